@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent
 setup(
     name="fspo-verl",
     version="0.1.0",
-    description="FSPO (Fair Sequence Policy Optimization, arXiv 2509.09177) for verl: length-fair sequence-level clipping",
+    description="FSPO (Fair Sequence Policy Optimization, arXiv 2509.09177) for verl: length-fair clipping",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
