@@ -2,14 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The boundary to verl: importing this module registers the ``fspo`` policy loss.
 
-It is the package's ``verl.plugins`` entry point, imported in every process that imports verl while verl itself is only
-partly imported; hence ``import a.b.c`` throughout, and no import of names from verl.
+It is imported (by the entry point :mod:`fspo_verl.plugin`) while verl itself is only partly imported; hence
+``import a.b.c`` throughout, and no import of names from verl.
 """
 
 import dataclasses
 import functools
 import logging
-import os
 
 import torch
 import verl.trainer.ppo.core_algos
@@ -117,6 +116,3 @@ def _check_every_launch():
 
 
 _check_every_launch()
-
-if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
-    import fspo_verl.cpu  # noqa: F401  registers the platform, engines and rollout for machines without a GPU

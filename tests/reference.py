@@ -1,0 +1,71 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""FSPO in float64, as plain Python loops written from the formulas; shares no code with the package.
+
+Everything is a list of lists indexed ``[sequence][token]``. Returns value and gradient, the latter written out by hand.
+"""
+
+import math
+
+MAX_LOG_RATIO = 20.0
+
+
+def edges(log_ratios, band):
+    """Band edges (low, high, dual) of one sequence, from the log-ratios of its response tokens."""
+    length = max(len(log_ratios), 1)
+    q = sum(d * d for d in log_ratios)
+    scale = math.sqrt(q) if band["band_width"] == "realized" else length ** band["length_power"]
+    if band["band_center"] == "realized":
+        center = -q / 2
+    elif band["band_center"] == "constant" and q > 0:
+        center = -band["drift_per_token"] * length
+    else:
+        center = 0.0
+    dual = math.inf if band["eps_dual"] is None else center + band["eps_dual"] * scale
+    return center - band["eps_low"] * scale, center + band["eps_high"] * scale, dual
+
+
+def token_weights(mask, loss_agg_mode, dp_size, batch_num_tokens, global_batch_size, loss_scale_factor):
+    """d(aggregated loss) / d(loss of token t of sequence i) under verl's aggregation modes."""
+    weights = []
+    for row in mask:
+        length = sum(row)
+        if loss_agg_mode == "token-mean":
+            weight = dp_size / batch_num_tokens
+        elif loss_agg_mode == "token-sum":
+            weight = dp_size
+        elif loss_agg_mode == "seq-mean-token-sum":
+            weight = dp_size / global_batch_size
+        elif loss_agg_mode == "seq-mean-token-sum-norm":
+            weight = dp_size / global_batch_size / (loss_scale_factor or len(row))
+        elif loss_agg_mode == "seq-mean-token-mean":
+            weight = dp_size / global_batch_size / (length + 1e-8)  # verl's guard against empty rows
+        weights.append([weight * m for m in row])
+    return weights
+
+
+def fspo(log_prob, old_log_prob, advantages, mask, band, weights):
+    """Value of Σ weights·token terms, its gradient with respect to ``log_prob``, and the sequences' S, edges."""
+    value, gradient, log_ratio, band_edges = 0.0, [], [], []
+    for lp, old, adv, row, weight in zip(log_prob, old_log_prob, advantages, mask, weights, strict=True):
+        d = [a - b for a, b, m in zip(lp, old, row, strict=True) if m]
+        s = math.fsum(d)
+        low, high, dual = edges(d, band)
+        log_ratio.append(s)
+        band_edges.append((low, high, dual))
+        row_gradient = []
+        for a, m, w in zip(adv, row, weight, strict=True):
+            if not m:
+                row_gradient.append(0.0)
+                continue
+            if a > 0:
+                clipped = s > high
+                log_w = min(s, high)
+            else:
+                clipped = s < low or s > dual
+                log_w = min(max(s, low), dual)
+            ratio = math.exp(min(log_w, MAX_LOG_RATIO))
+            value += w * (-a * ratio)
+            row_gradient.append(0.0 if clipped else w * (-a * ratio))
+        gradient.append(row_gradient)
+    return value, gradient, log_ratio, band_edges

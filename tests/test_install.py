@@ -1,0 +1,168 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The installed package in environments of its own: wheel, sdist, editable, none, and after an uninstall."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import textwrap
+import venv
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+ROOT = Path(__file__).parents[1]
+
+# One process per question: what verl and Hydra make of this environment.
+PROBE = """
+import json, sys, logging
+import verl
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from hydra import compose, initialize_config_module
+answer = {"registered": "fspo" in POLICY_LOSS_REGISTRY}
+with initialize_config_module("verl.trainer.config", version_base=None):
+    override = ["+algorithm.policy_loss=fspo"]
+    for name, overrides in (("ppo_trainer", override), ("fspo_trainer", []), ("ppo_trainer", [])):
+        try:
+            config = compose(name, overrides)
+            answer[" ".join([name, *overrides])] = config.actor_rollout_ref.actor.policy_loss.loss_mode
+        except Exception as error:
+            answer[" ".join([name, *overrides])] = type(error).__name__
+        if "fspo" in sys.argv and name == "ppo_trainer" and overrides:
+            from verl.utils.config import omega_conf_to_dataclass
+            config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu = 1
+            answer["schema"] = type(omega_conf_to_dataclass(config.actor_rollout_ref.actor).policy_loss).__name__
+print(json.dumps(answer))
+"""
+WITH = {
+    "registered": True,
+    "ppo_trainer +algorithm.policy_loss=fspo": "fspo",
+    "fspo_trainer": "fspo",
+    "ppo_trainer": "vanilla",
+    "schema": "FSPOPolicyLossConfig",
+}
+
+
+class Environment:
+    """A virtual environment that sees every installed package of this one but fspo_verl."""
+
+    def __init__(self, path: Path):
+        venv.create(path, with_pip=True)
+        self.python = str(path / "bin" / "python")
+        site = Path(self.output("-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+        view = path / "dependencies"
+        view.mkdir()
+        for entry in Path(sysconfig.get_path("purelib")).iterdir():
+            if not any(word in entry.name.lower() for word in ("fspo", "__pycache__", ".pth", "__editable__")):
+                (view / entry.name).symlink_to(entry)
+        (site / "dependencies.pth").write_text(f"{view}\n")
+
+    def run(self, *args, cwd="/", **env):
+        clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        return subprocess.run(
+            [self.python, *args], cwd=cwd, env={**clean, **env}, capture_output=True, text=True, timeout=600
+        )
+
+    def output(self, *args, **kwargs):
+        run = self.run(*args, **kwargs)
+        assert run.returncode == 0, run.stdout + run.stderr
+        return run.stdout
+
+    def pip(self, *args):
+        return self.output("-m", "pip", "--quiet", "--disable-pip-version-check", *args)
+
+    def probe(self, *args, **env):
+        return json.loads(self.output("-c", PROBE, *args, **env).splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A copy of the sources, so that building leaves nothing in the checkout."""
+    copy = tmp_path_factory.mktemp("source") / "fspo_verl"
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+    )
+    for name in listed.stdout.splitlines():
+        target = copy / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_file():
+            target.write_bytes((ROOT / name).read_bytes())
+    return copy
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    return Environment(tmp_path_factory.mktemp("environment") / "venv")
+
+
+def build(source, kind):
+    """Build a wheel or an sdist from the sources with this interpreter's setuptools; returns the file."""
+    command = [sys.executable, "setup.py", "--quiet", kind, "--dist-dir", f"dist-{kind}"]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    return next((source / f"dist-{kind}").iterdir())
+
+
+def test_wheel_and_its_removal(environment, source):
+    without = environment.probe()
+    assert without == {
+        "registered": False,
+        "ppo_trainer +algorithm.policy_loss=fspo": "vanilla",  # stock verl takes it for a value that nothing reads
+        "fspo_trainer": "MissingConfigException",
+        "ppo_trainer": "vanilla",
+    }
+
+    environment.pip("install", "--no-deps", "--no-index", str(build(source, "bdist_wheel")))
+    assert environment.probe("fspo") == WITH
+    # verl can be told to load no plugins; the schema then registers the loss by itself.
+    assert environment.probe("fspo", VERL_USE_EXTERNAL_PLUGINS="none") == {**WITH, "registered": False}
+    _other_hydra_programs_see_no_change(environment)
+
+    environment.pip("uninstall", "--yes", "fspo-verl")
+    assert environment.probe() == without
+
+
+def _other_hydra_programs_see_no_change(environment):
+    program = textwrap.dedent("""
+        import hydra
+        from hydra.core.hydra_config import HydraConfig
+        @hydra.main(config_path=None, version_base=None)
+        def main(config):
+            print([source.path for source in HydraConfig.get().runtime.config_sources], dict(config))
+        main()
+    """)
+    path = Path(environment.python).parent / "other_program.py"
+    path.write_text(program)
+    output = environment.output(str(path), cwd=str(path.parent))
+    assert "hydra.conf" in output and "fspo" not in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("kind", ["sdist", "editable"])
+def test_sdist_and_editable(environment, source, kind):
+    # --no-build-isolation: the build takes setuptools from this environment, so that nothing is downloaded.
+    target = ["--editable", str(source)] if kind == "editable" else [str(build(source, "sdist"))]
+    environment.pip("install", "--no-deps", "--no-index", "--no-build-isolation", *target)
+    assert environment.probe("fspo") == WITH
+    environment.pip("uninstall", "--yes", "fspo-verl")
+
+
+def test_a_worker_without_the_package_refuses_loudly(environment):
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        overrides = ["+algorithm.policy_loss=fspo", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"]
+        actor = OmegaConf.to_yaml(compose("ppo_trainer", overrides).actor_rollout_ref.actor.policy_loss)
+    worker = "import sys; from omegaconf import OmegaConf; from verl.utils.config import omega_conf_to_dataclass as f; "
+    run = environment.run("-c", worker + "f(OmegaConf.create(sys.argv[1]))", actor)
+    assert run.returncode != 0 and "fspo_verl.config.FSPOPolicyLossConfig" in run.stderr
+
+
+def test_a_broken_install_is_named_although_verl_swallows_plugin_errors(environment, source):
+    environment.pip("install", "--no-deps", "--no-index", str(build(source, "bdist_wheel")))
+    site = environment.output("-c", "import fspo_verl; print(fspo_verl.__path__[0])").strip()
+    Path(site, "loss.py").write_text("raise RuntimeError('broken on purpose')\n")
+    run = environment.run("-c", "import verl")
+    environment.pip("uninstall", "--yes", "fspo-verl")
+    assert run.returncode == 0 and "broken on purpose" in run.stderr

@@ -1,0 +1,294 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Ways in and silent traps: composition of verl's own configs, the schema, and the checks before Ray starts."""
+
+import logging
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import torch
+import verl
+from hydra import compose, initialize_config_dir, initialize_config_module
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+import fspo_verl.configs
+from fspo_verl import preflight
+from fspo_verl.config import FSPOPolicyLossConfig
+
+POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
+# What stock verl wants of any launch.
+BASE = [
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=1",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
+    "data.train_batch_size=1024",
+]
+
+
+def launch(*overrides, config_name="ppo_trainer", module="verl.trainer.config"):
+    """The config that a verl main would be handed for these command-line overrides."""
+    with initialize_config_module(module, version_base=None):
+        full = compose(config_name, overrides=[*overrides, *BASE], return_hydra_config=True)
+    HydraConfig.instance().set_config(full)
+    return OmegaConf.masked_copy(full, [key for key in full if key != "hydra"])
+
+
+@pytest.fixture(autouse=True)
+def forget_hydra_config():
+    yield
+    HydraConfig.instance().cfg = None
+
+
+def validate(config):
+    """verl's own validation, as its main runs it."""
+    validate_config(config, use_reference_policy=False, use_critic=False)
+
+
+# --- ways in ---------------------------------------------------------------------------------------------------------
+
+WAYS_IN = {
+    "one override": dict(overrides=["+algorithm.policy_loss=fspo"]),
+    "packaged trainer config": dict(config_name="fspo_trainer", overrides=["algorithm.policy_loss=fspo"]),
+    "packaged trainer config, default": dict(config_name="fspo_trainer", overrides=[]),
+    "megatron": dict(config_name="ppo_megatron_trainer", overrides=["+algorithm.policy_loss=fspo"]),
+    "veomni": dict(overrides=["model_engine=veomni", "+algorithm.policy_loss=fspo"]),
+    "torchtitan": dict(overrides=["model_engine=torchtitan", "+algorithm.policy_loss=fspo"]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_IN)
+def test_each_way_in_selects_the_fspo_band(way, caplog):
+    config = launch(*WAYS_IN[way]["overrides"], config_name=WAYS_IN[way].get("config_name", "ppo_trainer"))
+    with caplog.at_level(logging.INFO, logger="fspo_verl"):
+        preflight.check(config)
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    assert actor.policy_loss == FSPOPolicyLossConfig(_target_=actor.policy_loss._target_)
+    assert (actor.loss_agg_mode, actor.loss_scale_factor) == ("seq-mean-token-sum-norm", 512)
+    assert "policy loss fspo: log-ratio band 0 [-0.03, +0.03]*L^0.5" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "module, config_name",
+    [
+        ("verl.experimental.fully_async_policy.config", "fully_async_ppo_trainer"),
+        ("verl.experimental.fully_async_policy.config", "fully_async_ppo_megatron_trainer"),
+        ("verl.experimental.one_step_off_policy.config", "one_step_off_ppo_trainer"),
+    ],
+)
+def test_asynchronous_mains_compose(module, config_name):
+    # Their own mains point Hydra at verl's trainer configs by a file path relative to verl's repository.
+    searchpath = resources.files(verl) / "trainer" / "config"
+    config_dir = resources.files(verl).joinpath(*module.split(".")[1:])
+    with initialize_config_dir(str(config_dir), version_base=None):
+        overrides = [f"hydra.searchpath=[file://{searchpath}]", "+algorithm.policy_loss=fspo"]
+        config = compose(config_name, overrides=overrides)
+    assert config.actor_rollout_ref.actor.policy_loss._target_ == "fspo_verl.config.FSPOPolicyLossConfig"
+    preflight.check(config)
+
+
+def test_a_users_yaml_selects_the_group_in_its_defaults(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "hydra:\n  searchpath: [pkg://verl.trainer.config]\n"
+        "defaults: [ppo_trainer, algorithm.policy_loss: fspo, _self_]\n"
+        "actor_rollout_ref: {actor: {policy_loss: {eps_high: 0.05}}}\n"
+    )
+    with initialize_config_dir(str(tmp_path), version_base=None):
+        config = compose("mine", overrides=BASE)
+    preflight.check(config)
+    assert omega_conf_to_dataclass(config.actor_rollout_ref.actor).policy_loss.eps_high == 0.05
+
+
+BASELINES = {  # loss_mode, loss_agg_mode, clip_ratio_low, clip_ratio_high
+    "gspo": ("gspo", "seq-mean-token-mean", 0.0003, 0.0004),
+    "grpo": ("vanilla", "token-mean", 0.2, 0.2),
+}
+
+
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_the_same_switch_selects_verls_baselines(baseline):
+    config = launch(f"algorithm.policy_loss={baseline}", config_name="fspo_trainer")
+    preflight.check(config)
+    validate(config)
+    actor = config.actor_rollout_ref.actor
+    got = (actor.policy_loss.loss_mode, actor.loss_agg_mode, actor.clip_ratio_low, actor.clip_ratio_high)
+    assert got == BASELINES[baseline]
+
+
+def test_rloo_is_the_fixed_band_of_the_family():
+    config = launch("+algorithm.policy_loss=rloo")
+    preflight.check(config)
+    band = omega_conf_to_dataclass(config.actor_rollout_ref.actor).policy_loss
+    low, high, dual = band.edges(*([torch.tensor([1.0, 4096.0])] * 2))
+    assert low.exp().tolist() == pytest.approx([0.8, 0.8]) and high.exp().tolist() == pytest.approx([1.2, 1.2])
+
+
+def test_the_configs_shown_at_the_top_are_the_packaged_ones():
+    top = Path(__file__).parents[1] / "configs"
+    assert top.resolve() == Path(fspo_verl.configs.__file__).parent.resolve()
+
+
+def test_packaged_values_are_the_documented_defaults():
+    packaged = launch("+algorithm.policy_loss=fspo").actor_rollout_ref.actor.policy_loss
+    defaults = FSPOPolicyLossConfig()
+    assert {key: defaults[key] for key in packaged if key != "_target_"} == {
+        key: value for key, value in packaged.items() if key != "_target_"
+    }
+
+
+# --- bad values, in verl's validate_config and in the preflight ------------------------------------------------------
+
+BAD = [  # override, what the message must hold
+    ("eps_low=0", ["eps_low=0", "positive finite"]),
+    ("eps_high=-0.1", ["eps_high=-0.1", "positive finite"]),
+    ("eps_high=inf", ["eps_high=inf", "positive finite"]),
+    ("eps_low=small", ["eps_low='small'", "positive finite"]),
+    ("eps_dual=0.01", ["eps_dual=0.01", "eps_high=0.03"]),
+    ("length_power=2", ["length_power=2", "from 0"]),
+    ("band_width=sqrt", ["band_width='sqrt'", "length, realized"]),
+    ("band_center=drift", ["band_center='drift'", "zero, constant, realized"]),
+    ("drift_per_token=0.001", ["drift_per_token=0.001", "band_center='zero'"]),
+    ("band_center=constant", ["drift_per_token=0.0", "band_center='constant'"]),
+    ("loss_mode=gspo", ["loss_mode='gspo'", "algorithm.policy_loss=fspo"]),
+]
+
+
+@pytest.mark.parametrize("override, words", BAD, ids=[override for override, _ in BAD])
+@pytest.mark.parametrize("check", [validate, preflight.check])
+def test_a_bad_value_is_refused_with_its_full_key(override, words, check):
+    config = launch("+algorithm.policy_loss=fspo", f"{POLICY_LOSS}.{override}")
+    with pytest.raises(Exception) as error:
+        check(config)
+    for word in [POLICY_LOSS, *words]:
+        assert word in str(error.value)
+
+
+def test_an_idle_length_power_is_refused():
+    config = launch(
+        "+algorithm.policy_loss=fspo", *(f"{POLICY_LOSS}.{o}" for o in ("band_width=realized", "length_power=0.4"))
+    )
+    for check in (validate, preflight.check):
+        with pytest.raises(Exception, match="length_power=0.4.*no effect"):
+            check(config)
+
+
+def test_a_typo_is_refused():
+    with pytest.raises(Exception, match="eps_hihg"):
+        launch("+algorithm.policy_loss=fspo", f"{POLICY_LOSS}.eps_hihg=0.1")
+    config = launch("+algorithm.policy_loss=fspo", f"+{POLICY_LOSS}.eps_hihg=0.1")
+    with pytest.raises(Exception, match="eps_hihg"):
+        validate(config)
+    with pytest.raises(ValueError, match=f"{POLICY_LOSS}.eps_hihg=0.1.*did you mean eps_high"):
+        preflight.check(config)
+
+
+def test_an_unknown_loss_lists_the_options():
+    with pytest.raises(Exception, match="(?s)fpso.*fspo.*gspo"):
+        launch("+algorithm.policy_loss=fpso")
+
+
+# --- silent traps ----------------------------------------------------------------------------------------------------
+
+
+def test_the_bare_override_on_the_stock_config_names_the_plus_form():
+    with pytest.raises(Exception, match=r"\+algorithm.policy_loss=fspo"):
+        launch("algorithm.policy_loss=fspo")
+
+
+def test_a_plain_yaml_value_is_refused(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "hydra:\n  searchpath: [pkg://verl.trainer.config]\ndefaults: [ppo_trainer, _self_]\n"
+        "algorithm: {policy_loss: fspo}\n"
+    )
+    with initialize_config_dir(str(tmp_path), version_base=None):
+        config = compose("mine", overrides=BASE)
+    with pytest.raises(
+        ValueError, match=r"algorithm.policy_loss='fspo' is a plain value.*\+algorithm.policy_loss=fspo"
+    ):
+        preflight.check(config)
+
+
+def test_a_leftover_loss_mode_cannot_replace_a_selected_baseline():
+    config = launch("+algorithm.policy_loss=gspo", f"{POLICY_LOSS}.loss_mode=vanilla")
+    with pytest.raises(ValueError, match="loss_mode='vanilla' overrides algorithm.policy_loss=gspo"):
+        preflight.check(config)
+
+
+def test_a_v0_trainer_that_would_replace_the_loss_is_refused():
+    overrides = ["+algorithm.policy_loss=fspo", "algorithm.rollout_correction.bypass_mode=True"]
+    with pytest.raises(ValueError, match="bypass_mode=True.*trainer.use_v1=True"):
+        preflight.check(launch(*overrides, "trainer.use_v1=False"))
+
+
+WARNED = [  # overrides beside +algorithm.policy_loss=fspo, what the warning must hold
+    (["actor_rollout_ref.actor.clip_ratio_high=0.28"], ["clip_ratio_high=0.28", "no effect", "eps_high"]),
+    (["actor_rollout_ref.actor.clip_ratio_c=10"], ["clip_ratio_c=10", "eps_dual"]),
+    (["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"], ["divides each sequence", "token-mean"]),
+    (["actor_rollout_ref.actor.loss_scale_factor=null"], ["padded width", "loss_scale_factor="]),
+    ([f"{POLICY_LOSS}.band_width=realized", f"{POLICY_LOSS}.eps_high=1", f"{POLICY_LOSS}.eps_dual=3"],
+     ["band_width=realized", "band_center=realized"]),
+    ([f"{POLICY_LOSS}.eps_high=0.5", f"{POLICY_LOSS}.eps_dual=null"], ["eps_high=0.5", "never act"]),
+    (["actor_rollout_ref.actor.ppo_mini_batch_size=1024"], ["one optimiser step", "ppo_mini_batch_size"]),
+    (["algorithm.rollout_correction.bypass_mode=True"], ["bypass_mode=True", "mismatch"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("overrides, words", WARNED, ids=[o[0] for o, _ in WARNED])
+def test_a_setting_that_undoes_the_method_is_warned_about(overrides, words, caplog):
+    config = launch("+algorithm.policy_loss=fspo", *overrides)
+    preflight.check(config)
+    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert all(word in warnings[0] for word in words)
+
+
+def test_a_sound_launch_has_no_warning(caplog):
+    preflight.check(launch("+algorithm.policy_loss=fspo"))
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_misspelt_loss_mode_is_warned_about(caplog):
+    preflight.check(launch(f"{POLICY_LOSS}.loss_mode=fpso"))
+    assert "loss_mode='fpso' is not registered" in caplog.text and "'fspo'" in caplog.text
+
+
+def test_loss_mode_without_the_schema_names_its_band(caplog):
+    with caplog.at_level(logging.INFO, logger="fspo_verl"):
+        preflight.check(launch(f"{POLICY_LOSS}.loss_mode=fspo"))
+    assert "policy loss fspo: log-ratio band 0 [-0.03, +0.03]*L^0.5" in caplog.text
+
+
+def test_configs_of_other_programs_are_left_alone():
+    preflight.check(OmegaConf.create({"trainer": {"device": "cpu"}}))
+
+
+# --- the stock main, as a user starts it -----------------------------------------------------------------------------
+
+
+def main_ppo(*overrides, cwd):
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides, *BASE]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    "overrides, words",
+    [
+        (["+algorithm.policy_loss=fspo", f"{POLICY_LOSS}.loss_mode=gspo"], f"{POLICY_LOSS}.loss_mode='gspo'"),
+        (["++algorithm={policy_loss: fspo}"], "algorithm.policy_loss='fspo' is a plain value"),
+    ],
+)
+def test_main_ppo_refuses_before_ray_starts(overrides, words, tmp_path):
+    run = main_ppo(*overrides, cwd=tmp_path)
+    assert run.returncode != 0 and words in run.stderr
+    assert "ray init kwargs" not in run.stdout  # what main_ppo prints right before ray.init
+
+
+def test_main_ppo_says_which_band_is_in_effect(tmp_path):
+    # An impossible batch size ends the run in verl's validation, right after this package's check.
+    run = main_ppo("+algorithm.policy_loss=fspo", "actor_rollout_ref.actor.ppo_mini_batch_size=4096", cwd=tmp_path)
+    assert run.returncode != 0 and "ppo_mini_batch_size (4096)" in run.stderr
+    assert "policy loss fspo: log-ratio band 0 [-0.03, +0.03]*L^0.5" in run.stdout + run.stderr

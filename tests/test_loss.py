@@ -1,0 +1,337 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The loss against a float64 reference over generated cases, its identities, and hostile input."""
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+import reference
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fspo_verl.loss import Band, fspo_loss
+from fspo_verl.register import _aggregate
+
+AGG_MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
+BANDS = [
+    Band(
+        eps_low=0.4,
+        eps_high=0.3,
+        eps_dual=eps_dual,
+        length_power=power,
+        band_width=width,
+        band_center=center,
+        drift_per_token=0.01 if center == "constant" else 0.0,
+    )
+    for eps_dual, width, center in itertools.product(
+        [None, 0.9], ["length", "realized"], ["zero", "constant", "realized"]
+    )
+    for power in ([0.0, 0.5, 1.0] if width == "length" else [0.5])
+]
+bands = st.sampled_from(BANDS)
+
+
+@st.composite
+def batches(draw):
+    """(log_prob, old_log_prob, advantages, mask) in float64, with sequences on every side of their bands."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
+    rows = draw(st.integers(1, 5))
+    width = draw(st.sampled_from([1, 2, 7, 40, 300]))
+    rand = lambda *shape: torch.rand(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    mask = torch.stack(
+        [
+            {
+                "full": lambda: torch.ones(width, dtype=torch.bool),
+                "empty": lambda: torch.zeros(width, dtype=torch.bool),
+                "one token": lambda: torch.arange(width) == int(rand(1) * width),
+                "prefix": lambda: torch.arange(width) <= int(rand(1) * width),
+                "holes": lambda: rand(width) < 0.6,
+            }[draw(st.sampled_from(["full", "empty", "one token", "prefix", "holes"]))]()
+            for _ in range(rows)
+        ]
+    )
+    old_log_prob = -3 * rand(rows, width)
+    # S/√L of about ±1.5 puts sequences on every side of bands whose half-width is 0.3 to 0.9 in that unit.
+    scale = draw(st.sampled_from([0.0, 0.05, 0.5, 2.0]))
+    shift = 3 * (rand(rows, 1) - 0.5) / mask.sum(-1, keepdim=True).clamp(min=1).sqrt()
+    log_prob = old_log_prob + scale * (shift + 0.3 * (rand(rows, width) - 0.5))
+    advantages = {
+        "constant": lambda: (rand(rows, 1) - 0.5).expand(rows, width),
+        "varying": lambda: rand(rows, width) - 0.5,
+        "zero": lambda: torch.zeros(rows, width, dtype=torch.float64),
+    }[draw(st.sampled_from(["constant", "varying", "zero"]))]()
+    return log_prob, old_log_prob, advantages, mask
+
+
+def batch_info(draw):
+    return draw(
+        st.sampled_from(
+            [
+                {"dp_size": 1, "batch_num_tokens": None, "global_batch_size": None, "loss_scale_factor": None},
+                {"dp_size": 1, "batch_num_tokens": 9, "global_batch_size": 4, "loss_scale_factor": 64},
+                {"dp_size": 4, "batch_num_tokens": 1000, "global_batch_size": 32, "loss_scale_factor": 512},
+            ]
+        )
+    )
+
+
+def aggregated(log_prob, old_log_prob, advantages, mask, band, agg_mode, info):
+    """Loss value and gradient with respect to log_prob, as the registered loss computes them."""
+    log_prob = log_prob.clone().requires_grad_()
+    sequences = fspo_loss(log_prob, old_log_prob, advantages, mask, band)
+    loss = _aggregate(sequences, mask.shape[-1], agg_mode, dict(info))
+    loss.backward()
+    return loss.detach(), log_prob.grad, sequences
+
+
+def expected(log_prob, old_log_prob, advantages, mask, band, agg_mode, info):
+    info = dict(info)
+    info["batch_num_tokens"] = info["batch_num_tokens"] or max(1, int(mask.sum()))
+    info["global_batch_size"] = info["global_batch_size"] or max(1, int(mask.any(-1).sum()))
+    weights = reference.token_weights(mask.int().tolist(), agg_mode, **info)
+    args = [x.double().tolist() for x in (log_prob, old_log_prob, advantages)]
+    return reference.fspo(*args, mask.tolist(), dataclasses.asdict(band), weights)
+
+
+@given(batch=batches(), band=bands, agg_mode=st.sampled_from(AGG_MODES), data=st.data())
+def test_value_and_gradient_equal_the_reference(batch, band, agg_mode, data):
+    info = batch_info(data.draw)
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
+        cast = [x.to(dtype) for x in batch[:3]] + [batch[3]]
+        value, gradient, log_ratio, edges = expected(*cast, band, agg_mode, info)
+        if _near_an_edge(log_ratio, edges, batch[3].sum(-1), tolerance):
+            continue  # the rounding of S may put a sequence on either side; the edge itself has its own test
+        loss, grad, _ = aggregated(*cast, band, agg_mode, info)
+        largest = max((abs(g) for row in gradient for g in row), default=0.0)
+        torch.testing.assert_close(
+            grad.double(), torch.tensor(gradient, dtype=torch.float64), rtol=tolerance, atol=tolerance * largest
+        )
+        magnitude = sum(abs(g) for row in gradient for g in row) + abs(value)  # terms of both signs may cancel
+        assert abs(loss.double().item() - value) <= tolerance * max(magnitude, abs(value), 1e-300)
+
+
+def _near_an_edge(log_ratio, edges, length, tolerance):
+    return any(
+        0 < abs(s - edge) <= 10 * tolerance * max(1.0, n)
+        for s, row, n in zip(log_ratio, edges, length.tolist(), strict=True)
+        for edge in row
+        if math.isfinite(edge)
+    )
+
+
+@pytest.mark.parametrize("length", [1, 1000, 32768])
+@pytest.mark.parametrize("band", BANDS, ids=Band.describe)
+def test_long_sequences_equal_the_reference(length, band):
+    generator = torch.Generator().manual_seed(length)
+    old = -3 * torch.rand(3, length, generator=generator, dtype=torch.float64)
+    drift = torch.tensor([[0.0], [0.7], [-0.7]], dtype=torch.float64) / math.sqrt(length)
+    log_prob = old + drift + 0.01 * torch.randn(3, length, generator=generator, dtype=torch.float64)
+    advantages = torch.tensor([[1.0], [0.5], [-2.0]], dtype=torch.float64).expand(3, length)
+    args = (log_prob, old, advantages, torch.ones(3, length, dtype=torch.bool))
+    info = {"dp_size": 1, "batch_num_tokens": None, "global_batch_size": None, "loss_scale_factor": None}
+    value, gradient, *_ = expected(*args, band, "token-mean", info)
+    loss, grad, _ = aggregated(*args, band, "token-mean", info)
+    assert loss.item() == pytest.approx(value, rel=1e-10)
+    torch.testing.assert_close(grad, torch.tensor(gradient, dtype=torch.float64), rtol=1e-10, atol=0)
+
+
+# --- identities ------------------------------------------------------------------------------------------------------
+
+EDGE_CASES = [  # log-ratio of the single token, advantage, does a gradient flow; band [-0.5, +0.25], dual 1.0
+    (0.25, 1.0, True),
+    (math.nextafter(0.25, 1), 1.0, False),
+    (-5.0, 1.0, True),
+    (-0.5, -1.0, True),
+    (math.nextafter(-0.5, -1), -1.0, False),
+    (0.9, -1.0, True),
+    (1.0, -1.0, True),
+    (math.nextafter(1.0, 2), -1.0, False),
+]
+
+
+@pytest.mark.parametrize("log_ratio, advantage, flows", EDGE_CASES)
+def test_an_edge_belongs_to_the_band(log_ratio, advantage, flows):
+    log_prob = torch.tensor([[log_ratio]], dtype=torch.float64, requires_grad=True)
+    zero, one = torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1)
+    sequences = fspo_loss(log_prob, zero, one * advantage, one, Band(eps_low=0.5, eps_high=0.25, eps_dual=1.0))
+    sequences.loss.sum().backward()
+    clipped_log_ratio = min(log_ratio, 0.25) if advantage > 0 else min(max(log_ratio, -0.5), 1.0)
+    assert sequences.loss.item() == pytest.approx(-advantage * math.exp(clipped_log_ratio), rel=1e-15)
+    assert log_prob.grad.item() == (pytest.approx(-advantage * math.exp(log_ratio), rel=1e-15) if flows else 0)
+    assert sequences.clipped.item() is not flows
+
+
+@pytest.mark.parametrize("band", BANDS, ids=Band.describe)
+def test_the_first_on_policy_update_is_the_policy_gradient(band):
+    log_prob = (-torch.rand(4, 600, dtype=torch.float64)).requires_grad_()
+    advantages = torch.randn(4, 600, dtype=torch.float64)
+    mask = torch.rand(4, 600) < 0.8
+    sequences = fspo_loss(log_prob, log_prob.detach(), advantages, mask, band)
+    sequences.loss.sum().backward()
+    torch.testing.assert_close(log_prob.grad, -advantages * mask, rtol=0, atol=0)
+    assert not sequences.clipped.any()
+
+
+def random_batch(rows=64, width=50, scale=0.3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    old = -torch.rand(rows, width, generator=generator, dtype=torch.float64)
+    log_prob = old + scale * torch.randn(rows, width, generator=generator, dtype=torch.float64)
+    advantages = torch.randn(rows, 1, generator=generator, dtype=torch.float64).expand(rows, width)
+    lengths = torch.randint(1, width + 1, (rows, 1), generator=generator)
+    return log_prob, old, advantages, torch.arange(width) < lengths
+
+
+def gradient_of(log_prob, old, advantages, mask, band):
+    log_prob = log_prob.clone().requires_grad_()
+    sequences = fspo_loss(log_prob, old, advantages, mask, band)
+    sequences.loss.sum().backward()
+    return log_prob.grad, sequences
+
+
+def test_an_endless_band_is_reinforce_with_sequence_importance_sampling():
+    log_prob, old, advantages, mask = random_batch()
+    grad, _ = gradient_of(log_prob, old, advantages, mask, Band(eps_low=1e6, eps_high=1e6, eps_dual=None))
+    ratio = ((log_prob - old) * mask).sum(-1, keepdim=True).exp()
+    torch.testing.assert_close(grad, -advantages * ratio * mask)
+
+
+def test_length_power_zero_is_the_ppo_clip_of_the_sequence_ratio():
+    log_prob, old, advantages, mask = random_batch(scale=0.05)
+    band = Band(eps_low=-math.log(0.8), eps_high=math.log(1.2), eps_dual=None, length_power=0.0)
+    _, sequences = gradient_of(log_prob, old, advantages, mask, band)
+    ratio, advantage = ((log_prob - old) * mask).sum(-1).exp(), advantages[:, 0]
+    ppo = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+    assert 0.1 < sequences.clipped.double().mean() < 0.9
+    torch.testing.assert_close(sequences.loss, ppo * mask.sum(-1))
+
+
+def test_length_power_one_clips_the_region_that_gspo_clips():
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.workers.config import ActorConfig
+
+    log_prob, old, advantages, mask = random_batch()
+    low, high = 0.03, 0.04
+    band = Band(eps_low=-math.log(1 - low), eps_high=math.log(1 + high), eps_dual=None, length_power=1.0)
+    grad, sequences = gradient_of(log_prob, old, advantages, mask, band)
+    config = ActorConfig(
+        strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, clip_ratio_low=low, clip_ratio_high=high
+    )
+    log_prob = log_prob.clone().requires_grad_()
+    loss, _ = get_policy_loss_fn("gspo")(old, log_prob, advantages, mask, "seq-mean-token-mean", config)
+    loss.backward()
+    assert 0.1 < sequences.clipped.double().mean() < 0.9
+    assert torch.equal(grad != 0, log_prob.grad != 0)
+
+
+def test_under_one_length_the_family_is_one_band():
+    log_prob, old, advantages, _ = random_batch(width=64)
+    mask = torch.ones_like(log_prob, dtype=torch.bool)
+    by_power = [
+        gradient_of(log_prob, old, advantages, mask, Band(0.4 * 8 / 64**p, 0.3 * 8 / 64**p, 0.9 * 8 / 64**p, p))[0]
+        for p in (0.0, 0.5, 1.0)
+    ]
+    assert 0.05 < (by_power[0] == 0).double().mean() < 0.95
+    torch.testing.assert_close(by_power[0], by_power[1], rtol=1e-12, atol=0)
+    torch.testing.assert_close(by_power[0], by_power[2], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
+def test_repeating_the_tokens_k_times_is_the_band_times_k_to_the_one_minus_p(power):
+    log_prob, old, advantages, mask = random_batch()
+    k, eps = 4, [e * 5 ** (1 - 2 * power) for e in (0.4, 0.3, 0.9)]  # wide enough to clip some at every power
+    _, once = gradient_of(log_prob, old, advantages, mask, Band(*eps, power))
+    repeated_batch = [x.repeat(1, k) for x in (log_prob, old, advantages, mask)]
+    _, repeated = gradient_of(*repeated_batch, Band(*(e * k ** (1 - power) for e in eps), power))
+    assert once.clipped.any() and not once.clipped.all()
+    assert torch.equal(once.clipped, repeated.clipped)
+
+
+@given(batch=batches(), band=bands, seed=st.integers(0, 1000))
+def test_permuting_sequences_permutes_gradients(batch, band, seed):
+    order = torch.randperm(len(batch[0]), generator=torch.Generator().manual_seed(seed))
+    grad, _ = gradient_of(*batch, band)
+    permuted, _ = gradient_of(*(x[order] for x in batch), band)
+    assert torch.equal(permuted, grad[order])
+
+
+# --- hostile input ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e30])
+@pytest.mark.parametrize("band", BANDS, ids=Band.describe)
+def test_padding_is_never_read(garbage, band):
+    clean = random_batch()
+    mask = clean[3]
+    dirty = [torch.where(mask, x, garbage) for x in clean[:3]]
+    grad, sequences = gradient_of(*clean, band)
+    dirty_grad, dirty_sequences = gradient_of(*dirty, mask, band)
+    assert torch.equal(grad, dirty_grad)
+    assert torch.equal(sequences.loss, dirty_sequences.loss)
+
+
+@pytest.mark.parametrize("stale", [1e4, -1e4])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("band", BANDS, ids=Band.describe)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_stale_sequence_stays_finite(stale, advantage, band, dtype):
+    log_prob = torch.full((2, 100), -1.0, dtype=dtype)
+    log_prob[0, 3] = stale
+    old, advantages = torch.full((2, 100), -1.0, dtype=dtype), torch.full((2, 100), advantage)
+    grad, sequences = gradient_of(log_prob, old, advantages, torch.ones(2, 100), band)
+    assert sequences.loss.isfinite().all() and grad.isfinite().all()
+    assert sequences.finite.all()
+
+
+@pytest.mark.parametrize("where", ["log_prob", "old_log_prob", "advantages"])
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("band", BANDS, ids=Band.describe)
+def test_a_poisoned_response_is_reported_and_spreads_to_no_other(where, poison, band):
+    batch = dict(zip(("log_prob", "old_log_prob", "advantages", "mask"), random_batch(rows=3), strict=True))
+    clean_grad, clean = gradient_of(*batch.values(), band)
+    batch[where] = batch[where].clone()
+    batch[where][1, 0] = poison
+    grad, sequences = gradient_of(*batch.values(), band)
+    assert sequences.finite.tolist() == [True, False, True]
+    assert sequences.loss[1] == 0 and (grad[1] == 0).all() and not sequences.clipped[1]
+    assert torch.equal(grad[[0, 2]], clean_grad[[0, 2]])
+    assert torch.equal(sequences.loss[[0, 2]], clean.loss[[0, 2]])
+
+
+def test_layouts_mask_types_and_inference_mode_make_no_difference():
+    log_prob, old, advantages, mask = random_batch()
+    band = Band(0.4, 0.3, 0.9)
+    grad, _ = gradient_of(log_prob, old, advantages, mask, band)
+    with torch.inference_mode():
+        inference = [x.clone() for x in (old, advantages, mask)]
+    variants = [
+        (log_prob, *inference),
+        (log_prob, old, advantages, mask.long()),
+        (log_prob, old, advantages, mask.double()),
+        (log_prob.t().contiguous().t(), old.t().contiguous().t(), advantages.contiguous(), mask),
+    ]
+    for variant in variants:
+        torch.testing.assert_close(gradient_of(*variant, band)[0], grad, rtol=1e-12, atol=0)
+
+
+def test_nothing_requires_grad():
+    sequences = fspo_loss(*random_batch(), Band())
+    assert not sequences.loss.requires_grad
+
+
+def test_a_fully_masked_batch_is_a_zero_with_a_graph():
+    log_prob, old, advantages, mask = random_batch()
+    grad, sequences = gradient_of(log_prob, old, advantages, mask & False, Band())
+    assert (grad == 0).all() and (sequences.loss == 0).all() and not sequences.clipped.any()
+
+
+def test_wrong_shapes_and_types_name_what_came():
+    log_prob, old, advantages, mask = random_batch(rows=2, width=5)
+    with pytest.raises(ValueError, match=r"\(2, 5\), \(2, 4\), \(2, 5\), \(2, 5\)"):
+        fspo_loss(log_prob, old[:, :4], advantages, mask, Band())
+    with pytest.raises(ValueError, match=r"\(5,\)"):
+        fspo_loss(log_prob[0], old[0], advantages[0], mask[0], Band())
+    with pytest.raises(TypeError, match="int64"):
+        fspo_loss(log_prob, old.long(), advantages, mask, Band())

@@ -1,0 +1,236 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The registered loss inside verl: its contract, verl's ``ppo_loss``, aggregation, and the metrics after reduction."""
+
+import logging
+import math
+
+import pytest
+import torch
+from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn
+from verl.utils import tensordict_utils as tu
+from verl.utils.metric import Metric, reduce_metrics
+from verl.utils.py_functional import append_to_dict
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+from verl.workers.utils.losses import ppo_loss
+
+import fspo_verl.register
+from fspo_verl.config import FSPOPolicyLossConfig
+from fspo_verl.loss import Band, fspo_loss
+
+AGG_MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
+
+
+def actor_config(agg_mode="seq-mean-token-sum-norm", policy_loss=None, **kwargs):
+    return FSDPActorConfig(
+        rollout_n=4,
+        ppo_micro_batch_size_per_gpu=1,
+        policy_loss=policy_loss or FSPOPolicyLossConfig(eps_low=0.05, eps_high=0.04, eps_dual=0.1),
+        loss_agg_mode=agg_mode,
+        loss_scale_factor=128,
+        **kwargs,
+    )
+
+
+class MiniBatch:
+    """Sequences of very different lengths, to be cut into micro-batches that verl's ``ppo_loss`` takes."""
+
+    def __init__(self, lengths=(1, 3, 60, 17, 0, 120, 8, 2), prompt=4, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        self.lengths, self.prompt = lengths, prompt
+        # A row without response tokens is verl's padding row: one token whose mask is 0.
+        self.tokens = [max(n, 1) for n in lengths]
+        self.masks = [
+            (torch.rand(t, generator=generator) < 0.8).long() if t > 3 else torch.full((t,), int(n > 0))
+            for n, t in zip(lengths, self.tokens, strict=True)
+        ]
+        self.old = [-torch.rand(t, generator=generator) for t in self.tokens]
+        noise = [0.04 * torch.randn(t, generator=generator) for t in self.tokens]
+        self.log_prob = [(o + n).requires_grad_() for o, n in zip(self.old, noise, strict=True)]
+        self.advantage = torch.randn(len(lengths), generator=generator)
+
+    def __len__(self):
+        return len(self.lengths)
+
+    @property
+    def gradient(self):
+        return torch.cat([torch.zeros_like(x) if x.grad is None else x.grad for x in self.log_prob])
+
+    def micro_batch(self, rows, dp_size=1):
+        """(model_output, data) as verl's FSDP engine hands them to the loss, for the given rows."""
+        nest = lambda xs: torch.nested.as_nested_tensor(list(xs), layout=torch.jagged)  # noqa: E731
+        # The model's output at position i scores token i + 1.
+        outputs = [torch.cat([torch.zeros(self.prompt - 1), self.log_prob[i], torch.zeros(1)]) for i in rows]
+        data = tu.get_tensordict(
+            {
+                "prompts": nest(torch.zeros(self.prompt, dtype=torch.long) for _ in rows),
+                "responses": nest(torch.zeros(self.tokens[i], dtype=torch.long) for i in rows),
+                "response_mask": nest(self.masks[i] for i in rows),
+                "old_log_probs": nest(self.old[i] for i in rows),
+                "advantages": nest(self.advantage[i].expand(self.tokens[i]).clone() for i in rows),
+            },
+            {
+                "dp_size": dp_size,
+                "batch_num_tokens": int(sum(m.sum() for m in self.masks)),
+                "global_batch_size": len(self),
+            },
+        )
+        return {"log_probs": nest(outputs)}, data
+
+    def step(self, cuts, config):
+        """Forward and backward over ranks, each a list of micro-batches of rows; returns verl's reduced metrics."""
+        ranks = []
+        for micro_batches in cuts:
+            metrics = {}
+            for rows in micro_batches:
+                loss, micro_metrics = ppo_loss(config, *self.micro_batch(rows, dp_size=len(cuts)))
+                (loss / len(cuts)).backward()  # FSDP averages gradients over ranks
+                append_to_dict(metrics, micro_metrics)
+            ranks.append(metrics)
+        merged = {key: [Metric.aggregate_dp([rank[key] for rank in ranks])] for key in ranks[0]}
+        return reduce_metrics(merged)
+
+
+CUTS = {
+    "one": [[range(8)]],
+    "even": [[range(0, 4), range(4, 8)]],
+    "ragged": [[[0], [5], [1, 2, 3, 4, 6], [7]]],
+    "single rows": [[[i] for i in (3, 1, 4, 0, 5, 2, 6, 7)]],
+    "two ranks": [[[0, 1, 2], [3]], [[4], [5, 6, 7]]],
+    "four ranks, one all masked": [[[0, 1]], [[2, 3]], [[4, 4]], [[6, 7]]],
+}
+
+
+@pytest.mark.parametrize("agg_mode", AGG_MODES)
+@pytest.mark.parametrize("cut", ["even", "ragged", "single rows", "two ranks"])
+def test_gradients_and_metrics_do_not_depend_on_the_cut(cut, agg_mode):
+    whole, parts = MiniBatch(), MiniBatch()
+    config = actor_config(agg_mode)
+    expected = whole.step(CUTS["one"], config)
+    got = parts.step(CUTS[cut], config)
+    torch.testing.assert_close(parts.gradient, whole.gradient, rtol=1e-5, atol=1e-12)
+    assert (whole.gradient != 0).any()
+    per_row = [key for key in expected if key.startswith("actor/fspo/")]
+    assert len(per_row) == 10
+    for key in per_row:
+        assert got[key] == pytest.approx(expected[key], rel=1e-6), key
+    assert 0 < expected["actor/fspo/clip_fraction"] < 1
+    assert expected["actor/fspo/sequence_fraction"] == 7 / 8
+
+
+def test_a_rank_whose_rows_are_all_masked_runs_its_backward():
+    batch = MiniBatch()
+    batch.step(CUTS["four ranks, one all masked"], actor_config())
+    assert batch.log_prob[4].grad is not None and (batch.log_prob[4].grad == 0).all()
+    assert all(x.grad.isfinite().all() for x in batch.log_prob if x.grad is not None)
+
+
+def test_metrics_equal_the_values_by_definition():
+    batch = MiniBatch()
+    config = actor_config()
+    metrics = batch.step(CUTS["one"], config)
+    expected = {"clip_fraction": 0, "outside_band_fraction": 0, "log_ratio_per_sqrt_length": 0.0, "sigma_squared": 0.0}
+    for log_prob, old, mask, advantage in zip(batch.log_prob, batch.old, batch.masks, batch.advantage, strict=True):
+        d = (log_prob.detach() - old)[mask.bool()]
+        if len(d) == 0:
+            continue
+        s, root = d.sum().item(), math.sqrt(len(d))
+        above, below, dual = s > 0.04 * root, s < -0.05 * root, s > 0.1 * root
+        expected["outside_band_fraction"] += above or below
+        expected["clip_fraction"] += above if advantage > 0 else (below or dual)
+        expected["log_ratio_per_sqrt_length"] += s / root
+        expected["sigma_squared"] += d.square().mean().item()
+    for name, total in expected.items():
+        assert metrics[f"actor/fspo/{name}"] == pytest.approx(total / len(batch), rel=1e-5), name
+
+
+def test_metric_names_keep_clear_of_verls_reduction_by_name():
+    metrics = MiniBatch().step(CUTS["one"], actor_config())
+    assert not [key for key in metrics if key.startswith("actor/fspo/") and ("min" in key or "max" in key)]
+
+
+def padded_batch(rows=6, width=40, seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    old = -torch.rand(rows, width, generator=generator).to(dtype)
+    log_prob = (old + 0.05 * torch.randn(rows, width, generator=generator).to(dtype)).requires_grad_()
+    advantages = torch.randn(rows, width, generator=generator)
+    mask = torch.rand(rows, width, generator=generator) < torch.linspace(0, 1, rows).unsqueeze(-1)
+    return {"old_log_prob": old, "log_prob": log_prob, "advantages": advantages, "response_mask": mask}
+
+
+@pytest.mark.parametrize("agg_mode", AGG_MODES)
+@pytest.mark.parametrize("scale_factor", [None, 77])
+def test_aggregating_one_column_equals_verls_agg_loss_on_the_token_matrix(agg_mode, scale_factor):
+    batch = padded_batch()
+    config = actor_config(agg_mode)
+    for info in ({}, {"dp_size": 2, "batch_num_tokens": 500, "global_batch_size": 16}):
+        config.global_batch_info.clear()
+        config.global_batch_info.update(info, loss_scale_factor=scale_factor)
+        loss, _ = get_policy_loss_fn("fspo")(**batch, loss_agg_mode=agg_mode, config=config)
+        sequences = fspo_loss(
+            batch["log_prob"], batch["old_log_prob"], batch["advantages"], batch["response_mask"], config.policy_loss
+        )
+        # Any matrix with the same sums along rows aggregates alike; spread each row's loss over its tokens.
+        matrix = (sequences.loss / sequences.length.clamp(min=1)).unsqueeze(-1).expand(6, 40)
+        expected = agg_loss(matrix, batch["response_mask"], agg_mode, **config.global_batch_info)
+        torch.testing.assert_close(loss, expected)
+
+
+def test_the_loss_survives_verls_in_place_arithmetic_and_empty_batches():
+    batch = padded_batch()
+    batch["response_mask"] = torch.zeros_like(batch["response_mask"])
+    for agg_mode in AGG_MODES:
+        loss, metrics = get_policy_loss_fn("fspo")(**batch, loss_agg_mode=agg_mode, config=actor_config(agg_mode))
+        loss -= 0.1 * batch["log_prob"].sum()
+        loss.backward()
+        assert loss.isfinite() and metrics["actor/fspo/sequence_fraction"].aggregate() == 0
+
+
+def test_rollout_is_weights_multiply_the_token_losses():
+    batch = padded_batch()
+    config = actor_config()
+    weights = torch.rand(6, 40)
+    call = get_policy_loss_fn("fspo")
+    with_weights, _ = call(**batch, loss_agg_mode="token-sum", config=config, rollout_is_weights=weights)
+    weighted = {**batch, "advantages": batch["advantages"] * weights}
+    torch.testing.assert_close(with_weights, call(**weighted, loss_agg_mode="token-sum", config=config)[0])
+    garbage = torch.where(batch["response_mask"], weights, math.nan)
+    torch.testing.assert_close(
+        with_weights, call(**batch, loss_agg_mode="token-sum", config=config, rollout_is_weights=garbage)[0]
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_and_autocast_decide_in_float32(dtype):
+    """Sums over half-precision inputs are taken in float32, so the loss is that of the same numbers cast up."""
+    batch = padded_batch(width=4000, dtype=dtype)
+    config = actor_config()
+    call = get_policy_loss_fn("fspo")
+    with torch.autocast("cpu", dtype=dtype):
+        loss, _ = call(**batch, loss_agg_mode="seq-mean-token-sum-norm", config=config)
+    loss.backward()
+    wide = {**batch, "old_log_prob": batch["old_log_prob"].float(), "log_prob": batch["log_prob"].detach().float()}
+    wide["log_prob"].requires_grad_()
+    expected, _ = call(**wide, loss_agg_mode="seq-mean-token-sum-norm", config=config)
+    expected.backward()
+    assert loss.dtype == torch.float32 and torch.equal(loss, expected)
+    assert torch.equal(batch["log_prob"].grad, wide["log_prob"].grad.to(dtype))
+
+
+def test_without_its_schema_the_default_band_applies_and_is_named(caplog):
+    fspo_verl.register._schemaless_band.cache_clear()
+    batch = padded_batch()
+    stock = actor_config(policy_loss=PolicyLossConfig(loss_mode="fspo"))
+    call = get_policy_loss_fn("fspo")
+    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
+        loss, _ = call(**batch, loss_agg_mode="token-mean", config=stock)
+        call(**batch, loss_agg_mode="token-mean", config=stock)
+    expected, _ = call(**batch, loss_agg_mode="token-mean", config=actor_config(policy_loss=FSPOPolicyLossConfig()))
+    assert torch.equal(loss, expected)
+    assert [record.message for record in caplog.records].count(caplog.records[0].message) == 1
+    assert Band().describe() in caplog.text
+
+
+def test_a_missing_config_is_named():
+    with pytest.raises(ValueError, match="ActorConfig"):
+        get_policy_loss_fn("fspo")(**padded_batch(), config=None)
