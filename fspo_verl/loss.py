@@ -13,6 +13,7 @@ nats. This module knows nothing of verl.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -191,17 +192,9 @@ def fspo_loss(
         )
     if not (log_prob.is_floating_point() and old_log_prob.is_floating_point()):
         raise TypeError(f"log-probabilities must be floating point; got {log_prob.dtype} and {old_log_prob.dtype}")
-    mask = response_mask.bool()
-
-    with torch.no_grad():
-        # float32 or wider: over thousands of tokens bfloat16 cannot tell a sequence inside the band from one outside.
-        dtype = torch.promote_types(torch.promote_types(log_prob.dtype, old_log_prob.dtype), torch.float32)
-        token_log_ratio = torch.where(mask, log_prob.to(dtype) - old_log_prob.to(dtype), 0.0)
-        length = mask.sum(-1).to(dtype)
-        log_ratio = token_log_ratio.sum(-1)
-        quadratic_variation = token_log_ratio.square_().sum(-1)
-
-    positive, negative = _AdvantageSums.apply(log_prob, advantages.to(dtype), mask)
+    length, log_ratio, quadratic_variation, positive, negative = _TokenSums.apply(
+        log_prob, old_log_prob, advantages, response_mask.bool()
+    )
 
     with torch.no_grad():
         finite = (log_ratio + quadratic_variation + positive + negative).isfinite()
@@ -229,31 +222,55 @@ def fspo_loss(
     )
 
 
-class _AdvantageSums(torch.autograd.Function):
-    """Σ_t A_t over the tokens with A_t > 0 and over those with A_t < 0, ``[B]`` each, carrying the policy gradient.
+class _TokenSums(torch.autograd.Function):
+    """One pass over the tokens: L, S, Q and the sums of the positive and of the negative advantages, ``[B]`` each.
 
-    Both are constants in value, but their gradient with respect to ``log_prob[i, t]`` is A_t: they stand for
-    Σ_t A_t·exp(log π(y_t) − sg[log π(y_t)]). Writing that product out would keep several [B, T] temporaries alive until
-    the backward pass; here it is one write per token, and padding is never multiplied.
+    The advantage sums carry the policy gradient: constants in value, their gradient with respect to ``log_prob[i, t]``
+    is A_t, as if they were Σ_t A_t·exp(log π(y_t) − sg[log π(y_t)]). Writing that product out would keep several [B, T]
+    temporaries alive until the backward pass; here it is one write per token, and padding is never multiplied.
     """
 
     @staticmethod
-    def forward(ctx, log_prob, advantages, mask):
+    def forward(ctx, log_prob, old_log_prob, advantages, mask):
         # Plain attributes, as save_for_backward refuses tensors made in inference mode; neither is an output.
         ctx.advantages, ctx.mask, ctx.dtype = advantages, mask, log_prob.dtype
-        # `~(A < 0)` rather than `A > 0` so that a NaN advantage poisons a sum and is reported.
-        is_negative = advantages < 0
-        positive = torch.where(mask & ~is_negative, advantages, 0.0).sum(-1)
-        negative = torch.where(mask & is_negative, advantages, 0.0).sum(-1)
-        return positive, negative
+        # float32 or wider: over thousands of tokens bfloat16 cannot tell a sequence inside the band from one outside.
+        dtype = torch.promote_types(torch.promote_types(log_prob.dtype, old_log_prob.dtype), torch.float32)
+        sums = log_prob.new_zeros((5, len(log_prob)), dtype=dtype)
+        for rows in _row_blocks(log_prob):
+            padding = ~mask[rows]
+            token_log_ratio = (log_prob[rows].to(dtype) - old_log_prob[rows].to(dtype)).masked_fill_(padding, 0.0)
+            token_advantage = advantages[rows].to(dtype).masked_fill(padding, 0.0)
+            sums[0, rows] = mask[rows].sum(-1).to(dtype)
+            sums[1, rows] = token_log_ratio.sum(-1)
+            sums[2, rows] = token_log_ratio.square_().sum(-1)
+            sums[3, rows] = token_advantage.clamp(min=0).sum(-1)
+            sums[4, rows] = token_advantage.clamp_(max=0).sum(-1)
+        length, log_ratio, quadratic_variation, positive, negative = (row.clone() for row in sums)
+        ctx.mark_non_differentiable(length, log_ratio, quadratic_variation)
+        return length, log_ratio, quadratic_variation, positive, negative
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_positive, grad_negative):
-        scale = torch.where(ctx.advantages < 0, grad_negative.unsqueeze(-1), grad_positive.unsqueeze(-1))
-        # A scale of zero must stay zero next to an infinite advantage of a discarded row.
-        grad = torch.where(ctx.mask & (scale != 0), scale * ctx.advantages, 0.0)
-        return grad.to(ctx.dtype), None, None
+    def backward(ctx, _length, _log_ratio, _quadratic_variation, grad_positive, grad_negative):
+        grad = torch.empty(ctx.mask.shape, dtype=ctx.dtype, device=ctx.mask.device)
+        for rows in _row_blocks(grad):
+            advantages = ctx.advantages[rows]
+            upper, lower = grad_positive[rows].unsqueeze(-1), grad_negative[rows].unsqueeze(-1)
+            # A row without gradient must stay at zero even where its advantage is infinite.
+            idle = ~ctx.mask[rows] | ((upper == 0) & (lower == 0))
+            grad[rows] = torch.where(advantages < 0, lower, upper).mul_(advantages).masked_fill_(idle, 0.0)
+        return grad, None, None, None
+
+
+def _row_blocks(tensor: Tensor) -> Iterator[slice]:
+    """Cut ``[B, T]`` into blocks of rows, so that temporaries are as large as a block and not as the batch.
+
+    On a CPU they then stay in its cache; on a GPU a block is large enough to fill it.
+    """
+    block = 2**16 if tensor.device.type == "cpu" else 2**24  # tokens
+    rows = max(1, block // max(1, tensor.shape[1]))
+    return (slice(start, start + rows) for start in range(0, len(tensor), rows))
 
 
 def _exp(log_ratio: Tensor) -> Tensor:
