@@ -7,9 +7,10 @@ import difflib
 import logging
 import math
 from importlib import resources
+from pathlib import Path
 
-import hydra.core.hydra_config
 import verl.trainer.ppo.core_algos
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 import fspo_verl.loss
@@ -38,13 +39,13 @@ def check(config: DictConfig) -> None:
     policy_loss = actor.policy_loss
     loss_mode = policy_loss.get("loss_mode", "vanilla")
     _refuse_dead_key(config, loss_mode)
+    _refuse_hidden_files()
     _refuse_overridden_group(loss_mode)
     if loss_mode != "fspo":
         _warn_unregistered(loss_mode)
         return
     _refuse_unknown_fields(policy_loss)
     band = _build_band(policy_loss)
-    _refuse_replaced_loss(config)
     for warning in _warnings(config, actor, band):
         logger.warning(warning)
     logger.info("policy loss fspo: %s%s", band.describe(), _as_ratios(band, config))
@@ -60,10 +61,23 @@ def _refuse_dead_key(config: DictConfig, loss_mode: str) -> None:
         )
 
 
-def _refuse_overridden_group(loss_mode: str) -> None:
-    if not hydra.core.hydra_config.HydraConfig.initialized():
+def _refuse_hidden_files() -> None:
+    """Hydra takes the first file of a name, and searches a directory given by --config-dir last."""
+    if not HydraConfig.initialized():
         return
-    choice = hydra.core.hydra_config.HydraConfig.get().runtime.choices.get(GROUP)
+    packaged = Path(str(resources.files("fspo_verl.configs")))
+    for source in HydraConfig.get().runtime.config_sources:
+        if source.provider != "command-line" or source.schema != "file":
+            continue
+        for file in packaged.rglob("*.yaml"):
+            if (hidden := Path(source.path) / file.relative_to(packaged)).exists():
+                raise ValueError(f"{hidden} is not read, as fspo_verl packages a config of that name: rename it")
+
+
+def _refuse_overridden_group(loss_mode: str) -> None:
+    if not HydraConfig.initialized():
+        return
+    choice = HydraConfig.get().runtime.choices.get(GROUP)
     group_file = resources.files("fspo_verl.configs") / GROUP / f"{choice}.yaml"
     if choice is None or not group_file.is_file():
         return
@@ -106,15 +120,6 @@ def _build_band(policy_loss: DictConfig) -> "fspo_verl.loss.Band":
 
     band_fields = {field.name for field in dataclasses.fields(fspo_verl.loss.Band)}
     return FSPOPolicyLossConfig(**{key: policy_loss[key] for key in policy_loss if key in band_fields})
-
-
-def _refuse_replaced_loss(config: DictConfig) -> None:
-    bypass = OmegaConf.select(config, "algorithm.rollout_correction.bypass_mode")
-    if bypass and not OmegaConf.select(config, "trainer.use_v1"):
-        raise ValueError(
-            "algorithm.rollout_correction.bypass_mode=True makes verl's v0 trainer replace loss_mode=fspo by its own "
-            "'bypass_mode' loss: set trainer.use_v1=True or algorithm.rollout_correction.bypass_mode=False"
-        )
 
 
 def _warnings(config: DictConfig, actor: DictConfig, band: "fspo_verl.loss.Band"):

@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import textwrap
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,10 @@ def test_wheel_and_its_removal(environment, source):
         "ppo_trainer": "vanilla",
     }
 
-    environment.pip("install", "--no-deps", "--no-index", str(build(source, "bdist_wheel")))
+    wheel = build(source, "bdist_wheel")
+    tops = {Path(name).parts[0] for name in zipfile.ZipFile(wheel).namelist() if ".dist-info" not in name}
+    assert tops == {"fspo_verl", "hydra_plugins"}  # `tests` or `scripts` would overwrite verl's
+    environment.pip("install", "--no-deps", "--no-index", str(wheel))
     assert environment.probe("fspo") == WITH
     # verl can be told to load no plugins; the schema then registers the loss by itself.
     assert environment.probe("fspo", VERL_USE_EXTERNAL_PLUGINS="none") == {**WITH, "registered": False}

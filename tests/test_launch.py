@@ -218,10 +218,10 @@ def test_a_leftover_loss_mode_cannot_replace_a_selected_baseline():
         preflight.check(config)
 
 
-def test_a_v0_trainer_that_would_replace_the_loss_is_refused():
-    overrides = ["+algorithm.policy_loss=fspo", "algorithm.rollout_correction.bypass_mode=True"]
-    with pytest.raises(ValueError, match="bypass_mode=True.*trainer.use_v1=True"):
-        preflight.check(launch(*overrides, "trainer.use_v1=False"))
+def test_a_file_that_hydra_would_not_read_is_refused(tmp_path):
+    (tmp_path / "fspo_trainer.yaml").write_text("defaults: [ppo_trainer, _self_]\n")
+    run = main_ppo("--config-dir", str(tmp_path), "--config-name", "fspo_trainer", cwd=tmp_path)
+    assert run.returncode != 0 and "fspo_trainer.yaml is not read" in run.stderr
 
 
 WARNED = [  # overrides beside +algorithm.policy_loss=fspo, what the warning must hold

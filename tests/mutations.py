@@ -1,0 +1,113 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Does the test suite notice a wrong loss?  `python tests/mutations.py` plants one fault at a time and runs the tests.
+
+Each fault is one replacement in a copy of the sources; a fault that no test notices makes this script fail.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tqdm import tqdm
+
+ROOT = Path(__file__).parents[1]
+TESTS = ["tests/test_loss.py", "tests/test_policy_loss.py"]
+LOSS, REGISTER, METRICS = "fspo_verl/loss.py", "fspo_verl/register.py", "fspo_verl/metrics.py"
+
+MUTATIONS = [  # what goes wrong, file, the sound code, the fault
+    ("sign of the loss flipped", LOSS, "loss=-(ratio_positive", "loss=(ratio_positive"),
+    ("low and high eps swapped", LOSS, "center - self.eps_low * scale, center + self.eps_high * scale",
+     "center - self.eps_high * scale, center + self.eps_low * scale"),
+    ("sqrt(L) dropped", LOSS, "scale = length.pow(self.length_power)", "scale = torch.ones_like(length)"),
+    ("length power ignored", LOSS, "length.pow(self.length_power)", "length.sqrt()"),
+    ("L for sqrt(L)", LOSS, "length.pow(self.length_power)", "length.pow(2 * self.length_power)"),
+    ("realised width without the root", LOSS, "scale = q.sqrt()", "scale = q"),
+    ("centre forgotten", LOSS, "center = -q / 2", "center = torch.zeros_like(q)"),
+    ("centre of the wrong sign", LOSS, "center = -q / 2", "center = q / 2"),
+    ("centre without its half", LOSS, "center = -q / 2", "center = -q"),
+    ("constant centre on the on-policy sequence", LOSS, "torch.where(q > 0, -self.drift_per_token * length, 0.0)",
+     "-self.drift_per_token * length"),
+    ("constant centre not scaled by length", LOSS, "-self.drift_per_token * length, 0.0)",
+     "-self.drift_per_token * torch.ones_like(q), 0.0)"),
+    ("dual clip without the scale", LOSS, "center + self.eps_dual * scale", "center + self.eps_dual"),
+    ("dual clip on positive advantages", LOSS, "torch.where(above, positive.detach(), positive)",
+     "torch.where(above | beyond, positive.detach(), positive)"),
+    ("dual clip keeps the gradient", LOSS, "torch.where(below | beyond,", "torch.where(below,"),
+    ("dual clip not in the value", LOSS, "_exp(torch.minimum(torch.maximum(log_ratio, low), dual))",
+     "_exp(torch.maximum(log_ratio, low))"),
+    ("upper clip keeps the gradient", LOSS, "torch.where(above, positive.detach(), positive)", "positive"),
+    ("lower clip keeps the gradient", LOSS, "torch.where(below | beyond,", "torch.where(beyond,"),
+    ("both signs clipped alike", LOSS, "torch.where(below | beyond,", "torch.where(below | beyond | above,"),
+    ("clipped value unclipped", LOSS, "_exp(torch.minimum(log_ratio, high))", "_exp(log_ratio)"),
+    ("edge outside the band", LOSS, "above, below, beyond = log_ratio > high,",
+     "above, below, beyond = log_ratio >= high,"),
+    ("mean log-ratio for the sum", LOSS, "sums[1, rows] = token_log_ratio.sum(-1)",
+     "sums[1, rows] = token_log_ratio.mean(-1)"),
+    ("log-ratio upside down", LOSS, "(log_prob[rows].to(dtype) - old_log_prob[rows].to(dtype))",
+     "(old_log_prob[rows].to(dtype) - log_prob[rows].to(dtype))"),
+    ("mask multiplied", LOSS, ".masked_fill_(padding, 0.0)\n            token_advantage",
+     ".mul_(mask[rows])\n            token_advantage"),
+    ("advantage of padding counted", LOSS, "advantages[rows].to(dtype).masked_fill(padding, 0.0)",
+     "advantages[rows].to(dtype).clone()"),
+    ("padding counted as length", LOSS, "sums[0, rows] = mask[rows].sum(-1).to(dtype)",
+     "sums[0, rows] = mask.shape[1]"),
+    ("sums in the input's half precision", LOSS,
+     "torch.promote_types(log_prob.dtype, old_log_prob.dtype), torch.float32)", "log_prob.dtype, old_log_prob.dtype)"),
+    ("gradient of padding", LOSS, "idle = ~ctx.mask[rows] | (", "idle = (~ctx.mask[rows] & False) | ("),
+    ("gradient without the advantage", LOSS, ".mul_(advantages).masked_fill_", ".masked_fill_"),
+    ("gradient of the other sign's sum", LOSS, "torch.where(advantages < 0, lower, upper)",
+     "torch.where(advantages < 0, upper, lower)"),
+    ("ratio not capped", LOSS, "log_ratio.clamp(max=_MAX_LOG_RATIO).exp()", "log_ratio.exp()"),
+    ("poisoned rows kept", LOSS, "finite = (log_ratio + quadratic_variation + positive + negative).isfinite()",
+     "finite = torch.ones_like(log_ratio, dtype=torch.bool)"),
+    ("a later block of rows skipped", LOSS, "range(0, len(tensor), rows))", "range(0, min(len(tensor), rows), rows))"),
+    ("rollout weights ignored", REGISTER, "advantages * rollout_is_weights, 0.0)", "advantages, 0.0)"),
+    ("row mean for the row sum", REGISTER, "loss_mat=(sequences.loss / length.clamp(min=1)).unsqueeze(-1)",
+     "loss_mat=sequences.loss.unsqueeze(-1)"),
+    ("batch totals ignored", REGISTER, "dict(config.global_batch_info))", "{})"),
+    ("scale factor of one column", REGISTER, '["loss_scale_factor"] = width', '["loss_scale_factor"] = 1'),
+    ("metrics averaged per call", METRICS, "metric.extend(flat[i * n : (i + 1) * n])",
+     "metric.append(sum(flat[i * n : (i + 1) * n]) / n)"),
+    ("empty rows outside the band", METRICS, "sequences.outside & is_sequence", "sequences.outside | ~is_sequence"),
+]  # fmt: skip
+
+
+def noticed(sources: Path) -> bool:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS]
+    run = subprocess.run(
+        command, cwd=sources, capture_output=True, text=True, env={"PYTHONPATH": str(sources), "PATH": ""}
+    )
+    if run.returncode not in (0, 1):
+        raise SystemExit(f"the tests could not run:\n{run.stdout}{run.stderr}")
+    return run.returncode == 1
+
+
+def main() -> None:
+    survivors = []
+    with tempfile.TemporaryDirectory() as folder:
+        sources = Path(folder)
+        for name in ("fspo_verl", "tests", "pyproject.toml"):
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, sources / name)
+        if noticed(sources):
+            raise SystemExit("the tests fail on the sound sources; mend that first")
+        progress = tqdm(MUTATIONS, unit="fault")
+        for name, file, sound, fault in progress:
+            progress.set_postfix_str(name)
+            text = (ROOT / file).read_text()
+            if text.count(sound) != 1:
+                raise SystemExit(f"{name}: {sound!r} stands {text.count(sound)} times in {file}, not once")
+            (sources / file).write_text(text.replace(sound, fault))
+            if not noticed(sources):
+                survivors.append(name)
+            (sources / file).write_text(text)
+    print(f"{len(MUTATIONS) - len(survivors)} of {len(MUTATIONS)} faults noticed")
+    if survivors:
+        raise SystemExit("not noticed: " + "; ".join(survivors))
+
+
+if __name__ == "__main__":
+    main()
