@@ -6,11 +6,9 @@ verl only imports it, calls nothing, and swallows what it raises; an error is th
 """
 
 import logging
-import os
 
 try:
-    if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
-        import fspo_verl.cpu  # noqa: F401  the platform, engines and rollout for machines without a GPU
+    import fspo_verl.cpu  # does nothing but under VERL_PLATFORM=cpu
     import fspo_verl.register  # noqa: F401
 except Exception:
     logging.getLogger("fspo_verl").exception("fspo_verl could not plug itself into verl: loss_mode=fspo is missing")

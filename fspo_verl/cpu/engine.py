@@ -1,0 +1,35 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""verl's FSDP2 training engines on a CPU."""
+
+import dataclasses
+import os
+
+import torch
+import torch.distributed
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+
+def prepare_worker() -> None:
+    """Join the gloo process group that verl's Ray worker environment describes, and share the cores among the ranks."""
+    if torch.distributed.is_initialized():
+        return
+    world_size = int(os.environ["WORLD_SIZE"])
+    # Ray starts an actor with as many threads as the logical CPUs it books, here one.
+    torch.set_num_threads(max(1, os.cpu_count() // world_size))
+    torch.distributed.init_process_group("cpu:gloo", rank=int(os.environ["RANK"]), world_size=world_size)
+
+
+@EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
+class CPUEngineWithLMHead(FSDPEngineWithLMHead):
+    """FSDP2 without parameter offloading, which would pin memory for an accelerator."""
+
+    def _build_fsdp_module(self, module):
+        # verl offloads every forward-only model (the reference policy). Wrap it like the others, then restore.
+        engine_config = self.engine_config
+        self.engine_config = dataclasses.replace(engine_config, forward_only=False)
+        try:
+            return super()._build_fsdp_module(module)
+        finally:
+            self.engine_config = engine_config

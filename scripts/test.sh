@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+#
+# bash scripts/test.sh [pytest arguments]
+#
+# Installs what the tests need (once) and runs all of them: this package's, with a real training run per rollout engine,
+# and those of verl's own tests that a new policy loss could break. Needs Python 3.10 to 3.12, no GPU.
+# VENV (default .venv) and VENV_VLLM (default .venv-vllm) name the virtual environments.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+VENV=${VENV:-.venv}
+VENV_VLLM=${VENV_VLLM:-.venv-vllm}
+
+bash scripts/install.sh "$VENV" requirements/cpu.txt cpu,report,test
+"$VENV/bin/ruff" check .
+"$VENV/bin/ruff" format --check .
+"$VENV/bin/python" -m pytest "$@"
+
+# verl's wheel holds its own tests; with this package installed they must pass as they stand.
+verl_tests=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests/trainer/ppo
+"$VENV/bin/python" -m pytest -q -p no:cacheprovider "$verl_tests"/test_{core_algos,loss_aggregation,dynamic_policy_losses}_on_cpu.py
+
+# vLLM pins its dependencies, so it has an environment of its own.
+bash scripts/install.sh "$VENV_VLLM" requirements/cpu-vllm.txt cpu,test
+"$VENV_VLLM/bin/python" -m pytest -q tests/test_cpu_vllm.py tests/test_cpu_training.py

@@ -1,0 +1,146 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The quickstart's task, and what it does about finished, foreign and failing runs."""
+
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "scripts" / "quickstart"))
+
+import launch  # noqa: E402
+import ledger  # noqa: E402
+import report  # noqa: E402
+import warm_start  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def problems():
+    rng = random.Random(0)
+    return [ledger.draw_problem(rng) for _ in range(2000)]
+
+
+def test_answers_are_the_sums_of_their_prompts(problems):
+    for prompt, _, answer, operations in problems:
+        changes = re.findall(r"[a-t]([+-][1-9])", prompt)
+        assert len(changes) == operations and len(prompt) == 3 * operations + 1
+        assert answer == f"{sum(map(int, changes)) % 100:02d}"
+
+
+def test_the_demonstrator_errs_only_by_forgetting_to_borrow(problems):
+    right = 0
+    for prompt, demonstration, answer, _ in problems:
+        assert re.sub(r"=\d\d", "", demonstration) + "?" == prompt
+        total = 0
+        for change, shown in re.findall(r"([+-][1-9])=(\d\d)", demonstration):
+            correct, forgotten = (total + int(change)) % 100, (total + int(change) + 10) % 100
+            may_forget = int(change) <= -ledger.FORGET_FROM and total % 10 + int(change) < 0
+            assert int(shown) == correct or (may_forget and int(shown) == forgotten)
+            total = int(shown)
+        right += ledger.compute_score("ledger", demonstration, answer)
+    assert 0.2 < right / len(problems) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("response", "score"), [("a+7=07", 1.0), ("=07", 1.0), ("07", 0.0), ("a+7=17", 0.0), ("a+7=07b", 0.0), ("", 0.0)]
+)
+def test_score(response, score):
+    assert ledger.compute_score("ledger", response, "07") == score
+
+
+def test_tokenizer_and_the_fast_encoding_agree(problems):
+    tokenizer = ledger.tokenizer()
+    for problem in problems[:50]:
+        chat = [{"role": "user", "content": problem.prompt}]
+        prompt_ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+        assert prompt_ids == ledger.encode_prompt(problem.prompt)
+        response_ids = ledger.encode_response(problem.demonstration)
+        assert tokenizer.decode(response_ids, skip_special_tokens=True) == problem.demonstration
+        assert len(prompt_ids) <= ledger.MAX_PROMPT_TOKENS and len(response_ids) <= ledger.MAX_RESPONSE_TOKENS
+        assert tokenizer.unk_token_id not in prompt_ids + response_ids
+
+
+def test_data_sets_differ_by_seed():
+    first, again, other = (ledger.data_set(64, seed) for seed in (0, 0, 1))
+    assert first.equals(again)
+    assert not first.prompt.equals(other.prompt)
+
+
+def test_warm_start_trains_a_model_that_fits_the_tokenizer():
+    model = warm_start.train(seed=0, steps=2)
+    assert model.config.model_type == "qwen3" and model.config.vocab_size == len(ledger.tokenizer())
+    assert warm_start.measure(model, temperature=1.0, problems=4).keys() == {"accuracy", "copied"}
+
+
+def record(step: int, **metrics) -> str:
+    return json.dumps({"step": step, "data": metrics})
+
+
+def test_metrics_of_several_attempts(tmp_path):
+    first = [record(0, **{"val-core/ledger/acc/mean@1": 0.3})]
+    first += [record(step, **{"critic/score/mean": 0.4, "actor/pg_clipfrac": 0.1}) for step in (1, 2)]
+    second = [record(step, **{"critic/score/mean": 0.6, "actor/fspo/clip_fraction": 0.2}) for step in (2, 3)]
+    (tmp_path / "metrics-1.jsonl").write_text("\n".join([*first, record(3)[:-4]]))  # killed while writing
+    (tmp_path / "metrics-10.jsonl").write_text("\n".join(second))
+    metrics = report.read_metrics(report.metric_files(tmp_path))
+    assert list(metrics.index) == [0, 1, 2, 3]
+    assert metrics.reward.tolist()[1:] == [0.4, 0.6, 0.6]
+    assert metrics.clip_fraction.tolist()[1:] == [0.1, 0.2, 0.2]
+    assert metrics.accuracy[0] == 0.3 and metrics.accuracy[1:].isna().all()
+
+    report.draw(tmp_path, "title")
+    assert (tmp_path / "progress.png").stat().st_size > 10_000
+
+
+def quickstart(*options) -> subprocess.CompletedProcess:
+    command = [sys.executable, ROOT / "scripts/quickstart/run.py", *options]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.fixture
+def warm(tmp_path):
+    """An output folder with a warm start: an untrained model will do."""
+    experiment = launch.Experiment(tmp_path)
+    experiment.start.mkdir()
+    warm_start.small_qwen3().save_pretrained(experiment.start / "model")
+    ledger.tokenizer().save_pretrained(experiment.start / "model")
+    return experiment
+
+
+def test_a_finished_run_is_shown_again_and_only_for_its_own_settings(warm):
+    summary = dict.fromkeys(
+        ("accuracy_before", "accuracy_after", "clip_fraction_median", "shortest", "longest", "seconds_per_step"), 0.25
+    )
+    warm.run.mkdir()
+    (warm.run / "settings.json").write_text(json.dumps({"steps": warm.steps, "overrides": []}))
+    (warm.run / "summary.json").write_text(json.dumps(summary | {"seconds": {}, "peak_memory_gb": 1}))
+
+    again = quickstart("--output", warm.output)
+    assert again.returncode == 0 and "finished before" in again.stdout and "0.25 after" in again.stdout, again
+
+    other = quickstart("--output", warm.output, "--steps", "3")
+    assert other.returncode != 0 and "holds a run with" in other.stderr
+
+    assert launch.Experiment(warm.output, loss="gspo").run != warm.run
+    assert launch.Experiment(warm.output, seed=1).run != warm.run
+    assert launch.Experiment(warm.output, seed=1).start != warm.start
+    assert launch.Experiment(warm.output, loss="gspo").start == warm.start
+
+
+def test_a_failure_shows_its_cause(warm):
+    failed = quickstart("--output", warm.output, "--", "actor_rollout_ref.actor.policy_loss.eps_low=-1")
+    assert failed.returncode != 0
+    assert "eps_low" in failed.stderr and "train.log" in failed.stderr
+    assert not (warm.run / "summary.json").exists()
+
+
+def test_help_needs_no_installed_package():
+    command = [sys.executable, "-I", "-S", ROOT / "scripts/quickstart/run.py", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True)
+    assert shown.returncode == 0 and "--loss {fspo,gspo,grpo,rloo}" in shown.stdout
