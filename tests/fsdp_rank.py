@@ -1,0 +1,123 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""One data-parallel rank: verl's training worker with FSDP2 takes one mini-batch; rank 0 saves gradient and metrics.
+
+RANK=0 WORLD_SIZE=1 ... python fsdp_rank.py MODEL OUTPUT MICRO_BATCH_SIZE|dynamic:MAX_TOKENS
+"""
+
+import functools
+import os
+import sys
+
+import torch
+import verl  # noqa: F401  loads this package's plugin, as in every worker
+from tensordict import TensorDict
+from verl.trainer.config import CheckpointConfig
+from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_platform
+from verl.utils.metric import reduce_metrics
+from verl.workers.config import (
+    FSDPActorConfig,
+    FSDPEngineConfig,
+    FSDPOptimizerConfig,
+    HFModelConfig,
+    TrainingWorkerConfig,
+)
+from verl.workers.engine_workers import TrainingWorker
+from verl.workers.utils.losses import ppo_loss
+
+from fspo_verl.config import FSPOPolicyLossConfig
+
+PROMPT, RESPONSES = 5, [1, 3, 60, 17, 30, 90, 8, 2]
+
+
+def mini_batch(vocab_size: int) -> TensorDict:
+    """Eight sequences of 1 to 90 response tokens, one fully masked, in the nested layout of verl's v1 trainer."""
+    generator = torch.Generator().manual_seed(0)
+    nest = lambda xs: torch.nested.as_nested_tensor(list(xs), layout=torch.jagged)  # noqa: E731
+    ids = [torch.randint(2, vocab_size, (PROMPT + n,), generator=generator) for n in RESPONSES]
+    mask = [torch.ones(n, dtype=torch.long) for n in RESPONSES]
+    mask[1][:] = 0
+    mask[2][10:20] = 0
+    old = [-3 + 0.2 * torch.randn(n, generator=generator) for n in RESPONSES]
+    advantages = torch.randn(len(RESPONSES), generator=generator)
+    return tu.get_tensordict(
+        {
+            "input_ids": nest(ids),
+            "position_ids": nest(torch.arange(len(x)) for x in ids),
+            "prompts": nest(x[:PROMPT] for x in ids),
+            "responses": nest(x[PROMPT:] for x in ids),
+            "response_mask": nest(mask),
+            "loss_mask": nest(mask),
+            "old_log_probs": nest(old),
+            "advantages": nest(a.expand(n).clone() for a, n in zip(advantages, RESPONSES, strict=True)),
+        },
+        {},
+    )
+
+
+def main(model: str, output: str, cut: str) -> None:
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    get_platform().communication_backend_name()  # joins the gloo group, as in verl's workers
+    kind, _, size = cut.rpartition(":")
+    dynamic = kind == "dynamic"
+    worker = TrainingWorker(
+        TrainingWorkerConfig(
+            model_type="language_model",
+            model_config=HFModelConfig(
+                path=model,
+                use_remove_padding=False,
+                enable_gradient_checkpointing=False,
+                override_config={"attn_implementation": "sdpa"},
+            ),
+            engine_config=FSDPEngineConfig(
+                strategy="fsdp2",
+                use_torch_compile=False,
+                use_dynamic_bsz=dynamic,
+                micro_batch_size_per_gpu=None if dynamic else int(size),
+                max_token_len_per_gpu=int(size) if dynamic else None,
+                mixed_precision={"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+            ),
+            optimizer_config=FSDPOptimizerConfig(lr=0.0, clip_grad=1e9),
+            checkpoint_config=CheckpointConfig(),
+            profiler_config=None,
+        )
+    )
+    worker.reset()
+    config = FSDPActorConfig(
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        loss_agg_mode="seq-mean-token-sum-norm",
+        loss_scale_factor=128,
+        policy_loss=FSPOPolicyLossConfig(eps_low=0.5, eps_high=0.5, eps_dual=1.5),
+    )
+    worker.set_loss_fn(functools.partial(ppo_loss, config))
+
+    batch = mini_batch(worker.engine.module.config.vocab_size)
+    share = torch.arange(rank, len(RESPONSES), world_size)  # every rank gets short and long ones
+    data = tu.index_select_tensor_dict(batch, share)
+    tu.assign_non_tensor(
+        data,
+        global_batch_size=len(RESPONSES),
+        mini_batch_size=len(RESPONSES),
+        epochs=1,
+        seed=0,
+        dataloader_kwargs={"shuffle": False},
+        temperature=1.0,
+    )
+    gradient, optimizer_step = {}, worker.engine.optimizer_step
+
+    def keep_gradient():  # verl drops it after the step
+        for name, parameter in worker.engine.module.named_parameters():
+            gradient[name] = parameter.grad.full_tensor()
+        return optimizer_step()
+
+    worker.engine.optimizer_step = keep_gradient
+    result = worker.train_mini_batch(data)
+    if rank == 0:
+        metrics = reduce_metrics(dict(tu.get(result, "metrics")))
+        torch.save({"gradient": gradient, "metrics": {k: float(v) for k, v in metrics.items()}}, output)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
