@@ -32,7 +32,7 @@ if [[ ! -x $VENV/bin/python ]]; then
 fi
 export VIRTUAL_ENV=$PWD/$VENV
 [[ $VENV == /* ]] && export VIRTUAL_ENV=$VENV
-pip() { "$VENV/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
+pip() { "$VENV/bin/python" -m pip --disable-pip-version-check --quiet --quiet "$@"; }
 uv() { "$VENV/bin/python" -m uv --quiet "$@"; }
 
 pip install uv==0.13.8

@@ -4,7 +4,6 @@
 
 import dataclasses
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -34,7 +33,7 @@ class Experiment:
     loss: str = "fspo"
     rollout: str = "hf"
     seed: int = 0
-    steps: int = 20
+    steps: int = 30
     overrides: tuple[str, ...] = ()
 
     @property
@@ -123,7 +122,7 @@ def train(experiment: Experiment) -> int:
             rows = report.read_metrics([metrics])
             _print_steps(rows.iloc[printed:], experiment.steps)
             printed = len(rows)
-            time.sleep(1)
+            time.sleep(2)
     finally:
         _stop(process)
     if trainer.returncode:
@@ -154,10 +153,10 @@ def _memory(process: psutil.Process) -> int:
 
 
 def _stop(process: psutil.Process) -> None:
-    """Interrupt a process that still runs, so that Ray cleans up, and end what is left of its tree."""
+    """Terminate a process that still runs, so that Ray cleans up, and end what is left of its tree."""
     tree = _tree(process)
     for member in tree[:1]:
-        member.send_signal(signal.SIGINT)
+        member.terminate()
     for survivor in psutil.wait_procs(tree, timeout=20)[1]:
         survivor.kill()
 

@@ -33,7 +33,7 @@ MAX_PROMPT_TOKENS = 2 * MAX_OPERATIONS + 3  # "a", "+1" each; "?" and two role t
 MAX_RESPONSE_TOKENS = 4 * MAX_OPERATIONS + 1  # "a", "+1", "=0", "1" each; end of sequence
 
 # How the demonstrator errs: it forgets to borrow with this chance when it subtracts this digit or a larger one.
-FORGET_BORROW = 0.9
+FORGET_BORROW = 0.8
 FORGET_FROM = 7
 
 

@@ -35,7 +35,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--loss", choices=("fspo", "gspo", "grpo", "rloo"), default="fspo", help="policy loss (default: %(default)s)")
     add("--seed", type=int, default=0, help="of warm start, data and sampling (default: %(default)s)")
-    add("--steps", type=int, default=20, help="training steps (default: %(default)s)")
+    add("--steps", type=int, default=30, help="training steps (default: %(default)s)")
     add("--rollout", choices=("hf", "vllm"), default="hf", help="rollout engine (default: %(default)s)")
     add("--output", type=Path, default=Path("runs/quickstart"), help="folder for results (default: %(default)s)")
     add("--venv", help="virtual environment (default: .venv, or .venv-vllm for vllm)")
@@ -46,7 +46,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # an exception, so that the trainer is stopped
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: an exception, so the trainer is stopped
     import launch  # not at the top: --help must work before anything is installed
 
     experiment = launch.Experiment(
