@@ -26,7 +26,7 @@ setup(
         # What a run without a GPU needs beyond verl's own requirements; requirements/ pins tested versions.
         "cpu": ["TransferQueue>=0.1.10", "cachetools", "fastapi", "uvicorn", "psutil"],
         "report": ["matplotlib>=3.8"],
-        "test": ["pytest>=8", "hypothesis>=6", "ruff>=0.6"],
+        "test": ["pytest>=8", "hypothesis>=6", "ruff>=0.6", "setuptools>=68", "wheel"],
     },
     entry_points={
         # verl imports this module in every process that imports verl; importing it registers the loss.

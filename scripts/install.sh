@@ -17,7 +17,7 @@ fail() {
     exit 1
 }
 
-stamp=$VENV/.installed-$(cat "$REQUIREMENTS" setup.py <(echo "$EXTRAS $PWD") | sha256sum | cut -c1-16)
+stamp=$VENV/.installed-$(cat "$REQUIREMENTS" requirements/test.txt setup.py <(echo "$EXTRAS $PWD") | sha256sum | cut -c1-16)
 [[ -f $stamp ]] && exit 0
 
 if [[ ! -x $VENV/bin/python ]]; then
@@ -47,5 +47,6 @@ if ! "$VENV/bin/python" -c "import importlib.metadata as m; assert m.version('to
 fi
 # The requirements are complete; resolving them again would bring back what they leave out.
 uv pip install --no-deps -r "$REQUIREMENTS" || pip install --no-deps -r "$REQUIREMENTS"
-uv pip install -c "$REQUIREMENTS" -e ".[$EXTRAS]" || pip install -c "$REQUIREMENTS" -e ".[$EXTRAS]"
+constraints=(-c "$REQUIREMENTS" -c requirements/test.txt)
+uv pip install "${constraints[@]}" -e ".[$EXTRAS]" || pip install "${constraints[@]}" -e ".[$EXTRAS]"
 touch "$stamp"
