@@ -23,4 +23,4 @@ verl_tests=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("
 
 # vLLM pins its dependencies, so it has an environment of its own.
 bash scripts/install.sh "$VENV_VLLM" requirements/cpu-vllm.txt cpu,test
-"$VENV_VLLM/bin/python" -m pytest -q tests/test_cpu_vllm.py tests/test_cpu_training.py
+"$VENV_VLLM/bin/python" -m pytest -k vllm tests/test_cpu_vllm.py tests/test_cpu_training.py
