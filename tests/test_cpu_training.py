@@ -6,12 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
+
+import fspo_verl.configs
 
 QUICKSTART = Path(__file__).parents[1] / "scripts" / "quickstart"
 STEPS = 2
@@ -46,17 +50,37 @@ def task(tmp_path_factory):
     return folder
 
 
+def a_launch_config_of_ones_own(folder: Path, defaults: list) -> list[str]:
+    """A YAML that trains on a CPU and selects a policy loss by ``defaults`` alone, and the options that name it."""
+    packaged = [resources.files(fspo_verl.configs) / name for name in ("fspo_cpu.yaml", "cpu_rollout/hf.yaml")]
+    settings = OmegaConf.merge(*(OmegaConf.create(file.read_text()) for file in packaged))
+    settings.defaults = ["ppo_trainer", *defaults, "_self_"]
+    settings.hydra = {"searchpath": ["pkg://verl.trainer.config"]}
+    settings.algorithm = {"adv_estimator": "grpo"}
+    OmegaConf.save(settings, folder / "mine.yaml")
+    return ["--config-dir", str(folder), "--config-name", "mine"]
+
+
+WAYS_IN = {
+    "packaged": lambda folder: ["--config-name", "fspo_cpu", "algorithm.policy_loss=fspo"],
+    "override": lambda folder: [*a_launch_config_of_ones_own(folder, []), "+algorithm.policy_loss=fspo"],
+    "yaml": lambda folder: a_launch_config_of_ones_own(folder, [{"algorithm.policy_loss": "fspo"}]),
+}
+
+
 @pytest.mark.parametrize(
-    ("rollout", "overrides"),
+    ("way_in", "overrides"),
     [
-        pytest.param("hf", [], id="hf"),
-        pytest.param("hf", VERL_LOOP_TWO_RANKS_REFERENCE, id="hf-verl-agent-loop-two-ranks-reference"),
-        pytest.param("vllm", [], id="vllm", marks=needs_vllm),
+        pytest.param("packaged", [], id="packaged"),
+        pytest.param("override", [], id="override"),
+        pytest.param("yaml", [], id="yaml"),
+        pytest.param("packaged", VERL_LOOP_TWO_RANKS_REFERENCE, id="verl-agent-loop-two-ranks-reference"),
+        pytest.param("packaged", ["cpu_rollout=vllm"], id="vllm", marks=needs_vllm),
     ],
 )
-def test_training(task, tmp_path, rollout, overrides):
+def test_training(task, tmp_path, way_in, overrides):
     command = [
-        *(sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", "fspo_cpu", f"cpu_rollout={rollout}"),
+        *(sys.executable, "-m", "verl.trainer.main_ppo", *WAYS_IN[way_in](tmp_path)),
         f"data.train_files={task / 'problems.parquet'}",
         f"data.val_files={task / 'problems.parquet'}",
         f"reward.custom_reward_function.path={task / 'reward.py'}",

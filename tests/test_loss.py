@@ -257,6 +257,16 @@ def test_permuting_sequences_permutes_gradients(batch, band, seed):
     assert torch.equal(permuted, grad[order])
 
 
+@given(batch=batches(), band=bands, extra=st.sampled_from([1, 63, 5000]))
+def test_padding_to_another_width_changes_nothing(batch, band, extra):
+    wider = [torch.cat([x, torch.zeros(len(x), extra, dtype=x.dtype)], dim=1) for x in batch]
+    grad, sequences = gradient_of(*batch, band)
+    wider_grad, wider_sequences = gradient_of(*wider, band)
+    torch.testing.assert_close(wider_grad[:, : grad.shape[1]], grad, rtol=1e-12, atol=0)
+    torch.testing.assert_close(wider_sequences.loss, sequences.loss, rtol=1e-12, atol=1e-12)
+    assert torch.equal(wider_sequences.clipped, sequences.clipped)
+
+
 # --- hostile input ---------------------------------------------------------------------------------------------------
 
 
