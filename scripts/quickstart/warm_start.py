@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from fspo_verl.cpu.decode import Sampling, sample
 
-STEPS = 1600
+STEPS = 2200
 TOKENS_PER_STEP = 1000
 LEARNING_RATE = 4e-3
 # Short problems teach the arithmetic, cheaply; then the limit on operations rises to the full range.
