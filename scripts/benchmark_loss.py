@@ -5,6 +5,8 @@
     python scripts/benchmark_loss.py                  # CPU, or CUDA where there is one
     python scripts/benchmark_loss.py --sizes 8x512 512x2048 --rounds 5
 
+On a CPU set MALLOC_MMAP_THRESHOLD_=1048576, so that freed memory goes back to the system and peaks can be seen.
+
 Every round runs each loss once, in turn, so that a slow moment of the machine meets all of them. Reported per loss:
 median time with its interquartile range; peak extra memory over the inputs, including the gradient that every loss must
 write; and the ratio to a floor. The floor is the time in which this machine, in the same round, copies as many bytes as
