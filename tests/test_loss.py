@@ -337,6 +337,13 @@ def test_a_fully_masked_batch_is_a_zero_with_a_graph():
     assert (grad == 0).all() and (sequences.loss == 0).all() and not sequences.clipped.any()
 
 
+@pytest.mark.parametrize("rows, width", [(0, 5), (3, 0), (0, 0)])
+def test_no_rows_and_no_tokens(rows, width):
+    empty = torch.zeros(rows, width, dtype=torch.float64)
+    grad, sequences = gradient_of(empty, empty, empty, empty, Band())
+    assert grad.shape == (rows, width) and sequences.loss.shape == (rows,) and sequences.finite.all()
+
+
 def test_wrong_shapes_and_types_name_what_came():
     log_prob, old, advantages, mask = random_batch(rows=2, width=5)
     with pytest.raises(ValueError, match=r"\(2, 5\), \(2, 4\), \(2, 5\), \(2, 5\)"):

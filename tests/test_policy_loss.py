@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric, reduce_metrics
@@ -112,8 +113,8 @@ def test_gradients_and_metrics_do_not_depend_on_the_cut(cut, agg_mode):
     assert (whole.gradient != 0).any()
     per_row = [key for key in expected if key.startswith("actor/fspo/")]
     assert len(per_row) == 10
-    for key in per_row:
-        assert got[key] == pytest.approx(expected[key], rel=1e-6), key
+    for key in per_row:  # counts to the last one, sums but for the order of summation
+        assert got[key] == (expected[key] if "fraction" in key else pytest.approx(expected[key], rel=1e-6)), key
     assert 0 < expected["actor/fspo/clip_fraction"] < 1
     assert expected["actor/fspo/sequence_fraction"] == 7 / 8
 
@@ -229,6 +230,28 @@ def test_without_its_schema_the_default_band_applies_and_is_named(caplog):
     assert torch.equal(loss, expected)
     assert [record.message for record in caplog.records].count(caplog.records[0].message) == 1
     assert Band().describe() in caplog.text
+
+
+class _HostReads(TorchDispatchMode):
+    """Counts the operations by which Python reads a tensor's value: on a GPU, each waits for the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("info", [{}, {"dp_size": 2, "batch_num_tokens": 500, "global_batch_size": 16}])
+def test_only_the_metrics_read_a_value_and_once(info, monkeypatch):
+    batch, config, reads = padded_batch(), actor_config(), []
+    config.global_batch_info.update(info)
+    tolist = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: reads.append(tensor.shape) or tolist(tensor))
+    with _HostReads() as others:
+        loss, _ = get_policy_loss_fn("fspo")(**batch, loss_agg_mode=config.loss_agg_mode, config=config)
+        loss.backward()
+    assert len(reads) == 1 and others.count == 0
 
 
 def test_a_missing_config_is_named():
