@@ -173,7 +173,7 @@ def fspo_loss(
     ∇J_i = w_i A_i Σ_t ∇log π(y_t) where the advantage is constant along the sequence; outside, it is 0.
 
     Half-precision inputs are cast up before anything is summed: decisions and value are exactly those of the same
-    numbers in float32, and the gradient is theirs rounded once (relative error at most 2⁻⁸ in bfloat16, 2⁻¹¹ in float16).
+    numbers in float32, and the gradient is theirs rounded once (relative error up to 2⁻⁸ in bfloat16, 2⁻¹¹ in float16).
 
     Args:
         log_prob: ``[B, T]`` log-probabilities under the current policy, nats; the only differentiable input.
