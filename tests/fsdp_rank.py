@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One data-parallel rank: verl's training worker with FSDP2 takes one mini-batch; rank 0 saves gradient and metrics.
 
-RANK=0 WORLD_SIZE=1 ... python fsdp_rank.py MODEL OUTPUT MICRO_BATCH_SIZE|dynamic:MAX_TOKENS
+RANK=0 WORLD_SIZE=1 ... python fsdp_rank.py MODEL OUTPUT MICRO_BATCH_SIZE|packed:MICRO_BATCH_SIZE|dynamic:MAX_TOKENS
 """
 
 import functools
@@ -66,7 +66,7 @@ def main(model: str, output: str, cut: str) -> None:
             model_type="language_model",
             model_config=HFModelConfig(
                 path=model,
-                use_remove_padding=False,
+                use_remove_padding=kind == "packed",
                 enable_gradient_checkpointing=False,
                 override_config={"attn_implementation": "sdpa"},
             ),

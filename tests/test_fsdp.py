@@ -70,7 +70,9 @@ def whole(model, tmp_path_factory):
     return train(model, tmp_path_factory.mktemp("whole") / "out.pt", ranks=1, cut="8")
 
 
-@pytest.mark.parametrize("ranks, cut", [(1, "1"), (1, "dynamic:100"), (2, "4"), (2, "dynamic:110"), (4, "2")])
+@pytest.mark.parametrize(
+    "ranks, cut", [(1, "1"), (1, "dynamic:100"), (1, "packed:4"), (2, "4"), (2, "dynamic:110"), (4, "2")]
+)
 def test_gradient_and_metrics_do_not_depend_on_ranks_and_micro_batches(model, whole, tmp_path, ranks, cut):
     got = train(model, tmp_path / "out.pt", ranks, cut)
     norm = torch.cat([g.flatten() for g in whole["gradient"].values()]).norm()
