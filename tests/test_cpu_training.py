@@ -10,14 +10,13 @@ from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 
+import ledger
 import pytest
-import torch
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 
 import fspo_verl.configs
 
-QUICKSTART = Path(__file__).parents[1] / "scripts" / "quickstart"
 STEPS = 2
 # A random model gets no sum right; a reward that knows nothing of sums still has advantages of both signs.
 REWARD = (
@@ -36,15 +35,8 @@ needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="needs require
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
-    """A folder with an untrained model, its tokenizer, problems and a reward function."""
+    """A folder with problems and a reward function."""
     folder = tmp_path_factory.mktemp("task")
-    sys.path.insert(0, str(QUICKSTART))
-    import ledger
-    import warm_start
-
-    torch.manual_seed(0)
-    warm_start.small_qwen3().save_pretrained(folder / "model")
-    ledger.tokenizer().save_pretrained(folder / "model")
     ledger.data_set(16, seed=0).to_parquet(folder / "problems.parquet")
     (folder / "reward.py").write_text(REWARD)
     return folder
@@ -78,13 +70,13 @@ WAYS_IN = {
         pytest.param("packaged", ["cpu_rollout=vllm"], id="vllm", marks=needs_vllm),
     ],
 )
-def test_training(task, tmp_path, way_in, overrides):
+def test_training(task, untrained_model, tmp_path, way_in, overrides):
     command = [
         *(sys.executable, "-m", "verl.trainer.main_ppo", *WAYS_IN[way_in](tmp_path)),
         f"data.train_files={task / 'problems.parquet'}",
         f"data.val_files={task / 'problems.parquet'}",
         f"reward.custom_reward_function.path={task / 'reward.py'}",
-        f"actor_rollout_ref.model.path={task / 'model'}",
+        f"actor_rollout_ref.model.path={untrained_model}",
         "data.max_prompt_length=43",
         "data.max_response_length=20",
         "data.train_batch_size=8",
@@ -122,6 +114,6 @@ def test_training(task, tmp_path, way_in, overrides):
     assert "val-core/ledger/acc/mean@1" in records[-1]["data"]
 
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / f"checkpoints/global_step_{STEPS}/actor/huggingface")
-    before = AutoModelForCausalLM.from_pretrained(task / "model").state_dict()
+    before = AutoModelForCausalLM.from_pretrained(untrained_model).state_dict()
     moved = {name: (weight - before[name]).abs().max().item() for name, weight in trained.state_dict().items()}
     assert min(moved.values()) > 0, moved

@@ -10,34 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 RANK = Path(__file__).parent / "fsdp_rank.py"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("model")
-    config = Qwen3Config(
-        vocab_size=32,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=128,
-        tie_word_embeddings=False,
-        pad_token_id=0,
-        eos_token_id=1,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    sys.path.insert(0, str(RANK.parents[1] / "scripts" / "quickstart"))
-    import ledger
-
-    ledger.tokenizer().save_pretrained(folder)  # verl loads one; its tokens play no part here
-    return folder
 
 
 def train(model, output, ranks, cut):
@@ -66,15 +40,15 @@ def train(model, output, ranks, cut):
 
 
 @pytest.fixture(scope="module")
-def whole(model, tmp_path_factory):
-    return train(model, tmp_path_factory.mktemp("whole") / "out.pt", ranks=1, cut="8")
+def whole(untrained_model, tmp_path_factory):
+    return train(untrained_model, tmp_path_factory.mktemp("whole") / "out.pt", ranks=1, cut="8")
 
 
 @pytest.mark.parametrize(
     "ranks, cut", [(1, "1"), (1, "dynamic:100"), (1, "packed:4"), (2, "4"), (2, "dynamic:110"), (4, "2")]
 )
-def test_gradient_and_metrics_do_not_depend_on_ranks_and_micro_batches(model, whole, tmp_path, ranks, cut):
-    got = train(model, tmp_path / "out.pt", ranks, cut)
+def test_gradient_and_metrics_do_not_depend_on_ranks_and_micro_batches(untrained_model, whole, tmp_path, ranks, cut):
+    got = train(untrained_model, tmp_path / "out.pt", ranks, cut)
     norm = torch.cat([g.flatten() for g in whole["gradient"].values()]).norm()
     assert norm > 0
     for name, expected in whole["gradient"].items():

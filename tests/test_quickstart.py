@@ -9,15 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import launch
+import ledger
 import pytest
+import report
+import warm_start
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "scripts" / "quickstart"))
-
-import launch  # noqa: E402
-import ledger  # noqa: E402
-import report  # noqa: E402
-import warm_start  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -104,12 +102,11 @@ def quickstart(*options) -> subprocess.CompletedProcess:
 
 
 @pytest.fixture
-def warm(tmp_path):
+def warm(tmp_path, untrained_model):
     """An output folder with a warm start: an untrained model will do."""
     experiment = launch.Experiment(tmp_path)
     experiment.start.mkdir()
-    warm_start.small_qwen3().save_pretrained(experiment.start / "model")
-    ledger.tokenizer().save_pretrained(experiment.start / "model")
+    (experiment.start / "model").symlink_to(untrained_model)
     return experiment
 
 
