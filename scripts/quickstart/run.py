@@ -91,7 +91,7 @@ def train(experiment, seconds: dict[str, float], summary_file: Path) -> None:
     import launch
     import report
 
-    print(f"[train] {experiment.loss}, {experiment.steps} steps (verl needs half a minute to start)", flush=True)
+    print(f"[train] {experiment.loss}, {experiment.steps} steps (verl needs a minute to start)", flush=True)
     begin = time.monotonic()
     peak_bytes = launch.train(experiment)
     seconds["training"] = time.monotonic() - begin
