@@ -13,8 +13,8 @@ nats. This module knows nothing of verl.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
@@ -121,6 +121,12 @@ class Band:
             center = torch.zeros_like(q)
         dual = torch.full_like(q, math.inf) if self.eps_dual is None else center + self.eps_dual * scale
         return Edges(center - self.eps_low * scale, center + self.eps_high * scale, dual)
+
+    @staticmethod
+    def fields_in(settings: Mapping) -> dict:
+        """The entries of a mapping that are fields of a band."""
+        names = {field.name for field in fields(Band)}
+        return {name: settings[name] for name in settings if name in names}
 
     def describe(self) -> str:
         """The band in one line, for logs."""

@@ -5,10 +5,10 @@
 import dataclasses
 import difflib
 import logging
-import math
 from importlib import resources
 from pathlib import Path
 
+import torch
 import verl.trainer.ppo.core_algos
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -118,8 +118,7 @@ def _refuse_unknown_fields(policy_loss: DictConfig) -> None:
 def _build_band(policy_loss: DictConfig) -> "fspo_verl.loss.Band":
     from fspo_verl.config import FSPOPolicyLossConfig
 
-    band_fields = {field.name for field in dataclasses.fields(fspo_verl.loss.Band)}
-    return FSPOPolicyLossConfig(**{key: policy_loss[key] for key in policy_loss if key in band_fields})
+    return FSPOPolicyLossConfig(**fspo_verl.loss.Band.fields_in(policy_loss))
 
 
 def _warnings(config: DictConfig, actor: DictConfig, band: "fspo_verl.loss.Band"):
@@ -142,8 +141,8 @@ def _warnings(config: DictConfig, actor: DictConfig, band: "fspo_verl.loss.Band"
         )
     if band.band_center == "zero" and band.band_width == "realized":
         yield (
-            f"{POLICY_LOSS}.band_width=realized with band_center=zero was the least fair of the family in our "
-            "measurements, since the drift -Q/2 outgrows a width of sqrt(Q); set band_center=realized"
+            f"{POLICY_LOSS}.band_width=realized with band_center=zero clips long or stale sequences on one side, as "
+            "S drifts by about -Q/2, which outgrows a width of sqrt(Q); set band_center=realized"
         )
     half_width = _half_width(band, config)
     if half_width is not None and half_width > _WIDEST_USEFUL_BAND:
@@ -185,9 +184,7 @@ def _as_ratios(band: "fspo_verl.loss.Band", config: DictConfig) -> str:
     longest = OmegaConf.select(config, "data.max_response_length")
     if band.band_width == "realized" or band.band_center == "realized" or not longest:
         return ""
-    ratios = []
-    for length in (max(1, longest // 10), longest):
-        scale, center = length**band.length_power, -band.drift_per_token * length
-        low, high = math.exp(center - band.eps_low * scale), math.exp(center + band.eps_high * scale)
-        ratios.append(f"{low:.3g} to {high:.3g} at L={length}")
-    return f"; as ratios {', '.join(ratios)}"
+    lengths = torch.tensor([max(1.0, longest // 10), longest], dtype=torch.float64)
+    low, high, _ = band.edges(lengths, torch.ones_like(lengths))  # these bands read of Q only that it is not 0
+    ratios = zip(low.exp().tolist(), high.exp().tolist(), lengths.tolist(), strict=True)
+    return "; as ratios " + ", ".join(f"{a:.3g} to {b:.3g} at L={length:.0f}" for a, b, length in ratios)

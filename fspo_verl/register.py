@@ -6,14 +6,12 @@ It is imported (by the entry point :mod:`fspo_verl.plugin`) while verl itself is
 ``import a.b.c`` throughout, and no import of names from verl.
 """
 
-import dataclasses
 import functools
 import logging
 
 import torch
 import verl.trainer.ppo.core_algos
 import verl.utils.device
-import verl.utils.metric
 
 import fspo_verl.loss
 import fspo_verl.metrics
@@ -83,8 +81,7 @@ def _band(policy_loss) -> "fspo_verl.loss.Band":
     """The band of a policy-loss config: the schema itself, or the default band for verl's own ``PolicyLossConfig``."""
     if isinstance(policy_loss, fspo_verl.loss.Band):
         return policy_loss
-    fields = {field.name for field in dataclasses.fields(fspo_verl.loss.Band)}
-    return _schemaless_band(**{name: policy_loss[name] for name in policy_loss if name in fields})
+    return _schemaless_band(**fspo_verl.loss.Band.fields_in(policy_loss))
 
 
 @functools.cache

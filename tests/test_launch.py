@@ -246,6 +246,14 @@ def test_a_setting_that_undoes_the_method_is_warned_about(overrides, words, capl
     assert all(word in warnings[0] for word in words)
 
 
+def test_a_band_too_wide_for_floating_point_is_shown_all_the_same(caplog):
+    with caplog.at_level(logging.INFO, logger="fspo_verl"):
+        preflight.check(
+            launch("+algorithm.policy_loss=fspo", f"{POLICY_LOSS}.eps_high=50", f"{POLICY_LOSS}.eps_dual=50")
+        )
+    assert "never act" in caplog.text and "to inf at L=512" in caplog.text
+
+
 def test_a_sound_launch_has_no_warning(caplog):
     preflight.check(launch("+algorithm.policy_loss=fspo"))
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -16,7 +16,7 @@ import report
 
 HERE = Path(__file__).resolve().parent
 
-# The band of this task: a little tighter than the paper's 0.03.
+# The band of this task: a little tighter than the default of 0.03.
 EPS = 0.02
 TRAIN_PROBLEMS, VALIDATION_PROBLEMS = 4096, 256
 
