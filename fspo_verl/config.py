@@ -1,21 +1,69 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The config schema of the ``fspo`` policy loss: ``actor_rollout_ref.actor.policy_loss``."""
+"""The config schemas of ``actor_rollout_ref.actor.policy_loss``: the fspo loss, and any other loss under observation.
 
-from dataclasses import dataclass
+Named by ``_target_`` in the packaged configs, a schema is built by verl's ``validate_config`` in the driver, before Ray
+starts, and again in every worker. Bad values and typos therefore fail at start, and so does a worker in which fspo_verl
+is not installed.
+"""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
 
 from verl.workers.config import PolicyLossConfig
 
 from fspo_verl.loss import Band
+from fspo_verl.metrics import LENGTH_BINS
+
+KEY_PREFIX = "actor_rollout_ref.actor.policy_loss."
 
 
 @dataclass
-class FSPOPolicyLossConfig(Band, PolicyLossConfig):
-    """verl's policy-loss config plus the clip band; the band's fields are documented in :class:`fspo_verl.loss.Band`.
+class Observation:
+    """What is measured while a policy loss trains; none of it changes the training."""
 
-    Named by ``_target_`` in the packaged configs, it is built by verl's ``validate_config`` in the driver, before Ray
-    starts, and again in every worker. Bad values and typos therefore fail at start, and so does a worker in which
-    fspo_verl is not installed.
+    length_bins: list[int] = field(default_factory=lambda: list(LENGTH_BINS))
+    """Inner edges of the length bins of the ``actor/fspo/length_*`` metrics, in response tokens."""
+
+    records_dir: str | None = None
+    """Folder (absolute path) for one Parquet row per response and optimiser step; null writes none. On several nodes it
+    has to be a shared folder, or each node keeps the records of its own ranks."""
+
+    records_fraction: float = 1.0
+    """Share of the prompts whose responses are recorded; all responses to a prompt are, or none."""
+
+    records_limit_mb: float = 1024
+    """Megabytes that one rank writes at most; after that it records nothing more, and says so."""
+
+    def _check_observation(self):
+        edges = list(self.length_bins)
+        if not all(isinstance(edge, int) and edge > 1 for edge in edges) or any(a >= b for a, b in pairwise(edges)):
+            raise ValueError(f"{KEY_PREFIX}length_bins={edges!r} is not allowed: rising whole numbers above 1")
+        if self.records_dir is not None and not Path(self.records_dir).is_absolute():
+            raise ValueError(
+                f"{KEY_PREFIX}records_dir={self.records_dir!r} is not allowed: an absolute path, as every Ray worker "
+                f"has a working directory of its own, for example {Path(self.records_dir).absolute()}"
+            )
+        if not 0 < self.records_fraction <= 1:
+            raise ValueError(
+                f"{KEY_PREFIX}records_fraction={self.records_fraction!r} is not allowed: a share above 0, up to 1"
+            )
+        if not self.records_limit_mb > 0:
+            raise ValueError(f"{KEY_PREFIX}records_limit_mb={self.records_limit_mb!r} is not allowed: above 0")
+        # Registers the losses even where verl was told not to load plugins (VERL_USE_EXTERNAL_PLUGINS=none), and makes
+        # an import error loud that verl's plugin loader would have swallowed.
+        import fspo_verl.register  # noqa: F401
+
+        if self.records_dir is not None:
+            import fspo_verl.microbatch
+
+            fspo_verl.microbatch.install()
+
+
+@dataclass
+class FSPOPolicyLossConfig(Band, Observation, PolicyLossConfig):
+    """verl's policy-loss config plus the clip band; the band's fields are documented in :class:`fspo_verl.loss.Band`.
 
     Raises:
         ValueError: a field has a bad value, fields contradict each other, or ``loss_mode`` is not ``fspo``.
@@ -23,16 +71,40 @@ class FSPOPolicyLossConfig(Band, PolicyLossConfig):
 
     loss_mode: str = "fspo"
 
-    key_prefix = "actor_rollout_ref.actor.policy_loss."
+    key_prefix = KEY_PREFIX
 
     def __post_init__(self):
         super().__post_init__()
         if self.loss_mode != "fspo":
             raise ValueError(
-                f"{self.key_prefix}loss_mode={self.loss_mode!r} is not allowed beside algorithm.policy_loss=fspo (or "
+                f"{KEY_PREFIX}loss_mode={self.loss_mode!r} is not allowed beside algorithm.policy_loss=fspo (or "
                 "rloo), which sets loss_mode=fspo: remove the leftover loss_mode override, or select another loss "
                 "with algorithm.policy_loss=gspo or grpo"
             )
-        # Registers the loss even where verl was told not to load plugins (VERL_USE_EXTERNAL_PLUGINS=none), and makes
-        # an import error loud that verl's plugin loader would have swallowed.
-        import fspo_verl.register  # noqa: F401
+        self._check_observation()
+
+
+@dataclass
+class ObservedPolicyLossConfig(Observation, PolicyLossConfig):
+    """verl's policy-loss config for a loss that is trained as it is and observed: metrics and records as fspo has.
+
+    ``loss_mode`` names the loss, as without observation. In the built config it is ``observed``, the registered
+    wrapper, and ``inner`` is the loss.
+
+    Raises:
+        ValueError: a field has a bad value, or there is nothing to observe.
+    """
+
+    inner: str = ""
+
+    _mutable_fields = {"loss_mode", "inner"}
+
+    def __post_init__(self):
+        if self.loss_mode != "observed":
+            self.inner, self.loss_mode = self.loss_mode, "observed"
+        if self.inner in ("", "observed", "fspo"):
+            raise ValueError(
+                f"{KEY_PREFIX}loss_mode={self.inner!r} cannot be observed: name the loss that trains, such as vanilla "
+                "or gspo; fspo measures itself, without algorithm.policy_loss=observed"
+            )
+        self._check_observation()

@@ -22,7 +22,7 @@ from torch import Tensor
 
 # exp() of a larger log-ratio is a number no optimiser can use (e^20 is about 5e8). Clipping decisions are taken on the
 # exact log-ratio; only the exponent is capped, so that one stale sequence cannot turn the loss into inf.
-_MAX_LOG_RATIO = 20.0
+MAX_LOG_RATIO = 20.0
 
 BAND_WIDTHS = ("length", "realized")
 BAND_CENTERS = ("zero", "constant", "realized")
@@ -151,6 +151,7 @@ class SequenceLoss(NamedTuple):
     length: Tensor  # L, response tokens; 0 for a fully masked row
     log_ratio: Tensor  # S; 0 where not finite
     quadratic_variation: Tensor  # Q; 0 where not finite
+    advantage: Tensor  # mean over the response tokens; 0 for a fully masked row and where not finite
     edges: Edges
     clipped_upper: Tensor  # bool: some token with A > 0, and S above the band
     clipped_lower: Tensor  # bool: some token with A < 0, and S below the band
@@ -209,6 +210,7 @@ def fspo_loss(
         finite = (log_ratio + quadratic_variation + positive + negative).isfinite()
         log_ratio = torch.where(finite, log_ratio, 0.0)
         quadratic_variation = torch.where(finite, quadratic_variation, 0.0)
+        advantage = torch.where(finite, (positive + negative) / length.clamp(min=1), 0.0)
         # An empty row keeps a band of one token; its advantage sums are zero, so the band decides nothing.
         low, high, dual = edges = band.edges(length.clamp(min=1), quadratic_variation)
         above, below, beyond = log_ratio > high, log_ratio < low, log_ratio > dual
@@ -223,6 +225,7 @@ def fspo_loss(
         length=length,
         log_ratio=log_ratio,
         quadratic_variation=quadratic_variation,
+        advantage=advantage,
         edges=edges,
         clipped_upper=above & (positive.detach() > 0),
         clipped_lower=below & (negative.detach() < 0),
@@ -283,7 +286,7 @@ def _row_blocks(tensor: Tensor) -> Iterator[slice]:
 
 
 def _exp(log_ratio: Tensor) -> Tensor:
-    return log_ratio.clamp(max=_MAX_LOG_RATIO).exp()
+    return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
 
 
 def _is_number(value) -> bool:

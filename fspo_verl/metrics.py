@@ -1,51 +1,82 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of the FSPO loss in verl's metric stream.
+"""Metrics of a policy loss in verl's metric stream, from the columns of :mod:`fspo_verl.observation`.
 
 verl reduces a metric by an unweighted mean over micro-batches, data-parallel ranks and mini-batches, which is wrong for
 a rate taken over micro-batches of unequal size. The ``actor/fspo/*`` metrics therefore hold one value per row of the
 batch, so that verl's mean is the mean over rows, however the batch was cut. Rows without a response token (padding that
-verl adds to fill a batch) count with 0; ``actor/fspo/sequence_fraction`` is the share of rows that are sequences, and
-dividing by it gives the mean over sequences.
+verl adds to fill a batch) count with 0. What is not a mean over rows is a quotient of two of them: the clip rate of a
+length bin is its ``clipped`` over its ``responses``, the effective sample size relative to the number of responses is
+``ratio``² over ``ratio_squared`` (over ``sequence_fraction``).
+
+Names must not contain "min" or "max": verl would reduce by those.
 """
 
-import torch
+from collections.abc import Sequence
+
+import numpy as np
 import verl.utils.metric
 
-import fspo_verl.loss
+from fspo_verl.loss import MAX_LOG_RATIO
+
+PREFIX = "actor/fspo/"
+LENGTH_BINS = (16, 64, 256, 1024, 4096, 16384)  # default inner edges, in response tokens
 
 
-@torch.no_grad()
-def sequence_metrics(sequences: "fspo_verl.loss.SequenceLoss") -> dict:
-    """Metrics of one call of the loss: ``actor/fspo/*`` with a value per row, and verl's usual three per call.
+def metrics(columns: dict[str, np.ndarray], length_bins: Sequence[int], rows: int) -> dict:
+    """Metrics of one call of the loss.
 
-    One host-device synchronisation in all. Names must not contain "min" or "max": verl would reduce by those.
+    Args:
+        columns: ``[B]`` arrays of :mod:`fspo_verl.observation`.
+        length_bins: inner edges of the length bins, in response tokens, rising.
+        rows: rows of the mini-batch over all ranks, padding included.
     """
-    is_sequence = sequences.length > 0
-    length = sequences.length.clamp(min=1)
-    per_row = {
+    result = {}
+    for name, values in row_values(columns, length_bins, rows).items():
+        result[PREFIX + name] = metric = verl.utils.metric.Metric("mean")
+        metric.values = values.tolist()  # as extend(), which checks the type of each of some ten thousand floats
+    return result
+
+
+def row_values(columns: dict[str, np.ndarray], length_bins: Sequence[int], rows: int) -> dict[str, np.ndarray]:
+    """The metrics before the mean over rows: name to ``[B]`` array."""
+    length, log_ratio, advantage = (columns[name] for name in ("length", "log_ratio", "advantage"))
+    is_sequence = length > 0
+    tokens = np.maximum(length, 1)
+    ratio = np.exp(np.minimum(log_ratio, MAX_LOG_RATIO)) * is_sequence
+    clipped = columns["clipped_upper"] + columns["clipped_lower"] + columns["clipped_dual"]
+    per_sqrt_length = log_ratio / np.sqrt(tokens)
+    values = {
         "sequence_fraction": is_sequence,
-        "clip_fraction": sequences.clipped,
-        "clip_fraction_upper": sequences.clipped_upper,
-        "clip_fraction_lower": sequences.clipped_lower,
-        "clip_fraction_dual": sequences.clipped_dual,
-        "outside_band_fraction": sequences.outside & is_sequence,
-        "log_ratio": sequences.log_ratio,
-        "log_ratio_per_sqrt_length": sequences.log_ratio / length.sqrt(),
-        "sigma_squared": sequences.quadratic_variation / length,
-        "nonfinite_fraction": ~sequences.finite,
+        "nonzero_advantage_fraction": advantage != 0,
+        "clip_fraction": clipped,
+        "clip_fraction_upper": columns["clipped_upper"],
+        "clip_fraction_lower": columns["clipped_lower"],
+        "clip_fraction_dual": columns["clipped_dual"],
+        "log_ratio": log_ratio,
+        "log_ratio_per_token": log_ratio / tokens,
+        "log_ratio_per_sqrt_length": per_sqrt_length,
+        "log_ratio_per_sqrt_length_squared": per_sqrt_length**2,
+        "sigma_squared": columns["quadratic_variation"] / tokens,
+        "ratio": ratio,
+        "ratio_squared": ratio**2,
+        "nonfinite_fraction": columns["finite"] == 0,
+        "rows": np.full(len(length), rows),
     }
-    tokens = sequences.length.sum().clamp(min=1)
-    per_call = {
-        "actor/pg_clipfrac": (sequences.clipped * sequences.length).sum() / tokens,
-        "actor/pg_clipfrac_lower": (sequences.clipped_dual * sequences.length).sum() / tokens,
-        "actor/ppo_kl": -sequences.log_ratio.sum() / tokens,
+    has_advantage = is_sequence & (advantage != 0)
+    counted = {"responses": has_advantage, "clipped": clipped * has_advantage}
+    if "outside" in columns:
+        values["outside_band_fraction"] = columns["outside"]
+        counted["outside"] = columns["outside"] * has_advantage
+    for name, in_bin in _bins(length, length_bins).items():
+        values |= {f"{name}/{key}": value * in_bin for key, value in counted.items()}
+    return {name: value.astype(np.float64) for name, value in values.items()}
+
+
+def _bins(length: np.ndarray, inner_edges: Sequence[int]) -> dict[str, np.ndarray]:
+    edges = [1, *inner_edges]
+    bins = {
+        f"length_{low}_to_{high - 1}": (low <= length) & (length < high)
+        for low, high in zip(edges, edges[1:], strict=False)
     }
-    rows = torch.stack([value.to(length.dtype) for value in per_row.values()])
-    flat = torch.cat([rows.flatten(), torch.stack(list(per_call.values()))]).tolist()
-    n = len(sequences.length)
-    metrics = dict(zip(per_call, flat[len(per_row) * n :], strict=True))
-    for i, name in enumerate(per_row):
-        metrics[f"actor/fspo/{name}"] = metric = verl.utils.metric.Metric("mean")
-        metric.extend(flat[i * n : (i + 1) * n])
-    return metrics
+    return bins | {f"length_{edges[-1]}_up": length >= edges[-1]}

@@ -1,12 +1,14 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The boundary to verl: importing this module registers the ``fspo`` policy loss.
+"""The boundary to verl: importing this module registers the policy losses ``fspo`` and ``observed``.
 
 It is imported (by the entry point :mod:`fspo_verl.plugin`) while verl itself is only partly imported; hence
 ``import a.b.c`` throughout, and no import of names from verl.
 """
 
+import dataclasses
 import functools
+import json
 import logging
 
 import torch
@@ -15,7 +17,10 @@ import verl.utils.device
 
 import fspo_verl.loss
 import fspo_verl.metrics
+import fspo_verl.microbatch
+import fspo_verl.observation
 import fspo_verl.preflight
+import fspo_verl.records
 
 logger = logging.getLogger("fspo_verl")
 
@@ -49,9 +54,94 @@ def compute_policy_loss_fspo(
         # Weights are >= 0, so this leaves every advantage on its side of zero; where() because a padding weight may
         # be NaN or inf.
         advantages = torch.where(response_mask.bool(), advantages * rollout_is_weights, 0.0)
-    sequences = fspo_verl.loss.fspo_loss(log_prob, old_log_prob, advantages, response_mask, band)
+    tokens = (log_prob, old_log_prob, advantages, response_mask)
+    sequences = fspo_verl.loss.fspo_loss(*tokens, band)
     loss = _aggregate(sequences, response_mask.shape[-1], loss_agg_mode, dict(config.global_batch_info))
-    return loss, fspo_verl.metrics.sequence_metrics(sequences)
+    columns = _observe(fspo_verl.observation.loss_columns(sequences), tokens, config, loss="fspo", band=band)
+    return loss, _verl_metrics(columns) | _metrics(columns, config)
+
+
+@verl.trainer.ppo.core_algos.register_policy_loss("observed")
+def compute_policy_loss_observed(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "token-mean",
+    config=None,
+    rollout_is_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, dict]:
+    """Another registered policy loss, ``config.policy_loss.inner``, trained as it is, with metrics and records added.
+
+    Arguments and result as those of :func:`compute_policy_loss_fspo`; loss and gradient are the inner loss's own.
+    """
+    compute_policy_loss = verl.trainer.ppo.core_algos.get_policy_loss_fn(config.policy_loss.inner)
+    inner = functools.partial(
+        compute_policy_loss,
+        old_log_prob=old_log_prob,
+        advantages=advantages,
+        response_mask=response_mask,
+        loss_agg_mode=loss_agg_mode,
+        config=config,
+        rollout_is_weights=rollout_is_weights,
+    )
+    tokens = (log_prob, old_log_prob, advantages, response_mask)
+    columns = fspo_verl.observation.observed_columns(lambda copy: inner(log_prob=copy)[0], *tokens)
+    loss, metrics = inner(log_prob=log_prob)
+    columns = _observe(columns, tokens, config, loss=config.policy_loss.inner, band=None)
+    return loss, metrics | _metrics(columns, config)
+
+
+def _observe(columns: dict, tokens: tuple, config, loss: str, band: "fspo_verl.loss.Band | None") -> dict:
+    """The columns as arrays, one device synchronisation in all; recorded where the config asks for it."""
+    records_dir = config.policy_loss.get("records_dir")
+    if records_dir is None:
+        return fspo_verl.observation.to_numpy(columns)
+    columns = fspo_verl.observation.to_numpy(columns | fspo_verl.observation.token_columns(*tokens))
+    micro_batch = fspo_verl.microbatch.current()
+    if micro_batch is None:
+        _warn_unknown_step()
+        return columns
+    settings = {
+        "loss": loss,
+        "band": band and {f.name: getattr(band, f.name) for f in dataclasses.fields(fspo_verl.loss.Band)},
+    }
+    settings |= {name: config.get(name) for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c")}
+    writer = _writer(
+        records_dir, json.dumps(settings), config.policy_loss.records_fraction, config.policy_loss.records_limit_mb
+    )
+    writer.add(columns, **micro_batch._asdict())
+    return columns
+
+
+@functools.cache
+def _writer(folder: str, settings: str, fraction: float, limit_mb: float) -> "fspo_verl.records.RecordWriter":
+    return fspo_verl.records.RecordWriter(folder, settings, fraction, limit_mb * 2**20)
+
+
+@functools.cache
+def _warn_unknown_step():
+    logger.warning(
+        "records_dir is set, but this trainer calls the loss outside verl's ppo_loss, where step and prompts are not "
+        "known: nothing is recorded"
+    )
+
+
+def _metrics(columns: dict, config) -> dict:
+    length_bins = config.policy_loss.get("length_bins") or fspo_verl.metrics.LENGTH_BINS
+    rows = config.global_batch_info.get("global_batch_size") or len(columns["length"])
+    return fspo_verl.metrics.metrics(columns, length_bins, rows)
+
+
+def _verl_metrics(columns: dict) -> dict:
+    """The metrics that verl's own losses return, means over the tokens of one call."""
+    tokens = max(columns["length"].sum(), 1)
+    clipped = columns["clipped_upper"] + columns["clipped_lower"] + columns["clipped_dual"]
+    return {
+        "actor/pg_clipfrac": float((clipped * columns["length"]).sum() / tokens),
+        "actor/pg_clipfrac_lower": float((columns["clipped_dual"] * columns["length"]).sum() / tokens),
+        "actor/ppo_kl": float(-columns["log_ratio"].sum() / tokens),
+    }
 
 
 def _aggregate(sequences: "fspo_verl.loss.SequenceLoss", width: int, loss_agg_mode: str, batch_info: dict):

@@ -1,13 +1,15 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""One data-parallel rank: verl's training worker with FSDP2 takes one mini-batch; rank 0 saves gradient and metrics.
+"""One data-parallel rank: verl's training worker with FSDP2 trains on eight sequences; rank 0 saves what came out.
 
-RANK=0 WORLD_SIZE=1 ... python fsdp_rank.py MODEL OUTPUT MICRO_BATCH_SIZE|packed:MICRO_BATCH_SIZE|dynamic:MAX_TOKENS
+RANK=0 WORLD_SIZE=1 ... python fsdp_rank.py MODEL OUTPUT CUT [--loss gspo] [--observed] ...
+
+CUT is MICRO_BATCH_SIZE, packed:MICRO_BATCH_SIZE or dynamic:MAX_TOKENS. Records go to the folder OUTPUT.records.
 """
 
+import argparse
 import functools
 import os
-import sys
 
 import torch
 import verl  # noqa: F401  loads this package's plugin, as in every worker
@@ -16,19 +18,19 @@ from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_platform
 from verl.utils.metric import reduce_metrics
+from verl.workers import engine_workers
 from verl.workers.config import (
     FSDPActorConfig,
     FSDPEngineConfig,
     FSDPOptimizerConfig,
     HFModelConfig,
+    PolicyLossConfig,
     TrainingWorkerConfig,
 )
-from verl.workers.engine_workers import TrainingWorker
-from verl.workers.utils.losses import ppo_loss
 
-from fspo_verl.config import FSPOPolicyLossConfig
+from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 
-PROMPT, RESPONSES = 5, [1, 3, 60, 17, 30, 90, 8, 2]
+PROMPT, RESPONSES, STEP = 5, [1, 3, 60, 17, 30, 90, 8, 2], 12
 
 
 def mini_batch(vocab_size: int) -> TensorDict:
@@ -51,21 +53,39 @@ def mini_batch(vocab_size: int) -> TensorDict:
             "loss_mask": nest(mask),
             "old_log_probs": nest(old),
             "advantages": nest(a.expand(n).clone() for a, n in zip(advantages, RESPONSES, strict=True)),
+            "uid": [f"prompt {i // 2}" for i in range(len(RESPONSES))],
+            "global_steps": [STEP] * len(RESPONSES),
         },
         {},
     )
 
 
-def main(model: str, output: str, cut: str) -> None:
+def policy_loss(loss: str, observed: bool, records_dir: str) -> PolicyLossConfig:
+    if loss == "fspo":
+        return FSPOPolicyLossConfig(eps_low=0.5, eps_high=0.5, eps_dual=1.5, records_dir=records_dir)
+    if observed:
+        return ObservedPolicyLossConfig(loss_mode=loss, records_dir=records_dir)
+    return PolicyLossConfig(loss_mode=loss)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("model", "output", "cut"):
+        parser.add_argument(name)
+    parser.add_argument("--loss", default="fspo")
+    parser.add_argument("--observed", action="store_true")
+    parser.add_argument("--mini-batch-size", type=int, default=len(RESPONSES))
+    parser.add_argument("--lr", type=float, default=0.0)
+    args = parser.parse_args()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     get_platform().communication_backend_name()  # joins the gloo group, as in verl's workers
-    kind, _, size = cut.rpartition(":")
+    kind, _, size = args.cut.rpartition(":")
     dynamic = kind == "dynamic"
-    worker = TrainingWorker(
+    worker = engine_workers.TrainingWorker(
         TrainingWorkerConfig(
             model_type="language_model",
             model_config=HFModelConfig(
-                path=model,
+                path=args.model,
                 use_remove_padding=kind == "packed",
                 enable_gradient_checkpointing=False,
                 override_config={"attn_implementation": "sdpa"},
@@ -78,7 +98,7 @@ def main(model: str, output: str, cut: str) -> None:
                 max_token_len_per_gpu=int(size) if dynamic else None,
                 mixed_precision={"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
             ),
-            optimizer_config=FSDPOptimizerConfig(lr=0.0, clip_grad=1e9),
+            optimizer_config=FSDPOptimizerConfig(lr=args.lr, clip_grad=1e9),
             checkpoint_config=CheckpointConfig(),
             profiler_config=None,
         )
@@ -89,17 +109,17 @@ def main(model: str, output: str, cut: str) -> None:
         ppo_micro_batch_size_per_gpu=1,
         loss_agg_mode="seq-mean-token-sum-norm",
         loss_scale_factor=128,
-        policy_loss=FSPOPolicyLossConfig(eps_low=0.5, eps_high=0.5, eps_dual=1.5),
+        policy_loss=policy_loss(args.loss, args.observed, f"{args.output}.records"),
     )
-    worker.set_loss_fn(functools.partial(ppo_loss, config))
+    worker.set_loss_fn(functools.partial(engine_workers.ppo_loss, config))
 
     batch = mini_batch(worker.engine.module.config.vocab_size)
     share = torch.arange(rank, len(RESPONSES), world_size)  # every rank gets short and long ones
     data = tu.index_select_tensor_dict(batch, share)
     tu.assign_non_tensor(
         data,
-        global_batch_size=len(RESPONSES),
-        mini_batch_size=len(RESPONSES),
+        global_batch_size=args.mini_batch_size,
+        mini_batch_size=args.mini_batch_size,
         epochs=1,
         seed=0,
         dataloader_kwargs={"shuffle": False},
@@ -114,10 +134,11 @@ def main(model: str, output: str, cut: str) -> None:
 
     worker.engine.optimizer_step = keep_gradient
     result = worker.train_mini_batch(data)
+    weights = {name: parameter.full_tensor() for name, parameter in worker.engine.module.named_parameters()}
     if rank == 0:
-        metrics = reduce_metrics(dict(tu.get(result, "metrics")))
-        torch.save({"gradient": gradient, "metrics": {k: float(v) for k, v in metrics.items()}}, output)
+        metrics = {name: float(value) for name, value in reduce_metrics(dict(tu.get(result, "metrics"))).items()}
+        torch.save({"gradient": gradient, "weights": weights, "metrics": metrics}, args.output)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

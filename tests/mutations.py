@@ -60,7 +60,7 @@ MUTATIONS = [  # what goes wrong, file, the sound code, the fault
     ("gradient without the advantage", LOSS, ".mul_(advantages).masked_fill_", ".masked_fill_"),
     ("gradient of the other sign's sum", LOSS, "torch.where(advantages < 0, lower, upper)",
      "torch.where(advantages < 0, upper, lower)"),
-    ("ratio not capped", LOSS, "log_ratio.clamp(max=_MAX_LOG_RATIO).exp()", "log_ratio.exp()"),
+    ("ratio not capped", LOSS, "log_ratio.clamp(max=MAX_LOG_RATIO).exp()", "log_ratio.exp()"),
     ("poisoned rows kept", LOSS, "finite = (log_ratio + quadratic_variation + positive + negative).isfinite()",
      "finite = torch.ones_like(log_ratio, dtype=torch.bool)"),
     ("a later block of rows skipped", LOSS, "range(0, len(tensor), rows))", "range(0, min(len(tensor), rows), rows))"),

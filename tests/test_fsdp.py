@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""One mini-batch over real FSDP2 ranks and every cut into micro-batches: the same gradient, the same metrics."""
+"""One mini-batch over real FSDP2 ranks and every cut into micro-batches: the same gradient, metrics and records."""
 
 import os
 import socket
@@ -8,13 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+
+from fspo_verl.records import read_records
 
 RANK = Path(__file__).parent / "fsdp_rank.py"
 
 
-def train(model, output, ranks, cut):
+def train(model, output, ranks, cut, *options):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -27,7 +30,7 @@ def train(model, output, ranks, cut):
         "MASTER_PORT": port,
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, RANK, model, output, cut]
+    command = [sys.executable, RANK, model, output, cut, *options]
     processes = [
         subprocess.Popen(
             command, env={**os.environ, **env, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -55,7 +58,52 @@ def test_gradient_and_metrics_do_not_depend_on_ranks_and_micro_batches(untrained
         torch.testing.assert_close(got["gradient"][name], expected, rtol=1e-5, atol=1e-6 * norm.item())
     for name, value in whole["metrics"].items():
         if name.startswith("actor/fspo/"):  # counts to the last one, sums but for the order of summation
-            expected = value if "fraction" in name else pytest.approx(value, rel=1e-5, abs=1e-7)
-            assert got["metrics"][name] == expected, name
+            is_count = "fraction" in name or "/length_" in name
+            assert got["metrics"][name] == (value if is_count else pytest.approx(value, rel=1e-5, abs=1e-7)), name
     assert 0 < whole["metrics"]["actor/fspo/clip_fraction"] < 1
     assert whole["metrics"]["actor/fspo/sequence_fraction"] == 7 / 8
+
+
+@pytest.mark.parametrize("ranks, cut", [(1, "dynamic:100"), (2, "dynamic:110"), (4, "1")])
+def test_metrics_of_several_mini_batches_equal_what_the_records_give(untrained_model, tmp_path, ranks, cut):
+    """Ragged micro-batches, two mini-batches of which the second sees a policy that has moved."""
+    output = tmp_path / "out.pt"
+    metrics = train(untrained_model, output, ranks, cut, "--mini-batch-size=4", "--lr=1e-3")["metrics"]
+    records = read_records(f"{output}.records")
+    rows = 8  # one of which has no response token, and so no record
+    assert len(records) == 7 and set(records.step) == {12} and set(records["rank"]) == set(range(ranks))
+    assert set(records.mini_batch) == {0, 1} and set(records.prompt) == {f"prompt {i}" for i in range(4)}
+    edges = [1, 16, 64, 256, 1024, 4096, 16384]
+    sums = {
+        "sequence_fraction": len(records),
+        "clip_fraction": records.clipped.sum(),
+        **{f"clip_fraction_{side}": (records.decision == side).sum() for side in ("upper", "lower", "dual")},
+        "nonzero_advantage_fraction": (records.advantage != 0).sum(),
+        "outside_band_fraction": (records.log_ratio.abs() > 0.5 * np.sqrt(records.length)).sum(),
+        **{
+            f"length_{low}_to_{high - 1}/{name}": values[(records.length >= low) & (records.length < high)].sum()
+            for low, high in zip(edges, edges[1:], strict=False)
+            for name, values in (("responses", records.advantage != 0), ("clipped", records.clipped))
+        },
+        "log_ratio": records.log_ratio.sum(),
+        "sigma_squared": (records.quadratic_variation / records.length).sum(),
+    }
+    for name, value in sums.items():
+        is_count = name not in ("log_ratio", "sigma_squared")
+        assert metrics[f"actor/fspo/{name}"] * rows == (value if is_count else pytest.approx(value, rel=1e-5)), name
+    assert 0 < sums["clip_fraction"] < 7
+
+
+@pytest.mark.parametrize("loss", ["vanilla", "gspo"])
+def test_an_observed_loss_trains_the_same_weights_bit_for_bit(untrained_model, tmp_path, loss):
+    options = ("--mini-batch-size=2", "--lr=1e-3", f"--loss={loss}")
+    plain = train(untrained_model, tmp_path / "plain.pt", 1, "1", *options)
+    observed = train(untrained_model, tmp_path / "observed.pt", 1, "1", *options, "--observed")
+    start = train(untrained_model, tmp_path / "start.pt", 1, "8")["weights"]
+    for name, weight in plain["weights"].items():
+        assert torch.equal(observed["weights"][name], weight), name
+    assert any((weight != start[name]).any() for name, weight in plain["weights"].items())
+    assert {name: observed["metrics"][name] for name in plain["metrics"] if "perf/" not in name} == {
+        name: value for name, value in plain["metrics"].items() if "perf/" not in name
+    }
+    assert observed["metrics"]["actor/fspo/clip_fraction"] > 0

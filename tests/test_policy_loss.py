@@ -111,10 +111,11 @@ def test_gradients_and_metrics_do_not_depend_on_the_cut(cut, agg_mode):
     got = parts.step(CUTS[cut], config)
     torch.testing.assert_close(parts.gradient, whole.gradient, rtol=1e-5, atol=1e-12)
     assert (whole.gradient != 0).any()
-    per_row = [key for key in expected if key.startswith("actor/fspo/")]
-    assert len(per_row) == 10
-    for key in per_row:  # counts to the last one, sums but for the order of summation
-        assert got[key] == (expected[key] if "fraction" in key else pytest.approx(expected[key], rel=1e-6)), key
+    assert got.keys() == expected.keys()
+    for key in (key for key in expected if key.startswith("actor/fspo/")):
+        # Counts to the last one, sums but for the order of summation.
+        is_count = "fraction" in key or "/length_" in key
+        assert got[key] == (expected[key] if is_count else pytest.approx(expected[key], rel=1e-6)), key
     assert 0 < expected["actor/fspo/clip_fraction"] < 1
     assert expected["actor/fspo/sequence_fraction"] == 7 / 8
 
@@ -130,17 +131,24 @@ def test_metrics_equal_the_values_by_definition():
     batch = MiniBatch()
     config = actor_config()
     metrics = batch.step(CUTS["one"], config)
-    expected = {"clip_fraction": 0, "outside_band_fraction": 0, "log_ratio_per_sqrt_length": 0.0, "sigma_squared": 0.0}
+    names = (
+        *("clip_fraction", "outside_band_fraction", "nonzero_advantage_fraction", "log_ratio_per_token"),
+        *("log_ratio_per_sqrt_length", "log_ratio_per_sqrt_length_squared", "sigma_squared", "ratio", "ratio_squared"),
+        *("length_16_to_63/responses", "length_16_to_63/clipped", "length_16_to_63/outside"),
+    )
+    expected = dict.fromkeys(names, 0.0)
     for log_prob, old, mask, advantage in zip(batch.log_prob, batch.old, batch.masks, batch.advantage, strict=True):
         d = (log_prob.detach() - old)[mask.bool()]
         if len(d) == 0:
             continue
         s, root = d.sum().item(), math.sqrt(len(d))
         above, below, dual = s > 0.04 * root, s < -0.05 * root, s > 0.1 * root
-        expected["outside_band_fraction"] += above or below
-        expected["clip_fraction"] += above if advantage > 0 else (below or dual)
-        expected["log_ratio_per_sqrt_length"] += s / root
-        expected["sigma_squared"] += d.square().mean().item()
+        clipped = above if advantage > 0 else (below or dual)
+        in_bin = 16 <= len(d) <= 63
+        row = (above or below, clipped, True, s / len(d), s / root, s**2 / len(d), d.square().mean().item())
+        row += (math.exp(s), math.exp(2 * s), in_bin, in_bin and clipped, in_bin and (above or below))
+        for name, value in zip(names, (row[1], row[0], *row[2:]), strict=True):
+            expected[name] += value
     for name, total in expected.items():
         assert metrics[f"actor/fspo/{name}"] == pytest.approx(total / len(batch), rel=1e-5), name
 
@@ -246,8 +254,8 @@ class _HostReads(TorchDispatchMode):
 def test_only_the_metrics_read_a_value_and_once(info, monkeypatch):
     batch, config, reads = padded_batch(), actor_config(), []
     config.global_batch_info.update(info)
-    tolist = torch.Tensor.tolist
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: reads.append(tensor.shape) or tolist(tensor))
+    cpu = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: reads.append(tensor.shape) or cpu(tensor))
     with _HostReads() as others:
         loss, _ = get_policy_loss_fn("fspo")(**batch, loss_agg_mode=config.loss_agg_mode, config=config)
         loss.backward()

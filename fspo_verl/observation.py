@@ -1,0 +1,108 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What one call of a policy loss did to each response: the columns behind the metrics and the records.
+
+For the fspo loss they come with the loss. Any other policy loss is observed from outside: a response token has lost its
+gradient to the clip when its advantage is not 0 and the gradient of the loss with respect to its log-probability is.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fspo_verl.loss import Band, SequenceLoss, fspo_loss
+
+# Columns that only records hold; see :func:`token_columns`.
+LAST_TOKENS = 4
+TOP_SHARE = 100  # one token in this many
+_GRPO_CLIP = (0.8, 1.2, 3.0)  # verl's defaults: clip_ratio_low and _high of 0.2, dual clip clip_ratio_c
+
+
+@torch.no_grad()
+def loss_columns(sequences: SequenceLoss) -> dict[str, Tensor]:
+    """Columns ``[B]`` of the fspo loss; ``clipped_*`` are 0 or 1, the share of tokens that lost their gradient."""
+    return _sequence_columns(sequences) | {
+        "clipped_upper": sequences.clipped_upper,
+        "clipped_lower": sequences.clipped_lower,
+        "clipped_dual": sequences.clipped_dual,
+        "outside": sequences.outside & (sequences.length > 0),
+    }
+
+
+def observed_columns(
+    loss: Callable[[Tensor], Tensor], log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, response_mask: Tensor
+) -> dict[str, Tensor]:
+    """Columns ``[B]`` of any policy loss, from its gradient; ``clipped_*`` are shares of a response's tokens.
+
+    Args:
+        loss: the scalar loss as a function of the log-probabilities. It is evaluated once, on a copy and before it
+            trains, and leaves no trace.
+        log_prob, old_log_prob, advantages, response_mask: ``[B, T]``, see :func:`fspo_verl.loss.fspo_loss`.
+
+    The dropped tokens of a response with A < 0 count as ``dual`` where their log-ratios add up to more than 0, else as
+    ``lower``.
+    """
+    device = log_prob.device
+    # A loss that draws random numbers (clip_cov) draws the same ones again when it trains.
+    with torch.enable_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        copy = log_prob.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(copy), copy)
+    with torch.no_grad():
+        mask = response_mask.bool()
+        dropped = mask & (advantages != 0) & (gradient == 0)
+        upward = torch.where(dropped, log_prob - old_log_prob, 0.0).sum(-1) > 0
+        tokens = mask.sum(-1).clamp(min=1)
+        upper = (dropped & (advantages > 0)).sum(-1) / tokens
+        negative = (dropped & (advantages < 0)).sum(-1) / tokens
+        sequences = fspo_loss(log_prob.detach(), old_log_prob, advantages, response_mask, Band())
+        return _sequence_columns(sequences) | {
+            "clipped_upper": upper,
+            "clipped_lower": torch.where(upward, 0.0, negative),
+            "clipped_dual": torch.where(upward, negative, 0.0),
+        }
+
+
+def _sequence_columns(sequences: SequenceLoss) -> dict[str, Tensor]:
+    return {
+        "length": sequences.length,
+        "log_ratio": sequences.log_ratio,
+        "quadratic_variation": sequences.quadratic_variation,
+        "advantage": sequences.advantage,
+        "finite": sequences.finite,
+    }
+
+
+@torch.no_grad()
+def token_columns(
+    log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, response_mask: Tensor
+) -> dict[str, Tensor]:
+    """Columns ``[B]`` that need another pass over the tokens, for records only.
+
+    ``quadratic_variation_last``: the part of Q in the last 4 response tokens. ``quadratic_variation_top``: the part in
+    the largest ceil(L/100) tokens. ``tokens_clipped``: tokens that the token-level PPO clip of verl's defaults (ratio
+    1 ± 0.2, dual clip 3) drops, given the sign of their advantage.
+    """
+    mask = response_mask.bool()
+    log_ratio = torch.where(mask, log_prob.float() - old_log_prob.float(), 0.0)
+    squared = log_ratio.square()
+    tokens_left = mask.flip(-1).cumsum(-1).flip(-1)  # of this response, from each token on
+    top = (mask.sum(-1, keepdim=True) + TOP_SHARE - 1) // TOP_SHARE
+    largest = squared.topk((mask.shape[-1] + TOP_SHARE - 1) // TOP_SHARE, dim=-1).values
+    rank = torch.arange(largest.shape[-1], device=largest.device)
+    low, high, dual = _GRPO_CLIP
+    ratio = log_ratio.clamp(-20, 20).exp()  # the range to which verl's vanilla loss clamps it
+    dropped = torch.where(advantages > 0, ratio > high, (advantages < 0) & ((ratio < low) | (ratio > dual)))
+    return {
+        "quadratic_variation_last": torch.where(tokens_left <= LAST_TOKENS, squared, 0.0).sum(-1),
+        "quadratic_variation_top": torch.where(rank < top, largest, 0.0).sum(-1),
+        "tokens_clipped": (dropped & mask).sum(-1),
+    }
+
+
+def to_numpy(columns: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """The columns as float64 arrays, in one transfer from the device."""
+    dtype = columns["log_ratio"].dtype
+    stacked = torch.stack([column.to(dtype) for column in columns.values()]).cpu().numpy().astype(np.float64)
+    return dict(zip(columns, stacked, strict=True))

@@ -1,0 +1,144 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Observing any policy loss: the training is untouched, and what is reported is what the gradient says."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_policy_loss import CUTS, MiniBatch, actor_config, padded_batch
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
+from verl.workers.config import PolicyLossConfig
+
+from fspo_verl import observation
+from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
+from fspo_verl.loss import fspo_loss
+
+INNER = ["vanilla", "gspo", "dppo_tv", "dppo_kl", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "cispo"]
+TIGHT = {"clip_ratio_low": 3e-3, "clip_ratio_high": 4e-3, "clip_ratio_c": 1.05}
+
+
+def configs(inner):
+    make = lambda schema: actor_config("token-mean", schema(loss_mode=inner), **TIGHT)  # noqa: E731
+    return make(PolicyLossConfig), make(ObservedPolicyLossConfig)
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_an_observed_loss_is_bit_for_bit_the_loss(inner):
+    stock, observed = configs(inner)
+    plain, watched = MiniBatch(), MiniBatch()
+    for cut in ("one", "ragged"):
+        torch.manual_seed(0)  # clip_cov draws the tokens that it clips
+        expected = plain.step(CUTS[cut], stock)
+        torch.manual_seed(0)
+        got = watched.step(CUTS[cut], observed)
+        assert torch.equal(watched.gradient, plain.gradient) and (plain.gradient != 0).any()
+        assert {name: got[name] for name in expected} == expected
+        assert {"actor/fspo/clip_fraction", "actor/fspo/length_16_to_63/clipped"} <= got.keys() - expected.keys()
+
+
+@pytest.mark.parametrize("inner", ["vanilla", "gspo"])
+@given(seed=st.integers(0, 10_000))
+def test_clipped_shares_are_the_tokens_without_gradient(inner, seed):
+    stock, observed = configs(inner)
+    batch = padded_batch(seed=seed)
+    batch["advantages"][1] = 0.0
+    loss, metrics = get_policy_loss_fn("observed")(**batch, loss_agg_mode="token-mean", config=observed)
+    loss.backward()
+    mask, advantages = batch["response_mask"], batch["advantages"]
+    dropped = mask & (advantages != 0) & (batch["log_prob"].grad == 0)
+    share = (dropped.sum(-1) / mask.sum(-1).clamp(min=1)).numpy()
+    assert metrics["actor/fspo/clip_fraction"].values == pytest.approx(share, rel=1e-6)
+    upper = ((dropped & (advantages > 0)).sum(-1) / mask.sum(-1).clamp(min=1)).numpy()
+    assert metrics["actor/fspo/clip_fraction_upper"].values == pytest.approx(upper, rel=1e-6)
+    assert metrics["actor/fspo/clip_fraction"].values[1] == 0
+
+
+def test_observing_fspo_from_outside_finds_what_the_loss_itself_says():
+    """The probe through the gradient against the decisions of the loss, both sides and the dual clip."""
+    band = FSPOPolicyLossConfig(eps_low=0.04, eps_high=0.03, eps_dual=0.05)
+    batch = padded_batch(rows=400, width=60)
+    batch["advantages"] = batch["advantages"][:, :1].expand(400, 60)  # one sign along a response
+    rest = (batch["old_log_prob"], batch["advantages"], batch["response_mask"])
+    inside = observation.loss_columns(fspo_loss(batch["log_prob"], *rest, band))
+    outside = observation.observed_columns(
+        lambda log_prob: fspo_loss(log_prob, *rest, band).loss.sum(), batch["log_prob"], *rest
+    )
+    for side in ("clipped_upper", "clipped_lower", "clipped_dual"):
+        assert inside[side].any()
+        assert torch.equal(inside[side].float(), outside[side]), side
+    for name in ("length", "log_ratio", "quadratic_variation", "advantage", "finite"):
+        assert torch.equal(inside[name], outside[name]), name
+
+
+def test_token_columns_equal_their_definition():
+    batch = padded_batch(rows=8, width=330)
+    batch["log_prob"] = batch["old_log_prob"] + 0.4 * torch.randn(8, 330, generator=torch.Generator().manual_seed(1))
+    batch["log_prob"][3, :] = batch["old_log_prob"][3, :] + 2.0  # a ratio above the dual clip
+    batch["advantages"][3, :] = -1.0
+    columns = observation.token_columns(**batch)
+    for row, (log_prob, old, advantage, mask) in enumerate(
+        zip(*(batch[name] for name in ("log_prob", "old_log_prob", "advantages", "response_mask")), strict=True)
+    ):
+        d, a = (log_prob - old)[mask].double(), advantage[mask]
+        top = d.square().sort(descending=True).values[: -(-len(d) // 100)]
+        ratio = d.exp()
+        dropped = ((a > 0) & (ratio > 1.2)) | ((a < 0) & ((ratio < 0.8) | (ratio > 3)))
+        assert columns["quadratic_variation_last"][row] == pytest.approx(d[-4:].square().sum().item(), rel=1e-5)
+        assert columns["quadratic_variation_top"][row] == pytest.approx(top.sum().item(), rel=1e-5)
+        assert columns["tokens_clipped"][row] == dropped.sum()
+
+
+def test_grpos_clipped_tokens_are_those_of_verls_loss():
+    batch = padded_batch(rows=50, width=60)
+    with torch.no_grad():
+        batch["log_prob"] += 0.6 * torch.randn(50, 60, generator=torch.Generator().manual_seed(1))
+    config = actor_config("token-mean", ObservedPolicyLossConfig(loss_mode="vanilla"))
+    loss = get_policy_loss_fn("vanilla")
+    arguments = {name: value for name, value in batch.items() if name != "log_prob"}
+    columns = observation.observed_columns(
+        lambda log_prob: loss(log_prob=log_prob, **arguments, loss_agg_mode="token-mean", config=config)[0],
+        *(batch[name] for name in ("log_prob", "old_log_prob", "advantages", "response_mask")),
+    )
+    shares = columns["clipped_upper"] + columns["clipped_lower"] + columns["clipped_dual"]
+    counts = observation.token_columns(**batch)["tokens_clipped"]
+    assert (counts > 0).any() and torch.equal(counts, (shares * columns["length"]).round().long())
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"loss_mode": "fspo"}, "fspo measures itself"),
+        ({"loss_mode": "observed"}, "name the loss that trains"),
+        ({"loss_mode": "gspo", "records_dir": "records"}, "absolute path"),
+        ({"loss_mode": "gspo", "records_fraction": 0.0}, "records_fraction=0.0"),
+        ({"loss_mode": "gspo", "records_limit_mb": 0}, "records_limit_mb=0"),
+        ({"loss_mode": "gspo", "length_bins": [8, 8]}, "rising whole numbers"),
+    ],
+)
+def test_bad_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        ObservedPolicyLossConfig(**settings)
+
+
+def test_the_built_config_names_the_wrapper_and_the_loss():
+    for settings in ({"loss_mode": "gspo"}, {"loss_mode": "observed", "inner": "gspo"}):
+        config = ObservedPolicyLossConfig(**settings)
+        assert (config.loss_mode, config.inner) == ("observed", "gspo")
+        rebuilt = ObservedPolicyLossConfig(**{f.name: config[f.name] for f in dataclasses.fields(config)})
+        assert (rebuilt.loss_mode, rebuilt.inner) == ("observed", "gspo")
+
+
+def test_length_bins_cover_every_length_once():
+    from fspo_verl.metrics import row_values
+
+    columns = {name: np.zeros(300) for name in ("log_ratio", "quadratic_variation", "finite")}
+    columns |= {f"clipped_{side}": np.zeros(300) for side in ("upper", "lower", "dual")}
+    columns |= {"length": np.arange(300.0), "advantage": np.ones(300)}
+    values = row_values(columns, [3, 64, 256], 300)
+    responses = sum(value for name, value in values.items() if name.endswith("/responses"))
+    assert (responses == (np.arange(300) > 0)).all()
+    assert [name for name in values if name.endswith("/responses")][-1] == "length_256_up/responses"
