@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Does the test suite notice a wrong loss?  `python tests/mutations.py` plants one fault at a time and runs the tests.
+"""Does the test suite notice a wrong loss, metric or record?  `python tests/mutations.py` plants one fault at a time and runs the tests.
 
 Each fault is one replacement in a copy of the sources; a fault that no test notices makes this script fail.
 """
@@ -14,8 +14,10 @@ from pathlib import Path
 from tqdm import tqdm
 
 ROOT = Path(__file__).parents[1]
-TESTS = ["tests/test_loss.py", "tests/test_policy_loss.py"]
-LOSS, REGISTER, METRICS = "fspo_verl/loss.py", "fspo_verl/register.py", "fspo_verl/metrics.py"
+TESTS = [f"tests/test_{name}.py" for name in ("loss", "policy_loss", "observation", "records")]
+LOSS, REGISTER, METRICS, OBSERVATION, RECORDS = (
+    f"fspo_verl/{name}.py" for name in ("loss", "register", "metrics", "observation", "records")
+)
 
 MUTATIONS = [  # what goes wrong, file, the sound code, the fault
     ("sign of the loss flipped", LOSS, "loss=-(ratio_positive", "loss=(ratio_positive"),
@@ -69,9 +71,21 @@ MUTATIONS = [  # what goes wrong, file, the sound code, the fault
      "loss_mat=sequences.loss.unsqueeze(-1)"),
     ("batch totals ignored", REGISTER, "dict(config.global_batch_info))", "{})"),
     ("scale factor of one column", REGISTER, '["loss_scale_factor"] = width', '["loss_scale_factor"] = 1'),
-    ("metrics averaged per call", METRICS, "metric.extend(flat[i * n : (i + 1) * n])",
-     "metric.append(sum(flat[i * n : (i + 1) * n]) / n)"),
-    ("empty rows outside the band", METRICS, "sequences.outside & is_sequence", "sequences.outside | ~is_sequence"),
+    ("metrics averaged per call", METRICS, "metric.values = values.tolist()", "metric.values = [float(values.mean())]"),
+    ("a bin that keeps its upper edge", METRICS, "(length < high)", "(length <= high)"),
+    ("bins that count every response", METRICS, '{"responses": has_advantage,', '{"responses": is_sequence,'),
+    ("empty rows outside the band", OBSERVATION, "sequences.outside & (sequences.length > 0)",
+     "sequences.outside | (sequences.length == 0)"),
+    ("responses without advantage clipped", OBSERVATION, "mask & (advantages != 0) & (gradient == 0)",
+     "mask & (gradient == 0)"),
+    ("dual clip told from the lower by nothing", OBSERVATION, "torch.where(upward, 0.0, negative)", "negative"),
+    ("random numbers drawn twice", OBSERVATION,
+     'torch.random.fork_rng([device] if device.type == "cuda" else [])', "torch.enable_grad()"),
+    ("first tokens for the last", OBSERVATION, "mask.flip(-1).cumsum(-1).flip(-1)", "mask.cumsum(-1)"),
+    ("largest token only", OBSERVATION, "rank < top, largest", "rank < 1, largest"),
+    ("records of an unfinished mini-batch", RECORDS, "            if write:\n", "            if True:\n"),
+    ("superseded records kept", RECORDS, "                file.unlink()", "                pass"),
+    ("padding recorded", RECORDS, 'columns["length"] > 0', 'columns["length"] >= 0'),
 ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 
 import fspo_verl.configs
+from fspo_verl.records import read_records
 
 STEPS = 2
 # A random model gets no sum right; a reward that knows nothing of sums still has advantages of both signs.
@@ -87,6 +88,7 @@ def test_training(task, untrained_model, tmp_path, way_in, overrides):
         "actor_rollout_ref.actor.optim.lr=1e-3",
         "actor_rollout_ref.actor.policy_loss.eps_low=1e-4",
         "actor_rollout_ref.actor.policy_loss.eps_high=1e-4",
+        f"actor_rollout_ref.actor.policy_loss.records_dir={tmp_path / 'records'}",
         "trainer.logger=[console,file]",
         f"trainer.total_training_steps={STEPS}",
         f"trainer.save_freq={STEPS}",
@@ -103,15 +105,24 @@ def test_training(task, untrained_model, tmp_path, way_in, overrides):
         code = subprocess.run(command, env=env, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path).returncode
     assert code == 0, (tmp_path / "log").read_text()[-5000:]
 
-    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
-    for metrics in (record["data"] for record in records):
+    log = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in log] == list(range(1, STEPS + 1))
+    records = read_records(tmp_path / "records")
+    for metrics in (line["data"] for line in log):
         # The rollout samples from exactly the policy that is trained, at every step: the weight sync is complete.
         assert metrics["training/rollout_probs_diff_max"] < 1e-4
         assert 0 < metrics["actor/fspo/clip_fraction"] < 1
         assert metrics["actor/grad_norm"] > 0
         assert 0 < metrics["critic/score/mean"] < 1
-    assert "val-core/ledger/acc/mean@1" in records[-1]["data"]
+        # One record per response and optimiser step, and metrics that equal what they add up to, to the last count.
+        step = records[records.step == metrics["training/global_step"]]
+        assert step.groupby("mini_batch").prompt.nunique().to_dict() == {0: 4, 1: 4} and len(step) == 8 * 4
+        clipped_short = (step.clipped * (step.advantage != 0))[step.length < 16].sum()
+        assert metrics["actor/fspo/sequence_fraction"] * 32 == len(step)
+        assert metrics["actor/fspo/clip_fraction"] * 32 == step.clipped.sum()
+        assert metrics["actor/fspo/length_1_to_15/clipped"] * 32 == clipped_short
+        assert (step[step.mini_batch == 0].log_ratio.abs() < 1e-3).all()
+    assert "val-core/ledger/acc/mean@1" in log[-1]["data"]
 
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / f"checkpoints/global_step_{STEPS}/actor/huggingface")
     before = AutoModelForCausalLM.from_pretrained(untrained_model).state_dict()

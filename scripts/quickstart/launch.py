@@ -4,6 +4,7 @@
 
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -65,11 +66,13 @@ def warm_start(experiment: Experiment) -> None:
 def overrides(experiment: Experiment) -> list[str]:
     """The Hydra overrides that make ``--config-name fspo_cpu`` this experiment."""
     start, run = experiment.start, experiment.run
-    band = "actor_rollout_ref.actor.policy_loss"
+    loss = "actor_rollout_ref.actor.policy_loss"
     return [
         f"algorithm.policy_loss={experiment.loss}",
         f"cpu_rollout={experiment.rollout}",
-        *([f"{band}.eps_low={EPS}", f"{band}.eps_high={EPS}"] if experiment.loss == "fspo" else []),
+        *([f"{loss}.eps_low={EPS}", f"{loss}.eps_high={EPS}"] if experiment.loss == "fspo" else []),
+        f"{loss}.records_dir={run / 'records'}",
+        f"{loss}.length_bins=[10,20,40]",
         f"data.train_files={start / 'train.parquet'}",
         f"data.val_files={start / 'validation.parquet'}",
         f"data.max_prompt_length={ledger.MAX_PROMPT_TOKENS}",
@@ -108,6 +111,8 @@ def train(experiment: Experiment) -> int:
     """Run verl's trainer to its end, printing a line per step; return the peak memory of its processes in bytes."""
     run = experiment.run
     # verl truncates its metrics file, so an attempt that resumes gets one of its own.
+    if not (run / "checkpoints").exists():  # an attempt that was interrupted before its first checkpoint
+        shutil.rmtree(run / "records", ignore_errors=True)
     log, metrics = run / "train.log", run / f"metrics-{len(report.metric_files(run)) + 1}.jsonl"
     env = os.environ | {"VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": str(metrics), "HYDRA_FULL_ERROR": "1"}
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", "fspo_cpu", *overrides(experiment)]
