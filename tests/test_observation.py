@@ -18,12 +18,13 @@ from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.loss import fspo_loss
 
 INNER = ["vanilla", "gspo", "dppo_tv", "dppo_kl", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "cispo"]
+MANY_COVARIANCES = {"clip_cov_lb": 0.0, "clip_cov_ratio": 0.1}  # clip_cov then draws tokens in every call
 TIGHT = {"clip_ratio_low": 3e-3, "clip_ratio_high": 4e-3, "clip_ratio_c": 1.05}
 
 
 def configs(inner):
-    make = lambda schema: actor_config("token-mean", schema(loss_mode=inner), **TIGHT)  # noqa: E731
-    return make(PolicyLossConfig), make(ObservedPolicyLossConfig)
+    schemas = [schema(loss_mode=inner, **MANY_COVARIANCES) for schema in (PolicyLossConfig, ObservedPolicyLossConfig)]
+    return [actor_config("token-mean", schema, **TIGHT) for schema in schemas]
 
 
 @pytest.mark.parametrize("inner", INNER)
@@ -31,7 +32,7 @@ def test_an_observed_loss_is_bit_for_bit_the_loss(inner):
     stock, observed = configs(inner)
     plain, watched = MiniBatch(), MiniBatch()
     for cut in ("one", "ragged"):
-        torch.manual_seed(0)  # clip_cov draws the tokens that it clips
+        torch.manual_seed(0)
         expected = plain.step(CUTS[cut], stock)
         torch.manual_seed(0)
         got = watched.step(CUTS[cut], observed)
