@@ -12,6 +12,7 @@ import json
 import logging
 
 import torch
+import verl
 import verl.trainer.ppo.core_algos
 import verl.utils.device
 
@@ -107,6 +108,7 @@ def _observe(columns: dict, tokens: tuple, config, loss: str, band: "fspo_verl.l
         "band": band and {f.name: getattr(band, f.name) for f in dataclasses.fields(fspo_verl.loss.Band)},
     }
     settings |= {name: config.get(name) for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c")}
+    settings["versions"] = {"fspo_verl": fspo_verl.__version__, "verl": verl.__version__, "torch": torch.__version__}
     writer = _writer(
         records_dir, json.dumps(settings), config.policy_loss.records_fraction, config.policy_loss.records_limit_mb
     )

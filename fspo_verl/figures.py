@@ -1,0 +1,333 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of the report page: each function draws finished tables and computes nothing that is a result.
+
+A loss has one colour and one marker in all figures; further runs of the same loss differ by line and hollow marker.
+The colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which colour-blind readers can tell apart.
+"""
+
+import io
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+
+from fspo_verl.fairness import MIN_COUNT
+
+_LENGTH = "response length L (tokens)"
+BLACK, GREY = "#000000", "#7f7f7f"
+_STYLE = {
+    "figure.dpi": 100,
+    "savefig.dpi": 200,
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4.5,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "svg.hashsalt": "fspo_verl",  # the same figure is the same file
+}
+
+
+class Style(NamedTuple):
+    """How a run or a method is drawn."""
+
+    color: str
+    marker: str
+    line: str = "-"
+    hollow: bool = False
+
+    def line_kwargs(self) -> dict:
+        """Keyword arguments for :meth:`Axes.plot` and :meth:`Axes.errorbar`."""
+        face = "white" if self.hollow else self.color
+        return {"color": self.color, "marker": self.marker, "ls": self.line, "mfc": face, "mew": 1.1}
+
+
+METHOD_STYLES = {
+    "fspo": Style("#0072B2", "o"),
+    "fspo_centered": Style("#56B4E9", "v", "--"),
+    "fspo_studentized": Style("#E69F00", "P", "--"),
+    "fspo_width": Style(GREY, "x", ":"),
+    "gspo": Style("#D55E00", "s"),
+    "rloo": Style("#CC79A7", "D"),
+    "grpo": Style("#009E73", "^"),
+}
+_OTHER_LOSS = Style(BLACK, "*")
+_REPEATS = [("-", False), ("--", True), (":", False), ("-.", True)]
+
+
+def run_styles(methods: Sequence[str | None]) -> list[Style]:
+    """One style per run, from the method of :data:`METHOD_STYLES` that it trained with; None for any other loss."""
+    styles = []
+    for i, method in enumerate(methods):
+        line, hollow = _REPEATS[methods[:i].count(method) % len(_REPEATS)]
+        styles.append(METHOD_STYLES.get(method, _OTHER_LOSS)._replace(line=line, hollow=hollow))
+    return styles
+
+
+class Series(NamedTuple):
+    """A table of :mod:`fspo_verl.fairness` with columns low, high, n, ``column``, lower, upper, and how to draw it."""
+
+    label: str
+    style: Style
+    table: pd.DataFrame
+    column: str = "rate"
+
+
+def render(draw: Callable[[int], Figure], columns: int, *kinds: str) -> list[bytes]:
+    """The figure that ``draw`` makes with so many panels in a row, as ``svg`` or ``png``.
+
+    The same figure gives the same bytes.
+    """
+    images = []
+    with matplotlib.rc_context(_STYLE):
+        figure = draw(columns)
+        for kind in kinds:
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
+            images.append(buffer.getvalue())
+    return images
+
+
+def grid(panels: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure of so many panels of ``height`` inches, at most ``columns`` in a row.
+
+    It is 8 inches wide, for a page; with one column 4.2, for a phone.
+    """
+    figure = Figure(figsize=(8.0 if columns > 1 else 4.2, height * math.ceil(panels / columns)), layout="constrained")
+    axes = list(figure.subplots(math.ceil(panels / columns), columns, squeeze=False).flat)
+    for unused in axes[panels:]:
+        unused.remove()
+    return figure, axes[:panels]
+
+
+def by_length(axes: Axes, series: Sequence[Series]) -> None:
+    """Values by length bin with their intervals, on a logarithmic length axis.
+
+    Bins with too few responses to take part in an LRE are pale, and no line leads to them.
+    """
+    for i, (label, style, table, column) in enumerate(series):
+        table = table.rename(columns={"lower": f"{column}_lower", "upper": f"{column}_upper"})
+        # Bars of different series would hide each other at one and the same place.
+        table = table.assign(place=np.sqrt(table.low * table.high) * 1.02 ** (i - (len(series) - 1) / 2))
+        solid, pale = table[table.n >= MIN_COUNT], table[(0 < table.n) & (table.n < MIN_COUNT)]
+        _bars(axes, solid.place, solid, column, label, style)
+        _bars(axes, pale.place, pale, column, "_", style._replace(line="none"), alpha=0.3)
+    low = min((table.low.min() for *_, table, _ in series), default=1)
+    high = max((table.high.max() for *_, table, _ in series), default=1)
+    axes.set_xscale("log")
+    axes.set(xlim=(low / 1.15, high * 1.15), xlabel=_LENGTH)
+    _round_ticks(axes.xaxis, *axes.get_xlim())
+
+
+def _bars(axes: Axes, place: pd.Series, table: pd.DataFrame, column: str, label: str, style: Style, **kwargs) -> None:
+    value, lower, upper = table[[column, f"{column}_lower", f"{column}_upper"]].to_numpy().T
+    # matplotlib refuses negative bars, which rounding can bring about where an end of the interval is the value.
+    bars = np.maximum([value - lower, upper - value], 0)
+    axes.errorbar(
+        place.to_numpy(), value, bars, label=label, capsize=2, elinewidth=0.9, **style.line_kwargs(), **kwargs
+    )
+
+
+def _round_ticks(axis: Axis, low: float, high: float) -> None:
+    """Round numbers from low to high on a logarithmic axis, few enough to be read."""
+    powers = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    for steps in ((1,), (1, 3), (1, 2, 5), range(1, 10), np.arange(1, 10, 0.1)):
+        ticks = [step * power for power in powers for step in steps if low <= step * power <= high]
+        if len(ticks) >= 3:
+            break
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"))
+
+
+def _step_axis(axes: Axes) -> None:
+    axes.set_xlabel("training step")
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+
+
+def _legend_below(axes: Axes, **kwargs) -> None:
+    place = {"loc": "upper left", "bbox_to_anchor": (0, -0.19), "borderaxespad": 0.0}
+    axes.legend(alignment="left", title_fontsize=8.5, **place, **kwargs)
+
+
+class Rates(NamedTuple):
+    """A panel of clip rates by length."""
+
+    title: str
+    series: Sequence[Series]
+    level: float | None = None  # the overall rate, where all series have the same
+    note: str | None = None  # above the legend
+
+
+def clip_rates(panels: Sequence[Rates], columns: int) -> Figure:
+    """Clip rate by length, each panel with its own legend."""
+    figure, axes = grid(len(panels), columns, height=4.1)
+    for panel, rates in zip(axes, panels, strict=True):
+        _clip_rate_panel(panel, rates)
+        _legend_below(panel, title=rates.note)
+    return figure
+
+
+def counterfactuals(panels: Sequence[Rates], columns: int) -> Figure:
+    """As :func:`clip_rates`, for many panels with one legend."""
+    figure, axes = grid(len(panels), columns, height=2.7)
+    for panel, rates in zip(axes, panels, strict=True):
+        _clip_rate_panel(panel, rates)
+    _one_legend(figure, axes, columns)
+    return figure
+
+
+def _clip_rate_panel(axes: Axes, rates: Rates) -> None:
+    if rates.level is not None:
+        axes.axhline(rates.level, color=BLACK, lw=0.8)
+    by_length(axes, rates.series)
+    axes.set_title(rates.title)
+    axes.set(ylim=(0, None), ylabel="clip rate")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
+
+
+def _one_legend(figure: Figure, axes: Sequence[Axes], columns: int) -> None:
+    handles = {}
+    for panel in axes:
+        handles |= {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=3 if columns > 1 else 1)
+
+
+class Scatter(NamedTuple):
+    """A panel of :func:`log_ratio_by_length`."""
+
+    title: str
+    style: Style
+    points: pd.DataFrame  # length, log_ratio, clipped
+    bands: list[tuple[str, str, pd.DataFrame]]  # label, line style, and a table of length, low, high
+    limit: float  # of the vertical axis, both ways
+
+
+def log_ratio_by_length(panels: Sequence[Scatter], columns: int) -> Figure:
+    """S against L, what was clipped, and the band. The length axis is square-root scaled: FSPO's band is a wedge."""
+    figure, axes = grid(len(panels), columns, height=3.7)
+    for panel, (title, style, points, bands, limit) in zip(axes, panels, strict=True):
+        kept, clipped = points[points.clipped == 0], points[points.clipped > 0]
+        panel.scatter(kept.length, kept.log_ratio, s=3, color=GREY, alpha=0.35, lw=0, rasterized=True, label="kept")
+        some = "some tokens clipped" if (clipped.clipped < 1).any() else "clipped"
+        panel.scatter(
+            clipped.length, clipped.log_ratio, s=8, color=style.color, alpha=0.7, lw=0, rasterized=True, label=some
+        )
+        for label, line, band in bands:
+            panel.plot(band.length, band.low, color=BLACK, ls=line, lw=1.1, label=label)
+            panel.plot(band.length, band.high, color=BLACK, ls=line, lw=1.1)
+        panel.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
+        panel.xaxis.set_major_locator(MaxNLocator(3))
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda length, _: f"{length:,.0f}"))
+        panel.set(xlim=(0, points.length.max() * 1.05), xlabel=_LENGTH)
+        panel.set(ylim=(-limit, limit), ylabel="log-ratio S (nats)", title=title)
+        _legend_below(panel, markerscale=2)
+    return figure
+
+
+def quantiles(panels: Sequence[tuple[str, Sequence[tuple[str, Style, pd.Series, pd.Series]]]], columns: int) -> Figure:
+    """Q-Q plots: per panel a title and series of (label, style, quantiles of the normal law, of the sample)."""
+    figure, axes = grid(len(panels), columns, height=3.9)
+    for panel, (title, series) in zip(axes, panels, strict=True):
+        panel.axline((0, 0), slope=1, color=BLACK, lw=0.8)
+        for label, style, normal, sample in series:
+            panel.plot(normal, sample, label=label, markevery=4, **style.line_kwargs())
+        reach = max((abs(sample).max() for *_, sample in series), default=0)
+        panel.set(xlim=(-3.6, 3.6), ylim=np.array([-1.05, 1.05]) * np.clip(reach, 3.6, 12), title=title)
+        panel.set(xlabel="quantile of the normal law", ylabel="quantile of the sample")
+    _one_legend(figure, axes, columns)
+    return figure
+
+
+def over_steps(
+    panels: Sequence[tuple[str, str, Sequence[tuple[str, Style, pd.DataFrame]], str]], columns: int
+) -> Figure:
+    """Estimates over training steps: per panel a title, a label, series of (label, style, table), and the column.
+
+    A table has ``step`` and the column; with ``_lower`` and ``_upper`` it gets bars, with ``_expected`` a dotted line.
+    """
+    figure, axes = grid(len(panels), columns, height=3.2)
+    for panel, (title, label, series, column) in zip(axes, panels, strict=True):
+        for i, (name, style, table) in enumerate(series):
+            if f"{column}_lower" in table:
+                apart = (i - (len(series) - 1) / 2) * (table.step.max() - table.step.min()) / 80
+                _bars(panel, table.step + apart, table, column, name, style)
+            else:
+                panel.plot(table.step, table[column], label=name, color=style.color, ls=style.line, lw=1)
+            if f"{column}_expected" in table:
+                panel.plot(table.step, table[f"{column}_expected"], color=style.color, ls=":", lw=1.2)
+        panel.set(title=title, ylabel=label)
+        if panel.get_ylim()[0] > 0 or column == "lre":
+            panel.set_ylim(0, None)
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+        _step_axis(panel)
+    _one_legend(figure, axes, columns)
+    return figure
+
+
+def law_by_length(sigma: Sequence[Series], spread: Sequence[Series], slopes: Sequence[float], columns: int) -> Figure:
+    """Left σ by length; right the spread of S with the fitted power of L, and √L through the same points."""
+    figure, (left, right) = grid(2, columns, height=4.0)
+    by_length(left, sigma)
+    left.set(ylim=(0, None), ylabel="σ (nats)", title="spread σ of a token's log-ratio")
+    by_length(right, [series._replace(style=series.style._replace(line="none")) for series in spread])
+    right.set(ylabel="standard deviation of S (nats)", title="spread of a response's log-ratio S")
+    points = [_log_points(table, column) for _, _, table, column in spread]
+    if any(len(length) for length, _, _ in points):
+        right.set_yscale("log")
+        _round_ticks(right.yaxis, *right.get_ylim())
+    for (length, level, weight), (_, style, _, _), slope in zip(points, spread, slopes, strict=True):
+        if math.isfinite(slope):
+            _power(right, length, level, weight, slope, color=style.color, ls="--")
+    _power(right, *map(np.concatenate, zip(*points, strict=True)), 0.5, color=GREY, ls="-", label="√L")
+    for panel in (left, right):
+        _legend_below(panel)
+    return figure
+
+
+def _log_points(table: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    table = table[table[column] > 0]
+    return np.log(table.low * table.high).to_numpy() / 2, np.log(table[column]).to_numpy(), table.n.to_numpy()
+
+
+def _power(axes: Axes, length, level, weight, power: float, **kwargs) -> None:
+    """A power of the length through the centre of points that are given by their logarithms."""
+    if len(length):
+        ends = np.array([length.min(), length.max()])
+        line = np.average(level, weights=weight) + power * (ends - np.average(length, weights=weight))
+        axes.plot(np.exp(ends), np.exp(line), lw=1, **kwargs)
+
+
+def curves(panels: Sequence[tuple[str, str, Sequence[tuple[str, Style, pd.Series]]]], columns: int) -> Figure:
+    """Metrics over steps: per panel a title, a label, and series of (label, style, values indexed by step).
+
+    A series of more than 100 steps is drawn pale, with a centred running mean over a thirtieth of its steps.
+    """
+    figure, axes = grid(len(panels), columns, height=2.6)
+    for panel, (title, label, series) in zip(axes, panels, strict=True):
+        for name, style, values in series:
+            sparse = len(values) <= 20
+            kwargs = style.line_kwargs() if sparse else {"color": style.color, "ls": style.line}
+            if len(values) > 100:
+                panel.plot(values, color=style.color, alpha=0.25, lw=0.8)
+                values = values.rolling(math.ceil(len(values) / 30), center=True, min_periods=1).mean()
+            panel.plot(values, label=name, **kwargs)
+        panel.set(title=title, ylabel=label)
+        _step_axis(panel)
+    _one_legend(figure, axes, columns)
+    return figure

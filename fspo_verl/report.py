@@ -1,0 +1,601 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""One page of figures and numbers on length fairness, from one or several runs of verl.
+
+A RUN is the folder of a training run, or one metrics file of verl's file logger. The page needs no network and no other
+file; DIR also gets every figure as PNG and SVG (figures/) and every number as CSV and JSON (tables/, report.json).
+"""
+
+import argparse
+import base64
+import dataclasses
+import json
+import math
+import os
+import platform
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import jinja2
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from fspo_verl import fairness, figures
+from fspo_verl.analysis import MATCHED_RATE, Analysis, analyse, live_rates, live_steps, method_of, steps, tables
+from fspo_verl.fairness import METHODS, Counterfactuals, Estimate
+from fspo_verl.figures import Rates, Scatter, Series, Style
+from fspo_verl.loss import Band
+from fspo_verl.runs import RECORDS_DIR, Run, config_differences, read_runs
+from fspo_verl.versions import installed
+
+_MADE_BY = "fspo-verl report"
+_OWN_FILE = re.compile(r"report\.(html|json)|(figures|tables)/\w+\.(svg|png|csv)")
+# Short names of the methods, for legends; they name shapes, as eps may be re-scaled.
+_SHAPES = {
+    "fspo": "FSPO (width √L)",
+    "fspo_centered": "FSPO (centre −Q/2)",
+    "fspo_studentized": "width √Q, centre −Q/2",
+    "fspo_width": "width √Q",
+    "gspo": "GSPO (width L)",
+    "rloo": "RLOO (fixed width)",
+    "grpo": "GRPO (token by token)",
+}
+_HEADLINE = ("fspo", "fspo_centered", "gspo", "rloo")
+_POINTS = 4000  # of a scatter plot
+_DASH = "–"
+
+# Panels of the training curves: title, and metrics with their units, of which the first counts that all runs log.
+_CURVES = [
+    ("reward", {"critic/score/mean": "mean", "critic/rewards/mean": "mean"}),
+    ("response length", {"response_length/mean": "mean (tokens)"}),
+    ("entropy", {"actor/entropy": "nats per token", "actor/entropy_loss": "nats per token"}),
+    ("clip fraction", {"actor/fspo/clip_fraction": "share of responses", "actor/pg_clipfrac": "share of tokens"}),
+    ("gradient norm", {"actor/grad_norm": "before clipping"}),
+]
+
+
+@dataclass
+class Table:
+    """A table of texts for the page."""
+
+    caption: str
+    frame: pd.DataFrame
+
+
+@dataclass
+class Part:
+    """What a section of the page shows; its prose is in the template."""
+
+    numbers: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    draw: Callable[[int], Figure] | None = None
+    """Draws the figure with so many panels in a row; None where there is nothing to draw."""
+    columns: int = 2
+    wide: str = ""
+    """The figure as data URI, and below for a narrow screen."""
+    narrow: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or one metrics file")
+    add("-o", "--output", required=True, type=Path, metavar="DIR", help="folder for the page, its figures and tables")
+    add("--names", nargs="+", metavar="NAME", help="what to call the runs (default: as their folders)")
+    add("--bins", type=int, default=8, help="length bins, at most (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of resampling and of thinned points (default: %(default)s)")
+    add(
+        "--max-rows",
+        type=int,
+        default=2_000_000,
+        help="records to use, over all runs; of more a random part is taken (default: %(default)s)",
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    if args.bins < 2 or args.max_rows < len(args.runs):
+        raise ValueError(f"--bins={args.bins} has to be 2 or more, --max-rows={args.max_rows} one per run or more")
+    if args.output.resolve() in {run.resolve() for run in args.runs}:
+        raise ValueError(f"{args.output} is a run itself; choose another folder, such as {args.output / 'report'}")
+    _refuse_foreign(args.output, ["report.html", "report.json"])  # before minutes of work
+    runs = list(tqdm(read_runs(args.runs, args.names, args.max_rows), "runs", len(args.runs), delay=2))
+    write(args.output, build(runs, args.bins, args.seed))
+    print(args.output / "report.html")
+    return 0
+
+
+def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]:
+    """All files of a report: name, relative to its folder, to content. The same for the same input."""
+    # One set of bins for all runs, so that they can be compared.
+    edges = fairness.length_edges(np.concatenate([run.records.length for run in runs]), bins)
+    generators = [np.random.default_rng([seed, i]) for i in range(len(runs))]
+    results = [analyse(run, edges, rng) for run, rng in zip(tqdm(runs, "numbers", delay=2), generators, strict=True)]
+    analyses = [result for result in results if result is not None]
+    styles = dict(
+        zip([run.name for run in runs], figures.run_styles([method_of(run.settings) for run in runs]), strict=True)
+    )
+    rng = np.random.default_rng(seed)
+    recorded = {a.run.name for a in analyses}
+    live = {run.name: live_rates(run, rng) for run in runs if run.name not in recorded}
+    parts = {
+        "clip_rate_by_length": clip_rates(analyses, live, styles),
+        "counterfactuals": counterfactuals(analyses),
+        "log_ratio_by_length": log_ratios(analyses, styles, rng),
+        "quantiles": quantiles(analyses, styles),
+        "over_steps": over_steps(runs, analyses, styles),
+        "law_by_length": law(analyses, styles),
+        "curves": curves(runs, styles),
+        "config": config(runs),
+    }
+    files = {}
+    for name, part in tqdm(parts.items(), "figures", delay=2):
+        if part.draw is not None:
+            svg, png = figures.render(part.draw, part.columns, "svg", "png")
+            files |= {f"figures/{name}.svg": svg, f"figures/{name}.png": png}
+            part.wide = _data_uri(svg)
+            part.narrow = _data_uri(*figures.render(part.draw, 1, "svg"))
+    numbers = tables(runs, analyses, live)
+    files |= {f"tables/{name}.csv": t.to_csv(index=False).encode() for name, t in numbers.items() if len(t)}
+    lacking = missing(runs, analyses)
+    facts = {"made_by": _MADE_BY, "versions": versions(), "seed": seed, "length_edges": edges.tolist()}
+    facts |= {"matched_rate": MATCHED_RATE, "missing": lacking, "runs": numbers["summary"].to_dict("records")}
+    files["report.html"] = _page(runs, analyses, parts, lacking, facts)
+    files["report.json"] = _json(facts | {"files": sorted([*files, "report.json"])})
+    return files
+
+
+def write(folder: Path, files: dict[str, bytes]) -> None:
+    """Write the files of a report, each whole or not at all; remove those of an earlier report that it lacks.
+
+    Raises:
+        ValueError: a file of that name is there, and no report has written it.
+    """
+    manifest = folder / "report.json"
+    own = _listed(manifest)
+    _refuse_foreign(folder, files)
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    # The list of files goes first, so that a report that was interrupted can be made again.
+    _replace(manifest, _json(json.loads(files["report.json"]) | {"files": sorted(own | set(files))}))
+    for name, content in files.items():
+        _replace(folder / name, content)
+    for name in own - set(files):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _refuse_foreign(folder: Path, names: Iterable[str]) -> None:
+    own = _listed(folder / "report.json")
+    foreign = sorted(name for name in names if (folder / name).exists() and name not in own)
+    if foreign:
+        raise ValueError(f"{folder} holds {', '.join(foreign)}, which no report has written; choose another folder")
+
+
+def _listed(manifest: Path) -> set[str]:
+    """The files of the report that wrote this manifest; none where another program wrote it, or nothing is there."""
+    try:
+        match json.loads(manifest.read_bytes()):
+            case {"made_by": made_by, "files": list(names)} if made_by == _MADE_BY:
+                return {name for name in names if _OWN_FILE.fullmatch(name)}
+    except (FileNotFoundError, ValueError):
+        pass
+    return set()
+
+
+# --- sections --------------------------------------------------------------------------------------------------------
+
+
+def clip_rates(analyses: Sequence[Analysis], live: dict[str, pd.DataFrame], styles: dict[str, Style]) -> Part:
+    series = [Series(_with_lre(a.run.name, a.lre), styles[a.run.name], a.rates) for a in analyses]
+    numbers = [_clip_sentence(a) for a in analyses]
+    for name, table in live.items():
+        if len(table):
+            series.append(Series(f"{name} (live metrics)", styles[name], table))
+            numbers.append(f"{name}: rates of its live metrics over {table.n.max()} steps; bars resample the steps.")
+    panels = [Rates("As trained:\neach run with its own clip", series)]
+    matched = [a for a in analyses if a.matched is not None]
+    if matched:
+        reference = next((a for a in matched if a.run.settings["loss"] == "fspo"), matched[0])
+        title = f"The same responses ({reference.run.name}),\nevery clip re-scaled to take {MATCHED_RATE:.0%}"
+        shapes = _method_series(reference.matched, _HEADLINE, with_lre=True)
+        chance = reference.matched.summary.query("side == 'all'").floor.mean()
+        panels.append(Rates(title, shapes, MATCHED_RATE, f"LRE by chance: {_number(chance)}"))
+    return Part(
+        numbers=numbers,
+        draw=(lambda columns: figures.clip_rates(panels, columns)) if series else None,
+    )
+
+
+def counterfactuals(analyses: Sequence[Analysis]) -> Part:
+    panels = []
+    for a in analyses:
+        panels.append(Rates(f"{a.run.name}: usual constants", _method_series(a.stock)))
+        if a.matched is not None:
+            title = f"{a.run.name}: re-scaled to {MATCHED_RATE:.0%}"
+            panels.append(Rates(title, _method_series(a.matched), MATCHED_RATE))
+    return Part(
+        numbers=[f"{method.label}: {method.note}." for method in METHODS.values() if method.note and analyses],
+        tables=[
+            Table(f"{a.run.name}: every clip on its {a.total.n:,.0f} responses with an advantage", _method_table(a))
+            for a in analyses
+        ],
+        draw=(lambda columns: figures.counterfactuals(panels, columns)) if panels else None,
+    )
+
+
+def log_ratios(analyses: Sequence[Analysis], styles: dict[str, Style], rng) -> Part:
+    panels, numbers = [], []
+    for a in analyses:
+        records = a.run.records
+        drawable = records[(records.quadratic_variation > 0) & (records.advantage != 0)]
+        if drawable.empty:
+            continue
+        points = drawable.sample(min(_POINTS, len(drawable)), random_state=rng)[["length", "log_ratio", "clipped"]]
+        limit = 1.1 * float(drawable.log_ratio.abs().quantile(0.995)) or 1.0
+        bands = _bands(a.band, drawable.length, a.law.sigma.value)
+        panels.append(Scatter(f"{a.run.name}, n = {len(points):,}", styles[a.run.name], points, bands, limit))
+        beyond = int((points.log_ratio.abs() > limit).sum())
+        numbers.append(
+            f"{a.run.name}: {len(points):,} of {len(drawable):,} moved responses with an advantage are drawn, "
+            f"{int((points.clipped > 0).sum()):,} of them clipped; {beyond} lie beyond the vertical axis."
+        )
+    draw = (lambda columns: figures.log_ratio_by_length(panels, columns)) if panels else None
+    return Part(numbers=numbers, draw=draw, columns=3)
+
+
+def quantiles(analyses: Sequence[Analysis], styles: dict[str, Style]) -> Part:
+    moved = [a for a in analyses if len(a.quantiles)]
+
+    def series(column: str) -> list[tuple[str, Style, pd.Series, pd.Series]]:
+        return [
+            (f"{a.run.name}, n = {a.law.responses:,}", styles[a.run.name], a.quantiles.normal, a.quantiles[column])
+            for a in moved
+        ]
+
+    panels = [("(S + Q/2) / √Q", series("z")), ("S / (σ √L)", series("per_sqrt_length"))]
+    numbers = [
+        f"{a.run.name}: |S + Q/2| exceeds 1.96 √Q in {_rate(a.outliers)} of {a.outliers.n:,.0f} moved "
+        "responses (normal law: 5%)."
+        for a in moved
+    ]
+    return Part(numbers=numbers, draw=(lambda columns: figures.quantiles(panels, columns)) if moved else None)
+
+
+def over_steps(runs: Sequence[Run], analyses: Sequence[Analysis], styles: dict[str, Style]) -> Part:
+    recorded = {a.run.name: a.windows for a in analyses}
+    by_run = {run.name: recorded[run.name] if run.name in recorded else live_steps(run) for run in runs}
+    panels = []
+    for title, label, column in (
+        ("spread of a token's log-ratio", "σ (nats)", "sigma"),
+        ("drift (dotted: −σ²/2)", "mean of S/L (nats per token)", "drift"),
+        ("fairness (dotted: by chance)", "length reweighting error", "lre"),
+    ):
+        series = [
+            (name, styles[name], table)
+            for name, table in by_run.items()
+            if column in table and table[column].notna().any()
+        ]
+        if series:
+            panels.append((title, label, series, column))
+    numbers = []
+    for name, windows in recorded.items():
+        last = windows.iloc[-1]
+        numbers.append(
+            f"{name}: in its last window (steps {last.first_step:.0f} to {last.last_step:.0f}, {last.n:,.0f} responses "
+            f"with an advantage) σ is {_interval(last.sigma, last.sigma_lower, last.sigma_upper)} and LRE "
+            f"{_interval(last.lre, last.lre_lower, last.lre_upper)}, by chance {_number(last.lre_expected)}."
+        )
+    draw = (lambda columns: figures.over_steps(panels, columns)) if panels else None
+    return Part(numbers=numbers, draw=draw, columns=3)
+
+
+def law(analyses: Sequence[Analysis], styles: dict[str, Style]) -> Part:
+    moved = [a for a in analyses if a.law.responses]
+    sigma = [Series(a.run.name, styles[a.run.name], a.law.sigma_by_length, "value") for a in moved]
+    spread = [
+        Series(f"{a.run.name}: slope {_estimate(a.law.std_slope)}", styles[a.run.name], a.law.std_by_length, "value")
+        for a in moved
+    ]
+    slopes = [a.law.std_slope.value for a in moved]
+    return Part(
+        numbers=[
+            f"{a.run.name}: σ = {_estimate(a.law.sigma)}, slope {_estimate(a.law.std_slope)} "
+            f"({a.law.responses:,} moved responses)."
+            for a in moved
+        ],
+        tables=[Table("The law of S: estimate [95% interval]", _law_table(moved))] if moved else [],
+        draw=(lambda columns: figures.law_by_length(sigma, spread, slopes, columns)) if moved else None,
+    )
+
+
+def curves(runs: Sequence[Run], styles: dict[str, Style]) -> Part:
+    logged = [run for run in runs if len(run.metrics)]
+    accuracies = sorted({name for run in logged for name in run.metrics if re.match("val-core/.+/acc/", name)})
+    validation = [(f"validation, {name.split('/', 1)[1].split('/acc/')[0]}", {name: "accuracy"}) for name in accuracies]
+    panels, numbers = [], []
+    for title, units in (_CURVES[0], *validation, *_CURVES[1:]):
+        common = [name for name in units if logged and all(name in run.metrics for run in logged)]
+        present = [name for name in reversed(units) if any(name in run.metrics for run in logged)]
+        for name in (common or present)[:1]:
+            having = [run for run in logged if name in run.metrics]
+            series = [(run.name, styles[run.name], run.metrics[name].dropna()) for run in having]
+            shown = name.split("/acc/")[1] if name in accuracies else name
+            panels.append((f"{title}\n{shown}", units[name], series))
+            if name in accuracies:
+                numbers += [_accuracy_sentence(run, name, values) for run, _, values in series]
+    draw = (lambda columns: figures.curves(panels, columns)) if panels else None
+    return Part(numbers=numbers, draw=draw, columns=3)
+
+
+def config(runs: Sequence[Run]) -> Part:
+    if sum(run.config is not None for run in runs) < 2:
+        return Part(numbers=["Fewer than two runs come with their config: nothing to compare."])
+    differences = config_differences(runs)
+    if differences.empty:
+        return Part(numbers=["No value differs, apart from names and output folders."])
+    return Part(tables=[Table("Config values that differ", differences.reset_index())])
+
+
+def missing(runs: Sequence[Run], analyses: Sequence[Analysis]) -> list[str]:
+    """What the page lacks of each run, why, and what brings it."""
+    matched = {a.run.name: a.matched for a in analyses}
+    notes = []
+    for run in runs:
+        records = run.records
+        if records.empty:
+            how = f"Train with {RECORDS_DIR}=DIR"
+            if (run.settings or {}).get("loss") != "fspo":
+                how += " and +algorithm.policy_loss=observed (algorithm.policy_loss=gspo and grpo include it)"
+            notes.append(
+                f"{run.name}: no records, so no clip rates with their numbers of responses, no comparison of clips and "
+                f"no law of S. {how}."
+            )
+        elif not (records.advantage != 0).any():
+            notes.append(f"{run.name}: no response has an advantage, so there is no gradient that a clip could take.")
+        elif not (records.quadratic_variation > 0).any():
+            notes.append(
+                f"{run.name}: no response has moved (Q = 0). With one optimiser step per rollout the ratio is 1 and no "
+                "clip can act. Lower actor_rollout_ref.actor.ppo_mini_batch_size."
+            )
+        elif not (records.clipped > 0).any():
+            notes.append(f"{run.name}: nothing was clipped, so its LRE is 0 at any length.")
+        elif (records.clipped[records.advantage != 0] == 1).all():
+            notes.append(f"{run.name}: everything was clipped, so there is no acceptance to compare between lengths.")
+        if (rows := records.attrs["rows"]) > len(records):
+            notes.append(f"{run.name}: a random {len(records):,} of its {rows:,} records are used (--max-rows).")
+        if run.name in matched and matched[run.name] is None:
+            notes.append(f"{run.name}: too few responses have moved to let any clip take {MATCHED_RATE:.0%} of them.")
+        if run.metrics.empty:
+            notes.append(f"{run.name}: no metrics, so no training curves. Train with trainer.logger=[console,file].")
+        if run.config is None:
+            notes.append(
+                f"{run.name}: no .hydra/config.yaml, so its config is not compared. Keep Hydra's folder with the run "
+                "(hydra.run.dir=RUN/hydra)."
+            )
+    return notes
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+
+
+def _settings_table(runs: Sequence[Run]) -> Table:
+    rows = []
+    for run in runs:
+        settings, length = run.settings or {}, run.records.length
+        rows.append(
+            {
+                "run": run.name,
+                "loss": settings.get("loss", _DASH),
+                "clip": _clip_text(settings),
+                "versions": ", ".join(f"{name} {version}" for name, version in settings.get("versions", {}).items())
+                or _DASH,
+                "steps": f"{steps(run):,}",
+                "responses": f"{run.records.attrs['rows']:,}",
+                "shortest, median, longest": (
+                    f"{length.min():,}, {length.median():,.0f}, {length.max():,} tokens" if len(length) else _DASH
+                ),
+            }
+        )
+    return Table("What trained", pd.DataFrame(rows))
+
+
+def _results_table(analyses: Sequence[Analysis]) -> Table:
+    rows = [
+        {
+            "run": a.run.name,
+            "responses with an advantage": f"{a.total.n:,.0f}",
+            "clip rate [95%]": _rate(a.total),
+            "length reweighting error [95%]": _estimate(a.lre),
+            "by chance": _number(a.floor.value),
+            "by chance up to": _number(a.floor.upper),
+        }
+        for a in analyses
+    ]
+    return Table("What its clip did", pd.DataFrame(rows))
+
+
+def _clip_text(settings: dict) -> str:
+    if settings.get("band"):
+        return Band(**settings["band"]).describe()
+    if settings.get("clip_ratio_low") is None:
+        return _DASH
+    return f"ratio from 1 − {settings['clip_ratio_low']:g} to 1 + {settings['clip_ratio_high']:g}"
+
+
+def _method_series(
+    counterfactuals: Counterfactuals, methods: Sequence[str] = tuple(METHODS), with_lre: bool = False
+) -> list[Series]:
+    tables, summary = (table[table.side == "all"].set_index("method") for table in counterfactuals)
+    series = []
+    for key in methods:
+        if key in summary.index:
+            lre = Estimate(*summary.loc[key, ["lre", "lre_lower", "lre_upper"]])
+            label = _with_lre(_SHAPES[key], lre) if with_lre else _SHAPES[key]
+            series.append(Series(label, figures.METHOD_STYLES[key], tables.loc[[key]]))
+    return series
+
+
+def _method_table(a: Analysis) -> pd.DataFrame:
+    stock, matched = (
+        {} if found is None else {row.method: row for row in found.summary.itertuples() if row.side == "all"}
+        for found in (a.stock, a.matched)
+    )
+    rows = []
+    for key, method in METHODS.items():
+        rescaled = _method_cells(matched.get(key))
+        rows.append(
+            {"clip": method.label}
+            | _method_cells(stock.get(key))
+            | {f"{name} at {MATCHED_RATE:.0%}": rescaled[name] for name in ("LRE", "by chance up to")}
+        )
+    return pd.DataFrame(rows)
+
+
+def _method_cells(found) -> dict[str, str]:
+    """From a row of a summary of counterfactuals, or None where the method has none."""
+    if found is None:
+        return dict.fromkeys(("eps", "rate", "LRE", "by chance up to"), _DASH)
+    return {
+        "eps": _DASH if pd.isna(found.eps_low) else f"{found.eps_low:.2g}, {found.eps_high:.2g}",
+        "rate": _rate(found),
+        "LRE": _interval(found.lre, found.lre_lower, found.lre_upper),
+        "by chance up to": _number(found.floor_upper),
+    }
+
+
+def _law_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
+    rows = {
+        "moved responses": lambda law: f"{law.responses:,}",
+        "σ, spread of a token's log-ratio": lambda law: _estimate(law.sigma),
+        "slope of log std(S) against log L": lambda law: _estimate(law.std_slope),
+        "κ = mean S / mean(−Q/2)": lambda law: _estimate(law.kappa),
+        "share of Q in the last 4 tokens": lambda law: _estimate(law.last_share, "%"),
+        "share of Q in the largest 1% of the tokens": lambda law: _estimate(law.top_share, "%"),
+        "a of Var(S) = a + bL + cL²": lambda law: _estimate(law.variance_law.constant),
+        "b": lambda law: _estimate(law.variance_law.linear),
+        "c": lambda law: _estimate(law.variance_law.quadratic),
+    }
+    return pd.DataFrame(
+        {"quantity": list(rows)} | {a.run.name: [text(a.law) for text in rows.values()] for a in analyses}
+    )
+
+
+def _bands(band: Band | None, lengths: pd.Series, sigma: float) -> list[tuple[str, str, pd.DataFrame]]:
+    """Label, line style and edges of the run's band and, for a √L band, of that with the other centre; at Q = σ²L."""
+    if band is None:
+        return []
+    bands = [("its band", "-", band)]
+    if band.length_power == 0.5 and band.band_center in ("zero", "realized"):
+        center, label = {"zero": ("realized", "centre −Q/2"), "realized": ("zero", "centre 0")}[band.band_center]
+        bands.append((label, "--", dataclasses.replace(band, band_center=center)))
+    length = torch.as_tensor(np.linspace(lengths.min() ** 0.5, lengths.max() ** 0.5, 100) ** 2)
+    edges = [band.edges(length, sigma**2 * length) for _, _, band in bands]
+    return [
+        (label, line, pd.DataFrame({"length": length, "low": low, "high": high}))
+        for (label, line, _), (low, high, _) in zip(bands, edges, strict=True)
+    ]
+
+
+def _clip_sentence(a: Analysis) -> str:
+    excluded = f" ({a.lre_excluded:,} responses in bins of fewer than 50 left out)" if a.lre_excluded else ""
+    verdict = "above chance" if a.lre.value > a.floor.upper else "not above chance"
+    return (
+        f"{a.run.name}: {_rate(a.total)} of {a.total.n:,.0f} responses with an advantage were clipped; LRE "
+        f"{_estimate(a.lre)}{excluded}, by chance {_number(a.floor.value)}, up to {_number(a.floor.upper)}"
+        f"{'' if math.isnan(a.lre.value) else f': {verdict}'}."
+    )
+
+
+def _accuracy_sentence(run: str, name: str, values: pd.Series) -> str:
+    return (
+        f"{run}: {name} went from {values.iloc[0]:.3g} at step {values.index[0]} to {values.iloc[-1]:.3g} at step "
+        f"{values.index[-1]} ({len(values)} validations; the number of problems in one is not logged)."
+    )
+
+
+def _with_lre(name: str, lre: Estimate) -> str:
+    return f"{name}: LRE {_estimate(lre)}"
+
+
+def _number(value: float) -> str:
+    return _DASH if math.isnan(value) else f"{value:.2g}"
+
+
+def _interval(value: float, lower: float, upper: float, unit: str = "") -> str:
+    """``value [lower, upper]``, in no more digits than the interval is wide; shares with the unit %."""
+    if math.isnan(value):
+        return _DASH
+    value, lower, upper = (number * (100 if unit == "%" else 1) for number in (value, lower, upper))
+    if not upper > lower:
+        return f"{value:.2g}{unit}"
+    decimals = max(0, math.ceil(-math.log10((upper - lower) / 6)))
+    largest = max(-lower, upper)
+    if largest >= 1e-3:
+        texts = [f"{number:.{decimals}f}" for number in (value, lower, upper)]
+    else:
+        digits = max(1, decimals + math.floor(math.log10(largest)) + 1)
+        texts = [f"{number:.{digits}g}" for number in (value, lower, upper)]
+    return f"{texts[0]}{unit} [{texts[1]}, {texts[2]}]"
+
+
+def _estimate(estimate: Estimate, unit: str = "") -> str:
+    return _interval(*estimate, unit)
+
+
+def _rate(row) -> str:
+    return _interval(row.rate, row.lower, row.upper, "%")
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, str]:
+    """Of what made the page; the records say what trained."""
+    packages = ("fspo-verl", "numpy", "scipy", "pandas", "matplotlib")
+    return {name: installed(name) or "(not installed)" for name in packages} | {"Python": platform.python_version()}
+
+
+def _page(
+    runs: Sequence[Run], analyses: Sequence[Analysis], parts: dict[str, Part], lacking: list[str], facts: dict
+) -> bytes:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("fspo_verl", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("report.html.jinja").render(
+        runs=runs,
+        summary=[_settings_table(runs), *([_results_table(analyses)] if analyses else [])],
+        parts=parts,
+        missing=lacking,
+        facts=facts,
+    )
+    return page.encode()
+
+
+def _data_uri(svg: bytes) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
+
+
+def _json(value: dict) -> bytes:
+    def plain(value):
+        if isinstance(value, dict):
+            return {key: plain(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [plain(inner) for inner in value]
+        if isinstance(value, np.generic):
+            value = value.item()
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return (json.dumps(plain(value), indent=1, allow_nan=False) + "\n").encode()
+
+
+def _replace(file: Path, content: bytes) -> None:
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    unfinished.write_bytes(content)
+    unfinished.replace(file)

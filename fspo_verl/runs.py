@@ -1,0 +1,311 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Reads what a training run of verl left behind: metrics, per-response records, config.
+
+Nothing here imports verl, so a run can be read on any machine.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from omegaconf import OmegaConf
+
+from fspo_verl.loss import Band
+from fspo_verl.records import read_records, record_files
+
+logger = logging.getLogger("fspo_verl")
+
+_ACTOR = "actor_rollout_ref.actor"
+RECORDS_DIR = f"{_ACTOR}.policy_loss.records_dir"
+_NOT_SET = "(not set)"
+# Where a run writes to, and what it is called: these differ between any two runs and say nothing about them.
+_OUTPUT_KEYS = {
+    "trainer.experiment_name",
+    "trainer.default_local_dir",
+    "trainer.rollout_data_dir",
+    "trainer.validation_data_dir",
+    RECORDS_DIR,
+}
+_LENGTH_BIN = re.compile(r"actor/fspo/length_(\d+)_(?:to_(\d+)|up)/(responses|clipped|outside)")
+
+
+@dataclass
+class Run:
+    """One training run. What it did not log is an empty table, or None."""
+
+    name: str
+    folder: Path
+    """The folder the run was read from, or its one metrics file."""
+
+    metrics: pd.DataFrame
+    """Indexed by ``step``, one float column per logged metric; NaN where a step did not log it."""
+
+    records: pd.DataFrame
+    """One row per response and optimiser step, see :data:`fspo_verl.records.COLUMNS`; with ``max_rows`` a random part
+    of ``attrs["rows"]``. ``attrs["settings"]`` names the loss and its clip range."""
+
+    config: dict | None
+    """The composed Hydra config, interpolations as written."""
+
+    overrides: list[str]
+    """The Hydra overrides of the launch."""
+
+    @property
+    def settings(self) -> dict | None:
+        """The loss that trained and its clip range, as the records have it, or else the config; None without either.
+
+        Keys: ``loss`` (verl's ``loss_mode``), ``band`` (fields of :class:`fspo_verl.loss.Band`, or None for a loss
+        without one), ``clip_ratio_low``, ``clip_ratio_high``, ``clip_ratio_c``.
+        """
+        recorded = self.records.attrs.get("settings")
+        policy_loss = _select(self.config, f"{_ACTOR}.policy_loss")
+        if recorded or policy_loss is None:
+            return recorded
+        loss = policy_loss.get("loss_mode", "vanilla")
+        return {
+            "loss": loss,
+            "band": Band.fields_in(policy_loss) if loss == "fspo" else None,
+            **{
+                key: _select(self.config, f"{_ACTOR}.{key}")
+                for key in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
+            },
+        }
+
+
+def read_runs(paths: Sequence[Path], names: Sequence[str] | None = None, max_rows: int | None = None) -> Iterator[Run]:
+    """:func:`read_run` for several; without ``names`` each is called like its folder, or like its path where two agree.
+
+    ``max_rows`` is for all of them together.
+
+    Raises:
+        ValueError: not one name per run, or a name given twice.
+    """
+    paths = [Path(path) for path in paths]
+    if names is None:
+        names = [path.resolve().stem if path.is_file() else path.resolve().name for path in paths]
+        if len(set(names)) < len(names):
+            names = [str(path) for path in paths]
+    if len(names) != len(paths) or len(set(names)) < len(names):
+        raise ValueError(f"{len(paths)} runs need as many different names; got {', '.join(names)}")
+    rows = None if max_rows is None else max_rows // len(paths)
+    return (read_run(path, name, rows) for path, name in zip(paths, names, strict=True))
+
+
+def read_run(path: Path, name: str, max_rows: int | None = None) -> Run:
+    """Read one run, finished or not.
+
+    Args:
+        path: a folder, searched with all folders in it, or one metrics file of verl's file logger.
+        name: what to call the run.
+        max_rows: read about this many records, a random choice, where there are more.
+
+    Raises:
+        FileNotFoundError: there is nothing of a run at ``path``; says what was looked for.
+        ValueError: ``path`` is another kind of file, or holds several runs.
+    """
+    path = Path(path)
+    if path.is_file():
+        if not _is_metrics_file(path):
+            raise ValueError(f'{path} is no metrics file of verl, whose lines are {{"step": ..., "data": {{...}}}}')
+        return Run(
+            name, path, read_metrics([path]), read_records(path), None, []
+        )  # no records: nothing lies below a file
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path}: no such folder or file")
+
+    config_file = max(path.rglob(".hydra/config.yaml"), key=_modified, default=None)
+    config, overrides = (None, []) if config_file is None else _read_hydra(config_file.parent)
+    metrics = read_metrics(metric_files(path), event_files(path))
+    run = Run(name, path, metrics, _read_records(path, config, max_rows), config, overrides)
+    if metrics.empty and run.records.empty and config is None:
+        raise FileNotFoundError(
+            f"{path} holds no run. Looked in it and all folders below for metrics of verl's file logger (*.jsonl, "
+            "trainer.logger=[console,file]), TensorBoard event files (events.out.tfevents.*, "
+            f"trainer.logger=[console,tensorboard]), records (step-*-rank-*.parquet, {RECORDS_DIR}=DIR) and "
+            ".hydra/config.yaml"
+        )
+    return run
+
+
+def metric_files(folder: Path) -> list[Path]:
+    """The files of verl's file logger below a folder, the earliest attempt first.
+
+    Attempts are ordered by the number that ends their names (``metrics-1.jsonl``), or by time of modification where one
+    has no number. Other ``.jsonl`` files, such as dumps of responses, are passed over.
+
+    Raises:
+        ValueError: the files lie in several folders.
+    """
+    files = _of_one_run([file for file in folder.rglob("*.jsonl") if _is_metrics_file(file)], folder, "metrics")
+    numbers = [re.search(r"\d+$", file.stem) for file in files]
+    if all(numbers):
+        return [file for _, file in sorted(zip((int(number[0]) for number in numbers), files, strict=True))]
+    return sorted(files, key=_modified)
+
+
+def event_files(folder: Path) -> list[Path]:
+    """The TensorBoard event files below a folder, the earliest first (their names hold the time of their creation).
+
+    Raises:
+        ValueError: the files lie in several folders.
+    """
+    files = [file for file in folder.rglob("events.out.tfevents.*") if file.is_file()]
+    return sorted(_of_one_run(files, folder, "TensorBoard events"), key=lambda file: file.name)
+
+
+def read_metrics(files: Iterable[Path], events: Iterable[Path] = ()) -> pd.DataFrame:
+    """All metrics of a run: index ``step``, one float column per metric, NaN where a step has not logged it.
+
+    Args:
+        files: files of verl's file logger, the earliest attempt first. Where attempts logged the same step, the latest
+            value counts. A last line that is cut off, as in a run that was killed or goes on, is left out.
+        events: TensorBoard event files, likewise. They hold float32, so a value from ``files`` goes before theirs.
+    """
+    rows: dict[int, dict[str, float]] = {}
+    for file in events:
+        for step, name, value in _event_scalars(file):
+            rows.setdefault(step, {})[name] = value
+    for file in files:
+        for step, data in _metric_lines(file):
+            # Metrics of one step may come in several lines: a resumed run validates the step of its checkpoint again.
+            rows.setdefault(step, {}).update({k: v for k, v in data.items() if isinstance(v, int | float)})
+    frame = pd.DataFrame.from_dict(rows, orient="index", dtype=float).sort_index()
+    frame.index = frame.index.astype(int).rename("step")
+    return frame
+
+
+def live_clip_rates(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Clip rate by length bin of the ``actor/fspo/length_*`` metrics, which a run logs without any records.
+
+    Returns:
+        One row per step and length bin, columns ``step``, ``low``, ``high`` (tokens, both in the bin; the last bin has
+        no ``high``), ``responses``, ``clipped``, ``outside`` (shares of the step's rows, counting those with an
+        advantage; ``outside`` is NaN for losses without a band) and ``rate`` = clipped / responses, NaN for an empty
+        bin.
+    """
+    long = [
+        {"step": step, "low": int(match[1]), "high": float(match[2] or "nan"), "share": match[3], "value": value}
+        for match in map(_LENGTH_BIN.fullmatch, metrics.columns)
+        if match
+        for step, value in metrics[match[0]].dropna().items()
+    ]
+    shares = ["responses", "clipped", "outside"]
+    if not long:
+        return pd.DataFrame(columns=["step", "low", "high", *shares, "rate"], dtype=float)
+    table = pd.DataFrame(long).pivot(index=["step", "low", "high"], columns="share", values="value")
+    table = table.reindex(columns=shares).rename_axis(columns=None).reset_index()
+    return table.assign(rate=table.clipped / table.responses.where(table.responses > 0))
+
+
+def config_differences(runs: Sequence[Run]) -> pd.DataFrame:
+    """Config keys whose values differ between runs: a row per key (dotted), a text column per run that has a config.
+
+    Left out is what differs between any two runs: output folders, the experiment's name, and values that agree once
+    this name, or that of the run's folder, is taken out of their paths.
+    """
+    configured = [run for run in runs if run.config is not None]
+    table = pd.DataFrame({run.name: _flat_texts(run) for run in configured}, dtype=object).fillna(_NOT_SET)
+    neutral = pd.DataFrame({run.name: _without_own_names(table[run.name], run) for run in configured})
+    differs = (neutral.nunique(axis=1) > 1) & ~table.index.isin(_OUTPUT_KEYS)
+    return table[differs].sort_index().rename_axis("key")
+
+
+def _is_metrics_file(file: Path) -> bool:
+    with file.open("rb") as lines:
+        return _entry(lines.readline()) is not None
+
+
+def _entry(line: bytes) -> tuple[int, dict] | None:
+    """Step and metrics of one line of verl's file logger; None for any other line, or a part of one."""
+    try:
+        match json.loads(line):
+            case {"step": int(step), "data": dict(data)}:
+                return step, data
+    except ValueError:  # neither JSON nor, where a write was cut, UTF-8
+        pass
+    return None
+
+
+def _metric_lines(file: Path) -> Iterator[tuple[int, dict]]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            entry = _entry(line)
+            if entry is not None:
+                yield entry
+            elif line.endswith(b"\n"):
+                logger.warning("%s: line %d is left out, as it is no metrics of verl", file, number)
+
+
+def _event_scalars(file: Path) -> Iterator[tuple[int, str, float]]:
+    # Imported here: it takes longer than all else in this module, and most runs are read without it.
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from tensorboard.util.tensor_util import make_ndarray
+
+    for event in EventFileLoader(str(file)).Load():
+        for value in event.summary.value:
+            if value.metadata.plugin_data.plugin_name == "scalars":
+                yield event.step, _verl_name(value.tag), make_ndarray(value.tensor).item()
+
+
+def _verl_name(tag: str) -> str:
+    """verl's name of a metric: TensorBoard's writer turns the @ of ``val-core/<source>/acc/mean@4`` into _."""
+    return re.sub(r"(/(?:mean|std|best|worst|maj))_(\d+)", r"\1@\2", tag) if tag.startswith("val-") else tag
+
+
+def _of_one_run(files: list[Path], folder: Path, what: str) -> list[Path]:
+    parents = sorted({str(file.parent) for file in files})
+    if len(parents) > 1:
+        raise ValueError(f"{folder} holds {what} of several runs; name one of these folders: {', '.join(parents)}")
+    return files
+
+
+def _read_hydra(folder: Path) -> tuple[dict, list[str]]:
+    # OmegaConf's loader, as plain YAML reads the learning rate 1e-6 as a string.
+    config = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+    overrides = folder / "overrides.yaml"
+    return config, OmegaConf.to_container(OmegaConf.load(overrides)) if overrides.exists() else []
+
+
+def _read_records(folder: Path, config: dict | None, max_rows: int | None) -> pd.DataFrame:
+    files = _of_one_run(record_files(folder), folder, "records")
+    elsewhere = _select(config, RECORDS_DIR)
+    if not files and elsewhere is not None:
+        return read_records(elsewhere, max_rows=max_rows)
+    return read_records(folder, max_rows=max_rows)
+
+
+def _select(config: dict | None, key: str):
+    """A value of the config, resolved; None where it is not set, or where only the training machine can resolve it."""
+    if config is None:
+        return None
+    return OmegaConf.select(OmegaConf.create(config), key, throw_on_resolution_failure=False)
+
+
+def _modified(file: Path) -> float:
+    return file.stat().st_mtime
+
+
+def _flat_texts(run: Run) -> dict[str, str]:
+    def walk(prefix: str, value):
+        if isinstance(value, dict) and value:
+            for key, inner in value.items():
+                yield from walk(f"{prefix}.{key}" if prefix else str(key), inner)
+        else:
+            yield prefix, value if isinstance(value, str) else json.dumps(value)
+
+    return dict(walk("", run.config))
+
+
+def _without_own_names(texts: pd.Series, run: Run) -> pd.Series:
+    """The values, the run's own names in their paths replaced; only whole parts of a path count as a name."""
+    own = {run.folder.resolve().name, _select(run.config, "trainer.experiment_name")}
+
+    def neutral(text):
+        return "/".join("*" if part in own else part for part in text.split("/")) if "/" in text else text
+
+    return texts.map(neutral)

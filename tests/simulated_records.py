@@ -1,0 +1,107 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Records with a known law of S, for tests of estimates, and what a confidence interval has to fulfil."""
+
+import math
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+
+def frame(length, log_ratio=0.0, quadratic_variation=0.0, advantage=1.0, prompt=None, step=0, **columns):
+    """Records with the given columns, the others as if nothing were clipped."""
+    n = len(length)
+    log_ratio = np.broadcast_to(log_ratio, n).astype(np.float32)
+    return pd.DataFrame(
+        {
+            "step": np.broadcast_to(step, n).astype(np.int32),
+            "mini_batch": np.zeros(n, np.int32),
+            "rank": np.zeros(n, np.int32),
+            "prompt": pd.Categorical(np.asarray(range(n) if prompt is None else prompt, dtype=str)),
+            "length": np.asarray(length, np.int32),
+            "log_ratio": log_ratio,
+            "quadratic_variation": np.broadcast_to(quadratic_variation, n).astype(np.float32),
+            "quadratic_variation_last": np.zeros(n, np.float32),
+            "quadratic_variation_top": np.zeros(n, np.float32),
+            "advantage": np.broadcast_to(advantage, n).astype(np.float32),
+            "ratio": np.exp(np.minimum(log_ratio, 20)),
+            "clipped": np.zeros(n, np.float32),
+            "decision": pd.Categorical(["kept"] * n),
+            "tokens_clipped": np.zeros(n, np.int32),
+        }
+        | columns
+    )
+
+
+def group_lengths(rng, prompts, group, low=10, high=400):
+    """Lengths of the responses, alike within a prompt; and the prompt of each."""
+    prompt = np.repeat(np.arange(prompts), group)
+    center = rng.uniform(math.log(low), math.log(high), prompts)
+    return np.exp(center[prompt] + 0.3 * rng.standard_normal(len(prompt))).astype(int).clip(1), prompt
+
+
+def simulate_tokens(rng, prompts=100, group=4, sigma=0.02, kappa=0.8, spread=0.8, prompt_spread=0.2):
+    """Records from token log-ratios N(−kappa·v²/2, v²) whose v differs between tokens and between prompts.
+
+    Returns the records and the true values of what :func:`law_of_s` estimates.
+    """
+    length, prompt = group_lengths(rng, prompts, group, high=250)
+    starts = np.r_[0, np.cumsum(length)[:-1]]
+    scale = np.exp(prompt_spread * rng.standard_normal(prompts) - prompt_spread**2)[prompt]  # E scale² = 1
+    tokens = np.exp(spread * rng.standard_normal(length.sum()) - spread**2)
+    v = sigma * np.repeat(scale, length) * tokens
+    x = v * rng.standard_normal(len(v)) - kappa * v**2 / 2
+    squares = x**2
+    s, q = np.add.reduceat(x, starts), np.add.reduceat(squares, starts)
+    squares[np.arange(len(v)) - np.repeat(starts + length - 4, length) < 0] = 0
+    records = frame(length, s, q, prompt=prompt, step=prompt // 25)
+    records["quadratic_variation_last"] = np.add.reduceat(squares, starts)
+    fourth = sigma**4 * math.exp(4 * prompt_spread**2 + 4 * spread**2)  # E v⁴
+    variance = sigma**2 + kappa**2 * fourth / 4  # E x²
+    truth = {"sigma": math.sqrt(variance), "kappa": kappa * sigma**2 / variance, "std_slope": 0.5}
+    return records, truth | {"drift": -kappa * sigma**2 / 2}
+
+
+def simulate_law(rng, power=None, variance=(0.002, 4e-4, 4e-7), prompts=100, group=8, low=10, high=400):
+    """Records with E[S | L] = −Q/2 and Var(S | L) = (0.02·L^power)² or a + bL + cL², S being alike within a prompt."""
+    length, prompt = group_lengths(rng, prompts, group, low, high)
+    own, shared = rng.standard_normal(len(prompt)), rng.standard_normal(prompts)[prompt]
+    scale = np.exp(0.2 * rng.standard_normal(prompts) - 0.04)[prompt]
+    if power is not None:
+        s = scale * 0.02 * length**power * (math.sqrt(0.7) * own + math.sqrt(0.3) * shared)
+    else:
+        a, b, c = variance
+        s = (
+            math.sqrt(a) * own
+            + scale * np.sqrt(b * length) * rng.standard_normal(len(own))
+            + math.sqrt(c) * length * shared
+        )
+    q = 4e-4 * length
+    return frame(length, s - q / 2, q, prompt=prompt, step=prompt // 25)
+
+
+def simulate_run(
+    rng, steps=25, prompts=16, group=8, sigma=0.02, kappa=0.9, step_spread=0.0, mini_batches=4, low=10, high=400
+):
+    """Records of a run with rollouts of ``prompts`` groups: the first mini-batch of a step has not moved, the k-th has
+    k times the variance; sigma differs between steps by ``step_spread``, and S is alike within a prompt."""
+    length, prompt = group_lengths(rng, steps * prompts, group, low, high)
+    step = prompt // prompts
+    mini_batch = prompt % prompts * mini_batches // prompts
+    update = np.exp(step_spread * rng.standard_normal(steps))[step]
+    q = (sigma * update) ** 2 * mini_batch * length * rng.gamma(10, 0.1, len(length))
+    own, shared = rng.standard_normal(len(length)), rng.standard_normal(steps * prompts)[prompt]
+    s = np.sqrt(q) * (math.sqrt(0.8) * own + math.sqrt(0.2) * shared) - kappa * q / 2
+    advantage = rng.choice([-1.0, 0.0, 1.0], len(length), p=[0.45, 0.1, 0.45])
+    return frame(length, s, q, advantage, prompt, step, mini_batch=mini_batch.astype(np.int32))
+
+
+def assert_covered(hits, confidence=0.95):
+    """The share of intervals that hold the truth is what a binomial with the nominal level gives, 999 times in 1000."""
+    low, high = stats.binom.interval(0.999, len(hits), confidence)
+    assert low <= sum(hits) <= high, f"{sum(hits)} of {len(hits)}"
+
+
+def holds(estimate, truth):
+    return estimate.lower <= truth <= estimate.upper

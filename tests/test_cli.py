@@ -1,0 +1,45 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The `fspo-verl` command: its subcommands, and what it says when one cannot run."""
+
+import subprocess
+import sys
+
+import pytest
+
+from fspo_verl import cli
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([command, "--help"])
+    shown = capsys.readouterr().out
+    assert exit_.value.code == 0 and f"usage: fspo-verl {command}" in shown and len(shown.splitlines()) > 8
+
+
+def test_the_commands_are_listed_and_a_typo_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in cli.COMMANDS.values())
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["reprot"])
+    assert exit_.value.code == 2 and "report" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["report", "calibrate", "compare"])
+def test_what_a_user_can_mend_is_one_line(command, tmp_path, capsys):
+    options = ["-o", str(tmp_path / "out")] if command == "report" else []
+    assert cli.main([command, str(tmp_path / "nothing"), *options]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"fspo-verl {command}: ") and str(tmp_path / "nothing") in shown
+    assert len(shown.splitlines()) == 1
+
+
+def test_a_missing_package_names_the_extra():
+    code = (
+        "import sys; sys.modules['matplotlib'] = None; from fspo_verl import cli; sys.exit(cli.main(['report', '-h']))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 2 and "fspo-verl[report]" in run.stderr

@@ -1,0 +1,516 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Intervals cover what they claim to, LRE and its floor behave, and counterfactual clips are those of the losses."""
+
+import dataclasses
+import math
+from importlib import resources
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from scipy import stats
+from simulated_records import assert_covered, frame, group_lengths, holds, simulate_law, simulate_tokens
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
+from verl.workers.config import FSDPActorConfig
+
+from fspo_verl import fairness
+from fspo_verl.fairness import METHODS, clusters, length_edges
+from fspo_verl.loss import Band, fspo_loss
+from fspo_verl.observation import token_columns
+
+SEEDS = 200
+
+
+# --- intervals -------------------------------------------------------------------------------------------------------
+
+
+def test_intervals_of_the_law_cover_it_with_uneven_tokens_and_clustered_prompts():
+    hits = {}
+    edges = np.array([1, 12, 25, 50, 100, 200, 1000])
+    for seed in range(SEEDS):
+        rng = np.random.default_rng(seed)
+        records, truth = simulate_tokens(rng)
+        law = fairness.law_of_s(records, edges, rng, draws=100)
+        for name in ("sigma", "kappa", "std_slope"):
+            hits.setdefault(name, []).append(holds(getattr(law, name), truth[name]))
+        for name, table in (("sigma", law.sigma_by_length), ("drift", law.drift_by_length)):
+            for row in table.iloc[[1, 3]].itertuples():
+                hits.setdefault((name, row.low), []).append(holds(row, truth[name]))
+    assert len(hits) == 7
+    for covered in hits.values():
+        assert_covered(covered)
+
+
+def test_the_interval_of_the_slope_covers_another_exponent_too():
+    edges = np.array([1, 12, 25, 50, 100, 200, 400, 2000])
+    hits = []
+    for seed in range(SEEDS):
+        rng = np.random.default_rng(seed)
+        law = fairness.law_of_s(simulate_law(rng, power=0.4), edges, rng, draws=100)
+        hits.append(holds(law.std_slope, 0.4))
+    assert_covered(hits)
+
+
+def test_intervals_of_the_variance_law_cover_it():
+    truth = (0.002, 4e-4, 4e-7)
+    edges = np.array([1, 12, 25, 50, 100, 200, 400, 2000])
+    hits = []
+    for seed in range(SEEDS):
+        rng = np.random.default_rng(seed)
+        law = fairness.law_of_s(simulate_law(rng, variance=truth), edges, rng, draws=100)
+        hits.append([holds(estimate, value) for estimate, value in zip(law.variance_law, truth, strict=True)])
+    for covered in zip(*hits, strict=True):
+        assert_covered(covered)
+
+
+@pytest.mark.parametrize("clusters_count, size", [(60, 8), (1500, 2)])
+def test_the_clustered_bootstrap_covers_a_mean_and_pools_many_clusters(clusters_count, size):
+    hits = []
+    cluster = np.repeat(np.arange(clusters_count), size)
+    for seed in range(SEEDS):
+        rng = np.random.default_rng(seed)
+        value = rng.exponential(size=clusters_count)[cluster] + rng.standard_normal(len(cluster))
+        columns = np.stack([np.ones(len(value)), value], -1)
+        estimate = fairness.clustered_bootstrap(cluster, columns, lambda t: t[..., 1:] / t[..., :1], rng, draws=100)
+        hits.append(holds(estimate, 1.0)[0])
+    assert_covered(hits)
+
+
+@pytest.mark.parametrize("correlated", [False, True])
+def test_rate_intervals_cover(correlated):
+    """Clustered Wilson intervals, where the responses to a prompt are clipped together and where they are not."""
+    edges = np.array([1, 30, 100, 1000])
+    truth = np.array([0.05, 0.1, 0.3])
+    hits = []
+    for seed in range(SEEDS):
+        rng = np.random.default_rng(seed)
+        length, prompt = group_lengths(rng, 150, 8, high=200)
+        rate = truth[np.searchsorted(edges, length, "right") - 1]
+        own, shared = rng.random(len(length)), rng.random(150)[prompt]
+        clipped = np.where(correlated & (rng.random(len(length)) < 0.5), shared, own) < rate
+        table = fairness.rate_by_length(length, clipped, edges, clusters=prompt)
+        hits.append([holds(row, value) for row, value in zip(table.itertuples(), truth, strict=True)])
+        if not correlated:
+            plain = fairness.rate_by_length(length, clipped, edges)
+            hits[-1] += [holds(row, value) for row, value in zip(plain.itertuples(), truth, strict=True)]
+    for covered in zip(*hits, strict=True):
+        assert_covered(covered)
+
+
+def test_the_interval_of_an_lre_covers_it():
+    edges = np.array([1, 30, 100, 1000])
+    rates = np.array([0.1, 0.2, 0.5])
+    hits = []
+    for seed in range(SEEDS):
+        rng = np.random.default_rng(seed)
+        length = rng.choice([10, 50, 200], size=1200)
+        clipped = rng.random(1200) < rates[np.searchsorted(edges, length, "right") - 1]
+        records = frame(length, prompt=np.arange(1200) // 8)
+        estimate = fairness.lre_interval(records, clipped, edges, rng, draws=100)
+        hits.append(holds(estimate, 1 - 0.5 / (1 - rates.mean())))
+    assert_covered(hits)
+
+
+@given(st.integers(1, 400), st.integers(0, 400), st.sampled_from([0.8, 0.95, 0.999]))
+def test_without_clusters_the_rate_interval_is_wilsons(n, k, confidence):
+    k = min(k, n)
+    table = fairness.rate_by_length(np.full(n, 7), np.arange(n) < k, [7, 8], confidence)
+    expected = stats.binomtest(k, n).proportion_ci(confidence, method="wilson")
+    assert table.loc[0, ["n", "rate"]].tolist() == [n, pytest.approx(k / n)]
+    assert table.loc[0, ["lower", "upper"]].tolist() == pytest.approx([expected.low, expected.high], abs=1e-12)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
+def test_a_response_repeated_in_its_prompt_tells_nothing_more(rate):
+    clipped = np.random.default_rng(0).random(80) < rate
+    once = fairness.rate_by_length(np.full(80, 5), clipped, [5, 6], clusters=np.arange(80))
+    copies = fairness.rate_by_length(np.full(800, 5), np.repeat(clipped, 10), [5, 6], clusters=np.arange(800) // 10)
+    assert copies.loc[0, ["lower", "upper"]].tolist() == pytest.approx(once.loc[0, ["lower", "upper"]].tolist())
+
+
+def test_prompts_that_differ_less_than_chance_do_not_narrow_the_interval():
+    clipped = np.tile([True, False], 400)  # one of two responses of every prompt
+    clustered = fairness.rate_by_length(np.full(800, 5), clipped, [5, 6], clusters=np.arange(800) // 2).loc[0]
+    independent = fairness.rate_by_length(np.full(800, 5), clipped, [5, 6]).loc[0]
+    assert clustered.lower <= independent.lower < 0.5 < independent.upper <= clustered.upper
+
+
+# --- bins, rates, LRE ------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 40_000), min_size=1, max_size=50), st.integers(1, 12))
+def test_edges_cover_all_lengths(lengths, bins):
+    edges = length_edges(lengths, bins)
+    assert 1 <= len(edges) - 1 <= bins and (np.diff(edges) > 0).all() and np.issubdtype(edges.dtype, np.integer)
+    assert edges[0] == min(lengths) and edges[-1] == max(lengths) + 1
+    table = fairness.rate_by_length(lengths, np.zeros(len(lengths)), edges)
+    for row in table.itertuples():
+        assert row.n == sum(row.low <= length <= row.high for length in lengths)
+    assert table.n.sum() == len(lengths)
+
+
+def test_bad_lengths_are_refused():
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        length_edges([3, 0])
+    with pytest.raises(ValueError, match="lengths 3 to 9 are not covered by the edges"):
+        fairness.rate_by_length([3, 9], [0, 0], [3, 9])
+
+
+def test_clusters_are_prompts_within_a_step():
+    records = frame([1] * 6, prompt=["a", "b", "a", "a", "b", "a"], step=[1, 1, 1, 2, 2, 2])
+    code = clusters(records)
+    assert sorted(set(code)) == [0, 1, 2, 3]
+    assert code[0] == code[2] and code[3] == code[5] and len({code[0], code[1], code[3], code[4]}) == 4
+
+
+def table_of(counts, rates):
+    return pd.DataFrame({"n": counts, "rate": rates})
+
+
+def test_lre_by_hand():
+    # Acceptance 1, .8, .5 and over all (100 + 160 + 50) / 400 = .775.
+    lre = fairness.length_reweighting_error(table_of([100, 200, 100, 10, 0], [0, 0.2, 0.5, 1.0, math.nan]), 50)
+    accepted = 310 / 410
+    worst = 1 - 0.5 / accepted
+    errors = [1 / accepted - 1, abs(0.8 / accepted - 1), worst]
+    assert lre.worst == pytest.approx(worst)
+    assert lre.weighted == pytest.approx(np.average(errors, weights=[1, 2, 1]))
+    assert (lre.excluded_bins, lre.excluded_responses) == (1, 10)
+
+
+counts_and_clips = st.lists(st.integers(1, 300).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))), min_size=2)
+
+
+@given(counts_and_clips, st.integers(1, 5))
+def test_lre_is_zero_for_equal_rates_and_blind_to_order_and_sample_size(bins, factor):
+    counts, clips = np.array(bins).T
+    lre = fairness.length_reweighting_error(table_of(counts, clips / counts), 1)
+    assert fairness.length_reweighting_error(table_of(counts[::-1], (clips / counts)[::-1]), 1) == pytest.approx(
+        lre, nan_ok=True
+    )
+    assert fairness.length_reweighting_error(table_of(counts * factor, clips / counts), 1)[:2] == pytest.approx(
+        lre[:2], nan_ok=True
+    )
+    if clips.sum() < counts.sum():
+        assert 0 <= lre.weighted <= lre.worst
+        equal = fairness.length_reweighting_error(table_of(counts, np.full(len(counts), 0.3)), 1)
+        assert equal[:2] == pytest.approx((0, 0), abs=1e-12)
+    else:
+        assert math.isnan(lre.worst) and math.isnan(lre.weighted)
+
+
+@pytest.mark.parametrize("shares", [False, True], ids=["whole responses", "shares"])
+def test_the_floor_is_what_permuting_the_clips_gives(shares):
+    rng = np.random.default_rng(0)
+    length = rng.choice([10, 50, 200], p=[0.6, 0.3, 0.1], size=900)
+    clipped = (rng.random(900) < 0.2) * (rng.random(900) if shares else 1.0)
+    edges = np.array([1, 30, 100, 1000])
+    floor = fairness.permutation_floor(length, clipped, edges, rng, draws=2000)
+    drawn = [
+        fairness.length_reweighting_error(fairness.rate_by_length(length, rng.permutation(clipped), edges)).worst
+        for _ in range(1000)
+    ]
+    error = np.std(drawn) * math.sqrt(1 / 1000 + 1 / 2000)
+    assert abs(floor.worst.value - np.mean(drawn)) < 4 * error
+    exceeded = sum(value > floor.worst.upper for value in drawn)
+    assert exceeded <= stats.binom.ppf(0.9999, 1000, 0.025 + 3 * math.sqrt(0.025 / 2000))
+    assert exceeded >= stats.binom.ppf(0.0001, 1000, 0.025 - 3 * math.sqrt(0.025 / 2000))
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.floats(0, 1)), min_size=2, max_size=6), st.integers(0, 2**32 - 1))
+def test_the_cosine_bound_holds(bins, seed):
+    n, accepted = np.array(bins).T
+    share = n / n.sum()
+    gradients = np.random.default_rng(seed).standard_normal((len(n), 3))
+    true, clipped = share @ gradients, (share * accepted) @ gradients
+    lre = fairness.length_reweighting_error(table_of(n.astype(int), 1 - accepted), 1).worst
+    kappa = share @ np.linalg.norm(gradients, axis=1) / np.linalg.norm(true)
+    bound = fairness.cosine_bound(lre, kappa)
+    if math.isfinite(bound):
+        assert kappa * lre < 1
+        assert true @ clipped >= (bound - 1e-9) * np.linalg.norm(true) * np.linalg.norm(clipped)
+    else:
+        assert not kappa * lre < 1
+
+
+def test_at_the_fair_length_the_drift_is_the_half_width():
+    length = fairness.fair_length(0.03, 0.0335, 0.9)
+    assert 0.9 * 0.0335**2 * length / 2 == pytest.approx(0.03 * math.sqrt(length))
+    assert fairness.fair_length(0.03, [0.01, 0.0]).tolist() == [pytest.approx(360_000), math.inf]
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=20), st.floats(1e-3, 1e3))
+def test_effective_sample_size(ratios, factor):
+    size = fairness.effective_sample_size(ratios)
+    assert 1 - 1e-9 <= size <= len(ratios) + 1e-9
+    assert fairness.effective_sample_size(np.array(ratios) * factor) == pytest.approx(size)
+    assert fairness.effective_sample_size([factor] * len(ratios)) == pytest.approx(len(ratios))
+    assert math.isnan(fairness.effective_sample_size([]))
+
+
+# --- the law of S ----------------------------------------------------------------------------------------------------
+
+
+def test_by_length_tables_and_shares_are_plain_means():
+    rng = np.random.default_rng(0)
+    records, _ = simulate_tokens(rng)
+    records["quadratic_variation_top"] = records.quadratic_variation * rng.random(len(records)).astype(np.float32)
+    unmoved = frame([20, 300], prompt=["x", "y"])
+    edges = length_edges(records.length, 5)
+    law = fairness.law_of_s(pd.concat([records, unmoved], ignore_index=True), edges, rng)
+    assert law.responses == len(records)
+    for i, (low, high) in enumerate(zip(edges, edges[1:], strict=False)):
+        part = records[(records.length >= low) & (records.length < high)].astype({"length": float})
+        s, q = part.log_ratio.astype(float), part.quadratic_variation.astype(float)
+        residual = s - s.sum() / part.length.sum() * part.length
+        expected = {
+            "sigma": math.sqrt((q / part.length).mean()),
+            "drift": (s / part.length).mean(),
+            "std": math.sqrt((residual**2).sum() / (len(part) - 1)),
+            "variation": math.sqrt(q.mean()),
+            "ratio": np.exp(s).mean(),
+            "last_share": part.quadratic_variation_last.sum() / q.sum(),
+            "top_share": part.quadratic_variation_top.sum() / q.sum(),
+        }
+        for name, value in expected.items():
+            row = getattr(law, f"{name}_by_length").iloc[i]
+            assert (row.low, row.high, row.n) == (low, high - 1, len(part))
+            assert row.value == pytest.approx(value, rel=1e-6), name
+    q = records.quadratic_variation.sum()
+    assert law.last_share.value == pytest.approx(records.quadratic_variation_last.sum() / q, rel=1e-5)
+    assert law.top_share.value == pytest.approx(records.quadratic_variation_top.sum() / q, rel=1e-5)
+    assert law.kappa.value == pytest.approx(
+        -2 * records.log_ratio.mean() / records.quadratic_variation.mean(), rel=1e-4
+    )
+
+
+def test_bins_with_few_responses_or_prompts_get_no_interval_and_no_part():
+    rng = np.random.default_rng(0)
+    records = simulate_law(rng, power=0.5, low=20, high=200)
+    # Outliers that would bend any fit: many responses of few prompts, and few responses.
+    odd = frame([3] * 60 + [900] * 20, [9.0, -9.0] * 40, 0.01, prompt=[f"odd {i // 12}" for i in range(80)])
+    edges = np.array([1, 5, 30, 60, 100, 150, 800, 1000])
+    law = fairness.law_of_s(pd.concat([records, odd], ignore_index=True), edges, rng)
+    assert law.sigma_by_length.n.tolist()[::6] == [60, 20]
+    assert law.sigma_by_length.value.notna().all()
+    assert law.sigma_by_length.upper.isna().tolist() == [True] + [False] * 5 + [True]
+    assert law.std_slope.value == pytest.approx(fairness.law_of_s(records, edges, rng).std_slope.value, rel=1e-12)
+    assert holds(law.std_slope, 0.5)
+
+
+# --- counterfactual clips --------------------------------------------------------------------------------------------
+
+
+def token_batch(seed, rows=400, width=300, dtype=torch.float32):
+    """Token tensors with sequences on every side of every method's range: log_prob, old_log_prob, advantages, mask."""
+    generator = torch.Generator().manual_seed(seed)
+    length = torch.exp(torch.rand(rows, 1, generator=generator) * math.log(width)).long().clamp(1, width)
+    mask = torch.arange(width) < length
+    noise = torch.randn(rows, width, generator=generator, dtype=dtype)
+    scale = 10 ** (-3 + 2 * torch.rand(rows, 1, generator=generator, dtype=dtype))
+    shift = 8 * (torch.rand(rows, 1, generator=generator, dtype=dtype) - 0.5) / length.sqrt()
+    old = -torch.rand(rows, width, generator=generator, dtype=dtype)
+    sign = torch.randint(-1, 2, (rows, 1), generator=generator)
+    advantages = (sign * torch.rand(rows, 1, generator=generator, dtype=dtype)).expand(rows, width).contiguous()
+    return old + scale * (noise + shift), old, advantages, mask
+
+
+def records_of(batch):
+    """The columns that a run would record of a batch."""
+    sequences = fspo_loss(*batch, Band())
+    columns = {"tokens_clipped": token_columns(*batch)["tokens_clipped"]}
+    return frame(
+        sequences.length.numpy(),
+        sequences.log_ratio.numpy(),
+        sequences.quadratic_variation.numpy(),
+        sequences.advantage.numpy(),
+        **{name: column.numpy().astype(np.int32) for name, column in columns.items()},
+    )
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.band])
+def test_clips_are_the_decisions_of_the_loss(name):
+    seen = []
+    for seed in range(5):
+        batch = token_batch(seed)
+        records = records_of(batch)
+        sequences = fspo_loss(*batch, METHODS[name].band)
+        np.testing.assert_array_equal(METHODS[name].clipped(records), sequences.clipped.numpy())
+        np.testing.assert_array_equal(METHODS[name].outside(records), sequences.outside.numpy())
+        seen.append([x.sum() for x in (sequences.clipped_upper, sequences.clipped_lower, sequences.clipped_dual)])
+    upper, lower, dual = np.sum(seen, axis=0)
+    assert upper and lower and bool(dual) == (METHODS[name].band.eps_dual is not None)
+
+
+def actor_config(**clip):
+    return FSDPActorConfig(rollout_n=4, ppo_micro_batch_size_per_gpu=1, loss_agg_mode="token-sum", **clip)
+
+
+def tokens_without_gradient(loss_name, batch, **clip):
+    log_prob, old, advantages, mask = batch
+    log_prob = log_prob.clone().requires_grad_()
+    loss, _ = get_policy_loss_fn(loss_name)(old, log_prob, advantages, mask, "token-sum", actor_config(**clip))
+    loss.backward()
+    return (log_prob.grad == 0) & mask
+
+
+def test_gspo_clips_what_verls_gspo_gives_no_gradient():
+    method = METHODS["gspo"]
+    for seed in range(5):
+        batch = token_batch(seed, dtype=torch.float64)
+        records = records_of(batch)
+        dropped = tokens_without_gradient("gspo", batch, clip_ratio_low=3e-4, clip_ratio_high=4e-4)
+        clipped = (dropped.sum(-1) == batch[3].sum(-1)).numpy() & (records.advantage != 0).to_numpy()
+        per_token = records.log_ratio.astype(float) / records.length
+        edges = np.array([[-method.band.eps_low], [method.band.eps_high]])
+        decided = np.abs(per_token.to_numpy() - edges).min(0) > 1e-9  # records are rounded to float32
+        assert decided.mean() > 0.99 and clipped.any() and not clipped.all()
+        np.testing.assert_array_equal(method.clipped(records)[decided], clipped[decided])
+
+
+def test_grpo_clips_what_verls_vanilla_loss_gives_no_gradient():
+    for seed in range(5):
+        batch = token_batch(seed)
+        records = records_of(batch)
+        dropped = tokens_without_gradient("vanilla", batch, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0)
+        share = (dropped.sum(-1) / batch[3].sum(-1)).numpy() * (records.advantage != 0)
+        assert 0 < share.mean() < 1
+        np.testing.assert_allclose(METHODS["grpo"].clipped(records), share, rtol=1e-6)
+    with pytest.raises(ValueError, match="grpo clips token by token"):
+        METHODS["grpo"].outside(records)
+    with pytest.raises(ValueError, match="grpo clips token by token"):
+        METHODS["grpo"].matched(records, 0.1)
+
+
+@pytest.mark.parametrize("name", ["fspo", "rloo", "gspo"])
+def test_stock_constants_are_those_of_the_packaged_configs(name):
+    group = resources.files("fspo_verl.configs") / "algorithm.policy_loss"
+    actor = OmegaConf.create((group / f"{name}.yaml").read_text()).actor_rollout_ref.actor
+    band = METHODS[name].band
+    if name == "gspo":
+        expected = {
+            "eps_low": -math.log(1 - actor.clip_ratio_low),
+            "eps_high": math.log(1 + actor.clip_ratio_high),
+            "eps_dual": None,
+            "length_power": 1.0,
+        }
+    else:
+        expected = Band.fields_in(actor.policy_loss)
+    for field, value in expected.items():
+        assert getattr(band, field) == (pytest.approx(value, rel=1e-12) if isinstance(value, float) else value)
+    assert (band.band_width, band.band_center) == ("length", "zero")
+
+
+@pytest.mark.parametrize(
+    "name, rate", [(name, rate) for name, m in METHODS.items() if m.band for rate in (0.02, 0.1, 0.4)]
+)
+def test_matching_gives_the_rate_and_keeps_the_shape(name, rate):
+    records = records_of(token_batch(0, rows=2000))
+    records = records[records.length > 1]  # S/sqrt(Q) of a single token is 1 or -1: ties, which cannot be parted
+    method = METHODS[name].matched(records, rate)
+    counted = (records.advantage != 0).sum()
+    assert method.clipped(records).sum() == pytest.approx(math.floor(rate * counted), abs=2)
+    before, after = (dataclasses.asdict(m.band) for m in (METHODS[name], method))
+    factor = after["eps_low"] / before["eps_low"]
+    for field in ("eps_high", "eps_dual"):
+        assert after[field] == (before[field] and pytest.approx(factor * before[field]))
+
+
+def test_a_rate_that_too_few_responses_can_reach_is_refused():
+    records = frame([10] * 8, [0.4, 0.5, 0.6] + [0.0] * 5, [0.1] * 3 + [0.0] * 5)
+    assert METHODS["rloo"].matched(records, 0.25).clipped(records).sum() == 2
+    with pytest.raises(ValueError, match="rloo cannot clip 0.5 of these responses, as only 0.375 of them have moved"):
+        METHODS["rloo"].matched(records, 0.5)
+    with pytest.raises(ValueError, match="no response has an advantage"):
+        METHODS["rloo"].matched(records.assign(advantage=0.0), 0.1)
+
+
+@given(st.lists(st.integers(-9, 9).map(float), min_size=1), st.floats(0, 0.999))
+def test_upper_quantile_is_the_smallest_value_with_at_most_the_share_beyond(values, share):
+    found = fairness.upper_quantile(values, share)
+    values = np.array(values)
+    assert found in values and (values > found).sum() <= share * len(values) + 1e-9
+    for smaller in values[values < found]:
+        assert (values > smaller).sum() > share * len(values) + 1e-9
+
+
+def test_counterfactual_tables_add_up():
+    rng = np.random.default_rng(0)
+    records = records_of(token_batch(0, rows=2000))
+    edges = length_edges(records.length, 4)
+    result = fairness.counterfactuals(records, edges, rng, draws=50)
+    assert set(result.summary.method) == set(METHODS)
+    masks = fairness.sides(records) | {"outside": np.ones(len(records), bool)}
+    for row in result.summary.itertuples():
+        method, mask = METHODS[row.method], masks[row.side]
+        part = result.by_length.query("method == @row.method and side == @row.side")
+        values = (method.outside if row.side == "outside" else method.clipped)(records)[mask]
+        assert row.n == part.n.sum() == mask.sum()
+        assert row.rate == pytest.approx(values.mean()) == pytest.approx((part.n * part.rate).sum() / mask.sum())
+        assert row.lower <= row.rate <= row.upper and row.lre_lower <= row.lre <= row.lre_upper
+        assert row.lre == fairness.length_reweighting_error(part).worst
+        assert math.isnan(row.eps_low) if method.band is None else row.eps_low == method.band.eps_low
+    assert ("grpo", "outside") not in set(zip(result.summary.method, result.summary.side, strict=True))
+    matched = fairness.counterfactuals(records, edges, rng, match_rate=0.1, draws=50).summary
+    assert set(matched.method) == set(METHODS) - {"grpo"}
+    assert matched[matched.side == "all"].rate.tolist() == pytest.approx([0.1] * 6, abs=2 / len(records))
+
+
+@pytest.mark.parametrize("sigma, kappa, fair", [(0.02, 0, {"fspo"}), (0.15, 1, {"fspo_centered", "fspo_studentized"})])
+def test_at_one_clip_rate_the_shapes_rank_as_the_law_says(sigma, kappa, fair):
+    """Where S has variance sigma²·L, a band of sqrt(L) treats lengths alike; with drift it must follow the drift."""
+    rng = np.random.default_rng(0)
+    length, prompt = group_lengths(rng, 5000, 4)
+    q = sigma**2 * length
+    s = np.sqrt(q) * rng.standard_normal(len(q)) - kappa * q / 2
+    records = frame(length, s, q, rng.choice([-1, 1], len(q)), prompt)
+    edges = length_edges(length, 6)
+    summary = fairness.counterfactuals(records, edges, rng, match_rate=0.2, draws=50).summary
+    for side in ("lower", "outside"):
+        rows = summary[summary.side == side].set_index("method")
+        for name in fair:
+            assert rows.lre[name] < 2 * rows.floor[name]
+            for unfair in {"gspo", "rloo"} if kappa == 0 else {"gspo", "rloo", "fspo", "fspo_width"}:
+                assert rows.lre_lower[unfair] > rows.lre_upper[name]
+
+
+# --- little data -----------------------------------------------------------------------------------------------------
+
+LITTLE = {
+    "nothing recorded": frame([]),
+    "one response": frame([50], 0.1, 0.01),
+    "one length": frame([50] * 200, np.linspace(-1, 1, 200), 0.01, prompt=np.arange(200) // 4),
+    "nothing moved": frame([50, 90] * 100),
+    "no advantage": frame([50, 90] * 100, np.linspace(-1, 1, 200), 0.01, 0.0),
+    "everything clipped": frame([50, 90] * 100, np.linspace(29, 31, 200), 1.0),
+    "nothing clipped": frame([50, 90] * 100, np.linspace(-1e-6, 1e-6, 200), 1e-6),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("case", LITTLE)
+def test_little_data_gives_nan_and_no_error(case):
+    records = LITTLE[case]
+    rng = np.random.default_rng(0)
+    edges = length_edges(records.length)
+    law = fairness.law_of_s(records, edges, rng)
+    moved = (records.quadratic_variation > 0).sum()
+    assert law.responses == moved and len(law.sigma_by_length) == len(edges) - 1
+    assert math.isnan(law.sigma.value) == math.isnan(law.kappa.value) == (moved == 0)
+    assert math.isnan(law.std_slope.value) == (moved == 0 or records.length.nunique() < 2)
+    assert all(math.isnan(estimate.value) for estimate in law.variance_law)  # needs three bins
+    summary = fairness.counterfactuals(records, edges, rng, draws=50).summary
+    fspo = summary[(summary.method == "fspo") & (summary.side == "all")].iloc[0]
+    clipped = records.assign(clipped=METHODS["fspo"].clipped(records))
+    assert fspo.rate == pytest.approx(fairness.clip_rate(clipped), nan_ok=True)
+    assert math.isnan(fspo.rate) == (case in ("nothing recorded", "no advantage"))
+    if case in ("nothing moved", "nothing clipped"):
+        assert (fspo.rate, fspo.lre, fspo.floor) == (0, 0, 0) and 0 < fspo.upper < 0.05
+    else:
+        assert math.isnan(fspo.lre) and math.isnan(fspo.floor)
+    assert case != "everything clipped" or fspo.rate == 1

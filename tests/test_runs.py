@@ -1,0 +1,230 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a training run left behind is read as it was written: cut off, resumed, in several formats, or not at all."""
+
+import json
+import os
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fspo_verl import runs
+from fspo_verl.records import COLUMNS
+
+
+def line(step, **data):
+    return json.dumps({"step": step, "data": data}) + "\n"
+
+
+def write(file, *lines, end=""):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(lines) + end)
+    return file
+
+
+def write_config(run, config="trainer: {experiment_name: a}\n", folder="hydra"):
+    write(run / folder / ".hydra/overrides.yaml", "- data.seed=3\n")
+    return write(run / folder / ".hydra/config.yaml", config)
+
+
+def write_events(folder, values):
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(folder) as writer:
+        for step, data in values:
+            for name, value in data.items():
+                writer.add_scalar(name, value, step)
+
+
+def write_records(folder, step=1, loss="gspo", rows=3):
+    columns = {
+        name: pa.array(["x"] * rows, pa.string()).cast(dtype)
+        if pa.types.is_dictionary(dtype)
+        else pa.array([step] * rows, dtype)
+        for name, dtype in COLUMNS.items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    schema = pa.schema(COLUMNS).with_metadata({b"fspo_verl": json.dumps({"loss": loss, "band": None})})
+    pq.write_table(pa.table(columns, schema=schema), folder / f"step-{step:06d}-rank-0000.parquet")
+
+
+VALUES = st.floats(allow_nan=False, allow_infinity=False, width=32)
+ATTEMPTS = st.lists(
+    st.lists(st.tuples(st.integers(0, 9), st.dictionaries(st.sampled_from("abc"), VALUES, min_size=1)), max_size=6),
+    max_size=4,
+)
+
+
+@given(ATTEMPTS, st.data())
+def test_attempts_merge_to_the_latest_value_of_each_step(tmp_path_factory, attempts, data):
+    folder, expected = tmp_path_factory.mktemp("run"), {}
+    for number, attempt in enumerate(attempts, start=9):  # 9, 10, 11: as text they would sort otherwise
+        lines = [line(step, **values) for step, values in attempt]
+        unfinished = line(99, a=1.0)
+        cut = data.draw(st.integers(0, len(unfinished) - 2))
+        write(folder / f"metrics-{number}.jsonl", *lines, end=unfinished[:cut])
+        for step, values in attempt:
+            for name, value in values.items():
+                expected[name, step] = value
+    frame = runs.read_metrics(runs.metric_files(folder))
+    found = {(name, step): value for name in frame for step, value in frame[name].dropna().items()}
+    assert found == expected
+    assert frame.index.is_monotonic_increasing and frame.index.name == "step"
+    assert set(frame.dtypes) <= {np.dtype(float)}
+
+
+def test_attempts_without_numbers_are_ordered_by_time(tmp_path):
+    for age, name in enumerate(("newest", "middle", "oldest")):
+        os.utime(write(tmp_path / f"{name}.jsonl", line(1, a=age)), (10**9 - age, 10**9 - age))
+    assert [file.stem for file in runs.metric_files(tmp_path)] == ["oldest", "middle", "newest"]
+    assert runs.read_metrics(runs.metric_files(tmp_path)).a.item() == 0
+
+
+def test_broken_line_amid_others_is_said(tmp_path, caplog):
+    file = write(tmp_path / "metrics-1.jsonl", line(1, a=1), '{"step": 2, "da\n', line(3, a=3))
+    assert list(runs.read_metrics([file]).index) == [1, 3]
+    assert f"{file}: line 2" in caplog.text
+
+
+def test_null_and_text_are_no_numbers(tmp_path):
+    frame = runs.read_metrics([write(tmp_path / "m.jsonl", line(1, a=None, b="text", c=2), line(2, a=1.5))])
+    assert list(frame.columns) == ["c", "a"]
+    assert np.isnan(frame.a[1]) and frame.a[2] == 1.5
+
+
+def test_event_files(tmp_path):
+    first = {"actor/grad_norm": 0.125, "val-core/ledger/acc/mean@4": 0.5, "val-core/a_1/acc/best@4/mean": 0.25}
+    write_events(tmp_path / "tensorboard", [(1, first), (2, {"actor/grad_norm": 0.1})])
+    run = runs.read_run(tmp_path, "a")
+    assert run.metrics.loc[1].to_dict() == first
+    assert run.metrics.loc[2, "actor/grad_norm"] == np.float32(0.1)
+    write(tmp_path / "metrics-1.jsonl", line(2, **{"actor/grad_norm": 0.1}))
+    metrics = runs.read_run(tmp_path, "a").metrics
+    assert metrics["actor/grad_norm"].tolist() == [0.125, 0.1]  # the file logger's, which is not rounded
+
+
+def test_cut_event_file(tmp_path):
+    write_events(tmp_path, [(step, {"a": step}) for step in range(1, 50)])
+    (file,) = runs.event_files(tmp_path)
+    whole = runs.read_metrics([], [file])
+    file.write_bytes(file.read_bytes()[:-20])
+    cut = runs.read_metrics([], [file])
+    pd.testing.assert_frame_equal(cut, whole.iloc[:-1])
+
+
+def test_whole_run(tmp_path):
+    write(tmp_path / "metrics-1.jsonl", line(1, a=1))
+    write(tmp_path / "rollouts/1.jsonl", '{"input": "x", "output": "y", "step": 1}\n')
+    os.utime(write_config(tmp_path, folder="first"), (1, 1))
+    write_config(tmp_path, "actor_rollout_ref: {actor: {optim: {lr: 1e-06}, policy_loss: {loss_mode: fspo}}}\n")
+    write_records(tmp_path / "records")
+    (run,) = runs.read_runs([tmp_path])
+    assert run.name == tmp_path.name and run.folder == tmp_path
+    assert run.metrics.a.to_dict() == {1: 1}
+    assert run.config["actor_rollout_ref"]["actor"]["optim"]["lr"] == 1e-6
+    assert run.overrides == ["data.seed=3"]
+    assert len(run.records) == 3 and run.settings["loss"] == "gspo"  # as the records say, which know what was trained
+
+
+def test_records_elsewhere(tmp_path):
+    write_records(tmp_path / "disk/records")
+    section = "actor_rollout_ref: {actor: {policy_loss: {loss_mode: fspo, records_dir: '%s'}}}\n"
+    write_config(tmp_path / "a", section % "${trainer.root}/records" + f"trainer: {{root: {tmp_path}/disk}}\n")
+    assert len(runs.read_run(tmp_path / "a", "a").records) == 3
+    write_config(tmp_path / "b", section % "${oc.env:SET_WHERE_IT_TRAINED}/records")
+    run = runs.read_run(tmp_path / "b", "b")
+    assert run.records.empty and list(run.records.columns) == list(COLUMNS)
+    assert run.settings["loss"] == "fspo"
+
+
+def test_one_file_is_a_run(tmp_path):
+    write(tmp_path / "b.jsonl", line(1, a=2))
+    (run,) = runs.read_runs([write(tmp_path / "a.jsonl", line(1, a=1))])
+    assert (run.name, run.metrics.a.item(), run.config, run.settings) == ("a", 1, None, None)
+    assert run.records.empty
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]\n", '{"step": 1}\n', "\xff\n"])
+def test_what_is_no_run(tmp_path, text):
+    file = write(tmp_path / "a.jsonl", text)
+    with pytest.raises(ValueError, match="no metrics file of verl"):
+        runs.read_run(file, "a")
+    with pytest.raises(FileNotFoundError, match=r"events\.out\.tfevents.*records_dir=DIR.*\.hydra"):
+        runs.read_run(tmp_path, "a")
+    with pytest.raises(FileNotFoundError, match="no such folder or file"):
+        runs.read_run(tmp_path / "absent", "a")
+
+
+def test_run_that_has_only_begun(tmp_path):
+    write(tmp_path / "metrics-1.jsonl", "")
+    write_config(tmp_path)
+    run = runs.read_run(tmp_path, "a")
+    assert run.metrics.empty and run.metrics.index.name == "step"
+    assert runs.live_clip_rates(run.metrics).empty
+
+
+def test_folder_of_several_runs_is_refused(tmp_path):
+    for what, make in {
+        "metrics": lambda folder: write(folder / "metrics-1.jsonl", line(1, a=1)),
+        "records": write_records,
+        "TensorBoard events": lambda folder: write_events(folder, [(1, {"a": 1})]),
+    }.items():
+        make(tmp_path / what / "one")
+        runs.read_run(tmp_path / what, "a")
+        make(tmp_path / what / "two")
+        with pytest.raises(ValueError, match=f"{what} of several runs.*/one.*/two"):
+            runs.read_run(tmp_path / what, "a")
+
+
+def test_names(tmp_path):
+    paths = [write(tmp_path / folder / "run.jsonl", line(1, a=1)) for folder in "ab"]
+    assert [run.name for run in runs.read_runs(paths)] == [str(path) for path in paths]
+    assert [run.name for run in runs.read_runs(paths, ["x", "y"])] == ["x", "y"]
+    for names in (["x"], ["x", "x"]):
+        with pytest.raises(ValueError, match="2 runs need as many different names"):
+            runs.read_runs(paths, names)
+
+
+def test_live_clip_rates(tmp_path):
+    shares = {"length_1_to_15/responses": 0.5, "length_1_to_15/clipped": 0.25, "length_16_up/responses": 0.0}
+    shares |= {"length_16_up/clipped": 0.0, "length_1_to_15/outside": 0.5, "clip_fraction": 0.25}
+    file = write(tmp_path / "m.jsonl", line(0, a=1), line(1, **{f"actor/fspo/{k}": v for k, v in shares.items()}))
+    table = runs.live_clip_rates(runs.read_metrics([file]))
+    expected = pd.DataFrame(
+        {
+            "step": [1, 1],
+            "low": [1, 16],
+            "high": [15.0, np.nan],
+            "responses": [0.5, 0.0],
+            "clipped": [0.25, 0.0],
+            "outside": [0.5, np.nan],
+            "rate": [0.5, np.nan],
+        }
+    )
+    pd.testing.assert_frame_equal(table, expected)
+
+
+def test_config_differences(tmp_path):
+    config = """
+    trainer: {{experiment_name: {name}, default_local_dir: /out/{name}/ckpt, n: [{n}]}}
+    actor: {{loss: {name}, lr: 1e-6, empty: {{}}{extra}}}
+    data: {{cache: /data/{name}/cache, train: {train}, length: '${{data.max}}'}}
+    """
+    for name, n, extra, train in (("fspo", 1, ", eps: 0.03", "/d/a.parquet"), ("gspo", 2, "", "/d/b.parquet")):
+        write_config(tmp_path / name, config.format(name=name, n=n, extra=extra, train=train))
+    write(tmp_path / "c.jsonl", line(1, a=1))
+    differences = runs.config_differences(
+        list(runs.read_runs([tmp_path / "fspo", tmp_path / "gspo", tmp_path / "c.jsonl"]))
+    )
+    assert differences.T.to_dict() == {
+        "actor.eps": {"fspo": "0.03", "gspo": "(not set)"},
+        "actor.loss": {"fspo": "fspo", "gspo": "gspo"},
+        "data.train": {"fspo": "/d/a.parquet", "gspo": "/d/b.parquet"},
+        "trainer.n": {"fspo": "[1]", "gspo": "[2]"},
+    }
+    assert runs.config_differences([runs.read_run(tmp_path / "c.jsonl", "c")]).empty
