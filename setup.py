@@ -21,7 +21,15 @@ setup(
     package_dir={"": "."},
     packages=[*find_packages(include=["fspo_verl", "fspo_verl.*"]), "hydra_plugins.fspo_verl_searchpath"],
     package_data={"fspo_verl": ["*.jinja"], "fspo_verl.configs": ["*.yaml", "*/*.yaml"]},
-    install_requires=["verl>=0.9.0,<0.10", "torch>=2.6", "hydra-core>=1.3", "omegaconf>=2.3", "pandas>=2", "pyarrow>=15"],
+    install_requires=[
+        "verl>=0.9.0,<0.10",
+        "torch>=2.6",
+        "hydra-core>=1.3",
+        "omegaconf>=2.3",
+        "packaging",
+        "pandas>=2",
+        "pyarrow>=15",
+    ],
     extras_require={
         # What a run without a GPU needs beyond verl's own requirements; requirements/ pins tested versions.
         "cpu": ["TransferQueue>=0.1.10", "cachetools", "fastapi", "uvicorn", "psutil"],

@@ -1,6 +1,8 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Does the test suite notice a wrong loss, metric or record?  `python tests/mutations.py` plants one fault at a time and runs the tests.
+"""Does the test suite notice a wrong loss, metric or record?
+
+`python tests/mutations.py` plants one fault at a time and runs the tests.
 
 Each fault is one replacement in a copy of the sources; a fault that no test notices makes this script fail.
 """
