@@ -1,0 +1,185 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a launch will do, in numbers that follow from its config alone, each with the arithmetic behind it.
+
+Sizes are those of weights, gradients, optimiser state and logits. Activations, CUDA graphs and fragmentation come on
+top: they depend on kernels and versions, and are not guessed at here.
+"""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+from omegaconf import DictConfig, OmegaConf
+
+from fspo_verl import checks
+from fspo_verl.records import COLUMNS
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the plan."""
+
+    name: str
+    value: str
+    how: str = ""
+    """The arithmetic, or where the value comes from."""
+
+
+def plan(config: DictConfig) -> list[Row]:
+    """The plan of a launch with ``actor_rollout_ref``: what trains, its band, batches, memory per GPU, disk."""
+    launch = checks.Launch(config)
+    return [*_what(launch), *_band(launch), *_batches(launch), *_memory(launch), *_disk(launch)]
+
+
+def _what(launch: checks.Launch):
+    config = launch.config
+    loss = launch.loss_mode if launch.is_fspo else f"{launch.loss_mode} (observed)" if launch.is_ours else "not ours"
+    yield Row("policy loss", loss, f"loss_agg_mode={launch.actor.loss_agg_mode}, lr={launch.actor.optim.lr:g}")
+    yield Row("advantages", config.algorithm.adv_estimator)
+    yield Row("model", str(config.actor_rollout_ref.model.path).rstrip("/").rsplit("/", 1)[-1])
+    yield Row("training GPUs", str(_gpus(config.trainer)), _pool(config.trainer) + f", {launch.actor.strategy}")
+    if OmegaConf.select(config, "async_training") is not None:
+        yield Row("rollout GPUs", str(_gpus(config.rollout)), _pool(config.rollout) + ", a pool of their own")
+
+
+def _band(launch: checks.Launch):
+    """What is left unclipped: ratios of whole responses; of one token where a loss clips tokens."""
+    low, high = launch.actor.clip_ratio_low, launch.actor.clip_ratio_high
+    if launch.loss_mode == "vanilla":
+        yield Row("unclipped token ratio", f"{1 - low:g} to {1 + high:g}", f"1 - {low:g}, 1 + {high:g}")
+    elif launch.loss_mode == "gspo":
+        for length in launch.typical_lengths:
+            ratios = f"{(1 - low) ** length:.3g} to {(1 + high) ** length:.3g}"
+            yield Row(f"unclipped ratio at L={length}", ratios, f"(1 - {low:g})^{length}, (1 + {high:g})^{length}")
+    elif launch.is_fspo and (launch.half_width is None or launch.band.band_center == "realized"):
+        yield Row("unclipped ratio", "set by the data", launch.band.describe())
+    elif launch.is_fspo:
+        band = launch.band
+        for length, (lowest, highest) in checks.band_as_ratios(band, launch.typical_lengths).items():
+            power = f"{length}^{band.length_power:g}"
+            center = f"-{band.drift_per_token:g} x {length} " if band.drift_per_token else ""
+            how = f"exp({center}-{band.eps_low:.3g} x {power}), exp({center}+{band.eps_high:.3g} x {power})"
+            yield Row(f"unclipped ratio at L={length}", f"{lowest:.3g} to {highest:.3g}", how)
+
+
+def _batches(launch: checks.Launch):
+    config, actor = launch.config, launch.actor
+    n, mini = config.actor_rollout_ref.rollout.n, actor.ppo_mini_batch_size
+    prompts, how = config.data.train_batch_size, "data.train_batch_size"
+    if OmegaConf.select(config, "async_training") is not None:
+        batches, updates = config.async_training.require_batches, config.async_training.trigger_parameter_sync_step
+        prompts, how = mini * batches * updates, f"{mini} x {batches} require_batches x {updates} updates between syncs"
+    yield Row("prompts per rollout", f"{prompts:,}", how)
+    yield Row("responses per rollout", f"{prompts * n:,}", f"{prompts} prompts x {n}")
+    steps = launch.optimizer_steps_per_rollout
+    yield Row("optimiser steps per rollout", f"{steps:g}", f"each on {mini} prompts x {n} = {mini * n} responses")
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    yield Row("tokens per rollout, at most", f"{prompts * n * longest:,}", f"{prompts * n:,} x {longest}")
+    if actor.use_dynamic_bsz:
+        limit, ranks = actor.ppo_max_token_len_per_gpu, _data_parallel(launch)
+        yield Row("tokens per GPU and micro-batch", f"{limit:,}", "ppo_max_token_len_per_gpu")
+        at_most = -(-mini * n * longest // (ranks * limit))
+        how = f"{mini * n} x {longest} tokens / {ranks} ranks / {limit}"
+        yield Row("micro-batches per step, at most", f"about {at_most:,}", how)
+
+
+def _memory(launch: checks.Launch):
+    model = _model_on_meta(launch)
+    if model is None:
+        path = launch.config.actor_rollout_ref.model.path
+        yield Row("parameters", "not known here", f"{path} is not on this machine")
+        return
+    total = sum(parameter.numel() for parameter in model.parameters())
+    yield Row("parameters", f"{total:,}", type(model).__name__)
+    if launch.actor.strategy == "megatron":
+        yield from _megatron_states(launch, total)
+    elif launch.actor.strategy in ("fsdp", "fsdp2"):
+        yield from _fsdp_states(launch, model, total)
+    if launch.actor.use_dynamic_bsz:
+        tokens, vocabulary = launch.actor.ppo_max_token_len_per_gpu, model.config.vocab_size
+        how = f"2 bytes x {tokens} tokens x vocabulary {vocabulary}"
+        yield _size("logits of a micro-batch, per GPU", 2 * tokens * vocabulary, how)
+    rollout = launch.config.actor_rollout_ref.rollout
+    tensor, width = rollout.tensor_model_parallel_size, 4 if rollout.dtype == "float32" else 2
+    yield _size("rollout weights, per GPU", width * total / tensor, f"{width} bytes x {total:,} / TP {tensor}")
+
+
+def _fsdp_states(launch: checks.Launch, model, total: int):
+    """FSDP shards of weights, gradients and Adam's two moments, all in ``model_dtype``."""
+    fsdp, gpus = launch.actor.fsdp_config, _gpus(launch.config.trainer)
+    shards = gpus if fsdp.fsdp_size in (-1, None) else min(fsdp.fsdp_size, gpus)
+    width = 4 if fsdp.model_dtype in ("fp32", "float32") else 2
+    trained, frozen = total, 0
+    if rank := launch.config.actor_rollout_ref.model.lora_rank:
+        modules = [module for name, module in model.named_modules() if "lm_head" not in name]
+        linear = [module for module in modules if type(module).__name__ == "Linear"]
+        trained, frozen = sum(rank * (module.in_features + module.out_features) for module in linear), total
+        yield Row("LoRA parameters", f"{trained:,}", f"rank {rank} x (in + out) of {len(linear)} linear layers")
+
+    def shard(name: str, parameters: int, copies: int, offloaded: bool) -> Row:
+        host = ", in host memory between uses" if offloaded else ""
+        how = f"{copies} x {width} bytes x {parameters:,} / {shards} shards{host}"
+        return _size(f"{name}, per GPU", copies * width * parameters / shards, how)
+
+    yield shard("weights", frozen + trained, 1, fsdp.param_offload)
+    yield shard("gradients", trained, 1, False)
+    yield shard("optimiser state", trained, 2, fsdp.optimizer_offload)
+
+
+def _megatron_states(launch: checks.Launch, total: int):
+    """bf16 weights and fp32 gradients per model-parallel part; fp32 master weights and Adam over the ranks as well."""
+    megatron = launch.actor.megatron
+    parts = megatron.tensor_model_parallel_size * megatron.pipeline_model_parallel_size
+    ranks = _data_parallel(launch) * megatron.context_parallel_size if megatron.use_distributed_optimizer else 1
+    part = f"{total:,} / (TP x PP = {parts})"
+    yield _size("weights, per GPU", 2 * total / parts, f"2 bytes x {part}")
+    yield _size("gradients, per GPU", 4 * total / parts, f"4 bytes x {part}")
+    yield _size("optimiser state, per GPU", 12 * total / parts / ranks, f"(4 + 8) bytes x {part} / {ranks} ranks")
+
+
+def _disk(launch: checks.Launch):
+    if not launch.is_ours or launch.policy_loss.records_dir is None:
+        return
+    rows = launch.config.data.train_batch_size or launch.actor.ppo_mini_batch_size
+    rows *= launch.config.actor_rollout_ref.rollout.n * launch.actor.ppo_epochs
+    fraction = launch.policy_loss.records_fraction
+    width = sum(4 if pa.types.is_dictionary(dtype) else dtype.bit_width // 8 for dtype in COLUMNS.values())
+    how = f"{rows:,} responses x {fraction:g} x {width} bytes, before compression"
+    yield Row("records per step", f"{rows * fraction * width / 2**20:.3g} MiB", how)
+
+
+def _size(name: str, size: float, how: str) -> Row:
+    return Row(name, f"{size / _GIB:.3g} GiB", how)
+
+
+def _gpus(pool: DictConfig) -> int:
+    return pool.nnodes * pool.n_gpus_per_node
+
+
+def _pool(pool: DictConfig) -> str:
+    return f"{pool.nnodes} nodes x {pool.n_gpus_per_node}"
+
+
+def _data_parallel(launch: checks.Launch) -> int:
+    """Ranks among which the responses of a mini-batch are divided."""
+    if launch.actor.strategy == "megatron":
+        megatron = launch.actor.megatron
+        split = megatron.tensor_model_parallel_size * megatron.pipeline_model_parallel_size
+        return max(1, _gpus(launch.config.trainer) // (split * megatron.context_parallel_size))
+    split = OmegaConf.select(launch.actor, "fsdp_config.ulysses_sequence_parallel_size") or 1
+    return max(1, _gpus(launch.config.trainer) // split)
+
+
+def _model_on_meta(launch: checks.Launch):
+    """The model without storage, from its config file on this machine; None without one. Runs no remote code."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(launch.config.actor_rollout_ref.model.path, local_files_only=True)
+    except (OSError, ValueError):
+        return None
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)

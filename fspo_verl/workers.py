@@ -1,0 +1,142 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Ask Ray workers what they see of verl and of this package, for ``fspo-verl doctor``."""
+
+import os
+import re
+import socket
+from collections.abc import Iterator
+
+from omegaconf import OmegaConf
+
+INSTALL = "pip install . in a clone of fspo_verl"
+_WORKER_SECONDS = 60
+
+
+class Workers:
+    """A question to Ray workers, one on each node, put when this is made and answered by :meth:`answers`."""
+
+    def __init__(self):
+        import ray
+
+        self.where, self.gpus, self._nodes = "a local Ray", 0, []
+        self.problem = _unreachable(os.environ.get("RAY_ADDRESS", ""))
+        if self.problem:
+            return
+        options = {"log_to_driver": False, "logging_level": "error", "include_dashboard": False}
+        try:
+            # As verl calls it, this finds the same cluster; without one it starts Ray here, and needs only one CPU.
+            ray.init(num_cpus=1, **options)
+        except ValueError:  # what Ray says to num_cpus where there is a cluster
+            self.where = "the running cluster"
+            ray.init(**options)
+        self.gpus = int(ray.cluster_resources().get("GPU", 0))
+        self._nodes = [node for node in ray.nodes() if node["Alive"]]
+        self._answers = [self._ask(node["NodeID"]) for node in self._nodes]
+
+    @staticmethod
+    def _ask(node: str):
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        # Defined here, so that it travels by value: a worker may lack this package.
+        def sees() -> dict:
+            import importlib.util
+
+            try:
+                import verl
+                from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+                answer = {"verl": verl.__version__, "losses": sorted(POLICY_LOSS_REGISTRY)}
+            except Exception as error:
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            return answer | {name: importlib.util.find_spec(name) is not None for name in ("fspo_verl", "vllm")}
+
+        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+        return ray.remote(sees).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy).remote()
+
+    def answers(self) -> dict[str, dict | None]:
+        """Address of each node -> what a worker there sees, or an ``error``; None without an answer in time."""
+        import ray
+
+        ray.wait(self._answers, num_returns=len(self._answers), timeout=_WORKER_SECONDS)
+        found = {}
+        for node, answer in zip(self._nodes, self._answers, strict=True):
+            try:
+                found[node["NodeManagerAddress"]] = ray.get(answer, timeout=0)
+            except ray.exceptions.GetTimeoutError:
+                found[node["NodeManagerAddress"]] = None
+            except ray.exceptions.RayError as error:
+                found[node["NodeManagerAddress"]] = {"error": f"{type(error).__name__}: {error}"}
+        return found
+
+    def close(self) -> None:
+        """Leave the cluster, or stop the local Ray."""
+        import ray
+
+        ray.shutdown()
+
+
+def _unreachable(address: str) -> str | None:
+    """What is wrong with the address of a cluster where nobody listens; Ray itself tries for minutes."""
+    if not (found := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address)):
+        return None
+    try:
+        socket.create_connection((found[1], int(found[2])), timeout=5).close()
+    except OSError as error:
+        return f"RAY_ADDRESS={address} does not answer: {error}"
+
+
+def findings(workers: Workers, config) -> Iterator:
+    """What the workers lack of what a launch needs; ``config`` is None where there is none to ask about."""
+    from fspo_verl.checks import Finding
+
+    if workers.problem:
+        yield Finding("error", "worker", workers.problem, fix="start the cluster, or unset RAY_ADDRESS")
+        return
+    good = 0
+    for node, sees in workers.answers().items():
+        place = f"a worker of {workers.where} on {node}"
+        if sees is None:
+            yield Finding(
+                "warning", "worker", f"{place} did not answer within {_WORKER_SECONDS} s", "it is not checked"
+            )
+            continue
+        lacks, fix = missing(sees, config)
+        if lacks:
+            yield Finding("error", "worker", f"{place} {lacks}", fix=f"there: {fix}")
+        good += not lacks
+    if good:
+        yield Finding("note", "worker", f"{good} worker(s) of {workers.where} import verl and have the loss")
+
+
+def missing(sees: dict, config) -> tuple[str, str]:
+    """What a worker lacks, and what mends it; two empty strings if nothing."""
+    import verl
+
+    from fspo_verl.checks import Launch
+
+    launch = config and Launch(config)
+    mode = str(launch.loss_mode) if launch else "fspo"
+    if "error" in sees:
+        return f"cannot import verl: {sees['error']}", "install verl"
+    if sees["verl"] != verl.__version__:
+        return f"has verl {sees['verl']}, here it is {verl.__version__}", f"pip install verl=={verl.__version__}"
+    # A schema of this package registers the loss by itself, where verl was told to load no plugins.
+    if mode not in sees["losses"] and not (launch and launch.is_ours and sees["fspo_verl"]):
+        return f"does not know loss_mode={mode}: the run would fail at its first actor update", INSTALL
+    if launch and launch.config.actor_rollout_ref.rollout.get("name") == "vllm" and not sees["vllm"]:
+        return "cannot import vllm, which actor_rollout_ref.rollout.name=vllm needs", "pip install verl[vllm]"
+    return "", ""
+
+
+def gpus(workers: Workers, config) -> Iterator:
+    """Fewer GPUs than the launch books; verl would wait for them or fail minutes later."""
+    from fspo_verl.checks import Finding
+
+    pools = [config.trainer, *([config.rollout] if OmegaConf.select(config, "async_training") is not None else [])]
+    needed = sum(pool.nnodes * pool.n_gpus_per_node for pool in pools)
+    there = OmegaConf.select(config, "ray_kwargs.ray_init.num_gpus") or workers.gpus
+    if there < needed:
+        what = f"the launch books {needed} GPUs, {workers.where} has {there}"
+        yield Finding("error", "gpus", what, fix=f"trainer.n_gpus_per_node={there}" if there else "run it with GPUs")

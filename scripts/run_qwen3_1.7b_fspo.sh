@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+#
+# Qwen3-1.7B-Base | mathematics | vLLM rollouts | FSDP | colocated on 8 GPUs
+#
+#   bash scripts/run_qwen3_1.7b_fspo.sh [Hydra overrides]
+#
+# POLICY_LOSS, DRY_RUN and the rest as in run_qwen3_8b_fspo.sh.
+set -euo pipefail
+
+MODEL_PATH=${MODEL_PATH:-Qwen/Qwen3-1.7B-Base}        # folder of a model, or its name on the hub
+EXPERIMENT_NAME=${EXPERIMENT_NAME:-qwen3-1.7b-${POLICY_LOSS:-fspo}} # for the loggers, and the folder of the run
+PPO_MAX_TOKEN_LEN_PER_GPU=${PPO_MAX_TOKEN_LEN_PER_GPU:-40960} # tokens per micro-batch; at least prompt + response
+OFFLOAD=${OFFLOAD:-False}                             # keep weights and optimiser state in host memory during rollouts
+ROLLOUT_TP=${ROLLOUT_TP:-1}                           # GPUs per rollout replica
+
+EXTRA=()
+source "$(dirname "$0")/launch/body.sh"

@@ -1,0 +1,162 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The launch scripts: what they compose, what they refuse, and that their arguments train.
+
+Not trained here, as it needs GPUs: the Megatron engine, the asynchronous main (separate pools, NCCL), vLLM rollouts. Of
+these the whole composed configuration is checked.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import ledger
+import pytest
+from omegaconf import OmegaConf
+
+import fspo_verl.configs
+from fspo_verl.records import read_records
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+LAUNCH_SCRIPTS = sorted(script.name for script in SCRIPTS.glob("run_*.sh"))
+REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return len(solution_str) % 2"
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory, untrained_model):
+    """Environment variables that name a small model and small data sets."""
+    folder = tmp_path_factory.mktemp("task")
+    ledger.data_set(32, seed=0).to_parquet(folder / "dapo.parquet")
+    for name in ("math500", "aime24", "aime25"):
+        ledger.data_set(4, seed=1).to_parquet(folder / f"{name}.parquet")
+    (folder / "reward.py").write_text(REWARD)
+    return {
+        "MODEL_PATH": str(untrained_model),
+        "DATA_DIR": str(folder),
+        "PYTHON": sys.executable,
+    }
+
+
+def launch(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
+    clean = {key: value for key, value in os.environ.items() if key not in ("WANDB_API_KEY", "RAY_ADDRESS")}
+    command = ["bash", SCRIPTS / script, *arguments]
+    return subprocess.run(command, env=clean | variables, capture_output=True, text=True)
+
+
+DRY_RUNS = [(script, "fspo") for script in LAUNCH_SCRIPTS]
+DRY_RUNS += [("run_qwen3_8b_fspo.sh", loss) for loss in ("gspo", "grpo", "rloo")]
+
+
+@pytest.mark.parametrize(("script", "loss"), DRY_RUNS)
+def test_a_dry_run_finds_nothing_wrong_and_shows_the_plan(script, loss, task, tmp_path):
+    run = launch(script, DRY_RUN="1", POLICY_LOSS=loss, RUN_DIR=str(tmp_path / "run"), **task)
+    assert run.returncode == 0, run.stderr
+    assert "fspo-verl doctor: 0 errors, 0 warnings" in run.stdout
+    rows = dict(line.split("  ", 1) for line in run.stdout.splitlines() if "  " in line)
+    assert rows["responses per rollout"].split() == ["8,192", "512", "prompts", "x", "16"]
+    assert rows["optimiser steps per rollout"].split()[0] == "4"
+    assert f"+algorithm.policy_loss={loss}" in run.stdout
+    assert not (tmp_path / "run").exists()
+
+
+def cpu_overrides() -> list[str]:
+    """The settings of ``fspo_cpu.yaml`` as overrides that come after those of a script."""
+    packaged = [resources.files(fspo_verl.configs) / name for name in ("fspo_cpu.yaml", "cpu_rollout/hf.yaml")]
+    settings = OmegaConf.merge(*(OmegaConf.create(file.read_text()) for file in packaged))
+    del settings["defaults"]
+
+    def flat(prefix: str, value):
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                yield from flat(f"{prefix}.{key}" if prefix else key, inner)
+        else:
+            yield f"++{prefix}={json.dumps(value)}"
+
+    return list(flat("", OmegaConf.to_container(settings)))
+
+
+@pytest.mark.parametrize(
+    ("script", "loss", "disagreement"),
+    [
+        ("run_qwen3_8b_fspo.sh", "fspo", 1e-4),
+        ("run_qwen3_1.7b_fspo.sh", "gspo", 1e-4),
+        ("run_qwen3_8b_fspo_lora.sh", "fspo", 1e-2),  # verl sends merged weights to the rollout in bfloat16
+    ],
+)
+def test_the_arguments_of_a_script_train(script, loss, disagreement, task, tmp_path):
+    small = {
+        "MAX_PROMPT_LENGTH": "43",
+        "MAX_RESPONSE_LENGTH": "20",
+        "TRAIN_BATCH_SIZE": "8",  # four optimiser steps per rollout, as by default
+        "PPO_MINI_BATCH_SIZE": "2",
+        "ROLLOUT_N": "4",
+        "TOTAL_STEPS": "2",
+        "TEST_FILES": f"{task['DATA_DIR']}/math500.parquet",
+        "VERL_PLATFORM": "cpu",
+        "RUN_DIR": str(tmp_path / "run"),
+        "POLICY_LOSS": loss,
+    }
+    reward = f"reward.custom_reward_function.path={task['DATA_DIR']}/reward.py"
+    run = launch(script, *cpu_overrides(), reward, **task, **small)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+
+    lines = (tmp_path / "run/metrics-1.jsonl").read_text().splitlines()
+    metrics = {record["step"]: record["data"] for record in map(json.loads, lines)}
+    assert list(metrics) == [0, 1, 2]  # 0 is the validation before training
+    for step in (1, 2):
+        assert metrics[step]["actor/grad_norm"] > 0
+        assert metrics[step]["training/rollout_probs_diff_max"] < disagreement
+    assert "val-core/ledger/acc/mean@4" in metrics[2]
+    assert (tmp_path / "run/checkpoints/global_step_2/actor").is_dir()
+
+    records = read_records(tmp_path / "run")
+    assert len(records) == 2 * 8 * 4 and set(records.mini_batch) == {0, 1, 2, 3}
+    # At each step the policy starts where the rollout left it (up to rounding) and moves with every mini-batch.
+    moved = records.groupby(["step", "mini_batch"]).quadratic_variation.max().unstack()
+    assert (moved[0] < 1e-9).all() and (moved[3] > 1e-7).all()
+    assert records.attrs["settings"]["loss"] == loss
+
+
+def test_the_same_command_resumes_and_another_start_is_refused(task, tmp_path):
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records/step-000001-rank-0000.parquet").touch()
+    (tmp_path / "metrics-1.jsonl").touch()
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("1")
+    dry = {"DRY_RUN": "1", "RUN_DIR": str(tmp_path), **task}
+    again = launch("run_qwen3_8b_fspo.sh", **dry)
+    assert again.returncode == 0 and f"{tmp_path}/metrics-2.jsonl" in again.stdout
+    anew = launch("run_qwen3_8b_fspo.sh", "trainer.resume_mode=disable", **dry)
+    assert anew.returncode == 1 and f"records_dir={tmp_path}/records-2" in anew.stdout
+
+
+@pytest.mark.parametrize("script", LAUNCH_SCRIPTS)
+def test_help_shows_every_variable_with_its_value(script, tmp_path):
+    run = launch(script, "--help", PYTHON="/no/python", ACTOR_LR="3e-7")
+    assert run.returncode == 0 and run.stderr == ""
+    assert "ACTOR_LR=3e-7" in run.stdout
+    shown = [line.split("=")[0].strip() for line in run.stdout.splitlines() if line.startswith("  ") and "=" in line]
+    sources = [(SCRIPTS / script).read_text(), (SCRIPTS / "launch/body.sh").read_text()]
+    assigned = {line.split("=")[0] for text in sources for line in text.splitlines() if "=${" in line[:40]}
+    assert assigned == {name for name in shown if name.isupper()} and len(assigned) > 25
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"TRAIN_FILE": "/no/such.parquet"}, ["no file /no/such.parquet", "prepare_data.py", "TRAIN_FILE"]),
+        ({"TEST_FILES": "/no/such.parquet"}, ["no file /no/such.parquet", "TEST_FILES"]),
+        ({"MODEL_PATH": "/no/model"}, ["actor_rollout_ref.model.path=/no/model does not exist"]),
+        ({"POLICY_LOSS": "ppo"}, ["algorithm.policy_loss/ppo", "fspo", "gspo"]),
+        ({"PPO_MINI_BATCH_SIZE": "many"}, ["ppo_mini_batch_size", "many"]),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_cannot_run_is_refused_before_anything_starts(variables, words, task, tmp_path):
+    run = launch("run_qwen3_8b_fspo.sh", RUN_DIR=str(tmp_path / "run"), **task | {"DRY_RUN": "1"} | variables)
+    assert run.returncode != 0
+    assert all(word in run.stdout + run.stderr for word in words), run.stdout + run.stderr
+    assert not (tmp_path / "run").exists()
