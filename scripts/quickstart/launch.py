@@ -53,7 +53,9 @@ def warm_start(experiment: Experiment) -> None:
     # Every seed has its own training problems; all seeds share the validation problems.
     for name, size, data_seed in (("train", TRAIN_PROBLEMS, 1_000 + seed), ("validation", VALIDATION_PROBLEMS, 999)):
         if not (start / f"{name}.parquet").exists():
-            ledger.data_set(size, data_seed).to_parquet(start / f"{name}.parquet")
+            unfinished = start / f"{name}.unfinished"
+            ledger.data_set(size, data_seed).to_parquet(unfinished)
+            unfinished.rename(start / f"{name}.parquet")
     if not (start / "model").exists():
         unfinished = start / "model.unfinished"
         command = [sys.executable, HERE / "warm_start.py", unfinished, f"--seed={seed}"]

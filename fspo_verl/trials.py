@@ -1,0 +1,255 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Trials: training runs of several losses and seeds, each reduced to the few kilobytes that a comparison needs.
+
+A trial is read from the folder of a run (:func:`read_trials`) or from the JSON of an earlier comparison, so that
+results can be kept, and compared again, without the runs.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fspo_verl.fairness import METHODS, Method, length_edges, sides
+from fspo_verl.loss import Band
+from fspo_verl.runs import Run, read_runs
+
+logger = logging.getLogger("fspo_verl")
+
+MATCHED_RATE = 0.10
+"""Share of the responses with an advantage that a band is scaled to clip, where bands are compared at one rate."""
+
+# Folders of runs: fspo-hf-seed3, gspo-seed11.
+_NAME = re.compile(r"(?P<loss>[a-z0-9_]+)(-[a-z0-9_-]+)?-seed(?P<seed>\d+)")
+_ACCURACY = re.compile(r"val-core/.+/acc/mean@\d+")
+# Per-step columns of a trial; of several metrics the first that is logged counts.
+_METRICS = {
+    "reward": ("critic/score/mean",),
+    "response_length": ("response_length/mean",),
+    "clip_fraction": ("actor/fspo/clip_fraction", "actor/pg_clipfrac"),
+    "entropy": ("actor/entropy", "actor/entropy_loss"),
+    "grad_norm": ("actor/grad_norm",),
+    "loss": ("actor/pg_loss",),
+    "nonfinite_responses": ("actor/fspo/nonfinite_fraction",),
+}
+
+
+@dataclass(frozen=True)
+class Clips:
+    """What was clipped per step and length bin; counts are of responses with advantage != 0.
+
+    Attributes:
+        edges: of the length bins, see :func:`fspo_verl.fairness.length_edges`.
+        mean_log: ``[bins]`` mean log length in each bin, 0 in an empty one.
+        responses: ``[steps, bins]``.
+        clipped: ``[steps, bins]``; a response of which a part is clipped counts with its share.
+        matched: by name of a band, likewise, had it clipped the same responses at :data:`MATCHED_RATE` overall: the
+            shapes of fspo (the band that trained, where one did), gspo and rloo. One that too few responses have moved
+            enough to reach is left out.
+    """
+
+    edges: list[int]
+    mean_log: list[float]
+    responses: list[list[int]]
+    clipped: list[list[float]]
+    matched: dict[str, list[list[int]]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training run. Row i of the per-step lists belongs to step i + 1.
+
+    Attributes:
+        loss: what trains, as its folder is called.
+        seed: trials of one seed share model, prompts and their order.
+        settings: loss and clip range as recorded, see :mod:`fspo_verl.records`.
+        training: per step, one list per key of ``_METRICS`` that is logged; None where a value is not finite.
+        validation: accuracy by step, 0 being the start.
+        answers: per validated step, a digit per question: 1 for a right answer. Empty without them.
+        questions: fingerprint of the questions; answers can be paired only where it agrees.
+        clips: None without records.
+    """
+
+    loss: str
+    seed: int
+    settings: dict | None
+    training: dict[str, list[float | None]]
+    validation: dict[int, float]
+    answers: dict[int, str]
+    questions: str | None
+    clips: Clips | None
+
+    @property
+    def steps(self) -> int:
+        """Training steps logged."""
+        return max(map(len, self.training.values()))
+
+    def series(self, name: str) -> np.ndarray:
+        """A per-step list as an array; NaN where a value is not finite, or nothing is logged under the name."""
+        return np.array(self.training.get(name, [None] * self.steps), dtype=np.float64)
+
+    def first(self, steps: int) -> "Trial":
+        """The trial as it stood after so many steps.
+
+        Raises:
+            ValueError: it is shorter.
+        """
+        if steps > self.steps:
+            raise ValueError(f"{self.loss}, seed {self.seed} has {self.steps} steps, fewer than {steps}")
+        clips = self.clips and dataclasses.replace(
+            self.clips,
+            responses=self.clips.responses[:steps],
+            clipped=self.clips.clipped[:steps],
+            matched={name: counts[:steps] for name, counts in self.clips.matched.items()},
+        )
+        return dataclasses.replace(
+            self,
+            training={name: values[:steps] for name, values in self.training.items()},
+            validation={step: value for step, value in self.validation.items() if step <= steps},
+            answers={step: text for step, text in self.answers.items() if step <= steps},
+            clips=clips,
+        )
+
+    def to_json(self) -> dict:
+        """Plain lists and numbers; floats with 7 significant digits."""
+        return _rounded(dataclasses.asdict(self))
+
+    @staticmethod
+    def from_json(data: dict) -> "Trial":
+        """The inverse of :meth:`to_json`."""
+        by_step = {name: {int(step): value for step, value in data[name].items()} for name in ("validation", "answers")}
+        return Trial(**data | by_step | {"clips": data["clips"] and Clips(**data["clips"])})
+
+
+def read_trials(folder: Path) -> list[Trial]:
+    """The trials of all runs in a folder; each run is a folder called LOSS-seedN or LOSS-...-seedN.
+
+    Raises:
+        ValueError: there is none, or two are of the same loss and seed.
+    """
+    found = sorted(path for path in folder.iterdir() if path.is_dir() and _identity(path) and any(path.iterdir()))
+    if not found:
+        raise ValueError(f"{folder} holds no runs: folders called LOSS-seedN, such as fspo-seed3 or gspo-hf-seed3")
+    identities = [_identity(path) for path in found]
+    if len(set(identities)) < len(found):
+        raise ValueError(f"{folder} holds several runs of one loss and seed: {', '.join(path.name for path in found)}")
+    runs = list(read_runs(found))
+    edges = _edges(np.concatenate([run.records["length"].to_numpy() for run in runs]))
+    trials = (_trial(run, *identity, edges) for run, identity in zip(runs, identities, strict=True))
+    # Rounded as in JSON, so that a comparison from the runs and one from its JSON agree to the last digit.
+    return [Trial.from_json(trial.to_json()) for trial in trials]
+
+
+def _edges(lengths: np.ndarray) -> np.ndarray:
+    """Log-spaced bins; the few shortest and longest lengths join the first and the last one."""
+    if not len(lengths):
+        return length_edges(lengths)
+    edges = length_edges(lengths.clip(*np.quantile(lengths, [0.005, 0.995], method="nearest")), bins=6)
+    edges[[0, -1]] = lengths.min(), lengths.max() + 1
+    return edges
+
+
+def _identity(path: Path) -> tuple[str, int] | None:
+    match = _NAME.fullmatch(path.name)
+    return (match["loss"], int(match["seed"])) if match and match["loss"] != "warm" else None
+
+
+def _trial(run: Run, loss: str, seed: int, edges: np.ndarray) -> Trial:
+    metrics = run.metrics[run.metrics.index > 0]
+    names = [name for name in run.metrics if _ACCURACY.fullmatch(name)]
+    if not names or metrics.empty:
+        raise ValueError(f"{run.folder} has not logged any {'step' if metrics.empty else 'val-core/*/acc/mean@*'}")
+    accuracy = run.metrics[names].mean(axis=1).dropna()
+    answers, questions = _answers(run.folder)
+    return Trial(
+        loss=loss,
+        seed=seed,
+        settings=run.settings,
+        training=_logged(metrics),
+        validation=accuracy.to_dict(),
+        answers=answers,
+        questions=questions,
+        clips=None if run.records.empty else _clips(run.records, loss, edges, list(metrics.index)),
+    )
+
+
+def _logged(metrics: pd.DataFrame) -> dict[str, list[float | None]]:
+    found = {
+        name: next((candidate for candidate in candidates if candidate in metrics), None)
+        for name, candidates in _METRICS.items()
+    }
+    return {
+        name: [value if math.isfinite(value) else None for value in metrics[column]]
+        for name, column in found.items()
+        if column is not None
+    }
+
+
+def _answers(folder: Path) -> tuple[dict[int, str], str | None]:
+    """Right and wrong answers in the files that verl writes to ``trainer.validation_data_dir``.
+
+    verl writes the questions in random order; here they are in alphabetical order, equal ones side by side.
+    """
+    answers, texts = {}, []
+    for file in sorted(folder.glob("validation/*.jsonl")):
+        rows = sorted((row["input"], row["score"]) for row in map(json.loads, file.read_text().splitlines()))
+        answers[int(file.stem)] = "".join(str(int(score > 0)) for _, score in rows)
+        texts.append(json.dumps([question for question, _ in rows]))
+    if len(set(texts)) > 1:
+        raise ValueError(f"{folder}/validation: the questions differ between steps")
+    return answers, hashlib.sha256(texts[0].encode()).hexdigest()[:16] if texts else None
+
+
+def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]) -> Clips:
+    row = records["step"].map({step: i for i, step in enumerate(steps)})
+    records, row = (
+        records[row.notna()],
+        row[row.notna()].to_numpy(np.int64),
+    )  # a run may end between records and metrics
+    counted = sides(records)["all"]
+    length = records["length"].to_numpy()
+    place = np.searchsorted(edges, length, side="right") - 1
+    bins = len(edges) - 1
+
+    def count(weights) -> np.ndarray:
+        cell = (row * bins + place)[counted]
+        return np.bincount(cell, weights[counted], len(steps) * bins).reshape(len(steps), bins)
+
+    responses = count(np.ones(len(records)))
+    logs = count(np.log(length)).sum(0) / np.maximum(responses.sum(0), 1)
+    matched = {}
+    for name, method in _shapes(records, loss).items():
+        try:
+            matched[name] = count(method.matched(records, MATCHED_RATE).clipped(records)).astype(int).tolist()
+        except ValueError as error:
+            logger.warning("%s: %s", loss, error)
+    return Clips(
+        edges=edges.tolist(),
+        mean_log=logs.tolist(),
+        responses=responses.astype(int).tolist(),
+        clipped=count(records["clipped"].to_numpy(np.float64)).tolist(),
+        matched=matched,
+    )
+
+
+def _shapes(records: pd.DataFrame, loss: str) -> dict[str, Method]:
+    band = (records.attrs["settings"] or {}).get("band")
+    trained = {loss: Method(loss, loss, Band(**band))} if band else {}
+    return {name: METHODS[name] for name in ("fspo", "gspo", "rloo")} | trained
+
+
+def _rounded(value):
+    """The same, floats with 7 significant digits."""
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.7g}") if isinstance(value, float) else value

@@ -1,0 +1,176 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A cell of the comparison: one loss at one clip range, trained from the warm start of one seed.
+
+``python cells.py JSON`` trains the cell that the JSON describes, or makes its seed's warm start.
+"""
+
+import ctypes
+import dataclasses
+import json
+import operator
+import os
+import signal
+import sys
+import time
+from importlib import resources
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "quickstart"))
+import launch  # noqa: E402
+import ledger  # noqa: E402
+from omegaconf import OmegaConf  # noqa: E402
+
+import fspo_verl.configs  # noqa: E402
+
+POOL, TRAIN_PROBLEMS = 32_768, 4_096
+ACTOR = "actor_rollout_ref.actor"
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What all cells of a comparison have in common."""
+
+    steps: int
+    prompts: int
+    responses: int
+    mini_batch: int
+    validate_every: int
+    overrides: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One training run. Two cells with the same fields give the same numbers, bit for bit, on one machine.
+
+    Attributes:
+        output: folder of warm starts and data sets, which the cells of a seed share.
+        folder: where the finished run goes; it exists only once the run has finished.
+        loss, seed, sizes: what is trained; the seed is that of the prompts, their order and the sampling.
+        start_seed: of the warm start.
+        factor: its clip range, as a multiple of the one in fspo_verl/configs/algorithm.policy_loss.
+    """
+
+    output: Path
+    folder: Path
+    loss: str
+    seed: int
+    start_seed: int
+    factor: float
+    sizes: Sizes
+
+    def settings(self) -> dict:
+        """What decides the result."""
+        return {name: value for name, value in self.to_json().items() if name not in ("output", "folder")}
+
+    def to_json(self) -> dict:
+        """Plain values."""
+        return json.loads(json.dumps(dataclasses.asdict(self), default=str))
+
+    @staticmethod
+    def from_json(data: dict) -> "Cell":
+        """The inverse of :meth:`to_json`."""
+        sizes = Sizes(**data["sizes"] | {"overrides": tuple(data["sizes"]["overrides"])})
+        return Cell(**data | {"output": Path(data["output"]), "folder": Path(data["folder"]), "sizes": sizes})
+
+
+def clip_range(loss: str, factor: float) -> list[str]:
+    """Hydra overrides: every bound of the packaged config of the loss, times ``factor``."""
+    config = OmegaConf.load(resources.files(fspo_verl.configs) / f"algorithm.policy_loss/{loss}.yaml")
+    actor = config.actor_rollout_ref.actor
+    keys = {f"{ACTOR}.{name}": actor.get(name) for name in ("clip_ratio_low", "clip_ratio_high")}
+    bounds = ("eps_low", "eps_high", "eps_dual")
+    keys |= {f"{ACTOR}.policy_loss.{name}": actor.policy_loss.get(name) for name in bounds}
+    return [f"{key}={value * factor:.6g}" for key, value in keys.items() if value is not None]
+
+
+def training_problems(cell: Cell) -> Path:
+    """The training problems of the cell's seed, written if missing.
+
+    Their number of operations k is drawn with a chance that falls like 1/k, so that every octave of response lengths
+    is about as frequent as the next. (Validation has the quickstart's problems, uniform in k.)
+    """
+    file = cell.output / f"train-seed{cell.seed}.parquet"
+    if not file.exists():
+        pool = ledger.data_set(POOL, 2_000 + cell.seed)
+        chance = 1 / pool.extra_info.map(operator.itemgetter("operations"))
+        unfinished = file.with_suffix(f".{os.getpid()}")  # another loss of the seed may be starting, too
+        pool.sample(TRAIN_PROBLEMS, weights=chance, random_state=cell.seed).to_parquet(unfinished)
+        unfinished.rename(file)
+    return file
+
+
+def warm_start(cell: Cell) -> None:
+    """The model that the cell starts from, unless it is there."""
+    launch.warm_start(launch.Experiment(cell.output, seed=cell.start_seed))
+
+
+def train(cell: Cell) -> None:
+    """Train the cell from the beginning; its folder appears when all is done.
+
+    An attempt that was interrupted is thrown away: the state of the sampler is in no checkpoint, so going on from one
+    would give other numbers than an uninterrupted run.
+    """
+    # In a folder of its own: the processes of an attempt that was just killed may take seconds to end.
+    attempt = cell.output / "unfinished" / f"{cell.folder.parent.name}-{cell.folder.name}-{os.getpid()}"
+    attempt.mkdir(parents=True)
+    sizes = cell.sizes
+    overrides = [
+        *clip_range(cell.loss, cell.factor),
+        f"data.train_files={training_problems(cell)}",
+        f"data.train_batch_size={sizes.prompts}",
+        f"actor_rollout_ref.rollout.n={sizes.responses}",
+        f"{ACTOR}.ppo_mini_batch_size={sizes.mini_batch}",
+        f"trainer.test_freq={sizes.validate_every}",
+        "trainer.save_freq=-1",
+        f"trainer.validation_data_dir={attempt / 'validation'}",
+        "trainer.project_name=compare",
+        *sizes.overrides,
+    ]
+    common = (cell.output, cell.loss, "hf", cell.seed, sizes.steps, tuple(overrides))
+    experiment = _Experiment(*common, run_folder=attempt, start_seed=cell.start_seed)
+    begin = time.monotonic()
+    launch.train(experiment)
+    seconds = round(time.monotonic() - begin, 1)
+    (attempt / "cell.json").write_text(json.dumps({"settings": cell.settings(), "seconds": seconds}))
+    cell.folder.parent.mkdir(parents=True, exist_ok=True)
+    attempt.rename(cell.folder)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Experiment(launch.Experiment):
+    """The quickstart's experiment, with a folder and a warm start of one's own choice."""
+
+    run_folder: Path | None = None
+    start_seed: int = 0
+
+    @property
+    def run(self) -> Path:
+        return self.run_folder
+
+    @property
+    def start(self) -> Path:
+        return self.output / f"warm-start-seed{self.start_seed}"
+
+
+def _end_with_parent() -> None:
+    """Have the kernel interrupt this process when the one that started it ends, however it ends (Linux)."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an exception, so that the trainer is stopped
+    _end_with_parent()
+    data = json.loads(sys.argv[1])
+    cell = Cell.from_json(data["cell"])
+    try:
+        {"warm start": warm_start, "train": train}[data["phase"]](cell)
+    except launch.Failure as failure:
+        sys.exit(str(failure))
+    except KeyboardInterrupt:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

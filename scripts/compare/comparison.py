@@ -1,0 +1,308 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Compare policy losses on stock verl: paired seeds, one clip-range budget for all, a table with intervals.
+
+For every seed a small Qwen3 model is warm-started on the quickstart's running totals. From it each loss is trained
+with verl's own trainer, on the same prompts in the same order. First every loss tries the same multiples of its
+packaged clip range on the tuning seeds; the one with the highest mean training reward is used on the other seeds.
+
+A cell is one training run. A finished cell is never run again; one that was interrupted is started afresh, as only then
+the result is that of an uninterrupted one. Results: OUTPUT/comparison.md, .json and .png, and a folder per cell.
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "quickstart"))  # whose trainer, task and metrics this comparison uses
+LOSSES = ("fspo", "gspo", "grpo", "rloo")
+FACTORS = (1 / 3, 1.0, 3.0)
+# What starting verl costs, in training steps; for the estimate of the remaining time only.
+STARTUP_STEPS = 12
+
+EXAMPLES = """examples:
+  bash scripts/compare_baselines.sh                                    everything, some hours on two cores
+  bash scripts/compare_baselines.sh --factors fspo=1,gspo=1,grpo=1,rloo=1 --seeds 10,11,12
+                                                                       without tuning
+  bash scripts/compare_baselines.sh --check tests/comparison_thresholds.json --output runs/compare-check
+                                                                       the small comparison that CI runs
+"""
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="bash scripts/compare_baselines.sh",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=EXAMPLES,
+    )
+    add = parser.add_argument
+    add("--losses", type=_names, default=list(LOSSES), help=f"default: {','.join(LOSSES)}")
+    add("--seeds", type=_integers, default=[10, 11, 12, 13, 14], help="default: 10,11,12,13,14")
+    add("--start-seed", type=int, help="one warm start, of this seed, for all seeds (default: each seed has its own)")
+    add("--steps", type=int, default=12, help="training steps of a cell (default: %(default)s)")
+    add("--prompts", type=int, default=32, help="per step (default: %(default)s)")
+    add("--responses", type=int, default=8, help="per prompt (default: %(default)s)")
+    add("--mini-batch", type=int, default=8, help="prompts per optimiser step (default: %(default)s)")
+    add("--temperature", type=float, default=1.5, help="of sampling (default: %(default)s)")
+    add("--learning-rate", type=float, default=5e-4, help="default: %(default)s")
+    add("--validate-every", type=int, default=4, help="steps (default: %(default)s)")
+    add("--factors", type=_factors, help="clip range per loss as a multiple of the packaged one, instead of tuning")
+    add("--tuning-seeds", type=_integers, default=[100, 101], help="default: 100,101")
+    add("--tuning-steps", type=int, default=8, help="default: %(default)s")
+    add("--target", type=float, default=0.5, help="the accuracy to which steps are counted (default: %(default)s)")
+    add("--check", type=Path, metavar="JSON", help="run the small comparison of these thresholds, and check it")
+    add("--jobs", type=int, default=2, help="cells at a time, each with one thread (default: %(default)s)")
+    add("--output", type=Path, default=Path("runs/compare"), help="folder for results (default: %(default)s)")
+    add("--venv", help="virtual environment (default: .venv)")
+    add("overrides", nargs="*", metavar="-- override", help="more Hydra overrides for verl, for every cell")
+    args = parser.parse_args(argv)
+    if args.check:
+        for name, value in json.loads(args.check.read_text())["setup"].items():
+            setattr(args, name, value)
+    return args
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := set(names) - set(LOSSES):
+        raise argparse.ArgumentTypeError(f"unknown {', '.join(sorted(unknown))}; there are {', '.join(LOSSES)}")
+    return names
+
+
+def _integers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def _factors(text: str) -> dict[str, float]:
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    return {loss: float(factor) for loss, _, factor in pairs}
+
+
+def main() -> None:
+    args = parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: an exception, so the cells are stopped
+    import launch  # not at the top: --help must work before anything is installed
+
+    args.output = args.output.resolve()
+    args.output.mkdir(parents=True, exist_ok=True)
+    try:
+        with (args.output / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise launch.Failure(f"another comparison is running in {args.output}") from None
+            shutil.rmtree(args.output / "unfinished", ignore_errors=True)
+            sys.exit(compare(args))
+    except (launch.Failure, ValueError) as failure:
+        sys.exit(f"comparison failed: {failure}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the same command goes on with the cells that are not finished")
+
+
+def compare(args: argparse.Namespace) -> int:
+    """Run what is missing, write the comparison; returns the exit code."""
+    import launch
+
+    import fspo_verl.compare
+
+    missing = set(args.losses) - (args.factors or dict.fromkeys(args.losses)).keys()
+    if missing:
+        raise launch.Failure(f"--factors lacks {', '.join(sorted(missing))}")
+    tuning = [
+        _cell(args, loss, seed, factor, tuning=True)
+        for loss in args.losses
+        for seed in args.tuning_seeds
+        for factor in FACTORS
+        if not args.factors
+    ]
+    # Rough numbers suffice before the factors are known: what counts is how many cells there are.
+    final = [_cell(args, loss, seed, 1.0) for seed in args.seeds for loss in args.losses]
+    progress = Progress(args, [*tuning, *final])
+    progress.run("warm start", _one_per_start([*tuning, *final]))
+    progress.run("train", tuning)
+    factors, table = (args.factors, None) if args.factors else choose_factors(args)
+    final = [_cell(args, loss, seed, factors[loss]) for seed in args.seeds for loss in args.losses]
+    progress.run("train", final)
+
+    cells = args.output / "cells"
+    (cells / "setup.json").write_text(json.dumps(describe(args, factors, table, final), indent=1))
+    parser = argparse.ArgumentParser()
+    fspo_verl.compare.add_arguments(parser)
+    options = [cells, "--output", args.output, "--baseline", args.losses[0], "--target", args.target]
+    options += ["--check", args.check] if args.check else []
+    return fspo_verl.compare.main(parser.parse_args(list(map(str, options))))
+
+
+def _cell(args: argparse.Namespace, loss: str, seed: int, factor: float, tuning: bool = False):
+    from cells import Cell, Sizes
+
+    overrides = (
+        f"actor_rollout_ref.rollout.temperature={args.temperature}",
+        f"actor_rollout_ref.actor.optim.lr={args.learning_rate}",
+        *args.overrides,
+    )
+    steps = args.tuning_steps if tuning else args.steps
+    sizes = Sizes(steps, args.prompts, args.responses, args.mini_batch, args.validate_every, overrides)
+    parent = args.output / (f"tuning-x{factor:.3g}" if tuning else "cells")
+    start_seed = seed if args.start_seed is None else args.start_seed
+    return Cell(args.output, parent / f"{loss}-seed{seed}", loss, seed, start_seed, factor, sizes)
+
+
+def _one_per_start(cells: Sequence) -> list:
+    return list({cell.start_seed: cell for cell in cells}.values())
+
+
+class Progress:
+    """Runs cells in processes of their own, several at a time, and says how long the rest will take."""
+
+    def __init__(self, args: argparse.Namespace, cells: Sequence):
+        self.args = args
+        missing = [cell for cell in cells if not cell.folder.exists()]
+        self.total, self.ended = len(missing), 0
+        self.left = sum(map(_cost, missing))
+        self.done, self.begin = 0.0, time.monotonic()
+        if already := len(cells) - self.total:
+            print(f"{already} cells finished before", flush=True)
+
+    def run(self, phase: str, cells: Sequence) -> None:
+        """Run a phase (``warm start`` or ``train``) of all cells that are not finished.
+
+        Raises:
+            launch.Failure: a cell failed, or a finished one has other settings.
+        """
+        waiting, running = [cell for cell in cells if not self._finished(phase, cell)], {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < self.args.jobs:
+                    cell = waiting.pop(0)
+                    running[self._start(phase, cell)] = (cell, time.monotonic())
+                time.sleep(0.5)
+                for process in [process for process in running if process.poll() is not None]:
+                    self._end(phase, process, *running.pop(process))
+        finally:
+            for process in running:
+                process.terminate()
+            for process in running:
+                process.wait()
+
+    def _finished(self, phase: str, cell) -> bool:
+        import launch
+
+        if phase == "warm start":
+            return (self.args.output / f"warm-start-seed{cell.start_seed}/model").exists()
+        if not cell.folder.exists():
+            return False
+        found = json.loads((cell.folder / "cell.json").read_text())["settings"]
+        if found != cell.settings():
+            raise launch.Failure(
+                f"{cell.folder} holds a run with {found}, not {cell.settings()}; choose another --output"
+            )
+        return True
+
+    def _log(self, phase: str, cell) -> Path:
+        return self.args.output / "logs" / f"{phase.replace(' ', '-')}-{cell.folder.parent.name}-{cell.folder.name}.log"
+
+    def _start(self, phase: str, cell) -> subprocess.Popen:
+        log = self._log(phase, cell)
+        log.parent.mkdir(exist_ok=True)
+        command = [sys.executable, HERE / "cells.py", json.dumps({"phase": phase, "cell": cell.to_json()})]
+        # One thread per cell: on matrices this small a second one brings little, and another cell much. The limit holds
+        # where a library asks for more.
+        env = os.environ | {"OMP_NUM_THREADS": "1", "OMP_THREAD_LIMIT": "1"}
+        with log.open("w") as file:
+            # A session of its own: Ctrl-C in a terminal is for this process, which then ends the cells in turn.
+            return subprocess.Popen(command, stdout=file, stderr=file, env=env, start_new_session=True)
+
+    def _end(self, phase: str, process: subprocess.Popen, cell, begin: float) -> None:
+        import launch
+
+        seconds = time.monotonic() - begin
+        if process.returncode:
+            raise launch.Failure(f"{phase} of {cell.folder}:\n{self._log(phase, cell).read_text()[-3000:]}")
+        if phase == "warm start":
+            print(f"[warm start] seed {cell.start_seed}: {seconds:.0f} s", flush=True)
+            self.begin = time.monotonic()  # the estimate is one of training
+            return
+        self.ended += 1
+        self.done += _cost(cell)
+        left = (time.monotonic() - self.begin) * (self.left - self.done) / self.done
+        print(
+            f"[{self.ended}/{self.total}] {cell.loss} x {cell.factor:.3g}, seed {cell.seed}: {_result(cell.folder)}, "
+            f"{seconds:.0f} s; about {left / 60:.0f} min left",
+            flush=True,
+        )
+
+
+def _cost(cell) -> int:
+    return STARTUP_STEPS + cell.sizes.steps
+
+
+def _result(folder: Path) -> str:
+    import report
+
+    summary = report.summarize(folder)
+    return f"accuracy {summary['accuracy_before']:.2f} -> {summary['accuracy_after']:.2f}"
+
+
+def choose_factors(args: argparse.Namespace) -> tuple[dict[str, float], dict]:
+    """The multiple per loss with the highest mean training reward over the tuning seeds, and the table of all."""
+    from fspo_verl.compare import measure
+    from fspo_verl.trials import read_trials
+
+    columns = ["reward", "clip_rate", "accuracy"]
+    scores = {loss: [] for loss in args.losses}
+    for factor in FACTORS:
+        values = measure(read_trials(args.output / f"tuning-x{factor:.3g}"), target=1.0)
+        for loss, means in values[values.seed.isin(args.tuning_seeds)].groupby("loss")[columns].mean().iterrows():
+            scores[loss].append(means.round(4).to_dict())
+    chosen = {
+        loss: FACTORS[max(range(len(FACTORS)), key=lambda i: of_loss[i]["reward"])] for loss, of_loss in scores.items()
+    }
+    table = {
+        "what": "three multiples of its packaged clip range, chosen by mean training reward",
+        "seeds": args.tuning_seeds,
+        "steps": args.tuning_steps,
+        "factors": FACTORS,
+        "scores": scores,
+        "chosen": chosen,
+    }
+    return chosen, table
+
+
+def describe(args: argparse.Namespace, factors: dict[str, float], tuning: dict | None, final: Sequence) -> dict:
+    """How the comparison was run, for its report."""
+    import cells
+
+    from fspo_verl.versions import installed
+
+    seconds = [json.loads((cell.folder / "cell.json").read_text())["seconds"] for cell in final]
+    ranges = (f"{loss} {' '.join(cells.clip_range(loss, factors[loss]))}" for loss in args.losses)
+    packages = ("verl", "torch", "transformers", "ray")
+    return {
+        "command": f"bash scripts/compare_baselines.sh {shlex.join(sys.argv[1:])}".strip(),
+        "clip ranges": "; ".join(text.replace(cells.ACTOR + ".", "") for text in ranges),
+        "rollouts": f"{args.prompts} prompts x {args.responses} responses at temperature {args.temperature:g}, in "
+        f"{args.prompts // args.mini_batch} optimiser steps with learning rate {args.learning_rate:g}",
+        "versions": ", ".join(f"{name} {installed(name)}" for name in packages)
+        + f", Python {platform.python_version()}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores; {args.jobs} cells at a time, one thread each",
+        "wall time of a cell": f"{sum(seconds) / len(seconds):.0f} s ({min(seconds):.0f} to {max(seconds):.0f} s), "
+        f"{len(seconds)} cells",
+        **({"tuning": tuning} if tuning else {}),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+#
+# bash scripts/compare_baselines.sh [--help] [options]
+#
+# Trains fspo, gspo, grpo and rloo with stock verl from the same warm starts on the same prompts, and compares them, on
+# a machine with nothing but Python 3.10 to 3.12. See --help.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+venv=.venv options=()
+while (($#)); do
+    case $1 in
+        --help | -h) exec python3 scripts/compare/comparison.py --help ;;
+        --venv) venv=${2:?--venv needs a folder}; shift 2 ;;
+        --) options+=("$@"); break ;;
+        *) options+=("$1"); shift ;;
+    esac
+done
+
+bash scripts/install.sh "$venv" requirements/cpu.txt cpu,report
+exec "$venv/bin/python" scripts/compare/comparison.py ${options[@]+"${options[@]}"}

@@ -1,0 +1,351 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Comparison of losses: statistics, records of trials, thresholds and the faults they have to notice."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import synthetic_run
+from scipy import stats
+
+from fspo_verl import compare, thresholds
+from fspo_verl.fairness import METHODS, Method
+from fspo_verl.loss import Band
+from fspo_verl.trials import Clips, Trial, read_trials
+
+ROOT = Path(__file__).parents[1]
+LOSSES = ("fspo", "gspo", "grpo", "rloo")
+SEEDS = (1, 2, 3, 4, 5)
+STEPS = 8
+# What synthetic_run records as the settings of each loss.
+synthetic_run.RANGES |= {"grpo": {"band": None}, "rloo": {"band": dataclasses.asdict(METHODS["rloo"].band)}}
+
+
+def trial(validation=None, clips=None, **training) -> Trial:
+    validation = {0: 0.3, 5: 0.6} if validation is None else validation
+    return Trial("fspo", 1, None, {"reward": [0.5] * 8} | training, validation, {}, None, clips)
+
+
+def write_run(folder: Path, loss: str, seed: int, method: Method | None = None, **metrics) -> None:
+    """A run of one loss, clipped by ``method`` (default: the loss's own), with answers to 64 questions."""
+    # The prompts of a seed are the same for all losses, and what is clipped depends on the loss.
+    records = synthetic_run.records(np.random.default_rng(seed), "fspo", STEPS, prompts=64)
+    records["clipped"] = (method or METHODS[loss]).clipped(records).astype(np.float32)
+    run = folder / f"{loss}-seed{seed}"
+    with pytest.MonkeyPatch.context() as patch:
+        if method:
+            patch.setitem(synthetic_run.RANGES, loss, {"band": dataclasses.asdict(method.band)})
+        synthetic_run.write_records(run / "records", records, loss)
+    rng = np.random.default_rng([seed, LOSSES.index(loss)])
+    lines = [{"step": 0, "data": {}}]
+    for step in range(1, STEPS + 1):
+        data = {"critic/score/mean": 0.5, "actor/grad_norm": 0.1, "actor/pg_loss": -0.01}
+        lines.append({"step": step, "data": data | {name: values[step - 1] for name, values in metrics.items()}})
+    (run / "validation").mkdir()
+    for step, share in ((0, 0.3), (STEPS // 2, 0.5), (STEPS, 0.7)):
+        right = rng.random(64) < share + 0.1 * (loss == "fspo") * (step > 0)
+        rows = [{"input": f"question {i:02d}", "score": float(answer)} for i, answer in enumerate(right)]
+        rng.shuffle(rows)
+        (run / f"validation/{step}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        lines[step]["data"]["val-core/ledger/acc/mean@1"] = right.mean()
+    (run / "metrics-1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in SEEDS:
+        for loss in LOSSES:
+            write_run(folder, loss, seed)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trials(runs) -> list[Trial]:
+    return read_trials(runs)
+
+
+# --- numbers of one trial ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [-1.5, -0.3, 0.0, 0.8, 3.0])
+def test_length_exponent_finds_the_power(k):
+    x = np.log([5.0, 9, 20, 45, 80])
+    n = np.array([100, 300, 50, 200, 70])
+    clips = Clips([5, 6, 10, 30, 60, 90], x.tolist(), [n.tolist()], [(0.02 * n * np.exp(k * (x - 3))).tolist()], {})
+    assert compare.length_exponent(trial(clips=clips)) == pytest.approx(k, abs=1e-9)
+
+
+@pytest.mark.parametrize("clipped", [[0, 0, 0], [4, 0, 0], [0, 0, 4]])
+def test_length_exponent_is_unknown_where_nothing_or_one_end_is_clipped(clipped):
+    clips = Clips([1, 2, 3, 4], [0.0, 0.7, 1.1], [[10, 10, 10]], [clipped], {})
+    assert math.isnan(compare.length_exponent(trial(clips=clips)))
+
+
+def test_area_is_the_mean_height_of_the_curve():
+    steps, values = [0, 4, 5, 11], [0.1, 0.3, 0.2, 0.9]
+    fine = np.linspace(0, 11, 110_001)
+    expected = np.interp(fine, steps, values).mean()
+    assert compare.accuracy_area(trial(dict(zip(steps, values, strict=True)))) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"), [(0.1, 0), (0.3, 0), (0.45, 2.5), (0.6, 5), (0.7, 15), (0.9, math.nan)]
+)
+def test_steps_to_an_accuracy(target, expected):
+    reached = compare.steps_to(trial({0: 0.3, 5: 0.6, 10: 0.5, 20: 0.9 - 1e-9}), target)
+    assert reached == pytest.approx(expected, nan_ok=True)
+
+
+def test_stability():
+    spiky = trial({0: 0.3, 5: 0.8, 10: 0.5, 15: 0.9, 20: 0.7}, grad_norm=[1, 1, 1, None, 5.1, 5, 1, 1])
+    assert compare.drawdown(spiky) == pytest.approx(0.3)
+    assert compare.nonfinite_steps(spiky) == 1
+    assert compare.gradient_spikes(spiky) == 1
+    poisoned = trial(loss=[0.0] * 7 + [None], nonfinite_responses=[0.1, *[0.0] * 7])
+    assert compare.nonfinite_steps(poisoned) == 2 and compare.nonfinite_steps(trial()) == 0
+
+
+# --- intervals --------------------------------------------------------------------------------------------------------
+
+
+def test_interval_over_seeds_is_students():
+    differences = np.array([0.02, 0.05, -0.01, 0.04, 0.03])
+    interval = compare.paired_interval(differences[:, None], np.random.default_rng(0))
+    expected = stats.ttest_1samp(differences, 0).confidence_interval()
+    assert interval.value == pytest.approx(differences.mean())
+    assert interval[1:] == pytest.approx((expected.low, expected.high), abs=5e-4)
+
+
+def test_interval_over_seeds_and_questions_covers(monkeypatch):
+    monkeypatch.setattr(compare, "_DRAWS", 500)
+    rng, covered = np.random.default_rng(1), []
+    for _ in range(300):
+        by_seed, by_question = rng.normal(0.1, 0.05, (5, 1)), rng.normal(0, 0.4, (1, 60))
+        interval = compare.paired_interval(by_seed + by_question + rng.normal(0, 0.5, (5, 60)), rng)
+        covered.append(interval.lower <= 0.1 <= interval.upper)
+    assert np.mean(covered) > 0.93
+
+
+def test_fewer_than_three_seeds_have_no_interval(trials):
+    result = compare.compare([t for t in trials if t.seed in (1, 2)])
+    assert result.differences[["lower", "upper", "lower_questions", "improvement_lower"]].isna().to_numpy().all()
+    assert set(result.differences.verdict) == {"no interval with fewer than 3 seeds"}
+    assert "No interval: 2 seed(s), fewer than 3." in compare.markdown(result)
+
+
+def test_verdicts():
+    certain, open_ = compare.Estimate(-0.2, -0.3, -0.1), compare.Estimate(-0.2, -0.5, 0.1)
+    missing = compare.Estimate(*[math.nan] * 3)
+    different, equal = np.array([-0.1, -0.2, -0.3]), np.zeros(3)
+    assert compare.verdict(different, [certain, missing], "fspo") == "fspo lower"
+    assert compare.verdict(different, [certain, open_], "fspo") == "no difference can be told"
+    assert compare.verdict(equal, [compare.Estimate(0, 0, 0), missing], "fspo") == "the same in every seed"
+
+
+def test_pairs_are_matched_by_seed(trials):
+    result = compare.compare(trials)
+    rows = result.differences.set_index(["metric", "loss"])
+    values = result.values.pivot(index="seed", columns="loss", values="accuracy")
+    row = rows.loc["accuracy", "rloo"]
+    assert row.difference == pytest.approx((values.fspo - values.rloo).mean())
+    assert row.seeds == 5 and row.improvement == (values.fspo > values.rloo).mean()
+    # Answers and accuracies are the same thing, so only the width differs.
+    assert (row.lower_questions + row.upper_questions) / 2 == pytest.approx(row.difference)
+
+
+def test_bands_on_the_same_responses(trials):
+    values = compare.measure(trials, 0.6)
+    # The order of their exponents is that of length_power.
+    assert (values.k_gspo < values.k_fspo).all() and (values.k_fspo < values.k_rloo).all()
+    # Same responses, same bands, whatever trained.
+    same = values.pivot(index="seed", columns="loss", values="k_gspo")
+    assert (same.nunique(axis=1) == 1).all()
+
+
+# --- records of trials ------------------------------------------------------------------------------------------------
+
+
+def test_a_comparison_is_regenerated_from_its_json(runs, tmp_path):
+    def run(*arguments) -> int:
+        parser = compare.argparse.ArgumentParser()
+        compare.add_arguments(parser)
+        return compare.main(parser.parse_args([str(argument) for argument in arguments]))
+
+    assert run(runs, "--output", tmp_path / "first") == 0
+    assert run(tmp_path / "first/comparison.json", "--output", tmp_path / "second") == 0
+    for name in ("comparison.json", "comparison.png", "comparison.md"):
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
+    json.loads((tmp_path / "first/comparison.json").read_text(), parse_constant=pytest.fail)  # no NaN in it
+
+
+def test_text_around_the_marks_stays(tmp_path):
+    file = tmp_path / "comparison.md"
+    compare.insert("first", file)
+    file.write_text(f"before\n{file.read_text()}after\n")
+    compare.insert("second", file)
+    text = file.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "second" in text and "first" not in text
+
+
+def test_the_first_steps_of_a_trial(trials):
+    whole = trials[0]
+    part = whole.first(STEPS // 2)
+    assert part.steps == STEPS // 2 and list(part.validation) == [0, STEPS // 2]
+    assert part.clips.clipped == whole.clips.clipped[: STEPS // 2]
+    assert whole.first(STEPS) == whole
+    with pytest.raises(ValueError, match="fewer than 9"):
+        whole.first(9)
+
+
+def test_runs_that_cannot_be_compared(trials, tmp_path):
+    with pytest.raises(ValueError, match="different numbers of steps"):
+        compare.compare([trials[0], trials[1].first(4)])
+    with pytest.raises(ValueError, match="no run of the baseline 'dapo'"):
+        compare.compare(trials, baseline="dapo")
+    with pytest.raises(ValueError, match="holds no runs: folders called LOSS-seedN"):
+        read_trials(tmp_path)
+
+
+# --- thresholds -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def limits(trials, tmp_path) -> Path:
+    file = tmp_path / "thresholds.json"
+    file.write_text(json.dumps({"setup": {"seeds": [1]}}))
+    thresholds.update(file, compare.measure(trials, 0.6))
+    return file
+
+
+def test_what_has_not_changed_is_kept(limits, tmp_path):
+    for loss in LOSSES:
+        write_run(tmp_path, loss, seed=77)
+    report, kept = thresholds.check(limits, compare.measure(read_trials(tmp_path), 0.6))
+    assert kept, report
+
+
+def sqrt_dropped(folder):
+    write_run(folder, "fspo", 77, Method("fspo", "", Band(length_power=0.0)))
+
+
+def eps_of_clip_ratio(folder):
+    write_run(folder, "fspo", 77, Method("fspo", "", Band(eps_low=0.2, eps_high=0.2, eps_dual=0.6)))
+
+
+def advantages_flipped(folder):
+    write_run(folder, "fspo", 77, **{"val-core/ledger/acc/mean@1": [0.3, 0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 0.1]})
+    log = folder / "fspo-seed77/metrics-1.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    lines[-1]["data"]["val-core/ledger/acc/mean@1"] = 0.1
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def gradient_not_finite(folder):
+    write_run(folder, "gspo", 77, **{"actor/grad_norm": [0.1] * 7 + [math.nan]})
+
+
+@pytest.mark.parametrize(
+    ("fault", "noticed"),
+    [
+        (sqrt_dropped, "fspo clip rate"),
+        (sqrt_dropped, "k, rloo's band - fspo's band"),
+        (eps_of_clip_ratio, "fspo clip rate"),
+        (advantages_flipped, "fspo accuracy gain"),
+        (gradient_not_finite, "gspo non-finite steps"),
+    ],
+)
+def test_planted_regressions_are_noticed(limits, tmp_path, fault, noticed):
+    fault(tmp_path)
+    for loss in LOSSES:
+        if not (tmp_path / f"{loss}-seed77").exists():
+            write_run(tmp_path, loss, 77)
+    report, kept = thresholds.check(limits, compare.measure(read_trials(tmp_path), 0.6))
+    assert not kept and f"FAIL {noticed}" in report, report
+
+
+def test_unknown_values_are_not_kept(limits, trials):
+    values = compare.measure(trials, 0.6)
+    values.loc[values.loss == "fspo", "clip_rate"] = math.nan
+    report, kept = thresholds.check(limits, values)
+    assert not kept and "FAIL fspo clip rate: nan" in report
+
+
+def test_update_shows_the_change(limits, trials):
+    values = compare.measure(trials, 0.6)
+    assert "was" not in thresholds.update(limits, values)
+    values.loc[values.loss == "fspo", "clip_rate"] *= 2
+    changed = [line for line in thresholds.update(limits, values).splitlines() if ", was " in line]
+    assert len(changed) == 1 and changed[0].startswith("fspo clip rate: ")
+    with pytest.raises(ValueError, match="thresholds come from 3 seeds or more"):
+        thresholds.update(limits, values[values.seed < 3])
+
+
+def test_every_entry_of_a_threshold_file_counts(limits, trials):
+    data = json.loads(limits.read_text())
+    del data["expected"]["fspo clip rate"]
+    limits.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match="fspo clip rate"):
+        thresholds.check(limits, compare.measure(trials, 0.6))
+
+
+def test_prediction_interval_holds_the_next_mean():
+    rng = np.random.default_rng(0)
+    inside = []
+    for _ in range(2000):
+        low, high = thresholds.prediction(rng.normal(1, 0.1, 5), 2)
+        inside.append(low <= rng.normal(1, 0.1, 2).mean() <= high)
+    assert np.mean(inside) == pytest.approx(thresholds.CONFIDENCE, abs=0.01)
+
+
+def test_committed_thresholds_fit_the_rules():
+    data = json.loads((ROOT / "tests/comparison_thresholds.json").read_text())
+    assert data["expected"].keys() == thresholds.RULES.keys() and len(data["measured"]["seeds"]) >= 3
+    assert all(limits["why"] and limits["direction"] for limits in data["expected"].values())
+
+
+# --- the script -------------------------------------------------------------------------------------------------------
+
+
+def script(output: Path, *options) -> subprocess.CompletedProcess:
+    command = [sys.executable, ROOT / "scripts/compare/comparison.py", "--output", output, "--factors"]
+    command += ["fspo=1,gspo=1,grpo=1,rloo=1", "--seeds", "1,2", "--steps", STEPS, *options]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True)
+
+
+@pytest.fixture
+def finished(runs, tmp_path) -> Path:
+    """An output folder in which all cells have finished."""
+    sys.path.insert(0, str(ROOT / "scripts/compare"))
+    import comparison
+
+    args = comparison.parse_args(["--output", str(tmp_path), "--steps", str(STEPS)])
+    for seed in (1, 2):
+        (tmp_path / f"warm-start-seed{seed}/model").mkdir(parents=True)
+        for loss in LOSSES:
+            cell = comparison._cell(args, loss, seed, 1.0)
+            cell.folder.parent.mkdir(exist_ok=True)
+            settings = {"settings": cell.settings(), "seconds": 1.0}
+            (runs / f"{loss}-seed{seed}/cell.json").write_text(json.dumps(settings))
+            cell.folder.symlink_to(runs / f"{loss}-seed{seed}")
+    return tmp_path
+
+
+def test_finished_cells_are_not_run_again(finished):
+    again = script(finished)
+    assert again.returncode == 0 and "8 cells finished before" in again.stdout, again.stderr
+    assert "no interval with fewer than 3 seeds" in (finished / "comparison.md").read_text()
+    other = script(finished, "--prompts", "16", "--mini-batch", "4")
+    assert other.returncode != 0 and "choose another --output" in other.stderr
+
+
+def test_help_needs_no_installed_package():
+    command = [sys.executable, "-I", "-S", ROOT / "scripts/compare/comparison.py", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True)
+    assert shown.returncode == 0 and "--losses" in shown.stdout
