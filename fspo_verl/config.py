@@ -53,8 +53,10 @@ class Observation:
             raise ValueError(f"{KEY_PREFIX}records_limit_mb={self.records_limit_mb!r} is not allowed: above 0")
         # Registers the losses even where verl was told not to load plugins (VERL_USE_EXTERNAL_PLUGINS=none), and makes
         # an import error loud that verl's plugin loader would have swallowed.
-        import fspo_verl.register  # noqa: F401
+        import fspo_verl.register
+        import fspo_verl.versions
 
+        fspo_verl.versions.warn_unsupported_verl()
         if self.records_dir is not None:
             import fspo_verl.microbatch
 
