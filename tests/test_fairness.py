@@ -57,7 +57,7 @@ def test_the_interval_of_the_slope_covers_another_exponent_too():
 
 
 def test_intervals_of_the_variance_law_cover_it():
-    truth = (0.002, 4e-4, 4e-7)
+    truth = (0.002, 4e-4, 4e-6)  # each term has lengths at which it matters
     edges = np.array([1, 12, 25, 50, 100, 200, 400, 2000])
     hits = []
     for seed in range(SEEDS):
@@ -238,6 +238,12 @@ def test_the_cosine_bound_holds(bins, seed):
         assert not kappa * lre < 1
 
 
+def test_the_cosine_bound_is_reached_by_an_error_at_right_angles_to_the_clipped_update():
+    true, clipped = np.array([5.0, 0.0]), np.array([3.2, 2.4])  # error (-1.8, 2.4): length 3, product with clipped 0
+    assert fairness.cosine_bound(0.3, 2.0) == pytest.approx(0.8)
+    assert true @ clipped / np.linalg.norm(true) / np.linalg.norm(clipped) == pytest.approx(0.8)
+
+
 def test_at_the_fair_length_the_drift_is_the_half_width():
     length = fairness.fair_length(0.03, 0.0335, 0.9)
     assert 0.9 * 0.0335**2 * length / 2 == pytest.approx(0.03 * math.sqrt(length))
@@ -345,6 +351,17 @@ def test_clips_are_the_decisions_of_the_loss(name):
         seen.append([x.sum() for x in (sequences.clipped_upper, sequences.clipped_lower, sequences.clipped_dual)])
     upper, lower, dual = np.sum(seen, axis=0)
     assert upper and lower and bool(dual) == (METHODS[name].band.eps_dual is not None)
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.band])
+def test_an_edge_is_inside_in_the_precision_of_the_loss(name):
+    length, q = torch.arange(1.0, 1001), torch.linspace(0.01, 2, 1000)
+    low, high, dual = (edge.numpy() for edge in METHODS[name].band.edges(length, q))
+    for s, advantage, beyond in ((high, 1, np.inf), (low, -1, -np.inf), (dual, -1, np.inf)):
+        if np.isfinite(s).all():
+            on_edge = frame(length.numpy(), s, q.numpy(), advantage)
+            assert not METHODS[name].clipped(on_edge).any()
+            assert METHODS[name].clipped(on_edge.assign(log_ratio=np.nextafter(s, np.float32(beyond)))).all()
 
 
 def actor_config(**clip):
