@@ -37,8 +37,8 @@ KEY = "actor_rollout_ref.actor.policy_loss."
 PREFIX = "actor/fspo/"  # of the live metrics, see fspo_verl/metrics.py (which imports verl)
 MODES = (("zero", "length"), ("realized", "length"), ("realized", "realized"))  # band_center, band_width
 NOT_OFFERED = (
-    "band_center=zero with band_width=realized is not offered: S drifts by about -Q/2, which outgrows a width of "
-    "sqrt(Q), and of the four it treats lengths least alike"
+    "band_center=zero with band_width=realized is not offered: where S drifts by -Q/2, it outgrows a width of sqrt(Q) "
+    "on one side"
 )
 _NOTHING_MOVED = (
     "no recorded response has moved (Q = 0 in all of them): with one optimiser step per rollout the ratio stays 1 and "

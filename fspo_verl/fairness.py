@@ -614,7 +614,7 @@ METHODS = {
             "fspo_width",
             "FSPO, width sqrt(Q)",
             Band(**_STUDENTIZED),
-            "the worst of the family: S drifts by about -Q/2, which outgrows a width of sqrt(Q)",
+            "one-sided where S drifts: a drift of -Q/2 outgrows a width of sqrt(Q)",
         ),
         Method("gspo", "GSPO", Band(**_GSPO, eps_dual=None, length_power=1.0)),
         Method("rloo", "RLOO, ratio 1 ± 0.2", Band(**_RLOO, eps_dual=None, length_power=0.0)),
