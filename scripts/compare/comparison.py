@@ -27,7 +27,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "quickstart"))  # whose trainer, task and metrics this comparison uses
 LOSSES = ("fspo", "gspo", "grpo", "rloo")
-FACTORS = (1 / 3, 1.0, 3.0)
+FACTORS = (1 / 3, 1.0, 3.0, 10.0)
 # What starting verl costs, in training steps; for the estimate of the remaining time only.
 STARTUP_STEPS = 12
 
@@ -271,7 +271,7 @@ def choose_factors(args: argparse.Namespace) -> tuple[dict[str, float], dict]:
         loss: FACTORS[max(range(len(FACTORS)), key=lambda i: of_loss[i]["reward"])] for loss, of_loss in scores.items()
     }
     table = {
-        "what": "three multiples of its packaged clip range, chosen by mean training reward",
+        "what": f"{len(FACTORS)} multiples of its packaged clip range, chosen by mean training reward",
         "seeds": args.tuning_seeds,
         "steps": args.tuning_steps,
         "factors": FACTORS,
