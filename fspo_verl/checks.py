@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import fspo_verl.loss
 import fspo_verl.records
+import fspo_verl.resume
 
 SEVERITIES = ("error", "warning", "note")
 GROUP = "algorithm.policy_loss"
@@ -213,7 +214,7 @@ def _loss_mode_of_group(option: str) -> str | None:
 def used_records_dir(launch: Launch) -> Iterator[Finding]:
     """Records of an earlier run in the folder of one that starts anew."""
     folder = launch.policy_loss.get("records_dir")
-    if folder is None or not fspo_verl.records.record_files(folder) or _resumes(launch.config):
+    if folder is None or not fspo_verl.records.record_files(folder) or fspo_verl.resume.point(launch.config):
         return
     yield Finding(
         "error",
@@ -223,13 +224,6 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
         f"{launch.config.trainer.default_local_dir}; records of two runs in one folder cannot be told apart",
         f"{POLICY_LOSS}.records_dir={folder.rstrip('/')}-2, or remove the folder",
     )
-
-
-def _resumes(config: DictConfig) -> bool:
-    if config.trainer.resume_mode != "auto":
-        return config.trainer.resume_mode == "resume_path"
-    # The file that verl's find_latest_ckpt_path looks for.
-    return Path(config.trainer.default_local_dir, "latest_checkpointed_iteration.txt").exists()
 
 
 def unknown_fields(launch: Launch) -> Iterator[Finding]:
@@ -276,6 +270,25 @@ def unregistered_loss(launch: Launch) -> Iterator[Finding]:
         "unless a worker registers it, the run fails at its first actor update, after a whole rollout",
         f"{f'did you mean {POLICY_LOSS}.loss_mode={guess[0]!r}? ' if guess else ''}known: {', '.join(sorted(known))}",
     )
+
+
+def changed_on_resume(launch: Launch) -> Iterator[Finding]:
+    """A run that goes on from a checkpoint with another loss than trained it."""
+    before = fspo_verl.resume.loss_before(launch.config)
+    if before is None:
+        return
+    settings = fspo_verl.resume.loss_settings(launch.config)
+    changed = [key for key in settings if key in before and settings[key] != before[key]]
+    if changed:
+        _, step = fspo_verl.resume.point(launch.config)
+        yield Finding(
+            "warning",
+            "changed_on_resume",
+            f"this run resumes after step {step} with "
+            + ", ".join(f"{ACTOR}.{key}={settings[key]} (until then {before[key]})" for key in changed),
+            "its later steps train another loss than its earlier ones",
+            "if that is not meant: " + " ".join(f"{ACTOR}.{key}={before[key]}" for key in changed),
+        )
 
 
 def one_step_per_rollout(launch: Launch) -> Iterator[Finding]:
@@ -454,7 +467,7 @@ def band_as_ratios(band: "fspo_verl.loss.Band", lengths: list[int]) -> dict[int,
     return dict(zip(lengths, zip(low.exp().tolist(), high.exp().tolist(), strict=True), strict=True))
 
 
-_ANY_LAUNCH = (dead_group_value, hidden_files, overridden_group, unregistered_loss)
+_ANY_LAUNCH = (dead_group_value, hidden_files, overridden_group, unregistered_loss, changed_on_resume)
 _PACKAGE_LAUNCH = (used_records_dir, one_step_per_rollout, remote_code, unread_grad_clip)
 _BAND_FIELDS = (unknown_fields, band_fields)
 _FSPO_LAUNCH = (

@@ -1,12 +1,16 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the checks on a launch, before Ray starts: what would train another loss than asked for is refused."""
+"""Runs the checks on a launch, before Ray starts: what would train another loss than asked for is refused.
+
+What a launch that passes trains with is kept beside its checkpoints (:mod:`fspo_verl.resume`).
+"""
 
 import logging
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 import fspo_verl.checks
+import fspo_verl.resume
 
 logger = logging.getLogger("fspo_verl")
 
@@ -28,3 +32,18 @@ def check(config: DictConfig) -> None:
         raise ValueError("\n".join(errors))
     for finding in found:
         logger.log(_LEVELS[finding.severity], "%s", finding)
+
+
+def keep_loss_settings(config: DictConfig) -> None:
+    """Keep what a launch trains with beside its checkpoints, if a loss of this package trains, or has until now.
+
+    :func:`fspo_verl.checks.changed_on_resume` compares the next launch with it.
+    """
+    if OmegaConf.select(config, fspo_verl.checks.ACTOR) is None or config.trainer.get("val_only"):
+        return
+    if not fspo_verl.checks.Launch(config).is_ours and fspo_verl.resume.loss_before(config) is None:
+        return
+    try:
+        fspo_verl.resume.keep(config)
+    except OSError as error:
+        logger.warning("if this run is resumed with another loss, nobody will tell: %s", error)

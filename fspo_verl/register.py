@@ -187,7 +187,7 @@ def _schemaless_band(**fields) -> "fspo_verl.loss.Band":
 
 
 def _check_every_launch():
-    """Run :func:`fspo_verl.preflight.check` on the composed config of a launch, before Ray starts.
+    """Run :mod:`fspo_verl.preflight` on the composed config of a launch, before Ray starts.
 
     verl (0.9.1) offers no hook between Hydra's composition and ``ray.init``. ``auto_set_device(config)`` is the first
     function of verl to which the mains (main_ppo, fully-async, one-step-off) hand the whole config; this is the one
@@ -199,6 +199,7 @@ def _check_every_launch():
     @functools.wraps(auto_set_device)
     def checked_auto_set_device(config):
         fspo_verl.preflight.check(config)
+        fspo_verl.preflight.keep_loss_settings(config)
         return auto_set_device(config)
 
     verl.utils.device.auto_set_device = checked_auto_set_device

@@ -3,20 +3,14 @@
 """The installed package in environments of its own: wheel, sdist, editable, none, and after an uninstall."""
 
 import json
-import os
-import subprocess
-import sys
-import sysconfig
 import textwrap
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+from environments import Environment, build, copy_sources
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
-
-ROOT = Path(__file__).parents[1]
 
 # One process per question: what verl and Hydra make of this environment.
 PROBE = """
@@ -48,51 +42,13 @@ WITH = {
 }
 
 
-class Environment:
-    """A virtual environment that sees every installed package of this one but fspo_verl."""
-
-    def __init__(self, path: Path):
-        venv.create(path, with_pip=True)
-        self.python = str(path / "bin" / "python")
-        site = Path(self.output("-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-        view = path / "dependencies"
-        view.mkdir()
-        for entry in Path(sysconfig.get_path("purelib")).iterdir():
-            if not any(word in entry.name.lower() for word in ("fspo", "__pycache__", ".pth", "__editable__")):
-                (view / entry.name).symlink_to(entry)
-        (site / "dependencies.pth").write_text(f"{view}\n")
-
-    def run(self, *args, cwd="/", **env):
-        clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        return subprocess.run(
-            [self.python, *args], cwd=cwd, env={**clean, **env}, capture_output=True, text=True, timeout=600
-        )
-
-    def output(self, *args, **kwargs):
-        run = self.run(*args, **kwargs)
-        assert run.returncode == 0, run.stdout + run.stderr
-        return run.stdout
-
-    def pip(self, *args):
-        return self.output("-m", "pip", "--quiet", "--disable-pip-version-check", *args)
-
-    def probe(self, *args, **env):
-        return json.loads(self.output("-c", PROBE, *args, **env).splitlines()[-1])
+def probe(environment, *args, **env):
+    return json.loads(environment.output("-c", PROBE, *args, **env).splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """A copy of the sources, so that building leaves nothing in the checkout."""
-    copy = tmp_path_factory.mktemp("source") / "fspo_verl"
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
-    )
-    for name in listed.stdout.splitlines():
-        target = copy / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if (ROOT / name).is_file():
-            target.write_bytes((ROOT / name).read_bytes())
-    return copy
+    return copy_sources(tmp_path_factory.mktemp("source") / "fspo_verl")
 
 
 @pytest.fixture(scope="module")
@@ -100,15 +56,8 @@ def environment(tmp_path_factory):
     return Environment(tmp_path_factory.mktemp("environment") / "venv")
 
 
-def build(source, kind):
-    """Build a wheel or an sdist from the sources with this interpreter's setuptools; returns the file."""
-    command = [sys.executable, "setup.py", "--quiet", kind, "--dist-dir", f"dist-{kind}"]
-    subprocess.run(command, cwd=source, check=True, capture_output=True)
-    return next((source / f"dist-{kind}").iterdir())
-
-
 def test_wheel_and_its_removal(environment, source):
-    without = environment.probe()
+    without = probe(environment)
     assert without == {
         "registered": False,
         "ppo_trainer +algorithm.policy_loss=fspo": "vanilla",  # stock verl takes it for a value that nothing reads
@@ -120,13 +69,13 @@ def test_wheel_and_its_removal(environment, source):
     tops = {Path(name).parts[0] for name in zipfile.ZipFile(wheel).namelist() if ".dist-info" not in name}
     assert tops == {"fspo_verl", "hydra_plugins"}  # `tests` or `scripts` would overwrite verl's
     environment.pip("install", "--no-deps", "--no-index", str(wheel))
-    assert environment.probe("fspo") == WITH
+    assert probe(environment, "fspo") == WITH
     # verl can be told to load no plugins; the schema then registers the loss by itself.
-    assert environment.probe("fspo", VERL_USE_EXTERNAL_PLUGINS="none") == {**WITH, "registered": False}
+    assert probe(environment, "fspo", VERL_USE_EXTERNAL_PLUGINS="none") == {**WITH, "registered": False}
     _other_hydra_programs_see_no_change(environment)
 
     environment.pip("uninstall", "--yes", "fspo-verl")
-    assert environment.probe() == without
+    assert probe(environment) == without
 
 
 def _other_hydra_programs_see_no_change(environment):
@@ -150,7 +99,7 @@ def test_sdist_and_editable(environment, source, kind):
     # --no-build-isolation: the build takes setuptools from this environment, so that nothing is downloaded.
     target = ["--editable", str(source)] if kind == "editable" else [str(build(source, "sdist"))]
     environment.pip("install", "--no-deps", "--no-index", "--no-build-isolation", *target)
-    assert environment.probe("fspo") == WITH
+    assert probe(environment, "fspo") == WITH
     environment.pip("uninstall", "--yes", "fspo-verl")
 
 

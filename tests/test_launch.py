@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 import fspo_verl.configs
-from fspo_verl import preflight
+from fspo_verl import checks, preflight
 from fspo_verl.config import FSPOPolicyLossConfig
 
 POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
@@ -300,3 +300,51 @@ def test_main_ppo_says_which_band_is_in_effect(tmp_path):
     run = main_ppo("+algorithm.policy_loss=fspo", "actor_rollout_ref.actor.ppo_mini_batch_size=4096", cwd=tmp_path)
     assert run.returncode != 0 and "ppo_mini_batch_size (4096)" in run.stderr
     assert "policy loss fspo: log-ratio band 0 [-0.03, +0.03]*L^0.5" in run.stdout + run.stderr
+
+
+# --- resumed runs ----------------------------------------------------------------------------------------------------
+
+
+def start(folder: Path, *overrides: str, latest: int | None = None, resume: str = "auto") -> list[str]:
+    """Check and keep a launch as verl's mains do; returns what is said of a loss that changes at a resume."""
+    folder.mkdir(exist_ok=True)
+    if latest is not None:
+        (folder / "latest_checkpointed_iteration.txt").write_text(str(latest))
+    config = launch(*overrides, f"trainer.default_local_dir={folder}", f"trainer.resume_mode={resume}")
+    found = checks.findings(config)
+    preflight.keep_loss_settings(config)
+    return [str(finding) for finding in found if finding.check == "changed_on_resume"]
+
+
+def test_a_loss_that_changes_at_a_resume_is_said_aloud(tmp_path):
+    fspo, wider = "+algorithm.policy_loss=fspo", f"{POLICY_LOSS}.eps_high=0.05"
+    assert start(tmp_path / "run", fspo) == []
+    assert start(tmp_path / "run", fspo, latest=20) == []
+    assert start(tmp_path / "run", fspo, f"{POLICY_LOSS}.length_bins=[7]", latest=20) == []  # observation only
+    (said,) = start(tmp_path / "run", fspo, wider, latest=20)
+    assert f"resumes after step 20 with {wider} (until then 0.03)" in said and f"{POLICY_LOSS}.eps_high=0.03" in said
+    # That attempt ended before a checkpoint of its own: step 20 was still trained with the narrower band.
+    assert len(start(tmp_path / "run", fspo, wider, latest=20)) == 1
+    assert start(tmp_path / "run", fspo, latest=20) == []
+    assert len(start(tmp_path / "run", fspo, wider, latest=20)) == 1
+    # And now it has one: the wider band is what trained step 40, and going back to step 20 is seen as well.
+    assert start(tmp_path / "run", fspo, wider, latest=40) == []
+    assert len(start(tmp_path / "run", fspo, latest=40)) == 1
+    step_20 = f"trainer.resume_from_path={tmp_path}/run/global_step_20"
+    assert start(tmp_path / "run", fspo, step_20, resume="resume_path") == []
+
+
+def test_a_resume_that_forgets_the_loss_is_said_aloud(tmp_path):
+    assert start(tmp_path / "run", "+algorithm.policy_loss=fspo") == []
+    (said,) = start(tmp_path / "run", latest=20)
+    assert f"{POLICY_LOSS}.loss_mode=vanilla (until then fspo)" in said
+    assert start(tmp_path / "stock") == [] and list((tmp_path / "stock").iterdir()) == []  # not our business
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
+        preflight.keep_loss_settings(
+            launch("+algorithm.policy_loss=fspo", f"trainer.default_local_dir={tmp_path}/file/checkpoints")
+        )
+    assert "resumed with another loss, nobody will tell" in caplog.text

@@ -1,0 +1,79 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The loss a run's checkpoints were trained with, kept beside them, so that a resume that changes it can be told.
+
+verl's checkpoints hold no config. ``policy_loss.json`` in ``trainer.default_local_dir`` does: a list, a new entry for
+every change, ``{"after_step": n, "loss": {key: value}}``.
+"""
+
+import dataclasses
+import json
+import os
+import re
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+FILE = "policy_loss.json"
+# What shapes the loss besides ``policy_loss`` itself.
+_ACTOR_KEYS = (
+    *("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode", "loss_scale_factor"),
+    *("entropy_coeff", "use_kl_loss", "kl_loss_coef", "kl_loss_type"),
+)
+
+
+def point(config: DictConfig) -> tuple[Path, int] | None:
+    """Folder of the checkpoints, and training step, from which a launch goes on; None if it starts anew."""
+    trainer = config.trainer
+    if trainer.resume_mode == "auto":
+        folder = Path(trainer.default_local_dir)
+        tracker = folder / "latest_checkpointed_iteration.txt"  # which verl's find_latest_ckpt_path looks for
+        return (folder, int(tracker.read_text())) if tracker.exists() else None
+    if trainer.resume_mode == "resume_path":
+        checkpoint = Path(str(trainer.resume_from_path))
+        step = re.fullmatch(r"global_step_(\d+)", checkpoint.name)
+        return checkpoint.parent, int(step[1]) if step else 0
+    return None
+
+
+def loss_settings(config: DictConfig) -> dict:
+    """Everything in ``actor_rollout_ref.actor`` that shapes the loss, by key; how it is observed does not count."""
+    from fspo_verl.config import Observation  # not while verl is being imported
+
+    actor = config.actor_rollout_ref.actor
+    idle = {field.name for field in dataclasses.fields(Observation)} | {"_target_"}
+    policy_loss = OmegaConf.to_container(actor.policy_loss, resolve=True)
+    settings = {f"policy_loss.{key}": value for key, value in policy_loss.items() if key not in idle}
+    return settings | {key: actor.get(key) for key in _ACTOR_KEYS}
+
+
+def loss_before(config: DictConfig) -> dict | None:
+    """The :func:`loss_settings` that the checkpoint of a resume was trained with; None if it is not known."""
+    history = _history(config)
+    return history[-1]["loss"] if history else None
+
+
+def keep(config: DictConfig) -> None:
+    """Note what the launch trains with beside its checkpoints, after what is known of those it goes on from.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    history, settings = _history(config), loss_settings(config)
+    if not history or history[-1]["loss"] != settings:
+        _, step = point(config) or (None, 0)
+        history.append({"after_step": step, "loss": settings})
+    folder = Path(config.trainer.default_local_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / f".{FILE}.{os.getpid()}"
+    unfinished.write_text(json.dumps(history, indent=1))
+    unfinished.replace(folder / FILE)
+
+
+def _history(config: DictConfig) -> list[dict]:
+    """The entries up to the checkpoint; later ones belong to steps that will be done again."""
+    if (resumed := point(config)) is None:
+        return []
+    folder, step = resumed
+    file = folder / FILE
+    return [entry for entry in json.loads(file.read_text()) if entry["after_step"] < step] if file.exists() else []
