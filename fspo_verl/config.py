@@ -33,6 +33,10 @@ class Observation:
     records_fraction: float = 1.0
     """Share of the prompts whose responses are recorded; all responses to a prompt are, or none."""
 
+    records_every: int = 1
+    """Of this many training steps one is recorded (those that it divides). Each rank writes a file per recorded step,
+    so that a thousand ranks on a shared disk want more than 1; see docs/scaling.md."""
+
     records_limit_mb: float = 1024
     """Megabytes that one rank writes at most; after that it records nothing more, and says so."""
 
@@ -49,6 +53,8 @@ class Observation:
             raise ValueError(
                 f"{KEY_PREFIX}records_fraction={self.records_fraction!r} is not allowed: a share above 0, up to 1"
             )
+        if not (isinstance(self.records_every, int) and self.records_every > 0):
+            raise ValueError(f"{KEY_PREFIX}records_every={self.records_every!r} is not allowed: a whole number above 0")
         if not self.records_limit_mb > 0:
             raise ValueError(f"{KEY_PREFIX}records_limit_mb={self.records_limit_mb!r} is not allowed: above 0")
         # Registers the losses even where verl was told not to load plugins (VERL_USE_EXTERNAL_PLUGINS=none), and makes

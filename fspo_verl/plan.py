@@ -147,7 +147,9 @@ def _disk(launch: checks.Launch):
     fraction = launch.policy_loss.records_fraction
     width = sum(4 if pa.types.is_dictionary(dtype) else dtype.bit_width // 8 for dtype in COLUMNS.values())
     how = f"{rows:,} responses x {fraction:g} x {width} bytes, before compression"
-    yield Row("records per step", f"{rows * fraction * width / 2**20:.3g} MiB", how)
+    every = launch.policy_loss.records_every
+    name = "records per step" if every == 1 else f"records per {every} steps"
+    yield Row(name, f"{rows * fraction * width / 2**20:.3g} MiB", how)
 
 
 def _size(name: str, size: float, how: str) -> Row:

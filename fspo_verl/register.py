@@ -96,13 +96,12 @@ def compute_policy_loss_observed(
 def _observe(columns: dict, tokens: tuple, config, loss: str, band: "fspo_verl.loss.Band | None") -> dict:
     """The columns as arrays, one device synchronisation in all; recorded where the config asks for it."""
     records_dir = config.policy_loss.get("records_dir")
-    if records_dir is None:
+    micro_batch = fspo_verl.microbatch.current()
+    if records_dir is not None and micro_batch is None:
+        _warn_unknown_step()
+    if records_dir is None or micro_batch is None or micro_batch.step % config.policy_loss.records_every:
         return fspo_verl.observation.to_numpy(columns)
     columns = fspo_verl.observation.to_numpy(columns | fspo_verl.observation.token_columns(*tokens))
-    micro_batch = fspo_verl.microbatch.current()
-    if micro_batch is None:
-        _warn_unknown_step()
-        return columns
     settings = {
         "loss": loss,
         "band": band and {f.name: getattr(band, f.name) for f in dataclasses.fields(fspo_verl.loss.Band)},

@@ -55,19 +55,20 @@ class Workers:
         strategy = NodeAffinitySchedulingStrategy(node, soft=False)
         return ray.remote(sees).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy).remote()
 
-    def answers(self) -> dict[str, dict | None]:
-        """Address of each node -> what a worker there sees, or an ``error``; None without an answer in time."""
+    def answers(self) -> list[tuple[str, dict | None]]:
+        """Address of each node, and what a worker there sees, or an ``error``; None without an answer in time."""
         import ray
 
         ray.wait(self._answers, num_returns=len(self._answers), timeout=_WORKER_SECONDS)
-        found = {}
+        found = []
         for node, answer in zip(self._nodes, self._answers, strict=True):
             try:
-                found[node["NodeManagerAddress"]] = ray.get(answer, timeout=0)
+                sees = ray.get(answer, timeout=0)
             except ray.exceptions.GetTimeoutError:
-                found[node["NodeManagerAddress"]] = None
+                sees = None
             except ray.exceptions.RayError as error:
-                found[node["NodeManagerAddress"]] = {"error": f"{type(error).__name__}: {error}"}
+                sees = {"error": f"{type(error).__name__}: {error}"}
+            found.append((node["NodeManagerAddress"], sees))
         return found
 
     def close(self) -> None:
@@ -95,7 +96,7 @@ def findings(workers: Workers, config) -> Iterator:
         yield Finding("error", "worker", workers.problem, fix="start the cluster, or unset RAY_ADDRESS")
         return
     good = 0
-    for node, sees in workers.answers().items():
+    for node, sees in workers.answers():
         place = f"a worker of {workers.where} on {node}"
         if sees is None:
             yield Finding(

@@ -276,7 +276,7 @@ def test_an_unsupported_verl_is_named_wherever_verl_is_imported(tmp_path):
 def test_a_ray_worker_is_asked_and_a_bad_one_named():
     asked = workers.Workers()
     try:
-        (sees,) = asked.answers().values()
+        ((_, sees),) = asked.answers()
         assert "fspo" in sees["losses"] and sees["fspo_verl"]
         assert [finding.severity for finding in workers.findings(asked, None)] == ["note"]
     finally:

@@ -116,6 +116,7 @@ def test_grpos_clipped_tokens_are_those_of_verls_loss():
         ({"loss_mode": "observed"}, "name the loss that trains"),
         ({"loss_mode": "gspo", "records_dir": "records"}, "absolute path"),
         ({"loss_mode": "gspo", "records_fraction": 0.0}, "records_fraction=0.0"),
+        ({"loss_mode": "gspo", "records_every": 0}, "records_every=0"),
         ({"loss_mode": "gspo", "records_limit_mb": 0}, "records_limit_mb=0"),
         ({"loss_mode": "gspo", "length_bins": [8, 8]}, "rising whole numbers"),
     ],

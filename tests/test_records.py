@@ -131,6 +131,17 @@ def test_metrics_equal_what_the_records_give(counted_ppo_loss, writers, tmp_path
         assert outside == ((records.log_ratio > 0.04 * scale) | (records.log_ratio < -0.05 * scale)).sum()
 
 
+def test_one_step_of_several_is_recorded(counted_ppo_loss, writers, tmp_path):
+    config = actor_config(policy_loss=FSPOPolicyLossConfig(records_dir=str(tmp_path), records_every=3))
+    values = train(counted_ppo_loss, config, steps=range(4, 11), cut=CUTS["ragged"])
+    (writer,) = writers
+    writer.close()
+    assert read_records(tmp_path).groupby(["step", "mini_batch"]).size().to_dict() == {
+        (s, m): 7 for s in (6, 9) for m in (0, 1)
+    }
+    assert np.sum(values["sequence_fraction"]) == 7 * 2 * 7  # metrics are of every step
+
+
 def test_a_loss_called_outside_verls_ppo_loss_says_that_nothing_is_recorded(tmp_path, caplog):
     fspo_verl.register._warn_unknown_step.cache_clear()
     batch = padded_batch()
