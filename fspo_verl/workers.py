@@ -29,7 +29,11 @@ class Workers:
             ray.init(num_cpus=1, **options)
         except ValueError:  # what Ray says to num_cpus where there is a cluster
             self.where = "the running cluster"
-            ray.init(**options)
+            try:
+                ray.init(**options)
+            except ConnectionError as error:  # its cause names the token that a cluster may ask for
+                self.problem = f"{self.where} refuses: {str(error.__cause__ or error).strip().splitlines()[-1]}"
+                return
         self.gpus = int(ray.cluster_resources().get("GPU", 0))
         self._nodes = [node for node in ray.nodes() if node["Alive"]]
         self._answers = [self._ask(node["NodeID"]) for node in self._nodes]
@@ -93,7 +97,9 @@ def findings(workers: Workers, config) -> Iterator:
     from fspo_verl.checks import Finding
 
     if workers.problem:
-        yield Finding("error", "worker", workers.problem, fix="start the cluster, or unset RAY_ADDRESS")
+        yield Finding(
+            "error", "worker", workers.problem, fix="start the cluster, or unset RAY_ADDRESS; see docs/scaling.md"
+        )
         return
     good = 0
     for node, sees in workers.answers():

@@ -10,10 +10,12 @@ CUT is MICRO_BATCH_SIZE, packed:MICRO_BATCH_SIZE or dynamic:MAX_TOKENS. Records 
 import argparse
 import functools
 import os
+from collections import Counter
 
 import torch
 import verl  # noqa: F401  loads this package's plugin, as in every worker
 from tensordict import TensorDict
+from torch.utils._python_dispatch import TorchDispatchMode
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_platform
@@ -66,6 +68,19 @@ def policy_loss(loss: str, observed: bool, records_dir: str) -> PolicyLossConfig
     if observed:
         return ObservedPolicyLossConfig(loss_mode=loss, records_dir=records_dir)
     return PolicyLossConfig(loss_mode=loss)
+
+
+class Collectives(TorchDispatchMode):
+    """Counts the collective operations of a rank by name. (torch's CommDebugMode does not get on with FSDP2.)"""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "c10d" in function.namespace:
+            self.counts[function.name()] += 1
+        return function(*args, **kwargs or {})
 
 
 def main() -> None:
@@ -133,11 +148,13 @@ def main() -> None:
         return optimizer_step()
 
     worker.engine.optimizer_step = keep_gradient
-    result = worker.train_mini_batch(data)
+    with Collectives() as collectives:
+        result = worker.train_mini_batch(data)
     weights = {name: parameter.full_tensor() for name, parameter in worker.engine.module.named_parameters()}
     if rank == 0:
         metrics = {name: float(value) for name, value in reduce_metrics(dict(tu.get(result, "metrics"))).items()}
-        torch.save({"gradient": gradient, "weights": weights, "metrics": metrics}, args.output)
+        saved = {"gradient": gradient, "weights": weights, "metrics": metrics, "collectives": dict(collectives.counts)}
+        torch.save(saved, args.output)
 
 
 if __name__ == "__main__":

@@ -107,3 +107,11 @@ def test_an_observed_loss_trains_the_same_weights_bit_for_bit(untrained_model, t
         name: value for name, value in plain["metrics"].items() if "perf/" not in name
     }
     assert observed["metrics"]["actor/fspo/clip_fraction"] > 0
+
+
+def test_no_collective_is_added(untrained_model, tmp_path):
+    """Two ranks, two mini-batches, metrics and records on: the collectives of stock verl's gspo, and as many."""
+    options = ("--mini-batch-size=4", "--lr=1e-3")
+    stock = train(untrained_model, tmp_path / "stock.pt", 2, "dynamic:110", *options, "--loss=gspo")["collectives"]
+    assert sum(stock.values()) > 0, stock
+    assert train(untrained_model, tmp_path / "fspo.pt", 2, "dynamic:110", *options)["collectives"] == stock

@@ -15,6 +15,8 @@ import pytest
 import report
 import warm_start
 
+from fspo_verl import runs
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -86,7 +88,7 @@ def test_metrics_of_several_attempts(tmp_path):
     second = [record(step, **{"critic/score/mean": 0.6, "actor/fspo/clip_fraction": 0.2}) for step in (2, 3)]
     (tmp_path / "metrics-1.jsonl").write_text("\n".join([*first, record(3)[:-4]]))  # killed while writing
     (tmp_path / "metrics-10.jsonl").write_text("\n".join(second))
-    metrics = report.read_metrics(report.metric_files(tmp_path))
+    metrics = report.read_metrics(runs.metric_files(tmp_path))
     assert list(metrics.index) == [0, 1, 2, 3]
     assert metrics.reward.tolist()[1:] == [0.4, 0.6, 0.6]
     assert metrics.clip_fraction.tolist()[1:] == [0.1, 0.2, 0.2]

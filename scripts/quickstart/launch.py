@@ -115,7 +115,8 @@ def train(experiment: Experiment) -> int:
     # verl truncates its metrics file, so an attempt that resumes gets one of its own.
     if not (run / "checkpoints").exists():  # an attempt that was interrupted before its first checkpoint
         shutil.rmtree(run / "records", ignore_errors=True)
-    log, metrics = run / "train.log", run / f"metrics-{len(report.metric_files(run)) + 1}.jsonl"
+    attempts = len(list(run.glob("metrics-*.jsonl")))
+    log, metrics = run / "train.log", run / f"metrics-{attempts + 1}.jsonl"
     env = os.environ | {"VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": str(metrics), "HYDRA_FULL_ERROR": "1"}
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", "fspo_cpu", *overrides(experiment)]
     with log.open("a") as log_file:

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the metrics of a run, and draws them."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from fspo_verl import runs
 
 # verl's metric names. Losses report what they clip under different names; the first that is there counts.
 COLUMNS = {
@@ -21,30 +22,16 @@ COLUMNS = {
 }
 
 
-def metric_files(run: Path) -> list[Path]:
-    """The metric files of a run's attempts, the oldest first."""
-    return sorted(run.glob("metrics-*.jsonl"), key=lambda file: int(file.stem.split("-")[1]))
-
-
 def read_metrics(files: Iterable[Path]) -> pd.DataFrame:
     """One row per training step, in order, from verl's metric files; where attempts overlap the latest counts."""
-    rows = {}
-    for file in files:
-        for line in file.read_text().splitlines() if file.exists() else []:
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue  # the last line of a run that was killed, or that is being written
-            rows[record["step"]] = [
-                next((record["data"][name] for name in names if name in record["data"]), None)
-                for names in COLUMNS.values()
-            ]
-    return pd.DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS), dtype=float).sort_index()
+    metrics = runs.read_metrics(file for file in files if file.exists())  # one that is awaited need not be there yet
+    columns = {column: metrics.reindex(columns=names).bfill(axis=1).iloc[:, 0] for column, names in COLUMNS.items()}
+    return pd.DataFrame(columns)
 
 
 def summarize(run: Path) -> dict[str, float]:
     """What a run has achieved."""
-    metrics = read_metrics(metric_files(run))
+    metrics = read_metrics(runs.metric_files(run))
     accuracy = metrics.accuracy.dropna()
     return {
         "accuracy_before": accuracy.iloc[0],
@@ -58,7 +45,7 @@ def summarize(run: Path) -> dict[str, float]:
 
 def draw(run: Path, title: str) -> None:
     """Draw reward, validation accuracy and clip fraction over the steps into ``run/progress.png``."""
-    metrics = read_metrics(metric_files(run))
+    metrics = read_metrics(runs.metric_files(run))
     figure = Figure(figsize=(7, 6), layout="constrained")
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(2, 1))
     upper.plot(metrics.reward.dropna(), color="tab:blue", label="training reward (sampled)")
