@@ -445,6 +445,22 @@ def rollout_log_probs(launch: Launch) -> Iterator[Finding]:
         )
 
 
+def followed_snapshot(launch: Launch) -> Iterator[Finding]:
+    """An asynchronous launch that loses updates as it looks up its old policy: read in verl 0.9.1, not run on GPUs."""
+    if OmegaConf.select(launch.config, "async_training") is None or launch.bypasses:
+        return
+    key = f"{ACTOR}.fsdp_config.param_offload"
+    if launch.actor.strategy in ("fsdp2", "veomni") and OmegaConf.select(launch.config, key):
+        yield Finding(
+            "warning",
+            "followed_snapshot",
+            f"{key}=True in the asynchronous trainer",
+            "verl keeps offloaded weights by reference, not as a copy: those of the last sync, restored for the old "
+            "log-probs, then overwrite the ones that train",
+            f"{key}=False",
+        )
+
+
 # --- notes -----------------------------------------------------------------------------------------------------------
 
 
@@ -468,7 +484,7 @@ def band_as_ratios(band: "fspo_verl.loss.Band", lengths: list[int]) -> dict[int,
 
 
 _ANY_LAUNCH = (dead_group_value, hidden_files, overridden_group, unregistered_loss, changed_on_resume)
-_PACKAGE_LAUNCH = (used_records_dir, one_step_per_rollout, remote_code, unread_grad_clip)
+_PACKAGE_LAUNCH = (used_records_dir, one_step_per_rollout, followed_snapshot, remote_code, unread_grad_clip)
 _BAND_FIELDS = (unknown_fields, band_fields)
 _FSPO_LAUNCH = (
     idle_clip_ratio,

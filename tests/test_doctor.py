@@ -152,6 +152,16 @@ def test_an_asynchronous_launch_counts_the_steps_between_syncs(steps, warned, ca
     assert "rollout_log_probs" in found(diagnose("--", *main, *settings, capsys=capsys)[1])
 
 
+@pytest.mark.parametrize(
+    ("strategy", "offload", "warned"), [("fsdp2", True, True), ("fsdp2", False, False), ("fsdp", True, False)]
+)
+def test_an_asynchronous_launch_whose_old_policy_is_overwritten(strategy, offload, warned, capsys):
+    main = ["python", "-m", "verl.experimental.fully_async_policy.fully_async_main", SELECT]
+    settings = [f"{ACTOR}.strategy={strategy}", f"{ACTOR}.fsdp_config.param_offload={offload}"]
+    report = diagnose("--", *main, *settings, "algorithm.rollout_correction.bypass_mode=false", capsys=capsys)[1]
+    assert ("followed_snapshot" in found(report)) == warned
+
+
 def test_a_program_that_could_not_be_stopped_is_not_started(capsys):
     code, report = diagnose("--", "python", "-m", "timeit", capsys=capsys)
     assert code == 1 and "does not call auto_set_device" in found(report)["composition"]["why"]

@@ -3,10 +3,12 @@
 """verl's FSDP2 training engines on a CPU."""
 
 import dataclasses
+import functools
 import os
 
 import torch
 import torch.distributed
+import verl.utils.fsdp_utils
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
@@ -33,3 +35,22 @@ class CPUEngineWithLMHead(FSDPEngineWithLMHead):
             return super()._build_fsdp_module(module)
         finally:
             self.engine_config = engine_config
+
+
+def _copy_snapshots() -> None:
+    """Have verl's asynchronous trainer copy the weights of the last sync, to which it refers its log-probs.
+
+    verl (0.9.1) takes this snapshot with ``tensor.cpu()``, which on a CPU is the tensor itself: the snapshot would
+    follow the training, every ratio would stay 1 and no clip could act. There is no registration point.
+    """
+    save = verl.utils.fsdp_utils.fsdp2_sharded_save_to_cpu
+
+    @functools.wraps(save)
+    def save_copy(model):
+        shards, spec = save(model)
+        return {name: (shard.clone(), shard_spec) for name, (shard, shard_spec) in shards.items()}, spec
+
+    verl.utils.fsdp_utils.fsdp2_sharded_save_to_cpu = save_copy
+
+
+_copy_snapshots()
