@@ -39,7 +39,7 @@ def keep_loss_settings(config: DictConfig) -> None:
 
     :func:`fspo_verl.checks.changed_on_resume` compares the next launch with it.
     """
-    if OmegaConf.select(config, fspo_verl.checks.ACTOR) is None or config.trainer.get("val_only"):
+    if OmegaConf.select(config, fspo_verl.checks.ACTOR) is None or config.trainer.save_freq <= 0:
         return
     if not fspo_verl.checks.Launch(config).is_ours and fspo_verl.resume.loss_before(config) is None:
         return

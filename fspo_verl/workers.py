@@ -97,9 +97,8 @@ def findings(workers: Workers, config) -> Iterator:
     from fspo_verl.checks import Finding
 
     if workers.problem:
-        yield Finding(
-            "error", "worker", workers.problem, fix="start the cluster, or unset RAY_ADDRESS; see docs/scaling.md"
-        )
+        fix = "start the cluster and bring its token (RAY_AUTH_MODE=token), or unset RAY_ADDRESS"
+        yield Finding("error", "worker", workers.problem, fix=fix)
         return
     good = 0
     for node, sees in workers.answers():

@@ -310,7 +310,8 @@ def start(folder: Path, *overrides: str, latest: int | None = None, resume: str 
     folder.mkdir(exist_ok=True)
     if latest is not None:
         (folder / "latest_checkpointed_iteration.txt").write_text(str(latest))
-    config = launch(*overrides, f"trainer.default_local_dir={folder}", f"trainer.resume_mode={resume}")
+    saving = ["trainer.save_freq=20", f"trainer.default_local_dir={folder}", f"trainer.resume_mode={resume}"]
+    config = launch(*overrides, *saving)
     found = checks.findings(config)
     preflight.keep_loss_settings(config)
     return [str(finding) for finding in found if finding.check == "changed_on_resume"]
@@ -339,12 +340,18 @@ def test_a_resume_that_forgets_the_loss_is_said_aloud(tmp_path):
     (said,) = start(tmp_path / "run", latest=20)
     assert f"{POLICY_LOSS}.loss_mode=vanilla (until then fspo)" in said
     assert start(tmp_path / "stock") == [] and list((tmp_path / "stock").iterdir()) == []  # not our business
+    preflight.keep_loss_settings(
+        launch("+algorithm.policy_loss=fspo", f"trainer.default_local_dir={tmp_path}/none", "trainer.save_freq=-1")
+    )
+    assert not (tmp_path / "none").exists()  # nothing to resume from
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog):
     (tmp_path / "file").touch()
     with caplog.at_level(logging.WARNING, logger="fspo_verl"):
         preflight.keep_loss_settings(
-            launch("+algorithm.policy_loss=fspo", f"trainer.default_local_dir={tmp_path}/file/checkpoints")
+            launch(
+                "+algorithm.policy_loss=fspo", "trainer.save_freq=20", f"trainer.default_local_dir={tmp_path}/file/run"
+            )
         )
     assert "resumed with another loss, nobody will tell" in caplog.text

@@ -133,9 +133,13 @@ def test_a_finished_run_is_shown_again_and_only_for_its_own_settings(warm):
 
 
 def test_a_failure_shows_its_cause(warm):
+    # What an attempt leaves behind that was interrupted before its first checkpoint is not in the way.
+    for left in ("checkpoints/policy_loss.json", "records/step-000001-rank-0000.parquet"):
+        (warm.run / left).parent.mkdir(parents=True)
+        (warm.run / left).write_text("[]")
     failed = quickstart("--output", warm.output, "--", "actor_rollout_ref.actor.policy_loss.eps_low=-1")
     assert failed.returncode != 0
-    assert "eps_low" in failed.stderr and "train.log" in failed.stderr
+    assert "eps_low" in failed.stderr and "train.log" in failed.stderr and "holds records" not in failed.stderr
     assert not (warm.run / "summary.json").exists()
 
 

@@ -45,6 +45,10 @@ class Experiment:
     def run(self) -> Path:
         return self.output / f"{self.loss}-{self.rollout}-seed{self.seed}"
 
+    @property
+    def resumes(self) -> bool:
+        return (self.run / "checkpoints/latest_checkpointed_iteration.txt").exists()
+
 
 def warm_start(experiment: Experiment) -> None:
     """Write the seed's data sets and its warm-started model, unless they are there."""
@@ -97,7 +101,7 @@ def overrides(experiment: Experiment) -> list[str]:
         f"trainer.total_epochs={experiment.steps}",  # an upper bound: the number of steps ends the run
         "trainer.test_freq=5",
         # A run that goes on from a checkpoint has been validated there.
-        f"trainer.val_before_train={not (run / 'checkpoints').exists()}",
+        f"trainer.val_before_train={not experiment.resumes}",
         "trainer.save_freq=5",
         "trainer.max_actor_ckpt_to_keep=1",
         # Besides what resuming needs, the model in transformers' format.
@@ -113,7 +117,7 @@ def train(experiment: Experiment) -> int:
     """Run verl's trainer to its end, printing a line per step; return the peak memory of its processes in bytes."""
     run = experiment.run
     # verl truncates its metrics file, so an attempt that resumes gets one of its own.
-    if not (run / "checkpoints").exists():  # an attempt that was interrupted before its first checkpoint
+    if not experiment.resumes:  # an attempt that was interrupted before its first checkpoint
         shutil.rmtree(run / "records", ignore_errors=True)
     attempts = len(list(run.glob("metrics-*.jsonl")))
     log, metrics = run / "train.log", run / f"metrics-{attempts + 1}.jsonl"
