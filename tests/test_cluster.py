@@ -18,15 +18,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import ledger
 import psutil
 import pytest
 from environments import Environment, build, copy_sources
+from small_training import overrides as small_overrides
+from small_training import write_task
 
 from fspo_verl.records import read_records
 from fspo_verl.runs import read_metrics
 
-REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return len(solution_str) % 2"
 # What verl ends with, by who notices first: Ray, or the rank that waits for the lost one in a collective.
 LOST = ("ActorDiedError", "ActorUnavailableError", "NodeDiedError", "Connection closed by peer")
 PATIENCE = 300  # seconds for anything here; a failure, not a measurement
@@ -130,30 +130,15 @@ class Run:
 
     def __init__(self, cluster: Cluster, folder: Path, model: Path):
         self.cluster, self.folder, self.attempts = cluster, folder, 0
-        ledger.data_set(64, seed=0).to_parquet(folder / "problems.parquet")
-        (folder / "reward.py").write_text(REWARD)
+        write_task(folder, problems=64)
         self.overrides = [
-            f"data.train_files={folder / 'problems.parquet'}",
-            f"data.val_files={folder / 'problems.parquet'}",
-            f"reward.custom_reward_function.path={folder / 'reward.py'}",
-            f"actor_rollout_ref.model.path={model}",
-            "data.max_prompt_length=43",
-            "data.max_response_length=20",
-            "data.train_batch_size=8",
-            "actor_rollout_ref.rollout.n=4",
-            "actor_rollout_ref.rollout.max_model_len=63",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-            "actor_rollout_ref.actor.optim.lr=1e-3",
-            "actor_rollout_ref.actor.policy_loss.eps_low=1e-4",
-            "actor_rollout_ref.actor.policy_loss.eps_high=1e-4",
+            *small_overrides(folder, model),
             f"actor_rollout_ref.actor.policy_loss.records_dir={folder / 'records'}",
             "trainer.nnodes=2",
             "trainer.n_gpus_per_node=1",
-            "trainer.logger=[console,file]",
             "trainer.total_epochs=100",
             "trainer.save_freq=1",
             "trainer.test_freq=-1",
-            "trainer.val_before_train=false",
             "trainer.max_actor_ckpt_to_keep=2",
             f"trainer.default_local_dir={folder / 'checkpoints'}",
             # The cluster has resources of its own, and an environment.

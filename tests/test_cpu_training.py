@@ -10,19 +10,16 @@ from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 
-import ledger
 import pytest
 from omegaconf import OmegaConf
+from small_training import overrides as small_overrides
+from small_training import write_task
 from transformers import AutoModelForCausalLM
 
 import fspo_verl.configs
 from fspo_verl.records import read_records
 
 STEPS = 2
-# A random model gets no sum right; a reward that knows nothing of sums still has advantages of both signs.
-REWARD = (
-    "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return float(len(solution_str) % 2)"
-)
 # verl's own agent loop instead of this package's, two FSDP ranks, and a reference policy.
 VERL_LOOP_TWO_RANKS_REFERENCE = [
     "actor_rollout_ref.rollout.agent.agent_loop_manager_class=null",
@@ -37,10 +34,7 @@ needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="needs require
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
     """A folder with problems and a reward function."""
-    folder = tmp_path_factory.mktemp("task")
-    ledger.data_set(16, seed=0).to_parquet(folder / "problems.parquet")
-    (folder / "reward.py").write_text(REWARD)
-    return folder
+    return write_task(tmp_path_factory.mktemp("task"), problems=16)
 
 
 def a_launch_config_of_ones_own(folder: Path, defaults: list) -> list[str]:
@@ -74,26 +68,11 @@ WAYS_IN = {
 def test_training(task, untrained_model, tmp_path, way_in, overrides):
     command = [
         *(sys.executable, "-m", "verl.trainer.main_ppo", *WAYS_IN[way_in](tmp_path)),
-        f"data.train_files={task / 'problems.parquet'}",
-        f"data.val_files={task / 'problems.parquet'}",
-        f"reward.custom_reward_function.path={task / 'reward.py'}",
-        f"actor_rollout_ref.model.path={untrained_model}",
-        "data.max_prompt_length=43",
-        "data.max_response_length=20",
-        "data.train_batch_size=8",
-        "actor_rollout_ref.rollout.n=4",
-        "actor_rollout_ref.rollout.max_model_len=63",
-        # Two optimiser steps per rollout, large ones, and a band that the second one leaves.
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-        "actor_rollout_ref.actor.optim.lr=1e-3",
-        "actor_rollout_ref.actor.policy_loss.eps_low=1e-4",
-        "actor_rollout_ref.actor.policy_loss.eps_high=1e-4",
+        *small_overrides(task, untrained_model),
         f"actor_rollout_ref.actor.policy_loss.records_dir={tmp_path / 'records'}",
-        "trainer.logger=[console,file]",
         f"trainer.total_training_steps={STEPS}",
         f"trainer.save_freq={STEPS}",
         f"trainer.test_freq={STEPS}",
-        "trainer.val_before_train=false",
         "actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]",
         f"trainer.default_local_dir={tmp_path / 'checkpoints'}",
         f"hydra.run.dir={tmp_path / 'hydra'}",

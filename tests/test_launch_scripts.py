@@ -16,6 +16,7 @@ from pathlib import Path
 import ledger
 import pytest
 from omegaconf import OmegaConf
+from small_training import REWARD
 
 import fspo_verl.configs
 from fspo_verl.records import read_records
@@ -23,7 +24,6 @@ from fspo_verl.runs import read_metrics
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 LAUNCH_SCRIPTS = sorted(script.name for script in SCRIPTS.glob("run_*.sh"))
-REWARD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return len(solution_str) % 2"
 
 
 @pytest.fixture(scope="module")

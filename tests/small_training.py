@@ -1,0 +1,41 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A task and settings with which an untrained small model trains in seconds, and every part of the loss acts."""
+
+from pathlib import Path
+
+import ledger
+
+# A random model gets no sum right; a reward that knows nothing of sums still has advantages of both signs.
+REWARD = (
+    "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return float(len(solution_str) % 2)"
+)
+
+
+def write_task(folder: Path, problems: int) -> Path:
+    """Write problems and a reward function."""
+    ledger.data_set(problems, seed=0).to_parquet(folder / "problems.parquet")
+    (folder / "reward.py").write_text(REWARD)
+    return folder
+
+
+def overrides(task: Path, model: Path) -> list[str]:
+    """For ``--config-name fspo_cpu``: 8 prompts x 4 responses of up to 20 tokens per step, in two optimiser steps."""
+    return [
+        f"data.train_files={task / 'problems.parquet'}",
+        f"data.val_files={task / 'problems.parquet'}",
+        f"reward.custom_reward_function.path={task / 'reward.py'}",
+        f"actor_rollout_ref.model.path={model}",
+        "data.max_prompt_length=43",
+        "data.max_response_length=20",
+        "data.train_batch_size=8",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.rollout.max_model_len=63",
+        # Two optimiser steps per rollout, large ones, and a band that the second one leaves.
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.actor.optim.lr=1e-3",
+        "actor_rollout_ref.actor.policy_loss.eps_low=1e-4",
+        "actor_rollout_ref.actor.policy_loss.eps_high=1e-4",
+        "trainer.logger=[console,file]",
+        "trainer.val_before_train=false",
+    ]
