@@ -592,7 +592,6 @@ def _draw_clip_rates(axes: Axes, c: Comparison, styles: dict, kind: str, title: 
     axes.set_xticks(np.sqrt(bins.low * bins.high), [f"{row.low}–{row.high}" for row in bins.itertuples()])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set(title=title, xlabel="response length (tokens)", ylabel="clip rate", ylim=(0, None))
-    axes.legend()
 
 
 # --- command line -----------------------------------------------------------------------------------------------------
