@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Comparison of losses: statistics, records of trials, thresholds and the faults they have to notice."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -343,6 +344,33 @@ def test_finished_cells_are_not_run_again(finished):
     assert "no interval with fewer than 3 seeds" in (finished / "comparison.md").read_text()
     other = script(finished, "--prompts", "16", "--mini-batch", "4")
     assert other.returncode != 0 and "choose another --output" in other.stderr
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_cell_that_fails_is_run_once_more(finished, tmp_path, monkeypatch, capsys, failures):
+    import comparison
+    import launch
+
+    args = comparison.parse_args(["--output", str(finished), "--steps", str(STEPS)])
+    cell = comparison._cell(args, "fspo", 1, 1.0)
+    cell.folder.rename(finished / "aside")
+    (tmp_path / "cells.py").write_text(f"""
+import json, pathlib, sys
+attempts = pathlib.Path({str(tmp_path / "attempts")!r})
+attempts.mkdir(exist_ok=True)
+(attempts / str(len(list(attempts.iterdir())))).touch()
+if len(list(attempts.iterdir())) <= {failures}:
+    sys.exit("Ray did not start")
+pathlib.Path({str(finished / "aside")!r}).rename({str(cell.folder)!r})
+""")
+    monkeypatch.setattr(comparison, "HERE", tmp_path)
+    progress = comparison.Progress(args, [cell])
+    with pytest.raises(launch.Failure, match="Ray did not start") if failures == 2 else contextlib.nullcontext():
+        progress.run("train", [cell])
+    said = capsys.readouterr().out
+    assert "fspo x 1, seed 1 failed, is run once more" in said
+    assert ("[1/1] fspo x 1, seed 1: accuracy" in said) == (failures == 1)
+    assert "Ray did not start" in next((finished / "logs").glob("*.failed.log")).read_text()
 
 
 def test_help_needs_no_installed_package():

@@ -173,14 +173,17 @@ class Progress:
         self.total, self.ended = len(missing), 0
         self.left = sum(map(_cost, missing))
         self.done, self.begin = 0.0, time.monotonic()
+        self.failed: set[Path] = set()
         if already := len(cells) - self.total:
             print(f"{already} cells finished before", flush=True)
 
     def run(self, phase: str, cells: Sequence) -> None:
         """Run a phase (``warm start`` or ``train``) of all cells that are not finished.
 
+        A cell that fails is run once more: on a busy machine Ray does not always start in time.
+
         Raises:
-            launch.Failure: a cell failed, or a finished one has other settings.
+            launch.Failure: a cell failed twice, or a finished one has other settings.
         """
         waiting, running = [cell for cell in cells if not self._finished(phase, cell)], {}
         try:
@@ -190,7 +193,12 @@ class Progress:
                     running[self._start(phase, cell)] = (cell, time.monotonic())
                 time.sleep(0.5)
                 for process in [process for process in running if process.poll() is not None]:
-                    self._end(phase, process, *running.pop(process))
+                    cell, begin = running.pop(process)
+                    if process.returncode:
+                        self._fail(phase, cell)
+                        waiting.append(cell)
+                    else:
+                        self._end(phase, cell, begin)
         finally:
             for process in running:
                 process.terminate()
@@ -225,12 +233,20 @@ class Progress:
             # A session of its own: Ctrl-C in a terminal is for this process, which then ends the cells in turn.
             return subprocess.Popen(command, stdout=file, stderr=file, env=env, start_new_session=True)
 
-    def _end(self, phase: str, process: subprocess.Popen, cell, begin: float) -> None:
+    def _fail(self, phase: str, cell) -> None:
         import launch
 
+        log = self._log(phase, cell)
+        if cell.folder in self.failed:
+            raise launch.Failure(f"{phase} of {cell.folder}:\n{log.read_text()[-3000:]}")
+        self.failed.add(cell.folder)
+        kept = log.replace(log.with_suffix(".failed.log"))
+        print(
+            f"[{phase}] {cell.loss} x {cell.factor:.3g}, seed {cell.seed} failed, is run once more; {kept}", flush=True
+        )
+
+    def _end(self, phase: str, cell, begin: float) -> None:
         seconds = time.monotonic() - begin
-        if process.returncode:
-            raise launch.Failure(f"{phase} of {cell.folder}:\n{self._log(phase, cell).read_text()[-3000:]}")
         if phase == "warm start":
             print(f"[warm start] seed {cell.start_seed}: {seconds:.0f} s", flush=True)
             self.begin = time.monotonic()  # the estimate is one of training
