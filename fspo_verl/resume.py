@@ -15,6 +15,9 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 FILE = "policy_loss.json"
+TRACKER = "latest_checkpointed_iteration.txt"
+"""In a folder of checkpoints, the step of the last one; what verl's find_latest_ckpt_path looks for."""
+
 # What shapes the loss besides ``policy_loss`` itself.
 _ACTOR_KEYS = (
     *("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode", "loss_scale_factor"),
@@ -27,7 +30,7 @@ def point(config: DictConfig) -> tuple[Path, int] | None:
     trainer = config.trainer
     if trainer.resume_mode == "auto":
         folder = Path(trainer.default_local_dir)
-        tracker = folder / "latest_checkpointed_iteration.txt"  # which verl's find_latest_ckpt_path looks for
+        tracker = folder / TRACKER
         return (folder, int(tracker.read_text())) if tracker.exists() else None
     if trainer.resume_mode == "resume_path":
         checkpoint = Path(str(trainer.resume_from_path))

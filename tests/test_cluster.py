@@ -25,6 +25,7 @@ from small_training import overrides as small_overrides
 from small_training import write_task
 
 from fspo_verl.records import read_records
+from fspo_verl.resume import TRACKER
 from fspo_verl.runs import read_metrics
 
 # What verl ends with, by who notices first: Ray, or the rank that waits for the lost one in a collective.
@@ -170,7 +171,7 @@ class Run:
 
     def saved(self) -> int:
         """The last step with a checkpoint."""
-        tracker = self.folder / "checkpoints/latest_checkpointed_iteration.txt"
+        tracker = self.folder / "checkpoints" / TRACKER
         return int(tracker.read_text() or 0) if tracker.exists() else 0
 
     def steps(self, attempt: int) -> list[int]:

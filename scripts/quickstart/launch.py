@@ -15,6 +15,8 @@ import pandas as pd
 import psutil
 import report
 
+from fspo_verl.resume import TRACKER
+
 HERE = Path(__file__).resolve().parent
 
 # The band of this task: a little tighter than the default of 0.03.
@@ -47,7 +49,7 @@ class Experiment:
 
     @property
     def resumes(self) -> bool:
-        return (self.run / "checkpoints/latest_checkpointed_iteration.txt").exists()
+        return (self.run / "checkpoints" / TRACKER).exists()
 
 
 def warm_start(experiment: Experiment) -> None:
