@@ -1,0 +1,147 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the law needs from a model: token log-probabilities, and the weights after a few steps of training."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
+
+_LOGITS = 512  # rows of the vocabulary-wide logits at a time
+
+
+def _grouped_attention(module, query, key, value, attention_mask, scaling=None, **_):
+    """PyTorch's attention without copies of the key and value heads that several query heads share.
+
+    transformers makes the copies wherever there is a mask, which on a CPU takes six times as long as the attention.
+    """
+    output = F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attention_mask,
+        is_causal=attention_mask is None and query.shape[2] > 1,
+        scale=scaling,
+        enable_gqa=True,
+    )
+    return output.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register("grouped", _grouped_attention)
+AttentionMaskInterface.register("grouped", sdpa_mask)
+
+
+class Group(NamedTuple):
+    """Responses to one prompt, with their advantages where they are trained on."""
+
+    prompt: list[int]
+    responses: list[list[int]]
+    advantages: list[float] | None = None
+
+
+def load(path: str, dtype: torch.dtype, device: str) -> PreTrainedModel:
+    """A causal language model in evaluation mode (its dropout, if any, would be noise in S)."""
+    attention = "grouped" if device == "cpu" else "sdpa"
+    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention).to(device).eval()
+
+
+def token_log_probs(
+    model: PreTrainedModel, prompt: list[int], responses: list[list[int]], temperature: float
+) -> tuple[Tensor, ...]:
+    """Log-probability (float32) of every token of each response, ``[L_i]``; the prompt is computed once for all.
+
+    It is that of sampling at a temperature, by which the logits are divided. Responses are padded on the right, where
+    causal attention does not look: no mask is needed.
+    """
+    device, count, width = model.device, len(responses), max(map(len, responses))
+    tokens = torch.zeros(count, width, dtype=torch.long)
+    for row, response in enumerate(responses):
+        tokens[row, : len(response)] = torch.tensor(response)
+    tokens = tokens.to(device)
+    cache = DynamicCache(config=model.config)
+    start = model.model(torch.tensor([prompt], device=device), past_key_values=cache).last_hidden_state[:, -1:]
+    hidden = start.expand(count, 1, -1)
+    if width > 1:
+        cache.batch_repeat_interleave(count)
+        hidden = torch.cat([hidden, model.model(tokens[:, :-1], past_key_values=cache).last_hidden_state], dim=1)
+    lengths = torch.tensor([len(response) for response in responses])
+    used = (torch.arange(width) < lengths[:, None]).to(device)
+    hidden, targets = hidden[used], tokens[used]
+    log_probs = [
+        -F.cross_entropy(model.lm_head(part).float() / temperature, target, reduction="none")
+        for part, target in zip(hidden.split(_LOGITS), targets.split(_LOGITS), strict=True)
+    ]
+    return torch.cat(log_probs).split(lengths.tolist())
+
+
+def micro_batches(lengths: Sequence[int], rows: int, tokens: int) -> Iterator[list[int]]:
+    """Indices of responses of similar length, at most ``rows`` and about ``tokens`` with their padding at a time."""
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batch and (len(batch) == rows or (len(batch) + 1) * lengths[index] > tokens):
+            yield batch
+            batch = []
+        batch.append(index)
+    yield batch
+
+
+@torch.inference_mode()
+def measure(model: PreTrainedModel, group: Group, temperature: float, rows: int, tokens: int) -> list[np.ndarray]:
+    """Token log-probabilities of a group's responses, in their order; ``rows`` and ``tokens`` of micro_batches."""
+    result: list[np.ndarray] = [np.empty(0)] * len(group.responses)
+    for batch in micro_batches([len(response) for response in group.responses], rows, tokens):
+        for index, values in zip(
+            batch,
+            token_log_probs(model, group.prompt, [group.responses[i] for i in batch], temperature),
+            strict=True,
+        ):
+            result[index] = values.cpu().numpy()
+    return result
+
+
+def train(
+    model: PreTrainedModel,
+    batches: Sequence[Sequence[Group]],
+    warmup: Sequence[Sequence[Group]],
+    lr: float,
+    temperature: float,
+    tokens: int,
+    done: Callable[[int, PreTrainedModel], None],
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """Steps of AdamW on the policy gradient, one per batch; ``done(k, model)`` after the k-th, from 1.
+
+    As in verl's defaults the gradient is that of Σ A_i log π(y_it) over all tokens of the batch, divided by their
+    number, and clipped to norm 1; weight decay is 0.01; passes are computed in bfloat16, and gradients, moments and
+    weights kept in float32. The ratio that multiplies the gradient in later mini-batches (near 1) is left out.
+
+    ``warmup`` comes first at learning rate 0: Adam's moments become those of a run that has trained for as many steps,
+    and the policy stays the one that the responses were sampled from.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.999), weight_decay=0.01)
+    working = copy.deepcopy(model).to(dtype)
+    for step, batch in enumerate([*warmup, *batches], 1 - len(warmup)):
+        count = sum(len(response) for group in batch for response in group.responses)
+        for group in batch:
+            for rows in micro_batches([len(r) for r in group.responses], len(group.responses), tokens):
+                values = token_log_probs(working, group.prompt, [group.responses[row] for row in rows], temperature)
+                loss = -sum(group.advantages[row] * value.sum() for row, value in zip(rows, values, strict=True))
+                (loss / count).backward()
+                for kept, used in zip(model.parameters(), working.parameters(), strict=True):
+                    kept.grad = used.grad.float() if kept.grad is None else kept.grad.add_(used.grad)
+                    used.grad = None
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for settings in optimizer.param_groups:
+            settings["lr"] = lr if step > 0 else 0.0
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for kept, used in zip(model.parameters(), working.parameters(), strict=True):
+                used.copy_(kept)
+        done(step, model)

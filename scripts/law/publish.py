@@ -1,0 +1,107 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Token log-probabilities, old and new, as records of fspo-verl and as a table of sums by position."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from fspo_verl.loss import Band, fspo_loss
+from fspo_verl.observation import loss_columns, to_numpy, token_columns
+from fspo_verl.records import RecordWriter
+
+POSITIONS = "positions.parquet"
+SETTINGS = "law.json"
+_SHORTEST = 32  # tokens of a response whose sums by position are kept
+_BATCH = 256
+
+# Prompt, advantage, optimiser steps taken before, and the token log-probabilities [L]
+Row = tuple[str, float, int, np.ndarray, np.ndarray]
+
+
+def write_cell(folder: Path, rows: Sequence[Row]) -> int:
+    """Records and sums by position of the responses of a cell; returns their size in bytes.
+
+    The decisions in the records are those of FSPO's default band. ``mini_batch`` is the number of optimiser steps that
+    the policy took before.
+    """
+    for file in [*folder.glob("step-*.parquet"), folder / POSITIONS]:
+        file.unlink(missing_ok=True)
+    settings = {"loss": "fspo", "band": {field.name: getattr(Band(), field.name) for field in dataclasses.fields(Band)}}
+    writer = RecordWriter(folder, json.dumps(settings))
+    rows = sorted(rows, key=lambda row: (row[2], len(row[3]), row[0]))
+    for start in range(0, len(rows), _BATCH):
+        for steps in sorted({row[2] for row in rows[start : start + _BATCH]}):
+            part = [row for row in rows[start : start + _BATCH] if row[2] == steps]
+            writer.add(
+                _columns(part),
+                step=1,
+                mini_batch=steps,
+                rank=0,
+                ranks=1,
+                prompts=[row[0] for row in part],
+                ends_mini_batch=start + _BATCH >= len(rows),
+            )
+    writer.close()
+    positions(rows).to_parquet(folder / POSITIONS, index=False)
+    return sum(file.stat().st_size for file in folder.glob("*.parquet"))
+
+
+def _columns(rows: Sequence[Row]) -> dict[str, np.ndarray]:
+    width = max(len(row[3]) for row in rows)
+    old, new = torch.zeros(len(rows), width), torch.zeros(len(rows), width)
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, (_, _, _, before, after) in enumerate(rows):
+        old[i, : len(before)], new[i, : len(after)] = torch.tensor(before), torch.tensor(after)
+        mask[i, : len(before)] = True
+    advantages = torch.tensor([row[1] for row in rows])[:, None].expand_as(old)
+    sequences = fspo_loss(new, old, advantages, mask, Band())
+    return to_numpy(loss_columns(sequences) | token_columns(new, old, advantages, mask))
+
+
+def positions(rows: Sequence[Row]) -> pd.DataFrame:
+    """Sums over the tokens at positions low to 2·low − 1 (from 1) of the responses with 32 tokens or more.
+
+    Columns response (a number), prompt, length, low, tokens, log_ratio (Σ) and quadratic_variation (Σ of squares).
+    """
+    found = []
+    for number, (prompt, _, _, old, new) in enumerate(rows):
+        if len(old) < _SHORTEST:
+            continue
+        log_ratio = np.asarray(new, np.float64) - np.asarray(old, np.float64)
+        starts = 2 ** np.arange(int(np.log2(len(old))) + 1) - 1
+        tokens = np.diff(np.r_[starts, len(old)])
+        sums = zip(
+            starts + 1, tokens, np.add.reduceat(log_ratio, starts), np.add.reduceat(log_ratio**2, starts), strict=True
+        )
+        found += [(number, prompt, len(old), *values) for values in sums]
+    names = ["response", "prompt", "length", "low", "tokens", "log_ratio", "quadratic_variation"]
+    types = {"response": "int32", "length": "int32", "low": "int32", "tokens": "int32", "prompt": "category"}
+    types |= {"log_ratio": "float32", "quadratic_variation": "float32"}
+    return pd.DataFrame(found, columns=names).astype(types)
+
+
+def write_settings(folder: Path, settings: dict, responses: pd.DataFrame) -> None:
+    """What was run, and what the responses are like, by kind of prompt."""
+    used = responses[responses.role == "measured"].groupby("kind")
+    kinds = pd.DataFrame(
+        {
+            "prompts": used.prompt.nunique(),
+            "responses": used.size(),
+            "tokens_shortest": used.length.min(),
+            "tokens_median": used.length.median(),
+            "tokens_longest": used.length.max(),
+            "reward": used.reward.mean().round(3),
+            "ended": used.ended.mean().round(3),
+        }
+    ).sort_values("tokens_median")
+    settings = settings | {"torch": torch.__version__, "kinds": kinds.reset_index().to_dict("records")}
+    settings["trained_responses"] = int((responses.role == "trained").sum())
+    settings["trained_tokens"] = int(responses.length[responses.role == "trained"].sum())
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n")
