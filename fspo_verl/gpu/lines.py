@@ -1,0 +1,22 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a check of a machine has to say."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Line:
+    """The outcome of one check."""
+
+    status: str
+    """``ok``, ``warning`` (it trains, not as it should), ``error`` (it trains wrong) or ``skipped``."""
+
+    check: str
+    """Name of the check, for programs."""
+
+    what: str
+    why: str = ""
+    fix: str = ""
+    figures: dict = field(default_factory=dict)
+    """The numbers behind it, for programs."""
