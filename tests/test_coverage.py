@@ -1,0 +1,48 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The published table of simulated coverage is that of its numbers, and the script that makes them runs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "scripts/simulate_coverage.py"
+sys.path.insert(0, str(SCRIPT.parent))
+
+import simulate_coverage  # noqa: E402
+
+
+def test_the_published_table_is_that_of_the_published_numbers():
+    page, result = (ROOT / "docs/coverage.md").read_text(), json.loads((ROOT / "docs/coverage.json").read_text())
+    assert simulate_coverage.with_table(page, result) == page
+    assert [row["scenario"] for row in result["rows"]] == list(simulate_coverage.SCENARIOS)
+    assert [row["settings"] for row in result["rows"]] == list(simulate_coverage.SCENARIOS.values())
+
+
+def test_a_small_simulation_writes_numbers_and_table(tmp_path):
+    (tmp_path / "coverage.md").write_text(
+        f"before\n{simulate_coverage.BEGIN}\nan earlier table\n{simulate_coverage.END}\nafter\n"
+    )
+    command = [sys.executable, SCRIPT, "--runs", "3", "--only", "few data", "--output", tmp_path]
+    subprocess.run(command, check=True, capture_output=True)
+    (row,) = json.loads((tmp_path / "coverage.json").read_text())["rows"]
+    assert row["settings"] == simulate_coverage.SCENARIOS["few data"]
+    for name in simulate_coverage.COLUMNS:
+        assert row[name] is None or row[name] in (0, 1) or row[name] == pytest.approx(round(3 * row[name]) / 3)
+    page = (tmp_path / "coverage.md").read_text()
+    assert (
+        page.startswith("before\n")
+        and page.endswith("after\n")
+        and "an earlier table" not in page
+        and "| few data | 6 x 8 x 8" in page
+    )
+
+
+def test_runs_that_cannot_be_are_refused():
+    for options in (["--runs", "0"], ["--only", "no such scenario"]):
+        refused = subprocess.run([sys.executable, SCRIPT, *options], capture_output=True, text=True)
+        assert refused.returncode == 2 and "has to be 1 or more" in refused.stderr
