@@ -1,0 +1,100 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Live series of a run: what TensorBoard, W&B and the metrics file show of the clip, without a division by the reader.
+
+verl averages metrics, and a rate is no average (:mod:`fspo_verl.metrics`): numerators and denominators reach the driver
+apart, as ``actor/fspo/*``. They are divided where a trainer hands the metrics of a step to its loggers, so that a rate
+is that of the step's responses, however these were cut into ranks and micro-batches, with the code that reports use.
+verl (0.9.0 to 0.10.0.dev) offers no hook there. All its trainers log through ``Tracking.log``, which :func:`install`
+wraps: the v1 trainers, ``RayPPOTrainer``, one-step-off and the fully asynchronous one.
+"""
+
+import functools
+import logging
+import math
+from collections.abc import Mapping
+
+import pandas as pd
+
+from fspo_verl import noise
+from fspo_verl.fairness import MIN_COUNT, length_reweighting_error
+from fspo_verl.metrics import PREFIX as RAW
+from fspo_verl.runs import live_clip_rates
+
+logger = logging.getLogger("fspo_verl")
+
+PREFIX = "fspo/"
+
+
+def series(metrics: Mapping[str, float], min_count: int = MIN_COUNT) -> dict[str, float]:
+    """The live series of one step, ``fspo/*``; a number that the step does not give is left out.
+
+    Args:
+        metrics: what verl has made of the metrics of :mod:`fspo_verl.metrics`, among any others; without them there
+            are no series.
+        min_count: responses that a length bin needs to take part in the LRE of the step.
+
+    Returns:
+        ``clip_rate/all``, ``clip_rate/len_LOW_HIGH``: Σ clipped over the responses with a token and an advantage other
+        than 0, of the step and of a length bin; ``lre``: length reweighting error of these bins
+        (:func:`fspo_verl.fairness.length_reweighting_error`); ``ess``: (Σw)² / (n Σw²) of the importance-sampling
+        ratios w of the n responses with a token; ``noise_sigma``: numerical noise of a token's log-ratio, in nats
+        (:mod:`fspo_verl.noise`).
+    """
+    raw = {name: value for name, value in metrics.items() if name.startswith(RAW)}
+    if not raw:
+        return {}
+    step = pd.DataFrame([raw], dtype=float)
+    bins = live_clip_rates(step)
+    found = {"clip_rate/all": _quotient(bins["clipped"].sum(), bins["responses"].sum())}
+    found |= {f"clip_rate/{_bin_name(bin.low, bin.high)}": bin.rate for bin in bins.itertuples()}
+    if f"{RAW}step_rows" in raw:
+        count = (bins["responses"] * raw[f"{RAW}step_rows"]).round().astype(int)
+        found["lre"] = length_reweighting_error(bins.assign(n=count), min_count).worst
+    ratio, squared, rows = (raw.get(RAW + name, math.nan) for name in ("ratio", "ratio_squared", "sequence_fraction"))
+    found["ess"] = _quotient(ratio**2, squared * rows)
+    if (measured := noise.of_metrics(step)) is not None:
+        found["noise_sigma"] = measured.sigma
+    return {PREFIX + name: float(value) for name, value in found.items() if not math.isnan(value)}
+
+
+def _quotient(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator > 0 else math.nan
+
+
+def _bin_name(low: int, high: float) -> str:
+    """In digits that let loggers sort bins by length."""
+    return f"len_{low:05d}_up" if math.isnan(high) else f"len_{low:05d}_{high:05.0f}"
+
+
+def install() -> None:
+    """Add the series to whatever a trainer of verl logs in this process, once; without them where verl is another."""
+    try:
+        import verl.utils.tracking
+
+        log = verl.utils.tracking.Tracking.log
+    except (ImportError, AttributeError) as error:
+        logger.warning("no live series %s* with this verl: %s", PREFIX, error)
+        return
+    if hasattr(log, "adds_live_series"):
+        return
+
+    @functools.wraps(log)
+    def log_with_series(self, data, *args, **kwargs):
+        return log(self, {**data, **_series_or_warning(data)}, *args, **kwargs)
+
+    log_with_series.adds_live_series = True
+    verl.utils.tracking.Tracking.log = log_with_series
+
+
+def _series_or_warning(data: Mapping) -> dict[str, float]:
+    try:
+        return series(data)
+    except Exception as error:  # a run of days does not end for a picture
+        _warn(f"{type(error).__name__}: {error}")
+        return {}
+
+
+@functools.cache
+def _warn(problem: str) -> None:
+    logger.warning("no live series %s* for a step, only their raw sums %s*: %s", PREFIX, RAW, problem)

@@ -1,0 +1,137 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Numerical noise: what S is where the policy has not moved, and whether a band can tell it from a move.
+
+The old log-probs and the first optimiser step of a rollout come from the same weights. They differ by rounding alone,
+in other micro-batches and kernels, and S would be 0 without it. A band that such responses leave clips them at random,
+before the policy has moved at all. docs/noise.md says how large the noise is and what helps.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fspo_verl.loss import Band
+
+SHARE = 0.01
+"""Of the unmoved responses, the share outside the band up to which their noise counts as harmless.
+
+It is that of a half-width of 2.6 standard deviations of the noise. A band that clips 10% in all is 1.6 standard
+deviations of S wide, so that at this share two fifths of the variance of S are noise, and nearly all of it at 5%.
+(Derived here, with normal laws.)
+"""
+EPS_IN_SIGMA = 2.576
+"""The smallest eps of a width of sqrt(L) that means anything, in units of a token's noise, for tokens whose noises are
+independent: the normal quantile of 1 - SHARE / 2."""
+HELP = (
+    "float32 log-probs (++actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32}), or the same "
+    "micro-batches for old and new log-probs; see docs/noise.md"
+)
+
+
+class Noise(NamedTuple):
+    """What the unmoved responses show."""
+
+    responses: int
+    sigma: float
+    """Spread of a token's log-ratio, nats: the root of the mean of Q/L."""
+
+    outside: float = math.nan
+    """Share outside the band; NaN without a band."""
+
+    widen: float = math.nan
+    """What eps_low and eps_high have to be multiplied with, so that :data:`SHARE` of these responses lie outside."""
+
+
+def unmoved(mini_batch, settings: Mapping | None):
+    """bool ``[rows]``: responses of the first mini-batch after their old log-probs were computed.
+
+    Args:
+        mini_batch: ``[rows]`` optimiser step between two weight syncs, from 0; verl refreshes the old policy at each.
+        settings: of the records. In bypass mode the old log-probs are those of another engine.
+    """
+    return (mini_batch == 0) & (not (settings or {}).get("old_log_probs_from_rollout"))
+
+
+def of_records(records, settings: Mapping | None, band: Band | None) -> Noise | None:
+    """The noise of a run's records (a DataFrame of :mod:`fspo_verl.records`), against a band; None if none shows it."""
+    rows = records[unmoved(records["mini_batch"], settings)]
+    if not len(rows):
+        return None
+    length, s, q = (rows[name].to_numpy(np.float64) for name in ("length", "log_ratio", "quadratic_variation"))
+    noise = Noise(len(rows), math.sqrt((q / length).mean()))
+    if band is None:
+        return noise
+    low, high, _ = (edge.numpy() for edge in band.edges(torch.tensor(length), torch.tensor(q)))
+    scale = (high - low) / (band.eps_high + band.eps_low)
+    above = s - (high - band.eps_high * scale)
+    half_width = np.where(above > 0, band.eps_high, band.eps_low) * scale
+    distance = np.abs(above) / np.where(half_width > 0, half_width, 1)  # a band of width 0 is one of S = 0
+    place = len(rows) - 1 - math.floor(SHARE * len(rows))
+    return noise._replace(outside=float((distance > 1).mean()), widen=float(np.partition(distance, place)[place]))
+
+
+def of_metrics(metrics) -> Noise | None:
+    """The noise of a run's live metrics (a table of :class:`fspo_verl.runs.Run`); None if it logs none."""
+    names = [f"actor/fspo/unmoved_{name}" for name in ("fraction", "sigma_squared", "outside_fraction")]
+    if not set(names[:2]) <= set(metrics):
+        return None
+    share, variance, outside = metrics.reindex(columns=names).mean()
+    if not share > 0:
+        return None
+    # A step logs the rows of one mini-batch, and one of its mini-batches is unmoved.
+    responses = metrics["actor/fspo/rows"][metrics[names[0]] > 0].sum()
+    return Noise(int(responses), math.sqrt(variance / share), outside / share)
+
+
+class Watch:
+    """Adds up the unmoved responses of a run that trains, until their noise is known to fill the band."""
+
+    def __init__(self):
+        self._responses = self._outside = 0
+        self._variance = 0.0
+        self._said = False
+
+    def add(self, band: Band, length, quadratic_variation, outside) -> str | None:
+        """Take ``[rows]`` columns of unmoved rows; what to warn of, once, and None before and after."""
+        rows = length > 0
+        self._responses += int(rows.sum())
+        self._outside += int(outside[rows].sum())
+        self._variance += float((quadratic_variation[rows] / length[rows]).sum())
+        if self._said or not self._responses:
+            return None
+        sigma = math.sqrt(self._variance / self._responses)
+        text = warning(Noise(self._responses, sigma, self._outside / self._responses), band)
+        self._said = text is not None
+        return text
+
+
+def warning(noise: Noise, band: Band) -> str | None:
+    """What to say where a band is narrower than the noise; None where it is not.
+
+    That is, where more than :data:`SHARE` of the unmoved responses lie outside, by two standard deviations of a Poisson
+    count, which takes responses for independent. A width of sqrt(Q) is in units of whatever made S, noise included: it
+    has no eps that lies above the noise.
+    """
+    count = noise.outside * noise.responses
+    # The comparison is False for NaN, where there is no band to leave.
+    if band.band_width == "realized" or not count - 2 * math.sqrt(count) > SHARE * noise.responses:
+        return None
+    text = (
+        f"eps lies below the numerical noise: of {noise.responses:,} responses of first mini-batches, where nothing "
+        f"has moved yet, {noise.outside:.0%} lie outside the {band.describe()}, as rounding alone moves a token's "
+        f"log-ratio by {noise.sigma:.2g}. What helps: a wider eps, {HELP}"
+    )
+    if math.isnan(noise.widen):
+        return text
+    low, high = (rounded_up(noise.widen * eps) for eps in (band.eps_low, band.eps_high))
+    return f"{text}; {SHARE:.0%} would lie outside with eps_low={low:g} and eps_high={high:g}"
+
+
+def rounded_up(eps: float) -> float:
+    """The next number of two digits: what is said to be wide enough, is."""
+    unit = 10.0 ** (math.floor(math.log10(eps)) - 1)
+    return float(f"{math.ceil(eps / unit - 1e-9) * unit:.2g}")

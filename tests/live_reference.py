@@ -1,0 +1,35 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The live series of a step by the code that reports run on records."""
+
+import numpy as np
+import pandas as pd
+
+from fspo_verl import fairness, noise
+
+
+def series(records: pd.DataFrame, length_bins: list[int], min_count: int = 1) -> dict[str, float]:
+    """The series of the records of one step, of a loss that clips whole responses.
+
+    Args:
+        records: all responses with a token of the step.
+        length_bins: inner edges of the bins, as the config has them.
+        min_count: of :func:`fspo_verl.live.series`.
+    """
+    edges = np.array([1, *length_bins, 2**31])
+    counted = records[records.advantage != 0]
+    table = fairness.rate_by_length(counted.length, counted.clipped, edges)
+    ratio = np.exp(np.minimum(records.log_ratio.to_numpy(np.float64), 20))
+    values = {
+        "clip_rate/all": fairness.clip_rate(records),
+        **{f"clip_rate/{name}": rate for name, rate in zip(names(length_bins), table.rate, strict=True)},
+        "lre": fairness.length_reweighting_error(table, min_count).worst,
+        "ess": fairness.effective_sample_size(ratio) / len(records),
+        "noise_sigma": noise.of_records(records, records.attrs.get("settings"), None).sigma,
+    }
+    return {f"fspo/{name}": value for name, value in values.items() if not np.isnan(value)}
+
+
+def names(length_bins: list[int]) -> list[str]:
+    inner = [f"len_{low:05d}_{high - 1:05d}" for low, high in zip([1, *length_bins], length_bins, strict=False)]
+    return [*inner, f"len_{length_bins[-1]:05d}_up"]

@@ -1,0 +1,201 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The live series are those of the records, whatever the cut, and every trainer of verl logs them."""
+
+import asyncio
+import inspect
+import json
+import logging
+from unittest.mock import MagicMock
+
+import live_reference
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from simulated_records import frame
+from verl.utils.metric import Metric, reduce_metrics
+from verl.utils.tracking import Tracking
+
+from fspo_verl import live
+from fspo_verl.metrics import metrics
+
+BINS = [16, 64, 256]
+# Raw sums of a step of 400 rows in two mini-batches, of which 60 + 40 responses have an advantage.
+SUMS = {
+    "length_1_to_15/responses": 0.15,
+    "length_1_to_15/clipped": 0.06,
+    "length_16_to_63/responses": 0.0,
+    "length_16_to_63/clipped": 0.0,
+    "length_64_up/responses": 0.10,
+    "length_64_up/clipped": 0.01,
+    "step_rows": 400.0,
+    "rows": 200.0,
+    "ratio": 0.9,
+    "ratio_squared": 1.0,
+    "sequence_fraction": 0.9,
+    "unmoved_fraction": 0.5,
+    "unmoved_sigma_squared": 0.02,
+}
+SERIES = {
+    "fspo/clip_rate/all": 0.28,
+    "fspo/clip_rate/len_00001_00015": 0.4,
+    "fspo/clip_rate/len_00064_up": 0.1,
+    "fspo/ess": 0.9,
+    "fspo/noise_sigma": 0.2,
+}
+
+
+def raw(sums):
+    return {f"actor/fspo/{name}": value for name, value in sums.items()}
+
+
+def test_series_of_a_step():
+    assert live.series(raw(SUMS) | {"critic/score/mean": 0.5, "a": "text"}) == pytest.approx(SERIES)  # 40 are too few
+    with_lre = SERIES | {"fspo/lre": 0.9 / 0.72 - 1}  # acceptance of the longest bin over that of all
+    assert live.series(raw(SUMS), min_count=40) == pytest.approx(with_lre)
+
+
+def test_what_a_step_does_not_give_is_left_out():
+    assert live.series({}) == live.series({"actor/pg_clipfrac": 0.1, "val-core/a/acc/mean@1": 0.5}) == {}
+    bypassed = raw(SUMS | {"unmoved_fraction": 0.0, "unmoved_sigma_squared": 0.0})
+    assert "fspo/noise_sigma" not in live.series(bypassed)
+    nothing = {name: 0.0 for name in raw(SUMS)}
+    assert live.series(nothing) == {}
+    assert live.series(raw({"log_ratio": 0.1})) == {}
+
+
+def logged_by_verl(records, cut, mini_batches):
+    """The metrics that verl makes of a step: ``cut`` gives the ranks, and how many micro-batches each has."""
+    columns = {name: records[name].to_numpy(np.float64) for name in ("length", "log_ratio", "quadratic_variation")}
+    columns |= {"advantage": records.advantage.to_numpy(np.float64), "finite": np.ones(len(records))}
+    sides = {"upper": records.advantage > 0, "lower": records.advantage < 0}
+    columns |= {f"clipped_{side}": (records.clipped * mask).to_numpy(np.float64) for side, mask in sides.items()}
+    columns["clipped_dual"] = np.zeros(len(records))
+    rng, updates = np.random.default_rng(len(cut)), {}
+    for number, rows in enumerate(np.split(np.arange(len(records)), mini_batches)):
+        ranks = []
+        for share, parts in zip(np.split(rows, len(cut)), cut, strict=True):
+            ends = np.sort(rng.choice(np.arange(1, len(share)), parts - 1, replace=False))  # ragged
+            gathered = {}
+            for micro_batch in np.split(share, ends):
+                part = {name: column[micro_batch] for name, column in columns.items()}
+                for name, metric in metrics(part, BINS, len(rows), number, unmoved=number == 0).items():
+                    gathered.setdefault(name, Metric("mean")).extend(metric)
+            ranks.append(gathered)
+        for name in ranks[0]:
+            updates.setdefault(name, []).append(Metric.aggregate_dp([rank[name] for rank in ranks]))
+    return reduce_metrics(updates)
+
+
+@pytest.mark.parametrize("mini_batches", [1, 3])
+@pytest.mark.parametrize("cut", [[1], [7], [40], [2, 9], [3, 1, 17, 4]], ids=str)
+def test_series_equal_what_the_records_give_to_the_last_digit(cut, mini_batches):
+    rng = np.random.default_rng(5)
+    length = np.exp(rng.uniform(0, np.log(1000), 1200)).astype(int)
+    length[rng.random(1200) < 0.02] = 0  # padding
+    advantage = rng.normal(size=1200) * (rng.random(1200) < 0.6) * (length > 0)
+    clipped = (rng.random(1200) < 0.2) & (advantage != 0)
+    log_ratio = rng.normal(scale=0.05 * np.sqrt(length))
+    records = frame(length, log_ratio, 0.0025 * length, advantage, clipped=clipped.astype(np.float32))
+    records["mini_batch"] = np.repeat(np.arange(mini_batches), 1200 // mini_batches)
+    got = live.series(logged_by_verl(records, cut, mini_batches))
+    expected = live_reference.series(records[records.length > 0], BINS, min_count=50)
+    assert len(expected) == len(BINS) + 5 and 0 < expected["fspo/lre"] < 1
+    assert got == pytest.approx(expected, rel=1e-12, abs=0)
+
+
+# --- verl's trainers -------------------------------------------------------------------------------------------------
+
+
+def synchronous(trainer):
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    PPOTrainer.fit(trainer, agent_loop_manager=None)
+
+
+def ray_trainer(trainer):
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+
+    trainer.train_dataloader, trainer._dump_executor._shutdown = [None], False
+    RayPPOTrainer.fit(trainer)
+
+
+def one_step_off(trainer):
+    from verl.experimental.one_step_off_policy.ray_trainer import OneStepOffRayTrainer
+
+    asyncio.run(OneStepOffRayTrainer.fit(trainer))
+
+
+def separation(trainer):
+    from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
+
+    trainer.logger = Tracking("p", "e", ["file"])
+    trainer.metrics, trainer.timing_raw, trainer.max_steps_duration = raw(SUMS), {"step": 1}, 0
+    SeparateRayPPOTrainer._fit_postprocess_step(trainer)
+
+
+def fully_async(trainer):
+    from verl.experimental.fully_async_policy.detach_utils import MetricsAggregator
+    from verl.experimental.fully_async_policy.fully_async_trainer import FullyAsyncTrainer
+
+    trainer.logger, trainer.metrics_aggregator = Tracking("p", "e", ["file"]), MetricsAggregator(total_gpus=1)
+    for clipped in (0.12, 0.0):  # two updates between two weight syncs
+        update = raw(SUMS | {"length_1_to_15/clipped": clipped})
+        trainer.metrics_aggregator.add_step_metrics(update | {"perf/time_per_step": 1.0}, sample_count=200)
+    trainer_class = FullyAsyncTrainer.__ray_metadata__.modified_class
+    trainer_class._fit_log_aggregated_training_metrics(trainer, {})
+
+
+@pytest.mark.parametrize("fit", [synchronous, ray_trainer, one_step_off, separation, fully_async])
+def test_every_trainer_logs_the_series(fit, tmp_path, monkeypatch):
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
+    monkeypatch.setattr("verl.utils.skip.SkipManager.init", lambda config: None)
+    trainer = MagicMock(global_steps=3, current_param_version=3)
+    # What it logs first is a validation, and that is all that is asked for.
+    logger = {"project_name": "p", "experiment_name": "e", "logger": ["file"]}
+    trainer.config = OmegaConf.create({"trainer": logger | {"val_before_train": True, "val_only": True}})
+    trainer._validate.return_value = raw(SUMS)
+    fit(trainer)
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    data = json.loads(line)["data"]
+    assert {name: data.get(name) for name in SERIES} == pytest.approx(SERIES)
+    assert {name: data[name] for name in raw(SUMS)} == pytest.approx(raw(SUMS))
+
+
+class Kept:
+    def log(self, data, step):
+        self.data = data
+
+
+@pytest.fixture
+def tracking():
+    tracking = Tracking("p", "e", [])
+    tracking.logger["kept"] = Kept()
+    return tracking
+
+
+def test_metrics_are_logged_where_the_series_cannot_be_and_that_is_said_once(tracking, caplog):
+    live._warn.cache_clear()
+    broken = raw({"length_1_to_15/responses": "text"})
+    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
+        tracking.log(broken, step=1)
+        tracking.log(broken, 2)
+    assert tracking.logger["kept"].data == broken
+    assert [record.message[:24] for record in caplog.records] == ["no live series fspo/* fo"]
+
+
+def test_the_trainers_own_metrics_are_left_alone(tracking):
+    mine = raw(SUMS)
+    tracking.log(data=mine, step=1, backend=["kept"])
+    assert mine == raw(SUMS) and tracking.logger["kept"].data.keys() > mine.keys()
+    tracking.log(data={"timing_s/step": 1.0}, step=1)
+    assert tracking.logger["kept"].data == {"timing_s/step": 1.0}
+
+
+def test_verls_logger_is_wrapped_once_and_one_that_is_not_there_is_named(monkeypatch, caplog):
+    log = Tracking.log
+    live.install()
+    assert Tracking.log is log and not hasattr(inspect.unwrap(log), "adds_live_series")
+    monkeypatch.delattr("verl.utils.tracking.Tracking")
+    live.install()
+    assert "no live series fspo/* with this verl" in caplog.text and "Tracking" in caplog.text

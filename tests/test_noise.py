@@ -1,0 +1,287 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Numerical noise: measured on responses that have not moved and on no others, and said where a band is below it."""
+
+import asyncio
+import logging
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from simulated_records import frame
+from test_doctor import POLICY_LOSS, SELECT, diagnose, found
+from test_policy_loss import CUTS, MiniBatch, actor_config
+from test_records import counted_ppo_loss, train, worker, writers  # noqa: F401  fixtures
+from verl.utils import tensordict_utils as tu
+from verl.workers import engine_workers
+
+import fspo_verl.register
+from fspo_verl import calibrate, doctor, noise, report
+from fspo_verl.analysis import noise_of
+from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
+from fspo_verl.loss import Band
+from fspo_verl.records import read_records
+from fspo_verl.runs import Run
+
+UNMOVED = ("unmoved_fraction", "unmoved_sigma_squared", "unmoved_outside_fraction")
+
+
+# --- the live metric -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", ["one", "ragged", "single rows"])
+@pytest.mark.parametrize("schema, loss", [(FSPOPolicyLossConfig, "fspo"), (ObservedPolicyLossConfig, "gspo")])
+def test_live_metrics_and_records_agree_however_the_batch_is_cut(
+    counted_ppo_loss,  # noqa: F811
+    writers,  # noqa: F811
+    tmp_path,
+    schema,
+    loss,
+    cut,
+):
+    settings = {"eps_low": 0.05, "eps_high": 0.04} if loss == "fspo" else {"loss_mode": loss}
+    config = actor_config(policy_loss=schema(records_dir=str(tmp_path), **settings))
+    values = train(counted_ppo_loss, config, steps=[1, 2], cut=CUTS[cut])
+    for writer in writers:
+        writer.close()
+    records = read_records(tmp_path)
+    first = records[records.mini_batch == 0]
+    assert 0 < len(first) < len(records)
+    # verl logs means over the rows of a step, which hold two mini-batches.
+    logged = pd.DataFrame([{f"actor/fspo/{name}": np.mean(value) for name, value in values.items()}])
+    live = noise.of_metrics(logged)
+    band = Band(**records.attrs["settings"]["band"]) if loss == "fspo" else None
+    recorded = noise.of_records(records, records.attrs["settings"], band)
+    assert recorded.sigma == pytest.approx(np.sqrt((first.quadratic_variation / first.length).mean()), rel=1e-6)
+    assert live.sigma == pytest.approx(recorded.sigma, rel=1e-6)
+    if loss == "fspo":
+        assert live.outside == pytest.approx(recorded.outside) and 0 < live.outside < 1
+    else:
+        assert np.isnan(live.outside) and np.isnan(recorded.outside)
+    names = UNMOVED if loss == "fspo" else UNMOVED[:2]
+    assert all(len(values[name]) == len(values["rows"]) for name in names)  # at every call, a value per row
+
+
+def test_log_probs_of_the_rollout_engine_are_not_called_noise(counted_ppo_loss, writers, tmp_path):  # noqa: F811
+    config = actor_config(policy_loss=FSPOPolicyLossConfig(records_dir=str(tmp_path), old_log_probs_from_rollout=True))
+    values = train(counted_ppo_loss, config, steps=[1], cut=CUTS["one"])
+    assert all(np.sum(values[name]) == 0 for name in UNMOVED) and np.sum(values["sigma_squared"]) > 0
+    for writer in writers:
+        writer.close()
+    records = read_records(tmp_path)
+    assert noise.of_records(records, records.attrs["settings"], Band()) is None
+
+
+def test_outside_verls_ppo_loss_nothing_is_known():
+    assert not fspo_verl.register._is_unmoved(actor_config(policy_loss=FSPOPolicyLossConfig()))
+
+
+@pytest.mark.parametrize(
+    ("synced", "unmoved"),
+    [
+        ([1, 2, 3], [True, True, True, True]),  # one optimiser step per rollout: every mini-batch is unmoved
+        ([None, 1, None], [True, False, True, False]),  # two
+        ([None, None, None], [True, False, False, False]),  # an asynchronous run between two weight syncs
+    ],
+)
+def test_the_first_mini_batch_after_a_weight_sync_is_unmoved(worker, synced, unmoved):  # noqa: F811
+    """Older trainers do not say in which step they drew a prompt; all of them sync before the old policy is another."""
+    cls, _ = worker
+    counted = engine_workers.ppo_loss
+    config = actor_config(policy_loss=FSPOPolicyLossConfig())
+    found = []
+
+    def optimiser_step():
+        output, data = MiniBatch().micro_batch(range(8))
+        tu.assign_non_tensor_stack(data, "uid", ["prompt"] * 8)
+        position = counted(config, output, data)
+        found.append(position.mini_batch == 0)
+
+    asyncio.run(cls.update_weights(None, global_steps=0))
+    optimiser_step()
+    for step in synced:
+        if step is not None:
+            asyncio.run(cls.update_weights(None, global_steps=step))
+        optimiser_step()
+    assert found == unmoved
+
+
+# --- whether the band lies below it ----------------------------------------------------------------------------------
+
+
+@given(
+    seed=st.integers(0, 1000),
+    sigma=st.floats(1e-6, 1.0),
+    rows=st.integers(100, 500),
+    band=st.sampled_from([Band(), Band(length_power=1.0), Band(eps_low=0.01, eps_high=0.05), Band(length_power=0.0)]),
+)
+def test_a_band_widened_as_told_leaves_the_share_outside(seed, sigma, rows, band):
+    rng = np.random.default_rng(seed)
+    length = rng.integers(1, 500, rows)
+    records = frame(length, sigma * np.sqrt(length) * rng.standard_normal(rows), sigma**2 * length)
+    widen = noise.of_records(records, None, band).widen
+
+    def outside(factor):
+        low, high = (factor * eps for eps in (band.eps_low, band.eps_high))
+        scaled = Band(eps_low=low, eps_high=high, eps_dual=None, length_power=band.length_power)
+        return noise.of_records(records, None, scaled).outside
+
+    assert outside(widen * 1.001) <= noise.SHARE < outside(widen * 0.999)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "band", "warned"),
+    [
+        (0.054, Band(), True),  # bfloat16 on a CPU
+        (0.02, Band(), True),
+        (0.008, Band(), False),
+        (1e-7, Band(), False),
+        (0.054, Band(eps_low=0.15, eps_high=0.15, eps_dual=0.45), False),
+        (0.054, Band(eps_low=1.5, eps_high=1.5, eps_dual=4.5, band_width="realized"), False),
+    ],
+)
+def test_the_warning_names_what_helps_and_its_eps_ends_it(sigma, band, warned):
+    rng = np.random.default_rng(0)
+    length = rng.integers(10, 500, 1000)
+    records = frame(length, sigma * np.sqrt(length) * rng.standard_normal(1000), sigma**2 * length)
+    found = noise.of_records(records, None, band)
+    text = noise.warning(found, band)
+    assert (text is not None) == warned
+    if warned:
+        assert "float32" in text and "docs/noise.md" in text
+        eps = float(re.search(r"eps_low=([\d.]+)", text)[1])
+        assert eps == pytest.approx(found.widen * band.eps_low, rel=0.1)
+        wider = Band(eps_low=eps, eps_high=eps, eps_dual=None)
+        assert noise.warning(noise.of_records(records, None, wider), wider) is None
+
+
+def test_a_few_responses_are_no_evidence():
+    assert noise.warning(noise.Noise(4, 0.01, 0.25), Band()) is None
+    assert noise.warning(noise.Noise(400, 0.01, 0.25), Band()) is not None
+
+
+@given(st.floats(1e-9, 1e9))
+def test_rounding_up_never_narrows(eps):
+    assert eps * (1 - 1e-9) <= noise.rounded_up(eps) <= eps * 1.1001
+
+
+def test_eps_in_units_of_sigma_is_the_normal_quantile_of_the_share():
+    from statistics import NormalDist
+
+    assert noise.EPS_IN_SIGMA == pytest.approx(NormalDist().inv_cdf(1 - noise.SHARE / 2), abs=1e-3)
+
+
+def test_a_training_run_is_warned_once_by_its_first_rank(counted_ppo_loss, caplog, monkeypatch):  # noqa: F811
+    fspo_verl.register._noise_watch.cache_clear()
+    config = actor_config(policy_loss=FSPOPolicyLossConfig(eps_low=0.01, eps_high=0.01))
+    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
+        train(counted_ppo_loss, config, steps=[1], cut=CUTS["one"])
+        assert "numerical noise" not in caplog.text or "of 7 responses" in caplog.text
+        train(counted_ppo_loss, config, steps=range(2, 30), cut=CUTS["ragged"])
+    assert caplog.text.count("eps lies below the numerical noise") == 1 and "Said once" in caplog.text
+    for silent in ({"eps_low": 1.0, "eps_high": 1.0, "eps_dual": None}, {"old_log_probs_from_rollout": True}):
+        fspo_verl.register._noise_watch.cache_clear()
+        caplog.clear()
+        settings = {"eps_low": 0.01, "eps_high": 0.01} | silent
+        train(
+            counted_ppo_loss, actor_config(policy_loss=FSPOPolicyLossConfig(**settings)), range(1, 30), CUTS["ragged"]
+        )
+        assert "numerical noise" not in caplog.text
+
+
+# --- bypass mode, and the remedy that is named ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", ["fspo", "observed", "gspo"])
+@pytest.mark.parametrize(
+    ("overrides", "bypasses"),
+    [
+        ([], False),
+        (["algorithm.rollout_correction.bypass_mode=true"], True),
+        (["algorithm.rollout_correction=null"], False),
+    ],
+)
+def test_the_packaged_configs_tell_the_workers_of_bypass_mode(group, overrides, bypasses):
+    def told(config):
+        return OmegaConf.select(config, f"{POLICY_LOSS}.old_log_probs_from_rollout")
+
+    assert (
+        bool(doctor.with_config("verl.trainer.main_ppo", [f"+algorithm.policy_loss={group}", *overrides], told))
+        is bypasses
+    )
+
+
+def test_the_override_that_is_named_is_one():
+    override = re.search(r"\((\+\+actor_rollout_ref\S+)\)", noise.HELP)[1]
+    key = override.split("={")[0].lstrip("+")
+    told = doctor.with_config("verl.trainer.main_ppo", [SELECT, override], lambda c: OmegaConf.select(c, key))
+    assert told.param_dtype == "fp32"
+
+
+# --- doctor, calibrate and report ------------------------------------------------------------------------------------
+
+
+def noisy(sigma: float, rows: int = 2000) -> pd.DataFrame:
+    """Two mini-batches a step: the first noise of this sigma, the second that and a move of 0.02 per token."""
+    rng = np.random.default_rng(0)
+    length = rng.integers(10, 400, rows)
+    mini_batch = np.arange(rows) % 2
+    spread = np.sqrt(sigma**2 + np.where(mini_batch == 1, 0.02**2, 0.0))
+    log_ratio = spread * np.sqrt(length) * rng.standard_normal(rows)
+    advantage = np.where(rng.random(rows) < 0.5, 1.0, -1.0)
+    prompt = np.arange(rows) // 4
+    return frame(length, log_ratio, spread**2 * length, advantage, prompt, mini_batch=mini_batch.astype(np.int32))
+
+
+@pytest.mark.parametrize(("sigma", "warned"), [(0.054, True), (0.02, True), (0.009, False), (1e-7, False)])
+def test_the_doctor_judges_eps_by_a_noise(sigma, warned, capsys):
+    report_ = diagnose("--noise", str(sigma), SELECT, capsys=capsys)[1]
+    assert ("eps_below_noise" in found(report_)) == warned
+    if warned:
+        fix = found(report_)["eps_below_noise"]["fix"].split(", or ")[0].split()
+        assert f"{POLICY_LOSS}.eps_dual" in fix[-1]
+        assert "eps_below_noise" not in found(diagnose("--noise", str(sigma), SELECT, *fix, capsys=capsys)[1])
+
+
+def test_the_doctor_judges_eps_by_the_unmoved_responses_of_records(monkeypatch, tmp_path, capsys):
+    import fspo_verl.records
+
+    def records(folder, columns=None, max_rows=None):
+        table = noisy(0.03)
+        table.attrs = {"settings": settings, "rows": len(table)}
+        return table if columns is None else table[columns]
+
+    monkeypatch.setattr(fspo_verl.records, "read_records", records)
+    settings = {}
+    assert "eps_below_noise" in found(diagnose("--records", str(tmp_path), SELECT, capsys=capsys)[1])
+    wide = [f"{POLICY_LOSS}.eps_{side}=0.1" for side in ("low", "high")] + [f"{POLICY_LOSS}.eps_dual=0.3"]
+    assert found(diagnose("--records", str(tmp_path), SELECT, *wide, capsys=capsys)[1]) == {}
+    settings = {"old_log_probs_from_rollout": True}
+    assert "eps_below_noise" not in found(diagnose("--records", str(tmp_path), SELECT, capsys=capsys)[1])
+
+
+@pytest.mark.parametrize(("sigma", "warned"), [(0.03, True), (1e-6, False)])
+def test_calibrate_and_report_tell_the_noise(sigma, warned, tmp_path):
+    records = noisy(sigma)
+    records.attrs = {"settings": {"loss": "fspo", "band": {"eps_low": 0.03, "eps_high": 0.03}}, "rows": len(records)}
+    run = Run("run", tmp_path, pd.DataFrame(), records, None, [])
+    calibration = calibrate.calibrate(records, 0.1, np.random.default_rng(0))
+    text = calibration.text(run)
+    assert f"numerical noise     {calibration.noise.sigma:.2g} per token, of 1,000 responses" in text
+    assert calibration.noise.sigma == pytest.approx(sigma, rel=1e-3)
+    assert any("numerical noise" in warning for warning in calibration.warnings) == warned
+    sentence = report._noise_sentence(run, noise_of(run))
+    assert f"σ = {sigma:.2g}, from 1,000 responses" in sentence and ("eps lies below" in sentence) == warned
+
+
+def test_the_report_of_a_run_without_records_tells_the_noise_of_its_metrics(tmp_path):
+    logged = {"unmoved_fraction": 0.25, "unmoved_sigma_squared": 0.25 * 0.05**2, "unmoved_outside_fraction": 0.1}
+    metrics = pd.DataFrame([{f"actor/fspo/{k}": v for k, v in (logged | {"rows": 128}).items()}] * 3)
+    run = Run("run", tmp_path, metrics, frame([]).assign(step=[]), None, [])
+    assert noise_of(run) == pytest.approx(noise.Noise(384, 0.05, 0.4, np.nan), nan_ok=True)
+    assert "of σ = 0.05, from 384 responses" in report._noise_sentence(run, noise_of(run))
+    assert noise.of_metrics(pd.DataFrame({"actor/fspo/rows": [1.0]})) is None
