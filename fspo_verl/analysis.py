@@ -11,12 +11,13 @@ import numpy as np
 import pandas as pd
 from scipy.stats import norm
 
-from fspo_verl import fairness
+from fspo_verl import fairness, noise
 from fspo_verl.fairness import METHODS, Counterfactuals, Estimate, LawOfS
 from fspo_verl.loss import Band
+from fspo_verl.noise import Noise
 from fspo_verl.runs import Run, config_differences, live_clip_rates
 
-DRAWS, _WINDOW_DRAWS = 400, 100  # of resampling and of permutations
+DRAWS, _WINDOW_DRAWS = 400, 100  # of resampling and of chance
 MATCHED_RATE = 0.15  # every method re-scaled to clip this share of all responses with an advantage
 _WINDOWS, _WINDOW_ROWS = 12, 1000  # windows of steps: at most so many, of so many rows or more
 _OUTLIER = norm.ppf(0.975)
@@ -41,7 +42,7 @@ class Analysis:
     """LRE by chance."""
 
     lre_excluded: int
-    """Responses in bins that hold too few of them to take part in the LRE."""
+    """Responses in bins that hold too few responses or prompts to take part in the LRE."""
 
     stock: Counterfactuals
     matched: Counterfactuals | None
@@ -64,7 +65,7 @@ def analyse(run: Run, edges: np.ndarray, rng: np.random.Generator) -> Analysis |
     Args:
         run: the run.
         edges: of length bins that cover all its lengths, see :func:`fspo_verl.fairness.length_edges`.
-        rng: of bootstrap draws and permutations.
+        rng: source of all draws.
     """
     records = run.records
     counted = records[records.advantage != 0]
@@ -73,6 +74,7 @@ def analyse(run: Run, edges: np.ndarray, rng: np.random.Generator) -> Analysis |
     clusters = fairness.clusters(counted)
     rates = fairness.rate_by_length(counted.length, counted.clipped, edges, clusters=clusters)
     law = fairness.law_of_s(records, edges, rng, DRAWS)
+    lre, floor = fairness.lre_against_chance(counted, counted.clipped, edges, rng, DRAWS)
     moved = records[records.quadratic_variation > 0]
     z = (moved.log_ratio + moved.quadratic_variation / 2) / np.sqrt(moved.quadratic_variation)
     return Analysis(
@@ -80,8 +82,8 @@ def analyse(run: Run, edges: np.ndarray, rng: np.random.Generator) -> Analysis |
         band=band_of(run.settings),
         total=_overall(counted.length, counted.clipped, clusters, edges),
         rates=rates,
-        lre=fairness.lre_interval(counted, counted.clipped, edges, rng, DRAWS),
-        floor=fairness.permutation_floor(counted.length, counted.clipped, edges, rng, DRAWS).worst,
+        lre=lre,
+        floor=floor.worst,
         lre_excluded=fairness.length_reweighting_error(rates).excluded_responses,
         stock=fairness.counterfactuals(records, edges, rng, draws=DRAWS),
         matched=_matched(records, edges, rng),
@@ -90,6 +92,13 @@ def analyse(run: Run, edges: np.ndarray, rng: np.random.Generator) -> Analysis |
         outliers=_overall(moved.length, np.abs(z) > _OUTLIER, fairness.clusters(moved), edges),
         windows=_windows(records, edges, rng),
     )
+
+
+def noise_of(run: Run) -> Noise | None:
+    """The numerical noise in a run's records, or else in its live metrics; None where neither shows any."""
+    if len(run.records):
+        return noise.of_records(run.records, run.settings, band_of(run.settings))
+    return noise.of_metrics(run.metrics)
 
 
 def band_of(settings: dict | None) -> Band | None:
@@ -173,6 +182,8 @@ def steps(run: Run) -> int:
 
 def _summary(run: Run, a: Analysis | None) -> dict:
     row = {"run": run.name, "loss": (run.settings or {}).get("loss"), "steps": steps(run), "records": len(run.records)}
+    if (found := noise_of(run)) is not None:
+        row |= {"noise_n": found.responses, "noise_sigma": found.sigma, "noise_outside": found.outside}
     if a is None:
         return row
     length = run.records.length
@@ -235,8 +246,7 @@ def _windows(records: pd.DataFrame, edges: np.ndarray, rng: np.random.Generator)
             [np.ones(len(moved)), moved.quadratic_variation / moved.length, moved.log_ratio / moved.length]
         )
         law = fairness.clustered_bootstrap(fairness.clusters(moved), columns, _sigma_and_drift, rng, _WINDOW_DRAWS)
-        lre = fairness.lre_interval(counted, counted.clipped, edges, rng, _WINDOW_DRAWS)
-        floor = fairness.permutation_floor(counted.length, counted.clipped, edges, rng, _WINDOW_DRAWS).worst
+        lre, (floor, _) = fairness.lre_against_chance(counted, counted.clipped, edges, rng, _WINDOW_DRAWS)
         row = {"first_step": window[0], "last_step": window[-1], "step": window.mean()}
         row |= {"n": len(counted), "moved": len(moved)}
         for name, numbers in (("sigma", [x[0] for x in law]), ("drift", [x[1] for x in law]), ("lre", lre)):

@@ -1,12 +1,16 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Find the band that clips a target share of the responses, from what a run has recorded.
+"""Find the band that clips a target share of the responses and treats lengths alike, from what a run has recorded.
 
 eps_high is set so that the target share of the responses with A > 0 lies above the band, and
 eps_low so that the same share of those with A < 0 lies below it. All recorded responses with an
 advantage count, also those of the first mini-batch of each rollout, which have not moved and
-cannot be clipped: this is the rate that the metrics of a run show as
-actor/fspo/clip_fraction / actor/fspo/nonzero_advantage_fraction.
+cannot be clipped: this is the rate that a report shows, and the metrics of a run as
+fspo/clip_rate/all. (Their actor/fspo/clip_fraction is of all responses.)
+
+Several kinds of band are fitted on the earlier half of the steps and judged on the later half.
+Recommended is the simplest that treats lengths alike there, as far as the records tell, and that
+limits how far a response may move; where none does, the one that comes nearest.
 
 The answer is that of the recorded updates. Trained with another band, learning rate or batch
 size, the policy moves otherwise: calibrate again from the records of that run.
@@ -20,57 +24,41 @@ import json
 import math
 import textwrap
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from omegaconf import OmegaConf
 from scipy import optimize, stats
 
-from fspo_verl import fairness
-from fspo_verl.fairness import MIN_COUNT, Estimate, LawOfS, Method
+from fspo_verl import fairness, fit, noise
+from fspo_verl.fairness import MIN_COUNT, Estimate, LawOfS
+from fspo_verl.fit import SIDES, Fit, Judgement
 from fspo_verl.loss import Band
+from fspo_verl.noise import Noise
 from fspo_verl.runs import Run, read_run
 
 KEY = "actor_rollout_ref.actor.policy_loss."
 PREFIX = "actor/fspo/"  # of the live metrics, see fspo_verl/metrics.py (which imports verl)
-MODES = (("zero", "length"), ("realized", "length"), ("realized", "realized"))  # band_center, band_width
-NOT_OFFERED = (
-    "band_center=zero with band_width=realized is not offered: where S drifts by -Q/2, it outgrows a width of sqrt(Q) "
-    "on one side"
-)
 _NOTHING_MOVED = (
     "no recorded response has moved (Q = 0 in all of them): with one optimiser step per rollout the ratio stays 1 and "
     "no clip can act; lower actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size"
 )
-_DUAL = 3  # eps_dual in units of eps_high, as in the default band
-_DRIFT_MATTERS = 1.0  # sigma·sqrt(L) from which the drift −Q/2 is half as large as the spread sqrt(Q)
 _FEW_CLIPPED = 50
-_FEW_PROMPTS = 30
-_MANY_STEPS = 20
+_RARE = 0.05  # p-value below which chance does not explain a correlation
 _WIDTH = 100
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run: its records, or else its metrics")
-    parser.add_argument(
-        "--target-clip-rate",
-        type=float,
-        default=0.1,
-        metavar="RATE",
-        help="share to clip of the responses with A > 0, and of those with A < 0, unmoved ones included (default: 0.1; "
-        "the authors' clip rates are not known)",
-    )
-    parser.add_argument("--bins", type=int, default=8, help="length bins of the fairness figures (default: 8)")
-    parser.add_argument(
-        "--min-count", type=int, default=MIN_COUNT, help="responses a length bin needs to count (default: %(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap and the permutations (default: 0)")
-    parser.add_argument(
-        "--max-rows", type=int, default=1_000_000, help="records to use; of more, a random part (default: 1,000,000)"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything that is printed as JSON")
+_SIGNS = {"upper": "A > 0", "lower": "A < 0"}
+# What the choice of a shape costs.
+_COSTS = {
+    "sqrt(L)": "it limits the move; its rate follows the spread of S, so that the last mini-batches of a rollout, and "
+    "steps that move further, are clipped more",
+    "sqrt(L), -Q/2": "its centre follows the drift of each response",
+    "L^p": "the power is one more number that depends on model, task and stage of training: calibrate again when these "
+    "change",
+    "sqrt(Q) limited, -Q/2": "eps counts standard deviations, so that large and small moves, and all mini-batches, are "
+    "clipped about alike; how far a response moves counts only beyond the limit",
+    "sqrt(Q), -Q/2": "it is no trust region, as it widens with the move",
+}
+_COSTS["L^p, -Q/2"] = f"{_COSTS['L^p']}; {_COSTS['sqrt(L), -Q/2']}"
 
 
 def main(args: argparse.Namespace) -> int:
@@ -96,43 +84,6 @@ def main(args: argparse.Namespace) -> int:
 # --- from records ----------------------------------------------------------------------------------------------------
 
 
-class _Options(NamedTuple):
-    """What the estimates of one call of :func:`calibrate` share."""
-
-    target: float
-    rng: np.random.Generator
-    edges: np.ndarray
-    min_count: int
-    draws: int
-    confidence: float
-
-
-@dataclass(frozen=True)
-class Fit:
-    """The band of one mode that has the target rate on both sides, or why there is none."""
-
-    band_center: str
-    band_width: str
-    refused: tuple[str, ...]
-    eps_low: Estimate | None = None
-    eps_high: Estimate | None = None
-    rates: dict[str, Estimate] | None = None
-    """By side (all, upper, lower; dual: A < 0 beyond the dual clip): the rate on these records, and the interval in
-    which the rate of a re-run of the same size lands."""
-    lre: dict[str, dict] | None = None
-    """By side (upper, lower): lre, lre_lower, lre_upper, floor, floor_upper of the band."""
-
-    @property
-    def name(self) -> str:
-        center = "0" if self.band_center == "zero" else "-Q/2"
-        return f"centre {center}, width sqrt({'L' if self.band_width == 'length' else 'Q'})"
-
-    @property
-    def overrides(self) -> dict[str, float | str]:
-        low, high = (float(f"{estimate.value:.4g}") for estimate in (self.eps_low, self.eps_high))
-        return _overrides(low, high, self.band_center, self.band_width)
-
-
 @dataclass(frozen=True)
 class Calibration:
     """What :func:`calibrate` finds."""
@@ -148,10 +99,15 @@ class Calibration:
     rerun_by: str  # what varies in a re-run: steps or prompts
     law: LawOfS
     spread: dict  # low, high, value, lower, upper: sigma·sqrt(L) in the longest bin with enough responses
-    fits: tuple[Fit, ...]
+    power: dict[str, Estimate]  # of L at the edge of a band with centre 0: both sides, upper, lower, earlier, later
+    fits: tuple[Fit, ...]  # of each shape
+    earlier: tuple[Fit, ...]  # the same from the earlier half of the steps
+    judged: tuple[Judgement | None, ...]  # what those do in the later half
+    halves: tuple[str, str]  # what they are
     recommended: int  # index into fits
     reasons: tuple[str, ...]
     warnings: tuple[str, ...]
+    noise: Noise | None  # against the recommended band; None where no response is known not to have moved
 
     def text(self, run: Run) -> str:
         return _text(self, run)
@@ -166,26 +122,25 @@ def calibrate(
     draws: int = 400,
     confidence: float = 0.95,
 ) -> Calibration:
-    """Fit the band of each mode to a target clip rate per side, and recommend one.
+    """Fit the band of each shape to a target clip rate per side, judge them on later steps, and recommend one.
 
     eps_high is the smallest number such that at most the share ``target`` of the responses with A > 0 has
     (S − c)/s > eps_high; eps_low likewise with A < 0 and (c − S)/s. Their intervals are the quantiles at the ends of
-    the rate's interval, which is Wilson's with clusters (:func:`fspo_verl.fairness.rate_by_length`); where prompts are
-    few, this covers better than percentiles of a bootstrap.
-
-    The interval of the rate is for a re-run of the same size at the fitted eps: its variance is twice that of a rate
-    at a fixed eps, once for these records, which fixed the eps, and once for the re-run. It is from a bootstrap of
-    training steps where there are at least 20 of them, so that it holds what differs between updates, and of prompts
-    otherwise. What another seed does to the course of a whole run is in neither.
+    the rate's interval. That is Wilson's with clusters and Student's t (:func:`fspo_verl.fairness.rate_by_length`). A
+    cluster is a training step: its responses share an update, and steps differ by more than their prompts do. With
+    records of one step a cluster is a prompt, and the intervals hold for this update alone. The interval of the rate is
+    for a re-run of the same size at the fitted eps, with other steps: its variance is twice that of a rate at a fixed
+    eps, once for these records, which fixed the eps, and once for the re-run. What another seed does to the course of a
+    whole run is in neither. How often they hold is in ``docs/coverage.md``.
 
     Args:
         records: of a run, with unmoved responses.
         target: share between 0 and 1.
-        rng: source of bootstrap draws and permutations.
+        rng: source of all draws.
         bins, min_count, draws, confidence: as in :mod:`fspo_verl.fairness`.
 
     Raises:
-        ValueError: nothing has moved, a sign of the advantage is missing, or no mode reaches the target.
+        ValueError: nothing has moved, a sign of the advantage is missing, or no shape reaches the target.
     """
     side = fairness.sides(records)
     moved = records["quadratic_variation"].to_numpy() > 0
@@ -196,16 +151,26 @@ def calibrate(
             )
     if not moved[side["all"]].any():
         raise ValueError(_NOTHING_MOVED)
+    fits = tuple(fit.fit(records, shape, target, confidence) for shape in fit.SHAPES)
+    if not any(found.band and found.shape.bounded for found in fits):
+        reasons = "; ".join(dict.fromkeys(found.refused for found in fits if found.refused))
+        raise ValueError(f"no band clips {target:g} of the responses on each side: {reasons}")
     edges = fairness.length_edges(records["length"], bins)
     law = fairness.law_of_s(records, edges, rng, draws, min_count, confidence)
-    options = _Options(target, rng, edges, min_count, draws, confidence)
-    fits = tuple(_fit(records, center, width, options) for center, width in MODES)
-    if all(fit.refused for fit in fits):
-        reasons = "; ".join(dict.fromkeys(reason for fit in fits for reason in fit.refused))
-        raise ValueError(f"no band clips {target:g} of the responses on each side: {reasons}")
     usable = law.variation_by_length[law.variation_by_length["lower"].notna()]
-    spread = {} if usable.empty else usable.iloc[-1].to_dict()
-    recommended, reasons = recommend(law, spread, fits)
+    halves = fit.halves(records)
+    earlier = tuple(fit.fit(halves[0], shape, target, confidence) for shape in fit.SHAPES)
+    judging = fit.judging_edges(halves[1], bins, min_count)
+    judged = tuple(fit.judge(halves[1], found, target, judging, rng, draws, min_count) for found in earlier)
+    parts = {"both": (records, SIDES), "upper": (records, ["upper"]), "lower": (records, ["lower"])}
+    parts |= {"earlier": (halves[0], SIDES), "later": (halves[1], SIDES)}
+    power = {
+        name: fit.power_of_log_ratio(part, "zero", target, sides, confidence) for name, (part, sides) in parts.items()
+    }
+    recommended, reasons = recommend(fits, judged)
+    band = fits[recommended].band
+    unmoved = noise.of_records(records, records.attrs.get("settings"), band)
+    warnings = _warnings(records, side, target, law, power, fits[recommended], min_count)
     return Calibration(
         target=target,
         responses=int(side["all"].sum()),
@@ -215,143 +180,77 @@ def calibrate(
         shortest=int(records["length"].min()),
         longest=int(records["length"].max()),
         clip_rate=fairness.clip_rate(records),
-        rerun_by=_rerun_clusters(records)[0],
+        rerun_by=fit.resampled(records)[0],
         law=law,
-        spread=spread,
+        spread={} if usable.empty else usable.iloc[-1].to_dict(),
+        power=power,
         fits=fits,
+        earlier=earlier,
+        judged=judged,
+        halves=tuple(map(_named, halves)),
         recommended=recommended,
         reasons=tuple(reasons),
-        warnings=tuple(_warnings(records, side, target, law, fits[recommended], min_count)),
+        warnings=(*warnings, *_noise_warning(unmoved, band)),
+        noise=unmoved,
     )
 
 
-def _fit(records: pd.DataFrame, center: str, width: str, options: _Options) -> Fit:
-    side, cluster = fairness.sides(records), fairness.clusters(records)
-    score = fairness.standardized(records, Band(band_center=center, band_width=width))
-    eps, refused = {}, []
-    for name, beyond in (("upper", score), ("lower", -score)):
-        mask = side[name]
-        value = fairness.upper_quantile(beyond[mask], options.target)
-        if value > 0:
-            eps[name] = Estimate(value, *_eps_interval(beyond[mask], value, cluster[mask], options.confidence))
-        else:
-            refused.append(_unreachable(name, records[mask], beyond[mask], options.target))
-    if refused:
-        return Fit(center, width, tuple(refused))
-    fit = Fit(center, width, (), eps["lower"], eps["upper"])
-    method = Method("band", fit.name, Band(**fit.overrides))
-    clipped = method.clipped(records)
-    beyond_dual = side["lower"] & (clipped > 0) & (score > 0)
-    cases = [(name, mask, clipped) for name, mask in side.items()] + [("dual", side["lower"], beyond_dual)]
-    rates = {name: _rerun_rate(records[mask], values[mask], options) for name, mask, values in cases}
-    summary = fairness.counterfactuals(
-        records,
-        options.edges,
-        options.rng,
-        methods={"band": method},
-        draws=options.draws,
-        min_count=options.min_count,
-        confidence=options.confidence,
-    ).summary
-    lre = summary.set_index("side").loc[["upper", "lower"], ["lre", "lre_lower", "lre_upper", "floor", "floor_upper"]]
-    return dataclasses.replace(fit, rates=rates, lre=lre.to_dict("index"))
+def _named(part: pd.DataFrame) -> str:
+    steps = part["step"].unique()
+    if len(steps) > 1 or fit.resampled(part)[0] == "steps":
+        return f"steps {steps.min()} to {steps.max()}"
+    return f"{fairness.clusters(part).max() + 1} prompts"
 
 
-def _unreachable(name: str, part: pd.DataFrame, beyond: np.ndarray, target: float) -> str:
-    moved = (part["quadratic_variation"] > 0).mean()
-    where = "with A > 0 lie above" if name == "upper" else "with A < 0 lie below"
-    text = f"only {np.mean(beyond > 0):.1%} of the responses {where} the centre, and eps must be positive"
-    if moved < target:
-        count = int(part["mini_batch"].max()) + 1
-        text += (
-            f"; {1 - moved:.1%} have not moved, as those of the first of {count} mini-batches of each rollout, "
-            "which no clip can reach: lower the target, or actor_rollout_ref.actor.ppo_mini_batch_size"
-        )
-    return text
+# --- which shape -----------------------------------------------------------------------------------------------------
 
 
-def _eps_interval(score: np.ndarray, eps: float, cluster: np.ndarray, confidence: float) -> tuple[float, float]:
-    """The quantiles of the score at the two ends of the interval of the rate beyond eps, which is clustered."""
-    rate = fairness.rate_by_length(np.ones(len(score)), score > eps, [1, 2], confidence, cluster).iloc[0]
-    if math.isnan(rate["lower"]):
-        return math.nan, math.nan
-    return fairness.upper_quantile(score, rate["upper"]), fairness.upper_quantile(score, rate["lower"])
+def recommend(fits: tuple[Fit, ...], judged: tuple[Judgement | None, ...]) -> tuple[int, list[str]]:
+    """Index of the shape to take, and the reasons.
 
-
-def _rerun_clusters(records: pd.DataFrame) -> tuple[str, np.ndarray]:
-    if records["step"].nunique() >= _MANY_STEPS:
-        return "steps", pd.factorize(records["step"])[0]
-    return "prompts", fairness.clusters(records)
-
-
-def _rerun_rate(part: pd.DataFrame, clipped: np.ndarray, options: _Options) -> Estimate:
-    rate, lower, upper = fairness.clustered_bootstrap(
-        _rerun_clusters(part)[1],
-        np.stack([np.ones(len(part)), clipped], -1),
-        lambda totals: totals[..., 1:] / totals[..., :1],
-        options.rng,
-        options.draws,
-        options.confidence,
-    )
-    half = math.sqrt(2) * (upper - lower).item() / 2
-    return Estimate(rate.item(), max(rate.item() - half, 0.0), min(rate.item() + half, 1.0))
-
-
-# --- which mode ------------------------------------------------------------------------------------------------------
-
-
-def recommend(law: LawOfS, spread: dict, fits: tuple[Fit, ...]) -> tuple[int, list[str]]:
-    """Index of the mode to take, and the reasons.
-
-    The centre: −Q/2 leaves a drift of (1 − kappa)·Q/2 and 0 one of kappa·Q/2, so −Q/2 is better where the interval of
-    kappa lies above 1/2, and 0 where it lies below; it matters only where sigma·sqrt(L) reaches about 1, as the drift
-    is then half as large as the spread. The width stays sqrt(L), which is a trust region; sqrt(Q) is pointed at where
-    lengths are not treated alike without it.
+    Of the shapes that limit the move, which are in the order of their simplicity, it is the first that treats lengths
+    alike on both sides: chance explains its LRE on the records it was judged on, where that can be told, and on all
+    records being clipped is not correlated with the logarithm of the length. Where there is none, it is the one whose
+    LRE is the smallest multiple of what chance gives, or, where no LRE can be judged, with the weakest correlation.
     """
-    choice = 0
-    if not spread or not math.isfinite(law.kappa.value):
-        reasons = ["the drift cannot be judged from so few responses; centre 0 is the paper's"]
+    bounded = [index for index, found in enumerate(fits) if found.band and found.shape.bounded]
+    excess = {index: judged[index].excess if judged[index] else math.nan for index in bounded}
+    flat = [index for index in bounded if not excess[index] > 1 and fits[index].trend >= _RARE]
+    if flat:
+        choice = flat[0]
+        verdict = "treats lengths alike, as far as these records tell"
     else:
-        size = (
-            f"sigma*sqrt(L) is {spread['value']:.2f} in the longest bin ({spread['low']:.0f} to {spread['high']:.0f})"
-        )
-        kappa = f"kappa = {_interval(law.kappa, '.2f')}"
-        if spread["value"] < _DRIFT_MATTERS:
-            reasons = [
-                f"{size}: below about {_DRIFT_MATTERS:g} the drift is small beside the spread; the paper's centre 0"
-            ]
-        elif law.kappa.lower > 0.5:
-            choice = 1
-            reasons = [
-                f"{size}, so that the drift matters, and {kappa}: S drifts by about -Q/2, nearer to it than to 0"
-            ]
-        elif law.kappa.upper < 0.5:
-            reasons = [f"{size}, but {kappa}: S drifts by less than half of -Q/2, and that centre would overcorrect"]
-        else:
-            reasons = [f"{size}, but {kappa} does not tell whether S drifts by -Q/2 or not; the paper's centre 0"]
-    if fits[choice].refused:
-        reasons.append(f"{fits[choice].name} cannot reach the target, so the next one that can")
-        choice = next(index for index, fit in enumerate(fits) if not fit.refused)
-    fit, alternative = fits[choice], fits[2]
-    unfair = {name: lre for name, lre in fit.lre.items() if lre["lre_lower"] > lre["floor_upper"]}
-    for name, lre in unfair.items():
-        reasons.append(
-            f"lengths are not clipped alike on the {name} side even so: LRE {lre['lre']:.2f}, by chance up to "
-            f"{lre['floor_upper']:.2f}"
-        )
-    if choice != 2 and not alternative.refused and law.kappa.lower > 0.5:
-        better = [name for name, lre in unfair.items() if alternative.lre[name]["lre_upper"] < lre["lre_lower"]]
-        if better:
-            reasons.append(
-                f"width sqrt(Q) with centre -Q/2 is fairer on the {' and '.join(better)} side, but it widens as the "
-                "policy moves and is no trust region: take it knowingly"
-            )
-    if choice != 2:
-        reasons.append("width sqrt(L) limits how far the policy moves; sqrt(Q) follows it")
+        choice = min(bounded, key=lambda index: (math.isnan(excess[index]), excess[index], -fits[index].trend))
+        if math.isnan(excess[choice]):
+            choice = max(bounded, key=lambda index: fits[index].trend)
+        verdict = "comes nearest to treating lengths alike, and no band does"
+    reasons = [f"{fits[choice].name} {verdict}: {_evidence(fits[choice], judged[choice])}"]
+    for index in bounded:
+        if index < choice and index not in flat:
+            reasons.append(f"{fits[index].name} is simpler, but not fair: {_evidence(fits[index], judged[index])}")
+    reasons.append(f"what it costs: {_COSTS[fits[choice].shape.name]}")
+    alike = [fits[index].name for index in flat if index != choice]
+    if alike:
+        reasons.append(f"not told from it by these records: {', '.join(alike)}")
     return choice, reasons
 
 
-def _warnings(records, side, target: float, law: LawOfS, fit: Fit, min_count: int):
+def _evidence(found: Fit, judgement: Judgement | None) -> str:
+    lre = "too few responses in the judged half for an LRE"
+    if judgement and not math.isnan(judgement.excess):
+        lre = "LRE " + " and ".join(
+            f"{_number(judgement.lre[side]['lre'], '.2f')} with {sign} (by chance up to "
+            f"{_number(judgement.lre[side]['floor_upper'], '.2f')})"
+            for side, sign in _SIGNS.items()
+        )
+    trend = "; clips do not depend on log length"
+    if found.trend < _RARE:
+        side = min(_SIGNS, key=lambda side: found.trends[side])
+        trend = f"; clips depend on log length with {_SIGNS[side]} (p = {found.trends[side]:.2g})"
+    return lre + trend
+
+
+def _warnings(records, side, target: float, law: LawOfS, power: dict[str, Estimate], found: Fit, min_count: int):
     recorded = records.attrs.get("rows", len(records))
     if recorded > len(records):
         yield f"{len(records):,} of {recorded:,} records are used, a random choice; --max-rows uses more"
@@ -359,9 +258,8 @@ def _warnings(records, side, target: float, law: LawOfS, fit: Fit, min_count: in
         clipped = target * side[sign].sum()
         if clipped < _FEW_CLIPPED:
             yield f"{name} rests on {clipped:.0f} clipped responses: record more steps, or take a higher target"
-    prompts = fairness.clusters(records).max() + 1
-    if prompts < _FEW_PROMPTS:
-        yield f"the intervals rest on {prompts} prompts; below {_FEW_PROMPTS} they are too narrow"
+    if fit.resampled(records)[0] == "prompts":
+        yield "all records are of one step: eps and clip rate hold for its update, and another may move further or less"
     table = law.variation_by_length
     usable = np.flatnonzero(table["lower"].notna())
     long = table.iloc[usable[-1] + 1 if len(usable) else 0 :]
@@ -370,22 +268,23 @@ def _warnings(records, side, target: float, law: LawOfS, fit: Fit, min_count: in
             f"{long['n'].sum()} responses that moved have {long['low'].iloc[0]} tokens or more: too few for a bin (of "
             f"{min_count} responses and 10 prompts), so the band is not checked at these lengths"
         )
-    slope = law.std_slope
-    if not slope.lower <= 0.5 <= slope.upper and math.isfinite(slope.value):
+    both, upper, lower = (power[name] for name in ("both", "upper", "lower"))
+    if upper.upper < lower.lower or lower.upper < upper.lower:
         yield (
-            f"std(S) grows like L^{_interval(slope, '.2f')}, not like sqrt(L) as a width of sqrt(L) assumes; "
-            + _departure(law)
+            f"the two sides ask for different powers of L, {_interval(upper, '.2f')} with A > 0 and "
+            f"{_interval(lower, '.2f')} with A < 0; a band has one, here {both.value:.2f} for both together"
         )
 
 
-def _departure(law: LawOfS) -> str:
-    """Which terms of the variance law are beyond doubt."""
-    terms = []
-    if law.variance_law.constant.lower > 0:
-        terms.append("a part that does not grow with L (the last tokens of a response)")
-    if law.variance_law.quadratic.lower > 0:
-        terms.append("a part that grows like L^2 (what all tokens of a response share, and drifts that differ)")
-    return f"Var(S) has {' and '.join(terms)}" if terms else "a + b L + c L^2 does not tell why"
+def _noise_warning(unmoved: Noise | None, band: Band) -> list[str]:
+    text = unmoved and noise.warning(unmoved, band)
+    return [text] if text else []
+
+
+def _noise_text(unmoved: Noise | None) -> str:
+    if unmoved is None:
+        return "not known: no response is known not to have moved"
+    return f"{unmoved.sigma:.2g} per token, of {unmoved.responses:,} responses that have not moved"
 
 
 # --- from metrics ----------------------------------------------------------------------------------------------------
@@ -402,10 +301,12 @@ class Coarse:
     eps_high: float
     kappa: float
     spread: float  # sigma·sqrt(L) at the longest response
+    noise: Noise | None
 
     @property
-    def overrides(self) -> dict[str, float | str]:
-        return _overrides(float(f"{self.eps_low:.2g}"), float(f"{self.eps_high:.2g}"), "zero", "length")
+    def band(self) -> Band:
+        low, high = (float(f"{eps:.2g}") for eps in (self.eps_low, self.eps_high))
+        return Band(low, high, float(f"{3 * high:.6g}"))
 
     def text(self, run: Run) -> str:
         moved = "not known, so all are taken to have moved" if self.moved is None else f"{self.moved:.0%}"
@@ -427,12 +328,22 @@ class Coarse:
                     ("responses that move", moved),
                     ("kappa", f"about {self.kappa:.2f} (0: S does not drift, 1: it drifts by -Q/2)"),
                     ("sigma*sqrt(L)", f"about {self.spread:.2f} at the longest response (the drift matters from 1)"),
+                    ("numerical noise", _noise_text(self.noise)),
                 ]
             ),
             "",
             f"Centre 0, width sqrt(L), for a clip rate of {self.target:g} on each side:",
-            *_paste(self.overrides, run),
+            *_paste(overrides(self.band), run),
         ]
+        floor = 0.0 if self.noise is None else noise.EPS_IN_SIGMA * self.noise.sigma
+        if min(self.eps_low, self.eps_high) < floor:
+            lines += [
+                "",
+                *_wrap(
+                    f"eps lies below the numerical noise, {floor:.2g}. What helps: a wider eps, {noise.HELP}",
+                    "Warning: ",
+                ),
+            ]
         return "\n".join(lines)
 
 
@@ -487,6 +398,7 @@ def coarse(metrics: pd.DataFrame, config: dict | None, target: float) -> Coarse:
         eps_high=fit(1),
         kappa=float(-2 * drift / variance),
         spread=math.sqrt(variance / np.mean(moved) * longest),
+        noise=noise.of_metrics(metrics),
     )
 
 
@@ -509,12 +421,33 @@ def _unmoved_share(metrics: pd.DataFrame, config: dict | None) -> pd.Series | No
 
 
 def _text(result: Calibration, run: Run) -> str:
-    law, fits = result.law, result.fits
-    chosen = fits[result.recommended]
+    law, chosen = result.law, result.fits[result.recommended]
     loss = (run.settings or {}).get("loss", "loss not known")
     lines = [
-        *_wrap(f"{run.name}: band for a clip rate of {result.target:g} on each side"),
+        *_wrap(f"{run.name}: recommended is {chosen.name}, which clips {result.target:g} on each side"),
         "",
+        *_paste(overrides(chosen.band), run),
+        "",
+        "Why",
+        *(line for reason in result.reasons for line in _wrap(reason, "  - ")),
+    ]
+    if result.warnings:
+        lines += ["", "Warnings", *(line for warning in result.warnings for line in _wrap(warning, "  - "))]
+    lines += [
+        "",
+        f"Judged on {result.halves[1]}, fitted on {result.halves[0]}",
+        *_judged(result),
+        "",
+        *_wrap(
+            f"Bands fitted on all records (target {result.target:g} of all responses with A > 0, and of all with "
+            "A < 0, unmoved ones included)"
+        ),
+        *_bands(result.fits),
+        "",
+        "Clip rate from the first to the last mini-batch of a rollout",
+        *_mini_batches(result.fits),
+        "",
+        "Responses",
         *_rows(
             [
                 (
@@ -531,8 +464,10 @@ def _text(result: Calibration, run: Run) -> str:
         *_rows(
             [
                 ("sigma", f"{_interval(law.sigma, '.3g')} per token"),
+                ("numerical noise", _noise_text(result.noise)),
                 ("sigma*sqrt(L)", _spread_text(result.spread)),
                 ("kappa", f"{_interval(law.kappa, '.2f')}   0: S does not drift, 1: it drifts by -Q/2"),
+                ("edge ~ L^p", f"p = {_interval(result.power['both'], '.2f')}   {_powers(result.power)}"),
                 ("std(S) ~ L^p", f"p = {_interval(law.std_slope, '.2f')}   a width of sqrt(L) assumes 0.5"),
                 ("Var(S)", "a + b L + c L^2:"),
                 *((f"  {name}", _interval(term, ".2g")) for name, term in zip("abc", law.variance_law, strict=True)),
@@ -541,40 +476,62 @@ def _text(result: Calibration, run: Run) -> str:
             ]
         ),
         "",
-        f"Bands (target {result.target:g} of all responses with A > 0, and of all with A < 0, unmoved ones included)",
-        *_tables(fits),
-        "",
         *_wrap(
-            "clip rate: over both sides and the dual clip, with the interval in which a re-run of this size lands, "
-            f"given other {result.rerun_by} and the same course of training. LRE: largest relative departure of a "
-            "length bin's acceptance from the overall one, beside the 97.5% point of what chance gives. Intervals are "
-            "95% and clustered by prompt."
+            "A band is named by its width and, unless that is 0, its centre. Clip rate: over both sides and the dual "
+            f"clip, with the interval in which a re-run of the same size lands, given other {result.rerun_by} and the "
+            "same course of training. LRE: largest relative departure of a length bin's acceptance from the overall "
+            "one, with eps scaled to the target there, beside what chance gives in 97.5% of draws at most. Edge: the "
+            "quantile of S that a band of this clip rate has to follow. Intervals are 95%; those of eps, clip rate and "
+            f"edge resample {result.rerun_by}, the others prompts."
         ),
-        *_wrap(NOT_OFFERED + "."),
-        "",
-        f"Recommended: {chosen.name}",
-        *(line for reason in result.reasons for line in _wrap(reason, "  - ")),
     ]
-    if result.warnings:
-        lines += ["", "Warnings", *(line for warning in result.warnings for line in _wrap(warning, "  - "))]
-    for fit in sorted((fit for fit in fits if not fit.refused), key=lambda fit: fit is not chosen):
-        lines += ["", f"{fit.name}{' (recommended)' if fit is chosen else ''}:", *_paste(fit.overrides, run)]
+    for found in result.fits:
+        if found.band and found is not chosen:
+            lines += ["", f"{found.name}:", *_paste(overrides(found.band), run)]
     return "\n".join(lines)
 
 
-def _tables(fits: tuple[Fit, ...]) -> list[str]:
-    bands = [("", "eps_low", "eps_high", "clip rate")]
-    lres = [("", "LRE, A > 0", "by chance up to", "LRE, A < 0", "by chance up to")]
-    refusals = []
-    for fit in fits:
-        if fit.refused:
-            refusals += [line for reason in fit.refused for line in _wrap(f"{fit.name}: {reason}", "  ")]
+def _powers(power: dict[str, Estimate]) -> str:
+    return ", ".join(f"{name} {_number(power[name].value, '.2f')}" for name in ("upper", "lower", "earlier", "later"))
+
+
+def _judged(result: Calibration) -> list[str]:
+    rows = [("", "clip rate predicted", "found", "LRE, A > 0", "chance", "LRE, A < 0", "chance")]
+    lengths = [("found, from length", *_bin_names(result.judged))]
+    for found, earlier, judgement in zip(result.fits, result.earlier, result.judged, strict=True):
+        if judgement is None:
             continue
-        eps = [_interval(estimate, ".3g") for estimate in (fit.eps_low, fit.eps_high)]
-        bands.append((fit.name, *eps, _interval(fit.rates["all"], ".3f")))
-        lre = [_number(fit.lre[side][key], ".2f") for side in ("upper", "lower") for key in ("lre", "floor_upper")]
-        lres.append((fit.name, *lre))
-    return [*_aligned(bands), *refusals, "", *_aligned(lres)]
+        lre = [_number(judgement.lre[side][key], ".2f") for side in SIDES for key in ("lre", "floor_upper")]
+        name = earlier.name if found.shape.power else found.name
+        rows.append((name, _interval(earlier.rates["all"], ".3f"), f"{judgement.rates['all']:.3f}", *lre))
+        lengths.append((name, *(_number(rate, ".2f") for rate in judgement.by_length["rate"])))
+    if len(rows) == 1:
+        return ["  no band reaches the target in both halves"]
+    return [*_aligned(rows), "", *_aligned(lengths)]
+
+
+def _bin_names(judged: tuple[Judgement | None, ...]) -> list[str]:
+    tables = [judgement.by_length for judgement in judged if judgement]
+    return [f"{low:,}" for low in tables[0]["low"]] if tables else []
+
+
+def _bands(fits: tuple[Fit, ...]) -> list[str]:
+    rows, refusals = [("", "eps_low", "eps_high", "clip rate")], []
+    for found in fits:
+        if found.refused:
+            refusals += _wrap(f"{found.name}: {found.refused}", "  ")
+        else:
+            eps = [_interval(estimate, ".3g") for estimate in (found.eps_low, found.eps_high)]
+            rows.append((found.name, *eps, _interval(found.rates["all"], ".3f")))
+    return [*_aligned(rows), *refusals]
+
+
+def _mini_batches(fits: tuple[Fit, ...]) -> list[str]:
+    fitted = [found for found in fits if found.band]
+    table = fitted[0].by_mini_batch
+    names = [str(row.first) if row.first == row.last else f"{row.first}-{row.last}" for row in table.itertuples()]
+    rows = [(found.name, *(_number(rate, ".3f") for rate in found.by_mini_batch["rate"])) for found in fitted]
+    return _aligned([("", *names), *rows])
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
@@ -606,24 +563,26 @@ def _wrap(text: str, first: str = "") -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False)
 
 
-def _overrides(eps_low: float, eps_high: float, center: str, width: str) -> dict[str, float | str]:
-    dual = float(f"{_DUAL * eps_high:.6g}")
-    return {"eps_low": eps_low, "eps_high": eps_high, "eps_dual": dual, "band_center": center, "band_width": width}
+def overrides(band: Band) -> dict[str, float | str]:
+    """Fields of the policy loss that give this band: eps always, the others where they are not the default."""
+    default, always = Band(), ("eps_low", "eps_high", "eps_dual", "band_center", "band_width")
+    values = {field.name: getattr(band, field.name) for field in dataclasses.fields(Band)}
+    return {name: value for name, value in values.items() if name in always or value != getattr(default, name)}
 
 
-def _paste(overrides: dict, run: Run) -> list[str]:
+def _paste(items: dict, run: Run) -> list[str]:
     """Hydra overrides, one a line; with what else must change in a run that trained with another band or loss."""
     before = (run.settings or {}).get("band") or {}
     default = Band()
     reset = {
-        name: getattr(default, name)
-        for name in ("length_power", "drift_per_token")
+        name: "null" if (value := getattr(default, name)) is None else value
+        for name in ("length_power", "realized_limit", "drift_per_token")
         if before.get(name, getattr(default, name)) != getattr(default, name)
     }
-    items = [f"  {KEY}{name}={value}" for name, value in (overrides | reset).items()]
+    lines = [f"  {KEY}{name}={value}" for name, value in (reset | items).items()]
     if (run.settings or {}).get("loss", "fspo") != "fspo":
-        items.insert(0, "  +algorithm.policy_loss=fspo")
-    return [f"{item} \\" for item in items[:-1]] + items[-1:]
+        lines.insert(0, "  +algorithm.policy_loss=fspo")
+    return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
@@ -633,8 +592,10 @@ def _plain(value):
     """Built-in types only; NaN as None, a NamedTuple by its fields, a table by its rows, a fit with its overrides."""
     if dataclasses.is_dataclass(value):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        if isinstance(value, Coarse) or (isinstance(value, Fit) and not value.refused):
-            fields["overrides"] = {KEY + name: number for name, number in value.overrides.items()}
+        if isinstance(value, Coarse) or (isinstance(value, Fit) and value.band):
+            fields["overrides"] = {KEY + name: number for name, number in overrides(value.band).items()}
+        if isinstance(value, Fit):
+            fields["name"] = value.name
         return _plain(fields)
     if isinstance(value, pd.DataFrame):
         return _plain(value.to_dict("records"))

@@ -8,18 +8,24 @@ partly imported; hence ``import a.b.c``, and ``fspo_verl.config`` only inside fu
 
 import dataclasses
 import difflib
+import math
+import re
+import shlex
 from collections.abc import Iterator
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
+from statistics import NormalDist
 
 import verl.trainer.ppo.core_algos
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+import fspo_verl.composition
 import fspo_verl.loss
 import fspo_verl.records
 import fspo_verl.resume
+import fspo_verl.sources
 
 SEVERITIES = ("error", "warning", "note")
 GROUP = "algorithm.policy_loss"
@@ -28,7 +34,11 @@ POLICY_LOSS = f"{ACTOR}.policy_loss"
 # verl's defaults (ActorConfig): any other value next to fspo is taken for an attempt to set its clip range.
 _CLIP_RATIO_DEFAULTS = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0}
 _GRAD_CLIP_DEFAULT = 1.0
-_WIDEST_USEFUL_BAND = 10.0  # nats: a ratio of e^10 = 22,026, far beyond what a clip is for
+# Spread of a token's log-ratio, nats. Measured so far: 0.005 to 0.1 (numerical noise under bfloat16 included).
+_LARGEST_SIGMA = 0.1
+_STANDARD_DEVIATIONS = 2  # of S, beyond which an edge counts as out of reach
+_MOST, _RARE = 0.4, 1e-6  # share of responses beyond an edge that has lost its use
+_TOKEN_RANGE = 0.01  # a token-level ratio range below this is one of GSPO's, meant for the mean over a response
 # Of seq-mean-token-sum-norm over max_response_length; the quickstart's runs had 0.02 to 0.18.
 _USUAL_GRAD_NORM = 0.1
 
@@ -57,6 +67,11 @@ class Launch:
     """What the checks read: a composed config with ``actor_rollout_ref.actor``, and what follows from it."""
 
     config: DictConfig
+
+    @cached_property
+    def parts(self) -> list["fspo_verl.composition.Part"]:
+        """The files that the config was composed from; see :func:`fspo_verl.composition.parts`."""
+        return fspo_verl.composition.parts()
 
     @property
     def actor(self) -> DictConfig:
@@ -100,24 +115,53 @@ class Launch:
         return FSPOPolicyLossConfig(**fspo_verl.loss.Band.fields_in(self.policy_loss))
 
     @property
-    def half_width(self) -> float | None:
-        """The band's upper half-width in nats at the longest response; None where it depends on the data."""
-        if self.band.band_width == "realized" or not self.max_response_length:
-            return None
-        return self.band.eps_high * self.max_response_length**self.band.length_power
+    def half_widths(self) -> dict[str, float]:
+        """Config key of each clip edge to its distance from the centre at the longest response, in nats of S.
+
+        Empty where the data decide, and for losses that clip tokens.
+        """
+        longest, actor = self.max_response_length, self.actor
+        if longest and self.is_fspo and self.band.band_width == "length":
+            scale = longest**self.band.length_power
+            return {f"{POLICY_LOSS}.{side}": getattr(self.band, side) * scale for side in ("eps_low", "eps_high")}
+        if longest and self.loss_mode == "gspo":  # clips S/L
+            lowest = -math.log1p(-actor.clip_ratio_low) if actor.clip_ratio_low < 1 else math.inf
+            highest = math.log1p(actor.clip_ratio_high)
+            return {f"{ACTOR}.clip_ratio_low": lowest * longest, f"{ACTOR}.clip_ratio_high": highest * longest}
+        return {}
 
     @property
-    def optimizer_steps_per_rollout(self) -> float | None:
-        """Optimiser steps between two refreshes of the policy that responses are compared with; None if unknown."""
-        asynchronous = OmegaConf.select(self.config, "async_training")
-        if asynchronous is not None:
-            return asynchronous.trigger_parameter_sync_step * asynchronous.require_batches * self.actor.ppo_epochs
-        batch = OmegaConf.select(self.config, "data.train_batch_size")
-        if not batch:
+    def rounds_per_sync(self) -> int | None:
+        """Rounds of old log-probs and update between two weight syncs of an asynchronous trainer; None in others."""
+        if (fully_async := OmegaConf.select(self.config, "async_training")) is not None:
+            return fully_async.trigger_parameter_sync_step
+        if not OmegaConf.select(self.config, "trainer.use_v1"):
             return None
-        separate = OmegaConf.select(self.config, "trainer.v1.trainer_mode") == "separate_async"
-        updates = self.config.trainer.v1.separate_async.parameter_sync_step if separate else 1
-        return batch / self.actor.ppo_mini_batch_size * self.actor.ppo_epochs * updates
+        v1 = self.config.trainer.v1
+        return v1.separate_async.parameter_sync_step if v1.trainer_mode == "separate_async" else None
+
+    @property
+    def rollout_pool(self) -> DictConfig | None:
+        """Nodes and GPUs that only generate (``nnodes``, ``n_gpus_per_node``); None where those that train do."""
+        if OmegaConf.select(self.config, "rollout.n_gpus_per_node") is not None:
+            return self.config.rollout  # fully-async and one-step-off
+        return None if self.rounds_per_sync is None else self.config.actor_rollout_ref.rollout
+
+    @property
+    def prompts_per_rollout(self) -> int | None:
+        """Prompts between two refreshes of the policy that responses are compared with; None if unknown."""
+        if (fully_async := OmegaConf.select(self.config, "async_training")) is not None:
+            return self.rounds_per_sync * fully_async.require_batches * self.actor.ppo_mini_batch_size
+        return OmegaConf.select(self.config, "data.train_batch_size")
+
+    @property
+    def optimizer_steps_per_rollout(self) -> int | None:
+        """Optimiser steps between two refreshes of the policy that responses are compared with; None if unknown.
+
+        verl fills the last mini-batch with padding.
+        """
+        prompts = self.prompts_per_rollout
+        return prompts and -(-prompts // self.actor.ppo_mini_batch_size) * self.actor.ppo_epochs
 
     @property
     def bypasses(self) -> bool:
@@ -130,13 +174,19 @@ def findings(config: DictConfig) -> list[Finding]:
     if OmegaConf.select(config, ACTOR) is None:
         return []
     launch = Launch(config)
+    if found := _run((no_section,), launch):
+        return found  # nothing else can be read
     found = _run(_ANY_LAUNCH, launch)
     if launch.is_ours:
         found += _run(_PACKAGE_LAUNCH, launch)
     if launch.is_fspo:
         found += (errors := _run(_BAND_FIELDS, launch)) or _run(_FSPO_LAUNCH, launch)
         if not errors:
-            found.append(band_in_effect(launch))
+            found += _run((band_in_effect,), launch)
+    elif launch.is_ours or launch.loss_mode == "gspo":
+        found += _run(_BASELINE_LAUNCH, launch)
+    if launch.is_ours and not launch.is_fspo:
+        found.append(loss_in_effect(launch))
     return by_severity(found)
 
 
@@ -146,7 +196,17 @@ def by_severity(found: list[Finding]) -> list[Finding]:
 
 
 def _run(checks, launch: Launch) -> list[Finding]:
-    return [finding for check in checks for finding in check(launch)]
+    """A value that a check cannot judge, as it is of another kind than verl expects."""
+    found = []
+    for check in checks:
+        try:
+            found += check(launch)
+        except (ArithmeticError, TypeError, ValueError) as error:
+            what = f"{check.__name__} cannot judge this config: {type(error).__name__}: {error}"
+            why = "a value in it is of another kind than verl expects, such as a text or 0 for a number"
+            fix = f"look for it in {ACTOR}, data and trainer"
+            found.append(Finding("error", "unjudged", what, why, fix))
+    return found
 
 
 # --- errors: another loss would train than the one asked for ---------------------------------------------------------
@@ -166,23 +226,104 @@ def dead_group_value(launch: Launch) -> Iterator[Finding]:
         )
 
 
-def hidden_files(_launch: Launch) -> Iterator[Finding]:
-    """Hydra takes the first file of a name, and searches a directory given by --config-dir last."""
+def no_section(launch: Launch) -> Iterator[Finding]:
+    """A value where the section ``policy_loss`` belongs."""
+    section = launch.actor.get("policy_loss")
+    if not OmegaConf.is_dict(section):
+        yield Finding(
+            "error",
+            "no_section",
+            f"{POLICY_LOSS}={section!r} is no section",
+            "verl finds no loss_mode there",
+            f"remove it, and add +{GROUP}=fspo",
+        )
+
+
+def near_miss(launch: Launch) -> Iterator[Finding]:
+    """A key that looks like the selection of a loss, or a field of one, in a place that nothing reads."""
+    from fspo_verl.config import Observation
+
+    fields = {field.name for kind in (fspo_verl.loss.Band, Observation) for field in dataclasses.fields(kind)}
+    losses = {file.name.removesuffix(".yaml") for file in (resources.files("fspo_verl.configs") / GROUP).iterdir()}
+    for key, value in fspo_verl.composition.leaves(launch.config).items():
+        # Read elsewhere: the section itself, the group's name as a value, the losses that distillation names.
+        if key == GROUP or key.startswith((f"{POLICY_LOSS}.", f"{GROUP}.", "distillation.")):
+            continue
+        name = re.split("[./@]", key)[-1].lower()
+        selects = "loss" in name and str(value).lower() in losses
+        if selects or difflib.SequenceMatcher(None, name, "policy_loss").ratio() > 0.8:
+            fix = f"+{GROUP}={str(value).lower() if str(value).lower() in losses else 'fspo'} instead of it"
+        elif name in fields:
+            fix = f"{POLICY_LOSS}.{name}={value} instead of it"
+        else:
+            continue
+        what = f"{key}={value!r} selects and sets nothing"
+        why = f"verl reads no such key and would train loss_mode={launch.loss_mode!r}"
+        yield Finding("error", "near_miss", what, why, fix)
+
+
+def missing_choice(launch: Launch) -> Iterator[Finding]:
+    """``optional algorithm.policy_loss: NAME`` with a name that no file has: Hydra passes over it."""
     if not HydraConfig.initialized():
         return
-    packaged = Path(str(resources.files("fspo_verl.configs")))
-    for source in HydraConfig.get().runtime.config_sources:
-        if source.provider != "command-line" or source.schema != "file":
+    choice = HydraConfig.get().runtime.choices.get(GROUP)
+    if choice and not any(part.name == f"{GROUP}/{choice}" for part in launch.parts):
+        what = f"{GROUP}={choice} is optional in the defaults list, and no file has that name"
+        yield Finding("error", "missing_choice", what, "nothing is selected", f"{GROUP}: fspo without `optional`")
+
+
+def hidden_files(_launch: Launch) -> Iterator[Finding]:
+    """Hydra takes the first file of a name, and searches --config-dir and hydra.searchpath last."""
+    for hidden in fspo_verl.composition.passed_over():
+        yield Finding(
+            "error",
+            "hidden_files",
+            f"{hidden} is not read",
+            "fspo_verl packages a config of that name, and Hydra takes the first it finds",
+            f"rename {Path(hidden).name}",
+        )
+
+
+def lost_to_group(launch: Launch) -> Iterator[Finding]:
+    """A value in a config file of the user's that the selected group, merged after that file, replaces."""
+    group = [part for part in launch.parts if part.is_own and part.name.startswith(f"{GROUP}/")]
+    if not group:
+        return
+    final, sets = fspo_verl.composition.leaves(launch.config), {}
+    for part in group:
+        sets |= fspo_verl.composition.leaves(part.content)
+    for part in launch.parts:
+        if not part.is_of_user or part.order > group[0].order:
             continue
-        for file in packaged.rglob("*.yaml"):
-            if (hidden := Path(source.path) / file.relative_to(packaged)).exists():
-                yield Finding(
-                    "error",
-                    "hidden_files",
-                    f"{hidden} is not read",
-                    "fspo_verl packages a config of that name, and Hydra takes the first it finds",
-                    f"rename {hidden.name}",
-                )
+        lost = {
+            key: value
+            for key, value in fspo_verl.composition.leaves(part.content).items()
+            if key in sets and value != sets[key] == final.get(key) and not _is_verls_own(part, key, value)
+        }
+        if lost:
+            yield Finding(
+                "error",
+                "lost_to_group",
+                f"{part.file} sets {', '.join(f'{key}={value}' for key, value in lost.items())}",
+                f"{GROUP}={group[-1].name.removeprefix(f'{GROUP}/')} comes after that file and would train "
+                + ", ".join(f"{key}={sets[key]}" for key in lost),
+                " ".join(f"{key}={'null' if value is None else value}" for key, value in lost.items())
+                + " on the command line to keep them (or the group in that file's defaults, before `_self_`), or "
+                "remove them from the file",
+            )
+
+
+def _is_verls_own(part: "fspo_verl.composition.Part", key: str, value) -> bool:
+    """Whether a value in a user's file says nothing against the group: which loss to train, or verl's default."""
+    if key == f"{POLICY_LOSS}.loss_mode" or str(value).startswith(("verl.workers.config.", "fspo_verl.config.")):
+        return True
+    if OmegaConf.select(part.content, f"{ACTOR}._target_") is None:
+        return False
+    # The file is a copy of verl's whole config, which sets every key to its default.
+    from verl.workers.config import ActorConfig
+
+    stock = {f"{ACTOR}.{field.name}": field.default for field in dataclasses.fields(ActorConfig)}
+    return key in stock and value == stock[key]
 
 
 def overridden_group(launch: Launch) -> Iterator[Finding]:
@@ -197,7 +338,8 @@ def overridden_group(launch: Launch) -> Iterator[Finding]:
             "overridden_group",
             f"{POLICY_LOSS}.loss_mode={launch.loss_mode!r} overrides {GROUP}={choice}, which sets loss_mode={selected}",
             "the leftover value would train",
-            f"remove the override {POLICY_LOSS}.loss_mode={launch.loss_mode}, or select another {GROUP}",
+            f"{POLICY_LOSS}.loss_mode={selected}, or remove the leftover (of two overrides the last one counts), or "
+            f"select another {GROUP}",
         )
 
 
@@ -212,18 +354,51 @@ def _loss_mode_of_group(option: str) -> str | None:
 
 
 def used_records_dir(launch: Launch) -> Iterator[Finding]:
-    """Records of an earlier run in the folder of one that starts anew."""
+    """Records of another run in the folder: what a resumed run does again would replace them."""
     folder = launch.policy_loss.get("records_dir")
-    if folder is None or not fspo_verl.records.record_files(folder) or fspo_verl.resume.point(launch.config):
+    if folder is None or not (files := fspo_verl.records.record_files(folder)):
+        return
+    where = f"{POLICY_LOSS}.records_dir={folder} holds records"
+    checkpoints = launch.config.trainer.default_local_dir
+    resumed = fspo_verl.resume.point(launch.config)
+    run = fspo_verl.records.run_name(folder, launch.policy_loss.get("records_of"))
+    first = fspo_verl.records.step_of(files[0])
+    if resumed is None:
+        what = f"{where} already, and this run starts anew"
+        why = f"trainer.resume_mode={launch.config.trainer.resume_mode} and no checkpoint in {checkpoints}"
+    elif other := fspo_verl.records.of_another_run((files[0], files[-1]), run):
+        what = f"{where} of another run than the one with checkpoints in {checkpoints}"
+        why = f"{other.name} is not of this run, or does not say of which"
+    elif resumed[0].resolve() != Path(checkpoints).resolve() and first <= resumed[1]:
+        what = f"{where} from step {first} on, and this run branches off after step {resumed[1]}"
+        why = f"its checkpoint is one of {resumed[0]}, not of {checkpoints}"
+    else:
         return
     yield Finding(
         "error",
         "used_records_dir",
-        f"{POLICY_LOSS}.records_dir={folder} holds records already, and this run starts anew",
-        f"trainer.resume_mode={launch.config.trainer.resume_mode} and no checkpoint in "
-        f"{launch.config.trainer.default_local_dir}; records of two runs in one folder cannot be told apart",
+        what,
+        f"{why}; one folder is for the records of one run",
         f"{POLICY_LOSS}.records_dir={folder.rstrip('/')}-2, or remove the folder",
     )
+
+
+def lost_checkpoint(launch: Launch) -> Iterator[Finding]:
+    """A tracker of checkpoints that names none, or one that is gone."""
+    folder = Path(launch.config.trainer.default_local_dir)
+    tracker = folder / fspo_verl.resume.TRACKER
+    fix = f"rm {shlex.quote(str(tracker))} to start anew"
+    if saved := fspo_verl.resume.saved_steps(folder):
+        fix = f"echo {max(saved)} > {shlex.quote(str(tracker))} to go on from the last one, or {fix}"
+    try:
+        step = fspo_verl.resume.tracked(launch.config)
+    except ValueError:
+        why = "verl would fail once its workers have started"
+        yield Finding("error", "lost_checkpoint", f"{tracker} holds no step", why, fix)
+        return
+    if step is not None and fspo_verl.resume.point(launch.config) is None:
+        what = f"{tracker} names a checkpoint of step {step}, which is gone"
+        yield Finding("warning", "lost_checkpoint", what, "verl starts anew, and says so in a print only", fix)
 
 
 def unknown_fields(launch: Launch) -> Iterator[Finding]:
@@ -254,6 +429,44 @@ def band_fields(launch: Launch) -> Iterator[Finding]:
         )
 
 
+def no_divisor(launch: Launch) -> Iterator[Finding]:
+    """A normaliser that divides by zero or turns the gradient round."""
+    factor = launch.actor.get("loss_scale_factor")
+    if launch.actor.loss_agg_mode == "seq-mean-token-sum-norm" and factor is not None and not factor > 0:
+        yield Finding(
+            "error",
+            "no_divisor",
+            f"{ACTOR}.loss_scale_factor={factor} is what {ACTOR}.loss_agg_mode=seq-mean-token-sum-norm divides by",
+            "zero makes the loss infinite, and a negative number trains towards lower rewards",
+            f"{ACTOR}.loss_scale_factor={launch.max_response_length}",
+        )
+
+
+def dropped_by_distillation(launch: Launch) -> Iterator[Finding]:
+    """Distillation without task rewards: verl multiplies the policy loss by nothing at all."""
+    loss = OmegaConf.select(launch.config, "distillation.distillation_loss")
+    if OmegaConf.select(launch.config, "distillation.enabled") and loss is not None and not loss.use_task_rewards:
+        yield Finding(
+            "error",
+            "dropped_by_distillation",
+            f"distillation.distillation_loss.use_task_rewards=False drops the policy loss {launch.loss_mode}",
+            "only the distillation loss would train",
+            "distillation.distillation_loss.use_task_rewards=True, or distillation.enabled=False",
+        )
+
+
+def replaced_by_bypass(launch: Launch) -> Iterator[Finding]:
+    """Bypass mode in a verl that takes it to the workers: its own loss then trains."""
+    if launch.bypasses and fspo_verl.sources.bypass_replaces_the_loss():
+        yield Finding(
+            "error",
+            "replaced_by_bypass",
+            "algorithm.rollout_correction.bypass_mode=True makes this verl train its loss `bypass_mode`",
+            f"loss_mode={launch.loss_mode} would not train",
+            "algorithm.rollout_correction.bypass_mode=False",
+        )
+
+
 # --- warnings: it trains, but not as FSPO means to -------------------------------------------------------------------
 
 
@@ -273,9 +486,18 @@ def unregistered_loss(launch: Launch) -> Iterator[Finding]:
 
 
 def changed_on_resume(launch: Launch) -> Iterator[Finding]:
-    """A run that goes on from a checkpoint with another loss than trained it."""
-    before = fspo_verl.resume.loss_before(launch.config)
+    """A run that goes on from a checkpoint with another loss than trained it, as far as that is known."""
+    resumed = fspo_verl.resume.point(launch.config)
+    try:
+        before = fspo_verl.resume.loss_before(launch.config)
+        silent = f"{fspo_verl.resume.FILE} in {resumed[0]} does not say" if resumed and launch.is_ours else ""
+    except ValueError as error:
+        before, silent = None, str(error)
     if before is None:
+        if silent:
+            what = f"this run resumes after step {resumed[1]}, and which loss trained it until then is not known"
+            fix = "compare .hydra/config.yaml of that run with this one; the loss of this launch is kept from now on"
+            yield Finding("warning", "unknown_before_resume", what, silent, fix)
         return
     settings = fspo_verl.resume.loss_settings(launch.config)
     changed = [key for key in settings if key in before and settings[key] != before[key]]
@@ -296,12 +518,15 @@ def one_step_per_rollout(launch: Launch) -> Iterator[Finding]:
     if launch.optimizer_steps_per_rollout != 1 or launch.bypasses:
         return
     why = "the ratio stays 1 and no clip can act"
+    batch, mini = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
+    what = f"{batch} <= {mini} and ppo_epochs=1"
     if OmegaConf.select(launch.config, "async_training") is not None:
         what = "trigger_parameter_sync_step * require_batches * ppo_epochs = 1"
         fix = "async_training.trigger_parameter_sync_step=4"
+    elif launch.rounds_per_sync is not None:  # verl insists on parameter_sync_step mini-batches
+        fix = f"trainer.v1.separate_async.parameter_sync_step=4 {batch}={4 * launch.actor.ppo_mini_batch_size}"
     else:
-        what = f"data.train_batch_size == {ACTOR}.ppo_mini_batch_size and ppo_epochs=1"
-        fix = f"{ACTOR}.ppo_mini_batch_size={max(1, launch.actor.ppo_mini_batch_size // 4)}"
+        fix = f"{mini}={max(1, launch.prompts_per_rollout // 4)}"
     yield Finding("warning", "one_step_per_rollout", f"one optimiser step per rollout ({what})", why, fix)
 
 
@@ -419,23 +644,73 @@ def one_sided_band(launch: Launch) -> Iterator[Finding]:
 
 
 def band_beyond_use(launch: Launch) -> Iterator[Finding]:
-    """An eps taken for a ratio bound."""
-    if launch.half_width is not None and launch.half_width > _WIDEST_USEFUL_BAND:
+    """An edge that no response reaches, mostly a ratio bound of another loss taken for this one's."""
+    longest = launch.max_response_length
+    far = {
+        key: half
+        for key, half in launch.half_widths.items()
+        if half >= _STANDARD_DEVIATIONS * _LARGEST_SIGMA * math.sqrt(longest)
+    }
+    if far:
+        values = ", ".join(
+            f"{key}={float(OmegaConf.select(launch.config, key)):g} is a log-ratio of {half:.3g}"
+            for key, half in far.items()
+        )
         default = fspo_verl.loss.Band()
+        fields = " ".join(
+            f"{POLICY_LOSS}.{name}={getattr(default, name)}" for name in ("eps_low", "eps_high", "eps_dual")
+        )
         yield Finding(
             "warning",
             "band_beyond_use",
-            f"{POLICY_LOSS}.eps_high={launch.band.eps_high:g} is a log-ratio of {launch.half_width:.3g} at "
-            f"data.max_response_length={launch.max_response_length}",
-            "the clip will never act on long responses; eps is not a ratio bound like clip_ratio=0.2",
-            f"{POLICY_LOSS}.eps_low={default.eps_low} {POLICY_LOSS}.eps_high={default.eps_high} "
-            f"{POLICY_LOSS}.eps_dual={default.eps_dual}",
+            f"{values} at data.max_response_length={longest}",
+            f"the clip will never act on long responses: even where a token's log-ratio spreads by {_LARGEST_SIGMA}, "
+            f"that of a response spreads by {_LARGEST_SIGMA * math.sqrt(longest):.2g}"
+            + ("; eps is not a ratio bound like clip_ratio=0.2" if launch.is_fspo else ""),
+            fields if launch.is_fspo else f"{ACTOR}.clip_ratio_low=0.0003 {ACTOR}.clip_ratio_high=0.0004",
+        )
+
+
+def standard_deviations(launch: Launch) -> Iterator[Finding]:
+    """An eps of a band in units of sqrt(L) kept for one in standard deviations, or the other way round."""
+    if launch.band.band_width != "realized":
+        return
+    for key in ("eps_low", "eps_high"):
+        eps = getattr(launch.band, key)
+        beyond = 1 - NormalDist().cdf(eps)
+        if not _RARE < beyond < _MOST:
+            yield Finding(
+                "warning",
+                "standard_deviations",
+                f"{POLICY_LOSS}.{key}={eps:g} with band_width=realized leaves about {beyond:.2g} of responses beyond",
+                "it counts standard deviations of S, not sqrt(tokens)",
+                f"{POLICY_LOSS}.eps_low=1.5 {POLICY_LOSS}.eps_high=1.5 {POLICY_LOSS}.eps_dual=4.5",
+            )
+            return
+
+
+def idle_limit(launch: Launch) -> Iterator[Finding]:
+    """A limit of a realised width so large that no response reaches it."""
+    limit, longest = launch.band.realized_limit, launch.max_response_length
+    if limit is None or not longest:
+        return
+    reach = limit * longest**launch.band.length_power
+    root = _LARGEST_SIGMA * math.sqrt(longest)  # of Q, where tokens move as far as was seen
+    if reach >= _STANDARD_DEVIATIONS * root:
+        yield Finding(
+            "warning",
+            "idle_limit",
+            f"{POLICY_LOSS}.realized_limit={limit:g} limits sqrt(Q) to {reach:.3g} at "
+            f"data.max_response_length={longest}",
+            f"it will never act: even where a token's log-ratio spreads by {_LARGEST_SIGMA}, sqrt(Q) is {root:.2g}",
+            f"{POLICY_LOSS}.realized_limit={_LARGEST_SIGMA / 2} {POLICY_LOSS}.length_power=0.5, or what "
+            "fspo-verl calibrate finds",
         )
 
 
 def rollout_log_probs(launch: Launch) -> Iterator[Finding]:
     """A band that has to hold two engines' disagreement as well."""
-    if launch.bypasses:
+    if launch.bypasses and not fspo_verl.sources.bypass_replaces_the_loss():
         yield Finding(
             "warning",
             "rollout_log_probs",
@@ -446,32 +721,137 @@ def rollout_log_probs(launch: Launch) -> Iterator[Finding]:
 
 
 def followed_snapshot(launch: Launch) -> Iterator[Finding]:
-    """An asynchronous launch that loses updates as it looks up its old policy: read in verl 0.9.1, not run on GPUs."""
-    if OmegaConf.select(launch.config, "async_training") is None or launch.bypasses:
+    """An asynchronous launch that loses its old policy, or its updates: read in verl 0.9.1, not run on GPUs."""
+    if launch.bypasses or launch.rounds_per_sync in (None, 1):
         return
-    key = f"{ACTOR}.fsdp_config.param_offload"
-    if launch.actor.strategy in ("fsdp2", "veomni") and OmegaConf.select(launch.config, key):
+    for name in _WEIGHTS_ON_THE_HOST.get(launch.actor.strategy, ()):
+        if OmegaConf.select(launch.actor, name):
+            yield Finding(
+                "warning",
+                "followed_snapshot",
+                f"{ACTOR}.{name}=True in an asynchronous trainer",
+                "verl keeps weights that lie in host memory by reference, not as a copy: those of the last sync, to "
+                "which the old log-probs refer, follow the training or overwrite it",
+                f"{ACTOR}.{name}=False",
+            )
+
+
+# Settings that leave the weights in host memory between uses, by strategy. FSDP1 and Megatron copy their snapshots.
+_WEIGHTS_ON_THE_HOST = {
+    "fsdp2": ("fsdp_config.param_offload", "fsdp_config.offload_policy"),
+    "veomni": ("veomni.param_offload", "veomni.enable_fsdp_offload"),
+}
+
+
+def fused_untied_head(launch: Launch) -> Iterator[Finding]:
+    """verl shards an untied lm_head on its own, and its fused kernels read the shard (seen in verl 0.9.1; #7427)."""
+    if launch.actor.strategy != "fsdp2" or not launch.config.actor_rollout_ref.model.get("use_fused_kernels"):
+        return
+    if '"lm_head"' in fspo_verl.sources.source("verl.utils.fsdp_utils"):
         yield Finding(
             "warning",
-            "followed_snapshot",
-            f"{key}=True in the asynchronous trainer",
-            "verl keeps offloaded weights by reference, not as a copy: those of the last sync, restored for the old "
-            "log-probs, then overwrite the ones that train",
-            f"{key}=False",
+            "fused_untied_head",
+            f"actor_rollout_ref.model.use_fused_kernels=True with {ACTOR}.strategy=fsdp2",
+            "on several GPUs the first update stops (`mixed torch.Tensor and DTensor`), unless the model ties its "
+            "embeddings as small ones do",
+            f"{ACTOR}.strategy=fsdp, or actor_rollout_ref.model.use_fused_kernels=False",
+        )
+
+
+def refused_by_megatron(launch: Launch) -> Iterator[Finding]:
+    """GSPO's aggregation under context parallelism, on a verl whose Megatron engine does not take it (0.9.0)."""
+    megatron = OmegaConf.select(launch.actor, "megatron") or {}
+    if launch.actor.strategy != "megatron" or launch.actor.loss_agg_mode != "seq-mean-token-mean":
+        return
+    if megatron.get("context_parallel_size", 1) < 2 or megatron.get("dynamic_context_parallel"):
+        return
+    if fspo_verl.sources.megatron_refuses_means_over_tokens():
+        yield Finding(
+            "warning",
+            "refused_by_megatron",
+            f"{ACTOR}.loss_agg_mode=seq-mean-token-mean with {ACTOR}.megatron.context_parallel_size="
+            f"{megatron.context_parallel_size}",
+            "this verl's Megatron engine refuses it where Megatron-Bridge normalises per token, as it does under "
+            "context parallelism: the run fails at its first actor update, after a whole rollout (verl #7914)",
+            f"{ACTOR}.megatron.context_parallel_size=1, or verl 0.9.1, which takes it",
+        )
+
+
+# --- warnings about a baseline ---------------------------------------------------------------------------------------
+
+
+def gspo_aggregation(launch: Launch) -> Iterator[Finding]:
+    """GSPO under an aggregation that is not its paper's."""
+    if launch.loss_mode == "gspo" and launch.actor.loss_agg_mode != "seq-mean-token-mean":
+        yield Finding(
+            "warning",
+            "gspo_aggregation",
+            f"{ACTOR}.loss_agg_mode={launch.actor.loss_agg_mode} with loss_mode=gspo",
+            "GSPO's objective is the mean over responses of a mean over tokens (arXiv 2507.18071)",
+            f"{ACTOR}.loss_agg_mode=seq-mean-token-mean",
+        )
+
+
+def token_range(launch: Launch) -> Iterator[Finding]:
+    """A range for the mean over a response beside a loss that clips tokens."""
+    ranges = {key: launch.actor.get(key) for key in ("clip_ratio_low", "clip_ratio_high")}
+    if launch.loss_mode == "vanilla" and all(value is not None and value < _TOKEN_RANGE for value in ranges.values()):
+        yield Finding(
+            "warning",
+            "token_range",
+            " ".join(f"{ACTOR}.{key}={value}" for key, value in ranges.items()) + " with loss_mode=vanilla",
+            "that loss clips the ratio of each token, which moves much more than the mean that GSPO clips: nearly "
+            "every token that moved would be clipped",
+            f"{ACTOR}.clip_ratio_low=0.2 {ACTOR}.clip_ratio_high=0.2",
+        )
+
+
+def unread_clip_ratio(launch: Launch) -> Iterator[Finding]:
+    """The key that counts only where the other two are null."""
+    value, default = launch.actor.get("clip_ratio"), _CLIP_RATIO_DEFAULTS["clip_ratio"]
+    low, high = launch.actor.get("clip_ratio_low"), launch.actor.get("clip_ratio_high")
+    if value not in (default, low) and low is not None and high is not None:
+        yield Finding(
+            "warning",
+            "unread_clip_ratio",
+            f"{ACTOR}.clip_ratio={value} has no effect",
+            f"verl clips at clip_ratio_low={low} and clip_ratio_high={high}",
+            f"{ACTOR}.clip_ratio={default} {ACTOR}.clip_ratio_low={value} {ACTOR}.clip_ratio_high={value}",
         )
 
 
 # --- notes -----------------------------------------------------------------------------------------------------------
 
 
-def band_in_effect(launch: Launch) -> Finding:
+def band_in_effect(launch: Launch) -> Iterator[Finding]:
     """The band, and what it is as importance-sampling ratios at a tenth of the longest response and at the longest."""
     text = f"policy loss fspo: {launch.band.describe()}"
     longest = launch.max_response_length
-    if launch.half_width is not None and launch.band.band_center != "realized":
+    if launch.half_widths and launch.band.band_center != "realized":
         ratios = band_as_ratios(launch.band, [max(1, longest // 10), longest])
         text += "; as ratios " + ", ".join(f"{low:.3g} to {high:.3g} at L={n}" for n, (low, high) in ratios.items())
-    return Finding("note", "band_in_effect", text)
+    yield Finding("note", "band_in_effect", text)
+
+
+def loss_in_effect(launch: Launch) -> Finding:
+    """An observed loss, with what shapes it: leftovers of another script show here."""
+    actor = launch.actor
+    text = f"policy loss {launch.loss_mode}, trained as verl has it and observed: loss_agg_mode={actor.loss_agg_mode}"
+    ranges = (f"{key}={actor.get(key)}" for key in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c"))
+    return Finding("note", "loss_in_effect", ", ".join((text, *ranges)))
+
+
+def weighted_by_tokens(launch: Launch) -> Iterator[Finding]:
+    """FSPO's update up to a factor that differs between mini-batches."""
+    if launch.actor.loss_agg_mode == "token-mean":
+        yield Finding(
+            "note",
+            "weighted_by_tokens",
+            f"{ACTOR}.loss_agg_mode=token-mean divides a mini-batch by its number of tokens",
+            "mini-batches of long responses then count less than those of short ones; lengths within one are treated "
+            "alike",
+            f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm {ACTOR}.loss_scale_factor={launch.max_response_length}",
+        )
 
 
 def band_as_ratios(band: "fspo_verl.loss.Band", lengths: list[int]) -> dict[int, tuple[float, float]]:
@@ -483,8 +863,29 @@ def band_as_ratios(band: "fspo_verl.loss.Band", lengths: list[int]) -> dict[int,
     return dict(zip(lengths, zip(low.exp().tolist(), high.exp().tolist(), strict=True), strict=True))
 
 
-_ANY_LAUNCH = (dead_group_value, hidden_files, overridden_group, unregistered_loss, changed_on_resume)
-_PACKAGE_LAUNCH = (used_records_dir, one_step_per_rollout, followed_snapshot, remote_code, unread_grad_clip)
+_ANY_LAUNCH = (
+    dead_group_value,
+    near_miss,
+    missing_choice,
+    hidden_files,
+    lost_to_group,
+    overridden_group,
+    no_divisor,
+    unregistered_loss,
+    changed_on_resume,
+    lost_checkpoint,
+)
+_PACKAGE_LAUNCH = (
+    used_records_dir,
+    dropped_by_distillation,
+    replaced_by_bypass,
+    one_step_per_rollout,
+    followed_snapshot,
+    fused_untied_head,
+    refused_by_megatron,
+    remote_code,
+    unread_grad_clip,
+)
 _BAND_FIELDS = (unknown_fields, band_fields)
 _FSPO_LAUNCH = (
     idle_clip_ratio,
@@ -493,5 +894,9 @@ _FSPO_LAUNCH = (
     always_clipped_gradient,
     one_sided_band,
     band_beyond_use,
+    standard_deviations,
+    idle_limit,
     rollout_log_probs,
+    weighted_by_tokens,
 )
+_BASELINE_LAUNCH = (band_beyond_use, gspo_aggregation, token_range, unread_clip_ratio)

@@ -1,45 +1,206 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The ``fspo-verl`` command: one subcommand per module that has ``add_arguments(parser)`` and ``main(args) -> int``."""
+"""The ``fspo-verl`` command: what its subcommands take. What they do is in the module of that name, ``main(args)``.
+
+A module is imported when its subcommand runs, and not for its ``--help``: torch, scipy and matplotlib take seconds.
+`doctor` also works where matplotlib is missing, and `report` where verl is.
+"""
 
 import argparse
+import ast
 import importlib
+import importlib.util
+import signal
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
-# Imported only when asked for: `doctor` must work where matplotlib is missing, `report` where verl is.
-COMMANDS = {
-    "doctor": "what is wrong with an installation or a launch, before anything is trained",
-    "calibrate": "the band that gives a target clip rate, from the records of a run",
-    "report": "one page of figures and numbers on length fairness, from one or several runs",
-    "compare": "several losses over several seeds: paired differences with intervals",
+from fspo_verl import __version__
+
+
+class Command(NamedTuple):
+    """A subcommand; its description is the text at the head of its module."""
+
+    summary: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+
+
+def doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("launch", nargs="*", help="Hydra overrides of main_ppo, or after -- a command with -m MAIN")
+    add("--plan", action="store_true", help="also show what the launch will do: batches, band, memory")
+    add("--sigma", type=float, help="spread of a token's log-ratio (root of actor/fspo/sigma_squared), to judge eps by")
+    add("--noise", type=float, metavar="SIGMA", help="the same of a policy that has not moved, by `fspo-verl gpu`")
+    add("--records", type=Path, metavar="RUN", help="judge eps by the records below this folder")
+    add("--dry-run", action="store_true", help="the launch is for later or elsewhere: data may be missing (a warning)")
+    add("--no-worker", action="store_true", help="do not ask a Ray worker")
+    add("--strict", action="store_true", help="exit with 1 on warnings, too")
+    add("--json", action="store_true", help="print one JSON object instead of text")
+
+
+GPU_CHECKS = {
+    "loss": "values and gradients against float64",
+    "ranks": "the loss cut over several GPUs, with NCCL",
+    "meter": "waits for the device, and memory",
+    "time": "time and memory beside verl's gspo and vanilla",
+    "compile": "the loss with torch.compile beside it without, on a GPU",
+    "noise": "how far log-probs move with unchanged weights",
+    "step": "an optimiser step of verl's FSDP engine",
 }
+
+
+def gpu_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", type=Path, metavar="FOLDER", help="of a model, for the noise floor (default: a small random one)")
+    add("--device", choices=("cuda", "cpu"), help="default: cuda where there is a GPU")
+    add(
+        "--checks",
+        nargs="+",
+        choices=GPU_CHECKS,
+        default=list(GPU_CHECKS),
+        metavar="CHECK",
+        help="; ".join(f"{name}: {text}" for name, text in GPU_CHECKS.items()) + " (default: all)",
+    )
+    add("--longest", type=int, metavar="TOKENS", help="of the loss (default: 32768, on a CPU 4096)")
+    add("--responses", type=int, default=32, metavar="N", help="of the noise floor (default: %(default)s)")
+    add(
+        "--response-length", type=int, metavar="TOKENS", help="longest of the noise floor (default: 2048, on a CPU 128)"
+    )
+    add(
+        "--rounds",
+        type=int,
+        default=30,
+        metavar="N",
+        help="timed calls, of which the median counts (default: %(default)s)",
+    )
+    add("--json", action="store_true", help="print one JSON object, with all figures, instead of text")
+
+
+def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="folder of the run: its records, or else its metrics")
+    add(
+        "--target-clip-rate",
+        type=float,
+        default=0.1,
+        metavar="RATE",
+        help="share to clip of the responses with A > 0, and of those with A < 0, unmoved ones included (default: 0.1; "
+        "the authors' clip rates are not known)",
+    )
+    add("--bins", type=int, default=8, help="length bins of the fairness figures (default: %(default)s)")
+    add("--min-count", type=int, default=50, help="responses a length bin needs to count (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of all random draws (default: %(default)s)")
+    add("--max-rows", type=int, default=1_000_000, help="records to use; of more, a random part (default: %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="also write everything that is printed as JSON")
+
+
+def report_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or one metrics file")
+    add("-o", "--output", required=True, type=Path, metavar="DIR", help="folder for the page, its figures and tables")
+    add("--names", nargs="+", metavar="NAME", help="what to call the runs (default: as their folders)")
+    add("--bins", type=int, default=8, help="length bins, at most (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of resampling and of thinned points (default: %(default)s)")
+    add(
+        "--max-rows",
+        type=int,
+        default=2_000_000,
+        help="records to use, over all runs; of more a random part is taken (default: %(default)s)",
+    )
+    add(
+        "--watch",
+        nargs="?",
+        type=_seconds,
+        const=30.0,
+        metavar="SECONDS",
+        help="make the page anew whenever a run has written something, asked for every so many seconds (30 if not "
+        "given); waits for a run that is not there yet; Ctrl-C ends it",
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds; --watch alone goes last") from None
+
+
+def compare_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("path", type=Path, metavar="PATH", help="folder of runs, or a comparison.json")
+    add("--output", type=Path, metavar="DIR", help="where results go (default: PATH, or the folder of the JSON)")
+    add("--baseline", default="fspo", metavar="LOSS", help="loss that others are compared to (default: %(default)s)")
+    add("--target", type=float, default=0.5, help="the accuracy to which steps are counted (default: %(default)s)")
+    add("--steps", type=int, metavar="N", help="compare the runs as they stood after N steps")
+    add("--check", type=Path, metavar="JSON", help="fail unless every number is within these thresholds")
+    add("--update", type=Path, metavar="JSON", help="write the thresholds that these runs give, and show the change")
+
+
+COMMANDS = {
+    "doctor": Command("what is wrong with an installation or a launch, before anything is trained", doctor_arguments),
+    "gpu": Command("whether a machine trains FSPO right, and how small an eps means anything there", gpu_arguments),
+    "calibrate": Command("the band that gives a target clip rate, from the records of a run", calibrate_arguments),
+    "report": Command("one page of figures and numbers on length fairness, from one or several runs", report_arguments),
+    "compare": Command("several losses over several seeds: paired differences with intervals", compare_arguments),
+}
+
+
+def parser(command: str | None = None) -> argparse.ArgumentParser:
+    """The parser of a subcommand, or that of ``fspo-verl`` itself."""
+    if command is None:
+        top = argparse.ArgumentParser(
+            prog="fspo-verl",
+            description="Length-fair clipping for verl: check a launch, look at a run, tune its band, compare losses.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            epilog="commands:\n" + "\n".join(f"  {name:<10} {text}" for name, (text, _) in COMMANDS.items()),
+        )
+        top.add_argument("--version", action=_Version, nargs=0, help="versions of this package and of verl")
+        top.add_argument("command", choices=COMMANDS, metavar="command", help="see below; `fspo-verl COMMAND --help`")
+        return top
+    source = importlib.util.find_spec(f"fspo_verl.{command}").loader.get_source(f"fspo_verl.{command}")
+    of_command = argparse.ArgumentParser(
+        prog=f"fspo-verl {command}",
+        description=ast.get_docstring(ast.parse(source)),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    COMMANDS[command].add_arguments(of_command)
+    return of_command
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser, *_):
+        from fspo_verl import versions
+
+        verl = versions.installed("verl")
+        print(f"fspo-verl {__version__}, {f'verl {verl}' if verl else 'verl is not installed'}")
+        parser.exit()
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand; returns its exit code, and says in one line what a user can mend."""
     argv = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(
-        prog="fspo-verl",
-        description="Length-fair clipping for verl: check a launch, look at a run, tune its band, compare losses.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="commands:\n" + "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items()),
-    )
-    parser.add_argument("command", choices=COMMANDS, metavar="command", help="see below; `fspo-verl COMMAND --help`")
-    command = parser.parse_args(argv[:1]).command
+    command = parser().parse_args(argv[:1]).command
+    args = parser(command).parse_args(argv[1:])
+    try:
+        return _run(command, args)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _run(command: str, args: argparse.Namespace) -> int:
     try:
         module = importlib.import_module(f"fspo_verl.{command}")
     except ModuleNotFoundError as error:
         print(f"fspo-verl {command} needs {error.name}: pip install 'fspo-verl[report]'", file=sys.stderr)
         return 2
-    parser = argparse.ArgumentParser(
-        prog=f"fspo-verl {command}",
-        description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    module.add_arguments(parser)
     try:
-        return module.main(parser.parse_args(argv[1:]))
-    except (FileNotFoundError, ValueError) as error:
+        return module.main(args)
+    except OSError as error:
+        said = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+        print(f"fspo-verl {command}: {said}", file=sys.stderr)
+        return 2
+    except ValueError as error:
         print(f"fspo-verl {command}: {error}", file=sys.stderr)
         return 2
 

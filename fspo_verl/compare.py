@@ -7,6 +7,7 @@ earlier comparison has written. DIR gets comparison.md, comparison.json and comp
 """
 
 import argparse
+import io
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from scipy import optimize, stats
 
 from fspo_verl import figures, thresholds
 from fspo_verl.fairness import MIN_COUNT, Estimate, length_reweighting_error, rate_by_length
+from fspo_verl.files import write_whole
 from fspo_verl.trials import MATCHED_RATE, Trial, read_trials
 
 MIN_SEEDS = 3  # of an interval
@@ -387,10 +389,13 @@ def load(path: Path) -> tuple[list[Trial], dict]:
     if path.is_dir():
         setup = path / _SETUP
         return read_trials(path), json.loads(setup.read_text()) if setup.exists() else {}
-    data = json.loads(path.read_text())
-    if not isinstance(data, dict) or "trials" not in data:
-        raise ValueError(f"{path} is no comparison.json")
-    return [Trial.from_json(trial) for trial in data["trials"]], data["setup"]
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such folder or file")
+    try:
+        data = json.loads(path.read_text())
+        return [Trial.from_json(trial) for trial in data["trials"]], data["setup"]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{path} is neither a folder of runs nor a comparison.json") from None
 
 
 def _losses(trials: Sequence[Trial]) -> list[str]:
@@ -527,12 +532,12 @@ def _table(header: Sequence[str], rows) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def insert(text: str, file: Path) -> None:
-    """Write the text to a file; where the file has this module's two marks, only what stands between them changes."""
+def inserted(text: str, file: Path) -> str:
+    """What the file is to hold: the text, and of the file all but what stands between this module's two marks."""
     old = file.read_text() if file.exists() else ""
     before, mark, rest = old.partition(_BEGIN)
     after = rest.partition(_END)[2] if mark else "\n"
-    file.write_text(f"{before if mark else ''}{_BEGIN}\n\n{text}\n{_END}{after}")
+    return f"{before if mark else ''}{_BEGIN}\n\n{text}\n{_END}{after}"
 
 
 # --- figure -----------------------------------------------------------------------------------------------------------
@@ -578,35 +583,37 @@ def _draw_differences(axes: Axes, c: Comparison, styles: dict) -> None:
     axes.set(title=f"accuracy: {c.baseline} minus the other (points: seeds)", xlabel="difference")
 
 
+def bin_places(trials: Sequence[Trial]) -> pd.Series:
+    """Where each length bin is drawn, by its first length: at the geometric mean of the lengths in it."""
+    tables = [_clip_table(trial) for trial in trials if trial.clips]
+    if not tables:
+        return pd.Series(dtype=np.float64)
+    bins = pd.concat(tables)
+    middle = bins.assign(place=np.log(bins.low * bins.high) / 2).groupby("low").place.first()  # of an empty bin
+    return np.exp(bins[bins.n > 0].groupby("low").mean_log.mean().reindex(middle.index).fillna(middle))
+
+
 def _draw_clip_rates(axes: Axes, c: Comparison, styles: dict, kind: str, title: str) -> None:
+    places = bin_places(c.trials)
     for loss in c.losses:
         table = c.clip_rates[(c.clip_rates.loss == loss) & (c.clip_rates.kind == kind)].dropna(subset="rate")
         if len(table):
-            place = np.sqrt(table.low * table.high)
+            place = places[table.low].to_numpy()
             axes.fill_between(
                 place, table.lower.clip(0), table.upper.clip(upper=1), color=styles[loss].color, alpha=0.15, lw=0
             )
             axes.plot(place, table.rate, label=loss, **styles[loss].line_kwargs())
     bins = c.clip_rates[["low", "high"]].drop_duplicates()
     axes.set_xscale("log")
-    axes.set_xticks(np.sqrt(bins.low * bins.high), [f"{row.low}–{row.high}" for row in bins.itertuples()])
+    axes.set_xticks(places[bins.low], [f"{row.low}–{row.high}" for row in bins.itertuples()])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set(title=title, xlabel="response length (tokens)", ylabel="clip rate", ylim=(0, None))
+    if kind == "matched":
+        axes.axhline(MATCHED_RATE, color=figures.GREY, lw=0.8, ls=":")
+    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
+    axes.set(title=title, xlabel="response length (tokens; shaded: 95% interval)", ylabel="clip rate", ylim=(0, None))
 
 
 # --- command line -----------------------------------------------------------------------------------------------------
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of ``fspo-verl compare``."""
-    add = parser.add_argument
-    add("path", type=Path, metavar="PATH", help="folder of runs, or a comparison.json")
-    add("--output", type=Path, metavar="DIR", help="where results go (default: PATH, or the folder of the JSON)")
-    add("--baseline", default="fspo", metavar="LOSS", help="the loss that others are compared to (default: fspo)")
-    add("--target", type=float, default=0.5, help="the accuracy to which steps are counted (default: %(default)s)")
-    add("--steps", type=int, metavar="N", help="compare the runs as they stood after N steps")
-    add("--check", type=Path, metavar="JSON", help="fail unless every number is within these thresholds")
-    add("--update", type=Path, metavar="JSON", help="write the thresholds that these runs give, and show the change")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -630,10 +637,12 @@ def main(args: argparse.Namespace) -> int:
 
 
 def write(comparison: Comparison, output: Path) -> None:
-    """comparison.md, comparison.json and comparison.png in a folder."""
-    output.mkdir(parents=True, exist_ok=True)
-    insert(markdown(comparison), output / "comparison.md")
+    """comparison.md, comparison.json and comparison.png in a folder: all of them or, where the disk is full, none."""
     # Without matplotlib's version in it, so that the same comparison is the same file.
-    draw(comparison).savefig(output / "comparison.png", dpi=130, metadata={"Software": None})
+    picture = io.BytesIO()
+    draw(comparison).savefig(picture, dpi=130, metadata={"Software": None})
     text = json.dumps(comparison.to_json(), allow_nan=False, separators=(",", ":"))
-    (output / "comparison.json").write_text(text.replace('{"loss"', '\n{"loss"') + "\n")  # a line per trial
+    text = text.replace('{"loss"', '\n{"loss"') + "\n"  # a line per trial
+    page = output / "comparison.md"
+    files = {page: inserted(markdown(comparison), page).encode(), output / "comparison.json": text.encode()}
+    write_whole([*files.items(), (output / "comparison.png", picture.getvalue())])

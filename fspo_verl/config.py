@@ -30,6 +30,10 @@ class Observation:
     """Folder (absolute path) for one Parquet row per response and optimiser step; null writes none. On several nodes it
     has to be a shared folder, or each node keeps the records of its own ranks."""
 
+    records_of: str | None = None
+    """Folder of the checkpoints of the run that is recorded; the packaged configs take trainer.default_local_dir. A run
+    replaces records of its own that it makes again after a resume, and those of no other run."""
+
     records_fraction: float = 1.0
     """Share of the prompts whose responses are recorded; all responses to a prompt are, or none."""
 
@@ -39,6 +43,11 @@ class Observation:
 
     records_limit_mb: float = 1024
     """Megabytes that one rank writes at most; after that it records nothing more, and says so."""
+
+    old_log_probs_from_rollout: bool | None = False
+    """Whether the old log-probs are the rollout engine's, as algorithm.rollout_correction.bypass_mode has it, from
+    which the packaged configs take this. What the first mini-batch shows is then the engines' mismatch and no noise,
+    and the metrics ``actor/fspo/unmoved_*`` stay 0."""
 
     def _check_observation(self):
         edges = list(self.length_bins)
@@ -59,14 +68,12 @@ class Observation:
             raise ValueError(f"{KEY_PREFIX}records_limit_mb={self.records_limit_mb!r} is not allowed: above 0")
         # Registers the losses even where verl was told not to load plugins (VERL_USE_EXTERNAL_PLUGINS=none), and makes
         # an import error loud that verl's plugin loader would have swallowed.
+        import fspo_verl.microbatch
         import fspo_verl.register
         import fspo_verl.versions
 
         fspo_verl.versions.warn_unsupported_verl()
-        if self.records_dir is not None:
-            import fspo_verl.microbatch
-
-            fspo_verl.microbatch.install()
+        fspo_verl.microbatch.install()
 
 
 @dataclass
@@ -86,8 +93,8 @@ class FSPOPolicyLossConfig(Band, Observation, PolicyLossConfig):
         if self.loss_mode != "fspo":
             raise ValueError(
                 f"{KEY_PREFIX}loss_mode={self.loss_mode!r} is not allowed beside algorithm.policy_loss=fspo (or "
-                "rloo), which sets loss_mode=fspo: remove the leftover loss_mode override, or select another loss "
-                "with algorithm.policy_loss=gspo or grpo"
+                "rloo), which sets loss_mode=fspo: remove the leftover loss_mode override, or add "
+                f"{KEY_PREFIX}loss_mode=fspo after it, or select another loss with algorithm.policy_loss=gspo or grpo"
             )
         self._check_observation()
 

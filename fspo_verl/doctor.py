@@ -20,6 +20,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
+import math
 import os
 import re
 import runpy
@@ -31,28 +32,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import NormalDist
 
-from fspo_verl import versions, workers
+from fspo_verl import terminal, versions, workers
+from fspo_verl.overrides import override
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
 _DEFAULT_OVERRIDES = ["+algorithm.policy_loss=fspo"]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``fspo-verl doctor``."""
-    parser.add_argument("launch", nargs="*", help="Hydra overrides of main_ppo, or after -- a command with -m MAIN")
-    parser.add_argument("--plan", action="store_true", help="also show what the launch will do: batches, band, memory")
-    parser.add_argument(
-        "--sigma", type=float, help="spread of a token's log-ratio (root of actor/fspo/sigma_squared), to judge eps by"
-    )
-    parser.add_argument("--records", type=Path, metavar="RUN", help="judge eps by the records below this folder")
-    parser.add_argument("--no-worker", action="store_true", help="do not ask a Ray worker")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 on warnings, too")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+_EXAMPLE = "as an example, for no launch was given, +algorithm.policy_loss=fspo on verl's defaults"
 
 
 def main(args: argparse.Namespace) -> int:
     """Print the findings; returns the exit code that the module's text promises."""
     module, overrides = split_command(args.launch)
+    refuse_malformed(overrides)
+    if args.sigma is not None and not 0 < args.sigma < math.inf:
+        raise ValueError(f"--sigma={args.sigma:g} must be a positive number")
+    if args.records is not None and not args.records.exists():
+        raise FileNotFoundError(f"--records={args.records} does not exist")
+    if os.getcwd() not in sys.path:  # where `python -m` looks first: in a checkout of verl, that one runs
+        sys.path.insert(0, os.getcwd())
     if versions.installed("verl") is None:
         raise ValueError(f"verl is not installed in {sys.prefix}: pip install 'verl{versions.SUPPORTED_VERL}'")
     # Ray starts while this process imports verl, which takes both of them some seconds.
@@ -76,14 +73,38 @@ def split_command(launch: list[str]) -> tuple[str, list[str]]:
     """The main's module and its arguments, from a command line with ``-m`` or from overrides alone.
 
     Raises:
-        ValueError: a command line that does not run a module of Python.
+        ValueError: neither one: it does not run a module of Python, or its first word is no override.
     """
     if "-m" in launch[:-1]:
         position = launch.index("-m")
         return launch[position + 1], launch[position + 2 :]
-    if launch and (Path(launch[0]).exists() or re.fullmatch(r"(.*/)?python[\d.]*", launch[0])):
-        raise ValueError("only overrides, or a command with `-m MAIN`, can be examined: name verl's main by its module")
+    if launch and not re.match(r"[-~]|[^=]+=", launch[0]):
+        raise ValueError(
+            f"{launch[0]} begins neither overrides (KEY=VALUE ...) nor a command with `-m MAIN` (a module of Python); "
+            "for a script, write down the command that it runs"
+        )
     return DEFAULT_MAIN, launch or list(_DEFAULT_OVERRIDES)
+
+
+def refuse_malformed(arguments: list[str]) -> None:
+    """Parse a main's arguments as Hydra will, before anything slow is imported.
+
+    Raises:
+        ValueError: one of them is neither an option of Hydra nor an override.
+    """
+    from hydra._internal.utils import get_args_parser  # the parser of every Hydra application; there is no public way
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    options, unknown = get_args_parser().parse_known_args(arguments)
+    if unknown:
+        raise ValueError(f"{unknown[0]} is no option of Hydra")
+    parser = OverridesParser.create()
+    for text in options.overrides:
+        try:
+            parser.parse_override(text)
+        except HydraException as error:
+            raise ValueError(f"{text!r} is no override KEY=VALUE: {str(error).splitlines()[0]}") from None
 
 
 def examine(module: str, overrides: list[str], complete: bool, args: argparse.Namespace, asked: workers.Workers | None):
@@ -106,19 +127,37 @@ def examine(module: str, overrides: list[str], complete: bool, args: argparse.Na
     try:
         config, composed = with_config(module, overrides, look)
     except Exception as error:  # whatever stops Hydra or the import of the main stops the launch
-        found.append(checks.Finding("error", "composition", f"{module} composes no config", str(error).strip()))
+        found.append(composes_nothing(module, error))
     else:
+        errors = {finding.check for finding in composed if finding.severity == "error"}
+        if not args.launch:
+            composed = [dataclasses.replace(finding, what=f"{_EXAMPLE}: {finding.what}") for finding in composed]
         found += [*composed, *selects_no_loss_of_ours(config)]
         if complete:
-            found += [*data_files(config), *model_folder(config), *verls_own_checks(module, config)]
-        if not any(finding.severity == "error" for finding in composed):
+            found += [*data_files(config, "warning" if args.dry_run else "error"), *model_folders(config)]
+        if complete and errors <= {"unjudged"}:  # verl would refuse again what is an error already
+            found += verls_own_checks(module, config)
+        if not errors:
             found += judge_eps(config, args.sigma, args.records)
-            rows = plan(config) if args.plan else []
+            found += judge_noise(config, args.noise, args.records)
+            if args.plan:
+                try:
+                    rows = plan(config)
+                except (ArithmeticError, TypeError, ValueError) as error:
+                    what = f"no plan can be made of this config: {type(error).__name__}: {error}"
+                    found.append(checks.Finding("warning", "plan", what, "a number in it is missing, 0 or a text"))
     if asked:
         found += workers.findings(asked, config)
         if complete and config is not None:
             found += workers.gpus(asked, config)
     return checks.by_severity(found), rows
+
+
+def composes_nothing(module: str, error: Exception):
+    """What stops Hydra, or the import of the main."""
+    from fspo_verl.checks import Finding
+
+    return Finding("error", "composition", f"{module} composes no config", str(error).strip())
 
 
 # --- the config, from the main that would run ------------------------------------------------------------------------
@@ -151,7 +190,7 @@ def with_config(module: str, arguments: list[str], look: Callable):
 
     before = sys.argv, verl.utils.device.auto_set_device, os.environ.get("HYDRA_FULL_ERROR")
     with tempfile.TemporaryDirectory() as scratch:
-        sys.argv = [spec.origin, *arguments, f"hydra.run.dir={scratch}", "hydra.output_subdir=null"]
+        sys.argv = [spec.origin, *arguments, override("hydra.run.dir", scratch), "hydra.output_subdir=null"]
         verl.utils.device.auto_set_device = take
         os.environ["HYDRA_FULL_ERROR"] = "1"  # errors are raised, not printed
         try:
@@ -165,6 +204,8 @@ def with_config(module: str, arguments: list[str], look: Callable):
             sys.argv, verl.utils.device.auto_set_device, full_error = before
             if full_error is None:
                 del os.environ["HYDRA_FULL_ERROR"]
+            else:
+                os.environ["HYDRA_FULL_ERROR"] = full_error
     raise ValueError(f"{module} ended before it handed over its config")
 
 
@@ -175,17 +216,26 @@ def installation() -> Iterator:
     """Versions, and whether verl and Hydra find this package here."""
     from importlib import metadata
 
+    from fspo_verl import contract
     from fspo_verl.checks import Finding
 
     found = {package: versions.installed(package) for package in versions.TESTED}
     text = ", ".join(f"{package} {version or 'not installed'}" for package, version in found.items())
     yield Finding("note", "versions", f"{text}, Python {sys.version.split()[0]}")
     if problem := versions.unsupported_verl():
-        yield Finding("error", "verl_version", *problem.split("; "))
-    untested = [f"{p} {v}" for p, v in found.items() if v and v not in versions.TESTED[p]]
-    if untested:
+        yield Finding("error", "verl_version", *problem)
+    else:
+        on_cpu = os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"
+        broken = [*contract.findings("loss", "launch", "records", "live", *(["cpu"] if on_cpu else []))]
+        if untested := versions.untested_verl():
+            tested = f"tested are {', '.join(versions.TESTED['verl'])}"
+            held = "" if broken else "; what fspo_verl takes for granted of verl holds here, see docs/verl_internals.md"
+            yield Finding("warning", "untested_verl", f"verl {untested} was not tested with fspo_verl", tested + held)
+        yield from broken
+    others = [f"{p} {v}" for p, v in found.items() if p != "verl" and v and v not in versions.TESTED[p]]
+    if others:
         tested = "; ".join(f"{package} {', '.join(known)}" for package, known in versions.TESTED.items())
-        yield Finding("note", "untested_versions", f"not among the tested versions: {', '.join(untested)}", tested)
+        yield Finding("note", "untested_versions", f"not among the tested versions: {', '.join(others)}", tested)
     if not any(point.value == "fspo_verl.plugin" for point in metadata.entry_points(group="verl.plugins")):
         why = "the package is imported, not installed"
         yield Finding("error", "entry_point", "verl finds no plugin fspo_verl", why, workers.INSTALL)
@@ -210,54 +260,90 @@ def selects_no_loss_of_ours(config) -> Iterator:
     if not launch.is_ours:
         what, why = f"{POLICY_LOSS}.loss_mode={launch.loss_mode} trains", "neither FSPO nor one of its baselines"
         yield Finding("warning", "not_selected", what, why, "+algorithm.policy_loss=fspo")
-    elif not launch.is_fspo:
-        yield Finding("note", "observed", f"policy loss {launch.loss_mode}, trained as verl has it and observed")
 
 
-def data_files(config) -> Iterator:
-    """Data sets that are not there."""
+def is_pattern(path: str | Path) -> bool:
+    """Whether the library ``datasets``, with which verl reads data, or OmegaConf takes a path for more than a name."""
+    return re.search(r"[*?]|\[.*\]|\$\{", str(path)) is not None
+
+
+def data_files(config, severity: str) -> Iterator:
+    """Data sets that are not there, or that verl would read as something else."""
     from fspo_verl.checks import Finding
 
     for key in ("train_files", "val_files"):
         files = config.data[key]
         for file in [files] if isinstance(files, str) else files:
-            if "://" not in file and not Path(file).expanduser().exists():
+            if "://" in file:
+                continue
+            if not Path(file).expanduser().exists():
                 fix = f"data.{key}=[FILE, ...]; scripts/prepare_data.py makes them"
-                yield Finding("error", "data_files", f"data.{key}: {file} does not exist", fix=fix)
+                yield Finding(severity, "data_files", f"data.{key}: {file} does not exist", fix=fix)
+            elif is_pattern(file):
+                why = "verl reads data with `datasets`, to which * ? and [...] are a pattern: it may read other files"
+                yield Finding("error", "data_files", f"data.{key}: {file} is no plain name", why, "rename it")
 
 
-def model_folder(config) -> Iterator:
-    """A model that is neither a folder with a model nor a name on a hub."""
+def model_folders(config) -> Iterator:
+    """Models of the actor and the critic that are neither a folder with a model nor a name on a hub."""
     from fspo_verl.checks import Finding
 
-    path = str(config.actor_rollout_ref.model.path)
-    folder = Path(path).expanduser()
-    if "://" in path or (folder / "config.json").is_file():
-        return
-    key = "actor_rollout_ref.model.path"
-    if folder.exists():
-        yield Finding("error", "model_folder", f"{key}={path} holds no config.json", fix=f"{key}=FOLDER of the model")
-    elif re.fullmatch(r"[\w.-]+/[\w.-]+", path):
-        yield Finding("note", "model_folder", f"{key}={path} is no folder here: taken for a name on the model hub")
-    else:
-        yield Finding("error", "model_folder", f"{key}={path} does not exist", fix=f"{key}=FOLDER or NAME/ON-THE-HUB")
+    for section in ("actor_rollout_ref", *(["critic"] if _needs_critic(config) else [])):
+        key, path = f"{section}.model.path", str(config[section].model.path)
+        if "://" in path or _holds_model(path):
+            continue
+        if Path(path).expanduser().exists():
+            fix = f"{key}=FOLDER of the model"
+            yield Finding("error", "model_folder", f"{key}={path} holds no config.json", fix=fix)
+        elif re.fullmatch(r"[\w.-]+/[\w.-]+", path):
+            yield Finding("note", "model_folder", f"{key}={path} is no folder here: taken for a name on the model hub")
+        else:
+            fix = f"{key}=FOLDER or NAME/ON-THE-HUB"
+            yield Finding("error", "model_folder", f"{key}={path} does not exist", fix=fix)
+
+
+def _holds_model(path: str) -> bool:
+    return (Path(path).expanduser() / "config.json").is_file()
+
+
+def _needs_critic(config) -> bool:
+    from verl.trainer.ppo.utils import need_critic
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return need_critic(config)
 
 
 def verls_own_checks(module: str, config) -> Iterator:
-    """What verl's ``validate_config`` refuses, where the main would call it."""
+    """What verl's ``validate_config`` refuses, where the main would call it.
+
+    Two of its checks look beyond the config: they load the critic's model, and vLLM. Where these are elsewhere, the
+    rest is checked.
+    """
     from fspo_verl.checks import Finding
 
     validate = getattr(importlib.import_module(module), "validate_config", None)
     if validate is None:
         return
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.trainer.ppo.utils import need_reference_policy
 
+    config, critic = config.copy(), _needs_critic(config)
+    if critic and not _holds_model(str(config.critic.model.path)):
+        config.critic.model = None
+    model = config.actor_rollout_ref.model
+    rank = 0 if model.lora.merge else model.lora.rank or model.lora_rank
+    if rank and config.actor_rollout_ref.rollout.name == "vllm" and importlib.util.find_spec("vllm") is None:
+        model.lora.rank = model.lora_rank = 0
+        what = f"whether vLLM has adapters of rank {rank} is not known, as it is not installed here"
+        why = "verl's main asks it before Ray starts, and fails without it"
+        yield Finding("warning", "lora_rank", what, why, "launch from a machine with vLLM")
     try:
         with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            validate(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+            validate(config, use_reference_policy=need_reference_policy(config), use_critic=critic)
     except Exception as error:  # AssertionError, ValueError and Hydra's own
-        yield Finding("error", "validate_config", f"verl refuses this config: {error}")
+        said = " ".join(str(error).split()) or type(error).__name__
+        yield Finding("error", "validate_config", f"verl refuses this config: {said}")
 
 
 def judge_eps(config, sigma: float | None, records_folder: Path | None) -> list:
@@ -283,7 +369,8 @@ def judge_eps(config, sigma: float | None, records_folder: Path | None) -> list:
     realized = launch.band.band_width == "realized"
     unit = 1 if realized else sigma * launch.max_response_length ** (0.5 - launch.band.length_power)
     wanted = " ".join(f"{POLICY_LOSS}.eps_{side}={times * unit:.3g}" for side, times in _EPS_IN_UNITS.items())
-    if max(outside.values()) < 1 / _responses_per_step(config):
+    responses = (launch.prompts_per_rollout or 1) * config.actor_rollout_ref.rollout.n
+    if max(outside.values()) < 1 / responses:
         what = f"eps_low={launch.band.eps_low:g}, eps_high={launch.band.eps_high:g} clip less than one response a step"
         found.append(Finding("warning", "eps_never_binds", what, f"share outside the band: {rates}", wanted))
     crowded = [where for where, rate in outside.items() if rate > 0.5]
@@ -295,22 +382,53 @@ def judge_eps(config, sigma: float | None, records_folder: Path | None) -> list:
     return found
 
 
+def judge_noise(config, sigma: float | None, records_folder: Path | None) -> list:
+    """Whether the band tells a move from numerical noise (:mod:`fspo_verl.noise`).
+
+    Args:
+        sigma: standard deviation of a token's log-ratio with nothing moved, nats. S of L tokens is then taken as normal
+            with mean 0 and variance L·sigma²: noises of tokens that are independent.
+        records_folder: a run whose unmoved responses are taken instead; one without any says nothing.
+    """
+    from fspo_verl import noise
+    from fspo_verl.checks import POLICY_LOSS, Finding, Launch
+    from fspo_verl.records import read_records
+
+    launch = Launch(config)
+    if not launch.is_fspo or (sigma is None and records_folder is None):
+        return []
+    band = launch.band
+    if sigma is None:
+        records = read_records(records_folder, max_rows=1_000_000)
+        unmoved = noise.of_records(records, records.attrs["settings"], band)
+        if unmoved is None:
+            return []
+        sigma, outside, widen = unmoved.sigma, unmoved.outside, unmoved.widen
+        below = noise.warning(unmoved, band) is not None
+    else:
+        outside = max(_outside(band, length, sigma, drift=0.0) for length in launch.typical_lengths)
+        spread = sigma * max(length ** (0.5 - band.length_power) for length in launch.typical_lengths)
+        widen = noise.EPS_IN_SIGMA * spread / min(band.eps_low, band.eps_high)
+        below = outside > noise.SHARE and band.band_width != "realized"
+    what = f"with nothing moved, {outside:.2g} of the responses lie outside the band (noise of {sigma:.2g} per token)"
+    if not below:
+        return [Finding("note", "noise", what)]
+    eps = {side: noise.rounded_up(widen * getattr(band, f"eps_{side}")) for side in ("low", "high")}
+    wider = " ".join(f"{POLICY_LOSS}.eps_{side}={value:g}" for side, value in (eps | {"dual": 3 * eps["high"]}).items())
+    return [Finding("warning", "eps_below_noise", what, "it clips rounding, not moves", f"{wider}, or {noise.HELP}")]
+
+
 # 2 leaves about 5% of undrifted responses outside; the dual clip is at 3 half-widths, as by default.
 _EPS_IN_UNITS = {"low": 2, "high": 2, "dual": 6}
 
 
-def _responses_per_step(config) -> int:
-    prompts = config.data.train_batch_size or config.actor_rollout_ref.actor.ppo_mini_batch_size
-    return prompts * config.actor_rollout_ref.rollout.n
-
-
-def _outside(band, length: int, sigma: float) -> float:
-    """Probability that S lies outside the band."""
+def _outside(band, length: int, sigma: float, drift: float = 1.0) -> float:
+    """Probability that S, normal with variance Q = L·sigma² and mean −drift·Q/2, lies outside the band."""
     import torch
 
     variation = length * sigma**2
     low, high, _ = (edge.item() for edge in band.edges(*torch.tensor([[length], [variation]], dtype=torch.float64)))
-    law = NormalDist(-variation / 2, variation**0.5)
+    law = NormalDist(-drift * variation / 2, variation**0.5)
     return law.cdf(low) + 1 - law.cdf(high)
 
 
@@ -342,11 +460,9 @@ def _outside_recorded(band, folder: Path) -> tuple[dict[str, float], float]:
 
 
 def _print(found: list, plan: list, counts: Counter) -> None:
-    for row in plan:
-        print(f"{row.name:<34} {row.value:>20}  {row.how}".rstrip())
+    terminal.show([(row.name, row.value.rjust(20), row.how) for row in plan], widths=(34, 20))
     for finding in found:
-        print(f"{finding.severity:<8} {finding.what}")
-        for label, text in (("", finding.why), ("fix: ", finding.fix)):
-            if text:
-                print(f"{'':<8} {label}{text}")
-    print(f"fspo-verl doctor: {counts['error']} errors, {counts['warning']} warnings")
+        lines = [(finding.severity, finding.what), ("", finding.why), ("fix:", finding.fix)]
+        terminal.show([line for line in lines if line[1]], widths=(8,))
+    said = [f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}" for severity in ("error", "warning")]
+    print(f"fspo-verl doctor: {', '.join(said)}")

@@ -20,19 +20,18 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from scipy import stats
 
 from fspo_verl.loss import Band
 
 # Clusters are pooled at random into at most this many blocks before they are resampled. Sums of independent clusters
 # are independent, so the interval stays valid; its width is then known to 1/sqrt(2000), and the cost is bounded.
 _BLOCKS = 1000
-# A bin whose responses come from fewer prompts gets no interval and no part in a regression over bins.
-_MIN_CLUSTERS = 10
-_LEVELS = 256  # of a share, in permutations
+_LEVELS = 256  # of a share, in draws by chance
 
-
-MIN_COUNT = 50  # responses that a length bin needs to take part in an LRE
+# What a length bin needs to take part in an LRE, or in a regression over bins. Prompts count as well, as the responses
+# to a few of them tell little, however many they are.
+MIN_COUNT = 50  # responses
+MIN_PROMPTS = 10
 
 
 class Estimate(NamedTuple):
@@ -48,12 +47,12 @@ class LRE(NamedTuple):
 
     worst: float  # max over bins of |a_b / a − 1|
     weighted: float  # the same, averaged over bins with their shares of the responses
-    excluded_bins: int  # bins left out because they hold fewer than min_count responses; empty bins are not counted
+    excluded_bins: int  # bins left out because they hold too few responses or prompts; empty bins are not counted
     excluded_responses: int  # responses in them
 
 
 class Floor(NamedTuple):
-    """LRE if the clips had fallen at random: mean over permutations, and the permutations' central range."""
+    """LRE if the clips had fallen at random: mean over draws, and the draws' central range."""
 
     worst: Estimate
     weighted: Estimate
@@ -70,7 +69,8 @@ def clip_rate(records: pd.DataFrame) -> float:
 
 def clusters(records: pd.DataFrame) -> np.ndarray:
     """Integer code ``[rows]`` of the cluster (step, prompt) of each row, from 0 without gaps."""
-    return records.groupby(["step", "prompt"], observed=True, sort=False, dropna=False).ngroup().to_numpy()
+    (step, _), (prompt, prompts) = (pd.factorize(records[name], use_na_sentinel=False) for name in ("step", "prompt"))
+    return pd.factorize(step * np.int64(len(prompts)) + prompt)[0]
 
 
 def sides(records: pd.DataFrame) -> dict[str, np.ndarray]:
@@ -95,8 +95,10 @@ def length_edges(length, bins: int = 8) -> np.ndarray:
     return np.unique(np.rint(np.geomspace(length.min(), length.max() + 1, bins + 1)).astype(np.int64))
 
 
-def rate_by_length(length, clipped, edges, confidence: float = 0.95, clusters=None) -> pd.DataFrame:
-    """Rate in each length bin with its Wilson interval: columns low, high, n, rate, lower, upper.
+def rate_by_length(
+    length, clipped, edges, confidence: float = 0.95, clusters=None, rerun: bool = False
+) -> pd.DataFrame:
+    """Rate in each length bin with its Wilson interval: columns low, high, n, rate, lower, upper, clusters if given.
 
     ``high`` is the last length in the bin; an empty bin has NaN for its rate and interval. Without ``clusters`` the
     interval takes responses for independent (and is then wider than necessary for shares between 0 and 1). With them
@@ -109,7 +111,9 @@ def rate_by_length(length, clipped, edges, confidence: float = 0.95, clusters=No
         clipped: ``[rows]`` bool, or shares between 0 and 1.
         edges: of :func:`length_edges`.
         confidence: of the interval.
-        clusters: ``[rows]`` codes of :func:`clusters`.
+        clusters: ``[rows]`` codes of :func:`clusters`, or of whatever else varies as a whole.
+        rerun: the interval is to hold the rate of other data of the same size, and not that of endless data: its
+            variance is then twice as large, once for either.
 
     Raises:
         ValueError: a length is outside the edges.
@@ -119,23 +123,30 @@ def rate_by_length(length, clipped, edges, confidence: float = 0.95, clusters=No
     n = np.bincount(cell, minlength=cells)
     with np.errstate(invalid="ignore", divide="ignore"):
         rate = np.bincount(cell, clipped, cells) / n
-        quantile = np.full(cells, stats.norm.ppf((1 + confidence) / 2))
-        effective = n.astype(np.float64)
+        quantile = np.full(cells, _quantile(confidence))
+        effective, counts = n.astype(np.float64), {}
         if clusters is not None:
             groups, variance = _cluster_variance(np.asarray(clusters), cell, cells, clipped - rate[cell])
-            quantile = stats.t.ppf((1 + confidence) / 2, groups - 1)
+            counts = {"clusters": groups}
+            quantile = _quantile(confidence, groups - 1)
             binomial = rate * (1 - rate) / n
             effective = np.where(binomial > 0, n / np.maximum(variance / binomial, 1), groups)
-        lower, upper = _wilson(rate, effective, quantile)
-    return _table(edges, n=n, rate=rate, lower=lower, upper=upper)
+        lower, upper = _wilson(rate, effective / 2 if rerun else effective, quantile)
+    return _table(edges, n=n, rate=rate, lower=lower, upper=upper, **counts)
+
+
+def takes_part(table: pd.DataFrame, min_count: int = MIN_COUNT) -> pd.Series:
+    """bool per bin of a table: ``min_count`` responses or more, and 10 prompts (``clusters``) where the table tells."""
+    enough = table["n"] >= min_count
+    return enough & (table["clusters"] >= MIN_PROMPTS) if "clusters" in table else enough
 
 
 def length_reweighting_error(table: pd.DataFrame, min_count: int = MIN_COUNT) -> LRE:
     """Length reweighting error: how far acceptance in a length bin departs from overall acceptance.
 
-    a_b = 1 − rate of bin b, a = acceptance of all responses; LRE = max_b |a_b / a − 1| over the bins with at least
-    ``min_count`` responses, and the mean of |a_b / a − 1| with the shares of these bins beside it. The paper's formula
-    (arXiv 2509.09177) is not known; this one is derived here.
+    a_b = 1 − rate of bin b, a = acceptance of all responses; LRE = max_b |a_b / a − 1| over the bins that have enough
+    responses and prompts (:func:`takes_part`), and the mean of |a_b / a − 1| with the shares of these bins beside it.
+    The paper's formula (arXiv 2509.09177) is not known; this one is derived here.
 
     NaN with fewer than two bins to compare, and where everything is clipped (a = 0). Where nothing is clipped it is 0.
 
@@ -143,57 +154,80 @@ def length_reweighting_error(table: pd.DataFrame, min_count: int = MIN_COUNT) ->
         table: of :func:`rate_by_length`.
         min_count: responses that a bin needs to take part.
     """
-    n = table["n"].to_numpy()
-    keep = n >= min_count
+    n, keep = table["n"].to_numpy(), takes_part(table, min_count).to_numpy()
     worst, weighted = _lre(n, n * np.nan_to_num(table["rate"].to_numpy()), keep)
     excluded = ~keep & (n > 0)
     return LRE(float(worst), float(weighted), int(excluded.sum()), int(n[excluded].sum()))
 
 
-def permutation_floor(
+def chance_floor(
     length,
     clipped,
+    clusters,
     edges,
     rng: np.random.Generator,
     draws: int = 400,
     min_count: int = MIN_COUNT,
     confidence: float = 0.95,
 ) -> Floor:
-    """The LRE that comes out if the same clips fall at random on the same responses, in the same bins.
+    """The LRE that comes out if clips fall on prompts at random, whatever their lengths.
 
-    It is exact for responses that are clipped independently of each other; where the responses to a prompt are clipped
-    together, chance alone gives more than this. (Shares that take more than 256 values are first replaced by the means
-    of 256 groups of equal size, so that the cost does not grow with their number.) NaN where
-    :func:`length_reweighting_error` is.
+    Every bin draws its rate as a mean of independent responses, taken from all of them, but of fewer than it has:
+    responses over the design effect. What the responses to a prompt have in common then counts once (Rao and Scott,
+    doi:10.1214/aos/1176346391). With e = clipped − rate, v its variance over all responses, ρ its correlation between
+    two responses to one prompt (at least 0), n_cb the responses of prompt c in bin b, and p_b the bin's share of all,
+
+        design effect = 1 − ρ + ρ·Σ_c (n_cb − p_b n_c)² / (n_b (1 − p_b)), at least 1,
+
+    which is the variance of the bin's excess of clips over that without correlation. Prompts may have any number of
+    responses each; where all have the same, this agrees with a permutation of whole prompts. How often it is exceeded
+    where all lengths are clipped alike is in ``docs/coverage.md``. NaN where :func:`length_reweighting_error` is.
+
+    Args:
+        length, clipped, clusters, edges: as in :func:`rate_by_length`. Shares that take more than 256 values are
+            replaced by the means of 256 groups of equal size, which bounds the cost.
+        rng: source of the draws.
+        draws, min_count, confidence: how many draws, responses that a bin needs, and the central range of the draws.
     """
     clipped = np.asarray(clipped, dtype=np.float64)
     cell, cells = _cells(length, edges)
-    n = np.bincount(cell, minlength=cells)
+    totals = _totals(np.asarray(clusters), [np.ones(len(clipped)), clipped], cell, cells)
+    n, keep = totals[..., 0].sum(0), _enough(totals[..., 0], min_count)
+    if keep.sum() < 2:
+        nothing = Estimate(math.nan, math.nan, math.nan)
+        return Floor(nothing, nothing)
     levels, counts = np.unique(clipped, return_counts=True)
     if len(levels) > _LEVELS:
         groups = np.array_split(np.sort(clipped), _LEVELS)
         levels, counts = np.array([(group.mean(), len(group)) for group in groups]).T
-    drawn = np.stack([_deal(levels, counts.astype(np.int64), n, rng) for _ in range(draws)])
+    independent = np.maximum(n / _design_effect(totals, clipped), 1).astype(np.int64)
+    rates = [rng.multinomial(size, counts / counts.sum(), draws) @ levels / size for size in independent]
     tail = (1 - confidence) / 2
     return Floor(
         *(
             Estimate(float(value.mean()), *np.quantile(value, [tail, 1 - tail]).tolist())
-            for value in _lre(n, drawn, n >= min_count)
+            for value in _lre(n, n * np.stack(rates, -1), keep)
         )
     )
 
 
-def _deal(levels: np.ndarray, counts: np.ndarray, n: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Totals ``[bins]`` after a random permutation of ``counts[i]`` times ``levels[i]`` over bins of ``n`` places."""
-    totals = np.zeros(len(n))
-    for place, size in enumerate(n):
-        taken = rng.multivariate_hypergeometric(counts, size, method="marginals")
-        totals[place] = taken @ levels
-        counts = counts - taken
-    return totals
+def _design_effect(totals: np.ndarray, clipped: np.ndarray) -> np.ndarray:
+    """Design effect of each bin, see :func:`chance_floor`; from responses and clips ``[clusters, bins, 2]``."""
+    count, size = totals[..., 0], totals[..., 0].sum(-1)
+    squares = np.square(clipped - clipped.mean()).sum()
+    pairs = (size * (size - 1)).sum()
+    excess = totals[..., 1].sum(-1) - clipped.mean() * size
+    alike = 0.0
+    if squares > 0 and pairs > 0:
+        alike = max((np.square(excess).sum() - squares) / pairs / (squares / len(clipped)), 0.0)
+    n = count.sum(0)
+    share = n / n.sum()
+    with np.errstate(invalid="ignore", divide="ignore"):
+        spread = np.square(count - share * size[:, None]).sum(0) / (n * (1 - share))
+    return np.maximum(1 - alike + alike * np.nan_to_num(spread), 1)
 
 
-def lre_interval(
+def lre_against_chance(
     records: pd.DataFrame,
     clipped,
     edges,
@@ -201,21 +235,23 @@ def lre_interval(
     draws: int = 400,
     min_count: int = MIN_COUNT,
     confidence: float = 0.95,
-) -> Estimate:
-    """Worst-bin LRE of ``clipped`` ``[rows]`` over the given records, with its interval clustered by prompt.
+) -> tuple[Estimate, Floor]:
+    """Worst-bin LRE of ``clipped`` ``[rows]`` over the given records with its interval, and :func:`chance_floor`.
 
-    The LRE is a maximum of absolute values: noise can only raise it. The interval is that of an LRE well above its
-    noise; one that is not (compare :func:`permutation_floor`) tells nothing of a true LRE of 0.
+    The interval is clustered by prompt. The LRE is a maximum of absolute values, which noise can only raise: where it
+    is not above what chance gives, the interval reaches down to 0.
     """
+    cluster = clusters(records)
     cell, cells = _cells(records["length"], edges)
-    keep = np.bincount(cell, minlength=cells) >= min_count
+    totals = _totals(_pool(cluster, rng), [np.ones(len(records)), clipped], cell, cells)
+    keep = _enough(_totals(cluster, [np.ones(len(records))], cell, cells)[..., 0], min_count)
 
     def worst(totals):
         return _lre(totals[..., 0], totals[..., 1], keep)[0][..., None]
 
-    totals = _totals(_pool(clusters(records), rng), [np.ones(len(records)), clipped], cell, cells)
-    value, lower, upper = _bootstrap(totals, worst, rng, draws, confidence)
-    return Estimate(value.item(), max(lower.item(), 0.0), upper.item())
+    value, lower, upper = (number.item() for number in _bootstrap(totals, worst, rng, draws, confidence))
+    floor = chance_floor(records["length"], clipped, cluster, edges, rng, draws, min_count, confidence)
+    return Estimate(value, max(lower, 0.0) if value > floor.worst.upper else 0.0, upper), floor
 
 
 def cosine_bound(lre, kappa):
@@ -243,6 +279,11 @@ def _lre(n: np.ndarray, clipped: np.ndarray, keep: np.ndarray) -> tuple[np.ndarr
         return error.max(-1), (weight * error).sum(-1) / weight.sum(-1)
 
 
+def _enough(count: np.ndarray, min_count: int) -> np.ndarray:
+    """Which bins take part, from the responses ``[clusters, bins]``."""
+    return (count.sum(0) >= min_count) & (np.count_nonzero(count, axis=0) >= MIN_PROMPTS)
+
+
 def _cells(length, edges) -> tuple[np.ndarray, int]:
     """Number of the length bin of each row, and how many bins there are."""
     length, edges = np.asarray(length), np.asarray(edges)
@@ -254,6 +295,14 @@ def _cells(length, edges) -> tuple[np.ndarray, int]:
 def _table(edges, **columns) -> pd.DataFrame:
     edges = np.asarray(edges)
     return pd.DataFrame({"low": edges[:-1], "high": edges[1:] - 1, **columns})
+
+
+def _quantile(confidence: float, freedom=None):
+    """Of Student's t, or of the normal law without ``freedom``: ``confidence`` lies between its negative and itself."""
+    from scipy import stats  # here: a run that trains takes its LRE from this module, and scipy comes with an extra
+
+    law = stats.norm() if freedom is None else stats.t(freedom)
+    return law.ppf((1 + confidence) / 2)
 
 
 def _wilson(rate, n, quantile) -> tuple[np.ndarray, np.ndarray]:
@@ -322,7 +371,7 @@ def _bootstrap(totals: np.ndarray, statistic: Callable, rng, draws: int, confide
         squares = np.square(influence).sum(0)
         freedom = 2 / (np.power(influence, 4).sum(0) / squares**2 - 1 / count)
     freedom = np.where(squares > 0, np.clip(freedom, 1, count - 1), count - 1)
-    half = stats.t.ppf((1 + confidence) / 2, freedom) * deviation * np.sqrt(count / (count - 1))
+    half = _quantile(confidence, freedom) * deviation * np.sqrt(count / (count - 1))
     return Estimate(value, value - half, value + half)
 
 
@@ -418,7 +467,7 @@ def law_of_s(
     cluster = clusters(moved)
     n = np.bincount(cell, minlength=cells)
     prompts = _cluster_variance(cluster, cell, cells, np.zeros(len(cell)))[0]
-    usable = (n >= min_count) & (prompts >= _MIN_CLUSTERS)
+    usable = (n >= min_count) & (prompts >= MIN_PROMPTS)
 
     def statistic(totals):
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -664,12 +713,12 @@ def counterfactuals(
     Args:
         records: the run; all responses, moved or not.
         edges: of :func:`length_edges`.
-        rng: source of bootstrap draws and permutations.
+        rng: source of all draws.
         match_rate: None for the methods' own constants. A number scales each method to clip this share of the
             responses with advantage != 0, so that shapes are compared and not constants; methods that clip token by
             token are then left out.
         methods: default :data:`METHODS`.
-        draws, min_count, confidence: as in :func:`lre_interval` and :func:`permutation_floor`.
+        draws, min_count, confidence: as in :func:`lre_against_chance`.
 
     Raises:
         ValueError: a method cannot reach ``match_rate`` on these records.
@@ -690,13 +739,12 @@ def counterfactuals(
             table = rate_by_length(part["length"], values, edges, confidence, cluster[mask])
             overall = rate_by_length(part["length"], values, edges[[0, -1]], confidence, cluster[mask])
             lre = length_reweighting_error(table, min_count)
-            _, lower, upper = lre_interval(part, values, edges, rng, draws, min_count, confidence)
-            floor = permutation_floor(part["length"], values, edges, rng, draws, min_count, confidence).worst
-            numbers = (lre.worst, lower, upper, lre.weighted, floor.value, floor.upper, *lre[2:])
+            error, (floor, _) = lre_against_chance(part, values, edges, rng, draws, min_count, confidence)
+            numbers = (*error, lre.weighted, floor.value, floor.upper, *lre[2:])
             tables.append(table.assign(method=name, side=side))
             rows.append(
                 {"method": name, "side": side, **eps}
-                | overall.drop(columns=["low", "high"]).to_dict("records")[0]
+                | overall.drop(columns=["low", "high", "clusters"]).to_dict("records")[0]
                 | dict(zip(_LRE_COLUMNS, numbers, strict=True))
             )
     first = ["method", "side"]

@@ -17,9 +17,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from fspo_verl.fairness import MIN_COUNT
+from fspo_verl.fairness import takes_part
 
 _LENGTH = "response length L (tokens)"
 BLACK, GREY = "#000000", "#7f7f7f"
@@ -118,17 +119,21 @@ def grid(panels: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
 def by_length(axes: Axes, series: Sequence[Series]) -> None:
     """Values by length bin with their intervals, on a logarithmic length axis.
 
-    Bins with too few responses to take part in an LRE are pale, and no line leads to them.
+    Bins with too few responses or prompts to take part in an LRE are pale marks without bars, to which no line leads
+    and the vertical axis does not stretch.
     """
     for i, (label, style, table, column) in enumerate(series):
         table = table.rename(columns={"lower": f"{column}_lower", "upper": f"{column}_upper"})
         # Bars of different series would hide each other at one and the same place.
         table = table.assign(place=np.sqrt(table.low * table.high) * 1.02 ** (i - (len(series) - 1) / 2))
-        solid, pale = table[table.n >= MIN_COUNT], table[(0 < table.n) & (table.n < MIN_COUNT)]
+        drawn = takes_part(table)
+        solid, pale = table[drawn], table[~drawn & (table.n > 0)]
         _bars(axes, solid.place, solid, column, label, style)
-        _bars(axes, pale.place, pale, column, "_", style._replace(line="none"), alpha=0.3)
-    low = min((table.low.min() for *_, table, _ in series), default=1)
-    high = max((table.high.max() for *_, table, _ in series), default=1)
+        marks = Line2D(pale.place, pale[column], **style._replace(line="none").line_kwargs(), alpha=0.3)
+        axes.add_artist(marks) if drawn.any() else axes.add_line(marks)  # an artist has no part in the axis's limits
+    binned = [table for *_, table, _ in series if len(table)]
+    low = min((table.low.min() for table in binned), default=1)
+    high = max((table.high.max() for table in binned), default=1)
     axes.set_xscale("log")
     axes.set(xlim=(low / 1.15, high * 1.15), xlabel=_LENGTH)
     _round_ticks(axes.xaxis, *axes.get_xlim())
@@ -195,6 +200,8 @@ def counterfactuals(panels: Sequence[Rates], columns: int) -> Figure:
 def _clip_rate_panel(axes: Axes, rates: Rates) -> None:
     if rates.level is not None:
         axes.axhline(rates.level, color=BLACK, lw=0.8)
+        place = axes.get_yaxis_transform()  # left edge of the panel, height of the line
+        axes.text(0.01, rates.level, f"{rates.level:.0%} overall", transform=place, va="bottom", fontsize=7.5)
     by_length(axes, rates.series)
     axes.set_title(rates.title)
     axes.set(ylim=(0, None), ylabel="clip rate")

@@ -51,11 +51,19 @@ class Band:
     """
 
     length_power: float = 0.5
-    """p in s = L^p: 0.5 is FSPO, 0 a fixed band on S, 1 a band on the per-token mean S/L (GSPO's shape)."""
+    """p in s = L^p: 0.5 is FSPO, 0 a fixed band on S, 1 a band on the per-token mean S/L (GSPO's shape). With
+    ``realized_limit`` it is the p of that limit."""
 
     band_width: str = "length"
     """``length``: s = L^length_power. ``realized``: s = √Q, Q = Σ_t (log-ratio of token t)², so that eps counts
-    standard deviations of S (derived here). A realised width grows with the policy's move: it is no trust region."""
+    standard deviations of S (derived here). A realised width grows with the policy's move: without ``realized_limit``
+    it is no trust region."""
+
+    realized_limit: float | None = None
+    """For ``band_width: realized``: √Q counts as at most realized_limit·L^length_power, in width and centre; null sets
+    no limit. Up to it the band follows the move, beyond it it is as a band of fixed eps: no response keeps its
+    gradient beyond eps·realized_limit·L^length_power from the centre (derived here). At length_power 0.5 it is the
+    largest root mean square of a response's token log-ratios that the band follows."""
 
     band_center: str = "zero"
     """``zero``: c = 0 (paper v2/v3). ``constant``: c = −drift_per_token·L (the drift of paper v1, whose estimate is not
@@ -96,10 +104,18 @@ class Band:
             "drift_per_token",
             f"it must be > 0 with band_center=constant and 0 otherwise, and band_center={self.band_center!r}",
         )
+        limit = self.realized_limit
+        require(limit is None or (_is_number(limit) and limit > 0), "realized_limit", "null or a positive number")
         require(
-            self.band_width == "length" or self.length_power == 0.5,
+            limit is None or self.band_width == "realized",
+            "realized_limit",
+            f"it has no effect with band_width={self.band_width!r}; leave it at null or set band_width=realized",
+        )
+        require(
+            self.band_width == "length" or limit is not None or self.length_power == 0.5,
             "length_power",
-            "it has no effect with band_width='realized'; leave it at 0.5 or set band_width=length",
+            "it has no effect with band_width='realized' and no realized_limit; leave it at 0.5, set band_width=length "
+            "or a realized_limit",
         )
 
     def edges(self, length: Tensor, quadratic_variation: Tensor) -> "Edges":
@@ -109,6 +125,8 @@ class Band:
         mode, so that the first update is the plain policy gradient.
         """
         q = quadratic_variation
+        if self.realized_limit is not None:
+            q = q.minimum((self.realized_limit * length.pow(self.length_power)).square())
         if self.band_width == "realized":
             scale = q.sqrt()
         else:
@@ -132,8 +150,10 @@ class Band:
         """The band in one line, for logs."""
         scale = "sqrt(Q)" if self.band_width == "realized" else f"L^{self.length_power:g}"
         center = {"zero": "0", "constant": f"-{self.drift_per_token:g}*L", "realized": "-Q/2"}[self.band_center]
+        limit = self.realized_limit
+        within = "" if limit is None else f", sqrt(Q) at most {limit:g}*L^{self.length_power:g}"
         dual = "no dual clip" if self.eps_dual is None else f"dual clip +{self.eps_dual:g}*{scale}"
-        return f"log-ratio band {center} [-{self.eps_low:g}, +{self.eps_high:g}]*{scale}, {dual}"
+        return f"log-ratio band {center} [-{self.eps_low:g}, +{self.eps_high:g}]*{scale}, {dual}{within}"
 
 
 class Edges(NamedTuple):

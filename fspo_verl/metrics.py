@@ -7,9 +7,14 @@ a rate taken over micro-batches of unequal size. The ``actor/fspo/*`` metrics th
 batch, so that verl's mean is the mean over rows, however the batch was cut. Rows without a response token (padding that
 verl adds to fill a batch) count with 0. What is not a mean over rows is a quotient of two of them: the clip rate of a
 length bin is its ``clipped`` over its ``responses``, the effective sample size relative to the number of responses is
-``ratio``² over ``ratio_squared`` (over ``sequence_fraction``).
+``ratio``² over ``ratio_squared`` (over ``sequence_fraction``), and the numerical noise of a token's log-ratio is the
+root of ``unmoved_sigma_squared`` over ``unmoved_fraction``; both are 0 on rows of later mini-batches, and where it is
+not known that the first one has not moved. :mod:`fspo_verl.live` logs these quotients.
 
-Names must not contain "min" or "max": verl would reduce by those.
+The asynchronous trainers take another mean, over the updates between two weight syncs, each weighted by its responses
+(or, in the fully asynchronous one, all alike); that is the mean over rows as long as these updates have as many.
+
+Names must not contain "min", "max", "sum" or "total": verl would reduce by those.
 """
 
 from collections.abc import Sequence
@@ -23,22 +28,28 @@ PREFIX = "actor/fspo/"
 LENGTH_BINS = (16, 64, 256, 1024, 4096, 16384)  # default inner edges, in response tokens
 
 
-def metrics(columns: dict[str, np.ndarray], length_bins: Sequence[int], rows: int) -> dict:
+def metrics(
+    columns: dict[str, np.ndarray], length_bins: Sequence[int], rows: int, mini_batch: int, unmoved: bool
+) -> dict:
     """Metrics of one call of the loss.
 
     Args:
         columns: ``[B]`` arrays of :mod:`fspo_verl.observation`.
         length_bins: inner edges of the length bins, in response tokens, rising.
         rows: rows of the mini-batch over all ranks, padding included.
+        mini_batch: its number within the step, from 0.
+        unmoved: the old log-probs are those of the weights of this call.
     """
     result = {}
-    for name, values in row_values(columns, length_bins, rows).items():
+    for name, values in row_values(columns, length_bins, rows, mini_batch, unmoved).items():
         result[PREFIX + name] = metric = verl.utils.metric.Metric("mean")
         metric.values = values.tolist()  # as extend(), which checks the type of each of some ten thousand floats
     return result
 
 
-def row_values(columns: dict[str, np.ndarray], length_bins: Sequence[int], rows: int) -> dict[str, np.ndarray]:
+def row_values(
+    columns: dict[str, np.ndarray], length_bins: Sequence[int], rows: int, mini_batch: int, unmoved: bool
+) -> dict[str, np.ndarray]:
     """The metrics before the mean over rows: name to ``[B]`` array."""
     length, log_ratio, advantage = (columns[name] for name in ("length", "log_ratio", "advantage"))
     is_sequence = length > 0
@@ -61,12 +72,17 @@ def row_values(columns: dict[str, np.ndarray], length_bins: Sequence[int], rows:
         "ratio": ratio,
         "ratio_squared": ratio**2,
         "nonfinite_fraction": columns["finite"] == 0,
+        "unmoved_fraction": is_sequence * unmoved,
+        "unmoved_sigma_squared": columns["quadratic_variation"] / tokens * unmoved,
         "rows": np.full(len(length), rows),
+        # No mean can count the mini-batches of a step; but the mean of the first M odd numbers is M.
+        "step_rows": np.full(len(length), rows * (2 * mini_batch + 1)),
     }
     has_advantage = is_sequence & (advantage != 0)
     counted = {"responses": has_advantage, "clipped": clipped * has_advantage}
     if "outside" in columns:
         values["outside_band_fraction"] = columns["outside"]
+        values["unmoved_outside_fraction"] = columns["outside"] * unmoved
         counted["outside"] = columns["outside"] * has_advantage
     for name, in_bin in _bins(length, length_bins).items():
         values |= {f"{name}/{key}": value * in_bin for key, value in counted.items()}

@@ -1,18 +1,25 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which step, mini-batch and prompts a call of a policy loss is about: records need it, verl's loss contract lacks it.
+"""Which step, mini-batch and prompts a call of a policy loss is about: verl's loss contract does not say.
 
-verl (0.9.1) calls a registered loss from ``ppo_loss``, which has all of it at hand but passes on tensors only, and
-offers no other hook there. Where records are asked for, :func:`install` therefore wraps the name ``ppo_loss`` in
-verl's ``engine_workers`` module, the one place from which every engine (FSDP, Megatron, VeOmni, TorchTitan) takes it.
-The wrapper looks and passes on.
+Records need all of it, and the metrics of numerical noise the mini-batch. verl (0.9.1) calls a registered loss from
+``ppo_loss``, which has prompts and mini-batch at hand but passes on tensors, and tells a worker the training step with
+a weight sync alone. It offers no hook at either place. :func:`install` therefore wraps the method
+``ActorRolloutRefWorker.update_weights``, and ``ppo_loss`` in the two modules of verl that call it: ``engine_workers``,
+from which every engine (FSDP, Megatron, VeOmni, TorchTitan) takes it, and the distillation loss. The wrappers look and
+pass on; they take microseconds.
 """
 
 import functools
+import logging
+import sys
 from contextvars import ContextVar
 from typing import NamedTuple
 
+import numpy as np
 import torch
+
+logger = logging.getLogger("fspo_verl")
 
 _CURRENT: ContextVar["MicroBatch | None"] = ContextVar("micro_batch", default=None)
 
@@ -20,7 +27,7 @@ _CURRENT: ContextVar["MicroBatch | None"] = ContextVar("micro_batch", default=No
 class MicroBatch(NamedTuple):
     """The rows of one call of a policy loss."""
 
-    step: int  # training step, as verl counts it
+    step: int  # training step, as verl counts it: what lies between two weight syncs
     mini_batch: int  # optimiser step within the training step, from 0
     rank: int  # data-parallel rank
     ranks: int  # data-parallel ranks
@@ -34,13 +41,22 @@ def current() -> MicroBatch | None:
 
 
 def install() -> None:
-    """Wrap ``ppo_loss``; calling it again changes nothing."""
-    import verl.workers.engine_workers as engine_workers  # not while verl is being imported
+    """Wrap ``ppo_loss`` and ``update_weights`` in a process that has loaded verl's workers, once.
 
-    ppo_loss = engine_workers.ppo_loss
-    if hasattr(ppo_loss, "counts_micro_batches"):
+    A worker has loaded them before it builds the config of its loss, from where this is called. A driver builds that
+    config too, to check it, and is spared the seconds of their import.
+    """
+    engine_workers = sys.modules.get("verl.workers.engine_workers")
+    if engine_workers is None or hasattr(getattr(engine_workers, "ppo_loss", None), "counts_micro_batches"):
         return
-    position = _Position()
+    try:
+        import verl.trainer.distillation.losses as distillation
+
+        ppo_loss, worker = engine_workers.ppo_loss, engine_workers.ActorRolloutRefWorker
+        update_weights, position = worker.update_weights, _Position()
+    except (ImportError, AttributeError) as error:  # another verl: the loss trains without, as it must
+        logger.warning("no records and no metrics of numerical noise with this verl: %s", error)
+        return
 
     @functools.wraps(ppo_loss)
     def counting_ppo_loss(config, model_output, data, dp_group=None):
@@ -50,28 +66,49 @@ def install() -> None:
         finally:
             _CURRENT.reset(token)
 
+    @functools.wraps(update_weights)  # with what verl's dispatch has noted on the method
+    async def counting_update_weights(self, global_steps=None, *args, **kwargs):
+        position.sync(global_steps)
+        return await update_weights(self, global_steps, *args, **kwargs)
+
     counting_ppo_loss.counts_micro_batches = True
-    engine_workers.ppo_loss = counting_ppo_loss
+    engine_workers.ppo_loss = distillation.ppo_loss = counting_ppo_loss
+    worker.update_weights = counting_update_weights
 
 
 class _Position:
-    """Counts rows into mini-batches and mini-batches into steps, from what verl tells of each micro-batch."""
+    """Counts rows into mini-batches and mini-batches into training steps, with what verl tells of both."""
 
     def __init__(self):
         self.step, self.mini_batch, self.rows = 0, 0, 0
-        self.starts_step = True
+        self.synced: int | None = None  # training step of the weights that the rollout engines have
+        self.trained = False  # since then
 
-    def advance(self, data, dp_group) -> MicroBatch:
-        """Take in the next micro-batch of this rank, a TensorDict."""
+    def sync(self, step: int | None) -> None:
+        """Take in that verl sends the weights of a training step to the rollout engines; None says of none."""
+        if step is None:
+            return
+        if self.synced is None:
+            self.step = step  # before the first update: 0, or the step of the checkpoint
+        self.synced, self.trained = step, False
+
+    def advance(self, data, dp_group) -> MicroBatch | None:
+        """Take in the next micro-batch of this rank, a TensorDict; None where it does not say what it is a part of."""
         import verl.utils.tensordict_utils as tu
 
-        if self.starts_step:
-            # The step in which verl drew the prompts: the training step, or (asynchronous) an earlier one.
-            drawn = max(map(int, tu.get(data, "global_steps", [0])))
-            self.step, self.mini_batch, self.starts_step = max(self.step + 1, drawn), 0, False
-        rows, ranks = len(data), tu.get(data, "dp_size")
+        ranks, mini_batch_rows = (tu.get(data, key) for key in ("dp_size", "global_batch_size"))
+        if not ranks or not mini_batch_rows:
+            return None
+        # verl's v1 trainers sync at the end of a step, and their prompts tell the step that drew them: this one or, in
+        # the asynchronous trainers, an earlier one. Of the older trainers, one-step-off syncs before a step: count.
+        drawn = tu.get(data, "global_steps")
+        step = self.step + (not self.trained) if drawn is None else max((self.synced or 0) + 1, int(np.max(drawn)))
+        if step != self.step:
+            self.step, self.mini_batch, self.rows = step, 0, 0
+        self.trained = True
+        rows = len(data)
         self.rows += rows
-        ends_mini_batch = self.rows >= tu.get(data, "global_batch_size") // ranks
+        ends_mini_batch = self.rows >= mini_batch_rows // ranks
         position = MicroBatch(
             step=self.step,
             mini_batch=self.mini_batch,
@@ -82,6 +119,4 @@ class _Position:
         )
         if ends_mini_batch:
             self.rows, self.mini_batch = 0, self.mini_batch + 1
-            # verl moves the learning rate on after the last mini-batch of a step, and says so with the mini-batch.
-            self.starts_step = tu.get(data, "update_lr_scheduler", False)
         return position

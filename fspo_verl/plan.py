@@ -15,6 +15,7 @@ from fspo_verl import checks
 from fspo_verl.records import COLUMNS
 
 _GIB = 2**30
+_FUSED_TOKENS = 512  # whose logits verl's torch backend of use_fused_kernels holds at a time; no setting of verl's
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ def _what(launch: checks.Launch):
     yield Row("advantages", config.algorithm.adv_estimator)
     yield Row("model", str(config.actor_rollout_ref.model.path).rstrip("/").rsplit("/", 1)[-1])
     yield Row("training GPUs", str(_gpus(config.trainer)), _pool(config.trainer) + f", {launch.actor.strategy}")
-    if OmegaConf.select(config, "async_training") is not None:
-        yield Row("rollout GPUs", str(_gpus(config.rollout)), _pool(config.rollout) + ", a pool of their own")
+    if (pool := launch.rollout_pool) is not None:
+        yield Row("rollout GPUs", str(_gpus(pool)), _pool(pool) + ", a pool of their own")
 
 
 def _band(launch: checks.Launch):
@@ -53,7 +54,7 @@ def _band(launch: checks.Launch):
         for length in launch.typical_lengths:
             ratios = f"{(1 - low) ** length:.3g} to {(1 + high) ** length:.3g}"
             yield Row(f"unclipped ratio at L={length}", ratios, f"(1 - {low:g})^{length}, (1 + {high:g})^{length}")
-    elif launch.is_fspo and (launch.half_width is None or launch.band.band_center == "realized"):
+    elif launch.is_fspo and (not launch.half_widths or launch.band.band_center == "realized"):
         yield Row("unclipped ratio", "set by the data", launch.band.describe())
     elif launch.is_fspo:
         band = launch.band
@@ -67,14 +68,13 @@ def _band(launch: checks.Launch):
 def _batches(launch: checks.Launch):
     config, actor = launch.config, launch.actor
     n, mini = config.actor_rollout_ref.rollout.n, actor.ppo_mini_batch_size
-    prompts, how = config.data.train_batch_size, "data.train_batch_size"
-    if OmegaConf.select(config, "async_training") is not None:
-        batches, updates = config.async_training.require_batches, config.async_training.trigger_parameter_sync_step
-        prompts, how = mini * batches * updates, f"{mini} x {batches} require_batches x {updates} updates between syncs"
+    prompts, how = launch.prompts_per_rollout, "data.train_batch_size"
+    if (fully_async := OmegaConf.select(config, "async_training")) is not None:
+        how = f"{mini} x {fully_async.require_batches} require_batches x {launch.rounds_per_sync} rounds between syncs"
     yield Row("prompts per rollout", f"{prompts:,}", how)
     yield Row("responses per rollout", f"{prompts * n:,}", f"{prompts} prompts x {n}")
     steps = launch.optimizer_steps_per_rollout
-    yield Row("optimiser steps per rollout", f"{steps:g}", f"each on {mini} prompts x {n} = {mini * n} responses")
+    yield Row("optimiser steps per rollout", str(steps), f"each on {mini} prompts x {n} = {mini * n} responses")
     longest = config.data.max_prompt_length + config.data.max_response_length
     yield Row("tokens per rollout, at most", f"{prompts * n * longest:,}", f"{prompts * n:,} x {longest}")
     if actor.use_dynamic_bsz:
@@ -99,8 +99,13 @@ def _memory(launch: checks.Launch):
         yield from _fsdp_states(launch, model, total)
     if launch.actor.use_dynamic_bsz:
         tokens, vocabulary = launch.actor.ppo_max_token_len_per_gpu, model.config.vocab_size
-        how = f"2 bytes x {tokens} tokens x vocabulary {vocabulary}"
-        yield _size("logits of a micro-batch, per GPU", 2 * tokens * vocabulary, how)
+        if launch.config.actor_rollout_ref.model.use_fused_kernels:
+            how = f"4 bytes x {_FUSED_TOKENS} tokens x vocabulary {vocabulary}, in chunks by use_fused_kernels"
+            yield _size("logits, per GPU", 4 * _FUSED_TOKENS * vocabulary, how)
+        else:
+            key = "actor_rollout_ref.model.use_fused_kernels"
+            how = f"2 bytes x {tokens} tokens x vocabulary {vocabulary}, which {key}=True does without"
+            yield _size("logits of a micro-batch, per GPU", 2 * tokens * vocabulary, how)
     rollout = launch.config.actor_rollout_ref.rollout
     tensor, width = rollout.tensor_model_parallel_size, 4 if rollout.dtype == "float32" else 2
     yield _size("rollout weights, per GPU", width * total / tensor, f"{width} bytes x {total:,} / TP {tensor}")
@@ -142,8 +147,7 @@ def _megatron_states(launch: checks.Launch, total: int):
 def _disk(launch: checks.Launch):
     if not launch.is_ours or launch.policy_loss.records_dir is None:
         return
-    rows = launch.config.data.train_batch_size or launch.actor.ppo_mini_batch_size
-    rows *= launch.config.actor_rollout_ref.rollout.n * launch.actor.ppo_epochs
+    rows = launch.prompts_per_rollout * launch.config.actor_rollout_ref.rollout.n * launch.actor.ppo_epochs
     fraction = launch.policy_loss.records_fraction
     width = sum(4 if pa.types.is_dictionary(dtype) else dtype.bit_width // 8 for dtype in COLUMNS.values())
     how = f"{rows:,} responses x {fraction:g} x {width} bytes, before compression"

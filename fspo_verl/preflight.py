@@ -6,11 +6,14 @@ What a launch that passes trains with is kept beside its checkpoints (:mod:`fspo
 """
 
 import logging
+from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
 import fspo_verl.checks
+import fspo_verl.contract
 import fspo_verl.resume
+import fspo_verl.versions
 
 logger = logging.getLogger("fspo_verl")
 
@@ -26,12 +29,23 @@ def check(config: DictConfig) -> None:
     Raises:
         ValueError: the config asks for a loss that it would not train, or a field of the band is wrong.
     """
-    found = fspo_verl.checks.findings(config)
+    found = [*_untested_verl(config), *fspo_verl.checks.findings(config)]
     errors = [str(finding) for finding in found if finding.severity == "error"]
     if errors:
         raise ValueError("\n".join(errors))
     for finding in found:
         logger.log(_LEVELS[finding.severity], "%s", finding)
+
+
+def _untested_verl(config: DictConfig) -> Iterator["fspo_verl.checks.Finding"]:
+    """On a verl that was never tested: whether what this package takes for granted of it holds."""
+    if OmegaConf.select(config, fspo_verl.checks.ACTOR) is None or not fspo_verl.checks.Launch(config).is_ours:
+        return
+    if version := fspo_verl.versions.untested_verl():
+        tested = f"tested are {', '.join(fspo_verl.versions.TESTED['verl'])}"
+        what = f"verl {version} was not tested with fspo_verl"
+        yield fspo_verl.checks.Finding("warning", "untested_verl", what, tested)
+        yield from fspo_verl.contract.findings("loss", "launch", "records", "live", here=("loss",))
 
 
 def keep_loss_settings(config: DictConfig) -> None:
@@ -41,7 +55,11 @@ def keep_loss_settings(config: DictConfig) -> None:
     """
     if OmegaConf.select(config, fspo_verl.checks.ACTOR) is None or config.trainer.save_freq <= 0:
         return
-    if not fspo_verl.checks.Launch(config).is_ours and fspo_verl.resume.loss_before(config) is None:
+    try:
+        known = fspo_verl.resume.loss_before(config) is not None
+    except ValueError:  # the file that tells is broken, but it is there
+        known = True
+    if not known and not fspo_verl.checks.Launch(config).is_ours:
         return
     try:
         fspo_verl.resume.keep(config)

@@ -4,6 +4,9 @@
 
 A row is a response in one optimiser step; :data:`COLUMNS` says what it holds. Writing can neither stop nor slow a run:
 it happens in a thread of its own, a file appears whole or not at all, and a disk that is full is a warning.
+
+Every file names the run that it is of (:func:`run_name`), so that a run that goes on from a checkpoint replaces the
+records of its own later steps, and those of no other run.
 """
 
 import json
@@ -12,7 +15,7 @@ import os
 import re
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +24,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fspo_verl.loss import MAX_LOG_RATIO
+from fspo_verl.loss import MAX_LOG_RATIO, Band
 
 logger = logging.getLogger("fspo_verl")
 
@@ -56,13 +59,15 @@ class RecordWriter:
 
     Args:
         folder: created if missing.
-        settings: JSON of what trains (name of the loss, band, clip range); stored with every file.
+        settings: JSON of what trains (name of the loss, band, clip range), and ``run``, see :func:`run_name`; stored
+            with every file.
         fraction: share of the prompts that are recorded.
         limit_bytes: total size of the files after which nothing more is written.
     """
 
     def __init__(self, folder: str | Path, settings: str, fraction: float = 1.0, limit_bytes: float = 2**30):
         self.folder, self.fraction, self.limit_bytes = Path(folder), fraction, limit_bytes
+        self._run = json.loads(settings).get("run")
         self._schema = pa.schema(COLUMNS).with_metadata({_SETTINGS: settings})
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="records")
         self._pending: list[Future] = []
@@ -138,24 +143,36 @@ class RecordWriter:
         file = self.folder / _FILE.format(step=step, rank=rank)
         if not self._sizes:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._remove_superseded(step, rank, ranks)
+            self._make_room(step, rank, ranks)
         if file not in self._sizes and sum(self._sizes.values()) > self.limit_bytes:
             self._warn(f"records_limit_mb is reached, nothing is recorded from step {step} of rank {rank} on")
             return
         unfinished = self.folder / f".{file.name}.{os.getpid()}"
         try:
-            pq.write_table(pa.concat_tables(self._tables).unify_dictionaries(), unfinished)
+            table = pa.concat_tables(self._tables).unify_dictionaries()
+            pq.write_table(table, unfinished, write_page_checksum=True)
             self._sizes[file] = unfinished.stat().st_size
             unfinished.replace(file)
         finally:
             unfinished.unlink(missing_ok=True)
 
-    def _remove_superseded(self, step: int, rank: int, ranks: int) -> None:
-        """A run that goes on from a checkpoint does the steps after it again, maybe on fewer ranks."""
-        for file in self.folder.glob("step-*.parquet"):
-            found_step, found_rank = map(int, _NAME.fullmatch(file.name).groups())
-            if found_step >= step and (found_rank == rank or (rank == 0 and found_rank >= ranks)):
-                file.unlink()
+    def _make_room(self, step: int, rank: int, ranks: int) -> None:
+        """Remove what a run that goes on from a checkpoint does again, maybe on fewer ranks.
+
+        Raises:
+            ValueError: the folder holds records of another run; none is removed, and none will be added.
+        """
+        mine = [
+            (found_step, file)
+            for found_step, found_rank, file in sorted(_numbered(self.folder.iterdir()))
+            if found_rank == rank or (rank == 0 and found_rank >= ranks)
+        ]
+        superseded = [file for found_step, file in mine if found_step >= step]
+        # Besides those in the way one more, as a folder holds the records of one run.
+        if other := of_another_run([*(file for _, file in mine[:1]), *superseded], self._run):
+            raise ValueError(f"{other} is of another run, so nothing is recorded; choose another records_dir")
+        for file in superseded:
+            file.unlink()
 
     def _warn(self, message: str) -> None:
         """Once per message, as a condition tends to last; the training goes on."""
@@ -165,9 +182,46 @@ class RecordWriter:
             logger.warning("records in %s: %s; training goes on. Said once.", self.folder, message)
 
 
+def run_name(folder: str | Path, checkpoints: str | None) -> str | None:
+    """What the records of a run name it by: the way from their folder to that of its checkpoints.
+
+    It stays the same where both are moved together. None where the checkpoints are not known.
+    """
+    return os.path.relpath(checkpoints, folder) if checkpoints else None
+
+
+def of_another_run(files: Iterable[Path], run: str | None) -> Path | None:
+    """The first of these files that was not written by the run of this name, or does not say by which.
+
+    A file that holds nothing, such as one cut off by a loss of power, is of no run.
+    """
+    for file in files:
+        try:
+            settings = json.loads((pq.read_metadata(file).metadata or {}).get(_SETTINGS, "{}"))
+        except (pa.ArrowInvalid, FileNotFoundError):  # or another rank has just removed it
+            continue
+        except (OSError, ValueError):
+            return file
+        if not isinstance(settings, dict) or run is None or settings.get("run") != run:
+            return file
+    return None
+
+
+def step_of(file: Path) -> int:
+    """The step of a record file, from its name."""
+    return int(_NAME.fullmatch(file.name)[1])
+
+
+def _numbered(files: Iterable[Path]) -> Iterator[tuple[int, int, Path]]:
+    """Step, rank and path of the record files among these; copies and other strays are passed over."""
+    for file in files:
+        if match := _NAME.fullmatch(file.name):
+            yield int(match[1]), int(match[2]), file
+
+
 def record_files(folder: str | Path) -> list[Path]:
     """The record files below a folder, in the order of steps and ranks."""
-    return sorted(file for file in Path(folder).rglob("step-*.parquet") if _NAME.fullmatch(file.name))
+    return sorted(file for _, _, file in _numbered(Path(folder).rglob("step-*.parquet")))
 
 
 def read_records(folder: str | Path, columns: Sequence[str] | None = None, max_rows: int | None = None) -> pd.DataFrame:
@@ -182,30 +236,79 @@ def read_records(folder: str | Path, columns: Sequence[str] | None = None, max_r
         One row per response and optimiser step; without any record an empty table. ``attrs["settings"]`` is what the
         run trained with, ``attrs["rows"]`` the number of rows recorded.
 
-    A file that cannot be read, and records of differently configured losses in one folder, are warnings.
+    A file that is damaged, or that this package has not written, is left out with a warning. A band that this version
+    does not know, and different settings in one folder, are warnings.
     """
     names = list(columns or COLUMNS)
     readable, settings = [], []
     for file in record_files(folder):
         try:
-            metadata = pq.read_metadata(file)
-        except (OSError, pa.ArrowInvalid) as error:
-            warnings.warn(f"{file} is left out, it cannot be read: {error}", stacklevel=2)
+            opened, found = _open(file, names)
+        except _UNREADABLE as error:
+            _warn_left_out(file, error)
             continue
-        readable.append((file, metadata.num_rows))
-        settings.append(metadata.metadata[_SETTINGS])
-    if len(set(settings)) > 1:
-        warnings.warn(f"{folder} holds records of losses with different settings; the last ones count", stacklevel=2)
+        readable.append((file, opened.metadata.num_rows))
+        settings.append(found)
 
     rows = sum(count for _, count in readable)
     share = 1.0 if max_rows is None or rows <= max_rows else max_rows / rows
     generator = np.random.default_rng(0)
     tables = [pa.schema(COLUMNS).empty_table().select(names)]
     for file, count in readable:
-        table = pq.read_table(file, columns=names).replace_schema_metadata(None)
-        if share < 1:
-            table = table.filter(pa.array(generator.random(count) < share))
-        tables.append(table)
+        chosen = None if share == 1 else pa.array(generator.random(count) < share)
+        try:
+            table = _open(file, names)[0].read(names).select(names).replace_schema_metadata(None)
+        except _UNREADABLE as error:
+            _warn_left_out(file, error)
+            rows -= count
+            continue
+        tables.append(table if chosen is None else table.filter(chosen))
     frame = pa.concat_tables(tables).unify_dictionaries().to_pandas()
-    frame.attrs = {"settings": json.loads(settings[-1]) if settings else None, "rows": rows}
+    frame.attrs = {"settings": _last(settings, folder), "rows": rows}
     return frame
+
+
+_UNREADABLE = (OSError, ValueError, pa.ArrowException)
+
+
+def _open(file: Path, names: Sequence[str]) -> tuple[pq.ParquetFile, dict]:
+    """A record file that holds these columns, and its settings.
+
+    Raises:
+        OSError, ValueError, ArrowException: it does not, or is damaged; says what is wrong.
+    """
+    opened = pq.ParquetFile(file, page_checksum_verification=True)
+    schema = opened.schema_arrow
+    try:
+        settings = json.loads((schema.metadata or {})[_SETTINGS])
+        settings["loss"]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError("it holds no settings that name a loss, so that fspo_verl has not written it") from None
+    for name in names:
+        found = schema.field(name).type if name in schema.names else "missing"
+        if found != COLUMNS[name]:
+            raise ValueError(f"its column {name} is {found}, where {COLUMNS[name]} is expected")
+    return opened, settings
+
+
+def _warn_left_out(file: Path, error: Exception) -> None:
+    warnings.warn(f"{file} is left out, it cannot be read: {error}", stacklevel=3)
+
+
+def _last(settings: list[dict], folder: str | Path) -> dict | None:
+    """The settings of the last file; without its band where this version does not know it."""
+    if not settings:
+        return None
+    last = {"band": None} | settings[-1]
+    keys = sorted(set().union(*settings))
+    differing = [key for key in keys if any(other.get(key) != last.get(key) for other in settings)]
+    if differing:
+        text = f"{folder} holds records with different settings ({', '.join(differing)}); the last ones count"
+        warnings.warn(text, stacklevel=3)
+    try:
+        _ = last["band"] and Band(**last["band"])
+    except (TypeError, ValueError) as error:
+        text = f"{folder} was recorded with a band that this version of fspo_verl does not know, so it is not shown"
+        warnings.warn(f"{text}: {error}; pip install --upgrade fspo_verl", stacklevel=3)
+        last["band"] = None
+    return last

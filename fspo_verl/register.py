@@ -16,9 +16,11 @@ import verl
 import verl.trainer.ppo.core_algos
 import verl.utils.device
 
+import fspo_verl.live
 import fspo_verl.loss
 import fspo_verl.metrics
 import fspo_verl.microbatch
+import fspo_verl.noise
 import fspo_verl.observation
 import fspo_verl.preflight
 import fspo_verl.records
@@ -59,6 +61,7 @@ def compute_policy_loss_fspo(
     sequences = fspo_verl.loss.fspo_loss(*tokens, band)
     loss = _aggregate(sequences, response_mask.shape[-1], loss_agg_mode, dict(config.global_batch_info))
     columns = _observe(fspo_verl.observation.loss_columns(sequences), tokens, config, loss="fspo", band=band)
+    _warn_of_noise(columns, config, band)
     return loss, _verl_metrics(columns) | _metrics(columns, config)
 
 
@@ -107,6 +110,8 @@ def _observe(columns: dict, tokens: tuple, config, loss: str, band: "fspo_verl.l
         "band": band and {f.name: getattr(band, f.name) for f in dataclasses.fields(fspo_verl.loss.Band)},
     }
     settings |= {name: config.get(name) for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c")}
+    settings["run"] = fspo_verl.records.run_name(records_dir, config.policy_loss.get("records_of"))
+    settings["old_log_probs_from_rollout"] = bool(config.policy_loss.old_log_probs_from_rollout)
     settings["versions"] = {"fspo_verl": fspo_verl.__version__, "verl": verl.__version__, "torch": torch.__version__}
     writer = _writer(
         records_dir, json.dumps(settings), config.policy_loss.records_fraction, config.policy_loss.records_limit_mb
@@ -131,7 +136,30 @@ def _warn_unknown_step():
 def _metrics(columns: dict, config) -> dict:
     length_bins = config.policy_loss.get("length_bins") or fspo_verl.metrics.LENGTH_BINS
     rows = config.global_batch_info.get("global_batch_size") or len(columns["length"])
-    return fspo_verl.metrics.metrics(columns, length_bins, rows)
+    micro_batch = fspo_verl.microbatch.current()
+    mini_batch = 0 if micro_batch is None else micro_batch.mini_batch
+    return fspo_verl.metrics.metrics(columns, length_bins, rows, mini_batch, _is_unmoved(config))
+
+
+def _is_unmoved(config) -> bool:
+    """Whether the weights of this call are those of the old log-probs."""
+    micro_batch = fspo_verl.microbatch.current()
+    first = micro_batch is not None and micro_batch.mini_batch == 0
+    return first and not config.policy_loss.get("old_log_probs_from_rollout")
+
+
+def _warn_of_noise(columns: dict, config, band: "fspo_verl.loss.Band"):
+    """Say once, in the log of the first rank, that rounding alone leaves the band."""
+    if not _is_unmoved(config) or fspo_verl.microbatch.current().rank:
+        return
+    text = _noise_watch().add(band, *(columns[name] for name in ("length", "quadratic_variation", "outside")))
+    if text is not None:
+        logger.warning("%s. Said once.", text)
+
+
+@functools.cache
+def _noise_watch() -> "fspo_verl.noise.Watch":
+    return fspo_verl.noise.Watch()
 
 
 def _verl_metrics(columns: dict) -> dict:
@@ -205,3 +233,4 @@ def _check_every_launch():
 
 
 _check_every_launch()
+fspo_verl.live.install()

@@ -4,16 +4,18 @@
 
 A RUN is the folder of a training run, or one metrics file of verl's file logger. The page needs no network and no other
 file; DIR also gets every figure as PNG and SVG (figures/) and every number as CSV and JSON (tables/, report.json).
+A run may still go on: with --watch the page is made anew whenever a run has written something, until Ctrl-C.
 """
 
 import argparse
 import base64
+import contextlib
 import dataclasses
 import json
 import math
-import os
 import platform
 import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,12 +27,25 @@ import torch
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from fspo_verl import fairness, figures
-from fspo_verl.analysis import MATCHED_RATE, Analysis, analyse, live_rates, live_steps, method_of, steps, tables
+from fspo_verl import fairness, figures, noise, terminal
+from fspo_verl.analysis import (
+    MATCHED_RATE,
+    Analysis,
+    analyse,
+    band_of,
+    live_rates,
+    live_steps,
+    method_of,
+    noise_of,
+    steps,
+    tables,
+)
 from fspo_verl.fairness import METHODS, Counterfactuals, Estimate
 from fspo_verl.figures import Rates, Scatter, Series, Style
+from fspo_verl.files import write_whole
 from fspo_verl.loss import Band
-from fspo_verl.runs import RECORDS_DIR, Run, config_differences, read_runs
+from fspo_verl.noise import Noise
+from fspo_verl.runs import RECORDS_DIR, Run, config_differences, read_runs, written
 from fspo_verl.versions import installed
 
 _MADE_BY = "fspo-verl report"
@@ -54,7 +69,14 @@ _CURVES = [
     ("reward", {"critic/score/mean": "mean", "critic/rewards/mean": "mean"}),
     ("response length", {"response_length/mean": "mean (tokens)"}),
     ("entropy", {"actor/entropy": "nats per token", "actor/entropy_loss": "nats per token"}),
-    ("clip fraction", {"actor/fspo/clip_fraction": "share of responses", "actor/pg_clipfrac": "share of tokens"}),
+    (
+        "clipped",
+        {
+            "fspo/clip_rate/all": "share of responses, A ≠ 0",
+            "actor/fspo/clip_fraction": "share of all responses",
+            "actor/pg_clipfrac": "share of tokens",
+        },
+    ),
     ("gradient norm", {"actor/grad_norm": "before clipping"}),
 ]
 
@@ -81,31 +103,45 @@ class Part:
     narrow: str = ""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or one metrics file")
-    add("-o", "--output", required=True, type=Path, metavar="DIR", help="folder for the page, its figures and tables")
-    add("--names", nargs="+", metavar="NAME", help="what to call the runs (default: as their folders)")
-    add("--bins", type=int, default=8, help="length bins, at most (default: %(default)s)")
-    add("--seed", type=int, default=0, help="of resampling and of thinned points (default: %(default)s)")
-    add(
-        "--max-rows",
-        type=int,
-        default=2_000_000,
-        help="records to use, over all runs; of more a random part is taken (default: %(default)s)",
-    )
-
-
 def main(args: argparse.Namespace) -> int:
     if args.bins < 2 or args.max_rows < len(args.runs):
         raise ValueError(f"--bins={args.bins} has to be 2 or more, --max-rows={args.max_rows} one per run or more")
     if args.output.resolve() in {run.resolve() for run in args.runs}:
         raise ValueError(f"{args.output} is a run itself; choose another folder, such as {args.output / 'report'}")
+    if args.watch is not None and not args.watch > 0:
+        raise ValueError(f"--watch={args.watch:g} has to be more than 0 seconds")
     _refuse_foreign(args.output, ["report.html", "report.json"])  # before minutes of work
-    runs = list(tqdm(read_runs(args.runs, args.names, args.max_rows), "runs", len(args.runs), delay=2))
-    write(args.output, build(runs, args.bins, args.seed))
-    print(args.output / "report.html")
+    if args.watch is None:
+        report(args)
+    else:
+        watch(args)
     return 0
+
+
+def report(args: argparse.Namespace) -> None:
+    """Read the runs, write their report, and print its verdict."""
+    runs = list(tqdm(read_runs(args.runs, args.names, args.max_rows), "runs", len(args.runs), delay=2))
+    files = build(runs, args.bins, args.seed)
+    write(args.output, files)
+    terminal.show([tuple(line) for line in json.loads(files["report.json"])["verdict"]], widths=(8,))
+    print(args.output / "report.html", flush=True)
+
+
+def watch(args: argparse.Namespace) -> None:
+    """:func:`report` whenever a run has written something, until Ctrl-C; a run need not be there yet."""
+    seen = said = None
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            # Before the runs are read, so that what they write meanwhile counts as new.
+            now = set().union(*map(written, args.runs))
+            if now != seen:
+                try:
+                    report(args)
+                    seen = now
+                except FileNotFoundError as error:
+                    if said != (said := str(error)):
+                        print(f"waiting: {error}", flush=True)
+            time.sleep(args.watch)
 
 
 def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]:
@@ -143,26 +179,25 @@ def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]
     lacking = missing(runs, analyses)
     facts = {"made_by": _MADE_BY, "versions": versions(), "seed": seed, "length_edges": edges.tolist()}
     facts |= {"matched_rate": MATCHED_RATE, "missing": lacking, "runs": numbers["summary"].to_dict("records")}
+    facts["verdict"] = verdict(runs, analyses)
     files["report.html"] = _page(runs, analyses, parts, lacking, facts)
     files["report.json"] = _json(facts | {"files": sorted([*files, "report.json"])})
     return files
 
 
 def write(folder: Path, files: dict[str, bytes]) -> None:
-    """Write the files of a report, each whole or not at all; remove those of an earlier report that it lacks.
+    """Write the files of a report, all of them or none; remove those of an earlier report that it lacks.
 
     Raises:
         ValueError: a file of that name is there, and no report has written it.
+        OSError: the disk is full, or the folder cannot be written; what is there stays.
     """
     manifest = folder / "report.json"
     own = _listed(manifest)
     _refuse_foreign(folder, files)
-    for name in files:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
     # The list of files goes first, so that a report that was interrupted can be made again.
-    _replace(manifest, _json(json.loads(files["report.json"]) | {"files": sorted(own | set(files))}))
-    for name, content in files.items():
-        _replace(folder / name, content)
+    of_both = _json(json.loads(files["report.json"]) | {"files": sorted(own | set(files))})
+    write_whole([(manifest, of_both), *((folder / name, content) for name, content in files.items())])
     for name in own - set(files):
         (folder / name).unlink(missing_ok=True)
 
@@ -185,6 +220,46 @@ def _listed(manifest: Path) -> set[str]:
     return set()
 
 
+def verdict(runs: Sequence[Run], analyses: Sequence[Analysis]) -> list[tuple[str, str]]:
+    """What the report says, in three lines: a label and a sentence each."""
+    if not analyses:
+        names = ", ".join(run.name for run in runs)
+        return [
+            ("clipped", f"no records of responses with an advantage ({names}): set records_dir, train, and come back")
+        ]
+    judged = [a for a in analyses if not math.isnan(a.lre.value)]
+    above = [a for a in judged if _beyond_chance(a)]
+    rest = [a.run.name for a in judged if a not in above]
+    lengths = [
+        f"{a.run.name} depends on length, LRE {_estimate(a.lre)} where chance gives up to {_number(a.floor.upper)}"
+        for a in above
+    ]
+    lengths += [f"no dependence beyond chance can be told in {', '.join(rest)}"] if rest else []
+    lengths += [f"too few responses to judge {a.run.name}" for a in analyses if a not in judged]
+    lines = [
+        ("clipped", ", ".join(f"{a.run.name} {_rate(a.total)} of {a.total.n:,.0f} responses" for a in analyses)),
+        ("lengths", "; ".join(lengths)),
+    ]
+    if (reference := _reference(analyses)) is not None:
+        of_all = reference.matched.summary.query("side == 'all'").set_index("method")
+        shapes = [f"{_SHAPES[name]} {_number(of_all.lre[name])}" for name in _HEADLINE if name in of_all.index]
+        chance = _number(of_all.floor_upper.mean())
+        same = f"LRE on the responses of {reference.run.name}, {MATCHED_RATE:.0%} clipped by each: {', '.join(shapes)}"
+        lines.append(("shapes", f"{same}; by chance up to {chance}"))
+    return lines
+
+
+def _beyond_chance(a: Analysis) -> bool:
+    """Whether the LRE is more than chance gives, and its interval, which knows of chance as well, lies above 0."""
+    return a.lre.value > a.floor.upper and a.lre.lower > 0
+
+
+def _reference(analyses: Sequence[Analysis]) -> Analysis | None:
+    """The run on whose responses clips are compared: the first of fspo, or else the first."""
+    matched = [a for a in analyses if a.matched is not None]
+    return next((a for a in matched if a.run.settings["loss"] == "fspo"), matched[0] if matched else None)
+
+
 # --- sections --------------------------------------------------------------------------------------------------------
 
 
@@ -196,9 +271,7 @@ def clip_rates(analyses: Sequence[Analysis], live: dict[str, pd.DataFrame], styl
             series.append(Series(f"{name} (live metrics)", styles[name], table))
             numbers.append(f"{name}: rates of its live metrics over {table.n.max()} steps; bars resample the steps.")
     panels = [Rates("As trained:\neach run with its own clip", series)]
-    matched = [a for a in analyses if a.matched is not None]
-    if matched:
-        reference = next((a for a in matched if a.run.settings["loss"] == "fspo"), matched[0])
+    if (reference := _reference(analyses)) is not None:
         title = f"The same responses ({reference.run.name}),\nevery clip re-scaled to take {MATCHED_RATE:.0%}"
         shapes = _method_series(reference.matched, _HEADLINE, with_lre=True)
         chance = reference.matched.summary.query("side == 'all'").floor.mean()
@@ -288,6 +361,7 @@ def over_steps(runs: Sequence[Run], analyses: Sequence[Analysis], styles: dict[s
             f"with an advantage) σ is {_interval(last.sigma, last.sigma_lower, last.sigma_upper)} and LRE "
             f"{_interval(last.lre, last.lre_lower, last.lre_upper)}, by chance {_number(last.lre_expected)}."
         )
+    numbers += [_noise_sentence(run, found) for run in runs if (found := noise_of(run)) is not None]
     draw = (lambda columns: figures.over_steps(panels, columns)) if panels else None
     return Part(numbers=numbers, draw=draw, columns=3)
 
@@ -500,12 +574,26 @@ def _bands(band: Band | None, lengths: pd.Series, sigma: float) -> list[tuple[st
 
 
 def _clip_sentence(a: Analysis) -> str:
-    excluded = f" ({a.lre_excluded:,} responses in bins of fewer than 50 left out)" if a.lre_excluded else ""
-    verdict = "above chance" if a.lre.value > a.floor.upper else "not above chance"
+    excluded = (
+        f" ({a.lre_excluded:,} responses in bins with too few of them or of their prompts left out)"
+        if a.lre_excluded
+        else ""
+    )
+    verdict = "above chance" if _beyond_chance(a) else "not above chance"
     return (
         f"{a.run.name}: {_rate(a.total)} of {a.total.n:,.0f} responses with an advantage were clipped; LRE "
         f"{_estimate(a.lre)}{excluded}, by chance {_number(a.floor.value)}, up to {_number(a.floor.upper)}"
         f"{'' if math.isnan(a.lre.value) else f': {verdict}'}."
+    )
+
+
+def _noise_sentence(run: Run, found: Noise) -> str:
+    band = band_of(run.settings)
+    outside = "" if math.isnan(found.outside) else f", {found.outside:.1%} of them outside its band"
+    warning = None if band is None else noise.warning(found, band)
+    return (
+        f"{run.name}: numerical noise of σ = {_number(found.sigma)}, from {found.responses:,} responses of first "
+        f"mini-batches, which have not moved{outside}.{f' {warning}.' if warning else ''}"
     )
 
 
@@ -593,9 +681,3 @@ def _json(value: dict) -> bytes:
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
     return (json.dumps(plain(value), indent=1, allow_nan=False) + "\n").encode()
-
-
-def _replace(file: Path, content: bytes) -> None:
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    unfinished.write_bytes(content)
-    unfinished.replace(file)

@@ -6,13 +6,15 @@ verl's checkpoints hold no config. ``policy_loss.json`` in ``trainer.default_loc
 every change, ``{"after_step": n, "loss": {key: value}}``.
 """
 
+import contextlib
 import dataclasses
 import json
-import os
 import re
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
+
+import fspo_verl.files
 
 FILE = "policy_loss.json"
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -25,13 +27,32 @@ _ACTOR_KEYS = (
 )
 
 
+def tracked(config: DictConfig) -> int | None:
+    """The step of the checkpoint that the tracker names, be it there or not; None where a launch has none to follow.
+
+    Raises:
+        ValueError: the tracker holds no number.
+    """
+    tracker = Path(config.trainer.default_local_dir) / TRACKER
+    return int(tracker.read_text()) if config.trainer.resume_mode == "auto" and tracker.exists() else None
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """The steps of the checkpoints in a folder, finished or not."""
+    names = (re.fullmatch(r"global_step_(\d+)", path.name) for path in folder.glob("global_step_*"))
+    return [int(name[1]) for name in names if name]
+
+
 def point(config: DictConfig) -> tuple[Path, int] | None:
-    """Folder of the checkpoints, and training step, from which a launch goes on; None if it starts anew."""
+    """Folder of the checkpoints, and training step, from which a launch goes on; None if it starts anew.
+
+    verl starts anew where the checkpoint that the tracker names is gone, and fails where it names none.
+    """
     trainer = config.trainer
-    if trainer.resume_mode == "auto":
-        folder = Path(trainer.default_local_dir)
-        tracker = folder / TRACKER
-        return (folder, int(tracker.read_text())) if tracker.exists() else None
+    with contextlib.suppress(ValueError):
+        if (step := tracked(config)) is not None:
+            folder = Path(trainer.default_local_dir)
+            return (folder, step) if (folder / f"global_step_{step}").exists() else None
     if trainer.resume_mode == "resume_path":
         checkpoint = Path(str(trainer.resume_from_path))
         step = re.fullmatch(r"global_step_(\d+)", checkpoint.name)
@@ -51,7 +72,11 @@ def loss_settings(config: DictConfig) -> dict:
 
 
 def loss_before(config: DictConfig) -> dict | None:
-    """The :func:`loss_settings` that the checkpoint of a resume was trained with; None if it is not known."""
+    """The :func:`loss_settings` that the checkpoint of a resume was trained with; None if it is not known.
+
+    Raises:
+        ValueError: the file that tells is broken.
+    """
     history = _history(config)
     return history[-1]["loss"] if history else None
 
@@ -59,24 +84,35 @@ def loss_before(config: DictConfig) -> dict | None:
 def keep(config: DictConfig) -> None:
     """Note what the launch trains with beside its checkpoints, after what is known of those it goes on from.
 
+    A broken file is written anew.
+
     Raises:
         OSError: the folder cannot be written.
     """
-    history, settings = _history(config), loss_settings(config)
+    history, settings = [], loss_settings(config)
+    with contextlib.suppress(ValueError):
+        history = _history(config)
     if not history or history[-1]["loss"] != settings:
         _, step = point(config) or (None, 0)
         history.append({"after_step": step, "loss": settings})
-    folder = Path(config.trainer.default_local_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / f".{FILE}.{os.getpid()}"
-    unfinished.write_text(json.dumps(history, indent=1))
-    unfinished.replace(folder / FILE)
+    file = Path(config.trainer.default_local_dir) / FILE
+    fspo_verl.files.write_whole([(file, json.dumps(history, indent=1).encode())])
 
 
 def _history(config: DictConfig) -> list[dict]:
-    """The entries up to the checkpoint; later ones belong to steps that will be done again."""
+    """The entries up to the checkpoint; later ones belong to steps that will be done again.
+
+    Raises:
+        ValueError: the file is broken; names it.
+    """
     if (resumed := point(config)) is None:
         return []
     folder, step = resumed
     file = folder / FILE
-    return [entry for entry in json.loads(file.read_text()) if entry["after_step"] < step] if file.exists() else []
+    if not file.exists():
+        return []
+    try:
+        entries = list.copy(json.loads(file.read_text()))
+        return [{"after_step": e["after_step"], "loss": dict(e["loss"])} for e in entries if e["after_step"] < step]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{file} is broken ({error})") from None

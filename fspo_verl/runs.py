@@ -5,6 +5,7 @@
 Nothing here imports verl, so a run can be read on any machine.
 """
 
+import contextlib
 import json
 import logging
 import re
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pandas as pd
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from fspo_verl.loss import Band
 from fspo_verl.records import read_records, record_files
@@ -118,8 +121,7 @@ def read_run(path: Path, name: str, max_rows: int | None = None) -> Run:
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such folder or file")
 
-    config_file = max(path.rglob(".hydra/config.yaml"), key=_modified, default=None)
-    config, overrides = (None, []) if config_file is None else _read_hydra(config_file.parent)
+    config, overrides = _read_hydra(sorted(path.rglob(".hydra/config.yaml"), key=_modified))
     metrics = read_metrics(metric_files(path), event_files(path))
     run = Run(name, path, metrics, _read_records(path, config, max_rows), config, overrides)
     if metrics.empty and run.records.empty and config is None:
@@ -130,6 +132,25 @@ def read_run(path: Path, name: str, max_rows: int | None = None) -> Run:
             ".hydra/config.yaml"
         )
     return run
+
+
+def written(path: Path) -> set[tuple[Path, int, int]]:
+    """What a run has written so far: every file that :func:`read_run` may read, its time of modification and size.
+
+    It changes with every step of a run that goes on, and is empty where there is no run yet.
+    """
+    path = Path(path)
+    configs = sorted(path.rglob(".hydra/config.yaml"), key=_modified)
+    files = [path, *configs, *path.rglob("*.jsonl"), *path.rglob("events.out.tfevents.*"), *record_files(path)]
+    elsewhere = _select(_read_hydra(configs)[0], RECORDS_DIR)
+    if elsewhere is not None:
+        files += record_files(elsewhere)
+    found = set()
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):  # a resumed run removes records of its own
+            if file.is_file():
+                found.add((file, file.stat().st_mtime_ns, file.stat().st_size))
+    return found
 
 
 def metric_files(folder: Path) -> list[Path]:
@@ -264,11 +285,21 @@ def _of_one_run(files: list[Path], folder: Path, what: str) -> list[Path]:
     return files
 
 
-def _read_hydra(folder: Path) -> tuple[dict, list[str]]:
-    # OmegaConf's loader, as plain YAML reads the learning rate 1e-6 as a string.
-    config = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
-    overrides = folder / "overrides.yaml"
-    return config, OmegaConf.to_container(OmegaConf.load(overrides)) if overrides.exists() else []
+def _read_hydra(files: Sequence[Path]) -> tuple[dict | None, list[str]]:
+    """Config and overrides out of the last of these files that can be read; None and nothing without one."""
+    for file in reversed(files):
+        try:
+            # OmegaConf's loader, as plain YAML reads the learning rate 1e-6 as a string.
+            config = OmegaConf.to_container(OmegaConf.load(file))
+            overrides = file.with_name("overrides.yaml")
+            overrides = OmegaConf.to_container(OmegaConf.load(overrides)) if overrides.exists() else []
+            if config and isinstance(config, dict) and isinstance(overrides, list):
+                return config, overrides
+            error = "it holds no config of Hydra"
+        except (OSError, ValueError, YAMLError, OmegaConfBaseException) as broken:
+            error = " ".join(str(broken).split())
+        logger.warning("%s is left out, it cannot be read: %s", file.parent, error)
+    return None, []
 
 
 def _read_records(folder: Path, config: dict | None, max_rows: int | None) -> pd.DataFrame:

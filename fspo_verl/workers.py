@@ -5,6 +5,7 @@
 import os
 import re
 import socket
+import sys
 from collections.abc import Iterator
 
 from omegaconf import OmegaConf
@@ -21,6 +22,9 @@ class Workers:
 
         self.where, self.gpus, self._nodes = "a local Ray", 0, []
         self.problem = _unreachable(os.environ.get("RAY_ADDRESS", ""))
+        self.fix = "start the cluster and bring its token (RAY_AUTH_MODE=token), or unset RAY_ADDRESS"
+        if beyond := too_long_for_ray():
+            self.problem, self.fix = beyond
         if self.problem:
             return
         options = {"log_to_driver": False, "logging_level": "error", "include_dashboard": False}
@@ -34,6 +38,9 @@ class Workers:
             except ConnectionError as error:  # its cause names the token that a cluster may ask for
                 self.problem = f"{self.where} refuses: {str(error.__cause__ or error).strip().splitlines()[-1]}"
                 return
+        except Exception as error:  # Ray raises a plain one where its own processes do not come up
+            self.problem, self.fix = f"{self.where} does not start: {error}", "look into /tmp/ray/session_latest/logs"
+            return
         self.gpus = int(ray.cluster_resources().get("GPU", 0))
         self._nodes = [node for node in ray.nodes() if node["Alive"]]
         self._answers = [self._ask(node["NodeID"]) for node in self._nodes]
@@ -82,6 +89,21 @@ class Workers:
         ray.shutdown()
 
 
+def too_long_for_ray() -> tuple[str, str] | None:
+    """What is wrong with a folder for temporary files in which Ray cannot open its sockets, and what mends it."""
+    if "RAY_ADDRESS" in os.environ:
+        return None  # a cluster that runs elsewhere
+    # As Ray has it; the longest of its sockets, with a number of seven digits for the process.
+    place = os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp") if sys.platform == "linux" else "/tmp")
+    socket_file = f"{place}/ray/session_2000-01-01_00-00-00_000000_1234567/sockets/plasma_store"
+    limit = 107 if sys.platform == "linux" else 103
+    beyond = len(os.fsencode(socket_file)) - limit
+    if beyond <= 0:
+        return None
+    what = f"Ray cannot open its sockets in {place}/ray, whose name is {beyond} bytes too long for them"
+    return what, "export RAY_TMPDIR=/tmp, or another short path"
+
+
 def _unreachable(address: str) -> str | None:
     """What is wrong with the address of a cluster where nobody listens; Ray itself tries for minutes."""
     if not (found := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address)):
@@ -97,8 +119,7 @@ def findings(workers: Workers, config) -> Iterator:
     from fspo_verl.checks import Finding
 
     if workers.problem:
-        fix = "start the cluster and bring its token (RAY_AUTH_MODE=token), or unset RAY_ADDRESS"
-        yield Finding("error", "worker", workers.problem, fix=fix)
+        yield Finding("error", "worker", workers.problem, fix=workers.fix)
         return
     good = 0
     for node, sees in workers.answers():
@@ -138,11 +159,15 @@ def missing(sees: dict, config) -> tuple[str, str]:
 
 def gpus(workers: Workers, config) -> Iterator:
     """Fewer GPUs than the launch books; verl would wait for them or fail minutes later."""
-    from fspo_verl.checks import Finding
+    from fspo_verl.checks import Finding, Launch
 
-    pools = [config.trainer, *([config.rollout] if OmegaConf.select(config, "async_training") is not None else [])]
+    rollout = Launch(config).rollout_pool
+    pools = [config.trainer] if rollout is None else [config.trainer, rollout]
     needed = sum(pool.nnodes * pool.n_gpus_per_node for pool in pools)
     there = OmegaConf.select(config, "ray_kwargs.ray_init.num_gpus") or workers.gpus
     if there < needed:
         what = f"the launch books {needed} GPUs, {workers.where} has {there}"
-        yield Finding("error", "gpus", what, fix=f"trainer.n_gpus_per_node={there}" if there else "run it with GPUs")
+        fix = f"trainer.n_gpus_per_node={there}" if there else "run it with GPUs"
+        if there and rollout is not None:
+            fix = f"{there} in all: trainer.n_gpus_per_node, and n_gpus_per_node of the pool that generates"
+        yield Finding("error", "gpus", what, fix=fix)

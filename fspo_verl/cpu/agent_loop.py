@@ -45,6 +45,11 @@ class BatchAgentLoopManager:
                 f"{type(self).__name__} works with actor_rollout_ref.rollout.name=hf, not {self.rollout.name!r}; "
                 "set it to null"
             )
+        if config.trainer.v1.trainer_mode == "separate_async":  # its weight syncs do not reach these servers
+            raise ValueError(
+                f"{type(self).__name__} generates in the trainer's turn: with trainer.v1.trainer_mode=separate_async "
+                "set actor_rollout_ref.rollout.agent.agent_loop_manager_class to null"
+            )
         if config.reward.reward_model.enable or config.reward.reward_manager.name != "naive":
             raise ValueError(f"{type(self).__name__} scores with a function: reward models need verl's own agent loop")
         self.compute_score = get_custom_reward_fn(config) or default_compute_score

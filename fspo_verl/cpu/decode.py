@@ -98,7 +98,10 @@ def _draw(
         excluded[:, 0] = False  # the likeliest token always stays
         ranked = torch.log_softmax(ranked.masked_fill(excluded, -torch.inf), dim=-1)
         log_p = torch.empty_like(log_p).scatter(-1, order, ranked)
-    # argmax(p / Exponential(1)) is a draw from p, and on a CPU much faster than torch.multinomial.
-    drawn = (log_p.exp() / torch.empty_like(log_p).exponential_()).argmax(-1)
+    # One random number a row: on a CPU many times as fast as torch.multinomial or a random number per token.
+    cumulative = log_p.exp().cumsum(-1)
+    total = cumulative[:, -1:]
+    place = torch.minimum(torch.rand_like(total) * total, torch.nextafter(total, torch.zeros_like(total)))
+    drawn = torch.searchsorted(cumulative, place, right=True).squeeze(-1)  # the first token that lies beyond
     drawn = torch.where(greedy, log_p.argmax(-1), drawn)
     return drawn, log_p.gather(-1, drawn[:, None]).squeeze(-1)

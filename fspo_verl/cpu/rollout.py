@@ -77,12 +77,12 @@ class HFServer:
         self.waiting.append((prompt_ids, self._sampling(sampling_params), response))
         if len(self.waiting) == 1:
             await self._serve_waiting()
-        token_ids, log_probs = await response
+        (token_ids, log_probs), global_steps = await response
         return verl.workers.rollout.replica.TokenOutput(
             token_ids=token_ids,
             log_probs=log_probs if sampling_params.get("logprobs") else None,
             stop_reason="completed",
-            extra_fields={"global_steps": self.global_steps},
+            extra_fields={"global_steps": global_steps},
         )
 
     async def _serve_waiting(self) -> None:
@@ -96,7 +96,7 @@ class HFServer:
                     future.set_exception(error)
             else:
                 for future, response in zip(futures, responses, strict=True):
-                    future.set_result(response)
+                    future.set_result((response, self.global_steps))  # before the next weight sync can come
 
     def _sample(self, prompts: list[list[int]], sampling: list[Sampling]) -> list[Response]:
         responses = []

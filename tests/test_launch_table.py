@@ -1,0 +1,339 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A table of launches, composed by verl's own main: each trains what it says, is warned about, or is refused.
+
+A launch that trains something else than it asks for without a word fails here, and so does a sound one that is refused.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from verl.utils.config import omega_conf_to_dataclass
+
+from fspo_verl import checks, doctor
+
+ACTOR = "actor_rollout_ref.actor"
+LOSS = f"{ACTOR}.policy_loss"
+FSPO = "+algorithm.policy_loss=fspo"
+GSPO = "+algorithm.policy_loss=gspo"
+GRPO = "+algorithm.policy_loss=grpo"
+SOUND = (
+    *("algorithm.adv_estimator=grpo", f"{ACTOR}.use_dynamic_bsz=true", "actor_rollout_ref.rollout.name=vllm"),
+    *("data.train_batch_size=1024", "actor_rollout_ref.model.path=MODEL"),
+)
+VERL = "hydra: {searchpath: ['pkg://verl.trainer.config']}\n"
+
+
+@dataclass
+class Launch:
+    """A launch and what is to become of it."""
+
+    args: str
+    """Overrides after ``-m verl.trainer.main_ppo``; DIR is the folder of the files."""
+
+    verdict: str
+    """``trains``, or the names of the checks that warn, or ``refused: `` and the check or a part of Hydra's message."""
+
+    trains: dict = field(default_factory=dict)
+    """What the actor's config holds in the end: a dotted key to its value."""
+
+    files: dict = field(default_factory=dict)
+    main: str = "verl.trainer.main_ppo"
+
+
+def mine(defaults: str, body: str = "{}", more: str = "") -> dict:
+    """A user's own config file."""
+    return {"mine.yaml": f"{VERL}defaults: [{defaults}]\n{more}actor_rollout_ref: {{actor: {body}}}\n"}
+
+
+MINE = "--config-path DIR --config-name mine"
+IS_FSPO = {"policy_loss.loss_mode": "fspo", "policy_loss.eps_low": 0.03, "policy_loss.eps_high": 0.03}
+IS_VANILLA = {"policy_loss.loss_mode": "vanilla"}
+BAND = "{policy_loss: {eps_low: 0.004, eps_high: 0.005}}"
+USERS_BAND = {"policy_loss.eps_low": 0.004, "policy_loss.eps_high": 0.005}
+WIDE = f"{ACTOR}.clip_ratio_low=0.2 {ACTOR}.clip_ratio_high=0.28"
+NARROW = f"{ACTOR}.clip_ratio_low=3e-4 {ACTOR}.clip_ratio_high=4e-4"
+STUDENTIZED = f"{FSPO} {LOSS}.band_width=realized {LOSS}.band_center=realized"
+COPY = (
+    "{_target_: verl.workers.config.FSDPActorConfig, loss_agg_mode: token-mean, clip_ratio_low: 0.2, "
+    "clip_ratio_high: 0.2, policy_loss: {_target_: verl.workers.config.PolicyLossConfig, loss_mode: vanilla}}"
+)
+DISTIL = (
+    "distillation.enabled=true distillation.distillation_loss.use_task_rewards={} distillation.n_gpus_per_node=1 "
+    "distillation.nnodes=1"
+)
+
+LAUNCHES = {
+    # --- ways in
+    "stock verl": Launch("", "trains", IS_VANILLA),
+    "the group": Launch(FSPO, "trains", IS_FSPO),
+    "the group, twice plus": Launch("++algorithm.policy_loss=fspo", "refused: policy_loss"),
+    "the group without plus": Launch("algorithm.policy_loss=fspo", r"refused: +algorithm.policy_loss=fspo"),
+    "the packaged config": Launch("--config-name fspo_trainer", "trains", IS_FSPO),
+    "another option of the packaged config": Launch(
+        "--config-name fspo_trainer algorithm.policy_loss=gspo",
+        "trains",
+        {"policy_loss.inner": "gspo", "clip_ratio_high": 4e-4, "loss_agg_mode": "seq-mean-token-mean"},
+    ),
+    "a plus too many on the packaged config": Launch("--config-name fspo_trainer " + FSPO, "refused: more than once"),
+    "megatron": Launch("--config-name ppo_megatron_trainer " + FSPO, "trains", IS_FSPO),
+    "veomni": Launch("model_engine=veomni " + FSPO, "trains", IS_FSPO),
+    "torchtitan": Launch("model_engine=torchtitan " + FSPO, "trains", IS_FSPO),
+    "loss_mode alone": Launch(f"{LOSS}.loss_mode=fspo", "trains", {"policy_loss.loss_mode": "fspo"}),
+    "group and loss_mode, which fails without the plugin": Launch(f"{FSPO} {LOSS}.loss_mode=fspo", "trains", IS_FSPO),
+    "observed vanilla": Launch("+algorithm.policy_loss=observed", "trains", {"policy_loss.inner": "vanilla"}),
+    "observed gspo": Launch(
+        f"+algorithm.policy_loss=observed {LOSS}.loss_mode=gspo {NARROW} {ACTOR}.loss_agg_mode=seq-mean-token-mean",
+        "trains",
+        {"policy_loss.inner": "gspo"},
+    ),
+    "rloo": Launch("+algorithm.policy_loss=rloo", "trains", {"policy_loss.length_power": 0.0}),
+    "an own band": Launch(f"{FSPO} {LOSS}.eps_low=0.02", "trains", {"policy_loss.eps_low": 0.02}),
+    "an own aggregation": Launch(
+        f"{FSPO} {ACTOR}.loss_agg_mode=token-mean", "weighted_by_tokens", {"loss_agg_mode": "token-mean"}
+    ),
+    # --- a user's own YAML
+    "own YAML, group before _self_": Launch(
+        MINE, "trains", USERS_BAND, mine("ppo_trainer, algorithm.policy_loss: fspo, _self_", BAND)
+    ),
+    "own YAML, group on the command line": Launch(
+        f"{MINE} {FSPO}", "refused: lost_to_group", files=mine("ppo_trainer, _self_", BAND)
+    ),
+    "own YAML, group after _self_": Launch(
+        MINE, "refused: lost_to_group", files=mine("ppo_trainer, _self_, algorithm.policy_loss: fspo", BAND)
+    ),
+    "own YAML, its values said again": Launch(
+        f"{MINE} {FSPO} {LOSS}.eps_low=0.004 {LOSS}.eps_high=0.005",
+        "trains",
+        USERS_BAND,
+        mine("ppo_trainer, _self_", BAND),
+    ),
+    "own YAML, aggregation": Launch(
+        f"{MINE} {FSPO}", "refused: lost_to_group", files=mine("ppo_trainer, _self_", "{loss_agg_mode: token-mean}")
+    ),
+    "own YAML, an own schema": Launch(
+        f"{MINE} {FSPO}",
+        "refused: lost_to_group",
+        files=mine("ppo_trainer, _self_", "{policy_loss: {_target_: my.package.LossConfig}}"),
+    ),
+    "own YAML, another loss": Launch(
+        f"{MINE} {FSPO}", "trains", IS_FSPO, mine("ppo_trainer, _self_", "{policy_loss: {loss_mode: gspo}}")
+    ),
+    "own YAML, another loss after the group": Launch(
+        MINE,
+        "refused: overridden_group",
+        files=mine("ppo_trainer, algorithm.policy_loss: fspo, _self_", "{policy_loss: {loss_mode: gspo}}"),
+    ),
+    "own YAML, a copy of verl's": Launch(f"{MINE} {FSPO}", "trains", IS_FSPO, mine("ppo_trainer, _self_", COPY)),
+    "own YAML, a changed copy of verl's": Launch(
+        f"{MINE} {FSPO}",
+        "refused: lost_to_group",
+        files=mine("ppo_trainer, _self_", COPY.replace("token-mean", "seq-mean-token-mean")),
+    ),
+    "own YAML, GRPO's range under the grpo baseline": Launch(
+        f"{MINE} {GRPO}", "refused: lost_to_group", files=mine("ppo_trainer, _self_", "{clip_ratio_high: 0.28}")
+    ),
+    "own YAML, nothing about the loss": Launch(
+        f"{MINE} {FSPO}", "trains", IS_FSPO, mine("ppo_trainer, _self_", "{ppo_mini_batch_size: 128}")
+    ),
+    "own group file before ours": Launch(
+        f"+experiment=wide {FSPO} hydra.searchpath=[file://DIR]",
+        "refused: lost_to_group",
+        files={
+            "experiment/wide.yaml": "# @package _global_\nactor_rollout_ref: {actor: {policy_loss: {eps_low: 0.1}}}\n"
+        },
+    ),
+    "own YAML, a plain value": Launch(
+        MINE, "refused: dead_group_value", files=mine("ppo_trainer, _self_", more="algorithm: {policy_loss: fspo}\n")
+    ),
+    "own YAML, optional and misspelt": Launch(
+        MINE, "refused: missing_choice", files=mine("ppo_trainer, optional algorithm.policy_loss: fspoo, _self_")
+    ),
+    "own YAML, misspelt": Launch(
+        MINE, "refused: fspoo", files=mine("ppo_trainer, algorithm.policy_loss: fspoo, _self_")
+    ),
+    "own YAML on top of the packaged config": Launch(MINE, "trains", USERS_BAND, mine("fspo_trainer, _self_", BAND)),
+    # --- near misses of the override
+    "a slash": Launch("+algorithm/policy_loss=fspo", "refused: near_miss"),
+    "the group's last word": Launch("+policy_loss=fspo", "refused: near_miss"),
+    "a section at the root": Launch("+policy_loss.loss_mode=fspo", "refused: near_miss"),
+    "a misspelt group": Launch("+algorithm.policy_lost=fspo", "refused: near_miss"),
+    "a misspelt group and option": Launch("+algorithm.policy_lost=fsop", "refused: near_miss"),
+    "a longer name": Launch("+algorithm.policy_loss_mode=fspo", "refused: near_miss"),
+    "a hyphen": Launch("+algorithm.policy-loss=fspo", "refused: near_miss"),
+    "another section": Launch("+actor_rollout_ref.policy_loss=fspo", "refused: near_miss"),
+    "the loss in the wrong section": Launch("+algorithm.loss_mode=fspo", "refused: near_miss"),
+    "capitals": Launch("+algorithm.policy_loss=FSPO", "refused: FSPO"),
+    "a plain value in place of the section": Launch(f"{LOSS}=fspo", "refused: no_section"),
+    "a forced plain value": Launch("++algorithm={policy_loss:fspo}", "refused: dead_group_value"),
+    "a forced section": Launch("++algorithm={policy_loss:{loss_mode:fspo}}", "refused: dead_group_value"),
+    "a misspelt option": Launch("+algorithm.policy_loss=fspoo", "refused: fspoo"),
+    "a misspelt loss_mode": Launch(f"{LOSS}.loss_mode=fpso", "unregistered_loss"),
+    # --- bands
+    "a band field in the wrong section": Launch(f"{FSPO} +algorithm.eps_low=0.1", "refused: near_miss"),
+    "a band field in the actor": Launch(f"{FSPO} +{ACTOR}.eps_high=0.1", "refused: near_miss"),
+    "a misspelt band field": Launch(f"{FSPO} +{LOSS}.eps_hihg=0.1", "refused: unknown_fields"),
+    "a misspelt band field without plus": Launch(f"{FSPO} {LOSS}.eps_hihg=0.1", "refused: eps_hihg"),
+    "a band field without the group": Launch(f"{LOSS}.loss_mode=fspo +{LOSS}.eps_low=0.1", "refused: eps_low"),
+    "a negative eps": Launch(f"{FSPO} {LOSS}.eps_low=-1", "refused: band_fields"),
+    "a dual clip inside the band": Launch(f"{FSPO} {LOSS}.eps_dual=0.01", "refused: band_fields"),
+    "verl's ratio range as eps": Launch(
+        f"{FSPO} {LOSS}.eps_low=0.2 {LOSS}.eps_high=0.28 {LOSS}.eps_dual=0.9", "band_beyond_use"
+    ),
+    "verl's ratio range as eps_low": Launch(f"{FSPO} {LOSS}.eps_low=0.2", "band_beyond_use"),
+    "a per-token mean with FSPO's eps": Launch(f"{FSPO} {LOSS}.length_power=1", "band_beyond_use"),
+    "standard deviations with FSPO's eps": Launch(STUDENTIZED, "standard_deviations"),
+    "standard deviations that nothing reaches": Launch(
+        f"{STUDENTIZED} {LOSS}.eps_low=7 {LOSS}.eps_high=7 {LOSS}.eps_dual=9",
+        "standard_deviations",
+    ),
+    "standard deviations": Launch(
+        f"{STUDENTIZED} {LOSS}.eps_low=1.5 {LOSS}.eps_high=1.5 {LOSS}.eps_dual=4.5",
+        "trains",
+        {"policy_loss.eps_low": 1.5},
+    ),
+    "a width of sqrt(Q) about 0": Launch(
+        f"{FSPO} {LOSS}.band_width=realized {LOSS}.eps_low=1 {LOSS}.eps_high=1 {LOSS}.eps_dual=3", "one_sided_band"
+    ),
+    # --- leftovers of other scripts
+    "another loss_mode": Launch(f"{FSPO} {LOSS}.loss_mode=gspo", "refused: overridden_group"),
+    "another loss_mode, taken back": Launch(f"{FSPO} {LOSS}.loss_mode=gspo {LOSS}.loss_mode=fspo", "trains", IS_FSPO),
+    "another loss_mode under a baseline": Launch(f"{GSPO} {LOSS}.loss_mode=vanilla", "refused: overridden_group"),
+    "DAPO's range beside fspo": Launch(f"{FSPO} {WIDE}", "idle_clip_ratio"),
+    "DAPO's range in the gspo baseline": Launch(f"{GSPO} {WIDE}", "band_beyond_use"),
+    "DAPO's range in verl's own gspo": Launch(
+        f"{LOSS}.loss_mode=gspo {WIDE} {ACTOR}.loss_agg_mode=seq-mean-token-mean", "band_beyond_use"
+    ),
+    "verl's defaults in verl's own gspo": Launch(f"{LOSS}.loss_mode=gspo", "band_beyond_use gspo_aggregation"),
+    "an aggregation in the gspo baseline": Launch(f"{GSPO} {ACTOR}.loss_agg_mode=token-mean", "gspo_aggregation"),
+    "DAPO's range in the grpo baseline": Launch(f"{GRPO} {WIDE}", "loss_in_effect", {"clip_ratio_high": 0.28}),
+    "GSPO's range in the grpo baseline": Launch(f"{GRPO} {NARROW}", "token_range"),
+    "clip_ratio in the grpo baseline": Launch(f"{GRPO} {ACTOR}.clip_ratio=0.1", "unread_clip_ratio"),
+    "GSPO's aggregation beside fspo": Launch(
+        f"{FSPO} {ACTOR}.loss_agg_mode=seq-mean-token-mean", "mean_over_own_length"
+    ),
+    "a divisor of 0": Launch(f"{FSPO} {ACTOR}.loss_scale_factor=0", "refused: no_divisor"),
+    "a negative divisor": Launch(f"{FSPO} {ACTOR}.loss_scale_factor=-1", "refused: no_divisor"),
+    "no divisor": Launch(f"{FSPO} {ACTOR}.loss_scale_factor=null", "varying_scale"),
+    "the bare sum": Launch(f"{FSPO} {ACTOR}.loss_agg_mode=seq-mean-token-sum", "always_clipped_gradient"),
+    "an unknown aggregation": Launch(f"{FSPO} {ACTOR}.loss_agg_mode=seq-mean", "refused: Invalid loss_agg_mode"),
+    # --- search paths
+    "a hidden file by --config-dir": Launch(
+        f"--config-dir DIR {FSPO}", "refused: hidden_files", files={"algorithm.policy_loss/fspo.yaml": "{}\n"}
+    ),
+    "a hidden file by hydra.searchpath": Launch(
+        f"hydra.searchpath=[file://DIR] {FSPO}",
+        "refused: hidden_files",
+        files={"algorithm.policy_loss/fspo.yaml": "{}\n"},
+    ),
+    "a hidden file by a YAML's searchpath": Launch(
+        f"{MINE} {FSPO}",
+        "refused: hidden_files",
+        files={
+            "mine.yaml": "hydra: {searchpath: ['pkg://verl.trainer.config', 'file://DIR/more']}\n"
+            "defaults: [ppo_trainer, _self_]\n",
+            "more/algorithm.policy_loss/fspo.yaml": "{}\n",
+        },
+    ),
+    "an own option beside ours": Launch(
+        "--config-dir DIR +algorithm.policy_loss=tight",
+        "trains",
+        {"policy_loss.eps_low": 0.01},
+        {
+            "algorithm.policy_loss/tight.yaml": "# @package _global_\ndefaults: [fspo]\n"
+            "actor_rollout_ref: {actor: {policy_loss: {eps_low: 0.01}}}\n"
+        },
+    ),
+    # --- trainers, engines, advantages
+    "GAE": Launch(f"{FSPO} algorithm.adv_estimator=gae critic.model.path=MODEL", "trains", IS_FSPO),
+    "leave-one-out advantages": Launch(f"{FSPO} algorithm.adv_estimator=rloo", "trains", IS_FSPO),
+    "LoRA": Launch(f"{FSPO} actor_rollout_ref.model.lora_rank=32", "lora_rank", IS_FSPO),
+    "a KL term": Launch(
+        f"{FSPO} {ACTOR}.use_kl_loss=true actor_rollout_ref.ref.log_prob_use_dynamic_bsz=true", "trains", IS_FSPO
+    ),
+    "one optimiser step": Launch(f"{FSPO} {ACTOR}.ppo_mini_batch_size=1024", "one_step_per_rollout"),
+    "engine log-probs": Launch(f"{FSPO} algorithm.rollout_correction.bypass_mode=true", "rollout_log_probs"),
+    "distillation beside the rewards": Launch(f"{FSPO} {DISTIL.format('true')}", "trains", IS_FSPO),
+    "distillation in place of the rewards": Launch(
+        f"{FSPO} {DISTIL.format('false')}", "refused: dropped_by_distillation"
+    ),
+    "an unread gradient clip": Launch(f"{FSPO} {ACTOR}.grad_clip=0.2", "unread_grad_clip"),
+    "remote code": Launch(f"{FSPO} actor_rollout_ref.model.trust_remote_code=true", "remote_code"),
+    # --- records and resumes
+    "records": Launch(f"{FSPO} {LOSS}.records_dir=DIR/new", "trains", {"policy_loss.records_fraction": 1.0}),
+    "records in a relative folder": Launch(f"{FSPO} {LOSS}.records_dir=new", "refused: absolute path"),
+    "records of another run": Launch(
+        f"{FSPO} {LOSS}.records_dir=DIR", "refused: used_records_dir", files={"step-000001-rank-0000.parquet": ""}
+    ),
+    "a resume with another band": Launch(
+        f"{FSPO} {LOSS}.eps_low=0.02 trainer.default_local_dir=DIR trainer.save_freq=10",
+        "changed_on_resume",
+        files={
+            "latest_checkpointed_iteration.txt": "20",
+            "global_step_20/actor/weights": "",
+            "policy_loss.json": json.dumps([{"after_step": 0, "loss": {"policy_loss.eps_low": 0.03}}]),
+        },
+    ),
+    "a resume with the same band": Launch(
+        f"{FSPO} trainer.default_local_dir=DIR trainer.save_freq=10",
+        "trains",
+        IS_FSPO,
+        files={
+            "latest_checkpointed_iteration.txt": "20",
+            "global_step_20/actor/weights": "",
+            "policy_loss.json": json.dumps([{"after_step": 0, "loss": {"policy_loss.eps_low": 0.03}}]),
+        },
+    ),
+}
+
+
+def _refused(found: list) -> list:
+    return [finding for finding in found if finding.severity == "error"]
+
+
+def examine(launch: Launch, folder: Path, model: Path) -> tuple[list, dict]:
+    """Findings about a launch, and the actor's config as verl builds it where nothing refuses it."""
+    for name, text in launch.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text.replace("DIR", str(folder)))
+    given = launch.args.split()
+    keys = [argument.split("=")[0] for argument in given]
+    given += [override for override in SOUND if override.split("=")[0] not in keys]
+    arguments = [argument.replace("DIR", str(folder)).replace("MODEL", str(model)) for argument in given]
+
+    def look(config):
+        found = checks.findings(config)
+        if not _refused(found):
+            found += doctor.verls_own_checks(launch.main, config)
+        if _refused(found):
+            return found, {}
+        return found, {**vars(omega_conf_to_dataclass(config.actor_rollout_ref.actor))}
+
+    return doctor.with_config(launch.main, arguments, look)
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_a_launch_trains_what_it_says_or_says_why_not(name, tmp_path, untrained_model):
+    launch = LAUNCHES[name]
+    expected = launch.verdict.removeprefix("refused: ")
+    try:
+        found, actor = examine(launch, tmp_path, untrained_model)
+    except Exception as error:
+        assert launch.verdict.startswith("refused: ") and expected in str(error)
+        return
+    errors = _refused(found)
+    if launch.verdict.startswith("refused: "):
+        assert any(expected == finding.check or expected in str(finding) for finding in errors), found
+        assert all(finding.fix or finding.check == "validate_config" for finding in errors)
+        return
+    assert not errors
+    said = {finding.check for finding in found if finding.severity == "warning"}
+    named = {finding.check for finding in found}
+    wanted = set() if launch.verdict == "trains" else set(launch.verdict.split())
+    assert wanted <= named and said <= wanted
+    for key, value in launch.trains.items():
+        section, _, name_there = key.rpartition(".")
+        holder = actor[section] if section else actor
+        assert (getattr(holder, name_there) if section else holder[name_there]) == value, key
