@@ -78,8 +78,8 @@ def worker(folder: Path, args: argparse.Namespace):
     return made
 
 
-def batch(args: argparse.Namespace, generator: torch.Generator):
-    """One mini-batch in the nested layout of verl's v1 trainer; lengths are spread evenly on a log scale."""
+def batch(args: argparse.Namespace, generator: torch.Generator, step: int):
+    """The mini-batch of a step in the nested layout of verl's v1 trainer; lengths are spread evenly on a log scale."""
     from verl.utils import tensordict_utils as tu
 
     nest = lambda rows: torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)  # noqa: E731
@@ -97,7 +97,7 @@ def batch(args: argparse.Namespace, generator: torch.Generator):
             "old_log_probs": nest(-torch.rand(n, generator=generator) for n in lengths),
             "advantages": nest(a.expand(n).clone() for a, n in zip(advantages, lengths, strict=True)),
             "uid": [str(row // 8) for row in range(args.responses)],
-            "global_steps": [1] * args.responses,
+            "global_steps": [step] * args.responses,
         },
         {},
     )
@@ -143,11 +143,11 @@ def measure(args: argparse.Namespace, folder: Path) -> pd.DataFrame:
     trainer = worker(folder / "model", args)
     generator = torch.Generator().manual_seed(args.seed)
     rows = []
-    for _ in trange(args.rounds + 1, desc="rounds", disable=None):
+    for step in trange(1, args.rounds + 2, desc="rounds", disable=None):
         seconds = {}
         for (loss, variant), update in updates.items():
             trainer.set_loss_fn(update)
-            data = batch(args, generator)
+            data = batch(args, generator, step)
             bare = mock.patch.multiple(fspo_verl.register, **without_metrics)
             with bare if variant == "bare" else contextlib.nullcontext():
                 begin = time.perf_counter()

@@ -19,5 +19,7 @@ while (($#)); do
     esac
 done
 
+# Before the installation, as far as there is a Python: a wrong call need not cost half a minute.
+! command -v python3 >/dev/null || python3 scripts/compare/comparison.py --parse-only ${options[@]+"${options[@]}"}
 bash scripts/install.sh "$venv" requirements/cpu.txt cpu,report
 exec "$venv/bin/python" scripts/compare/comparison.py ${options[@]+"${options[@]}"}

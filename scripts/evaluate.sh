@@ -21,6 +21,7 @@
 #     runs/quickstart/fspo-hf-seed0/checkpoints/global_step_30 \
 #     reward.custom_reward_function.path=scripts/quickstart/ledger.py
 set -euo pipefail
+source "$(dirname "$0")/launch/quoted.sh"
 
 fail() {
     echo "evaluate: $*" >&2
@@ -69,7 +70,7 @@ OUTPUT=$(realpath -m "$OUTPUT")
 val_files=''
 for file in $TEST_FILES; do
     [[ -f $file ]] || fail "no file $file; python scripts/prepare_data.py makes the default ones, TEST_FILES names others"
-    val_files+="${val_files:+,}'$(realpath "$file")'"
+    val_files+="${val_files:+,}$(quoted "$(realpath "$file")")"
 done
 
 has_weights() { compgen -G "$1/*.safetensors" >/dev/null || compgen -G "$1/*.bin" >/dev/null; }
@@ -102,7 +103,7 @@ DATA=(
     data.max_response_length=$MAX_RESPONSE_LENGTH
 )
 ACTOR=(
-    actor_rollout_ref.model.path="$model_path"
+    actor_rollout_ref.model.path="$(quoted "$model_path")"
     actor_rollout_ref.actor.ppo_mini_batch_size=$ranks
     actor_rollout_ref.actor.use_dynamic_bsz=True
 )
@@ -116,13 +117,13 @@ TRAINER=(
     trainer.val_only=True
     trainer.val_before_train=True
     trainer.resume_mode=disable
-    trainer.validation_data_dir="$OUTPUT/generations"
+    trainer.validation_data_dir="$(quoted "$OUTPUT/generations")"
     trainer.logger=[console]
     trainer.project_name=evaluate
-    trainer.experiment_name="$(basename "$OUTPUT")"
+    trainer.experiment_name="$(quoted "$(basename "$OUTPUT")")"
     trainer.nnodes=$NNODES
     trainer.n_gpus_per_node=$NGPUS_PER_NODE
-    hydra.run.dir="$OUTPUT/hydra"
+    hydra.run.dir="$(quoted "$OUTPUT/hydra")"
 )
 if [[ $device == cpu ]]; then
     export VERL_PLATFORM=cpu

@@ -4,20 +4,29 @@
 #
 # bash scripts/install.sh VENV [REQUIREMENTS=requirements/cpu.txt] [EXTRAS=cpu,report]
 #
-# Makes the virtual environment VENV, if need be, and installs the pinned REQUIREMENTS, a CPU build of torch, and this
-# package (editable) with EXTRAS. Run again with the same files it returns at once. PYTHON names the interpreter to use.
+# Makes the virtual environment VENV, if need be, and installs the pinned REQUIREMENTS (one file, or several separated by
+# spaces), a CPU build of torch, and this package (editable) with EXTRAS. Run again with the same files it returns at once.
+# PYTHON names the interpreter to use.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-VENV=${1:?usage: bash scripts/install.sh VENV [REQUIREMENTS] [EXTRAS]}
-REQUIREMENTS=${2:-requirements/cpu.txt}
-EXTRAS=${3:-cpu,report}
 
 fail() {
     echo "install: $*" >&2
     exit 1
 }
 
-stamp=$VENV/.installed-$(cat "$REQUIREMENTS" requirements/test.txt setup.py <(echo "$EXTRAS $PWD") | sha256sum | cut -c1-16)
+case ${1:-} in
+    --help | -h) sed -n '5,/^set -/s/^# \{0,1\}//p' scripts/install.sh; exit ;;
+    '' | -*) fail "usage: bash scripts/install.sh VENV [REQUIREMENTS] [EXTRAS], see --help" ;;
+esac
+VENV=$1
+read -ra REQUIREMENTS <<<"${2:-requirements/cpu.txt}"
+EXTRAS=${3:-cpu,report}
+for file in "${REQUIREMENTS[@]}"; do
+    [[ -f $file ]] || fail "no file $file; there are $(echo requirements/*.txt)"
+done
+
+stamp=$VENV/.installed-$(cat "${REQUIREMENTS[@]}" requirements/{test,docs}.txt setup.py <(echo "$EXTRAS $PWD") | sha256sum | cut -c1-16)
 [[ -f $stamp ]] && exit 0
 
 if [[ ! -x $VENV/bin/python ]]; then
@@ -39,14 +48,15 @@ pip install uv==0.13.8
 
 # torch first, in a CPU build: PyPI's own brings gigabytes of CUDA packages. pip's configuration may offer one (as a
 # mirror or a folder of wheels), uv knows where PyTorch keeps its own.
-torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' "$REQUIREMENTS")
+torch=$(sed -n 's/^torch==\([0-9.]*\).*/\1/p' "${REQUIREMENTS[@]}")
 if ! "$VENV/bin/python" -c "import importlib.metadata as m; assert m.version('torch').split('+')[0] == '$torch'" 2>/dev/null; then
     pip install --no-deps "torch==$torch+cpu" 2>/dev/null ||
         uv pip install --no-deps --torch-backend cpu "torch==$torch" 2>/dev/null ||
         { echo "install: no CPU build of torch $torch found, installing the CUDA build (several GB)"; pip install "torch==$torch"; }
 fi
 # The requirements are complete; resolving them again would bring back what they leave out.
-uv pip install --no-deps -r "$REQUIREMENTS" || pip install --no-deps -r "$REQUIREMENTS"
-constraints=(-c "$REQUIREMENTS" -c requirements/test.txt)
+pinned=("${REQUIREMENTS[@]/#/--requirement=}")
+uv pip install --no-deps "${pinned[@]}" || pip install --no-deps "${pinned[@]}"
+constraints=("${REQUIREMENTS[@]/#/--constraint=}" --constraint=requirements/{test,docs}.txt)
 uv pip install "${constraints[@]}" -e ".[$EXTRAS]" || pip install "${constraints[@]}" -e ".[$EXTRAS]"
 touch "$stamp"

@@ -2,7 +2,8 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# Qwen3-8B-Base | mathematics | vLLM rollouts | Megatron | colocated on 8 GPUs
+# Qwen3-8B-Base | mathematics | vLLM rollouts | Megatron | colocated on 8 GPUs of 80 GB
+# Run so far: composed and checked only; the Megatron engine needs GPUs.
 #
 #   bash scripts/run_qwen3_8b_fspo_megatron.sh [Hydra overrides]
 #

@@ -2,20 +2,25 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# bash scripts/test.sh [pytest arguments]
+# bash scripts/test.sh [--all] [pytest arguments]
 #
 # Installs what the tests need (once) and runs all of them: this package's, with a real training run per rollout engine,
 # and those of verl's own tests that a new policy loss could break. Needs Python 3.10 to 3.12, no GPU.
-# VENV (default .venv) and VENV_VLLM (default .venv-vllm) name the virtual environments.
+# --all adds training steps of a real model (scripts/real_model.sh), which need a C compiler and minutes.
+# VENV (default .venv) and VENV_VLLM (default .venv-vllm) name the virtual environments, WORKERS (default 2) says how many
+# files of tests run at a time: each may start Ray and several workers.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 VENV=${VENV:-.venv}
 VENV_VLLM=${VENV_VLLM:-.venv-vllm}
+WORKERS=${WORKERS:-2}
+all=''
+[[ ${1:-} != --all ]] || { all=1; shift; }
 
-bash scripts/install.sh "$VENV" requirements/cpu.txt cpu,report,test
+bash scripts/install.sh "$VENV" requirements/cpu.txt cpu,report,test,docs
 "$VENV/bin/ruff" check .
 "$VENV/bin/ruff" format --check .
-"$VENV/bin/python" -m pytest "$@"
+"$VENV/bin/python" -m pytest -n "$WORKERS" --dist loadfile --no-loadscope-reorder "$@"
 
 # verl's wheel holds its own tests; with this package installed they must pass as they stand.
 verl_tests=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests/trainer/ppo
@@ -24,3 +29,7 @@ verl_tests=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("
 # vLLM pins its dependencies, so it has an environment of its own.
 bash scripts/install.sh "$VENV_VLLM" requirements/cpu-vllm.txt cpu,test
 "$VENV_VLLM/bin/python" -m pytest -k vllm tests/test_cpu_vllm.py tests/test_cpu_training.py
+
+[[ $all ]] || exit 0
+bash scripts/install.sh "$VENV" "requirements/cpu.txt requirements/real.txt" cpu,report,real,test
+"$VENV/bin/python" -m pytest -m real tests/test_real_model.py

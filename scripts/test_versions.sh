@@ -2,21 +2,26 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# bash scripts/test_versions.sh [verl version ...]
+# bash scripts/test_versions.sh [verl ...]
 #
-# Tests the built wheel beside several versions of verl and prints a table in Markdown; default: 0.8.0 0.9.0 0.9.1 and
-# the newest that pip finds. All other packages are those of requirements/cpu.txt. Not part of scripts/test.sh.
+# Tests the built wheel beside several verls and prints a table in Markdown. A verl is a version, a folder with a
+# checkout, or whatever else pip installs ('verl @ git+https://...'); default: 0.8.0 0.9.0 0.9.1 and the newest that pip
+# finds. All other packages are those of requirements/cpu.txt. Not part of scripts/test.sh.
 #   VENV   virtual environment that everything runs in (default .venv); it is left as it is
 #   LOGS   folder for the output of each cell (default runs/test-versions)
+#   ALL    1: in place of the last three columns, all of tests/ that trains nothing, which takes minutes for each verl;
+#          2: and that trains, too, which takes most of an hour
 #
-# `version`: supported, or named as unsupported when the plugin is imported. `registered`: `import verl` alone registers
-# the loss; verl before 0.9 loads no plugins. The other columns are pytest's counts: composition and checks of launches
-# (tests/test_launch.py), and the loss in verl's ppo_loss, aggregation and metrics (tests/test_policy_loss.py).
+# `version`: tested, untested (a warning), or named as unsupported when the plugin is imported. `registered`: `import
+# verl` alone registers the loss; verl before 0.9 loads no plugins. The other columns are pytest's counts: what is taken
+# for granted of verl (tests/test_contract.py), composition and checks of launches (tests/test_launch.py), the loss in
+# verl's ppo_loss, aggregation and metrics (tests/test_policy_loss.py).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 repository=$PWD
 VENV=${VENV:-.venv}
 LOGS=$(realpath -m "${LOGS:-runs/test-versions}")
+ALL=${ALL:-0}
 
 [[ ${1:-} != --help ]] || { sed -n '5,/^set -/s/^# \{0,1\}//p' "$0"; exit; }
 bash scripts/install.sh "$VENV" requirements/cpu.txt cpu,report,test
@@ -30,37 +35,70 @@ mkdir "$scratch/source"
 cp -r fspo_verl hydra_plugins setup.py pyproject.toml README.md LICENSE "$scratch/source"
 pip wheel --no-deps --no-build-isolation --wheel-dir "$scratch" "$scratch/source"
 
-# One folder per version goes before the environment's own packages. In $scratch the checkout is not on the path.
+# What pip is to install for an argument. A checkout is copied: a build leaves files in its folder.
+spec() {
+    if [[ -d $1 ]]; then
+        mkdir "$scratch/checkout"
+        tar -C "$1" --exclude=./.git -cf - . | tar -C "$scratch/checkout" -xf -
+        echo "$scratch/checkout"
+    elif [[ $1 == newest ]]; then
+        echo verl
+    elif [[ $1 =~ ^[0-9] ]]; then
+        echo "verl==$1"
+    else
+        echo "$1"
+    fi
+}
+
+# One folder per verl goes before the environment's own packages. In $scratch the checkout is not on the path.
 inside() {
-    local version=$1
+    (cd "$scratch" && env PYTHONPATH="$folder" "$@")
+}
+
+cell() { # name, tests and options: pytest's last line
+    local log=$LOGS/$found-$1.log
     shift
-    (cd "$scratch" && env PYTHONPATH="$scratch/$version" "$@")
+    # Left out: the comparison of the checkout's configs/ with the package, which here is a wheel.
+    inside "$python" -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -p no:cacheprovider \
+        --rootdir "$repository" -c "$repository/pyproject.toml" \
+        --deselect "tests/test_launch.py::test_the_configs_shown_at_the_top_are_the_packaged_ones" \
+        "$@" >"$log" 2>&1 || true
+    tail -n 1 "$log" | sed 's/ in .*//; s/^=* *//'
 }
 
-cell() { # version, name, test file: pytest's last line
-    # One test compares the checkout's configs/ with the package, which here is a wheel.
-    inside "$1" "$python" -m pytest -q -p no:cacheprovider --rootdir "$repository" -c "$repository/pyproject.toml" \
-        -k "not shown_at_the_top" "$repository/tests/$3" >"$LOGS/$1-$2.log" 2>&1 || true
-    tail -n 1 "$LOGS/$1-$2.log" | sed 's/ in .*//; s/^=* *//'
-}
+# Files that start Ray or train; single tests elsewhere go by name.
+training=(cluster.py cpu_training.py cpu_vllm.py fsdp.py ray.py)
+# test_install.py makes environments of its own, which do not see the folder of a verl.
+suite=("$repository/tests" --ignore "$repository/tests/test_install.py")
+if ((ALL == 1)); then
+    suite+=("${training[@]/#/--ignore=$repository/tests/test_}")
+    suite+=(-k "not ray_worker and not sharded_checkpoint and not script_train and not same_command")
+fi
 
-echo "| verl | version | registered | composition and checks | loss in verl |"
-echo "|---|---|---|---|---|"
+if ((ALL == 0)); then columns=(contract "composition and checks" "loss in verl"); else columns=("all tests"); fi
+row() { printf '| %s ' "$@"; echo '|'; }
+row verl version registered "${columns[@]}"
+row --- --- --- "${columns[@]/*/---}"
 (($#)) || set -- 0.8.0 0.9.0 0.9.1 newest
-seen=' '
-for version in "$@"; do
-    spec=verl==$version
-    [[ $version != newest ]] || spec=verl
-    pip install --no-deps --target "$scratch/$version" "$spec" "$scratch"/fspo_verl-*.whl
-    found=$(inside "$version" "$python" -c 'import importlib.metadata as m; print(m.version("verl"))')
+seen=' ' number=0
+for verl in "$@"; do
+    folder=$scratch/verl-$((number += 1))
+    pip install --no-deps --no-build-isolation --target "$folder" "$(spec "$verl")" "$scratch"/fspo_verl-*.whl
+    rm -rf "$scratch/checkout"
+    found=$(inside "$python" -c 'import importlib.metadata as m; print(m.version("verl"))')
     [[ $seen != *" $found "* ]] || continue # the newest may be one of the others
     seen+="$found "
-    named=$(inside "$version" env VERL_USE_EXTERNAL_MODULES=fspo_verl.plugin "$python" -c 'import verl' 2>&1 |
-        grep -c 'is not supported by fspo_verl' || true)
-    registered=$(inside "$version" "$python" -c 'import verl
+    supported=$(inside "$python" -c 'from fspo_verl import versions as v
+print("named" if v.unsupported_verl() else "untested" if v.untested_verl() else "tested")')
+    registered=$(inside "$python" -c 'import verl
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-print("yes" if "fspo" in POLICY_LOSS_REGISTRY else "no")' 2>"$LOGS/$version-import.log" | tail -n 1)
-    launches=$(cell "$version" launch test_launch.py)
-    losses=$(cell "$version" loss test_policy_loss.py)
-    echo "| $found | $([[ $named == 0 ]] && echo supported || echo named) | $registered | $launches | $losses |"
+print("yes" if "fspo" in POLICY_LOSS_REGISTRY else "no")' 2>"$LOGS/$found-import.log" | tail -n 1)
+    cells=()
+    if ((ALL == 0)); then
+        cells+=("$(cell contract "$repository/tests/test_contract.py" -k "not page and not line_of and not examines")")
+        cells+=("$(cell launch "$repository/tests/test_launch.py")" "$(cell loss "$repository/tests/test_policy_loss.py")")
+    else
+        cells+=("$(cell all "${suite[@]}")")
+    fi
+    row "$found" "$supported" "$registered" "${cells[@]}"
 done

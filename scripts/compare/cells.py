@@ -17,11 +17,12 @@ from importlib import resources
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "quickstart"))
-import launch  # noqa: E402
 import ledger  # noqa: E402
+from ledger_experiment import LedgerExperiment, launch  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 
 import fspo_verl.configs  # noqa: E402
+from fspo_verl.overrides import override  # noqa: E402
 
 POOL, TRAIN_PROBLEMS = 32_768, 4_096
 ACTOR = "actor_rollout_ref.actor"
@@ -102,7 +103,7 @@ def training_problems(cell: Cell) -> Path:
 
 def warm_start(cell: Cell) -> None:
     """The model that the cell starts from, unless it is there."""
-    launch.warm_start(launch.Experiment(cell.output, seed=cell.start_seed))
+    LedgerExperiment(cell.output, seed=cell.start_seed).prepare()
 
 
 def train(cell: Cell) -> None:
@@ -117,13 +118,13 @@ def train(cell: Cell) -> None:
     sizes = cell.sizes
     overrides = [
         *clip_range(cell.loss, cell.factor),
-        f"data.train_files={training_problems(cell)}",
+        override("data.train_files", training_problems(cell)),
         f"data.train_batch_size={sizes.prompts}",
         f"actor_rollout_ref.rollout.n={sizes.responses}",
         f"{ACTOR}.ppo_mini_batch_size={sizes.mini_batch}",
         f"trainer.test_freq={sizes.validate_every}",
         "trainer.save_freq=-1",
-        f"trainer.validation_data_dir={attempt / 'validation'}",
+        override("trainer.validation_data_dir", attempt / "validation"),
         "trainer.project_name=compare",
         *sizes.overrides,
     ]
@@ -138,7 +139,7 @@ def train(cell: Cell) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Experiment(launch.Experiment):
+class _Experiment(LedgerExperiment):
     """The quickstart's experiment, with a folder and a warm start of one's own choice."""
 
     run_folder: Path | None = None

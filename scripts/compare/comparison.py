@@ -10,6 +10,8 @@ A cell is one training run. A finished cell is never run again; one that was int
 the result is that of an uninterrupted one. Results: OUTPUT/comparison.md, .json and .png, and a folder per cell.
 """
 
+from __future__ import annotations  # so that a Python too old to train with can still say what is wrong with a call
+
 import argparse
 import fcntl
 import json
@@ -25,7 +27,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "quickstart"))  # whose trainer, task and metrics this comparison uses
+sys.path.insert(0, str(HERE.parent / "training"))  # the trainer, its metrics and checks of arguments
+from options import hydra_override, positive  # noqa: E402
+
 LOSSES = ("fspo", "gspo", "grpo", "rloo")
 FACTORS = (1 / 3, 1.0, 3.0, 10.0)
 # What starting verl costs, in training steps; for the estimate of the remaining time only.
@@ -51,26 +55,34 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--losses", type=_names, default=list(LOSSES), help=f"default: {','.join(LOSSES)}")
     add("--seeds", type=_integers, default=[10, 11, 12, 13, 14], help="default: 10,11,12,13,14")
     add("--start-seed", type=int, help="one warm start, of this seed, for all seeds (default: each seed has its own)")
-    add("--steps", type=int, default=12, help="training steps of a cell (default: %(default)s)")
-    add("--prompts", type=int, default=32, help="per step (default: %(default)s)")
-    add("--responses", type=int, default=8, help="per prompt (default: %(default)s)")
-    add("--mini-batch", type=int, default=8, help="prompts per optimiser step (default: %(default)s)")
+    add("--steps", type=positive, default=12, help="training steps of a cell (default: %(default)s)")
+    add("--prompts", type=positive, default=32, help="per step (default: %(default)s)")
+    add("--responses", type=positive, default=8, help="per prompt (default: %(default)s)")
+    add("--mini-batch", type=positive, default=8, help="prompts per optimiser step (default: %(default)s)")
     add("--temperature", type=float, default=1.5, help="of sampling (default: %(default)s)")
     add("--learning-rate", type=float, default=5e-4, help="default: %(default)s")
-    add("--validate-every", type=int, default=4, help="steps (default: %(default)s)")
+    add("--validate-every", type=positive, default=4, help="steps (default: %(default)s)")
     add("--factors", type=_factors, help="clip range per loss as a multiple of the packaged one, instead of tuning")
     add("--tuning-seeds", type=_integers, default=[100, 101], help="default: 100,101")
-    add("--tuning-steps", type=int, default=8, help="default: %(default)s")
+    add("--tuning-steps", type=positive, default=8, help="default: %(default)s")
     add("--target", type=float, default=0.5, help="the accuracy to which steps are counted (default: %(default)s)")
     add("--check", type=Path, metavar="JSON", help="run the small comparison of these thresholds, and check it")
-    add("--jobs", type=int, default=2, help="cells at a time, each with one thread (default: %(default)s)")
+    add("--jobs", type=positive, default=2, help="cells at a time, each with one thread (default: %(default)s)")
     add("--output", type=Path, default=Path("runs/compare"), help="folder for results (default: %(default)s)")
     add("--venv", help="virtual environment (default: .venv)")
-    add("overrides", nargs="*", metavar="-- override", help="more Hydra overrides for verl, for every cell")
+    add("--parse-only", action="store_true", help=argparse.SUPPRESS)
+    more = "more Hydra overrides for verl, for every cell"
+    add("overrides", nargs="*", type=hydra_override, metavar="-- override", help=more)
     args = parser.parse_args(argv)
     if args.check:
-        for name, value in json.loads(args.check.read_text())["setup"].items():
+        try:
+            setup = json.loads(args.check.read_text())["setup"]
+        except (OSError, ValueError, KeyError) as error:
+            parser.error(f"--check {args.check} names no file of thresholds: {error}")
+        for name, value in setup.items():
             setattr(args, name, value)
+    if args.mini_batch > args.prompts:
+        parser.error(f"--mini-batch {args.mini_batch} is more than all of --prompts {args.prompts}")
     return args
 
 
@@ -92,9 +104,12 @@ def _factors(text: str) -> dict[str, float]:
 
 def main() -> None:
     args = parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: an exception, so the cells are stopped
+    if args.parse_only:
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as long as there is nothing to stop
     import launch  # not at the top: --help must work before anything is installed
 
+    launch.stop_on_signals()
     args.output = args.output.resolve()
     args.output.mkdir(parents=True, exist_ok=True)
     try:
@@ -103,19 +118,21 @@ def main() -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise launch.Failure(f"another comparison is running in {args.output}") from None
+            launch.check_place(args.output)
             shutil.rmtree(args.output / "unfinished", ignore_errors=True)
             sys.exit(compare(args))
     except (launch.Failure, ValueError) as failure:
         sys.exit(f"comparison failed: {failure}")
-    except KeyboardInterrupt:
-        sys.exit("interrupted; the same command goes on with the cells that are not finished")
+    except KeyboardInterrupt as signalled:
+        print("interrupted; the same command goes on with the cells that are not finished", file=sys.stderr)
+        sys.exit(128 + signalled.args[0])
 
 
 def compare(args: argparse.Namespace) -> int:
     """Run what is missing, write the comparison; returns the exit code."""
     import launch
 
-    import fspo_verl.compare
+    from fspo_verl import cli
 
     missing = set(args.losses) - (args.factors or dict.fromkeys(args.losses)).keys()
     if missing:
@@ -138,11 +155,9 @@ def compare(args: argparse.Namespace) -> int:
 
     cells = args.output / "cells"
     (cells / "setup.json").write_text(json.dumps(describe(args, factors, table, final), indent=1))
-    parser = argparse.ArgumentParser()
-    fspo_verl.compare.add_arguments(parser)
     options = [cells, "--output", args.output, "--baseline", args.losses[0], "--target", args.target]
     options += ["--check", args.check] if args.check else []
-    return fspo_verl.compare.main(parser.parse_args(list(map(str, options))))
+    return cli.main(["compare", *map(str, options)])
 
 
 def _cell(args: argparse.Namespace, loss: str, seed: int, factor: float, tuning: bool = False):

@@ -4,9 +4,10 @@
 #
 # What all scripts/run_*.sh share: sourced by them, after they have set what is theirs.
 #   defaults   variables of the block below
-#   MAIN       the main of verl that runs
 #   ENGINE     overrides of the training engine; FSDP's without it
 #   EXTRA      more overrides
+
+source "$(dirname "${BASH_SOURCE[0]}")/quoted.sh"
 
 ########################### user-adjustable ###########################
 # Every variable can be set in the environment; `--help` prints this block.
@@ -16,7 +17,7 @@ DATA_DIR=${DATA_DIR:-data}                            # where scripts/prepare_da
 TRAIN_FILE=${TRAIN_FILE:-$DATA_DIR/dapo.parquet}      # training prompts in verl's format
 TEST_FILES=${TEST_FILES:-$DATA_DIR/math500.parquet $DATA_DIR/aime24.parquet $DATA_DIR/aime25.parquet} # separated by spaces
 NNODES=${NNODES:-1}                                   # nodes; more than one needs a Ray cluster (RAY_ADDRESS, or ray start here)
-NGPUS_PER_NODE=${NGPUS_PER_NODE:-8}                   # GPUs that train, per node
+NGPUS_PER_NODE=${NGPUS_PER_NODE:-${NDEVICES_PER_NODE:-8}} # GPUs that train, per node; verl's scripts call it NDEVICES_PER_NODE
 TRAIN_BATCH_SIZE=${TRAIN_BATCH_SIZE:-512}             # prompts per rollout
 PPO_MINI_BATCH_SIZE=${PPO_MINI_BATCH_SIZE:-128}       # prompts per optimiser step; from the second step on a clip can act
 ROLLOUT_N=${ROLLOUT_N:-16}                            # responses per prompt
@@ -25,6 +26,7 @@ MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-8192}      # tokens; longer responses
 ADV_ESTIMATOR=${ADV_ESTIMATOR:-grpo}                  # any that verl has; the same for all losses by default
 ACTOR_LR=${ACTOR_LR:-1e-6}                            # learning rate
 PPO_MAX_TOKEN_LEN_PER_GPU=${PPO_MAX_TOKEN_LEN_PER_GPU:-20480} # tokens per micro-batch; at least prompt + response
+USE_FUSED_KERNELS=${USE_FUSED_KERNELS:-False}         # True: log-probs without the logits of a micro-batch in memory
 OFFLOAD=${OFFLOAD:-True}                              # keep weights and optimiser state in host memory during rollouts
 ROLLOUT_NAME=${ROLLOUT_NAME:-vllm}                    # rollout engine: vllm, sglang
 ROLLOUT_TP=${ROLLOUT_TP:-2}                           # GPUs per rollout replica
@@ -41,7 +43,7 @@ RUN_DIR=${RUN_DIR:-runs/$EXPERIMENT_NAME}             # checkpoints, metrics, re
 RECORDS=${RECORDS:-1}                                 # 0: no records per response (fspo-verl report and calibrate read them)
 WANDB=${WANDB:-${WANDB_API_KEY:+1}}                   # 1: log to Weights & Biases, too; the default where WANDB_API_KEY is set
 PYTHON=${PYTHON:-python3}                             # of the environment with verl and fspo_verl
-DRY_RUN=${DRY_RUN:-0}                                 # 1: compose, check and print what would run; needs no GPU
+DRY_RUN=${DRY_RUN:-0}                                 # 1: compose, check and print what would run; needs neither GPU nor data
 ########################### end user-adjustable #######################
 
 if [[ ${1:-} == --help || ${1:-} == -h ]]; then
@@ -58,12 +60,21 @@ fail() {
     exit 1
 }
 
+as_typed() { # an argument, quoted where a shell would read it otherwise
+    case $1 in
+        *[\$\`\"\\!]*) printf '%q' "$1" ;;
+        *[!a-zA-Z0-9_./:=+@%,-]*) printf '"%s"' "$1" ;;
+        *) printf '%s' "$1" ;;
+    esac
+}
+
 # Ray's workers have working directories of their own, hence absolute paths.
 data_file() { # path or URL, name of the variable
     case $1 in
         *://*) echo "$1" ;;
-        *) [[ -f $1 ]] || fail "no file $1: python scripts/prepare_data.py makes the default ones, $2 names others"
-            realpath "$1" ;;
+        *) [[ -f $1 || $DRY_RUN != 0 ]] ||
+            fail "no file $1: python scripts/prepare_data.py makes the default ones, $2 names others"
+            realpath -m "$1" ;;
     esac
 }
 
@@ -72,7 +83,7 @@ TRAIN_FILE=$(data_file "$TRAIN_FILE" TRAIN_FILE)
 val_files=''
 for file in $TEST_FILES; do
     file=$(data_file "$file" TEST_FILES)
-    val_files+="${val_files:+,}'$file'"
+    val_files+="${val_files:+,}$(quoted "$file")"
 done
 [[ ! -d $MODEL_PATH ]] || MODEL_PATH=$(realpath "$MODEL_PATH")
 # verl truncates its metrics file, so a run that resumes gets another one.
@@ -82,7 +93,7 @@ metrics=$RUN_DIR/metrics-$((${#attempts[@]} + 1)).jsonl
 
 DATA=(
     algorithm.adv_estimator="$ADV_ESTIMATOR"
-    data.train_files="['$TRAIN_FILE']"
+    data.train_files="[$(quoted "$TRAIN_FILE")]"
     data.val_files="[$val_files]"
     data.train_batch_size="$TRAIN_BATCH_SIZE"
     data.max_prompt_length="$MAX_PROMPT_LENGTH"
@@ -92,7 +103,8 @@ DATA=(
 )
 
 MODEL=(
-    actor_rollout_ref.model.path="$MODEL_PATH"
+    actor_rollout_ref.model.path="$(quoted "$MODEL_PATH")"
+    actor_rollout_ref.model.use_fused_kernels="$USE_FUSED_KERNELS"
 )
 
 # Loss, aggregation and clip range come with the group; no KL term and no entropy bonus, which are verl's defaults.
@@ -104,13 +116,14 @@ ACTOR=(
     actor_rollout_ref.actor.ppo_max_token_len_per_gpu="$PPO_MAX_TOKEN_LEN_PER_GPU"
 )
 if [[ $RECORDS != 0 ]]; then
-    ACTOR+=(actor_rollout_ref.actor.policy_loss.records_dir="$RUN_DIR/records")
+    ACTOR+=(actor_rollout_ref.actor.policy_loss.records_dir="$(quoted "$RUN_DIR/records")")
 fi
 
 if [[ -z ${ENGINE+set} ]]; then
     ENGINE=(
         actor_rollout_ref.actor.fsdp_config.param_offload="$OFFLOAD"
         actor_rollout_ref.actor.fsdp_config.optimizer_offload="$OFFLOAD"
+        actor_rollout_ref.ref.fsdp_config.param_offload="$OFFLOAD"
     )
 fi
 
@@ -127,6 +140,12 @@ ROLLOUT=(
     actor_rollout_ref.rollout.val_kwargs.top_p=0.7
 )
 
+# There is a reference model only with a KL term, which these scripts leave out: actor_rollout_ref.actor.use_kl_loss=True.
+REF=(
+    actor_rollout_ref.ref.log_prob_use_dynamic_bsz=True
+    actor_rollout_ref.ref.log_prob_max_token_len_per_gpu="$PPO_MAX_TOKEN_LEN_PER_GPU"
+)
+
 TRAINER=(
     trainer.nnodes="$NNODES"
     trainer.n_gpus_per_node="$NGPUS_PER_NODE"
@@ -135,24 +154,27 @@ TRAINER=(
     trainer.save_freq="$SAVE_FREQ"
     trainer.test_freq="$TEST_FREQ"
     trainer.max_actor_ckpt_to_keep=2
-    trainer.default_local_dir="$RUN_DIR/checkpoints"
+    trainer.default_local_dir="$(quoted "$RUN_DIR/checkpoints")"
     trainer.resume_mode=auto
     trainer.logger="[console,file$([[ ${WANDB:-0} == 0 ]] || echo ,wandb)]"
-    trainer.project_name="$PROJECT_NAME"
-    trainer.experiment_name="$EXPERIMENT_NAME"
+    trainer.project_name="$(quoted "$PROJECT_NAME")"
+    trainer.experiment_name="$(quoted "$EXPERIMENT_NAME")"
     # In the config, as the environment of this shell does not reach a cluster that is running already.
-    +ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH="$metrics"
-    hydra.run.dir="$RUN_DIR/hydra"
+    +ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH="$(quoted "$metrics")"
+    hydra.run.dir="$(quoted "$RUN_DIR/hydra")"
 )
 
 command=(
-    "$PYTHON" -m "${MAIN:-verl.trainer.main_ppo}"
-    "${DATA[@]}" "${MODEL[@]}" "${ACTOR[@]}" "${ENGINE[@]}" "${ROLLOUT[@]}" "${TRAINER[@]}" "${EXTRA[@]}" "$@"
+    "$PYTHON" -m verl.trainer.main_ppo
+    "${DATA[@]}" "${MODEL[@]}" "${ACTOR[@]}" "${ENGINE[@]}" "${ROLLOUT[@]}" "${REF[@]}" "${TRAINER[@]}" "${EXTRA[@]}" "$@"
 )
 if [[ $DRY_RUN != 0 ]]; then
-    printf '%q ' "${command[@]}"
+    printf '%s %s %s' "$(as_typed "${command[0]}")" "${command[@]:1:2}"
+    for argument in "${command[@]:3}"; do
+        printf ' \\\n    %s' "$(as_typed "$argument")"
+    done
     printf '\n\n'
-    exec "$PYTHON" -m fspo_verl.cli doctor --plan --no-worker -- "${command[@]}"
+    exec "$PYTHON" -m fspo_verl.cli doctor --plan --no-worker --dry-run -- "${command[@]}"
 fi
 "$PYTHON" -m fspo_verl.cli doctor -- "${command[@]}" || fail "not started, see the errors above"
 mkdir -p "$RUN_DIR"

@@ -1,0 +1,170 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the pages of docs/ that follow from the code: configuration.md, checks.md, commands.md.
+
+  python scripts/docs/generate.py            write them
+  python scripts/docs/generate.py --check    exit with 1 if they differ from the code
+
+Sources are parsed, not imported: no page depends on the machine.
+"""
+
+import argparse
+import ast
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_HEAD = "<!-- Written by scripts/docs/generate.py from the code; do not edit. -->\n\n"
+
+
+def pages() -> dict[str, str]:
+    """Name of each generated page -> its text."""
+    return {
+        name: _HEAD + text.strip() + "\n"
+        for name, text in {
+            "configuration.md": configuration(),
+            "checks.md": checks(),
+            "commands.md": commands(),
+        }.items()
+    }
+
+
+# --- configuration ---------------------------------------------------------------------------------------------------
+
+
+def configuration() -> str:
+    losses = ROOT / "fspo_verl/configs/algorithm.policy_loss"
+    parts = [
+        "# Configuration",
+        "All fields lie under `actor_rollout_ref.actor.policy_loss`. S is the log importance-sampling ratio of a "
+        "response, L its length in tokens, Q the sum of its squared token log-ratios. Bad values and typos are refused "
+        "before Ray starts, with the full key and what is allowed.",
+        "## The clip band (fspo, and rloo as one of its members)",
+        fields("fspo_verl/loss.py", "Band"),
+        "## What is measured (fspo, and every observed loss)",
+        fields("fspo_verl/config.py", "Observation"),
+        "## What each option of the group sets",
+        "`+algorithm.policy_loss=NAME` on any verl config selects one of these files of `fspo_verl/configs`; "
+        "aggregation and clip range come with it.",
+    ]
+    for file in sorted(losses.glob("*.yaml")):
+        text = file.read_text().removeprefix("# @package _global_\n#\n").removeprefix("# @package _global_\n")
+        parts += [f"### {file.stem}", f"```yaml\n{text.strip()}\n```"]
+    return "\n\n".join(parts)
+
+
+def fields(source: str, name: str) -> str:
+    """A table of the fields of a dataclass, from the text below each."""
+    body = _definition(ROOT / source, name).body
+    rows = []
+    for field, text in zip(body, body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            rows.append(f"| `{field.target.id}` | {_default(field.value)} | {markdown(text.value.value)} |")
+    return "\n".join(["| field | default | meaning |", "|---|---|---|", *rows])
+
+
+def _definition(file: Path, name: str) -> ast.ClassDef:
+    tree = ast.parse(file.read_text())
+    return next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+def _default(value: ast.expr) -> str:
+    if not isinstance(value, ast.Constant):
+        return "below"
+    if value.value is None:
+        return "`null`"
+    return f"`{value.value}`"
+
+
+def markdown(text: str) -> str:
+    """A docstring's reStructuredText on one line of a Markdown table."""
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text.replace("``", "`"))
+    return " ".join(text.split()).replace("|", r"\|")
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+def checks() -> str:
+    parts = [
+        "# Launch checks",
+        "An **error** stops the launch, for it would fail or train something else than it says. A **warning** is "
+        "printed: it trains, but works against the method. A **note** is for your information. Every finding names "
+        "what is wrong, why, and the override that mends it.",
+        "## At every launch, before Ray starts",
+        "The launch itself runs these (`fspo_verl/checks.py`), and so does `fspo-verl doctor`.",
+        _table(ROOT / "fspo_verl/checks.py"),
+        "## Only by `fspo-verl doctor`",
+        "These look at the machine, the files and the cluster.",
+        _table(ROOT / "fspo_verl/doctor.py", ROOT / "fspo_verl/workers.py"),
+    ]
+    return "\n\n".join(parts)
+
+
+def _table(*files: Path) -> str:
+    rows = [row for file in files for row in _rows(file)]
+    return "\n".join(["| check | finds | as |", "|---|---|---|", *rows])
+
+
+def _rows(file: Path) -> Iterator[str]:
+    """A row for each function that makes findings: their names, what its docstring says, their severities."""
+    for node in ast.parse(file.read_text()).body:
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        calls = [call for call in ast.walk(node) if isinstance(call, ast.Call) and _name(call) == "Finding"]
+        names = dict.fromkeys(_constant(call, 1, "check") for call in calls)
+        severities = dict.fromkeys(_constant(call, 0, "severity") or "error or warning" for call in calls)
+        if names := [f"`{name}`" for name in names if name]:
+            said = ast.get_docstring(node)
+            if said is None:
+                raise ValueError(f"{file.name}: {node.name} makes findings and has no docstring")
+            yield f"| {', '.join(names)} | {markdown(said.split(chr(10) * 2)[0])} | {', '.join(severities)} |"
+
+
+def _name(call: ast.Call) -> str:
+    return getattr(call.func, "id", getattr(call.func, "attr", ""))
+
+
+def _constant(call: ast.Call, position: int, keyword: str) -> str | None:
+    values = [*call.args[position : position + 1], *(k.value for k in call.keywords if k.arg == keyword)]
+    return values[0].value if values and isinstance(values[0], ast.Constant) else None
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def commands() -> str:
+    os.environ["COLUMNS"] = "110"  # of argparse
+    sys.path.insert(0, str(ROOT))
+    from fspo_verl import cli
+
+    parts = ["# Commands", "`fspo-verl --version` names the versions of this package and of verl."]
+    for command in cli.COMMANDS:
+        parts += [f"## fspo-verl {command}", f"```text\n{cli.parser(command).format_help().strip()}\n```"]
+    return "\n\n".join(parts)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page differs")
+    args = parser.parse_args()
+    stale = [name for name, text in pages().items() if _text(ROOT / "docs" / name) != text]
+    if args.check:
+        for name in stale:
+            print(f"docs/{name} differs from the code: python scripts/docs/generate.py", file=sys.stderr)
+        return int(bool(stale))
+    for name in stale:
+        (ROOT / "docs" / name).write_text(pages()[name])
+        print(f"docs/{name}")
+    return 0
+
+
+def _text(file: Path) -> str | None:
+    return file.read_text() if file.exists() else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

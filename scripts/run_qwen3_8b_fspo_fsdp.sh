@@ -1,0 +1,1 @@
+run_qwen3_8b_fspo.sh

@@ -1,0 +1,237 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs verl's stock trainer on this machine and watches it; what is trained, and on what, a subclass says."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import report
+
+from fspo_verl import doctor, workers
+from fspo_verl.overrides import override
+from fspo_verl.resume import TRACKER
+
+
+class Failure(Exception):
+    """A phase failed; the message says why."""
+
+
+def stop_on_signals() -> None:
+    """Turn Ctrl-C and SIGTERM into a KeyboardInterrupt with the signal's number, so that what runs is stopped."""
+
+    def interrupt(number: int, _frame) -> None:
+        raise KeyboardInterrupt(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+
+
+def check_place(output: Path) -> None:
+    """Refuse folders in which verl or Ray would fail later.
+
+    Raises:
+        Failure: says which, and what mends it.
+    """
+    if problem := workers.too_long_for_ray():
+        raise Failure("; ".join(problem))
+    if doctor.is_pattern(output):
+        raise Failure(f"{output} cannot be read as the name of one folder (* ? [...] and ${{...}}); choose another")
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """What is trained, and where its results go."""
+
+    output: Path
+    loss: str = "fspo"
+    rollout: str = "hf"
+    seed: int = 0
+    steps: int = 30
+    overrides: tuple[str, ...] = ()
+    gpu: bool = False  # without one verl gets VERL_PLATFORM=cpu and the config fspo_cpu
+
+    @property
+    def run(self) -> Path:
+        """Folder of the run."""
+        return self.output / f"{self.loss}-{self.rollout}-seed{self.seed}"
+
+    @property
+    def resumes(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return (self.run / "checkpoints" / TRACKER).exists()
+
+    @property
+    def settings(self) -> dict:
+        """What decides the results, besides what the name of :attr:`run` says."""
+        return {"steps": self.steps, "overrides": list(self.overrides)}
+
+    preparation = "preparation"  # what prepare() is called where times are shown
+
+    def prepare(self) -> None:
+        """Make the data sets and the model to start from, unless they are there."""
+        raise NotImplementedError
+
+    def task(self) -> list[str]:
+        """Hydra overrides: model, data, reward, sizes, learning rate, clip range."""
+        raise NotImplementedError
+
+
+def overrides(experiment: Experiment) -> list[str]:
+    """The Hydra overrides of a launch."""
+    run, policy_loss = experiment.run, "actor_rollout_ref.actor.policy_loss"
+    return [
+        f"algorithm.policy_loss={experiment.loss}",
+        ("actor_rollout_ref.rollout.name=" if experiment.gpu else "cpu_rollout=") + experiment.rollout,
+        override(f"{policy_loss}.records_dir", run / "records"),
+        f"data.seed={experiment.seed}",
+        f"actor_rollout_ref.rollout.seed={experiment.seed}",
+        "actor_rollout_ref.rollout.val_kwargs.temperature=0",
+        "trainer.logger=[console,file,tensorboard]",
+        f"trainer.experiment_name={run.name}",
+        f"trainer.total_training_steps={experiment.steps}",
+        f"trainer.total_epochs={experiment.steps}",  # an upper bound: the number of steps ends the run
+        # A run that goes on from a checkpoint has been validated there.
+        f"trainer.val_before_train={not experiment.resumes}",
+        "trainer.save_freq=5",
+        "trainer.max_actor_ckpt_to_keep=1",
+        # Besides what resuming needs, the model in transformers' format.
+        "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
+        "actor_rollout_ref.actor.checkpoint.load_contents=[model,optimizer,extra]",
+        override("trainer.default_local_dir", run / "checkpoints"),
+        override("hydra.run.dir", run / "hydra"),
+        *experiment.task(),
+        *experiment.overrides,
+    ]
+
+
+def main(experiment: Experiment, name: str, seconds: dict[str, float]) -> None:
+    """Prepare and train an experiment, or what is missing of it, and print what came out; exits on a failure.
+
+    Args:
+        name: of the script, for messages.
+        seconds: what the phases before this one took, by name.
+    """
+    stop_on_signals()
+    summary_file = experiment.run / "summary.json"
+    try:
+        check_place(experiment.output)
+        claim(experiment)
+        begin = time.monotonic()
+        experiment.prepare()
+        seconds = seconds | {experiment.preparation: time.monotonic() - begin}
+        if summary_file.exists():
+            print(f"[train] finished before: {experiment.run}")
+        else:
+            print(f"[train] {experiment.loss}, {experiment.steps} steps (verl needs a minute to start)", flush=True)
+            begin = time.monotonic()
+            peak = train(experiment)
+            seconds |= {"training": time.monotonic() - begin}
+            report.draw(experiment.run, f"{experiment.loss}, seed {experiment.seed}")
+            summary = report.summarize(experiment.run) | {"seconds": seconds, "peak_memory_gb": peak / 1e9}
+            summary_file.write_text(json.dumps(summary, indent=1))
+        report.show(json.loads(summary_file.read_text()), experiment.run)
+    except Failure as failure:
+        sys.exit(f"{name} failed: {failure}")
+    except KeyboardInterrupt as signalled:
+        print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        sys.exit(128 + signalled.args[0])
+
+
+def claim(experiment: Experiment) -> None:
+    """Refuse a folder that holds a run with other settings: its results are not this experiment's.
+
+    Raises:
+        Failure: it does.
+    """
+    file, settings = experiment.run / "settings.json", experiment.settings
+    if file.exists() and (found := json.loads(file.read_text())) != settings:
+        raise Failure(
+            f"{experiment.run} holds a run with {found}, not {settings}; remove it, or choose another --output"
+        )
+    experiment.run.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(settings))
+
+
+def train(experiment: Experiment) -> int:
+    """Run verl's trainer to its end, printing a line per step; return the peak memory of its processes in bytes.
+
+    Raises:
+        Failure: the trainer failed.
+    """
+    run = experiment.run
+    # verl truncates its metrics file, so an attempt that resumes gets one of its own.
+    if not experiment.resumes:  # an attempt that was interrupted before its first checkpoint
+        shutil.rmtree(run / "records", ignore_errors=True)
+    attempts = len(list(run.glob("metrics-*.jsonl")))
+    log, metrics = run / "train.log", run / f"metrics-{attempts + 1}.jsonl"
+    env = os.environ | {"VERL_FILE_LOGGER_PATH": str(metrics), "HYDRA_FULL_ERROR": "1"}
+    env |= {"TENSORBOARD_DIR": str(run / "tensorboard")}
+    if not experiment.gpu:
+        # OpenMP threads that wait asleep: on cores that others use, too, those that spin slow each other down.
+        env = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"} | env | {"VERL_PLATFORM": "cpu"}
+    config = "fspo_trainer" if experiment.gpu else "fspo_cpu"
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", config, *overrides(experiment)]
+    with log.open("a") as log_file:
+        trainer = subprocess.Popen(command, env=env, stdout=log_file, stderr=subprocess.STDOUT)
+    process, peak, printed = psutil.Process(trainer.pid), 0, 0
+    try:
+        running = True
+        while running:
+            running = trainer.poll() is None
+            peak = max(peak, _memory(process))
+            rows = report.read_metrics([metrics])
+            _print_steps(rows.iloc[printed:], experiment.steps)
+            printed = len(rows)
+            time.sleep(2)
+    finally:
+        _stop(process)
+    if trainer.returncode:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if "warn" not in line.lower()]
+        raise Failure("\n".join([*lines[-25:], f"verl's trainer ended with {trainer.returncode}; whole log: {log}"]))
+    return peak
+
+
+def _print_steps(rows: pd.DataFrame, steps: int) -> None:
+    for step, row in rows.iterrows():
+        line = f"  step {step:3d}/{steps}"
+        if pd.notna(row.reward):  # step 0 is a validation only
+            line += f"  reward {row.reward:.2f}  clipped {row.clip_fraction:6.1%}  {row.seconds:5.1f} s"
+        if pd.notna(row.accuracy):
+            line += f"  validation accuracy {row.accuracy:.2f}"
+        print(line, flush=True)
+
+
+def _memory(process: psutil.Process) -> int:
+    """Memory of a process and all below it, in bytes; what they share counts once."""
+    total = 0
+    for member in _tree(process):
+        try:
+            total += member.memory_full_info().pss
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            pass
+    return total
+
+
+def _stop(process: psutil.Process) -> None:
+    """Terminate a process that still runs, so that Ray cleans up, and end what is left of its tree."""
+    tree = _tree(process)
+    for member in tree[:1]:
+        member.terminate()
+    for survivor in psutil.wait_procs(tree, timeout=20)[1]:
+        survivor.kill()
+
+
+def _tree(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []

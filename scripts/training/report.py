@@ -1,0 +1,93 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the metrics of a run, draws them, and says what it has achieved."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from fspo_verl import figures, runs
+
+# verl's metric names. Losses report what they clip under different names; the first that is there counts.
+COLUMNS = {
+    "reward": ["critic/score/mean"],
+    "clip_fraction": ["actor/fspo/clip_fraction", "actor/pg_clipfrac"],
+    "shortest": ["response_length/min"],
+    "longest": ["response_length/max"],
+    "seconds": ["timing_s/step"],
+}
+ACCURACY = re.compile(r"val-core/[^/]+/acc/mean@1")  # the data set's name is in between
+EDGE = 3  # steps at each end of a run whose mean reward is shown, if there are as many
+
+
+def read_metrics(files: Iterable[Path]) -> pd.DataFrame:
+    """One row per training step, in order, from verl's metric files; where attempts overlap the latest counts."""
+    metrics = runs.read_metrics(file for file in files if file.exists())  # one that is awaited need not be there yet
+    names = COLUMNS | {"accuracy": [name for name in metrics.columns if ACCURACY.fullmatch(name)] or ["accuracy"]}
+    columns = {column: metrics.reindex(columns=found).bfill(axis=1).iloc[:, 0] for column, found in names.items()}
+    return pd.DataFrame(columns)
+
+
+def summarize(run: Path) -> dict[str, float]:
+    """What a run has achieved."""
+    metrics = read_metrics(runs.metric_files(run))
+    accuracy = metrics.accuracy.dropna()
+    reward = metrics.reward.dropna()
+    edge = max(1, min(EDGE, len(reward) // 2))
+    return {
+        "edge_steps": edge,
+        "reward_first": reward.iloc[:edge].mean(),
+        "reward_last": reward.iloc[-edge:].mean(),
+        "accuracy_before": accuracy.iloc[0],
+        "accuracy_after": accuracy.iloc[-1],
+        "clip_fraction_median": metrics.clip_fraction.median(),
+        "shortest": metrics.shortest.min(),
+        "longest": metrics.longest.max(),
+        "seconds_per_step": metrics.seconds.median(),
+    }
+
+
+def draw(run: Path, title: str) -> None:
+    """Draw reward, validation accuracy and clip fraction over the steps into ``run/progress.png``."""
+    metrics = read_metrics(runs.metric_files(run))
+    accuracy = metrics.accuracy.dropna()
+    gained = f"accuracy {accuracy.iloc[0]:.2f} → {accuracy.iloc[-1]:.2f} in {accuracy.index[-1]} steps ({title})"
+    (run / "progress.png").write_bytes(*figures.render(lambda _: _progress(metrics, gained), 1, "png"))
+
+
+def _progress(metrics: pd.DataFrame, title: str) -> Figure:
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    upper, lower = figure.subplots(2, sharex=True, height_ratios=(2, 1))
+    # Neutral colours: those of figures.METHOD_STYLES mean losses.
+    upper.plot(metrics.reward.dropna(), color=figures.GREY, lw=1, label="training reward (sampled)")
+    upper.plot(metrics.accuracy.dropna(), "o-", color=figures.BLACK, label="validation accuracy (greedy)")
+    upper.set_title(title, fontsize=11, fontweight="bold")
+    upper.set(ylabel="right answers", ylim=(0, 1))
+    upper.legend(loc="lower right")
+    lower.plot(metrics.clip_fraction.dropna(), color=figures.GREY, lw=1)
+    lower.set(xlabel="training step", ylabel="clip fraction", ylim=(0, None))
+    for axes in (upper, lower):
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
+
+
+def show(summary: dict, run: Path) -> None:
+    """Print the summary of a run: what :func:`summarize` returns, ``seconds`` by phase and ``peak_memory_gb``."""
+    times = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["seconds"].items())
+    print(
+        f"\nreward               {summary['reward_first']:.2f} at first, {summary['reward_last']:.2f} at last "
+        f"(steps in each mean: {summary['edge_steps']:.0f})\n"
+        f"validation accuracy  {summary['accuracy_before']:.2f} before, {summary['accuracy_after']:.2f} after\n"
+        f"clip fraction        {summary['clip_fraction_median']:.1%} (median over the steps)\n"
+        f"response lengths     {summary['shortest']:.0f} to {summary['longest']:.0f} tokens\n"
+        f"time                 {times} ({summary['seconds_per_step']:.1f} s per step)\n"
+        f"peak memory          {summary['peak_memory_gb']:.1f} GB, all processes\n"
+        f"picture              {run / 'progress.png'}\n"
+        f"metrics and log      {run / 'metrics-*.jsonl'}, {run / 'train.log'}\n"
+        f"trained model        {next(run.glob('checkpoints/global_step_*/actor/huggingface'), 'none')}"
+    )
