@@ -1,5 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
+import logging
 import os
 
 import pytest
@@ -10,6 +11,30 @@ from hypothesis import settings
 settings.register_profile("ci", max_examples=150, deadline=None, derandomize=True)
 settings.register_profile("long", max_examples=20_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# Files with the longest runs start first, so that no process is left with one of them when the others have ended.
+_LONGEST = ("launch_scripts", "cpu_training", "cluster", "fsdp", "doctor", "install")
+
+
+def pytest_collection_modifyitems(items):
+    """Sort by file, and within a file not at all."""
+    places = {f"test_{name}.py": place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
+@pytest.fixture(autouse=True)
+def default_log_level():
+    """Ray and verl raise the root logger's level for all that follow: what a test sees must not depend on which ran before."""
+    logging.getLogger("fspo_verl").setLevel(logging.WARNING)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tested_verl():
+    """The installed verl counts as tested: these tests are what it takes (scripts/test_versions.sh)."""
+    from fspo_verl import versions
+
+    if version := versions.untested_verl():
+        versions.TESTED["verl"] += (version,)
 
 
 @pytest.fixture(scope="session")

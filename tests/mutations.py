@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Does the test suite notice a wrong loss, metric or record?
+"""Does the test suite notice a wrong loss, metric, record, check or interval?
 
 `python tests/mutations.py` plants one fault at a time and runs the tests.
 
@@ -16,19 +16,30 @@ from pathlib import Path
 from tqdm import tqdm
 
 ROOT = Path(__file__).parents[1]
-TESTS = [f"tests/test_{name}.py" for name in ("loss", "policy_loss", "observation", "records")]
-LOSS, REGISTER, METRICS, OBSERVATION, RECORDS = (
-    f"fspo_verl/{name}.py" for name in ("loss", "register", "metrics", "observation", "records")
+LOSS, REGISTER, METRICS, OBSERVATION, RECORDS, MICROBATCH = (
+    f"fspo_verl/{name}.py" for name in ("loss", "register", "metrics", "observation", "records", "microbatch")
 )
+CHECKS, COMPOSITION, RESUME, FAIRNESS = (
+    f"fspo_verl/{name}.py" for name in ("checks", "composition", "resume", "fairness")
+)
+TESTS = [f"tests/test_{name}.py" for name in ("loss", "policy_loss", "observation", "records")]
+TESTS_OF = {  # files with tests of their own, which are long: those that a planted fault is for
+    CHECKS: ["tests/test_launch.py", "-k", "fully_asynchronous_trainer"],
+    COMPOSITION: ["tests/test_launch_table.py", "-k", "hidden"],
+    RESUME: ["tests/test_launch.py", "-k", "kept_for_resumes or step_of_a_checkpoint"],
+    FAIRNESS: ["tests/test_fairness.py", "-k", "students_t"],
+}
 
 MUTATIONS = [  # what goes wrong, file, the sound code, the fault
     ("sign of the loss flipped", LOSS, "loss=-(ratio_positive", "loss=(ratio_positive"),
     ("low and high eps swapped", LOSS, "center - self.eps_low * scale, center + self.eps_high * scale",
      "center - self.eps_high * scale, center + self.eps_low * scale"),
     ("sqrt(L) dropped", LOSS, "scale = length.pow(self.length_power)", "scale = torch.ones_like(length)"),
-    ("length power ignored", LOSS, "length.pow(self.length_power)", "length.sqrt()"),
-    ("L for sqrt(L)", LOSS, "length.pow(self.length_power)", "length.pow(2 * self.length_power)"),
+    ("length power ignored", LOSS, "scale = length.pow(self.length_power)", "scale = length.sqrt()"),
+    ("L for sqrt(L)", LOSS, "scale = length.pow(self.length_power)", "scale = length.pow(2 * self.length_power)"),
     ("realised width without the root", LOSS, "scale = q.sqrt()", "scale = q"),
+    ("limit of the realised width ignored", LOSS, "q = q.minimum(", "q.minimum("),
+    ("limit without its square", LOSS, "length.pow(self.length_power)).square()", "length.pow(self.length_power))"),
     ("centre forgotten", LOSS, "center = -q / 2", "center = torch.zeros_like(q)"),
     ("centre of the wrong sign", LOSS, "center = -q / 2", "center = q / 2"),
     ("centre without its half", LOSS, "center = -q / 2", "center = -q"),
@@ -87,12 +98,27 @@ MUTATIONS = [  # what goes wrong, file, the sound code, the fault
     ("largest token only", OBSERVATION, "rank < top, largest", "rank < 1, largest"),
     ("records of an unfinished mini-batch", RECORDS, "            if write:\n", "            if True:\n"),
     ("superseded records kept", RECORDS, "                file.unlink()", "                pass"),
+    ("prompts drawn before a sync count for the step", MICROBATCH, "max((self.synced or 0) + 1, *map", "max(*map"),
+    ("steps of a resume counted from 1", MICROBATCH, "self.step = step  # before", "self.step = 0  # before"),
+    ("a sync before a step counts as one", MICROBATCH, "self.step + (not self.trained)", "(self.synced or 0) + 1"),
+    ("mini-batches counted over steps", MICROBATCH, "self.mini_batch, self.rows = step, 0, 0",
+     "self.rows = step, 0"),
     ("padding recorded", RECORDS, 'columns["length"] > 0', 'columns["length"] >= 0'),
+    ("records of another run replaced", RECORDS, ' or settings.get("run") != run', ""),
+    ("damaged pages read", RECORDS, "page_checksum_verification=True", "page_checksum_verification=False"),
+    ("asynchronous steps without require_batches", CHECKS, "self.rounds_per_sync * fully_async.require_batches *",
+     "self.rounds_per_sync *"),
+    ("hidden files of a group passed over", COMPOSITION,
+     "here + [n for name in source.list(folder, ObjectType.GROUP) for n in _config_names(source, prefix + name)]",
+     "here"),
+    ("loss_scale_factor not kept for resumes", RESUME, '"loss_agg_mode", "loss_scale_factor")', '"loss_agg_mode")'),
+    ("step of resume_path always 0", RESUME, "int(step[1]) if step else 0", "0"),
+    ("bootstrap without sqrt(n/(n-1))", FAIRNESS, "deviation * np.sqrt(count / (count - 1))", "deviation"),
 ]  # fmt: skip
 
 
-def noticed(sources: Path) -> bool:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS]
+def noticed(sources: Path, tests: list[str]) -> bool:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     run = subprocess.run(
         command, cwd=sources, capture_output=True, text=True, env={"PYTHONPATH": str(sources), "PATH": ""}
     )
@@ -108,7 +134,7 @@ def main() -> None:
         for name in ("fspo_verl", "tests", "pyproject.toml"):
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
             copy(ROOT / name, sources / name)
-        if noticed(sources):
+        if any(noticed(sources, tests) for tests in [TESTS, *TESTS_OF.values()]):
             raise SystemExit("the tests fail on the sound sources; mend that first")
         progress = tqdm(MUTATIONS, unit="fault")
         for name, file, sound, fault in progress:
@@ -117,7 +143,7 @@ def main() -> None:
             if text.count(sound) != 1:
                 raise SystemExit(f"{name}: {sound!r} stands {text.count(sound)} times in {file}, not once")
             (sources / file).write_text(text.replace(sound, fault))
-            if not noticed(sources):
+            if not noticed(sources, TESTS_OF.get(file, TESTS)):
                 survivors.append(name)
             (sources / file).write_text(text)
     print(f"{len(MUTATIONS) - len(survivors)} of {len(MUTATIONS)} faults noticed")

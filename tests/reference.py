@@ -14,6 +14,8 @@ def edges(log_ratios, band):
     """Band edges (low, high, dual) of one sequence, from the log-ratios of its response tokens."""
     length = max(len(log_ratios), 1)
     q = sum(d * d for d in log_ratios)
+    if band.get("realized_limit") is not None:
+        q = min(q, (band["realized_limit"] * length ** band["length_power"]) ** 2)
     scale = math.sqrt(q) if band["band_width"] == "realized" else length ** band["length_power"]
     if band["band_center"] == "realized":
         center = -q / 2

@@ -4,10 +4,11 @@
 
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
-from fspo_verl import cli
+from fspo_verl import cli, fairness
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -22,7 +23,7 @@ def test_the_commands_are_listed_and_a_typo_is_refused(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     shown = capsys.readouterr().out
-    assert all(text in shown for text in cli.COMMANDS.values())
+    assert all(command.summary in shown for command in cli.COMMANDS.values())
     with pytest.raises(SystemExit) as exit_:
         cli.main(["reprot"])
     assert exit_.value.code == 2 and "report" in capsys.readouterr().err
@@ -37,9 +38,44 @@ def test_what_a_user_can_mend_is_one_line(command, tmp_path, capsys):
     assert len(shown.splitlines()) == 1
 
 
+def test_ctrl_c_shows_no_traceback(monkeypatch, capsys):
+    def interrupt(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.importlib, "import_module", interrupt)
+    assert cli.main(["report", "RUN", "-o", "DIR"]) == 130 and capsys.readouterr().err == ""
+
+
 def test_a_missing_package_names_the_extra():
     code = (
-        "import sys; sys.modules['matplotlib'] = None; from fspo_verl import cli; sys.exit(cli.main(['report', '-h']))"
+        "import sys; sys.modules['matplotlib'] = None; from fspo_verl import cli; "
+        "sys.exit(cli.main(['report', 'a_run', '-o', 'a_folder']))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 2 and "fspo-verl[report]" in run.stderr
+
+
+@pytest.mark.parametrize("options", [["--help"], ["--version"], *([command, "--help"] for command in cli.COMMANDS)])
+def test_help_and_version_import_nothing_heavy(options):
+    code = (
+        "import atexit, sys\n"
+        "from fspo_verl import cli\n"
+        "atexit.register(lambda: print('imported:', *sys.modules))\n"
+        f"cli.main({options})"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    imported = run.stdout.split("imported:")[1].split()
+    assert run.returncode == 0 and "fspo_verl.cli" in imported
+    heavy = {"torch", "verl", "ray", "transformers", "hydra", "omegaconf", "numpy", "pandas", "scipy", "matplotlib"}
+    assert heavy.isdisjoint(imported)
+
+
+def test_the_version_is_that_of_the_package_and_of_verl(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["--version"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out == f"fspo-verl {metadata.version('fspo-verl')}, verl {metadata.version('verl')}\n"
+
+
+def test_the_shown_default_of_calibrate_is_that_of_the_fairness_figures():
+    assert cli.parser("calibrate").parse_args(["run"]).min_count == fairness.MIN_COUNT

@@ -15,7 +15,7 @@ import pytest
 import synthetic_run
 from scipy import stats
 
-from fspo_verl import compare, thresholds
+from fspo_verl import cli, compare, thresholds
 from fspo_verl.fairness import METHODS, Method
 from fspo_verl.loss import Band
 from fspo_verl.trials import Clips, Trial, read_trials
@@ -175,9 +175,7 @@ def test_bands_on_the_same_responses(trials):
 
 def test_a_comparison_is_regenerated_from_its_json(runs, tmp_path):
     def run(*arguments) -> int:
-        parser = compare.argparse.ArgumentParser()
-        compare.add_arguments(parser)
-        return compare.main(parser.parse_args([str(argument) for argument in arguments]))
+        return cli.main(["compare", *map(str, arguments)])
 
     assert run(runs, "--output", tmp_path / "first") == 0
     assert run(tmp_path / "first/comparison.json", "--output", tmp_path / "second") == 0
@@ -188,9 +186,9 @@ def test_a_comparison_is_regenerated_from_its_json(runs, tmp_path):
 
 def test_text_around_the_marks_stays(tmp_path):
     file = tmp_path / "comparison.md"
-    compare.insert("first", file)
+    file.write_text(compare.inserted("first", file))
     file.write_text(f"before\n{file.read_text()}after\n")
-    compare.insert("second", file)
+    file.write_text(compare.inserted("second", file))
     text = file.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "second" in text and "first" not in text
 

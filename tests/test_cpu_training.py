@@ -10,6 +10,7 @@ from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 
+import live_reference
 import pytest
 from omegaconf import OmegaConf
 from small_training import overrides as small_overrides
@@ -17,7 +18,10 @@ from small_training import write_task
 from transformers import AutoModelForCausalLM
 
 import fspo_verl.configs
+from fspo_verl.fairness import MIN_COUNT
+from fspo_verl.metrics import LENGTH_BINS
 from fspo_verl.records import read_records
+from fspo_verl.runs import event_files, read_metrics
 
 STEPS = 2
 # verl's own agent loop instead of this package's, two FSDP ranks, and a reference policy.
@@ -76,9 +80,11 @@ def test_training(task, untrained_model, tmp_path, way_in, overrides):
         "actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]",
         f"trainer.default_local_dir={tmp_path / 'checkpoints'}",
         f"hydra.run.dir={tmp_path / 'hydra'}",
+        "trainer.logger=[console,file,tensorboard]",
         *overrides,
     ]
     env = os.environ | {"VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics.jsonl")}
+    env |= {"TENSORBOARD_DIR": str(tmp_path / "tensorboard")}
     # Ray's workers keep the pipe open, so a file.
     with (tmp_path / "log").open("w") as log:
         code = subprocess.run(command, env=env, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path).returncode
@@ -102,7 +108,12 @@ def test_training(task, untrained_model, tmp_path, way_in, overrides):
         assert metrics["actor/fspo/clip_fraction"] * 32 == step.clipped.sum()
         assert metrics["actor/fspo/length_1_to_15/clipped"] * 32 == clipped_short
         assert (step[step.mini_batch == 0].log_ratio.abs() < 1e-3).all()
+        series = {name: value for name, value in metrics.items() if name.startswith("fspo/")}
+        assert series == pytest.approx(live_reference.series(step, LENGTH_BINS, MIN_COUNT), rel=1e-12, abs=0)
+        assert 0 < series["fspo/clip_rate/all"] < 1
     assert "val-core/ledger/acc/mean@1" in log[-1]["data"]
+    shown = read_metrics([], event_files(tmp_path / "tensorboard"))["fspo/clip_rate/all"]
+    assert shown.tolist() == pytest.approx([line["data"]["fspo/clip_rate/all"] for line in log], rel=1e-6)
 
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / f"checkpoints/global_step_{STEPS}/actor/huggingface")
     before = AutoModelForCausalLM.from_pretrained(untrained_model).state_dict()

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The doctor: planted misconfigurations and what mends them, the plan's arithmetic, versions, workers."""
 
-import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -12,8 +12,11 @@ import sys
 from importlib import metadata
 from pathlib import Path
 from statistics import NormalDist
+from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hydra.core.hydra_config import HydraConfig
 from hypothesis import given
@@ -21,9 +24,9 @@ from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from fspo_verl import doctor, preflight, versions, workers
+from fspo_verl import cli, doctor, preflight, versions, workers
 from fspo_verl.loss import Band
-from fspo_verl.records import RecordWriter
+from fspo_verl.records import COLUMNS, RecordWriter, run_name
 
 ROOT = Path(__file__).parents[1]
 ACTOR = "actor_rollout_ref.actor"
@@ -33,9 +36,8 @@ SELECT = "+algorithm.policy_loss=fspo"
 
 def diagnose(*options_and_launch: str, capsys) -> tuple[int, dict]:
     """Exit code and JSON of ``fspo-verl doctor`` without a Ray worker."""
-    parser = argparse.ArgumentParser()
-    doctor.add_arguments(parser)
-    code = doctor.main(parser.parse_args(["--no-worker", "--json", *options_and_launch]))
+    arguments = cli.parser("doctor").parse_args(["--no-worker", "--json", *options_and_launch])
+    code = doctor.main(arguments)
     assert not HydraConfig.initialized()
     return code, json.loads(capsys.readouterr().out)
 
@@ -65,8 +67,17 @@ def test_a_sound_launch_is_left_in_peace(sound, capsys):
     assert any("log-ratio band 0 [-0.03, +0.03]*L^0.5" in finding["what"] for finding in report["findings"])
 
 
+@pytest.fixture
+def without_vllm(monkeypatch):
+    """A machine on which vLLM is not installed."""
+    find_spec = importlib.util.find_spec
+    without = lambda name, *args: None if name == "vllm" else find_spec(name, *args)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", without)
+
+
 PLANTED = {  # overrides -> check, severity
     f"{ACTOR}.ppo_mini_batch_size=1024": ("one_step_per_rollout", "warning"),
+    f"{ACTOR}.ppo_mini_batch_size=2048": ("one_step_per_rollout", "warning"),  # half of it padding
     f"{ACTOR}.loss_agg_mode=seq-mean-token-mean": ("mean_over_own_length", "warning"),
     f"{ACTOR}.loss_agg_mode=seq-mean-token-sum": ("always_clipped_gradient", "warning"),
     f"{ACTOR}.loss_agg_mode=token-sum": ("always_clipped_gradient", "warning"),
@@ -74,7 +85,7 @@ PLANTED = {  # overrides -> check, severity
     f"{ACTOR}.clip_ratio_c=10": ("idle_clip_ratio", "warning"),
     f"{ACTOR}.grad_clip=0.2": ("unread_grad_clip", "warning"),
     f"{POLICY_LOSS}.eps_high=0.5 {POLICY_LOSS}.eps_dual=null": ("band_beyond_use", "warning"),
-    f"{POLICY_LOSS}.band_width=realized {POLICY_LOSS}.eps_high=1 {POLICY_LOSS}.eps_dual=3": (
+    f"{POLICY_LOSS}.band_width=realized {POLICY_LOSS}.eps_low=1 {POLICY_LOSS}.eps_high=1 {POLICY_LOSS}.eps_dual=3": (
         "one_sided_band",
         "warning",
     ),
@@ -85,21 +96,30 @@ PLANTED = {  # overrides -> check, severity
     f"+{POLICY_LOSS}.eps_hgih=0.1": ("unknown_fields", "error"),
     f"{POLICY_LOSS}.eps_low=-1": ("band_fields", "error"),
     "data.train_files=/no/such.parquet": ("data_files", "error"),
+    "data.train_files='FOLDER/a[1].parquet'": ("data_files", "error"),
     "actor_rollout_ref.model.path=/no/model/here": ("model_folder", "error"),
+    "algorithm.adv_estimator=gae critic.model.path=/no/model/here": ("model_folder", "error"),
+    "algorithm.adv_estimator=gae critic.model.path=A/critic critic.use_dynamic_bsz=false": ("validate_config", "error"),
     f"{ACTOR}.use_dynamic_bsz=false": ("validate_config", "error"),
+    f"{ACTOR}.loss_agg_mode=token-maen": ("validate_config", "error"),
+    f"{ACTOR}.ppo_mini_batch_size=0": ("unjudged", "error"),
+    "actor_rollout_ref.model.lora_rank=32": ("lora_rank", "warning"),
     "trainer.no_such_key=1": ("composition", "error"),
 }
 NAMES_NO_OVERRIDE = {"unknown_fields", "band_fields", "data_files", "model_folder", "validate_config", "composition"}
+NAMES_NO_OVERRIDE |= {"unjudged", "lora_rank"}
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-def test_a_planted_fault_is_found_and_its_remedy_mends_it(planted, sound, tmp_path, capsys):
+def test_a_planted_fault_is_found_and_its_remedy_mends_it(planted, sound, tmp_path, capsys, without_vllm):
     check, severity = PLANTED[planted]
+    (tmp_path / "a[1].parquet").touch()
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / "step-000001-rank-0000.parquet").touch()
-    faulty = [*sound, *planted.replace("RECORDS", f"{tmp_path}/records").split()]
+    faulty = [*sound, *planted.replace("RECORDS", f"{tmp_path}/records").replace("FOLDER", str(tmp_path)).split()]
     code, report = diagnose("--", *faulty, capsys=capsys)
     assert check in found(report) and found(report)[check]["severity"] == severity
+    assert "\n" not in found(report)[check]["what"]
     assert code == (severity == "error")
     if check in NAMES_NO_OVERRIDE:
         return
@@ -116,18 +136,99 @@ def test_a_planted_fault_is_found_and_its_remedy_mends_it(planted, sound, tmp_pa
     ("resume", "checkpoint", "refused"),
     [("auto", False, True), ("auto", True, False), ("disable", True, True), ("resume_path", False, False)],
 )
-def test_a_launch_refuses_the_records_of_another_run(resume, checkpoint, refused, tmp_path):
+def test_a_launch_that_starts_anew_refuses_records(resume, checkpoint, refused, tmp_path):
     records, checkpoints = tmp_path / "run/records", tmp_path / "run/checkpoints"
     for folder in (records, checkpoints):
         folder.mkdir(parents=True)
     if checkpoint:
         (checkpoints / "latest_checkpointed_iteration.txt").write_text("20")
+        (checkpoints / "global_step_20").mkdir()
     overrides = [SELECT, f"{POLICY_LOSS}.records_dir={tmp_path}/run", f"trainer.default_local_dir={checkpoints}"]
     overrides += [f"trainer.resume_mode={resume}", "actor_rollout_ref.rollout.name=vllm"]
     doctor.with_config(doctor.DEFAULT_MAIN, overrides, preflight.check)  # an empty folder
     (records / "step-000001-rank-0000.parquet").touch()
     with pytest.raises(ValueError, match="holds records already") if refused else contextlib.nullcontext():
         doctor.with_config(doctor.DEFAULT_MAIN, overrides, preflight.check)
+
+
+@pytest.mark.parametrize(
+    ("of", "saved", "resumed", "words"),
+    [
+        ("run", "run", "run", None),
+        ("other", "run", "run", "holds records of another run than the one with checkpoints in"),
+        ("run", "other", "other", "holds records of another run than the one with checkpoints in"),
+        ("run", "run", "other", "holds records from step 1 on, and this run branches off after step 20"),
+    ],
+    ids=["its own", "records of another", "checkpoints of another", "resumed from another"],
+)
+def test_a_resumed_launch_refuses_the_records_of_another_run(of, saved, resumed, words, tmp_path):
+    """``of``: whose records they are; ``saved``: whose folder of checkpoints, ``resumed``: whose checkpoint is used."""
+    records = tmp_path / "run/records"
+    settings = json.dumps({"loss": "fspo", "run": run_name(records, f"{tmp_path}/{of}/checkpoints")})
+    records.mkdir(parents=True)
+    for step in (1, 30):
+        table = pa.schema(COLUMNS).with_metadata({b"fspo_verl": settings}).empty_table()
+        pq.write_table(table, records / f"step-{step:06d}-rank-0000.parquet")
+    checkpoint = tmp_path / resumed / "checkpoints/global_step_20"
+    checkpoint.mkdir(parents=True)
+    overrides = [SELECT, f"{POLICY_LOSS}.records_dir={records}", "actor_rollout_ref.rollout.name=vllm"]
+    overrides += [f"trainer.default_local_dir={tmp_path}/{saved}/checkpoints"]
+    overrides += ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}"]
+    with pytest.raises(ValueError, match=words) if words else contextlib.nullcontext():
+        doctor.with_config(doctor.DEFAULT_MAIN, overrides, preflight.check)
+    assert len(list(records.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("tracker", "saved", "severity", "words", "fix"),
+    [
+        ("20", [20], None, "", ""),
+        ("", [10, 20], "error", "holds no step", r"echo 20 > .*/latest_checkpointed_iteration.txt to go on"),
+        ("twenty", [], "error", "holds no step", r"^rm .*/latest_checkpointed_iteration.txt to start anew"),
+        ("30", [10, 20], "warning", "names a checkpoint of step 30, which is gone", r"echo 20 > .* or rm .* anew"),
+    ],
+)
+def test_a_tracker_that_names_no_checkpoint_is_said(tracker, saved, severity, words, fix, tmp_path, capsys):
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text(tracker)
+    for step in saved:
+        (tmp_path / f"global_step_{step}").mkdir()
+    report = diagnose(SELECT, f"trainer.default_local_dir={tmp_path}", capsys=capsys)[1]
+    report = {check: finding for check, finding in found(report).items() if check != "unknown_before_resume"}
+    assert list(report) == (["lost_checkpoint"] if severity else [])
+    if severity:
+        finding = report["lost_checkpoint"]
+        assert finding["severity"] == severity and words in finding["what"] and re.search(fix, finding["fix"])
+
+
+@pytest.mark.parametrize("malformed", ["foo", "--no-such-option", "data.x=[1", "+algorithm.policy_loss fspo"])
+def test_malformed_arguments_are_refused_before_anything_slow_is_imported(malformed):
+    code = (
+        "import sys; from fspo_verl import cli\n"
+        f"code = cli.main(['doctor', '--no-worker', '--', '-m', 'verl.trainer.main_ppo', {malformed!r}])\n"
+        "sys.exit(3 if {'torch', 'verl', 'ray'} & set(sys.modules) else code)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 2 and malformed in run.stderr and len(run.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", [("--sigma", "0"), ("--sigma", "nan"), ("--records", "/no/such/run")])
+def test_bad_options_are_refused(option, capsys):
+    assert cli.main(["doctor", "--no-worker", *option]) == 2
+    assert option[1] in capsys.readouterr().err
+
+
+def test_without_a_launch_the_band_is_marked_as_an_example(capsys):
+    def note(*launch):
+        report = diagnose(*launch, capsys=capsys)[1]
+        return next(finding["what"] for finding in report["findings"] if finding["check"] == "band_in_effect")
+
+    assert note().startswith("as an example, for no launch was given") and note().endswith(note(SELECT))
+    assert note(SELECT).startswith("policy loss fspo")
+
+
+def test_what_is_refused_already_is_not_refused_by_verl_again(sound, capsys):
+    _, report = diagnose("--", *sound, f"{POLICY_LOSS}.eps_low=-1", capsys=capsys)
+    assert [f["check"] for f in report["findings"] if "eps_low=-1" in f["what"]] == ["band_fields"]
 
 
 def test_a_value_where_the_group_is_meant(capsys):
@@ -142,24 +243,96 @@ def test_a_launch_without_the_package_is_said_to_be_one(capsys):
     assert found(diagnose("data.train_batch_size=512", SELECT, capsys=capsys)[1]) == {}
 
 
+FULLY_ASYNC = ["python", "-m", "verl.experimental.fully_async_policy.fully_async_main", SELECT]
+FULLY_ASYNC += [f"{ACTOR}.use_dynamic_bsz=true", "actor_rollout_ref.rollout.name=vllm", "data.train_batch_size=0"]
+ON_POLICY_ANCHOR = "algorithm.rollout_correction.bypass_mode=false"  # the fully asynchronous main's default is true
+
+
+def separate_async(sound: list[str], sync_steps: int, mini_batch: int = 64) -> list[str]:
+    """The sound launch on verl's asynchronous trainer."""
+    return [
+        *sound,
+        *("trainer.v1.trainer_mode=separate_async", f"trainer.v1.separate_async.parameter_sync_step={sync_steps}"),
+        *(f"{ACTOR}.ppo_mini_batch_size={mini_batch}", f"data.train_batch_size={sync_steps * mini_batch}"),
+        *("trainer.n_gpus_per_node=6", "actor_rollout_ref.rollout.nnodes=2"),
+        "actor_rollout_ref.rollout.n_gpus_per_node=5",
+    ]
+
+
 @pytest.mark.parametrize(("steps", "warned"), [(4, False), (1, True)])
-def test_an_asynchronous_launch_counts_the_steps_between_syncs(steps, warned, capsys):
-    main = ["python", "-m", "verl.experimental.fully_async_policy.fully_async_main", SELECT]
-    settings = [f"async_training.trigger_parameter_sync_step={steps}", "data.train_batch_size=0"]
-    settings += [f"{ACTOR}.use_dynamic_bsz=true", "actor_rollout_ref.rollout.name=vllm"]
-    report = diagnose("--", *main, *settings, "algorithm.rollout_correction.bypass_mode=false", capsys=capsys)[1]
-    assert ("one_step_per_rollout" in found(report)) == warned
-    assert "rollout_log_probs" in found(diagnose("--", *main, *settings, capsys=capsys)[1])
+def test_a_fully_asynchronous_launch_counts_the_steps_between_syncs(steps, warned, capsys):
+    launch = [*FULLY_ASYNC, f"async_training.trigger_parameter_sync_step={steps}"]
+    assert ("one_step_per_rollout" in found(diagnose("--", *launch, ON_POLICY_ANCHOR, capsys=capsys)[1])) == warned
+    assert "rollout_log_probs" in found(diagnose("--", *launch, capsys=capsys)[1])
+
+
+def test_one_step_between_syncs_of_separate_async_is_mended_as_verl_wants_it(sound, capsys):
+    once = separate_async(sound, 1)
+    fix = found(diagnose("--", *once, capsys=capsys)[1])["one_step_per_rollout"]["fix"]
+    # verl asserts data.train_batch_size == parameter_sync_step * ppo_mini_batch_size.
+    assert fix == "trainer.v1.separate_async.parameter_sync_step=4 data.train_batch_size=256"
+    assert found(diagnose("--", *once, *fix.split(), capsys=capsys)[1]) == {}
+    # ppo_epochs are steps between syncs as well; and the old trainer does not read trainer.v1.
+    assert found(diagnose("--", *once, f"{ACTOR}.ppo_epochs=2", capsys=capsys)[1]) == {}
+    v0 = found(diagnose("--", *once, "trainer.use_v1=false", capsys=capsys)[1])
+    assert v0["one_step_per_rollout"]["fix"] == f"{ACTOR}.ppo_mini_batch_size=16"
 
 
 @pytest.mark.parametrize(
-    ("strategy", "offload", "warned"), [("fsdp2", True, True), ("fsdp2", False, False), ("fsdp", True, False)]
+    ("trainer", "strategy", "setting", "warned"),
+    [
+        ("fully_async", "fsdp2", "fsdp_config.param_offload", True),
+        ("separate_async", "fsdp2", "fsdp_config.param_offload", True),
+        ("separate_async", "fsdp2", "fsdp_config.offload_policy", True),
+        ("separate_async", "fsdp2", "fsdp_config.optimizer_offload", False),
+        ("separate_async", "fsdp", "fsdp_config.param_offload", False),
+        ("separate_async", "veomni", "veomni.param_offload", True),
+    ],
 )
-def test_an_asynchronous_launch_whose_old_policy_is_overwritten(strategy, offload, warned, capsys):
-    main = ["python", "-m", "verl.experimental.fully_async_policy.fully_async_main", SELECT]
-    settings = [f"{ACTOR}.strategy={strategy}", f"{ACTOR}.fsdp_config.param_offload={offload}"]
-    report = diagnose("--", *main, *settings, "algorithm.rollout_correction.bypass_mode=false", capsys=capsys)[1]
-    assert ("followed_snapshot" in found(report)) == warned
+def test_an_asynchronous_launch_whose_old_policy_is_overwritten(trainer, strategy, setting, warned, sound, capsys):
+    launch = [*FULLY_ASYNC, ON_POLICY_ANCHOR] if trainer == "fully_async" else separate_async(sound, 4)
+    launch += ["model_engine=veomni"] if strategy == "veomni" else [f"{ACTOR}.strategy={strategy}"]
+    finding = found(diagnose("--", *launch, f"{ACTOR}.{setting}=true", capsys=capsys)[1]).get("followed_snapshot")
+    assert (finding and finding["fix"]) == (f"{ACTOR}.{setting}=False" if warned else None)
+
+
+def test_a_snapshot_that_is_never_restored_is_left_in_peace(sound, capsys):
+    launch = [f"{ACTOR}.strategy=fsdp2", f"{ACTOR}.fsdp_config.param_offload=true", f"{ACTOR}.ppo_epochs=2"]
+    assert "followed_snapshot" in found(diagnose("--", *separate_async(sound, 4), *launch, capsys=capsys)[1])
+    assert found(diagnose("--", *separate_async(sound, 1), *launch, capsys=capsys)[1]) == {}
+    assert found(diagnose("--", *sound, *launch, capsys=capsys)[1]) == {}
+
+
+@pytest.mark.parametrize("elsewhere", ["algorithm.adv_estimator=gae critic.model.path=Some/critic", "LORA"])
+def test_what_only_another_machine_has_is_no_error(elsewhere, sound, capsys, without_vllm):
+    lora = "actor_rollout_ref.model.lora_rank=32 actor_rollout_ref.model.lora.merge=true"
+    code, report = diagnose("--", *sound, *elsewhere.replace("LORA", lora).split(), capsys=capsys)
+    assert code == 0 and found(report) == {}
+
+
+def test_a_plan_that_cannot_be_made_is_said(sound, capsys):
+    code, report = diagnose("--plan", "--", *sound, "trainer.n_gpus_per_node=0", capsys=capsys)
+    assert code == 0 and report["plan"] == [] and "division by zero" in found(report)["plan"]["what"]
+
+
+@pytest.mark.parametrize(
+    "launch", [["ls"], ["bash", "train.sh"], ["./train.sh", "a=1"], ["python3", "train.py"], ["foo"]]
+)
+def test_what_is_no_launch_is_refused_with_what_is(launch, capsys):
+    assert cli.main(["doctor", "--no-worker", "--", *launch]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"fspo-verl doctor: {launch[0]} begins neither overrides (KEY=VALUE ...) nor a command with")
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("value", [None, "0", "1"])
+def test_the_environment_stays_as_it_was(value, monkeypatch):
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    if value:
+        monkeypatch.setenv("HYDRA_FULL_ERROR", value)
+    before = dict(os.environ), list(sys.argv)
+    doctor.with_config(doctor.DEFAULT_MAIN, [SELECT], lambda config: os.environ["HYDRA_FULL_ERROR"])
+    assert (os.environ.get("HYDRA_FULL_ERROR"), sys.argv) == (value, before[1])
 
 
 def test_a_program_that_could_not_be_stopped_is_not_started(capsys):
@@ -206,7 +379,7 @@ def test_eps_is_judged_by_records(tmp_path, capsys):
     columns |= {"quadratic_variation_last": variation / 9, "quadratic_variation_top": variation / 9}
     columns |= {"length": length, "quadratic_variation": variation, "finite": np.ones(3000)}
     columns["log_ratio"] = rng.normal(-variation / 2, np.sqrt(variation))
-    writer = RecordWriter(tmp_path, "{}")
+    writer = RecordWriter(tmp_path, '{"loss": "fspo"}')
     place = {"step": 1, "mini_batch": 1, "rank": 0, "ranks": 1, "prompts": ["p"] * 3000, "ends_mini_batch": True}
     writer.add(columns, **place)
     writer.close()
@@ -248,6 +421,42 @@ def test_the_plans_numbers_are_its_arithmetic(sound, untrained_model, capsys):
     assert next(row["value"] for row in plan if row["name"] == "parameters") == f"{parameters:,}"
 
 
+@pytest.mark.parametrize("trainer", ["fully_async", "separate_async"])
+def test_the_plan_of_an_asynchronous_launch(trainer, sound, capsys):
+    launch = separate_async(sound, 4)
+    if trainer == "fully_async":
+        launch = [*FULLY_ASYNC, "async_training.require_batches=2", "async_training.trigger_parameter_sync_step=2"]
+        launch += [f"{ACTOR}.ppo_mini_batch_size=64", "trainer.n_gpus_per_node=6"]
+        launch += ["rollout.nnodes=2", "rollout.n_gpus_per_node=5"]
+    launch += ["actor_rollout_ref.rollout.n=8", f"{ACTOR}.ppo_epochs=2"]
+    plan = diagnose("--plan", "--", *launch, capsys=capsys)[1]["plan"]
+    values = {row["name"]: row["value"] for row in plan}
+    assert (values["training GPUs"], values["rollout GPUs"]) == ("6", "10")
+    assert (values["prompts per rollout"], values["responses per rollout"]) == ("256", "2,048")
+    assert values["optimiser steps per rollout"] == "8"  # 4 mini-batches x 2 epochs
+
+
+@pytest.mark.parametrize(("trainer", "booked"), [("sync", 6), ("separate_async", 16)])
+def test_fewer_gpus_than_a_launch_books_are_an_error(trainer, booked, sound):
+    launch = separate_async(sound, 4) if trainer == "separate_async" else [*sound, "trainer.n_gpus_per_node=6"]
+    clusters = [SimpleNamespace(gpus=gpus, where="the cluster") for gpus in (booked, booked - 1)]
+    main, overrides = doctor.split_command(launch)
+    enough, missing = doctor.with_config(main, overrides, lambda c: [[*workers.gpus(there, c)] for there in clusters])
+    assert enough == [] and f"books {booked} GPUs, the cluster has {booked - 1}" in missing[0].what
+
+
+def test_the_plan_knows_what_fused_kernels_hold_of_the_logits(sound, capsys):
+    from verl.utils.experimental.torch_functional import FusedLinearForPPO
+
+    def logits(*overrides):
+        plan = diagnose("--plan", "--", *sound, *overrides, capsys=capsys)[1]["plan"]
+        return next(row for row in plan if row["name"].startswith("logits"))
+
+    key = "actor_rollout_ref.model.use_fused_kernels=True"
+    assert key in logits()["how"]
+    assert f" {FusedLinearForPPO().chunk_size} tokens" in logits(key)["how"]
+
+
 def _weights(folder):
     from transformers import AutoModelForCausalLM
 
@@ -271,16 +480,47 @@ def test_tested_versions_are_the_pinned_ones():
 
 
 def test_an_unsupported_verl_is_named_wherever_verl_is_imported(tmp_path):
-    old = tmp_path / "verl-0.8.0.dist-info"
-    old.mkdir()
-    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: verl\nVersion: 0.8.0\n")
+    old = tmp_path / "verl" / "version"
+    old.mkdir(parents=True)
+    (old / "version").write_text("0.8.0\n")
+    (tmp_path / "verl" / "__init__.py").write_text("import fspo_verl.plugin\n")  # VERL_USE_EXTERNAL_MODULES
     run = subprocess.run(
         [sys.executable, "-c", "import verl"], env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True,
         text=True,
     )  # fmt: skip
-    assert run.returncode == 0
+    assert run.returncode != 0 and "fspo_verl could not plug itself into verl" in run.stderr
     assert f"verl 0.8.0 is not supported by fspo_verl, which needs {versions.SUPPORTED_VERL}" in run.stderr
     assert f"pip install 'verl{versions.SUPPORTED_VERL}'" in run.stderr
+
+
+def test_an_unsupported_verl_is_an_error_with_its_reason_and_its_remedy(monkeypatch):
+    installed = versions.installed
+    monkeypatch.setattr(versions, "installed", lambda package: "0.8.0" if package == "verl" else installed(package))
+    finding = next(finding for finding in doctor.installation() if finding.check == "verl_version")
+    assert "verl 0.8.0 is not supported" in finding.what and "the loss may be missing" in finding.why
+    assert finding.fix == f"pip install 'verl{versions.SUPPORTED_VERL}'"
+
+
+@pytest.mark.parametrize("variable", ["TMPDIR", "RAY_TMPDIR"])
+def test_a_folder_too_long_for_rays_sockets_is_named(variable, monkeypatch):
+    from ray._private.utils import validate_socket_filepath
+
+    for name in ("TMPDIR", "RAY_TMPDIR", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    assert workers.too_long_for_ray() is None
+    socket = "/ray/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
+    longest = "/" + "ö" + "x" * (107 - len(socket) - 3)  # in bytes
+    for place, fits in ((longest, True), (longest + "x", False)):
+        monkeypatch.setenv(variable, place)
+        with contextlib.nullcontext() if fits else pytest.raises(OSError, match="107 bytes"):
+            validate_socket_filepath(place + socket)
+        assert (workers.too_long_for_ray() is None) == fits
+    asked = workers.Workers()
+    (finding,) = workers.findings(asked, None)
+    asked.close()
+    assert finding.severity == "error" and f"sockets in {place}/ray, whose name is 1 bytes too long" in finding.what
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert workers.too_long_for_ray() is None
 
 
 def test_a_ray_worker_is_asked_and_a_bad_one_named():
@@ -306,3 +546,13 @@ def test_a_cluster_that_does_not_answer_is_named(monkeypatch):
     (finding,) = workers.findings(asked, None)
     asked.close()
     assert finding.severity == "error" and "RAY_ADDRESS=127.0.0.1:1 does not answer" in finding.what
+
+
+def test_a_ray_that_does_not_start_is_a_finding(monkeypatch):
+    def init(**_):
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.init", init)
+    (finding,) = workers.findings(workers.Workers(), None)
+    assert finding.severity == "error" and "timed out during startup" in finding.what and "logs" in finding.fix

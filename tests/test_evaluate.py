@@ -165,7 +165,8 @@ def validation(tmp_path_factory):
 
 
 def test_the_gpu_configuration_passes_verls_checks(tmp_path, validation):
-    variables = dict(TEST_FILES=" ".join(map(str, validation)), VAL_N=16, OUTPUT=tmp_path / "out", ROLLOUT_TP=4)
+    output = tmp_path / "ö ( ) = { [ ' # & ~ ,"
+    variables = dict(TEST_FILES=" ".join(map(str, validation)), VAL_N=16, OUTPUT=output, ROLLOUT_TP=4)
     dry = run("Qwen/Qwen3-8B-Base", "data.seed=7", DRY_RUN=1, **variables)
     assert dry.returncode == 0, dry.stderr
     config = OmegaConf.create(dry.stdout)
@@ -176,8 +177,9 @@ def test_the_gpu_configuration_passes_verls_checks(tmp_path, validation):
     rollout = config.actor_rollout_ref.rollout
     assert (rollout.name, rollout.tensor_model_parallel_size, rollout.max_model_len) == ("vllm", 4, 2048 + 8192)
     assert (rollout.val_kwargs.n, rollout.val_kwargs.temperature, rollout.val_kwargs.top_p) == (16, 1.0, 0.7)
+    assert config.trainer.validation_data_dir == f"{output}/generations"
     assert "-m' 'verl.trainer.main_ppo'" in dry.stderr
-    assert not (tmp_path / "out").exists()
+    assert not output.exists()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from scipy import stats
+from scipy import special, stats
 from simulated_records import assert_covered, frame, group_lengths, holds, simulate_law, simulate_tokens
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import FSDPActorConfig
@@ -24,6 +24,7 @@ from fspo_verl.loss import Band, fspo_loss
 from fspo_verl.observation import token_columns
 
 SEEDS = 200
+EDGES = np.array([1, 30, 100, 1000])
 
 
 # --- intervals -------------------------------------------------------------------------------------------------------
@@ -81,37 +82,48 @@ def test_the_clustered_bootstrap_covers_a_mean_and_pools_many_clusters(clusters_
     assert_covered(hits)
 
 
+@pytest.mark.parametrize("count", [2, 4, 10])
+def test_the_clustered_bootstrap_of_few_equal_deviations_is_students_t_interval(count):
+    value = 0.3 + np.resize([1.0, -1.0], count)
+    columns = np.stack([np.ones(count), value], -1)
+    mean = lambda totals: totals[..., 1:] / totals[..., :1]  # noqa: E731
+    estimate = fairness.clustered_bootstrap(np.arange(count), columns, mean, np.random.default_rng(0), draws=40_000)
+    expected = stats.t.interval(0.95, count - 1, 0.3, stats.sem(value))
+    # The spread of 40,000 draws is known to 0.4%; without sqrt(n/(n-1)) it would be 5% off, or more.
+    np.testing.assert_allclose(
+        [estimate.lower[0], estimate.upper[0]], expected, rtol=0, atol=0.02 * (expected[1] - 0.3)
+    )
+
+
 @pytest.mark.parametrize("correlated", [False, True])
 def test_rate_intervals_cover(correlated):
     """Clustered Wilson intervals, where the responses to a prompt are clipped together and where they are not."""
-    edges = np.array([1, 30, 100, 1000])
     truth = np.array([0.05, 0.1, 0.3])
     hits = []
     for seed in range(SEEDS):
         rng = np.random.default_rng(seed)
         length, prompt = group_lengths(rng, 150, 8, high=200)
-        rate = truth[np.searchsorted(edges, length, "right") - 1]
+        rate = truth[np.searchsorted(EDGES, length, "right") - 1]
         own, shared = rng.random(len(length)), rng.random(150)[prompt]
         clipped = np.where(correlated & (rng.random(len(length)) < 0.5), shared, own) < rate
-        table = fairness.rate_by_length(length, clipped, edges, clusters=prompt)
+        table = fairness.rate_by_length(length, clipped, EDGES, clusters=prompt)
         hits.append([holds(row, value) for row, value in zip(table.itertuples(), truth, strict=True)])
         if not correlated:
-            plain = fairness.rate_by_length(length, clipped, edges)
+            plain = fairness.rate_by_length(length, clipped, EDGES)
             hits[-1] += [holds(row, value) for row, value in zip(plain.itertuples(), truth, strict=True)]
     for covered in zip(*hits, strict=True):
         assert_covered(covered)
 
 
 def test_the_interval_of_an_lre_covers_it():
-    edges = np.array([1, 30, 100, 1000])
     rates = np.array([0.1, 0.2, 0.5])
     hits = []
     for seed in range(SEEDS):
         rng = np.random.default_rng(seed)
         length = rng.choice([10, 50, 200], size=1200)
-        clipped = rng.random(1200) < rates[np.searchsorted(edges, length, "right") - 1]
+        clipped = rng.random(1200) < rates[np.searchsorted(EDGES, length, "right") - 1]
         records = frame(length, prompt=np.arange(1200) // 8)
-        estimate = fairness.lre_interval(records, clipped, edges, rng, draws=100)
+        estimate, _ = fairness.lre_against_chance(records, clipped, EDGES, rng, draws=100)
         hits.append(holds(estimate, 1 - 0.5 / (1 - rates.mean())))
     assert_covered(hits)
 
@@ -204,22 +216,76 @@ def test_lre_is_zero_for_equal_rates_and_blind_to_order_and_sample_size(bins, fa
         assert math.isnan(lre.worst) and math.isnan(lre.weighted)
 
 
+def clips_by_prompt(rng, prompts, group, shares=False, effect=0.0, unequal=False):
+    """Lengths alike within a prompt, clips that do not depend on them, and the prompt of each response.
+
+    A clip rate of about 0.15, whose logit differs between prompts by ``effect``.
+    """
+    length, prompt = group_lengths(rng, prompts, group, high=250)
+    rate = special.expit(-1.7 + effect * rng.standard_normal(prompts))[prompt]
+    clipped = (rng.random(len(prompt)) < rate) * (rng.random(len(prompt)) if shares else 1.0)
+    kept = rng.random(len(prompt)) < (rng.random(prompts)[prompt] if unequal else 1.0)
+    return length[kept], clipped[kept], prompt[kept]
+
+
 @pytest.mark.parametrize("shares", [False, True], ids=["whole responses", "shares"])
-def test_the_floor_is_what_permuting_the_clips_gives(shares):
+@pytest.mark.parametrize("effect", [0.0, 2.0], ids=["independent", "prompt effect"])
+def test_the_floor_is_what_permuting_whole_prompts_gives(shares, effect):
     rng = np.random.default_rng(0)
-    length = rng.choice([10, 50, 200], p=[0.6, 0.3, 0.1], size=900)
-    clipped = (rng.random(900) < 0.2) * (rng.random(900) if shares else 1.0)
-    edges = np.array([1, 30, 100, 1000])
-    floor = fairness.permutation_floor(length, clipped, edges, rng, draws=2000)
-    drawn = [
-        fairness.length_reweighting_error(fairness.rate_by_length(length, rng.permutation(clipped), edges)).worst
-        for _ in range(1000)
-    ]
-    error = np.std(drawn) * math.sqrt(1 / 1000 + 1 / 2000)
-    assert abs(floor.worst.value - np.mean(drawn)) < 4 * error
-    exceeded = sum(value > floor.worst.upper for value in drawn)
-    assert exceeded <= stats.binom.ppf(0.9999, 1000, 0.025 + 3 * math.sqrt(0.025 / 2000))
-    assert exceeded >= stats.binom.ppf(0.0001, 1000, 0.025 - 3 * math.sqrt(0.025 / 2000))
+    floors, permuted, alone = [], [], []
+    for _ in range(10):
+        length, clipped, prompt = clips_by_prompt(rng, 100, 8, shares, effect)
+        floors.append(fairness.chance_floor(length, clipped, prompt, EDGES, rng)[0])
+        alone.append(fairness.chance_floor(length, clipped, np.arange(800), EDGES, rng)[0].value)
+        in_bin = np.searchsorted(EDGES, length, side="right")[:, None] == [1, 2, 3]
+        shuffled = np.stack([clipped.reshape(100, 8)[rng.permutation(100)].ravel() for _ in range(400)])
+        acceptance = 1 - shuffled @ in_bin / in_bin.sum(0)
+        drawn = np.abs(acceptance / (1 - clipped.mean()) - 1).max(1)
+        permuted.append((drawn.mean(), np.quantile(drawn, 0.975)))
+    value, _, upper = np.mean(floors, axis=0)
+    assert (value, upper) == pytest.approx(tuple(np.mean(permuted, axis=0)), rel=0.08)
+    if effect:  # permuting single responses would not do
+        assert np.mean(alone) < 0.75 * value
+
+
+@pytest.mark.parametrize("effect", [0.0, 2.0])
+@pytest.mark.parametrize("unequal", [False, True], ids=["equal groups", "unequal groups"])
+def test_where_lengths_are_clipped_alike_the_floor_is_exceeded_as_often_as_it_says(effect, unequal):
+    hits = []
+    for seed in range(2 * SEEDS):
+        rng = np.random.default_rng([seed, unequal])
+        length, clipped, prompt = clips_by_prompt(rng, 120, 8, effect=effect, unequal=unequal)
+        table = fairness.rate_by_length(length, clipped, EDGES, clusters=prompt)
+        floor = fairness.chance_floor(length, clipped, prompt, EDGES, rng, draws=200).worst
+        hits.append(fairness.length_reweighting_error(table).worst <= floor.upper)
+    assert_covered(hits, 0.975)
+
+
+def test_an_lre_that_chance_explains_has_an_interval_down_to_0():
+    rng = np.random.default_rng(0)
+    length, clipped, prompt = clips_by_prompt(rng, 200, 8)
+    records = frame(length, prompt=prompt)
+    flat, floor = fairness.lre_against_chance(records, clipped, EDGES, rng)
+    assert 0 == flat.lower < flat.value <= floor.worst.upper
+    unfair, floor = fairness.lre_against_chance(records, length > 100, EDGES, rng)
+    assert unfair.value > floor.worst.upper and 0 < unfair.lower < unfair.value < unfair.upper
+
+
+def test_a_bin_of_few_prompts_takes_no_part_however_many_responses_it_has():
+    length = np.r_[np.full(100, 10), np.full(100, 50), np.full(900, 200)]
+    prompt = np.r_[np.arange(100), 100 + np.arange(100) // 10, 200 + np.arange(900) // 100]  # 100, 10 and 9 prompts
+    clipped = np.arange(1100) % 2
+    clipped[200:] = 1
+    table = fairness.rate_by_length(length, clipped, EDGES, clusters=prompt)
+    assert table.clusters.tolist() == [100, 10, 9] and fairness.takes_part(table).tolist() == [True, True, False]
+    lre = fairness.length_reweighting_error(table)
+    assert (lre.excluded_bins, lre.excluded_responses) == (1, 900)
+    estimate, floor = fairness.lre_against_chance(
+        frame(length, prompt=prompt), clipped, EDGES, np.random.default_rng(0)
+    )
+    assert estimate.value == lre.worst and math.isfinite(floor.worst.upper)
+    few = fairness.chance_floor(length[100:], clipped[100:], prompt[100:], EDGES, np.random.default_rng(0))
+    assert math.isnan(few.worst.value)
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.floats(0, 1)), min_size=2, max_size=6), st.integers(0, 2**32 - 1))

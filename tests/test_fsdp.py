@@ -8,10 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import live_reference
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from fspo_verl import live
+from fspo_verl.metrics import LENGTH_BINS
 from fspo_verl.records import read_records
 
 RANK = Path(__file__).parent / "fsdp_rank.py"
@@ -51,9 +55,24 @@ def whole(untrained_model, tmp_path_factory):
     "ranks, cut", [(1, "1"), (1, "dynamic:100"), (1, "packed:4"), (2, "4"), (2, "dynamic:110"), (4, "2")]
 )
 def test_gradient_and_metrics_do_not_depend_on_ranks_and_micro_batches(untrained_model, whole, tmp_path, ranks, cut):
-    got = train(untrained_model, tmp_path / "out.pt", ranks, cut)
+    agree(train(untrained_model, tmp_path / "out.pt", ranks, cut), whole)
+
+
+def test_fused_kernels_change_neither_gradient_nor_metrics(untrained_model, tmp_path):
+    """verl's use_fused_kernels, torch backend; FSDP2 has none of it where the embeddings are not tied (see checks)."""
+    model = AutoModelForCausalLM.from_pretrained(untrained_model, tie_word_embeddings=True)
+    model.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(untrained_model).save_pretrained(tmp_path / "model")
+    got, plain = (train(tmp_path / "model", tmp_path / f"{cut}.pt", 2, cut) for cut in ("fused:2", "2"))
+    assert (got["fused"], plain["fused"]) == (True, False)
+    agree(got, plain)
+
+
+def agree(got: dict, whole: dict):
+    """What two runs of :func:`train` saved is the same."""
     norm = torch.cat([g.flatten() for g in whole["gradient"].values()]).norm()
     assert norm > 0
+    assert got["metrics"]["actor/pg_loss"] == pytest.approx(whole["metrics"]["actor/pg_loss"], rel=1e-5)
     for name, expected in whole["gradient"].items():
         torch.testing.assert_close(got["gradient"][name], expected, rtol=1e-5, atol=1e-6 * norm.item())
     for name, value in whole["metrics"].items():
@@ -73,7 +92,7 @@ def test_metrics_of_several_mini_batches_equal_what_the_records_give(untrained_m
     rows = 8  # one of which has no response token, and so no record
     assert len(records) == 7 and set(records.step) == {12} and set(records["rank"]) == set(range(ranks))
     assert set(records.mini_batch) == {0, 1} and set(records.prompt) == {f"prompt {i}" for i in range(4)}
-    edges = [1, 16, 64, 256, 1024, 4096, 16384]
+    edges = [1, *LENGTH_BINS]
     sums = {
         "sequence_fraction": len(records),
         "clip_fraction": records.clipped.sum(),
@@ -85,13 +104,19 @@ def test_metrics_of_several_mini_batches_equal_what_the_records_give(untrained_m
             for low, high in zip(edges, edges[1:], strict=False)
             for name, values in (("responses", records.advantage != 0), ("clipped", records.clipped))
         },
+        "unmoved_fraction": (records.mini_batch == 0).sum(),
         "log_ratio": records.log_ratio.sum(),
         "sigma_squared": (records.quadratic_variation / records.length).sum(),
+        "unmoved_sigma_squared": (records.quadratic_variation / records.length)[records.mini_batch == 0].sum(),
     }
     for name, value in sums.items():
-        is_count = name not in ("log_ratio", "sigma_squared")
+        is_count = name not in ("log_ratio", "sigma_squared", "unmoved_sigma_squared")
         assert metrics[f"actor/fspo/{name}"] * rows == (value if is_count else pytest.approx(value, rel=1e-5)), name
-    assert 0 < sums["clip_fraction"] < 7
+    assert 0 < sums["clip_fraction"] < 7 and 0 < sums["unmoved_fraction"] < 7
+    assert metrics["actor/fspo/step_rows"] == rows
+    series = live.series(metrics, min_count=1)
+    assert series == pytest.approx(live_reference.series(records, LENGTH_BINS), rel=1e-12, abs=0)
+    assert {"fspo/clip_rate/len_00064_00255", "fspo/lre", "fspo/ess", "fspo/noise_sigma"} < series.keys()
 
 
 @pytest.mark.parametrize("loss", ["vanilla", "gspo"])

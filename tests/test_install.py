@@ -21,7 +21,9 @@ from hydra import compose, initialize_config_module
 answer = {"registered": "fspo" in POLICY_LOSS_REGISTRY}
 with initialize_config_module("verl.trainer.config", version_base=None):
     override = ["+algorithm.policy_loss=fspo"]
-    for name, overrides in (("ppo_trainer", override), ("fspo_trainer", []), ("ppo_trainer", [])):
+    telling = [*override, "actor_rollout_ref.actor.policy_loss.records_dir=/run/records"]  # a field of this package's
+    asked = (("ppo_trainer", override), ("ppo_trainer", telling), ("fspo_trainer", []), ("ppo_trainer", []))
+    for name, overrides in asked:
         try:
             config = compose(name, overrides)
             answer[" ".join([name, *overrides])] = config.actor_rollout_ref.actor.policy_loss.loss_mode
@@ -33,9 +35,11 @@ with initialize_config_module("verl.trainer.config", version_base=None):
             answer["schema"] = type(omega_conf_to_dataclass(config.actor_rollout_ref.actor).policy_loss).__name__
 print(json.dumps(answer))
 """
+TELLING = "ppo_trainer +algorithm.policy_loss=fspo actor_rollout_ref.actor.policy_loss.records_dir=/run/records"
 WITH = {
     "registered": True,
     "ppo_trainer +algorithm.policy_loss=fspo": "fspo",
+    TELLING: "fspo",
     "fspo_trainer": "fspo",
     "ppo_trainer": "vanilla",
     "schema": "FSPOPolicyLossConfig",
@@ -61,6 +65,7 @@ def test_wheel_and_its_removal(environment, source):
     assert without == {
         "registered": False,
         "ppo_trainer +algorithm.policy_loss=fspo": "vanilla",  # stock verl takes it for a value that nothing reads
+        TELLING: "ConfigCompositionException",  # and refuses a field that it does not know
         "fspo_trainer": "MissingConfigException",
         "ppo_trainer": "vanilla",
     }
@@ -106,7 +111,8 @@ def test_sdist_and_editable(environment, source, kind):
 def test_a_worker_without_the_package_refuses_loudly(environment):
     with initialize_config_module("verl.trainer.config", version_base=None):
         overrides = ["+algorithm.policy_loss=fspo", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"]
-        actor = OmegaConf.to_yaml(compose("ppo_trainer", overrides).actor_rollout_ref.actor.policy_loss)
+        policy_loss = compose("ppo_trainer", overrides).actor_rollout_ref.actor.policy_loss
+    actor = OmegaConf.to_yaml(policy_loss, resolve=True)  # as in a worker, which has the rest of the config
     worker = "import sys; from omegaconf import OmegaConf; from verl.utils.config import omega_conf_to_dataclass as f; "
     run = environment.run("-c", worker + "f(OmegaConf.create(sys.argv[1]))", actor)
     assert run.returncode != 0 and "fspo_verl.config.FSPOPolicyLossConfig" in run.stderr

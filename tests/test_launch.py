@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 import fspo_verl.configs
-from fspo_verl import checks, preflight
+from fspo_verl import checks, preflight, resume
 from fspo_verl.config import FSPOPolicyLossConfig
 
 POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
@@ -67,7 +67,9 @@ def test_each_way_in_selects_the_fspo_band(way, caplog):
     with caplog.at_level(logging.INFO, logger="fspo_verl"):
         preflight.check(config)
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
-    assert actor.policy_loss == FSPOPolicyLossConfig(_target_=actor.policy_loss._target_)
+    assert actor.policy_loss.records_of == config.trainer.default_local_dir
+    depends = {key: actor.policy_loss[key] for key in ("_target_", "records_of")}
+    assert actor.policy_loss == FSPOPolicyLossConfig(**depends)
     assert (actor.loss_agg_mode, actor.loss_scale_factor) == ("seq-mean-token-sum-norm", 512)
     assert "policy loss fspo: log-ratio band 0 [-0.03, +0.03]*L^0.5" in caplog.text
 
@@ -135,8 +137,9 @@ def test_the_configs_shown_at_the_top_are_the_packaged_ones():
 def test_packaged_values_are_the_documented_defaults():
     packaged = launch("+algorithm.policy_loss=fspo").actor_rollout_ref.actor.policy_loss
     defaults = FSPOPolicyLossConfig()
-    assert {key: defaults[key] for key in packaged if key != "_target_"} == {
-        key: value for key, value in packaged.items() if key != "_target_"
+    depends = ("_target_", "records_of")  # on the launch
+    assert {key: defaults[key] for key in packaged if key not in depends} == {
+        key: value for key, value in packaged.items() if key not in depends
     }
 
 
@@ -150,6 +153,8 @@ BAD = [  # override, what the message must hold
     ("eps_dual=0.01", ["eps_dual=0.01", "eps_high=0.03"]),
     ("length_power=2", ["length_power=2", "from 0"]),
     ("band_width=sqrt", ["band_width='sqrt'", "length, realized"]),
+    ("realized_limit=0.1", ["realized_limit=0.1", "band_width='length'", "band_width=realized"]),
+    ("realized_limit=0", ["realized_limit=0", "positive"]),
     ("band_center=drift", ["band_center='drift'", "zero, constant, realized"]),
     ("drift_per_token=0.001", ["drift_per_token=0.001", "band_center='zero'"]),
     ("band_center=constant", ["drift_per_token=0.0", "band_center='constant'"]),
@@ -229,9 +234,12 @@ WARNED = [  # overrides beside +algorithm.policy_loss=fspo, what the warning mus
     (["actor_rollout_ref.actor.clip_ratio_c=10"], ["clip_ratio_c=10", "eps_dual"]),
     (["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"], ["divides each sequence", "token-mean"]),
     (["actor_rollout_ref.actor.loss_scale_factor=null"], ["padded width", "loss_scale_factor="]),
-    ([f"{POLICY_LOSS}.band_width=realized", f"{POLICY_LOSS}.eps_high=1", f"{POLICY_LOSS}.eps_dual=3"],
+    ([f"{POLICY_LOSS}.{o}" for o in ("band_width=realized", "eps_low=1", "eps_high=1", "eps_dual=3")],
      ["band_width=realized", "band_center=realized"]),
     ([f"{POLICY_LOSS}.eps_high=0.5", f"{POLICY_LOSS}.eps_dual=null"], ["eps_high=0.5", "never act"]),
+    ([f"{POLICY_LOSS}.{o}" for o in ("band_width=realized", "band_center=realized", "eps_low=1", "eps_high=1",
+                                     "eps_dual=3", "realized_limit=0.5")],
+     ["realized_limit=0.5", "a token's log-ratio"]),
     (["actor_rollout_ref.actor.ppo_mini_batch_size=1024"], ["one optimiser step", "ppo_mini_batch_size"]),
     (["algorithm.rollout_correction.bypass_mode=True"], ["bypass_mode=True", "mismatch"]),
 ]  # fmt: skip
@@ -302,19 +310,28 @@ def test_main_ppo_says_which_band_is_in_effect(tmp_path):
     assert "policy loss fspo: log-ratio band 0 [-0.03, +0.03]*L^0.5" in run.stdout + run.stderr
 
 
+def test_steps_between_syncs_of_the_fully_asynchronous_trainer():
+    actor, trainer = {"ppo_mini_batch_size": 8, "ppo_epochs": 2}, {"trigger_parameter_sync_step": 4}
+    config = {"actor_rollout_ref": {"actor": actor}, "async_training": trainer | {"require_batches": 3}}
+    launch = checks.Launch(OmegaConf.create(config))
+    assert launch.prompts_per_rollout == 4 * 3 * 8
+    assert launch.optimizer_steps_per_rollout == 4 * 3 * 2
+
+
 # --- resumed runs ----------------------------------------------------------------------------------------------------
 
 
-def start(folder: Path, *overrides: str, latest: int | None = None, resume: str = "auto") -> list[str]:
+def start(folder: Path, *overrides: str, latest: int | None = None, mode: str = "auto") -> list[str]:
     """Check and keep a launch as verl's mains do; returns what is said of a loss that changes at a resume."""
     folder.mkdir(exist_ok=True)
     if latest is not None:
         (folder / "latest_checkpointed_iteration.txt").write_text(str(latest))
-    saving = ["trainer.save_freq=20", f"trainer.default_local_dir={folder}", f"trainer.resume_mode={resume}"]
+        (folder / f"global_step_{latest}").mkdir(exist_ok=True)
+    saving = ["trainer.save_freq=20", f"trainer.default_local_dir={folder}", f"trainer.resume_mode={mode}"]
     config = launch(*overrides, *saving)
     found = checks.findings(config)
     preflight.keep_loss_settings(config)
-    return [str(finding) for finding in found if finding.check == "changed_on_resume"]
+    return [str(finding) for finding in found if finding.check in ("changed_on_resume", "unknown_before_resume")]
 
 
 def test_a_loss_that_changes_at_a_resume_is_said_aloud(tmp_path):
@@ -332,7 +349,30 @@ def test_a_loss_that_changes_at_a_resume_is_said_aloud(tmp_path):
     assert start(tmp_path / "run", fspo, wider, latest=40) == []
     assert len(start(tmp_path / "run", fspo, latest=40)) == 1
     step_20 = f"trainer.resume_from_path={tmp_path}/run/global_step_20"
-    assert start(tmp_path / "run", fspo, step_20, resume="resume_path") == []
+    assert start(tmp_path / "run", fspo, step_20, mode="resume_path") == []
+
+
+SHAPES_THE_LOSS = {"policy_loss.eps_high": 0.05, "policy_loss.loss_mode": "gspo", "policy_loss.length_power": 0.4}
+SHAPES_THE_LOSS |= dict.fromkeys(("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"), 0.7)
+SHAPES_THE_LOSS |= {"loss_agg_mode": "token-mean", "loss_scale_factor": 7, "entropy_coeff": 0.1}
+SHAPES_THE_LOSS |= {"use_kl_loss": True, "kl_loss_coef": 0.7, "kl_loss_type": "mse"}
+
+
+def test_what_shapes_the_loss_and_nothing_else_is_kept_for_resumes():
+    config = launch("+algorithm.policy_loss=fspo")
+    before = resume.loss_settings(config)
+    for key, value in (SHAPES_THE_LOSS | {"policy_loss.records_every": 2, "ppo_epochs": 3}).items():
+        other = config.copy()
+        OmegaConf.update(other.actor_rollout_ref.actor, key, value)
+        after = resume.loss_settings(other)
+        changed = [name for name in before if before[name] != after[name]]
+        assert changed == ([key] if key in SHAPES_THE_LOSS else []), key
+
+
+@pytest.mark.parametrize(("path", "step"), [("/run/global_step_20", 20), ("/run/global_step_20/", 20), ("/run/x", 0)])
+def test_the_step_of_a_checkpoint_that_is_named_by_its_path(path, step):
+    trainer = {"resume_mode": "resume_path", "resume_from_path": path, "default_local_dir": "/elsewhere"}
+    assert resume.point(OmegaConf.create({"trainer": trainer})) == (Path("/run"), step)
 
 
 def test_a_resume_that_forgets_the_loss_is_said_aloud(tmp_path):
@@ -344,6 +384,23 @@ def test_a_resume_that_forgets_the_loss_is_said_aloud(tmp_path):
         launch("+algorithm.policy_loss=fspo", f"trainer.default_local_dir={tmp_path}/none", "trainer.save_freq=-1")
     )
     assert not (tmp_path / "none").exists()  # nothing to resume from
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", "[1]", '[{"after_step": 0}]', '[{"after_step": "x", "loss": {}}]'])
+@pytest.mark.parametrize("select", [["+algorithm.policy_loss=fspo"], []], ids=["fspo", "stock"])
+def test_a_broken_file_of_losses_is_named_and_written_anew(text, select, tmp_path):
+    (tmp_path / resume.FILE).write_text(text)
+    (said,) = start(tmp_path, *select, latest=20)
+    assert f"{tmp_path}/{resume.FILE} is broken" in said and "resumes after step 20" in said
+    assert start(tmp_path, *select, latest=40) == []
+
+
+def test_a_resume_of_an_unknown_loss_is_said(tmp_path):
+    (said,) = start(tmp_path, "+algorithm.policy_loss=fspo", latest=20)
+    assert "resumes after step 20, and which loss trained it until then is not known" in said
+    assert f"policy_loss.json in {tmp_path} does not say" in said and ".hydra/config.yaml" in said
+    assert start(tmp_path, "+algorithm.policy_loss=fspo", latest=40) == []
+    assert start(tmp_path / "stock", latest=20) == []
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog):

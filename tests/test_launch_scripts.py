@@ -8,22 +8,28 @@ checked.
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from importlib import resources
 from pathlib import Path
 
 import ledger
+import live_reference
 import pytest
 from omegaconf import OmegaConf
 from small_training import REWARD
 
 import fspo_verl.configs
+from fspo_verl.fairness import MIN_COUNT
+from fspo_verl.metrics import LENGTH_BINS
+from fspo_verl.overrides import override
 from fspo_verl.records import read_records
 from fspo_verl.runs import read_metrics
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-LAUNCH_SCRIPTS = sorted(script.name for script in SCRIPTS.glob("run_*.sh"))
+LAUNCH_SCRIPTS = sorted(script.name for script in SCRIPTS.glob("run_*.sh") if not script.is_symlink())
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +59,37 @@ DRY_RUNS += [("run_qwen3_8b_fspo.sh", loss) for loss in ("gspo", "grpo", "rloo")
 
 @pytest.mark.parametrize(("script", "loss"), DRY_RUNS)
 def test_a_dry_run_finds_nothing_wrong_and_shows_the_plan(script, loss, task, tmp_path):
-    run = launch(script, DRY_RUN="1", POLICY_LOSS=loss, RUN_DIR=str(tmp_path / "run"), **task)
+    run_dir = tmp_path / "ö ( ) = { [ ' # & ~ ,"  # what Hydra's grammar has a meaning for
+    run = launch(script, DRY_RUN="1", POLICY_LOSS=loss, RUN_DIR=str(run_dir), **task)
     assert run.returncode == 0, run.stderr
-    assert "fspo-verl doctor: 0 errors, 0 warnings" in run.stdout
+    warnings = run.stdout.count("untested_verl")  # the only one there may be: that of the installed verl
+    assert f"fspo-verl doctor: 0 errors, {warnings} warning" in run.stdout and warnings <= 1
     rows = dict(line.split("  ", 1) for line in run.stdout.splitlines() if "  " in line)
     assert rows["responses per rollout"].split() == ["8,192", "512", "prompts", "x", "16"]
     assert rows["optimiser steps per rollout"].split()[0] == "4"
-    assert f"+algorithm.policy_loss={loss}" in run.stdout
-    assert not (tmp_path / "run").exists()
+    shown = shlex.split(run.stdout.split("\n\n")[0])
+    assert f"+algorithm.policy_loss={loss}" in shown
+    for key, place in {"hydra.run.dir": "hydra", "trainer.default_local_dir": "checkpoints"}.items():
+        assert override(key, run_dir / place) in shown
+    assert not run_dir.exists()
+
+
+def test_the_script_also_has_the_name_that_verl_would_give_it():
+    assert (SCRIPTS / "run_qwen3_8b_fspo_fsdp.sh").resolve() == SCRIPTS / "run_qwen3_8b_fspo.sh"
+
+
+def test_a_dry_run_needs_no_data_and_prints_a_command_to_paste(task, tmp_path):
+    variables = {"DRY_RUN": "1", "DATA_DIR": str(tmp_path / "else(where)"), "NDEVICES_PER_NODE": "2"}
+    run = launch("run_qwen3_8b_fspo.sh", **{**task, "RUN_DIR": str(tmp_path / "run")} | variables)
+    assert run.returncode == 0, run.stderr
+    assert "train.parquet" not in run.stdout and "else(where)/dapo.parquet']\"" in run.stdout
+    assert len(re.findall(r"^warning +data\.(train|val)_files: .* does not exist", run.stdout, re.MULTILINE)) == 4
+    command, _ = run.stdout.split("\n\n", 1)
+    assert all(line.endswith(" \\") for line in command.splitlines()[:-1])
+    pasted = shlex.split(command.replace("\\\n", ""))  # as a shell joins lines
+    assert pasted[:3] == [sys.executable, "-m", "verl.trainer.main_ppo"] and "trainer.n_gpus_per_node=2" in pasted
+    assert len(pasted) == len(command.splitlines()) + 2  # one override a line
+    assert f"data.train_files=['{tmp_path}/else(where)/dapo.parquet']" in pasted
 
 
 def cpu_overrides() -> list[str]:
@@ -110,24 +139,41 @@ def test_the_arguments_of_a_script_train(script, loss, disagreement, task, tmp_p
 
 def test_the_arguments_of_the_asynchronous_script_train(task, tmp_path):
     overrides = [
-        # Two pools of one slot each; verl's trainer and rollouter book 10 CPUs each besides.
+        # A pool of one slot that trains, and one that generates.
         *("++ray_kwargs.ray_init.num_gpus=2", "++ray_kwargs.ray_init.num_cpus=64"),
         "actor_rollout_ref.rollout.checkpoint_engine.backend=tcp",
         "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=fspo_verl.cpu.checkpoint_engine",
         # verl's own agent loop, one response at a time.
         "actor_rollout_ref.rollout.agent.agent_loop_manager_class=null",
         *("actor_rollout_ref.rollout.agent.num_workers=1", "reward.num_workers=1"),
+        # A band that the small steps of this learning rate leave.
+        *(f"actor_rollout_ref.actor.policy_loss.eps_{side}=2e-5" for side in ("low", "high")),
     ]
-    pools = {"NGPUS_PER_NODE": "1", "ROLLOUT_NGPUS_PER_NODE": "1", "TOTAL_EPOCHS": "1"}
-    train_small("run_qwen3_8b_fspo_async.sh", task, tmp_path / "run", *overrides, **pools)
+    pools = {"NGPUS_PER_NODE": "1", "ROLLOUT_NGPUS_PER_NODE": "1"}
+    steps = {"TRAIN_BATCH_SIZE": "8", "TOTAL_STEPS": "3"}
+    train_small("run_qwen3_8b_fspo_async.sh", task, tmp_path / "run", *overrides, **pools, **steps)
 
-    updates = 32 // 2  # problems, by mini-batch
+    metrics = read_metrics([tmp_path / "run/metrics-1.jsonl"])
+    assert list(metrics.index) == [0, 1, 2, 3]  # 0 is the validation before training
+    assert metrics["training/rollout_probs_diff_max"].max() < 1e-4
+    assert (tmp_path / "run/checkpoints/global_step_3/actor").is_dir()
+    # A step of the records is what lies between two weight syncs, as in metrics and checkpoints.
     records = read_records(tmp_path / "run")
-    assert records.groupby("step").size().to_dict() == {step: 8 for step in range(1, updates + 1)}
-    assert read_metrics([tmp_path / "run/metrics-1.jsonl"])["training/rollout_probs_diff_max"].max() < 1e-4
-    # The band refers to the weights of the last sync: there the policy is at every fourth update, then it moves on.
-    moved = records.groupby("step").quadratic_variation.max().to_numpy().reshape(-1, 4)
-    assert (moved[:, 0] < 1e-9).all() and (moved[:, 3] > 1e-7).all()
+    assert records.groupby(["step", "mini_batch"]).size().to_dict() == {(s, m): 8 for s in (1, 2, 3) for m in range(4)}
+    assert set(records.groupby("prompt", observed=True).size()) == {4} and records.prompt.nunique() == 3 * 8
+    clipped = records.groupby("step").clipped.mean()
+    assert metrics["actor/fspo/clip_fraction"][1:].to_dict() == pytest.approx(clipped.to_dict(), rel=1e-6)
+    for step, of_step in records.groupby("step"):
+        series = metrics.loc[step].filter(regex="^fspo/").dropna().to_dict()
+        assert series == pytest.approx(live_reference.series(of_step, LENGTH_BINS, MIN_COUNT), rel=1e-12, abs=0)
+        assert "fspo/clip_rate/all" in series
+    # The band refers to the weights of the last sync: at the first update S is 0, then it moves on and out.
+    by_update = records.groupby("mini_batch")
+    assert by_update.quadratic_variation.max()[0] < 1e-9 < 1e-7 < by_update.quadratic_variation.max()[3]
+    assert by_update.clipped.mean()[0] == 0 and 0 < by_update.clipped.mean()[3] < 1
+    print(records.groupby(["step", "mini_batch"]).quadratic_variation.agg(["min", "max"]))
+    print(records.groupby(["step", "mini_batch"]).clipped.mean())
+    print(metrics.T.to_string())
 
 
 def train_small(script: str, task: dict, run_dir: Path, *overrides: str, **variables: str) -> None:
@@ -150,7 +196,7 @@ def test_the_same_command_resumes_and_another_start_is_refused(task, tmp_path):
     (tmp_path / "records").mkdir()
     (tmp_path / "records/step-000001-rank-0000.parquet").touch()
     (tmp_path / "metrics-1.jsonl").touch()
-    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/global_step_1").mkdir(parents=True)
     (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("1")
     dry = {"DRY_RUN": "1", "RUN_DIR": str(tmp_path), **task}
     again = launch("run_qwen3_8b_fspo.sh", **dry)
@@ -182,7 +228,8 @@ def test_help_shows_every_variable_with_its_value(script, tmp_path):
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_what_cannot_run_is_refused_before_anything_starts(variables, words, task, tmp_path):
-    run = launch("run_qwen3_8b_fspo.sh", RUN_DIR=str(tmp_path / "run"), **task | {"DRY_RUN": "1"} | variables)
+    dry = {} if {"TRAIN_FILE", "TEST_FILES"} & set(variables) else {"DRY_RUN": "1"}  # which may lack data
+    run = launch("run_qwen3_8b_fspo.sh", RUN_DIR=str(tmp_path / "run"), **task | dry | variables)
     assert run.returncode != 0
     assert all(word in run.stdout + run.stderr for word in words), run.stdout + run.stderr
     assert not (tmp_path / "run").exists()

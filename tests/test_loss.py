@@ -23,13 +23,14 @@ BANDS = [
         eps_dual=eps_dual,
         length_power=power,
         band_width=width,
+        realized_limit=limit,
         band_center=center,
         drift_per_token=0.01 if center == "constant" else 0.0,
     )
     for eps_dual, width, center in itertools.product(
         [None, 0.9], ["length", "realized"], ["zero", "constant", "realized"]
     )
-    for power in ([0.0, 0.5, 1.0] if width == "length" else [0.5])
+    for power, limit in ([(0.0, None), (0.5, None), (1.0, None)] if width == "length" else [(0.5, None), (0.3, 0.4)])
 ]
 bands = st.sampled_from(BANDS)
 
@@ -120,6 +121,23 @@ def _near_an_edge(log_ratio, edges, length, tolerance):
         for edge in row
         if math.isfinite(edge)
     )
+
+
+@pytest.mark.parametrize("center", ["zero", "realized"])
+def test_a_limit_bounds_the_realised_band_and_leaves_it_alone_below(center):
+    free = Band(eps_low=1.5, eps_high=1.2, eps_dual=4.0, band_width="realized", band_center=center)
+    limited = dataclasses.replace(free, realized_limit=0.05, length_power=0.4)
+    length = torch.logspace(0, 4.5, 400, dtype=torch.float64)
+    largest = 0.05 * length.pow(0.4)  # of sqrt(Q)
+    for times in (0.0, 0.5, 1.0):
+        q = (times * largest).square()
+        assert all(map(torch.equal, limited.edges(length, q), free.edges(length, q)))
+    for times in (1.01, 10.0, 1e4):  # however far the policy has moved
+        edges = limited.edges(length, (times * largest).square())
+        torch.testing.assert_close(edges, free.edges(length, largest.square()))
+        middle = -largest.square() / 2 if center == "realized" else 0.0
+        torch.testing.assert_close(edges.high - middle, 1.2 * largest)
+        torch.testing.assert_close(middle - edges.low, 1.5 * largest)
 
 
 @pytest.mark.parametrize("length", [1, 1000, 32768])

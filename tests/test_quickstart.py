@@ -3,8 +3,10 @@
 """The quickstart's task, and what it does about finished, foreign and failing runs."""
 
 import json
+import os
 import random
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ import ledger
 import pytest
 import report
 import warm_start
+from ledger_experiment import LedgerExperiment
 
 from fspo_verl import runs
 
@@ -98,24 +101,23 @@ def test_metrics_of_several_attempts(tmp_path):
     assert (tmp_path / "progress.png").stat().st_size > 10_000
 
 
-def quickstart(*options) -> subprocess.CompletedProcess:
+def quickstart(*options, **environment) -> subprocess.CompletedProcess:
     command = [sys.executable, ROOT / "scripts/quickstart/run.py", *options]
-    return subprocess.run(command, capture_output=True, text=True)
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
 
 
 @pytest.fixture
 def warm(tmp_path, untrained_model):
     """An output folder with a warm start: an untrained model will do."""
-    experiment = launch.Experiment(tmp_path)
+    experiment = LedgerExperiment(tmp_path)
     experiment.start.mkdir()
     (experiment.start / "model").symlink_to(untrained_model)
     return experiment
 
 
 def test_a_finished_run_is_shown_again_and_only_for_its_own_settings(warm):
-    summary = dict.fromkeys(
-        ("accuracy_before", "accuracy_after", "clip_fraction_median", "shortest", "longest", "seconds_per_step"), 0.25
-    )
+    shares = ("edge_steps", "reward_first", "reward_last", "accuracy_before", "accuracy_after", "clip_fraction_median")
+    summary = dict.fromkeys((*shares, "shortest", "longest", "seconds_per_step"), 0.25)
     warm.run.mkdir()
     (warm.run / "settings.json").write_text(json.dumps({"steps": warm.steps, "overrides": []}))
     (warm.run / "summary.json").write_text(json.dumps(summary | {"seconds": {}, "peak_memory_gb": 1}))
@@ -126,10 +128,10 @@ def test_a_finished_run_is_shown_again_and_only_for_its_own_settings(warm):
     other = quickstart("--output", warm.output, "--steps", "3")
     assert other.returncode != 0 and "holds a run with" in other.stderr
 
-    assert launch.Experiment(warm.output, loss="gspo").run != warm.run
-    assert launch.Experiment(warm.output, seed=1).run != warm.run
-    assert launch.Experiment(warm.output, seed=1).start != warm.start
-    assert launch.Experiment(warm.output, loss="gspo").start == warm.start
+    assert LedgerExperiment(warm.output, loss="gspo").run != warm.run
+    assert LedgerExperiment(warm.output, seed=1).run != warm.run
+    assert LedgerExperiment(warm.output, seed=1).start != warm.start
+    assert LedgerExperiment(warm.output, loss="gspo").start == warm.start
 
 
 def test_a_failure_shows_its_cause(warm):
@@ -143,7 +145,82 @@ def test_a_failure_shows_its_cause(warm):
     assert not (warm.run / "summary.json").exists()
 
 
-def test_help_needs_no_installed_package():
-    command = [sys.executable, "-I", "-S", ROOT / "scripts/quickstart/run.py", "--help"]
+@pytest.mark.parametrize(
+    ("script", "arguments", "words"),
+    [
+        ("quickstart", ["--steps", "0"], "--steps: 0 is no whole number above 0"),
+        ("quickstart", ["--steps", "-3"], "--steps: -3 is no whole number above 0"),
+        ("quickstart", ["foo"], "foo is neither an option nor a Hydra override (KEY=VALUE)"),
+        ("quickstart", ["--", "--config-name=x"], "--config-name=x is neither an option nor"),
+        ("quickstart", ["--rollout", "sglang"], "invalid choice: 'sglang'"),
+        ("real_model", ["--steps", "0"], "--steps: 0 is no whole number above 0"),
+        ("real_model", ["--response-tokens", "-1"], "--response-tokens: -1 is no whole number above 0"),
+        ("real_model", ["--task-option", "max_terms"], "--task-option: max_terms is not KEY=VALUE"),
+        ("real_model", ["foo"], "foo is neither an option nor a Hydra override (KEY=VALUE)"),
+        ("compare_baselines", ["--jobs", "0"], "--jobs: 0 is no whole number above 0"),
+        ("compare_baselines", ["--prompts", "4"], "--mini-batch 8 is more than all of --prompts 4"),
+        ("compare_baselines", ["--check", "/nope"], "--check /nope names no file of thresholds"),
+        ("install", [], "usage: bash scripts/install.sh VENV"),
+        ("install", ["--upgrade"], "usage: bash scripts/install.sh VENV"),
+        ("install", ["VENV", "nope.txt"], "no file nope.txt; there are requirements/cpu-vllm.txt requirements/cpu.txt"),
+    ],
+)
+def test_a_wrong_call_is_refused_before_anything_is_installed(script, arguments, words, tmp_path):
+    arguments = [str(tmp_path / "venv") if argument == "VENV" else argument for argument in arguments]
+    command = ["bash", ROOT / f"scripts/{script}.sh", *arguments]
+    if script != "install":
+        command += ["--venv", tmp_path / "venv"] if "--" not in arguments else []
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode != 0 and words in run.stderr and "Traceback" not in run.stderr, run.stderr
+    assert "[install]" not in run.stdout and not (tmp_path / "venv").exists()
+
+
+def test_install_explains_itself():
+    shown = subprocess.run(["bash", ROOT / "scripts/install.sh", "--help"], capture_output=True, text=True)
+    assert shown.returncode == 0 and "Makes the virtual environment VENV" in shown.stdout
+    assert "set -euo" not in shown.stdout and not (ROOT / "--help").exists()
+
+
+def test_a_place_where_verl_would_fail_is_refused(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)  # which Ray would take instead
+    run = quickstart("--output", tmp_path / "out", TMPDIR=f"/tmp/{'x' * 90}")
+    assert run.returncode == 1 and run.stderr.startswith("quickstart failed: Ray cannot open its sockets in /tmp/xxx")
+    assert "export RAY_TMPDIR=/tmp" in run.stderr and len(run.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+    launch.check_place(tmp_path / "ö ( ) = { [ ' # & ~ ,")
+    for name in ("a*", "a?", "a[1]", "${a}"):
+        with pytest.raises(launch.Failure, match="cannot be read as the name of one folder"):
+            launch.check_place(tmp_path / name)
+
+
+def interrupted(signal_number: int, when: str, tmp_path: Path) -> subprocess.Popen:
+    """The quickstart, sent a signal while it imports (a package that takes for ever) or while the warm start runs."""
+    (tmp_path / "slow").mkdir()
+    if when == "imports":
+        (tmp_path / "slow/pandas.py").write_text("import time\nprint('imports', flush=True)\ntime.sleep(600)\n")
+    command = [sys.executable, ROOT / "scripts/quickstart/run.py", "--output", tmp_path / "out"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    run = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(tmp_path / "slow")}, **pipes)
+    assert when in run.stdout.readline()
+    run.send_signal(signal_number)
+    return run
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_imports_ends_without_a_traceback(signal_number, tmp_path):
+    run = interrupted(signal_number, "imports", tmp_path)
+    assert run.communicate()[1] == "" and run.returncode == -signal_number  # 128 + the signal, to a shell
+
+
+def test_a_signal_later_says_how_to_go_on(tmp_path):
+    run = interrupted(signal.SIGTERM, "warm start", tmp_path)
+    assert run.communicate()[1].endswith("interrupted; the same command goes on from the last checkpoint\n")
+    assert run.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("script", ["quickstart", "real"])
+def test_help_needs_no_installed_package(script):
+    command = [sys.executable, "-I", "-S", ROOT / f"scripts/{script}/run.py", "--help"]
     shown = subprocess.run(command, capture_output=True, text=True)
     assert shown.returncode == 0 and "--loss {fspo,gspo,grpo,rloo}" in shown.stdout

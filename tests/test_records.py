@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records: what is written is what the loss saw, on every disk and after every kind of end."""
 
+import asyncio
 import functools
 import itertools
 import json
@@ -9,12 +10,18 @@ import logging
 import subprocess
 import sys
 import time
+from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
 from test_policy_loss import CUTS, MiniBatch, actor_config, padded_batch
+from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch, register
+from verl.trainer.distillation import losses as distillation
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.utils import tensordict_utils as tu
 from verl.workers import engine_workers
@@ -24,9 +31,9 @@ import fspo_verl.register
 from fspo_verl import microbatch
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.loss import Band
-from fspo_verl.records import COLUMNS, RecordWriter, read_records, record_files
+from fspo_verl.records import COLUMNS, RecordWriter, read_records, record_files, run_name, step_of
 
-SETTINGS = json.dumps({"loss": "fspo"})
+SETTINGS = json.dumps({"loss": "fspo", "run": "../checkpoints"})
 
 
 def columns(rows=4, seed=0):
@@ -44,8 +51,8 @@ def add(writer, step, mini_batch=0, rank=0, ranks=1, rows=4, ends_mini_batch=Tru
     writer.add(columns(rows, seed), **place, ends_mini_batch=ends_mini_batch)
 
 
-def write(folder, steps, **kwargs):
-    writer = RecordWriter(folder, SETTINGS)
+def write(folder, steps, settings=SETTINGS, **kwargs):
+    writer = RecordWriter(folder, settings)
     for step in steps:
         add(writer, step, **kwargs)
     writer.close()
@@ -57,6 +64,23 @@ def counted_ppo_loss(monkeypatch):
     monkeypatch.setattr(engine_workers, "ppo_loss", ppo_loss)
     microbatch.install()
     return engine_workers.ppo_loss
+
+
+@pytest.fixture
+def worker(monkeypatch):
+    """verl's worker class where records are on, and the weight syncs that reached it: arguments of each."""
+    synced = []
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    async def update_weights(self, global_steps: int = None, mode: str = "auto"):
+        synced.append((global_steps, mode))
+
+    worker = engine_workers.ActorRolloutRefWorker
+    monkeypatch.setattr(engine_workers, "ppo_loss", lambda config, model_output, data, dp_group: microbatch.current())
+    monkeypatch.setattr(worker, "update_weights", update_weights)
+    monkeypatch.setattr(distillation, "ppo_loss", None)  # and put back
+    microbatch.install()
+    return worker, synced
 
 
 @pytest.fixture
@@ -72,10 +96,9 @@ def train(counted_ppo_loss, config, steps, cut):
     values = {}
     for micro_batches in cut:
         batch = MiniBatch()
-        for step, mini_batch in itertools.product(steps, range(2)):
+        for step, _mini_batch in itertools.product(steps, range(2)):
             for rows in micro_batches:
                 output, data = batch.micro_batch(rows, dp_size=len(cut))
-                tu.assign_non_tensor(data, update_lr_scheduler=mini_batch == 1)
                 tu.assign_non_tensor_stack(data, "uid", [f"prompt {row // 2}" for row in rows])
                 tu.assign_non_tensor_stack(data, "global_steps", [step] * len(rows))
                 for name, metric in counted_ppo_loss(config, output, data)[1].items():
@@ -87,7 +110,8 @@ def train(counted_ppo_loss, config, steps, cut):
 @pytest.mark.parametrize("schema, loss", [(FSPOPolicyLossConfig, "fspo"), (ObservedPolicyLossConfig, "gspo")])
 def test_metrics_equal_what_the_records_give(counted_ppo_loss, writers, tmp_path, schema, loss):
     band = {"eps_low": 0.05, "eps_high": 0.04} if loss == "fspo" else {"loss_mode": loss}
-    config = actor_config(policy_loss=schema(records_dir=str(tmp_path), **band), clip_ratio_low=3e-4)
+    where = {"records_dir": str(tmp_path), "records_of": str(tmp_path / "checkpoints")}
+    config = actor_config(policy_loss=schema(**where, **band), clip_ratio_low=3e-4)
     values = train(counted_ppo_loss, config, steps=[7, 8], cut=CUTS["ragged"])
     (writer,) = writers
     writer.close()
@@ -122,7 +146,7 @@ def test_metrics_equal_what_the_records_give(counted_ppo_loss, writers, tmp_path
         assert np.sum(values[name]) == pytest.approx(column.sum(), rel=1e-5), name
 
     settings = records.attrs["settings"]
-    assert settings["loss"] == loss and settings["clip_ratio_low"] == 3e-4
+    assert settings["loss"] == loss and settings["clip_ratio_low"] == 3e-4 and settings["run"] == "checkpoints"
     if loss == "fspo":
         band = Band(**settings["band"])
         assert (band.eps_low, band.eps_high, band.eps_dual) == (0.05, 0.04, 0.09)
@@ -140,6 +164,53 @@ def test_one_step_of_several_is_recorded(counted_ppo_loss, writers, tmp_path):
         (s, m): 7 for s in (6, 9) for m in (0, 1)
     }
     assert np.sum(values["sequence_fraction"]) == 7 * 2 * 7  # metrics are of every step
+
+
+Sync = namedtuple("Sync", "step")
+Update = namedtuple("Update", "drawn")  # the steps in which its two prompts were drawn; None where they do not tell
+RUNS = {  # what a worker is told -> step and mini-batch of each update
+    "synchronous": (
+        [Sync(0), Update((1, 1)), Update((1, 1)), Sync(1), Update((2, 2)), Update((2, 2))],
+        [(1, 0), (1, 1), (2, 0), (2, 1)],
+    ),
+    "asynchronous": (  # prompts are drawn a step ahead, and an update takes those that are ready
+        [Sync(0), Update((1, 1)), Update((1, 1)), Sync(1), Update((1, 2)), Update((1, 1)), Sync(2), Update((2, 3))],
+        [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)],
+    ),
+    "resumed": ([Sync(4), Update((4, 4)), Update((3, 5)), Sync(5), Update((5, 5))], [(5, 0), (5, 1), (6, 0)]),
+    "warm-up of a critic": ([Sync(0), Sync(1), Sync(2), Update((2, 2)), Sync(3), Update((3, 4))], [(3, 0), (4, 0)]),
+    "reward model in a validation": (
+        [Sync(0), Update((1, 1)), Sync(1), Sync(None), Update((1, 2)), Update((2, 2))],
+        [(1, 0), (2, 0), (2, 1)],
+    ),
+    "syncs not seen": ([Update((7, 7)), Update((7, 7)), Update((8, 8))], [(7, 0), (7, 1), (8, 0)]),
+    "prompts that do not tell": (
+        [Sync(2), Update(None), Update(None), Sync(3), Update(None)],
+        [(3, 0), (3, 1), (4, 0)],
+    ),
+    "syncs before the step": ([Sync(2), Sync(3), Update(None), Sync(4), Update(None)], [(3, 0), (4, 0)]),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_steps_are_those_of_verl(worker, run):
+    worker, synced = worker
+    events, expected = RUNS[run]
+    places = []
+    for event in events:
+        if isinstance(event, Sync):
+            asyncio.run(worker.update_weights(None, event.step, mode="tcp"))
+            continue
+        for row in range(2):  # a micro-batch each
+            data = tu.get_tensordict({"row": torch.zeros(1)}, {"dp_size": 1, "global_batch_size": 2})
+            if event.drawn:
+                tu.assign_non_tensor_stack(data, "global_steps", [event.drawn[row]])
+            place = engine_workers.ppo_loss(None, None, data)
+        assert place.ends_mini_batch
+        places.append((place.step, place.mini_batch))
+    assert places == expected
+    assert synced == [(event.step, "tcp") for event in events if isinstance(event, Sync)]
+    assert getattr(worker.update_weights, MAGIC_ATTR)["blocking"] is False  # what verl dispatches by is still there
 
 
 def test_a_loss_called_outside_verls_ppo_loss_says_that_nothing_is_recorded(tmp_path, caplog):
@@ -168,6 +239,51 @@ def test_a_run_that_goes_on_replaces_the_steps_it_does_again(tmp_path):
     records = read_records(tmp_path)
     assert records.groupby("step")["rank"].nunique().to_dict() == {1: 2, 2: 2, 3: 2, 4: 1}
     assert records[records.step == 4].log_ratio.to_numpy() == pytest.approx(columns(seed=1)["log_ratio"], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["step-backup.parquet", "step-000004-rank-0000 (copy).parquet", "step-4.parquet~"])
+def test_a_stray_file_loses_no_records(tmp_path, name, caplog):
+    write(tmp_path, range(1, 6))
+    stray = tmp_path / name
+    stray.write_bytes((tmp_path / "step-000004-rank-0000.parquet").read_bytes())
+    write(tmp_path, [4])  # a resume
+    assert set(read_records(tmp_path).step) == {1, 2, 3, 4} and stray.exists() and caplog.text == ""
+
+
+OTHERS = {  # what lies in the way of a run that records step 4 -> whether it may be replaced
+    "its own": (SETTINGS, True),
+    "another run": (json.dumps({"loss": "fspo", "run": "../other"}), False),
+    "not known": (json.dumps({"loss": "fspo"}), False),
+    "no settings": ("", False),
+    "cut off": (None, True),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("steps", [range(1, 4), range(4, 7)], ids=["earlier", "later"])
+def test_records_of_another_run_are_neither_removed_nor_mixed_with(tmp_path, other, steps, caplog):
+    settings, gives_way = OTHERS[other]
+    write(tmp_path, steps)
+    for file in record_files(tmp_path):
+        if settings is None:
+            file.write_bytes(b"")
+        else:
+            pq.write_table(pq.read_table(file).replace_schema_metadata({b"fspo_verl": settings}), file)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    write(tmp_path, [4, 5])
+    after = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    if gives_way:
+        assert {step_of(file) for file in record_files(tmp_path)} == {*range(min(steps), 4), 4, 5}
+    else:
+        assert before == after
+        assert caplog.text.count("is of another run, so nothing is recorded; choose another records_dir") == 1
+
+
+def test_a_run_that_moved_with_its_checkpoints_is_the_same(tmp_path):
+    for place in ("/a/run", tmp_path / "b"):
+        assert run_name(f"{place}/records", f"{place}/checkpoints") == "../checkpoints"
+    assert run_name("/a/run/records", "/b/run/checkpoints") != "../checkpoints"
+    assert run_name("/a/records", None) is None
 
 
 def test_a_share_of_the_prompts_is_the_same_on_every_rank_and_keeps_groups_whole(tmp_path):
@@ -232,12 +348,74 @@ def test_reading_what_is_not_there_or_not_whole(tmp_path):
     assert set(records.step) == {0, 2}
 
 
+def cut_footer(file):
+    file.write_bytes(file.read_bytes()[:-10])
+
+
+def flip_a_bit(file):
+    """In the last byte of a column, where it can still be decoded."""
+    content = bytearray(file.read_bytes())
+    column = pq.read_metadata(file).row_group(0).column(list(COLUMNS).index("log_ratio"))
+    content[column.dictionary_page_offset + column.total_compressed_size - 1] ^= 1
+    file.write_bytes(content)
+
+
+def rewrite(file, change=lambda table: table, **metadata):
+    table = change(pq.read_table(file))
+    pq.write_table(table.replace_schema_metadata(metadata or table.schema.metadata), file)
+
+
+BAD = {  # what is wrong with a file -> what is done to it, what the warning must hold
+    "empty": (lambda file: file.write_bytes(b""), "0 bytes"),
+    "text": (lambda file: file.write_text("step"), "it cannot be read"),
+    "cut off": (cut_footer, "magic bytes"),
+    "a damaged page": (flip_a_bit, "CRC"),
+    "another program's": (lambda file: rewrite(file, pandas="{}"), "fspo_verl has not written it"),
+    "settings that are no JSON": (lambda file: rewrite(file, fspo_verl="{"), "fspo_verl has not written it"),
+    "settings that are no object": (lambda file: rewrite(file, fspo_verl="[1]"), "fspo_verl has not written it"),
+    "settings of no loss": (lambda file: rewrite(file, fspo_verl="{}"), "fspo_verl has not written it"),
+    "a missing column": (lambda file: rewrite(file, lambda t: t.drop_columns(["length"])), "column length is missing"),
+    "another dtype": (
+        lambda file: rewrite(file, lambda t: t.set_column(4, "length", t["length"].cast(pa.string()))),
+        "column length is string, where int32 is expected",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+@pytest.mark.parametrize("max_rows", [None, 5])
+def test_a_bad_file_is_named_and_the_others_are_read(tmp_path, fault, max_rows):
+    damage, words = BAD[fault]
+    write(tmp_path, range(1, 4))
+    bad = tmp_path / "step-000002-rank-0000.parquet"
+    damage(bad)
+    with pytest.warns(UserWarning, match="step-000002-rank-0000.parquet is left out") as warned:
+        records = read_records(tmp_path, max_rows=max_rows)
+    assert words in str(warned[0].message) and len(warned) == 1
+    assert records.attrs["rows"] == 8 and records.attrs["settings"]["loss"] == "fspo"
+    assert set(records.step) <= {1, 3} and (max_rows or len(records) == 8)
+
+
+def test_a_column_that_is_not_asked_for_may_lack(tmp_path):
+    write(tmp_path, [1])
+    rewrite(tmp_path / "step-000001-rank-0000.parquet", lambda table: table.drop_columns(["tokens_clipped"]))
+    assert len(read_records(tmp_path, columns=["step", "length"])) == 4
+
+
+@pytest.mark.parametrize("band", [{"eps_low": 0.03, "eps_of_2030": 1}, {"eps_low": "wide"}, [1]])
+def test_a_band_of_a_later_version_is_said_and_the_records_are_read(tmp_path, band):
+    write(tmp_path, [1], settings=json.dumps({"loss": "fspo", "band": band}))
+    with pytest.warns(UserWarning, match=f"{tmp_path} was recorded with a band that this version .*--upgrade"):
+        records = read_records(tmp_path)
+    assert len(records) == 4 and records.attrs["settings"] == {"loss": "fspo", "band": None}
+
+
 def test_records_of_two_losses_in_one_folder_are_a_warning(tmp_path):
     write(tmp_path / "a", [1])
     writer = RecordWriter(tmp_path / "b", json.dumps({"loss": "gspo"}))
     add(writer, 1)
     writer.close()
-    with pytest.warns(UserWarning, match="different settings"):
+    with pytest.warns(UserWarning, match=r"different settings \(loss, run\)"):
         read_records(tmp_path)
 
 

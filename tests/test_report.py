@@ -266,18 +266,17 @@ def test_foreign_files_are_not_touched(tmp_path):
 
 @pytest.mark.parametrize("writes", range(4))
 def test_an_interrupted_report_can_be_made_again(tmp_path, monkeypatch, writes):
-    replace, done = report._replace, []
+    replace, done = Path.replace, []
 
-    def stop(file, content):
+    def stop(file, target):
         if len(done) == writes:
             raise KeyboardInterrupt
         done.append(file)
-        replace(file, content)
+        return replace(file, target)
 
-    monkeypatch.setattr(report, "_replace", stop)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", stop)
         report.write(tmp_path, as_report("a", "b"))
-    monkeypatch.setattr(report, "_replace", replace)
     report.write(tmp_path, as_report("a"))
     assert on_disk(tmp_path) == {"report.html": b"page", "tables/a.csv": b"a"}
 
@@ -290,6 +289,7 @@ def test_an_interrupted_report_can_be_made_again(tmp_path, monkeypatch, writes):
         (["RUN", "-o", "OUT", "--max-rows", "0"], "--max-rows=0 one per run or more"),
         (["RUN", "-o", "OUT", "--names", "a", "b"], "1 runs need as many different names"),
         (["RUN/absent", "-o", "OUT"], "no such folder or file"),
+        (["RUN", "-o", "OUT", "--watch", "0"], "--watch=0 has to be more than 0 seconds"),
     ],
 )
 def test_what_a_user_can_mend_is_said(made, tmp_path, capsys, arguments, message):
@@ -450,3 +450,56 @@ def test_runs_of_one_loss_share_colour_and_marker():
     assert len({(style.line, style.hollow) for style in fspo}) == 4
     assert set(figures.METHOD_STYLES) == set(METHODS) == set(report._SHAPES)
     assert len({style.color for style in figures.METHOD_STYLES.values()}) == len(METHODS)
+
+
+def test_the_verdict_opens_the_page_and_is_printed(made, tmp_path, capsys):
+    lines = json.loads((made.folder / "report.json").read_text())["verdict"]
+    assert [label for label, _ in lines] == ["clipped", "lengths", "shapes"]
+    clipped, lengths, shapes = (sentence for _, sentence in lines)
+    for run in made.runs:
+        counted = run.records[run.records.advantage != 0]
+        assert f"{run.name} {100 * counted.clipped.mean():.0f}" in clipped and f"{len(counted):,} responses" in clipped
+        assert run.name in lengths
+    assert "LRE on the responses of fspo" in shapes
+    places = [made.page.text.index(sentence) for _, sentence in lines]
+    assert places == sorted(places) and places[-1] < made.page.text.index("Clip rate by response length")
+    assert cli.main(["report", str(made.paths[0]), "-o", str(tmp_path / "one"), "--bins", str(BINS)]) == 0
+    *printed, page = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in printed] == ["clipped", "lengths", "shapes"] and page.endswith("report.html")
+
+
+def test_a_watched_run_is_drawn_again_when_it_has_written_and_only_then(tmp_path, capsys, monkeypatch):
+    metrics, output, pages = tmp_path / "run/metrics-1.jsonl", tmp_path / "report", []
+    lines = [json.dumps({"step": step, "data": {"critic/score/mean": step / 4}}) for step in range(1, 4)]
+
+    def run_goes_on(seconds):
+        """Nothing there, two steps, a pause, a third step, Ctrl-C."""
+        assert seconds == 5
+        page = output / "report.html"
+        pages.append(page.stat().st_mtime_ns if page.exists() else None)
+        if len(pages) == 1:
+            metrics.parent.mkdir()
+            metrics.write_text("\n".join(lines[:2]) + "\n")
+        elif len(pages) == 3:
+            metrics.write_text("\n".join(lines) + "\n")
+        elif len(pages) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(report.time, "sleep", run_goes_on)
+    assert cli.main(["report", str(metrics.parent), "-o", str(output), "--watch", "5"]) == 0
+    assert pages[0] is None and pages[1] == pages[2] and pages[2] < pages[3]
+    assert (output / "tables/metrics.csv").read_text().count("\n") == 1 + 3
+    said = capsys.readouterr().out
+    assert said.startswith("waiting: ") and said.count("waiting") == 1 and said.count("report.html") == 2
+
+
+def test_what_a_run_has_written_knows_of_records_elsewhere(tmp_path):
+    run, elsewhere = tmp_path / "run", tmp_path / "records"
+    assert runs.written(run) == set()
+    synthetic_run.write_config(run, "fspo")
+    config = run / "hydra/.hydra/config.yaml"
+    config.write_text(f"actor_rollout_ref: {{actor: {{policy_loss: {{records_dir: {elsewhere}}}}}}}\n")
+    before = runs.written(run)
+    assert {file for file, _, _ in before} == {config}
+    synthetic_run.write_records(elsewhere, synthetic_run.records(np.random.default_rng(0), **SMALL), "fspo")
+    assert {file.parent for file, _, _ in runs.written(run) - before} == {elsewhere}

@@ -1,0 +1,96 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Documents: the generated pages are those of the code, links lead somewhere, the site and the index page render."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *command], cwd=cwd, capture_output=True, text=True)
+
+
+def links(text: str) -> list[str]:
+    """Targets of Markdown links and pictures, outside code blocks."""
+    return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+
+
+def test_configuration_checks_and_commands_are_those_of_the_code():
+    checked = run("scripts/docs/generate.py", "--check")
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_a_page_that_differs_from_the_code_is_named(tmp_path):
+    (tmp_path / "scripts/docs").mkdir(parents=True)
+    for name in ("fspo_verl", "requirements"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "scripts/docs/generate.py").write_text((ROOT / "scripts/docs/generate.py").read_text())
+    (tmp_path / "docs").mkdir()
+    for name in ("configuration.md", "commands.md"):
+        (tmp_path / "docs" / name).write_text((ROOT / "docs" / name).read_text())
+    stale = (ROOT / "docs/checks.md").read_text().replace("`hidden_files`", "`hidden`")
+    (tmp_path / "docs/checks.md").write_text(stale)
+    checked = run("scripts/docs/generate.py", "--check", cwd=tmp_path)
+    assert checked.returncode == 1 and checked.stderr.splitlines() == [
+        "docs/checks.md differs from the code: python scripts/docs/generate.py"
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_to_files(page):
+    targets = [target.split("#")[0] for target in links(page.read_text()) if "://" not in target]
+    missing = [target for target in targets if target and not (page.parent / target).exists()]
+    assert not missing
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    built = run("-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site"))
+    assert built.returncode == 0, built.stdout + built.stderr
+    front = (tmp_path / "site/index.html").read_text()
+    requests = re.findall(r'<(?:script|link|img)\b[^>]*(?:src|href)="(https?://[^"]+)"', front)
+    assert "Quickstart" in front and not requests  # a reader's browser asks nobody else
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text().split("nav:")[1]
+    assert sorted(re.findall(r"- ([\w.]+\.md)", navigation)) == sorted(page.name for page in PAGES[3:])
+
+
+def test_readme_is_short_and_plain_markdown():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) <= 1200 and "$$" not in text
+    assert text.index("![Clip rate by response length") < text.index("## ")  # the picture is on the first screen
+
+
+def description(tmp_path: Path, repository: str) -> str:
+    """What the package index would show."""
+    setup = (ROOT / "setup.py").read_text()
+    assert setup.count('REPOSITORY = "') == 1
+    (tmp_path / "setup.py").write_text(re.sub('REPOSITORY = ".*"', f'REPOSITORY = "{repository}"', setup))
+    (tmp_path / "README.md").write_text((ROOT / "README.md").read_text())
+    return run("setup.py", "--quiet", "--long-description", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("repository", ["", "https://github.com/owner/name"])
+def test_the_package_index_gets_no_relative_link(repository, tmp_path):
+    text = description(tmp_path, repository)
+    assert "+algorithm.policy_loss=fspo" in text
+    assert all(target.startswith(("https://", "#")) for target in links(text))
+    assert (f"{repository}/blob/main/docs/method.md" in text) == bool(repository)
+    assert (f"{repository}/raw/main/docs/" in text) == bool(repository)
+
+
+def test_versions_agree():
+    namespace = {}
+    exec((ROOT / "fspo_verl/__init__.py").read_text(), namespace)
+    version = namespace["__version__"]
+    assert f'version="{version}"' in (ROOT / "setup.py").read_text()
+    assert f"version: {version}" in (ROOT / "CITATION.cff").read_text()
+    assert re.search(rf"version += {{{re.escape(version)}}}", (ROOT / "README.md").read_text())
