@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The ``fspo-verl`` command: what its subcommands take. What they do is in the module of that name, ``main(args)``.
+"""The ``fspo-verl`` command: what its subcommands take. What they do is in ``main(args)`` of the module of each.
 
 A module is imported when its subcommand runs, and not for its ``--help``: torch, scipy and matplotlib take seconds.
 `doctor` also works where matplotlib is missing, and `report` where verl is.
@@ -22,6 +22,7 @@ from fspo_verl import __version__
 class Command(NamedTuple):
     """A subcommand; its description is the text at the head of its module."""
 
+    module: str  # below fspo_verl, with a function main(args)
     summary: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
 
@@ -138,11 +139,23 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {
-    "doctor": Command("what is wrong with an installation or a launch, before anything is trained", doctor_arguments),
-    "gpu": Command("whether a machine trains FSPO right, and how small an eps means anything there", gpu_arguments),
-    "calibrate": Command("the band that gives a target clip rate, from the records of a run", calibrate_arguments),
-    "report": Command("one page of figures and numbers on length fairness, from one or several runs", report_arguments),
-    "compare": Command("several losses over several seeds: paired differences with intervals", compare_arguments),
+    "doctor": Command(
+        "preflight.doctor",
+        "what is wrong with an installation or a launch, before anything is trained",
+        doctor_arguments,
+    ),
+    "gpu": Command(
+        "gpu", "whether a machine trains FSPO right, and how small an eps means anything there", gpu_arguments
+    ),
+    "calibrate": Command(
+        "analysis.calibrate", "the band that gives a target clip rate, from the records of a run", calibrate_arguments
+    ),
+    "report": Command(
+        "report.page", "one page of figures and numbers on length fairness, from one or several runs", report_arguments
+    ),
+    "compare": Command(
+        "compare.page", "several losses over several seeds: paired differences with intervals", compare_arguments
+    ),
 }
 
 
@@ -153,12 +166,13 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
             prog="fspo-verl",
             description="Length-fair clipping for verl: check a launch, look at a run, tune its band, compare losses.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
-            epilog="commands:\n" + "\n".join(f"  {name:<10} {text}" for name, (text, _) in COMMANDS.items()),
+            epilog="commands:\n" + "\n".join(f"  {name:<10} {command.summary}" for name, command in COMMANDS.items()),
         )
         top.add_argument("--version", action=_Version, nargs=0, help="versions of this package and of verl")
         top.add_argument("command", choices=COMMANDS, metavar="command", help="see below; `fspo-verl COMMAND --help`")
         return top
-    source = importlib.util.find_spec(f"fspo_verl.{command}").loader.get_source(f"fspo_verl.{command}")
+    module = f"fspo_verl.{COMMANDS[command].module}"
+    source = importlib.util.find_spec(module).loader.get_source(module)
     of_command = argparse.ArgumentParser(
         prog=f"fspo-verl {command}",
         description=ast.get_docstring(ast.parse(source)),
@@ -190,7 +204,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(command: str, args: argparse.Namespace) -> int:
     try:
-        module = importlib.import_module(f"fspo_verl.{command}")
+        module = importlib.import_module(f"fspo_verl.{COMMANDS[command].module}")
     except ModuleNotFoundError as error:
         print(f"fspo-verl {command} needs {error.name}: pip install 'fspo-verl[report]'", file=sys.stderr)
         return 2

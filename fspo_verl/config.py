@@ -13,10 +13,23 @@ from pathlib import Path
 
 from verl.workers.config import PolicyLossConfig
 
-from fspo_verl.loss import Band
-from fspo_verl.metrics import LENGTH_BINS
+import fspo_verl.register  # noqa: F401  makes an import error loud that verl's plugin loader would have swallowed
+from fspo_verl import live, versions
+from fspo_verl.band import Band
+from fspo_verl.observe import microbatch
+from fspo_verl.observe.metrics import LENGTH_BINS
 
 KEY_PREFIX = "actor_rollout_ref.actor.policy_loss."
+
+
+def plug_in() -> None:
+    """Wrap what the losses need of verl, in a process that builds a schema.
+
+    There the losses are registered even where verl was told not to load plugins (VERL_USE_EXTERNAL_PLUGINS=none).
+    """
+    versions.warn_unsupported_verl()
+    microbatch.install()
+    live.install()
 
 
 @dataclass
@@ -66,19 +79,11 @@ class Observation:
             raise ValueError(f"{KEY_PREFIX}records_every={self.records_every!r} is not allowed: a whole number above 0")
         if not self.records_limit_mb > 0:
             raise ValueError(f"{KEY_PREFIX}records_limit_mb={self.records_limit_mb!r} is not allowed: above 0")
-        # Registers the losses even where verl was told not to load plugins (VERL_USE_EXTERNAL_PLUGINS=none), and makes
-        # an import error loud that verl's plugin loader would have swallowed.
-        import fspo_verl.microbatch
-        import fspo_verl.register
-        import fspo_verl.versions
-
-        fspo_verl.versions.warn_unsupported_verl()
-        fspo_verl.microbatch.install()
 
 
 @dataclass
 class FSPOPolicyLossConfig(Band, Observation, PolicyLossConfig):
-    """verl's policy-loss config plus the clip band; the band's fields are documented in :class:`fspo_verl.loss.Band`.
+    """verl's policy-loss config plus the clip band; the band's fields are documented in :class:`fspo_verl.band.Band`.
 
     Raises:
         ValueError: a field has a bad value, fields contradict each other, or ``loss_mode`` is not ``fspo``.
@@ -97,6 +102,7 @@ class FSPOPolicyLossConfig(Band, Observation, PolicyLossConfig):
                 f"{KEY_PREFIX}loss_mode=fspo after it, or select another loss with algorithm.policy_loss=gspo or grpo"
             )
         self._check_observation()
+        plug_in()
 
 
 @dataclass
@@ -123,3 +129,4 @@ class ObservedPolicyLossConfig(Observation, PolicyLossConfig):
                 "or gspo; fspo measures itself, without algorithm.policy_loss=observed"
             )
         self._check_observation()
+        plug_in()

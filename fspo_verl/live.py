@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Live series of a run: what TensorBoard, W&B and the metrics file show of the clip, without a division by the reader.
 
-verl averages metrics, and a rate is no average (:mod:`fspo_verl.metrics`): numerators and denominators reach the driver
-apart, as ``actor/fspo/*``. They are divided where a trainer hands the metrics of a step to its loggers, so that a rate
-is that of the step's responses, however these were cut into ranks and micro-batches, with the code that reports use.
-verl (0.9.0 to 0.10.0.dev) offers no hook there. All its trainers log through ``Tracking.log``, which :func:`install`
-wraps: the v1 trainers, ``RayPPOTrainer``, one-step-off and the fully asynchronous one.
+verl averages metrics, and a rate is no average (:mod:`fspo_verl.observe.metrics`): numerators and denominators reach
+the driver apart, as ``actor/fspo/*``. They are divided where a trainer hands the metrics of a step to its loggers, so
+that a rate is that of the step's responses, however these were cut into ranks and micro-batches, with the code that
+reports use. verl (0.9.0 to 0.10.0.dev) offers no hook there. All its trainers log through ``Tracking.log``, which
+:func:`install` wraps: the v1 trainers, ``RayPPOTrainer``, one-step-off and the fully asynchronous one.
 """
 
 import functools
@@ -16,10 +16,10 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from fspo_verl import noise
-from fspo_verl.fairness import MIN_COUNT, length_reweighting_error
-from fspo_verl.metrics import PREFIX as RAW
-from fspo_verl.runs import live_clip_rates
+from fspo_verl.analysis.clip_rates import MIN_COUNT, length_reweighting_error
+from fspo_verl.analysis.runs import live_clip_rates
+from fspo_verl.observe import noise
+from fspo_verl.observe.metrics import PREFIX as RAW
 
 logger = logging.getLogger("fspo_verl")
 
@@ -30,16 +30,16 @@ def series(metrics: Mapping[str, float], min_count: int = MIN_COUNT) -> dict[str
     """The live series of one step, ``fspo/*``; a number that the step does not give is left out.
 
     Args:
-        metrics: what verl has made of the metrics of :mod:`fspo_verl.metrics`, among any others; without them there
-            are no series.
+        metrics: what verl has made of the metrics of :mod:`fspo_verl.observe.metrics`, among any others; without them
+            there are no series.
         min_count: responses that a length bin needs to take part in the LRE of the step.
 
     Returns:
         ``clip_rate/all``, ``clip_rate/len_LOW_HIGH``: Σ clipped over the responses with a token and an advantage other
         than 0, of the step and of a length bin; ``lre``: length reweighting error of these bins
-        (:func:`fspo_verl.fairness.length_reweighting_error`); ``ess``: (Σw)² / (n Σw²) of the importance-sampling
-        ratios w of the n responses with a token; ``noise_sigma``: numerical noise of a token's log-ratio, in nats
-        (:mod:`fspo_verl.noise`).
+        (:func:`fspo_verl.analysis.clip_rates.length_reweighting_error`); ``ess``: (Σw)² / (n Σw²) of the
+        importance-sampling ratios w of the n responses with a token; ``noise_sigma``: numerical noise of a token's
+        log-ratio, in nats (:mod:`fspo_verl.observe.noise`).
     """
     raw = {name: value for name, value in metrics.items() if name.startswith(RAW)}
     if not raw:

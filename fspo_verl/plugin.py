@@ -13,7 +13,12 @@ import fspo_verl.versions
 fspo_verl.versions.warn_unsupported_verl()
 try:
     import fspo_verl.cpu  # does nothing but under VERL_PLATFORM=cpu
-    import fspo_verl.register  # noqa: F401
+    import fspo_verl.live
+    import fspo_verl.preflight.hook
+    import fspo_verl.register
+
+    fspo_verl.preflight.hook.install()
+    fspo_verl.live.install()
 except Exception:
     logging.getLogger("fspo_verl").exception("fspo_verl could not plug itself into verl: loss_mode=fspo is missing")
     raise

@@ -14,16 +14,13 @@ import logging
 import torch
 import verl
 import verl.trainer.ppo.core_algos
-import verl.utils.device
 
-import fspo_verl.live
 import fspo_verl.loss
-import fspo_verl.metrics
-import fspo_verl.microbatch
-import fspo_verl.noise
-import fspo_verl.observation
-import fspo_verl.preflight
-import fspo_verl.records
+import fspo_verl.observe.columns
+import fspo_verl.observe.metrics
+import fspo_verl.observe.microbatch
+import fspo_verl.observe.noise
+import fspo_verl.observe.records
 
 logger = logging.getLogger("fspo_verl")
 
@@ -48,7 +45,7 @@ def compute_policy_loss_fspo(
         rollout_is_weights: ``[B, T]`` or None; multiplies the token losses as in verl's own losses.
 
     Returns:
-        The scalar loss, and the metrics of :mod:`fspo_verl.metrics`.
+        The scalar loss, and the metrics of :mod:`fspo_verl.observe.metrics`.
     """
     if config is None:
         raise ValueError("the fspo policy loss needs verl's ActorConfig as config, got None")
@@ -60,7 +57,7 @@ def compute_policy_loss_fspo(
     tokens = (log_prob, old_log_prob, advantages, response_mask)
     sequences = fspo_verl.loss.fspo_loss(*tokens, band)
     loss = _aggregate(sequences, response_mask.shape[-1], loss_agg_mode, dict(config.global_batch_info))
-    columns = _observe(fspo_verl.observation.loss_columns(sequences), tokens, config, loss="fspo", band=band)
+    columns = _observe(fspo_verl.observe.columns.loss_columns(sequences), tokens, config, loss="fspo", band=band)
     _warn_of_noise(columns, config, band)
     return loss, _verl_metrics(columns) | _metrics(columns, config)
 
@@ -90,27 +87,27 @@ def compute_policy_loss_observed(
         rollout_is_weights=rollout_is_weights,
     )
     tokens = (log_prob, old_log_prob, advantages, response_mask)
-    columns = fspo_verl.observation.observed_columns(lambda copy: inner(log_prob=copy)[0], *tokens)
+    columns = fspo_verl.observe.columns.observed_columns(lambda copy: inner(log_prob=copy)[0], *tokens)
     loss, metrics = inner(log_prob=log_prob)
     columns = _observe(columns, tokens, config, loss=config.policy_loss.inner, band=None)
     return loss, metrics | _metrics(columns, config)
 
 
-def _observe(columns: dict, tokens: tuple, config, loss: str, band: "fspo_verl.loss.Band | None") -> dict:
+def _observe(columns: dict, tokens: tuple, config, loss: str, band: "fspo_verl.band.Band | None") -> dict:
     """The columns as arrays, one device synchronisation in all; recorded where the config asks for it."""
     records_dir = config.policy_loss.get("records_dir")
-    micro_batch = fspo_verl.microbatch.current()
+    micro_batch = fspo_verl.observe.microbatch.current()
     if records_dir is not None and micro_batch is None:
         _warn_unknown_step()
     if records_dir is None or micro_batch is None or micro_batch.step % config.policy_loss.records_every:
-        return fspo_verl.observation.to_numpy(columns)
-    columns = fspo_verl.observation.to_numpy(columns | fspo_verl.observation.token_columns(*tokens))
+        return fspo_verl.observe.columns.to_numpy(columns)
+    columns = fspo_verl.observe.columns.to_numpy(columns | fspo_verl.observe.columns.token_columns(*tokens))
     settings = {
         "loss": loss,
-        "band": band and {f.name: getattr(band, f.name) for f in dataclasses.fields(fspo_verl.loss.Band)},
+        "band": band and {f.name: getattr(band, f.name) for f in dataclasses.fields(fspo_verl.band.Band)},
     }
     settings |= {name: config.get(name) for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c")}
-    settings["run"] = fspo_verl.records.run_name(records_dir, config.policy_loss.get("records_of"))
+    settings["run"] = fspo_verl.observe.records.run_name(records_dir, config.policy_loss.get("records_of"))
     settings["old_log_probs_from_rollout"] = bool(config.policy_loss.old_log_probs_from_rollout)
     settings["versions"] = {"fspo_verl": fspo_verl.__version__, "verl": verl.__version__, "torch": torch.__version__}
     writer = _writer(
@@ -121,8 +118,8 @@ def _observe(columns: dict, tokens: tuple, config, loss: str, band: "fspo_verl.l
 
 
 @functools.cache
-def _writer(folder: str, settings: str, fraction: float, limit_mb: float) -> "fspo_verl.records.RecordWriter":
-    return fspo_verl.records.RecordWriter(folder, settings, fraction, limit_mb * 2**20)
+def _writer(folder: str, settings: str, fraction: float, limit_mb: float) -> "fspo_verl.observe.records.RecordWriter":
+    return fspo_verl.observe.records.RecordWriter(folder, settings, fraction, limit_mb * 2**20)
 
 
 @functools.cache
@@ -134,23 +131,23 @@ def _warn_unknown_step():
 
 
 def _metrics(columns: dict, config) -> dict:
-    length_bins = config.policy_loss.get("length_bins") or fspo_verl.metrics.LENGTH_BINS
+    length_bins = config.policy_loss.get("length_bins") or fspo_verl.observe.metrics.LENGTH_BINS
     rows = config.global_batch_info.get("global_batch_size") or len(columns["length"])
-    micro_batch = fspo_verl.microbatch.current()
+    micro_batch = fspo_verl.observe.microbatch.current()
     mini_batch = 0 if micro_batch is None else micro_batch.mini_batch
-    return fspo_verl.metrics.metrics(columns, length_bins, rows, mini_batch, _is_unmoved(config))
+    return fspo_verl.observe.metrics.metrics(columns, length_bins, rows, mini_batch, _is_unmoved(config))
 
 
 def _is_unmoved(config) -> bool:
     """Whether the weights of this call are those of the old log-probs."""
-    micro_batch = fspo_verl.microbatch.current()
+    micro_batch = fspo_verl.observe.microbatch.current()
     first = micro_batch is not None and micro_batch.mini_batch == 0
     return first and not config.policy_loss.get("old_log_probs_from_rollout")
 
 
-def _warn_of_noise(columns: dict, config, band: "fspo_verl.loss.Band"):
+def _warn_of_noise(columns: dict, config, band: "fspo_verl.band.Band"):
     """Say once, in the log of the first rank, that rounding alone leaves the band."""
-    if not _is_unmoved(config) or fspo_verl.microbatch.current().rank:
+    if not _is_unmoved(config) or fspo_verl.observe.microbatch.current().rank:
         return
     text = _noise_watch().add(band, *(columns[name] for name in ("length", "quadratic_variation", "outside")))
     if text is not None:
@@ -158,8 +155,8 @@ def _warn_of_noise(columns: dict, config, band: "fspo_verl.loss.Band"):
 
 
 @functools.cache
-def _noise_watch() -> "fspo_verl.noise.Watch":
-    return fspo_verl.noise.Watch()
+def _noise_watch() -> "fspo_verl.observe.noise.Watch":
+    return fspo_verl.observe.noise.Watch()
 
 
 def _verl_metrics(columns: dict) -> dict:
@@ -196,41 +193,18 @@ def _aggregate(sequences: "fspo_verl.loss.SequenceLoss", width: int, loss_agg_mo
     )
 
 
-def _band(policy_loss) -> "fspo_verl.loss.Band":
+def _band(policy_loss) -> "fspo_verl.band.Band":
     """The band of a policy-loss config: the schema itself, or the default band for verl's own ``PolicyLossConfig``."""
-    if isinstance(policy_loss, fspo_verl.loss.Band):
+    if isinstance(policy_loss, fspo_verl.band.Band):
         return policy_loss
-    return _schemaless_band(**fspo_verl.loss.Band.fields_in(policy_loss))
+    return _schemaless_band(**fspo_verl.band.Band.fields_in(policy_loss))
 
 
 @functools.cache
-def _schemaless_band(**fields) -> "fspo_verl.loss.Band":
-    band = fspo_verl.loss.Band(**fields)
+def _schemaless_band(**fields) -> "fspo_verl.band.Band":
+    band = fspo_verl.band.Band(**fields)
     logger.warning(
         "loss_mode=fspo without its config schema: %s is in effect. Set the band with +algorithm.policy_loss=fspo.",
         band.describe(),
     )
     return band
-
-
-def _check_every_launch():
-    """Run :mod:`fspo_verl.preflight` on the composed config of a launch, before Ray starts.
-
-    verl (0.9.1) offers no hook between Hydra's composition and ``ray.init``. ``auto_set_device(config)`` is the first
-    function of verl to which the mains (main_ppo, fully-async, one-step-off) hand the whole config; this is the one
-    function of verl that the package wraps. A config that never selected this package's group passes here too, which
-    is how a setting that would train another loss without a word is caught.
-    """
-    auto_set_device = verl.utils.device.auto_set_device
-
-    @functools.wraps(auto_set_device)
-    def checked_auto_set_device(config):
-        fspo_verl.preflight.check(config)
-        fspo_verl.preflight.keep_loss_settings(config)
-        return auto_set_device(config)
-
-    verl.utils.device.auto_set_device = checked_auto_set_device
-
-
-_check_every_launch()
-fspo_verl.live.install()

@@ -26,12 +26,12 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from fspo_verl import noise
+from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.gpu import responses, worker
 from fspo_verl.gpu.worker import Cut
-from fspo_verl.loss import Band
-from fspo_verl.records import read_records
+from fspo_verl.observe import noise
+from fspo_verl.observe.records import read_records
 
 # What is tried: dtype, whether the softmax is in float32 (verl's fused kernels), how the old log-probs and the update
 # are cut into micro-batches, mini-batches. Fused last: verl replaces the forward function of the model's class.

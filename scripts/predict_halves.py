@@ -39,8 +39,8 @@ def main() -> None:
     import numpy as np  # not at the top: --help must work before anything is installed
     from tqdm import tqdm
 
-    from fspo_verl.calibrate import calibrate
-    from fspo_verl.records import read_records
+    from fspo_verl.analysis.calibrate import calibrate
+    from fspo_verl.observe.records import read_records
 
     rows = []
     for folder in tqdm(args.runs, unit="run"):

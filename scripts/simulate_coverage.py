@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fspo_verl.analysis.counterfactuals import upper_quantile
+
 EXAMPLES = """examples:
   python scripts/simulate_coverage.py                    the published table, some ten minutes on one core
   python scripts/simulate_coverage.py --runs 50 --only few --output /tmp/coverage
@@ -98,25 +100,26 @@ class Scenario:
         sys.path.insert(0, str(ROOT / "tests"))
         import simulated_records
 
-        from fspo_verl import fairness, fit
-        from fspo_verl.fairness import Method
-        from fspo_verl.loss import Band
+        from fspo_verl.analysis import band_fit, clip_rates, resampling
+        from fspo_verl.analysis.counterfactuals import Method
+        from fspo_verl.band import Band
 
-        self.np, self.fairness, self.fit = np, fairness, fit
+        self.np, self.clip_rates, self.band_fit, self.resampling = np, clip_rates, band_fit, resampling
+        self.upper_quantile = upper_quantile
         torch.set_num_threads(1)
         self.seed, self.draw = seed, lambda rng, **more: simulated_records.simulate_run(rng, **(kwargs | more))
         endless = self.draw(np.random.default_rng([seed, 1]), steps=200_000 // (kwargs["prompts"] * kwargs["group"]))
         self.bands = {}
         for name, power in (("flat", 0.5), ("unfair", 0.0)):  # S spreads like sqrt(L): a fixed width is unfair
             eps = [
-                fairness.upper_quantile(fit.beyond(endless, Band(length_power=power), side), RATE)
+                upper_quantile(band_fit.beyond(endless, Band(length_power=power), side), RATE)
                 for side in ("lower", "upper")
             ]
             self.bands[name] = Method(name, "", Band(*eps, eps_dual=None, length_power=power))
         self.eps_low = self.bands["flat"].band.eps_low
         counted = endless[endless.advantage != 0]
         clipped = self.bands["unfair"].clipped(counted)
-        self.unfair = fairness.rate_by_length(counted.length, clipped, EDGES)
+        self.unfair = clip_rates.rate_by_length(counted.length, clipped, EDGES)
         self.unfair_rate = clipped.mean()
 
     def runs(self, count: int) -> Iterator[dict[str, bool | float]]:
@@ -128,7 +131,7 @@ class Scenario:
         records = self.draw(rng)
         for _ in range(count):
             again = self.draw(rng)
-            sides = self.fairness.sides(records)
+            sides = self.clip_rates.sides(records)
             yield (
                 self._floors(records, {"floor": sides["all"], "floor_side": sides["upper"]}, rng)
                 | self._lre(records[sides["all"]], rng)
@@ -139,31 +142,33 @@ class Scenario:
     def _floors(self, records, masks: dict, rng) -> dict:
         found = {}
         clipped = self.bands["flat"].clipped(records)
-        cluster = self.fairness.clusters(records)
+        cluster = self.resampling.clusters(records)
         for name, mask in masks.items():
             length, values, prompts = records.length[mask], clipped[mask], cluster[mask]
-            rates = self.fairness.rate_by_length(length, values, EDGES, clusters=prompts)
-            lre = self.fairness.length_reweighting_error(rates).worst
+            rates = self.clip_rates.rate_by_length(length, values, EDGES, clusters=prompts)
+            lre = self.clip_rates.length_reweighting_error(rates).worst
             for column, code in ((name, prompts), ("floor_single", self.np.arange(len(prompts)))):
-                floor = self.fairness.chance_floor(length, values, code, EDGES, rng).worst
+                floor = self.clip_rates.chance_floor(length, values, code, EDGES, rng).worst
                 found.setdefault(column, math.nan if math.isnan(lre) else lre > floor.upper)
         return found
 
     def _lre(self, counted, rng) -> dict:
         clipped = self.bands["unfair"].clipped(counted)
-        estimate, _ = self.fairness.lre_against_chance(counted, clipped, EDGES, rng)
-        rates = self.fairness.rate_by_length(counted.length, clipped, EDGES, clusters=self.fairness.clusters(counted))
-        bins = self.unfair[self.fairness.takes_part(rates)]
+        estimate, _ = self.clip_rates.lre_against_chance(counted, clipped, EDGES, rng)
+        rates = self.clip_rates.rate_by_length(
+            counted.length, clipped, EDGES, clusters=self.resampling.clusters(counted)
+        )
+        bins = self.unfair[self.clip_rates.takes_part(rates)]
         truth = ((1 - bins.rate) / (1 - self.unfair_rate) - 1).abs().max()
         return {"lre": math.nan if math.isnan(estimate.value) else estimate.lower <= truth <= estimate.upper}
 
     def _calibration(self, records, again) -> dict:
-        score, score_again = (self.fit.beyond(part, self.bands["flat"].band, "lower") for part in (records, again))
-        eps = self.fairness.upper_quantile(score, RATE)
-        cluster = self.fit.resampled(records)[1][self.fairness.sides(records)["lower"]]
-        low, high = self.fit.eps_interval(score, eps, cluster, 0.95)
-        rate = self.fit.rerun_rate(score > eps, cluster, 0.95)
-        power = self.fit.power_of_log_ratio(records, "zero", RATE)
+        score, score_again = (self.band_fit.beyond(part, self.bands["flat"].band, "lower") for part in (records, again))
+        eps = self.upper_quantile(score, RATE)
+        cluster = self.band_fit.resampled(records)[1][self.clip_rates.sides(records)["lower"]]
+        low, high = self.band_fit.eps_interval(score, eps, cluster, 0.95)
+        rate = self.band_fit.rerun_rate(score > eps, cluster, 0.95)
+        power = self.band_fit.power_of_log_ratio(records, "zero", RATE)
         return {
             "eps": low <= self.eps_low <= high,
             "rate": rate.lower <= (score_again > eps).mean() <= rate.upper,

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Write the tables of docs/verl_internals.md from fspo_verl/contract.py, with the files that use each name of verl.
+"""Write the tables of docs/verl_internals.md from the contract, with the files that use each name of verl.
 
 python scripts/verl_internals.py
 """
@@ -9,7 +9,7 @@ import ast
 import functools
 from pathlib import Path
 
-from fspo_verl import contract, sources
+from fspo_verl.preflight import contract, sources
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "verl_internals.md"

@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def default_log_level():
-    """Ray and verl raise the root logger's level for all that follow: what a test sees must not depend on which ran before."""
+    """Ray and verl set the root logger's level for all that follow: no test is to see which ran before it."""
     logging.getLogger("fspo_verl").setLevel(logging.WARNING)
 
 

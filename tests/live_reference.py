@@ -5,7 +5,8 @@
 import numpy as np
 import pandas as pd
 
-from fspo_verl import fairness, noise
+from fspo_verl.analysis import clip_rates
+from fspo_verl.observe import noise
 
 
 def series(records: pd.DataFrame, length_bins: list[int], min_count: int = 1) -> dict[str, float]:
@@ -18,13 +19,13 @@ def series(records: pd.DataFrame, length_bins: list[int], min_count: int = 1) ->
     """
     edges = np.array([1, *length_bins, 2**31])
     counted = records[records.advantage != 0]
-    table = fairness.rate_by_length(counted.length, counted.clipped, edges)
+    table = clip_rates.rate_by_length(counted.length, counted.clipped, edges)
     ratio = np.exp(np.minimum(records.log_ratio.to_numpy(np.float64), 20))
     values = {
-        "clip_rate/all": fairness.clip_rate(records),
+        "clip_rate/all": clip_rates.clip_rate(records),
         **{f"clip_rate/{name}": rate for name, rate in zip(names(length_bins), table.rate, strict=True)},
-        "lre": fairness.length_reweighting_error(table, min_count).worst,
-        "ess": fairness.effective_sample_size(ratio) / len(records),
+        "lre": clip_rates.length_reweighting_error(table, min_count).worst,
+        "ess": ratio.sum() ** 2 / np.square(ratio).sum() / len(records),
         "noise_sigma": noise.of_records(records, records.attrs.get("settings"), None).sigma,
     }
     return {f"fspo/{name}": value for name, value in values.items() if not np.isnan(value)}

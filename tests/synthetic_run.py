@@ -15,8 +15,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fspo_verl.fairness import METHODS
-from fspo_verl.records import COLUMNS
+from fspo_verl.analysis.counterfactuals import METHODS
+from fspo_verl.observe.records import COLUMNS
 
 RANGES = {
     "fspo": {

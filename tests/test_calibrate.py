@@ -13,10 +13,11 @@ from scipy.optimize import linprog
 from scipy.stats import norm
 from simulated_records import assert_covered, frame, group_lengths, holds, simulate_run
 
-from fspo_verl import calibrate, cli, fairness, fit
+from fspo_verl import cli
+from fspo_verl.analysis import band_fit, calibrate, clip_rates
+from fspo_verl.analysis.counterfactuals import Method, standardized, upper_quantile
+from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
-from fspo_verl.fairness import Method
-from fspo_verl.loss import Band
 
 SEEDS = 200
 
@@ -42,7 +43,7 @@ def run_cli(capsys, *args):
 
 def scores(records, band, side="upper"):
     """(S − c)/s of one side, and what is resampled."""
-    return fit.beyond(records, band, side), fit.resampled(records)[1][fairness.sides(records)[side]]
+    return band_fit.beyond(records, band, side), band_fit.resampled(records)[1][clip_rates.sides(records)[side]]
 
 
 @pytest.mark.parametrize("center, width", [("zero", "length"), ("realized", "length"), ("realized", "realized")])
@@ -50,13 +51,13 @@ def scores(records, band, side="upper"):
 def test_intervals_of_eps_cover_the_true_quantile_where_steps_differ(center, width, steps, step_spread):
     band = Band(band_center=center, band_width=width)
     endless = simulate_run(np.random.default_rng(1000), steps=3000, step_spread=step_spread)
-    truth = fairness.upper_quantile(scores(endless, band, "lower")[0], 0.1)
+    truth = upper_quantile(scores(endless, band, "lower")[0], 0.1)
     hits = []
     for seed in range(SEEDS):
         records = simulate_run(np.random.default_rng(seed), steps, step_spread=step_spread)
         score, cluster = scores(records, band, "lower")
-        eps = fairness.upper_quantile(score, 0.1)
-        low, high = fit.eps_interval(score, eps, cluster, 0.95)
+        eps = upper_quantile(score, 0.1)
+        low, high = band_fit.eps_interval(score, eps, cluster, 0.95)
         assert low <= eps <= high
         hits.append(low <= truth <= high)
     # More often than stated only where steps hardly differ, as for a width of sqrt(Q).
@@ -70,19 +71,19 @@ def test_the_rate_of_a_re_run_lands_in_its_interval(steps, step_spread, prompts)
         rng = np.random.default_rng(seed)
         run, again = (simulate_run(rng, steps, prompts, 4, step_spread=step_spread) for _ in range(2))
         score, cluster = scores(run, Band())
-        eps = fairness.upper_quantile(score, 0.1)
-        rate = fit.rerun_rate(score > eps, cluster, 0.95)
+        eps = upper_quantile(score, 0.1)
+        rate = band_fit.rerun_rate(score > eps, cluster, 0.95)
         hits.append(holds(rate, np.mean(scores(again, Band())[0] > eps)))
     assert_covered(hits)
 
 
 @pytest.mark.parametrize("name", ["sqrt(L)", "L^p, -Q/2", "sqrt(Q) limited, -Q/2"])
 def test_the_suggested_band_has_the_stated_clip_rate_on_a_re_run(name):
-    (shape,) = [shape for shape in fit.SHAPES if shape.name == name]
+    (shape,) = [shape for shape in band_fit.SHAPES if shape.name == name]
     hits = []
     for seed in range(SEEDS // 2):
         run, again = (simulate_run(np.random.default_rng([seed, i]), 12, 8, step_spread=0.43) for i in range(2))
-        found = fit.fit(run, shape, 0.1)
+        found = band_fit.fit(run, shape, 0.1)
         clipped = Method("", "", found.band).clipped(again)
         hits.append(holds(found.rates["all"], clipped[again.advantage != 0].mean()))
     assert_covered(hits, at_least=shape.limit)
@@ -91,8 +92,8 @@ def test_the_suggested_band_has_the_stated_clip_rate_on_a_re_run(name):
 def test_the_suggested_bands_clip_the_target_on_both_sides():
     run = simulate_run(np.random.default_rng(0), step_spread=0.2)
     result = calibrated(run, draws=50)
-    assert result.rerun_by == "steps" and [found.shape for found in result.fits] == list(fit.SHAPES)
-    side = fairness.sides(run)
+    assert result.rerun_by == "steps" and [found.shape for found in result.fits] == list(band_fit.SHAPES)
+    side = clip_rates.sides(run)
     for found in result.fits:
         assert found.eps_low.lower < found.eps_low.value < found.eps_low.upper
         assert found.eps_high.lower < found.eps_high.value < found.eps_high.upper
@@ -110,9 +111,9 @@ def test_unmoved_responses_count_in_the_target():
     records = simulate_run(np.random.default_rng(0))
     moved = records[records.mini_batch > 0]
     all_of_them, only_moved = (calibrated(part, draws=20).fits[0].eps_high.value for part in (records, moved))
-    score = fairness.standardized(moved[moved.advantage > 0], Band())
-    assert only_moved == fairness.upper_quantile(score, 0.1)
-    assert all_of_them == pytest.approx(fairness.upper_quantile(score, 0.1 * 4 / 3), rel=0.02)
+    score = standardized(moved[moved.advantage > 0], Band())
+    assert only_moved == upper_quantile(score, 0.1)
+    assert all_of_them == pytest.approx(upper_quantile(score, 0.1 * 4 / 3), rel=0.02)
 
 
 # --- power and limit -------------------------------------------------------------------------------------------------
@@ -132,9 +133,9 @@ def test_the_power_is_that_of_a_quantile_regression(share):
     rng = np.random.default_rng(0)
     length = rng.integers(5, 500, 300)
     y = length**0.4 * rng.lognormal(0, 0.5, 300)
-    power = fit.power_of_length([(y, length, np.arange(300))], share)
+    power = band_fit.power_of_length([(y, length, np.arange(300))], share)
     assert power.value == pytest.approx(pinball(y, length, share), abs=0.01)
-    scaled = fit.power_of_length([(7 * y, 3 * length, np.arange(300))], share)
+    scaled = band_fit.power_of_length([(7 * y, 3 * length, np.arange(300))], share)
     assert scaled == pytest.approx(power)
 
 
@@ -145,7 +146,7 @@ def test_the_interval_of_the_power_covers_it(steps, prompts, truth):
         records = simulate_run(
             np.random.default_rng(seed), steps, prompts, kappa=0.0, step_spread=0.43, power=truth, prompt_spread=0.3
         )
-        hits.append(holds(fit.power_of_log_ratio(records, "zero", 0.1), truth))
+        hits.append(holds(band_fit.power_of_log_ratio(records, "zero", 0.1), truth))
     assert_covered(hits)
 
 
@@ -154,7 +155,7 @@ def test_a_trend_with_length_is_found_where_there_is_one_and_as_often_as_stated_
     p = []
     for seed in range(SEEDS // 2):
         records = simulate_run(np.random.default_rng(seed), 25, kappa=0.0, step_spread=0.43, power=truth)
-        p.append(fit.fit(records, fit.SHAPES[0], 0.1).trend)
+        p.append(band_fit.fit(records, band_fit.SHAPES[0], 0.1).trend)
     if truth == 0.5:
         assert_covered([value >= 0.05 for value in p], at_least=True)  # two sides, each tested at half the level
     else:
@@ -169,13 +170,13 @@ def test_a_power_that_the_data_do_not_hold_is_not_a_number():
         (np.array([1.0, 0, 0, 0]), length, np.arange(4)),  # one of four above 0, where two are wanted
         (y[:0], length[:0], np.arange(0)),
     ):
-        assert all(map(math.isnan, fit.power_of_length([part], 0.5)))
+        assert all(map(math.isnan, band_fit.power_of_length([part], 0.5)))
 
 
 def test_the_limit_acts_on_the_largest_moves_at_every_length():
     records = simulate_run(np.random.default_rng(0), prompts=64, power=0.3)
-    shape = next(shape for shape in fit.SHAPES if shape.limit)
-    band = fit.shaped(records, shape, 0.1)
+    shape = next(shape for shape in band_fit.SHAPES if shape.limit)
+    band = band_fit.shaped(records, shape, 0.1)
     assert band.length_power == pytest.approx(0.3, abs=0.05)
     moved = records[records.quadratic_variation > 0]
     beyond = np.sqrt(moved.quadratic_variation) > band.realized_limit * moved.length**band.length_power
@@ -241,7 +242,7 @@ def test_one_step_is_judged_on_other_prompts():
 
 def test_the_clip_rate_of_each_mini_batch_is_shown():
     records = simulate_run(np.random.default_rng(0), mini_batches=16)
-    found = fit.fit(records, fit.SHAPES[0], 0.1)
+    found = band_fit.fit(records, band_fit.SHAPES[0], 0.1)
     clipped = Method("", "", found.band).clipped(records)[records.advantage != 0]
     table = found.by_mini_batch
     assert table["first"].tolist() == [0, 2, 4, 6, 8, 10, 12, 14] and table["last"].tolist()[-1] == 15
@@ -324,7 +325,7 @@ def test_prints_overrides_that_give_the_rate_and_writes_them_as_json(tmp_path, c
         f"run: recommended is {recommended['name']}, which clips 0.05 on each side\n\n  {calibrate.KEY}"
     )
     blocks = pasted(out)
-    assert len(blocks) == len(fit.SHAPES)
+    assert len(blocks) == len(band_fit.SHAPES)
     assert numbers(blocks[0]) == {
         name.removeprefix(calibrate.KEY): value for name, value in recommended["overrides"].items()
     }
@@ -456,10 +457,10 @@ def test_metrics_alone_give_nearly_the_band_of_the_records(epochs):
     records = gaussian_run(np.random.default_rng(0))
     config = {"actor_rollout_ref": {"actor": {"ppo_epochs": epochs}}}
     result = calibrate.coarse(metrics_of(records, epochs), config, 0.1)
-    score = fairness.standardized(records, Band())
+    score = standardized(records, Band())
     assert result.moved == pytest.approx(0.75)
-    assert result.eps_high == pytest.approx(fairness.upper_quantile(score, 0.1), rel=0.05)
-    assert result.eps_low == pytest.approx(fairness.upper_quantile(-score, 0.1), rel=0.05)
+    assert result.eps_high == pytest.approx(upper_quantile(score, 0.1), rel=0.05)
+    assert result.eps_low == pytest.approx(upper_quantile(-score, 0.1), rel=0.05)
     assert result.kappa == pytest.approx(0.7, abs=0.25)  # four standard errors of a mean of S/L
     moved = records[records.quadratic_variation > 0]
     sigma = math.sqrt((moved.quadratic_variation / moved.length).mean())

@@ -8,7 +8,8 @@ from importlib import metadata
 
 import pytest
 
-from fspo_verl import cli, fairness
+from fspo_verl import cli
+from fspo_verl.analysis import clip_rates
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -78,4 +79,4 @@ def test_the_version_is_that_of_the_package_and_of_verl(capsys):
 
 
 def test_the_shown_default_of_calibrate_is_that_of_the_fairness_figures():
-    assert cli.parser("calibrate").parse_args(["run"]).min_count == fairness.MIN_COUNT
+    assert cli.parser("calibrate").parse_args(["run"]).min_count == clip_rates.MIN_COUNT

@@ -24,9 +24,9 @@ from environments import Environment, build, copy_sources
 from small_training import overrides as small_overrides
 from small_training import write_task
 
-from fspo_verl.records import read_records
-from fspo_verl.resume import TRACKER
-from fspo_verl.runs import read_metrics
+from fspo_verl.analysis.runs import read_metrics
+from fspo_verl.observe.records import read_records
+from fspo_verl.preflight.loss_history import TRACKER
 
 # What verl ends with, by who notices first: Ray, or the rank that waits for the lost one in a collective.
 LOST = ("ActorDiedError", "ActorUnavailableError", "NodeDiedError", "Connection closed by peer")

@@ -15,10 +15,11 @@ import pytest
 import synthetic_run
 from scipy import stats
 
-from fspo_verl import cli, compare, thresholds
-from fspo_verl.fairness import METHODS, Method
-from fspo_verl.loss import Band
-from fspo_verl.trials import Clips, Trial, read_trials
+from fspo_verl import cli
+from fspo_verl.analysis.counterfactuals import METHODS, Method
+from fspo_verl.band import Band
+from fspo_verl.compare import page, thresholds
+from fspo_verl.compare.trials import Clips, Trial, read_trials
 
 ROOT = Path(__file__).parents[1]
 LOSSES = ("fspo", "gspo", "grpo", "rloo")
@@ -80,37 +81,37 @@ def test_length_exponent_finds_the_power(k):
     x = np.log([5.0, 9, 20, 45, 80])
     n = np.array([100, 300, 50, 200, 70])
     clips = Clips([5, 6, 10, 30, 60, 90], x.tolist(), [n.tolist()], [(0.02 * n * np.exp(k * (x - 3))).tolist()], {})
-    assert compare.length_exponent(trial(clips=clips)) == pytest.approx(k, abs=1e-9)
+    assert page.length_exponent(trial(clips=clips)) == pytest.approx(k, abs=1e-9)
 
 
 @pytest.mark.parametrize("clipped", [[0, 0, 0], [4, 0, 0], [0, 0, 4]])
 def test_length_exponent_is_unknown_where_nothing_or_one_end_is_clipped(clipped):
     clips = Clips([1, 2, 3, 4], [0.0, 0.7, 1.1], [[10, 10, 10]], [clipped], {})
-    assert math.isnan(compare.length_exponent(trial(clips=clips)))
+    assert math.isnan(page.length_exponent(trial(clips=clips)))
 
 
 def test_area_is_the_mean_height_of_the_curve():
     steps, values = [0, 4, 5, 11], [0.1, 0.3, 0.2, 0.9]
     fine = np.linspace(0, 11, 110_001)
     expected = np.interp(fine, steps, values).mean()
-    assert compare.accuracy_area(trial(dict(zip(steps, values, strict=True)))) == pytest.approx(expected, abs=1e-5)
+    assert page.accuracy_area(trial(dict(zip(steps, values, strict=True)))) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(
     ("target", "expected"), [(0.1, 0), (0.3, 0), (0.45, 2.5), (0.6, 5), (0.7, 15), (0.9, math.nan)]
 )
 def test_steps_to_an_accuracy(target, expected):
-    reached = compare.steps_to(trial({0: 0.3, 5: 0.6, 10: 0.5, 20: 0.9 - 1e-9}), target)
+    reached = page.steps_to(trial({0: 0.3, 5: 0.6, 10: 0.5, 20: 0.9 - 1e-9}), target)
     assert reached == pytest.approx(expected, nan_ok=True)
 
 
 def test_stability():
     spiky = trial({0: 0.3, 5: 0.8, 10: 0.5, 15: 0.9, 20: 0.7}, grad_norm=[1, 1, 1, None, 5.1, 5, 1, 1])
-    assert compare.drawdown(spiky) == pytest.approx(0.3)
-    assert compare.nonfinite_steps(spiky) == 1
-    assert compare.gradient_spikes(spiky) == 1
+    assert page.drawdown(spiky) == pytest.approx(0.3)
+    assert page.nonfinite_steps(spiky) == 1
+    assert page.gradient_spikes(spiky) == 1
     poisoned = trial(loss=[0.0] * 7 + [None], nonfinite_responses=[0.1, *[0.0] * 7])
-    assert compare.nonfinite_steps(poisoned) == 2 and compare.nonfinite_steps(trial()) == 0
+    assert page.nonfinite_steps(poisoned) == 2 and page.nonfinite_steps(trial()) == 0
 
 
 # --- intervals --------------------------------------------------------------------------------------------------------
@@ -118,40 +119,40 @@ def test_stability():
 
 def test_interval_over_seeds_is_students():
     differences = np.array([0.02, 0.05, -0.01, 0.04, 0.03])
-    interval = compare.paired_interval(differences[:, None], np.random.default_rng(0))
+    interval = page.paired_interval(differences[:, None], np.random.default_rng(0))
     expected = stats.ttest_1samp(differences, 0).confidence_interval()
     assert interval.value == pytest.approx(differences.mean())
     assert interval[1:] == pytest.approx((expected.low, expected.high), abs=5e-4)
 
 
 def test_interval_over_seeds_and_questions_covers(monkeypatch):
-    monkeypatch.setattr(compare, "_DRAWS", 500)
+    monkeypatch.setattr(page, "_DRAWS", 500)
     rng, covered = np.random.default_rng(1), []
     for _ in range(300):
         by_seed, by_question = rng.normal(0.1, 0.05, (5, 1)), rng.normal(0, 0.4, (1, 60))
-        interval = compare.paired_interval(by_seed + by_question + rng.normal(0, 0.5, (5, 60)), rng)
+        interval = page.paired_interval(by_seed + by_question + rng.normal(0, 0.5, (5, 60)), rng)
         covered.append(interval.lower <= 0.1 <= interval.upper)
     assert np.mean(covered) > 0.93
 
 
 def test_fewer_than_three_seeds_have_no_interval(trials):
-    result = compare.compare([t for t in trials if t.seed in (1, 2)])
+    result = page.compare([t for t in trials if t.seed in (1, 2)])
     assert result.differences[["lower", "upper", "lower_questions", "improvement_lower"]].isna().to_numpy().all()
     assert set(result.differences.verdict) == {"no interval with fewer than 3 seeds"}
-    assert "No interval: 2 seed(s), fewer than 3." in compare.markdown(result)
+    assert "No interval: 2 seed(s), fewer than 3." in page.markdown(result)
 
 
 def test_verdicts():
-    certain, open_ = compare.Estimate(-0.2, -0.3, -0.1), compare.Estimate(-0.2, -0.5, 0.1)
-    missing = compare.Estimate(*[math.nan] * 3)
+    certain, open_ = page.Estimate(-0.2, -0.3, -0.1), page.Estimate(-0.2, -0.5, 0.1)
+    missing = page.Estimate(*[math.nan] * 3)
     different, equal = np.array([-0.1, -0.2, -0.3]), np.zeros(3)
-    assert compare.verdict(different, [certain, missing], "fspo") == "fspo lower"
-    assert compare.verdict(different, [certain, open_], "fspo") == "no difference can be told"
-    assert compare.verdict(equal, [compare.Estimate(0, 0, 0), missing], "fspo") == "the same in every seed"
+    assert page.verdict(different, [certain, missing], "fspo") == "fspo lower"
+    assert page.verdict(different, [certain, open_], "fspo") == "no difference can be told"
+    assert page.verdict(equal, [page.Estimate(0, 0, 0), missing], "fspo") == "the same in every seed"
 
 
 def test_pairs_are_matched_by_seed(trials):
-    result = compare.compare(trials)
+    result = page.compare(trials)
     rows = result.differences.set_index(["metric", "loss"])
     values = result.values.pivot(index="seed", columns="loss", values="accuracy")
     row = rows.loc["accuracy", "rloo"]
@@ -162,7 +163,7 @@ def test_pairs_are_matched_by_seed(trials):
 
 
 def test_bands_on_the_same_responses(trials):
-    values = compare.measure(trials, 0.6)
+    values = page.measure(trials, 0.6)
     # The order of their exponents is that of length_power.
     assert (values.k_gspo < values.k_fspo).all() and (values.k_fspo < values.k_rloo).all()
     # Same responses, same bands, whatever trained.
@@ -186,9 +187,9 @@ def test_a_comparison_is_regenerated_from_its_json(runs, tmp_path):
 
 def test_text_around_the_marks_stays(tmp_path):
     file = tmp_path / "comparison.md"
-    file.write_text(compare.inserted("first", file))
+    file.write_text(page.inserted("first", file))
     file.write_text(f"before\n{file.read_text()}after\n")
-    file.write_text(compare.inserted("second", file))
+    file.write_text(page.inserted("second", file))
     text = file.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "second" in text and "first" not in text
 
@@ -205,9 +206,9 @@ def test_the_first_steps_of_a_trial(trials):
 
 def test_runs_that_cannot_be_compared(trials, tmp_path):
     with pytest.raises(ValueError, match="different numbers of steps"):
-        compare.compare([trials[0], trials[1].first(4)])
+        page.compare([trials[0], trials[1].first(4)])
     with pytest.raises(ValueError, match="no run of the baseline 'dapo'"):
-        compare.compare(trials, baseline="dapo")
+        page.compare(trials, baseline="dapo")
     with pytest.raises(ValueError, match="holds no runs: folders called LOSS-seedN"):
         read_trials(tmp_path)
 
@@ -219,14 +220,14 @@ def test_runs_that_cannot_be_compared(trials, tmp_path):
 def limits(trials, tmp_path) -> Path:
     file = tmp_path / "thresholds.json"
     file.write_text(json.dumps({"setup": {"seeds": [1]}}))
-    thresholds.update(file, compare.measure(trials, 0.6))
+    thresholds.update(file, page.measure(trials, 0.6))
     return file
 
 
 def test_what_has_not_changed_is_kept(limits, tmp_path):
     for loss in LOSSES:
         write_run(tmp_path, loss, seed=77)
-    report, kept = thresholds.check(limits, compare.measure(read_trials(tmp_path), 0.6))
+    report, kept = thresholds.check(limits, page.measure(read_trials(tmp_path), 0.6))
     assert kept, report
 
 
@@ -265,19 +266,19 @@ def test_planted_regressions_are_noticed(limits, tmp_path, fault, noticed):
     for loss in LOSSES:
         if not (tmp_path / f"{loss}-seed77").exists():
             write_run(tmp_path, loss, 77)
-    report, kept = thresholds.check(limits, compare.measure(read_trials(tmp_path), 0.6))
+    report, kept = thresholds.check(limits, page.measure(read_trials(tmp_path), 0.6))
     assert not kept and f"FAIL {noticed}" in report, report
 
 
 def test_unknown_values_are_not_kept(limits, trials):
-    values = compare.measure(trials, 0.6)
+    values = page.measure(trials, 0.6)
     values.loc[values.loss == "fspo", "clip_rate"] = math.nan
     report, kept = thresholds.check(limits, values)
     assert not kept and "FAIL fspo clip rate: nan" in report
 
 
 def test_update_shows_the_change(limits, trials):
-    values = compare.measure(trials, 0.6)
+    values = page.measure(trials, 0.6)
     assert "was" not in thresholds.update(limits, values)
     values.loc[values.loss == "fspo", "clip_rate"] *= 2
     changed = [line for line in thresholds.update(limits, values).splitlines() if ", was " in line]
@@ -291,7 +292,7 @@ def test_every_entry_of_a_threshold_file_counts(limits, trials):
     del data["expected"]["fspo clip rate"]
     limits.write_text(json.dumps(data))
     with pytest.raises(ValueError, match="fspo clip rate"):
-        thresholds.check(limits, compare.measure(trials, 0.6))
+        thresholds.check(limits, page.measure(trials, 0.6))
 
 
 def test_prediction_interval_holds_the_next_mean():

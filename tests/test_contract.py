@@ -17,8 +17,9 @@ from omegaconf import OmegaConf
 from verl.utils.metric import Metric
 from verl.workers.utils import losses
 
-from fspo_verl import contract, doctor, preflight, sources, versions
-from fspo_verl.loss import Band
+from fspo_verl import versions
+from fspo_verl.band import Band
+from fspo_verl.preflight import contract, doctor, hook, sources
 
 LINES = {line.symbols[0]: line for line in contract.LINES}
 
@@ -266,7 +267,7 @@ def untested(monkeypatch):
 
 def launch(*overrides):
     with initialize_config_module("verl.trainer.config", version_base=None):
-        preflight.check(compose("ppo_trainer", [*overrides, "actor_rollout_ref.rollout.name=vllm"]))
+        hook.check(compose("ppo_trainer", [*overrides, "actor_rollout_ref.rollout.name=vllm"]))
 
 
 def test_an_untested_verl_that_keeps_the_contract_is_a_warning(untested, caplog):

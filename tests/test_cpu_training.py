@@ -18,10 +18,10 @@ from small_training import write_task
 from transformers import AutoModelForCausalLM
 
 import fspo_verl.configs
-from fspo_verl.fairness import MIN_COUNT
-from fspo_verl.metrics import LENGTH_BINS
-from fspo_verl.records import read_records
-from fspo_verl.runs import event_files, read_metrics
+from fspo_verl.analysis.clip_rates import MIN_COUNT
+from fspo_verl.analysis.runs import event_files, read_metrics
+from fspo_verl.observe.metrics import LENGTH_BINS
+from fspo_verl.observe.records import read_records
 
 STEPS = 2
 # verl's own agent loop instead of this package's, two FSDP ranks, and a reference policy.

@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 import synthetic_run
 
-from fspo_verl import analysis, cli, figures, runs
+from fspo_verl import cli
+from fspo_verl.analysis import runs
+from fspo_verl.report import figures, numbers
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Intervals from a few draws, and no pictures: no test here is about these."""
     monkeypatch.setattr(figures, "render", lambda draw, columns, *kinds: [b""] * len(kinds))
-    monkeypatch.setattr(analysis, "DRAWS", 20)
-    monkeypatch.setattr(analysis, "_WINDOW_DRAWS", 20)
+    monkeypatch.setattr(numbers, "DRAWS", 20)
+    monkeypatch.setattr(numbers, "_WINDOW_DRAWS", 20)
 
 
 @pytest.fixture(scope="module")

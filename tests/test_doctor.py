@@ -24,9 +24,10 @@ from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from fspo_verl import cli, doctor, preflight, versions, workers
-from fspo_verl.loss import Band
-from fspo_verl.records import COLUMNS, RecordWriter, run_name
+from fspo_verl import cli, versions
+from fspo_verl.band import Band
+from fspo_verl.observe.records import COLUMNS, RecordWriter, run_name
+from fspo_verl.preflight import doctor, hook, ray_workers
 
 ROOT = Path(__file__).parents[1]
 ACTOR = "actor_rollout_ref.actor"
@@ -145,10 +146,10 @@ def test_a_launch_that_starts_anew_refuses_records(resume, checkpoint, refused, 
         (checkpoints / "global_step_20").mkdir()
     overrides = [SELECT, f"{POLICY_LOSS}.records_dir={tmp_path}/run", f"trainer.default_local_dir={checkpoints}"]
     overrides += [f"trainer.resume_mode={resume}", "actor_rollout_ref.rollout.name=vllm"]
-    doctor.with_config(doctor.DEFAULT_MAIN, overrides, preflight.check)  # an empty folder
+    doctor.with_config(doctor.DEFAULT_MAIN, overrides, hook.check)  # an empty folder
     (records / "step-000001-rank-0000.parquet").touch()
     with pytest.raises(ValueError, match="holds records already") if refused else contextlib.nullcontext():
-        doctor.with_config(doctor.DEFAULT_MAIN, overrides, preflight.check)
+        doctor.with_config(doctor.DEFAULT_MAIN, overrides, hook.check)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def test_a_resumed_launch_refuses_the_records_of_another_run(of, saved, resumed,
     overrides += [f"trainer.default_local_dir={tmp_path}/{saved}/checkpoints"]
     overrides += ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}"]
     with pytest.raises(ValueError, match=words) if words else contextlib.nullcontext():
-        doctor.with_config(doctor.DEFAULT_MAIN, overrides, preflight.check)
+        doctor.with_config(doctor.DEFAULT_MAIN, overrides, hook.check)
     assert len(list(records.iterdir())) == 2
 
 
@@ -441,7 +442,9 @@ def test_fewer_gpus_than_a_launch_books_are_an_error(trainer, booked, sound):
     launch = separate_async(sound, 4) if trainer == "separate_async" else [*sound, "trainer.n_gpus_per_node=6"]
     clusters = [SimpleNamespace(gpus=gpus, where="the cluster") for gpus in (booked, booked - 1)]
     main, overrides = doctor.split_command(launch)
-    enough, missing = doctor.with_config(main, overrides, lambda c: [[*workers.gpus(there, c)] for there in clusters])
+    enough, missing = doctor.with_config(
+        main, overrides, lambda c: [[*ray_workers.gpus(there, c)] for there in clusters]
+    )
     assert enough == [] and f"books {booked} GPUs, the cluster has {booked - 1}" in missing[0].what
 
 
@@ -507,28 +510,28 @@ def test_a_folder_too_long_for_rays_sockets_is_named(variable, monkeypatch):
 
     for name in ("TMPDIR", "RAY_TMPDIR", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
-    assert workers.too_long_for_ray() is None
+    assert ray_workers.too_long_for_ray() is None
     socket = "/ray/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store"
     longest = "/" + "ö" + "x" * (107 - len(socket) - 3)  # in bytes
     for place, fits in ((longest, True), (longest + "x", False)):
         monkeypatch.setenv(variable, place)
         with contextlib.nullcontext() if fits else pytest.raises(OSError, match="107 bytes"):
             validate_socket_filepath(place + socket)
-        assert (workers.too_long_for_ray() is None) == fits
-    asked = workers.Workers()
-    (finding,) = workers.findings(asked, None)
+        assert (ray_workers.too_long_for_ray() is None) == fits
+    asked = ray_workers.Workers()
+    (finding,) = ray_workers.findings(asked, None)
     asked.close()
     assert finding.severity == "error" and f"sockets in {place}/ray, whose name is 1 bytes too long" in finding.what
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert workers.too_long_for_ray() is None
+    assert ray_workers.too_long_for_ray() is None
 
 
 def test_a_ray_worker_is_asked_and_a_bad_one_named():
-    asked = workers.Workers()
+    asked = ray_workers.Workers()
     try:
         ((_, sees),) = asked.answers()
         assert "fspo" in sees["losses"] and sees["fspo_verl"]
-        assert [finding.severity for finding in workers.findings(asked, None)] == ["note"]
+        assert [finding.severity for finding in ray_workers.findings(asked, None)] == ["note"]
     finally:
         asked.close()
     for lacking, words in [
@@ -536,14 +539,14 @@ def test_a_ray_worker_is_asked_and_a_bad_one_named():
         ({"verl": "0.1"}, "has verl 0.1"),
         ({"error": "ModuleNotFoundError: verl"}, "cannot import verl: ModuleNotFoundError"),
     ]:
-        lacks, fix = workers.missing(sees | lacking, None)
+        lacks, fix = ray_workers.missing(sees | lacking, None)
         assert words in lacks and fix
 
 
 def test_a_cluster_that_does_not_answer_is_named(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    asked = workers.Workers()
-    (finding,) = workers.findings(asked, None)
+    asked = ray_workers.Workers()
+    (finding,) = ray_workers.findings(asked, None)
     asked.close()
     assert finding.severity == "error" and "RAY_ADDRESS=127.0.0.1:1 does not answer" in finding.what
 
@@ -554,5 +557,5 @@ def test_a_ray_that_does_not_start_is_a_finding(monkeypatch):
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("ray.init", init)
-    (finding,) = workers.findings(workers.Workers(), None)
+    (finding,) = ray_workers.findings(ray_workers.Workers(), None)
     assert finding.severity == "error" and "timed out during startup" in finding.what and "logs" in finding.fix

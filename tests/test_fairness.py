@@ -18,10 +18,14 @@ from simulated_records import assert_covered, frame, group_lengths, holds, simul
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import FSDPActorConfig
 
-from fspo_verl import fairness
-from fspo_verl.fairness import METHODS, clusters, length_edges
-from fspo_verl.loss import Band, fspo_loss
-from fspo_verl.observation import token_columns
+from fspo_verl.analysis import clip_rates, resampling
+from fspo_verl.analysis.clip_rates import length_edges
+from fspo_verl.analysis.counterfactuals import METHODS, counterfactuals, upper_quantile
+from fspo_verl.analysis.law import law_of_s
+from fspo_verl.analysis.resampling import clusters
+from fspo_verl.band import Band
+from fspo_verl.loss import fspo_loss
+from fspo_verl.observe.columns import token_columns
 
 SEEDS = 200
 EDGES = np.array([1, 30, 100, 1000])
@@ -36,7 +40,7 @@ def test_intervals_of_the_law_cover_it_with_uneven_tokens_and_clustered_prompts(
     for seed in range(SEEDS):
         rng = np.random.default_rng(seed)
         records, truth = simulate_tokens(rng)
-        law = fairness.law_of_s(records, edges, rng, draws=100)
+        law = law_of_s(records, edges, rng, draws=100)
         for name in ("sigma", "kappa", "std_slope"):
             hits.setdefault(name, []).append(holds(getattr(law, name), truth[name]))
         for name, table in (("sigma", law.sigma_by_length), ("drift", law.drift_by_length)):
@@ -52,7 +56,7 @@ def test_the_interval_of_the_slope_covers_another_exponent_too():
     hits = []
     for seed in range(SEEDS):
         rng = np.random.default_rng(seed)
-        law = fairness.law_of_s(simulate_law(rng, power=0.4), edges, rng, draws=100)
+        law = law_of_s(simulate_law(rng, power=0.4), edges, rng, draws=100)
         hits.append(holds(law.std_slope, 0.4))
     assert_covered(hits)
 
@@ -63,7 +67,7 @@ def test_intervals_of_the_variance_law_cover_it():
     hits = []
     for seed in range(SEEDS):
         rng = np.random.default_rng(seed)
-        law = fairness.law_of_s(simulate_law(rng, variance=truth), edges, rng, draws=100)
+        law = law_of_s(simulate_law(rng, variance=truth), edges, rng, draws=100)
         hits.append([holds(estimate, value) for estimate, value in zip(law.variance_law, truth, strict=True)])
     for covered in zip(*hits, strict=True):
         assert_covered(covered)
@@ -77,7 +81,7 @@ def test_the_clustered_bootstrap_covers_a_mean_and_pools_many_clusters(clusters_
         rng = np.random.default_rng(seed)
         value = rng.exponential(size=clusters_count)[cluster] + rng.standard_normal(len(cluster))
         columns = np.stack([np.ones(len(value)), value], -1)
-        estimate = fairness.clustered_bootstrap(cluster, columns, lambda t: t[..., 1:] / t[..., :1], rng, draws=100)
+        estimate = resampling.clustered_bootstrap(cluster, columns, lambda t: t[..., 1:] / t[..., :1], rng, draws=100)
         hits.append(holds(estimate, 1.0)[0])
     assert_covered(hits)
 
@@ -87,7 +91,7 @@ def test_the_clustered_bootstrap_of_few_equal_deviations_is_students_t_interval(
     value = 0.3 + np.resize([1.0, -1.0], count)
     columns = np.stack([np.ones(count), value], -1)
     mean = lambda totals: totals[..., 1:] / totals[..., :1]  # noqa: E731
-    estimate = fairness.clustered_bootstrap(np.arange(count), columns, mean, np.random.default_rng(0), draws=40_000)
+    estimate = resampling.clustered_bootstrap(np.arange(count), columns, mean, np.random.default_rng(0), draws=40_000)
     expected = stats.t.interval(0.95, count - 1, 0.3, stats.sem(value))
     # The spread of 40,000 draws is known to 0.4%; without sqrt(n/(n-1)) it would be 5% off, or more.
     np.testing.assert_allclose(
@@ -106,10 +110,10 @@ def test_rate_intervals_cover(correlated):
         rate = truth[np.searchsorted(EDGES, length, "right") - 1]
         own, shared = rng.random(len(length)), rng.random(150)[prompt]
         clipped = np.where(correlated & (rng.random(len(length)) < 0.5), shared, own) < rate
-        table = fairness.rate_by_length(length, clipped, EDGES, clusters=prompt)
+        table = clip_rates.rate_by_length(length, clipped, EDGES, clusters=prompt)
         hits.append([holds(row, value) for row, value in zip(table.itertuples(), truth, strict=True)])
         if not correlated:
-            plain = fairness.rate_by_length(length, clipped, EDGES)
+            plain = clip_rates.rate_by_length(length, clipped, EDGES)
             hits[-1] += [holds(row, value) for row, value in zip(plain.itertuples(), truth, strict=True)]
     for covered in zip(*hits, strict=True):
         assert_covered(covered)
@@ -123,7 +127,7 @@ def test_the_interval_of_an_lre_covers_it():
         length = rng.choice([10, 50, 200], size=1200)
         clipped = rng.random(1200) < rates[np.searchsorted(EDGES, length, "right") - 1]
         records = frame(length, prompt=np.arange(1200) // 8)
-        estimate, _ = fairness.lre_against_chance(records, clipped, EDGES, rng, draws=100)
+        estimate, _ = clip_rates.lre_against_chance(records, clipped, EDGES, rng, draws=100)
         hits.append(holds(estimate, 1 - 0.5 / (1 - rates.mean())))
     assert_covered(hits)
 
@@ -131,7 +135,7 @@ def test_the_interval_of_an_lre_covers_it():
 @given(st.integers(1, 400), st.integers(0, 400), st.sampled_from([0.8, 0.95, 0.999]))
 def test_without_clusters_the_rate_interval_is_wilsons(n, k, confidence):
     k = min(k, n)
-    table = fairness.rate_by_length(np.full(n, 7), np.arange(n) < k, [7, 8], confidence)
+    table = clip_rates.rate_by_length(np.full(n, 7), np.arange(n) < k, [7, 8], confidence)
     expected = stats.binomtest(k, n).proportion_ci(confidence, method="wilson")
     assert table.loc[0, ["n", "rate"]].tolist() == [n, pytest.approx(k / n)]
     assert table.loc[0, ["lower", "upper"]].tolist() == pytest.approx([expected.low, expected.high], abs=1e-12)
@@ -140,15 +144,15 @@ def test_without_clusters_the_rate_interval_is_wilsons(n, k, confidence):
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
 def test_a_response_repeated_in_its_prompt_tells_nothing_more(rate):
     clipped = np.random.default_rng(0).random(80) < rate
-    once = fairness.rate_by_length(np.full(80, 5), clipped, [5, 6], clusters=np.arange(80))
-    copies = fairness.rate_by_length(np.full(800, 5), np.repeat(clipped, 10), [5, 6], clusters=np.arange(800) // 10)
+    once = clip_rates.rate_by_length(np.full(80, 5), clipped, [5, 6], clusters=np.arange(80))
+    copies = clip_rates.rate_by_length(np.full(800, 5), np.repeat(clipped, 10), [5, 6], clusters=np.arange(800) // 10)
     assert copies.loc[0, ["lower", "upper"]].tolist() == pytest.approx(once.loc[0, ["lower", "upper"]].tolist())
 
 
 def test_prompts_that_differ_less_than_chance_do_not_narrow_the_interval():
     clipped = np.tile([True, False], 400)  # one of two responses of every prompt
-    clustered = fairness.rate_by_length(np.full(800, 5), clipped, [5, 6], clusters=np.arange(800) // 2).loc[0]
-    independent = fairness.rate_by_length(np.full(800, 5), clipped, [5, 6]).loc[0]
+    clustered = clip_rates.rate_by_length(np.full(800, 5), clipped, [5, 6], clusters=np.arange(800) // 2).loc[0]
+    independent = clip_rates.rate_by_length(np.full(800, 5), clipped, [5, 6]).loc[0]
     assert clustered.lower <= independent.lower < 0.5 < independent.upper <= clustered.upper
 
 
@@ -160,7 +164,7 @@ def test_edges_cover_all_lengths(lengths, bins):
     edges = length_edges(lengths, bins)
     assert 1 <= len(edges) - 1 <= bins and (np.diff(edges) > 0).all() and np.issubdtype(edges.dtype, np.integer)
     assert edges[0] == min(lengths) and edges[-1] == max(lengths) + 1
-    table = fairness.rate_by_length(lengths, np.zeros(len(lengths)), edges)
+    table = clip_rates.rate_by_length(lengths, np.zeros(len(lengths)), edges)
     for row in table.itertuples():
         assert row.n == sum(row.low <= length <= row.high for length in lengths)
     assert table.n.sum() == len(lengths)
@@ -170,7 +174,7 @@ def test_bad_lengths_are_refused():
     with pytest.raises(ValueError, match="at least 1, got 0"):
         length_edges([3, 0])
     with pytest.raises(ValueError, match="lengths 3 to 9 are not covered by the edges"):
-        fairness.rate_by_length([3, 9], [0, 0], [3, 9])
+        clip_rates.rate_by_length([3, 9], [0, 0], [3, 9])
 
 
 def test_clusters_are_prompts_within_a_step():
@@ -186,7 +190,7 @@ def table_of(counts, rates):
 
 def test_lre_by_hand():
     # Acceptance 1, .8, .5 and over all (100 + 160 + 50) / 400 = .775.
-    lre = fairness.length_reweighting_error(table_of([100, 200, 100, 10, 0], [0, 0.2, 0.5, 1.0, math.nan]), 50)
+    lre = clip_rates.length_reweighting_error(table_of([100, 200, 100, 10, 0], [0, 0.2, 0.5, 1.0, math.nan]), 50)
     accepted = 310 / 410
     worst = 1 - 0.5 / accepted
     errors = [1 / accepted - 1, abs(0.8 / accepted - 1), worst]
@@ -201,16 +205,16 @@ counts_and_clips = st.lists(st.integers(1, 300).flatmap(lambda n: st.tuples(st.j
 @given(counts_and_clips, st.integers(1, 5))
 def test_lre_is_zero_for_equal_rates_and_blind_to_order_and_sample_size(bins, factor):
     counts, clips = np.array(bins).T
-    lre = fairness.length_reweighting_error(table_of(counts, clips / counts), 1)
-    assert fairness.length_reweighting_error(table_of(counts[::-1], (clips / counts)[::-1]), 1) == pytest.approx(
+    lre = clip_rates.length_reweighting_error(table_of(counts, clips / counts), 1)
+    assert clip_rates.length_reweighting_error(table_of(counts[::-1], (clips / counts)[::-1]), 1) == pytest.approx(
         lre, nan_ok=True
     )
-    assert fairness.length_reweighting_error(table_of(counts * factor, clips / counts), 1)[:2] == pytest.approx(
+    assert clip_rates.length_reweighting_error(table_of(counts * factor, clips / counts), 1)[:2] == pytest.approx(
         lre[:2], nan_ok=True
     )
     if clips.sum() < counts.sum():
         assert 0 <= lre.weighted <= lre.worst
-        equal = fairness.length_reweighting_error(table_of(counts, np.full(len(counts), 0.3)), 1)
+        equal = clip_rates.length_reweighting_error(table_of(counts, np.full(len(counts), 0.3)), 1)
         assert equal[:2] == pytest.approx((0, 0), abs=1e-12)
     else:
         assert math.isnan(lre.worst) and math.isnan(lre.weighted)
@@ -235,8 +239,8 @@ def test_the_floor_is_what_permuting_whole_prompts_gives(shares, effect):
     floors, permuted, alone = [], [], []
     for _ in range(10):
         length, clipped, prompt = clips_by_prompt(rng, 100, 8, shares, effect)
-        floors.append(fairness.chance_floor(length, clipped, prompt, EDGES, rng)[0])
-        alone.append(fairness.chance_floor(length, clipped, np.arange(800), EDGES, rng)[0].value)
+        floors.append(clip_rates.chance_floor(length, clipped, prompt, EDGES, rng)[0])
+        alone.append(clip_rates.chance_floor(length, clipped, np.arange(800), EDGES, rng)[0].value)
         in_bin = np.searchsorted(EDGES, length, side="right")[:, None] == [1, 2, 3]
         shuffled = np.stack([clipped.reshape(100, 8)[rng.permutation(100)].ravel() for _ in range(400)])
         acceptance = 1 - shuffled @ in_bin / in_bin.sum(0)
@@ -255,9 +259,9 @@ def test_where_lengths_are_clipped_alike_the_floor_is_exceeded_as_often_as_it_sa
     for seed in range(2 * SEEDS):
         rng = np.random.default_rng([seed, unequal])
         length, clipped, prompt = clips_by_prompt(rng, 120, 8, effect=effect, unequal=unequal)
-        table = fairness.rate_by_length(length, clipped, EDGES, clusters=prompt)
-        floor = fairness.chance_floor(length, clipped, prompt, EDGES, rng, draws=200).worst
-        hits.append(fairness.length_reweighting_error(table).worst <= floor.upper)
+        table = clip_rates.rate_by_length(length, clipped, EDGES, clusters=prompt)
+        floor = clip_rates.chance_floor(length, clipped, prompt, EDGES, rng, draws=200).worst
+        hits.append(clip_rates.length_reweighting_error(table).worst <= floor.upper)
     assert_covered(hits, 0.975)
 
 
@@ -265,9 +269,9 @@ def test_an_lre_that_chance_explains_has_an_interval_down_to_0():
     rng = np.random.default_rng(0)
     length, clipped, prompt = clips_by_prompt(rng, 200, 8)
     records = frame(length, prompt=prompt)
-    flat, floor = fairness.lre_against_chance(records, clipped, EDGES, rng)
+    flat, floor = clip_rates.lre_against_chance(records, clipped, EDGES, rng)
     assert 0 == flat.lower < flat.value <= floor.worst.upper
-    unfair, floor = fairness.lre_against_chance(records, length > 100, EDGES, rng)
+    unfair, floor = clip_rates.lre_against_chance(records, length > 100, EDGES, rng)
     assert unfair.value > floor.worst.upper and 0 < unfair.lower < unfair.value < unfair.upper
 
 
@@ -276,53 +280,16 @@ def test_a_bin_of_few_prompts_takes_no_part_however_many_responses_it_has():
     prompt = np.r_[np.arange(100), 100 + np.arange(100) // 10, 200 + np.arange(900) // 100]  # 100, 10 and 9 prompts
     clipped = np.arange(1100) % 2
     clipped[200:] = 1
-    table = fairness.rate_by_length(length, clipped, EDGES, clusters=prompt)
-    assert table.clusters.tolist() == [100, 10, 9] and fairness.takes_part(table).tolist() == [True, True, False]
-    lre = fairness.length_reweighting_error(table)
+    table = clip_rates.rate_by_length(length, clipped, EDGES, clusters=prompt)
+    assert table.clusters.tolist() == [100, 10, 9] and clip_rates.takes_part(table).tolist() == [True, True, False]
+    lre = clip_rates.length_reweighting_error(table)
     assert (lre.excluded_bins, lre.excluded_responses) == (1, 900)
-    estimate, floor = fairness.lre_against_chance(
+    estimate, floor = clip_rates.lre_against_chance(
         frame(length, prompt=prompt), clipped, EDGES, np.random.default_rng(0)
     )
     assert estimate.value == lre.worst and math.isfinite(floor.worst.upper)
-    few = fairness.chance_floor(length[100:], clipped[100:], prompt[100:], EDGES, np.random.default_rng(0))
+    few = clip_rates.chance_floor(length[100:], clipped[100:], prompt[100:], EDGES, np.random.default_rng(0))
     assert math.isnan(few.worst.value)
-
-
-@given(st.lists(st.tuples(st.integers(1, 50), st.floats(0, 1)), min_size=2, max_size=6), st.integers(0, 2**32 - 1))
-def test_the_cosine_bound_holds(bins, seed):
-    n, accepted = np.array(bins).T
-    share = n / n.sum()
-    gradients = np.random.default_rng(seed).standard_normal((len(n), 3))
-    true, clipped = share @ gradients, (share * accepted) @ gradients
-    lre = fairness.length_reweighting_error(table_of(n.astype(int), 1 - accepted), 1).worst
-    kappa = share @ np.linalg.norm(gradients, axis=1) / np.linalg.norm(true)
-    bound = fairness.cosine_bound(lre, kappa)
-    if math.isfinite(bound):
-        assert kappa * lre < 1
-        assert true @ clipped >= (bound - 1e-9) * np.linalg.norm(true) * np.linalg.norm(clipped)
-    else:
-        assert not kappa * lre < 1
-
-
-def test_the_cosine_bound_is_reached_by_an_error_at_right_angles_to_the_clipped_update():
-    true, clipped = np.array([5.0, 0.0]), np.array([3.2, 2.4])  # error (-1.8, 2.4): length 3, product with clipped 0
-    assert fairness.cosine_bound(0.3, 2.0) == pytest.approx(0.8)
-    assert true @ clipped / np.linalg.norm(true) / np.linalg.norm(clipped) == pytest.approx(0.8)
-
-
-def test_at_the_fair_length_the_drift_is_the_half_width():
-    length = fairness.fair_length(0.03, 0.0335, 0.9)
-    assert 0.9 * 0.0335**2 * length / 2 == pytest.approx(0.03 * math.sqrt(length))
-    assert fairness.fair_length(0.03, [0.01, 0.0]).tolist() == [pytest.approx(360_000), math.inf]
-
-
-@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=20), st.floats(1e-3, 1e3))
-def test_effective_sample_size(ratios, factor):
-    size = fairness.effective_sample_size(ratios)
-    assert 1 - 1e-9 <= size <= len(ratios) + 1e-9
-    assert fairness.effective_sample_size(np.array(ratios) * factor) == pytest.approx(size)
-    assert fairness.effective_sample_size([factor] * len(ratios)) == pytest.approx(len(ratios))
-    assert math.isnan(fairness.effective_sample_size([]))
 
 
 # --- the law of S ----------------------------------------------------------------------------------------------------
@@ -334,7 +301,7 @@ def test_by_length_tables_and_shares_are_plain_means():
     records["quadratic_variation_top"] = records.quadratic_variation * rng.random(len(records)).astype(np.float32)
     unmoved = frame([20, 300], prompt=["x", "y"])
     edges = length_edges(records.length, 5)
-    law = fairness.law_of_s(pd.concat([records, unmoved], ignore_index=True), edges, rng)
+    law = law_of_s(pd.concat([records, unmoved], ignore_index=True), edges, rng)
     assert law.responses == len(records)
     for i, (low, high) in enumerate(zip(edges, edges[1:], strict=False)):
         part = records[(records.length >= low) & (records.length < high)].astype({"length": float})
@@ -367,11 +334,11 @@ def test_bins_with_few_responses_or_prompts_get_no_interval_and_no_part():
     # Outliers that would bend any fit: many responses of few prompts, and few responses.
     odd = frame([3] * 60 + [900] * 20, [9.0, -9.0] * 40, 0.01, prompt=[f"odd {i // 12}" for i in range(80)])
     edges = np.array([1, 5, 30, 60, 100, 150, 800, 1000])
-    law = fairness.law_of_s(pd.concat([records, odd], ignore_index=True), edges, rng)
+    law = law_of_s(pd.concat([records, odd], ignore_index=True), edges, rng)
     assert law.sigma_by_length.n.tolist()[::6] == [60, 20]
     assert law.sigma_by_length.value.notna().all()
     assert law.sigma_by_length.upper.isna().tolist() == [True] + [False] * 5 + [True]
-    assert law.std_slope.value == pytest.approx(fairness.law_of_s(records, edges, rng).std_slope.value, rel=1e-12)
+    assert law.std_slope.value == pytest.approx(law_of_s(records, edges, rng).std_slope.value, rel=1e-12)
     assert holds(law.std_slope, 0.5)
 
 
@@ -515,7 +482,7 @@ def test_a_rate_that_too_few_responses_can_reach_is_refused():
 
 @given(st.lists(st.integers(-9, 9).map(float), min_size=1), st.floats(0, 0.999))
 def test_upper_quantile_is_the_smallest_value_with_at_most_the_share_beyond(values, share):
-    found = fairness.upper_quantile(values, share)
+    found = upper_quantile(values, share)
     values = np.array(values)
     assert found in values and (values > found).sum() <= share * len(values) + 1e-9
     for smaller in values[values < found]:
@@ -526,9 +493,9 @@ def test_counterfactual_tables_add_up():
     rng = np.random.default_rng(0)
     records = records_of(token_batch(0, rows=2000))
     edges = length_edges(records.length, 4)
-    result = fairness.counterfactuals(records, edges, rng, draws=50)
+    result = counterfactuals(records, edges, rng, draws=50)
     assert set(result.summary.method) == set(METHODS)
-    masks = fairness.sides(records) | {"outside": np.ones(len(records), bool)}
+    masks = clip_rates.sides(records) | {"outside": np.ones(len(records), bool)}
     for row in result.summary.itertuples():
         method, mask = METHODS[row.method], masks[row.side]
         part = result.by_length.query("method == @row.method and side == @row.side")
@@ -536,10 +503,10 @@ def test_counterfactual_tables_add_up():
         assert row.n == part.n.sum() == mask.sum()
         assert row.rate == pytest.approx(values.mean()) == pytest.approx((part.n * part.rate).sum() / mask.sum())
         assert row.lower <= row.rate <= row.upper and row.lre_lower <= row.lre <= row.lre_upper
-        assert row.lre == fairness.length_reweighting_error(part).worst
+        assert row.lre == clip_rates.length_reweighting_error(part).worst
         assert math.isnan(row.eps_low) if method.band is None else row.eps_low == method.band.eps_low
     assert ("grpo", "outside") not in set(zip(result.summary.method, result.summary.side, strict=True))
-    matched = fairness.counterfactuals(records, edges, rng, match_rate=0.1, draws=50).summary
+    matched = counterfactuals(records, edges, rng, match_rate=0.1, draws=50).summary
     assert set(matched.method) == set(METHODS) - {"grpo"}
     assert matched[matched.side == "all"].rate.tolist() == pytest.approx([0.1] * 6, abs=2 / len(records))
 
@@ -553,7 +520,7 @@ def test_at_one_clip_rate_the_shapes_rank_as_the_law_says(sigma, kappa, fair):
     s = np.sqrt(q) * rng.standard_normal(len(q)) - kappa * q / 2
     records = frame(length, s, q, rng.choice([-1, 1], len(q)), prompt)
     edges = length_edges(length, 6)
-    summary = fairness.counterfactuals(records, edges, rng, match_rate=0.2, draws=50).summary
+    summary = counterfactuals(records, edges, rng, match_rate=0.2, draws=50).summary
     for side in ("lower", "outside"):
         rows = summary[summary.side == side].set_index("method")
         for name in fair:
@@ -581,16 +548,16 @@ def test_little_data_gives_nan_and_no_error(case):
     records = LITTLE[case]
     rng = np.random.default_rng(0)
     edges = length_edges(records.length)
-    law = fairness.law_of_s(records, edges, rng)
+    law = law_of_s(records, edges, rng)
     moved = (records.quadratic_variation > 0).sum()
     assert law.responses == moved and len(law.sigma_by_length) == len(edges) - 1
     assert math.isnan(law.sigma.value) == math.isnan(law.kappa.value) == (moved == 0)
     assert math.isnan(law.std_slope.value) == (moved == 0 or records.length.nunique() < 2)
     assert all(math.isnan(estimate.value) for estimate in law.variance_law)  # needs three bins
-    summary = fairness.counterfactuals(records, edges, rng, draws=50).summary
+    summary = counterfactuals(records, edges, rng, draws=50).summary
     fspo = summary[(summary.method == "fspo") & (summary.side == "all")].iloc[0]
     clipped = records.assign(clipped=METHODS["fspo"].clipped(records))
-    assert fspo.rate == pytest.approx(fairness.clip_rate(clipped), nan_ok=True)
+    assert fspo.rate == pytest.approx(clip_rates.clip_rate(clipped), nan_ok=True)
     assert math.isnan(fspo.rate) == (case in ("nothing recorded", "no advantage"))
     if case in ("nothing moved", "nothing clipped"):
         assert (fspo.rate, fspo.lre, fspo.floor) == (0, 0, 0) and 0 < fspo.upper < 0.05

@@ -15,8 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fspo_verl import live
-from fspo_verl.metrics import LENGTH_BINS
-from fspo_verl.records import read_records
+from fspo_verl.observe.metrics import LENGTH_BINS
+from fspo_verl.observe.records import read_records
 
 RANK = Path(__file__).parent / "fsdp_rank.py"
 

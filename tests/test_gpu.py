@@ -15,9 +15,11 @@ import reference
 import torch
 
 import fspo_verl.loss
-from fspo_verl import cli, gpu, noise, versions
+import fspo_verl.token_sums
+from fspo_verl import cli, gpu, versions
 from fspo_verl.gpu import cost, exact, floor, responses, step
 from fspo_verl.loss import fspo_loss
+from fspo_verl.observe import noise
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--device", "cpu", "--longest", "512", "--rounds", "2", "--responses", "6", "--response-length", "40"]
@@ -30,8 +32,9 @@ def examined(*options, loss=None) -> dict[str, exact.Line]:
 
 
 def planted(sound: str, fault: str):
-    """The loss with one replacement in its source."""
-    source = Path(fspo_verl.loss.__file__).read_text()
+    """The loss with one replacement in its sources."""
+    source = "".join(Path(module.__file__).read_text() for module in (fspo_verl.token_sums, fspo_verl.loss))
+    source = source.replace("from fspo_verl.token_sums import TokenSums\n", "")
     assert source.count(sound) == 1
     module = types.ModuleType("planted")
     sys.modules["planted"] = module  # dataclasses look their module up
@@ -124,7 +127,7 @@ PLANTED = {
         {"memory"},
     ),
     "temporaries as large as the batch": (
-        "for rows in _row_blocks(log_prob):",
+        "for rows in row_blocks(log_prob):",
         "for rows in [slice(0, len(log_prob))]:",
         {"memory"},
     ),

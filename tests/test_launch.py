@@ -17,8 +17,8 @@ from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 import fspo_verl.configs
-from fspo_verl import checks, preflight, resume
 from fspo_verl.config import FSPOPolicyLossConfig
+from fspo_verl.preflight import checks, hook, loss_history
 
 POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
 # What stock verl wants of any launch.
@@ -65,7 +65,7 @@ WAYS_IN = {
 def test_each_way_in_selects_the_fspo_band(way, caplog):
     config = launch(*WAYS_IN[way]["overrides"], config_name=WAYS_IN[way].get("config_name", "ppo_trainer"))
     with caplog.at_level(logging.INFO, logger="fspo_verl"):
-        preflight.check(config)
+        hook.check(config)
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     assert actor.policy_loss.records_of == config.trainer.default_local_dir
     depends = {key: actor.policy_loss[key] for key in ("_target_", "records_of")}
@@ -90,7 +90,7 @@ def test_asynchronous_mains_compose(module, config_name):
         overrides = [f"hydra.searchpath=[file://{searchpath}]", "+algorithm.policy_loss=fspo"]
         config = compose(config_name, overrides=overrides)
     assert config.actor_rollout_ref.actor.policy_loss._target_ == "fspo_verl.config.FSPOPolicyLossConfig"
-    preflight.check(config)
+    hook.check(config)
 
 
 def test_a_users_yaml_selects_the_group_in_its_defaults(tmp_path):
@@ -101,7 +101,7 @@ def test_a_users_yaml_selects_the_group_in_its_defaults(tmp_path):
     )
     with initialize_config_dir(str(tmp_path), version_base=None):
         config = compose("mine", overrides=BASE)
-    preflight.check(config)
+    hook.check(config)
     assert omega_conf_to_dataclass(config.actor_rollout_ref.actor).policy_loss.eps_high == 0.05
 
 
@@ -114,7 +114,7 @@ BASELINES = {  # loss_mode, loss_agg_mode, clip_ratio_low, clip_ratio_high
 @pytest.mark.parametrize("baseline", BASELINES)
 def test_the_same_switch_selects_verls_baselines(baseline):
     config = launch(f"algorithm.policy_loss={baseline}", config_name="fspo_trainer")
-    preflight.check(config)
+    hook.check(config)
     validate(config)
     actor = config.actor_rollout_ref.actor
     got = (actor.policy_loss.loss_mode, actor.loss_agg_mode, actor.clip_ratio_low, actor.clip_ratio_high)
@@ -123,7 +123,7 @@ def test_the_same_switch_selects_verls_baselines(baseline):
 
 def test_rloo_is_the_fixed_band_of_the_family():
     config = launch("+algorithm.policy_loss=rloo")
-    preflight.check(config)
+    hook.check(config)
     band = omega_conf_to_dataclass(config.actor_rollout_ref.actor).policy_loss
     low, high, dual = band.edges(*([torch.tensor([1.0, 4096.0])] * 2))
     assert low.exp().tolist() == pytest.approx([0.8, 0.8]) and high.exp().tolist() == pytest.approx([1.2, 1.2])
@@ -163,7 +163,7 @@ BAD = [  # override, what the message must hold
 
 
 @pytest.mark.parametrize("override, words", BAD, ids=[override for override, _ in BAD])
-@pytest.mark.parametrize("check", [validate, preflight.check])
+@pytest.mark.parametrize("check", [validate, hook.check])
 def test_a_bad_value_is_refused_with_its_full_key(override, words, check):
     config = launch("+algorithm.policy_loss=fspo", f"{POLICY_LOSS}.{override}")
     with pytest.raises(Exception) as error:
@@ -176,7 +176,7 @@ def test_an_idle_length_power_is_refused():
     config = launch(
         "+algorithm.policy_loss=fspo", *(f"{POLICY_LOSS}.{o}" for o in ("band_width=realized", "length_power=0.4"))
     )
-    for check in (validate, preflight.check):
+    for check in (validate, hook.check):
         with pytest.raises(Exception, match="length_power=0.4.*no effect"):
             check(config)
 
@@ -188,7 +188,7 @@ def test_a_typo_is_refused():
     with pytest.raises(Exception, match="eps_hihg"):
         validate(config)
     with pytest.raises(ValueError, match=f"{POLICY_LOSS}.eps_hihg=0.1.*did you mean eps_high"):
-        preflight.check(config)
+        hook.check(config)
 
 
 def test_an_unknown_loss_lists_the_options():
@@ -214,13 +214,13 @@ def test_a_plain_yaml_value_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"algorithm.policy_loss='fspo' is a plain value.*\+algorithm.policy_loss=fspo"
     ):
-        preflight.check(config)
+        hook.check(config)
 
 
 def test_a_leftover_loss_mode_cannot_replace_a_selected_baseline():
     config = launch("+algorithm.policy_loss=gspo", f"{POLICY_LOSS}.loss_mode=vanilla")
     with pytest.raises(ValueError, match="loss_mode='vanilla' overrides algorithm.policy_loss=gspo"):
-        preflight.check(config)
+        hook.check(config)
 
 
 def test_a_file_that_hydra_would_not_read_is_refused(tmp_path):
@@ -248,7 +248,7 @@ WARNED = [  # overrides beside +algorithm.policy_loss=fspo, what the warning mus
 @pytest.mark.parametrize("overrides, words", WARNED, ids=[o[0] for o, _ in WARNED])
 def test_a_setting_that_undoes_the_method_is_warned_about(overrides, words, caplog):
     config = launch("+algorithm.policy_loss=fspo", *overrides)
-    preflight.check(config)
+    hook.check(config)
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert all(word in warnings[0] for word in words)
@@ -256,30 +256,28 @@ def test_a_setting_that_undoes_the_method_is_warned_about(overrides, words, capl
 
 def test_a_band_too_wide_for_floating_point_is_shown_all_the_same(caplog):
     with caplog.at_level(logging.INFO, logger="fspo_verl"):
-        preflight.check(
-            launch("+algorithm.policy_loss=fspo", f"{POLICY_LOSS}.eps_high=50", f"{POLICY_LOSS}.eps_dual=50")
-        )
+        hook.check(launch("+algorithm.policy_loss=fspo", f"{POLICY_LOSS}.eps_high=50", f"{POLICY_LOSS}.eps_dual=50"))
     assert "never act" in caplog.text and "to inf at L=512" in caplog.text
 
 
 def test_a_sound_launch_has_no_warning(caplog):
-    preflight.check(launch("+algorithm.policy_loss=fspo"))
+    hook.check(launch("+algorithm.policy_loss=fspo"))
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_a_misspelt_loss_mode_is_warned_about(caplog):
-    preflight.check(launch(f"{POLICY_LOSS}.loss_mode=fpso"))
+    hook.check(launch(f"{POLICY_LOSS}.loss_mode=fpso"))
     assert "loss_mode='fpso' is not registered" in caplog.text and "'fspo'" in caplog.text
 
 
 def test_loss_mode_without_the_schema_names_its_band(caplog):
     with caplog.at_level(logging.INFO, logger="fspo_verl"):
-        preflight.check(launch(f"{POLICY_LOSS}.loss_mode=fspo"))
+        hook.check(launch(f"{POLICY_LOSS}.loss_mode=fspo"))
     assert "policy loss fspo: log-ratio band 0 [-0.03, +0.03]*L^0.5" in caplog.text
 
 
 def test_configs_of_other_programs_are_left_alone():
-    preflight.check(OmegaConf.create({"trainer": {"device": "cpu"}}))
+    hook.check(OmegaConf.create({"trainer": {"device": "cpu"}}))
 
 
 # --- the stock main, as a user starts it -----------------------------------------------------------------------------
@@ -330,7 +328,7 @@ def start(folder: Path, *overrides: str, latest: int | None = None, mode: str = 
     saving = ["trainer.save_freq=20", f"trainer.default_local_dir={folder}", f"trainer.resume_mode={mode}"]
     config = launch(*overrides, *saving)
     found = checks.findings(config)
-    preflight.keep_loss_settings(config)
+    hook.keep_loss_settings(config)
     return [str(finding) for finding in found if finding.check in ("changed_on_resume", "unknown_before_resume")]
 
 
@@ -360,11 +358,11 @@ SHAPES_THE_LOSS |= {"use_kl_loss": True, "kl_loss_coef": 0.7, "kl_loss_type": "m
 
 def test_what_shapes_the_loss_and_nothing_else_is_kept_for_resumes():
     config = launch("+algorithm.policy_loss=fspo")
-    before = resume.loss_settings(config)
+    before = loss_history.loss_settings(config)
     for key, value in (SHAPES_THE_LOSS | {"policy_loss.records_every": 2, "ppo_epochs": 3}).items():
         other = config.copy()
         OmegaConf.update(other.actor_rollout_ref.actor, key, value)
-        after = resume.loss_settings(other)
+        after = loss_history.loss_settings(other)
         changed = [name for name in before if before[name] != after[name]]
         assert changed == ([key] if key in SHAPES_THE_LOSS else []), key
 
@@ -372,7 +370,7 @@ def test_what_shapes_the_loss_and_nothing_else_is_kept_for_resumes():
 @pytest.mark.parametrize(("path", "step"), [("/run/global_step_20", 20), ("/run/global_step_20/", 20), ("/run/x", 0)])
 def test_the_step_of_a_checkpoint_that_is_named_by_its_path(path, step):
     trainer = {"resume_mode": "resume_path", "resume_from_path": path, "default_local_dir": "/elsewhere"}
-    assert resume.point(OmegaConf.create({"trainer": trainer})) == (Path("/run"), step)
+    assert loss_history.point(OmegaConf.create({"trainer": trainer})) == (Path("/run"), step)
 
 
 def test_a_resume_that_forgets_the_loss_is_said_aloud(tmp_path):
@@ -380,7 +378,7 @@ def test_a_resume_that_forgets_the_loss_is_said_aloud(tmp_path):
     (said,) = start(tmp_path / "run", latest=20)
     assert f"{POLICY_LOSS}.loss_mode=vanilla (until then fspo)" in said
     assert start(tmp_path / "stock") == [] and list((tmp_path / "stock").iterdir()) == []  # not our business
-    preflight.keep_loss_settings(
+    hook.keep_loss_settings(
         launch("+algorithm.policy_loss=fspo", f"trainer.default_local_dir={tmp_path}/none", "trainer.save_freq=-1")
     )
     assert not (tmp_path / "none").exists()  # nothing to resume from
@@ -389,9 +387,9 @@ def test_a_resume_that_forgets_the_loss_is_said_aloud(tmp_path):
 @pytest.mark.parametrize("text", ["", "[", "{}", "[1]", '[{"after_step": 0}]', '[{"after_step": "x", "loss": {}}]'])
 @pytest.mark.parametrize("select", [["+algorithm.policy_loss=fspo"], []], ids=["fspo", "stock"])
 def test_a_broken_file_of_losses_is_named_and_written_anew(text, select, tmp_path):
-    (tmp_path / resume.FILE).write_text(text)
+    (tmp_path / loss_history.FILE).write_text(text)
     (said,) = start(tmp_path, *select, latest=20)
-    assert f"{tmp_path}/{resume.FILE} is broken" in said and "resumes after step 20" in said
+    assert f"{tmp_path}/{loss_history.FILE} is broken" in said and "resumes after step 20" in said
     assert start(tmp_path, *select, latest=40) == []
 
 
@@ -406,7 +404,7 @@ def test_a_resume_of_an_unknown_loss_is_said(tmp_path):
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog):
     (tmp_path / "file").touch()
     with caplog.at_level(logging.WARNING, logger="fspo_verl"):
-        preflight.keep_loss_settings(
+        hook.keep_loss_settings(
             launch(
                 "+algorithm.policy_loss=fspo", "trainer.save_freq=20", f"trainer.default_local_dir={tmp_path}/file/run"
             )

@@ -15,8 +15,8 @@ from simulated_records import assert_covered, frame, holds, simulate_law
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from fspo_verl import fairness
-from fspo_verl.records import read_records
+from fspo_verl.analysis import clip_rates
+from fspo_verl.observe.records import read_records
 
 REPOSITORY = Path(__file__).parents[1]
 sys.path.insert(0, str(REPOSITORY / "scripts/law"))
@@ -278,7 +278,7 @@ def test_rms_of_s_over_sqrt_q_has_one_value_where_the_law_is_one():
     length = np.repeat([5, 50, 500], 400)
     q = rng.gamma(5, 2e-4, len(length)) * length
     table = page.rms_of_ratio(
-        frame(length, np.sqrt(q) * rng.standard_normal(len(q)), q), fairness.length_edges(length, 3)
+        frame(length, np.sqrt(q) * rng.standard_normal(len(q)), q), clip_rates.length_edges(length, 3)
     )
     assert table.n.sum() == len(length)
     assert all(row.lower <= 1 <= row.upper for row in table[table.n > 0].itertuples())

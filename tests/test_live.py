@@ -17,7 +17,7 @@ from verl.utils.metric import Metric, reduce_metrics
 from verl.utils.tracking import Tracking
 
 from fspo_verl import live
-from fspo_verl.metrics import metrics
+from fspo_verl.observe.metrics import metrics
 
 BINS = [16, 64, 256]
 # Raw sums of a step of 400 rows in two mini-batches, of which 60 + 40 responses have an advantage.

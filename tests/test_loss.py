@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fspo_verl.loss import Band, fspo_loss
+from fspo_verl.band import Band
+from fspo_verl.loss import fspo_loss
 from fspo_verl.register import _aggregate
 
 AGG_MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]

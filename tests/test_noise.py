@@ -20,12 +20,15 @@ from verl.utils import tensordict_utils as tu
 from verl.workers import engine_workers
 
 import fspo_verl.register
-from fspo_verl import calibrate, doctor, noise, report
-from fspo_verl.analysis import noise_of
+from fspo_verl.analysis import calibrate
+from fspo_verl.analysis.runs import Run
+from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
-from fspo_verl.loss import Band
-from fspo_verl.records import read_records
-from fspo_verl.runs import Run
+from fspo_verl.observe import noise
+from fspo_verl.observe.records import read_records
+from fspo_verl.preflight import doctor
+from fspo_verl.report import page
+from fspo_verl.report.numbers import noise_of
 
 UNMOVED = ("unmoved_fraction", "unmoved_sigma_squared", "unmoved_outside_fraction")
 
@@ -248,14 +251,14 @@ def test_the_doctor_judges_eps_by_a_noise(sigma, warned, capsys):
 
 
 def test_the_doctor_judges_eps_by_the_unmoved_responses_of_records(monkeypatch, tmp_path, capsys):
-    import fspo_verl.records
+    import fspo_verl.observe.records
 
     def records(folder, columns=None, max_rows=None):
         table = noisy(0.03)
         table.attrs = {"settings": settings, "rows": len(table)}
         return table if columns is None else table[columns]
 
-    monkeypatch.setattr(fspo_verl.records, "read_records", records)
+    monkeypatch.setattr(fspo_verl.observe.records, "read_records", records)
     settings = {}
     assert "eps_below_noise" in found(diagnose("--records", str(tmp_path), SELECT, capsys=capsys)[1])
     wide = [f"{POLICY_LOSS}.eps_{side}=0.1" for side in ("low", "high")] + [f"{POLICY_LOSS}.eps_dual=0.3"]
@@ -274,7 +277,7 @@ def test_calibrate_and_report_tell_the_noise(sigma, warned, tmp_path):
     assert f"numerical noise     {calibration.noise.sigma:.2g} per token, of 1,000 responses" in text
     assert calibration.noise.sigma == pytest.approx(sigma, rel=1e-3)
     assert any("numerical noise" in warning for warning in calibration.warnings) == warned
-    sentence = report._noise_sentence(run, noise_of(run))
+    sentence = page._noise_sentence(run, noise_of(run))
     assert f"σ = {sigma:.2g}, from 1,000 responses" in sentence and ("eps lies below" in sentence) == warned
 
 
@@ -283,5 +286,5 @@ def test_the_report_of_a_run_without_records_tells_the_noise_of_its_metrics(tmp_
     metrics = pd.DataFrame([{f"actor/fspo/{k}": v for k, v in (logged | {"rows": 128}).items()}] * 3)
     run = Run("run", tmp_path, metrics, frame([]).assign(step=[]), None, [])
     assert noise_of(run) == pytest.approx(noise.Noise(384, 0.05, 0.4, np.nan), nan_ok=True)
-    assert "of σ = 0.05, from 384 responses" in report._noise_sentence(run, noise_of(run))
+    assert "of σ = 0.05, from 384 responses" in page._noise_sentence(run, noise_of(run))
     assert noise.of_metrics(pd.DataFrame({"actor/fspo/rows": [1.0]})) is None

@@ -13,9 +13,9 @@ from test_policy_loss import CUTS, MiniBatch, actor_config, padded_batch
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import PolicyLossConfig
 
-from fspo_verl import observation
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.loss import fspo_loss
+from fspo_verl.observe import columns
 
 INNER = ["vanilla", "gspo", "dppo_tv", "dppo_kl", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "cispo"]
 MANY_COVARIANCES = {"clip_cov_lb": 0.0, "clip_cov_ratio": 0.1}  # clip_cov then draws tokens in every call
@@ -64,8 +64,8 @@ def test_observing_fspo_from_outside_finds_what_the_loss_itself_says():
     batch = padded_batch(rows=400, width=60)
     batch["advantages"] = batch["advantages"][:, :1].expand(400, 60)  # one sign along a response
     rest = (batch["old_log_prob"], batch["advantages"], batch["response_mask"])
-    inside = observation.loss_columns(fspo_loss(batch["log_prob"], *rest, band))
-    outside = observation.observed_columns(
+    inside = columns.loss_columns(fspo_loss(batch["log_prob"], *rest, band))
+    outside = columns.observed_columns(
         lambda log_prob: fspo_loss(log_prob, *rest, band).loss.sum(), batch["log_prob"], *rest
     )
     for side in ("clipped_upper", "clipped_lower", "clipped_dual"):
@@ -80,7 +80,7 @@ def test_token_columns_equal_their_definition():
     batch["log_prob"] = batch["old_log_prob"] + 0.4 * torch.randn(8, 330, generator=torch.Generator().manual_seed(1))
     batch["log_prob"][3, :] = batch["old_log_prob"][3, :] + 2.0  # a ratio above the dual clip
     batch["advantages"][3, :] = -1.0
-    columns = observation.token_columns(**batch)
+    found = columns.token_columns(**batch)
     for row, (log_prob, old, advantage, mask) in enumerate(
         zip(*(batch[name] for name in ("log_prob", "old_log_prob", "advantages", "response_mask")), strict=True)
     ):
@@ -88,9 +88,9 @@ def test_token_columns_equal_their_definition():
         top = d.square().sort(descending=True).values[: -(-len(d) // 100)]
         ratio = d.exp()
         dropped = ((a > 0) & (ratio > 1.2)) | ((a < 0) & ((ratio < 0.8) | (ratio > 3)))
-        assert columns["quadratic_variation_last"][row] == pytest.approx(d[-4:].square().sum().item(), rel=1e-5)
-        assert columns["quadratic_variation_top"][row] == pytest.approx(top.sum().item(), rel=1e-5)
-        assert columns["tokens_clipped"][row] == dropped.sum()
+        assert found["quadratic_variation_last"][row] == pytest.approx(d[-4:].square().sum().item(), rel=1e-5)
+        assert found["quadratic_variation_top"][row] == pytest.approx(top.sum().item(), rel=1e-5)
+        assert found["tokens_clipped"][row] == dropped.sum()
 
 
 def test_grpos_clipped_tokens_are_those_of_verls_loss():
@@ -100,13 +100,13 @@ def test_grpos_clipped_tokens_are_those_of_verls_loss():
     config = actor_config("token-mean", ObservedPolicyLossConfig(loss_mode="vanilla"))
     loss = get_policy_loss_fn("vanilla")
     arguments = {name: value for name, value in batch.items() if name != "log_prob"}
-    columns = observation.observed_columns(
+    found = columns.observed_columns(
         lambda log_prob: loss(log_prob=log_prob, **arguments, loss_agg_mode="token-mean", config=config)[0],
         *(batch[name] for name in ("log_prob", "old_log_prob", "advantages", "response_mask")),
     )
-    shares = columns["clipped_upper"] + columns["clipped_lower"] + columns["clipped_dual"]
-    counts = observation.token_columns(**batch)["tokens_clipped"]
-    assert (counts > 0).any() and torch.equal(counts, (shares * columns["length"]).round().long())
+    shares = found["clipped_upper"] + found["clipped_lower"] + found["clipped_dual"]
+    counts = columns.token_columns(**batch)["tokens_clipped"]
+    assert (counts > 0).any() and torch.equal(counts, (shares * found["length"]).round().long())
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_the_built_config_names_the_wrapper_and_the_loss():
 
 
 def test_length_bins_cover_every_length_once():
-    from fspo_verl.metrics import row_values
+    from fspo_verl.observe.metrics import row_values
 
     columns = {name: np.zeros(300) for name in ("log_ratio", "quadratic_variation", "finite")}
     columns |= {f"clipped_{side}": np.zeros(300) for side in ("upper", "lower", "dual")}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ledger_experiment import LedgerExperiment
 from real_experiment import RealExperiment
 
-from fspo_verl.overrides import override
+from fspo_verl.preflight.overrides import override
 
 QUOTED = Path(__file__).parents[1] / "scripts/launch/quoted.sh"
 NASTY = "ö ( ) = { } [ ' # & ~ , \" : + $x % ! ; \\ 漢"

@@ -16,8 +16,9 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 import fspo_verl.register
+from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
-from fspo_verl.loss import Band, fspo_loss
+from fspo_verl.loss import fspo_loss
 
 AGG_MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
 

@@ -18,7 +18,7 @@ import report
 import warm_start
 from ledger_experiment import LedgerExperiment
 
-from fspo_verl import runs
+from fspo_verl.analysis import runs
 
 ROOT = Path(__file__).parents[1]
 

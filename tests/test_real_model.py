@@ -20,8 +20,8 @@ import table
 from hydra import compose, initialize_config_module
 from real_experiment import RealExperiment, launch
 
-from fspo_verl.records import read_records
-from fspo_verl.runs import metric_files, read_metrics
+from fspo_verl.analysis.runs import metric_files, read_metrics
+from fspo_verl.observe.records import read_records
 
 real = pytest.mark.real
 ROOT = Path(__file__).parents[1]

@@ -28,10 +28,10 @@ from verl.workers import engine_workers
 from verl.workers.utils.losses import ppo_loss
 
 import fspo_verl.register
-from fspo_verl import microbatch
+from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
-from fspo_verl.loss import Band
-from fspo_verl.records import COLUMNS, RecordWriter, read_records, record_files, run_name, step_of
+from fspo_verl.observe import microbatch
+from fspo_verl.observe.records import COLUMNS, RecordWriter, read_records, record_files, run_name, step_of
 
 SETTINGS = json.dumps({"loss": "fspo", "run": "../checkpoints"})
 

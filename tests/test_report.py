@@ -16,9 +16,12 @@ import synthetic_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fspo_verl import analysis, cli, fairness, figures, report, runs
-from fspo_verl.fairness import METHODS
-from fspo_verl.loss import Band
+from fspo_verl import cli
+from fspo_verl.analysis import clip_rates, resampling, runs
+from fspo_verl.analysis.counterfactuals import METHODS, Method
+from fspo_verl.analysis.law import law_of_s
+from fspo_verl.band import Band
+from fspo_verl.report import figures, numbers, page
 
 BINS, DRAWS = 5, 20
 SMALL = {"steps": 6, "prompts": 16}
@@ -28,8 +31,8 @@ SMALL = {"steps": 6, "prompts": 16}
 def few_draws():
     """Intervals from a few draws: no test here is about their width."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(analysis, "DRAWS", DRAWS)
-        patch.setattr(analysis, "_WINDOW_DRAWS", DRAWS)
+        patch.setattr(numbers, "DRAWS", DRAWS)
+        patch.setattr(numbers, "_WINDOW_DRAWS", DRAWS)
         yield
 
 
@@ -87,7 +90,7 @@ def agrees(text: str, value: float) -> bool:
 
 
 def edges_of(found) -> np.ndarray:
-    return fairness.length_edges(np.concatenate([run.records.length for run in found]), BINS)
+    return clip_rates.length_edges(np.concatenate([run.records.length for run in found]), BINS)
 
 
 def read_table(made, name: str) -> pd.DataFrame:
@@ -101,14 +104,14 @@ def test_clip_rates_are_those_of_the_records(made):
     written, page = read_table(made, "clip_rate_by_length"), made.page.table("run", "responses with an advantage")
     for run in made.runs:
         counted = run.records[run.records.advantage != 0]
-        cluster = fairness.clusters(counted)
-        expected = fairness.rate_by_length(counted.length, counted.clipped, edges_of(made.runs), clusters=cluster)
+        cluster = resampling.clusters(counted)
+        expected = clip_rates.rate_by_length(counted.length, counted.clipped, edges_of(made.runs), clusters=cluster)
         mine = written[written.run == run.name].drop(columns="run").reset_index(drop=True)
         pd.testing.assert_frame_equal(mine, expected, check_dtype=False)
         row = page.loc[run.name]
         assert row["responses with an advantage"] == f"{len(counted):,}"
-        assert agrees(row["clip rate [95%]"], fairness.clip_rate(run.records))
-        worst = fairness.length_reweighting_error(expected).worst
+        assert agrees(row["clip rate [95%]"], clip_rates.clip_rate(run.records))
+        worst = clip_rates.length_reweighting_error(expected).worst
         assert agrees(row["length reweighting error [95%]"], worst)
 
 
@@ -126,17 +129,17 @@ def test_counterfactuals_are_those_of_the_methods(made):
             assert agrees(cells[2], rate)
             if method.band is not None:
                 matched = written.loc[run.name, "matched", key]
-                assert matched.rate == pytest.approx(analysis.MATCHED_RATE, abs=1 / len(counted))
-                again = method.matched(run.records, analysis.MATCHED_RATE).clipped(counted)
-                table = fairness.rate_by_length(counted.length, again, edges_of(made.runs))
-                assert matched.lre == pytest.approx(fairness.length_reweighting_error(table).worst)
+                assert matched.rate == pytest.approx(numbers.MATCHED_RATE, abs=1 / len(counted))
+                again = method.matched(run.records, numbers.MATCHED_RATE).clipped(counted)
+                table = clip_rates.rate_by_length(counted.length, again, edges_of(made.runs))
+                assert matched.lre == pytest.approx(clip_rates.length_reweighting_error(table).worst)
 
 
 def test_law_is_that_of_the_moved_responses(made):
     written, page = read_table(made, "law_by_length"), made.page.table("quantity")
     summary = read_table(made, "summary").set_index("run")
     for run in made.runs:
-        law = fairness.law_of_s(run.records, edges_of(made.runs), np.random.default_rng(0), DRAWS)
+        law = law_of_s(run.records, edges_of(made.runs), np.random.default_rng(0), DRAWS)
         mine = written[(written.run == run.name) & (written.quantity == "std_by_length")]
         np.testing.assert_allclose(mine.value, law.std_by_length.value)
         assert summary.kappa[run.name] == pytest.approx(law.kappa.value)
@@ -213,8 +216,8 @@ def test_every_figure_is_written_twice(made):
 def test_same_input_gives_the_same_bytes(made):
     edges, images = edges_of(made.runs), []
     for _ in range(2):
-        found = analysis.analyse(made.runs[0], edges, np.random.default_rng(3))
-        part = report.clip_rates([found], {}, {"fspo": figures.METHOD_STYLES["fspo"]})
+        found = numbers.analyse(made.runs[0], edges, np.random.default_rng(3))
+        part = page.clip_rates([found], {}, {"fspo": figures.METHOD_STYLES["fspo"]})
         images.append(figures.render(part.draw, 2, "svg", "png"))
     assert images[0] == images[1]
 
@@ -232,9 +235,9 @@ def on_disk(folder):
 
 
 def test_a_second_report_replaces_the_first_and_nothing_else(tmp_path):
-    report.write(tmp_path, as_report("a", "b"))
+    page.write(tmp_path, as_report("a", "b"))
     (tmp_path / "notes.txt").write_bytes(b"mine")
-    report.write(tmp_path, as_report("a", "c"))
+    page.write(tmp_path, as_report("a", "c"))
     expected = {"report.html": b"page", "tables/a.csv": b"a", "tables/c.csv": b"c", "notes.txt": b"mine"}
     assert on_disk(tmp_path) == expected
 
@@ -245,7 +248,7 @@ def test_a_forged_list_of_files_deletes_nothing(tmp_path, name):
     (folder / "tables").mkdir(parents=True)
     (folder / name).write_bytes(b"mine")
     (folder / "report.json").write_text(json.dumps({"made_by": "fspo-verl report", "files": [name, "report.json"]}))
-    report.write(folder, as_report())
+    page.write(folder, as_report())
     assert (folder / name).read_bytes() == b"mine"
 
 
@@ -253,14 +256,14 @@ def test_a_forged_list_of_files_deletes_nothing(tmp_path, name):
 def test_another_programs_report_json_is_not_touched(tmp_path, content):
     (tmp_path / "report.json").write_text(content)
     with pytest.raises(ValueError, match=r"holds report\.json, which no report has written"):
-        report.write(tmp_path, as_report())
+        page.write(tmp_path, as_report())
     assert (tmp_path / "report.json").read_text() == content
 
 
 def test_foreign_files_are_not_touched(tmp_path):
     (tmp_path / "report.html").write_bytes(b"mine")
     with pytest.raises(ValueError, match="holds report.html, which no report has written"):
-        report.write(tmp_path, as_report())
+        page.write(tmp_path, as_report())
     assert on_disk(tmp_path) == {"report.html": b"mine"}
 
 
@@ -276,8 +279,8 @@ def test_an_interrupted_report_can_be_made_again(tmp_path, monkeypatch, writes):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Path, "replace", stop)
-        report.write(tmp_path, as_report("a", "b"))
-    report.write(tmp_path, as_report("a"))
+        page.write(tmp_path, as_report("a", "b"))
+    page.write(tmp_path, as_report("a"))
     assert on_disk(tmp_path) == {"report.html": b"page", "tables/a.csv": b"a"}
 
 
@@ -314,7 +317,7 @@ def build(monkeypatch):
     monkeypatch.setattr(figures, "render", once)
 
     def build(*found):
-        files = report.build(found, BINS)
+        files = page.build(found, BINS)
         return Page(files["report.html"].decode()), json.loads(files["report.json"]), files
 
     return build
@@ -392,7 +395,7 @@ def test_only_a_config(build, tmp_path):
 def test_live_rates_weigh_steps_by_their_responses(tmp_path):
     name = "actor/fspo/length_1_to_15/"
     metrics = pd.DataFrame({f"{name}responses": [0.5, 0.1, 0.0], f"{name}clipped": [0.1, 0.1, 0.0]}, index=[1, 2, 3])
-    table = analysis.live_rates(run_of("a", metrics=metrics), np.random.default_rng(0))
+    table = numbers.live_rates(run_of("a", metrics=metrics), np.random.default_rng(0))
     assert table[["low", "high", "n"]].to_numpy().tolist() == [[1, 15, 2]]
     assert table.rate.item() == pytest.approx(0.2 / 0.6)
     assert (table.lower <= table.rate).all() and (table.rate <= table.upper).all()
@@ -405,15 +408,15 @@ def test_live_rates_weigh_steps_by_their_responses(tmp_path):
 def test_interval_is_as_precise_as_it_is_wide(value, half, unit):
     half = max(half, abs(value) * 1e-6)
     expected = np.array([value, value - half, value + half])
-    text = report._interval(*expected, unit)
+    text = page._interval(*expected, unit)
     numbers = np.array(re.findall(r"-?\d[\d.]*(?:e[-+]\d+)?", text), dtype=float) / (100 if unit else 1)
     np.testing.assert_allclose(numbers, expected, rtol=0, atol=half / 2)
 
 
 def test_interval_without_width():
-    assert report._interval(0.0, 0.0, 0.0) == "0"
-    assert report._interval(0.25, math.nan, math.nan, "%") == "25%"
-    assert report._interval(math.nan, math.nan, math.nan) == "–"
+    assert page._interval(0.0, 0.0, 0.0) == "0"
+    assert page._interval(0.25, math.nan, math.nan, "%") == "25%"
+    assert page._interval(math.nan, math.nan, math.nan) == "–"
 
 
 @pytest.mark.parametrize(
@@ -429,18 +432,18 @@ def test_interval_without_width():
     ],
 )
 def test_method_and_band_of_a_run(settings, method, band):
-    assert analysis.method_of(settings) == method
-    assert analysis.band_of(settings) == band
+    assert numbers.method_of(settings) == method
+    assert numbers.band_of(settings) == band
 
 
 def test_gspo_clips_the_mean_log_ratio():
     settings = synthetic_run.settings("gspo")
     records = synthetic_run.records(np.random.default_rng(0), "gspo", **SMALL)
-    band = analysis.band_of(settings)
-    assert analysis.method_of(settings) == "gspo"
+    band = numbers.band_of(settings)
+    assert numbers.method_of(settings) == "gspo"
     ratio = np.exp(records.log_ratio / records.length)
     outside = (ratio > 1 + settings["clip_ratio_high"]) | (ratio < 1 - settings["clip_ratio_low"])
-    np.testing.assert_array_equal(fairness.Method("mine", "", band).outside(records), outside)
+    np.testing.assert_array_equal(Method("mine", "", band).outside(records), outside)
 
 
 def test_runs_of_one_loss_share_colour_and_marker():
@@ -448,7 +451,7 @@ def test_runs_of_one_loss_share_colour_and_marker():
     fspo = [styles[i] for i in (0, 2, 4, 5)]
     assert {(style.color, style.marker) for style in fspo} == {figures.METHOD_STYLES["fspo"][:2]}
     assert len({(style.line, style.hollow) for style in fspo}) == 4
-    assert set(figures.METHOD_STYLES) == set(METHODS) == set(report._SHAPES)
+    assert set(figures.METHOD_STYLES) == set(METHODS) == set(page._SHAPES)
     assert len({style.color for style in figures.METHOD_STYLES.values()}) == len(METHODS)
 
 
@@ -485,7 +488,7 @@ def test_a_watched_run_is_drawn_again_when_it_has_written_and_only_then(tmp_path
         elif len(pages) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(report.time, "sleep", run_goes_on)
+    monkeypatch.setattr(page.time, "sleep", run_goes_on)
     assert cli.main(["report", str(metrics.parent), "-o", str(output), "--watch", "5"]) == 0
     assert pages[0] is None and pages[1] == pages[2] and pages[2] < pages[3]
     assert (output / "tables/metrics.csv").read_text().count("\n") == 1 + 3

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fspo_verl import runs
-from fspo_verl.records import COLUMNS
+from fspo_verl.analysis import runs
+from fspo_verl.observe.records import COLUMNS
 
 
 def line(step, **data):

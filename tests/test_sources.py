@@ -5,7 +5,7 @@
 import pytest
 from hydra import compose, initialize_config_module
 
-from fspo_verl import checks, sources
+from fspo_verl.preflight import checks, sources
 
 ACTOR = "actor_rollout_ref.actor"
 BYPASS = "algorithm.rollout_correction.bypass_mode=True"

@@ -19,10 +19,11 @@ from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
 from fspo_verl import loss as fspo
-from fspo_verl import observation, versions
+from fspo_verl import token_sums, versions
+from fspo_verl.band import Band
 from fspo_verl.gpu.exact import Loss
 from fspo_verl.gpu.lines import Line
-from fspo_verl.loss import Band
+from fspo_verl.observe import columns
 
 AGG_MODE = {"fspo": "seq-mean-token-sum-norm", "gspo": "seq-mean-token-mean", "vanilla": "token-mean"}
 SIZES = {"cuda": ((512, 8192), (64, 32768)), "cpu": ((64, 1024), (16, 4096))}
@@ -53,7 +54,7 @@ def one_call(batch: dict[str, Tensor], loss: Loss = fspo.fspo_loss) -> None:
     """What training does with the loss, verl's part left out: forward, its columns to the host, backward."""
     tensors = (batch[name] for name in ("log_prob", "old_log_prob", "advantages", "response_mask"))
     sequences = loss(*tensors, Band())
-    observation.to_numpy(observation.loss_columns(sequences))
+    columns.to_numpy(columns.loss_columns(sequences))
     sequences.loss.sum().backward()
 
 
@@ -175,7 +176,7 @@ def meter_lines(loss: Loss, device: str) -> Iterator[Line]:
         yield Line("error", "sync", f"{what} ({how})", why, "remove .item(), .cpu() and bool() of tensors", figures)
 
     gradient = rows * width * batch["log_prob"].element_size()
-    block = next(fspo._row_blocks(batch["log_prob"]))
+    block = next(token_sums.row_blocks(batch["log_prob"]))
     temporaries = _BYTES_PER_BLOCK_TOKEN * min(rows, block.stop) * width
     allowed = {"kept": _BYTES_PER_ROW * rows, "peak": gradient + temporaries + _BYTES_PER_ROW * rows}
     found = {"kept": kept, "peak": call.peak, "gradient": gradient}

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fspo_verl.band import Band
 from fspo_verl.gpu.lines import Line
-from fspo_verl.loss import MAX_LOG_RATIO, Band, SequenceLoss
+from fspo_verl.loss import MAX_LOG_RATIO, SequenceLoss
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor, Band], SequenceLoss]
 

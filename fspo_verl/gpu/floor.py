@@ -3,7 +3,8 @@
 """The noise floor of this machine: how far log-probs of the same responses move with unchanged weights.
 
 verl computes the old log-probs and the new ones in other micro-batches. Here the same responses go through the same
-model in several of them, padded and packed, and what their log-probs differ by is noise. See :mod:`fspo_verl.noise`.
+model in several of them, padded and packed, and what their log-probs differ by is noise. See
+:mod:`fspo_verl.observe.noise`.
 """
 
 import importlib.util
@@ -18,11 +19,12 @@ import transformers
 from torch import Tensor
 from tqdm import tqdm
 
-from fspo_verl import noise, versions
+from fspo_verl import versions
+from fspo_verl.band import Band
 from fspo_verl.gpu import responses
 from fspo_verl.gpu.lines import Line
 from fspo_verl.gpu.responses import Responses
-from fspo_verl.loss import Band
+from fspo_verl.observe import noise
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
@@ -143,10 +145,10 @@ class Floor:
 def floor(differences: list[np.ndarray]) -> Floor:
     """The floor from differences of log-probs, ``[tokens]`` of each response.
 
-    A width of sqrt(L) holds S of L tokens, of which :data:`fspo_verl.noise.SHARE` lie outside
-    :data:`fspo_verl.noise.EPS_IN_SIGMA` root mean squares. S is taken of the prefixes of 16, 32, 64, ... tokens of the
-    responses that are so long, so that the lengths are compared on the same responses as far as possible, and eps is
-    that of the worst length.
+    A width of sqrt(L) holds S of L tokens, of which :data:`fspo_verl.observe.noise.SHARE` lie outside
+    :data:`fspo_verl.observe.noise.EPS_IN_SIGMA` root mean squares. S is taken of the prefixes of 16, 32, 64, ... tokens
+    of the responses that are so long, so that the lengths are compared on the same responses as far as possible, and
+    eps is that of the worst length.
     """
     tokens = np.concatenate(differences)
     sigma = float(np.sqrt(np.square(tokens).mean()))

@@ -22,7 +22,7 @@ from ledger_experiment import LedgerExperiment, launch  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 
 import fspo_verl.configs  # noqa: E402
-from fspo_verl.overrides import override  # noqa: E402
+from fspo_verl.preflight.overrides import override  # noqa: E402
 
 POOL, TRAIN_PROBLEMS = 32_768, 4_096
 ACTOR = "actor_rollout_ref.actor"

@@ -289,8 +289,8 @@ def _result(folder: Path) -> str:
 
 def choose_factors(args: argparse.Namespace) -> tuple[dict[str, float], dict]:
     """The multiple per loss with the highest mean training reward over the tuning seeds, and the table of all."""
-    from fspo_verl.compare import measure
-    from fspo_verl.trials import read_trials
+    from fspo_verl.compare.page import measure
+    from fspo_verl.compare.trials import read_trials
 
     columns = ["reward", "clip_rate", "accuracy"]
     scores = {loss: [] for loss in args.losses}

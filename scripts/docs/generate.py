@@ -43,7 +43,7 @@ def configuration() -> str:
         "response, L its length in tokens, Q the sum of its squared token log-ratios. Bad values and typos are refused "
         "before Ray starts, with the full key and what is allowed.",
         "## The clip band (fspo, and rloo as one of its members)",
-        fields("fspo_verl/loss.py", "Band"),
+        fields("fspo_verl/band.py", "Band"),
         "## What is measured (fspo, and every observed loss)",
         fields("fspo_verl/config.py", "Observation"),
         "## What each option of the group sets",
@@ -95,11 +95,11 @@ def checks() -> str:
         "printed: it trains, but works against the method. A **note** is for your information. Every finding names "
         "what is wrong, why, and the override that mends it.",
         "## At every launch, before Ray starts",
-        "The launch itself runs these (`fspo_verl/checks.py`), and so does `fspo-verl doctor`.",
-        _table(ROOT / "fspo_verl/checks.py"),
+        "The launch itself runs these (`fspo_verl/preflight/checks.py`), and so does `fspo-verl doctor`.",
+        _table(ROOT / "fspo_verl/preflight/checks.py"),
         "## Only by `fspo-verl doctor`",
         "These look at the machine, the files and the cluster.",
-        _table(ROOT / "fspo_verl/doctor.py", ROOT / "fspo_verl/workers.py"),
+        _table(ROOT / "fspo_verl/preflight/doctor.py", ROOT / "fspo_verl/preflight/ray_workers.py"),
     ]
     return "\n\n".join(parts)
 

@@ -11,18 +11,19 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from fspo_verl import compare, figures
-from fspo_verl.trials import MATCHED_RATE
+from fspo_verl.compare import page
+from fspo_verl.compare.trials import MATCHED_RATE
+from fspo_verl.report import figures
 
 ROOT = Path(__file__).parents[2]
 NAMES = {"gspo": "GSPO: range on the mean log-ratio", "fspo": "FSPO: range ∝ √L", "rloo": "fixed range on the ratio"}
 
 
 def draw(columns: int) -> Figure:
-    """One panel; ``columns`` is there for :func:`fspo_verl.figures.render`."""
-    trials, setup = compare.load(ROOT / "docs/comparison.json")
-    place = compare.bin_places(trials).to_numpy()
-    rates = compare.compare(trials, setup, "fspo", 0.5).clip_rates.query("kind == 'matched'")
+    """One panel; ``columns`` is there for :func:`fspo_verl.report.figures.render`."""
+    trials, setup = page.load(ROOT / "docs/comparison.json")
+    place = page.bin_places(trials).to_numpy()
+    rates = page.compare(trials, setup, "fspo", 0.5).clip_rates.query("kind == 'matched'")
     figure = Figure(figsize=(8, 3.7), layout="constrained")
     axes = figure.subplots()
     axes.axhline(MATCHED_RATE, color=figures.GREY, lw=0.8, ls=":")

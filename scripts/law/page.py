@@ -15,10 +15,13 @@ from matplotlib.ticker import FuncFormatter
 from publish import POSITIONS, SETTINGS
 from tqdm import tqdm
 
-from fspo_verl import fairness, figures
-from fspo_verl.fairness import METHODS, Estimate, Method
-from fspo_verl.figures import GREY, METHOD_STYLES, Series, Style
-from fspo_verl.records import read_records
+from fspo_verl.analysis import clip_rates, resampling
+from fspo_verl.analysis.counterfactuals import METHODS, Counterfactuals, Method, counterfactuals
+from fspo_verl.analysis.law import LawOfS, law_of_s
+from fspo_verl.analysis.resampling import Estimate
+from fspo_verl.observe.records import read_records
+from fspo_verl.report import figures
+from fspo_verl.report.figures import GREY, METHOD_STYLES, Series, Style
 
 RATE = 0.10  # every clip is scaled to take this share of the responses with an advantage
 SHAPES = {
@@ -49,8 +52,8 @@ class Measured:
     def direction(self) -> str:
         return self.name.split("-")[0]
 
-    def law(self) -> fairness.LawOfS:
-        return fairness.law_of_s(self.records, self.edges, _rng(), _DRAWS)
+    def law(self) -> LawOfS:
+        return law_of_s(self.records, self.edges, _rng(), _DRAWS)
 
 
 def _rng() -> np.random.Generator:
@@ -64,7 +67,7 @@ def read(folder: Path) -> dict[str, Measured]:
         records = read_records(file.parent)
         # Fewer bins for fewer responses: a bin needs 50 to take part.
         bins = int(np.clip(len(records) // 100, 3, 7))
-        edges = fairness.length_edges(records.length, bins)
+        edges = clip_rates.length_edges(records.length, bins)
         cells[file.parent.name] = Measured(file.parent.name, records, pd.read_parquet(file), edges)
     if not cells:
         raise SystemExit(f"{folder} holds no records: python scripts/law.py --publish {folder} writes them")
@@ -83,7 +86,7 @@ def rms_of_ratio(records: pd.DataFrame, edges) -> pd.DataFrame:
     rows = []
     for place_of_bin, (low, high) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
         inside = place == place_of_bin
-        rows.append((low, high - 1, inside.sum(), *_root_mean(squares[inside], fairness.clusters(moved[inside]))))
+        rows.append((low, high - 1, inside.sum(), *_root_mean(squares[inside], resampling.clusters(moved[inside]))))
     return pd.DataFrame(rows, columns=["low", "high", "n", "value", "lower", "upper"])
 
 
@@ -94,7 +97,7 @@ def _root_mean(squares: np.ndarray, cluster: np.ndarray) -> Estimate:
     return Estimate(
         *(
             x.item()
-            for x in fairness.clustered_bootstrap(
+            for x in resampling.clustered_bootstrap(
                 cluster, columns, lambda t: np.sqrt(t[..., 1:] / t[..., :1]), _rng(), _DRAWS
             )
         )
@@ -110,7 +113,7 @@ def by_position(positions: pd.DataFrame, shortest: int = _SAME_RESPONSES) -> pd.
     rows = []
     for low, part in same.groupby("low"):
         cluster = part.groupby("prompt", observed=True, sort=False).ngroup().to_numpy()
-        estimate = fairness.clustered_bootstrap(
+        estimate = resampling.clustered_bootstrap(
             cluster,
             part[["tokens", "quadratic_variation"]].to_numpy(float),
             lambda totals: np.sqrt(totals[..., 1:] / totals[..., :1]),
@@ -144,7 +147,7 @@ def exponent_within(positions: pd.DataFrame, first: int = 8, last: int = _SAME_R
         y = np.log(np.maximum(square / n - (mean / n) ** 2, 1e-30)) / 2
         return (y @ x / (x @ x))[..., None]
 
-    estimate = fairness.clustered_bootstrap(cluster, columns, slope, _rng(), _DRAWS)
+    estimate = resampling.clustered_bootstrap(cluster, columns, slope, _rng(), _DRAWS)
     return Estimate(*(value.item() for value in estimate))
 
 
@@ -178,7 +181,7 @@ def spread_by_mini_batch(records: pd.DataFrame) -> pd.DataFrame:
     """Root mean squares of S/√L and of S/√Q per mini-batch, over the responses that moved."""
     rows = []
     for mini_batch, part in records[records.quadratic_variation > 0].groupby("mini_batch"):
-        s, cluster = part.log_ratio.to_numpy(float), fairness.clusters(part)
+        s, cluster = part.log_ratio.to_numpy(float), resampling.clusters(part)
         per_length = _root_mean(s**2 / part.length.to_numpy(), cluster)
         per_variation = _root_mean(s**2 / part.quadratic_variation.to_numpy(float), cluster)
         rows.append((mini_batch, len(part), *per_length, *per_variation))
@@ -187,7 +190,7 @@ def spread_by_mini_batch(records: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names)
 
 
-def matched(records: pd.DataFrame, edges, catalogue=METHODS) -> fairness.Counterfactuals:
+def matched(records: pd.DataFrame, edges, catalogue=METHODS) -> Counterfactuals:
     """Every catalogued band scaled to :data:`RATE`, where it can be."""
     methods = {}
     for key in SHAPES:
@@ -196,7 +199,7 @@ def matched(records: pd.DataFrame, edges, catalogue=METHODS) -> fairness.Counter
         except ValueError:
             continue
         methods[key] = catalogue[key]
-    return fairness.counterfactuals(records, edges, _rng(), RATE, methods, _DRAWS)
+    return counterfactuals(records, edges, _rng(), RATE, methods, _DRAWS)
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -243,7 +246,7 @@ def law_table(cells: Sequence[Measured]) -> str:
     for cell in cells:
         law, moved = cell.law(), cell.records[cell.records.quadratic_variation > 0]
         ratio = _root_mean(
-            (moved.log_ratio.astype(float) ** 2 / moved.quadratic_variation).to_numpy(), fairness.clusters(moved)
+            (moved.log_ratio.astype(float) ** 2 / moved.quadratic_variation).to_numpy(), resampling.clusters(moved)
         )
         rows.append(
             {
@@ -418,7 +421,7 @@ def draw(cells: dict[str, Measured], columns: int):
     )
 
     table = matched(main.records, main.edges).by_length
-    table = table[(table.side == "all") & (table.n >= fairness.MIN_COUNT)]
+    table = table[(table.side == "all") & (table.n >= clip_rates.MIN_COUNT)]
     keys = [key for key in ("fspo", "rloo", "gspo", "fspo_studentized") if key in set(table.method)]
     figures.by_length(rates, [Series(SHAPES[key], METHOD_STYLES[key], table[table.method == key]) for key in keys])
     rates.axhline(RATE, color=GREY, lw=0.8)
@@ -448,7 +451,7 @@ def draw(cells: dict[str, Measured], columns: int):
 
 
 def _usable(table: pd.DataFrame) -> pd.DataFrame:
-    return table[table.n >= fairness.MIN_COUNT]
+    return table[table.n >= clip_rates.MIN_COUNT]
 
 
 # --- page ------------------------------------------------------------------------------------------------------------

@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fspo_verl.loss import Band, fspo_loss
-from fspo_verl.observation import loss_columns, to_numpy, token_columns
-from fspo_verl.records import RecordWriter
+from fspo_verl.band import Band
+from fspo_verl.loss import fspo_loss
+from fspo_verl.observe.columns import loss_columns, to_numpy, token_columns
+from fspo_verl.observe.records import RecordWriter
 
 POSITIONS = "positions.parquet"
 SETTINGS = "law.json"

@@ -16,9 +16,9 @@ import pandas as pd
 import psutil
 import report
 
-from fspo_verl import doctor, workers
-from fspo_verl.overrides import override
-from fspo_verl.resume import TRACKER
+from fspo_verl.preflight import doctor, ray_workers
+from fspo_verl.preflight.loss_history import TRACKER
+from fspo_verl.preflight.overrides import override
 
 
 class Failure(Exception):
@@ -41,7 +41,7 @@ def check_place(output: Path) -> None:
     Raises:
         Failure: says which, and what mends it.
     """
-    if problem := workers.too_long_for_ray():
+    if problem := ray_workers.too_long_for_ray():
         raise Failure("; ".join(problem))
     if doctor.is_pattern(output):
         raise Failure(f"{output} cannot be read as the name of one folder (* ? [...] and ${{...}}); choose another")

@@ -10,7 +10,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from fspo_verl import figures, runs
+from fspo_verl.analysis import runs
+from fspo_verl.report import figures
 
 # verl's metric names. Losses report what they clip under different names; the first that is there counts.
 COLUMNS = {

@@ -11,11 +11,14 @@ import numpy as np
 import pandas as pd
 from scipy.stats import norm
 
-from fspo_verl import fairness, noise
-from fspo_verl.fairness import METHODS, Counterfactuals, Estimate, LawOfS
-from fspo_verl.loss import Band
-from fspo_verl.noise import Noise
-from fspo_verl.runs import Run, config_differences, live_clip_rates
+from fspo_verl.analysis import clip_rates, resampling
+from fspo_verl.analysis.counterfactuals import METHODS, Counterfactuals, counterfactuals
+from fspo_verl.analysis.law import LawOfS, law_of_s
+from fspo_verl.analysis.resampling import Estimate
+from fspo_verl.analysis.runs import Run, config_differences, live_clip_rates
+from fspo_verl.band import Band
+from fspo_verl.observe import noise
+from fspo_verl.observe.noise import Noise
 
 DRAWS, _WINDOW_DRAWS = 400, 100  # of resampling and of chance
 MATCHED_RATE = 0.15  # every method re-scaled to clip this share of all responses with an advantage
@@ -64,17 +67,17 @@ def analyse(run: Run, edges: np.ndarray, rng: np.random.Generator) -> Analysis |
 
     Args:
         run: the run.
-        edges: of length bins that cover all its lengths, see :func:`fspo_verl.fairness.length_edges`.
+        edges: of length bins that cover all its lengths, see :func:`fspo_verl.analysis.clip_rates.length_edges`.
         rng: source of all draws.
     """
     records = run.records
     counted = records[records.advantage != 0]
     if counted.empty:
         return None
-    clusters = fairness.clusters(counted)
-    rates = fairness.rate_by_length(counted.length, counted.clipped, edges, clusters=clusters)
-    law = fairness.law_of_s(records, edges, rng, DRAWS)
-    lre, floor = fairness.lre_against_chance(counted, counted.clipped, edges, rng, DRAWS)
+    clusters = resampling.clusters(counted)
+    rates = clip_rates.rate_by_length(counted.length, counted.clipped, edges, clusters=clusters)
+    law = law_of_s(records, edges, rng, DRAWS)
+    lre, floor = clip_rates.lre_against_chance(counted, counted.clipped, edges, rng, DRAWS)
     moved = records[records.quadratic_variation > 0]
     z = (moved.log_ratio + moved.quadratic_variation / 2) / np.sqrt(moved.quadratic_variation)
     return Analysis(
@@ -84,12 +87,12 @@ def analyse(run: Run, edges: np.ndarray, rng: np.random.Generator) -> Analysis |
         rates=rates,
         lre=lre,
         floor=floor.worst,
-        lre_excluded=fairness.length_reweighting_error(rates).excluded_responses,
-        stock=fairness.counterfactuals(records, edges, rng, draws=DRAWS),
+        lre_excluded=clip_rates.length_reweighting_error(rates).excluded_responses,
+        stock=counterfactuals(records, edges, rng, draws=DRAWS),
         matched=_matched(records, edges, rng),
         law=law,
         quantiles=_quantiles(z, moved.log_ratio / (law.sigma.value * np.sqrt(moved.length))),
-        outliers=_overall(moved.length, np.abs(z) > _OUTLIER, fairness.clusters(moved), edges),
+        outliers=_overall(moved.length, np.abs(z) > _OUTLIER, resampling.clusters(moved), edges),
         windows=_windows(records, edges, rng),
     )
 
@@ -112,7 +115,7 @@ def band_of(settings: dict | None) -> Band | None:
 
 
 def method_of(settings: dict | None) -> str | None:
-    """The key in :data:`fspo_verl.fairness.METHODS` of the method with the shape of a run's clip, if there is one."""
+    """The key in :data:`METHODS` of the method with the shape of a run's clip, if there is one."""
     if settings is not None and settings["loss"] == "vanilla":
         return "grpo"
     band = band_of(settings)
@@ -131,7 +134,7 @@ def live_rates(run: Run, rng: np.random.Generator) -> pd.DataFrame:
     for low, part in live_clip_rates(run.metrics).groupby("low"):
         part = part[part.responses > 0]
         if len(part):
-            value, lower, upper = fairness.clustered_bootstrap(
+            value, lower, upper = resampling.clustered_bootstrap(
                 np.arange(len(part)), part[["clipped", "responses"]].to_numpy(), _quotient, rng
             )
             high = np.fmax(longest, low) if part.high.isna().any() else part.high.max()
@@ -212,7 +215,7 @@ def _shape(band: Band) -> tuple:
 
 
 def _overall(length, share, clusters, edges) -> pd.Series:
-    return fairness.rate_by_length(length, share, edges[[0, -1]], clusters=clusters).iloc[0]
+    return clip_rates.rate_by_length(length, share, edges[[0, -1]], clusters=clusters).iloc[0]
 
 
 def _matched(records: pd.DataFrame, edges: np.ndarray, rng: np.random.Generator) -> Counterfactuals | None:
@@ -223,7 +226,7 @@ def _matched(records: pd.DataFrame, edges: np.ndarray, rng: np.random.Generator)
             return False
 
     methods = {key: method for key, method in METHODS.items() if reaches(method)}
-    return fairness.counterfactuals(records, edges, rng, MATCHED_RATE, methods, DRAWS) if methods else None
+    return counterfactuals(records, edges, rng, MATCHED_RATE, methods, DRAWS) if methods else None
 
 
 def _quantiles(z: pd.Series, per_sqrt_length: pd.Series) -> pd.DataFrame:
@@ -245,8 +248,8 @@ def _windows(records: pd.DataFrame, edges: np.ndarray, rng: np.random.Generator)
         columns = np.column_stack(
             [np.ones(len(moved)), moved.quadratic_variation / moved.length, moved.log_ratio / moved.length]
         )
-        law = fairness.clustered_bootstrap(fairness.clusters(moved), columns, _sigma_and_drift, rng, _WINDOW_DRAWS)
-        lre, (floor, _) = fairness.lre_against_chance(counted, counted.clipped, edges, rng, _WINDOW_DRAWS)
+        law = resampling.clustered_bootstrap(resampling.clusters(moved), columns, _sigma_and_drift, rng, _WINDOW_DRAWS)
+        lre, (floor, _) = clip_rates.lre_against_chance(counted, counted.clipped, edges, rng, _WINDOW_DRAWS)
         row = {"first_step": window[0], "last_step": window[-1], "step": window.mean()}
         row |= {"n": len(counted), "moved": len(moved)}
         for name, numbers in (("sigma", [x[0] for x in law]), ("drift", [x[1] for x in law]), ("lre", lre)):

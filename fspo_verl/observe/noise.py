@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fspo_verl.loss import Band
+from fspo_verl.band import Band
 
 SHARE = 0.01
 """Of the unmoved responses, the share outside the band up to which their noise counts as harmless.
@@ -57,7 +57,7 @@ def unmoved(mini_batch, settings: Mapping | None):
 
 
 def of_records(records, settings: Mapping | None, band: Band | None) -> Noise | None:
-    """The noise of a run's records (a DataFrame of :mod:`fspo_verl.records`), against a band; None if none shows it."""
+    """The noise of a run's records (see :mod:`fspo_verl.observe.records`), against a band; None if none shows it."""
     rows = records[unmoved(records["mini_batch"], settings)]
     if not len(rows):
         return None
@@ -75,7 +75,7 @@ def of_records(records, settings: Mapping | None, band: Band | None) -> Noise | 
 
 
 def of_metrics(metrics) -> Noise | None:
-    """The noise of a run's live metrics (a table of :class:`fspo_verl.runs.Run`); None if it logs none."""
+    """The noise of a run's live metrics (a table of :class:`fspo_verl.analysis.runs.Run`); None if it logs none."""
     names = [f"actor/fspo/unmoved_{name}" for name in ("fraction", "sigma_squared", "outside_fraction")]
     if not set(names[:2]) <= set(metrics):
         return None

@@ -27,8 +27,18 @@ import torch
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from fspo_verl import fairness, figures, noise, terminal
-from fspo_verl.analysis import (
+from fspo_verl import terminal
+from fspo_verl.analysis.clip_rates import length_edges
+from fspo_verl.analysis.counterfactuals import METHODS, Counterfactuals
+from fspo_verl.analysis.resampling import Estimate
+from fspo_verl.analysis.runs import RECORDS_DIR, Run, config_differences, read_runs, written
+from fspo_verl.band import Band
+from fspo_verl.files import write_whole
+from fspo_verl.observe import noise
+from fspo_verl.observe.noise import Noise
+from fspo_verl.report import figures
+from fspo_verl.report.figures import Rates, Scatter, Series, Style
+from fspo_verl.report.numbers import (
     MATCHED_RATE,
     Analysis,
     analyse,
@@ -40,12 +50,6 @@ from fspo_verl.analysis import (
     steps,
     tables,
 )
-from fspo_verl.fairness import METHODS, Counterfactuals, Estimate
-from fspo_verl.figures import Rates, Scatter, Series, Style
-from fspo_verl.files import write_whole
-from fspo_verl.loss import Band
-from fspo_verl.noise import Noise
-from fspo_verl.runs import RECORDS_DIR, Run, config_differences, read_runs, written
 from fspo_verl.versions import installed
 
 _MADE_BY = "fspo-verl report"
@@ -147,7 +151,7 @@ def watch(args: argparse.Namespace) -> None:
 def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]:
     """All files of a report: name, relative to its folder, to content. The same for the same input."""
     # One set of bins for all runs, so that they can be compared.
-    edges = fairness.length_edges(np.concatenate([run.records.length for run in runs]), bins)
+    edges = length_edges(np.concatenate([run.records.length for run in runs]), bins)
     generators = [np.random.default_rng([seed, i]) for i in range(len(runs))]
     results = [analyse(run, edges, rng) for run, rng in zip(tqdm(runs, "numbers", delay=2), generators, strict=True)]
     analyses = [result for result in results if result is not None]
@@ -650,13 +654,13 @@ def _page(
     runs: Sequence[Run], analyses: Sequence[Analysis], parts: dict[str, Part], lacking: list[str], facts: dict
 ) -> bytes:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fspo_verl", "."),
+        loader=jinja2.PackageLoader("fspo_verl.report", "."),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = environment.get_template("report.html.jinja").render(
+    page = environment.get_template("page.html.jinja").render(
         runs=runs,
         summary=[_settings_table(runs), *([_results_table(analyses)] if analyses else [])],
         parts=parts,

@@ -18,8 +18,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from fspo_verl.loss import Band
-from fspo_verl.records import read_records, record_files
+from fspo_verl.band import Band
+from fspo_verl.observe.records import read_records, record_files
 
 logger = logging.getLogger("fspo_verl")
 
@@ -49,8 +49,8 @@ class Run:
     """Indexed by ``step``, one float column per logged metric; NaN where a step did not log it."""
 
     records: pd.DataFrame
-    """One row per response and optimiser step, see :data:`fspo_verl.records.COLUMNS`; with ``max_rows`` a random part
-    of ``attrs["rows"]``. ``attrs["settings"]`` names the loss and its clip range."""
+    """One row per response and optimiser step, see :data:`fspo_verl.observe.records.COLUMNS`; with ``max_rows`` a
+    random part of ``attrs["rows"]``. ``attrs["settings"]`` names the loss and its clip range."""
 
     config: dict | None
     """The composed Hydra config, interpolations as written."""
@@ -62,7 +62,7 @@ class Run:
     def settings(self) -> dict | None:
         """The loss that trained and its clip range, as the records have it, or else the config; None without either.
 
-        Keys: ``loss`` (verl's ``loss_mode``), ``band`` (fields of :class:`fspo_verl.loss.Band`, or None for a loss
+        Keys: ``loss`` (verl's ``loss_mode``), ``band`` (fields of :class:`fspo_verl.band.Band`, or None for a loss
         without one), ``clip_ratio_low``, ``clip_ratio_high``, ``clip_ratio_c``.
         """
         recorded = self.records.attrs.get("settings")

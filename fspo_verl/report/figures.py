@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from fspo_verl.fairness import takes_part
+from fspo_verl.analysis.clip_rates import takes_part
 
 _LENGTH = "response length L (tokens)"
 BLACK, GREY = "#000000", "#7f7f7f"
@@ -81,7 +81,7 @@ def run_styles(methods: Sequence[str | None]) -> list[Style]:
 
 
 class Series(NamedTuple):
-    """A table of :mod:`fspo_verl.fairness` with columns low, high, n, ``column``, lower, upper, and how to draw it."""
+    """A table by length, with columns low, high, n, ``column``, lower and upper, and how to draw it."""
 
     label: str
     style: Style

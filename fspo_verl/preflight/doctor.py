@@ -32,8 +32,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import NormalDist
 
-from fspo_verl import terminal, versions, workers
-from fspo_verl.overrides import override
+from fspo_verl import terminal, versions
+from fspo_verl.preflight import ray_workers
+from fspo_verl.preflight.overrides import override
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
 _DEFAULT_OVERRIDES = ["+algorithm.policy_loss=fspo"]
@@ -53,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
     if versions.installed("verl") is None:
         raise ValueError(f"verl is not installed in {sys.prefix}: pip install 'verl{versions.SUPPORTED_VERL}'")
     # Ray starts while this process imports verl, which takes both of them some seconds.
-    asked = None if args.no_worker else workers.Workers()
+    asked = None if args.no_worker else ray_workers.Workers()
     try:
         found, plan = examine(module, overrides, complete="-m" in args.launch, args=args, asked=asked)
     finally:
@@ -107,7 +108,9 @@ def refuse_malformed(arguments: list[str]) -> None:
             raise ValueError(f"{text!r} is no override KEY=VALUE: {str(error).splitlines()[0]}") from None
 
 
-def examine(module: str, overrides: list[str], complete: bool, args: argparse.Namespace, asked: workers.Workers | None):
+def examine(
+    module: str, overrides: list[str], complete: bool, args: argparse.Namespace, asked: ray_workers.Workers | None
+):
     """All findings about the installation and the launch, errors first, and the plan if asked for.
 
     Args:
@@ -115,8 +118,8 @@ def examine(module: str, overrides: list[str], complete: bool, args: argparse.Na
     """
     from omegaconf import OmegaConf
 
-    from fspo_verl import checks
-    from fspo_verl.plan import plan
+    from fspo_verl.preflight import checks
+    from fspo_verl.preflight.plan import plan
 
     def look(config):
         if OmegaConf.select(config, checks.ACTOR) is None:
@@ -147,15 +150,15 @@ def examine(module: str, overrides: list[str], complete: bool, args: argparse.Na
                     what = f"no plan can be made of this config: {type(error).__name__}: {error}"
                     found.append(checks.Finding("warning", "plan", what, "a number in it is missing, 0 or a text"))
     if asked:
-        found += workers.findings(asked, config)
+        found += ray_workers.findings(asked, config)
         if complete and config is not None:
-            found += workers.gpus(asked, config)
+            found += ray_workers.gpus(asked, config)
     return checks.by_severity(found), rows
 
 
 def composes_nothing(module: str, error: Exception):
     """What stops Hydra, or the import of the main."""
-    from fspo_verl.checks import Finding
+    from fspo_verl.preflight.checks import Finding
 
     return Finding("error", "composition", f"{module} composes no config", str(error).strip())
 
@@ -216,8 +219,8 @@ def installation() -> Iterator:
     """Versions, and whether verl and Hydra find this package here."""
     from importlib import metadata
 
-    from fspo_verl import contract
-    from fspo_verl.checks import Finding
+    from fspo_verl.preflight import contract
+    from fspo_verl.preflight.checks import Finding
 
     found = {package: versions.installed(package) for package in versions.TESTED}
     text = ", ".join(f"{package} {version or 'not installed'}" for package, version in found.items())
@@ -238,11 +241,11 @@ def installation() -> Iterator:
         yield Finding("note", "untested_versions", f"not among the tested versions: {', '.join(others)}", tested)
     if not any(point.value == "fspo_verl.plugin" for point in metadata.entry_points(group="verl.plugins")):
         why = "the package is imported, not installed"
-        yield Finding("error", "entry_point", "verl finds no plugin fspo_verl", why, workers.INSTALL)
+        yield Finding("error", "entry_point", "verl finds no plugin fspo_verl", why, ray_workers.INSTALL)
     plugins = importlib.util.find_spec("hydra_plugins")
     if plugins is None or importlib.util.find_spec("hydra_plugins.fspo_verl_searchpath") is None:
         why = "Hydra does not see the packaged configs, and +algorithm.policy_loss=fspo would be a dead value"
-        yield Finding("error", "search_path", "hydra_plugins.fspo_verl_searchpath is missing", why, workers.INSTALL)
+        yield Finding("error", "search_path", "hydra_plugins.fspo_verl_searchpath is missing", why, ray_workers.INSTALL)
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
     if policy != "auto" and "fspo_verl" not in policy:
         why = "the launch is not checked before Ray starts, and baselines are not observed"
@@ -254,7 +257,7 @@ def installation() -> Iterator:
 
 def selects_no_loss_of_ours(config) -> Iterator:
     """A launch that trains without this package."""
-    from fspo_verl.checks import POLICY_LOSS, Finding, Launch
+    from fspo_verl.preflight.checks import POLICY_LOSS, Finding, Launch
 
     launch = Launch(config)
     if not launch.is_ours:
@@ -269,7 +272,7 @@ def is_pattern(path: str | Path) -> bool:
 
 def data_files(config, severity: str) -> Iterator:
     """Data sets that are not there, or that verl would read as something else."""
-    from fspo_verl.checks import Finding
+    from fspo_verl.preflight.checks import Finding
 
     for key in ("train_files", "val_files"):
         files = config.data[key]
@@ -286,7 +289,7 @@ def data_files(config, severity: str) -> Iterator:
 
 def model_folders(config) -> Iterator:
     """Models of the actor and the critic that are neither a folder with a model nor a name on a hub."""
-    from fspo_verl.checks import Finding
+    from fspo_verl.preflight.checks import Finding
 
     for section in ("actor_rollout_ref", *(["critic"] if _needs_critic(config) else [])):
         key, path = f"{section}.model.path", str(config[section].model.path)
@@ -320,7 +323,7 @@ def verls_own_checks(module: str, config) -> Iterator:
     Two of its checks look beyond the config: they load the critic's model, and vLLM. Where these are elsewhere, the
     rest is checked.
     """
-    from fspo_verl.checks import Finding
+    from fspo_verl.preflight.checks import Finding
 
     validate = getattr(importlib.import_module(module), "validate_config", None)
     if validate is None:
@@ -354,7 +357,7 @@ def judge_eps(config, sigma: float | None, records_folder: Path | None) -> list:
             Q = L·sigma² and mean −Q/2 (derived here from E_old[e^S] = 1).
         records_folder: a run whose recorded S and L are taken instead.
     """
-    from fspo_verl.checks import POLICY_LOSS, Finding, Launch
+    from fspo_verl.preflight.checks import POLICY_LOSS, Finding, Launch
 
     launch = Launch(config)
     if not launch.is_fspo or (sigma is None and records_folder is None):
@@ -383,16 +386,16 @@ def judge_eps(config, sigma: float | None, records_folder: Path | None) -> list:
 
 
 def judge_noise(config, sigma: float | None, records_folder: Path | None) -> list:
-    """Whether the band tells a move from numerical noise (:mod:`fspo_verl.noise`).
+    """Whether the band tells a move from numerical noise (:mod:`fspo_verl.observe.noise`).
 
     Args:
         sigma: standard deviation of a token's log-ratio with nothing moved, nats. S of L tokens is then taken as normal
             with mean 0 and variance L·sigma²: noises of tokens that are independent.
         records_folder: a run whose unmoved responses are taken instead; one without any says nothing.
     """
-    from fspo_verl import noise
-    from fspo_verl.checks import POLICY_LOSS, Finding, Launch
-    from fspo_verl.records import read_records
+    from fspo_verl.observe import noise
+    from fspo_verl.observe.records import read_records
+    from fspo_verl.preflight.checks import POLICY_LOSS, Finding, Launch
 
     launch = Launch(config)
     if not launch.is_fspo or (sigma is None and records_folder is None):
@@ -441,7 +444,7 @@ def _outside_recorded(band, folder: Path) -> tuple[dict[str, float], float]:
     import pandas as pd
     import torch
 
-    from fspo_verl.records import read_records
+    from fspo_verl.observe.records import read_records
 
     records = read_records(folder, ["length", "log_ratio", "quadratic_variation"], max_rows=1_000_000)
     records = records[records.quadratic_variation > 0]

@@ -116,7 +116,7 @@ def _unreachable(address: str) -> str | None:
 
 def findings(workers: Workers, config) -> Iterator:
     """What the workers lack of what a launch needs; ``config`` is None where there is none to ask about."""
-    from fspo_verl.checks import Finding
+    from fspo_verl.preflight.checks import Finding
 
     if workers.problem:
         yield Finding("error", "worker", workers.problem, fix=workers.fix)
@@ -141,7 +141,7 @@ def missing(sees: dict, config) -> tuple[str, str]:
     """What a worker lacks, and what mends it; two empty strings if nothing."""
     import verl
 
-    from fspo_verl.checks import Launch
+    from fspo_verl.preflight.checks import Launch
 
     launch = config and Launch(config)
     mode = str(launch.loss_mode) if launch else "fspo"
@@ -159,7 +159,7 @@ def missing(sees: dict, config) -> tuple[str, str]:
 
 def gpus(workers: Workers, config) -> Iterator:
     """Fewer GPUs than the launch books; verl would wait for them or fail minutes later."""
-    from fspo_verl.checks import Finding, Launch
+    from fspo_verl.preflight.checks import Finding, Launch
 
     rollout = Launch(config).rollout_pool
     pools = [config.trainer] if rollout is None else [config.trainer, rollout]

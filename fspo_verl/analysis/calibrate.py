@@ -30,15 +30,18 @@ import pandas as pd
 from omegaconf import OmegaConf
 from scipy import optimize, stats
 
-from fspo_verl import fairness, fit, noise
-from fspo_verl.fairness import MIN_COUNT, Estimate, LawOfS
-from fspo_verl.fit import SIDES, Fit, Judgement
-from fspo_verl.loss import Band
-from fspo_verl.noise import Noise
-from fspo_verl.runs import Run, read_run
+from fspo_verl.analysis import band_fit, clip_rates, resampling
+from fspo_verl.analysis.band_fit import SIDES, Fit, Judgement
+from fspo_verl.analysis.clip_rates import MIN_COUNT
+from fspo_verl.analysis.law import LawOfS, law_of_s
+from fspo_verl.analysis.resampling import Estimate
+from fspo_verl.analysis.runs import Run, read_run
+from fspo_verl.band import Band
+from fspo_verl.observe import noise
+from fspo_verl.observe.noise import Noise
 
 KEY = "actor_rollout_ref.actor.policy_loss."
-PREFIX = "actor/fspo/"  # of the live metrics, see fspo_verl/metrics.py (which imports verl)
+PREFIX = "actor/fspo/"  # of the live metrics, see fspo_verl/observe/metrics.py (which imports verl)
 _NOTHING_MOVED = (
     "no recorded response has moved (Q = 0 in all of them): with one optimiser step per rollout the ratio stays 1 and "
     "no clip can act; lower actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size"
@@ -126,23 +129,24 @@ def calibrate(
 
     eps_high is the smallest number such that at most the share ``target`` of the responses with A > 0 has
     (S − c)/s > eps_high; eps_low likewise with A < 0 and (c − S)/s. Their intervals are the quantiles at the ends of
-    the rate's interval. That is Wilson's with clusters and Student's t (:func:`fspo_verl.fairness.rate_by_length`). A
-    cluster is a training step: its responses share an update, and steps differ by more than their prompts do. With
-    records of one step a cluster is a prompt, and the intervals hold for this update alone. The interval of the rate is
-    for a re-run of the same size at the fitted eps, with other steps: its variance is twice that of a rate at a fixed
-    eps, once for these records, which fixed the eps, and once for the re-run. What another seed does to the course of a
-    whole run is in neither. How often they hold is in ``docs/coverage.md``.
+    the rate's interval. That is Wilson's with clusters and Student's t
+    (:func:`fspo_verl.analysis.clip_rates.rate_by_length`). A cluster is a training step: its responses share an update,
+    and steps differ by more than their prompts do. With records of one step a cluster is a prompt, and the intervals
+    hold for this update alone. The interval of the rate is for a re-run of the same size at the fitted eps, with other
+    steps: its variance is twice that of a rate at a fixed eps, once for these records, which fixed the eps, and once
+    for the re-run. What another seed does to the course of a whole run is in neither. How often they hold is in
+    ``docs/coverage.md``.
 
     Args:
         records: of a run, with unmoved responses.
         target: share between 0 and 1.
         rng: source of all draws.
-        bins, min_count, draws, confidence: as in :mod:`fspo_verl.fairness`.
+        bins, min_count, draws, confidence: as in :mod:`fspo_verl.analysis.clip_rates`.
 
     Raises:
         ValueError: nothing has moved, a sign of the advantage is missing, or no shape reaches the target.
     """
-    side = fairness.sides(records)
+    side = clip_rates.sides(records)
     moved = records["quadratic_variation"].to_numpy() > 0
     for name, sign in (("upper", ">"), ("lower", "<")):
         if not side[name].any():
@@ -151,21 +155,22 @@ def calibrate(
             )
     if not moved[side["all"]].any():
         raise ValueError(_NOTHING_MOVED)
-    fits = tuple(fit.fit(records, shape, target, confidence) for shape in fit.SHAPES)
+    fits = tuple(band_fit.fit(records, shape, target, confidence) for shape in band_fit.SHAPES)
     if not any(found.band and found.shape.bounded for found in fits):
         reasons = "; ".join(dict.fromkeys(found.refused for found in fits if found.refused))
         raise ValueError(f"no band clips {target:g} of the responses on each side: {reasons}")
-    edges = fairness.length_edges(records["length"], bins)
-    law = fairness.law_of_s(records, edges, rng, draws, min_count, confidence)
+    edges = clip_rates.length_edges(records["length"], bins)
+    law = law_of_s(records, edges, rng, draws, min_count, confidence)
     usable = law.variation_by_length[law.variation_by_length["lower"].notna()]
-    halves = fit.halves(records)
-    earlier = tuple(fit.fit(halves[0], shape, target, confidence) for shape in fit.SHAPES)
-    judging = fit.judging_edges(halves[1], bins, min_count)
-    judged = tuple(fit.judge(halves[1], found, target, judging, rng, draws, min_count) for found in earlier)
+    halves = band_fit.halves(records)
+    earlier = tuple(band_fit.fit(halves[0], shape, target, confidence) for shape in band_fit.SHAPES)
+    judging = band_fit.judging_edges(halves[1], bins, min_count)
+    judged = tuple(band_fit.judge(halves[1], found, target, judging, rng, draws, min_count) for found in earlier)
     parts = {"both": (records, SIDES), "upper": (records, ["upper"]), "lower": (records, ["lower"])}
     parts |= {"earlier": (halves[0], SIDES), "later": (halves[1], SIDES)}
     power = {
-        name: fit.power_of_log_ratio(part, "zero", target, sides, confidence) for name, (part, sides) in parts.items()
+        name: band_fit.power_of_log_ratio(part, "zero", target, sides, confidence)
+        for name, (part, sides) in parts.items()
     }
     recommended, reasons = recommend(fits, judged)
     band = fits[recommended].band
@@ -175,12 +180,12 @@ def calibrate(
         target=target,
         responses=int(side["all"].sum()),
         moved=float(moved[side["all"]].mean()),
-        prompts=int(fairness.clusters(records).max()) + 1,
+        prompts=int(resampling.clusters(records).max()) + 1,
         steps=int(records["step"].nunique()),
         shortest=int(records["length"].min()),
         longest=int(records["length"].max()),
-        clip_rate=fairness.clip_rate(records),
-        rerun_by=fit.resampled(records)[0],
+        clip_rate=clip_rates.clip_rate(records),
+        rerun_by=band_fit.resampled(records)[0],
         law=law,
         spread={} if usable.empty else usable.iloc[-1].to_dict(),
         power=power,
@@ -197,9 +202,9 @@ def calibrate(
 
 def _named(part: pd.DataFrame) -> str:
     steps = part["step"].unique()
-    if len(steps) > 1 or fit.resampled(part)[0] == "steps":
+    if len(steps) > 1 or band_fit.resampled(part)[0] == "steps":
         return f"steps {steps.min()} to {steps.max()}"
-    return f"{fairness.clusters(part).max() + 1} prompts"
+    return f"{resampling.clusters(part).max() + 1} prompts"
 
 
 # --- which shape -----------------------------------------------------------------------------------------------------
@@ -258,7 +263,7 @@ def _warnings(records, side, target: float, law: LawOfS, power: dict[str, Estima
         clipped = target * side[sign].sum()
         if clipped < _FEW_CLIPPED:
             yield f"{name} rests on {clipped:.0f} clipped responses: record more steps, or take a higher target"
-    if fit.resampled(records)[0] == "prompts":
+    if band_fit.resampled(records)[0] == "prompts":
         yield "all records are of one step: eps and clip rate hold for its update, and another may move further or less"
     table = law.variation_by_length
     usable = np.flatnonzero(table["lower"].notna())

@@ -5,7 +5,7 @@
 verl promises none of it: a plugin of a training framework leans on more than a public interface. :data:`LINES` is the
 whole list, the table of docs/verl_internals.md is written from it, and :func:`broken` tells in seconds, without Ray,
 which lines an installed verl does not keep. ``fspo-verl doctor`` runs it always, a launch on a verl that was never
-tested (:mod:`fspo_verl.preflight`).
+tested (:mod:`fspo_verl.preflight.hook`).
 
 Where a line says "read", it is the source of verl that is looked at, as running it would take workers.
 """
@@ -26,7 +26,8 @@ from pathlib import Path
 import torch
 from omegaconf import OmegaConf
 
-from fspo_verl import checks, sources, versions
+from fspo_verl import versions
+from fspo_verl.preflight import checks, sources
 
 PARTS = {
     "loss": "the policy loss and its metrics, in every worker",
@@ -255,7 +256,7 @@ def _actor_fields() -> Iterator[str]:
 
 def _metric(values: list[float]):
     metric = _get("verl.utils.metric.Metric")("mean")
-    metric.values = values  # as fspo_verl.metrics does
+    metric.values = values  # as fspo_verl.observe.metrics does
     return metric
 
 
@@ -340,7 +341,7 @@ def _refuses_bad_batches() -> Iterator[str]:
 
 
 def _finds_checkpoints() -> Iterator[str]:
-    from fspo_verl.resume import TRACKER
+    from fspo_verl.preflight.loss_history import TRACKER
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, TRACKER).write_text("7")

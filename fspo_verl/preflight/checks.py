@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of a composed launch config: functions from a launch to findings; :func:`findings` runs them all.
 
-Both the launch itself (:mod:`fspo_verl.preflight`) and ``fspo-verl doctor`` run this list. Imported while verl is only
-partly imported; hence ``import a.b.c``, and ``fspo_verl.config`` only inside functions.
+Both the launch itself (:mod:`fspo_verl.preflight.hook`) and ``fspo-verl doctor`` run this list. Imported while verl is
+only partly imported; hence ``import a.b.c``, and ``fspo_verl.config`` only inside functions.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ import verl.trainer.ppo.core_algos
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-import fspo_verl.composition
 import fspo_verl.loss
-import fspo_verl.records
-import fspo_verl.resume
-import fspo_verl.sources
+import fspo_verl.observe.records
+import fspo_verl.preflight.composition
+import fspo_verl.preflight.loss_history
+import fspo_verl.preflight.sources
 
 SEVERITIES = ("error", "warning", "note")
 GROUP = "algorithm.policy_loss"
@@ -69,9 +69,9 @@ class Launch:
     config: DictConfig
 
     @cached_property
-    def parts(self) -> list["fspo_verl.composition.Part"]:
-        """The files that the config was composed from; see :func:`fspo_verl.composition.parts`."""
-        return fspo_verl.composition.parts()
+    def parts(self) -> list["fspo_verl.preflight.composition.Part"]:
+        """The files that the config was composed from; see :func:`fspo_verl.preflight.composition.parts`."""
+        return fspo_verl.preflight.composition.parts()
 
     @property
     def actor(self) -> DictConfig:
@@ -104,7 +104,7 @@ class Launch:
         return [*(n for n in (64, 256, 1024, 4096, 16384) if n < self.max_response_length), self.max_response_length]
 
     @cached_property
-    def band(self) -> "fspo_verl.loss.Band":
+    def band(self) -> "fspo_verl.band.Band":
         """The clip band of an fspo launch.
 
         Raises:
@@ -112,7 +112,7 @@ class Launch:
         """
         from fspo_verl.config import FSPOPolicyLossConfig
 
-        return FSPOPolicyLossConfig(**fspo_verl.loss.Band.fields_in(self.policy_loss))
+        return FSPOPolicyLossConfig(**fspo_verl.band.Band.fields_in(self.policy_loss))
 
     @property
     def half_widths(self) -> dict[str, float]:
@@ -243,9 +243,9 @@ def near_miss(launch: Launch) -> Iterator[Finding]:
     """A key that looks like the selection of a loss, or a field of one, in a place that nothing reads."""
     from fspo_verl.config import Observation
 
-    fields = {field.name for kind in (fspo_verl.loss.Band, Observation) for field in dataclasses.fields(kind)}
+    fields = {field.name for kind in (fspo_verl.band.Band, Observation) for field in dataclasses.fields(kind)}
     losses = {file.name.removesuffix(".yaml") for file in (resources.files("fspo_verl.configs") / GROUP).iterdir()}
-    for key, value in fspo_verl.composition.leaves(launch.config).items():
+    for key, value in fspo_verl.preflight.composition.leaves(launch.config).items():
         # Read elsewhere: the section itself, the group's name as a value, the losses that distillation names.
         if key == GROUP or key.startswith((f"{POLICY_LOSS}.", f"{GROUP}.", "distillation.")):
             continue
@@ -274,7 +274,7 @@ def missing_choice(launch: Launch) -> Iterator[Finding]:
 
 def hidden_files(_launch: Launch) -> Iterator[Finding]:
     """Hydra takes the first file of a name, and searches --config-dir and hydra.searchpath last."""
-    for hidden in fspo_verl.composition.passed_over():
+    for hidden in fspo_verl.preflight.composition.passed_over():
         yield Finding(
             "error",
             "hidden_files",
@@ -289,15 +289,15 @@ def lost_to_group(launch: Launch) -> Iterator[Finding]:
     group = [part for part in launch.parts if part.is_own and part.name.startswith(f"{GROUP}/")]
     if not group:
         return
-    final, sets = fspo_verl.composition.leaves(launch.config), {}
+    final, sets = fspo_verl.preflight.composition.leaves(launch.config), {}
     for part in group:
-        sets |= fspo_verl.composition.leaves(part.content)
+        sets |= fspo_verl.preflight.composition.leaves(part.content)
     for part in launch.parts:
         if not part.is_of_user or part.order > group[0].order:
             continue
         lost = {
             key: value
-            for key, value in fspo_verl.composition.leaves(part.content).items()
+            for key, value in fspo_verl.preflight.composition.leaves(part.content).items()
             if key in sets and value != sets[key] == final.get(key) and not _is_verls_own(part, key, value)
         }
         if lost:
@@ -313,7 +313,7 @@ def lost_to_group(launch: Launch) -> Iterator[Finding]:
             )
 
 
-def _is_verls_own(part: "fspo_verl.composition.Part", key: str, value) -> bool:
+def _is_verls_own(part: "fspo_verl.preflight.composition.Part", key: str, value) -> bool:
     """Whether a value in a user's file says nothing against the group: which loss to train, or verl's default."""
     if key == f"{POLICY_LOSS}.loss_mode" or str(value).startswith(("verl.workers.config.", "fspo_verl.config.")):
         return True
@@ -356,17 +356,17 @@ def _loss_mode_of_group(option: str) -> str | None:
 def used_records_dir(launch: Launch) -> Iterator[Finding]:
     """Records of another run in the folder: what a resumed run does again would replace them."""
     folder = launch.policy_loss.get("records_dir")
-    if folder is None or not (files := fspo_verl.records.record_files(folder)):
+    if folder is None or not (files := fspo_verl.observe.records.record_files(folder)):
         return
     where = f"{POLICY_LOSS}.records_dir={folder} holds records"
     checkpoints = launch.config.trainer.default_local_dir
-    resumed = fspo_verl.resume.point(launch.config)
-    run = fspo_verl.records.run_name(folder, launch.policy_loss.get("records_of"))
-    first = fspo_verl.records.step_of(files[0])
+    resumed = fspo_verl.preflight.loss_history.point(launch.config)
+    run = fspo_verl.observe.records.run_name(folder, launch.policy_loss.get("records_of"))
+    first = fspo_verl.observe.records.step_of(files[0])
     if resumed is None:
         what = f"{where} already, and this run starts anew"
         why = f"trainer.resume_mode={launch.config.trainer.resume_mode} and no checkpoint in {checkpoints}"
-    elif other := fspo_verl.records.of_another_run((files[0], files[-1]), run):
+    elif other := fspo_verl.observe.records.of_another_run((files[0], files[-1]), run):
         what = f"{where} of another run than the one with checkpoints in {checkpoints}"
         why = f"{other.name} is not of this run, or does not say of which"
     elif resumed[0].resolve() != Path(checkpoints).resolve() and first <= resumed[1]:
@@ -386,17 +386,17 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
 def lost_checkpoint(launch: Launch) -> Iterator[Finding]:
     """A tracker of checkpoints that names none, or one that is gone."""
     folder = Path(launch.config.trainer.default_local_dir)
-    tracker = folder / fspo_verl.resume.TRACKER
+    tracker = folder / fspo_verl.preflight.loss_history.TRACKER
     fix = f"rm {shlex.quote(str(tracker))} to start anew"
-    if saved := fspo_verl.resume.saved_steps(folder):
+    if saved := fspo_verl.preflight.loss_history.saved_steps(folder):
         fix = f"echo {max(saved)} > {shlex.quote(str(tracker))} to go on from the last one, or {fix}"
     try:
-        step = fspo_verl.resume.tracked(launch.config)
+        step = fspo_verl.preflight.loss_history.tracked(launch.config)
     except ValueError:
         why = "verl would fail once its workers have started"
         yield Finding("error", "lost_checkpoint", f"{tracker} holds no step", why, fix)
         return
-    if step is not None and fspo_verl.resume.point(launch.config) is None:
+    if step is not None and fspo_verl.preflight.loss_history.point(launch.config) is None:
         what = f"{tracker} names a checkpoint of step {step}, which is gone"
         yield Finding("warning", "lost_checkpoint", what, "verl starts anew, and says so in a print only", fix)
 
@@ -457,7 +457,7 @@ def dropped_by_distillation(launch: Launch) -> Iterator[Finding]:
 
 def replaced_by_bypass(launch: Launch) -> Iterator[Finding]:
     """Bypass mode in a verl that takes it to the workers: its own loss then trains."""
-    if launch.bypasses and fspo_verl.sources.bypass_replaces_the_loss():
+    if launch.bypasses and fspo_verl.preflight.sources.bypass_replaces_the_loss():
         yield Finding(
             "error",
             "replaced_by_bypass",
@@ -487,10 +487,14 @@ def unregistered_loss(launch: Launch) -> Iterator[Finding]:
 
 def changed_on_resume(launch: Launch) -> Iterator[Finding]:
     """A run that goes on from a checkpoint with another loss than trained it, as far as that is known."""
-    resumed = fspo_verl.resume.point(launch.config)
+    resumed = fspo_verl.preflight.loss_history.point(launch.config)
     try:
-        before = fspo_verl.resume.loss_before(launch.config)
-        silent = f"{fspo_verl.resume.FILE} in {resumed[0]} does not say" if resumed and launch.is_ours else ""
+        before = fspo_verl.preflight.loss_history.loss_before(launch.config)
+        silent = (
+            f"{fspo_verl.preflight.loss_history.FILE} in {resumed[0]} does not say"
+            if resumed and launch.is_ours
+            else ""
+        )
     except ValueError as error:
         before, silent = None, str(error)
     if before is None:
@@ -499,10 +503,10 @@ def changed_on_resume(launch: Launch) -> Iterator[Finding]:
             fix = "compare .hydra/config.yaml of that run with this one; the loss of this launch is kept from now on"
             yield Finding("warning", "unknown_before_resume", what, silent, fix)
         return
-    settings = fspo_verl.resume.loss_settings(launch.config)
+    settings = fspo_verl.preflight.loss_history.loss_settings(launch.config)
     changed = [key for key in settings if key in before and settings[key] != before[key]]
     if changed:
-        _, step = fspo_verl.resume.point(launch.config)
+        _, step = fspo_verl.preflight.loss_history.point(launch.config)
         yield Finding(
             "warning",
             "changed_on_resume",
@@ -656,7 +660,7 @@ def band_beyond_use(launch: Launch) -> Iterator[Finding]:
             f"{key}={float(OmegaConf.select(launch.config, key)):g} is a log-ratio of {half:.3g}"
             for key, half in far.items()
         )
-        default = fspo_verl.loss.Band()
+        default = fspo_verl.band.Band()
         fields = " ".join(
             f"{POLICY_LOSS}.{name}={getattr(default, name)}" for name in ("eps_low", "eps_high", "eps_dual")
         )
@@ -710,7 +714,7 @@ def idle_limit(launch: Launch) -> Iterator[Finding]:
 
 def rollout_log_probs(launch: Launch) -> Iterator[Finding]:
     """A band that has to hold two engines' disagreement as well."""
-    if launch.bypasses and not fspo_verl.sources.bypass_replaces_the_loss():
+    if launch.bypasses and not fspo_verl.preflight.sources.bypass_replaces_the_loss():
         yield Finding(
             "warning",
             "rollout_log_probs",
@@ -747,7 +751,7 @@ def fused_untied_head(launch: Launch) -> Iterator[Finding]:
     """verl shards an untied lm_head on its own, and its fused kernels read the shard (seen in verl 0.9.1; #7427)."""
     if launch.actor.strategy != "fsdp2" or not launch.config.actor_rollout_ref.model.get("use_fused_kernels"):
         return
-    if '"lm_head"' in fspo_verl.sources.source("verl.utils.fsdp_utils"):
+    if '"lm_head"' in fspo_verl.preflight.sources.source("verl.utils.fsdp_utils"):
         yield Finding(
             "warning",
             "fused_untied_head",
@@ -765,7 +769,7 @@ def refused_by_megatron(launch: Launch) -> Iterator[Finding]:
         return
     if megatron.get("context_parallel_size", 1) < 2 or megatron.get("dynamic_context_parallel"):
         return
-    if fspo_verl.sources.megatron_refuses_means_over_tokens():
+    if fspo_verl.preflight.sources.megatron_refuses_means_over_tokens():
         yield Finding(
             "warning",
             "refused_by_megatron",
@@ -854,7 +858,7 @@ def weighted_by_tokens(launch: Launch) -> Iterator[Finding]:
         )
 
 
-def band_as_ratios(band: "fspo_verl.loss.Band", lengths: list[int]) -> dict[int, tuple[float, float]]:
+def band_as_ratios(band: "fspo_verl.band.Band", lengths: list[int]) -> dict[int, tuple[float, float]]:
     """Length -> lowest and highest unclipped ratio exp(S), for a band that does not depend on the data."""
     import torch
 

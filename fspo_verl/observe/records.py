@@ -24,7 +24,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fspo_verl.loss import MAX_LOG_RATIO, Band
+from fspo_verl.band import Band
+from fspo_verl.loss import MAX_LOG_RATIO
 
 logger = logging.getLogger("fspo_verl")
 
@@ -90,8 +91,9 @@ class RecordWriter:
         """Take the rows of one micro-batch; after the last of a mini-batch the step's file is written anew.
 
         Args:
-            columns: ``[B]`` arrays of :mod:`fspo_verl.observation`, token columns included.
-            step, mini_batch, rank, ranks, prompts, ends_mini_batch: see :class:`fspo_verl.microbatch.MicroBatch`.
+            columns: ``[B]`` arrays of :mod:`fspo_verl.observe.columns`, token columns included.
+            step, mini_batch, rank, ranks, prompts, ends_mini_batch: see
+                :class:`fspo_verl.observe.microbatch.MicroBatch`.
         """
         self._pending = [job for job in self._pending if not job.done()]
         if len(self._pending) >= _PENDING:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fspo_verl.loss import Band, SequenceLoss, fspo_loss
+from fspo_verl.band import Band
+from fspo_verl.loss import SequenceLoss, fspo_loss
 
 # Columns that only records hold; see :func:`token_columns`.
 LAST_TOKENS = 4

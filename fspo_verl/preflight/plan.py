@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 from omegaconf import DictConfig, OmegaConf
 
-from fspo_verl import checks
-from fspo_verl.records import COLUMNS
+from fspo_verl.observe.records import COLUMNS
+from fspo_verl.preflight import checks
 
 _GIB = 2**30
 _FUSED_TOKENS = 512  # whose logits verl's torch backend of use_fused_kernels holds at a time; no setting of verl's

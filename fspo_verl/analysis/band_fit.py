@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits a clip band to the records of a run: its shape, eps for a wished clip rate, and what it does elsewhere.
 
-``records`` is a DataFrame of :mod:`fspo_verl.records`. All responses with an advantage count, unmoved ones included.
-Intervals resample training steps (:func:`resampled`), as responses of a step share an update.
+``records`` is a DataFrame of :mod:`fspo_verl.observe.records`. All responses with an advantage count, unmoved ones
+included. Intervals resample training steps (:func:`resampled`), as responses of a step share an update.
 """
 
 import dataclasses
@@ -14,9 +14,10 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from fspo_verl import fairness
-from fspo_verl.fairness import Estimate, Method
-from fspo_verl.loss import Band
+from fspo_verl.analysis import clip_rates, resampling
+from fspo_verl.analysis.counterfactuals import Method, standardized, upper_quantile
+from fspo_verl.analysis.resampling import Estimate
+from fspo_verl.band import Band
 
 SIDES = ("upper", "lower")
 _DUAL = 3  # eps_dual in units of eps_high, as in the default band
@@ -61,7 +62,7 @@ class Unreachable(ValueError):
 def beyond(records: pd.DataFrame, band: Band, side: str) -> np.ndarray:
     """(S − c)/s of the responses on one side ``[rows of the side]``, its sign such that large ones are clipped."""
     sign = 1 if side == "upper" else -1
-    return sign * fairness.standardized(records, band)[fairness.sides(records)[side]]
+    return sign * standardized(records, band)[clip_rates.sides(records)[side]]
 
 
 def with_eps(records: pd.DataFrame, band: Band, target: float) -> Band:
@@ -71,9 +72,9 @@ def with_eps(records: pd.DataFrame, band: Band, target: float) -> Band:
         Unreachable: fewer than that lie on one side of the centre.
     """
     scores = {side: beyond(records, band, side) for side in SIDES}
-    eps = {side: fairness.upper_quantile(score, target) for side, score in scores.items()}
+    eps = {side: upper_quantile(score, target) for side, score in scores.items()}
     refused = [
-        _unreachable(side, records[fairness.sides(records)[side]], scores[side], target)
+        _unreachable(side, records[clip_rates.sides(records)[side]], scores[side], target)
         for side in SIDES
         if eps[side] <= 0
     ]
@@ -100,7 +101,7 @@ def resampled(records: pd.DataFrame) -> tuple[str, np.ndarray]:
     """What varies as a whole from one run to the next, and its code ``[rows]``: steps, or prompts of the only step."""
     if records["step"].nunique() > 1:
         return "steps", pd.factorize(records["step"])[0]
-    return "prompts", fairness.clusters(records)
+    return "prompts", resampling.clusters(records)
 
 
 def eps_interval(score: np.ndarray, eps: float, cluster: np.ndarray, confidence: float) -> tuple[float, float]:
@@ -108,8 +109,8 @@ def eps_interval(score: np.ndarray, eps: float, cluster: np.ndarray, confidence:
     rate = _rate(score > eps, cluster, confidence)
     if math.isnan(rate["lower"]):
         return math.nan, math.nan
-    lowest = fairness.upper_quantile(score, min(rate["upper"], 1 - 1 / len(score)))
-    return max(lowest, 0.0), fairness.upper_quantile(score, rate["lower"])
+    lowest = upper_quantile(score, min(rate["upper"], 1 - 1 / len(score)))
+    return max(lowest, 0.0), upper_quantile(score, rate["lower"])
 
 
 def rerun_rate(clipped: np.ndarray, cluster: np.ndarray, confidence: float) -> Estimate:
@@ -119,7 +120,7 @@ def rerun_rate(clipped: np.ndarray, cluster: np.ndarray, confidence: float) -> E
 
 def _rate(clipped: np.ndarray, cluster: np.ndarray, confidence: float, rerun: bool = False) -> pd.Series:
     cluster = pd.factorize(cluster)[0]  # a side may lack some of them
-    return fairness.rate_by_length(np.ones(len(clipped)), clipped, [1, 2], confidence, cluster, rerun).iloc[0]
+    return clip_rates.rate_by_length(np.ones(len(clipped)), clipped, [1, 2], confidence, cluster, rerun).iloc[0]
 
 
 # --- power of L ------------------------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ def power_of_length(parts, share: float, confidence: float = 0.95) -> Estimate:
     It is the linear quantile regression of log y on log L (Koenker and Bassett, doi:10.2307/1913643): at its p, lying
     beyond eps·L^p is uncorrelated with log L. Several parts share one p, and each has its own eps. The interval holds
     every p whose correlation is within what clusters give by chance (Student's t); so it needs no density of y, and
-    covers with few clusters, too. Both lie between 0 and 1, as :class:`fspo_verl.loss.Band` asks; NaN where lengths or
+    covers with few clusters, too. Both lie between 0 and 1, as :class:`fspo_verl.band.Band` asks; NaN where lengths or
     clusters are fewer than two, or fewer than the share of a part are above 0.
 
     Args:
@@ -141,7 +142,7 @@ def power_of_length(parts, share: float, confidence: float = 0.95) -> Estimate:
         confidence: of the interval.
     """
     nothing = Estimate(math.nan, math.nan, math.nan)
-    if any(not len(y) or fairness.upper_quantile(y, share) <= 0 for y, *_ in parts):
+    if any(not len(y) or upper_quantile(y, share) <= 0 for y, *_ in parts):
         return nothing
     parts = [(np.asarray(y), np.log(np.asarray(length)), np.asarray(cluster)) for y, length, cluster in parts]
     parts = [(y, x - x.mean(), cluster) for y, x, cluster in parts]
@@ -153,7 +154,7 @@ def power_of_length(parts, share: float, confidence: float = 0.95) -> Estimate:
         totals = np.zeros(clusters)
         for y, x, cluster in parts:
             score = y * np.exp(-power * x)
-            totals += _excess(score > fairness.upper_quantile(score, share), x, cluster, clusters)
+            totals += _excess(score > upper_quantile(score, share), x, cluster, clusters)
         return totals
 
     quantile = stats.t.ppf((1 + confidence) / 2, clusters - 1)
@@ -205,7 +206,7 @@ def power_of_log_ratio(
     # A fixed band: its score is S − c itself.
     band, masks, cluster = (
         Band(band_center=band_center, length_power=0.0),
-        fairness.sides(records),
+        clip_rates.sides(records),
         resampled(records)[1],
     )
     return power_of_length(
@@ -236,9 +237,7 @@ def shaped(records: pd.DataFrame, shape: Shape, target: float) -> Band:
             raise Unreachable("the power of L cannot be told from so few lengths, steps or responses that moved")
         fields["length_power"] = round(power.value, 2)
     if shape.limit:
-        fields["realized_limit"] = _digits(
-            fairness.upper_quantile(root / length ** fields["length_power"], _BEYOND_LIMIT)
-        )
+        fields["realized_limit"] = _digits(upper_quantile(root / length ** fields["length_power"], _BEYOND_LIMIT))
     return Band(eps_low=1.0, eps_high=1.0, eps_dual=_DUAL, **fields)
 
 
@@ -299,7 +298,7 @@ def fit(records: pd.DataFrame, shape: Shape, target: float, confidence: float = 
         band = with_eps(records, shaped(records, shape, target), target)
     except Unreachable as error:
         return Fit(shape, str(error))
-    sides, (_, cluster) = fairness.sides(records), resampled(records)
+    sides, (_, cluster) = clip_rates.sides(records), resampled(records)
     eps = {}
     for side, value in (("upper", band.eps_high), ("lower", band.eps_low)):
         ends = eps_interval(beyond(records, band, side), value, cluster[sides[side]], confidence)
@@ -311,7 +310,7 @@ def fit(records: pd.DataFrame, shape: Shape, target: float, confidence: float = 
         eps_dual=_digits(_DUAL * _digits(band.eps_high), 6),
     )
     clipped = Method("", "", band).clipped(records)
-    dual = sides["lower"] & (clipped > 0) & (fairness.standardized(records, band) > 0)
+    dual = sides["lower"] & (clipped > 0) & (standardized(records, band) > 0)
     cases = [(side, mask, clipped) for side, mask in sides.items()] + [("dual", sides["lower"], dual)]
     rates = {side: rerun_rate(values[mask], cluster[mask], confidence) for side, mask, values in cases}
     length = records["length"].to_numpy()
@@ -323,17 +322,17 @@ def fit(records: pd.DataFrame, shape: Shape, target: float, confidence: float = 
 
 def judging_edges(records: pd.DataFrame, bins: int, min_count: int) -> np.ndarray:
     """Length bins, as many up to ``bins`` as leave four fifths of either side's responses in bins that take part."""
-    sides, cluster = fairness.sides(records), fairness.clusters(records)
+    sides, cluster = clip_rates.sides(records), resampling.clusters(records)
     for count in range(bins, 1, -1):
-        edges = fairness.length_edges(records["length"], count)
+        edges = clip_rates.length_edges(records["length"], count)
         tables = [
-            fairness.rate_by_length(records["length"][mask], np.zeros(mask.sum()), edges, clusters=cluster[mask])
+            clip_rates.rate_by_length(records["length"][mask], np.zeros(mask.sum()), edges, clusters=cluster[mask])
             for mask in (sides[side] for side in SIDES)
         ]
-        taking_part = (table["n"][fairness.takes_part(table, min_count)].sum() for table in tables)
+        taking_part = (table["n"][clip_rates.takes_part(table, min_count)].sum() for table in tables)
         if all(part >= _IN_BINS * table["n"].sum() for part, table in zip(taking_part, tables, strict=True)):
             return edges
-    return fairness.length_edges(records["length"], 2)
+    return clip_rates.length_edges(records["length"], 2)
 
 
 def judge(records: pd.DataFrame, found: Fit, target: float, edges, rng, draws: int, min_count: int) -> Judgement | None:
@@ -344,20 +343,20 @@ def judge(records: pd.DataFrame, found: Fit, target: float, edges, rng, draws: i
         return None
     if scaled is None:
         return None
-    sides, clipped = fairness.sides(records), Method("", "", found.band).clipped(records)
+    sides, clipped = clip_rates.sides(records), Method("", "", found.band).clipped(records)
     lre = {}
     for side in SIDES:
         mask = sides[side]
-        estimate, floor = fairness.lre_against_chance(
+        estimate, floor = clip_rates.lre_against_chance(
             records[mask], scaled.clipped(records)[mask], edges, rng, draws, min_count
         )
         numbers = (*estimate, floor.worst.value, floor.worst.upper)
         lre[side] = dict(zip(("lre", "lre_lower", "lre_upper", "floor", "floor_upper"), numbers, strict=True))
-    counted, cluster = sides["all"], fairness.clusters(records[sides["all"]])
+    counted, cluster = sides["all"], resampling.clusters(records[sides["all"]])
     return Judgement(
         rates={side: float(clipped[mask].mean()) for side, mask in sides.items()},
         lre=lre,
-        by_length=fairness.rate_by_length(records["length"][counted], clipped[counted], edges, clusters=cluster),
+        by_length=clip_rates.rate_by_length(records["length"][counted], clipped[counted], edges, clusters=cluster),
     )
 
 
@@ -367,7 +366,7 @@ def halves(records: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         steps = np.unique(records["step"])
         later = (records["step"] > steps[(len(steps) - 1) // 2]).to_numpy()
     else:
-        later = fairness.clusters(records) % 2 == 1
+        later = resampling.clusters(records) % 2 == 1
     return records[~later], records[later]
 
 

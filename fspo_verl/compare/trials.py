@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fspo_verl.fairness import METHODS, Method, length_edges, sides
-from fspo_verl.loss import Band
-from fspo_verl.runs import Run, read_runs
+from fspo_verl.analysis.clip_rates import length_edges, sides
+from fspo_verl.analysis.counterfactuals import METHODS, Method
+from fspo_verl.analysis.runs import Run, read_runs
+from fspo_verl.band import Band
 
 logger = logging.getLogger("fspo_verl")
 
@@ -47,7 +48,7 @@ class Clips:
     """What was clipped per step and length bin; counts are of responses with advantage != 0.
 
     Attributes:
-        edges: of the length bins, see :func:`fspo_verl.fairness.length_edges`.
+        edges: of the length bins, see :func:`fspo_verl.analysis.clip_rates.length_edges`.
         mean_log: ``[bins]`` mean log length in each bin, 0 in an empty one.
         responses: ``[steps, bins]``.
         clipped: ``[steps, bins]``; a response of which a part is clipped counts with its share.
@@ -70,7 +71,7 @@ class Trial:
     Attributes:
         loss: what trains, as its folder is called.
         seed: trials of one seed share model, prompts and their order.
-        settings: loss and clip range as recorded, see :mod:`fspo_verl.records`.
+        settings: loss and clip range as recorded, see :mod:`fspo_verl.observe.records`.
         training: per step, one list per key of ``_METRICS`` that is logged; None where a value is not finite.
         validation: accuracy by step, 0 being the start.
         answers: per validated step, a digit per question: 1 for a right answer. Empty without them.

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of a policy loss in verl's metric stream, from the columns of :mod:`fspo_verl.observation`.
+"""Metrics of a policy loss in verl's metric stream, from the columns of :mod:`fspo_verl.observe.columns`.
 
 verl reduces a metric by an unweighted mean over micro-batches, data-parallel ranks and mini-batches, which is wrong for
 a rate taken over micro-batches of unequal size. The ``actor/fspo/*`` metrics therefore hold one value per row of the
@@ -34,7 +34,7 @@ def metrics(
     """Metrics of one call of the loss.
 
     Args:
-        columns: ``[B]`` arrays of :mod:`fspo_verl.observation`.
+        columns: ``[B]`` arrays of :mod:`fspo_verl.observe.columns`.
         length_bins: inner edges of the length bins, in response tokens, rising.
         rows: rows of the mini-batch over all ranks, padding included.
         mini_batch: its number within the step, from 0.

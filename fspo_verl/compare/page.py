@@ -22,10 +22,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from scipy import optimize, stats
 
-from fspo_verl import figures, thresholds
-from fspo_verl.fairness import MIN_COUNT, Estimate, length_reweighting_error, rate_by_length
+from fspo_verl.analysis.clip_rates import MIN_COUNT, length_reweighting_error, rate_by_length
+from fspo_verl.analysis.resampling import Estimate
+from fspo_verl.compare import thresholds
+from fspo_verl.compare.trials import MATCHED_RATE, Trial, read_trials
 from fspo_verl.files import write_whole
-from fspo_verl.trials import MATCHED_RATE, Trial, read_trials
+from fspo_verl.report import figures
 
 MIN_SEEDS = 3  # of an interval
 LATE = 5  # steps whose mean is the value at the end of a run
@@ -142,7 +144,7 @@ def length_exponent(trial: Trial, band: str | None = None) -> float:
 
 
 def lre(trial: Trial, band: str | None = None) -> float:
-    """Worst-bin LRE (:func:`fspo_verl.fairness.length_reweighting_error`), as it was or had ``band`` clipped."""
+    """Worst-bin LRE, as it was or had ``band`` clipped."""
     table = _clip_table(trial, band)
     return math.nan if table is None else length_reweighting_error(table, MIN_COUNT).worst
 

@@ -1,0 +1,114 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Estimates with confidence intervals that resample whole prompts.
+
+The responses to one prompt resemble each other: the cluster is (step, prompt). The intervals hold for the updates that
+were recorded, with other prompts; another run takes other updates.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+# Clusters are pooled at random into at most this many blocks before they are resampled. Sums of independent clusters
+# are independent, so the interval stays valid; its width is then known to 1/sqrt(2000), and the cost is bounded.
+_BLOCKS = 1000
+
+
+class Estimate(NamedTuple):
+    """A number (or an array of them) with its confidence interval; NaN where it cannot be estimated."""
+
+    value: float
+    lower: float
+    upper: float
+
+
+def clusters(records: pd.DataFrame) -> np.ndarray:
+    """Integer code ``[rows]`` of the cluster (step, prompt) of each row, from 0 without gaps."""
+    (step, _), (prompt, prompts) = (pd.factorize(records[name], use_na_sentinel=False) for name in ("step", "prompt"))
+    return pd.factorize(step * np.int64(len(prompts)) + prompt)[0]
+
+
+def t_quantile(confidence: float, freedom=None):
+    """Of Student's t, or of the normal law without ``freedom``: ``confidence`` lies between its negative and itself."""
+    from scipy import stats  # here: a run that trains takes its LRE from this module, and scipy comes with an extra
+
+    law = stats.norm() if freedom is None else stats.t(freedom)
+    return law.ppf((1 + confidence) / 2)
+
+
+def cluster_variance(cluster, cell, cells, residual) -> tuple[np.ndarray, np.ndarray]:
+    """Number of clusters in each bin, and the variance of the bin's mean if clusters are independent draws."""
+    totals = sum_by(cluster, [np.ones(len(cell)), residual], cell, cells)
+    groups = np.count_nonzero(totals[..., 0], axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return groups, groups / (groups - 1) * np.square(totals[..., 1]).sum(0) / totals[..., 0].sum(0) ** 2
+
+
+def clustered_bootstrap(
+    cluster,
+    columns,
+    statistic: Callable[[np.ndarray], np.ndarray],
+    rng: np.random.Generator,
+    draws: int = 400,
+    confidence: float = 0.95,
+) -> Estimate:
+    """A function of column totals, with an interval from resampling whole clusters.
+
+    The interval is value ± t · (standard deviation over the draws), with Student's t. Its degrees of freedom are those
+    of the variance Σψ², ψ the change of the value when one cluster is left out: 2 (Σψ²)² / (Σψ⁴ − (Σψ²)²/clusters),
+    which is the number of clusters where the ψ are Gaussian, and less where few clusters decide. This covers better
+    than percentiles. NaN for a single cluster; a draw without a value (NaN) is left out.
+
+    Args:
+        cluster: ``[rows]`` codes from 0, see :func:`clusters`.
+        columns: ``[rows, K]`` numbers.
+        statistic: maps totals ``[..., K]`` to ``[..., M]``; the dots run over the draws.
+        rng: source of the draws.
+        draws: how many.
+        confidence: of the interval.
+
+    Returns:
+        An :class:`Estimate` of arrays ``[M]``.
+    """
+    columns = np.asarray(columns).T
+    return bootstrap_totals(sum_by(pool(cluster, rng), columns)[:, 0], statistic, rng, draws, confidence)
+
+
+def bootstrap_totals(totals: np.ndarray, statistic: Callable, rng, draws: int, confidence: float) -> Estimate:
+    """:func:`clustered_bootstrap` from totals ``[clusters, ...]`` of any shape, which ``statistic`` gets summed."""
+    count, whole = len(totals), totals.sum(0)
+    value = statistic(whole)
+    if count < 2:
+        nothing = np.full_like(value, np.nan)
+        return Estimate(value, nothing, nothing)
+    weights = rng.multinomial(count, np.full(count, 1 / count), size=draws).astype(np.float64)
+    drawn = statistic((weights @ totals.reshape(count, -1)).reshape(draws, *totals.shape[1:]))
+    influence = statistic(whole - totals) - value
+    with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
+        warnings.filterwarnings("ignore", "Degrees of freedom <= 0", RuntimeWarning)  # no draw has a value: NaN
+        deviation = np.nanstd(np.where(np.isfinite(drawn), drawn, np.nan), axis=0, ddof=1)
+        influence -= influence.mean(0)
+        squares = np.square(influence).sum(0)
+        freedom = 2 / (np.power(influence, 4).sum(0) / squares**2 - 1 / count)
+    freedom = np.where(squares > 0, np.clip(freedom, 1, count - 1), count - 1)
+    half = t_quantile(confidence, freedom) * deviation * np.sqrt(count / (count - 1))
+    return Estimate(value, value - half, value + half)
+
+
+def pool(cluster, rng: np.random.Generator) -> np.ndarray:
+    """Codes ``[rows]`` of at most 1,000 blocks of clusters, each cluster whole in one block drawn at random."""
+    cluster = np.asarray(cluster)
+    count = int(cluster.max()) + 1 if len(cluster) else 0
+    return cluster if count <= _BLOCKS else (rng.permutation(count) % _BLOCKS)[cluster]
+
+
+def sum_by(code: np.ndarray, columns, cell=0, cells: int = 1) -> np.ndarray:
+    """Totals ``[codes, cells, K]`` of K columns ``[rows]``, by a code and a cell of each row."""
+    codes = int(code.max()) + 1 if len(code) else 0
+    place = code * np.int64(cells) + cell
+    totals = [np.bincount(place, np.asarray(column), codes * cells) for column in columns]
+    return np.stack(totals, -1).reshape(codes, cells, len(totals))
