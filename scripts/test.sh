@@ -28,8 +28,8 @@ verl_tests=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("
 
 # vLLM pins its dependencies, so it has an environment of its own.
 bash scripts/install.sh "$VENV_VLLM" requirements/cpu-vllm.txt cpu,test
-"$VENV_VLLM/bin/python" -m pytest -k vllm tests/test_cpu_vllm.py tests/test_cpu_training.py
+"$VENV_VLLM/bin/python" -m pytest -k vllm tests/cpu/test_cpu_vllm.py tests/cpu/test_cpu_training.py
 
 [[ $all ]] || exit 0
 bash scripts/install.sh "$VENV" "requirements/cpu.txt requirements/real.txt" cpu,report,real,test
-"$VENV/bin/python" -m pytest -m real tests/test_real_model.py
+"$VENV/bin/python" -m pytest -m real tests/scripts/test_real_model.py

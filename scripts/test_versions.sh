@@ -14,7 +14,7 @@
 #
 # `version`: tested, untested (a warning), or named as unsupported when the plugin is imported. `registered`: `import
 # verl` alone registers the loss; verl before 0.9 loads no plugins. The other columns are pytest's counts: what is taken
-# for granted of verl (tests/test_contract.py), composition and checks of launches (tests/test_launch.py), the loss in
+# for granted of verl (tests/preflight/test_contract.py), composition and checks of launches (tests/preflight/test_launch.py), the loss in
 # verl's ppo_loss, aggregation and metrics (tests/test_policy_loss.py).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -61,17 +61,17 @@ cell() { # name, tests and options: pytest's last line
     # Left out: the comparison of the checkout's configs/ with the package, which here is a wheel.
     inside "$python" -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -p no:cacheprovider \
         --rootdir "$repository" -c "$repository/pyproject.toml" \
-        --deselect "tests/test_launch.py::test_the_configs_shown_at_the_top_are_the_packaged_ones" \
+        --deselect "tests/preflight/test_launch.py::test_the_configs_shown_at_the_top_are_the_packaged_ones" \
         "$@" >"$log" 2>&1 || true
     tail -n 1 "$log" | sed 's/ in .*//; s/^=* *//'
 }
 
 # Files that start Ray or train; single tests elsewhere go by name.
-training=(cluster.py cpu_training.py cpu_vllm.py fsdp.py ray.py)
+training=(training cpu/test_cpu_training.py cpu/test_cpu_vllm.py cpu/test_ray.py)
 # test_install.py makes environments of its own, which do not see the folder of a verl.
 suite=("$repository/tests" --ignore "$repository/tests/test_install.py")
 if ((ALL == 1)); then
-    suite+=("${training[@]/#/--ignore=$repository/tests/test_}")
+    suite+=("${training[@]/#/--ignore=$repository/tests/}")
     suite+=(-k "not ray_worker and not sharded_checkpoint and not script_train and not same_command")
 fi
 
@@ -95,8 +95,8 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 print("yes" if "fspo" in POLICY_LOSS_REGISTRY else "no")' 2>"$LOGS/$found-import.log" | tail -n 1)
     cells=()
     if ((ALL == 0)); then
-        cells+=("$(cell contract "$repository/tests/test_contract.py" -k "not page and not line_of and not examines")")
-        cells+=("$(cell launch "$repository/tests/test_launch.py")" "$(cell loss "$repository/tests/test_policy_loss.py")")
+        cells+=("$(cell contract "$repository/tests/preflight/test_contract.py" -k "not page and not line_of and not examines")")
+        cells+=("$(cell launch "$repository/tests/preflight/test_launch.py")" "$(cell loss "$repository/tests/test_policy_loss.py")")
     else
         cells+=("$(cell all "${suite[@]}")")
     fi

@@ -16,21 +16,24 @@ from pathlib import Path
 from tqdm import tqdm
 
 ROOT = Path(__file__).parents[1]
-LOSS, REGISTER, METRICS, OBSERVATION, RECORDS, MICROBATCH = (
-    f"fspo_verl/{name}.py" for name in ("loss", "register", "metrics", "observation", "records", "microbatch")
+LOSS = ("loss.py", "band.py", "token_sums.py")
+REGISTER = ("register.py",)
+METRICS, COLUMNS, RECORDS, MICROBATCH = (
+    (f"observe/{name}.py",) for name in ("metrics", "columns", "records", "microbatch")
 )
-CHECKS, COMPOSITION, RESUME, FAIRNESS = (
-    f"fspo_verl/{name}.py" for name in ("checks", "composition", "resume", "fairness")
-)
-TESTS = [f"tests/test_{name}.py" for name in ("loss", "policy_loss", "observation", "records")]
+CHECKS, COMPOSITION, HISTORY = ((f"preflight/{name}.py",) for name in ("checks", "composition", "loss_history"))
+RESAMPLING = ("analysis/resampling.py",)
+TESTS = [
+    f"tests/{name}.py" for name in ("test_loss", "test_policy_loss", "observe/test_columns", "observe/test_records")
+]
 TESTS_OF = {  # files with tests of their own, which are long: those that a planted fault is for
-    CHECKS: ["tests/test_launch.py", "-k", "fully_asynchronous_trainer"],
-    COMPOSITION: ["tests/test_launch_table.py", "-k", "hidden"],
-    RESUME: ["tests/test_launch.py", "-k", "kept_for_resumes or step_of_a_checkpoint"],
-    FAIRNESS: ["tests/test_fairness.py", "-k", "students_t"],
+    CHECKS: ["tests/preflight/test_launch.py", "-k", "fully_asynchronous_trainer"],
+    COMPOSITION: ["tests/preflight/test_launch_table.py", "-k", "hidden"],
+    HISTORY: ["tests/preflight/test_launch.py", "-k", "kept_for_resumes or step_of_a_checkpoint"],
+    RESAMPLING: ["tests/analysis/test_fairness.py", "-k", "students_t"],
 }
 
-MUTATIONS = [  # what goes wrong, file, the sound code, the fault
+MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound code, the fault
     ("sign of the loss flipped", LOSS, "loss=-(ratio_positive", "loss=(ratio_positive"),
     ("low and high eps swapped", LOSS, "center - self.eps_low * scale, center + self.eps_high * scale",
      "center - self.eps_high * scale, center + self.eps_low * scale"),
@@ -87,18 +90,18 @@ MUTATIONS = [  # what goes wrong, file, the sound code, the fault
     ("metrics averaged per call", METRICS, "metric.values = values.tolist()", "metric.values = [float(values.mean())]"),
     ("a bin that keeps its upper edge", METRICS, "(length < high)", "(length <= high)"),
     ("bins that count every response", METRICS, '{"responses": has_advantage,', '{"responses": is_sequence,'),
-    ("empty rows outside the band", OBSERVATION, "sequences.outside & (sequences.length > 0)",
+    ("empty rows outside the band", COLUMNS, "sequences.outside & (sequences.length > 0)",
      "sequences.outside | (sequences.length == 0)"),
-    ("responses without advantage clipped", OBSERVATION, "mask & (advantages != 0) & (gradient == 0)",
+    ("responses without advantage clipped", COLUMNS, "mask & (advantages != 0) & (gradient == 0)",
      "mask & (gradient == 0)"),
-    ("dual clip told from the lower by nothing", OBSERVATION, "torch.where(upward, 0.0, negative)", "negative"),
-    ("random numbers drawn twice", OBSERVATION,
+    ("dual clip told from the lower by nothing", COLUMNS, "torch.where(upward, 0.0, negative)", "negative"),
+    ("random numbers drawn twice", COLUMNS,
      'torch.random.fork_rng([device] if device.type == "cuda" else [])', "torch.enable_grad()"),
-    ("first tokens for the last", OBSERVATION, "mask.flip(-1).cumsum(-1).flip(-1)", "mask.cumsum(-1)"),
-    ("largest token only", OBSERVATION, "rank < top, largest", "rank < 1, largest"),
+    ("first tokens for the last", COLUMNS, "mask.flip(-1).cumsum(-1).flip(-1)", "mask.cumsum(-1)"),
+    ("largest token only", COLUMNS, "rank < top, largest", "rank < 1, largest"),
     ("records of an unfinished mini-batch", RECORDS, "            if write:\n", "            if True:\n"),
-    ("superseded records kept", RECORDS, "                file.unlink()", "                pass"),
-    ("prompts drawn before a sync count for the step", MICROBATCH, "max((self.synced or 0) + 1, *map", "max(*map"),
+    ("superseded records kept", RECORDS, "\n            file.unlink()\n", "\n            pass\n"),
+    ("prompts drawn before a sync count for the step", MICROBATCH, "max((self.synced or 0) + 1, int(np.max(drawn)))", "int(np.max(drawn))"),
     ("steps of a resume counted from 1", MICROBATCH, "self.step = step  # before", "self.step = 0  # before"),
     ("a sync before a step counts as one", MICROBATCH, "self.step + (not self.trained)", "(self.synced or 0) + 1"),
     ("mini-batches counted over steps", MICROBATCH, "self.mini_batch, self.rows = step, 0, 0",
@@ -111,9 +114,9 @@ MUTATIONS = [  # what goes wrong, file, the sound code, the fault
     ("hidden files of a group passed over", COMPOSITION,
      "here + [n for name in source.list(folder, ObjectType.GROUP) for n in _config_names(source, prefix + name)]",
      "here"),
-    ("loss_scale_factor not kept for resumes", RESUME, '"loss_agg_mode", "loss_scale_factor")', '"loss_agg_mode")'),
-    ("step of resume_path always 0", RESUME, "int(step[1]) if step else 0", "0"),
-    ("bootstrap without sqrt(n/(n-1))", FAIRNESS, "deviation * np.sqrt(count / (count - 1))", "deviation"),
+    ("loss_scale_factor not kept for resumes", HISTORY, '"loss_agg_mode", "loss_scale_factor")', '"loss_agg_mode")'),
+    ("step of resume_path always 0", HISTORY, "int(step[1]) if step else 0", "0"),
+    ("bootstrap without sqrt(n/(n-1))", RESAMPLING, "deviation * np.sqrt(count / (count - 1))", "deviation"),
 ]  # fmt: skip
 
 
@@ -137,15 +140,16 @@ def main() -> None:
         if any(noticed(sources, tests) for tests in [TESTS, *TESTS_OF.values()]):
             raise SystemExit("the tests fail on the sound sources; mend that first")
         progress = tqdm(MUTATIONS, unit="fault")
-        for name, file, sound, fault in progress:
+        for name, files, sound, fault in progress:
             progress.set_postfix_str(name)
-            text = (ROOT / file).read_text()
-            if text.count(sound) != 1:
-                raise SystemExit(f"{name}: {sound!r} stands {text.count(sound)} times in {file}, not once")
-            (sources / file).write_text(text.replace(sound, fault))
-            if not noticed(sources, TESTS_OF.get(file, TESTS)):
+            texts = {file: (ROOT / "fspo_verl" / file).read_text() for file in files}
+            if (count := sum(text.count(sound) for text in texts.values())) != 1:
+                raise SystemExit(f"{name}: {sound!r} stands {count} times in {', '.join(files)}, not once")
+            (file,) = (file for file, text in texts.items() if sound in text)
+            (sources / "fspo_verl" / file).write_text(texts[file].replace(sound, fault))
+            if not noticed(sources, TESTS_OF.get(files, TESTS)):
                 survivors.append(name)
-            (sources / file).write_text(text)
+            (sources / "fspo_verl" / file).write_text(texts[file])
     print(f"{len(MUTATIONS) - len(survivors)} of {len(MUTATIONS)} faults noticed")
     if survivors:
         raise SystemExit("not noticed: " + "; ".join(survivors))

@@ -325,8 +325,8 @@ def train_for_ever(folder):
 
 @pytest.mark.filterwarnings("error")
 def test_a_killed_run_leaves_what_can_be_read(tmp_path):
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import test_records; test_records.train_for_ever(sys.argv[2])"
-    process = subprocess.Popen([sys.executable, "-c", code, Path(__file__).parent, tmp_path])
+    code = "import sys; sys.path[:0] = sys.argv[2:]; import test_records; test_records.train_for_ever(sys.argv[1])"
+    process = subprocess.Popen([sys.executable, "-c", code, tmp_path, *Path(__file__).parents[:2]])
     while len(record_files(tmp_path)) < 20:
         time.sleep(0.01)
         assert process.poll() is None

@@ -21,7 +21,7 @@ from fspo_verl.gpu import cost, exact, floor, responses, step
 from fspo_verl.loss import fspo_loss
 from fspo_verl.observe import noise
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SMALL = ["--device", "cpu", "--longest", "512", "--rounds", "2", "--responses", "6", "--response-length", "40"]
 
 

@@ -18,7 +18,7 @@ from fspo_verl import live
 from fspo_verl.observe.metrics import LENGTH_BINS
 from fspo_verl.observe.records import read_records
 
-RANK = Path(__file__).parent / "fsdp_rank.py"
+RANK = Path(__file__).parents[1] / "fsdp_rank.py"
 
 
 def train(model, output, ranks, cut, *options):

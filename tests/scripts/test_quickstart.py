@@ -20,7 +20,7 @@ from ledger_experiment import LedgerExperiment
 
 from fspo_verl.analysis import runs
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

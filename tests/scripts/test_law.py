@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from fspo_verl.analysis import clip_rates
 from fspo_verl.observe.records import read_records
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 sys.path.insert(0, str(REPOSITORY / "scripts/law"))
 import measure  # noqa: E402
 import page  # noqa: E402

@@ -28,7 +28,7 @@ from fspo_verl.observe.metrics import LENGTH_BINS
 from fspo_verl.observe.records import read_records
 from fspo_verl.preflight.overrides import override
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 LAUNCH_SCRIPTS = sorted(script.name for script in SCRIPTS.glob("run_*.sh") if not script.is_symlink())
 
 

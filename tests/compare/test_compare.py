@@ -21,7 +21,7 @@ from fspo_verl.band import Band
 from fspo_verl.compare import page, thresholds
 from fspo_verl.compare.trials import Clips, Trial, read_trials
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LOSSES = ("fspo", "gspo", "grpo", "rloo")
 SEEDS = (1, 2, 3, 4, 5)
 STEPS = 8

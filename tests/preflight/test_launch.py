@@ -130,7 +130,7 @@ def test_rloo_is_the_fixed_band_of_the_family():
 
 
 def test_the_configs_shown_at_the_top_are_the_packaged_ones():
-    top = Path(__file__).parents[1] / "configs"
+    top = Path(__file__).parents[2] / "configs"
     assert top.resolve() == Path(fspo_verl.configs.__file__).parent.resolve()
 
 

@@ -24,7 +24,7 @@ from fspo_verl.analysis.runs import metric_files, read_metrics
 from fspo_verl.observe.records import read_records
 
 real = pytest.mark.real
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts/real/run.py"
 SUMS = {"max_terms": 3, "max_digits": 1, "operators": ["+"], "allow_parentheses": False}
 

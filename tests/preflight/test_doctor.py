@@ -29,7 +29,7 @@ from fspo_verl.band import Band
 from fspo_verl.observe.records import COLUMNS, RecordWriter, run_name
 from fspo_verl.preflight import doctor, hook, ray_workers
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 SELECT = "+algorithm.policy_loss=fspo"
