@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One mini-batch over real FSDP2 ranks and every cut into micro-batches: the same gradient, metrics and records."""
 
-import os
+import multiprocessing
 import socket
-import subprocess
-import sys
+from multiprocessing import forkserver
 from pathlib import Path
 
+import fsdp_rank
 import live_reference
 import numpy as np
 import pytest
@@ -18,31 +18,36 @@ from fspo_verl import live
 from fspo_verl.observe.metrics import LENGTH_BINS
 from fspo_verl.observe.records import read_records
 
-RANK = Path(__file__).parents[1] / "fsdp_rank.py"
+PROCESSES = multiprocessing.get_context("forkserver")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ranks_come_from_one_process_that_has_imported_verl():
+    """A rank is forked from it: verl's imports take longer than what is tested here."""
+    with pytest.MonkeyPatch.context() as patch:
+        environment = {"VERL_PLATFORM": "cpu", "WG_BACKEND": "ray", "OMP_NUM_THREADS": "1"}
+        for name, value in (environment | {"PYTHONPATH": str(Path(fsdp_rank.__file__).parent)}).items():
+            patch.setenv(name, value)
+        PROCESSES.set_forkserver_preload(["fsdp_rank"])
+        forkserver.ensure_running()
 
 
 def train(model, output, ranks, cut, *options):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    env = {
-        "VERL_PLATFORM": "cpu",
-        "WG_BACKEND": "ray",
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, RANK, model, output, cut, *options]
+    where = {"WORLD_SIZE": str(ranks), "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    arguments = [str(model), str(output), cut, *options]
+    logs = [Path(f"{output}.{rank}.log") for rank in range(ranks)]
     processes = [
-        subprocess.Popen(
-            command, env={**os.environ, **env, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        for rank in range(ranks)
+        PROCESSES.Process(target=fsdp_rank.run, args=(where | {"RANK": str(rank)}, log, arguments))
+        for rank, log in enumerate(logs)
     ]
-    logs = [process.communicate(timeout=600)[0].decode() for process in processes]
-    assert all(process.returncode == 0 for process in processes), "\n".join(log[-3000:] for log in logs)
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(600)
+    assert all(process.exitcode == 0 for process in processes), "\n".join(log.read_text()[-3000:] for log in logs)
     return torch.load(output)
 
 

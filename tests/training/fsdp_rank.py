@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One data-parallel rank: verl's training worker with FSDP2 trains on eight sequences; rank 0 saves what came out.
 
-RANK=0 WORLD_SIZE=1 ... python fsdp_rank.py MODEL OUTPUT CUT [--loss gspo] [--observed] ...
+Arguments: MODEL OUTPUT CUT [--loss gspo] [--observed] ...; the environment says which rank it is.
 
 CUT is MICRO_BATCH_SIZE, packed:MICRO_BATCH_SIZE, fused:MICRO_BATCH_SIZE (packed, with verl's use_fused_kernels) or
 dynamic:MAX_TOKENS. Records go to the folder OUTPUT.records.
@@ -10,7 +10,9 @@ dynamic:MAX_TOKENS. Records go to the folder OUTPUT.records.
 
 import argparse
 import os
+import sys
 from collections import Counter
+from pathlib import Path
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -44,7 +46,16 @@ class Collectives(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
-def main() -> None:
+def run(environment: dict[str, str], log: Path, arguments: list[str]) -> None:
+    """Be a rank, in a process of its own."""
+    os.environ |= environment
+    file = log.open("w")
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(file.fileno(), stream.fileno())
+    train(arguments)
+
+
+def train(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser()
     for name in ("model", "output", "cut"):
         parser.add_argument(name)
@@ -52,7 +63,7 @@ def main() -> None:
     parser.add_argument("--observed", action="store_true")
     parser.add_argument("--mini-batch-size", type=int, default=len(RESPONSES))
     parser.add_argument("--lr", type=float, default=0.0)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     kind, _, size = args.cut.rpartition(":")
     packed = kind in ("packed", "fused")
@@ -78,7 +89,3 @@ def main() -> None:
         saved = {"gradient": gradient, "weights": weights, "metrics": metrics, "collectives": dict(collectives.counts)}
         saved["fused"] = type(trainer.engine.module).forward is forward_with_torch_backend
         torch.save(saved, args.output)
-
-
-if __name__ == "__main__":
-    main()
