@@ -2,11 +2,12 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# bash scripts/test.sh [--all] [pytest arguments]
+# bash scripts/test.sh [--all | --real] [pytest arguments]
 #
-# Installs what the tests need (once) and runs all of them: this package's, with a real training run per rollout engine,
-# and those of verl's own tests that a new policy loss could break. Needs Python 3.10 to 3.12, no GPU.
-# --all adds training steps of a real model (scripts/real_model.sh), which need a C compiler and minutes.
+# Installs what the tests need (once) and runs them: this package's, with a real training run of each way to select the
+# loss, and those of verl's own tests that a new policy loss could break. Needs Python 3.10 to 3.12, no GPU.
+# --all adds what takes long: FSDP ranks, two Ray nodes, every launch script, vLLM in an environment of its own.
+# --real also adds training steps of a real model (scripts/real_model.sh), which need a C compiler and minutes.
 # VENV (default .venv) and VENV_VLLM (default .venv-vllm) name the virtual environments, WORKERS (default 2) says how many
 # files of tests run at a time: each may start Ray and several workers.
 set -euo pipefail
@@ -14,22 +15,27 @@ cd "$(dirname "$0")/.."
 VENV=${VENV:-.venv}
 VENV_VLLM=${VENV_VLLM:-.venv-vllm}
 WORKERS=${WORKERS:-2}
-all=''
-[[ ${1:-} != --all ]] || { all=1; shift; }
+tier=${1:-}
+case $tier in
+    --all | --real) shift ;;
+    *) tier='' ;;
+esac
+[[ $tier ]] && selection='not real' || selection='not real and not long'
 
 bash scripts/install.sh "$VENV" requirements/cpu.txt cpu,report,test,docs
 "$VENV/bin/ruff" check .
 "$VENV/bin/ruff" format --check .
-"$VENV/bin/python" -m pytest -n "$WORKERS" --dist loadfile --no-loadscope-reorder "$@"
+"$VENV/bin/python" -m pytest -n "$WORKERS" --dist loadfile --no-loadscope-reorder -m "$selection" "$@"
 
 # verl's wheel holds its own tests; with this package installed they must pass as they stand.
 verl_tests=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests/trainer/ppo
 "$VENV/bin/python" -m pytest -q -p no:cacheprovider "$verl_tests"/test_{core_algos,loss_aggregation,dynamic_policy_losses}_on_cpu.py
 
+[[ $tier ]] || exit 0
 # vLLM pins its dependencies, so it has an environment of its own.
 bash scripts/install.sh "$VENV_VLLM" requirements/cpu-vllm.txt cpu,test
 "$VENV_VLLM/bin/python" -m pytest -k vllm tests/cpu/test_cpu_vllm.py tests/cpu/test_cpu_training.py
 
-[[ $all ]] || exit 0
+[[ $tier == --real ]] || exit 0
 bash scripts/install.sh "$VENV" "requirements/cpu.txt requirements/real.txt" cpu,report,real,test
 "$VENV/bin/python" -m pytest -m real tests/scripts/test_real_model.py

@@ -65,7 +65,9 @@ WAYS_IN = {
         pytest.param("packaged", [], id="packaged"),
         pytest.param("override", [], id="override"),
         pytest.param("yaml", [], id="yaml"),
-        pytest.param("packaged", VERL_LOOP_TWO_RANKS_REFERENCE, id="verl-agent-loop-two-ranks-reference"),
+        pytest.param(
+            "packaged", VERL_LOOP_TWO_RANKS_REFERENCE, id="verl-agent-loop-two-ranks-reference", marks=pytest.mark.long
+        ),
         pytest.param("packaged", ["cpu_rollout=vllm"], id="vllm", marks=needs_vllm),
     ],
 )

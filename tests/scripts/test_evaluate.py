@@ -206,6 +206,7 @@ def test_help_shows_the_variables():
     assert "  VAL_N=5\n      k, responses per question" in shown.stdout and "set -euo" not in shown.stdout
 
 
+@pytest.mark.long
 def test_evaluation_of_a_sharded_checkpoint(tmp_path, validation, untrained_model):
     """verl's merger, its validation on the CPU, and a table that says what verl's own metrics say."""
     actor = tmp_path / "global_step_7/actor"

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """scripts/real_model.sh: its task, its two ways to start, its table, and that it trains SmolLM2-135M-Instruct.
 
-What needs reasoning-gym, the model's package and minutes runs by ``scripts/test.sh --all``.
+What needs reasoning-gym, the model's package and minutes runs by ``scripts/test.sh --real``.
 """
 
 import json

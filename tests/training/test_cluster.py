@@ -28,6 +28,7 @@ from fspo_verl.analysis.runs import read_metrics
 from fspo_verl.observe.records import read_records
 from fspo_verl.preflight.loss_history import TRACKER
 
+pytestmark = pytest.mark.long
 # What verl ends with, by who notices first: Ray, or the rank that waits for the lost one in a collective.
 LOST = ("ActorDiedError", "ActorUnavailableError", "NodeDiedError", "Connection closed by peer")
 PATIENCE = 300  # seconds for anything here; a failure, not a measurement

@@ -18,6 +18,7 @@ from fspo_verl import live
 from fspo_verl.observe.metrics import LENGTH_BINS
 from fspo_verl.observe.records import read_records
 
+pytestmark = pytest.mark.long
 PROCESSES = multiprocessing.get_context("forkserver")
 
 
