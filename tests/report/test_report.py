@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from fspo_verl import cli
 from fspo_verl.analysis import clip_rates, resampling, runs
-from fspo_verl.analysis.counterfactuals import METHODS, Method
 from fspo_verl.analysis.law import law_of_s
 from fspo_verl.band import Band
+from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, TokenClip
 from fspo_verl.report import figures, numbers, page
 
 BINS, DRAWS = 5, 20
@@ -122,15 +122,15 @@ def test_counterfactuals_are_those_of_the_methods(made):
     tables = [rows for rows in made.page.tables if rows[0][:2] == ["clip", "eps"]]
     for run, rows in zip(made.runs, tables, strict=True):
         counted = run.records[run.records.advantage != 0]
-        for (key, method), cells in zip(METHODS.items(), rows[1:], strict=True):
+        for (key, method), cells in zip(CLIPS.items(), rows[1:], strict=True):
             rate = method.clipped(counted).mean()
             assert written.rate[run.name, "stock", key] == pytest.approx(rate)
             assert cells[0] == method.label
             assert agrees(cells[2], rate)
-            if method.band is not None:
+            if not isinstance(method, TokenClip):
                 matched = written.loc[run.name, "matched", key]
-                assert matched.rate == pytest.approx(numbers.MATCHED_RATE, abs=1 / len(counted))
-                again = method.matched(run.records, numbers.MATCHED_RATE).clipped(counted)
+                assert matched.rate == pytest.approx(MATCHED_RATE, abs=1 / len(counted))
+                again = method.matched(run.records, MATCHED_RATE).clipped(counted)
                 table = clip_rates.rate_by_length(counted.length, again, edges_of(made.runs))
                 assert matched.lre == pytest.approx(clip_rates.length_reweighting_error(table).worst)
 
@@ -217,7 +217,7 @@ def test_same_input_gives_the_same_bytes(made):
     edges, images = edges_of(made.runs), []
     for _ in range(2):
         found = numbers.analyse(made.runs[0], edges, np.random.default_rng(3))
-        part = page.clip_rates([found], {}, {"fspo": figures.METHOD_STYLES["fspo"]})
+        part = page.clip_rates([found], {}, {"fspo": CLIPS["fspo"].style})
         images.append(figures.render(part.draw, 2, "svg", "png"))
     assert images[0] == images[1]
 
@@ -358,7 +358,7 @@ def test_everything_that_can_go_wrong_at_once(build, tmp_path):
         "kept all: nothing was clipped",
         "clipped all: everything was clipped",
         "unmoved: no response has moved",
-        "unmoved: too few responses have moved to let any clip take 15% of them.",
+        "unmoved: too few responses have moved to let any clip take 10% of them.",
         "no advantage: no response has an advantage",
         "one response: no .hydra/config.yaml",
         "unmoved: no metrics, so no training curves. Train with trainer.logger=[console,file].",
@@ -424,7 +424,7 @@ def test_interval_without_width():
     [
         (None, None, None),
         ({"loss": "vanilla", "band": None}, "grpo", None),
-        ({"loss": "cispo", "band": None}, None, None),
+        ({"loss": "sapo", "band": None}, None, None),
         ({"loss": "fspo", "band": {"eps_low": 0.02}}, "fspo", Band(eps_low=0.02)),
         ({"loss": "fspo", "band": {"length_power": 0.0}}, "rloo", Band(length_power=0.0)),
         ({"loss": "fspo", "band": {"band_center": "realized"}}, "fspo_centered", Band(band_center="realized")),
@@ -432,7 +432,7 @@ def test_interval_without_width():
     ],
 )
 def test_method_and_band_of_a_run(settings, method, band):
-    assert numbers.method_of(settings) == method
+    assert numbers.clip_of(settings) == method
     assert numbers.band_of(settings) == band
 
 
@@ -440,19 +440,20 @@ def test_gspo_clips_the_mean_log_ratio():
     settings = synthetic_run.settings("gspo")
     records = synthetic_run.records(np.random.default_rng(0), "gspo", **SMALL)
     band = numbers.band_of(settings)
-    assert numbers.method_of(settings) == "gspo"
+    assert numbers.clip_of(settings) == "gspo"
     ratio = np.exp(records.log_ratio / records.length)
     outside = (ratio > 1 + settings["clip_ratio_high"]) | (ratio < 1 - settings["clip_ratio_low"])
-    np.testing.assert_array_equal(Method("mine", "", band).outside(records), outside)
+    np.testing.assert_array_equal(BandClip("mine", "", band).outside(records), outside)
 
 
 def test_runs_of_one_loss_share_colour_and_marker():
     styles = figures.run_styles(["fspo", "gspo", "fspo", None, "fspo", "fspo"])
     fspo = [styles[i] for i in (0, 2, 4, 5)]
-    assert {(style.color, style.marker) for style in fspo} == {figures.METHOD_STYLES["fspo"][:2]}
+    assert {(style.color, style.marker) for style in fspo} == {CLIPS["fspo"].style[:2]}
     assert len({(style.line, style.hollow) for style in fspo}) == 4
-    assert set(figures.METHOD_STYLES) == set(METHODS) == set(page._SHAPES)
-    assert len({style.color for style in figures.METHOD_STYLES.values()}) == len(METHODS)
+    drawn = [clip for clip in CLIPS.values() if clip.style]
+    assert len({clip.style.color for clip in drawn}) == len({clip.shape for clip in drawn}) == len(drawn) >= 7
+    assert {clip.name for clip in CLIPS.values() if clip.headline} == {"fspo", "fspo_centered", "gspo", "rloo"}
 
 
 def test_the_verdict_opens_the_page_and_is_printed(made, tmp_path, capsys):
