@@ -208,6 +208,13 @@ class TokenClip(Clip):
         raise ValueError(f"{self.name} clips token by token: the records hold its clips at one range only")
 
 
+@dataclass(frozen=True)
+class Weight(Entry):
+    """A weight for the gradient of each response; it is 1 where S = 0."""
+
+    weight: Callable[[pd.DataFrame], np.ndarray]  # ``[rows]``
+
+
 def standardized(records: pd.DataFrame, band: Band) -> np.ndarray:
     """(S − c) / s ``[rows]`` with the band's centre c and scale s; 0 where s is 0, as S is then too."""
     unit = dataclasses.replace(band, eps_low=1.0, eps_high=1.0, eps_dual=None)
@@ -244,6 +251,36 @@ def _ppo(tokens: Tokens) -> Tensor:
     """verl's ``vanilla`` at its defaults: ratio 1 ± 0.2, dual clip 3."""
     ratio = _ratio(tokens)
     return torch.where(tokens.advantages > 0, ratio > 1.2, (tokens.advantages < 0) & ((ratio < 0.8) | (ratio > 3)))
+
+
+def _dppo_tv(tokens: Tokens) -> Tensor:
+    """verl's ``dppo_tv``: the sampled token's probability has moved by more than 0.15 the way its advantage points."""
+    moved = tokens.log_prob.exp() - tokens.old_log_prob.exp()
+    return torch.where(tokens.advantages > 0, moved > 0.15, (tokens.advantages < 0) & (moved < -0.15))
+
+
+def _dppo_kl(tokens: Tokens) -> Tensor:
+    """verl's ``dppo_kl``: likewise, by more than 0.05 nats of KL between token and no token."""
+    p, old = tokens.log_prob.exp(), tokens.old_log_prob.exp()
+    kl = -old * tokens.log_ratio + (1 - old) * torch.log((1 - old + 1e-8) / (1 - p + 1e-8))
+    return (kl > 0.05) & torch.where(tokens.advantages > 0, p > old, (tokens.advantages < 0) & (p < old))
+
+
+def _ctpo(tokens: Tokens) -> Tensor:
+    """The log-ratio of the first t tokens, in a band of [-0.025, 0.05]·√t, with a dual clip at 0.05·√t."""
+    prefix, root = tokens.log_ratio.clamp(-20, 20).cumsum(-1), tokens.mask.cumsum(-1).sqrt()
+    above, below = prefix > 0.05 * root, prefix < -0.025 * root
+    return torch.where(tokens.advantages > 0, above, (tokens.advantages < 0) & (above | below))
+
+
+_LARGEST = Column("log_ratio_largest", "float32", lambda tokens: tokens.log_ratio.abs().amax(-1))  # of a token, nats
+
+
+def _gamma(records: pd.DataFrame) -> np.ndarray:
+    """w^c·exp(d·(1 − w)) of w = exp(S), with (c, d) = (2, 3) for A >= 0 and (3, 2) for A < 0; VESPO, equation 20."""
+    s = records["log_ratio"].to_numpy(np.float64)
+    power, decay = np.where(records["advantage"].to_numpy() < 0, [[3.0], [2.0]], [[2.0], [3.0]])
+    return np.exp(power * s + decay * (1 - np.exp(np.minimum(s, 20))))
 
 
 # --- the catalogue ----------------------------------------------------------------------------------------------------
@@ -333,10 +370,72 @@ CLIPS: dict[str, Clip] = {
             style=Style("#CC79A7", "D"),
             headline=True,
         ),
+        TokenClip(
+            "dppo_tv",
+            "DPPO, token TV 0.15",
+            source="2602.04879; range: verl's examples/dppo_trainer",
+            loss_mode="dppo_tv",
+            note="clips tokens by the change of their probability, not of its logarithm",
+            column=_tokens("tokens_clipped_dppo_tv", _dppo_tv),
+        ),
+        TokenClip(
+            "dppo_kl",
+            "DPPO, token KL 0.05",
+            source="2602.04879; range: verl's examples/dppo_trainer",
+            loss_mode="dppo_kl",
+            column=_tokens("tokens_clipped_dppo_kl", _dppo_kl),
+        ),
+        TokenClip(
+            "ctpo",
+            "CTPO, first t tokens, [-0.025, 0.05]·√t",
+            source="2605.07331; dual clip: its published code",
+            note="clips tokens by the log-ratio of all tokens up to each",
+            column=_tokens("tokens_clipped_ctpo", _ctpo),
+        ),
+        BandClip(
+            "seq_is",
+            "rejection by S, ratio 0.5 to 2",
+            ratio_band(0.5, 2.0, 0.0),
+            source="verl, RolloutCorrectionConfig.decoupled_seq_is_rs (seq_sum_k1)",
+            rejects=True,
+            note="drops what is outside on either side, whatever its advantage",
+        ),
+        BandClip(
+            "geo_rs",
+            "rejection by S/L, ratio 0.999 to 1.001",
+            ratio_band(1 / 1.001, 1 / 0.999, 1.0),  # verl bounds the ratio of the old policy to the new one
+            source="verl, RolloutCorrectionConfig.decoupled_geo_rs (seq_mean_k1)",
+            rejects=True,
+            note="verl's remedy for the rejection of long responses: a band on the mean log-ratio",
+        ),
+        LimitClip(
+            "seq_mean_k2",
+            "rejection by Q/2L above 2",
+            lambda records: records["quadratic_variation"].to_numpy(np.float64) / records["length"].to_numpy() / 2,
+            2.0,
+            source="verl, rollout_rs; limit: its algo/rollout_corr_math",
+        ),
+        LimitClip(
+            "seq_max_k2",
+            "rejection by the largest token, k2 above 2.5",
+            lambda records: records["log_ratio_largest"].to_numpy(np.float64) ** 2 / 2,
+            2.5,
+            source="2512.23075; limit: verl's examples/rollout_correction",
+            note="Trust Region Masking with the squared log-ratio of the sampled token for its divergence",
+            column=_LARGEST,
+        ),
     )
 }
 """Every clip at its usual range: FSPO's defaults, 1.5 standard deviations where eps counts those, and the range that a
 paper or verl publishes for the others."""
+
+WEIGHTS: dict[str, Weight] = {
+    weight.name: weight
+    for weight in (
+        Weight("vespo", "VESPO", _gamma, source="2602.10693", note="weighs a response by w²·e^(3−3w), or w³·e^(2−2w)"),
+    )
+}
+"""What takes no gradient away but gives each response a smooth weight, at its published constants."""
 
 COLUMNS: tuple[Column, ...] = tuple(clip.column for clip in CLIPS.values() if clip.column)
 """What records hold for the sake of single clips."""

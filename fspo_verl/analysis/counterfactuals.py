@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from fspo_verl.analysis.clip_rates import MIN_COUNT, length_reweighting_error, lre_against_chance, rate_by_length, sides
-from fspo_verl.analysis.resampling import clusters
-from fspo_verl.clips import CLIPS, Clip, TokenClip
+from fspo_verl.analysis.resampling import clustered_bootstrap, clusters
+from fspo_verl.clips import CLIPS, WEIGHTS, Clip, TokenClip
 
 
 class Counterfactuals(NamedTuple):
@@ -89,3 +89,25 @@ def counterfactuals(
     first = ["method", "side"]
     by_length = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=first)
     return Counterfactuals(by_length[first + [c for c in by_length if c not in first]], pd.DataFrame(rows))
+
+
+def weights_by_length(records: pd.DataFrame, edges, rng: np.random.Generator, draws: int = 400) -> pd.DataFrame:
+    """Mean of each smooth weight by length, over the responses with advantage != 0.
+
+    Columns weight (a key of :data:`fspo_verl.clips.WEIGHTS`), low, high, n, mean, lower, upper; the intervals resample
+    whole prompts. Empty bins are left out.
+    """
+    counted = records[records["advantage"] != 0]
+    place = np.searchsorted(edges, counted["length"], side="right") - 1
+    rows = []
+    for name, weight in WEIGHTS.items():
+        columns = np.column_stack([weight.weight(counted), np.ones(len(counted))])
+        for i in np.unique(place):
+            inside = place == i
+            mean = clustered_bootstrap(clusters(counted[inside]), columns[inside], _quotient, rng, draws)
+            rows.append((name, edges[i], edges[i + 1] - 1, inside.sum(), *(number.item() for number in mean)))
+    return pd.DataFrame(rows, columns=["weight", "low", "high", "n", "mean", "lower", "upper"])
+
+
+def _quotient(totals: np.ndarray) -> np.ndarray:
+    return totals[..., :1] / totals[..., 1:]

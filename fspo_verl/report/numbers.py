@@ -12,7 +12,7 @@ import pandas as pd
 from scipy.stats import norm
 
 from fspo_verl.analysis import clip_rates, resampling
-from fspo_verl.analysis.counterfactuals import Counterfactuals, counterfactuals
+from fspo_verl.analysis.counterfactuals import Counterfactuals, counterfactuals, weights_by_length
 from fspo_verl.analysis.law import LawOfS, law_of_s
 from fspo_verl.analysis.resampling import Estimate
 from fspo_verl.analysis.runs import Run, config_differences, live_clip_rates
@@ -50,6 +50,9 @@ class Analysis:
     stock: Counterfactuals
     matched: Counterfactuals | None
     """None where no clip can take :data:`fspo_verl.clips.MATCHED_RATE` of these responses."""
+
+    weights: pd.DataFrame
+    """Mean of each smooth weight by length."""
 
     law: LawOfS
     quantiles: pd.DataFrame
@@ -94,6 +97,7 @@ def analyse(run: Run, edges: np.ndarray, rng: np.random.Generator) -> Analysis |
         quantiles=_quantiles(z, moved.log_ratio / (law.sigma.value * np.sqrt(moved.length))),
         outliers=_overall(moved.length, np.abs(z) > _OUTLIER, resampling.clusters(moved), edges),
         windows=_windows(records, edges, rng),
+        weights=weights_by_length(records, edges, rng, DRAWS),
     )
 
 
@@ -166,6 +170,7 @@ def tables(runs: Sequence[Run], analyses: Sequence[Analysis], live: dict[str, pd
         "live_clip_rate_by_length": _stacked(({"run": name}, table) for name, table in live.items()),
         "counterfactuals_by_length": _stacked(({"run": r, "constants": k}, c.by_length) for r, k, c in methods),
         "counterfactuals_summary": _stacked(({"run": r, "constants": k}, c.summary) for r, k, c in methods),
+        "weights_by_length": _stacked(({"run": a.run.name}, a.weights) for a in analyses),
         "law_by_length": _stacked(by_length),
         "quantiles": _stacked(({"run": a.run.name}, a.quantiles) for a in analyses),
         "over_steps": _stacked(({"run": a.run.name}, a.windows) for a in analyses),

@@ -33,7 +33,7 @@ from fspo_verl.analysis.counterfactuals import Counterfactuals
 from fspo_verl.analysis.resampling import Estimate
 from fspo_verl.analysis.runs import RECORDS_DIR, Run, config_differences, read_runs, written
 from fspo_verl.band import Band
-from fspo_verl.clips import CLIPS, MATCHED_RATE, Style
+from fspo_verl.clips import CLIPS, MATCHED_RATE, WEIGHTS, Style
 from fspo_verl.files import write_whole
 from fspo_verl.observe import noise
 from fspo_verl.observe.noise import Noise
@@ -287,8 +287,12 @@ def counterfactuals(analyses: Sequence[Analysis]) -> Part:
     return Part(
         numbers=[f"{clip.label}: {clip.note}." for clip in CLIPS.values() if clip.note and analyses],
         tables=[
-            Table(f"{a.run.name}: every clip on its {a.total.n:,.0f} responses with an advantage", _clip_table(a))
+            table
             for a in analyses
+            for table in (
+                Table(f"{a.run.name}: every clip on its {a.total.n:,.0f} responses with an advantage", _clip_table(a)),
+                *_weight_tables(a),
+            )
         ],
         draw=(lambda columns: figures.counterfactuals(panels, columns)) if panels else None,
     )
@@ -435,6 +439,8 @@ def missing(runs: Sequence[Run], analyses: Sequence[Analysis]) -> list[str]:
             notes.append(f"{run.name}: everything was clipped, so there is no acceptance to compare between lengths.")
         if (rows := records.attrs["rows"]) > len(records):
             notes.append(f"{run.name}: a random {len(records):,} of its {rows:,} records are used (--max-rows).")
+        if absent := [clip.label for clip in CLIPS.values() if clip.lacks(records)]:
+            notes.append(f"{run.name}: its records are of an earlier version, without what {', '.join(absent)} needs.")
         if run.name in matched and matched[run.name] is None:
             notes.append(f"{run.name}: too few responses have moved to let any clip take {MATCHED_RATE:.0%} of them.")
         if run.metrics.empty:
@@ -513,6 +519,8 @@ def _clip_table(a: Analysis) -> pd.DataFrame:
     )
     rows = []
     for clip in CLIPS.values():
+        if clip.lacks(a.run.records):
+            continue
         rescaled = _clip_cells(matched.get(clip.name))
         rows.append(
             {"clip": clip.label}
@@ -520,6 +528,17 @@ def _clip_table(a: Analysis) -> pd.DataFrame:
             | {f"{name} at {MATCHED_RATE:.0%}": rescaled[name] for name in ("LRE", "by chance up to")}
         )
     return pd.DataFrame(rows)
+
+
+def _weight_tables(a: Analysis) -> list[Table]:
+    """One per smooth weight: what it makes of the gradient, by length."""
+    tables = []
+    for name, part in a.weights.groupby("weight"):
+        weight = WEIGHTS[name]
+        cells = {f"{row.low:,}–{row.high:,}": _interval(row.mean, row.lower, row.upper) for row in part.itertuples()}
+        caption = f"{a.run.name}: mean weight by length of {weight.label}, which {weight.note} and clips nothing"
+        tables.append(Table(caption, pd.DataFrame({"tokens": list(cells), "mean weight [95%]": list(cells.values())})))
+    return tables
 
 
 def _clip_cells(found) -> dict[str, str]:

@@ -20,7 +20,7 @@ from fspo_verl import cli
 from fspo_verl.analysis import clip_rates, resampling, runs
 from fspo_verl.analysis.law import law_of_s
 from fspo_verl.band import Band
-from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, TokenClip
+from fspo_verl.clips import CLIPS, MATCHED_RATE, WEIGHTS, BandClip, TokenClip
 from fspo_verl.report import figures, numbers, page
 
 BINS, DRAWS = 5, 20
@@ -332,6 +332,7 @@ def run_of(name, records=None, loss="fspo", metrics=None, config=None):
 
 def test_everything_that_can_go_wrong_at_once(build, tmp_path):
     base = synthetic_run.records(np.random.default_rng(0), **SMALL)
+    unmoved = dict.fromkeys(("log_ratio", "log_ratio_largest", "quadratic_variation"), np.float32(0))
     thinned = run_of("thinned")
     thinned.records.attrs["rows"] = 10**7
     synthetic_run.write_metrics(tmp_path / "m.jsonl", np.random.default_rng(0), "fspo", 200)
@@ -341,7 +342,7 @@ def test_everything_that_can_go_wrong_at_once(build, tmp_path):
         live,
         run_of("kept all", base.assign(clipped=np.float32(0))),
         run_of("clipped all", base.assign(clipped=np.float32(1)), loss="gspo"),
-        run_of("unmoved", base.assign(log_ratio=np.float32(0), quadratic_variation=np.float32(0), ratio=np.float32(1))),
+        run_of("unmoved", base.assign(**unmoved, ratio=np.float32(1))),
         run_of("no advantage", base.assign(advantage=np.float32(0))),
         run_of(
             "one response",
@@ -374,6 +375,27 @@ def test_everything_that_can_go_wrong_at_once(build, tmp_path):
     assert "only metrics <b>&: rates of its live metrics over 200 steps" in page.text
     assert b"only metrics <b>&,1," in files["tables/live_clip_rate_by_length.csv"]
     assert {f"figures/{name}.png" for name in ("curves", "over_steps", "clip_rate_by_length")} <= set(files)
+
+
+def test_clips_that_the_records_of_an_earlier_version_lack_are_named(build):
+    base = synthetic_run.records(np.random.default_rng(0), **SMALL)
+    page, facts, _ = build(run_of("old", base.drop(columns="log_ratio_largest")))
+    lacking = CLIPS["seq_max_k2"].label
+    assert f"old: its records are of an earlier version, without what {lacking} needs." in facts["missing"]
+    (table,) = [rows for rows in page.tables if rows[0][:2] == ["clip", "eps"]]
+    assert [row[0] for row in table[1:]] == [clip.label for clip in CLIPS.values() if clip.label != lacking]
+
+
+def test_mean_weights_are_those_of_the_responses(made):
+    written = read_table(made, "weights_by_length")
+    for run in made.runs:
+        counted = run.records[run.records.advantage != 0]
+        for row in written[written.run == run.name].itertuples():
+            inside = counted[counted.length.between(row.low, row.high)]
+            assert row.n == len(inside)
+            assert row.mean == pytest.approx(WEIGHTS[row.weight].weight(inside).mean())
+            shown = made.page.table("tokens", "mean weight [95%]")
+            assert f"{row.low:,}–{row.high:,}" in shown.index
 
 
 def test_one_response_alone(build):
