@@ -266,6 +266,11 @@ def _dppo_kl(tokens: Tokens) -> Tensor:
     return (kl > 0.05) & torch.where(tokens.advantages > 0, p > old, (tokens.advantages < 0) & (p < old))
 
 
+def _cispo(tokens: Tokens) -> Tensor:
+    """Above 1.2, whatever the advantage: there the weight of the token is cut to 1.2; it has no lower end."""
+    return (_ratio(tokens) > 1.2) & (tokens.advantages != 0)
+
+
 def _ctpo(tokens: Tokens) -> Tensor:
     """The log-ratio of the first t tokens, in a band of [-0.025, 0.05]·√t, with a dual clip at 0.05·√t."""
     prefix, root = tokens.log_ratio.clamp(-20, 20).cumsum(-1), tokens.mask.cumsum(-1).sqrt()
@@ -384,6 +389,14 @@ CLIPS: dict[str, Clip] = {
             source="2602.04879; range: verl's examples/dppo_trainer",
             loss_mode="dppo_kl",
             column=_tokens("tokens_clipped_dppo_kl", _dppo_kl),
+        ),
+        TokenClip(
+            "cispo",
+            "CISPO, token ratio up to 1.2",
+            source="2506.13585; range: verl's examples/cispo_trainer",
+            loss_mode="cispo",
+            note="counts the tokens whose weight it cuts; they keep a gradient",
+            column=_tokens("tokens_clipped_cispo", _cispo),
         ),
         TokenClip(
             "ctpo",

@@ -93,6 +93,10 @@ def dppo_kl(old, new, advantage):
     return kl > 0.05 and (new > old if advantage > 0 else new < old)
 
 
+def cispo(old, new, advantage):
+    return new / old > 1.2
+
+
 def ctpo(old, new, advantage):
     prefix, dropped = 0.0, 0
     for t, d in enumerate(differences(old, new), start=1):
@@ -120,6 +124,7 @@ DEFINITIONS = {
     "rloo": beyond(-math.log(0.8), math.log(1.2)),
     "dppo_tv": dropped_tokens(dppo_tv),
     "dppo_kl": dropped_tokens(dppo_kl),
+    "cispo": dropped_tokens(cispo),
     "ctpo": ctpo,
     "seq_is": rejected(lambda d: 0.5 <= math.exp(-sum(d)) <= 2),
     "geo_rs": rejected(lambda d: 0.999 <= math.exp(-sum(d) / len(d)) <= 1.001),
