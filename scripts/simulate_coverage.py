@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fspo_verl.analysis.counterfactuals import upper_quantile
+from fspo_verl.clips import upper_quantile
 
 EXAMPLES = """examples:
   python scripts/simulate_coverage.py                    the published table, some ten minutes on one core
@@ -101,8 +101,8 @@ class Scenario:
         import simulated_records
 
         from fspo_verl.analysis import band_fit, clip_rates, resampling
-        from fspo_verl.analysis.counterfactuals import Method
         from fspo_verl.band import Band
+        from fspo_verl.clips import BandClip
 
         self.np, self.clip_rates, self.band_fit, self.resampling = np, clip_rates, band_fit, resampling
         self.upper_quantile = upper_quantile
@@ -115,7 +115,7 @@ class Scenario:
                 upper_quantile(band_fit.beyond(endless, Band(length_power=power), side), RATE)
                 for side in ("lower", "upper")
             ]
-            self.bands[name] = Method(name, "", Band(*eps, eps_dual=None, length_power=power))
+            self.bands[name] = BandClip(name, "", Band(*eps, eps_dual=None, length_power=power))
         self.eps_low = self.bands["flat"].band.eps_low
         counted = endless[endless.advantage != 0]
         clipped = self.bands["unfair"].clipped(counted)

@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from fspo_verl import clips
+
 
 def frame(length, log_ratio=0.0, quadratic_variation=0.0, advantage=1.0, prompt=None, step=0, **columns):
     """Records with the given columns, the others as if nothing were clipped."""
@@ -28,7 +30,7 @@ def frame(length, log_ratio=0.0, quadratic_variation=0.0, advantage=1.0, prompt=
             "ratio": np.exp(np.minimum(log_ratio, 20)),
             "clipped": np.zeros(n, np.float32),
             "decision": pd.Categorical(["kept"] * n),
-            "tokens_clipped": np.zeros(n, np.int32),
+            **{column.name: np.zeros(n, column.dtype) for column in clips.COLUMNS},
         }
         | columns
     )

@@ -15,7 +15,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fspo_verl.analysis.counterfactuals import METHODS
+from fspo_verl.clips import CLIPS
+from fspo_verl.clips import COLUMNS as COLUMNS_OF_CLIPS
 from fspo_verl.observe.records import COLUMNS
 
 RANGES = {
@@ -78,8 +79,10 @@ def records(
     numbers = {name: dtype.to_pandas_dtype() for name, dtype in COLUMNS.items() if not pa.types.is_dictionary(dtype)}
     table = table.astype({name: dtype for name, dtype in numbers.items() if name in table})
     table["ratio"] = np.exp(np.minimum(table.log_ratio, 20)).astype(np.float32)
-    table["tokens_clipped"] = rng.binomial(length, np.clip(own * 0.08 * (advantage != 0), 0, 1)).astype(np.int32)
-    clipped = METHODS["grpo" if loss == "vanilla" else loss].clipped(table)
+    table["log_ratio_largest"] = np.sqrt(table.quadratic_variation_top)
+    for name in (column.name for column in COLUMNS_OF_CLIPS if column.dtype == "int32"):
+        table[name] = rng.binomial(length, np.clip(own * 0.08 * (advantage != 0), 0, 1)).astype(np.int32)
+    clipped = CLIPS["grpo" if loss == "vanilla" else loss].clipped(table)
     table["clipped"] = clipped.astype(np.float32)
     sides = [clipped == 0, advantage > 0, table.log_ratio < 0]
     table["decision"] = np.select(sides, ["kept", "upper", "lower"], "dual")

@@ -15,9 +15,9 @@ import pandas as pd
 from scipy import stats
 
 from fspo_verl.analysis import clip_rates, resampling
-from fspo_verl.analysis.counterfactuals import Method, standardized, upper_quantile
 from fspo_verl.analysis.resampling import Estimate
 from fspo_verl.band import Band
+from fspo_verl.clips import BandClip, standardized, upper_quantile
 
 SIDES = ("upper", "lower")
 _DUAL = 3  # eps_dual in units of eps_high, as in the default band
@@ -309,7 +309,7 @@ def fit(records: pd.DataFrame, shape: Shape, target: float, confidence: float = 
         eps_high=_digits(band.eps_high),
         eps_dual=_digits(_DUAL * _digits(band.eps_high), 6),
     )
-    clipped = Method("", "", band).clipped(records)
+    clipped = BandClip("", "", band).clipped(records)
     dual = sides["lower"] & (clipped > 0) & (standardized(records, band) > 0)
     cases = [(side, mask, clipped) for side, mask in sides.items()] + [("dual", sides["lower"], dual)]
     rates = {side: rerun_rate(values[mask], cluster[mask], confidence) for side, mask, values in cases}
@@ -338,12 +338,12 @@ def judging_edges(records: pd.DataFrame, bins: int, min_count: int) -> np.ndarra
 def judge(records: pd.DataFrame, found: Fit, target: float, edges, rng, draws: int, min_count: int) -> Judgement | None:
     """The fit on other records; None where it was refused, or cannot reach the target here."""
     try:
-        scaled = Method("", "", with_eps(records, found.band, target)) if found.band else None
+        scaled = BandClip("", "", with_eps(records, found.band, target)) if found.band else None
     except Unreachable:
         return None
     if scaled is None:
         return None
-    sides, clipped = clip_rates.sides(records), Method("", "", found.band).clipped(records)
+    sides, clipped = clip_rates.sides(records), BandClip("", "", found.band).clipped(records)
     lre = {}
     for side in SIDES:
         mask = sides[side]

@@ -24,8 +24,9 @@ from scipy import optimize, stats
 
 from fspo_verl.analysis.clip_rates import MIN_COUNT, length_reweighting_error, rate_by_length
 from fspo_verl.analysis.resampling import Estimate
+from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.compare import thresholds
-from fspo_verl.compare.trials import MATCHED_RATE, Trial, read_trials
+from fspo_verl.compare.trials import Trial, read_trials
 from fspo_verl.files import write_whole
 from fspo_verl.report import figures
 
@@ -440,6 +441,18 @@ def _paragraphs(comparison: Comparison, picture: str) -> Iterator[str]:
         if len(rates):
             yield f"### {title}\n\nShare of the responses with advantage != 0; mean over the seeds."
             yield _rate_table(rates, c.losses)
+    others = [name for name in CLIPS if f"k_{name}" in c.values]
+    if others:
+        yield (
+            f"### Other clips on the same responses\n\nk in clip rate ∝ length^k, had each clip taken "
+            f"{MATCHED_RATE:.0%} of the responses of a loss; mean over the seeds. 0 is flat, above 0 clips long "
+            "responses more."
+        )
+        k = c.values.groupby("loss")[[f"k_{name}" for name in others]].mean()
+        yield _table(
+            ["", *c.losses],
+            ([CLIPS[name].label, *(_signed(k.loc[loss, f"k_{name}"]) for loss in c.losses)] for name in others),
+        )
     if tuning := c.setup.get("tuning"):
         yield (
             f"### Clip ranges\n\nEvery loss had the same budget: {tuning['what']}. Mean over seeds "
@@ -504,6 +517,10 @@ def _difference_cells(row, c: Comparison) -> list[str]:
     ]
 
 
+def _signed(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:+.2f}"
+
+
 def _rate_table(rates: pd.DataFrame, losses: Sequence[str]) -> str:
     table = rates.pivot(index=["low", "high"], columns="loss", values="rate")
     return _table(
@@ -549,8 +566,7 @@ def draw(comparison: Comparison) -> Figure:
     """Validation accuracy over the steps, paired differences of every seed, and clip rates by length."""
     figure = Figure(figsize=(10, 7.5), layout="constrained")
     axes = figure.subplots(2, 2).flat
-    known = [loss if loss in figures.METHOD_STYLES else None for loss in comparison.losses]
-    styles = dict(zip(comparison.losses, figures.run_styles(known), strict=True))
+    styles = dict(zip(comparison.losses, figures.run_styles(comparison.losses), strict=True))
     _draw_accuracy(axes[0], comparison, styles)
     _draw_differences(axes[1], comparison, styles)
     _draw_clip_rates(axes[2], comparison, styles, "clipped", "clip rate by length")

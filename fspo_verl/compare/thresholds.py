@@ -21,8 +21,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from fspo_verl.clips import LOSSES
+
 CONFIDENCE = 0.99  # of an interval for the small comparison's mean, if nothing has changed
-LOSSES = ("fspo", "gspo", "grpo", "rloo")
 MIN_SEEDS = 3  # to derive intervals from
 
 

@@ -19,14 +19,11 @@ import numpy as np
 import pandas as pd
 
 from fspo_verl.analysis.clip_rates import length_edges, sides
-from fspo_verl.analysis.counterfactuals import METHODS, Method
 from fspo_verl.analysis.runs import Run, read_runs
 from fspo_verl.band import Band
+from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, Clip, TokenClip
 
 logger = logging.getLogger("fspo_verl")
-
-MATCHED_RATE = 0.10
-"""Share of the responses with an advantage that a band is scaled to clip, where bands are compared at one rate."""
 
 # Folders of runs: fspo-hf-seed3, gspo-seed11.
 _NAME = re.compile(r"(?P<loss>[a-z0-9_]+)(-[a-z0-9_-]+)?-seed(?P<seed>\d+)")
@@ -52,9 +49,9 @@ class Clips:
         mean_log: ``[bins]`` mean log length in each bin, 0 in an empty one.
         responses: ``[steps, bins]``.
         clipped: ``[steps, bins]``; a response of which a part is clipped counts with its share.
-        matched: by name of a band, likewise, had it clipped the same responses at :data:`MATCHED_RATE` overall: the
-            shapes of fspo (the band that trained, where one did), gspo and rloo. One that too few responses have moved
-            enough to reach is left out.
+        matched: by name of a clip, likewise, had it clipped the same responses at :data:`fspo_verl.clips.MATCHED_RATE`
+            overall: the whole catalogue but for what works token by token, with the band that trained under the name of
+            its loss. One that too few responses have moved enough to reach is left out.
     """
 
     edges: list[int]
@@ -227,9 +224,9 @@ def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]
     responses = count(np.ones(len(records)))
     logs = count(np.log(length)).sum(0) / np.maximum(responses.sum(0), 1)
     matched = {}
-    for name, method in _shapes(records, loss).items():
+    for name, clip in _shapes(records, loss).items():
         try:
-            matched[name] = count(method.matched(records, MATCHED_RATE).clipped(records)).astype(int).tolist()
+            matched[name] = count(clip.matched(records, MATCHED_RATE).clipped(records)).astype(int).tolist()
         except ValueError as error:
             logger.warning("%s: %s", loss, error)
     return Clips(
@@ -241,10 +238,11 @@ def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]
     )
 
 
-def _shapes(records: pd.DataFrame, loss: str) -> dict[str, Method]:
+def _shapes(records: pd.DataFrame, loss: str) -> dict[str, Clip]:
     band = (records.attrs["settings"] or {}).get("band")
-    trained = {loss: Method(loss, loss, Band(**band))} if band else {}
-    return {name: METHODS[name] for name in ("fspo", "gspo", "rloo")} | trained
+    trained = {loss: BandClip(loss, loss, Band(**band))} if band else {}
+    whole = {name: clip for name, clip in CLIPS.items() if not isinstance(clip, TokenClip) and not clip.lacks(records)}
+    return whole | trained
 
 
 def _rounded(value):

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fspo_verl import clips
 from fspo_verl.band import Band
 from fspo_verl.loss import SequenceLoss, fspo_loss
 
 # Columns that only records hold; see :func:`token_columns`.
 LAST_TOKENS = 4
 TOP_SHARE = 100  # one token in this many
-_GRPO_CLIP = (0.8, 1.2, 3.0)  # verl's defaults: clip_ratio_low and _high of 0.2, dual clip clip_ratio_c
 
 
 @torch.no_grad()
@@ -82,23 +82,20 @@ def token_columns(
     """Columns ``[B]`` that need another pass over the tokens, for records only.
 
     ``quadratic_variation_last``: the part of Q in the last 4 response tokens. ``quadratic_variation_top``: the part in
-    the largest ceil(L/100) tokens. ``tokens_clipped``: tokens that the token-level PPO clip of verl's defaults (ratio
-    1 ± 0.2, dual clip 3) drops, given the sign of their advantage.
+    the largest ceil(L/100) tokens. And the columns that single clips need, see :data:`fspo_verl.clips.COLUMNS`.
     """
     mask = response_mask.bool()
-    log_ratio = torch.where(mask, log_prob.float() - old_log_prob.float(), 0.0)
-    squared = log_ratio.square()
+    log_prob, old_log_prob = (torch.where(mask, values.float(), 0.0) for values in (log_prob, old_log_prob))
+    tokens = clips.Tokens(log_prob, old_log_prob, log_prob - old_log_prob, advantages, mask)
+    squared = tokens.log_ratio.square()
     tokens_left = mask.flip(-1).cumsum(-1).flip(-1)  # of this response, from each token on
     top = (mask.sum(-1, keepdim=True) + TOP_SHARE - 1) // TOP_SHARE
     largest = squared.topk((mask.shape[-1] + TOP_SHARE - 1) // TOP_SHARE, dim=-1).values
     rank = torch.arange(largest.shape[-1], device=largest.device)
-    low, high, dual = _GRPO_CLIP
-    ratio = log_ratio.clamp(-20, 20).exp()  # the range to which verl's vanilla loss clamps it
-    dropped = torch.where(advantages > 0, ratio > high, (advantages < 0) & ((ratio < low) | (ratio > dual)))
     return {
         "quadratic_variation_last": torch.where(tokens_left <= LAST_TOKENS, squared, 0.0).sum(-1),
         "quadratic_variation_top": torch.where(rank < top, largest, 0.0).sum(-1),
-        "tokens_clipped": (dropped & mask).sum(-1),
+        **{column.name: column.of(tokens) for column in clips.COLUMNS},
     }
 
 

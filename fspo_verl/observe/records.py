@@ -24,6 +24,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from fspo_verl import clips
 from fspo_verl.band import Band
 from fspo_verl.loss import MAX_LOG_RATIO
 
@@ -46,8 +47,10 @@ COLUMNS = {
         pa.int32(), pa.string()
     ),  # which side of the clip took (part of) the gradient: kept (none),
     # upper (A > 0), lower (A < 0, S low), dual (A < 0, S high); nonfinite for a response that holds NaN or inf
-    "tokens_clipped": pa.int32(),  # tokens that a token-level PPO clip (1 ± 0.2, dual clip 3) drops
+    # What single clips need; see fspo_verl.clips.
+    **{column.name: pa.type_for_alias(column.dtype) for column in clips.COLUMNS},
 }
+_OF_CLIPS = {column.name for column in clips.COLUMNS}
 
 _FILE = "step-{step:06d}-rank-{rank:04d}.parquet"
 _NAME = re.compile(r"step-(\d+)-rank-(\d+)\.parquet")
@@ -231,7 +234,8 @@ def read_records(folder: str | Path, columns: Sequence[str] | None = None, max_r
 
     Args:
         folder: searched with all folders in it.
-        columns: names out of :data:`COLUMNS`; all by default.
+        columns: names out of :data:`COLUMNS`; all by default. What only single clips need, and the records of earlier
+            versions lack, is then left out.
         max_rows: read about this many rows, a random choice (the same at every call) where there are more.
 
     Returns:
@@ -242,15 +246,18 @@ def read_records(folder: str | Path, columns: Sequence[str] | None = None, max_r
     does not know, and different settings in one folder, are warnings.
     """
     names = list(columns or COLUMNS)
-    readable, settings = [], []
+    required = [name for name in names if columns or name not in _OF_CLIPS]
+    readable, settings, lacking = [], [], set()
     for file in record_files(folder):
         try:
-            opened, found = _open(file, names)
+            opened, found = _open(file, required)
         except _UNREADABLE as error:
             _warn_left_out(file, error)
             continue
         readable.append((file, opened.metadata.num_rows))
         settings.append(found)
+        lacking |= set(names) - set(opened.schema_arrow.names)
+    names = [name for name in names if name not in lacking]
 
     rows = sum(count for _, count in readable)
     share = 1.0 if max_rows is None or rows <= max_rows else max_rows / rows

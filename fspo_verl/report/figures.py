@@ -21,6 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from fspo_verl.analysis.clip_rates import takes_part
+from fspo_verl.clips import CLIPS, Style
 
 _LENGTH = "response length L (tokens)"
 BLACK, GREY = "#000000", "#7f7f7f"
@@ -44,39 +45,17 @@ _STYLE = {
 }
 
 
-class Style(NamedTuple):
-    """How a run or a method is drawn."""
-
-    color: str
-    marker: str
-    line: str = "-"
-    hollow: bool = False
-
-    def line_kwargs(self) -> dict:
-        """Keyword arguments for :meth:`Axes.plot` and :meth:`Axes.errorbar`."""
-        face = "white" if self.hollow else self.color
-        return {"color": self.color, "marker": self.marker, "ls": self.line, "mfc": face, "mew": 1.1}
-
-
-METHOD_STYLES = {
-    "fspo": Style("#0072B2", "o"),
-    "fspo_centered": Style("#56B4E9", "v", "--"),
-    "fspo_studentized": Style("#E69F00", "P", "--"),
-    "fspo_width": Style(GREY, "x", ":"),
-    "gspo": Style("#D55E00", "s"),
-    "rloo": Style("#CC79A7", "D"),
-    "grpo": Style("#009E73", "^"),
-}
 _OTHER_LOSS = Style(BLACK, "*")
 _REPEATS = [("-", False), ("--", True), (":", False), ("-.", True)]
 
 
-def run_styles(methods: Sequence[str | None]) -> list[Style]:
-    """One style per run, from the method of :data:`METHOD_STYLES` that it trained with; None for any other loss."""
+def run_styles(clips: Sequence[str | None]) -> list[Style]:
+    """One style per run, that of the clip it trained with; None for a loss that the catalogue does not know."""
+    known = [clip if clip in CLIPS and CLIPS[clip].style else None for clip in clips]
     styles = []
-    for i, method in enumerate(methods):
-        line, hollow = _REPEATS[methods[:i].count(method) % len(_REPEATS)]
-        styles.append(METHOD_STYLES.get(method, _OTHER_LOSS)._replace(line=line, hollow=hollow))
+    for i, clip in enumerate(known):
+        line, hollow = _REPEATS[known[:i].count(clip) % len(_REPEATS)]
+        styles.append((CLIPS[clip].style if clip else _OTHER_LOSS)._replace(line=line, hollow=hollow))
     return styles
 
 

@@ -12,16 +12,16 @@ import pandas as pd
 from scipy.stats import norm
 
 from fspo_verl.analysis import clip_rates, resampling
-from fspo_verl.analysis.counterfactuals import METHODS, Counterfactuals, counterfactuals
+from fspo_verl.analysis.counterfactuals import Counterfactuals, counterfactuals, weights_by_length
 from fspo_verl.analysis.law import LawOfS, law_of_s
 from fspo_verl.analysis.resampling import Estimate
 from fspo_verl.analysis.runs import Run, config_differences, live_clip_rates
 from fspo_verl.band import Band
+from fspo_verl.clips import CLIPS, MATCHED_RATE, of_run
 from fspo_verl.observe import noise
 from fspo_verl.observe.noise import Noise
 
 DRAWS, _WINDOW_DRAWS = 400, 100  # of resampling and of chance
-MATCHED_RATE = 0.15  # every method re-scaled to clip this share of all responses with an advantage
 _WINDOWS, _WINDOW_ROWS = 12, 1000  # windows of steps: at most so many, of so many rows or more
 _OUTLIER = norm.ppf(0.975)
 
@@ -49,7 +49,10 @@ class Analysis:
 
     stock: Counterfactuals
     matched: Counterfactuals | None
-    """None where no method can clip :data:`MATCHED_RATE` of these responses."""
+    """None where no clip can take :data:`fspo_verl.clips.MATCHED_RATE` of these responses."""
+
+    weights: pd.DataFrame
+    """Mean of each smooth weight by length."""
 
     law: LawOfS
     quantiles: pd.DataFrame
@@ -94,6 +97,7 @@ def analyse(run: Run, edges: np.ndarray, rng: np.random.Generator) -> Analysis |
         quantiles=_quantiles(z, moved.log_ratio / (law.sigma.value * np.sqrt(moved.length))),
         outliers=_overall(moved.length, np.abs(z) > _OUTLIER, resampling.clusters(moved), edges),
         windows=_windows(records, edges, rng),
+        weights=weights_by_length(records, edges, rng, DRAWS),
     )
 
 
@@ -114,13 +118,9 @@ def band_of(settings: dict | None) -> Band | None:
     return None if settings["band"] is None else Band(**settings["band"])
 
 
-def method_of(settings: dict | None) -> str | None:
-    """The key in :data:`METHODS` of the method with the shape of a run's clip, if there is one."""
-    if settings is not None and settings["loss"] == "vanilla":
-        return "grpo"
-    band = band_of(settings)
-    shapes = {_shape(method.band): key for key, method in METHODS.items() if method.band is not None}
-    return None if band is None else shapes.get(_shape(band))
+def clip_of(settings: dict | None) -> str | None:
+    """The name in :data:`fspo_verl.clips.CLIPS` of the clip with the shape of a run's, if there is one."""
+    return None if settings is None else of_run(settings["loss"], band_of(settings))
 
 
 def live_rates(run: Run, rng: np.random.Generator) -> pd.DataFrame:
@@ -170,6 +170,7 @@ def tables(runs: Sequence[Run], analyses: Sequence[Analysis], live: dict[str, pd
         "live_clip_rate_by_length": _stacked(({"run": name}, table) for name, table in live.items()),
         "counterfactuals_by_length": _stacked(({"run": r, "constants": k}, c.by_length) for r, k, c in methods),
         "counterfactuals_summary": _stacked(({"run": r, "constants": k}, c.summary) for r, k, c in methods),
+        "weights_by_length": _stacked(({"run": a.run.name}, a.weights) for a in analyses),
         "law_by_length": _stacked(by_length),
         "quantiles": _stacked(({"run": a.run.name}, a.quantiles) for a in analyses),
         "over_steps": _stacked(({"run": a.run.name}, a.windows) for a in analyses),
@@ -210,23 +211,19 @@ def _stacked(parts: Iterable[tuple[dict, pd.DataFrame]]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
-def _shape(band: Band) -> tuple:
-    return band.length_power, band.band_width, band.band_center
-
-
 def _overall(length, share, clusters, edges) -> pd.Series:
     return clip_rates.rate_by_length(length, share, edges[[0, -1]], clusters=clusters).iloc[0]
 
 
 def _matched(records: pd.DataFrame, edges: np.ndarray, rng: np.random.Generator) -> Counterfactuals | None:
-    def reaches(method):
+    def reaches(clip):
         try:
-            return method.band is not None and method.matched(records, MATCHED_RATE) is not None
+            return not clip.lacks(records) and clip.matched(records, MATCHED_RATE) is not None
         except ValueError:
             return False
 
-    methods = {key: method for key, method in METHODS.items() if reaches(method)}
-    return counterfactuals(records, edges, rng, MATCHED_RATE, methods, DRAWS) if methods else None
+    clips = {name: clip for name, clip in CLIPS.items() if reaches(clip)}
+    return counterfactuals(records, edges, rng, MATCHED_RATE, clips, DRAWS) if clips else None
 
 
 def _quantiles(z: pd.Series, per_sqrt_length: pd.Series) -> pd.DataFrame:

@@ -29,23 +29,23 @@ from tqdm import tqdm
 
 from fspo_verl import terminal
 from fspo_verl.analysis.clip_rates import length_edges
-from fspo_verl.analysis.counterfactuals import METHODS, Counterfactuals
+from fspo_verl.analysis.counterfactuals import Counterfactuals
 from fspo_verl.analysis.resampling import Estimate
 from fspo_verl.analysis.runs import RECORDS_DIR, Run, config_differences, read_runs, written
 from fspo_verl.band import Band
+from fspo_verl.clips import CLIPS, MATCHED_RATE, WEIGHTS, Style
 from fspo_verl.files import write_whole
 from fspo_verl.observe import noise
 from fspo_verl.observe.noise import Noise
 from fspo_verl.report import figures
-from fspo_verl.report.figures import Rates, Scatter, Series, Style
+from fspo_verl.report.figures import Rates, Scatter, Series
 from fspo_verl.report.numbers import (
-    MATCHED_RATE,
     Analysis,
     analyse,
     band_of,
+    clip_of,
     live_rates,
     live_steps,
-    method_of,
     noise_of,
     steps,
     tables,
@@ -54,17 +54,6 @@ from fspo_verl.versions import installed
 
 _MADE_BY = "fspo-verl report"
 _OWN_FILE = re.compile(r"report\.(html|json)|(figures|tables)/\w+\.(svg|png|csv)")
-# Short names of the methods, for legends; they name shapes, as eps may be re-scaled.
-_SHAPES = {
-    "fspo": "FSPO (width √L)",
-    "fspo_centered": "FSPO (centre −Q/2)",
-    "fspo_studentized": "width √Q, centre −Q/2",
-    "fspo_width": "width √Q",
-    "gspo": "GSPO (width L)",
-    "rloo": "RLOO (fixed width)",
-    "grpo": "GRPO (token by token)",
-}
-_HEADLINE = ("fspo", "fspo_centered", "gspo", "rloo")
 _POINTS = 4000  # of a scatter plot
 _DASH = "–"
 
@@ -156,7 +145,7 @@ def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]
     results = [analyse(run, edges, rng) for run, rng in zip(tqdm(runs, "numbers", delay=2), generators, strict=True)]
     analyses = [result for result in results if result is not None]
     styles = dict(
-        zip([run.name for run in runs], figures.run_styles([method_of(run.settings) for run in runs]), strict=True)
+        zip([run.name for run in runs], figures.run_styles([clip_of(run.settings) for run in runs]), strict=True)
     )
     rng = np.random.default_rng(seed)
     recorded = {a.run.name for a in analyses}
@@ -246,7 +235,9 @@ def verdict(runs: Sequence[Run], analyses: Sequence[Analysis]) -> list[tuple[str
     ]
     if (reference := _reference(analyses)) is not None:
         of_all = reference.matched.summary.query("side == 'all'").set_index("method")
-        shapes = [f"{_SHAPES[name]} {_number(of_all.lre[name])}" for name in _HEADLINE if name in of_all.index]
+        shapes = [
+            f"{c.shape} {_number(of_all.lre[c.name])}" for c in CLIPS.values() if c.headline and c.name in of_all.index
+        ]
         chance = _number(of_all.floor_upper.mean())
         same = f"LRE on the responses of {reference.run.name}, {MATCHED_RATE:.0%} clipped by each: {', '.join(shapes)}"
         lines.append(("shapes", f"{same}; by chance up to {chance}"))
@@ -277,7 +268,7 @@ def clip_rates(analyses: Sequence[Analysis], live: dict[str, pd.DataFrame], styl
     panels = [Rates("As trained:\neach run with its own clip", series)]
     if (reference := _reference(analyses)) is not None:
         title = f"The same responses ({reference.run.name}),\nevery clip re-scaled to take {MATCHED_RATE:.0%}"
-        shapes = _method_series(reference.matched, _HEADLINE, with_lre=True)
+        shapes = _clip_series(reference.matched, headline=True)
         chance = reference.matched.summary.query("side == 'all'").floor.mean()
         panels.append(Rates(title, shapes, MATCHED_RATE, f"LRE by chance: {_number(chance)}"))
     return Part(
@@ -289,15 +280,19 @@ def clip_rates(analyses: Sequence[Analysis], live: dict[str, pd.DataFrame], styl
 def counterfactuals(analyses: Sequence[Analysis]) -> Part:
     panels = []
     for a in analyses:
-        panels.append(Rates(f"{a.run.name}: usual constants", _method_series(a.stock)))
+        panels.append(Rates(f"{a.run.name}: usual constants", _clip_series(a.stock)))
         if a.matched is not None:
             title = f"{a.run.name}: re-scaled to {MATCHED_RATE:.0%}"
-            panels.append(Rates(title, _method_series(a.matched), MATCHED_RATE))
+            panels.append(Rates(title, _clip_series(a.matched), MATCHED_RATE))
     return Part(
-        numbers=[f"{method.label}: {method.note}." for method in METHODS.values() if method.note and analyses],
+        numbers=[f"{clip.label}: {clip.note}." for clip in CLIPS.values() if clip.note and analyses],
         tables=[
-            Table(f"{a.run.name}: every clip on its {a.total.n:,.0f} responses with an advantage", _method_table(a))
+            table
             for a in analyses
+            for table in (
+                Table(f"{a.run.name}: every clip on its {a.total.n:,.0f} responses with an advantage", _clip_table(a)),
+                *_weight_tables(a),
+            )
         ],
         draw=(lambda columns: figures.counterfactuals(panels, columns)) if panels else None,
     )
@@ -444,6 +439,8 @@ def missing(runs: Sequence[Run], analyses: Sequence[Analysis]) -> list[str]:
             notes.append(f"{run.name}: everything was clipped, so there is no acceptance to compare between lengths.")
         if (rows := records.attrs["rows"]) > len(records):
             notes.append(f"{run.name}: a random {len(records):,} of its {rows:,} records are used (--max-rows).")
+        if absent := [clip.label for clip in CLIPS.values() if clip.lacks(records)]:
+            notes.append(f"{run.name}: its records are of an earlier version, without what {', '.join(absent)} needs.")
         if run.name in matched and matched[run.name] is None:
             notes.append(f"{run.name}: too few responses have moved to let any clip take {MATCHED_RATE:.0%} of them.")
         if run.metrics.empty:
@@ -503,41 +500,53 @@ def _clip_text(settings: dict) -> str:
     return f"ratio from 1 − {settings['clip_ratio_low']:g} to 1 + {settings['clip_ratio_high']:g}"
 
 
-def _method_series(
-    counterfactuals: Counterfactuals, methods: Sequence[str] = tuple(METHODS), with_lre: bool = False
-) -> list[Series]:
+def _clip_series(counterfactuals: Counterfactuals, headline: bool = False) -> list[Series]:
+    """The clips that a figure shows, or the few of the headline with their LRE; the tables have the others."""
     tables, summary = (table[table.side == "all"].set_index("method") for table in counterfactuals)
     series = []
-    for key in methods:
-        if key in summary.index:
-            lre = Estimate(*summary.loc[key, ["lre", "lre_lower", "lre_upper"]])
-            label = _with_lre(_SHAPES[key], lre) if with_lre else _SHAPES[key]
-            series.append(Series(label, figures.METHOD_STYLES[key], tables.loc[[key]]))
+    for clip in CLIPS.values():
+        if clip.name in summary.index and (clip.headline if headline else clip.style):
+            lre = Estimate(*summary.loc[clip.name, ["lre", "lre_lower", "lre_upper"]])
+            label = _with_lre(clip.shape, lre) if headline else clip.shape
+            series.append(Series(label, clip.style, tables.loc[[clip.name]]))
     return series
 
 
-def _method_table(a: Analysis) -> pd.DataFrame:
+def _clip_table(a: Analysis) -> pd.DataFrame:
     stock, matched = (
         {} if found is None else {row.method: row for row in found.summary.itertuples() if row.side == "all"}
         for found in (a.stock, a.matched)
     )
     rows = []
-    for key, method in METHODS.items():
-        rescaled = _method_cells(matched.get(key))
+    for clip in CLIPS.values():
+        if clip.lacks(a.run.records):
+            continue
+        rescaled = _clip_cells(matched.get(clip.name))
         rows.append(
-            {"clip": method.label}
-            | _method_cells(stock.get(key))
+            {"clip": clip.label}
+            | _clip_cells(stock.get(clip.name))
             | {f"{name} at {MATCHED_RATE:.0%}": rescaled[name] for name in ("LRE", "by chance up to")}
         )
     return pd.DataFrame(rows)
 
 
-def _method_cells(found) -> dict[str, str]:
-    """From a row of a summary of counterfactuals, or None where the method has none."""
+def _weight_tables(a: Analysis) -> list[Table]:
+    """One per smooth weight: what it makes of the gradient, by length."""
+    tables = []
+    for name, part in a.weights.groupby("weight"):
+        weight = WEIGHTS[name]
+        cells = {f"{row.low:,}–{row.high:,}": _interval(row.mean, row.lower, row.upper) for row in part.itertuples()}
+        caption = f"{a.run.name}: mean weight by length of {weight.label}, which {weight.note} and clips nothing"
+        tables.append(Table(caption, pd.DataFrame({"tokens": list(cells), "mean weight [95%]": list(cells.values())})))
+    return tables
+
+
+def _clip_cells(found) -> dict[str, str]:
+    """From a row of a summary of counterfactuals, or None where the clip has none."""
     if found is None:
         return dict.fromkeys(("eps", "rate", "LRE", "by chance up to"), _DASH)
     return {
-        "eps": _DASH if pd.isna(found.eps_low) else f"{found.eps_low:.2g}, {found.eps_high:.2g}",
+        "eps": ", ".join(f"{eps:.2g}" for eps in (found.eps_low, found.eps_high) if not pd.isna(eps)) or _DASH,
         "rate": _rate(found),
         "LRE": _interval(found.lre, found.lre_lower, found.lre_upper),
         "by chance up to": _number(found.floor_upper),

@@ -28,9 +28,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "training"))  # the trainer, its metrics and checks of arguments
-from options import hydra_override, positive  # noqa: E402
+from options import LOSSES, hydra_override, positive  # noqa: E402
 
-LOSSES = ("fspo", "gspo", "grpo", "rloo")
 FACTORS = (1 / 3, 1.0, 3.0, 10.0)
 # What starting verl costs, in training steps; for the estimate of the remaining time only.
 STARTUP_STEPS = 12

@@ -11,8 +11,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.compare import page
-from fspo_verl.compare.trials import MATCHED_RATE
 from fspo_verl.report import figures
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ def draw(columns: int) -> Figure:
     axes.axhline(MATCHED_RATE, color=figures.GREY, lw=0.8, ls=":")
     for loss, name in NAMES.items():
         table = rates[rates.loss == loss]
-        style = figures.METHOD_STYLES[loss]
+        style = CLIPS[loss].style
         axes.fill_between(place, table.lower.clip(0), table.upper, color=style.color, alpha=0.12, lw=0)
         axes.plot(place, table.rate, **style.line_kwargs() | {"lw": 2.2, "ms": 6})
         label = f"{name}\n{table.rate.iloc[0]:.0%} of the shortest, {table.rate.iloc[-1]:.0%} of the longest"

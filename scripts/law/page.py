@@ -16,14 +16,14 @@ from publish import POSITIONS, SETTINGS
 from tqdm import tqdm
 
 from fspo_verl.analysis import clip_rates, resampling
-from fspo_verl.analysis.counterfactuals import METHODS, Counterfactuals, Method, counterfactuals
+from fspo_verl.analysis.counterfactuals import Counterfactuals, counterfactuals
 from fspo_verl.analysis.law import LawOfS, law_of_s
 from fspo_verl.analysis.resampling import Estimate
+from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, Style
 from fspo_verl.observe.records import read_records
 from fspo_verl.report import figures
-from fspo_verl.report.figures import GREY, METHOD_STYLES, Series, Style
+from fspo_verl.report.figures import GREY, Series
 
-RATE = 0.10  # every clip is scaled to take this share of the responses with an advantage
 SHAPES = {
     "fspo": "√L (FSPO)",
     "fspo_centered": "√L, centre −Q/2",
@@ -161,7 +161,7 @@ def over_mini_batches(records: pd.DataFrame) -> pd.DataFrame:
     return records.assign(length=records.mini_batch, tokens=records.length)
 
 
-class _OverMiniBatches(Method):
+class _OverMiniBatches(BandClip):
     """A clip that decides by "tokens", where "length" is something else."""
 
     def clipped(self, records):
@@ -174,7 +174,7 @@ class _OverMiniBatches(Method):
         return super().matched(records.assign(length=records.tokens), rate)
 
 
-OVER_MINI_BATCHES = {key: _OverMiniBatches(method.name, method.label, method.band) for key, method in METHODS.items()}
+OVER_MINI_BATCHES = {name: _OverMiniBatches(name, CLIPS[name].label, CLIPS[name].band) for name in SHAPES}
 
 
 def spread_by_mini_batch(records: pd.DataFrame) -> pd.DataFrame:
@@ -190,16 +190,16 @@ def spread_by_mini_batch(records: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names)
 
 
-def matched(records: pd.DataFrame, edges, catalogue=METHODS) -> Counterfactuals:
-    """Every catalogued band scaled to :data:`RATE`, where it can be."""
+def matched(records: pd.DataFrame, edges, catalogue=CLIPS) -> Counterfactuals:
+    """Every catalogued band scaled to :data:`fspo_verl.clips.MATCHED_RATE`, where it can be."""
     methods = {}
     for key in SHAPES:
         try:
-            catalogue[key].matched(records, RATE)
+            catalogue[key].matched(records, MATCHED_RATE)
         except ValueError:
             continue
         methods[key] = catalogue[key]
-    return counterfactuals(records, edges, _rng(), RATE, methods, _DRAWS)
+    return counterfactuals(records, edges, _rng(), MATCHED_RATE, methods, _DRAWS)
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def lengths_table(cells: Sequence[Measured]) -> str:
     return _markdown(pd.DataFrame(rows))
 
 
-def lre_table(cells: Sequence[Measured], catalogue=METHODS) -> str:
+def lre_table(cells: Sequence[Measured], catalogue=CLIPS) -> str:
     """Rows are cells, columns clips: LRE, and in brackets what chance stays below in 97.5% of permutations."""
     rows = []
     for cell in cells:
@@ -351,7 +351,7 @@ def outside_table(cells: Sequence[Measured]) -> str:
         law = cell.law()
         row = {"cell": f"`{cell.name}`", "σ of a token": f"{law.sigma.value:.2g}"}
         for key, label in (("fspo", "±0.03·√L"), ("gspo", "GSPO, 3e-4 and 4e-4"), ("rloo", "ratio 1 ± 0.2")):
-            row[f"outside {label}"] = f"{METHODS[key].outside(cell.records).mean():.0%}"
+            row[f"outside {label}"] = f"{CLIPS[key].outside(cell.records).mean():.0%}"
         rows.append(row)
     return _markdown(pd.DataFrame(rows))
 
@@ -423,10 +423,10 @@ def draw(cells: dict[str, Measured], columns: int):
     table = matched(main.records, main.edges).by_length
     table = table[(table.side == "all") & (table.n >= clip_rates.MIN_COUNT)]
     keys = [key for key in ("fspo", "rloo", "gspo", "fspo_studentized") if key in set(table.method)]
-    figures.by_length(rates, [Series(SHAPES[key], METHOD_STYLES[key], table[table.method == key]) for key in keys])
-    rates.axhline(RATE, color=GREY, lw=0.8)
+    figures.by_length(rates, [Series(SHAPES[key], CLIPS[key].style, table[table.method == key]) for key in keys])
+    rates.axhline(MATCHED_RATE, color=GREY, lw=0.8)
     rates.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
-    rates.set(ylim=(0, None), ylabel="clip rate", title=f"Clip rates, each clip scaled to {RATE:.0%} (grpo)")
+    rates.set(ylim=(0, None), ylabel="clip rate", title=f"Clip rates, each clip scaled to {MATCHED_RATE:.0%} (grpo)")
     if keys:
         rates.legend()
 
@@ -436,8 +436,8 @@ def draw(cells: dict[str, Measured], columns: int):
         return figure
     table = spread_by_mini_batch(cell.records)
     for name, label, style in (
-        ("per_length", "S/√L", METHOD_STYLES["fspo"]),
-        ("per_variation", "S/√Q", METHOD_STYLES["fspo_studentized"]),
+        ("per_length", "S/√L", CLIPS["fspo"].style),
+        ("per_variation", "S/√Q", CLIPS["fspo_studentized"].style),
     ):
         first = table[name].iloc[0]
         bars = np.abs(table[[f"{name}_lower", f"{name}_upper"]].to_numpy().T - table[name].to_numpy()) / first

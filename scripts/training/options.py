@@ -8,6 +8,8 @@ import argparse
 import re
 from pathlib import Path
 
+LOSSES = ("fspo", "gspo", "grpo", "rloo")  # those of fspo_verl.clips, which may not be installed yet
+
 
 def parser(script: str, description: str, examples: str, output: Path, steps: int) -> argparse.ArgumentParser:
     """A parser of ``bash scripts/SCRIPT`` with what every such script takes, and the defaults of this one."""
@@ -18,7 +20,7 @@ def parser(script: str, description: str, examples: str, output: Path, steps: in
         epilog=examples,
     )
     add = parser.add_argument
-    add("--loss", choices=("fspo", "gspo", "grpo", "rloo"), default="fspo", help="policy loss (default: %(default)s)")
+    add("--loss", choices=LOSSES, default="fspo", help="policy loss (default: %(default)s)")
     add("--seed", type=int, default=0, help="of all that is drawn (default: %(default)s)")
     add("--steps", type=positive, default=steps, help="training steps (default: %(default)s)")
     add("--rollout", choices=("hf", "vllm"), default="hf", help="rollout engine without a GPU (default: %(default)s)")

@@ -63,7 +63,7 @@ def draw(run: Path, title: str) -> None:
 def _progress(metrics: pd.DataFrame, title: str) -> Figure:
     figure = Figure(figsize=(7, 5), layout="constrained")
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(2, 1))
-    # Neutral colours: those of figures.METHOD_STYLES mean losses.
+    # Neutral colours: those of fspo_verl.clips mean losses.
     upper.plot(metrics.reward.dropna(), color=figures.GREY, lw=1, label="training reward (sampled)")
     upper.plot(metrics.accuracy.dropna(), "o-", color=figures.BLACK, label="validation accuracy (greedy)")
     upper.set_title(title, fontsize=11, fontweight="bold")

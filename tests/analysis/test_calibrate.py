@@ -15,8 +15,8 @@ from simulated_records import assert_covered, frame, group_lengths, holds, simul
 
 from fspo_verl import cli
 from fspo_verl.analysis import band_fit, calibrate, clip_rates
-from fspo_verl.analysis.counterfactuals import Method, standardized, upper_quantile
 from fspo_verl.band import Band
+from fspo_verl.clips import BandClip, standardized, upper_quantile
 from fspo_verl.config import FSPOPolicyLossConfig
 
 SEEDS = 200
@@ -84,7 +84,7 @@ def test_the_suggested_band_has_the_stated_clip_rate_on_a_re_run(name):
     for seed in range(SEEDS // 2):
         run, again = (simulate_run(np.random.default_rng([seed, i]), 12, 8, step_spread=0.43) for i in range(2))
         found = band_fit.fit(run, shape, 0.1)
-        clipped = Method("", "", found.band).clipped(again)
+        clipped = BandClip("", "", found.band).clipped(again)
         hits.append(holds(found.rates["all"], clipped[again.advantage != 0].mean()))
     assert_covered(hits, at_least=shape.limit)
 
@@ -99,7 +99,7 @@ def test_the_suggested_bands_clip_the_target_on_both_sides():
         assert found.eps_high.lower < found.eps_high.value < found.eps_high.upper
         overrides = calibrate.overrides(found.band)
         assert overrides["eps_dual"] == pytest.approx(3 * overrides["eps_high"])
-        method = Method("band", "", FSPOPolicyLossConfig(**overrides))
+        method = BandClip("band", "", FSPOPolicyLossConfig(**overrides))
         assert Band(**Band.fields_in(vars(method.band))) == found.band
         clipped = method.clipped(run)
         count = side["upper"].sum()
@@ -225,7 +225,7 @@ def test_what_is_judged_has_not_been_fitted():
     counted = later.advantage != 0
     for fitted, found, judgement in zip(alone.fits, result.earlier, result.judged, strict=True):
         assert fitted.band == found.band and fitted.rates == found.rates
-        clipped = Method("", "", found.band).clipped(later)[counted]
+        clipped = BandClip("", "", found.band).clipped(later)[counted]
         assert judgement.rates["all"] == clipped.mean()
         by_length = judgement.by_length[judgement.by_length.n > 0]
         assert (by_length.n * by_length.rate).sum() == pytest.approx(clipped.sum())
@@ -243,7 +243,7 @@ def test_one_step_is_judged_on_other_prompts():
 def test_the_clip_rate_of_each_mini_batch_is_shown():
     records = simulate_run(np.random.default_rng(0), mini_batches=16)
     found = band_fit.fit(records, band_fit.SHAPES[0], 0.1)
-    clipped = Method("", "", found.band).clipped(records)[records.advantage != 0]
+    clipped = BandClip("", "", found.band).clipped(records)[records.advantage != 0]
     table = found.by_mini_batch
     assert table["first"].tolist() == [0, 2, 4, 6, 8, 10, 12, 14] and table["last"].tolist()[-1] == 15
     assert table.rate[0] < table.rate[4] < table.rate[7]
@@ -330,7 +330,7 @@ def test_prints_overrides_that_give_the_rate_and_writes_them_as_json(tmp_path, c
         name.removeprefix(calibrate.KEY): value for name, value in recommended["overrides"].items()
     }
     for overrides in blocks:
-        clipped = Method("", "", FSPOPolicyLossConfig(**numbers(overrides))).clipped(records)
+        clipped = BandClip("", "", FSPOPolicyLossConfig(**numbers(overrides))).clipped(records)
         assert clipped[records.advantage > 0].mean() == pytest.approx(0.05, abs=0.003)
     again = run_cli(capsys, run, "--target-clip-rate", 0.05)[1]
     assert again == out

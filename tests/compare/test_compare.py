@@ -16,17 +16,16 @@ import synthetic_run
 from scipy import stats
 
 from fspo_verl import cli
-from fspo_verl.analysis.counterfactuals import METHODS, Method
 from fspo_verl.band import Band
+from fspo_verl.clips import CLIPS, LOSSES, BandClip
 from fspo_verl.compare import page, thresholds
 from fspo_verl.compare.trials import Clips, Trial, read_trials
 
 ROOT = Path(__file__).parents[2]
-LOSSES = ("fspo", "gspo", "grpo", "rloo")
 SEEDS = (1, 2, 3, 4, 5)
 STEPS = 8
 # What synthetic_run records as the settings of each loss.
-synthetic_run.RANGES |= {"grpo": {"band": None}, "rloo": {"band": dataclasses.asdict(METHODS["rloo"].band)}}
+synthetic_run.RANGES |= {"grpo": {"band": None}, "rloo": {"band": dataclasses.asdict(CLIPS["rloo"].band)}}
 
 
 def trial(validation=None, clips=None, **training) -> Trial:
@@ -34,11 +33,11 @@ def trial(validation=None, clips=None, **training) -> Trial:
     return Trial("fspo", 1, None, {"reward": [0.5] * 8} | training, validation, {}, None, clips)
 
 
-def write_run(folder: Path, loss: str, seed: int, method: Method | None = None, **metrics) -> None:
+def write_run(folder: Path, loss: str, seed: int, method: BandClip | None = None, **metrics) -> None:
     """A run of one loss, clipped by ``method`` (default: the loss's own), with answers to 64 questions."""
     # The prompts of a seed are the same for all losses, and what is clipped depends on the loss.
     records = synthetic_run.records(np.random.default_rng(seed), "fspo", STEPS, prompts=64)
-    records["clipped"] = (method or METHODS[loss]).clipped(records).astype(np.float32)
+    records["clipped"] = (method or CLIPS[loss]).clipped(records).astype(np.float32)
     run = folder / f"{loss}-seed{seed}"
     with pytest.MonkeyPatch.context() as patch:
         if method:
@@ -232,11 +231,11 @@ def test_what_has_not_changed_is_kept(limits, tmp_path):
 
 
 def sqrt_dropped(folder):
-    write_run(folder, "fspo", 77, Method("fspo", "", Band(length_power=0.0)))
+    write_run(folder, "fspo", 77, BandClip("fspo", "", Band(length_power=0.0)))
 
 
 def eps_of_clip_ratio(folder):
-    write_run(folder, "fspo", 77, Method("fspo", "", Band(eps_low=0.2, eps_high=0.2, eps_dual=0.6)))
+    write_run(folder, "fspo", 77, BandClip("fspo", "", Band(eps_low=0.2, eps_high=0.2, eps_dual=0.6)))
 
 
 def advantages_flipped(folder):

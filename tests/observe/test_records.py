@@ -28,6 +28,7 @@ from verl.workers import engine_workers
 from verl.workers.utils.losses import ppo_loss
 
 import fspo_verl.register
+from fspo_verl import clips
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.observe import microbatch
@@ -38,8 +39,8 @@ SETTINGS = json.dumps({"loss": "fspo", "run": "../checkpoints"})
 
 def columns(rows=4, seed=0):
     generator = np.random.default_rng(seed)
-    names = ("length", "log_ratio", "quadratic_variation", "advantage", "finite", "tokens_clipped")
-    values = {name: np.ones(rows) for name in names}
+    names = ("length", "log_ratio", "quadratic_variation", "advantage", "finite")
+    values = {name: np.ones(rows) for name in (*names, *(column.name for column in clips.COLUMNS))}
     values |= {f"quadratic_variation_{part}": np.ones(rows) for part in ("last", "top")}
     values |= {f"clipped_{side}": np.zeros(rows) for side in ("upper", "lower", "dual")}
     return values | {"log_ratio": generator.standard_normal(rows), "length": np.arange(1.0, rows + 1)}
@@ -400,6 +401,14 @@ def test_a_column_that_is_not_asked_for_may_lack(tmp_path):
     write(tmp_path, [1])
     rewrite(tmp_path / "step-000001-rank-0000.parquet", lambda table: table.drop_columns(["tokens_clipped"]))
     assert len(read_records(tmp_path, columns=["step", "length"])) == 4
+
+
+def test_records_of_an_earlier_version_are_read_without_what_single_clips_need(tmp_path):
+    write(tmp_path, [1, 2])
+    absent = [column.name for column in clips.COLUMNS if column.name != "tokens_clipped"]
+    rewrite(tmp_path / "step-000002-rank-0000.parquet", lambda table: table.drop_columns(absent))
+    records = read_records(tmp_path)
+    assert len(records) == 8 and list(records.columns) == [name for name in COLUMNS if name not in absent]
 
 
 @pytest.mark.parametrize("band", [{"eps_low": 0.03, "eps_of_2030": 1}, {"eps_low": "wide"}, [1]])

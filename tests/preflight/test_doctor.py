@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from fspo_verl import cli, versions
+from fspo_verl import cli, clips, versions
 from fspo_verl.band import Band
 from fspo_verl.observe.records import COLUMNS, RecordWriter, run_name
 from fspo_verl.preflight import doctor, hook, ray_workers
@@ -374,9 +374,8 @@ def test_eps_is_judged_by_records(tmp_path, capsys):
     length = rng.integers(10, 512, 3000).astype(float)
     sigma = 0.01
     variation = sigma**2 * length
-    columns = dict.fromkeys(
-        ("advantage", "clipped_upper", "clipped_lower", "clipped_dual", "tokens_clipped"), np.zeros(3000)
-    )
+    names = ("advantage", "clipped_upper", "clipped_lower", "clipped_dual")
+    columns = dict.fromkeys((*names, *(column.name for column in clips.COLUMNS)), np.zeros(3000))
     columns |= {"quadratic_variation_last": variation / 9, "quadratic_variation_top": variation / 9}
     columns |= {"length": length, "quadratic_variation": variation, "finite": np.ones(3000)}
     columns["log_ratio"] = rng.normal(-variation / 2, np.sqrt(variation))

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from fspo_verl import cli
 from fspo_verl.analysis import clip_rates, resampling, runs
-from fspo_verl.analysis.counterfactuals import METHODS, Method
 from fspo_verl.analysis.law import law_of_s
 from fspo_verl.band import Band
+from fspo_verl.clips import CLIPS, MATCHED_RATE, WEIGHTS, BandClip, TokenClip
 from fspo_verl.report import figures, numbers, page
 
 BINS, DRAWS = 5, 20
@@ -122,15 +122,15 @@ def test_counterfactuals_are_those_of_the_methods(made):
     tables = [rows for rows in made.page.tables if rows[0][:2] == ["clip", "eps"]]
     for run, rows in zip(made.runs, tables, strict=True):
         counted = run.records[run.records.advantage != 0]
-        for (key, method), cells in zip(METHODS.items(), rows[1:], strict=True):
+        for (key, method), cells in zip(CLIPS.items(), rows[1:], strict=True):
             rate = method.clipped(counted).mean()
             assert written.rate[run.name, "stock", key] == pytest.approx(rate)
             assert cells[0] == method.label
             assert agrees(cells[2], rate)
-            if method.band is not None:
+            if not isinstance(method, TokenClip):
                 matched = written.loc[run.name, "matched", key]
-                assert matched.rate == pytest.approx(numbers.MATCHED_RATE, abs=1 / len(counted))
-                again = method.matched(run.records, numbers.MATCHED_RATE).clipped(counted)
+                assert matched.rate == pytest.approx(MATCHED_RATE, abs=1 / len(counted))
+                again = method.matched(run.records, MATCHED_RATE).clipped(counted)
                 table = clip_rates.rate_by_length(counted.length, again, edges_of(made.runs))
                 assert matched.lre == pytest.approx(clip_rates.length_reweighting_error(table).worst)
 
@@ -217,7 +217,7 @@ def test_same_input_gives_the_same_bytes(made):
     edges, images = edges_of(made.runs), []
     for _ in range(2):
         found = numbers.analyse(made.runs[0], edges, np.random.default_rng(3))
-        part = page.clip_rates([found], {}, {"fspo": figures.METHOD_STYLES["fspo"]})
+        part = page.clip_rates([found], {}, {"fspo": CLIPS["fspo"].style})
         images.append(figures.render(part.draw, 2, "svg", "png"))
     assert images[0] == images[1]
 
@@ -332,6 +332,7 @@ def run_of(name, records=None, loss="fspo", metrics=None, config=None):
 
 def test_everything_that_can_go_wrong_at_once(build, tmp_path):
     base = synthetic_run.records(np.random.default_rng(0), **SMALL)
+    unmoved = dict.fromkeys(("log_ratio", "log_ratio_largest", "quadratic_variation"), np.float32(0))
     thinned = run_of("thinned")
     thinned.records.attrs["rows"] = 10**7
     synthetic_run.write_metrics(tmp_path / "m.jsonl", np.random.default_rng(0), "fspo", 200)
@@ -341,7 +342,7 @@ def test_everything_that_can_go_wrong_at_once(build, tmp_path):
         live,
         run_of("kept all", base.assign(clipped=np.float32(0))),
         run_of("clipped all", base.assign(clipped=np.float32(1)), loss="gspo"),
-        run_of("unmoved", base.assign(log_ratio=np.float32(0), quadratic_variation=np.float32(0), ratio=np.float32(1))),
+        run_of("unmoved", base.assign(**unmoved, ratio=np.float32(1))),
         run_of("no advantage", base.assign(advantage=np.float32(0))),
         run_of(
             "one response",
@@ -358,7 +359,7 @@ def test_everything_that_can_go_wrong_at_once(build, tmp_path):
         "kept all: nothing was clipped",
         "clipped all: everything was clipped",
         "unmoved: no response has moved",
-        "unmoved: too few responses have moved to let any clip take 15% of them.",
+        "unmoved: too few responses have moved to let any clip take 10% of them.",
         "no advantage: no response has an advantage",
         "one response: no .hydra/config.yaml",
         "unmoved: no metrics, so no training curves. Train with trainer.logger=[console,file].",
@@ -374,6 +375,27 @@ def test_everything_that_can_go_wrong_at_once(build, tmp_path):
     assert "only metrics <b>&: rates of its live metrics over 200 steps" in page.text
     assert b"only metrics <b>&,1," in files["tables/live_clip_rate_by_length.csv"]
     assert {f"figures/{name}.png" for name in ("curves", "over_steps", "clip_rate_by_length")} <= set(files)
+
+
+def test_clips_that_the_records_of_an_earlier_version_lack_are_named(build):
+    base = synthetic_run.records(np.random.default_rng(0), **SMALL)
+    page, facts, _ = build(run_of("old", base.drop(columns="log_ratio_largest")))
+    lacking = CLIPS["seq_max_k2"].label
+    assert f"old: its records are of an earlier version, without what {lacking} needs." in facts["missing"]
+    (table,) = [rows for rows in page.tables if rows[0][:2] == ["clip", "eps"]]
+    assert [row[0] for row in table[1:]] == [clip.label for clip in CLIPS.values() if clip.label != lacking]
+
+
+def test_mean_weights_are_those_of_the_responses(made):
+    written = read_table(made, "weights_by_length")
+    for run in made.runs:
+        counted = run.records[run.records.advantage != 0]
+        for row in written[written.run == run.name].itertuples():
+            inside = counted[counted.length.between(row.low, row.high)]
+            assert row.n == len(inside)
+            assert row.mean == pytest.approx(WEIGHTS[row.weight].weight(inside).mean())
+            shown = made.page.table("tokens", "mean weight [95%]")
+            assert f"{row.low:,}–{row.high:,}" in shown.index
 
 
 def test_one_response_alone(build):
@@ -424,7 +446,7 @@ def test_interval_without_width():
     [
         (None, None, None),
         ({"loss": "vanilla", "band": None}, "grpo", None),
-        ({"loss": "cispo", "band": None}, None, None),
+        ({"loss": "sapo", "band": None}, None, None),
         ({"loss": "fspo", "band": {"eps_low": 0.02}}, "fspo", Band(eps_low=0.02)),
         ({"loss": "fspo", "band": {"length_power": 0.0}}, "rloo", Band(length_power=0.0)),
         ({"loss": "fspo", "band": {"band_center": "realized"}}, "fspo_centered", Band(band_center="realized")),
@@ -432,7 +454,7 @@ def test_interval_without_width():
     ],
 )
 def test_method_and_band_of_a_run(settings, method, band):
-    assert numbers.method_of(settings) == method
+    assert numbers.clip_of(settings) == method
     assert numbers.band_of(settings) == band
 
 
@@ -440,19 +462,20 @@ def test_gspo_clips_the_mean_log_ratio():
     settings = synthetic_run.settings("gspo")
     records = synthetic_run.records(np.random.default_rng(0), "gspo", **SMALL)
     band = numbers.band_of(settings)
-    assert numbers.method_of(settings) == "gspo"
+    assert numbers.clip_of(settings) == "gspo"
     ratio = np.exp(records.log_ratio / records.length)
     outside = (ratio > 1 + settings["clip_ratio_high"]) | (ratio < 1 - settings["clip_ratio_low"])
-    np.testing.assert_array_equal(Method("mine", "", band).outside(records), outside)
+    np.testing.assert_array_equal(BandClip("mine", "", band).outside(records), outside)
 
 
 def test_runs_of_one_loss_share_colour_and_marker():
     styles = figures.run_styles(["fspo", "gspo", "fspo", None, "fspo", "fspo"])
     fspo = [styles[i] for i in (0, 2, 4, 5)]
-    assert {(style.color, style.marker) for style in fspo} == {figures.METHOD_STYLES["fspo"][:2]}
+    assert {(style.color, style.marker) for style in fspo} == {CLIPS["fspo"].style[:2]}
     assert len({(style.line, style.hollow) for style in fspo}) == 4
-    assert set(figures.METHOD_STYLES) == set(METHODS) == set(page._SHAPES)
-    assert len({style.color for style in figures.METHOD_STYLES.values()}) == len(METHODS)
+    drawn = [clip for clip in CLIPS.values() if clip.style]
+    assert len({clip.style.color for clip in drawn}) == len({clip.shape for clip in drawn}) == len(drawn) >= 7
+    assert {clip.name for clip in CLIPS.values() if clip.headline} == {"fspo", "fspo_centered", "gspo", "rloo"}
 
 
 def test_the_verdict_opens_the_page_and_is_printed(made, tmp_path, capsys):

@@ -1,0 +1,477 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The catalogue of clips: what is known of each, and which gradient it takes from recorded responses.
+
+A clip works on whole responses (:class:`BandClip`, :class:`LimitClip`) or token by token (:class:`TokenClip`).
+``records`` is a DataFrame of :mod:`fspo_verl.observe.records`. A clip that needs more of a response than L, S, Q and A
+names a :class:`Column`, which is computed where records are written, and only there. Log-ratios are in nats. This
+module knows nothing of verl.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fspo_verl.band import Band
+
+MATCHED_RATE = 0.10
+"""Share of the responses with an advantage that clips are scaled to take, where they are compared at one rate."""
+
+
+class Style(NamedTuple):
+    """How a run or a clip is drawn."""
+
+    color: str
+    marker: str
+    line: str = "-"
+    hollow: bool = False
+
+    def line_kwargs(self) -> dict:
+        """Keyword arguments for :meth:`Axes.plot` and :meth:`Axes.errorbar` of matplotlib."""
+        face = "white" if self.hollow else self.color
+        return {"color": self.color, "marker": self.marker, "ls": self.line, "mfc": face, "mew": 1.1}
+
+
+class Tokens(NamedTuple):
+    """The tokens of a micro-batch, all ``[B, T]``; float32 and 0 at padding, but for ``advantages`` as they come."""
+
+    log_prob: Tensor
+    old_log_prob: Tensor
+    log_ratio: Tensor
+    advantages: Tensor
+    mask: Tensor  # bool
+
+
+class Column(NamedTuple):
+    """A record column that a clip needs."""
+
+    name: str
+    dtype: str  # of Arrow
+    of: Callable[[Tokens], Tensor]  # ``[B]``
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the catalogue says of a clip."""
+
+    name: str
+    label: str  # for tables
+    _: KW_ONLY
+    shape: str = ""  # for legends; names the shape, as eps may be re-scaled
+    source: str = ""  # arXiv id, and where its range is from if not from there
+    loss_mode: str | None = None  # verl's name of the loss that clips so
+    packaged: bool = False  # a config of its own in configs/algorithm.policy_loss
+    style: Style | None = None  # None: in tables only
+    headline: bool = False  # in the first figure of a report
+    note: str = ""  # what a reader should know before choosing it
+    column: Column | None = None
+
+    def lacks(self, records: pd.DataFrame) -> bool:
+        """Whether the records have no :attr:`column`, as those of earlier versions may."""
+        return self.column is not None and self.column.name not in records
+
+
+class Clip(Entry):
+    """A clip that can be applied to records after the fact."""
+
+    @property
+    def eps(self) -> dict[str, float | None]:
+        """Its range as eps_low, eps_high and eps_dual; None for what it has not."""
+        return dict.fromkeys(("eps_low", "eps_high", "eps_dual"))
+
+    def clipped(self, records: pd.DataFrame) -> np.ndarray:
+        """Share ``[rows]`` of each response that loses its gradient, given the sign of its advantage; 0 where A = 0.
+
+        An advantage that varies along a response counts with its mean.
+        """
+        raise NotImplementedError
+
+    def outside(self, records: pd.DataFrame) -> np.ndarray:
+        """bool ``[rows]``: outside the range, whatever the advantage; an edge is inside.
+
+        Raises:
+            ValueError: the clip works token by token, and the records hold its clips by sign only.
+        """
+        raise NotImplementedError
+
+    def matched(self, records: pd.DataFrame, rate: float) -> "Clip":
+        """The clip with its range multiplied by the one number at which :meth:`clipped` has this overall rate.
+
+        The edge comes to lie half way between the last response inside and the first outside, so that no rounding
+        decides which of them is clipped.
+
+        Raises:
+            ValueError: the clip works token by token, or too few responses are on the clipped side of the centre.
+        """
+        multiple = self._multiple(records)[records["advantage"].to_numpy() != 0]
+        if not len(multiple):
+            raise ValueError(f"no clip rate of {rate:g} can be matched: no response has an advantage")
+        factor = upper_quantile(multiple, rate)
+        if factor <= 0:
+            raise ValueError(
+                f"{self.name} cannot clip {rate:g} of these responses, as only {np.mean(multiple > 0):.3g} of them "
+                "have moved to the side on which they can be clipped"
+            )
+        if len(clipped := multiple[multiple > factor]):
+            factor = (factor + clipped.min()) / 2
+        return self._scaled(float(factor))
+
+    def _multiple(self, records: pd.DataFrame) -> np.ndarray:
+        """By what ``[rows]`` the range would have to be multiplied for each response to be on its edge."""
+        raise NotImplementedError
+
+    def _scaled(self, factor: float) -> "Clip":
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class BandClip(Clip):
+    """A band on S. A response beyond an edge is clipped where its advantage points further out, as in PPO's minimum."""
+
+    band: Band
+    _: KW_ONLY
+    rejects: bool = False  # what is outside is dropped, whatever the sign of its advantage; there is no dual clip
+
+    @property
+    def eps(self):
+        return {name: getattr(self.band, name) for name in super().eps}
+
+    def clipped(self, records):
+        """0 or 1. Edges are computed and compared in float32, as by the loss that trains."""
+        advantage, s = records["advantage"].to_numpy(), records["log_ratio"].to_numpy()
+        if self.rejects:
+            return (self.outside(records) & (advantage != 0)).astype(np.float64)
+        low, high, dual = _edges(self.band, records, np.float32)
+        return np.where(advantage < 0, (s < low) | (s > dual), (advantage > 0) & (s > high)).astype(np.float64)
+
+    def outside(self, records):
+        s = records["log_ratio"].to_numpy()
+        low, high, _ = _edges(self.band, records, np.float32)
+        return (s < low) | (s > high)
+
+    def _multiple(self, records):
+        score = standardized(records, self.band)
+        above, below = score / self.band.eps_high, -score / self.band.eps_low
+        if self.rejects:
+            return np.maximum(above, below)
+        dual = math.inf if self.band.eps_dual is None else self.band.eps_dual
+        return np.where(records["advantage"].to_numpy() < 0, np.maximum(below, score / dual), above)
+
+    def _scaled(self, factor):
+        eps = {name: value and value * factor for name, value in self.eps.items()}
+        return dataclasses.replace(self, band=dataclasses.replace(self.band, **eps))
+
+
+@dataclass(frozen=True)
+class LimitClip(Clip):
+    """Drops every response in which a statistic exceeds a limit, whatever the sign of its advantage."""
+
+    statistic: Callable[[pd.DataFrame], np.ndarray]  # ``[rows]``, 0 or more
+    limit: float
+
+    @property
+    def eps(self):
+        return super().eps | {"eps_high": self.limit}
+
+    def clipped(self, records):
+        return (self.outside(records) & (records["advantage"].to_numpy() != 0)).astype(np.float64)
+
+    def outside(self, records):
+        return self.statistic(records) > self.limit
+
+    def _multiple(self, records):
+        return self.statistic(records) / self.limit
+
+    def _scaled(self, factor):
+        return dataclasses.replace(self, limit=self.limit * factor)
+
+
+@dataclass(frozen=True)
+class TokenClip(Clip):
+    """Drops single tokens; its :attr:`column` counts those of each response."""
+
+    def clipped(self, records):
+        counted = records["advantage"].to_numpy() != 0
+        return np.where(counted, records[self.column.name] / records["length"], 0.0)
+
+    def outside(self, records):
+        raise ValueError(f"{self.name} clips token by token: the records do not tell what is outside its range")
+
+    def _multiple(self, records):
+        raise ValueError(f"{self.name} clips token by token: the records hold its clips at one range only")
+
+
+@dataclass(frozen=True)
+class Weight(Entry):
+    """A weight for the gradient of each response; it is 1 where S = 0."""
+
+    weight: Callable[[pd.DataFrame], np.ndarray]  # ``[rows]``
+
+
+def standardized(records: pd.DataFrame, band: Band) -> np.ndarray:
+    """(S − c) / s ``[rows]`` with the band's centre c and scale s; 0 where s is 0, as S is then too."""
+    unit = dataclasses.replace(band, eps_low=1.0, eps_high=1.0, eps_dual=None)
+    low, high, _ = _edges(unit, records, np.float64)
+    center, scale = (high + low) / 2, (high - low) / 2
+    return np.where(scale > 0, records["log_ratio"].to_numpy(np.float64) - center, 0.0) / np.where(scale > 0, scale, 1)
+
+
+def upper_quantile(values, share: float) -> float:
+    """The smallest of the ``values`` beyond which at most ``share`` of them lie (0 <= share < 1)."""
+    beyond = math.floor(share * len(values) + 1e-9)  # the product of a decimal fraction may fall short of an integer
+    place = len(values) - 1 - beyond
+    return float(np.partition(values, place)[place])
+
+
+def _edges(band: Band, records: pd.DataFrame, dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    columns = (torch.tensor(records[name].to_numpy(dtype)) for name in ("length", "quadratic_variation"))
+    return tuple(edge.numpy() for edge in band.edges(*columns))
+
+
+# --- what single clips need -------------------------------------------------------------------------------------------
+
+
+def _tokens(name: str, drops: Callable[[Tokens], Tensor]) -> Column:
+    """The number of response tokens that ``drops``, bool ``[B, T]``, names."""
+    return Column(name, "int32", lambda tokens: (drops(tokens) & tokens.mask).sum(-1))
+
+
+def _ratio(tokens: Tokens) -> Tensor:
+    return tokens.log_ratio.clamp(-20, 20).exp()  # the range to which verl's token-level losses clamp it
+
+
+def _ppo(tokens: Tokens) -> Tensor:
+    """verl's ``vanilla`` at its defaults: ratio 1 ± 0.2, dual clip 3."""
+    ratio = _ratio(tokens)
+    return torch.where(tokens.advantages > 0, ratio > 1.2, (tokens.advantages < 0) & ((ratio < 0.8) | (ratio > 3)))
+
+
+def _dppo_tv(tokens: Tokens) -> Tensor:
+    """verl's ``dppo_tv``: the sampled token's probability has moved by more than 0.15 the way its advantage points."""
+    moved = tokens.log_prob.exp() - tokens.old_log_prob.exp()
+    return torch.where(tokens.advantages > 0, moved > 0.15, (tokens.advantages < 0) & (moved < -0.15))
+
+
+def _dppo_kl(tokens: Tokens) -> Tensor:
+    """verl's ``dppo_kl``: likewise, by more than 0.05 nats of KL between token and no token."""
+    p, old = tokens.log_prob.exp(), tokens.old_log_prob.exp()
+    kl = -old * tokens.log_ratio + (1 - old) * torch.log((1 - old + 1e-8) / (1 - p + 1e-8))
+    return (kl > 0.05) & torch.where(tokens.advantages > 0, p > old, (tokens.advantages < 0) & (p < old))
+
+
+def _cispo(tokens: Tokens) -> Tensor:
+    """Above 1.2, whatever the advantage: there the weight of the token is cut to 1.2; it has no lower end."""
+    return (_ratio(tokens) > 1.2) & (tokens.advantages != 0)
+
+
+def _ctpo(tokens: Tokens) -> Tensor:
+    """The log-ratio of the first t tokens, in a band of [-0.025, 0.05]·√t, with a dual clip at 0.05·√t."""
+    prefix, root = tokens.log_ratio.clamp(-20, 20).cumsum(-1), tokens.mask.cumsum(-1).sqrt()
+    above, below = prefix > 0.05 * root, prefix < -0.025 * root
+    return torch.where(tokens.advantages > 0, above, (tokens.advantages < 0) & (above | below))
+
+
+_LARGEST = Column("log_ratio_largest", "float32", lambda tokens: tokens.log_ratio.abs().amax(-1))  # of a token, nats
+
+
+def _gamma(records: pd.DataFrame) -> np.ndarray:
+    """w^c·exp(d·(1 − w)) of w = exp(S), with (c, d) = (2, 3) for A >= 0 and (3, 2) for A < 0; VESPO, equation 20."""
+    s = records["log_ratio"].to_numpy(np.float64)
+    power, decay = np.where(records["advantage"].to_numpy() < 0, [[3.0], [2.0]], [[2.0], [3.0]])
+    return np.exp(power * s + decay * (1 - np.exp(np.minimum(s, 20))))
+
+
+# --- the catalogue ----------------------------------------------------------------------------------------------------
+
+_STUDENTIZED = {"eps_low": 1.5, "eps_high": 1.5, "eps_dual": 4.5, "band_width": "realized"}  # standard deviations
+
+
+def ratio_band(low: float, high: float, length_power: float) -> Band:
+    """The band on S in which exp(S/L^length_power) lies between ``low`` and ``high``, without a dual clip."""
+    return Band(eps_low=-math.log(low), eps_high=math.log(high), eps_dual=None, length_power=length_power)
+
+
+CLIPS: dict[str, Clip] = {
+    clip.name: clip
+    for clip in (
+        BandClip(
+            "fspo",
+            "FSPO",
+            Band(),
+            shape="FSPO (width √L)",
+            source="2509.09177",
+            loss_mode="fspo",
+            packaged=True,
+            style=Style("#0072B2", "o"),
+            headline=True,
+        ),
+        BandClip(
+            "fspo_centered",
+            "FSPO, centre -Q/2",
+            Band(band_center="realized"),
+            shape="FSPO (centre −Q/2)",
+            source="derived here",
+            loss_mode="fspo",
+            style=Style("#56B4E9", "v", "--"),
+            headline=True,
+        ),
+        BandClip(
+            "fspo_studentized",
+            "FSPO, centre -Q/2, width sqrt(Q)",
+            Band(band_center="realized", **_STUDENTIZED),
+            shape="width √Q, centre −Q/2",
+            source="derived here",
+            loss_mode="fspo",
+            style=Style("#E69F00", "P", "--"),
+            note="the width grows with the policy's move: no trust region",
+        ),
+        BandClip(
+            "fspo_width",
+            "FSPO, width sqrt(Q)",
+            Band(**_STUDENTIZED),
+            shape="width √Q",
+            source="derived here",
+            loss_mode="fspo",
+            style=Style("#7f7f7f", "x", ":"),
+            note="one-sided where S drifts: a drift of -Q/2 outgrows a width of sqrt(Q)",
+        ),
+        BandClip(
+            "gspo",
+            "GSPO",
+            ratio_band(1 - 3e-4, 1 + 4e-4, 1.0),
+            shape="GSPO (width L)",
+            source="2507.18071",
+            loss_mode="gspo",
+            packaged=True,
+            style=Style("#D55E00", "s"),
+            headline=True,
+        ),
+        TokenClip(
+            "grpo",
+            "PPO and GRPO, token ratio 1 ± 0.2",
+            shape="GRPO (token by token)",
+            source="1707.06347, 2402.03300; range: verl's defaults",
+            loss_mode="vanilla",
+            packaged=True,
+            style=Style("#009E73", "^"),
+            note="clips tokens: its rate is the mean share of a response",
+            column=_tokens("tokens_clipped", _ppo),
+        ),
+        BandClip(
+            "rloo",
+            "fixed band (RLOO), ratio 1 ± 0.2",
+            ratio_band(1 - 0.2, 1 + 0.2, 0.0),
+            shape="RLOO (fixed width)",
+            source="the baseline of 2509.09177; range: verl's defaults",
+            loss_mode="fspo",
+            packaged=True,
+            style=Style("#CC79A7", "D"),
+            headline=True,
+        ),
+        TokenClip(
+            "dppo_tv",
+            "DPPO, token TV 0.15",
+            source="2602.04879; range: verl's examples/dppo_trainer",
+            loss_mode="dppo_tv",
+            note="clips tokens by the change of their probability, not of its logarithm",
+            column=_tokens("tokens_clipped_dppo_tv", _dppo_tv),
+        ),
+        TokenClip(
+            "dppo_kl",
+            "DPPO, token KL 0.05",
+            source="2602.04879; range: verl's examples/dppo_trainer",
+            loss_mode="dppo_kl",
+            column=_tokens("tokens_clipped_dppo_kl", _dppo_kl),
+        ),
+        TokenClip(
+            "cispo",
+            "CISPO, token ratio up to 1.2",
+            source="2506.13585; range: verl's examples/cispo_trainer",
+            loss_mode="cispo",
+            note="counts the tokens whose weight it cuts; they keep a gradient",
+            column=_tokens("tokens_clipped_cispo", _cispo),
+        ),
+        TokenClip(
+            "ctpo",
+            "CTPO, first t tokens, [-0.025, 0.05]·√t",
+            source="2605.07331; dual clip: its published code",
+            note="clips tokens by the log-ratio of all tokens up to each",
+            column=_tokens("tokens_clipped_ctpo", _ctpo),
+        ),
+        BandClip(
+            "seq_is",
+            "rejection by S, ratio 0.5 to 2",
+            ratio_band(0.5, 2.0, 0.0),
+            source="verl, RolloutCorrectionConfig.decoupled_seq_is_rs (seq_sum_k1)",
+            rejects=True,
+            note="drops what is outside on either side, whatever its advantage",
+        ),
+        BandClip(
+            "geo_rs",
+            "rejection by S/L, ratio 0.999 to 1.001",
+            ratio_band(1 / 1.001, 1 / 0.999, 1.0),  # verl bounds the ratio of the old policy to the new one
+            source="verl, RolloutCorrectionConfig.decoupled_geo_rs (seq_mean_k1)",
+            rejects=True,
+            note="verl's remedy for the rejection of long responses: a band on the mean log-ratio",
+        ),
+        LimitClip(
+            "seq_mean_k2",
+            "rejection by Q/2L above 2",
+            lambda records: records["quadratic_variation"].to_numpy(np.float64) / records["length"].to_numpy() / 2,
+            2.0,
+            source="verl, rollout_rs; limit: its algo/rollout_corr_math",
+        ),
+        LimitClip(
+            "seq_max_k2",
+            "rejection by the largest token, k2 above 2.5",
+            lambda records: records["log_ratio_largest"].to_numpy(np.float64) ** 2 / 2,
+            2.5,
+            source="2512.23075; limit: verl's examples/rollout_correction",
+            note="Trust Region Masking with the squared log-ratio of the sampled token for its divergence",
+            column=_LARGEST,
+        ),
+    )
+}
+"""Every clip at its usual range: FSPO's defaults, 1.5 standard deviations where eps counts those, and the range that a
+paper or verl publishes for the others."""
+
+WEIGHTS: dict[str, Weight] = {
+    weight.name: weight
+    for weight in (
+        Weight("vespo", "VESPO", _gamma, source="2602.10693", note="weighs a response by w²·e^(3−3w), or w³·e^(2−2w)"),
+    )
+}
+"""What takes no gradient away but gives each response a smooth weight, at its published constants."""
+
+COLUMNS: tuple[Column, ...] = tuple(clip.column for clip in CLIPS.values() if clip.column)
+"""What records hold for the sake of single clips."""
+
+LOSSES = tuple(clip.name for clip in CLIPS.values() if clip.packaged)
+"""The clips that this package trains with from a config of their own."""
+
+
+def of_run(loss_mode: str, band: Band | None) -> str | None:
+    """The name of the clip with the shape of what a run trained with, if the catalogue has it.
+
+    Args:
+        loss_mode: verl's name of its loss.
+        band: its band on S; None for a loss without one.
+    """
+    for clip in CLIPS.values():
+        if isinstance(clip, BandClip):
+            if band is not None and not clip.rejects and _shape(clip.band) == _shape(band):
+                return clip.name
+        elif band is None and clip.loss_mode == loss_mode:
+            return clip.name
+    return None
+
+
+def _shape(band: Band) -> tuple:
+    return band.length_power, band.band_width, band.band_center

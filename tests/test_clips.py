@@ -1,0 +1,220 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The catalogue of clips against what each paper or verl defines, written here with plain loops and no shared code."""
+
+import math
+import sys
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from verl.trainer.config.algorithm import RolloutCorrectionConfig
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
+from verl.workers.config import FSDPActorConfig
+
+from fspo_verl.band import Band
+from fspo_verl.clips import CLIPS, LOSSES, WEIGHTS, BandClip, LimitClip, TokenClip
+from fspo_verl.loss import fspo_loss
+from fspo_verl.observe.columns import token_columns
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Tokens of 400 responses, from hardly moved to far away: log-probabilities, old ones, advantages, mask."""
+    generator = torch.Generator().manual_seed(0)
+    rows, width = 400, 50
+    old = (torch.rand(rows, width, generator=generator) * 0.98 + 0.01).log()
+    sigma = torch.logspace(-4.5, 0.9, rows)[:, None]
+    log_prob = (old + (sigma * torch.randn(rows, width, generator=generator)).clamp(-15, 15)).clamp(max=-1e-3)
+    advantages = torch.tensor([1.0, -1.0, 0.5, -2.0, 0.0]).repeat(rows // 5)[:, None].expand(rows, width)
+    mask = torch.arange(width) < torch.randint(1, width + 1, (rows, 1), generator=generator)
+    log_prob = torch.where(mask, log_prob, torch.nan)
+    return log_prob, old, advantages, mask
+
+
+@pytest.fixture(scope="module")
+def records(batch):
+    """What a run would record of the batch."""
+    sequences = fspo_loss(*batch, Band())
+    columns = {name: getattr(sequences, name) for name in ("length", "log_ratio", "quadratic_variation", "advantage")}
+    return pd.DataFrame({name: column.numpy() for name, column in (columns | token_columns(*batch)).items()})
+
+
+# --- definitions ------------------------------------------------------------------------------------------------------
+# Of one response: its old and new log-probabilities and its advantage; the share of it that loses its gradient.
+
+
+def differences(old, new):
+    return [b - a for a, b in zip(old, new, strict=True)]
+
+
+def beyond(low, high, dual=math.inf, width=lambda length, q: 1.0, center=lambda q: 0.0):
+    """A band on S: A > 0 is clipped above it, A < 0 below it and above the dual clip."""
+
+    def decide(old, new, advantage):
+        d = differences(old, new)
+        s, q = sum(d), sum(x * x for x in d)
+        w, c = width(len(d), q), center(q)
+        return s > c + high * w if advantage > 0 else s < c - low * w or s > c + dual * w
+
+    return decide
+
+
+def rejected(keeps):
+    return lambda old, new, advantage: not keeps(differences(old, new))
+
+
+def dropped_tokens(drops):
+    """``drops`` gets the old and the new probability of a token and the advantage."""
+
+    def share(old, new, advantage):
+        return sum(drops(math.exp(a), math.exp(b), advantage) for a, b in zip(old, new, strict=True)) / len(old)
+
+    return share
+
+
+def ppo(old, new, advantage):
+    ratio = new / old
+    return ratio > 1.2 if advantage > 0 else ratio < 0.8 or ratio > 3
+
+
+def dppo_tv(old, new, advantage):
+    return new - old > 0.15 if advantage > 0 else old - new > 0.15
+
+
+def dppo_kl(old, new, advantage):
+    kl = old * math.log(old / new) + (1 - old) * math.log((1 - old) / (1 - new))
+    return kl > 0.05 and (new > old if advantage > 0 else new < old)
+
+
+def cispo(old, new, advantage):
+    return new / old > 1.2
+
+
+def ctpo(old, new, advantage):
+    prefix, dropped = 0.0, 0
+    for t, d in enumerate(differences(old, new), start=1):
+        prefix += d
+        high, low = 0.05 * math.sqrt(t), -0.025 * math.sqrt(t)
+        dropped += prefix > high or (advantage < 0 and prefix < low)
+    return dropped / len(old)
+
+
+def root_length(length, q):
+    return math.sqrt(length)
+
+
+def root_variation(length, q):
+    return math.sqrt(q)
+
+
+DEFINITIONS = {
+    "fspo": beyond(0.03, 0.03, 0.09, root_length),
+    "fspo_centered": beyond(0.03, 0.03, 0.09, root_length, lambda q: -q / 2),
+    "fspo_studentized": beyond(1.5, 1.5, 4.5, root_variation, lambda q: -q / 2),
+    "fspo_width": beyond(1.5, 1.5, 4.5, root_variation),
+    "gspo": beyond(-math.log(1 - 3e-4), math.log(1 + 4e-4), width=lambda length, q: length),
+    "grpo": dropped_tokens(ppo),
+    "rloo": beyond(-math.log(0.8), math.log(1.2)),
+    "dppo_tv": dropped_tokens(dppo_tv),
+    "dppo_kl": dropped_tokens(dppo_kl),
+    "cispo": dropped_tokens(cispo),
+    "ctpo": ctpo,
+    "seq_is": rejected(lambda d: 0.5 <= math.exp(-sum(d)) <= 2),
+    "geo_rs": rejected(lambda d: 0.999 <= math.exp(-sum(d) / len(d)) <= 1.001),
+    "seq_mean_k2": rejected(lambda d: sum(x * x / 2 for x in d) / len(d) <= 2),
+    "seq_max_k2": rejected(lambda d: max(x * x / 2 for x in d) <= 2.5),
+}
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_a_clip_takes_what_its_definition_says(batch, records, name):
+    expected = []
+    for log_prob, old, advantage, mask in zip(*batch, strict=True):
+        a = advantage[0].item()
+        expected.append(a and float(DEFINITIONS[name](old[mask].tolist(), log_prob[mask].tolist(), a)))
+    found = CLIPS[name].clipped(records)
+    assert 0 < np.mean(expected) < 0.8  # with a fifth of the responses without an advantage
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+
+
+def test_vespos_weight_is_its_gamma_kernel(batch, records):
+    found = WEIGHTS["vespo"].weight(records)
+    for weight, log_prob, old, advantage, mask in zip(found, *batch, strict=True):
+        w = math.exp(min(sum(differences(old[mask].tolist(), log_prob[mask].tolist())), 20))
+        expected = w**3 * math.exp(2 * (1 - w)) if advantage[0] < 0 else w**2 * math.exp(3 * (1 - w))
+        assert weight == pytest.approx(expected, rel=1e-4, abs=1e-12)
+    assert WEIGHTS["vespo"].weight(records.assign(log_ratio=0.0)) == pytest.approx(np.ones(len(records)))
+
+
+# --- against verl -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, clip", [("dppo_tv", 0.15), ("dppo_kl", 0.05)])
+def test_dppo_drops_what_verls_loss_gives_no_gradient(batch, records, name, clip):
+    log_prob, old, advantages, mask = batch
+    log_prob = torch.where(mask, log_prob, 0.0).requires_grad_()
+    config = FSDPActorConfig(
+        rollout_n=4, ppo_micro_batch_size_per_gpu=1, clip_ratio_low=clip, clip_ratio_high=clip, clip_ratio_c=1e4
+    )
+    loss, _ = get_policy_loss_fn(CLIPS[name].loss_mode)(old, log_prob, advantages, mask, "token-sum", config)
+    loss.backward()
+    dropped = ((log_prob.grad == 0) & mask & (advantages != 0)).sum(-1)
+    np.testing.assert_array_equal(records[CLIPS[name].column.name], dropped)
+
+
+REJECTIONS = {
+    "seq_is": RolloutCorrectionConfig.decoupled_seq_is_rs(),
+    "geo_rs": RolloutCorrectionConfig.decoupled_geo_rs(),
+    "seq_mean_k2": RolloutCorrectionConfig(rollout_rs="seq_mean_k2", rollout_rs_threshold=2.0),
+    "seq_max_k2": RolloutCorrectionConfig(rollout_rs="seq_max_k2", rollout_rs_threshold=2.5),
+}
+
+
+@pytest.mark.parametrize("name", REJECTIONS)
+def test_rejections_are_those_of_verls_rollout_correction(batch, records, name):
+    log_prob, old, _, mask = batch
+    log_ratio = torch.where(mask, log_prob - old, 0.0)
+    config = REJECTIONS[name]
+    kept, _ = compute_rollout_rejection_mask(log_ratio, mask.long(), config.rollout_rs, config.rollout_rs_threshold)
+    np.testing.assert_array_equal(CLIPS[name].outside(records), (kept.sum(-1) == 0).numpy())
+
+
+# --- the catalogue ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name, clip in CLIPS.items() if isinstance(clip, LimitClip | BandClip)])
+@pytest.mark.parametrize("rate", [0.05, 0.3])
+def test_a_matched_clip_takes_the_rate(records, name, rate):
+    counted = (records.advantage != 0).sum()
+    # A single token has S/√Q of 1 or -1: ties, which cannot be parted.
+    clipped = CLIPS[name].matched(records, rate).clipped(records)
+    assert clipped.sum() == pytest.approx(math.floor(rate * counted), abs=8 if "√Q" in CLIPS[name].shape else 1)
+
+
+def test_a_token_clip_has_one_range():
+    for name, clip in CLIPS.items():
+        if isinstance(clip, TokenClip):
+            with pytest.raises(ValueError, match=f"{name} clips token by token"):
+                clip.matched(pd.DataFrame({"advantage": [1.0]}), 0.1)
+
+
+def test_losses_to_train_with_are_those_of_the_packaged_configs_and_of_the_scripts():
+    group = resources.files("fspo_verl.configs") / "algorithm.policy_loss"
+    assert set(LOSSES) == {Path(file.name).stem for file in group.iterdir()} - {"observed"}
+    sys.path.insert(0, str(ROOT / "scripts/training"))
+    import options
+
+    assert options.LOSSES == LOSSES
+
+
+def test_every_entry_says_where_it_is_from():
+    for name, entry in (CLIPS | WEIGHTS).items():
+        assert name == entry.name and entry.label and entry.source
+        assert entry.style is None or entry.shape
