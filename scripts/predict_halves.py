@@ -40,6 +40,7 @@ def main() -> None:
     from tqdm import tqdm
 
     from fspo_verl.analysis.calibrate import calibrate
+    from fspo_verl.files import between
     from fspo_verl.observe.records import read_records
 
     rows = []
@@ -69,7 +70,7 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "predictions.json").write_text(json.dumps(result, indent=1) + "\n")
     page = args.output / "predictions.md"
-    page.write_text(with_table(page.read_text() if page.exists() else f"{BEGIN}\n{END}\n", result))
+    page.write_text(between(page.read_text() if page.exists() else "", BEGIN, END, table(result)))
     print(table(result))
 
 
@@ -114,12 +115,6 @@ def _lre(value: float | None, floor: float | None) -> str:
     if value is None or floor is None:
         return "–"
     return f"**{value:.2f}** ({floor:.2f})" if value > floor else f"{value:.2f} ({floor:.2f})"
-
-
-def with_table(page: str, result: dict) -> str:
-    """The page with the table between its marks replaced."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{table(result)}\n\n{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":

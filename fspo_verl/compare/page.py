@@ -26,7 +26,7 @@ from fspo_verl.analysis.clip_rates import MIN_COUNT, length_reweighting_error, r
 from fspo_verl.analysis.resampling import Estimate
 from fspo_verl.compare import thresholds
 from fspo_verl.compare.trials import MATCHED_RATE, Trial, read_trials
-from fspo_verl.files import write_whole
+from fspo_verl.files import between, write_whole
 from fspo_verl.report import figures
 
 MIN_SEEDS = 3  # of an interval
@@ -535,11 +535,9 @@ def _table(header: Sequence[str], rows) -> str:
 
 
 def inserted(text: str, file: Path) -> str:
-    """What the file is to hold: the text, and of the file all but what stands between this module's two marks."""
+    """What the file is to hold: the text, and of a file with this module's two marks all that is not between them."""
     old = file.read_text() if file.exists() else ""
-    before, mark, rest = old.partition(_BEGIN)
-    after = rest.partition(_END)[2] if mark else "\n"
-    return f"{before if mark else ''}{_BEGIN}\n\n{text}\n{_END}{after}"
+    return between(old if _BEGIN in old else "", _BEGIN, _END, text)
 
 
 # --- figure -----------------------------------------------------------------------------------------------------------

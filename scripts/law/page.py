@@ -19,6 +19,7 @@ from fspo_verl.analysis import clip_rates, resampling
 from fspo_verl.analysis.counterfactuals import METHODS, Counterfactuals, Method, counterfactuals
 from fspo_verl.analysis.law import LawOfS, law_of_s
 from fspo_verl.analysis.resampling import Estimate
+from fspo_verl.files import between
 from fspo_verl.observe.records import read_records
 from fspo_verl.report import figures
 from fspo_verl.report.figures import GREY, METHOD_STYLES, Series, Style
@@ -504,11 +505,7 @@ def filled(page: str, blocks: dict[str, str]) -> str:
     if named != set(blocks):
         raise ValueError(f"the page has marks for {sorted(named)}, the tables are {sorted(blocks)}")
     for name, text in blocks.items():
-        begin, end = _BEGIN.format(name), _END.format(name)
-        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-        if len(pattern.findall(page)) != 1:
-            raise ValueError(f"the page needs {begin!r} and {end!r} once each")
-        page = pattern.sub(lambda _, block=f"{begin}\n\n{text}\n\n{end}": block, page)
+        page = between(page, _BEGIN.format(name), _END.format(name), text)
     return page
 
 
