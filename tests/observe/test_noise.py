@@ -80,7 +80,8 @@ def test_log_probs_of_the_rollout_engine_are_not_called_noise(counted_ppo_loss, 
 
 
 def test_outside_verls_ppo_loss_nothing_is_known():
-    assert not fspo_verl.register._is_unmoved(actor_config(policy_loss=FSPOPolicyLossConfig()))
+    config = actor_config(policy_loss=FSPOPolicyLossConfig())
+    assert not fspo_verl.register._is_unmoved(config, fspo_verl.observe.microbatch.current())
 
 
 @pytest.mark.parametrize(
