@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import verl  # noqa: F401  loads the plugin, as a launch does
 from hydra.core.hydra_config import HydraConfig
 from hypothesis import given
 from hypothesis import strategies as st
