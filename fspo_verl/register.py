@@ -6,7 +6,6 @@ It is imported (by the entry point :mod:`fspo_verl.plugin`) while verl itself is
 ``import a.b.c`` throughout, and no import of names from verl.
 """
 
-import dataclasses
 import functools
 import json
 import logging
@@ -21,6 +20,7 @@ import fspo_verl.observe.metrics
 import fspo_verl.observe.microbatch
 import fspo_verl.observe.noise
 import fspo_verl.observe.records
+import fspo_verl.observe.settings
 
 logger = logging.getLogger("fspo_verl")
 
@@ -121,18 +121,18 @@ def _is_recorded(config, micro_batch: "fspo_verl.observe.microbatch.MicroBatch |
 
 
 def _record(columns: dict, config, micro_batch: "fspo_verl.observe.microbatch.MicroBatch", loss: str, band) -> None:
-    records_dir = config.policy_loss.records_dir
-    settings = {
-        "loss": loss,
-        "band": band and {f.name: getattr(band, f.name) for f in dataclasses.fields(fspo_verl.band.Band)},
-    }
-    settings |= {name: config.get(name) for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c")}
-    settings["run"] = fspo_verl.observe.records.run_name(records_dir, config.policy_loss.get("records_of"))
-    settings["old_log_probs_from_rollout"] = bool(config.policy_loss.old_log_probs_from_rollout)
-    settings["versions"] = {"fspo_verl": fspo_verl.__version__, "verl": verl.__version__, "torch": torch.__version__}
-    writer = _writer(
-        records_dir, json.dumps(settings), config.policy_loss.records_fraction, config.policy_loss.records_limit_mb
+    observation = config.policy_loss
+    settings = fspo_verl.observe.settings.RunSettings(
+        loss=loss,
+        band=band,
+        **{name: config.get(name) for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c")},
+        run=fspo_verl.observe.records.run_name(observation.records_dir, observation.get("records_of")),
+        old_log_probs_from_rollout=bool(observation.old_log_probs_from_rollout),
+        versions={"fspo_verl": fspo_verl.__version__, "verl": verl.__version__, "torch": torch.__version__},
     )
+    # As text, which a cache can look up.
+    text, limits = json.dumps(settings.to_json()), (observation.records_fraction, observation.records_limit_mb)
+    writer = _writer(observation.records_dir, text, *limits)
     writer.add(columns, **micro_batch._asdict())
 
 
