@@ -133,6 +133,6 @@ def warning(noise: Noise, band: Band) -> str | None:
 
 
 def rounded_up(eps: float) -> float:
-    """The next number of two digits: what is said to be wide enough, is."""
+    """The next number of two digits: rounded down, an eps would be too narrow."""
     unit = 10.0 ** (math.floor(math.log10(eps)) - 1)
     return float(f"{math.ceil(eps / unit - 1e-9) * unit:.2g}")
