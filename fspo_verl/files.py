@@ -1,9 +1,9 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are written whole or not at all, and pages of which a program writes a part."""
+"""Files that are written whole or not at all, pages of which a program writes a part, and tables in them."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -38,3 +38,9 @@ def between(page: str, begin: str, end: str, text: str) -> str:
     if len(rest) != 1 or len(parts := rest[0].split(end)) != 2:
         raise ValueError(f"the page needs {begin!r} and {end!r} once each")
     return f"{before}{begin}\n\n{text.strip()}\n\n{end}{parts[1]}"
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

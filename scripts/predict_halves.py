@@ -93,8 +93,10 @@ def _row(fit, judgement) -> dict:
 
 def table(result: dict) -> str:
     """The table of the page."""
+    from fspo_verl.files import markdown_table
+
     header = ["run", "judged on", "band", "clip rate predicted", "found", "found by length", "LRE, A > 0", "LRE, A < 0"]
-    lines, held = [header, ["---"] * len(header)], 0
+    rows, held = [], 0
     for row in result["rows"]:
         if not (row["shown"] or row["recommended"]):
             continue
@@ -106,9 +108,9 @@ def table(result: dict) -> str:
         band = f"**{row['band']}**" if row["recommended"] else row["band"]
         predicted = f"{value:.1%} [{lower:.1%}, {upper:.1%}]"
         lre = [_lre(row[f"lre_{side}"], row[f"floor_upper_{side}"]) for side in ("upper", "lower")]
-        lines.append([row["run"], row["judged_on"], band, predicted, f"{row['found']:.1%}", by_length, *lre])
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"The clip rate found lies in the predicted interval in {held} of {len(lines) - 2} cases.\n\n{text}"
+        rows.append([row["run"], row["judged_on"], band, predicted, f"{row['found']:.1%}", by_length, *lre])
+    text = markdown_table(header, rows)
+    return f"The clip rate found lies in the predicted interval in {held} of {len(rows)} cases.\n\n{text}"
 
 
 def _lre(value: float | None, floor: float | None) -> str:

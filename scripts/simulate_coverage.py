@@ -187,14 +187,15 @@ def summary(found: list[dict]) -> dict[str, float | None]:
 
 def table(result: dict) -> str:
     """The table of the page, in percent."""
+    from fspo_verl.files import markdown_table
+
     header = ["scenario", "steps x prompts x responses", *(f"{text} ({value:.1%})" for text, value in COLUMNS.values())]
-    lines = [header, ["---"] * len(header)]
+    rows = []
     for row in result["rows"]:
         size = " x ".join(str(row["settings"][name]) for name in ("steps", "prompts", "group"))
         shares = ["–" if row[name] is None else f"{row[name]:.1%}" for name in COLUMNS]
-        lines.append([row["scenario"], size, *shares])
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{result['runs']:,} simulated runs per row, seed {result['seed']}.\n\n{text}"
+        rows.append([row["scenario"], size, *shares])
+    return f"{result['runs']:,} simulated runs per row, seed {result['seed']}.\n\n{markdown_table(header, rows)}"
 
 
 if __name__ == "__main__":

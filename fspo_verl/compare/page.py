@@ -26,7 +26,7 @@ from fspo_verl.analysis.clip_rates import MIN_COUNT, length_reweighting_error, r
 from fspo_verl.analysis.resampling import Estimate
 from fspo_verl.compare import thresholds
 from fspo_verl.compare.trials import MATCHED_RATE, Trial, read_trials
-from fspo_verl.files import between, write_whole
+from fspo_verl.files import between, markdown_table, write_whole
 from fspo_verl.report import figures
 
 MIN_SEEDS = 3  # of an interval
@@ -421,14 +421,16 @@ def _paragraphs(comparison: Comparison, picture: str) -> Iterator[str]:
     )
     yield f"![Validation accuracy, paired differences and clip rates by length]({picture})"
     yield "### What each loss reached\n\nMean over the seeds (smallest to largest seed)."
-    yield _table(
+    yield markdown_table(
         ["", *c.losses],
         ([_label(name, c.target), *(_spread(c, name, loss) for loss in c.losses)] for name in METRICS),
     )
     yield "Every seed: accuracy at the end (mean over the run)."
-    yield _table(["seed", *c.losses], ([str(seed), *(_of_seed(c, seed, loss) for loss in c.losses)] for seed in seeds))
+    yield markdown_table(
+        ["seed", *c.losses], ([str(seed), *(_of_seed(c, seed, loss) for loss in c.losses)] for seed in seeds)
+    )
     yield f"### Paired differences, {c.baseline} minus the other loss\n\n" + _interval_note(len(seeds))
-    yield _table(
+    yield markdown_table(
         ["", "loss", "difference", "over seeds", "over seeds and questions", f"P({c.baseline} better)", "verdict"],
         (_difference_cells(row, c) for row in c.differences.itertuples() if METRICS[row.metric].better),
     )
@@ -445,7 +447,7 @@ def _paragraphs(comparison: Comparison, picture: str) -> Iterator[str]:
             f"### Clip ranges\n\nEvery loss had the same budget: {tuning['what']}. Mean over seeds "
             f"{', '.join(map(str, tuning['seeds']))}, {tuning['steps']} steps; the chosen one is bold."
         )
-        yield _table(["loss", *(f"x {factor:.3g}" for factor in tuning["factors"])], _tuning_rows(tuning))
+        yield markdown_table(["loss", *(f"x {factor:.3g}" for factor in tuning["factors"])], _tuning_rows(tuning))
     if c.setup:
         yield "### How it was run\n\n" + "\n".join(
             f"- {name}: {_code(value) if name == 'command' else value}"
@@ -506,7 +508,7 @@ def _difference_cells(row, c: Comparison) -> list[str]:
 
 def _rate_table(rates: pd.DataFrame, losses: Sequence[str]) -> str:
     table = rates.pivot(index=["low", "high"], columns="loss", values="rate")
-    return _table(
+    return markdown_table(
         ["tokens", *(loss for loss in losses if loss in table)],
         (
             [
@@ -527,11 +529,6 @@ def _tuning_rows(tuning: dict) -> Iterator[list[str]]:
 
 def _code(text: str) -> str:
     return f"`{text}`"
-
-
-def _table(header: Sequence[str], rows) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def inserted(text: str, file: Path) -> str:

@@ -19,7 +19,7 @@ from fspo_verl.analysis import clip_rates, resampling
 from fspo_verl.analysis.counterfactuals import METHODS, Counterfactuals, Method, counterfactuals
 from fspo_verl.analysis.law import LawOfS, law_of_s
 from fspo_verl.analysis.resampling import Estimate
-from fspo_verl.files import between
+from fspo_verl.files import between, markdown_table
 from fspo_verl.observe.records import read_records
 from fspo_verl.report import figures
 from fspo_verl.report.figures import GREY, METHOD_STYLES, Series, Style
@@ -207,8 +207,7 @@ def matched(records: pd.DataFrame, edges, catalogue=METHODS) -> Counterfactuals:
 
 
 def _markdown(frame: pd.DataFrame) -> str:
-    lines = [list(frame.columns), ["---"] * frame.shape[1], *frame.astype(str).to_numpy().tolist()]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(list(frame.columns), frame.astype(str).to_numpy().tolist())
 
 
 def _interval(estimate: Sequence[float], form: str = ".2f") -> str:
