@@ -130,6 +130,10 @@ class Band:
         dual = torch.full_like(q, math.inf) if self.eps_dual is None else center + self.eps_dual * scale
         return Edges(center - self.eps_low * scale, center + self.eps_high * scale, dual)
 
+    def values(self) -> dict:
+        """The fields of a band by name, without those of a subclass."""
+        return {field.name: getattr(self, field.name) for field in fields(Band)}
+
     @staticmethod
     def fields_in(settings: Mapping) -> dict:
         """The entries of a mapping that are fields of a band."""

@@ -55,7 +55,7 @@ class Observation:
     so that a thousand ranks on a shared disk want more than 1; see docs/scaling.md."""
 
     records_limit_mb: float = 1024
-    """Megabytes that one rank writes at most; after that it records nothing more, and says so."""
+    """Megabytes that one rank writes at most; after that it records nothing more, and warns."""
 
     old_log_probs_from_rollout: bool | None = False
     """Whether the old log-probs are the rollout engine's, as algorithm.rollout_correction.bypass_mode has it, from

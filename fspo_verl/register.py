@@ -6,7 +6,6 @@ It is imported (by the entry point :mod:`fspo_verl.plugin`) while verl itself is
 ``import a.b.c`` throughout, and no import of names from verl.
 """
 
-import dataclasses
 import functools
 import json
 import logging
@@ -21,6 +20,7 @@ import fspo_verl.observe.metrics
 import fspo_verl.observe.microbatch
 import fspo_verl.observe.noise
 import fspo_verl.observe.records
+import fspo_verl.observe.settings
 
 logger = logging.getLogger("fspo_verl")
 
@@ -57,9 +57,9 @@ def compute_policy_loss_fspo(
     tokens = (log_prob, old_log_prob, advantages, response_mask)
     sequences = fspo_verl.loss.fspo_loss(*tokens, band)
     loss = _aggregate(sequences, response_mask.shape[-1], loss_agg_mode, dict(config.global_batch_info))
-    columns = _observe(fspo_verl.observe.columns.loss_columns(sequences), tokens, config, loss="fspo", band=band)
-    _warn_of_noise(columns, config, band)
-    return loss, _verl_metrics(columns) | _metrics(columns, config)
+    columns = fspo_verl.observe.columns.loss_columns(sequences)
+    columns, metrics = _observe(columns, tokens, config, loss="fspo", band=band)
+    return loss, _verl_metrics(columns) | metrics
 
 
 @verl.trainer.ppo.core_algos.register_policy_loss("observed")
@@ -89,32 +89,51 @@ def compute_policy_loss_observed(
     tokens = (log_prob, old_log_prob, advantages, response_mask)
     columns = fspo_verl.observe.columns.observed_columns(lambda copy: inner(log_prob=copy)[0], *tokens)
     loss, metrics = inner(log_prob=log_prob)
-    columns = _observe(columns, tokens, config, loss=config.policy_loss.inner, band=None)
-    return loss, metrics | _metrics(columns, config)
+    _, observed = _observe(columns, tokens, config, loss=config.policy_loss.inner, band=None)
+    return loss, metrics | observed
 
 
-def _observe(columns: dict, tokens: tuple, config, loss: str, band: "fspo_verl.band.Band | None") -> dict:
-    """The columns as arrays, one device synchronisation in all; recorded where the config asks for it."""
-    records_dir = config.policy_loss.get("records_dir")
+def _observe(columns: dict, tokens: tuple, config, loss: str, band: "fspo_verl.band.Band | None") -> tuple[dict, dict]:
+    """The columns as arrays, one device synchronisation in all, and their metrics; recorded where the config says."""
     micro_batch = fspo_verl.observe.microbatch.current()
-    if records_dir is not None and micro_batch is None:
+    is_recorded = _is_recorded(config, micro_batch)
+    if is_recorded:
+        columns = columns | fspo_verl.observe.columns.token_columns(*tokens)
+    columns = fspo_verl.observe.columns.to_numpy(columns)
+    if is_recorded:
+        _record(columns, config, micro_batch, loss, band)
+    unmoved = _is_unmoved(config, micro_batch)
+    if unmoved and band is not None and micro_batch.rank == 0:
+        _warn_of_noise(columns, band)
+    mini_batch = 0 if micro_batch is None else micro_batch.mini_batch
+    length_bins = config.policy_loss.get("length_bins") or fspo_verl.observe.metrics.LENGTH_BINS
+    rows = config.global_batch_info.get("global_batch_size") or len(columns["length"])
+    return columns, fspo_verl.observe.metrics.metrics(columns, length_bins, rows, mini_batch, unmoved)
+
+
+def _is_recorded(config, micro_batch: "fspo_verl.observe.microbatch.MicroBatch | None") -> bool:
+    if config.policy_loss.get("records_dir") is None:
+        return False
+    if micro_batch is None:
         _warn_unknown_step()
-    if records_dir is None or micro_batch is None or micro_batch.step % config.policy_loss.records_every:
-        return fspo_verl.observe.columns.to_numpy(columns)
-    columns = fspo_verl.observe.columns.to_numpy(columns | fspo_verl.observe.columns.token_columns(*tokens))
-    settings = {
-        "loss": loss,
-        "band": band and {f.name: getattr(band, f.name) for f in dataclasses.fields(fspo_verl.band.Band)},
-    }
-    settings |= {name: config.get(name) for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c")}
-    settings["run"] = fspo_verl.observe.records.run_name(records_dir, config.policy_loss.get("records_of"))
-    settings["old_log_probs_from_rollout"] = bool(config.policy_loss.old_log_probs_from_rollout)
-    settings["versions"] = {"fspo_verl": fspo_verl.__version__, "verl": verl.__version__, "torch": torch.__version__}
-    writer = _writer(
-        records_dir, json.dumps(settings), config.policy_loss.records_fraction, config.policy_loss.records_limit_mb
+        return False
+    return micro_batch.step % config.policy_loss.records_every == 0
+
+
+def _record(columns: dict, config, micro_batch: "fspo_verl.observe.microbatch.MicroBatch", loss: str, band) -> None:
+    observation = config.policy_loss
+    settings = fspo_verl.observe.settings.RunSettings(
+        loss=loss,
+        band=band,
+        **{name: config.get(name) for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c")},
+        run=fspo_verl.observe.records.run_name(observation.records_dir, observation.get("records_of")),
+        old_log_probs_from_rollout=bool(observation.old_log_probs_from_rollout),
+        versions={"fspo_verl": fspo_verl.__version__, "verl": verl.__version__, "torch": torch.__version__},
     )
+    # As text, which a cache can look up.
+    text, limits = json.dumps(settings.to_json()), (observation.records_fraction, observation.records_limit_mb)
+    writer = _writer(observation.records_dir, text, *limits)
     writer.add(columns, **micro_batch._asdict())
-    return columns
 
 
 @functools.cache
@@ -130,25 +149,14 @@ def _warn_unknown_step():
     )
 
 
-def _metrics(columns: dict, config) -> dict:
-    length_bins = config.policy_loss.get("length_bins") or fspo_verl.observe.metrics.LENGTH_BINS
-    rows = config.global_batch_info.get("global_batch_size") or len(columns["length"])
-    micro_batch = fspo_verl.observe.microbatch.current()
-    mini_batch = 0 if micro_batch is None else micro_batch.mini_batch
-    return fspo_verl.observe.metrics.metrics(columns, length_bins, rows, mini_batch, _is_unmoved(config))
-
-
-def _is_unmoved(config) -> bool:
+def _is_unmoved(config, micro_batch: "fspo_verl.observe.microbatch.MicroBatch | None") -> bool:
     """Whether the weights of this call are those of the old log-probs."""
-    micro_batch = fspo_verl.observe.microbatch.current()
     first = micro_batch is not None and micro_batch.mini_batch == 0
     return first and not config.policy_loss.get("old_log_probs_from_rollout")
 
 
-def _warn_of_noise(columns: dict, config, band: "fspo_verl.band.Band"):
-    """Say once, in the log of the first rank, that rounding alone leaves the band."""
-    if not _is_unmoved(config) or fspo_verl.observe.microbatch.current().rank:
-        return
+def _warn_of_noise(columns: dict, band: "fspo_verl.band.Band"):
+    """Warn once where rounding alone leaves the band."""
     text = _noise_watch().add(band, *(columns[name] for name in ("length", "quadratic_variation", "outside")))
     if text is not None:
         logger.warning("%s. Said once.", text)

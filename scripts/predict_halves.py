@@ -40,6 +40,7 @@ def main() -> None:
     from tqdm import tqdm
 
     from fspo_verl.analysis.calibrate import calibrate
+    from fspo_verl.files import between
     from fspo_verl.observe.records import read_records
 
     rows = []
@@ -69,7 +70,7 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "predictions.json").write_text(json.dumps(result, indent=1) + "\n")
     page = args.output / "predictions.md"
-    page.write_text(with_table(page.read_text() if page.exists() else f"{BEGIN}\n{END}\n", result))
+    page.write_text(between(page.read_text() if page.exists() else "", BEGIN, END, table(result)))
     print(table(result))
 
 
@@ -92,8 +93,10 @@ def _row(fit, judgement) -> dict:
 
 def table(result: dict) -> str:
     """The table of the page."""
+    from fspo_verl.files import markdown_table
+
     header = ["run", "judged on", "band", "clip rate predicted", "found", "found by length", "LRE, A > 0", "LRE, A < 0"]
-    lines, held = [header, ["---"] * len(header)], 0
+    rows, held = [], 0
     for row in result["rows"]:
         if not (row["shown"] or row["recommended"]):
             continue
@@ -105,21 +108,15 @@ def table(result: dict) -> str:
         band = f"**{row['band']}**" if row["recommended"] else row["band"]
         predicted = f"{value:.1%} [{lower:.1%}, {upper:.1%}]"
         lre = [_lre(row[f"lre_{side}"], row[f"floor_upper_{side}"]) for side in ("upper", "lower")]
-        lines.append([row["run"], row["judged_on"], band, predicted, f"{row['found']:.1%}", by_length, *lre])
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"The clip rate found lies in the predicted interval in {held} of {len(lines) - 2} cases.\n\n{text}"
+        rows.append([row["run"], row["judged_on"], band, predicted, f"{row['found']:.1%}", by_length, *lre])
+    text = markdown_table(header, rows)
+    return f"The clip rate found lies in the predicted interval in {held} of {len(rows)} cases.\n\n{text}"
 
 
 def _lre(value: float | None, floor: float | None) -> str:
     if value is None or floor is None:
         return "–"
     return f"**{value:.2f}** ({floor:.2f})" if value > floor else f"{value:.2f} ({floor:.2f})"
-
-
-def with_table(page: str, result: dict) -> str:
-    """The page with the table between its marks replaced."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{table(result)}\n\n{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fspo_verl.clips import upper_quantile
-
 EXAMPLES = """examples:
   python scripts/simulate_coverage.py                    the published table, some ten minutes on one core
   python scripts/simulate_coverage.py --runs 50 --only few --output /tmp/coverage
@@ -72,6 +70,8 @@ def main() -> None:
     args = parse_args()
     from tqdm import tqdm  # not at the top: --help must work before anything is installed
 
+    from fspo_verl.files import between
+
     rows = []
     with tqdm(total=args.runs * len(args.scenarios), unit="run") as progress:
         for name, kwargs in args.scenarios.items():
@@ -86,7 +86,7 @@ def main() -> None:
     result = {"runs": args.runs, "seed": args.seed, "rate": RATE, "rows": rows}
     (args.output / "coverage.json").write_text(json.dumps(result, indent=1) + "\n")
     page = args.output / "coverage.md"
-    page.write_text(with_table(page.read_text() if page.exists() else f"{BEGIN}\n{END}\n", result))
+    page.write_text(between(page.read_text() if page.exists() else "", BEGIN, END, table(result)))
     print(table(result))
 
 
@@ -102,7 +102,7 @@ class Scenario:
 
         from fspo_verl.analysis import band_fit, clip_rates, resampling
         from fspo_verl.band import Band
-        from fspo_verl.clips import BandClip
+        from fspo_verl.clips import BandClip, upper_quantile
 
         self.np, self.clip_rates, self.band_fit, self.resampling = np, clip_rates, band_fit, resampling
         self.upper_quantile = upper_quantile
@@ -187,20 +187,15 @@ def summary(found: list[dict]) -> dict[str, float | None]:
 
 def table(result: dict) -> str:
     """The table of the page, in percent."""
+    from fspo_verl.files import markdown_table
+
     header = ["scenario", "steps x prompts x responses", *(f"{text} ({value:.1%})" for text, value in COLUMNS.values())]
-    lines = [header, ["---"] * len(header)]
+    rows = []
     for row in result["rows"]:
         size = " x ".join(str(row["settings"][name]) for name in ("steps", "prompts", "group"))
         shares = ["–" if row[name] is None else f"{row[name]:.1%}" for name in COLUMNS]
-        lines.append([row["scenario"], size, *shares])
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{result['runs']:,} simulated runs per row, seed {result['seed']}.\n\n{text}"
-
-
-def with_table(page: str, result: dict) -> str:
-    """The page with the table between its marks replaced."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{table(result)}\n\n{END}{rest.partition(END)[2]}"
+        rows.append([row["scenario"], size, *shares])
+    return f"{result['runs']:,} simulated runs per row, seed {result['seed']}.\n\n{markdown_table(header, rows)}"
 
 
 if __name__ == "__main__":

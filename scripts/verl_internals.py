@@ -9,11 +9,12 @@ import ast
 import functools
 from pathlib import Path
 
+from fspo_verl.files import between
 from fspo_verl.preflight import contract, sources
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "verl_internals.md"
-BEGIN, END = "<!-- written by scripts/verl_internals.py, from here -->\n", "<!-- to here -->\n"
+BEGIN, END = "<!-- written by scripts/verl_internals.py, from here -->", "<!-- to here -->"
 
 
 @functools.cache
@@ -63,8 +64,7 @@ def _belongs(name: str, symbol: str) -> bool:
 
 def renewed(page: str) -> str:
     """The page with its tables written anew."""
-    before, rest = page.split(BEGIN)
-    return "".join((before, BEGIN, *map(_table, contract.PARTS), END, rest.split(END)[1]))
+    return between(page, BEGIN, END, "\n\n".join(map(_table, contract.PARTS)))
 
 
 def _table(part: str) -> str:
@@ -76,7 +76,7 @@ def _table(part: str) -> str:
         used = "<br>".join(sorted(file.removeprefix("fspo_verl/") for file in files))
         rows.append(f"| {names} | {line.reason} | {line.lost} | {line.expects or 'it is there'} | {used} |")
     title = contract.PARTS[part]
-    return f"\n### {title[0].upper()}{title[1:]}\n\n" + "\n".join(rows) + "\n\n"
+    return f"### {title[0].upper()}{title[1:]}\n\n" + "\n".join(rows)
 
 
 if __name__ == "__main__":

@@ -38,10 +38,10 @@ from fspo_verl.analysis.resampling import Estimate
 from fspo_verl.analysis.runs import Run, read_run
 from fspo_verl.band import Band
 from fspo_verl.observe import noise
+from fspo_verl.observe.metrics import NAMES, PREFIX
 from fspo_verl.observe.noise import Noise
 
 KEY = "actor_rollout_ref.actor.policy_loss."
-PREFIX = "actor/fspo/"  # of the live metrics, see fspo_verl/observe/metrics.py (which imports verl)
 _NOTHING_MOVED = (
     "no recorded response has moved (Q = 0 in all of them): with one optimiser step per rollout the ratio stays 1 and "
     "no clip can act; lower actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size"
@@ -391,10 +391,8 @@ def coarse(metrics: pd.DataFrame, config: dict | None, target: float) -> Coarse:
             )
         return optimize.brentq(excess, 0.0, np.max(np.abs(mean) + 40 * spread))
 
-    drift, variance = (
-        metrics.get(PREFIX + name, pd.Series([math.nan])).mean() for name in ("log_ratio_per_token", "sigma_squared")
-    )
-    longest = metrics.get("response_length/max", pd.Series([math.nan])).max()
+    drift, variance, longest = (metrics.reindex(columns=NAMES[key]) for key in ("drift", "sigma_squared", "longest"))
+    drift, variance, longest = drift.mean().item(), variance.mean().item(), longest.max().item()
     return Coarse(
         target=target,
         steps=len(metrics),
@@ -412,7 +410,7 @@ def _unmoved_share(metrics: pd.DataFrame, config: dict | None) -> pd.Series | No
 
     0 where a step has one mini-batch only: what moved there did not move by updates.
     """
-    needed = [f"{PREFIX}rows", "perf/total_num_tokens", "prompt_length/mean", "response_length/mean"]
+    needed = [f"{PREFIX}rows", *(name for key in ("tokens", "prompt_length", "response_length") for name in NAMES[key])]
     if not set(needed) <= set(metrics):
         return None
     mini_batch, tokens, prompt, response = (metrics[name] for name in needed)
@@ -427,7 +425,7 @@ def _unmoved_share(metrics: pd.DataFrame, config: dict | None) -> pd.Series | No
 
 def _text(result: Calibration, run: Run) -> str:
     law, chosen = result.law, result.fits[result.recommended]
-    loss = (run.settings or {}).get("loss", "loss not known")
+    loss = run.settings.loss if run.settings else "loss not known"
     lines = [
         *_wrap(f"{run.name}: recommended is {chosen.name}, which clips {result.target:g} on each side"),
         "",
@@ -571,21 +569,20 @@ def _wrap(text: str, first: str = "") -> list[str]:
 def overrides(band: Band) -> dict[str, float | str]:
     """Fields of the policy loss that give this band: eps always, the others where they are not the default."""
     default, always = Band(), ("eps_low", "eps_high", "eps_dual", "band_center", "band_width")
-    values = {field.name: getattr(band, field.name) for field in dataclasses.fields(Band)}
-    return {name: value for name, value in values.items() if name in always or value != getattr(default, name)}
+    return {name: value for name, value in band.values().items() if name in always or value != getattr(default, name)}
 
 
 def _paste(items: dict, run: Run) -> list[str]:
     """Hydra overrides, one a line; with what else must change in a run that trained with another band or loss."""
-    before = (run.settings or {}).get("band") or {}
     default = Band()
+    before = run.settings and run.settings.band or default
     reset = {
         name: "null" if (value := getattr(default, name)) is None else value
         for name in ("length_power", "realized_limit", "drift_per_token")
-        if before.get(name, getattr(default, name)) != getattr(default, name)
+        if getattr(before, name) != getattr(default, name)
     }
     lines = [f"  {KEY}{name}={value}" for name, value in (reset | items).items()]
-    if (run.settings or {}).get("loss", "fspo") != "fspo":
+    if run.settings is not None and run.settings.loss != "fspo":
         lines.insert(0, "  +algorithm.policy_loss=fspo")
     return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 

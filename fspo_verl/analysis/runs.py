@@ -19,7 +19,9 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from fspo_verl.band import Band
+from fspo_verl.observe.metrics import LENGTH_BIN
 from fspo_verl.observe.records import read_records, record_files
+from fspo_verl.observe.settings import RunSettings
 
 logger = logging.getLogger("fspo_verl")
 
@@ -34,7 +36,6 @@ _OUTPUT_KEYS = {
     "trainer.validation_data_dir",
     RECORDS_DIR,
 }
-_LENGTH_BIN = re.compile(r"actor/fspo/length_(\d+)_(?:to_(\d+)|up)/(responses|clipped|outside)")
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Run:
 
     records: pd.DataFrame
     """One row per response and optimiser step, see :data:`fspo_verl.observe.records.COLUMNS`; with ``max_rows`` a
-    random part of ``attrs["rows"]``. ``attrs["settings"]`` names the loss and its clip range."""
+    random part of ``attrs["rows"]``. ``attrs["settings"]`` are those of the run."""
 
     config: dict | None
     """The composed Hydra config, interpolations as written."""
@@ -59,25 +60,19 @@ class Run:
     """The Hydra overrides of the launch."""
 
     @property
-    def settings(self) -> dict | None:
-        """The loss that trained and its clip range, as the records have it, or else the config; None without either.
-
-        Keys: ``loss`` (verl's ``loss_mode``), ``band`` (fields of :class:`fspo_verl.band.Band`, or None for a loss
-        without one), ``clip_ratio_low``, ``clip_ratio_high``, ``clip_ratio_c``.
-        """
+    def settings(self) -> RunSettings | None:
+        """As the records have them, or else loss, band and clip range out of the config; None without either."""
         recorded = self.records.attrs.get("settings")
         policy_loss = _select(self.config, f"{_ACTOR}.policy_loss")
         if recorded or policy_loss is None:
             return recorded
         loss = policy_loss.get("loss_mode", "vanilla")
-        return {
-            "loss": loss,
-            "band": Band.fields_in(policy_loss) if loss == "fspo" else None,
-            **{
-                key: _select(self.config, f"{_ACTOR}.{key}")
-                for key in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
-            },
-        }
+        clip_range = ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
+        return RunSettings(
+            loss,
+            Band(**Band.fields_in(policy_loss)) if loss == "fspo" else None,
+            *(_select(self.config, f"{_ACTOR}.{key}") for key in clip_range),
+        )
 
 
 def read_runs(paths: Sequence[Path], names: Sequence[str] | None = None, max_rows: int | None = None) -> Iterator[Run]:
@@ -211,7 +206,7 @@ def live_clip_rates(metrics: pd.DataFrame) -> pd.DataFrame:
     """
     long = [
         {"step": step, "low": int(match[1]), "high": float(match[2] or "nan"), "share": match[3], "value": value}
-        for match in map(_LENGTH_BIN.fullmatch, metrics.columns)
+        for match in map(LENGTH_BIN.fullmatch, metrics.columns)
         if match
         for step, value in metrics[match[0]].dropna().items()
     ]

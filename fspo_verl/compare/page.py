@@ -27,7 +27,7 @@ from fspo_verl.analysis.resampling import Estimate
 from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.compare import thresholds
 from fspo_verl.compare.trials import Trial, read_trials
-from fspo_verl.files import write_whole
+from fspo_verl.files import between, markdown_table, write_whole
 from fspo_verl.report import figures
 
 MIN_SEEDS = 3  # of an interval
@@ -422,14 +422,16 @@ def _paragraphs(comparison: Comparison, picture: str) -> Iterator[str]:
     )
     yield f"![Validation accuracy, paired differences and clip rates by length]({picture})"
     yield "### What each loss reached\n\nMean over the seeds (smallest to largest seed)."
-    yield _table(
+    yield markdown_table(
         ["", *c.losses],
         ([_label(name, c.target), *(_spread(c, name, loss) for loss in c.losses)] for name in METRICS),
     )
     yield "Every seed: accuracy at the end (mean over the run)."
-    yield _table(["seed", *c.losses], ([str(seed), *(_of_seed(c, seed, loss) for loss in c.losses)] for seed in seeds))
+    yield markdown_table(
+        ["seed", *c.losses], ([str(seed), *(_of_seed(c, seed, loss) for loss in c.losses)] for seed in seeds)
+    )
     yield f"### Paired differences, {c.baseline} minus the other loss\n\n" + _interval_note(len(seeds))
-    yield _table(
+    yield markdown_table(
         ["", "loss", "difference", "over seeds", "over seeds and questions", f"P({c.baseline} better)", "verdict"],
         (_difference_cells(row, c) for row in c.differences.itertuples() if METRICS[row.metric].better),
     )
@@ -449,7 +451,7 @@ def _paragraphs(comparison: Comparison, picture: str) -> Iterator[str]:
             "responses more."
         )
         k = c.values.groupby("loss")[[f"k_{name}" for name in others]].mean()
-        yield _table(
+        yield markdown_table(
             ["", *c.losses],
             ([CLIPS[name].label, *(_signed(k.loc[loss, f"k_{name}"]) for loss in c.losses)] for name in others),
         )
@@ -458,7 +460,7 @@ def _paragraphs(comparison: Comparison, picture: str) -> Iterator[str]:
             f"### Clip ranges\n\nEvery loss had the same budget: {tuning['what']}. Mean over seeds "
             f"{', '.join(map(str, tuning['seeds']))}, {tuning['steps']} steps; the chosen one is bold."
         )
-        yield _table(["loss", *(f"x {factor:.3g}" for factor in tuning["factors"])], _tuning_rows(tuning))
+        yield markdown_table(["loss", *(f"x {factor:.3g}" for factor in tuning["factors"])], _tuning_rows(tuning))
     if c.setup:
         yield "### How it was run\n\n" + "\n".join(
             f"- {name}: {_code(value) if name == 'command' else value}"
@@ -523,7 +525,7 @@ def _signed(value: float) -> str:
 
 def _rate_table(rates: pd.DataFrame, losses: Sequence[str]) -> str:
     table = rates.pivot(index=["low", "high"], columns="loss", values="rate")
-    return _table(
+    return markdown_table(
         ["tokens", *(loss for loss in losses if loss in table)],
         (
             [
@@ -546,17 +548,10 @@ def _code(text: str) -> str:
     return f"`{text}`"
 
 
-def _table(header: Sequence[str], rows) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def inserted(text: str, file: Path) -> str:
-    """What the file is to hold: the text, and of the file all but what stands between this module's two marks."""
+    """What the file is to hold: the text, and of a file with this module's two marks all that is not between them."""
     old = file.read_text() if file.exists() else ""
-    before, mark, rest = old.partition(_BEGIN)
-    after = rest.partition(_END)[2] if mark else "\n"
-    return f"{before if mark else ''}{_BEGIN}\n\n{text}\n{_END}{after}"
+    return between(old if _BEGIN in old else "", _BEGIN, _END, text)
 
 
 # --- figure -----------------------------------------------------------------------------------------------------------

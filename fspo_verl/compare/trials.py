@@ -20,24 +20,17 @@ import pandas as pd
 
 from fspo_verl.analysis.clip_rates import length_edges, sides
 from fspo_verl.analysis.runs import Run, read_runs
-from fspo_verl.band import Band
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, Clip, TokenClip
+from fspo_verl.observe.metrics import NAMES
+from fspo_verl.observe.settings import RunSettings
 
 logger = logging.getLogger("fspo_verl")
 
 # Folders of runs: fspo-hf-seed3, gspo-seed11.
 _NAME = re.compile(r"(?P<loss>[a-z0-9_]+)(-[a-z0-9_-]+)?-seed(?P<seed>\d+)")
 _ACCURACY = re.compile(r"val-core/.+/acc/mean@\d+")
-# Per-step columns of a trial; of several metrics the first that is logged counts.
-_METRICS = {
-    "reward": ("critic/score/mean",),
-    "response_length": ("response_length/mean",),
-    "clip_fraction": ("actor/fspo/clip_fraction", "actor/pg_clipfrac"),
-    "entropy": ("actor/entropy", "actor/entropy_loss"),
-    "grad_norm": ("actor/grad_norm",),
-    "loss": ("actor/pg_loss",),
-    "nonfinite_responses": ("actor/fspo/nonfinite_fraction",),
-}
+# Per-step columns of a trial, by the keys of observe.metrics.NAMES.
+_SERIES = ("reward", "response_length", "clip_fraction", "entropy", "grad_norm", "loss", "nonfinite_responses")
 
 
 @dataclass(frozen=True)
@@ -68,8 +61,8 @@ class Trial:
     Attributes:
         loss: what trains, as its folder is called.
         seed: trials of one seed share model, prompts and their order.
-        settings: loss and clip range as recorded, see :mod:`fspo_verl.observe.records`.
-        training: per step, one list per key of ``_METRICS`` that is logged; None where a value is not finite.
+        settings: of the run, None where neither records nor config tell them.
+        training: per step, one list per key of ``_SERIES`` that is logged; None where a value is not finite.
         validation: accuracy by step, 0 being the start.
         answers: per validated step, a digit per question: 1 for a right answer. Empty without them.
         questions: fingerprint of the questions; answers can be paired only where it agrees.
@@ -78,7 +71,7 @@ class Trial:
 
     loss: str
     seed: int
-    settings: dict | None
+    settings: RunSettings | None
     training: dict[str, list[float | None]]
     validation: dict[int, float]
     answers: dict[int, str]
@@ -124,7 +117,8 @@ class Trial:
     def from_json(data: dict) -> "Trial":
         """The inverse of :meth:`to_json`."""
         by_step = {name: {int(step): value for step, value in data[name].items()} for name in ("validation", "answers")}
-        return Trial(**data | by_step | {"clips": data["clips"] and Clips(**data["clips"])})
+        clips, settings = data["clips"] and Clips(**data["clips"]), data["settings"]
+        return Trial(**data | by_step | {"clips": clips, "settings": settings and RunSettings.from_json(settings)})
 
 
 def read_trials(folder: Path) -> list[Trial]:
@@ -180,10 +174,7 @@ def _trial(run: Run, loss: str, seed: int, edges: np.ndarray) -> Trial:
 
 
 def _logged(metrics: pd.DataFrame) -> dict[str, list[float | None]]:
-    found = {
-        name: next((candidate for candidate in candidates if candidate in metrics), None)
-        for name, candidates in _METRICS.items()
-    }
+    found = {key: next((name for name in NAMES[key] if name in metrics), None) for key in _SERIES}
     return {
         name: [value if math.isfinite(value) else None for value in metrics[column]]
         for name, column in found.items()
@@ -239,8 +230,8 @@ def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]
 
 
 def _shapes(records: pd.DataFrame, loss: str) -> dict[str, Clip]:
-    band = (records.attrs["settings"] or {}).get("band")
-    trained = {loss: BandClip(loss, loss, Band(**band))} if band else {}
+    settings = records.attrs["settings"]
+    trained = {loss: BandClip(loss, loss, settings.band)} if settings and settings.band else {}
     whole = {name: clip for name, clip in CLIPS.items() if not isinstance(clip, TokenClip) and not clip.lacks(records)}
     return whole | trained
 

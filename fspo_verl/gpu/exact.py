@@ -22,7 +22,7 @@ from fspo_verl.loss import MAX_LOG_RATIO, SequenceLoss
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor, Band], SequenceLoss]
 
-_WHY = "sums in too low a precision, a wrong mask or a broken kernel train another loss without a word"
+_WHY = "sums in too low a precision, a wrong mask or a broken kernel silently train another loss"
 _FIX = "report it with the line above and `pip freeze`; until then train with another version of torch or driver"
 # Where S lies, in half-widths of the band: below, inside and above it, and beyond the dual clip at 3 of them.
 _PLACES = (-2.5, -1.25, -0.75, -0.1, 0.1, 0.75, 1.25, 2.5, 3.75)

@@ -88,7 +88,7 @@ def step(model: Path, device: str) -> dict[str, float]:
         command = [sys.executable, "-m", "fspo_verl.gpu.step", str(model), str(output)]
         run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_SECONDS)
         if run.returncode:
-            raise RuntimeError((run.stderr.strip() or "it ended without a word").splitlines()[-1])
+            raise RuntimeError((run.stderr.strip() or "it ended without output").splitlines()[-1])
         return json.loads(output.read_text())
 
 

@@ -17,15 +17,35 @@ The asynchronous trainers take another mean, over the updates between two weight
 Names must not contain "min", "max", "sum" or "total": verl would reduce by those.
 """
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
-import verl.utils.metric
 
 from fspo_verl.loss import MAX_LOG_RATIO
 
 PREFIX = "actor/fspo/"
 LENGTH_BINS = (16, 64, 256, 1024, 4096, 16384)  # default inner edges, in response tokens
+LENGTH_BIN = re.compile(rf"{PREFIX}length_(\d+)_(?:to_(\d+)|up)/(responses|clipped|outside)")
+"""Name of a metric of one length bin: its first and last length (none of the last bin), and what is counted."""
+
+NAMES = {
+    "reward": ("critic/score/mean",),
+    "response_length": ("response_length/mean",),
+    "shortest": ("response_length/min",),
+    "longest": ("response_length/max",),
+    "prompt_length": ("prompt_length/mean",),
+    "tokens": ("perf/total_num_tokens",),
+    "clip_fraction": (f"{PREFIX}clip_fraction", "actor/pg_clipfrac"),
+    "entropy": ("actor/entropy", "actor/entropy_loss"),
+    "grad_norm": ("actor/grad_norm",),
+    "loss": ("actor/pg_loss",),
+    "nonfinite_responses": (f"{PREFIX}nonfinite_fraction",),
+    "sigma_squared": (f"{PREFIX}sigma_squared",),
+    "drift": (f"{PREFIX}log_ratio_per_token",),
+    "seconds": ("timing_s/step",),
+}
+"""What readers of a run look for among its metrics; of several names the first that is logged counts."""
 
 
 def metrics(
@@ -40,6 +60,8 @@ def metrics(
         mini_batch: its number within the step, from 0.
         unmoved: the old log-probs are those of the weights of this call.
     """
+    import verl.utils.metric  # not at the top: those who read a run need the names above, and may have no verl
+
     result = {}
     for name, values in row_values(columns, length_bins, rows, mini_batch, unmoved).items():
         result[PREFIX + name] = metric = verl.utils.metric.Metric("mean")

@@ -8,13 +8,14 @@ before the policy has moved at all. docs/noise.md says how large the noise is an
 """
 
 import math
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from fspo_verl.band import Band
+from fspo_verl.observe.metrics import PREFIX
+from fspo_verl.observe.settings import RunSettings
 
 SHARE = 0.01
 """Of the unmoved responses, the share outside the band up to which their noise counts as harmless.
@@ -46,17 +47,17 @@ class Noise(NamedTuple):
     """What eps_low and eps_high have to be multiplied with, so that :data:`SHARE` of these responses lie outside."""
 
 
-def unmoved(mini_batch, settings: Mapping | None):
+def unmoved(mini_batch, settings: RunSettings | None):
     """bool ``[rows]``: responses of the first mini-batch after their old log-probs were computed.
 
     Args:
         mini_batch: ``[rows]`` optimiser step between two weight syncs, from 0; verl refreshes the old policy at each.
         settings: of the records. In bypass mode the old log-probs are those of another engine.
     """
-    return (mini_batch == 0) & (not (settings or {}).get("old_log_probs_from_rollout"))
+    return (mini_batch == 0) & (settings is None or not settings.old_log_probs_from_rollout)
 
 
-def of_records(records, settings: Mapping | None, band: Band | None) -> Noise | None:
+def of_records(records, settings: RunSettings | None, band: Band | None) -> Noise | None:
     """The noise of a run's records (see :mod:`fspo_verl.observe.records`), against a band; None if none shows it."""
     rows = records[unmoved(records["mini_batch"], settings)]
     if not len(rows):
@@ -76,14 +77,14 @@ def of_records(records, settings: Mapping | None, band: Band | None) -> Noise | 
 
 def of_metrics(metrics) -> Noise | None:
     """The noise of a run's live metrics (a table of :class:`fspo_verl.analysis.runs.Run`); None if it logs none."""
-    names = [f"actor/fspo/unmoved_{name}" for name in ("fraction", "sigma_squared", "outside_fraction")]
+    names = [f"{PREFIX}unmoved_{name}" for name in ("fraction", "sigma_squared", "outside_fraction")]
     if not set(names[:2]) <= set(metrics):
         return None
     share, variance, outside = metrics.reindex(columns=names).mean()
     if not share > 0:
         return None
     # A step logs the rows of one mini-batch, and one of its mini-batches is unmoved.
-    responses = metrics["actor/fspo/rows"][metrics[names[0]] > 0].sum()
+    responses = metrics[f"{PREFIX}rows"][metrics[names[0]] > 0].sum()
     return Noise(int(responses), math.sqrt(variance / share), outside / share)
 
 
@@ -132,6 +133,6 @@ def warning(noise: Noise, band: Band) -> str | None:
 
 
 def rounded_up(eps: float) -> float:
-    """The next number of two digits: what is said to be wide enough, is."""
+    """The next number of two digits: rounded down, an eps would be too narrow."""
     unit = 10.0 ** (math.floor(math.log10(eps)) - 1)
     return float(f"{math.ceil(eps / unit - 1e-9) * unit:.2g}")

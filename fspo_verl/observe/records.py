@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fspo_verl import clips
-from fspo_verl.band import Band
 from fspo_verl.loss import MAX_LOG_RATIO
+from fspo_verl.observe.settings import RunSettings
 
 logger = logging.getLogger("fspo_verl")
 
@@ -63,8 +63,7 @@ class RecordWriter:
 
     Args:
         folder: created if missing.
-        settings: JSON of what trains (name of the loss, band, clip range), and ``run``, see :func:`run_name`; stored
-            with every file.
+        settings: JSON of :class:`fspo_verl.observe.settings.RunSettings`; stored with every file.
         fraction: share of the prompts that are recorded.
         limit_bytes: total size of the files after which nothing more is written.
     """
@@ -239,8 +238,9 @@ def read_records(folder: str | Path, columns: Sequence[str] | None = None, max_r
         max_rows: read about this many rows, a random choice (the same at every call) where there are more.
 
     Returns:
-        One row per response and optimiser step; without any record an empty table. ``attrs["settings"]`` is what the
-        run trained with, ``attrs["rows"]`` the number of rows recorded.
+        One row per response and optimiser step; without any record an empty table. ``attrs["settings"]`` are the
+        :class:`fspo_verl.observe.settings.RunSettings`, None without any record, ``attrs["rows"]`` the number of rows
+        recorded.
 
     A file that is damaged, or that this package has not written, is left out with a warning. A band that this version
     does not know, and different settings in one folder, are warnings.
@@ -304,7 +304,7 @@ def _warn_left_out(file: Path, error: Exception) -> None:
     warnings.warn(f"{file} is left out, it cannot be read: {error}", stacklevel=3)
 
 
-def _last(settings: list[dict], folder: str | Path) -> dict | None:
+def _last(settings: list[dict], folder: str | Path) -> RunSettings | None:
     """The settings of the last file; without its band where this version does not know it."""
     if not settings:
         return None
@@ -315,9 +315,8 @@ def _last(settings: list[dict], folder: str | Path) -> dict | None:
         text = f"{folder} holds records with different settings ({', '.join(differing)}); the last ones count"
         warnings.warn(text, stacklevel=3)
     try:
-        _ = last["band"] and Band(**last["band"])
+        return RunSettings.from_json(last)
     except (TypeError, ValueError) as error:
         text = f"{folder} was recorded with a band that this version of fspo_verl does not know, so it is not shown"
         warnings.warn(f"{text}: {error}; pip install --upgrade fspo_verl", stacklevel=3)
-        last["band"] = None
-    return last
+        return RunSettings.from_json(last | {"band": None})

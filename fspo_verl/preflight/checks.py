@@ -91,7 +91,7 @@ class Launch:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the launch selected one of this package's losses or observations; others are none of its business."""
+        """Whether the launch selected one of this package's losses or observations; others are not checked."""
         return self.is_fspo or str(self.policy_loss.get("_target_", "")).startswith("fspo_verl.")
 
     @property
@@ -398,7 +398,7 @@ def lost_checkpoint(launch: Launch) -> Iterator[Finding]:
         return
     if step is not None and fspo_verl.preflight.loss_history.point(launch.config) is None:
         what = f"{tracker} names a checkpoint of step {step}, which is gone"
-        yield Finding("warning", "lost_checkpoint", what, "verl starts anew, and says so in a print only", fix)
+        yield Finding("warning", "lost_checkpoint", what, "verl starts anew, and only prints it", fix)
 
 
 def unknown_fields(launch: Launch) -> Iterator[Finding]:

@@ -536,7 +536,7 @@ LINES = (
         ("verl.utils.device.auto_set_device",),
         "the first function of verl that a main hands its config to; wrapped, as no hook stands between composition "
         "and `ray.init`",
-        "a launch by that main is not checked: a setting that trains another loss passes without a word, and "
+        "a launch by that main is not checked: a setting that trains another loss passes unnoticed, and "
         "`fspo-verl doctor` cannot examine it",
         _mains_pass_by,
         "every main of verl that trains a policy calls `auto_set_device(config)`, imported from there (read)",
@@ -700,6 +700,6 @@ LINES = (
         "scripts",
         ("verl.utils.reward_score.default_compute_score", "verl.model_merger"),
         "prepare_data.py scores reference answers with it; evaluate.sh merges a checkpoint's shards",
-        "the script stops and says so; training is not touched",
+        "the script stops with an error; training is not touched",
     ),
 )

@@ -141,8 +141,9 @@ def examine(
         if complete and errors <= {"unjudged"}:  # verl would refuse again what is an error already
             found += verls_own_checks(module, config)
         if not errors:
-            found += judge_eps(config, args.sigma, args.records)
-            found += judge_noise(config, args.noise, args.records)
+            records = _recorded(args.records) if args.records and checks.Launch(config).is_fspo else None
+            found += judge_eps(config, args.sigma, records)
+            found += judge_noise(config, args.noise, records)
             if args.plan:
                 try:
                     rows = plan(config)
@@ -349,21 +350,36 @@ def verls_own_checks(module: str, config) -> Iterator:
         yield Finding("error", "validate_config", f"verl refuses this config: {said}")
 
 
-def judge_eps(config, sigma: float | None, records_folder: Path | None) -> list:
+def _recorded(folder: Path):
+    """A table of the records by which a band is judged.
+
+    Raises:
+        ValueError: no response that moved is recorded there.
+    """
+    from fspo_verl.observe.records import read_records
+
+    names = ["mini_batch", "length", "log_ratio", "quadratic_variation"]
+    records = read_records(folder, names, max_rows=1_000_000)
+    if not (records.quadratic_variation > 0).any():
+        raise ValueError(f"{folder} holds no records of responses that moved (records_dir, several steps per rollout)")
+    return records
+
+
+def judge_eps(config, sigma: float | None, records) -> list:
     """Whether the band lets (nearly) everything through, or (nearly) nothing, at the spread that was measured.
 
     Args:
         sigma: standard deviation of a token's log-ratio, nats. S of L tokens is then taken as normal with variance
             Q = L·sigma² and mean −Q/2 (derived here from E_old[e^S] = 1).
-        records_folder: a run whose recorded S and L are taken instead.
+        records: of a run, whose S and L are taken instead; or None.
     """
     from fspo_verl.preflight.checks import POLICY_LOSS, Finding, Launch
 
     launch = Launch(config)
-    if not launch.is_fspo or (sigma is None and records_folder is None):
+    if not launch.is_fspo or (sigma is None and records is None):
         return []
-    if records_folder is not None:
-        outside, sigma = _outside_recorded(launch.band, records_folder)
+    if records is not None:
+        outside, sigma = _outside_recorded(launch.band, records)
     else:
         outside = {f"L={n}": _outside(launch.band, n, sigma) for n in launch.typical_lengths}
     rates = ", ".join(f"{rate:.2g} at {where}" for where, rate in outside.items())
@@ -385,24 +401,22 @@ def judge_eps(config, sigma: float | None, records_folder: Path | None) -> list:
     return found
 
 
-def judge_noise(config, sigma: float | None, records_folder: Path | None) -> list:
+def judge_noise(config, sigma: float | None, records) -> list:
     """Whether the band tells a move from numerical noise (:mod:`fspo_verl.observe.noise`).
 
     Args:
         sigma: standard deviation of a token's log-ratio with nothing moved, nats. S of L tokens is then taken as normal
             with mean 0 and variance L·sigma²: noises of tokens that are independent.
-        records_folder: a run whose unmoved responses are taken instead; one without any says nothing.
+        records: of a run, whose unmoved responses are taken instead, if it has any; or None.
     """
     from fspo_verl.observe import noise
-    from fspo_verl.observe.records import read_records
     from fspo_verl.preflight.checks import POLICY_LOSS, Finding, Launch
 
     launch = Launch(config)
-    if not launch.is_fspo or (sigma is None and records_folder is None):
+    if not launch.is_fspo or (sigma is None and records is None):
         return []
     band = launch.band
     if sigma is None:
-        records = read_records(records_folder, max_rows=1_000_000)
         unmoved = noise.of_records(records, records.attrs["settings"], band)
         if unmoved is None:
             return []
@@ -435,21 +449,12 @@ def _outside(band, length: int, sigma: float, drift: float = 1.0) -> float:
     return law.cdf(low) + 1 - law.cdf(high)
 
 
-def _outside_recorded(band, folder: Path) -> tuple[dict[str, float], float]:
-    """Share of the recorded responses outside the band, all and by thirds of length, and their sigma.
-
-    Raises:
-        ValueError: no response that moved is recorded there.
-    """
+def _outside_recorded(band, records) -> tuple[dict[str, float], float]:
+    """Share of the responses that moved outside the band, all and by thirds of length, and their sigma."""
     import pandas as pd
     import torch
 
-    from fspo_verl.observe.records import read_records
-
-    records = read_records(folder, ["length", "log_ratio", "quadratic_variation"], max_rows=1_000_000)
     records = records[records.quadratic_variation > 0]
-    if records.empty:
-        raise ValueError(f"{folder} holds no records of responses that moved (records_dir, several steps per rollout)")
     length, variation = (torch.tensor(records[c].to_numpy("float64")) for c in ("length", "quadratic_variation"))
     low, high, _ = band.edges(length, variation)
     outside = ~records.log_ratio.between(low.numpy(), high.numpy())

@@ -69,7 +69,7 @@ def keep_loss_settings(config: DictConfig) -> None:
     try:
         fspo_verl.preflight.loss_history.keep(config)
     except OSError as error:
-        logger.warning("if this run is resumed with another loss, nobody will tell: %s", error)
+        logger.warning("if this run is resumed with another loss, no warning will follow: %s", error)
 
 
 def install() -> None:
@@ -77,8 +77,8 @@ def install() -> None:
 
     verl (0.9.1) offers no hook between Hydra's composition and ``ray.init``. ``auto_set_device(config)`` is the first
     function of verl to which the mains (main_ppo, fully-async, one-step-off) hand the whole config, so it is wrapped. A
-    config that never selected this package's group passes here too, which is how a setting that would train another
-    loss without a word is caught.
+    config that never selected this package's group passes here too, so that a setting that would silently train another
+    loss is caught.
     """
     auto_set_device = verl.utils.device.auto_set_device
 

@@ -3,7 +3,6 @@
 """The numbers of a report: what is computed from the records and the metrics of each run, with intervals."""
 
 import dataclasses
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +18,9 @@ from fspo_verl.analysis.runs import Run, config_differences, live_clip_rates
 from fspo_verl.band import Band
 from fspo_verl.clips import CLIPS, MATCHED_RATE, of_run
 from fspo_verl.observe import noise
+from fspo_verl.observe.metrics import NAMES
 from fspo_verl.observe.noise import Noise
+from fspo_verl.observe.settings import RunSettings
 
 DRAWS, _WINDOW_DRAWS = 400, 100  # of resampling and of chance
 _WINDOWS, _WINDOW_ROWS = 12, 1000  # windows of steps: at most so many, of so many rows or more
@@ -85,7 +86,7 @@ def analyse(run: Run, edges: np.ndarray, rng: np.random.Generator) -> Analysis |
     z = (moved.log_ratio + moved.quadratic_variation / 2) / np.sqrt(moved.quadratic_variation)
     return Analysis(
         run=run,
-        band=band_of(run.settings),
+        band=run.settings and run.settings.trained_band,
         total=_overall(counted.length, counted.clipped, clusters, edges),
         rates=rates,
         lre=lre,
@@ -104,23 +105,13 @@ def analyse(run: Run, edges: np.ndarray, rng: np.random.Generator) -> Analysis |
 def noise_of(run: Run) -> Noise | None:
     """The numerical noise in a run's records, or else in its live metrics; None where neither shows any."""
     if len(run.records):
-        return noise.of_records(run.records, run.settings, band_of(run.settings))
+        return noise.of_records(run.records, run.settings, run.settings and run.settings.trained_band)
     return noise.of_metrics(run.metrics)
 
 
-def band_of(settings: dict | None) -> Band | None:
-    """The band on S with which a run trained; GSPO's range of the mean ratio is one. None for any other loss."""
-    if settings is None:
-        return None
-    if settings["loss"] == "gspo":
-        low, high = -math.log1p(-settings["clip_ratio_low"]), math.log1p(settings["clip_ratio_high"])
-        return Band(eps_low=low, eps_high=high, eps_dual=None, length_power=1.0)
-    return None if settings["band"] is None else Band(**settings["band"])
-
-
-def clip_of(settings: dict | None) -> str | None:
+def clip_of(settings: RunSettings | None) -> str | None:
     """The name in :data:`fspo_verl.clips.CLIPS` of the clip with the shape of a run's, if there is one."""
-    return None if settings is None else of_run(settings["loss"], band_of(settings))
+    return None if settings is None else of_run(settings.loss, settings.trained_band)
 
 
 def live_rates(run: Run, rng: np.random.Generator) -> pd.DataFrame:
@@ -130,7 +121,7 @@ def live_rates(run: Run, rng: np.random.Generator) -> pd.DataFrame:
     behind a step's rate is not logged.
     """
     rows = []
-    longest = run.metrics.get("response_length/max", pd.Series(dtype=float)).max()
+    longest = run.metrics.reindex(columns=NAMES["longest"]).max().item()
     for low, part in live_clip_rates(run.metrics).groupby("low"):
         part = part[part.responses > 0]
         if len(part):
@@ -144,8 +135,8 @@ def live_rates(run: Run, rng: np.random.Generator) -> pd.DataFrame:
 
 def live_steps(run: Run) -> pd.DataFrame:
     """σ and drift of every step from a run's metrics, over all its rows: columns step, sigma, drift."""
-    names = {"sigma": "actor/fspo/sigma_squared", "drift": "actor/fspo/log_ratio_per_token"}
-    table = run.metrics.reindex(columns=list(names.values())).set_axis(list(names), axis=1).dropna(how="all")
+    names = [*NAMES["sigma_squared"], *NAMES["drift"]]
+    table = run.metrics.reindex(columns=names).set_axis(["sigma", "drift"], axis=1).dropna(how="all")
     return table.assign(sigma=np.sqrt(table.sigma)).reset_index()
 
 
@@ -185,7 +176,8 @@ def steps(run: Run) -> int:
 
 
 def _summary(run: Run, a: Analysis | None) -> dict:
-    row = {"run": run.name, "loss": (run.settings or {}).get("loss"), "steps": steps(run), "records": len(run.records)}
+    row = {"run": run.name, "loss": run.settings and run.settings.loss}
+    row |= {"steps": steps(run), "records": len(run.records)}
     if (found := noise_of(run)) is not None:
         row |= {"noise_n": found.responses, "noise_sigma": found.sigma, "noise_outside": found.outside}
     if a is None:

@@ -36,13 +36,14 @@ from fspo_verl.band import Band
 from fspo_verl.clips import CLIPS, MATCHED_RATE, WEIGHTS, Style
 from fspo_verl.files import write_whole
 from fspo_verl.observe import noise
+from fspo_verl.observe.metrics import NAMES
 from fspo_verl.observe.noise import Noise
+from fspo_verl.observe.settings import RunSettings
 from fspo_verl.report import figures
 from fspo_verl.report.figures import Rates, Scatter, Series
 from fspo_verl.report.numbers import (
     Analysis,
     analyse,
-    band_of,
     clip_of,
     live_rates,
     live_steps,
@@ -59,18 +60,20 @@ _DASH = "–"
 
 # Panels of the training curves: title, and metrics with their units, of which the first counts that all runs log.
 _CURVES = [
-    ("reward", {"critic/score/mean": "mean", "critic/rewards/mean": "mean"}),
-    ("response length", {"response_length/mean": "mean (tokens)"}),
-    ("entropy", {"actor/entropy": "nats per token", "actor/entropy_loss": "nats per token"}),
+    ("reward", dict.fromkeys((*NAMES["reward"], "critic/rewards/mean"), "mean")),
+    ("response length", dict.fromkeys(NAMES["response_length"], "mean (tokens)")),
+    ("entropy", dict.fromkeys(NAMES["entropy"], "nats per token")),
     (
         "clipped",
-        {
-            "fspo/clip_rate/all": "share of responses, A ≠ 0",
-            "actor/fspo/clip_fraction": "share of all responses",
-            "actor/pg_clipfrac": "share of tokens",
-        },
+        dict(
+            zip(
+                ("fspo/clip_rate/all", *NAMES["clip_fraction"]),
+                ("share of responses, A ≠ 0", "share of all responses", "share of tokens"),
+                strict=True,
+            )
+        ),
     ),
-    ("gradient norm", {"actor/grad_norm": "before clipping"}),
+    ("gradient norm", dict.fromkeys(NAMES["grad_norm"], "before clipping")),
 ]
 
 
@@ -252,7 +255,7 @@ def _beyond_chance(a: Analysis) -> bool:
 def _reference(analyses: Sequence[Analysis]) -> Analysis | None:
     """The run on whose responses clips are compared: the first of fspo, or else the first."""
     matched = [a for a in analyses if a.matched is not None]
-    return next((a for a in matched if a.run.settings["loss"] == "fspo"), matched[0] if matched else None)
+    return next((a for a in matched if a.run.settings.loss == "fspo"), matched[0] if matched else None)
 
 
 # --- sections --------------------------------------------------------------------------------------------------------
@@ -420,7 +423,7 @@ def missing(runs: Sequence[Run], analyses: Sequence[Analysis]) -> list[str]:
         records = run.records
         if records.empty:
             how = f"Train with {RECORDS_DIR}=DIR"
-            if (run.settings or {}).get("loss") != "fspo":
+            if run.settings is None or run.settings.loss != "fspo":
                 how += " and +algorithm.policy_loss=observed (algorithm.policy_loss=gspo and grpo include it)"
             notes.append(
                 f"{run.name}: no records, so no clip rates with their numbers of responses, no comparison of clips and "
@@ -459,14 +462,14 @@ def missing(runs: Sequence[Run], analyses: Sequence[Analysis]) -> list[str]:
 def _settings_table(runs: Sequence[Run]) -> Table:
     rows = []
     for run in runs:
-        settings, length = run.settings or {}, run.records.length
+        settings, length = run.settings, run.records.length
+        versions = settings.versions.items() if settings else ()
         rows.append(
             {
                 "run": run.name,
-                "loss": settings.get("loss", _DASH),
+                "loss": settings.loss if settings else _DASH,
                 "clip": _clip_text(settings),
-                "versions": ", ".join(f"{name} {version}" for name, version in settings.get("versions", {}).items())
-                or _DASH,
+                "versions": ", ".join(f"{name} {version}" for name, version in versions) or _DASH,
                 "steps": f"{steps(run):,}",
                 "responses": f"{run.records.attrs['rows']:,}",
                 "shortest, median, longest": (
@@ -492,12 +495,12 @@ def _results_table(analyses: Sequence[Analysis]) -> Table:
     return Table("What its clip did", pd.DataFrame(rows))
 
 
-def _clip_text(settings: dict) -> str:
-    if settings.get("band"):
-        return Band(**settings["band"]).describe()
-    if settings.get("clip_ratio_low") is None:
+def _clip_text(settings: RunSettings | None) -> str:
+    if settings is not None and settings.band is not None:
+        return settings.band.describe()
+    if settings is None or settings.clip_ratio_low is None:
         return _DASH
-    return f"ratio from 1 − {settings['clip_ratio_low']:g} to 1 + {settings['clip_ratio_high']:g}"
+    return f"ratio from 1 − {settings.clip_ratio_low:g} to 1 + {settings.clip_ratio_high:g}"
 
 
 def _clip_series(counterfactuals: Counterfactuals, headline: bool = False) -> list[Series]:
@@ -601,7 +604,7 @@ def _clip_sentence(a: Analysis) -> str:
 
 
 def _noise_sentence(run: Run, found: Noise) -> str:
-    band = band_of(run.settings)
+    band = run.settings and run.settings.trained_band
     outside = "" if math.isnan(found.outside) else f", {found.outside:.1%} of them outside its band"
     warning = None if band is None else noise.warning(found, band)
     return (

@@ -20,6 +20,7 @@ from fspo_verl.analysis.counterfactuals import Counterfactuals, counterfactuals
 from fspo_verl.analysis.law import LawOfS, law_of_s
 from fspo_verl.analysis.resampling import Estimate
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, Style
+from fspo_verl.files import between, markdown_table
 from fspo_verl.observe.records import read_records
 from fspo_verl.report import figures
 from fspo_verl.report.figures import GREY, Series
@@ -206,8 +207,7 @@ def matched(records: pd.DataFrame, edges, catalogue=CLIPS) -> Counterfactuals:
 
 
 def _markdown(frame: pd.DataFrame) -> str:
-    lines = [list(frame.columns), ["---"] * frame.shape[1], *frame.astype(str).to_numpy().tolist()]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(list(frame.columns), frame.astype(str).to_numpy().tolist())
 
 
 def _interval(estimate: Sequence[float], form: str = ".2f") -> str:
@@ -504,11 +504,7 @@ def filled(page: str, blocks: dict[str, str]) -> str:
     if named != set(blocks):
         raise ValueError(f"the page has marks for {sorted(named)}, the tables are {sorted(blocks)}")
     for name, text in blocks.items():
-        begin, end = _BEGIN.format(name), _END.format(name)
-        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-        if len(pattern.findall(page)) != 1:
-            raise ValueError(f"the page needs {begin!r} and {end!r} once each")
-        page = pattern.sub(lambda _, block=f"{begin}\n\n{text}\n\n{end}": block, page)
+        page = between(page, _BEGIN.format(name), _END.format(name), text)
     return page
 
 

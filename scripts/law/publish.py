@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Token log-probabilities, old and new, as records of fspo-verl and as a table of sums by position."""
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from fspo_verl.band import Band
 from fspo_verl.loss import fspo_loss
 from fspo_verl.observe.columns import loss_columns, to_numpy, token_columns
 from fspo_verl.observe.records import RecordWriter
+from fspo_verl.observe.settings import RunSettings
 
 POSITIONS = "positions.parquet"
 SETTINGS = "law.json"
@@ -33,8 +33,7 @@ def write_cell(folder: Path, rows: Sequence[Row]) -> int:
     """
     for file in [*folder.glob("step-*.parquet"), folder / POSITIONS]:
         file.unlink(missing_ok=True)
-    settings = {"loss": "fspo", "band": {field.name: getattr(Band(), field.name) for field in dataclasses.fields(Band)}}
-    writer = RecordWriter(folder, json.dumps(settings))
+    writer = RecordWriter(folder, json.dumps(RunSettings("fspo", Band()).to_json()))
     rows = sorted(rows, key=lambda row: (row[2], len(row[3]), row[0]))
     for start in range(0, len(rows), _BATCH):
         for steps in sorted({row[2] for row in rows[start : start + _BATCH]}):

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
 import report  # noqa: E402
 
 from fspo_verl.analysis import runs  # noqa: E402
+from fspo_verl.files import between  # noqa: E402
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BEGIN, END = "<!-- begin of what `scripts/real/table.py` writes -->", "<!-- end of what it writes -->"
@@ -65,12 +66,6 @@ def table(kept: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def with_table(page: str, kept: list[dict]) -> str:
-    """The page with its table exchanged."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{table(kept)}\n\n{END}{rest.partition(END)[2]}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path, metavar="RUN", help="folder of a finished run")
@@ -79,7 +74,7 @@ def main() -> None:
     if args.folders:
         file.write_text(json.dumps([read(folder) for folder in args.folders], indent=1) + "\n")
     kept = json.loads(file.read_text()) if file.exists() else []
-    page.write_text(with_table(page.read_text(), kept))
+    page.write_text(between(page.read_text(), BEGIN, END, table(kept)))
     print(table(kept))
 
 

@@ -11,16 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fspo_verl.analysis import runs
+from fspo_verl.observe.metrics import NAMES
 from fspo_verl.report import figures
 
-# verl's metric names. Losses report what they clip under different names; the first that is there counts.
-COLUMNS = {
-    "reward": ["critic/score/mean"],
-    "clip_fraction": ["actor/fspo/clip_fraction", "actor/pg_clipfrac"],
-    "shortest": ["response_length/min"],
-    "longest": ["response_length/max"],
-    "seconds": ["timing_s/step"],
-}
+COLUMNS = {key: NAMES[key] for key in ("reward", "clip_fraction", "shortest", "longest", "seconds")}
 ACCURACY = re.compile(r"val-core/[^/]+/acc/mean@1")  # the data set's name is in between
 EDGE = 3  # steps at each end of a run whose mean reward is shown, if there are as many
 

@@ -128,7 +128,7 @@ def test_whole_run(tmp_path):
     assert run.metrics.a.to_dict() == {1: 1}
     assert run.config["actor_rollout_ref"]["actor"]["optim"]["lr"] == 1e-6
     assert run.overrides == ["data.seed=3"]
-    assert len(run.records) == 3 and run.settings["loss"] == "gspo"  # as the records say, which know what was trained
+    assert len(run.records) == 3 and run.settings.loss == "gspo"  # as the records say, which know what was trained
 
 
 def test_records_elsewhere(tmp_path):
@@ -139,7 +139,7 @@ def test_records_elsewhere(tmp_path):
     write_config(tmp_path / "b", section % "${oc.env:SET_WHERE_IT_TRAINED}/records")
     run = runs.read_run(tmp_path / "b", "b")
     assert run.records.empty and list(run.records.columns) == list(COLUMNS)
-    assert run.settings["loss"] == "fspo"
+    assert run.settings.loss == "fspo"
 
 
 def test_one_file_is_a_run(tmp_path):

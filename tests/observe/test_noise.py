@@ -26,6 +26,7 @@ from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.observe import noise
 from fspo_verl.observe.records import read_records
+from fspo_verl.observe.settings import RunSettings
 from fspo_verl.preflight import doctor
 from fspo_verl.report import page
 from fspo_verl.report.numbers import noise_of
@@ -57,8 +58,7 @@ def test_live_metrics_and_records_agree_however_the_batch_is_cut(
     # verl logs means over the rows of a step, which hold two mini-batches.
     logged = pd.DataFrame([{f"actor/fspo/{name}": np.mean(value) for name, value in values.items()}])
     live = noise.of_metrics(logged)
-    band = Band(**records.attrs["settings"]["band"]) if loss == "fspo" else None
-    recorded = noise.of_records(records, records.attrs["settings"], band)
+    recorded = noise.of_records(records, records.attrs["settings"], records.attrs["settings"].band)
     assert recorded.sigma == pytest.approx(np.sqrt((first.quadratic_variation / first.length).mean()), rel=1e-6)
     assert live.sigma == pytest.approx(recorded.sigma, rel=1e-6)
     if loss == "fspo":
@@ -80,7 +80,8 @@ def test_log_probs_of_the_rollout_engine_are_not_called_noise(counted_ppo_loss, 
 
 
 def test_outside_verls_ppo_loss_nothing_is_known():
-    assert not fspo_verl.register._is_unmoved(actor_config(policy_loss=FSPOPolicyLossConfig()))
+    config = actor_config(policy_loss=FSPOPolicyLossConfig())
+    assert not fspo_verl.register._is_unmoved(config, fspo_verl.observe.microbatch.current())
 
 
 @pytest.mark.parametrize(
@@ -259,18 +260,18 @@ def test_the_doctor_judges_eps_by_the_unmoved_responses_of_records(monkeypatch, 
         return table if columns is None else table[columns]
 
     monkeypatch.setattr(fspo_verl.observe.records, "read_records", records)
-    settings = {}
+    settings = RunSettings("fspo")
     assert "eps_below_noise" in found(diagnose("--records", str(tmp_path), SELECT, capsys=capsys)[1])
     wide = [f"{POLICY_LOSS}.eps_{side}=0.1" for side in ("low", "high")] + [f"{POLICY_LOSS}.eps_dual=0.3"]
     assert found(diagnose("--records", str(tmp_path), SELECT, *wide, capsys=capsys)[1]) == {}
-    settings = {"old_log_probs_from_rollout": True}
+    settings = RunSettings("fspo", old_log_probs_from_rollout=True)
     assert "eps_below_noise" not in found(diagnose("--records", str(tmp_path), SELECT, capsys=capsys)[1])
 
 
 @pytest.mark.parametrize(("sigma", "warned"), [(0.03, True), (1e-6, False)])
 def test_calibrate_and_report_tell_the_noise(sigma, warned, tmp_path):
     records = noisy(sigma)
-    records.attrs = {"settings": {"loss": "fspo", "band": {"eps_low": 0.03, "eps_high": 0.03}}, "rows": len(records)}
+    records.attrs = {"settings": RunSettings("fspo", Band()), "rows": len(records)}
     run = Run("run", tmp_path, pd.DataFrame(), records, None, [])
     calibration = calibrate.calibrate(records, 0.1, np.random.default_rng(0))
     text = calibration.text(run)

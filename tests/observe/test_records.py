@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import verl
 from test_policy_loss import CUTS, MiniBatch, actor_config, padded_batch
 from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch, register
 from verl.trainer.distillation import losses as distillation
@@ -29,10 +30,10 @@ from verl.workers.utils.losses import ppo_loss
 
 import fspo_verl.register
 from fspo_verl import clips
-from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.observe import microbatch
 from fspo_verl.observe.records import COLUMNS, RecordWriter, read_records, record_files, run_name, step_of
+from fspo_verl.observe.settings import RunSettings
 
 SETTINGS = json.dumps({"loss": "fspo", "run": "../checkpoints"})
 
@@ -147,9 +148,10 @@ def test_metrics_equal_what_the_records_give(counted_ppo_loss, writers, tmp_path
         assert np.sum(values[name]) == pytest.approx(column.sum(), rel=1e-5), name
 
     settings = records.attrs["settings"]
-    assert settings["loss"] == loss and settings["clip_ratio_low"] == 3e-4 and settings["run"] == "checkpoints"
+    assert (settings.loss, settings.clip_ratio_low, settings.run) == (loss, 3e-4, "checkpoints")
+    assert settings.versions["verl"] == verl.__version__ and not settings.old_log_probs_from_rollout
     if loss == "fspo":
-        band = Band(**settings["band"])
+        band = settings.band
         assert (band.eps_low, band.eps_high, band.eps_dual) == (0.05, 0.04, 0.09)
         outside = np.sum(values["outside_band_fraction"])
         scale = np.sqrt(records.length)
@@ -393,7 +395,7 @@ def test_a_bad_file_is_named_and_the_others_are_read(tmp_path, fault, max_rows):
     with pytest.warns(UserWarning, match="step-000002-rank-0000.parquet is left out") as warned:
         records = read_records(tmp_path, max_rows=max_rows)
     assert words in str(warned[0].message) and len(warned) == 1
-    assert records.attrs["rows"] == 8 and records.attrs["settings"]["loss"] == "fspo"
+    assert records.attrs["rows"] == 8 and records.attrs["settings"].loss == "fspo"
     assert set(records.step) <= {1, 3} and (max_rows or len(records) == 8)
 
 
@@ -416,7 +418,7 @@ def test_a_band_of_a_later_version_is_said_and_the_records_are_read(tmp_path, ba
     write(tmp_path, [1], settings=json.dumps({"loss": "fspo", "band": band}))
     with pytest.warns(UserWarning, match=f"{tmp_path} was recorded with a band that this version .*--upgrade"):
         records = read_records(tmp_path)
-    assert len(records) == 4 and records.attrs["settings"] == {"loss": "fspo", "band": None}
+    assert len(records) == 4 and records.attrs["settings"] == RunSettings("fspo")
 
 
 def test_records_of_two_losses_in_one_folder_are_a_warning(tmp_path):

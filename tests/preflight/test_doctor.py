@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import verl  # noqa: F401  loads the plugin, as a launch does
 from hydra.core.hydra_config import HydraConfig
 from hypothesis import given
 from hypothesis import strategies as st
@@ -398,7 +399,7 @@ def test_eps_is_judged_by_records(tmp_path, capsys):
 
 def test_records_of_a_run_that_never_moved_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no records of responses that moved"):
-        doctor._outside_recorded(Band(), tmp_path)
+        doctor._recorded(tmp_path)
 
 
 # --- the plan --------------------------------------------------------------------------------------------------------

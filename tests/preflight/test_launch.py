@@ -332,7 +332,7 @@ def start(folder: Path, *overrides: str, latest: int | None = None, mode: str = 
     return [str(finding) for finding in found if finding.check in ("changed_on_resume", "unknown_before_resume")]
 
 
-def test_a_loss_that_changes_at_a_resume_is_said_aloud(tmp_path):
+def test_a_loss_that_changes_at_a_resume_is_a_warning(tmp_path):
     fspo, wider = "+algorithm.policy_loss=fspo", f"{POLICY_LOSS}.eps_high=0.05"
     assert start(tmp_path / "run", fspo) == []
     assert start(tmp_path / "run", fspo, latest=20) == []
@@ -373,7 +373,7 @@ def test_the_step_of_a_checkpoint_that_is_named_by_its_path(path, step):
     assert loss_history.point(OmegaConf.create({"trainer": trainer})) == (Path("/run"), step)
 
 
-def test_a_resume_that_forgets_the_loss_is_said_aloud(tmp_path):
+def test_a_resume_that_forgets_the_loss_is_a_warning(tmp_path):
     assert start(tmp_path / "run", "+algorithm.policy_loss=fspo") == []
     (said,) = start(tmp_path / "run", latest=20)
     assert f"{POLICY_LOSS}.loss_mode=vanilla (until then fspo)" in said
@@ -409,4 +409,4 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog):
                 "+algorithm.policy_loss=fspo", "trainer.save_freq=20", f"trainer.default_local_dir={tmp_path}/file/run"
             )
         )
-    assert "resumed with another loss, nobody will tell" in caplog.text
+    assert "resumed with another loss, no warning will follow" in caplog.text

@@ -21,6 +21,7 @@ from fspo_verl.analysis import clip_rates, resampling, runs
 from fspo_verl.analysis.law import law_of_s
 from fspo_verl.band import Band
 from fspo_verl.clips import CLIPS, MATCHED_RATE, WEIGHTS, BandClip, TokenClip
+from fspo_verl.observe.settings import RunSettings
 from fspo_verl.report import figures, numbers, page
 
 BINS, DRAWS = 5, 20
@@ -325,7 +326,8 @@ def build(monkeypatch):
 
 def run_of(name, records=None, loss="fspo", metrics=None, config=None):
     frame = synthetic_run.records(np.random.default_rng(0), loss, **SMALL) if records is None else records
-    frame.attrs = {"settings": synthetic_run.settings(loss) if len(frame) else None, "rows": len(frame)}
+    settings = RunSettings.from_json(synthetic_run.settings(loss)) if len(frame) else None
+    frame.attrs = {"settings": settings, "rows": len(frame)}
     metrics = pd.DataFrame(index=pd.Index([], dtype=int, name="step")) if metrics is None else metrics
     return runs.Run(name, Path(name), metrics, frame, config, [])
 
@@ -446,25 +448,27 @@ def test_interval_without_width():
     [
         (None, None, None),
         ({"loss": "vanilla", "band": None}, "grpo", None),
-        ({"loss": "sapo", "band": None}, None, None),
+        ({"loss": "sapo"}, None, None),
         ({"loss": "fspo", "band": {"eps_low": 0.02}}, "fspo", Band(eps_low=0.02)),
         ({"loss": "fspo", "band": {"length_power": 0.0}}, "rloo", Band(length_power=0.0)),
         ({"loss": "fspo", "band": {"band_center": "realized"}}, "fspo_centered", Band(band_center="realized")),
-        ({"loss": "fspo", "band": {"length_power": 0.25}}, None, Band(length_power=0.25)),
+        ({"loss": "fspo", "band": {"length_power": 0.25}, "of_2030": 1}, None, Band(length_power=0.25)),
     ],
 )
 def test_method_and_band_of_a_run(settings, method, band):
+    settings = settings and RunSettings.from_json(settings)
     assert numbers.clip_of(settings) == method
-    assert numbers.band_of(settings) == band
+    assert (settings and settings.trained_band) == band
+    assert settings is None or RunSettings.from_json(settings.to_json()) == settings
 
 
 def test_gspo_clips_the_mean_log_ratio():
-    settings = synthetic_run.settings("gspo")
+    settings = RunSettings.from_json(synthetic_run.settings("gspo"))
     records = synthetic_run.records(np.random.default_rng(0), "gspo", **SMALL)
-    band = numbers.band_of(settings)
+    band = settings.trained_band
     assert numbers.clip_of(settings) == "gspo"
     ratio = np.exp(records.log_ratio / records.length)
-    outside = (ratio > 1 + settings["clip_ratio_high"]) | (ratio < 1 - settings["clip_ratio_low"])
+    outside = (ratio > 1 + settings.clip_ratio_high) | (ratio < 1 - settings.clip_ratio_low)
     np.testing.assert_array_equal(BandClip("mine", "", band).outside(records), outside)
 
 

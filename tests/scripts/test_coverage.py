@@ -15,10 +15,13 @@ sys.path.insert(0, str(SCRIPT.parent))
 
 import simulate_coverage  # noqa: E402
 
+from fspo_verl.files import between  # noqa: E402
+
 
 def test_the_published_table_is_that_of_the_published_numbers():
     page, result = (ROOT / "docs/coverage.md").read_text(), json.loads((ROOT / "docs/coverage.json").read_text())
-    assert simulate_coverage.with_table(page, result) == page
+    text = simulate_coverage.table(result)
+    assert between(page, simulate_coverage.BEGIN, simulate_coverage.END, text) == page
     assert [row["scenario"] for row in result["rows"]] == list(simulate_coverage.SCENARIOS)
     assert [row["settings"] for row in result["rows"]] == list(simulate_coverage.SCENARIOS.values())
 
@@ -40,6 +43,12 @@ def test_a_small_simulation_writes_numbers_and_table(tmp_path):
         and "an earlier table" not in page
         and "| few data | 6 x 8 x 8" in page
     )
+
+
+@pytest.mark.parametrize("script", ["simulate_coverage", "predict_halves"])
+def test_help_needs_no_installed_package(script):
+    command = [sys.executable, "-I", "-S", ROOT / f"scripts/{script}.py", "--help"]
+    assert subprocess.run(command, capture_output=True).returncode == 0
 
 
 def test_runs_that_cannot_be_are_refused():

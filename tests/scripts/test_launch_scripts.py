@@ -137,7 +137,7 @@ def test_the_arguments_of_a_script_train(script, loss, disagreement, task, tmp_p
     # At each step the policy starts where the rollout left it (up to rounding) and moves with every mini-batch.
     moved = records.groupby(["step", "mini_batch"]).quadratic_variation.max().unstack()
     assert (moved[0] < 1e-9).all() and (moved[3] > 1e-7).all()
-    assert records.attrs["settings"]["loss"] == loss
+    assert records.attrs["settings"].loss == loss
 
 
 @pytest.mark.long

@@ -21,6 +21,7 @@ from hydra import compose, initialize_config_module
 from real_experiment import RealExperiment, launch
 
 from fspo_verl.analysis.runs import metric_files, read_metrics
+from fspo_verl.files import between
 from fspo_verl.observe.records import read_records
 
 real = pytest.mark.real
@@ -91,7 +92,8 @@ def test_a_gpus_launch_composes():
 
 def test_the_published_table_is_that_of_the_published_numbers():
     page, kept = (ROOT / "docs/real_model.md").read_text(), ROOT / "docs/real_model.json"
-    assert table.with_table(page, json.loads(kept.read_text()) if kept.exists() else []) == page
+    text = table.table(json.loads(kept.read_text()) if kept.exists() else [])
+    assert between(page, table.BEGIN, table.END, text) == page
 
 
 def test_a_finished_run_becomes_a_column_and_an_unfinished_one_is_named(tmp_path):
@@ -111,8 +113,7 @@ def test_a_finished_run_becomes_a_column_and_an_unfinished_one_is_named(tmp_path
     (run / "metrics-2.jsonl").touch()  # it was interrupted
     kept = [table.read(tmp_path / f"fspo-hf-seed{seed}") for seed in (0, 1)]
     assert [row["reward"] for row in kept[0]["steps"]] == [0.1, 0.2] and kept[0]["steps"][1]["accuracy"] == 0.5
-    page = table.with_table(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n", kept)
-    assert page.startswith("before\n") and page.endswith("\nafter\n") and "old" not in page
+    page = table.table(kept)
     assert "| | `fspo-hf-seed0` | `fspo-hf-seed1` |" in page and "| held-out accuracy after | 0.250 | 0.250 |" in page
     assert "| minutes, installation and start-up included | 1.5 | – |" in page and "| steps | 2 | 2 |" in page
     with pytest.raises(SystemExit, match="holds no finished run"):

@@ -1,0 +1,55 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of a run: which loss trained, and with which clip. Records carry them as JSON, from writer to report."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from fspo_verl.band import Band
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What a run trained with. A record file may lack all but the loss, as older versions and other writers do."""
+
+    loss: str
+    """verl's ``loss_mode``; of the loss ``observed`` the one that trained."""
+
+    band: Band | None = None
+    """None for a loss without one, and where this version does not know it."""
+
+    clip_ratio_low: float | None = None
+    clip_ratio_high: float | None = None
+    clip_ratio_c: float | None = None
+
+    run: str | None = None
+    """See :func:`fspo_verl.observe.records.run_name`."""
+
+    old_log_probs_from_rollout: bool = False
+    """Bypass mode: the old log-probs are those of the rollout engine."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def trained_band(self) -> Band | None:
+        """The band on S that trained; GSPO's range of the mean ratio is one. None for any other loss."""
+        if self.loss == "gspo":
+            low, high = -math.log1p(-self.clip_ratio_low), math.log1p(self.clip_ratio_high)
+            return Band(eps_low=low, eps_high=high, eps_dual=None, length_power=1.0)
+        return self.band
+
+    def to_json(self) -> dict:
+        """Plain values by field."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {"band": self.band and self.band.values()}
+
+    @staticmethod
+    def from_json(data: Mapping) -> "RunSettings":
+        """The inverse of :meth:`to_json`; keys of later versions are left out.
+
+        Raises:
+            TypeError, ValueError: the band has fields or values that this version does not know.
+        """
+        known = {field.name: data[field.name] for field in fields(RunSettings) if field.name in data}
+        return RunSettings(**known | {"band": Band(**band) if (band := data.get("band")) else None})
