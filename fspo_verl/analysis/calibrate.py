@@ -424,8 +424,7 @@ def _unmoved_share(metrics: pd.DataFrame, config: dict | None) -> pd.Series | No
 
 
 def _text(result: Calibration, run: Run) -> str:
-    law, chosen = result.law, result.fits[result.recommended]
-    loss = run.settings.loss if run.settings else "loss not known"
+    chosen = result.fits[result.recommended]
     lines = [
         *_wrap(f"{run.name}: recommended is {chosen.name}, which clips {result.target:g} on each side"),
         "",
@@ -451,33 +450,10 @@ def _text(result: Calibration, run: Run) -> str:
         *_mini_batches(result.fits),
         "",
         "Responses",
-        *_rows(
-            [
-                (
-                    "responses",
-                    f"{result.responses:,} with an advantage, of {result.prompts:,} prompts in {result.steps:,} steps",
-                ),
-                ("length", f"{result.shortest:,} to {result.longest:,} tokens"),
-                ("moved", f"{result.moved:.1%} of them; the others are on the policy and cannot be clipped"),
-                ("clip rate", f"{result.clip_rate:.3f} in this run ({loss})"),
-            ]
-        ),
+        *_rows(_response_rows(result, run)),
         "",
         "Log-ratio S of a response with L tokens; Q is the sum of its squared token log-ratios",
-        *_rows(
-            [
-                ("sigma", f"{_interval(law.sigma, '.3g')} per token"),
-                ("numerical noise", _noise_text(result.noise)),
-                ("sigma*sqrt(L)", _spread_text(result.spread)),
-                ("kappa", f"{_interval(law.kappa, '.2f')}   0: S does not drift, 1: it drifts by -Q/2"),
-                ("edge ~ L^p", f"p = {_interval(result.power['both'], '.2f')}   {_powers(result.power)}"),
-                ("std(S) ~ L^p", f"p = {_interval(law.std_slope, '.2f')}   a width of sqrt(L) assumes 0.5"),
-                ("Var(S)", "a + b L + c L^2:"),
-                *((f"  {name}", _interval(term, ".2g")) for name, term in zip("abc", law.variance_law, strict=True)),
-                ("last 4 tokens", f"{_interval(law.last_share, '.2f')} of Q"),
-                ("top 1% of tokens", f"{_interval(law.top_share, '.2f')} of Q: where most, S has heavy tails"),
-            ]
-        ),
+        *_rows(_law_rows(result)),
         "",
         *_wrap(
             "A band is named by its width and, unless that is 0, its centre. Clip rate: over both sides and the dual "
@@ -492,6 +468,35 @@ def _text(result: Calibration, run: Run) -> str:
         if found.band and found is not chosen:
             lines += ["", f"{found.name}:", *_paste(overrides(found.band), run)]
     return "\n".join(lines)
+
+
+def _response_rows(result: Calibration, run: Run) -> list[tuple[str, str]]:
+    loss = run.settings.loss if run.settings else "loss not known"
+    return [
+        (
+            "responses",
+            f"{result.responses:,} with an advantage, of {result.prompts:,} prompts in {result.steps:,} steps",
+        ),
+        ("length", f"{result.shortest:,} to {result.longest:,} tokens"),
+        ("moved", f"{result.moved:.1%} of them; the others are on the policy and cannot be clipped"),
+        ("clip rate", f"{result.clip_rate:.3f} in this run ({loss})"),
+    ]
+
+
+def _law_rows(result: Calibration) -> list[tuple[str, str]]:
+    law = result.law
+    return [
+        ("sigma", f"{_interval(law.sigma, '.3g')} per token"),
+        ("numerical noise", _noise_text(result.noise)),
+        ("sigma*sqrt(L)", _spread_text(result.spread)),
+        ("kappa", f"{_interval(law.kappa, '.2f')}   0: S does not drift, 1: it drifts by -Q/2"),
+        ("edge ~ L^p", f"p = {_interval(result.power['both'], '.2f')}   {_powers(result.power)}"),
+        ("std(S) ~ L^p", f"p = {_interval(law.std_slope, '.2f')}   a width of sqrt(L) assumes 0.5"),
+        ("Var(S)", "a + b L + c L^2:"),
+        *((f"  {name}", _interval(term, ".2g")) for name, term in zip("abc", law.variance_law, strict=True)),
+        ("last 4 tokens", f"{_interval(law.last_share, '.2f')} of Q"),
+        ("top 1% of tokens", f"{_interval(law.top_share, '.2f')} of Q: where most, S has heavy tails"),
+    ]
 
 
 def _powers(power: dict[str, Estimate]) -> str:
