@@ -7,8 +7,8 @@
     J = mean_i min(w_i A_i, clip(w_i) A_i)             with S clipped to [c − eps_low·s, c + eps_high·s], s = √L
 
 The loss of a sequence here is the sum of its L token terms: L times −w·A in value, and exactly its gradient. The
-aggregation mode that the packaged config sets (seq-mean-token-sum-norm) takes the mean over sequences and divides by the
-longest allowed response: a gradient of −∇J over that length.
+aggregation mode that the packaged config sets (seq-mean-token-sum-norm) takes the mean over sequences and divides by
+the longest allowed response: a gradient of −∇J over that length.
 
 Source: FSPO, arXiv 2509.09177 (v2/v3: c = 0). The realised centre and width are derived here; see :class:`Band`.
 
