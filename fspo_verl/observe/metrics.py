@@ -37,6 +37,7 @@ NAMES = {
     "prompt_length": ("prompt_length/mean",),
     "tokens": ("perf/total_num_tokens",),
     "clip_fraction": (f"{PREFIX}clip_fraction", "actor/pg_clipfrac"),
+    "clip_rate": ("fspo/clip_rate/all",),
     "entropy": ("actor/entropy", "actor/entropy_loss"),
     "grad_norm": ("actor/grad_norm",),
     "loss": ("actor/pg_loss",),

@@ -25,7 +25,7 @@ ROWS = {
     f"reward, mean of the first {report.EDGE} steps": ("reward_first", "{:.2f}"),
     f"reward, mean of the last {report.EDGE} steps": ("reward_last", "{:.2f}"),
     "steps": ("steps", "{:d}"),
-    "responses clipped, median step": ("clip_fraction_median", "{:.1%}"),
+    "clip rate, median step": ("clip_rate_median", "{:.1%}"),
     "shortest response, tokens": ("shortest", "{:.0f}"),
     "longest response, tokens": ("longest", "{:.0f}"),
     "seconds per step, median": ("seconds_per_step", "{:.0f}"),

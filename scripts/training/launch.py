@@ -204,7 +204,8 @@ def _print_steps(rows: pd.DataFrame, steps: int) -> None:
     for step, row in rows.iterrows():
         line = f"  step {step:3d}/{steps}"
         if pd.notna(row.reward):  # step 0 is a validation only
-            line += f"  reward {row.reward:.2f}  clipped {row.clip_fraction:6.1%}  {row.seconds:5.1f} s"
+            rate = "     –" if pd.isna(row.clip_rate) else f"{row.clip_rate:6.1%}"  # no response has an advantage
+            line += f"  reward {row.reward:.2f}  clip rate {rate}  {row.seconds:5.1f} s"
         if pd.notna(row.accuracy):
             line += f"  validation accuracy {row.accuracy:.2f}"
         print(line, flush=True)

@@ -14,7 +14,7 @@ from fspo_verl.analysis import runs
 from fspo_verl.observe.metrics import NAMES
 from fspo_verl.report import figures
 
-COLUMNS = {key: NAMES[key] for key in ("reward", "clip_fraction", "shortest", "longest", "seconds")}
+COLUMNS = {key: NAMES[key] for key in ("reward", "clip_rate", "shortest", "longest", "seconds")}
 ACCURACY = re.compile(r"val-core/[^/]+/acc/mean@1")  # the data set's name is in between
 EDGE = 3  # steps at each end of a run whose mean reward is shown, if there are as many
 
@@ -39,7 +39,7 @@ def summarize(run: Path) -> dict[str, float]:
         "reward_last": reward.iloc[-edge:].mean(),
         "accuracy_before": accuracy.iloc[0],
         "accuracy_after": accuracy.iloc[-1],
-        "clip_fraction_median": metrics.clip_fraction.median(),
+        "clip_rate_median": metrics.clip_rate.median(),
         "shortest": metrics.shortest.min(),
         "longest": metrics.longest.max(),
         "seconds_per_step": metrics.seconds.median(),
@@ -47,7 +47,7 @@ def summarize(run: Path) -> dict[str, float]:
 
 
 def draw(run: Path, title: str) -> None:
-    """Draw reward, validation accuracy and clip fraction over the steps into ``run/progress.png``."""
+    """Draw reward, validation accuracy and clip rate over the steps into ``run/progress.png``."""
     metrics = read_metrics(runs.metric_files(run))
     accuracy = metrics.accuracy.dropna()
     gained = f"accuracy {accuracy.iloc[0]:.2f} → {accuracy.iloc[-1]:.2f} in {accuracy.index[-1]} steps ({title})"
@@ -63,8 +63,8 @@ def _progress(metrics: pd.DataFrame, title: str) -> Figure:
     upper.set_title(title, fontsize=11, fontweight="bold")
     upper.set(ylabel="right answers", ylim=(0, 1))
     upper.legend(loc="lower right")
-    lower.plot(metrics.clip_fraction.dropna(), color=figures.GREY, lw=1)
-    lower.set(xlabel="training step", ylabel="clip fraction", ylim=(0, None))
+    lower.plot(metrics.clip_rate.dropna(), color=figures.GREY, lw=1)
+    lower.set(xlabel="training step", ylabel="clip rate", ylim=(0, None))
     for axes in (upper, lower):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     lower.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -78,7 +78,7 @@ def show(summary: dict, run: Path) -> None:
         f"\nreward               {summary['reward_first']:.2f} at first, {summary['reward_last']:.2f} at last "
         f"(steps in each mean: {summary['edge_steps']:.0f})\n"
         f"validation accuracy  {summary['accuracy_before']:.2f} before, {summary['accuracy_after']:.2f} after\n"
-        f"clip fraction        {summary['clip_fraction_median']:.1%} (median over the steps)\n"
+        f"clip rate            {summary['clip_rate_median']:.1%} (median over the steps)\n"
         f"response lengths     {summary['shortest']:.0f} to {summary['longest']:.0f} tokens\n"
         f"time                 {times} ({summary['seconds_per_step']:.1f} s per step)\n"
         f"peak memory          {summary['peak_memory_gb']:.1f} GB, all processes\n"

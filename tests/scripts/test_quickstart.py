@@ -87,14 +87,14 @@ def record(step: int, **metrics) -> str:
 
 def test_metrics_of_several_attempts(tmp_path):
     first = [record(0, **{"val-core/ledger/acc/mean@1": 0.3})]
-    first += [record(step, **{"critic/score/mean": 0.4, "actor/pg_clipfrac": 0.1}) for step in (1, 2)]
-    second = [record(step, **{"critic/score/mean": 0.6, "actor/fspo/clip_fraction": 0.2}) for step in (2, 3)]
+    first += [record(step, **{"critic/score/mean": 0.4, "fspo/clip_rate/all": 0.1}) for step in (1, 2)]
+    second = [record(step, **{"critic/score/mean": 0.6, "fspo/clip_rate/all": 0.2}) for step in (2, 3)]
     (tmp_path / "metrics-1.jsonl").write_text("\n".join([*first, record(3)[:-4]]))  # killed while writing
     (tmp_path / "metrics-10.jsonl").write_text("\n".join(second))
     metrics = report.read_metrics(runs.metric_files(tmp_path))
     assert list(metrics.index) == [0, 1, 2, 3]
     assert metrics.reward.tolist()[1:] == [0.4, 0.6, 0.6]
-    assert metrics.clip_fraction.tolist()[1:] == [0.1, 0.2, 0.2]
+    assert metrics.clip_rate.tolist()[1:] == [0.1, 0.2, 0.2]
     assert metrics.accuracy[0] == 0.3 and metrics.accuracy[1:].isna().all()
 
     report.draw(tmp_path, "title")
@@ -116,7 +116,7 @@ def warm(tmp_path, untrained_model):
 
 
 def test_a_finished_run_is_shown_again_and_only_for_its_own_settings(warm):
-    shares = ("edge_steps", "reward_first", "reward_last", "accuracy_before", "accuracy_after", "clip_fraction_median")
+    shares = ("edge_steps", "reward_first", "reward_last", "accuracy_before", "accuracy_after", "clip_rate_median")
     summary = dict.fromkeys((*shares, "shortest", "longest", "seconds_per_step"), 0.25)
     warm.run.mkdir()
     (warm.run / "settings.json").write_text(json.dumps({"steps": warm.steps, "overrides": []}))
