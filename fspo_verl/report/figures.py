@@ -115,7 +115,7 @@ def by_length(axes: Axes, series: Sequence[Series]) -> None:
     high = max((table.high.max() for table in binned), default=1)
     axes.set_xscale("log")
     axes.set(xlim=(low / 1.15, high * 1.15), xlabel=_LENGTH)
-    _round_ticks(axes.xaxis, *axes.get_xlim())
+    round_ticks(axes.xaxis, *axes.get_xlim())
 
 
 def _bars(axes: Axes, place: pd.Series, table: pd.DataFrame, column: str, label: str, style: Style, **kwargs) -> None:
@@ -127,7 +127,7 @@ def _bars(axes: Axes, place: pd.Series, table: pd.DataFrame, column: str, label:
     )
 
 
-def _round_ticks(axis: Axis, low: float, high: float) -> None:
+def round_ticks(axis: Axis, low: float, high: float) -> None:
     """Round numbers from low to high on a logarithmic axis, few enough to be read."""
     powers = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
     for steps in ((1,), (1, 3), (1, 2, 5), range(1, 10), np.arange(1, 10, 0.1)):
@@ -276,7 +276,7 @@ def law_by_length(sigma: Sequence[Series], spread: Sequence[Series], slopes: Seq
     points = [_log_points(table, column) for _, _, table, column in spread]
     if any(len(length) for length, _, _ in points):
         right.set_yscale("log")
-        _round_ticks(right.yaxis, *right.get_ylim())
+        round_ticks(right.yaxis, *right.get_ylim())
     for (length, level, weight), (_, style, _, _), slope in zip(points, spread, slopes, strict=True):
         if math.isfinite(slope):
             _power(right, length, level, weight, slope, color=style.color, ls="--")

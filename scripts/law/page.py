@@ -398,6 +398,7 @@ def draw(cells: dict[str, Measured], columns: int):
     place = np.sqrt(table.low * table.high)
     middle = np.log(table.value).mean() - 0.5 * np.log(place).mean()
     spread.plot(place, np.exp(middle) * np.sqrt(place), color=GREY, lw=1, label="√L")
+    figures.round_ticks(spread.yaxis, *spread.get_ylim())
     low, high = min(slopes), max(slopes)
     exponents = f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
     spread.set(ylabel="standard deviation of S (nats)", title=f"S spreads like L to the power {exponents}")
@@ -428,7 +429,8 @@ def draw(cells: dict[str, Measured], columns: int):
     rates.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
     rates.set(ylim=(0, None), ylabel="clip rate", title=f"Clip rates, each clip scaled to {MATCHED_RATE:.0%} (grpo)")
     if keys:
-        rates.legend()
+        rates.set_ylim(0, 1.2 * rates.get_ylim()[1])  # room for the legend
+        rates.legend(ncols=2)
 
     cell = cells.get("grpo-rollout-float32")
     if cell is None:
