@@ -185,7 +185,7 @@ def update(file: Path, values: pd.DataFrame) -> str:
     data["measured"] = {"seeds": measured.index.tolist(), **{name: _round(measured[name]) for name in RULES}}
     data["expected"] = {}
     for name, rule in RULES.items():
-        low, high = rule.interval(measured[name].to_numpy(), seeds)
+        low, high = rule.interval(np.array(data["measured"][name]), seeds)
         limits = {"low": _round(low), "high": _round(high), "direction": rule.direction, "why": rule.why}
         data["expected"][name] = limits
         before = _text(old[name]) if name in old else "nothing"

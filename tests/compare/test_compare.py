@@ -306,7 +306,10 @@ def test_prediction_interval_holds_the_next_mean():
 def test_committed_thresholds_fit_the_rules():
     data = json.loads((ROOT / "tests/comparison_thresholds.json").read_text())
     assert data["expected"].keys() == thresholds.RULES.keys() and len(data["measured"]["seeds"]) >= 3
-    assert all(limits["why"] and limits["direction"] for limits in data["expected"].values())
+    for name, rule in thresholds.RULES.items():
+        limits = rule.interval(np.array(data["measured"][name]), len(data["setup"]["seeds"]))
+        assert [data["expected"][name][end] for end in ("low", "high")] == [thresholds._round(end) for end in limits]
+        assert (data["expected"][name]["why"], data["expected"][name]["direction"]) == (rule.why, rule.direction)
 
 
 # --- the script -------------------------------------------------------------------------------------------------------
