@@ -365,10 +365,10 @@ CLIPS: dict[str, Clip] = {
             column=_tokens("tokens_clipped", _ppo),
         ),
         BandClip(
-            "rloo",
-            "fixed band (RLOO), ratio 1 ± 0.2",
+            "fixed_band",
+            "fixed band, ratio 1 ± 0.2",
             ratio_band(1 - 0.2, 1 + 0.2, 0.0),
-            shape="RLOO (fixed width)",
+            shape="fixed width",
             source="the baseline of 2509.09177; range: verl's defaults",
             loss_mode="fspo",
             packaged=True,

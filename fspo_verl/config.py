@@ -98,7 +98,7 @@ class FSPOPolicyLossConfig(Band, Observation, PolicyLossConfig):
         if self.loss_mode != "fspo":
             raise ValueError(
                 f"{KEY_PREFIX}loss_mode={self.loss_mode!r} is not allowed beside algorithm.policy_loss=fspo (or "
-                "rloo), which sets loss_mode=fspo: remove the leftover loss_mode override, or add "
+                "fixed_band), which sets loss_mode=fspo: remove the leftover loss_mode override, or add "
                 f"{KEY_PREFIX}loss_mode=fspo after it, or select another loss with algorithm.policy_loss=gspo or grpo"
             )
         self._check_observation()

@@ -85,15 +85,15 @@ RULES = {
         "more is better",
         f"{_GAP}: fspo, as it clipped, favours short responses less than gspo's band",
     ),
-    "k, rloo's band - fspo as trained": Rule(
+    "k, the fixed band - fspo as trained": Rule(
         at_least_positive_prediction,
         "more is better",
-        f"{_GAP}: fspo, as it clipped, favours long responses less than rloo's band",
+        f"{_GAP}: fspo, as it clipped, favours long responses less than the fixed band",
     ),
     "k, fspo's band - gspo's band": Rule(
         at_least_positive_prediction, "more is better", f"{_GAP}, all at one clip rate"
     ),
-    "k, rloo's band - fspo's band": Rule(
+    "k, the fixed band - fspo's band": Rule(
         at_least_positive_prediction, "more is better", f"{_GAP}, all at one clip rate"
     ),
     "|k| at one clip rate, gspo - fspo": Rule(
@@ -101,10 +101,10 @@ RULES = {
         "more is better",
         "fspo's clip rate is flatter over length than gspo's, each on its own responses",
     ),
-    "|k|, rloo - fspo, as trained": Rule(
+    "|k|, fixed band - fspo, as trained": Rule(
         at_least_positive_prediction,
         "more is better",
-        "fspo's clip rate is flatter over length than rloo's, as trained",
+        "fspo's clip rate is flatter over length than the fixed band's, as trained",
     ),
     **{
         f"{loss} non-finite steps": Rule(nothing, "less is better", "no loss or gradient is NaN or inf")
@@ -132,11 +132,11 @@ def quantities(values: pd.DataFrame) -> pd.DataFrame:
         "fspo accuracy gain": fspo.accuracy - fspo.accuracy_before,
         "fspo clip rate": fspo.clip_rate,
         "k, fspo as trained - gspo's band": fspo.length_exponent - fspo.k_gspo,
-        "k, rloo's band - fspo as trained": fspo.k_rloo - fspo.length_exponent,
+        "k, the fixed band - fspo as trained": fspo.k_fixed_band - fspo.length_exponent,
         "k, fspo's band - gspo's band": fspo.k_fspo - fspo.k_gspo,
-        "k, rloo's band - fspo's band": fspo.k_rloo - fspo.k_fspo,
+        "k, the fixed band - fspo's band": fspo.k_fixed_band - fspo.k_fspo,
         "|k| at one clip rate, gspo - fspo": by_loss["gspo"].length_bias_matched - fspo.length_bias_matched,
-        "|k|, rloo - fspo, as trained": by_loss["rloo"].length_bias - fspo.length_bias,
+        "|k|, fixed band - fspo, as trained": by_loss["fixed_band"].length_bias - fspo.length_bias,
         **{f"{loss} non-finite steps": rows.nonfinite_steps for loss, rows in by_loss.items()},
     }
     return pd.DataFrame(result)[list(RULES)].astype(float)

@@ -36,7 +36,7 @@ STARTUP_STEPS = 12
 
 EXAMPLES = """examples:
   bash scripts/compare_baselines.sh                                    everything, some hours on two cores
-  bash scripts/compare_baselines.sh --factors fspo=1,gspo=1,grpo=1,rloo=1 --seeds 10,11,12
+  bash scripts/compare_baselines.sh --factors fspo=1,gspo=1,grpo=1,fixed_band=1 --seeds 10,11,12
                                                                        without tuning
   bash scripts/compare_baselines.sh --check tests/comparison_thresholds.json --output runs/compare-check
                                                                        the small comparison that CI runs

@@ -28,7 +28,7 @@ from fspo_verl.report.figures import GREY, Series
 SHAPES = {
     "fspo": "√L (FSPO)",
     "fspo_centered": "√L, centre −Q/2",
-    "rloo": "fixed (RLOO)",
+    "fixed_band": "fixed",
     "gspo": "L (GSPO)",
     "fspo_width": "√Q",
     "fspo_studentized": "√Q, centre −Q/2",
@@ -350,7 +350,7 @@ def outside_table(cells: Sequence[Measured]) -> str:
     for cell in cells:
         law = cell.law()
         row = {"cell": f"`{cell.name}`", "σ of a token": f"{law.sigma.value:.2g}"}
-        for key, label in (("fspo", "±0.03·√L"), ("gspo", "GSPO, 3e-4 and 4e-4"), ("rloo", "ratio 1 ± 0.2")):
+        for key, label in (("fspo", "±0.03·√L"), ("gspo", "GSPO, 3e-4 and 4e-4"), ("fixed_band", "ratio 1 ± 0.2")):
             row[f"outside {label}"] = f"{CLIPS[key].outside(cell.records).mean():.0%}"
         rows.append(row)
     return _markdown(pd.DataFrame(rows))
@@ -423,7 +423,7 @@ def draw(cells: dict[str, Measured], columns: int):
 
     table = matched(main.records, main.edges).by_length
     table = table[(table.side == "all") & (table.n >= clip_rates.MIN_COUNT)]
-    keys = [key for key in ("fspo", "rloo", "gspo", "fspo_studentized") if key in set(table.method)]
+    keys = [key for key in ("fspo", "fixed_band", "gspo", "fspo_studentized") if key in set(table.method)]
     figures.by_length(rates, [Series(SHAPES[key], CLIPS[key].style, table[table.method == key]) for key in keys])
     rates.axhline(MATCHED_RATE, color=GREY, lw=0.8)
     rates.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))

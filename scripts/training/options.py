@@ -8,7 +8,7 @@ import argparse
 import re
 from pathlib import Path
 
-LOSSES = ("fspo", "gspo", "grpo", "rloo")  # those of fspo_verl.clips, which may not be installed yet
+LOSSES = ("fspo", "gspo", "grpo", "fixed_band")  # those of fspo_verl.clips, which may not be installed yet
 
 
 def parser(script: str, description: str, examples: str, output: Path, steps: int) -> argparse.ArgumentParser:

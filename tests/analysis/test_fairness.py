@@ -442,7 +442,7 @@ def test_grpo_clips_what_verls_vanilla_loss_gives_no_gradient():
         CLIPS["grpo"].matched(records, 0.1)
 
 
-@pytest.mark.parametrize("name", ["fspo", "rloo", "gspo"])
+@pytest.mark.parametrize("name", ["fspo", "fixed_band", "gspo"])
 def test_stock_constants_are_those_of_the_packaged_configs(name):
     group = resources.files("fspo_verl.configs") / "algorithm.policy_loss"
     actor = OmegaConf.create((group / f"{name}.yaml").read_text()).actor_rollout_ref.actor
@@ -476,11 +476,11 @@ def test_matching_gives_the_rate_and_keeps_the_shape(name, rate):
 
 def test_a_rate_that_too_few_responses_can_reach_is_refused():
     records = frame([10] * 8, [0.4, 0.5, 0.6] + [0.0] * 5, [0.1] * 3 + [0.0] * 5)
-    assert CLIPS["rloo"].matched(records, 0.25).clipped(records).sum() == 2
-    with pytest.raises(ValueError, match="rloo cannot clip 0.5 of these responses, as only 0.375 of them have moved"):
-        CLIPS["rloo"].matched(records, 0.5)
+    assert CLIPS["fixed_band"].matched(records, 0.25).clipped(records).sum() == 2
+    with pytest.raises(ValueError, match="fixed_band cannot clip 0.5 of these responses, as only 0.375 of them have moved"):
+        CLIPS["fixed_band"].matched(records, 0.5)
     with pytest.raises(ValueError, match="no response has an advantage"):
-        CLIPS["rloo"].matched(records.assign(advantage=0.0), 0.1)
+        CLIPS["fixed_band"].matched(records.assign(advantage=0.0), 0.1)
 
 
 @given(st.lists(st.integers(-9, 9).map(float), min_size=1), st.floats(0, 0.999))
@@ -533,7 +533,7 @@ def test_at_one_clip_rate_the_shapes_rank_as_the_law_says(sigma, kappa, fair):
         rows = summary[summary.side == side].set_index("method")
         for name in fair:
             assert rows.lre[name] < 2 * rows.floor[name]
-            for unfair in {"gspo", "rloo"} if kappa == 0 else {"gspo", "rloo", "fspo", "fspo_width"}:
+            for unfair in {"gspo", "fixed_band"} if kappa == 0 else {"gspo", "fixed_band", "fspo", "fspo_width"}:
                 assert rows.lre_lower[unfair] > rows.lre_upper[name]
 
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 SEEDS = (1, 2, 3, 4, 5)
 STEPS = 8
 # What synthetic_run records as the settings of each loss.
-synthetic_run.RANGES |= {"grpo": {"band": None}, "rloo": {"band": dataclasses.asdict(CLIPS["rloo"].band)}}
+synthetic_run.RANGES |= {"grpo": {"band": None}, "fixed_band": {"band": dataclasses.asdict(CLIPS["fixed_band"].band)}}
 
 
 def trial(validation=None, clips=None, **training) -> Trial:
@@ -154,9 +154,9 @@ def test_pairs_are_matched_by_seed(trials):
     result = page.compare(trials)
     rows = result.differences.set_index(["metric", "loss"])
     values = result.values.pivot(index="seed", columns="loss", values="accuracy")
-    row = rows.loc["accuracy", "rloo"]
-    assert row.difference == pytest.approx((values.fspo - values.rloo).mean())
-    assert row.seeds == 5 and row.improvement == (values.fspo > values.rloo).mean()
+    row = rows.loc["accuracy", "fixed_band"]
+    assert row.difference == pytest.approx((values.fspo - values.fixed_band).mean())
+    assert row.seeds == 5 and row.improvement == (values.fspo > values.fixed_band).mean()
     # Answers and accuracies are the same thing, so only the width differs.
     assert (row.lower_questions + row.upper_questions) / 2 == pytest.approx(row.difference)
 
@@ -164,7 +164,7 @@ def test_pairs_are_matched_by_seed(trials):
 def test_bands_on_the_same_responses(trials):
     values = page.measure(trials, 0.6)
     # The order of their exponents is that of length_power.
-    assert (values.k_gspo < values.k_fspo).all() and (values.k_fspo < values.k_rloo).all()
+    assert (values.k_gspo < values.k_fspo).all() and (values.k_fspo < values.k_fixed_band).all()
     # Same responses, same bands, whatever trained.
     same = values.pivot(index="seed", columns="loss", values="k_gspo")
     assert (same.nunique(axis=1) == 1).all()
@@ -205,7 +205,7 @@ def test_the_first_steps_of_a_trial(trials):
 
 def test_runs_that_cannot_be_compared(trials, tmp_path):
     with pytest.raises(ValueError, match="different numbers of steps"):
-        page.compare([trials[0], trials[1].first(4)])
+        page.compare([trials[0], trials[1].first(4)], baseline=trials[0].loss)
     with pytest.raises(ValueError, match="no run of the baseline 'dapo'"):
         page.compare(trials, baseline="dapo")
     with pytest.raises(ValueError, match="holds no runs: folders called LOSS-seedN"):
@@ -254,7 +254,7 @@ def gradient_not_finite(folder):
     ("fault", "noticed"),
     [
         (sqrt_dropped, "fspo clip rate"),
-        (sqrt_dropped, "k, rloo's band - fspo's band"),
+        (sqrt_dropped, "k, the fixed band - fspo's band"),
         (eps_of_clip_ratio, "fspo clip rate"),
         (advantages_flipped, "fspo accuracy gain"),
         (gradient_not_finite, "gspo non-finite steps"),
@@ -317,7 +317,7 @@ def test_committed_thresholds_fit_the_rules():
 
 def script(output: Path, *options) -> subprocess.CompletedProcess:
     command = [sys.executable, ROOT / "scripts/compare/comparison.py", "--output", output, "--factors"]
-    command += ["fspo=1,gspo=1,grpo=1,rloo=1", "--seeds", "1,2", "--steps", STEPS, *options]
+    command += ["fspo=1,gspo=1,grpo=1,fixed_band=1", "--seeds", "1,2", "--steps", STEPS, *options]
     return subprocess.run(list(map(str, command)), capture_output=True, text=True)
 
 

@@ -121,8 +121,8 @@ def test_the_same_switch_selects_verls_baselines(baseline):
     assert got == BASELINES[baseline]
 
 
-def test_rloo_is_the_fixed_band_of_the_family():
-    config = launch("+algorithm.policy_loss=rloo")
+def test_fixed_band_is_the_member_of_the_family_that_length_does_not_change():
+    config = launch("+algorithm.policy_loss=fixed_band")
     hook.check(config)
     band = omega_conf_to_dataclass(config.actor_rollout_ref.actor).policy_loss
     low, high, dual = band.edges(*([torch.tensor([1.0, 4096.0])] * 2))

@@ -450,7 +450,7 @@ def test_interval_without_width():
         ({"loss": "vanilla", "band": None}, "grpo", None),
         ({"loss": "sapo"}, None, None),
         ({"loss": "fspo", "band": {"eps_low": 0.02}}, "fspo", Band(eps_low=0.02)),
-        ({"loss": "fspo", "band": {"length_power": 0.0}}, "rloo", Band(length_power=0.0)),
+        ({"loss": "fspo", "band": {"length_power": 0.0}}, "fixed_band", Band(length_power=0.0)),
         ({"loss": "fspo", "band": {"band_center": "realized"}}, "fspo_centered", Band(band_center="realized")),
         ({"loss": "fspo", "band": {"length_power": 0.25}, "of_2030": 1}, None, Band(length_power=0.25)),
     ],
@@ -479,7 +479,7 @@ def test_runs_of_one_loss_share_colour_and_marker():
     assert len({(style.line, style.hollow) for style in fspo}) == 4
     drawn = [clip for clip in CLIPS.values() if clip.style]
     assert len({clip.style.color for clip in drawn}) == len({clip.shape for clip in drawn}) == len(drawn) >= 7
-    assert {clip.name for clip in CLIPS.values() if clip.headline} == {"fspo", "fspo_centered", "gspo", "rloo"}
+    assert {clip.name for clip in CLIPS.values() if clip.headline} == {"fspo", "fspo_centered", "gspo", "fixed_band"}
 
 
 def test_the_verdict_opens_the_page_and_is_printed(made, tmp_path, capsys):
