@@ -16,7 +16,11 @@ from fspo_verl.compare import page
 from fspo_verl.report import figures
 
 ROOT = Path(__file__).parents[2]
-NAMES = {"gspo": "GSPO: range on the mean log-ratio", "fspo": "FSPO: range ∝ √L", "fixed_band": "fixed range on the ratio"}
+NAMES = {
+    "gspo": "GSPO: range on the mean log-ratio",
+    "fspo": "FSPO: range ∝ √L",
+    "fixed_band": "fixed range on the ratio",
+}
 
 
 def draw(columns: int) -> Figure:

@@ -477,7 +477,7 @@ def test_matching_gives_the_rate_and_keeps_the_shape(name, rate):
 def test_a_rate_that_too_few_responses_can_reach_is_refused():
     records = frame([10] * 8, [0.4, 0.5, 0.6] + [0.0] * 5, [0.1] * 3 + [0.0] * 5)
     assert CLIPS["fixed_band"].matched(records, 0.25).clipped(records).sum() == 2
-    with pytest.raises(ValueError, match="fixed_band cannot clip 0.5 of these responses, as only 0.375 of them have moved"):
+    with pytest.raises(ValueError, match="fixed_band cannot clip 0.5 of these responses, as only 0.375 of them"):
         CLIPS["fixed_band"].matched(records, 0.5)
     with pytest.raises(ValueError, match="no response has an advantage"):
         CLIPS["fixed_band"].matched(records.assign(advantage=0.0), 0.1)
