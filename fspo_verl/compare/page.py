@@ -8,9 +8,10 @@ earlier comparison has written. DIR gets comparison.md, comparison.json and comp
 
 import argparse
 import io
+import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -34,7 +35,7 @@ MIN_SEEDS = 3  # of an interval
 LATE = 5  # steps whose mean is the value at the end of a run
 SPIKE = 5.0  # a gradient norm above this many medians of its run
 _DRAWS = 10_000
-_SETUP = "setup.json"
+_UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 _DIFFERENCE_COLUMNS = (
     *("metric", "loss", "seeds", "difference", "lower", "upper", "lower_questions", "upper_questions"),
     *("improvement", "improvement_lower", "improvement_upper", "verdict"),
@@ -61,11 +62,9 @@ def accuracy(trial: Trial) -> float:
 
 def area_weights(steps: Sequence[int]) -> np.ndarray:
     """Weights ``[steps]`` of the mean height of a curve through values at these steps, straight lines in between."""
-    width = np.diff(np.asarray(steps, dtype=np.float64))
-    weights = np.zeros(len(steps))
-    weights[:-1] += width / 2
-    weights[1:] += width / 2
-    return weights / width.sum() if len(steps) > 1 else np.ones(1)
+    if len(steps) == 1:
+        return np.ones(1)
+    return np.convolve(np.diff(steps), [0.5, 0.5]) / (steps[-1] - steps[0])
 
 
 def accuracy_area(trial: Trial) -> float:
@@ -75,14 +74,12 @@ def accuracy_area(trial: Trial) -> float:
 
 def steps_to(trial: Trial, target: float) -> float:
     """The step at which the straight lines between validations first reach an accuracy; NaN if they never do."""
-    last_step, last = None, -math.inf
-    for step, value in trial.validation.items():
-        if value >= target:
-            return float(
-                step if last_step is None else last_step + (step - last_step) * (target - last) / (value - last)
-            )
-        last_step, last = step, value
-    return math.nan
+    steps, values = np.array(list(trial.validation.items())).T
+    reached = np.flatnonzero(values >= target)
+    if not len(reached):
+        return math.nan
+    around = slice(max(reached[0] - 1, 0), reached[0] + 1)
+    return float(np.interp(target, values[around], steps[around]))
 
 
 def drawdown(trial: Trial) -> float:
@@ -131,9 +128,8 @@ def length_exponent(trial: Trial, band: str | None = None) -> float:
     table = _clip_table(trial, band)
     if table is None:
         return math.nan
-    table = table[table.n > 0]
-    n, x, clipped = (table[name].to_numpy(np.float64) for name in ("n", "mean_log", "rate"))
-    clipped = n * clipped
+    n, x, rate = table.loc[table.n > 0, ["n", "mean_log", "rate"]].to_numpy(np.float64).T
+    clipped = n * rate
     if not clipped.sum() or not x.min() < (mean := clipped @ x / clipped.sum()) < x.max():
         return math.nan
 
@@ -159,7 +155,7 @@ METRICS = {
     "accuracy_before": Metric("accuracy before", 0, ".3f", lambda t, _: t.validation.get(0, math.nan)),
     "accuracy": Metric("accuracy at the end", 1, ".3f", lambda t, _: accuracy(t)),
     "accuracy_area": Metric("accuracy, mean over the run", 1, ".3f", lambda t, _: accuracy_area(t)),
-    "reward": Metric("training reward, mean over the run", 1, ".3f", lambda t, _: float(np.mean(t.series("reward")))),
+    "reward": Metric("training reward, mean over the run", 1, ".3f", lambda t, _: np.mean(t.series("reward"))),
     "steps_to_target": Metric("steps to accuracy {target:g}", -1, ".1f", steps_to),
     "response_length": Metric(f"response length, last {LATE} steps", 0, ".1f", lambda t, _: late(t, "response_length")),
     "entropy": Metric(f"entropy, last {LATE} steps (nats)", 0, ".4f", lambda t, _: late(t, "entropy")),
@@ -176,10 +172,8 @@ METRICS = {
     "gradient_spikes": Metric(
         f"steps with a gradient norm above {SPIKE:g} medians", -1, ".1f", lambda t, _: gradient_spikes(t)
     ),
-    "grad_norm": Metric("gradient norm, median", 0, ".3g", lambda t, _: float(np.nanmedian(t.series("grad_norm")))),
-    "grad_norm_largest": Metric(
-        "gradient norm, largest", 0, ".3g", lambda t, _: float(np.nanmax(t.series("grad_norm")))
-    ),
+    "grad_norm": Metric("gradient norm, median", 0, ".3g", lambda t, _: np.nanmedian(t.series("grad_norm"))),
+    "grad_norm_largest": Metric("gradient norm, largest", 0, ".3g", lambda t, _: np.nanmax(t.series("grad_norm"))),
 }
 
 
@@ -229,13 +223,9 @@ def answer_differences(first: Sequence[Trial], second: Sequence[Trial], metric: 
 
     None where the metric is not made of answers, or answers to the same questions at the same steps are not at hand.
     """
-    if metric not in ("accuracy", "accuracy_area"):
-        return None
-    trials = [*first, *second]
-    steps = {tuple(sorted(trial.answers)) for trial in trials}
-    if len({trial.questions for trial in trials}) > 1 or len(steps) > 1 or not (steps := list(*steps)):
-        return None
-    if steps != sorted(first[0].validation):
+    trials, steps = [*first, *second], sorted(first[0].validation)
+    paired = len({trial.questions for trial in trials}) == 1 and all(sorted(t.answers) == steps for t in trials)
+    if metric not in ("accuracy", "accuracy_area") or not paired:
         return None
     weights = area_weights(steps) if metric == "accuracy_area" else np.arange(len(steps)) == len(steps) - 1
 
@@ -257,35 +247,25 @@ def differences(trials: Sequence[Trial], values: pd.DataFrame, baseline: str) ->
     rows = []
     for name, metric in METRICS.items():
         table = values.pivot(index="seed", columns="loss", values=name)
-        for loss in [loss for loss in table if loss != baseline]:
+        for loss in table.columns.drop(baseline):
             pair = table[[baseline, loss]].dropna()
             difference = (pair[baseline] - pair[loss]).to_numpy()
             if not len(difference):
                 continue
             rng = np.random.default_rng(0)
             interval = paired_interval(difference[:, None], rng)
-            pairs = [[by_key[name_, seed] for seed in pair.index] for name_ in (baseline, loss)]
-            answers = answer_differences(*pairs, name)
-            both = Estimate(*[math.nan] * 3) if answers is None else paired_interval(answers, rng)
-            rows.append(
-                {"metric": name, "loss": loss, "seeds": len(difference), "difference": interval.value}
-                | {"lower": interval.lower, "upper": interval.upper}
-                | {"lower_questions": both.lower, "upper_questions": both.upper}
-                | _improvement(difference * metric.better if metric.better else None)
-                | {"verdict": verdict(difference, [interval, both], baseline)}
-            )
+            answers = answer_differences(*([by_key[of, seed] for seed in pair.index] for of in (baseline, loss)), name)
+            both = _UNKNOWN if answers is None else paired_interval(answers, rng)
+            better = _improvement(difference * metric.better) if metric.better else _UNKNOWN
+            said = verdict(difference, [interval, both], baseline)
+            rows.append((name, loss, len(difference), *interval, *both[1:], *better, said))
     return pd.DataFrame(rows, columns=_DIFFERENCE_COLUMNS)
 
 
-def _improvement(gain: np.ndarray | None) -> dict[str, float]:
-    names = ("improvement", "improvement_lower", "improvement_upper")
-    if gain is None:
-        return dict.fromkeys(names, math.nan)
+def _improvement(gain: np.ndarray) -> Estimate:
     share = np.where(gain == 0, 0.5, gain > 0)
-    numbers = rate_by_length(np.ones(len(share)), share, [1, 2]).iloc[0][["rate", "lower", "upper"]]
-    if len(share) < MIN_SEEDS:
-        numbers[["lower", "upper"]] = math.nan
-    return dict(zip(names, numbers.astype(float), strict=True))
+    rate, *ends = rate_by_length(np.ones(len(share)), share, [1, 2])[["rate", "lower", "upper"]].to_numpy()[0]
+    return Estimate(rate, *(ends if len(share) >= MIN_SEEDS else _UNKNOWN[1:]))
 
 
 def verdict(difference: np.ndarray, intervals: Sequence[Estimate], baseline: str) -> str:
@@ -307,21 +287,14 @@ def clip_rates(trials: Sequence[Trial]) -> pd.DataFrame:
     with advantage != 0), rate, lower, upper.
     """
     rows = []
-    for loss in _losses(trials):
-        for kind in ("clipped", "matched"):
-            band = None if kind == "clipped" else loss
-            tables = [_clip_table(trial, band) for trial in trials if trial.loss == loss]
-            if any(table is None for table in tables):
-                continue
-            rates = np.array([table.rate for table in tables])
-            for i, first in tables[0].iterrows():
-                some = rates[np.isfinite(rates[:, i]), i]
-                value = paired_interval(some[:, None], np.random.default_rng(0)) if len(some) else [math.nan] * 3
-                rows.append(
-                    {"loss": loss, "kind": kind, "low": int(first.low), "high": int(first.high)}
-                    | {"n": sum(table.n[i] for table in tables)}
-                    | dict(zip(("rate", "lower", "upper"), value, strict=True))
-                )
+    for loss, kind in itertools.product(_losses(trials), ("clipped", "matched")):
+        tables = [_clip_table(trial, None if kind == "clipped" else loss) for trial in trials if trial.loss == loss]
+        if any(table is None for table in tables):
+            continue
+        for (low, high), seeds in pd.concat(tables).groupby(["low", "high"]):
+            rates = seeds.rate.dropna().to_numpy()
+            mean = paired_interval(rates[:, None], np.random.default_rng(0)) if len(rates) else _UNKNOWN
+            rows.append((loss, kind, low, high, seeds.n.sum(), *mean))
     return pd.DataFrame(rows, columns=["loss", "kind", "low", "high", "n", "rate", "lower", "upper"])
 
 
@@ -390,7 +363,7 @@ def load(path: Path) -> tuple[list[Trial], dict]:
     """
     path = Path(path)
     if path.is_dir():
-        setup = path / _SETUP
+        setup = path / "setup.json"
         return read_trials(path), json.loads(setup.read_text()) if setup.exists() else {}
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such folder or file")
@@ -413,22 +386,29 @@ def markdown(comparison: Comparison, picture: str = "comparison.png") -> str:
     return "\n\n".join(_paragraphs(comparison, picture)) + "\n"
 
 
-def _paragraphs(comparison: Comparison, picture: str) -> Iterator[str]:
-    c, seeds = comparison, comparison.seeds
-    steps = c.trials[0].steps
+def _paragraphs(c: Comparison, picture: str) -> Iterator[str]:
+    seeds, by_loss = c.seeds, c.values.groupby("loss")
     yield (
-        f"{len(c.losses)} losses, {len(seeds)} seeds each ({', '.join(map(str, seeds))}), {steps} training steps. Runs "
-        "of one seed share the warm-started model, the prompts and their order."
+        f"{len(c.losses)} losses, {len(seeds)} seeds each ({', '.join(map(str, seeds))}), {c.trials[0].steps} training "
+        "steps. Runs of one seed share the warm-started model, the prompts and their order."
     )
     yield f"![Validation accuracy, paired differences and clip rates by length]({picture})"
     yield "### What each loss reached\n\nMean over the seeds (smallest to largest seed)."
-    yield markdown_table(
-        ["", *c.losses],
-        ([_label(name, c.target), *(_spread(c, name, loss) for loss in c.losses)] for name in METRICS),
+    yield _table(
+        c.losses,
+        (
+            (_label(name, c.target), {loss: _spread(values, METRICS[name].form) for loss, values in by_loss[name]})
+            for name in METRICS
+        ),
     )
     yield "Every seed: accuracy at the end (mean over the run)."
-    yield markdown_table(
-        ["seed", *c.losses], ([str(seed), *(_of_seed(c, seed, loss) for loss in c.losses)] for seed in seeds)
+    yield _table(
+        c.losses,
+        (
+            (str(seed), {row.loss: f"{row.accuracy:.3f} ({row.accuracy_area:.3f})" for row in rows.itertuples()})
+            for seed, rows in c.values.groupby("seed")
+        ),
+        "seed",
     )
     yield f"### Paired differences, {c.baseline} minus the other loss\n\n" + _interval_note(len(seeds))
     yield markdown_table(
@@ -442,18 +422,26 @@ def _paragraphs(comparison: Comparison, picture: str) -> Iterator[str]:
         rates = c.clip_rates[c.clip_rates.kind == kind]
         if len(rates):
             yield f"### {title}\n\nShare of the responses with advantage != 0; mean over the seeds."
-            yield _rate_table(rates, c.losses)
-    others = [name for name in CLIPS if f"k_{name}" in c.values]
-    if others:
+            yield _table(
+                [loss for loss in c.losses if loss in set(rates.loss)],
+                (
+                    (f"{low} to {high}", {row.loss: _number(row.rate, ".2%") for row in part.itertuples()})
+                    for (low, high), part in rates.groupby(["low", "high"])
+                ),
+                "tokens",
+            )
+    if others := [name for name in CLIPS if f"k_{name}" in c.values]:
         yield (
             f"### Other clips on the same responses\n\nk in clip rate ∝ length^k, had each clip taken "
             f"{MATCHED_RATE:.0%} of the responses of a loss; mean over the seeds. 0 is flat, above 0 clips long "
             "responses more."
         )
-        k = c.values.groupby("loss")[[f"k_{name}" for name in others]].mean()
-        yield markdown_table(
-            ["", *c.losses],
-            ([CLIPS[name].label, *(_signed(k.loc[loss, f"k_{name}"]) for loss in c.losses)] for name in others),
+        yield _table(
+            c.losses,
+            (
+                (CLIPS[name].label, {loss: _number(k, "+.2f") for loss, k in by_loss[f"k_{name}"].mean().items()})
+                for name in others
+            ),
         )
     if tuning := c.setup.get("tuning"):
         yield (
@@ -463,10 +451,17 @@ def _paragraphs(comparison: Comparison, picture: str) -> Iterator[str]:
         yield markdown_table(["loss", *(f"x {factor:.3g}" for factor in tuning["factors"])], _tuning_rows(tuning))
     if c.setup:
         yield "### How it was run\n\n" + "\n".join(
-            f"- {name}: {_code(value) if name == 'command' else value}"
+            f"- {name}: " + (f"`{value}`" if name == "command" else str(value))
             for name, value in c.setup.items()
             if isinstance(value, str | int | float)
         )
+
+
+def _table(losses: Sequence[str], rows: Iterable[tuple[str, Mapping[str, str]]], corner: str = "") -> str:
+    """A column per loss, a row per label and texts by loss; a dash for a loss that has none."""
+    return markdown_table(
+        [corner, *losses], ([label, *(texts.get(loss, "–") for loss in losses)] for label, texts in rows)
+    )
 
 
 def _interval_note(seeds: int) -> str:
@@ -484,8 +479,11 @@ def _label(name: str, target: float) -> str:
     return METRICS[name].label.format(target=target)
 
 
-def _spread(c: Comparison, name: str, loss: str) -> str:
-    values, form = c.values[c.values.loss == loss][name], METRICS[name].form
+def _number(value: float, form: str) -> str:
+    return "–" if math.isnan(value) else f"{value:{form}}"
+
+
+def _spread(values: pd.Series, form: str) -> str:
     known = values.dropna()
     if known.empty:
         return "–"
@@ -493,48 +491,18 @@ def _spread(c: Comparison, name: str, loss: str) -> str:
     return text if len(known) == len(values) else f"{text}, {len(known)} of {len(values)} seeds"
 
 
-def _of_seed(c: Comparison, seed: int, loss: str) -> str:
-    rows = c.values[(c.values.loss == loss) & (c.values.seed == seed)]
-    return "–" if rows.empty else f"{rows.accuracy.item():.3f} ({rows.accuracy_area.item():.3f})"
-
-
 def _difference_cells(row, c: Comparison) -> list[str]:
     form = "+" + METRICS[row.metric].form.lstrip("+")
-
-    def between(lower: float, upper: float, form: str) -> str:
-        return "–" if math.isnan(lower) else f"{lower:{form}} to {upper:{form}}"
-
-    improvement = f"{row.improvement:.2f}"
-    if not math.isnan(row.improvement_lower):
-        improvement += f" ({between(row.improvement_lower, row.improvement_upper, '.2f')})"
-    pairs = "" if row.seeds == len(c.seeds) else f" ({row.seeds} pairs)"
+    ends = [(row.lower, row.upper), (row.lower_questions, row.upper_questions)]
+    wilson = f" ({row.improvement_lower:.2f} to {row.improvement_upper:.2f})"
     return [
         _label(row.metric, c.target),
         row.loss,
-        f"{row.difference:{form}}{pairs}",
-        between(row.lower, row.upper, form),
-        between(row.lower_questions, row.upper_questions, form),
-        improvement,
+        f"{row.difference:{form}}" + ("" if row.seeds == len(c.seeds) else f" ({row.seeds} pairs)"),
+        *("–" if math.isnan(lower) else f"{lower:{form}} to {upper:{form}}" for lower, upper in ends),
+        f"{row.improvement:.2f}" + ("" if math.isnan(row.improvement_lower) else wilson),
         row.verdict,
     ]
-
-
-def _signed(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:+.2f}"
-
-
-def _rate_table(rates: pd.DataFrame, losses: Sequence[str]) -> str:
-    table = rates.pivot(index=["low", "high"], columns="loss", values="rate")
-    return markdown_table(
-        ["tokens", *(loss for loss in losses if loss in table)],
-        (
-            [
-                f"{low} to {high}",
-                *("–" if math.isnan(row[loss]) else f"{row[loss]:.2%}" for loss in losses if loss in table),
-            ]
-            for (low, high), row in table.iterrows()
-        ),
-    )
 
 
 def _tuning_rows(tuning: dict) -> Iterator[list[str]]:
@@ -542,10 +510,6 @@ def _tuning_rows(tuning: dict) -> Iterator[list[str]]:
         chosen = tuning["chosen"][loss]
         cells = (f"{score['reward']:.3f} (clip rate {score['clip_rate']:.1%})" for score in scores)
         yield [loss, *(f"**{c}**" if f == chosen else c for c, f in zip(cells, tuning["factors"], strict=True))]
-
-
-def _code(text: str) -> str:
-    return f"`{text}`"
 
 
 def inserted(text: str, file: Path) -> str:

@@ -174,11 +174,11 @@ def _trial(run: Run, loss: str, seed: int, edges: np.ndarray) -> Trial:
 
 
 def _logged(metrics: pd.DataFrame) -> dict[str, list[float | None]]:
-    found = {key: next((name for name in NAMES[key] if name in metrics), None) for key in _SERIES}
+    names = {key: [name for name in NAMES[key] if name in metrics] for key in _SERIES}
     return {
-        name: [value if math.isfinite(value) else None for value in metrics[column]]
-        for name, column in found.items()
-        if column is not None
+        key: [value if math.isfinite(value) else None for value in metrics[found[0]]]
+        for key, found in names.items()
+        if found
     }
 
 
@@ -198,19 +198,14 @@ def _answers(folder: Path) -> tuple[dict[int, str], str | None]:
 
 
 def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]) -> Clips:
-    row = records["step"].map({step: i for i, step in enumerate(steps)})
-    records, row = (
-        records[row.notna()],
-        row[row.notna()].to_numpy(np.int64),
-    )  # a run may end between records and metrics
+    row = pd.Index(steps).get_indexer(records["step"])
+    records, row = records[row >= 0], row[row >= 0]  # a run may end between records and metrics
     counted = sides(records)["all"]
-    length = records["length"].to_numpy()
-    place = np.searchsorted(edges, length, side="right") - 1
-    bins = len(edges) - 1
+    length, bins = records["length"].to_numpy(), len(edges) - 1
+    cell = row * bins + np.searchsorted(edges, length, side="right") - 1
 
-    def count(weights) -> np.ndarray:
-        cell = (row * bins + place)[counted]
-        return np.bincount(cell, weights[counted], len(steps) * bins).reshape(len(steps), bins)
+    def count(weights: np.ndarray) -> np.ndarray:
+        return np.bincount(cell[counted], weights[counted], len(steps) * bins).reshape(len(steps), bins)
 
     responses = count(np.ones(len(records)))
     logs = count(np.log(length)).sum(0) / np.maximum(responses.sum(0), 1)
