@@ -11,7 +11,7 @@ import io
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -21,10 +21,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
-from scipy import optimize, stats
+from scipy import optimize
 
 from fspo_verl.analysis.clip_rates import MIN_COUNT, length_reweighting_error, rate_by_length
-from fspo_verl.analysis.resampling import Estimate
+from fspo_verl.analysis.resampling import Estimate, t_quantile
 from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.compare import thresholds
 from fspo_verl.compare.trials import Trial, read_trials
@@ -36,10 +36,6 @@ LATE = 5  # steps whose mean is the value at the end of a run
 SPIKE = 5.0  # a gradient norm above this many medians of its run
 _DRAWS = 10_000
 _UNKNOWN = Estimate(math.nan, math.nan, math.nan)
-_DIFFERENCE_COLUMNS = (
-    *("metric", "loss", "seeds", "difference", "lower", "upper", "lower_questions", "upper_questions"),
-    *("improvement", "improvement_lower", "improvement_upper", "verdict"),
-)
 _BEGIN, _END = "<!-- begin of what `fspo-verl compare` writes -->", "<!-- end of what `fspo-verl compare` writes -->"
 
 
@@ -53,11 +49,6 @@ class Metric(NamedTuple):
     better: int  # 1: more is better, -1: less is, 0: neither
     form: str  # of a value in a table
     of: Callable[[Trial, float], float]  # given the stated accuracy
-
-
-def accuracy(trial: Trial) -> float:
-    """Validation accuracy at the last validated step."""
-    return trial.validation[max(trial.validation)]
 
 
 def area_weights(steps: Sequence[int]) -> np.ndarray:
@@ -153,7 +144,7 @@ def late(trial: Trial, name: str) -> float:
 
 METRICS = {
     "accuracy_before": Metric("accuracy before", 0, ".3f", lambda t, _: t.validation.get(0, math.nan)),
-    "accuracy": Metric("accuracy at the end", 1, ".3f", lambda t, _: accuracy(t)),
+    "accuracy": Metric("accuracy at the end", 1, ".3f", lambda t, _: t.validation[max(t.validation)]),
     "accuracy_area": Metric("accuracy, mean over the run", 1, ".3f", lambda t, _: accuracy_area(t)),
     "reward": Metric("training reward, mean over the run", 1, ".3f", lambda t, _: np.mean(t.series("reward"))),
     "steps_to_target": Metric("steps to accuracy {target:g}", -1, ".1f", steps_to),
@@ -193,8 +184,8 @@ def measure(trials: Sequence[Trial], target: float) -> pd.DataFrame:
 # --- paired differences -----------------------------------------------------------------------------------------------
 
 
-def paired_interval(differences: np.ndarray, rng: np.random.Generator, confidence: float = 0.95) -> Estimate:
-    """Mean of paired differences, with a bootstrap interval over seeds and, if there are several, over items.
+def paired_interval(differences: np.ndarray, rng: np.random.Generator) -> Estimate:
+    """Mean of paired differences, with a 95% bootstrap interval over seeds and, if there are several, over items.
 
     Seeds and items are resampled independently of each other, whole rows and whole columns. The interval is mean ±
     t · sqrt(n/(n−1)) · (standard deviation over the draws), Student's t with n − 1 degrees of freedom for n seeds: with
@@ -203,8 +194,7 @@ def paired_interval(differences: np.ndarray, rng: np.random.Generator, confidenc
 
     Args:
         differences: ``[seeds, items]``.
-        rng: source of the draws.
-        confidence: of the interval, which is NaN for fewer than 3 seeds.
+        rng: source of the draws of the interval, which is NaN for fewer than 3 seeds.
     """
     seeds, items = differences.shape
     value = float(differences.mean())
@@ -214,7 +204,7 @@ def paired_interval(differences: np.ndarray, rng: np.random.Generator, confidenc
     drawn = by_seed @ differences
     by_item = rng.multinomial(items, np.full(items, 1 / items), _DRAWS) / items
     deviation = (drawn * by_item).sum(-1).std(ddof=1) * math.sqrt(seeds / (seeds - 1))
-    half = float(stats.t.ppf((1 + confidence) / 2, seeds - 1) * deviation)
+    half = float(t_quantile(0.95, seeds - 1) * deviation)
     return Estimate(value, value - half, value + half)
 
 
@@ -259,7 +249,9 @@ def differences(trials: Sequence[Trial], values: pd.DataFrame, baseline: str) ->
             better = _improvement(difference * metric.better) if metric.better else _UNKNOWN
             said = verdict(difference, [interval, both], baseline)
             rows.append((name, loss, len(difference), *interval, *both[1:], *better, said))
-    return pd.DataFrame(rows, columns=_DIFFERENCE_COLUMNS)
+    columns = ["metric", "loss", "seeds", "difference", "lower", "upper", "lower_questions", "upper_questions"]
+    columns += ["improvement", "improvement_lower", "improvement_upper", "verdict"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _improvement(gain: np.ndarray) -> Estimate:
@@ -349,9 +341,8 @@ def compare(
     if len(lengths) > 1:
         raise ValueError(f"the runs have different numbers of steps, {sorted(lengths)}; --steps N compares the first N")
     values = measure(trials, target)
-    return Comparison(
-        setup or {}, list(trials), baseline, target, values, differences(trials, values, baseline), clip_rates(trials)
-    )
+    paired = differences(trials, values, baseline)
+    return Comparison(setup or {}, list(trials), baseline, target, values, paired, clip_rates(trials))
 
 
 def load(path: Path) -> tuple[list[Trial], dict]:
@@ -381,68 +372,20 @@ def _losses(trials: Sequence[Trial]) -> list[str]:
 # --- Markdown ---------------------------------------------------------------------------------------------------------
 
 
-def markdown(comparison: Comparison, picture: str = "comparison.png") -> str:
+def markdown(comparison: Comparison) -> str:
     """The tables of a comparison, and how its runs were made."""
-    return "\n\n".join(_paragraphs(comparison, picture)) + "\n"
+    return "\n\n".join(_paragraphs(comparison)) + "\n"
 
 
-def _paragraphs(c: Comparison, picture: str) -> Iterator[str]:
-    seeds, by_loss = c.seeds, c.values.groupby("loss")
+def _paragraphs(c: Comparison) -> Iterator[str]:
+    seeds = ", ".join(map(str, c.seeds))
     yield (
-        f"{len(c.losses)} losses, {len(seeds)} seeds each ({', '.join(map(str, seeds))}), {c.trials[0].steps} training "
-        "steps. Runs of one seed share the warm-started model, the prompts and their order."
+        f"{len(c.losses)} losses, {len(c.seeds)} seeds each ({seeds}), {c.trials[0].steps} training steps. Runs of one "
+        "seed share the warm-started model, the prompts and their order."
     )
-    yield f"![Validation accuracy, paired differences and clip rates by length]({picture})"
-    yield "### What each loss reached\n\nMean over the seeds (smallest to largest seed)."
-    yield _table(
-        c.losses,
-        (
-            (_label(name, c.target), {loss: _spread(values, METRICS[name].form) for loss, values in by_loss[name]})
-            for name in METRICS
-        ),
-    )
-    yield "Every seed: accuracy at the end (mean over the run)."
-    yield _table(
-        c.losses,
-        (
-            (str(seed), {row.loss: f"{row.accuracy:.3f} ({row.accuracy_area:.3f})" for row in rows.itertuples()})
-            for seed, rows in c.values.groupby("seed")
-        ),
-        "seed",
-    )
-    yield f"### Paired differences, {c.baseline} minus the other loss\n\n" + _interval_note(len(seeds))
-    yield markdown_table(
-        ["", "loss", "difference", "over seeds", "over seeds and questions", f"P({c.baseline} better)", "verdict"],
-        (_difference_cells(row, c) for row in c.differences.itertuples() if METRICS[row.metric].better),
-    )
-    for kind, title in (
-        ("clipped", "Clip rate by length"),
-        ("matched", f"Clip rate by length, each clip scaled to {MATCHED_RATE:.0%} of the responses of its run"),
-    ):
-        rates = c.clip_rates[c.clip_rates.kind == kind]
-        if len(rates):
-            yield f"### {title}\n\nShare of the responses with advantage != 0; mean over the seeds."
-            yield _table(
-                [loss for loss in c.losses if loss in set(rates.loss)],
-                (
-                    (f"{low} to {high}", {row.loss: _number(row.rate, ".2%") for row in part.itertuples()})
-                    for (low, high), part in rates.groupby(["low", "high"])
-                ),
-                "tokens",
-            )
-    if others := [name for name in CLIPS if f"k_{name}" in c.values]:
-        yield (
-            f"### Other clips on the same responses\n\nk in clip rate ∝ length^k, had each clip taken "
-            f"{MATCHED_RATE:.0%} of the responses of a loss; mean over the seeds. 0 is flat, above 0 clips long "
-            "responses more."
-        )
-        yield _table(
-            c.losses,
-            (
-                (CLIPS[name].label, {loss: _number(k, "+.2f") for loss, k in by_loss[f"k_{name}"].mean().items()})
-                for name in others
-            ),
-        )
+    yield "![Validation accuracy, paired differences and clip rates by length](comparison.png)"
+    yield from _reached(c)
+    yield from _by_length(c)
     if tuning := c.setup.get("tuning"):
         yield (
             f"### Clip ranges\n\nEvery loss had the same budget: {tuning['what']}. Mean over seeds "
@@ -457,11 +400,54 @@ def _paragraphs(c: Comparison, picture: str) -> Iterator[str]:
         )
 
 
-def _table(losses: Sequence[str], rows: Iterable[tuple[str, Mapping[str, str]]], corner: str = "") -> str:
-    """A column per loss, a row per label and texts by loss; a dash for a loss that has none."""
-    return markdown_table(
-        [corner, *losses], ([label, *(texts.get(loss, "–") for loss in losses)] for label, texts in rows)
+def _reached(c: Comparison) -> Iterator[str]:
+    yield "### What each loss reached\n\nMean over the seeds (smallest to largest seed)."
+    by_loss = c.values.groupby("loss")
+    spreads = {
+        _label(name, c.target): {loss: _spread(values, metric.form) for loss, values in by_loss[name]}
+        for name, metric in METRICS.items()
+    }
+    yield _table("", c.losses, spreads)
+    yield "Every seed: accuracy at the end (mean over the run)."
+    accuracies = {
+        str(seed): {row.loss: f"{row.accuracy:.3f} ({row.accuracy_area:.3f})" for row in rows.itertuples()}
+        for seed, rows in c.values.groupby("seed")
+    }
+    yield _table("seed", c.losses, accuracies)
+    yield f"### Paired differences, {c.baseline} minus the other loss\n\n" + _interval_note(len(c.seeds))
+    yield markdown_table(
+        ["", "loss", "difference", "over seeds", "over seeds and questions", f"P({c.baseline} better)", "verdict"],
+        (_difference_cells(row, c) for row in c.differences.itertuples() if METRICS[row.metric].better),
     )
+
+
+def _by_length(c: Comparison) -> Iterator[str]:
+    for kind, title in (
+        ("clipped", "Clip rate by length"),
+        ("matched", f"Clip rate by length, each clip scaled to {MATCHED_RATE:.0%} of the responses of its run"),
+    ):
+        rates = c.clip_rates[c.clip_rates.kind == kind]
+        if len(rates):
+            yield f"### {title}\n\nShare of the responses with advantage != 0; mean over the seeds."
+            texts = {
+                f"{low} to {high}": {row.loss: _number(row.rate, ".2%") for row in part.itertuples()}
+                for (low, high), part in rates.groupby(["low", "high"])
+            }
+            yield _table("tokens", [loss for loss in c.losses if loss in set(rates.loss)], texts)
+    if others := [name for name in CLIPS if f"k_{name}" in c.values]:
+        yield (
+            f"### Other clips on the same responses\n\nk in clip rate ∝ length^k, had each clip taken "
+            f"{MATCHED_RATE:.0%} of the responses of a loss; mean over the seeds. 0 is flat, above 0 clips long "
+            "responses more."
+        )
+        k = c.values.groupby("loss")[[f"k_{name}" for name in others]].mean().map(_number, form="+.2f")
+        yield _table("", c.losses, {CLIPS[name].label: k[f"k_{name}"] for name in others})
+
+
+def _table(corner: str, losses: Sequence[str], texts: Mapping[str, Mapping[str, str]]) -> str:
+    """A row per label, a column per loss; a dash for a loss that has no text."""
+    rows = ([label, *(by_loss.get(loss, "–") for loss in losses)] for label, by_loss in texts.items())
+    return markdown_table([corner, *losses], rows)
 
 
 def _interval_note(seeds: int) -> str:
@@ -544,19 +530,16 @@ def _draw_accuracy(axes: Axes, c: Comparison, styles: dict) -> None:
 
 
 def _draw_differences(axes: Axes, c: Comparison, styles: dict) -> None:
-    places, labels = [], []
-    for name in ("accuracy", "accuracy_area"):
-        table = c.values.pivot(index="seed", columns="loss", values=name)
-        for row in c.differences[c.differences.metric == name].itertuples():
-            place = -len(places)
-            each = table[c.baseline] - table[row.loss]
-            axes.plot(each, np.full(len(each), place), "o", color=styles[row.loss].color, ms=3.5, alpha=0.5)
-            for lower, upper, width in ((row.lower_questions, row.upper_questions, 0.8), (row.lower, row.upper, 2)):
-                axes.plot([lower, upper], [place - 0.25] * 2, color=styles[row.loss].color, lw=width)
-            places.append(place)
-            labels.append(f"{row.loss}, {'end' if name == 'accuracy' else 'mean'}")
+    rows = c.differences[c.differences.metric.isin(["accuracy", "accuracy_area"])]
+    for i, row in enumerate(rows.itertuples()):
+        color, table = styles[row.loss].color, c.values.pivot(index="seed", columns="loss", values=row.metric)
+        each = table[c.baseline] - table[row.loss]
+        axes.plot(each, np.full(len(each), -i), "o", color=color, ms=3.5, alpha=0.5)
+        for lower, upper, width in ((row.lower_questions, row.upper_questions, 0.8), (row.lower, row.upper, 2)):
+            axes.plot([lower, upper], [-i - 0.25] * 2, color=color, lw=width)
     axes.axvline(0, color=figures.GREY, lw=0.8)
-    axes.set_yticks(places, labels)
+    labels = [f"{row.loss}, {'end' if row.metric == 'accuracy' else 'mean'}" for row in rows.itertuples()]
+    axes.set_yticks(-np.arange(len(labels)), labels)
     axes.set(title=f"accuracy: {c.baseline} minus the other (points: seeds)", xlabel="difference")
 
 
@@ -576,9 +559,8 @@ def _draw_clip_rates(axes: Axes, c: Comparison, styles: dict, kind: str, title: 
         table = c.clip_rates[(c.clip_rates.loss == loss) & (c.clip_rates.kind == kind)].dropna(subset="rate")
         if len(table):
             place = places[table.low].to_numpy()
-            axes.fill_between(
-                place, table.lower.clip(0), table.upper.clip(upper=1), color=styles[loss].color, alpha=0.15, lw=0
-            )
+            lower, upper = table.lower.clip(0), table.upper.clip(upper=1)
+            axes.fill_between(place, lower, upper, color=styles[loss].color, alpha=0.15, lw=0)
             axes.plot(place, table.rate, label=loss, **styles[loss].line_kwargs())
     bins = c.clip_rates[["low", "high"]].drop_duplicates()
     axes.set_xscale("log")

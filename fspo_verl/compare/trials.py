@@ -20,7 +20,7 @@ import pandas as pd
 
 from fspo_verl.analysis.clip_rates import length_edges, sides
 from fspo_verl.analysis.runs import Run, read_runs
-from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, Clip, TokenClip
+from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, TokenClip
 from fspo_verl.observe.metrics import NAMES
 from fspo_verl.observe.settings import RunSettings
 
@@ -127,15 +127,15 @@ def read_trials(folder: Path) -> list[Trial]:
     Raises:
         ValueError: there is none, or two are of the same loss and seed.
     """
-    found = sorted(path for path in folder.iterdir() if path.is_dir() and _identity(path) and any(path.iterdir()))
+    places = sorted(path for path in folder.iterdir() if path.is_dir() and _identity(path) and any(path.iterdir()))
+    found = {path: _identity(path) for path in places}
     if not found:
         raise ValueError(f"{folder} holds no runs: folders called LOSS-seedN, such as fspo-seed3 or gspo-hf-seed3")
-    identities = [_identity(path) for path in found]
-    if len(set(identities)) < len(found):
+    if len(set(found.values())) < len(found):
         raise ValueError(f"{folder} holds several runs of one loss and seed: {', '.join(path.name for path in found)}")
-    runs = list(read_runs(found))
+    runs = list(read_runs(list(found)))
     edges = _edges(np.concatenate([run.records["length"].to_numpy() for run in runs]))
-    trials = (_trial(run, *identity, edges) for run, identity in zip(runs, identities, strict=True))
+    trials = (_trial(run, *identity, edges) for run, identity in zip(runs, found.values(), strict=True))
     # Rounded as in JSON, so that a comparison from the runs and one from its JSON agree to the last digit.
     return [Trial.from_json(trial.to_json()) for trial in trials]
 
@@ -209,8 +209,11 @@ def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]
 
     responses = count(np.ones(len(records)))
     logs = count(np.log(length)).sum(0) / np.maximum(responses.sum(0), 1)
+    clips = {name: clip for name, clip in CLIPS.items() if not isinstance(clip, TokenClip) and not clip.lacks(records)}
+    if (settings := records.attrs["settings"]) and settings.band:
+        clips[loss] = BandClip(loss, loss, settings.band)
     matched = {}
-    for name, clip in _shapes(records, loss).items():
+    for name, clip in clips.items():
         try:
             matched[name] = count(clip.matched(records, MATCHED_RATE).clipped(records)).astype(int).tolist()
         except ValueError as error:
@@ -222,13 +225,6 @@ def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]
         clipped=count(records["clipped"].to_numpy(np.float64)).tolist(),
         matched=matched,
     )
-
-
-def _shapes(records: pd.DataFrame, loss: str) -> dict[str, Clip]:
-    settings = records.attrs["settings"]
-    trained = {loss: BandClip(loss, loss, settings.band)} if settings and settings.band else {}
-    whole = {name: clip for name, clip in CLIPS.items() if not isinstance(clip, TokenClip) and not clip.lacks(records)}
-    return whole | trained
 
 
 def _rounded(value):

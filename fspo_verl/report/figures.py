@@ -144,8 +144,8 @@ def _legend_below(axes: Axes, **kwargs) -> None:
     axes.legend(alignment="left", title_fontsize=8.5, **place, **kwargs)
 
 
-def panels(panels: Sequence[tuple], columns: int, height: float, one_legend: bool) -> Figure:
-    """A figure of panels: the function below that draws one, and its arguments but the axes."""
+def of_panels(panels: Sequence[tuple], columns: int, height: float, one_legend: bool) -> Figure:
+    """A figure of panels, each a function below and its arguments but the axes; with one legend for all of them."""
     figure, axes = grid(len(panels), columns, height)
     for place, (draw, *args) in zip(axes, panels, strict=True):
         draw(place, *args)

@@ -28,45 +28,27 @@ _OUTLIER = norm.ppf(0.975)
 
 @dataclass
 class Analysis:
-    """All that is computed from the records of one run."""
+    """All that is computed from the records of one run. ``total`` and ``outliers`` hold n, rate, lower, upper."""
 
     run: Run
-    total: pd.Series
-    """n, rate, lower, upper: clip rate over all lengths."""
-
-    rates: pd.DataFrame
-    """Clip rate by length."""
-
+    total: pd.Series  # clip rate over all lengths
+    rates: pd.DataFrame  # by length
     lre: Estimate
-    floor: Estimate
-    """LRE by chance."""
-
-    lre_excluded: int
-    """Responses in bins that hold too few responses or prompts to take part in the LRE."""
-
+    floor: Estimate  # LRE by chance
+    lre_excluded: int  # responses in bins that hold too few responses or prompts to take part in the LRE
     stock: Counterfactuals
-    matched: Counterfactuals | None
-    """None where no clip can take :data:`fspo_verl.clips.MATCHED_RATE` of these responses."""
-
-    weights: pd.DataFrame
-    """Mean of each smooth weight by length."""
-
+    matched: Counterfactuals | None  # None where no clip can take MATCHED_RATE of these responses
+    weights: pd.DataFrame  # mean of each smooth weight by length
     law: LawOfS
-    quantiles: pd.DataFrame
-    """Columns normal, z = (S + Q/2)/√Q, per_sqrt_length = S/(σ√L): quantiles of the normal law and of the sample."""
-
-    outliers: pd.Series
-    """n, rate, lower, upper: share of the moved responses with |S + Q/2| > 1.96 √Q."""
-
-    windows: pd.DataFrame
-    """σ, drift and LRE in windows of consecutive steps."""
+    quantiles: pd.DataFrame  # of the normal law (normal) and of the sample: z = (S + Q/2)/√Q, per_sqrt_length = S/(σ√L)
+    outliers: pd.Series  # share of the moved responses with |S + Q/2| > 1.96 √Q
+    windows: pd.DataFrame  # σ, drift and LRE in windows of consecutive steps
 
 
 def analyse(run: Run, edges: np.ndarray, rng: np.random.Generator) -> Analysis | None:
     """Everything about the records of a run; None where no response has an advantage.
 
     Args:
-        run: the run.
         edges: of length bins that cover all its lengths, see :func:`fspo_verl.analysis.clip_rates.length_edges`.
         rng: source of all draws.
     """

@@ -31,7 +31,6 @@ from fspo_verl import terminal
 from fspo_verl.analysis.clip_rates import length_edges
 from fspo_verl.analysis.counterfactuals import Counterfactuals
 from fspo_verl.analysis.law import LawOfS
-from fspo_verl.analysis.resampling import Estimate
 from fspo_verl.analysis.runs import RECORDS_DIR, Run, config_differences, read_runs, written
 from fspo_verl.clips import CLIPS, MATCHED_RATE, WEIGHTS, Style
 from fspo_verl.files import write_whole
@@ -69,7 +68,7 @@ class Part:
 
     numbers: Sequence[str] = ()
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)  # texts, by caption
-    panels: Sequence[tuple] = ()  # see figures.panels
+    panels: Sequence[tuple] = ()  # as figures.of_panels takes them
     height: float = 0.0  # of a panel, inches
     columns: int = 2
     one_legend: bool = True
@@ -78,7 +77,7 @@ class Part:
 
     def draw(self, columns: int) -> Figure:
         """The figure with so many panels in a row."""
-        return figures.panels(self.panels, columns, self.height, self.one_legend)
+        return figures.of_panels(self.panels, columns, self.height, self.one_legend)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -131,9 +130,8 @@ def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]
         for i, run in enumerate(tqdm(runs, "numbers", delay=2))
         if (found := analyse(run, edges, np.random.default_rng([seed, i]))) is not None
     ]
-    styles = dict(
-        zip([run.name for run in runs], figures.run_styles([clip_of(run.settings) for run in runs]), strict=True)
-    )
+    clips = [clip_of(run.settings) for run in runs]
+    styles = {run.name: style for run, style in zip(runs, figures.run_styles(clips), strict=True)}
     rng = np.random.default_rng(seed)
     recorded = {a.run.name for a in analyses}
     live = {run.name: live_rates(run, rng) for run in runs if run.name not in recorded}
@@ -221,7 +219,7 @@ def verdict(runs: Sequence[Run], analyses: Sequence[Analysis]) -> list[tuple[str
     ]
     if rest := [a.run.name for a in judged if not _beyond_chance(a)]:
         lengths.append(f"no dependence beyond chance can be told in {', '.join(rest)}")
-    lengths += [f"too few responses to judge {a.run.name}" for a in analyses if a not in judged]
+    lengths += [f"too few responses to judge {a.run.name}" for a in analyses if math.isnan(a.lre.value)]
     clipped = [f"{a.run.name} {_rate(a.total)} of {a.total.n:,.0f} responses" for a in analyses]
     lines = [("clipped", ", ".join(clipped)), ("lengths", "; ".join(lengths))]
     if (reference := _reference(analyses)) is not None:
@@ -249,7 +247,7 @@ def _reference(analyses: Sequence[Analysis]) -> Analysis | None:
 
 
 def clip_rates(analyses: Sequence[Analysis], live: dict[str, pd.DataFrame], styles: dict[str, Style]) -> Part:
-    series = [Series(_with_lre(a.run.name, a.lre), styles[a.run.name], a.rates) for a in analyses]
+    series = [Series(f"{a.run.name}: LRE {_interval(*a.lre)}", styles[a.run.name], a.rates) for a in analyses]
     numbers = [_clip_sentence(a) for a in analyses]
     for name, table in live.items():
         if len(table):
@@ -300,21 +298,14 @@ def log_ratios(analyses: Sequence[Analysis], styles: dict[str, Style], rng) -> P
 
 def quantiles(analyses: Sequence[Analysis], styles: dict[str, Style]) -> Part:
     moved = {a.run.name: a for a in analyses if len(a.quantiles)}
-    panels = [
-        (
-            figures.quantiles,
-            title,
-            [
-                (f"{name}, n = {a.law.responses:,}", styles[name], a.quantiles.normal, a.quantiles[column])
-                for name, a in moved.items()
-            ],
-        )
-        for title, column in (("(S + Q/2) / √Q", "z"), ("S / (σ √L)", "per_sqrt_length"))
-        if moved
-    ]
+    labels = {name: f"{name}, n = {a.law.responses:,}" for name, a in moved.items()}
+    panels = []
+    for title, column in (("(S + Q/2) / √Q", "z"), ("S / (σ √L)", "per_sqrt_length")) if moved else ():
+        series = [(labels[name], styles[name], a.quantiles.normal, a.quantiles[column]) for name, a in moved.items()]
+        panels.append((figures.quantiles, title, series))
     numbers = [
-        f"{name}: |S + Q/2| exceeds 1.96 √Q in {_rate(a.outliers)} of {a.outliers.n:,.0f} moved responses (normal law: "
-        "5%)."
+        f"{name}: |S + Q/2| exceeds 1.96 √Q in {_rate(a.outliers)} of {a.outliers.n:,.0f} moved "
+        "responses (normal law: 5%)."
         for name, a in moved.items()
     ]
     return Part(numbers, panels=panels, height=3.9)
@@ -351,19 +342,14 @@ def law(analyses: Sequence[Analysis], styles: dict[str, Style]) -> Part:
     slopes = {name: f"slope {_interval(*law.std_slope)}" for name, law in laws.items()}
     sigma = [Series(name, styles[name], law.sigma_by_length, "value") for name, law in laws.items()]
     spread = [Series(f"{name}: {slopes[name]}", styles[name], law.std_by_length, "value") for name, law in laws.items()]
-    return Part(
-        [
-            f"{name}: σ = {_interval(*law.sigma)}, {slopes[name]} ({law.responses:,} moved responses)."
-            for name, law in laws.items()
-        ],
-        {"The law of S: estimate [95% interval]": _law_table(laws)},
-        [
-            (figures.sigma_by_length, sigma),
-            (figures.spread_by_length, spread, [law.std_slope.value for law in laws.values()]),
-        ],
-        height=4.0,
-        one_legend=False,
-    )
+    fitted = [law.std_slope.value for law in laws.values()]
+    numbers = [
+        f"{name}: σ = {_interval(*law.sigma)}, {slopes[name]} ({law.responses:,} moved responses)."
+        for name, law in laws.items()
+    ]
+    tables = {"The law of S: estimate [95% interval]": _law_table(laws)}
+    panels = [(figures.sigma_by_length, sigma), (figures.spread_by_length, spread, fitted)]
+    return Part(numbers, tables, panels, height=4.0, one_legend=False)
 
 
 def curves(runs: Sequence[Run], styles: dict[str, Style]) -> Part:
@@ -406,10 +392,8 @@ def _lacking(run: Run, unmatched: bool) -> Iterator[str]:
         how = f"Train with {RECORDS_DIR}=DIR"
         if run.settings is None or run.settings.loss != "fspo":
             how += " and +algorithm.policy_loss=observed (algorithm.policy_loss=gspo and grpo include it)"
-        yield (
-            "no records, so no clip rates with their numbers of responses, no comparison of clips and no law of S. "
-            + how
-        )
+        without = "no clip rates with their numbers of responses, no comparison of clips and no law of S"
+        yield f"no records, so {without}. {how}"
     elif not (records.advantage != 0).any():
         yield "no response has an advantage, so there is no gradient that a clip could take"
     elif not (records.quadratic_variation > 0).any():
@@ -487,17 +471,17 @@ def _clip_series(counterfactuals: Counterfactuals, headline: bool = False) -> li
     series = []
     for clip in CLIPS.values():
         if clip.name in summary.index and (clip.headline if headline else clip.style):
-            lre = Estimate(*summary.loc[clip.name, ["lre", "lre_lower", "lre_upper"]])
-            label = _with_lre(clip.shape, lre) if headline else clip.shape
+            lre = summary.loc[clip.name, ["lre", "lre_lower", "lre_upper"]]
+            label = f"{clip.shape}: LRE {_interval(*lre)}" if headline else clip.shape
             series.append(Series(label, clip.style, tables.loc[[clip.name]]))
     return series
 
 
 def _clip_table(a: Analysis) -> pd.DataFrame:
-    rescaled = _clip_texts(a.matched)[["LRE", "by chance up to"]].add_suffix(f" at {MATCHED_RATE:.0%}")
-    table = _clip_texts(a.stock).join(rescaled).fillna(_DASH)
+    table = _clip_texts(a.stock)
+    rescaled = _clip_texts(a.matched).reindex(table.index, fill_value=_DASH)[["LRE", "by chance up to"]]
     table.insert(0, "clip", [CLIPS[name].label for name in table.index])
-    return table
+    return table.join(rescaled.add_suffix(f" at {MATCHED_RATE:.0%}"))
 
 
 def _clip_texts(found: Counterfactuals | None) -> pd.DataFrame:
@@ -511,7 +495,7 @@ def _clip_texts(found: Counterfactuals | None) -> pd.DataFrame:
         ]
         for row in (() if found is None else found.summary.query("side == 'all'").itertuples())
     }
-    return pd.DataFrame(texts, index=["eps", "rate", "LRE", "by chance up to"]).T
+    return pd.DataFrame(texts, index=["eps", "rate", "LRE", "by chance up to"], dtype=object).T
 
 
 def _weight_tables(a: Analysis) -> dict[str, pd.DataFrame]:
@@ -587,10 +571,6 @@ def _accuracy_sentence(run: str, name: str, values: pd.Series) -> str:
     )
 
 
-def _with_lre(name: str, lre: Estimate) -> str:
-    return f"{name}: LRE {_interval(*lre)}"
-
-
 def _number(value: float) -> str:
     return _DASH if math.isnan(value) else f"{value:.2g}"
 
@@ -604,12 +584,8 @@ def _interval(value: float, lower: float, upper: float, unit: str = "") -> str:
         return f"{value:.2g}{unit}"
     decimals = max(0, math.ceil(-math.log10((upper - lower) / 6)))
     largest = max(-lower, upper)
-    if largest >= 1e-3:
-        texts = [f"{number:.{decimals}f}" for number in (value, lower, upper)]
-    else:
-        digits = max(1, decimals + math.floor(math.log10(largest)) + 1)
-        texts = [f"{number:.{digits}g}" for number in (value, lower, upper)]
-    return f"{texts[0]}{unit} [{texts[1]}, {texts[2]}]"
+    form = f".{decimals}f" if largest >= 1e-3 else f".{max(1, decimals + math.floor(math.log10(largest)) + 1)}g"
+    return f"{value:{form}}{unit} [{lower:{form}}, {upper:{form}}]"
 
 
 def _rate(row) -> str:
