@@ -495,7 +495,7 @@ def _clip_texts(found: Counterfactuals | None) -> pd.DataFrame:
         ]
         for row in (() if found is None else found.summary.query("side == 'all'").itertuples())
     }
-    return pd.DataFrame(texts, index=["eps", "rate", "LRE", "by chance up to"], dtype=object).T
+    return pd.DataFrame(texts, index=["eps", "rate", "LRE", "by chance up to"]).T.astype(object)
 
 
 def _weight_tables(a: Analysis) -> dict[str, pd.DataFrame]:
