@@ -8,9 +8,10 @@ earlier comparison has written. DIR gets comparison.md, comparison.json and comp
 
 import argparse
 import io
+import itertools
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -20,10 +21,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
-from scipy import optimize, stats
+from scipy import optimize
 
 from fspo_verl.analysis.clip_rates import MIN_COUNT, length_reweighting_error, rate_by_length
-from fspo_verl.analysis.resampling import Estimate
+from fspo_verl.analysis.resampling import Estimate, t_quantile
 from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.compare import thresholds
 from fspo_verl.compare.trials import Trial, read_trials
@@ -34,11 +35,7 @@ MIN_SEEDS = 3  # of an interval
 LATE = 5  # steps whose mean is the value at the end of a run
 SPIKE = 5.0  # a gradient norm above this many medians of its run
 _DRAWS = 10_000
-_SETUP = "setup.json"
-_DIFFERENCE_COLUMNS = (
-    *("metric", "loss", "seeds", "difference", "lower", "upper", "lower_questions", "upper_questions"),
-    *("improvement", "improvement_lower", "improvement_upper", "verdict"),
-)
+_UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 _BEGIN, _END = "<!-- begin of what `fspo-verl compare` writes -->", "<!-- end of what `fspo-verl compare` writes -->"
 
 
@@ -54,18 +51,11 @@ class Metric(NamedTuple):
     of: Callable[[Trial, float], float]  # given the stated accuracy
 
 
-def accuracy(trial: Trial) -> float:
-    """Validation accuracy at the last validated step."""
-    return trial.validation[max(trial.validation)]
-
-
 def area_weights(steps: Sequence[int]) -> np.ndarray:
     """Weights ``[steps]`` of the mean height of a curve through values at these steps, straight lines in between."""
-    width = np.diff(np.asarray(steps, dtype=np.float64))
-    weights = np.zeros(len(steps))
-    weights[:-1] += width / 2
-    weights[1:] += width / 2
-    return weights / width.sum() if len(steps) > 1 else np.ones(1)
+    if len(steps) == 1:
+        return np.ones(1)
+    return np.convolve(np.diff(steps), [0.5, 0.5]) / (steps[-1] - steps[0])
 
 
 def accuracy_area(trial: Trial) -> float:
@@ -75,14 +65,12 @@ def accuracy_area(trial: Trial) -> float:
 
 def steps_to(trial: Trial, target: float) -> float:
     """The step at which the straight lines between validations first reach an accuracy; NaN if they never do."""
-    last_step, last = None, -math.inf
-    for step, value in trial.validation.items():
-        if value >= target:
-            return float(
-                step if last_step is None else last_step + (step - last_step) * (target - last) / (value - last)
-            )
-        last_step, last = step, value
-    return math.nan
+    steps, values = np.array(list(trial.validation.items())).T
+    reached = np.flatnonzero(values >= target)
+    if not len(reached):
+        return math.nan
+    around = slice(max(reached[0] - 1, 0), reached[0] + 1)
+    return float(np.interp(target, values[around], steps[around]))
 
 
 def drawdown(trial: Trial) -> float:
@@ -131,9 +119,8 @@ def length_exponent(trial: Trial, band: str | None = None) -> float:
     table = _clip_table(trial, band)
     if table is None:
         return math.nan
-    table = table[table.n > 0]
-    n, x, clipped = (table[name].to_numpy(np.float64) for name in ("n", "mean_log", "rate"))
-    clipped = n * clipped
+    n, x, rate = table.loc[table.n > 0, ["n", "mean_log", "rate"]].to_numpy(np.float64).T
+    clipped = n * rate
     if not clipped.sum() or not x.min() < (mean := clipped @ x / clipped.sum()) < x.max():
         return math.nan
 
@@ -157,9 +144,9 @@ def late(trial: Trial, name: str) -> float:
 
 METRICS = {
     "accuracy_before": Metric("accuracy before", 0, ".3f", lambda t, _: t.validation.get(0, math.nan)),
-    "accuracy": Metric("accuracy at the end", 1, ".3f", lambda t, _: accuracy(t)),
+    "accuracy": Metric("accuracy at the end", 1, ".3f", lambda t, _: t.validation[max(t.validation)]),
     "accuracy_area": Metric("accuracy, mean over the run", 1, ".3f", lambda t, _: accuracy_area(t)),
-    "reward": Metric("training reward, mean over the run", 1, ".3f", lambda t, _: float(np.mean(t.series("reward")))),
+    "reward": Metric("training reward, mean over the run", 1, ".3f", lambda t, _: np.mean(t.series("reward"))),
     "steps_to_target": Metric("steps to accuracy {target:g}", -1, ".1f", steps_to),
     "response_length": Metric(f"response length, last {LATE} steps", 0, ".1f", lambda t, _: late(t, "response_length")),
     "entropy": Metric(f"entropy, last {LATE} steps (nats)", 0, ".4f", lambda t, _: late(t, "entropy")),
@@ -176,10 +163,8 @@ METRICS = {
     "gradient_spikes": Metric(
         f"steps with a gradient norm above {SPIKE:g} medians", -1, ".1f", lambda t, _: gradient_spikes(t)
     ),
-    "grad_norm": Metric("gradient norm, median", 0, ".3g", lambda t, _: float(np.nanmedian(t.series("grad_norm")))),
-    "grad_norm_largest": Metric(
-        "gradient norm, largest", 0, ".3g", lambda t, _: float(np.nanmax(t.series("grad_norm")))
-    ),
+    "grad_norm": Metric("gradient norm, median", 0, ".3g", lambda t, _: np.nanmedian(t.series("grad_norm"))),
+    "grad_norm_largest": Metric("gradient norm, largest", 0, ".3g", lambda t, _: np.nanmax(t.series("grad_norm"))),
 }
 
 
@@ -199,8 +184,8 @@ def measure(trials: Sequence[Trial], target: float) -> pd.DataFrame:
 # --- paired differences -----------------------------------------------------------------------------------------------
 
 
-def paired_interval(differences: np.ndarray, rng: np.random.Generator, confidence: float = 0.95) -> Estimate:
-    """Mean of paired differences, with a bootstrap interval over seeds and, if there are several, over items.
+def paired_interval(differences: np.ndarray, rng: np.random.Generator) -> Estimate:
+    """Mean of paired differences, with a 95% bootstrap interval over seeds and, if there are several, over items.
 
     Seeds and items are resampled independently of each other, whole rows and whole columns. The interval is mean ±
     t · sqrt(n/(n−1)) · (standard deviation over the draws), Student's t with n − 1 degrees of freedom for n seeds: with
@@ -209,8 +194,7 @@ def paired_interval(differences: np.ndarray, rng: np.random.Generator, confidenc
 
     Args:
         differences: ``[seeds, items]``.
-        rng: source of the draws.
-        confidence: of the interval, which is NaN for fewer than 3 seeds.
+        rng: source of the draws of the interval, which is NaN for fewer than 3 seeds.
     """
     seeds, items = differences.shape
     value = float(differences.mean())
@@ -220,7 +204,7 @@ def paired_interval(differences: np.ndarray, rng: np.random.Generator, confidenc
     drawn = by_seed @ differences
     by_item = rng.multinomial(items, np.full(items, 1 / items), _DRAWS) / items
     deviation = (drawn * by_item).sum(-1).std(ddof=1) * math.sqrt(seeds / (seeds - 1))
-    half = float(stats.t.ppf((1 + confidence) / 2, seeds - 1) * deviation)
+    half = float(t_quantile(0.95, seeds - 1) * deviation)
     return Estimate(value, value - half, value + half)
 
 
@@ -229,13 +213,9 @@ def answer_differences(first: Sequence[Trial], second: Sequence[Trial], metric: 
 
     None where the metric is not made of answers, or answers to the same questions at the same steps are not at hand.
     """
-    if metric not in ("accuracy", "accuracy_area"):
-        return None
-    trials = [*first, *second]
-    steps = {tuple(sorted(trial.answers)) for trial in trials}
-    if len({trial.questions for trial in trials}) > 1 or len(steps) > 1 or not (steps := list(*steps)):
-        return None
-    if steps != sorted(first[0].validation):
+    trials, steps = [*first, *second], sorted(first[0].validation)
+    paired = len({trial.questions for trial in trials}) == 1 and all(sorted(t.answers) == steps for t in trials)
+    if metric not in ("accuracy", "accuracy_area") or not paired:
         return None
     weights = area_weights(steps) if metric == "accuracy_area" else np.arange(len(steps)) == len(steps) - 1
 
@@ -257,35 +237,27 @@ def differences(trials: Sequence[Trial], values: pd.DataFrame, baseline: str) ->
     rows = []
     for name, metric in METRICS.items():
         table = values.pivot(index="seed", columns="loss", values=name)
-        for loss in [loss for loss in table if loss != baseline]:
+        for loss in table.columns.drop(baseline):
             pair = table[[baseline, loss]].dropna()
             difference = (pair[baseline] - pair[loss]).to_numpy()
             if not len(difference):
                 continue
             rng = np.random.default_rng(0)
             interval = paired_interval(difference[:, None], rng)
-            pairs = [[by_key[name_, seed] for seed in pair.index] for name_ in (baseline, loss)]
-            answers = answer_differences(*pairs, name)
-            both = Estimate(*[math.nan] * 3) if answers is None else paired_interval(answers, rng)
-            rows.append(
-                {"metric": name, "loss": loss, "seeds": len(difference), "difference": interval.value}
-                | {"lower": interval.lower, "upper": interval.upper}
-                | {"lower_questions": both.lower, "upper_questions": both.upper}
-                | _improvement(difference * metric.better if metric.better else None)
-                | {"verdict": verdict(difference, [interval, both], baseline)}
-            )
-    return pd.DataFrame(rows, columns=_DIFFERENCE_COLUMNS)
+            answers = answer_differences(*([by_key[of, seed] for seed in pair.index] for of in (baseline, loss)), name)
+            both = _UNKNOWN if answers is None else paired_interval(answers, rng)
+            better = _improvement(difference * metric.better) if metric.better else _UNKNOWN
+            said = verdict(difference, [interval, both], baseline)
+            rows.append((name, loss, len(difference), *interval, *both[1:], *better, said))
+    columns = ["metric", "loss", "seeds", "difference", "lower", "upper", "lower_questions", "upper_questions"]
+    columns += ["improvement", "improvement_lower", "improvement_upper", "verdict"]
+    return pd.DataFrame(rows, columns=columns)
 
 
-def _improvement(gain: np.ndarray | None) -> dict[str, float]:
-    names = ("improvement", "improvement_lower", "improvement_upper")
-    if gain is None:
-        return dict.fromkeys(names, math.nan)
+def _improvement(gain: np.ndarray) -> Estimate:
     share = np.where(gain == 0, 0.5, gain > 0)
-    numbers = rate_by_length(np.ones(len(share)), share, [1, 2]).iloc[0][["rate", "lower", "upper"]]
-    if len(share) < MIN_SEEDS:
-        numbers[["lower", "upper"]] = math.nan
-    return dict(zip(names, numbers.astype(float), strict=True))
+    rate, *ends = rate_by_length(np.ones(len(share)), share, [1, 2])[["rate", "lower", "upper"]].to_numpy()[0]
+    return Estimate(rate, *(ends if len(share) >= MIN_SEEDS else _UNKNOWN[1:]))
 
 
 def verdict(difference: np.ndarray, intervals: Sequence[Estimate], baseline: str) -> str:
@@ -307,21 +279,14 @@ def clip_rates(trials: Sequence[Trial]) -> pd.DataFrame:
     with advantage != 0), rate, lower, upper.
     """
     rows = []
-    for loss in _losses(trials):
-        for kind in ("clipped", "matched"):
-            band = None if kind == "clipped" else loss
-            tables = [_clip_table(trial, band) for trial in trials if trial.loss == loss]
-            if any(table is None for table in tables):
-                continue
-            rates = np.array([table.rate for table in tables])
-            for i, first in tables[0].iterrows():
-                some = rates[np.isfinite(rates[:, i]), i]
-                value = paired_interval(some[:, None], np.random.default_rng(0)) if len(some) else [math.nan] * 3
-                rows.append(
-                    {"loss": loss, "kind": kind, "low": int(first.low), "high": int(first.high)}
-                    | {"n": sum(table.n[i] for table in tables)}
-                    | dict(zip(("rate", "lower", "upper"), value, strict=True))
-                )
+    for loss, kind in itertools.product(_losses(trials), ("clipped", "matched")):
+        tables = [_clip_table(trial, None if kind == "clipped" else loss) for trial in trials if trial.loss == loss]
+        if any(table is None for table in tables):
+            continue
+        for (low, high), seeds in pd.concat(tables).groupby(["low", "high"]):
+            rates = seeds.rate.dropna().to_numpy()
+            mean = paired_interval(rates[:, None], np.random.default_rng(0)) if len(rates) else _UNKNOWN
+            rows.append((loss, kind, low, high, seeds.n.sum(), *mean))
     return pd.DataFrame(rows, columns=["loss", "kind", "low", "high", "n", "rate", "lower", "upper"])
 
 
@@ -376,9 +341,8 @@ def compare(
     if len(lengths) > 1:
         raise ValueError(f"the runs have different numbers of steps, {sorted(lengths)}; --steps N compares the first N")
     values = measure(trials, target)
-    return Comparison(
-        setup or {}, list(trials), baseline, target, values, differences(trials, values, baseline), clip_rates(trials)
-    )
+    paired = differences(trials, values, baseline)
+    return Comparison(setup or {}, list(trials), baseline, target, values, paired, clip_rates(trials))
 
 
 def load(path: Path) -> tuple[list[Trial], dict]:
@@ -390,7 +354,7 @@ def load(path: Path) -> tuple[list[Trial], dict]:
     """
     path = Path(path)
     if path.is_dir():
-        setup = path / _SETUP
+        setup = path / "setup.json"
         return read_trials(path), json.loads(setup.read_text()) if setup.exists() else {}
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such folder or file")
@@ -408,53 +372,20 @@ def _losses(trials: Sequence[Trial]) -> list[str]:
 # --- Markdown ---------------------------------------------------------------------------------------------------------
 
 
-def markdown(comparison: Comparison, picture: str = "comparison.png") -> str:
+def markdown(comparison: Comparison) -> str:
     """The tables of a comparison, and how its runs were made."""
-    return "\n\n".join(_paragraphs(comparison, picture)) + "\n"
+    return "\n\n".join(_paragraphs(comparison)) + "\n"
 
 
-def _paragraphs(comparison: Comparison, picture: str) -> Iterator[str]:
-    c, seeds = comparison, comparison.seeds
-    steps = c.trials[0].steps
+def _paragraphs(c: Comparison) -> Iterator[str]:
+    seeds = ", ".join(map(str, c.seeds))
     yield (
-        f"{len(c.losses)} losses, {len(seeds)} seeds each ({', '.join(map(str, seeds))}), {steps} training steps. Runs "
-        "of one seed share the warm-started model, the prompts and their order."
+        f"{len(c.losses)} losses, {len(c.seeds)} seeds each ({seeds}), {c.trials[0].steps} training steps. Runs of one "
+        "seed share the warm-started model, the prompts and their order."
     )
-    yield f"![Validation accuracy, paired differences and clip rates by length]({picture})"
-    yield "### What each loss reached\n\nMean over the seeds (smallest to largest seed)."
-    yield markdown_table(
-        ["", *c.losses],
-        ([_label(name, c.target), *(_spread(c, name, loss) for loss in c.losses)] for name in METRICS),
-    )
-    yield "Every seed: accuracy at the end (mean over the run)."
-    yield markdown_table(
-        ["seed", *c.losses], ([str(seed), *(_of_seed(c, seed, loss) for loss in c.losses)] for seed in seeds)
-    )
-    yield f"### Paired differences, {c.baseline} minus the other loss\n\n" + _interval_note(len(seeds))
-    yield markdown_table(
-        ["", "loss", "difference", "over seeds", "over seeds and questions", f"P({c.baseline} better)", "verdict"],
-        (_difference_cells(row, c) for row in c.differences.itertuples() if METRICS[row.metric].better),
-    )
-    for kind, title in (
-        ("clipped", "Clip rate by length"),
-        ("matched", f"Clip rate by length, each clip scaled to {MATCHED_RATE:.0%} of the responses of its run"),
-    ):
-        rates = c.clip_rates[c.clip_rates.kind == kind]
-        if len(rates):
-            yield f"### {title}\n\nShare of the responses with advantage != 0; mean over the seeds."
-            yield _rate_table(rates, c.losses)
-    others = [name for name in CLIPS if f"k_{name}" in c.values]
-    if others:
-        yield (
-            f"### Other clips on the same responses\n\nk in clip rate ∝ length^k, had each clip taken "
-            f"{MATCHED_RATE:.0%} of the responses of a loss; mean over the seeds. 0 is flat, above 0 clips long "
-            "responses more."
-        )
-        k = c.values.groupby("loss")[[f"k_{name}" for name in others]].mean()
-        yield markdown_table(
-            ["", *c.losses],
-            ([CLIPS[name].label, *(_signed(k.loc[loss, f"k_{name}"]) for loss in c.losses)] for name in others),
-        )
+    yield "![Validation accuracy, paired differences and clip rates by length](comparison.png)"
+    yield from _reached(c)
+    yield from _by_length(c)
     if tuning := c.setup.get("tuning"):
         yield (
             f"### Clip ranges\n\nEvery loss had the same budget: {tuning['what']}. Mean over seeds "
@@ -463,10 +394,60 @@ def _paragraphs(comparison: Comparison, picture: str) -> Iterator[str]:
         yield markdown_table(["loss", *(f"x {factor:.3g}" for factor in tuning["factors"])], _tuning_rows(tuning))
     if c.setup:
         yield "### How it was run\n\n" + "\n".join(
-            f"- {name}: {_code(value) if name == 'command' else value}"
+            f"- {name}: " + (f"`{value}`" if name == "command" else str(value))
             for name, value in c.setup.items()
             if isinstance(value, str | int | float)
         )
+
+
+def _reached(c: Comparison) -> Iterator[str]:
+    yield "### What each loss reached\n\nMean over the seeds (smallest to largest seed)."
+    by_loss = c.values.groupby("loss")
+    spreads = {
+        _label(name, c.target): {loss: _spread(values, metric.form) for loss, values in by_loss[name]}
+        for name, metric in METRICS.items()
+    }
+    yield _table("", c.losses, spreads)
+    yield "Every seed: accuracy at the end (mean over the run)."
+    accuracies = {
+        str(seed): {row.loss: f"{row.accuracy:.3f} ({row.accuracy_area:.3f})" for row in rows.itertuples()}
+        for seed, rows in c.values.groupby("seed")
+    }
+    yield _table("seed", c.losses, accuracies)
+    yield f"### Paired differences, {c.baseline} minus the other loss\n\n" + _interval_note(len(c.seeds))
+    yield markdown_table(
+        ["", "loss", "difference", "over seeds", "over seeds and questions", f"P({c.baseline} better)", "verdict"],
+        (_difference_cells(row, c) for row in c.differences.itertuples() if METRICS[row.metric].better),
+    )
+
+
+def _by_length(c: Comparison) -> Iterator[str]:
+    for kind, title in (
+        ("clipped", "Clip rate by length"),
+        ("matched", f"Clip rate by length, each clip scaled to {MATCHED_RATE:.0%} of the responses of its run"),
+    ):
+        rates = c.clip_rates[c.clip_rates.kind == kind]
+        if len(rates):
+            yield f"### {title}\n\nShare of the responses with advantage != 0; mean over the seeds."
+            texts = {
+                f"{low} to {high}": {row.loss: _number(row.rate, ".2%") for row in part.itertuples()}
+                for (low, high), part in rates.groupby(["low", "high"])
+            }
+            yield _table("tokens", [loss for loss in c.losses if loss in set(rates.loss)], texts)
+    if others := [name for name in CLIPS if f"k_{name}" in c.values]:
+        yield (
+            f"### Other clips on the same responses\n\nk in clip rate ∝ length^k, had each clip taken "
+            f"{MATCHED_RATE:.0%} of the responses of a loss; mean over the seeds. 0 is flat, above 0 clips long "
+            "responses more."
+        )
+        k = c.values.groupby("loss")[[f"k_{name}" for name in others]].mean().map(_number, form="+.2f")
+        yield _table("", c.losses, {CLIPS[name].label: k[f"k_{name}"] for name in others})
+
+
+def _table(corner: str, losses: Sequence[str], texts: Mapping[str, Mapping[str, str]]) -> str:
+    """A row per label, a column per loss; a dash for a loss that has no text."""
+    rows = ([label, *(by_loss.get(loss, "–") for loss in losses)] for label, by_loss in texts.items())
+    return markdown_table([corner, *losses], rows)
 
 
 def _interval_note(seeds: int) -> str:
@@ -484,8 +465,11 @@ def _label(name: str, target: float) -> str:
     return METRICS[name].label.format(target=target)
 
 
-def _spread(c: Comparison, name: str, loss: str) -> str:
-    values, form = c.values[c.values.loss == loss][name], METRICS[name].form
+def _number(value: float, form: str) -> str:
+    return "–" if math.isnan(value) else f"{value:{form}}"
+
+
+def _spread(values: pd.Series, form: str) -> str:
     known = values.dropna()
     if known.empty:
         return "–"
@@ -493,48 +477,18 @@ def _spread(c: Comparison, name: str, loss: str) -> str:
     return text if len(known) == len(values) else f"{text}, {len(known)} of {len(values)} seeds"
 
 
-def _of_seed(c: Comparison, seed: int, loss: str) -> str:
-    rows = c.values[(c.values.loss == loss) & (c.values.seed == seed)]
-    return "–" if rows.empty else f"{rows.accuracy.item():.3f} ({rows.accuracy_area.item():.3f})"
-
-
 def _difference_cells(row, c: Comparison) -> list[str]:
     form = "+" + METRICS[row.metric].form.lstrip("+")
-
-    def between(lower: float, upper: float, form: str) -> str:
-        return "–" if math.isnan(lower) else f"{lower:{form}} to {upper:{form}}"
-
-    improvement = f"{row.improvement:.2f}"
-    if not math.isnan(row.improvement_lower):
-        improvement += f" ({between(row.improvement_lower, row.improvement_upper, '.2f')})"
-    pairs = "" if row.seeds == len(c.seeds) else f" ({row.seeds} pairs)"
+    ends = [(row.lower, row.upper), (row.lower_questions, row.upper_questions)]
+    wilson = f" ({row.improvement_lower:.2f} to {row.improvement_upper:.2f})"
     return [
         _label(row.metric, c.target),
         row.loss,
-        f"{row.difference:{form}}{pairs}",
-        between(row.lower, row.upper, form),
-        between(row.lower_questions, row.upper_questions, form),
-        improvement,
+        f"{row.difference:{form}}" + ("" if row.seeds == len(c.seeds) else f" ({row.seeds} pairs)"),
+        *("–" if math.isnan(lower) else f"{lower:{form}} to {upper:{form}}" for lower, upper in ends),
+        f"{row.improvement:.2f}" + ("" if math.isnan(row.improvement_lower) else wilson),
         row.verdict,
     ]
-
-
-def _signed(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:+.2f}"
-
-
-def _rate_table(rates: pd.DataFrame, losses: Sequence[str]) -> str:
-    table = rates.pivot(index=["low", "high"], columns="loss", values="rate")
-    return markdown_table(
-        ["tokens", *(loss for loss in losses if loss in table)],
-        (
-            [
-                f"{low} to {high}",
-                *("–" if math.isnan(row[loss]) else f"{row[loss]:.2%}" for loss in losses if loss in table),
-            ]
-            for (low, high), row in table.iterrows()
-        ),
-    )
 
 
 def _tuning_rows(tuning: dict) -> Iterator[list[str]]:
@@ -542,10 +496,6 @@ def _tuning_rows(tuning: dict) -> Iterator[list[str]]:
         chosen = tuning["chosen"][loss]
         cells = (f"{score['reward']:.3f} (clip rate {score['clip_rate']:.1%})" for score in scores)
         yield [loss, *(f"**{c}**" if f == chosen else c for c, f in zip(cells, tuning["factors"], strict=True))]
-
-
-def _code(text: str) -> str:
-    return f"`{text}`"
 
 
 def inserted(text: str, file: Path) -> str:
@@ -580,19 +530,16 @@ def _draw_accuracy(axes: Axes, c: Comparison, styles: dict) -> None:
 
 
 def _draw_differences(axes: Axes, c: Comparison, styles: dict) -> None:
-    places, labels = [], []
-    for name in ("accuracy", "accuracy_area"):
-        table = c.values.pivot(index="seed", columns="loss", values=name)
-        for row in c.differences[c.differences.metric == name].itertuples():
-            place = -len(places)
-            each = table[c.baseline] - table[row.loss]
-            axes.plot(each, np.full(len(each), place), "o", color=styles[row.loss].color, ms=3.5, alpha=0.5)
-            for lower, upper, width in ((row.lower_questions, row.upper_questions, 0.8), (row.lower, row.upper, 2)):
-                axes.plot([lower, upper], [place - 0.25] * 2, color=styles[row.loss].color, lw=width)
-            places.append(place)
-            labels.append(f"{row.loss}, {'end' if name == 'accuracy' else 'mean'}")
+    rows = c.differences[c.differences.metric.isin(["accuracy", "accuracy_area"])]
+    for i, row in enumerate(rows.itertuples()):
+        color, table = styles[row.loss].color, c.values.pivot(index="seed", columns="loss", values=row.metric)
+        each = table[c.baseline] - table[row.loss]
+        axes.plot(each, np.full(len(each), -i), "o", color=color, ms=3.5, alpha=0.5)
+        for lower, upper, width in ((row.lower_questions, row.upper_questions, 0.8), (row.lower, row.upper, 2)):
+            axes.plot([lower, upper], [-i - 0.25] * 2, color=color, lw=width)
     axes.axvline(0, color=figures.GREY, lw=0.8)
-    axes.set_yticks(places, labels)
+    labels = [f"{row.loss}, {'end' if row.metric == 'accuracy' else 'mean'}" for row in rows.itertuples()]
+    axes.set_yticks(-np.arange(len(labels)), labels)
     axes.set(title=f"accuracy: {c.baseline} minus the other (points: seeds)", xlabel="difference")
 
 
@@ -612,9 +559,8 @@ def _draw_clip_rates(axes: Axes, c: Comparison, styles: dict, kind: str, title: 
         table = c.clip_rates[(c.clip_rates.loss == loss) & (c.clip_rates.kind == kind)].dropna(subset="rate")
         if len(table):
             place = places[table.low].to_numpy()
-            axes.fill_between(
-                place, table.lower.clip(0), table.upper.clip(upper=1), color=styles[loss].color, alpha=0.15, lw=0
-            )
+            lower, upper = table.lower.clip(0), table.upper.clip(upper=1)
+            axes.fill_between(place, lower, upper, color=styles[loss].color, alpha=0.15, lw=0)
             axes.plot(place, table.rate, label=loss, **styles[loss].line_kwargs())
     bins = c.clip_rates[["low", "high"]].drop_duplicates()
     axes.set_xscale("log")

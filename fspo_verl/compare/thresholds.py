@@ -13,7 +13,6 @@ Both ends are inclusive; null is open. A name is a number of :func:`quantities`,
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,14 +26,6 @@ CONFIDENCE = 0.99  # of an interval for the small comparison's mean, if nothing 
 MIN_SEEDS = 3  # to derive intervals from
 
 
-class Rule(NamedTuple):
-    """How the interval of a quantity is derived, and why a value outside it is a regression."""
-
-    interval: Callable[[np.ndarray, int], tuple[float | None, float | None]]  # of values per seed, and seeds to come
-    direction: str
-    why: str
-
-
 def prediction(values: np.ndarray, seeds: int) -> tuple[float, float]:
     """Interval for the mean of ``seeds`` further values of the same normal law (Student's prediction interval)."""
     count = len(values)
@@ -42,74 +33,49 @@ def prediction(values: np.ndarray, seeds: int) -> tuple[float, float]:
     return values.mean() - half, values.mean() + half
 
 
-def positive_prediction(values: np.ndarray, seeds: int) -> tuple[float, float]:
-    """The same for quantities above 0, of a log-normal law.
+class Rule(NamedTuple):
+    """How the interval of a quantity is derived, and why a value outside it is a regression."""
 
-    Raises:
-        ValueError: a value is not above 0.
-    """
-    if values.min() <= 0:
-        raise ValueError(f"expected above 0, but measured as {values.tolist()}")
-    low, high = prediction(np.log(values), seeds)
-    return math.exp(low), math.exp(high)
+    direction: str  # more is better: no upper end; neither: both ends; less is better: at most 0, whatever was measured
+    why: str
+    positive: bool = True  # a quantity above 0, of a log-normal law
 
+    def interval(self, values: np.ndarray, seeds: int) -> tuple[float | None, float | None]:
+        """For the mean of ``seeds`` further values, by :func:`prediction`; None where it is open.
 
-def at_least_prediction(values: np.ndarray, seeds: int) -> tuple[float, None]:
-    """The lower end of :func:`prediction` alone."""
-    return prediction(values, seeds)[0], None
-
-
-def nothing(values: np.ndarray, seeds: int) -> tuple[None, float]:
-    """At most 0, whatever was measured."""
-    return None, 0.0
-
-
-def at_least_positive_prediction(values: np.ndarray, seeds: int) -> tuple[float, None]:
-    """The lower end of :func:`positive_prediction` alone."""
-    return positive_prediction(values, seeds)[0], None
+        Raises:
+            ValueError: a value that has to be above 0 is not.
+        """
+        if self.direction == "less is better":
+            return None, 0.0
+        if self.positive and values.min() <= 0:
+            raise ValueError(f"expected above 0, but measured as {values.tolist()}")
+        low, high = map(math.exp, prediction(np.log(values), seeds)) if self.positive else prediction(values, seeds)
+        return low, high if self.direction == "neither" else None
 
 
 _GAP = "k of clip rate ∝ length^k tells the shapes of the bands apart on the same responses"
+_FLATTER = "fspo's clip rate is flatter over length than"
 RULES = {
     "fspo accuracy gain": Rule(
-        at_least_prediction, "more is better", "the loss trains: a wrong sign or a lost gradient shows here first"
+        "more is better", "the loss trains: a wrong sign or a lost gradient shows here first", positive=False
     ),
     "fspo clip rate": Rule(
-        positive_prediction,
         "neither",
         "the band in effect is the one configured: below it the band is too wide (an eps taken from clip_ratio_low, a "
         "scale of L), above it too narrow (a scale without the square root of L)",
     ),
     "k, fspo as trained - gspo's band": Rule(
-        at_least_positive_prediction,
-        "more is better",
-        f"{_GAP}: fspo, as it clipped, favours short responses less than gspo's band",
+        "more is better", f"{_GAP}: fspo, as it clipped, favours short responses less than gspo's band"
     ),
     "k, the fixed band - fspo as trained": Rule(
-        at_least_positive_prediction,
-        "more is better",
-        f"{_GAP}: fspo, as it clipped, favours long responses less than the fixed band",
+        "more is better", f"{_GAP}: fspo, as it clipped, favours long responses less than the fixed band"
     ),
-    "k, fspo's band - gspo's band": Rule(
-        at_least_positive_prediction, "more is better", f"{_GAP}, all at one clip rate"
-    ),
-    "k, the fixed band - fspo's band": Rule(
-        at_least_positive_prediction, "more is better", f"{_GAP}, all at one clip rate"
-    ),
-    "|k| at one clip rate, gspo - fspo": Rule(
-        at_least_positive_prediction,
-        "more is better",
-        "fspo's clip rate is flatter over length than gspo's, each on its own responses",
-    ),
-    "|k|, fixed band - fspo, as trained": Rule(
-        at_least_positive_prediction,
-        "more is better",
-        "fspo's clip rate is flatter over length than the fixed band's, as trained",
-    ),
-    **{
-        f"{loss} non-finite steps": Rule(nothing, "less is better", "no loss or gradient is NaN or inf")
-        for loss in LOSSES
-    },
+    "k, fspo's band - gspo's band": Rule("more is better", f"{_GAP}, all at one clip rate"),
+    "k, the fixed band - fspo's band": Rule("more is better", f"{_GAP}, all at one clip rate"),
+    "|k| at one clip rate, gspo - fspo": Rule("more is better", f"{_FLATTER} gspo's, each on its own responses"),
+    "|k|, fixed band - fspo, as trained": Rule("more is better", f"{_FLATTER} the fixed band's, as trained"),
+    **{f"{loss} non-finite steps": Rule("less is better", "no loss or gradient is NaN or inf") for loss in LOSSES},
 }
 
 
@@ -181,18 +147,18 @@ def update(file: Path, values: pd.DataFrame) -> str:
     measured = quantities(values)
     if len(measured) < MIN_SEEDS:
         raise ValueError(f"thresholds come from {MIN_SEEDS} seeds or more, these are {list(measured.index)}")
-    seeds, old, lines = len(data["setup"]["seeds"]), data.get("expected", {}), []
-    data["measured"] = {"seeds": measured.index.tolist(), **{name: _round(measured[name]) for name in RULES}}
-    data["expected"] = {}
+    seeds, old, lines = len(data["setup"]["seeds"]), data.get("expected", {}), [f"written: {file}"]
+    rounded = {name: [_round(value) for value in measured[name]] for name in RULES}
+    data |= {"measured": {"seeds": measured.index.tolist(), **rounded}, "expected": {}}
     for name, rule in RULES.items():
-        low, high = rule.interval(np.array(data["measured"][name]), seeds)
+        low, high = rule.interval(np.array(rounded[name]), seeds)
         limits = {"low": _round(low), "high": _round(high), "direction": rule.direction, "why": rule.why}
         data["expected"][name] = limits
         before = _text(old[name]) if name in old else "nothing"
         after = _text(limits)
         lines.append(f"{name}: {after}" + ("" if before == after else f", was {before}"))
     file.write_text(json.dumps(data, indent=1) + "\n")
-    return "\n".join([f"written: {file}", *lines])
+    return "\n".join(lines)
 
 
 def _within(value: float, limits: dict) -> bool:
@@ -207,8 +173,6 @@ def _text(limits: dict) -> str:
     return f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
 
 
-def _round(value):
-    """4 significant digits, also of a column; None stays."""
-    if isinstance(value, pd.Series):
-        return [_round(item) for item in value]
+def _round(value: float | None) -> float | None:
+    """4 significant digits."""
     return None if value is None else float(f"{value:.4g}")

@@ -20,7 +20,7 @@ import pandas as pd
 
 from fspo_verl.analysis.clip_rates import length_edges, sides
 from fspo_verl.analysis.runs import Run, read_runs
-from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, Clip, TokenClip
+from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, TokenClip
 from fspo_verl.observe.metrics import NAMES
 from fspo_verl.observe.settings import RunSettings
 
@@ -127,15 +127,15 @@ def read_trials(folder: Path) -> list[Trial]:
     Raises:
         ValueError: there is none, or two are of the same loss and seed.
     """
-    found = sorted(path for path in folder.iterdir() if path.is_dir() and _identity(path) and any(path.iterdir()))
+    places = sorted(path for path in folder.iterdir() if path.is_dir() and _identity(path) and any(path.iterdir()))
+    found = {path: _identity(path) for path in places}
     if not found:
         raise ValueError(f"{folder} holds no runs: folders called LOSS-seedN, such as fspo-seed3 or gspo-hf-seed3")
-    identities = [_identity(path) for path in found]
-    if len(set(identities)) < len(found):
+    if len(set(found.values())) < len(found):
         raise ValueError(f"{folder} holds several runs of one loss and seed: {', '.join(path.name for path in found)}")
-    runs = list(read_runs(found))
+    runs = list(read_runs(list(found)))
     edges = _edges(np.concatenate([run.records["length"].to_numpy() for run in runs]))
-    trials = (_trial(run, *identity, edges) for run, identity in zip(runs, identities, strict=True))
+    trials = (_trial(run, *identity, edges) for run, identity in zip(runs, found.values(), strict=True))
     # Rounded as in JSON, so that a comparison from the runs and one from its JSON agree to the last digit.
     return [Trial.from_json(trial.to_json()) for trial in trials]
 
@@ -174,11 +174,11 @@ def _trial(run: Run, loss: str, seed: int, edges: np.ndarray) -> Trial:
 
 
 def _logged(metrics: pd.DataFrame) -> dict[str, list[float | None]]:
-    found = {key: next((name for name in NAMES[key] if name in metrics), None) for key in _SERIES}
+    names = {key: [name for name in NAMES[key] if name in metrics] for key in _SERIES}
     return {
-        name: [value if math.isfinite(value) else None for value in metrics[column]]
-        for name, column in found.items()
-        if column is not None
+        key: [value if math.isfinite(value) else None for value in metrics[found[0]]]
+        for key, found in names.items()
+        if found
     }
 
 
@@ -198,24 +198,22 @@ def _answers(folder: Path) -> tuple[dict[int, str], str | None]:
 
 
 def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]) -> Clips:
-    row = records["step"].map({step: i for i, step in enumerate(steps)})
-    records, row = (
-        records[row.notna()],
-        row[row.notna()].to_numpy(np.int64),
-    )  # a run may end between records and metrics
+    row = pd.Index(steps).get_indexer(records["step"])
+    records, row = records[row >= 0], row[row >= 0]  # a run may end between records and metrics
     counted = sides(records)["all"]
-    length = records["length"].to_numpy()
-    place = np.searchsorted(edges, length, side="right") - 1
-    bins = len(edges) - 1
+    length, bins = records["length"].to_numpy(), len(edges) - 1
+    cell = row * bins + np.searchsorted(edges, length, side="right") - 1
 
-    def count(weights) -> np.ndarray:
-        cell = (row * bins + place)[counted]
-        return np.bincount(cell, weights[counted], len(steps) * bins).reshape(len(steps), bins)
+    def count(weights: np.ndarray) -> np.ndarray:
+        return np.bincount(cell[counted], weights[counted], len(steps) * bins).reshape(len(steps), bins)
 
     responses = count(np.ones(len(records)))
     logs = count(np.log(length)).sum(0) / np.maximum(responses.sum(0), 1)
+    clips = {name: clip for name, clip in CLIPS.items() if not isinstance(clip, TokenClip) and not clip.lacks(records)}
+    if (settings := records.attrs["settings"]) and settings.band:
+        clips[loss] = BandClip(loss, loss, settings.band)
     matched = {}
-    for name, clip in _shapes(records, loss).items():
+    for name, clip in clips.items():
         try:
             matched[name] = count(clip.matched(records, MATCHED_RATE).clipped(records)).astype(int).tolist()
         except ValueError as error:
@@ -227,13 +225,6 @@ def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]
         clipped=count(records["clipped"].to_numpy(np.float64)).tolist(),
         matched=matched,
     )
-
-
-def _shapes(records: pd.DataFrame, loss: str) -> dict[str, Clip]:
-    settings = records.attrs["settings"]
-    trained = {loss: BandClip(loss, loss, settings.band)} if settings and settings.band else {}
-    whole = {name: clip for name, clip in CLIPS.items() if not isinstance(clip, TokenClip) and not clip.lacks(records)}
-    return whole | trained
 
 
 def _rounded(value):

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of the report page: each function draws finished tables and computes nothing that is a result.
+"""The figures of the report page: each function draws a panel from finished tables and computes no result.
 
 A loss has one colour and one marker in all figures; further runs of the same loss differ by line and hollow marker.
 The colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which colour-blind readers can tell apart.
@@ -43,8 +43,6 @@ _STYLE = {
     "legend.frameon": False,
     "svg.hashsalt": "fspo_verl",  # the same figure is the same file
 }
-
-
 _OTHER_LOSS = Style(BLACK, "*")
 _REPEATS = [("-", False), ("--", True), (":", False), ("-.", True)]
 
@@ -102,12 +100,11 @@ def by_length(axes: Axes, series: Sequence[Series]) -> None:
     and the vertical axis does not stretch.
     """
     for i, (label, style, table, column) in enumerate(series):
-        table = table.rename(columns={"lower": f"{column}_lower", "upper": f"{column}_upper"})
         # Bars of different series would hide each other at one and the same place.
         table = table.assign(place=np.sqrt(table.low * table.high) * 1.02 ** (i - (len(series) - 1) / 2))
         drawn = takes_part(table)
         solid, pale = table[drawn], table[~drawn & (table.n > 0)]
-        _bars(axes, solid.place, solid, column, label, style)
+        _bars(axes, solid.place, solid[[column, "lower", "upper"]], label, style)
         marks = Line2D(pale.place, pale[column], **style._replace(line="none").line_kwargs(), alpha=0.3)
         axes.add_artist(marks) if drawn.any() else axes.add_line(marks)  # an artist has no part in the axis's limits
     binned = [table for *_, table, _ in series if len(table)]
@@ -118,13 +115,11 @@ def by_length(axes: Axes, series: Sequence[Series]) -> None:
     round_ticks(axes.xaxis, *axes.get_xlim())
 
 
-def _bars(axes: Axes, place: pd.Series, table: pd.DataFrame, column: str, label: str, style: Style, **kwargs) -> None:
-    value, lower, upper = table[[column, f"{column}_lower", f"{column}_upper"]].to_numpy().T
+def _bars(axes: Axes, place: pd.Series, intervals: pd.DataFrame, label: str, style: Style) -> None:
+    value, lower, upper = intervals.to_numpy().T
     # matplotlib refuses negative bars, which rounding can bring about where an end of the interval is the value.
     bars = np.maximum([value - lower, upper - value], 0)
-    axes.errorbar(
-        place.to_numpy(), value, bars, label=label, capsize=2, elinewidth=0.9, **style.line_kwargs(), **kwargs
-    )
+    axes.errorbar(place.to_numpy(), value, bars, label=label, capsize=2, elinewidth=0.9, **style.line_kwargs())
 
 
 def round_ticks(axis: Axis, low: float, high: float) -> None:
@@ -149,146 +144,112 @@ def _legend_below(axes: Axes, **kwargs) -> None:
     axes.legend(alignment="left", title_fontsize=8.5, **place, **kwargs)
 
 
-class Rates(NamedTuple):
-    """A panel of clip rates by length."""
-
-    title: str
-    series: Sequence[Series]
-    level: float | None = None  # the overall rate, where all series have the same
-    note: str | None = None  # above the legend
-
-
-def clip_rates(panels: Sequence[Rates], columns: int) -> Figure:
-    """Clip rate by length, each panel with its own legend."""
-    figure, axes = grid(len(panels), columns, height=4.1)
-    for panel, rates in zip(axes, panels, strict=True):
-        _clip_rate_panel(panel, rates)
-        _legend_below(panel, title=rates.note)
+def of_panels(panels: Sequence[tuple], columns: int, height: float, one_legend: bool) -> Figure:
+    """A figure of panels, each a function below and its arguments but the axes; with one legend for all of them."""
+    figure, axes = grid(len(panels), columns, height)
+    for place, (draw, *args) in zip(axes, panels, strict=True):
+        draw(place, *args)
+    if one_legend:
+        handles = {}
+        for panel in axes:
+            handles |= {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=3 if columns > 1 else 1)
     return figure
 
 
-def counterfactuals(panels: Sequence[Rates], columns: int) -> Figure:
-    """As :func:`clip_rates`, for many panels with one legend."""
-    figure, axes = grid(len(panels), columns, height=2.7)
-    for panel, rates in zip(axes, panels, strict=True):
-        _clip_rate_panel(panel, rates)
-    _one_legend(figure, axes, columns)
-    return figure
-
-
-def _clip_rate_panel(axes: Axes, rates: Rates) -> None:
-    if rates.level is not None:
-        axes.axhline(rates.level, color=BLACK, lw=0.8)
+def clip_rates(axes: Axes, title: str, series: Sequence[Series], level: float | None = None) -> None:
+    """Clip rate by length, and a line at ``level``, the overall rate, where all series have the same."""
+    if level is not None:
+        axes.axhline(level, color=BLACK, lw=0.8)
         place = axes.get_yaxis_transform()  # left edge of the panel, height of the line
-        axes.text(0.01, rates.level, f"{rates.level:.0%} overall", transform=place, va="bottom", fontsize=7.5)
-    by_length(axes, rates.series)
-    axes.set_title(rates.title)
+        axes.text(0.01, level, f"{level:.0%} overall", transform=place, va="bottom", fontsize=7.5)
+    by_length(axes, series)
+    axes.set_title(title)
     axes.set(ylim=(0, None), ylabel="clip rate")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
 
 
-def _one_legend(figure: Figure, axes: Sequence[Axes], columns: int) -> None:
-    handles = {}
-    for panel in axes:
-        handles |= {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=3 if columns > 1 else 1)
+def headline_rates(axes: Axes, title: str, series, level: float | None = None, note: str | None = None) -> None:
+    """As :func:`clip_rates`, with a legend of its own under ``note``."""
+    clip_rates(axes, title, series, level)
+    _legend_below(axes, title=note)
 
 
-class Scatter(NamedTuple):
-    """A panel of :func:`log_ratio_by_length`."""
+def log_ratio_by_length(axes: Axes, title: str, style: Style, points: pd.DataFrame, bands, limit: float) -> None:
+    """S against L, what was clipped, and the band. The length axis is square-root scaled: FSPO's band is a wedge.
 
-    title: str
-    style: Style
-    points: pd.DataFrame  # length, log_ratio, clipped
-    bands: list[tuple[str, str, pd.DataFrame]]  # label, line style, and a table of length, low, high
-    limit: float  # of the vertical axis, both ways
-
-
-def log_ratio_by_length(panels: Sequence[Scatter], columns: int) -> Figure:
-    """S against L, what was clipped, and the band. The length axis is square-root scaled: FSPO's band is a wedge."""
-    figure, axes = grid(len(panels), columns, height=3.7)
-    for panel, (title, style, points, bands, limit) in zip(axes, panels, strict=True):
-        kept, clipped = points[points.clipped == 0], points[points.clipped > 0]
-        panel.scatter(kept.length, kept.log_ratio, s=3, color=GREY, alpha=0.35, lw=0, rasterized=True, label="kept")
-        some = "some tokens clipped" if (clipped.clipped < 1).any() else "clipped"
-        panel.scatter(
-            clipped.length, clipped.log_ratio, s=8, color=style.color, alpha=0.7, lw=0, rasterized=True, label=some
-        )
-        for label, line, band in bands:
-            panel.plot(band.length, band.low, color=BLACK, ls=line, lw=1.1, label=label)
-            panel.plot(band.length, band.high, color=BLACK, ls=line, lw=1.1)
-        panel.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
-        panel.xaxis.set_major_locator(MaxNLocator(3))
-        panel.xaxis.set_major_formatter(FuncFormatter(lambda length, _: f"{length:,.0f}"))
-        panel.set(xlim=(0, points.length.max() * 1.05), xlabel=_LENGTH)
-        panel.set(ylim=(-limit, limit), ylabel="log-ratio S (nats)", title=title)
-        _legend_below(panel, markerscale=2)
-    return figure
+    Args:
+        axes, title, style: of the panel.
+        points: columns length, log_ratio, clipped.
+        bands: label, line style, and a table of length, low, high each.
+        limit: of the vertical axis, both ways.
+    """
+    kept, clipped = points[points.clipped == 0], points[points.clipped > 0]
+    some = "some tokens clipped" if (clipped.clipped < 1).any() else "clipped"
+    for part, size, color, alpha, label in ((kept, 3, GREY, 0.35, "kept"), (clipped, 8, style.color, 0.7, some)):
+        axes.scatter(part.length, part.log_ratio, s=size, color=color, alpha=alpha, lw=0, rasterized=True, label=label)
+    for label, line, band in bands:
+        axes.plot(band.length, band.low, color=BLACK, ls=line, lw=1.1, label=label)
+        axes.plot(band.length, band.high, color=BLACK, ls=line, lw=1.1)
+    axes.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
+    axes.xaxis.set_major_locator(MaxNLocator(3))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda length, _: f"{length:,.0f}"))
+    axes.set(xlim=(0, points.length.max() * 1.05), xlabel=_LENGTH)
+    axes.set(ylim=(-limit, limit), ylabel="log-ratio S (nats)", title=title)
+    _legend_below(axes, markerscale=2)
 
 
-def quantiles(panels: Sequence[tuple[str, Sequence[tuple[str, Style, pd.Series, pd.Series]]]], columns: int) -> Figure:
-    """Q-Q plots: per panel a title and series of (label, style, quantiles of the normal law, of the sample)."""
-    figure, axes = grid(len(panels), columns, height=3.9)
-    for panel, (title, series) in zip(axes, panels, strict=True):
-        panel.axline((0, 0), slope=1, color=BLACK, lw=0.8)
-        for label, style, normal, sample in series:
-            panel.plot(normal, sample, label=label, markevery=4, **style.line_kwargs())
-        reach = max((abs(sample).max() for *_, sample in series), default=0)
-        panel.set(xlim=(-3.6, 3.6), ylim=np.array([-1.05, 1.05]) * np.clip(reach, 3.6, 12), title=title)
-        panel.set(xlabel="quantile of the normal law", ylabel="quantile of the sample")
-    _one_legend(figure, axes, columns)
-    return figure
+def quantiles(axes: Axes, title: str, series: Sequence[tuple[str, Style, pd.Series, pd.Series]]) -> None:
+    """Q-Q plot of series of (label, style, quantiles of the normal law, of the sample)."""
+    axes.axline((0, 0), slope=1, color=BLACK, lw=0.8)
+    for label, style, normal, sample in series:
+        axes.plot(normal, sample, label=label, markevery=4, **style.line_kwargs())
+    reach = max(abs(sample).max() for *_, sample in series)
+    axes.set(xlim=(-3.6, 3.6), ylim=np.array([-1.05, 1.05]) * np.clip(reach, 3.6, 12), title=title)
+    axes.set(xlabel="quantile of the normal law", ylabel="quantile of the sample")
 
 
-def over_steps(
-    panels: Sequence[tuple[str, str, Sequence[tuple[str, Style, pd.DataFrame]], str]], columns: int
-) -> Figure:
-    """Estimates over training steps: per panel a title, a label, series of (label, style, table), and the column.
+def over_steps(axes: Axes, title: str, label: str, series: Sequence[tuple[str, Style, pd.DataFrame]], column) -> None:
+    """Estimates over training steps, from series of (label, style, table).
 
     A table has ``step`` and the column; with ``_lower`` and ``_upper`` it gets bars, with ``_expected`` a dotted line.
     """
-    figure, axes = grid(len(panels), columns, height=3.2)
-    for panel, (title, label, series, column) in zip(axes, panels, strict=True):
-        for i, (name, style, table) in enumerate(series):
-            if f"{column}_lower" in table:
-                apart = (i - (len(series) - 1) / 2) * (table.step.max() - table.step.min()) / 80
-                _bars(panel, table.step + apart, table, column, name, style)
-            else:
-                panel.plot(table.step, table[column], label=name, color=style.color, ls=style.line, lw=1)
-            if f"{column}_expected" in table:
-                panel.plot(table.step, table[f"{column}_expected"], color=style.color, ls=":", lw=1.2)
-        panel.set(title=title, ylabel=label)
-        if panel.get_ylim()[0] > 0 or column == "lre":
-            panel.set_ylim(0, None)
-        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-        _step_axis(panel)
-    _one_legend(figure, axes, columns)
-    return figure
+    for i, (name, style, table) in enumerate(series):
+        if f"{column}_lower" in table:
+            apart = (i - (len(series) - 1) / 2) * (table.step.max() - table.step.min()) / 80
+            _bars(axes, table.step + apart, table[[column, f"{column}_lower", f"{column}_upper"]], name, style)
+        else:
+            axes.plot(table.step, table[column], label=name, color=style.color, ls=style.line, lw=1)
+        if f"{column}_expected" in table:
+            axes.plot(table.step, table[f"{column}_expected"], color=style.color, ls=":", lw=1.2)
+    axes.set(title=title, ylabel=label)
+    if axes.get_ylim()[0] > 0 or column == "lre":
+        axes.set_ylim(0, None)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+    _step_axis(axes)
 
 
-def law_by_length(sigma: Sequence[Series], spread: Sequence[Series], slopes: Sequence[float], columns: int) -> Figure:
-    """Left σ by length; right the spread of S with the fitted power of L, and √L through the same points."""
-    figure, (left, right) = grid(2, columns, height=4.0)
-    by_length(left, sigma)
-    left.set(ylim=(0, None), ylabel="σ (nats)", title="spread σ of a token's log-ratio")
-    by_length(right, [series._replace(style=series.style._replace(line="none")) for series in spread])
-    right.set(ylabel="standard deviation of S (nats)", title="spread of a response's log-ratio S")
-    points = [_log_points(table, column) for _, _, table, column in spread]
-    if any(len(length) for length, _, _ in points):
-        right.set_yscale("log")
-        round_ticks(right.yaxis, *right.get_ylim())
-    for (length, level, weight), (_, style, _, _), slope in zip(points, spread, slopes, strict=True):
+def sigma_by_length(axes: Axes, series: Sequence[Series]) -> None:
+    """σ by length."""
+    by_length(axes, series)
+    axes.set(ylim=(0, None), ylabel="σ (nats)", title="spread σ of a token's log-ratio")
+    _legend_below(axes)
+
+
+def spread_by_length(axes: Axes, series: Sequence[Series], slopes: Sequence[float]) -> None:
+    """The spread of S by length with the fitted power of L, and √L through the same points."""
+    by_length(axes, [one._replace(style=one.style._replace(line="none")) for one in series])
+    axes.set(ylabel="standard deviation of S (nats)", title="spread of a response's log-ratio S")
+    points = [one.table[one.table[one.column] > 0] for one in series]
+    logs = [(np.log(t.low * t.high) / 2, np.log(t[one.column]), t.n) for t, one in zip(points, series, strict=True)]
+    if any(map(len, points)):
+        axes.set_yscale("log")
+        round_ticks(axes.yaxis, *axes.get_ylim())
+    for log, one, slope in zip(logs, series, slopes, strict=True):
         if math.isfinite(slope):
-            _power(right, length, level, weight, slope, color=style.color, ls="--")
-    _power(right, *map(np.concatenate, zip(*points, strict=True)), 0.5, color=GREY, ls="-", label="√L")
-    for panel in (left, right):
-        _legend_below(panel)
-    return figure
-
-
-def _log_points(table: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    table = table[table[column] > 0]
-    return np.log(table.low * table.high).to_numpy() / 2, np.log(table[column]).to_numpy(), table.n.to_numpy()
+            _power(axes, *log, slope, color=one.style.color, ls="--")
+    _power(axes, *map(np.concatenate, zip(*logs, strict=True)), 0.5, color=GREY, ls="-", label="√L")
+    _legend_below(axes)
 
 
 def _power(axes: Axes, length, level, weight, power: float, **kwargs) -> None:
@@ -299,21 +260,16 @@ def _power(axes: Axes, length, level, weight, power: float, **kwargs) -> None:
         axes.plot(np.exp(ends), np.exp(line), lw=1, **kwargs)
 
 
-def curves(panels: Sequence[tuple[str, str, Sequence[tuple[str, Style, pd.Series]]]], columns: int) -> Figure:
-    """Metrics over steps: per panel a title, a label, and series of (label, style, values indexed by step).
+def curves(axes: Axes, title: str, label: str, series: Sequence[tuple[str, Style, pd.Series]]) -> None:
+    """Metrics over steps, from series of (label, style, values indexed by step).
 
     A series of more than 100 steps is drawn pale, with a centred running mean over a thirtieth of its steps.
     """
-    figure, axes = grid(len(panels), columns, height=2.6)
-    for panel, (title, label, series) in zip(axes, panels, strict=True):
-        for name, style, values in series:
-            sparse = len(values) <= 20
-            kwargs = style.line_kwargs() if sparse else {"color": style.color, "ls": style.line}
-            if len(values) > 100:
-                panel.plot(values, color=style.color, alpha=0.25, lw=0.8)
-                values = values.rolling(math.ceil(len(values) / 30), center=True, min_periods=1).mean()
-            panel.plot(values, label=name, **kwargs)
-        panel.set(title=title, ylabel=label)
-        _step_axis(panel)
-    _one_legend(figure, axes, columns)
-    return figure
+    for name, style, values in series:
+        kwargs = style.line_kwargs() if len(values) <= 20 else {"color": style.color, "ls": style.line}
+        if len(values) > 100:
+            axes.plot(values, color=style.color, alpha=0.25, lw=0.8)
+            values = values.rolling(math.ceil(len(values) / 30), center=True, min_periods=1).mean()
+        axes.plot(values, label=name, **kwargs)
+    axes.set(title=title, ylabel=label)
+    _step_axis(axes)

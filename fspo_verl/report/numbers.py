@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The numbers of a report: what is computed from the records and the metrics of each run, with intervals."""
 
-import dataclasses
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,6 @@ from fspo_verl.analysis.counterfactuals import Counterfactuals, counterfactuals,
 from fspo_verl.analysis.law import LawOfS, law_of_s
 from fspo_verl.analysis.resampling import Estimate
 from fspo_verl.analysis.runs import Run, config_differences, live_clip_rates
-from fspo_verl.band import Band
 from fspo_verl.clips import CLIPS, MATCHED_RATE, of_run
 from fspo_verl.observe import noise
 from fspo_verl.observe.metrics import NAMES
@@ -29,48 +28,27 @@ _OUTLIER = norm.ppf(0.975)
 
 @dataclass
 class Analysis:
-    """All that is computed from the records of one run."""
+    """All that is computed from the records of one run. ``total`` and ``outliers`` hold n, rate, lower, upper."""
 
     run: Run
-    band: Band | None
-    """The band that trained; None for a loss without one."""
-
-    total: pd.Series
-    """n, rate, lower, upper: clip rate over all lengths."""
-
-    rates: pd.DataFrame
-    """Clip rate by length."""
-
+    total: pd.Series  # clip rate over all lengths
+    rates: pd.DataFrame  # by length
     lre: Estimate
-    floor: Estimate
-    """LRE by chance."""
-
-    lre_excluded: int
-    """Responses in bins that hold too few responses or prompts to take part in the LRE."""
-
+    floor: Estimate  # LRE by chance
+    lre_excluded: int  # responses in bins that hold too few responses or prompts to take part in the LRE
     stock: Counterfactuals
-    matched: Counterfactuals | None
-    """None where no clip can take :data:`fspo_verl.clips.MATCHED_RATE` of these responses."""
-
-    weights: pd.DataFrame
-    """Mean of each smooth weight by length."""
-
+    matched: Counterfactuals | None  # None where no clip can take MATCHED_RATE of these responses
+    weights: pd.DataFrame  # mean of each smooth weight by length
     law: LawOfS
-    quantiles: pd.DataFrame
-    """Columns normal, z = (S + Q/2)/√Q, per_sqrt_length = S/(σ√L): quantiles of the normal law and of the sample."""
-
-    outliers: pd.Series
-    """n, rate, lower, upper: share of the moved responses with |S + Q/2| > 1.96 √Q."""
-
-    windows: pd.DataFrame
-    """σ, drift and LRE in windows of consecutive steps."""
+    quantiles: pd.DataFrame  # of the normal law (normal) and of the sample: z = (S + Q/2)/√Q, per_sqrt_length = S/(σ√L)
+    outliers: pd.Series  # share of the moved responses with |S + Q/2| > 1.96 √Q
+    windows: pd.DataFrame  # σ, drift and LRE in windows of consecutive steps
 
 
 def analyse(run: Run, edges: np.ndarray, rng: np.random.Generator) -> Analysis | None:
     """Everything about the records of a run; None where no response has an advantage.
 
     Args:
-        run: the run.
         edges: of length bins that cover all its lengths, see :func:`fspo_verl.analysis.clip_rates.length_edges`.
         rng: source of all draws.
     """
@@ -86,7 +64,6 @@ def analyse(run: Run, edges: np.ndarray, rng: np.random.Generator) -> Analysis |
     z = (moved.log_ratio + moved.quadratic_variation / 2) / np.sqrt(moved.quadratic_variation)
     return Analysis(
         run=run,
-        band=run.settings and run.settings.trained_band,
         total=_overall(counted.length, counted.clipped, clusters, edges),
         rates=rates,
         lre=lre,
@@ -122,14 +99,12 @@ def live_rates(run: Run, rng: np.random.Generator) -> pd.DataFrame:
     """
     rows = []
     longest = run.metrics.reindex(columns=NAMES["longest"]).max().item()
-    for low, part in live_clip_rates(run.metrics).groupby("low"):
-        part = part[part.responses > 0]
-        if len(part):
-            value, lower, upper = resampling.clustered_bootstrap(
-                np.arange(len(part)), part[["clipped", "responses"]].to_numpy(), _quotient, rng
-            )
-            high = np.fmax(longest, low) if part.high.isna().any() else part.high.max()
-            rows.append((low, high, len(part), value.item(), lower.item(), upper.item()))
+    for low, part in live_clip_rates(run.metrics).query("responses > 0").groupby("low"):
+        rate = resampling.clustered_bootstrap(
+            np.arange(len(part)), part[["clipped", "responses"]], lambda totals: totals[..., :1] / totals[..., 1:], rng
+        )
+        high = np.fmax(longest, low) if part.high.isna().any() else part.high.max()
+        rows.append((low, high, len(part), *(number.item() for number in rate)))
     return pd.DataFrame(rows, columns=["low", "high", "n", "rate", "lower", "upper"])
 
 
@@ -142,32 +117,39 @@ def live_steps(run: Run) -> pd.DataFrame:
 
 def tables(runs: Sequence[Run], analyses: Sequence[Analysis], live: dict[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     """Every number of a report, by the name of its file; ``live`` is :func:`live_rates` by name of run."""
-    methods = [
-        (a.run.name, constants, counterfactuals)
-        for a in analyses
-        for constants, counterfactuals in (("stock", a.stock), ("matched", a.matched))
-        if counterfactuals is not None
-    ]
-    by_length = [
-        ({"run": a.run.name, "quantity": field.name}, table)
-        for a in analyses
-        for field in dataclasses.fields(a.law)
-        if isinstance(table := getattr(a.law, field.name), pd.DataFrame)
-    ]
     recorded = {a.run.name: a for a in analyses}
+    methods = {
+        (name, constants): found
+        for name, a in recorded.items()
+        for constants, found in (("stock", a.stock), ("matched", a.matched))
+        if found is not None
+    }
+    of_law = {
+        (name, quantity): table
+        for name, a in recorded.items()
+        for quantity, table in vars(a.law).items()
+        if isinstance(table, pd.DataFrame)
+    }
     return {
         "summary": pd.DataFrame([_summary(run, recorded.get(run.name)) for run in runs]),
-        "clip_rate_by_length": _stacked(({"run": a.run.name}, a.rates) for a in analyses),
-        "live_clip_rate_by_length": _stacked(({"run": name}, table) for name, table in live.items()),
-        "counterfactuals_by_length": _stacked(({"run": r, "constants": k}, c.by_length) for r, k, c in methods),
-        "counterfactuals_summary": _stacked(({"run": r, "constants": k}, c.summary) for r, k, c in methods),
-        "weights_by_length": _stacked(({"run": a.run.name}, a.weights) for a in analyses),
-        "law_by_length": _stacked(by_length),
-        "quantiles": _stacked(({"run": a.run.name}, a.quantiles) for a in analyses),
-        "over_steps": _stacked(({"run": a.run.name}, a.windows) for a in analyses),
-        "metrics": _stacked(({"run": run.name}, run.metrics.reset_index()) for run in runs),
+        "clip_rate_by_length": _stacked({name: a.rates for name, a in recorded.items()}),
+        "live_clip_rate_by_length": _stacked(live),
+        "counterfactuals_by_length": _stacked(
+            {k: found.by_length for k, found in methods.items()}, ("run", "constants")
+        ),
+        "counterfactuals_summary": _stacked({k: found.summary for k, found in methods.items()}, ("run", "constants")),
+        "weights_by_length": _stacked({name: a.weights for name, a in recorded.items()}),
+        "law_by_length": _stacked(of_law, ("run", "quantity")),
+        "quantiles": _stacked({name: a.quantiles for name, a in recorded.items()}),
+        "over_steps": _stacked({name: a.windows for name, a in recorded.items()}),
+        "metrics": _stacked({run.name: run.metrics.reset_index() for run in runs}),
         "config_differences": config_differences(runs).reset_index(),
     }
+
+
+def _stacked(frames: dict, keys: Sequence[str] = ("run",)) -> pd.DataFrame:
+    """One table of all; its first columns, ``keys``, say which."""
+    return pd.concat(frames, names=keys).reset_index(keys) if frames else pd.DataFrame()
 
 
 def steps(run: Run) -> int:
@@ -185,22 +167,13 @@ def _summary(run: Run, a: Analysis | None) -> dict:
     length = run.records.length
     row |= {"length_shortest": length.min(), "length_median": length.median(), "length_longest": length.max()}
     row |= {"n": a.total.n, "lre_excluded_responses": a.lre_excluded, "moved": a.law.responses}
-    rate = Estimate(a.total.rate, a.total.lower, a.total.upper)
-    outliers = Estimate(a.outliers.rate, a.outliers.lower, a.outliers.upper)
+    rate, outliers = (overall[["rate", "lower", "upper"]] for overall in (a.total, a.outliers))
     estimates = {"clip_rate": rate, "lre": a.lre, "lre_floor": a.floor, "outliers": outliers}
-    estimates |= {
-        f.name: value for f in dataclasses.fields(a.law) if isinstance(value := getattr(a.law, f.name), Estimate)
-    }
+    estimates |= {name: value for name, value in vars(a.law).items() if isinstance(value, Estimate)}
     estimates |= {f"variance_{name}": value for name, value in a.law.variance_law._asdict().items()}
     for name, (value, lower, upper) in estimates.items():
         row |= {name: value, f"{name}_lower": lower, f"{name}_upper": upper}
     return row
-
-
-def _stacked(parts: Iterable[tuple[dict, pd.DataFrame]]) -> pd.DataFrame:
-    """One table of all, with the keys of each as its first columns."""
-    frames = [pd.concat([pd.DataFrame(keys, index=frame.index), frame], axis=1) for keys, frame in parts]
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
 def _overall(length, share, clusters, edges) -> pd.Series:
@@ -208,13 +181,12 @@ def _overall(length, share, clusters, edges) -> pd.Series:
 
 
 def _matched(records: pd.DataFrame, edges: np.ndarray, rng: np.random.Generator) -> Counterfactuals | None:
-    def reaches(clip):
-        try:
-            return not clip.lacks(records) and clip.matched(records, MATCHED_RATE) is not None
-        except ValueError:
-            return False
-
-    clips = {name: clip for name, clip in CLIPS.items() if reaches(clip)}
+    clips = {}
+    for name, clip in CLIPS.items():
+        with contextlib.suppress(ValueError):  # one that cannot take so many of these responses
+            if not clip.lacks(records):
+                clip.matched(records, MATCHED_RATE)
+                clips[name] = clip
     return counterfactuals(records, edges, rng, MATCHED_RATE, clips, DRAWS) if clips else None
 
 
@@ -241,7 +213,7 @@ def _windows(records: pd.DataFrame, edges: np.ndarray, rng: np.random.Generator)
         lre, (floor, _) = clip_rates.lre_against_chance(counted, counted.clipped, edges, rng, _WINDOW_DRAWS)
         row = {"first_step": window[0], "last_step": window[-1], "step": window.mean()}
         row |= {"n": len(counted), "moved": len(moved)}
-        for name, numbers in (("sigma", [x[0] for x in law]), ("drift", [x[1] for x in law]), ("lre", lre)):
+        for name, numbers in zip(("sigma", "drift", "lre"), (*np.transpose(law), lre), strict=True):
             row |= dict(zip((name, f"{name}_lower", f"{name}_upper"), numbers, strict=True))
         rows.append(row | {"drift_expected": -(row["sigma"] ** 2) / 2, "lre_expected": floor.value})
     return pd.DataFrame(rows)
@@ -251,7 +223,3 @@ def _sigma_and_drift(totals: np.ndarray) -> np.ndarray:
     count, variance, drift = np.moveaxis(totals, -1, 0)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.stack([np.sqrt(variance / count), drift / count], axis=-1)
-
-
-def _quotient(totals: np.ndarray) -> np.ndarray:
-    return totals[..., :1] / totals[..., 1:]

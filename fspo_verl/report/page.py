@@ -16,7 +16,7 @@ import math
 import platform
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,9 +30,8 @@ from tqdm import tqdm
 from fspo_verl import terminal
 from fspo_verl.analysis.clip_rates import length_edges
 from fspo_verl.analysis.counterfactuals import Counterfactuals
-from fspo_verl.analysis.resampling import Estimate
+from fspo_verl.analysis.law import LawOfS
 from fspo_verl.analysis.runs import RECORDS_DIR, Run, config_differences, read_runs, written
-from fspo_verl.band import Band
 from fspo_verl.clips import CLIPS, MATCHED_RATE, WEIGHTS, Style
 from fspo_verl.files import write_whole
 from fspo_verl.observe import noise
@@ -40,17 +39,8 @@ from fspo_verl.observe.metrics import NAMES
 from fspo_verl.observe.noise import Noise
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.report import figures
-from fspo_verl.report.figures import Rates, Scatter, Series
-from fspo_verl.report.numbers import (
-    Analysis,
-    analyse,
-    clip_of,
-    live_rates,
-    live_steps,
-    noise_of,
-    steps,
-    tables,
-)
+from fspo_verl.report.figures import Series
+from fspo_verl.report.numbers import Analysis, analyse, clip_of, live_rates, live_steps, noise_of, steps, tables
 from fspo_verl.versions import installed
 
 _MADE_BY = "fspo-verl report"
@@ -59,44 +49,35 @@ _POINTS = 4000  # of a scatter plot
 _DASH = "–"
 
 # Panels of the training curves: title, and metrics with their units, of which the first counts that all runs log.
-_CURVES = [
-    ("reward", dict.fromkeys((*NAMES["reward"], "critic/rewards/mean"), "mean")),
-    ("response length", dict.fromkeys(NAMES["response_length"], "mean (tokens)")),
-    ("entropy", dict.fromkeys(NAMES["entropy"], "nats per token")),
-    (
-        "clipped",
-        dict(
-            zip(
-                ("fspo/clip_rate/all", *NAMES["clip_fraction"]),
-                ("share of responses, A ≠ 0", "share of all responses", "share of tokens"),
-                strict=True,
-            )
-        ),
-    ),
-    ("gradient norm", dict.fromkeys(NAMES["grad_norm"], "before clipping")),
-]
-
-
-@dataclass
-class Table:
-    """A table of texts for the page."""
-
-    caption: str
-    frame: pd.DataFrame
+_CURVES = {
+    "reward": dict.fromkeys((*NAMES["reward"], "critic/rewards/mean"), "mean"),
+    "response length": dict.fromkeys(NAMES["response_length"], "mean (tokens)"),
+    "entropy": dict.fromkeys(NAMES["entropy"], "nats per token"),
+    "clipped": {
+        "fspo/clip_rate/all": "share of responses, A ≠ 0",
+        "actor/fspo/clip_fraction": "share of all responses",
+        "actor/pg_clipfrac": "share of tokens",
+    },
+    "gradient norm": dict.fromkeys(NAMES["grad_norm"], "before clipping"),
+}
 
 
 @dataclass
 class Part:
     """What a section of the page shows; its prose is in the template."""
 
-    numbers: list[str] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-    draw: Callable[[int], Figure] | None = None
-    """Draws the figure with so many panels in a row; None where there is nothing to draw."""
+    numbers: Sequence[str] = ()
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)  # texts, by caption
+    panels: Sequence[tuple] = ()  # as figures.of_panels takes them
+    height: float = 0.0  # of a panel, inches
     columns: int = 2
-    wide: str = ""
-    """The figure as data URI, and below for a narrow screen."""
-    narrow: str = ""
+    one_legend: bool = True
+    wide: str = ""  # the figure as data URI
+    narrow: str = ""  # for a narrow screen
+
+    def draw(self, columns: int) -> Figure:
+        """The figure with so many panels in a row."""
+        return figures.of_panels(self.panels, columns, self.height, self.one_legend)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -144,12 +125,13 @@ def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]
     """All files of a report: name, relative to its folder, to content. The same for the same input."""
     # One set of bins for all runs, so that they can be compared.
     edges = length_edges(np.concatenate([run.records.length for run in runs]), bins)
-    generators = [np.random.default_rng([seed, i]) for i in range(len(runs))]
-    results = [analyse(run, edges, rng) for run, rng in zip(tqdm(runs, "numbers", delay=2), generators, strict=True)]
-    analyses = [result for result in results if result is not None]
-    styles = dict(
-        zip([run.name for run in runs], figures.run_styles([clip_of(run.settings) for run in runs]), strict=True)
-    )
+    analyses = [
+        found
+        for i, run in enumerate(tqdm(runs, "numbers", delay=2))
+        if (found := analyse(run, edges, np.random.default_rng([seed, i]))) is not None
+    ]
+    clips = [clip_of(run.settings) for run in runs]
+    styles = {run.name: style for run, style in zip(runs, figures.run_styles(clips), strict=True)}
     rng = np.random.default_rng(seed)
     recorded = {a.run.name for a in analyses}
     live = {run.name: live_rates(run, rng) for run in runs if run.name not in recorded}
@@ -165,18 +147,24 @@ def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]
     }
     files = {}
     for name, part in tqdm(parts.items(), "figures", delay=2):
-        if part.draw is not None:
+        if part.panels:
             svg, png = figures.render(part.draw, part.columns, "svg", "png")
             files |= {f"figures/{name}.svg": svg, f"figures/{name}.png": png}
-            part.wide = _data_uri(svg)
-            part.narrow = _data_uri(*figures.render(part.draw, 1, "svg"))
+            part.wide, part.narrow = map(_data_uri, (svg, *figures.render(part.draw, 1, "svg")))
     numbers = tables(runs, analyses, live)
     files |= {f"tables/{name}.csv": t.to_csv(index=False).encode() for name, t in numbers.items() if len(t)}
-    lacking = missing(runs, analyses)
-    facts = {"made_by": _MADE_BY, "versions": versions(), "seed": seed, "length_edges": edges.tolist()}
-    facts |= {"matched_rate": MATCHED_RATE, "missing": lacking, "runs": numbers["summary"].to_dict("records")}
-    facts["verdict"] = verdict(runs, analyses)
-    files["report.html"] = _page(runs, analyses, parts, lacking, facts)
+    summary = numbers["summary"].replace([np.inf, -np.inf], np.nan).astype(object)
+    facts = {
+        "made_by": _MADE_BY,
+        "versions": versions(),
+        "seed": seed,
+        "length_edges": edges.tolist(),
+        "matched_rate": MATCHED_RATE,
+        "missing": missing(runs, analyses),
+        "runs": summary.where(summary.notna(), None).to_dict("records"),
+        "verdict": verdict(runs, analyses),
+    }
+    files["report.html"] = _page(runs, analyses, parts, facts)
     files["report.json"] = _json(facts | {"files": sorted([*files, "report.json"])})
     return files
 
@@ -224,26 +212,23 @@ def verdict(runs: Sequence[Run], analyses: Sequence[Analysis]) -> list[tuple[str
             ("clipped", f"no records of responses with an advantage ({names}): set records_dir, train, and come back")
         ]
     judged = [a for a in analyses if not math.isnan(a.lre.value)]
-    above = [a for a in judged if _beyond_chance(a)]
-    rest = [a.run.name for a in judged if a not in above]
     lengths = [
-        f"{a.run.name} depends on length, LRE {_estimate(a.lre)} where chance gives up to {_number(a.floor.upper)}"
-        for a in above
+        f"{a.run.name} depends on length, LRE {_interval(*a.lre)} where chance gives up to {_number(a.floor.upper)}"
+        for a in judged
+        if _beyond_chance(a)
     ]
-    lengths += [f"no dependence beyond chance can be told in {', '.join(rest)}"] if rest else []
-    lengths += [f"too few responses to judge {a.run.name}" for a in analyses if a not in judged]
-    lines = [
-        ("clipped", ", ".join(f"{a.run.name} {_rate(a.total)} of {a.total.n:,.0f} responses" for a in analyses)),
-        ("lengths", "; ".join(lengths)),
-    ]
+    if rest := [a.run.name for a in judged if not _beyond_chance(a)]:
+        lengths.append(f"no dependence beyond chance can be told in {', '.join(rest)}")
+    lengths += [f"too few responses to judge {a.run.name}" for a in analyses if math.isnan(a.lre.value)]
+    clipped = [f"{a.run.name} {_rate(a.total)} of {a.total.n:,.0f} responses" for a in analyses]
+    lines = [("clipped", ", ".join(clipped)), ("lengths", "; ".join(lengths))]
     if (reference := _reference(analyses)) is not None:
         of_all = reference.matched.summary.query("side == 'all'").set_index("method")
         shapes = [
             f"{c.shape} {_number(of_all.lre[c.name])}" for c in CLIPS.values() if c.headline and c.name in of_all.index
         ]
-        chance = _number(of_all.floor_upper.mean())
         same = f"LRE on the responses of {reference.run.name}, {MATCHED_RATE:.0%} clipped by each: {', '.join(shapes)}"
-        lines.append(("shapes", f"{same}; by chance up to {chance}"))
+        lines.append(("shapes", f"{same}; by chance up to {_number(of_all.floor_upper.mean())}"))
     return lines
 
 
@@ -262,81 +247,68 @@ def _reference(analyses: Sequence[Analysis]) -> Analysis | None:
 
 
 def clip_rates(analyses: Sequence[Analysis], live: dict[str, pd.DataFrame], styles: dict[str, Style]) -> Part:
-    series = [Series(_with_lre(a.run.name, a.lre), styles[a.run.name], a.rates) for a in analyses]
+    series = [Series(f"{a.run.name}: LRE {_interval(*a.lre)}", styles[a.run.name], a.rates) for a in analyses]
     numbers = [_clip_sentence(a) for a in analyses]
     for name, table in live.items():
         if len(table):
             series.append(Series(f"{name} (live metrics)", styles[name], table))
             numbers.append(f"{name}: rates of its live metrics over {table.n.max()} steps; bars resample the steps.")
-    panels = [Rates("As trained:\neach run with its own clip", series)]
+    if not series:
+        return Part()
+    panels = [(figures.headline_rates, "As trained:\neach run with its own clip", series)]
     if (reference := _reference(analyses)) is not None:
         title = f"The same responses ({reference.run.name}),\nevery clip re-scaled to take {MATCHED_RATE:.0%}"
         shapes = _clip_series(reference.matched, headline=True)
         chance = reference.matched.summary.query("side == 'all'").floor.mean()
-        panels.append(Rates(title, shapes, MATCHED_RATE, f"LRE by chance: {_number(chance)}"))
-    return Part(
-        numbers=numbers,
-        draw=(lambda columns: figures.clip_rates(panels, columns)) if series else None,
-    )
+        panels.append((figures.headline_rates, title, shapes, MATCHED_RATE, f"LRE by chance: {_number(chance)}"))
+    return Part(numbers, panels=panels, height=4.1, one_legend=False)
 
 
 def counterfactuals(analyses: Sequence[Analysis]) -> Part:
-    panels = []
+    tables, panels = {}, []
     for a in analyses:
-        panels.append(Rates(f"{a.run.name}: usual constants", _clip_series(a.stock)))
+        tables[f"{a.run.name}: every clip on its {a.total.n:,.0f} responses with an advantage"] = _clip_table(a)
+        tables |= _weight_tables(a)
+        panels.append((figures.clip_rates, f"{a.run.name}: usual constants", _clip_series(a.stock)))
         if a.matched is not None:
             title = f"{a.run.name}: re-scaled to {MATCHED_RATE:.0%}"
-            panels.append(Rates(title, _clip_series(a.matched), MATCHED_RATE))
-    return Part(
-        numbers=[f"{clip.label}: {clip.note}." for clip in CLIPS.values() if clip.note and analyses],
-        tables=[
-            table
-            for a in analyses
-            for table in (
-                Table(f"{a.run.name}: every clip on its {a.total.n:,.0f} responses with an advantage", _clip_table(a)),
-                *_weight_tables(a),
-            )
-        ],
-        draw=(lambda columns: figures.counterfactuals(panels, columns)) if panels else None,
-    )
+            panels.append((figures.clip_rates, title, _clip_series(a.matched), MATCHED_RATE))
+    notes = [f"{clip.label}: {clip.note}." for clip in CLIPS.values() if clip.note and analyses]
+    return Part(notes, tables, panels, height=2.7)
 
 
 def log_ratios(analyses: Sequence[Analysis], styles: dict[str, Style], rng) -> Part:
     panels, numbers = [], []
     for a in analyses:
-        records = a.run.records
-        drawable = records[(records.quadratic_variation > 0) & (records.advantage != 0)]
+        name, drawable = a.run.name, a.run.records.query("quadratic_variation > 0 and advantage != 0")
         if drawable.empty:
             continue
         points = drawable.sample(min(_POINTS, len(drawable)), random_state=rng)[["length", "log_ratio", "clipped"]]
         limit = 1.1 * float(drawable.log_ratio.abs().quantile(0.995)) or 1.0
-        bands = _bands(a.band, drawable.length, a.law.sigma.value)
-        panels.append(Scatter(f"{a.run.name}, n = {len(points):,}", styles[a.run.name], points, bands, limit))
-        beyond = int((points.log_ratio.abs() > limit).sum())
+        bands = _bands(a.run.settings, drawable.length, a.law.sigma.value)
+        title = f"{name}, n = {len(points):,}"
+        panels.append((figures.log_ratio_by_length, title, styles[name], points, bands, limit))
+        beyond = (points.log_ratio.abs() > limit).sum()
         numbers.append(
-            f"{a.run.name}: {len(points):,} of {len(drawable):,} moved responses with an advantage are drawn, "
-            f"{int((points.clipped > 0).sum()):,} of them clipped; {beyond} lie beyond the vertical axis."
+            f"{name}: {len(points):,} of {len(drawable):,} moved responses with an advantage are drawn, "
+            f"{(points.clipped > 0).sum():,} of them clipped; {beyond} lie beyond the vertical axis."
         )
-    draw = (lambda columns: figures.log_ratio_by_length(panels, columns)) if panels else None
-    return Part(numbers=numbers, draw=draw, columns=3)
+    return Part(numbers, panels=panels, height=3.7, columns=3, one_legend=False)
 
 
 def quantiles(analyses: Sequence[Analysis], styles: dict[str, Style]) -> Part:
-    moved = [a for a in analyses if len(a.quantiles)]
-
-    def series(column: str) -> list[tuple[str, Style, pd.Series, pd.Series]]:
-        return [
-            (f"{a.run.name}, n = {a.law.responses:,}", styles[a.run.name], a.quantiles.normal, a.quantiles[column])
-            for a in moved
-        ]
-
-    panels = [("(S + Q/2) / √Q", series("z")), ("S / (σ √L)", series("per_sqrt_length"))]
+    moved = {a.run.name: a for a in analyses if len(a.quantiles)}
+    labels = {name: f"{name}, n = {a.law.responses:,}" for name, a in moved.items()}
+    panels = []
+    for title, column in (("(S + Q/2) / √Q", "z"), ("S / (σ √L)", "per_sqrt_length")) if moved else ():
+        series = [(labels[name], styles[name], a.quantiles.normal, a.quantiles[column]) for name, a in moved.items()]
+        panels.append((figures.quantiles, title, series))
     numbers = [
-        f"{a.run.name}: |S + Q/2| exceeds 1.96 √Q in {_rate(a.outliers)} of {a.outliers.n:,.0f} moved "
+        f"{name}: |S + Q/2| exceeds 1.96 √Q in {_rate(a.outliers)} of {a.outliers.n:,.0f} moved "
         "responses (normal law: 5%)."
-        for a in moved
+        for name, a in moved.items()
     ]
-    return Part(numbers=numbers, draw=(lambda columns: figures.quantiles(panels, columns)) if moved else None)
+    return Part(numbers, panels=panels, height=3.9)
 
 
 def over_steps(runs: Sequence[Run], analyses: Sequence[Analysis], styles: dict[str, Style]) -> Part:
@@ -348,13 +320,9 @@ def over_steps(runs: Sequence[Run], analyses: Sequence[Analysis], styles: dict[s
         ("drift (dotted: −σ²/2)", "mean of S/L (nats per token)", "drift"),
         ("fairness (dotted: by chance)", "length reweighting error", "lre"),
     ):
-        series = [
-            (name, styles[name], table)
-            for name, table in by_run.items()
-            if column in table and table[column].notna().any()
-        ]
-        if series:
-            panels.append((title, label, series, column))
+        known = {name: table for name, table in by_run.items() if column in table and table[column].notna().any()}
+        if series := [(name, styles[name], table) for name, table in known.items()]:
+            panels.append((figures.over_steps, title, label, series, column))
     numbers = []
     for name, windows in recorded.items():
         last = windows.iloc[-1]
@@ -364,27 +332,24 @@ def over_steps(runs: Sequence[Run], analyses: Sequence[Analysis], styles: dict[s
             f"{_interval(last.lre, last.lre_lower, last.lre_upper)}, by chance {_number(last.lre_expected)}."
         )
     numbers += [_noise_sentence(run, found) for run in runs if (found := noise_of(run)) is not None]
-    draw = (lambda columns: figures.over_steps(panels, columns)) if panels else None
-    return Part(numbers=numbers, draw=draw, columns=3)
+    return Part(numbers, panels=panels, height=3.2, columns=3)
 
 
 def law(analyses: Sequence[Analysis], styles: dict[str, Style]) -> Part:
-    moved = [a for a in analyses if a.law.responses]
-    sigma = [Series(a.run.name, styles[a.run.name], a.law.sigma_by_length, "value") for a in moved]
-    spread = [
-        Series(f"{a.run.name}: slope {_estimate(a.law.std_slope)}", styles[a.run.name], a.law.std_by_length, "value")
-        for a in moved
+    laws = {a.run.name: a.law for a in analyses if a.law.responses}
+    if not laws:
+        return Part()
+    slopes = {name: f"slope {_interval(*law.std_slope)}" for name, law in laws.items()}
+    sigma = [Series(name, styles[name], law.sigma_by_length, "value") for name, law in laws.items()]
+    spread = [Series(f"{name}: {slopes[name]}", styles[name], law.std_by_length, "value") for name, law in laws.items()]
+    fitted = [law.std_slope.value for law in laws.values()]
+    numbers = [
+        f"{name}: σ = {_interval(*law.sigma)}, {slopes[name]} ({law.responses:,} moved responses)."
+        for name, law in laws.items()
     ]
-    slopes = [a.law.std_slope.value for a in moved]
-    return Part(
-        numbers=[
-            f"{a.run.name}: σ = {_estimate(a.law.sigma)}, slope {_estimate(a.law.std_slope)} "
-            f"({a.law.responses:,} moved responses)."
-            for a in moved
-        ],
-        tables=[Table("The law of S: estimate [95% interval]", _law_table(moved))] if moved else [],
-        draw=(lambda columns: figures.law_by_length(sigma, spread, slopes, columns)) if moved else None,
-    )
+    tables = {"The law of S: estimate [95% interval]": _law_table(laws)}
+    panels = [(figures.sigma_by_length, sigma), (figures.spread_by_length, spread, fitted)]
+    return Part(numbers, tables, panels, height=4.0, one_legend=False)
 
 
 def curves(runs: Sequence[Run], styles: dict[str, Style]) -> Part:
@@ -392,18 +357,18 @@ def curves(runs: Sequence[Run], styles: dict[str, Style]) -> Part:
     accuracies = sorted({name for run in logged for name in run.metrics if re.match("val-core/.+/acc/", name)})
     validation = [(f"validation, {name.split('/', 1)[1].split('/acc/')[0]}", {name: "accuracy"}) for name in accuracies]
     panels, numbers = [], []
-    for title, units in (_CURVES[0], *validation, *_CURVES[1:]):
-        common = [name for name in units if logged and all(name in run.metrics for run in logged)]
-        present = [name for name in reversed(units) if any(name in run.metrics for run in logged)]
+    reward, *others = _CURVES.items()
+    for title, units in (reward, *validation, *others) if logged else ():
+        having = {name: [run for run in logged if name in run.metrics] for name in units}
+        common = [name for name in units if len(having[name]) == len(logged)]
+        present = [name for name in reversed(units) if having[name]]
         for name in (common or present)[:1]:
-            having = [run for run in logged if name in run.metrics]
-            series = [(run.name, styles[run.name], run.metrics[name].dropna()) for run in having]
+            series = [(run.name, styles[run.name], run.metrics[name].dropna()) for run in having[name]]
             shown = name.split("/acc/")[1] if name in accuracies else name
-            panels.append((f"{title}\n{shown}", units[name], series))
+            panels.append((figures.curves, f"{title}\n{shown}", units[name], series))
             if name in accuracies:
                 numbers += [_accuracy_sentence(run, name, values) for run, _, values in series]
-    draw = (lambda columns: figures.curves(panels, columns)) if panels else None
-    return Part(numbers=numbers, draw=draw, columns=3)
+    return Part(numbers, panels=panels, height=2.6, columns=3)
 
 
 def config(runs: Sequence[Run]) -> Part:
@@ -412,58 +377,58 @@ def config(runs: Sequence[Run]) -> Part:
     differences = config_differences(runs)
     if differences.empty:
         return Part(numbers=["No value differs, apart from names and output folders."])
-    return Part(tables=[Table("Config values that differ", differences.reset_index())])
+    return Part(tables={"Config values that differ": differences.reset_index()})
 
 
 def missing(runs: Sequence[Run], analyses: Sequence[Analysis]) -> list[str]:
     """What the page lacks of each run, why, and what brings it."""
-    matched = {a.run.name: a.matched for a in analyses}
-    notes = []
-    for run in runs:
-        records = run.records
-        if records.empty:
-            how = f"Train with {RECORDS_DIR}=DIR"
-            if run.settings is None or run.settings.loss != "fspo":
-                how += " and +algorithm.policy_loss=observed (algorithm.policy_loss=gspo and grpo include it)"
-            notes.append(
-                f"{run.name}: no records, so no clip rates with their numbers of responses, no comparison of clips and "
-                f"no law of S. {how}."
-            )
-        elif not (records.advantage != 0).any():
-            notes.append(f"{run.name}: no response has an advantage, so there is no gradient that a clip could take.")
-        elif not (records.quadratic_variation > 0).any():
-            notes.append(
-                f"{run.name}: no response has moved (Q = 0). With one optimiser step per rollout the ratio is 1 and no "
-                "clip can act. Lower actor_rollout_ref.actor.ppo_mini_batch_size."
-            )
-        elif not (records.clipped > 0).any():
-            notes.append(f"{run.name}: nothing was clipped, so its LRE is 0 at any length.")
-        elif (records.clipped[records.advantage != 0] == 1).all():
-            notes.append(f"{run.name}: everything was clipped, so there is no acceptance to compare between lengths.")
-        if (rows := records.attrs["rows"]) > len(records):
-            notes.append(f"{run.name}: a random {len(records):,} of its {rows:,} records are used (--max-rows).")
-        if absent := [clip.label for clip in CLIPS.values() if clip.lacks(records)]:
-            notes.append(f"{run.name}: its records are of an earlier version, without what {', '.join(absent)} needs.")
-        if run.name in matched and matched[run.name] is None:
-            notes.append(f"{run.name}: too few responses have moved to let any clip take {MATCHED_RATE:.0%} of them.")
-        if run.metrics.empty:
-            notes.append(f"{run.name}: no metrics, so no training curves. Train with trainer.logger=[console,file].")
-        if run.config is None:
-            notes.append(
-                f"{run.name}: no .hydra/config.yaml, so its config is not compared. Keep Hydra's folder with the run "
-                "(hydra.run.dir=RUN/hydra)."
-            )
-    return notes
+    unmatched = {a.run.name for a in analyses if a.matched is None}
+    return [f"{run.name}: {text}." for run in runs for text in _lacking(run, run.name in unmatched)]
+
+
+def _lacking(run: Run, unmatched: bool) -> Iterator[str]:
+    records = run.records
+    if records.empty:
+        how = f"Train with {RECORDS_DIR}=DIR"
+        if run.settings is None or run.settings.loss != "fspo":
+            how += " and +algorithm.policy_loss=observed (algorithm.policy_loss=gspo and grpo include it)"
+        without = "no clip rates with their numbers of responses, no comparison of clips and no law of S"
+        yield f"no records, so {without}. {how}"
+    elif not (records.advantage != 0).any():
+        yield "no response has an advantage, so there is no gradient that a clip could take"
+    elif not (records.quadratic_variation > 0).any():
+        yield (
+            "no response has moved (Q = 0). With one optimiser step per rollout the ratio is 1 and no clip can act. "
+            "Lower actor_rollout_ref.actor.ppo_mini_batch_size"
+        )
+    elif not (records.clipped > 0).any():
+        yield "nothing was clipped, so its LRE is 0 at any length"
+    elif (records.clipped[records.advantage != 0] == 1).all():
+        yield "everything was clipped, so there is no acceptance to compare between lengths"
+    if (rows := records.attrs["rows"]) > len(records):
+        yield f"a random {len(records):,} of its {rows:,} records are used (--max-rows)"
+    if absent := [clip.label for clip in CLIPS.values() if clip.lacks(records)]:
+        yield f"its records are of an earlier version, without what {', '.join(absent)} needs"
+    if unmatched:
+        yield f"too few responses have moved to let any clip take {MATCHED_RATE:.0%} of them"
+    if run.metrics.empty:
+        yield "no metrics, so no training curves. Train with trainer.logger=[console,file]"
+    if run.config is None:
+        yield (
+            "no .hydra/config.yaml, so its config is not compared. Keep Hydra's folder with the run "
+            "(hydra.run.dir=RUN/hydra)"
+        )
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------
 
 
-def _settings_table(runs: Sequence[Run]) -> Table:
+def _settings_table(runs: Sequence[Run]) -> pd.DataFrame:
     rows = []
     for run in runs:
         settings, length = run.settings, run.records.length
         versions = settings.versions.items() if settings else ()
+        lengths = f"{length.min():,}, {length.median():,.0f}, {length.max():,} tokens" if len(length) else _DASH
         rows.append(
             {
                 "run": run.name,
@@ -472,27 +437,24 @@ def _settings_table(runs: Sequence[Run]) -> Table:
                 "versions": ", ".join(f"{name} {version}" for name, version in versions) or _DASH,
                 "steps": f"{steps(run):,}",
                 "responses": f"{run.records.attrs['rows']:,}",
-                "shortest, median, longest": (
-                    f"{length.min():,}, {length.median():,.0f}, {length.max():,} tokens" if len(length) else _DASH
-                ),
+                "shortest, median, longest": lengths,
             }
         )
-    return Table("What trained", pd.DataFrame(rows))
+    return pd.DataFrame(rows)
 
 
-def _results_table(analyses: Sequence[Analysis]) -> Table:
-    rows = [
+def _results_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
+    return pd.DataFrame(
         {
             "run": a.run.name,
             "responses with an advantage": f"{a.total.n:,.0f}",
             "clip rate [95%]": _rate(a.total),
-            "length reweighting error [95%]": _estimate(a.lre),
+            "length reweighting error [95%]": _interval(*a.lre),
             "by chance": _number(a.floor.value),
             "by chance up to": _number(a.floor.upper),
         }
         for a in analyses
-    ]
-    return Table("What its clip did", pd.DataFrame(rows))
+    )
 
 
 def _clip_text(settings: RunSettings | None) -> str:
@@ -505,76 +467,69 @@ def _clip_text(settings: RunSettings | None) -> str:
 
 def _clip_series(counterfactuals: Counterfactuals, headline: bool = False) -> list[Series]:
     """The clips that a figure shows, or the few of the headline with their LRE; the tables have the others."""
-    tables, summary = (table[table.side == "all"].set_index("method") for table in counterfactuals)
+    tables, summary = (table.query("side == 'all'").set_index("method") for table in counterfactuals)
     series = []
     for clip in CLIPS.values():
         if clip.name in summary.index and (clip.headline if headline else clip.style):
-            lre = Estimate(*summary.loc[clip.name, ["lre", "lre_lower", "lre_upper"]])
-            label = _with_lre(clip.shape, lre) if headline else clip.shape
+            lre = summary.loc[clip.name, ["lre", "lre_lower", "lre_upper"]]
+            label = f"{clip.shape}: LRE {_interval(*lre)}" if headline else clip.shape
             series.append(Series(label, clip.style, tables.loc[[clip.name]]))
     return series
 
 
 def _clip_table(a: Analysis) -> pd.DataFrame:
-    stock, matched = (
-        {} if found is None else {row.method: row for row in found.summary.itertuples() if row.side == "all"}
-        for found in (a.stock, a.matched)
-    )
-    rows = []
-    for clip in CLIPS.values():
-        if clip.lacks(a.run.records):
-            continue
-        rescaled = _clip_cells(matched.get(clip.name))
-        rows.append(
-            {"clip": clip.label}
-            | _clip_cells(stock.get(clip.name))
-            | {f"{name} at {MATCHED_RATE:.0%}": rescaled[name] for name in ("LRE", "by chance up to")}
-        )
-    return pd.DataFrame(rows)
+    table = _clip_texts(a.stock)
+    rescaled = _clip_texts(a.matched).reindex(table.index, fill_value=_DASH)[["LRE", "by chance up to"]]
+    table.insert(0, "clip", [CLIPS[name].label for name in table.index])
+    return table.join(rescaled.add_suffix(f" at {MATCHED_RATE:.0%}"))
 
 
-def _weight_tables(a: Analysis) -> list[Table]:
+def _clip_texts(found: Counterfactuals | None) -> pd.DataFrame:
+    """Columns eps, rate, LRE, by chance up to; index method."""
+    texts = {
+        row.method: [
+            ", ".join(f"{eps:.2g}" for eps in (row.eps_low, row.eps_high) if not pd.isna(eps)) or _DASH,
+            _rate(row),
+            _interval(row.lre, row.lre_lower, row.lre_upper),
+            _number(row.floor_upper),
+        ]
+        for row in (() if found is None else found.summary.query("side == 'all'").itertuples())
+    }
+    return pd.DataFrame(texts, index=["eps", "rate", "LRE", "by chance up to"]).T.astype(object)
+
+
+def _weight_tables(a: Analysis) -> dict[str, pd.DataFrame]:
     """One per smooth weight: what it makes of the gradient, by length."""
-    tables = []
+    tables = {}
     for name, part in a.weights.groupby("weight"):
         weight = WEIGHTS[name]
-        cells = {f"{row.low:,}–{row.high:,}": _interval(row.mean, row.lower, row.upper) for row in part.itertuples()}
+        rows = [(f"{row.low:,}–{row.high:,}", _interval(row.mean, row.lower, row.upper)) for row in part.itertuples()]
         caption = f"{a.run.name}: mean weight by length of {weight.label}, which {weight.note} and clips nothing"
-        tables.append(Table(caption, pd.DataFrame({"tokens": list(cells), "mean weight [95%]": list(cells.values())})))
+        tables[caption] = pd.DataFrame(rows, columns=["tokens", "mean weight [95%]"])
     return tables
 
 
-def _clip_cells(found) -> dict[str, str]:
-    """From a row of a summary of counterfactuals, or None where the clip has none."""
-    if found is None:
-        return dict.fromkeys(("eps", "rate", "LRE", "by chance up to"), _DASH)
-    return {
-        "eps": ", ".join(f"{eps:.2g}" for eps in (found.eps_low, found.eps_high) if not pd.isna(eps)) or _DASH,
-        "rate": _rate(found),
-        "LRE": _interval(found.lre, found.lre_lower, found.lre_upper),
-        "by chance up to": _number(found.floor_upper),
+def _law_table(laws: dict[str, LawOfS]) -> pd.DataFrame:
+    texts = {
+        name: {
+            "moved responses": f"{law.responses:,}",
+            "σ, spread of a token's log-ratio": _interval(*law.sigma),
+            "slope of log std(S) against log L": _interval(*law.std_slope),
+            "κ = mean S / mean(−Q/2)": _interval(*law.kappa),
+            "share of Q in the last 4 tokens": _interval(*law.last_share, "%"),
+            "share of Q in the largest 1% of the tokens": _interval(*law.top_share, "%"),
+            "a of Var(S) = a + bL + cL²": _interval(*law.variance_law.constant),
+            "b": _interval(*law.variance_law.linear),
+            "c": _interval(*law.variance_law.quadratic),
+        }
+        for name, law in laws.items()
     }
+    return pd.DataFrame(texts).rename_axis("quantity").reset_index()
 
 
-def _law_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
-    rows = {
-        "moved responses": lambda law: f"{law.responses:,}",
-        "σ, spread of a token's log-ratio": lambda law: _estimate(law.sigma),
-        "slope of log std(S) against log L": lambda law: _estimate(law.std_slope),
-        "κ = mean S / mean(−Q/2)": lambda law: _estimate(law.kappa),
-        "share of Q in the last 4 tokens": lambda law: _estimate(law.last_share, "%"),
-        "share of Q in the largest 1% of the tokens": lambda law: _estimate(law.top_share, "%"),
-        "a of Var(S) = a + bL + cL²": lambda law: _estimate(law.variance_law.constant),
-        "b": lambda law: _estimate(law.variance_law.linear),
-        "c": lambda law: _estimate(law.variance_law.quadratic),
-    }
-    return pd.DataFrame(
-        {"quantity": list(rows)} | {a.run.name: [text(a.law) for text in rows.values()] for a in analyses}
-    )
-
-
-def _bands(band: Band | None, lengths: pd.Series, sigma: float) -> list[tuple[str, str, pd.DataFrame]]:
+def _bands(settings: RunSettings | None, lengths: pd.Series, sigma: float) -> list[tuple[str, str, pd.DataFrame]]:
     """Label, line style and edges of the run's band and, for a √L band, of that with the other centre; at Q = σ²L."""
+    band = settings and settings.trained_band
     if band is None:
         return []
     bands = [("its band", "-", band)]
@@ -582,24 +537,20 @@ def _bands(band: Band | None, lengths: pd.Series, sigma: float) -> list[tuple[st
         center, label = {"zero": ("realized", "centre −Q/2"), "realized": ("zero", "centre 0")}[band.band_center]
         bands.append((label, "--", dataclasses.replace(band, band_center=center)))
     length = torch.as_tensor(np.linspace(lengths.min() ** 0.5, lengths.max() ** 0.5, 100) ** 2)
-    edges = [band.edges(length, sigma**2 * length) for _, _, band in bands]
-    return [
-        (label, line, pd.DataFrame({"length": length, "low": low, "high": high}))
-        for (label, line, _), (low, high, _) in zip(bands, edges, strict=True)
-    ]
+    drawn = []
+    for label, line, band in bands:
+        low, high, _ = band.edges(length, sigma**2 * length)
+        drawn.append((label, line, pd.DataFrame({"length": length, "low": low, "high": high})))
+    return drawn
 
 
 def _clip_sentence(a: Analysis) -> str:
-    excluded = (
-        f" ({a.lre_excluded:,} responses in bins with too few of them or of their prompts left out)"
-        if a.lre_excluded
-        else ""
-    )
-    verdict = "above chance" if _beyond_chance(a) else "not above chance"
+    left_out = f" ({a.lre_excluded:,} responses in bins with too few of them or of their prompts left out)"
+    verdict = f": {'above' if _beyond_chance(a) else 'not above'} chance"
     return (
         f"{a.run.name}: {_rate(a.total)} of {a.total.n:,.0f} responses with an advantage were clipped; LRE "
-        f"{_estimate(a.lre)}{excluded}, by chance {_number(a.floor.value)}, up to {_number(a.floor.upper)}"
-        f"{'' if math.isnan(a.lre.value) else f': {verdict}'}."
+        f"{_interval(*a.lre)}{left_out if a.lre_excluded else ''}, by chance {_number(a.floor.value)}, up to "
+        f"{_number(a.floor.upper)}{'' if math.isnan(a.lre.value) else verdict}."
     )
 
 
@@ -620,10 +571,6 @@ def _accuracy_sentence(run: str, name: str, values: pd.Series) -> str:
     )
 
 
-def _with_lre(name: str, lre: Estimate) -> str:
-    return f"{name}: LRE {_estimate(lre)}"
-
-
 def _number(value: float) -> str:
     return _DASH if math.isnan(value) else f"{value:.2g}"
 
@@ -637,16 +584,8 @@ def _interval(value: float, lower: float, upper: float, unit: str = "") -> str:
         return f"{value:.2g}{unit}"
     decimals = max(0, math.ceil(-math.log10((upper - lower) / 6)))
     largest = max(-lower, upper)
-    if largest >= 1e-3:
-        texts = [f"{number:.{decimals}f}" for number in (value, lower, upper)]
-    else:
-        digits = max(1, decimals + math.floor(math.log10(largest)) + 1)
-        texts = [f"{number:.{digits}g}" for number in (value, lower, upper)]
-    return f"{texts[0]}{unit} [{texts[1]}, {texts[2]}]"
-
-
-def _estimate(estimate: Estimate, unit: str = "") -> str:
-    return _interval(*estimate, unit)
+    form = f".{decimals}f" if largest >= 1e-3 else f".{max(1, decimals + math.floor(math.log10(largest)) + 1)}g"
+    return f"{value:{form}}{unit} [{lower:{form}}, {upper:{form}}]"
 
 
 def _rate(row) -> str:
@@ -662,9 +601,7 @@ def versions() -> dict[str, str]:
     return {name: installed(name) or "(not installed)" for name in packages} | {"Python": platform.python_version()}
 
 
-def _page(
-    runs: Sequence[Run], analyses: Sequence[Analysis], parts: dict[str, Part], lacking: list[str], facts: dict
-) -> bytes:
+def _page(runs: Sequence[Run], analyses: Sequence[Analysis], parts: dict[str, Part], facts: dict) -> bytes:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fspo_verl.report", "."),
         autoescape=True,
@@ -672,14 +609,11 @@ def _page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = environment.get_template("page.html.jinja").render(
-        runs=runs,
-        summary=[_settings_table(runs), *([_results_table(analyses)] if analyses else [])],
-        parts=parts,
-        missing=lacking,
-        facts=facts,
-    )
-    return page.encode()
+    summary = {"What trained": _settings_table(runs)}
+    if analyses:
+        summary["What its clip did"] = _results_table(analyses)
+    template = environment.get_template("page.html.jinja")
+    return template.render(runs=runs, summary=summary, parts=parts, facts=facts).encode()
 
 
 def _data_uri(svg: bytes) -> str:
@@ -687,13 +621,4 @@ def _data_uri(svg: bytes) -> str:
 
 
 def _json(value: dict) -> bytes:
-    def plain(value):
-        if isinstance(value, dict):
-            return {key: plain(inner) for key, inner in value.items()}
-        if isinstance(value, list):
-            return [plain(inner) for inner in value]
-        if isinstance(value, np.generic):
-            value = value.item()
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return (json.dumps(plain(value), indent=1, allow_nan=False) + "\n").encode()
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()

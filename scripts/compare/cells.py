@@ -22,6 +22,7 @@ from ledger_experiment import LedgerExperiment, launch  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 
 import fspo_verl.configs  # noqa: E402
+from fspo_verl.files import write_whole  # noqa: E402
 from fspo_verl.preflight.overrides import override  # noqa: E402
 
 POOL, TRAIN_PROBLEMS = 32_768, 4_096
@@ -95,9 +96,8 @@ def training_problems(cell: Cell) -> Path:
     if not file.exists():
         pool = ledger.data_set(POOL, 2_000 + cell.seed)
         chance = 1 / pool.extra_info.map(operator.itemgetter("operations"))
-        unfinished = file.with_suffix(f".{os.getpid()}")  # another loss of the seed may be starting, too
-        pool.sample(TRAIN_PROBLEMS, weights=chance, random_state=cell.seed).to_parquet(unfinished)
-        unfinished.rename(file)
+        sample = pool.sample(TRAIN_PROBLEMS, weights=chance, random_state=cell.seed)
+        write_whole([(file, sample.to_parquet())])  # another loss of the seed may be starting, too
     return file
 
 

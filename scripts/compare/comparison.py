@@ -28,7 +28,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "training"))  # the trainer, its metrics and checks of arguments
-from options import LOSSES, hydra_override, positive  # noqa: E402
+from options import LOSSES, Failure, hydra_override, positive  # noqa: E402
 
 FACTORS = (1 / 3, 1.0, 3.0, 10.0)
 # What starting verl costs, in training steps; for the estimate of the remaining time only.
@@ -78,8 +78,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
             setup = json.loads(args.check.read_text())["setup"]
         except (OSError, ValueError, KeyError) as error:
             parser.error(f"--check {args.check} names no file of thresholds: {error}")
-        for name, value in setup.items():
-            setattr(args, name, value)
+        vars(args).update(setup)
     if args.mini_batch > args.prompts:
         parser.error(f"--mini-batch {args.mini_batch} is more than all of --prompts {args.prompts}")
     return args
@@ -97,8 +96,7 @@ def _integers(text: str) -> list[int]:
 
 
 def _factors(text: str) -> dict[str, float]:
-    pairs = [pair.partition("=") for pair in text.split(",")]
-    return {loss: float(factor) for loss, _, factor in pairs}
+    return {loss: float(factor) for loss, _, factor in (pair.partition("=") for pair in text.split(","))}
 
 
 def main() -> None:
@@ -116,11 +114,11 @@ def main() -> None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise launch.Failure(f"another comparison is running in {args.output}") from None
+                raise Failure(f"another comparison is running in {args.output}") from None
             launch.check_place(args.output)
             shutil.rmtree(args.output / "unfinished", ignore_errors=True)
             sys.exit(compare(args))
-    except (launch.Failure, ValueError) as failure:
+    except (Failure, ValueError) as failure:
         sys.exit(f"comparison failed: {failure}")
     except KeyboardInterrupt as signalled:
         print("interrupted; the same command goes on with the cells that are not finished", file=sys.stderr)
@@ -129,13 +127,10 @@ def main() -> None:
 
 def compare(args: argparse.Namespace) -> int:
     """Run what is missing, write the comparison; returns the exit code."""
-    import launch
-
     from fspo_verl import cli
 
-    missing = set(args.losses) - (args.factors or dict.fromkeys(args.losses)).keys()
-    if missing:
-        raise launch.Failure(f"--factors lacks {', '.join(sorted(missing))}")
+    if args.factors and (missing := set(args.losses) - args.factors.keys()):
+        raise Failure(f"--factors lacks {', '.join(sorted(missing))}")
     tuning = [
         _cell(args, loss, seed, factor, tuning=True)
         for loss in args.losses
@@ -146,7 +141,7 @@ def compare(args: argparse.Namespace) -> int:
     # Rough numbers suffice before the factors are known: what counts is how many cells there are.
     final = [_cell(args, loss, seed, 1.0) for seed in args.seeds for loss in args.losses]
     progress = Progress(args, [*tuning, *final])
-    progress.run("warm start", _one_per_start([*tuning, *final]))
+    progress.run("warm start", list({cell.start_seed: cell for cell in (*tuning, *final)}.values()))
     progress.run("train", tuning)
     factors, table = (args.factors, None) if args.factors else choose_factors(args)
     final = [_cell(args, loss, seed, factors[loss]) for seed in args.seeds for loss in args.losses]
@@ -174,10 +169,6 @@ def _cell(args: argparse.Namespace, loss: str, seed: int, factor: float, tuning:
     return Cell(args.output, parent / f"{loss}-seed{seed}", loss, seed, start_seed, factor, sizes)
 
 
-def _one_per_start(cells: Sequence) -> list:
-    return list({cell.start_seed: cell for cell in cells}.values())
-
-
 class Progress:
     """Runs cells in processes of their own, several at a time, and says how long the rest will take."""
 
@@ -197,7 +188,7 @@ class Progress:
         A cell that fails is run once more: on a busy machine Ray does not always start in time.
 
         Raises:
-            launch.Failure: a cell failed twice, or a finished one has other settings.
+            Failure: a cell failed twice, or a finished one has other settings.
         """
         waiting, running = [cell for cell in cells if not self._finished(phase, cell)], {}
         try:
@@ -220,17 +211,13 @@ class Progress:
                 process.wait()
 
     def _finished(self, phase: str, cell) -> bool:
-        import launch
-
         if phase == "warm start":
             return (self.args.output / f"warm-start-seed{cell.start_seed}/model").exists()
         if not cell.folder.exists():
             return False
         found = json.loads((cell.folder / "cell.json").read_text())["settings"]
         if found != cell.settings():
-            raise launch.Failure(
-                f"{cell.folder} holds a run with {found}, not {cell.settings()}; choose another --output"
-            )
+            raise Failure(f"{cell.folder} holds a run with {found}, not {cell.settings()}; choose another --output")
         return True
 
     def _log(self, phase: str, cell) -> Path:
@@ -248,11 +235,9 @@ class Progress:
             return subprocess.Popen(command, stdout=file, stderr=file, env=env, start_new_session=True)
 
     def _fail(self, phase: str, cell) -> None:
-        import launch
-
         log = self._log(phase, cell)
         if cell.folder in self.failed:
-            raise launch.Failure(f"{phase} of {cell.folder}:\n{log.read_text()[-3000:]}")
+            raise Failure(f"{phase} of {cell.folder}:\n{log.read_text()[-3000:]}")
         self.failed.add(cell.folder)
         kept = log.replace(log.with_suffix(".failed.log"))
         print(
@@ -260,6 +245,8 @@ class Progress:
         )
 
     def _end(self, phase: str, cell, begin: float) -> None:
+        import report
+
         seconds = time.monotonic() - begin
         if phase == "warm start":
             print(f"[warm start] seed {cell.start_seed}: {seconds:.0f} s", flush=True)
@@ -268,22 +255,17 @@ class Progress:
         self.ended += 1
         self.done += _cost(cell)
         left = (time.monotonic() - self.begin) * (self.left - self.done) / self.done
+        reached = report.summarize(cell.folder)
         print(
-            f"[{self.ended}/{self.total}] {cell.loss} x {cell.factor:.3g}, seed {cell.seed}: {_result(cell.folder)}, "
-            f"{seconds:.0f} s; about {left / 60:.0f} min left",
+            f"[{self.ended}/{self.total}] {cell.loss} x {cell.factor:.3g}, seed {cell.seed}: "
+            f"accuracy {reached['accuracy_before']:.2f} -> {reached['accuracy_after']:.2f}, {seconds:.0f} s; "
+            f"about {left / 60:.0f} min left",
             flush=True,
         )
 
 
 def _cost(cell) -> int:
     return STARTUP_STEPS + cell.sizes.steps
-
-
-def _result(folder: Path) -> str:
-    import report
-
-    summary = report.summarize(folder)
-    return f"accuracy {summary['accuracy_before']:.2f} -> {summary['accuracy_after']:.2f}"
 
 
 def choose_factors(args: argparse.Namespace) -> tuple[dict[str, float], dict]:
@@ -298,7 +280,8 @@ def choose_factors(args: argparse.Namespace) -> tuple[dict[str, float], dict]:
         for loss, means in values[values.seed.isin(args.tuning_seeds)].groupby("loss")[columns].mean().iterrows():
             scores[loss].append(means.round(4).to_dict())
     chosen = {
-        loss: FACTORS[max(range(len(FACTORS)), key=lambda i: of_loss[i]["reward"])] for loss, of_loss in scores.items()
+        loss: max(zip(FACTORS, means, strict=True), key=lambda pair: pair[1]["reward"])[0]
+        for loss, means in scores.items()
     }
     table = {
         "what": f"{len(FACTORS)} multiples of its packaged clip range, chosen by mean training reward",

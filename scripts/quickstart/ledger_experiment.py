@@ -12,6 +12,7 @@ sys.path.insert(0, str(HERE.parent / "training"))
 import launch  # noqa: E402
 import ledger  # noqa: E402
 
+from fspo_verl.files import write_whole  # noqa: E402
 from fspo_verl.preflight.overrides import override  # noqa: E402
 
 # The band of this task: a little tighter than the default of 0.03.
@@ -36,10 +37,9 @@ class LedgerExperiment(launch.Experiment):
         # Every seed has its own training problems; all seeds share the validation problems.
         sizes = {"train": (TRAIN_PROBLEMS, 1_000 + self.seed), "validation": (VALIDATION_PROBLEMS, 999)}
         for name, (size, data_seed) in sizes.items():
-            if not (start / f"{name}.parquet").exists():
-                unfinished = start / f"{name}.unfinished"
-                ledger.data_set(size, data_seed).to_parquet(unfinished)
-                unfinished.rename(start / f"{name}.parquet")
+            file = start / f"{name}.parquet"
+            if not file.exists():
+                write_whole([(file, ledger.data_set(size, data_seed).to_parquet())])
         if not (start / "model").exists():
             unfinished = start / "model.unfinished"
             command = [sys.executable, HERE / "warm_start.py", unfinished, f"--seed={self.seed}"]

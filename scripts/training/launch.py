@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs verl's stock trainer on this machine and watches it; what is trained, and on what, a subclass says."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -15,14 +16,11 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import report
+from options import Failure
 
 from fspo_verl.preflight import doctor, ray_workers
 from fspo_verl.preflight.loss_history import TRACKER
 from fspo_verl.preflight.overrides import override
-
-
-class Failure(Exception):
-    """A phase failed; the message says why."""
 
 
 def stop_on_signals() -> None:
@@ -173,8 +171,8 @@ def train(experiment: Experiment) -> int:
         shutil.rmtree(run / "records", ignore_errors=True)
     attempts = len(list(run.glob("metrics-*.jsonl")))
     log, metrics = run / "train.log", run / f"metrics-{attempts + 1}.jsonl"
-    env = os.environ | {"VERL_FILE_LOGGER_PATH": str(metrics), "HYDRA_FULL_ERROR": "1"}
-    env |= {"TENSORBOARD_DIR": str(run / "tensorboard")}
+    written = {"VERL_FILE_LOGGER_PATH": str(metrics), "TENSORBOARD_DIR": str(run / "tensorboard")}
+    env = os.environ | written | {"HYDRA_FULL_ERROR": "1"}
     if not experiment.gpu:
         # OpenMP threads that wait asleep: on cores that others use, too, those that spin slow each other down.
         env = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"} | env | {"VERL_PLATFORM": "cpu"}
@@ -215,10 +213,8 @@ def _memory(process: psutil.Process) -> int:
     """Memory of a process and all below it, in bytes; what they share counts once."""
     total = 0
     for member in _tree(process):
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie is one such
             total += member.memory_full_info().pss
-        except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            pass
     return total
 
 

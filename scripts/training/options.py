@@ -11,6 +11,10 @@ from pathlib import Path
 LOSSES = ("fspo", "gspo", "grpo", "fixed_band")  # those of fspo_verl.clips, which may not be installed yet
 
 
+class Failure(Exception):
+    """A phase failed; the message says why."""
+
+
 def parser(script: str, description: str, examples: str, output: Path, steps: int) -> argparse.ArgumentParser:
     """A parser of ``bash scripts/SCRIPT`` with what every such script takes, and the defaults of this one."""
     parser = argparse.ArgumentParser(
