@@ -16,12 +16,10 @@ backward, and the gradient written.
 
 import argparse
 import platform
-import sys
 
 import pandas as pd
 import torch
 import verl
-from tqdm import tqdm
 
 from fspo_verl.gpu.cost import measure, verl_call
 
@@ -47,11 +45,10 @@ def main() -> None:
         )
     )
     sizes = [tuple(map(int, size.split("x"))) for size in args.sizes]
-    with tqdm(total=len(sizes) * args.rounds * len(args.losses), file=sys.stderr) as progress:
-        results = []
-        for rows, width in sizes:
-            calls = {name: verl_call(name, rows * width // 2, rows, width) for name in args.losses}
-            results += measure(rows, width, calls, args.rounds, args.device, progress)
+    results = []
+    for rows, width in sizes:
+        calls = {name: verl_call(name, rows, width) for name in args.losses}
+        results += measure(rows, width, calls, args.rounds, args.device, "time")
     print(pd.DataFrame(results).to_string(index=False, float_format=lambda x: f"{x:.3g}"))
 
 
