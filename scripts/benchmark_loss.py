@@ -36,14 +36,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
 
-    print(
-        f"verl {verl.__version__}, torch {torch.__version__}, {args.rounds} rounds, "
-        + (
-            torch.cuda.get_device_name()
-            if args.device == "cuda"
-            else f"{platform.machine()}, {torch.get_num_threads()} threads"
-        )
-    )
+    cpu = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    machine = torch.cuda.get_device_name() if args.device == "cuda" else cpu
+    print(f"verl {verl.__version__}, torch {torch.__version__}, {args.rounds} rounds, {machine}")
     sizes = [tuple(map(int, size.split("x"))) for size in args.sizes]
     results = []
     for rows, width in sizes:

@@ -48,6 +48,7 @@ def batch(args: argparse.Namespace, generator: torch.Generator, step: int):
 
 
 def policy_loss(loss: str, variant: str, records: Path) -> PolicyLossConfig:
+    """The config of a loss, bare, observed, or recorded to a folder."""
     records_dir = str(records) if variant == "records" else None
     if loss == "fspo":
         return FSPOPolicyLossConfig(records_dir=records_dir)

@@ -50,9 +50,9 @@ class Batch:
         return Batch(*(part[chosen] for part in parts), self.dtype, self.band)
 
 
-def batch_of_all_places(rows: int, width: int, dtype: torch.dtype, seed: int = 0) -> Batch:
+def batch_of_all_places(rows: int, width: int, dtype: torch.dtype) -> Batch:
     """Responses of 1 to ``width`` tokens with holes in their masks, one without any token, and NaN in the padding."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     eps, spread = _SCALES[dtype]
     length = np.rint(np.geomspace(1, width, rows)).astype(int)
     mask = np.arange(width) < length[:, None]
@@ -88,26 +88,19 @@ def reference(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
 def run(batch: Batch, loss: Loss, device: str, layout: str) -> tuple[np.ndarray, np.ndarray]:
     """Loss and gradient as :func:`reference` gives them, from the loss on a device, with tensors in a layout."""
     mask = torch.tensor(batch.mask, device=device)
-    leaf = torch.tensor(batch.log_prob, device=device).to(batch.dtype)
+    log_prob = leaf = torch.tensor(batch.log_prob, device=device).to(batch.dtype).requires_grad_()
     old = torch.tensor(batch.old_log_prob, device=device).to(batch.dtype)
     advantages = torch.tensor(batch.advantage, device=device).unsqueeze(-1).expand(mask.shape)
     if layout == "contiguous":
-        log_prob, advantages = leaf.requires_grad_(), advantages.contiguous()
+        advantages = advantages.contiguous()
     elif layout == "strided":  # transposed, every second of the columns, and one column for all
         old, mask = (torch.stack([x, x], -1).flatten(1)[:, ::2] for x in (old, mask))
-        leaf = leaf.t().contiguous().requires_grad_()
-        log_prob = leaf.t()
+        log_prob = leaf.t().contiguous().t()
     else:  # packed: the tokens of all responses one after the other, scattered into rows as verl does
-        leaf = leaf[mask].requires_grad_()
-        log_prob = torch.full(mask.shape, torch.nan, dtype=batch.dtype, device=device).masked_scatter(mask, leaf)
+        log_prob = torch.full_like(leaf, torch.nan).masked_scatter(mask, leaf[mask])
     value = loss(log_prob, old, advantages, mask, batch.band).loss
     value.sum().backward()
-    gradient = leaf.grad.float()
-    if layout == "strided":
-        gradient = gradient.t()
-    elif layout == "packed":
-        gradient = torch.zeros(mask.shape, device=device).masked_scatter(mask, gradient)
-    return value.detach().double().cpu().numpy(), gradient.double().cpu().numpy()
+    return value.detach().double().cpu().numpy(), leaf.grad.double().cpu().numpy()
 
 
 def errors(batch: Batch, found: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:

@@ -60,7 +60,7 @@ def join() -> None:
 
 
 def training_worker(
-    model: str, cut: Cut, dtype: str = "fp32", lr: float = 0.0, fused: bool = False, attention: str = "sdpa"
+    model: str, cut: Cut, dtype: str = "fp32", lr: float = 0.0, fused: bool = False
 ) -> "engine_workers.TrainingWorker":
     """The worker, its model loaded and sharded.
 
@@ -70,7 +70,6 @@ def training_worker(
         dtype: ``fp32`` or ``bf16``: of the weights in the forward pass, and of autocast.
         lr: of AdamW.
         fused: verl's ``use_fused_kernels`` (its torch backend), which takes the softmax in float32.
-        attention: ``attn_implementation`` of transformers.
     """
     worker = engine_workers.TrainingWorker(
         TrainingWorkerConfig(
@@ -81,7 +80,7 @@ def training_worker(
                 use_fused_kernels=fused,
                 fused_kernel_options={"impl_backend": "torch"},
                 enable_gradient_checkpointing=False,
-                override_config={"attn_implementation": attention},
+                override_config={"attn_implementation": "sdpa"},
             ),
             engine_config=FSDPEngineConfig(
                 strategy="fsdp2",
