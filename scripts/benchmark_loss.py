@@ -16,12 +16,10 @@ backward, and the gradient written.
 
 import argparse
 import platform
-import sys
 
 import pandas as pd
 import torch
 import verl
-from tqdm import tqdm
 
 from fspo_verl.gpu.cost import measure, verl_call
 
@@ -38,20 +36,14 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
 
-    print(
-        f"verl {verl.__version__}, torch {torch.__version__}, {args.rounds} rounds, "
-        + (
-            torch.cuda.get_device_name()
-            if args.device == "cuda"
-            else f"{platform.machine()}, {torch.get_num_threads()} threads"
-        )
-    )
+    cpu = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    machine = torch.cuda.get_device_name() if args.device == "cuda" else cpu
+    print(f"verl {verl.__version__}, torch {torch.__version__}, {args.rounds} rounds, {machine}")
     sizes = [tuple(map(int, size.split("x"))) for size in args.sizes]
-    with tqdm(total=len(sizes) * args.rounds * len(args.losses), file=sys.stderr) as progress:
-        results = []
-        for rows, width in sizes:
-            calls = {name: verl_call(name, rows * width // 2, rows, width) for name in args.losses}
-            results += measure(rows, width, calls, args.rounds, args.device, progress)
+    results = []
+    for rows, width in sizes:
+        calls = {name: verl_call(name, rows, width) for name in args.losses}
+        results += measure(rows, width, calls, args.rounds, args.device, "time")
     print(pd.DataFrame(results).to_string(index=False, float_format=lambda x: f"{x:.3g}"))
 
 

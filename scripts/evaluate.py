@@ -102,17 +102,9 @@ def summarize(accuracies: pd.DataFrame, problems: pd.DataFrame, k: int) -> list[
         accuracy = np.zeros(questions)
         accuracy[: len(answered)] = answered["accuracy"]
         low, high = interval(accuracy)
+        row = {"data_source": source, "mean": float(accuracy.mean()), "low": low, "high": high}
         missing = int(questions * k - answered["responses"].sum())
-        summary.append(
-            {
-                "data_source": source,
-                "mean": float(accuracy.mean()),
-                "low": low,
-                "high": high,
-                "questions": int(questions),
-                "missing": missing,
-            }
-        )
+        summary.append(row | {"questions": int(questions), "missing": missing})
     return summary
 
 
@@ -121,16 +113,10 @@ def report(folder: Path) -> None:
     config = read_config(folder)
     sampling = config.actor_rollout_ref.rollout.val_kwargs
     summary = summarize(read_accuracies(folder, config), read_problems(config), sampling.n)
-    results = {
-        "model": config.actor_rollout_ref.model.path,
-        "k": sampling.n,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "max_prompt_length": config.data.max_prompt_length,
-        "max_response_length": config.data.max_response_length,
-        "verl": version("verl"),
-        "data_sets": summary,
-    }
+    results = {"model": config.actor_rollout_ref.model.path, "k": sampling.n}
+    results |= {name: sampling[name] for name in ("temperature", "top_p")}
+    results |= {name: config.data[name] for name in ("max_prompt_length", "max_response_length")}
+    results |= {"verl": version("verl"), "data_sets": summary}
     (folder / "results.json").write_text(json.dumps(results, indent=1))
     print(f"\n{results['model']}\ntemperature {sampling.temperature}, top_p {sampling.top_p}\n")
     print(f"{'data set':24}{f'mean@{sampling.n}':>10}{'95% interval':>18}{'questions':>11}")

@@ -19,6 +19,7 @@ import random
 import sys
 import time
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -157,11 +158,11 @@ def plan(args) -> list[tuple[str, object, int]]:
     random.Random(args.seed).shuffle(spare)
     texts = {prompt.text for prompt in spare}
     chosen = [("trained" if i < trained else "warmup", prompt, -1) for i, prompt in enumerate(spare)]
-    prompts = [prompt for prompt in draw(math.ceil(args.responses / mean), args.seed) if prompt.text not in texts]
-    seen: dict[str, int] = {}
-    for prompt in prompts:
-        seen[prompt.kind] = seen.get(prompt.kind, -1) + 1
-        chosen.append(("measured", prompt, seen[prompt.kind] % QUARTERS))
+    seen = Counter()
+    for prompt in draw(math.ceil(args.responses / mean), args.seed):
+        if prompt.text not in texts:
+            chosen.append(("measured", prompt, seen[prompt.kind] % QUARTERS))
+            seen[prompt.kind] += 1
     return chosen
 
 
@@ -171,18 +172,9 @@ def responses_per_prompt(args, kind: str) -> int:
     return max(1, args.group // 4) if KINDS[kind].long else args.group
 
 
-def sample_all(args, clock) -> None:
-    """Sample the responses that are not there yet, one file per batch."""
-    import pandas as pd
-    import torch
-    from prompts import KINDS
-    from tqdm import tqdm
-    from transformers import AutoTokenizer
-
-    from fspo_verl.cpu.decode import Sampling, sample
-
-    folder = args.output / "responses"
-    pending = []
+def _batches(args) -> list[tuple[bool, Path, list]]:
+    """Whether a batch is measured (or trained on), the file of its responses, and its part of the plan."""
+    batches = []
     for measured in (False, True):
         items = [item for item in plan(args) if (item[0] == "measured") == measured]
         # Batches with responses of all lengths: when the long ones are still sampled the others have left the batch.
@@ -190,16 +182,29 @@ def sample_all(args, clock) -> None:
         for share in range(shares):
             part = items[share::shares]
             digest = hashlib.sha1("\n".join(f"{role} {p.text}" for role, p, _ in part).encode()).hexdigest()[:12]
-            file = folder / f"{'measured' if measured else 'trained'}-{digest}.parquet"
-            pending.append((measured, file, part))
-    pending = [job for job in pending[args.share[0] :: args.share[1]] if not job[1].exists()]
+            file = args.output / "responses" / f"{'measured' if measured else 'trained'}-{digest}.parquet"
+            batches.append((measured, file, part))
+    return batches
+
+
+def sample_all(args, clock) -> None:
+    """Sample the responses that are not there yet, one file per batch."""
+    import measure
+    import pandas as pd
+    import torch
+    from prompts import KINDS
+    from tqdm import tqdm
+    from transformers import AutoTokenizer
+
+    from fspo_verl.cpu.decode import Sampling, eos_token_ids, sample
+
+    pending = [job for job in _batches(args)[args.share[0] :: args.share[1]] if not job[1].exists()]
     if not pending:
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    (args.output / "responses").mkdir(parents=True, exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    model = _measure().load(args.model, torch.bfloat16, args.device)
-    eos = model.generation_config.eos_token_id
-    eos = eos if isinstance(eos, list) else [tokenizer.eos_token_id if eos is None else eos]
+    model = measure.load(args.model, torch.bfloat16, args.device)
+    eos = eos_token_ids(model, tokenizer)
     for measured, file, part in tqdm(pending, desc="sampling", unit="batch"):
         clock.check()
         requests = []
@@ -241,12 +246,7 @@ def read_responses(args):
     files = sorted((args.output / "responses").glob("*.parquet"))
     if not files:
         raise SystemExit(f"{args.output} holds no responses")
-    table = pd.concat(
-        [
-            (part := pd.read_parquet(file)).set_index(pd.Index([f"{file.stem} {i}" for i in range(len(part))]))
-            for file in files
-        ]
-    )
+    table = pd.concat([pd.read_parquet(file).rename(index=(file.stem + " {}").format) for file in files])
     rewards = table.groupby("prompt").reward
     table["advantage"] = ((table.reward - rewards.transform("mean")) / (rewards.transform("std") + 1e-6)).fillna(0.0)
     # By the key alone, so that responses that come later change nothing.
@@ -261,11 +261,11 @@ def read_responses(args):
 
 def update(args, direction: str, responses, clock) -> None:
     """Take the steps of a direction and keep the weights after each."""
+    import measure
     import torch
     from safetensors.torch import save_file
     from tqdm import tqdm
 
-    measure = _measure()
     folder = args.output / "weights"
     if (folder / f"{direction}-{_STEPS}.safetensors").exists():
         return
@@ -273,13 +273,8 @@ def update(args, direction: str, responses, clock) -> None:
     column = "random" if direction == "random" else "advantage"
 
     def batches(role: str, size: int) -> list[list]:
-        part = responses[responses.role == role]
-        groups = [
-            measure.Group(
-                list(rows.prompt_ids.iloc[0]), [list(ids) for ids in rows.ids], rows[column].astype(float).tolist()
-            )
-            for _, rows in part.groupby("prompt", sort=True)
-        ]
+        of_role = responses[responses.role == role].groupby("prompt", sort=True)
+        groups = [_group(rows, rows[column].astype(float).tolist()) for _, rows in of_role]
         random.Random(args.seed).shuffle(groups)
         return [groups[start : start + size] for start in range(0, len(groups), size)]
 
@@ -302,10 +297,11 @@ def update(args, direction: str, responses, clock) -> None:
 
 def load_state(args, state: str, dtype: str):
     """The model at a state. Weights are rounded to the number format last, as in mixed-precision training."""
+    import measure
     import torch
     from safetensors.torch import load_file
 
-    model = _measure().load(args.model, torch.float32, args.device)
+    model = measure.load(args.model, torch.float32, args.device)
     if state not in UNMOVED:
         weights = load_file(args.output / "weights" / f"{state}.safetensors", device=args.device)
         with torch.no_grad():
@@ -327,20 +323,20 @@ def log_probs(args, state: str, dtype: str) -> dict:
 
 def measure_state(args, state: str, dtype: str, responses, clock) -> None:
     """Measure the responses that have not been measured under a state yet."""
+    import measure
     import pandas as pd
     from tqdm import tqdm
 
     known = log_probs(args, state, dtype)
-    groups = [part for _, part in responses[~responses.index.isin(known)].groupby("prompt", sort=True)]
     index, count = args.share
-    groups = [part for part in groups if zlib.crc32(part.prompt.iloc[0].encode()) % count == index]
+    unknown = responses[~responses.index.isin(known)].groupby("prompt", sort=True)
+    groups = [part for prompt, part in unknown if zlib.crc32(prompt.encode()) % count == index]
     if not groups:
         return
     if state not in UNMOVED and not (args.output / "weights" / f"{state}.safetensors").exists():
         print(f"{state} waits for its weights, which another process makes; run this again for it")
         return
     random.Random(args.seed).shuffle(groups)  # so that a part is a sample of all kinds
-    measure = _measure()
     folder = args.output / "log_probs" / f"{state}-{dtype}"
     folder.mkdir(parents=True, exist_ok=True)
     model = load_state(args, state, dtype)
@@ -353,14 +349,12 @@ def measure_state(args, state: str, dtype: str, responses, clock) -> None:
             _write(pd.DataFrame(found), folder / f"{found[0]['response']}.parquet")
             found.clear()
 
-    bar = tqdm(
-        total=int(sum(part.length.sum() for part in groups)), desc=f"{state} {dtype}", unit="token", unit_scale=True
-    )
+    tokens = int(sum(part.length.sum() for part in groups))
+    bar = tqdm(total=tokens, desc=f"{state} {dtype}", unit="token", unit_scale=True)
     try:
         for part in groups:
             clock.check()
-            group = measure.Group(list(part.prompt_ids.iloc[0]), [list(ids) for ids in part.ids])
-            values = measure.measure(model, group, args.temperature, rows, _MICRO_TOKENS["measure"])
+            values = measure.measure(model, _group(part), args.temperature, rows, _MICRO_TOKENS["measure"])
             found += [{"response": key, "log_probs": value} for key, value in zip(part.index, values, strict=True)]
             bar.update(int(part.length.sum()))
             if time.monotonic() - since > _FLUSH:
@@ -417,20 +411,9 @@ def publish(args) -> None:
                 rows.append((row.prompt, float(row.advantage), steps, old[key], new[state][key]))
         if any(row[2] for row in rows) or (rows and folder.startswith("still")):
             print(f"{folder}: {len(rows):,} responses, {write_cell(args.publish / folder, rows) / 1e6:.2f} MB")
-    keep = (
-        "responses",
-        "group",
-        "max_tokens",
-        "usual_tokens",
-        "train_tokens",
-        "mini_batch",
-        "temperature",
-        "lr",
-        "seed",
-    )
-    settings = {name: getattr(args, name) for name in keep} | {"steps": _STEPS, "warmup": _WARMUP}
-    settings["warmup_prompts"] = _WARMUP_GROUPS
-    write_settings(args.publish, settings, responses)
+    keep = "responses group max_tokens usual_tokens train_tokens mini_batch temperature lr seed".split()
+    own = {"steps": _STEPS, "warmup": _WARMUP, "warmup_prompts": _WARMUP_GROUPS}
+    write_settings(args.publish, {name: getattr(args, name) for name in keep} | own, responses)
 
 
 class Clock:
@@ -444,10 +427,11 @@ class Clock:
             raise SystemExit("the minutes are over; the same command goes on from here")
 
 
-def _measure():
+def _group(part, advantages: list[float] | None = None):
+    """The responses to one prompt."""
     import measure
 
-    return measure
+    return measure.Group(list(part.prompt_ids.iloc[0]), [list(ids) for ids in part.ids], advantages)
 
 
 def _write(frame, file: Path) -> None:

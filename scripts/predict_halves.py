@@ -55,15 +55,9 @@ def main() -> None:
             continue
         for index, (fit, judgement) in enumerate(zip(result.earlier, result.judged, strict=True)):
             if judgement is not None:
-                rows.append(
-                    {
-                        "run": folder.resolve().name,
-                        "judged_on": result.halves[1],
-                        "recommended": index == result.recommended,
-                        "shown": fit.shape.name in SHOWN,
-                    }
-                    | _row(fit, judgement)
-                )
+                row = {"run": folder.resolve().name, "judged_on": result.halves[1]}
+                row |= {"recommended": index == result.recommended, "shown": fit.shape.name in SHOWN}
+                rows.append(row | _row(fit, judgement))
     if not rows:
         raise SystemExit("none of the runs has records from which a band can be calibrated")
     result = {"target": args.target_clip_rate, "seed": args.seed, "rows": rows}
@@ -75,7 +69,7 @@ def main() -> None:
 
 
 def _row(fit, judgement) -> dict:
-    predicted, by_length = fit.rates["all"], judgement.by_length[judgement.by_length["n"] > 0]
+    by_length = judgement.by_length[judgement.by_length["n"] > 0]
     lre = {
         f"{name}_{side}": None if math.isnan(judgement.lre[side][name]) else judgement.lre[side][name]
         for side in ("upper", "lower")
@@ -83,7 +77,7 @@ def _row(fit, judgement) -> dict:
     }
     return {
         "band": fit.name,
-        "predicted": list(predicted),
+        "predicted": list(fit.rates["all"]),
         "found": judgement.rates["all"],
         "lengths": by_length["low"].tolist(),
         "responses": by_length["n"].tolist(),

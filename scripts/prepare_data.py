@@ -71,19 +71,19 @@ class DataError(Exception):
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a published data set: where problem and answer are, and what else may be there."""
+    """The columns of a published data set: where problem and answer are, and what else (by name) may be there."""
 
     origin: str
     question: str
     answer: str
-    others: tuple[str, ...] = ()
+    others: str = ""
 
     def __str__(self) -> str:
-        optional = f", optional: {', '.join(self.others)}" if self.others else ""
+        optional = f", optional: {', '.join(self.others.split())}" if self.others else ""
         return f"{self.origin}: {self.question}, {self.answer}{optional}"
 
     def fit(self, found: set[str]) -> bool:
-        return {self.question, self.answer} <= found <= {self.question, self.answer, *self.others}
+        return {self.question, self.answer} <= found <= {self.question, self.answer, *self.others.split()}
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,6 @@ class DataSet:
     """A set to prepare. ``split`` is the split written; the hub's own is the last part of ``hub``."""
 
     name: str
-    split: str
     data_source: str
     hub: tuple[str, str | None, str]
     columns: tuple[Columns, ...]
@@ -100,64 +99,49 @@ class DataSet:
     after: str
     reply: Callable[[str], str]  # a response that gives this answer in the form asked for
     licence: str
+    split: str = "test"
     integer_answers: bool = False
 
 
-def _answer_line(answer: str) -> str:
-    return f"Answer: {answer}"
-
-
-def _boxed(answer: str) -> str:
-    return f"\\boxed{{{answer}}}"
-
-
+_ANSWER_LINE = {"before": ANSWER_BEFORE, "after": ANSWER_AFTER, "reply": "Answer: {}".format}
+_BOXED = {"before": "", "after": BOXED_AFTER, "reply": "\\boxed{{{}}}".format}
 # Columns and numbers of problems are those of the sets' cards and viewers on the hub, as of November 2026.
-_DAPO_CHAT = ("data_source", "ability", "extra_info", "__index_level_0__")
+_DAPO_CHAT = "data_source ability extra_info __index_level_0__"
+_DAPO_PROCESSED = "data_source source_prompt ability reward_model extra_info"
 SETS = (
     DataSet(
         name="math500",
-        split="test",
         data_source="HuggingFaceH4/MATH-500",
         hub=("HuggingFaceH4/MATH-500", None, "test"),
-        columns=(
-            Columns("HuggingFaceH4/MATH-500", "problem", "answer", ("solution", "subject", "level", "unique_id")),
-        ),
+        columns=(Columns("HuggingFaceH4/MATH-500", "problem", "answer", "solution subject level unique_id"),),
         problems=(500, 500),
-        before="",
-        after=BOXED_AFTER,
-        reply=_boxed,
+        **_BOXED,
         licence="see the dataset card (problems of MATH, arXiv 2103.03874, in the selection of PRM800K, which is MIT)",
     ),
     DataSet(
         name="aime24",
-        split="test",
         data_source="aime24",
         hub=("HuggingFaceH4/aime_2024", None, "train"),
         columns=(
-            Columns("HuggingFaceH4/aime_2024", "problem", "answer", ("id", "solution", "url", "year")),
-            Columns("Maxwell-Jia/AIME_2024", "Problem", "Answer", ("ID", "Solution")),
+            Columns("HuggingFaceH4/aime_2024", "problem", "answer", "id solution url year"),
+            Columns("Maxwell-Jia/AIME_2024", "Problem", "Answer", "ID Solution"),
             Columns("BytedTsinghua-SIA/AIME-2024", "prompt", "reward_model", _DAPO_CHAT),
         ),
         problems=(30, 30),
-        before=ANSWER_BEFORE,
-        after=ANSWER_AFTER,
-        reply=_answer_line,
+        **_ANSWER_LINE,
         licence="see the dataset card",
         integer_answers=True,
     ),
     DataSet(
         name="aime25",
-        split="test",
         data_source="aime25",
         hub=("math-ai/aime25", None, "test"),
         columns=(
-            Columns("math-ai/aime25", "problem", "answer", ("id",)),
+            Columns("math-ai/aime25", "problem", "answer", "id"),
             Columns("opencompass/AIME2025", "question", "answer"),
         ),
         problems=(30, 30),
-        before=ANSWER_BEFORE,
-        after=ANSWER_AFTER,
-        reply=_answer_line,
+        **_ANSWER_LINE,
         licence="Apache-2.0 (math-ai/aime25), MIT (opencompass/AIME2025), as their cards say",
         integer_answers=True,
     ),
@@ -168,19 +152,12 @@ SETS = (
         data_source="math_dapo",
         hub=("open-r1/DAPO-Math-17k-Processed", "all", "train"),
         columns=(
-            Columns(
-                "open-r1/DAPO-Math-17k-Processed",
-                "prompt",
-                "solution",
-                ("data_source", "source_prompt", "ability", "reward_model", "extra_info"),
-            ),
+            Columns("open-r1/DAPO-Math-17k-Processed", "prompt", "solution", _DAPO_PROCESSED),
             Columns("BytedTsinghua-SIA/DAPO-Math-17k", "prompt", "reward_model", _DAPO_CHAT),
         ),
         # The card's number, 3,282 in Chinese among them, less the few that differ in spaces only or have two answers.
         problems=(17_000, 17_398),
-        before=ANSWER_BEFORE,
-        after=ANSWER_AFTER,
-        reply=_answer_line,
+        **_ANSWER_LINE,
         licence="Apache-2.0 (BytedTsinghua-SIA/DAPO-Math-17k); of the processed copy: see its dataset card",
     ),
 )
@@ -277,8 +254,7 @@ def _rows(data_set: DataSet, files: list[Path] | None) -> Iterator[dict]:
     """The raw rows of a set."""
     if files is None:
         yield from _rows_of_hub(data_set)
-        return
-    for file in files:
+    for file in files or ():
         if file.suffix == ".parquet":
             # Batch by batch: as Python objects the 1.8 million rows of the original DAPO-Math-17k take gigabytes.
             for batch in pq.ParquetFile(file).iter_batches():
@@ -309,10 +285,9 @@ def _problems(data_set: DataSet, rows: Iterable[dict], drop_conflicts: bool) -> 
     """Each problem's text and answer once, in the order of the rows."""
     answers: dict[str, set[str]] = {}
     count = 0
-    for row in tqdm(rows, desc=f"  {data_set.name}", unit=" rows", disable=None):
-        question, answer = _problem(data_set, row, count)
+    for count, row in enumerate(tqdm(rows, desc=f"  {data_set.name}", unit=" rows", disable=None), 1):
+        question, answer = _problem(data_set, row, count - 1)
         answers.setdefault(question, set()).add(answer)
-        count += 1
     conflicts = {question: found for question, found in answers.items() if len(found) > 1}
     print(f"  {count:,} rows, {len(answers):,} different problems, {len(conflicts)} of them with different answers")
     if conflicts and not drop_conflicts:

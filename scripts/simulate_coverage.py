@@ -73,15 +73,9 @@ def main() -> None:
     from fspo_verl.files import between
 
     rows = []
-    with tqdm(total=args.runs * len(args.scenarios), unit="run") as progress:
-        for name, kwargs in args.scenarios.items():
-            progress.set_postfix_str(name)
-            scenario = Scenario(kwargs, args.seed)
-            found = []
-            for verdict in scenario.runs(args.runs):
-                found.append(verdict)
-                progress.update()
-            rows.append({"scenario": name, "settings": kwargs} | summary(found))
+    for name, kwargs in args.scenarios.items():
+        found = list(tqdm(Scenario(kwargs, args.seed).runs(args.runs), name, total=args.runs, unit="run"))
+        rows.append({"scenario": name, "settings": kwargs} | summary(found))
     args.output.mkdir(parents=True, exist_ok=True)
     result = {"runs": args.runs, "seed": args.seed, "rate": RATE, "rows": rows}
     (args.output / "coverage.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -104,15 +104,8 @@ class BatchAgentLoopManager:
             row["position_ids"] = torch.arange(len(row["input_ids"]))
             fields.append(row)
             lengths = {"prompt_len": len(row["prompts"]), "response_len": len(row["responses"])}
-            tags.append(
-                {
-                    "status": "success",
-                    "seq_len": len(row["input_ids"]),
-                    "global_steps": prompt["global_steps"],
-                    **lengths,
-                    **versions,
-                }
-            )
+            tag = {"status": "success", "seq_len": len(row["input_ids"]), "global_steps": prompt["global_steps"]}
+            tags.append(tag | lengths | versions)
         keys = [f"{prompt['uid']}_{session}_0" for prompt, session in samples]
         tq.kv_batch_put(keys=keys, partition_id=partition, fields=list_of_dict_to_tensordict(fields), tags=tags)
         # The replay buffer hands a prompt to the trainer once its own entry says so.

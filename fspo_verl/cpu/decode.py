@@ -28,6 +28,12 @@ class Response(NamedTuple):
     log_probs: list[float]
 
 
+def eos_token_ids(model: PreTrainedModel, tokenizer) -> list[int]:
+    """The tokens that end a response: those of the model's generation settings, or else the tokenizer's."""
+    eos = model.generation_config.eos_token_id
+    return eos if isinstance(eos, list) else [tokenizer.eos_token_id if eos is None else eos]
+
+
 @torch.inference_mode()
 def sample(
     model: PreTrainedModel,

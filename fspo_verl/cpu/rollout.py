@@ -14,7 +14,7 @@ import torch
 import verl.workers.rollout.base
 import verl.workers.rollout.replica
 
-from fspo_verl.cpu.decode import Response, Sampling, sample
+from fspo_verl.cpu.decode import Response, Sampling, eos_token_ids, sample
 
 # How long the first request waits for others to share its batch, in seconds.
 _GATHER_SECONDS = 0.02
@@ -35,8 +35,7 @@ class HFServer:
         torch.manual_seed(seed)
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
         tokenizer = AutoTokenizer.from_pretrained(path)
-        eos = self.model.generation_config.eos_token_id
-        self.eos_token_ids = eos if isinstance(eos, list) else [tokenizer.eos_token_id if eos is None else eos]
+        self.eos_token_ids = eos_token_ids(self.model, tokenizer)
         self.vocab_size = len(tokenizer)
         self.max_num_seqs, self.response_length = max_num_seqs, response_length
         self.global_steps: int | None = None  # the trainer step whose weights are loaded

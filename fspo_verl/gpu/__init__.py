@@ -15,9 +15,14 @@ Exit code: 0 without errors (warnings are printed), 1 with errors, 2 for a wrong
 import argparse
 import dataclasses
 import json
-import math
+import platform
 import sys
+import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from fspo_verl import versions
+from fspo_verl.gpu.lines import Line, first_line
 
 
 def main(args: argparse.Namespace) -> int:
@@ -44,35 +49,23 @@ def main(args: argparse.Namespace) -> int:
                 terminal.show([row for row in rows if row[2]], widths=(8, 16))
     count = {status: sum(line.status == status for line in found) for status in ("error", "warning", "skipped")}
     if args.json:
-        output = {"machine": about, **count, "lines": [_plain(dataclasses.asdict(line)) for line in found]}
-        print(json.dumps(output, indent=1, allow_nan=False))
+        text = json.dumps({"machine": about, **count, "lines": [dataclasses.asdict(line) for line in found]})
+        output = json.loads(text, parse_constant=lambda _: None)  # null for NaN and infinity, which JSON lacks
+        print(json.dumps(output, indent=1))
     else:
         print(f"fspo-verl gpu: {count['error']} errors, {count['warning']} warnings, {count['skipped']} skipped")
     return int(count["error"] > 0)
 
 
-def _plain(value):
-    """What JSON can hold: None for a number that is not finite."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_plain(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def machine(device: str) -> dict[str, str]:
     """What the figures depend on."""
-    import platform
-
     import torch
 
-    from fspo_verl import versions
-
-    name = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
-    count = torch.cuda.device_count() if device == "cuda" else torch.get_num_threads()
-    found = {"device": name, "GPUs" if device == "cuda" else "threads": str(count)}
     if device == "cuda":
+        found = {"device": torch.cuda.get_device_name(), "GPUs": str(torch.cuda.device_count())}
         found["CUDA"] = str(torch.version.cuda)
+    else:
+        found = {"device": f"{platform.machine()} CPU", "threads": str(torch.get_num_threads())}
     packages = ("fspo-verl", "verl", "torch", "transformers", "flash-attn")
     found |= {package: versions.installed(package) or "not installed" for package in packages}
     return found | {"Python": sys.version.split()[0]}
@@ -86,83 +79,46 @@ def examine(args: argparse.Namespace, device: str, loss=None):
         device: ``cuda`` or ``cpu``.
         loss: for :func:`fspo_verl.loss.fspo_loss` another one, as tests of these checks have it.
     """
-    from fspo_verl.gpu.lines import Line
     from fspo_verl.loss import fspo_loss
 
     if device == "cpu":
         yield Line("skipped", "device", "no GPU: everything runs on the CPU, in small sizes")
+    checks = _checks(args, device, loss or fspo_loss)
     for name in args.checks:
         try:
-            yield from _CHECKS[name](args, device, loss or fspo_loss)
+            yield from checks[name]()
         except Exception as error:  # of a device, a driver, another package: the other checks go on
-            what = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-            yield Line(
-                "error", name, what, "the check could not be made", f"fspo-verl gpu --checks {name}, and report it"
-            )
+            what = f"{type(error).__name__}: {first_line(error)}"
+            fix = f"fspo-verl gpu --checks {name}, and report it"
+            yield Line("error", name, what, "the check could not be made", fix)
 
 
-def _loss(args, device, loss):
-    from fspo_verl.gpu import exact
+def _checks(args: argparse.Namespace, device: str, loss) -> dict[str, Callable[[], Iterable[Line]]]:
+    """What gives the lines of each check."""
+    from fspo_verl.gpu import cost, exact
 
-    return exact.lines(loss, device, args.longest or _LONGEST[device])
-
-
-def _ranks(args, device, loss):
-    from fspo_verl.gpu import exact
-
-    yield exact.ranks_line(loss, device, args.longest or _LONGEST[device])
-
-
-def _meter(_args, device, loss):
-    from fspo_verl.gpu import cost
-
-    return cost.meter_lines(loss, device)
-
-
-def _time(args, device, loss):
-    from fspo_verl.gpu import cost
-
-    return cost.time_lines(loss, device, cost.SIZES[device], args.rounds)
+    gpu = device == "cuda"
+    longest = args.longest or (32768 if gpu else 4096)  # tokens
+    no_compile = Line("skipped", "compile", "torch.compile of the loss is measured on GPUs")
+    return {
+        "loss": lambda: exact.lines(loss, device, longest),
+        "ranks": lambda: [exact.ranks_line(loss, device, longest)],
+        "meter": lambda: cost.meter_lines(loss, device),
+        "time": lambda: cost.time_lines(loss, device, args.rounds),
+        "compile": lambda: [cost.compile_line(loss, device, cost.SIZES[device][0], args.rounds) if gpu else no_compile],
+        "noise": lambda: _noise(args, device),
+        "step": lambda: _step(device),
+    }
 
 
-def _compile(args, device, loss):
-    from fspo_verl.gpu import cost
-    from fspo_verl.gpu.lines import Line
+def _noise(args: argparse.Namespace, device: str) -> Iterable[Line]:
+    from fspo_verl.gpu import floor  # here: without transformers the other checks go on
 
-    if device == "cpu":
-        yield Line("skipped", "compile", "torch.compile of the loss is measured on GPUs")
-    else:
-        yield cost.compile_line(loss, device, cost.SIZES[device][0], args.rounds)
+    return floor.lines(device, args.model, args.responses, args.response_length or (2048 if device == "cuda" else 128))
 
 
-def _noise(args, device, _loss):
-    import transformers
-
-    from fspo_verl.gpu import floor
-
-    transformers.utils.logging.disable_progress_bar()
-    length = args.response_length or _RESPONSE_LENGTH[device]
-    return floor.lines(device, args.model, args.responses, length)
-
-
-def _step(_args, device, _loss):
-    import tempfile
-
+def _step(device: str) -> Iterable[Line]:
     from fspo_verl.gpu import responses, step
 
     with tempfile.TemporaryDirectory() as scratch:
         yield step.line(device, responses.small_model(Path(scratch)))
-
-
-_CHECKS = {
-    "loss": _loss,
-    "ranks": _ranks,
-    "meter": _meter,
-    "time": _time,
-    "compile": _compile,
-    "noise": _noise,
-    "step": _step,
-}
-# Tokens: of the loss, and of the noise floor.
-_LONGEST = {"cuda": 32768, "cpu": 4096}
-_RESPONSE_LENGTH = {"cuda": 2048, "cpu": 128}

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the loss costs: waits of the host for the device, memory, and time beside other losses and beside a copy."""
 
+import functools
 import gc
 import threading
 import time
@@ -16,13 +17,13 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from tqdm import tqdm
+from tqdm import trange
 
-from fspo_verl import loss as fspo
 from fspo_verl import token_sums, versions
 from fspo_verl.band import Band
 from fspo_verl.gpu.exact import Loss
-from fspo_verl.gpu.lines import Line
+from fspo_verl.gpu.lines import Line, judged
+from fspo_verl.loss import SequenceLoss
 from fspo_verl.observe import columns
 
 AGG_MODE = {"fspo": "seq-mean-token-sum-norm", "gspo": "seq-mean-token-mean", "vanilla": "token-mean"}
@@ -36,9 +37,9 @@ _BYTES_PER_BLOCK_TOKEN = 16
 _BYTES_PER_ROW = 512
 
 
-def make_batch(rows: int, width: int, device: str, seed: int = 0) -> dict[str, Tensor]:
+def make_batch(rows: int, width: int, device: str) -> dict[str, Tensor]:
     """Inputs as verl's ``ppo_loss`` hands them to a loss: float32, bool mask, constant advantages, mixed lengths."""
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(0)
     old = -torch.rand(rows, width, generator=generator, device=device)
     lengths = torch.randint(1, width + 1, (rows, 1), generator=generator, device=device)
     noise = torch.randn(rows, width, generator=generator, device=device)
@@ -50,10 +51,14 @@ def make_batch(rows: int, width: int, device: str, seed: int = 0) -> dict[str, T
     }
 
 
-def one_call(batch: dict[str, Tensor], loss: Loss = fspo.fspo_loss) -> None:
+def forward(batch: dict[str, Tensor], loss: Loss) -> SequenceLoss:
+    """The loss of the batch."""
+    return loss(*(batch[name] for name in ("log_prob", "old_log_prob", "advantages", "response_mask")), Band())
+
+
+def one_call(batch: dict[str, Tensor], loss: Loss) -> None:
     """What training does with the loss, verl's part left out: forward, its columns to the host, backward."""
-    tensors = (batch[name] for name in ("log_prob", "old_log_prob", "advantages", "response_mask"))
-    sequences = loss(*tensors, Band())
+    sequences = forward(batch, loss)
     columns.to_numpy(columns.loss_columns(sequences))
     sequences.loss.sum().backward()
 
@@ -161,41 +166,38 @@ def meter_lines(loss: Loss, device: str) -> Iterator[Line]:
     with Meter(device) as call:
         one_call(batch, loss)
     batch["log_prob"].grad = None
-    with Meter(device) as forward:
-        sequences = loss(*(batch[name] for name in ("log_prob", "old_log_prob", "advantages", "response_mask")), Band())
-    kept = forward.kept
+    with Meter(device) as meter:
+        sequences = forward(batch, loss)
+    kept = meter.kept
     del sequences
 
     what = f"{call.synchronizations} waits for the device in a call of the loss, forward and backward"
     how = "torch.cuda.set_sync_debug_mode" if device == "cuda" else "counted from the operations, as on a GPU"
     figures = {"synchronizations": call.synchronizations}
-    if call.synchronizations == 1:
-        yield Line("ok", "sync", f"{what}: that of its metrics ({how})", figures=figures)
-    else:
-        why = "each stalls the pipeline of kernels; one, for the metrics, is needed"
-        yield Line("error", "sync", f"{what} ({how})", why, "remove .item(), .cpu() and bool() of tensors", figures)
+    good = call.synchronizations == 1
+    what += f": that of its metrics ({how})" if good else f" ({how})"
+    why = "each stalls the pipeline of kernels; one, for the metrics, is needed"
+    yield judged(good, "sync", what, why, "remove .item(), .cpu() and bool() of tensors", figures)
 
     gradient = rows * width * batch["log_prob"].element_size()
     block = next(token_sums.row_blocks(batch["log_prob"]))
-    temporaries = _BYTES_PER_BLOCK_TOKEN * min(rows, block.stop) * width
-    allowed = {"kept": _BYTES_PER_ROW * rows, "peak": gradient + temporaries + _BYTES_PER_ROW * rows}
-    found = {"kept": kept, "peak": call.peak, "gradient": gradient}
+    allowed_kept = _BYTES_PER_ROW * rows
+    allowed_peak = gradient + _BYTES_PER_BLOCK_TOKEN * min(rows, block.stop) * width + allowed_kept
     what = (
         f"{rows} x {width}: {kept / rows:,.0f} bytes per response kept for the backward pass; at most "
         f"{call.peak / gradient:.2f} times the gradient's {gradient / 2**20:,.0f} MiB at a time"
     )
-    if kept <= allowed["kept"] and call.peak <= allowed["peak"]:
-        yield Line("ok", "memory", f"{what}, a block of temporaries included", figures=found)
-    else:
-        limits = f"allowed are {allowed['kept'] / rows:,.0f} bytes and {allowed['peak'] / gradient:.2f} times"
-        fix = "keep no [responses, tokens] tensor but the gradient"
-        yield Line("error", "memory", what, limits, fix, found)
+    good = kept <= allowed_kept and call.peak <= allowed_peak
+    what += ", a block of temporaries included" if good else ""
+    why = f"allowed are {_BYTES_PER_ROW:,} bytes and {allowed_peak / gradient:.2f} times"
+    figures = {"kept": kept, "peak": call.peak, "gradient": gradient}
+    yield judged(good, "memory", what, why, "keep no [responses, tokens] tensor but the gradient", figures)
 
 
 # --- time beside other losses ----------------------------------------------------------------------------------------
 
 
-def verl_call(name: str, tokens: int, rows: int, width: int) -> Callable[[dict[str, Tensor]], None]:
+def verl_call(name: str, rows: int, width: int) -> Callable[[dict[str, Tensor]], None]:
     """One call, forward and backward, of a loss that verl has registered, under its contract."""
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.workers.config import FSDPActorConfig, PolicyLossConfig
@@ -206,7 +208,7 @@ def verl_call(name: str, tokens: int, rows: int, width: int) -> Callable[[dict[s
     config = FSDPActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=policy_loss)
     config.global_batch_info.update(
         dp_size=1,
-        batch_num_tokens=tokens,
+        batch_num_tokens=rows * width // 2,
         global_batch_size=rows,
         loss_scale_factor=width if name == "fspo" else None,
     )
@@ -233,42 +235,34 @@ def seconds(function: Callable[[], None], device: str) -> float:
     return time.perf_counter() - begin
 
 
-class PeakMemory:
-    """Bytes above the start at the highest point of the block; on a CPU the resident set, sampled every 0.2 ms."""
+def extra_memory(function: Callable[[], None], device: str) -> int:
+    """Bytes above the start at the highest point of a call; on a CPU the resident set, sampled every 0.2 ms."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        start = torch.cuda.memory_allocated()
+        function()
+        return torch.cuda.max_memory_allocated() - start
+    import psutil
 
-    def __init__(self, device: str):
-        self.device = device
+    process, ended = psutil.Process(), threading.Event()
+    resident = [process.memory_info().rss]
 
-    def __enter__(self):
-        gc.collect()
-        if self.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            self.start = torch.cuda.memory_allocated()
-            return self
-        import psutil
+    def watch():
+        while not ended.wait(0.0002):
+            resident.append(process.memory_info().rss)
 
-        self.process = psutil.Process()
-        self.start = self.peak = self.process.memory_info().rss
-        self.running = True
-        self.thread = threading.Thread(target=self._watch)
-        self.thread.start()
-        return self
-
-    def _watch(self):
-        while self.running:
-            self.peak = max(self.peak, self.process.memory_info().rss)
-            time.sleep(0.0002)
-
-    def __exit__(self, *_):
-        if self.device == "cuda":
-            self.bytes = torch.cuda.max_memory_allocated() - self.start
-            return
-        self.running = False
-        self.thread.join()
-        self.bytes = self.peak - self.start
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        function()
+    finally:
+        ended.set()
+        thread.join()
+    return max(resident) - resident[0]
 
 
-def measure(rows: int, width: int, calls: dict[str, Callable], rounds: int, device: str, progress: tqdm) -> list[dict]:
+def measure(rows: int, width: int, calls: dict[str, Callable], rounds: int, device: str, what: str) -> list[dict]:
     """Time and memory of several losses on one batch: every round runs each of them once, in turn.
 
     Args:
@@ -276,7 +270,7 @@ def measure(rows: int, width: int, calls: dict[str, Callable], rounds: int, devi
         calls: name to a function that takes a batch and runs forward and backward; the first is the unit of ratios.
         rounds: of timed calls.
         device: ``cuda`` or ``cpu``.
-        progress: moved on by one per timed call.
+        what: of the progress bar.
     """
     batch = make_batch(rows, width, device)
     # What a fused loss must move: three float32 and one bool read forward, one float32 and one bool read backward and
@@ -289,31 +283,24 @@ def measure(rows: int, width: int, calls: dict[str, Callable], rounds: int, devi
         calls[name](batch)
         batch["log_prob"].grad = None
 
-    times = {name: [] for name in [*calls, "floor"]}
     memory = {}
-    for name in calls:  # warms up, too
-        step(name)
-        with PeakMemory(device) as peak:
-            step(name)
-        memory[name] = peak.bytes
+    for name in calls:
+        step(name)  # warms up
+        memory[name] = extra_memory(functools.partial(step, name), device)
     target.copy_(source)
-    for _ in range(rounds):
-        times["floor"].append(seconds(lambda: target.copy_(source), device))
-        for name in calls:
-            times[name].append(seconds(lambda name=name: step(name), device))
-            progress.update()
-
-    times = {name: pd.Series(values) for name, values in times.items()}
-    first = next(iter(calls))
+    timed = {"floor": lambda: target.copy_(source)} | {name: functools.partial(step, name) for name in calls}
+    bar = trange(rounds, desc=f"{what} {rows} x {width}", leave=False)
+    times = pd.DataFrame([{name: seconds(call, device) for name, call in timed.items()} for _ in bar])
+    median, first = times.median(), next(iter(calls))
     return [
         {
             "rows x length": f"{rows} x {width}",
             "Mtokens": rows * width / 1e6,
             "loss": name,
-            "ms": times[name].median() * 1e3,
-            "ms q25-q75": "-".join(f"{times[name].quantile(q) * 1e3:.3g}" for q in (0.25, 0.75)),
-            f"time / {first}": times[name].median() / times[first].median(),
-            "time / floor": times[name].median() / times["floor"].median(),
+            "ms": median[name] * 1e3,
+            "ms q25-q75": "-".join(f"{quartile * 1e3:.3g}" for quartile in times[name].quantile([0.25, 0.75])),
+            f"time / {first}": median[name] / median[first],
+            "time / floor": median[name] / median["floor"],
             "extra MB": memory[name] / 1e6,
             f"memory / {first}": memory[name] / memory[first] if memory[first] else float("nan"),
         }
@@ -321,16 +308,14 @@ def measure(rows: int, width: int, calls: dict[str, Callable], rounds: int, devi
     ]
 
 
-def time_lines(loss: Loss, device: str, sizes, rounds: int) -> Iterator[Line]:
+def time_lines(loss: Loss, device: str, rounds: int) -> Iterator[Line]:
     """Time and peak memory beside verl's gspo and vanilla, and beside a copy of the bytes that a loss must move."""
     has_verl = versions.installed("verl") is not None
-    for rows, width in sizes:
+    for rows, width in SIZES[device]:
+        calls = {"fspo": functools.partial(one_call, loss=loss)}
         if has_verl:
-            calls = {name: verl_call(name, rows * width // 2, rows, width) for name in AGG_MODE}
-        else:
-            calls = {"fspo": lambda batch: one_call(batch, loss)}
-        with tqdm(total=rounds * len(calls), desc=f"time {rows} x {width}", leave=False) as progress:
-            table = measure(rows, width, calls, rounds, device, progress)
+            calls = {name: verl_call(name, rows, width) for name in AGG_MODE}
+        table = measure(rows, width, calls, rounds, device, "time")
         own, *others = table
         what = (
             f"{rows} x {width}: {own['ms']:.3g} ms forward and backward ({own['ms q25-q75']}, {rounds} rounds), "
@@ -341,8 +326,7 @@ def time_lines(loss: Loss, device: str, sizes, rounds: int) -> Iterator[Line]:
             what += f"; {own['extra MB']:,.0f} MB at most"
             what += "".join(f", {other['loss']} {other['memory / fspo']:.2g} times that" for other in others)
         why = "no overhead to a step that takes minutes" if others else ""
-        slower = [other["loss"] for other in others if other["time / fspo"] < 1]
-        if slower:
+        if slower := [other["loss"] for other in others if other["time / fspo"] < 1]:
             why = f"slower than {' and '.join(slower)} here"
         yield Line("warning" if slower else "ok", "time", what, why, figures={"rows": table})
     if not has_verl:
@@ -353,7 +337,7 @@ def compile_line(loss: Loss, device: str, size: tuple[int, int], rounds: int, ba
     """The loss under ``torch.compile`` beside itself without: whether it is the same loss, and its time."""
     rows, width = size
     compiled = torch.compile(loss, backend=backend)
-    calls = {"eager": lambda batch: one_call(batch, loss), "compiled": lambda batch: one_call(batch, compiled)}
+    calls = {name: functools.partial(one_call, loss=f) for name, f in (("eager", loss), ("compiled", compiled))}
     batch = make_batch(rows, width, device)
     gradients = []
     for call in calls.values():
@@ -363,14 +347,10 @@ def compile_line(loss: Loss, device: str, size: tuple[int, int], rounds: int, ba
     scale = gradients[0].abs().max().item()
     difference = (gradients[0] - gradients[1]).abs().max().item() / scale if scale > 0 else float("nan")
     del batch, gradients
-    with tqdm(total=rounds * len(calls), desc=f"compile {rows} x {width}", leave=False) as progress:
-        table = measure(rows, width, calls, rounds, device, progress)
+    table = measure(rows, width, calls, rounds, device, "compile")
     what = (
         f"{rows} x {width}: with torch.compile {table[1]['time / eager']:.2g} times as long as without; gradients "
         f"differ by {difference:.0e} of the largest"
     )
-    if difference < 1e-5:
-        return Line("ok", "compile", what, "verl does not compile its losses", figures={"rows": table})
-    return Line(
-        "error", "compile", what, "torch.compile makes another loss of it", "do not compile the loss", {"rows": table}
-    )
+    why, fix = "torch.compile makes another loss of it", "do not compile the loss"
+    return judged(difference < 1e-5, "compile", what, why, fix, {"rows": table}, "verl does not compile its losses")

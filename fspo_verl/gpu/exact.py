@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fspo_verl.band import Band
-from fspo_verl.gpu.lines import Line
+from fspo_verl.gpu.lines import Line, judged
 from fspo_verl.loss import MAX_LOG_RATIO, SequenceLoss
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor, Band], SequenceLoss]
@@ -50,9 +50,9 @@ class Batch:
         return Batch(*(part[chosen] for part in parts), self.dtype, self.band)
 
 
-def batch_of_all_places(rows: int, width: int, dtype: torch.dtype, seed: int = 0) -> Batch:
+def batch_of_all_places(rows: int, width: int, dtype: torch.dtype) -> Batch:
     """Responses of 1 to ``width`` tokens with holes in their masks, one without any token, and NaN in the padding."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     eps, spread = _SCALES[dtype]
     length = np.rint(np.geomspace(1, width, rows)).astype(int)
     mask = np.arange(width) < length[:, None]
@@ -88,55 +88,46 @@ def reference(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
 def run(batch: Batch, loss: Loss, device: str, layout: str) -> tuple[np.ndarray, np.ndarray]:
     """Loss and gradient as :func:`reference` gives them, from the loss on a device, with tensors in a layout."""
     mask = torch.tensor(batch.mask, device=device)
-    leaf = torch.tensor(batch.log_prob, device=device).to(batch.dtype)
+    log_prob = leaf = torch.tensor(batch.log_prob, device=device).to(batch.dtype).requires_grad_()
     old = torch.tensor(batch.old_log_prob, device=device).to(batch.dtype)
     advantages = torch.tensor(batch.advantage, device=device).unsqueeze(-1).expand(mask.shape)
     if layout == "contiguous":
-        log_prob, advantages = leaf.requires_grad_(), advantages.contiguous()
+        advantages = advantages.contiguous()
     elif layout == "strided":  # transposed, every second of the columns, and one column for all
         old, mask = (torch.stack([x, x], -1).flatten(1)[:, ::2] for x in (old, mask))
-        leaf = leaf.t().contiguous().requires_grad_()
-        log_prob = leaf.t()
+        log_prob = leaf.t().contiguous().t()
     else:  # packed: the tokens of all responses one after the other, scattered into rows as verl does
-        leaf = leaf[mask].requires_grad_()
-        log_prob = torch.full(mask.shape, torch.nan, dtype=batch.dtype, device=device).masked_scatter(mask, leaf)
+        log_prob = torch.full_like(leaf, torch.nan).masked_scatter(mask, leaf[mask])
     value = loss(log_prob, old, advantages, mask, batch.band).loss
     value.sum().backward()
-    gradient = leaf.grad.float()
-    if layout == "strided":
-        gradient = gradient.t()
-    elif layout == "packed":
-        gradient = torch.zeros(mask.shape, device=device).masked_scatter(mask, gradient)
-    return value.detach().double().cpu().numpy(), gradient.double().cpu().numpy()
+    return value.detach().double().cpu().numpy(), leaf.grad.double().cpu().numpy()
 
 
 def errors(batch: Batch, found: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
     """Largest errors over the rows, relative to the row; and rows whose clip was decided wrongly."""
     (value, gradient), (true_value, true_gradient) = found, reference(batch)
     largest = np.abs(true_gradient).max(-1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        value_error = np.abs(value - true_value) / np.abs(true_value)
-        gradient_error = np.abs(gradient - true_gradient).max(-1) / np.where(largest > 0, largest, 1.0)
-    has_tokens = batch.mask.any(-1)
     wrong = (np.abs(gradient).max(-1) > 0) != (largest > 0)
-    value_error = np.where(has_tokens, value_error, np.abs(value))  # a response without tokens has a loss of 0
     return {
-        "value": float(value_error.max()) if np.isfinite(value).all() else math.inf,
-        "gradient": float(gradient_error.max()) if np.isfinite(gradient).all() else math.inf,
+        "value": _largest(np.abs(value - true_value), np.abs(true_value)),
+        "gradient": _largest(np.abs(gradient - true_gradient).max(-1), largest),
         "wrong_decisions": int(wrong.sum()),
     }
+
+
+def _largest(error: np.ndarray, scale: np.ndarray) -> float:
+    """Error ``[rows]`` relative to a scale, absolute where that is 0; inf if any is not finite."""
+    error = error / np.where(scale > 0, scale, 1.0)
+    return float(error.max()) if np.isfinite(error).all() else math.inf
 
 
 def lines(loss: Loss, device: str, longest: int) -> Iterator[Line]:
     """The loss in float32 and bfloat16, in each layout, with short and with long responses."""
     for dtype in _SCALES:
         name = str(dtype).removeprefix("torch.")
-        worst = {"value": 0.0, "gradient": 0.0, "wrong_decisions": 0}
-        for rows, width in ((72, max(2, longest // 16)), (18, longest)):
-            batch = batch_of_all_places(rows, width, dtype)
-            for layout in LAYOUTS:
-                found = errors(batch, run(batch, loss, device, layout))
-                worst = {key: max(worst[key], found[key]) for key in worst}
+        batches = [batch_of_all_places(*size, dtype) for size in ((72, max(2, longest // 16)), (18, longest))]
+        found = [errors(batch, run(batch, loss, device, layout)) for batch in batches for layout in LAYOUTS]
+        worst = {key: max(part[key] for part in found) for key in found[0]}
         good = (
             worst["value"] <= _VALUE_TOLERANCE
             and worst["gradient"] <= _GRADIENT_TOLERANCE[dtype]
@@ -146,10 +137,7 @@ def lines(loss: Loss, device: str, longest: int) -> Iterator[Line]:
             f"{name}: largest relative error {worst['value']:.1e} of a value, {worst['gradient']:.1e} of a gradient, "
             f"{worst['wrong_decisions']} wrong clips; {', '.join(LAYOUTS)}, up to {longest:,} tokens"
         )
-        if good:
-            yield Line("ok", f"loss_{name}", what, figures=worst)
-        else:
-            yield Line("error", f"loss_{name}", what, _WHY, _FIX, worst)
+        yield judged(good, f"loss_{name}", what, _WHY, _FIX, worst)
 
 
 # --- several devices -------------------------------------------------------------------------------------------------
@@ -161,22 +149,24 @@ def ranks_line(loss: Loss, device: str, longest: int) -> Line:
     if count < 2:
         return Line("skipped", "loss_ranks", f"{count} GPU: nothing to sum over NCCL")
     backend = "nccl" if device == "cuda" else "gloo"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = torch.multiprocessing.get_context("spawn")
-    answers = context.SimpleQueue()
-    arguments = (count, backend, port, loss, device, longest, answers)
+    answers = torch.multiprocessing.get_context("spawn").SimpleQueue()
     try:
-        torch.multiprocessing.spawn(_rank, arguments, nprocs=count)
+        torch.multiprocessing.spawn(_rank, (count, backend, free_port(), loss, device, longest, answers), nprocs=count)
         error, collective = answers.get()
     except Exception as failure:  # whatever a rank raises
         text = str(failure).strip().splitlines()[-1]
         return Line("error", "loss_ranks", f"{count} ranks over {backend}: {text}", "training needs it", _FIX)
     what = f"{count} ranks over {backend}: largest relative error {error:.1e} on a rank, {collective:.1e} of their sum"
-    if max(error, collective) <= _VALUE_TOLERANCE:
-        return Line("ok", "loss_ranks", what, figures={"ranks": count, "error": error, "sum": collective})
-    return Line("error", "loss_ranks", what, "ranks that disagree train on different losses", _FIX)
+    figures = {"ranks": count, "error": error, "sum": collective}
+    good = max(error, collective) <= _VALUE_TOLERANCE
+    return judged(good, "loss_ranks", what, "ranks that disagree train on different losses", _FIX, figures)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def _rank(rank: int, ranks: int, backend: str, port: int, loss: Loss, kind: str, longest: int, answers) -> None:

@@ -8,6 +8,7 @@ model in several of them, padded and packed, and what their log-probs differ by 
 """
 
 import importlib.util
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,12 +18,13 @@ import numpy as np
 import torch
 import transformers
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from fspo_verl import versions
 from fspo_verl.band import Band
 from fspo_verl.gpu import responses
-from fspo_verl.gpu.lines import Line
+from fspo_verl.gpu.lines import Line, first_line
 from fspo_verl.gpu.responses import Responses
 from fspo_verl.observe import noise
 
@@ -53,16 +55,8 @@ OTHERS = (
 Head = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def _softmax(hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
-    return (hidden @ weight.T).log_softmax(-1).gather(-1, ids[:, None])[:, 0]
-
-
-def _softmax_float32(hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
-    return (hidden @ weight.T).float().log_softmax(-1).gather(-1, ids[:, None])[:, 0]
-
-
-def _head_float32(hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
-    return _softmax(hidden.float(), weight.float(), ids)
+def _softmax(logits: Tensor, ids: Tensor) -> Tensor:
+    return logits.log_softmax(-1).gather(-1, ids[:, None])[:, 0]
 
 
 def _fused_torch(hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
@@ -80,9 +74,9 @@ def _fused_triton(hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
 def heads(device: str) -> dict[str, Head]:
     """Ways from hidden states ``[tokens, width]`` to log-probs ``[tokens]``, by name; verl's where it is installed."""
     found = {
-        "softmax in the model's dtype": _softmax,
-        "softmax in float32": _softmax_float32,
-        "head and softmax in float32": _head_float32,
+        "softmax in the model's dtype": lambda hidden, weight, ids: _softmax(hidden @ weight.T, ids),
+        "softmax in float32": lambda hidden, weight, ids: _softmax((hidden @ weight.T).float(), ids),
+        "head and softmax in float32": lambda hidden, weight, ids: _softmax(hidden.float() @ weight.float().T, ids),
     }
     if versions.installed("verl"):
         found["use_fused_kernels, torch"] = _fused_torch
@@ -101,34 +95,27 @@ def log_probs(model, sampled: Responses, layout: Layout, ways: dict[str, Head]) 
     """Log-probs of each response, ``[tokens]`` float32 on the CPU, by head."""
     found = {name: [] for name in ways}
     weight = model.get_output_embeddings().weight
-    sequences = [torch.cat(pair) for pair in zip(sampled.prompts, sampled.responses, strict=True)]
-    for start in range(0, len(sequences), layout.rows):
-        rows = sequences[start : start + layout.rows]
+    for start in range(0, len(sampled), layout.rows):
+        prompts, own = (part[start : start + layout.rows] for part in (sampled.prompts, sampled.responses))
+        rows = [torch.cat(pair) for pair in zip(prompts, own, strict=True)]
         lengths = torch.tensor([len(row) for row in rows])
         if layout.packed:
             ids = torch.cat(rows)[None]
+            used = torch.ones_like(ids, dtype=torch.bool)
             inputs = {"position_ids": torch.cat([torch.arange(n) for n in lengths])[None]}
         else:
-            ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-            inputs = {"attention_mask": (torch.arange(ids.shape[1]) < lengths[:, None]).long()}
+            ids = pad_sequence(rows, batch_first=True)
+            used = torch.arange(ids.shape[1]) < lengths[:, None]
+            inputs = {"attention_mask": used.long()}
         inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
         hidden = model.base_model(input_ids=ids.to(model.device), use_cache=False, **inputs).last_hidden_state
-        hidden = (
-            hidden[0].split(lengths.tolist())
-            if layout.packed
-            else [h[:n] for h, n in zip(hidden, lengths, strict=True)]
-        )
+        is_response = torch.cat([torch.arange(n) >= len(prompt) for n, prompt in zip(lengths, prompts, strict=True)])
         # The hidden state at a position scores the token after it.
-        prompts = [len(prompt) for prompt in sampled.prompts[start : start + layout.rows]]
-        scored = torch.cat([h[p - 1 : -1] for h, p in zip(hidden, prompts, strict=True)])
-        targets = torch.cat([row[p:] for row, p in zip(rows, prompts, strict=True)]).to(model.device)
+        scored = hidden[used.to(model.device)][:-1][is_response[1:].to(model.device)].split(_HEAD_TOKENS)
+        targets = torch.cat(own).to(model.device).split(_HEAD_TOKENS)
         for name, head in ways.items():
-            parts = [
-                head(scored[i : i + _HEAD_TOKENS], weight, targets[i : i + _HEAD_TOKENS]).float()
-                for i in range(0, len(scored), _HEAD_TOKENS)
-            ]
-            counts = [len(row) - p for row, p in zip(rows, prompts, strict=True)]
-            found[name] += torch.cat(parts).cpu().split(counts)
+            parts = [head(states, weight, target).float() for states, target in zip(scored, targets, strict=True)]
+            found[name] += torch.cat(parts).cpu().split([len(response) for response in own])
     return found
 
 
@@ -153,42 +140,37 @@ def floor(differences: list[np.ndarray]) -> Floor:
     tokens = np.concatenate(differences)
     sigma = float(np.sqrt(np.square(tokens).mean()))
     sums = [np.cumsum(difference) for difference in differences]
-    length, spread = [], []
+    spread = {}  # by the length of the prefix
     prefix = _SHORTEST_PREFIX
     while len(long := [s[prefix - 1] for s in sums if len(s) >= prefix]) >= _FEWEST:
-        length.append(prefix)
-        spread.append(float(np.sqrt(np.mean(np.square(long)))))
+        spread[prefix] = float(np.sqrt(np.mean(np.square(long))))
         prefix *= 2
-    length, spread = np.array(length), np.array(spread)
-    power = np.nan
-    if len(length) > 1 and (spread > 0).all():
-        power = float(np.polyfit(np.log(length), np.log(spread), 1)[0])
-    worst = float(max([sigma, *(spread / np.sqrt(length))]))
-    return Floor(sigma, power, noise.EPS_IN_SIGMA * worst, int(length[-1]) if len(length) else 0)
+    power = math.nan
+    if len(spread) > 1 and all(std > 0 for std in spread.values()):
+        power = float(np.polyfit(np.log(list(spread)), np.log(list(spread.values())), 1)[0])
+    worst = max([sigma, *(std / math.sqrt(length) for length, std in spread.items())])
+    return Floor(sigma, power, noise.EPS_IN_SIGMA * worst, max(spread, default=0))
 
 
 def measure(model, sampled: Responses, ways: dict[str, Head]) -> dict[str, dict[str, Floor]]:
     """Floors by head and layout, each against :data:`REFERENCE`; ``any`` is over all layouts that differ from it."""
     base = log_probs(model, sampled, REFERENCE, ways)
-    found: dict[str, dict[str, Floor]] = {name: {} for name in ways}
-    differences: dict[str, list[np.ndarray]] = {name: [] for name in ways}
+    moved: dict[str, dict[str, list[np.ndarray]]] = {name: {} for name in ways}
     for layout in OTHERS:
         for name, values in log_probs(model, sampled, layout, ways).items():
-            moved = [(a - b).double().numpy() for a, b in zip(values, base[name], strict=True)]
-            found[name][layout.name] = floor(moved)
-            if layout is not OTHERS[0]:
-                differences[name] += moved
-    for name, moved in differences.items():
-        found[name]["any"] = floor(moved)
-    return found
+            pairs = zip(values, base[name], strict=True)
+            moved[name][layout.name] = [(value - old).double().numpy() for value, old in pairs]
+    for by_layout in moved.values():
+        by_layout["any"] = [row for layout in OTHERS[1:] for row in by_layout[layout.name]]
+    return {name: {key: floor(rows) for key, rows in by_layout.items()} for name, by_layout in moved.items()}
 
 
 def lines(device: str, model_path: str | None, count: int, longest: int) -> Iterator[Line]:
     """A line per precision and attention, each with the smallest eps that means anything there."""
+    transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
-        path = model_path or str(
-            responses.small_model(Path(scratch), **(responses.GPU_SHAPE if device == "cuda" else {}))
-        )
+        shape = responses.GPU_SHAPE if device == "cuda" else {}
+        path = model_path or str(responses.small_model(Path(scratch), **shape))
         sampler = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(device).eval()
         sampled = responses.sample(sampler, responses.lengths(count, _SHORTEST_PREFIX, longest))
         del sampler
@@ -196,8 +178,7 @@ def lines(device: str, model_path: str | None, count: int, longest: int) -> Iter
         settings = [(dtype, attention) for dtype in DTYPES for attention in ATTENTIONS]
         for dtype, attention in tqdm(settings, "noise", leave=False):
             check = f"noise_{dtype}_{attention}"
-            reason = _impossible(dtype, attention, device)
-            if reason:
+            if reason := _impossible(dtype, attention, device):
                 yield Line("skipped", check, reason)
                 continue
             model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -206,7 +187,7 @@ def lines(device: str, model_path: str | None, count: int, longest: int) -> Iter
             try:
                 found = measure(model.to(device).eval(), sampled, heads(device))
             except RuntimeError as error:  # memory that does not suffice; what a model or device cannot do
-                yield Line("skipped", check, f"{dtype}, {attention}: {str(error).strip().splitlines()[0]}")
+                yield Line("skipped", check, f"{dtype}, {attention}: {first_line(error)}")
                 continue
             finally:
                 del model

@@ -20,3 +20,13 @@ class Line:
     fix: str = ""
     figures: dict = field(default_factory=dict)
     """The numbers behind it, for programs."""
+
+
+def first_line(error: Exception) -> str:
+    """Of what an exception says."""
+    return next(iter(str(error).strip().splitlines()), "")
+
+
+def judged(good: bool, check: str, what: str, why: str, fix: str, figures: dict, note: str = "") -> Line:
+    """``ok`` with a note, or else an ``error`` with its reason and remedy."""
+    return Line("ok", check, what, note, "", figures) if good else Line("error", check, what, why, fix, figures)

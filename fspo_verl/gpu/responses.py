@@ -10,9 +10,9 @@ import torch
 import transformers
 from torch import Tensor
 
-SHAPE = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "num_attention_heads": 4}
+_SHAPE = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "num_attention_heads": 4}
+_SHAPE |= {"vocab_size": 4096, "num_key_value_heads": 2, "head_dim": 64}
 GPU_SHAPE = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 16, "num_attention_heads": 16}
-_VOCABULARY = 4096
 # With transformers' 0.02 and 1 layers do nearly nothing, and every token is about as likely as any other. With these a
 # token has a log-prob of -3 on average, as that of a trained model.
 _WEIGHT_STD, _FINAL_NORM = 0.08, 3.0
@@ -33,21 +33,18 @@ def small_model(folder: Path, **shape: int) -> Path:
     """Write a random Qwen3 of 7 million parameters (or of another shape) and a tokenizer; returns the folder."""
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
-        vocab_size=_VOCABULARY,
-        num_key_value_heads=2,
-        head_dim=64,
         max_position_embeddings=32768,
         tie_word_embeddings=True,
         initializer_range=_WEIGHT_STD,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,
-        **(SHAPE | shape),
+        **(_SHAPE | shape),
     )
     model = transformers.Qwen3ForCausalLM(config)
     torch.nn.init.constant_(model.model.norm.weight, _FINAL_NORM)
     model.save_pretrained(folder)
-    tokenizer(_VOCABULARY).save_pretrained(folder)
+    tokenizer(config.vocab_size).save_pretrained(folder)
     return folder
 
 

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from fspo_verl import versions
-from fspo_verl.gpu.lines import Line
+from fspo_verl.gpu.lines import Line, judged
 
 PROMPT, RESPONSES, STEP = 5, [1, 3, 60, 17, 30, 90, 8, 2], 12
 _SECONDS = 300
@@ -104,7 +104,7 @@ def line(device: str, model: Path) -> Line:
     compared = sorted(name for name in on_cpu if name.startswith("actor/") or name in ("grad_norm", "loss"))
     differences = {name: _difference(found.get(name, math.nan), on_cpu[name]) for name in compared}
     worst = max(differences, key=differences.get)
-    figures = {"cpu": on_cpu} | ({"cuda": found} if device == "cuda" else {})
+    figures = {"cpu": on_cpu, device: found}
     learns = found["grad_norm"] > 0 and 0 < found["actor/fspo/clip_fraction"] < 1
     what = (
         f"one step of verl's FSDP engine in float32: gradient norm {found['grad_norm']:.4g}, clip fraction "
@@ -112,10 +112,9 @@ def line(device: str, model: Path) -> Line:
     )
     if device == "cuda":
         what += f"; {len(compared)} metrics as on the CPU, the most different {worst} by {differences[worst]:.1e}"
-    if learns and differences[worst] <= _TOLERANCE:
-        return Line("ok", "step", what, "" if device == "cuda" else "no GPU to compare with", figures=figures)
     why = "the same step on the CPU has other metrics: what trains here is not what the tests have tested"
-    return Line("error", "step", what, why, _FIX, figures)
+    note = "" if device == "cuda" else "no GPU to compare with"
+    return judged(learns and differences[worst] <= _TOLERANCE, "step", what, why, _FIX, figures, note)
 
 
 def _difference(value: float, expected: float) -> float:

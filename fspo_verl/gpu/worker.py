@@ -7,8 +7,7 @@ On a machine without a GPU set ``VERL_PLATFORM=cpu`` before verl is imported.
 
 import functools
 import os
-import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +28,8 @@ from verl.workers.config import (
     TrainingWorkerConfig,
 )
 
+from fspo_verl.gpu.exact import free_port
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -39,8 +40,8 @@ class Cut:
     packed: bool = False
     """verl's ``use_remove_padding``: the sequences of a micro-batch one after the other, without padding."""
 
-    def infer(self) -> dict:
-        """What a batch has to say, so that verl's engine infers its log-probs in this cut."""
+    def sizes(self) -> dict:
+        """What verl's engine has to be told for it, by its config or by a batch."""
         return {
             "use_dynamic_bsz": self.tokens is not None,
             "micro_batch_size_per_gpu": self.rows,
@@ -51,17 +52,15 @@ class Cut:
 
 def join() -> None:
     """Join the process group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe; without them one alone."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        alone = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1"}
-        alone |= {"MASTER_PORT": free.getsockname()[1], "WG_BACKEND": "ray"}
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "WG_BACKEND": "ray"}
+    alone |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     for name, value in alone.items():
-        os.environ.setdefault(name, str(value))
+        os.environ.setdefault(name, value)
     get_platform().communication_backend_name()  # on a CPU, joins the gloo group
 
 
 def training_worker(
-    model: str, cut: Cut, dtype: str = "fp32", lr: float = 0.0, fused: bool = False, attention: str = "sdpa"
+    model: str, cut: Cut, dtype: str = "fp32", lr: float = 0.0, fused: bool = False
 ) -> "engine_workers.TrainingWorker":
     """The worker, its model loaded and sharded.
 
@@ -71,7 +70,6 @@ def training_worker(
         dtype: ``fp32`` or ``bf16``: of the weights in the forward pass, and of autocast.
         lr: of AdamW.
         fused: verl's ``use_fused_kernels`` (its torch backend), which takes the softmax in float32.
-        attention: ``attn_implementation`` of transformers.
     """
     worker = engine_workers.TrainingWorker(
         TrainingWorkerConfig(
@@ -82,15 +80,13 @@ def training_worker(
                 use_fused_kernels=fused,
                 fused_kernel_options={"impl_backend": "torch"},
                 enable_gradient_checkpointing=False,
-                override_config={"attn_implementation": attention},
+                override_config={"attn_implementation": "sdpa"},
             ),
             engine_config=FSDPEngineConfig(
                 strategy="fsdp2",
                 use_torch_compile=False,
-                use_dynamic_bsz=cut.tokens is not None,
-                micro_batch_size_per_gpu=cut.rows,
-                max_token_len_per_gpu=cut.tokens,
                 mixed_precision={"param_dtype": dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+                **cut.sizes(),
             ),
             optimizer_config=FSDPOptimizerConfig(lr=lr, clip_grad=1e9),
             checkpoint_config=CheckpointConfig(),
@@ -118,18 +114,17 @@ def batch_of(
         masks: ``[tokens]`` of each response; all ones by default.
         step: training step.
     """
-    nest = lambda xs: torch.nested.as_nested_tensor(list(xs), layout=torch.jagged)  # noqa: E731
     ids = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
     masks = [torch.ones(len(x), dtype=torch.long) for x in responses] if masks is None else masks
     return tu.get_tensordict(
         {
-            "input_ids": nest(ids),
-            "position_ids": nest(torch.arange(len(x)) for x in ids),
-            "prompts": nest(prompts),
-            "responses": nest(responses),
-            "response_mask": nest(masks),
-            "loss_mask": nest(masks),
-            "advantages": nest(torch.full((len(x),), float(a)) for a, x in zip(advantages, responses, strict=True)),
+            "input_ids": _nested(ids),
+            "position_ids": _nested(torch.arange(len(x)) for x in ids),
+            "prompts": _nested(prompts),
+            "responses": _nested(responses),
+            "response_mask": _nested(masks),
+            "loss_mask": _nested(masks),
+            "advantages": _nested(torch.full((len(x),), float(a)) for a, x in zip(advantages, responses, strict=True)),
             "uid": list(groups),
             "global_steps": [step] * len(ids),
         },
@@ -137,16 +132,25 @@ def batch_of(
     )
 
 
-def set_old_log_probs(batch: TensorDict, old: Sequence[Tensor]) -> None:
+def _nested(rows: Iterable[Tensor]) -> Tensor:
+    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+
+
+def set_old_log_probs(batch: TensorDict, old: Iterable[Tensor]) -> None:
     """Put old log-probs, ``[tokens]`` of each response, into a batch."""
-    batch["old_log_probs"] = torch.nested.as_nested_tensor(list(old), layout=torch.jagged)
+    batch["old_log_probs"] = _nested(old)
 
 
 def log_probs(worker, batch: TensorDict, cut: Cut) -> list[Tensor]:
     """Log-probs of each response, ``[tokens]`` float32, as verl's trainer computes those of the old policy."""
     data = batch.select("input_ids", "position_ids", "prompts", "responses", "response_mask", "loss_mask")
     tu.assign_non_tensor(
-        data, **cut.infer(), temperature=1.0, compute_loss=False, calculate_entropy=False, global_batch_size=len(batch)
+        data,
+        **cut.sizes(),
+        temperature=1.0,
+        compute_loss=False,
+        calculate_entropy=False,
+        global_batch_size=len(batch),
     )
     found = worker.infer_batch(data)["log_probs"].unbind()
     prompts, responses = (batch[name].unbind() for name in ("prompts", "responses"))
@@ -159,24 +163,34 @@ def log_probs(worker, batch: TensorDict, cut: Cut) -> list[Tensor]:
 
 def update(worker, batch: TensorDict, policy_loss: PolicyLossConfig, mini_batch: int, scale: float) -> dict:
     """Optimiser steps over the rows of this rank, in mini-batches of all ranks together; verl's reduced metrics."""
+    worker.set_loss_fn(loss_function(policy_loss, "seq-mean-token-sum-norm", scale))
+    set_mini_batch(batch, mini_batch)
+    result = worker.train_mini_batch(batch)
+    if result is None:
+        return {}
+    return {name: float(value) for name, value in reduce_metrics(dict(tu.get(result, "metrics"))).items()}
+
+
+def loss_function(policy_loss: PolicyLossConfig, loss_agg_mode: str, scale: float | None = None) -> Callable:
+    """verl's ``ppo_loss`` with a policy loss, as its workers call it."""
     config = FSDPActorConfig(
         rollout_n=1,
         ppo_micro_batch_size_per_gpu=1,
-        loss_agg_mode="seq-mean-token-sum-norm",
+        loss_agg_mode=loss_agg_mode,
         loss_scale_factor=scale,
         policy_loss=policy_loss,
     )
-    worker.set_loss_fn(functools.partial(engine_workers.ppo_loss, config))
+    return functools.partial(engine_workers.ppo_loss, config)
+
+
+def set_mini_batch(batch: TensorDict, rows: int) -> None:
+    """Put into a batch how ``train_mini_batch`` goes through it: once, in mini-batches of so many rows."""
     tu.assign_non_tensor(
         batch,
-        global_batch_size=mini_batch,
-        mini_batch_size=mini_batch,
+        global_batch_size=rows,
+        mini_batch_size=rows,
         epochs=1,
         seed=0,
         dataloader_kwargs={"shuffle": False},
         temperature=1.0,
     )
-    result = worker.train_mini_batch(batch)
-    if result is None:
-        return {}
-    return {name: float(value) for name, value in reduce_metrics(dict(tu.get(result, "metrics"))).items()}

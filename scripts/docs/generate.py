@@ -22,14 +22,8 @@ _HEAD = "<!-- Written by scripts/docs/generate.py from the code; do not edit. --
 
 def pages() -> dict[str, str]:
     """Name of each generated page -> its text."""
-    return {
-        name: _HEAD + text.strip() + "\n"
-        for name, text in {
-            "configuration.md": configuration(),
-            "checks.md": checks(),
-            "commands.md": commands(),
-        }.items()
-    }
+    texts = {"configuration.md": configuration(), "checks.md": checks(), "commands.md": commands()}
+    return {name: f"{_HEAD}{text.strip()}\n" for name, text in texts.items()}
 
 
 # --- configuration ---------------------------------------------------------------------------------------------------
@@ -74,9 +68,7 @@ def _definition(file: Path, name: str) -> ast.ClassDef:
 def _default(value: ast.expr) -> str:
     if not isinstance(value, ast.Constant):
         return "below"
-    if value.value is None:
-        return "`null`"
-    return f"`{value.value}`"
+    return "`null`" if value.value is None else f"`{value.value}`"
 
 
 def markdown(text: str) -> str:
@@ -151,19 +143,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page differs")
     args = parser.parse_args()
-    stale = [name for name, text in pages().items() if _text(ROOT / "docs" / name) != text]
-    if args.check:
-        for name in stale:
+    stale = False
+    for name, text in pages().items():
+        file = ROOT / "docs" / name
+        if file.exists() and file.read_text() == text:
+            continue
+        stale = True
+        if args.check:
             print(f"docs/{name} differs from the code: python scripts/docs/generate.py", file=sys.stderr)
-        return int(bool(stale))
-    for name in stale:
-        (ROOT / "docs" / name).write_text(pages()[name])
-        print(f"docs/{name}")
-    return 0
-
-
-def _text(file: Path) -> str | None:
-    return file.read_text() if file.exists() else None
+        else:
+            file.write_text(text)
+            print(f"docs/{name}")
+    return int(stale and args.check)
 
 
 if __name__ == "__main__":

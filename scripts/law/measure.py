@@ -96,11 +96,8 @@ def measure(model: PreTrainedModel, group: Group, temperature: float, rows: int,
     """Token log-probabilities of a group's responses, in their order; ``rows`` and ``tokens`` of micro_batches."""
     result: list[np.ndarray] = [np.empty(0)] * len(group.responses)
     for batch in micro_batches([len(response) for response in group.responses], rows, tokens):
-        for index, values in zip(
-            batch,
-            token_log_probs(model, group.prompt, [group.responses[i] for i in batch], temperature),
-            strict=True,
-        ):
+        found = token_log_probs(model, group.prompt, [group.responses[i] for i in batch], temperature)
+        for index, values in zip(batch, found, strict=True):
             result[index] = values.cpu().numpy()
     return result
 

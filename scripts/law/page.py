@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 from publish import POSITIONS, SETTINGS
 from tqdm import tqdm
@@ -37,6 +38,7 @@ _STYLES = {"grpo": Style("#0072B2", "o"), "random": Style("#D55E00", "s", "--"),
 _DRAWS = 400
 _BEGIN = "<!-- begin of what `python scripts/law.py --redraw` writes: {} -->"
 _END = "<!-- end of {} -->"
+_NOTHING = Estimate(math.nan, math.nan, math.nan)
 _SAME_RESPONSES = 128  # tokens: positions are compared within responses of at least so many
 
 
@@ -79,30 +81,34 @@ def read(folder: Path) -> dict[str, Measured]:
 # --- estimates that only this page needs -----------------------------------------------------------------------------
 
 
+def _moved(records: pd.DataFrame) -> pd.DataFrame:
+    return records[records.quadratic_variation > 0]
+
+
+def _estimate(cluster, columns: Sequence, statistic: Callable) -> Estimate:
+    """A number from column totals, see :func:`fspo_verl.analysis.resampling.clustered_bootstrap`; NaN without rows."""
+    if not len(cluster):
+        return _NOTHING
+    estimate = resampling.clustered_bootstrap(cluster, np.column_stack(columns), statistic, _rng(), _DRAWS)
+    return Estimate(*(value.item() for value in estimate))
+
+
+def _root_of_ratio(totals: np.ndarray) -> np.ndarray:
+    return np.sqrt(totals[..., 1:] / totals[..., :1])
+
+
+def _rms(moved: pd.DataFrame, over: str) -> Estimate:
+    """Root mean square of S/√L (``over`` length) or S/√Q (``over`` quadratic_variation)."""
+    squares = moved.log_ratio.to_numpy(float) ** 2 / moved[over].to_numpy(float)
+    return _estimate(resampling.clusters(moved), [np.ones(len(moved)), squares], _root_of_ratio)
+
+
 def rms_of_ratio(records: pd.DataFrame, edges) -> pd.DataFrame:
     """sqrt(mean S²/Q) of the responses that moved, by length bin: columns low, high, n, value, lower, upper."""
-    moved = records[records.quadratic_variation > 0]
-    squares = (moved.log_ratio.astype(float) ** 2 / moved.quadratic_variation).to_numpy()
-    place = np.searchsorted(edges, moved.length, side="right") - 1
-    rows = []
-    for place_of_bin, (low, high) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
-        inside = place == place_of_bin
-        rows.append((low, high - 1, inside.sum(), *_root_mean(squares[inside], resampling.clusters(moved[inside]))))
-    return pd.DataFrame(rows, columns=["low", "high", "n", "value", "lower", "upper"])
-
-
-def _root_mean(squares: np.ndarray, cluster: np.ndarray) -> Estimate:
-    if not len(squares):
-        return Estimate(math.nan, math.nan, math.nan)
-    columns = np.column_stack([np.ones(len(squares)), squares])
-    return Estimate(
-        *(
-            x.item()
-            for x in resampling.clustered_bootstrap(
-                cluster, columns, lambda t: np.sqrt(t[..., 1:] / t[..., :1]), _rng(), _DRAWS
-            )
-        )
-    )
+    moved = _moved(records)
+    cell, cells = clip_rates.length_cells(moved.length, edges)
+    estimates = pd.DataFrame([_rms(moved[cell == i], "quadratic_variation") for i in range(cells)])
+    return clip_rates.length_table(edges, n=np.bincount(cell, minlength=cells), **estimates)
 
 
 def by_position(positions: pd.DataFrame, shortest: int = _SAME_RESPONSES) -> pd.DataFrame:
@@ -113,15 +119,9 @@ def by_position(positions: pd.DataFrame, shortest: int = _SAME_RESPONSES) -> pd.
     same = positions[(positions.length >= shortest) & (2 * positions.low - 1 <= shortest)]
     rows = []
     for low, part in same.groupby("low"):
-        cluster = part.groupby("prompt", observed=True, sort=False).ngroup().to_numpy()
-        estimate = resampling.clustered_bootstrap(
-            cluster,
-            part[["tokens", "quadratic_variation"]].to_numpy(float),
-            lambda totals: np.sqrt(totals[..., 1:] / totals[..., :1]),
-            _rng(),
-            _DRAWS,
-        )
-        rows.append((low, 2 * low - 1, len(part), *(x.item() for x in estimate)))
+        cluster = pd.factorize(part.prompt)[0]
+        estimate = _estimate(cluster, [part.tokens, part.quadratic_variation.astype(float)], _root_of_ratio)
+        rows.append((low, 2 * low - 1, len(part), *estimate))
     return pd.DataFrame(rows, columns=["low", "high", "n", "value", "lower", "upper"])
 
 
@@ -133,13 +133,11 @@ def exponent_within(positions: pd.DataFrame, first: int = 8, last: int = _SAME_R
     """
     same = positions[(positions.length >= last) & (positions.low < last)]
     if same.empty:
-        return Estimate(math.nan, math.nan, math.nan)
+        return _NOTHING
     table = same.pivot(index="response", columns="low", values="log_ratio").cumsum(axis=1)
     prefixes = [low for low in table if first <= 2 * low <= last]  # the sum through 2·low − 1 tokens
     prompt = same.drop_duplicates("response").set_index("response").prompt[table.index]
-    cluster = pd.factorize(prompt)[0]
     s = table[prefixes].to_numpy(float)
-    columns = np.column_stack([np.ones(len(s)), s, s**2])
     x = np.log([2 * low - 1 for low in prefixes])
     x = x - x.mean()
 
@@ -148,8 +146,7 @@ def exponent_within(positions: pd.DataFrame, first: int = 8, last: int = _SAME_R
         y = np.log(np.maximum(square / n - (mean / n) ** 2, 1e-30)) / 2
         return (y @ x / (x @ x))[..., None]
 
-    estimate = resampling.clustered_bootstrap(cluster, columns, slope, _rng(), _DRAWS)
-    return Estimate(*(value.item() for value in estimate))
+    return _estimate(pd.factorize(prompt)[0], [np.ones(len(s)), s, s**2], slope)
 
 
 def over_mini_batches(records: pd.DataFrame) -> pd.DataFrame:
@@ -160,6 +157,11 @@ def over_mini_batches(records: pd.DataFrame) -> pd.DataFrame:
     """
     records = records[records.mini_batch > 0]
     return records.assign(length=records.mini_batch, tokens=records.length)
+
+
+def _over_mini_batches(cell: Measured) -> Measured:
+    records = over_mini_batches(cell.records)
+    return Measured(cell.name, records, cell.positions, np.arange(1, records.length.max() + 2))
 
 
 class _OverMiniBatches(BandClip):
@@ -181,14 +183,12 @@ OVER_MINI_BATCHES = {name: _OverMiniBatches(name, CLIPS[name].label, CLIPS[name]
 def spread_by_mini_batch(records: pd.DataFrame) -> pd.DataFrame:
     """Root mean squares of S/√L and of S/√Q per mini-batch, over the responses that moved."""
     rows = []
-    for mini_batch, part in records[records.quadratic_variation > 0].groupby("mini_batch"):
-        s, cluster = part.log_ratio.to_numpy(float), resampling.clusters(part)
-        per_length = _root_mean(s**2 / part.length.to_numpy(), cluster)
-        per_variation = _root_mean(s**2 / part.quadratic_variation.to_numpy(float), cluster)
-        rows.append((mini_batch, len(part), *per_length, *per_variation))
-    names = ["mini_batch", "n", "per_length", "per_length_lower", "per_length_upper"]
-    names += ["per_variation", "per_variation_lower", "per_variation_upper"]
-    return pd.DataFrame(rows, columns=names)
+    for mini_batch, part in _moved(records).groupby("mini_batch"):
+        row = {"mini_batch": mini_batch}
+        for name, over in (("per_length", "length"), ("per_variation", "quadratic_variation")):
+            row |= zip((name, f"{name}_lower", f"{name}_upper"), _rms(part, over), strict=True)
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def matched(records: pd.DataFrame, edges, catalogue=CLIPS) -> Counterfactuals:
@@ -206,16 +206,19 @@ def matched(records: pd.DataFrame, edges, catalogue=CLIPS) -> Counterfactuals:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def _markdown(frame: pd.DataFrame) -> str:
+def _markdown(rows: Sequence[dict]) -> str:
+    if not len(rows):
+        return "Not measured."
+    frame = pd.DataFrame(rows)
     return markdown_table(list(frame.columns), frame.astype(str).to_numpy().tolist())
 
 
-def _interval(estimate: Sequence[float], form: str = ".2f") -> str:
-    value, lower, upper = (float(number) for number in estimate)
-    if math.isnan(value):
+def _interval(estimate, form: str = ".2f") -> str:
+    """Of an :class:`Estimate`, or of a row with its columns."""
+    if math.isnan(estimate.value):
         return "–"
-    ends = "" if math.isnan(lower) else f" [{lower:{form}}, {upper:{form}}]"
-    return f"{value:{form}}{ends}".replace("-", "−")
+    ends = "" if math.isnan(estimate.lower) else f" [{estimate.lower:{form}}, {estimate.upper:{form}}]"
+    return f"{estimate.value:{form}}{ends}".replace("-", "−")
 
 
 def _range(low: int, high: int) -> str:
@@ -223,31 +226,27 @@ def _range(low: int, high: int) -> str:
 
 
 def kinds_table(settings: dict) -> str:
-    frame = pd.DataFrame(settings["kinds"])
-    tokens = [
-        f"{row.tokens_shortest:.0f} / {row.tokens_median:.0f} / {row.tokens_longest:.0f}" for row in frame.itertuples()
-    ]
     return _markdown(
-        pd.DataFrame(
+        [
             {
-                "prompts": frame.kind,
-                "number": frame.prompts,
-                "responses": frame.responses,
-                "tokens, least / median / most": tokens,
-                "mean reward": frame.reward.map("{:.2f}".format),
-                "ended by themselves": frame.ended.map("{:.0%}".format),
+                "prompts": kind["kind"],
+                "number": kind["prompts"],
+                "responses": kind["responses"],
+                "tokens, least / median / most": " / ".join(
+                    f"{kind[f'tokens_{name}']:.0f}" for name in ("shortest", "median", "longest")
+                ),
+                "mean reward": f"{kind['reward']:.2f}",
+                "ended by themselves": f"{kind['ended']:.0%}",
             }
-        )
+            for kind in settings["kinds"]
+        ]
     )
 
 
 def law_table(cells: Sequence[Measured]) -> str:
     rows = []
     for cell in cells:
-        law, moved = cell.law(), cell.records[cell.records.quadratic_variation > 0]
-        ratio = _root_mean(
-            (moved.log_ratio.astype(float) ** 2 / moved.quadratic_variation).to_numpy(), resampling.clusters(moved)
-        )
+        law = cell.law()
         rows.append(
             {
                 "cell": f"`{cell.name}`",
@@ -259,87 +258,83 @@ def law_table(cells: Sequence[Measured]) -> str:
                 "p, by length": _interval(law.std_slope),
                 "p, within responses": _interval(exponent_within(cell.positions)),
                 "κ": _interval(law.kappa),
-                "rms S/√Q": _interval(ratio),
+                "rms S/√Q": _interval(_rms(_moved(cell.records), "quadratic_variation")),
             }
         )
-    return _markdown(pd.DataFrame(rows))
+    return _markdown(rows)
 
 
 def lengths_table(cells: Sequence[Measured]) -> str:
     rows = []
     for cell in cells:
-        law, ratio = cell.law(), rms_of_ratio(cell.records, cell.edges)
-        for sigma, std, q in zip(
-            law.sigma_by_length.itertuples(), law.std_by_length.itertuples(), ratio.itertuples(), strict=True
-        ):
+        law = cell.law()
+        by_bin = (law.sigma_by_length, law.std_by_length, rms_of_ratio(cell.records, cell.edges))
+        for sigma, std, ratio in zip(*(table.itertuples() for table in by_bin), strict=True):
             if sigma.n:
                 rows.append(
                     {
                         "cell": f"`{cell.name}`",
                         "tokens": _range(sigma.low, sigma.high),
                         "responses": sigma.n,
-                        "σ of a token": _interval((sigma.value, sigma.lower, sigma.upper), ".4f"),
-                        "std of S": _interval((std.value, std.lower, std.upper), ".3f"),
-                        "rms S/√Q": _interval((q.value, q.lower, q.upper)),
+                        "σ of a token": _interval(sigma, ".4f"),
+                        "std of S": _interval(std, ".3f"),
+                        "rms S/√Q": _interval(ratio),
                     }
                 )
-    return _markdown(pd.DataFrame(rows))
+    return _markdown(rows)
 
 
 def lre_table(cells: Sequence[Measured], catalogue=CLIPS) -> str:
     """Rows are cells, columns clips: LRE, and in brackets what chance stays below in 97.5% of permutations."""
     rows = []
     for cell in cells:
-        summary = matched(cell.records, cell.edges, catalogue).summary
-        summary = summary[summary.side == "all"].set_index("method")
+        summary = matched(cell.records, cell.edges, catalogue).summary.query("side == 'all'").set_index("method")
         row = {"cell": f"`{cell.name}`"}
         for key, label in SHAPES.items():
-            if key in summary.index and math.isfinite(summary.lre[key]):
-                above = summary.lre[key] > summary.floor_upper[key]
-                text = f"{summary.lre[key]:.3f} ({summary.floor_upper[key]:.3f})"
-                row[label] = f"**{text}**" if above else text
-            else:
-                row[label] = "–"
+            lre, chance = (summary[name].get(key, math.nan) for name in ("lre", "floor_upper"))
+            text = f"{lre:.3f} ({chance:.3f})"
+            row[label] = "–" if not math.isfinite(lre) else f"**{text}**" if lre > chance else text
         rows.append(row)
-    return _markdown(pd.DataFrame(rows))
+    return _markdown(rows)
+
+
+def _rates(part: pd.DataFrame) -> dict[str, str]:
+    """The clip rates of one bin, by the name of the clip."""
+    rates = part.set_index("method").rate
+    return {label: f"{rates[key]:.1%}" for key, label in SHAPES.items() if key in rates}
 
 
 def rates_table(cell: Measured) -> str:
-    table = matched(cell.records, cell.edges).by_length
-    table = table[(table.side == "all") & (table.n > 0)]
-    rows = []
-    for (low, high), part in table.groupby(["low", "high"]):
-        part = part.set_index("method")
-        row = {"tokens": _range(low, high), "responses": part.n.iloc[0]}
-        rows.append(row | {label: f"{part.rate[key]:.1%}" for key, label in SHAPES.items() if key in part.index})
-    return _markdown(pd.DataFrame(rows))
+    rates = matched(cell.records, cell.edges).by_length.query("side == 'all' and n > 0")
+    return _markdown(
+        [
+            {"tokens": _range(*bin_), "responses": part.n.iloc[0]} | _rates(part)
+            for bin_, part in rates.groupby(["low", "high"])
+        ]
+    )
 
 
 def mini_batch_table(cell: Measured) -> str:
-    records = over_mini_batches(cell.records)
-    edges = np.arange(1, records.length.max() + 2)
-    rates = matched(records, edges, OVER_MINI_BATCHES).by_length
-    rates = rates[rates.side == "all"]
+    over = _over_mini_batches(cell)
+    rates = matched(over.records, over.edges, OVER_MINI_BATCHES).by_length.query("side == 'all'")
     spread = spread_by_mini_batch(cell.records).set_index("mini_batch")
     rows = []
     for mini_batch, part in rates.groupby("low"):
-        part, row = part.set_index("method"), {"mini-batch": mini_batch, "with an advantage": part.n.iloc[0]}
+        row = {"mini-batch": mini_batch, "with an advantage": part.n.iloc[0]}
         for name, label, form in (("per_length", "rms S/√L", ".4f"), ("per_variation", "rms S/√Q", ".2f")):
-            row[label] = _interval(spread.loc[mini_batch, [name, f"{name}_lower", f"{name}_upper"]], form)
-        rows.append(row | {label: f"{part.rate[key]:.1%}" for key, label in SHAPES.items() if key in part.index})
-    return _markdown(pd.DataFrame(rows))
+            row[label] = _interval(Estimate(*spread.loc[mini_batch, [name, f"{name}_lower", f"{name}_upper"]]), form)
+        rows.append(row | _rates(part))
+    return _markdown(rows)
 
 
 def positions_table(cells: Sequence[Measured]) -> str:
-    columns, numbers = {}, {}
+    columns = {}
     for cell in cells:
-        for row in by_position(cell.positions).itertuples():
-            columns.setdefault(f"`{cell.name}`", {})[row.low, row.high] = _interval(
-                (row.value, row.lower, row.upper), ".4f"
-            )
-            numbers[f"`{cell.name}`"] = row.n
+        table = by_position(cell.positions)
+        if len(table):
+            name = f"`{cell.name}` ({table.n.iloc[-1]} responses)"
+            columns[name] = {(row.low, row.high): _interval(row, ".4f") for row in table.itertuples()}
     frame = pd.DataFrame(columns).fillna("–")
-    frame.columns = [f"{name} ({numbers[name]} responses)" for name in frame.columns]
     frame.insert(0, "tokens at", [str(low) if low == high else _range(low, high) for low, high in frame.index])
     return _markdown(frame)
 
@@ -348,28 +343,26 @@ def outside_table(cells: Sequence[Measured]) -> str:
     """Share of responses outside FSPO's default band and outside other usual ones, whatever their advantage."""
     rows = []
     for cell in cells:
-        law = cell.law()
-        row = {"cell": f"`{cell.name}`", "σ of a token": f"{law.sigma.value:.2g}"}
+        row = {"cell": f"`{cell.name}`", "σ of a token": f"{cell.law().sigma.value:.2g}"}
         for key, label in (("fspo", "±0.03·√L"), ("gspo", "GSPO, 3e-4 and 4e-4"), ("fixed_band", "ratio 1 ± 0.2")):
             row[f"outside {label}"] = f"{CLIPS[key].outside(cell.records).mean():.0%}"
         rows.append(row)
-    return _markdown(pd.DataFrame(rows))
+    return _markdown(rows)
 
 
 def trained_table(cells: Sequence[Measured]) -> str:
     rows = []
     for cell in cells:
-        moved = cell.records[cell.records.quadratic_variation > 0]
+        moved = _moved(cell.records)
         z = moved.log_ratio / np.sqrt(moved.quadratic_variation)
         row = {"cell": f"`{cell.name}`", "responses": len(moved)}
         for name, side in (("A > 0", moved.advantage > 0), ("A < 0", moved.advantage < 0)):
             row[f"mean S/√Q, {name}"] = f"{z[side].mean():.2f}".replace("-", "−")
-        for low, high in ((1, 15), (16, 63), (64, 10**9)):
+        for low, high, label in ((1, 15, "1–15 tokens"), (16, 63, "16–63 tokens"), (64, math.inf, "64 tokens or more")):
             part = moved.length.between(low, high)
-            label = f"{low}–{high} tokens" if high < 10**9 else f"{low} tokens or more"
             row[f"rms S/√Q, {label}"] = f"{np.sqrt((z[part] ** 2).mean()):.2f}" if part.sum() >= 20 else "–"
         rows.append(row)
-    return _markdown(pd.DataFrame(rows))
+    return _markdown(rows)
 
 
 # --- figure ----------------------------------------------------------------------------------------------------------
@@ -379,81 +372,73 @@ def draw(cells: dict[str, Measured], columns: int):
     """Four panels: spread of S by length, of a token by position, clip rates by length, and over mini-batches."""
     figure, (spread, position, rates, rollout) = figures.grid(4, columns, height=3.9)
     strong = [cell for name, cell in cells.items() if re.fullmatch(r"(grpo|random|warm)-4-float32", name)]
-    main = strong[0]
-    slopes = [cell.law().std_slope.value for cell in strong]
-    figures.by_length(
-        spread,
-        [
-            Series(
-                f"{cell.direction}, p = {slope:.2f}",
-                _STYLES[cell.direction],
-                _usable(cell.law().std_by_length),
-                "value",
-            )
-            for cell, slope in zip(strong, slopes, strict=True)
-        ],
-    )
-    spread.set_yscale("log")
-    table = _usable(main.law().std_by_length)
-    place = np.sqrt(table.low * table.high)
-    middle = np.log(table.value).mean() - 0.5 * np.log(place).mean()
-    spread.plot(place, np.exp(middle) * np.sqrt(place), color=GREY, lw=1, label="√L")
-    figures.round_ticks(spread.yaxis, *spread.get_ylim())
-    low, high = min(slopes), max(slopes)
-    exponents = f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} to {high:.2f}"
-    spread.set(ylabel="standard deviation of S (nats)", title=f"S spreads like L to the power {exponents}")
-    spread.legend()
-
-    profiles = [by_position(cell.positions) for cell in strong]
-    figures.by_length(
-        position,
-        [
-            Series(cell.direction, _STYLES[cell.direction], table, "value")
-            for cell, table in zip(strong, profiles, strict=True)
-        ],
-    )
-    falls = [table.value.iloc[0] / table.value.iloc[-1] for table in profiles if len(table)] or [math.nan]
-    position.set(
-        xlabel="position in the response (tokens)", ylabel="spread of a token's log-ratio (nats)", ylim=(0, None)
-    )
-    least, most = (f"{number:.0f}" for number in (min(falls), max(falls)))
-    position.set_title(
-        f"A first token moves {least if least == most else f'{least} to {most}'} times as far as a late one"
-    )
-
-    table = matched(main.records, main.edges).by_length
-    table = table[(table.side == "all") & (table.n >= clip_rates.MIN_COUNT)]
-    keys = [key for key in ("fspo", "fixed_band", "gspo", "fspo_studentized") if key in set(table.method)]
-    figures.by_length(rates, [Series(SHAPES[key], CLIPS[key].style, table[table.method == key]) for key in keys])
-    rates.axhline(MATCHED_RATE, color=GREY, lw=0.8)
-    rates.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
-    rates.set(ylim=(0, None), ylabel="clip rate", title=f"Clip rates, each clip scaled to {MATCHED_RATE:.0%} (grpo)")
-    if keys:
-        rates.set_ylim(0, 1.2 * rates.get_ylim()[1])  # room for the legend
-        rates.legend(ncols=2)
-
-    cell = cells.get("grpo-rollout-float32")
-    if cell is None:
+    _draw_spread(spread, strong)
+    _draw_positions(position, strong)
+    _draw_rates(rates, strong[0])
+    if cell := cells.get("grpo-rollout-float32"):
+        _draw_rollout(rollout, spread_by_mini_batch(cell.records))
+    else:
         rollout.remove()
-        return figure
-    table = spread_by_mini_batch(cell.records)
-    for name, label, style in (
-        ("per_length", "S/√L", CLIPS["fspo"].style),
-        ("per_variation", "S/√Q", CLIPS["fspo_studentized"].style),
-    ):
-        first = table[name].iloc[0]
-        bars = np.abs(table[[f"{name}_lower", f"{name}_upper"]].to_numpy().T - table[name].to_numpy()) / first
-        rollout.errorbar(table.mini_batch, table[name] / first, bars, label=label, capsize=2, **style.line_kwargs())
-    growth = table.per_length.iloc[-1] / table.per_length.iloc[0]
-    rollout.set(xlabel="mini-batch of the rollout", ylabel="rms, first that moved = 1", ylim=(0, None))
-    rollout.set_xticks(table.mini_batch)
-    rollout.set_title(f"S/√L spreads {growth:.1f} times as far in the last mini-batch")
-    rollout.legend()
     return figure
 
 
-def _usable(table: pd.DataFrame) -> pd.DataFrame:
-    return table[table.n >= clip_rates.MIN_COUNT]
+def _draw_spread(axes: Axes, cells: Sequence[Measured]) -> None:
+    laws = [cell.law() for cell in cells]
+    slopes = [law.std_slope.value for law in laws]
+    used = [law.std_by_length[law.std_by_length.n >= clip_rates.MIN_COUNT] for law in laws]
+    figures.by_length(
+        axes,
+        [
+            Series(f"{cell.direction}, p = {slope:.2f}", _STYLES[cell.direction], table, "value")
+            for cell, slope, table in zip(cells, slopes, used, strict=True)
+        ],
+    )
+    axes.set_yscale("log")
+    place = np.sqrt(used[0].low * used[0].high)
+    middle = np.log(used[0].value).mean() - 0.5 * np.log(place).mean()
+    axes.plot(place, np.exp(middle) * np.sqrt(place), color=GREY, lw=1, label="√L")
+    figures.round_ticks(axes.yaxis, *axes.get_ylim())
+    title = f"S spreads like L to the power {_from_to(slopes, '.2f')}"
+    axes.set(ylabel="standard deviation of S (nats)", title=title)
+    axes.legend()
+
+
+def _draw_positions(axes: Axes, cells: Sequence[Measured]) -> None:
+    profiles = {cell.direction: by_position(cell.positions) for cell in cells}
+    figures.by_length(axes, [Series(name, _STYLES[name], table, "value") for name, table in profiles.items()])
+    falls = [table.value.iloc[0] / table.value.iloc[-1] for table in profiles.values() if len(table)] or [math.nan]
+    axes.set(xlabel="position in the response (tokens)", ylabel="spread of a token's log-ratio (nats)", ylim=(0, None))
+    axes.set_title(f"A first token moves {_from_to(falls, '.0f')} times as far as a late one")
+
+
+def _draw_rates(axes: Axes, cell: Measured) -> None:
+    table = matched(cell.records, cell.edges).by_length
+    table = table[(table.side == "all") & (table.n >= clip_rates.MIN_COUNT)]
+    keys = [key for key in ("fspo", "fixed_band", "gspo", "fspo_studentized") if key in set(table.method)]
+    figures.by_length(axes, [Series(SHAPES[key], CLIPS[key].style, table[table.method == key]) for key in keys])
+    axes.axhline(MATCHED_RATE, color=GREY, lw=0.8)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
+    axes.set(ylim=(0, None), ylabel="clip rate", title=f"Clip rates, each clip scaled to {MATCHED_RATE:.0%} (grpo)")
+    if keys:
+        axes.set_ylim(0, 1.2 * axes.get_ylim()[1])  # room for the legend
+        axes.legend(ncols=2)
+
+
+def _draw_rollout(axes: Axes, table: pd.DataFrame) -> None:
+    for name, label, clip in (("per_length", "S/√L", "fspo"), ("per_variation", "S/√Q", "fspo_studentized")):
+        first = table[name].iloc[0]
+        bars = np.abs(table[[f"{name}_lower", f"{name}_upper"]].to_numpy().T - table[name].to_numpy()) / first
+        style = CLIPS[clip].style.line_kwargs()
+        axes.errorbar(table.mini_batch, table[name] / first, bars, label=label, capsize=2, **style)
+    growth = table.per_length.iloc[-1] / table.per_length.iloc[0]
+    axes.set(xlabel="mini-batch of the rollout", ylabel="rms, first that moved = 1", ylim=(0, None))
+    axes.set_xticks(table.mini_batch)
+    axes.set_title(f"S/√L spreads {growth:.1f} times as far in the last mini-batch")
+    axes.legend()
+
+
+def _from_to(numbers: Sequence[float], form: str) -> str:
+    return " to ".join(dict.fromkeys(f"{end:{form}}" for end in (min(numbers), max(numbers))))
 
 
 # --- page ------------------------------------------------------------------------------------------------------------
@@ -461,11 +446,12 @@ def _usable(table: pd.DataFrame) -> pd.DataFrame:
 
 def tables(folder: Path) -> dict[str, str]:
     """Every block of the page by its name."""
-    cells = read(folder)
-    held_out = [cell for name, cell in cells.items() if "trained" not in name]
+    cells = read(folder).values()
+    trained = [cell for cell in cells if "trained" in cell.name]
+    held_out = [cell for cell in cells if "trained" not in cell.name]
+    rollouts = [cell for cell in held_out if "rollout" in cell.name]
     moved = [cell for cell in held_out if cell.direction != "still" and "rollout" not in cell.name]
     main = [cell for cell in moved if cell.name.endswith("-4-float32")]
-    rollouts = [cell for cell in held_out if "rollout" in cell.name]
     steps: dict[str, Callable[[], str]] = {
         "prompts": lambda: kinds_table(json.loads((folder / SETTINGS).read_text())),
         "law": lambda: law_table(held_out),
@@ -474,24 +460,9 @@ def tables(folder: Path) -> dict[str, str]:
         "fairness": lambda: lre_table(moved),
         "rates": lambda: rates_table(main[0]),
         "mini-batches": lambda: "\n\n".join(mini_batch_table(cell) for cell in rollouts) or "Not measured.",
-        "fairness over mini-batches": lambda: (
-            lre_table(
-                [
-                    Measured(cell.name, records, cell.positions, np.arange(1, records.length.max() + 2))
-                    for cell in rollouts
-                    for records in [over_mini_batches(cell.records)]
-                ],
-                OVER_MINI_BATCHES,
-            )
-            if rollouts
-            else "Not measured."
-        ),
+        "fairness over mini-batches": lambda: lre_table(list(map(_over_mini_batches, rollouts)), OVER_MINI_BATCHES),
         "outside": lambda: outside_table(held_out),
-        "trained": lambda: (
-            trained_table([cell for name, cell in cells.items() if "trained" in name])
-            if any("trained" in name for name in cells)
-            else "Not measured."
-        ),
+        "trained": lambda: trained_table(trained),
     }
     return {name: make() for name, make in tqdm(steps.items(), desc="tables", leave=False)}
 

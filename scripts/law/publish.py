@@ -75,15 +75,11 @@ def positions(rows: Sequence[Row]) -> pd.DataFrame:
             continue
         log_ratio = np.asarray(new, np.float64) - np.asarray(old, np.float64)
         starts = 2 ** np.arange(int(np.log2(len(old))) + 1) - 1
-        tokens = np.diff(np.r_[starts, len(old)])
-        sums = zip(
-            starts + 1, tokens, np.add.reduceat(log_ratio, starts), np.add.reduceat(log_ratio**2, starts), strict=True
-        )
-        found += [(number, prompt, len(old), *values) for values in sums]
-    names = ["response", "prompt", "length", "low", "tokens", "log_ratio", "quadratic_variation"]
-    types = {"response": "int32", "length": "int32", "low": "int32", "tokens": "int32", "prompt": "category"}
+        sums = (np.add.reduceat(values, starts) for values in (np.ones(len(old), int), log_ratio, log_ratio**2))
+        found += [(number, prompt, len(old), *values) for values in zip(starts + 1, *sums, strict=True)]
+    types = {"response": "int32", "prompt": "category", "length": "int32", "low": "int32", "tokens": "int32"}
     types |= {"log_ratio": "float32", "quadratic_variation": "float32"}
-    return pd.DataFrame(found, columns=names).astype(types)
+    return pd.DataFrame(found, columns=list(types)).astype(types)
 
 
 def write_settings(folder: Path, settings: dict, responses: pd.DataFrame) -> None:
