@@ -148,7 +148,7 @@ COMMANDS = {
         "gpu", "whether a machine trains FSPO right, and how small an eps means anything there", gpu_arguments
     ),
     "calibrate": Command(
-        "analysis.calibrate", "the band that gives a target clip rate, from the records of a run", calibrate_arguments
+        "report.calibration", "the band that gives a target clip rate, from the records of a run", calibrate_arguments
     ),
     "report": Command(
         "report.page", "one page of figures and numbers on length fairness, from one or several runs", report_arguments
