@@ -153,7 +153,7 @@ def chance_floor(
     clipped = np.asarray(clipped, dtype=np.float64)
     cell, cells = length_cells(length, edges)
     totals = sum_by(np.asarray(clusters), [np.ones(len(clipped)), clipped], cell, cells)
-    n, keep = totals[..., 0].sum(0), _enough(totals[..., 0], min_count)
+    n, keep = totals[..., 0].sum(0), enough(np.asarray(clusters), cell, cells, min_count)
     if keep.sum() < 2:
         return Floor(UNKNOWN, UNKNOWN)
     levels, counts = np.unique(clipped, return_counts=True)
@@ -199,7 +199,7 @@ def lre_against_chance(
     cluster = resampling.clusters(records)
     cell, cells = length_cells(records["length"], edges)
     totals = sum_by(resampling.pool(cluster, rng), [np.ones(len(records)), clipped], cell, cells)
-    keep = _enough(sum_by(cluster, [np.ones(len(records))], cell, cells)[..., 0], min_count)
+    keep = enough(cluster, cell, cells, min_count)
 
     def worst(totals):
         return _lre(totals[..., 0], totals[..., 1], keep)[0][..., None]
@@ -222,8 +222,9 @@ def _lre(n: np.ndarray, clipped: np.ndarray, keep: np.ndarray) -> tuple[np.ndarr
         return error.max(-1), (weight * error).sum(-1) / weight.sum(-1)
 
 
-def _enough(count: np.ndarray, min_count: int) -> np.ndarray:
-    """Which bins take part, from the responses ``[clusters, bins]``."""
+def enough(cluster: np.ndarray, cell: np.ndarray, cells: int, min_count: int) -> np.ndarray:
+    """Which bins ``[cells]`` take part, from the cluster and the bin of each response."""
+    count = sum_by(cluster, [np.ones(len(cell))], cell, cells)[..., 0]
     return (count.sum(0) >= min_count) & (np.count_nonzero(count, axis=0) >= MIN_PROMPTS)
 
 

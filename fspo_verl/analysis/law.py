@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from fspo_verl.analysis.clip_rates import MIN_COUNT, MIN_PROMPTS, length_cells, length_table
-from fspo_verl.analysis.resampling import Estimate, bootstrap_totals, cluster_variance, clusters, pool, sum_by
+from fspo_verl.analysis.clip_rates import MIN_COUNT, enough, length_cells, length_table
+from fspo_verl.analysis.resampling import Estimate, bootstrap_totals, clusters, pool, sum_by
 
 
 class VarianceLaw(NamedTuple):
@@ -71,9 +71,7 @@ def law_of_s(
     moved = records[records["quadratic_variation"] > 0]
     cell, cells = length_cells(moved["length"], edges)
     columns, cluster = _columns(moved), clusters(moved)
-    n = np.bincount(cell, minlength=cells)
-    prompts = cluster_variance(cluster, cell, cells, np.zeros(len(cell)))[0]
-    usable = (n >= min_count) & (prompts >= MIN_PROMPTS)
+    n, usable = np.bincount(cell, minlength=cells), enough(cluster, cell, cells, min_count)
 
     def statistic(totals):
         with np.errstate(invalid="ignore", divide="ignore"):
