@@ -440,9 +440,8 @@ CLIPS: dict[str, Clip] = {
 paper or verl publishes for the others."""
 
 WEIGHTS: dict[str, Weight] = {
-    weight.name: weight
-    for weight in (
-        Weight("vespo", "VESPO", _gamma, source="2602.10693", note="weighs a response by w²·e^(3−3w), or w³·e^(2−2w)"),
+    "vespo": Weight(
+        "vespo", "VESPO", _gamma, source="2602.10693", note="weighs a response by w²·e^(3−3w), or w³·e^(2−2w)"
     )
 }
 """What takes no gradient away but gives each response a smooth weight, at its published constants."""

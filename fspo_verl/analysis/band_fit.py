@@ -5,13 +5,12 @@
 ``records`` is a DataFrame of :mod:`fspo_verl.observe.records`. All responses with an advantage count, unmoved ones
 included.
 
-An interval of eps consists of the quantiles at the two ends of the interval of the rate beyond it. That is Wilson's
-with clusters and Student's t (:func:`fspo_verl.analysis.clip_rates.rate_by_length`). A cluster is a training step: its
-responses share an update, and steps differ by more than their prompts do. With records of one step a cluster is a
-prompt, and the intervals hold for this update alone (:func:`resampled`). The interval of the rate is for a re-run of
-the same size at the fitted eps, with other steps: its variance is twice that of a rate at a fixed eps, once for these
-records, which fixed the eps, and once for the re-run. What another seed does to the course of a whole run is in
-neither. How often they hold is in ``docs/coverage.md``.
+An interval of eps is the quantiles at the two ends of the interval of the rate beyond it, which is Wilson's with
+clusters and Student's t (:func:`fspo_verl.analysis.clip_rates.rate_by_length`). A cluster is a training step, whose
+responses share an update, or, with records of one step, a prompt: the intervals then hold for this update alone. The
+interval of the rate is for a re-run of the same size at the fitted eps, with other steps: its variance counts twice,
+once for these records, which fixed the eps, and once for the re-run. What another seed does to the course of a whole
+run is in neither. How often they hold is in ``docs/coverage.md``.
 """
 
 import dataclasses
@@ -303,31 +302,29 @@ def fit(records: pd.DataFrame, shape: Shape, target: float) -> Fit:
     rates = {side: rerun_rate(clipped[mask], cluster[mask]) for side, mask in sides.items()}
     rates["dual"] = rerun_rate(dual[sides["lower"]], cluster[sides["lower"]])
     length = records["length"].to_numpy()
-    trends = {side: length_trend(*(x[sides[side]] for x in (clipped, length, cluster))) for side in SIDES}
+    trends = {side: length_trend(clipped[m], length[m], cluster[m]) for side, m in sides.items() if side in SIDES}
     return Fit(shape, "", band, eps_low, eps_high, rates, trends, _by_mini_batch(records, clipped))
 
 
 def judging_edges(records: pd.DataFrame, bins: int, min_count: int) -> np.ndarray:
     """Length bins, as many up to ``bins`` as leave four fifths of either side's responses in bins that take part."""
-    sides, cluster = clip_rates.sides(records), resampling.clusters(records)
+    masks, cluster = [clip_rates.sides(records)[side] for side in SIDES], resampling.clusters(records)
     for count in range(max(bins, 2), 1, -1):
         edges = clip_rates.length_edges(records["length"], count)
-        tables = [
-            clip_rates.rate_by_length(records["length"][mask], np.zeros(mask.sum()), edges, clusters=cluster[mask])
-            for mask in (sides[side] for side in SIDES)
-        ]
-        if all(t["n"][clip_rates.takes_part(t, min_count)].sum() >= _IN_BINS * t["n"].sum() for t in tables):
+        cell, cells = clip_rates.length_cells(records["length"], edges)
+        taking_part = [clip_rates.enough(cluster[mask], cell[mask], cells, min_count)[cell[mask]] for mask in masks]
+        if all(part.sum() >= _IN_BINS * len(part) for part in taking_part):
             break
     return edges
 
 
 def judge(records: pd.DataFrame, found: Fit, target: float, edges, rng, draws: int, min_count: int) -> Judgement | None:
     """The fit on other records; None where it was refused, or cannot reach the target here."""
-    try:
-        scaled = found.band and with_eps(records, found.band, target)
-    except Unreachable:
+    if found.band is None:
         return None
-    if scaled is None:
+    try:
+        scaled = with_eps(records, found.band, target)
+    except Unreachable:
         return None
     clipped, clipped_at_target = (BandClip("", "", band).clipped(records) for band in (found.band, scaled))
     sides, lre = clip_rates.sides(records), {}

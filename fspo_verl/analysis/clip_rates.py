@@ -184,12 +184,7 @@ def _design_effect(totals: np.ndarray, clipped: np.ndarray) -> np.ndarray:
 
 
 def lre_against_chance(
-    records: pd.DataFrame,
-    clipped,
-    edges,
-    rng: np.random.Generator,
-    draws: int = 400,
-    min_count: int = MIN_COUNT,
+    records: pd.DataFrame, clipped, edges, rng: np.random.Generator, draws: int = 400, min_count: int = MIN_COUNT
 ) -> tuple[Estimate, Floor]:
     """Worst-bin LRE of ``clipped`` ``[rows]`` over the given records with its interval, and :func:`chance_floor`.
 

@@ -69,15 +69,14 @@ def counterfactuals(
             lre = length_reweighting_error(table)
             error, (floor, _) = lre_against_chance(part, values, edges, rng, draws)
             numbers = (*error, lre.weighted, floor.value, floor.upper, *lre[2:])
-            tables.append(table.assign(method=name, side=side))
+            tables.append(pd.DataFrame({"method": name, "side": side}, table.index).join(table))
             rows.append(
                 {"method": name, "side": side, **clip.eps}
                 | overall.drop(columns=["low", "high", "clusters"]).to_dict("records")[0]
                 | dict(zip(_LRE_COLUMNS, numbers, strict=True))
             )
-    first = ["method", "side"]
-    by_length = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=first)
-    return Counterfactuals(by_length[first + [c for c in by_length if c not in first]], pd.DataFrame(rows))
+    by_length = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["method", "side"])
+    return Counterfactuals(by_length, pd.DataFrame(rows))
 
 
 def weights_by_length(records: pd.DataFrame, edges, rng: np.random.Generator, draws: int = 400) -> pd.DataFrame:

@@ -74,12 +74,8 @@ def clustered_bootstrap(cluster, columns, statistic: Callable, rng: np.random.Ge
     Args:
         cluster: ``[rows]`` codes from 0, see :func:`clusters`.
         columns: ``[rows, K]`` numbers.
-        statistic: maps totals ``[..., K]`` to ``[..., M]``; the dots run over the draws.
-        rng: source of the draws.
-        draws: how many.
-
-    Returns:
-        An :class:`Estimate` of arrays ``[M]``.
+        statistic: maps totals ``[..., K]`` to ``[..., M]``, of which the estimates are; the dots run over the draws.
+        rng, draws: source of the draws, and how many.
     """
     return bootstrap_totals(sum_by(pool(cluster, rng), np.asarray(columns).T)[:, 0], statistic, rng, draws)
 

@@ -325,8 +325,4 @@ def _flat_texts(config: dict, prefix: str = "") -> dict[str, str]:
 def _without_own_names(texts: pd.Series, run: Run) -> pd.Series:
     """The values, the run's own names in their paths replaced; only whole parts of a path count as a name."""
     own = {run.folder.resolve().name, _select(run.config, "trainer.experiment_name")}
-
-    def neutral(text):
-        return "/".join("*" if part in own else part for part in text.split("/")) if "/" in text else text
-
-    return texts.map(neutral)
+    return texts.map(lambda t: "/".join("*" if part in own else part for part in t.split("/")) if "/" in t else t)

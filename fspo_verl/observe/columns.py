@@ -53,11 +53,10 @@ def observed_columns(
         dropped = mask & (advantages != 0) & (gradient == 0)
         upward = torch.where(dropped, log_prob - old_log_prob, 0.0).sum(-1) > 0
         tokens = mask.sum(-1).clamp(min=1)
-        upper = (dropped & (advantages > 0)).sum(-1) / tokens
         negative = (dropped & (advantages < 0)).sum(-1) / tokens
         sequences = fspo_loss(log_prob.detach(), old_log_prob, advantages, response_mask, Band())
         return {name: getattr(sequences, name) for name in _OF_SEQUENCES} | {
-            "clipped_upper": upper,
+            "clipped_upper": (dropped & (advantages > 0)).sum(-1) / tokens,
             "clipped_lower": torch.where(upward, 0.0, negative),
             "clipped_dual": torch.where(upward, negative, 0.0),
         }

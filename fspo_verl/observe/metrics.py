@@ -19,6 +19,7 @@ Names must not contain "min", "max", "sum" or "total": verl would reduce by thos
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -114,8 +115,5 @@ def row_values(
 
 def _bins(length: np.ndarray, inner_edges: Sequence[int]) -> dict[str, np.ndarray]:
     edges = [1, *inner_edges]
-    bins = {
-        f"length_{low}_to_{high - 1}": (low <= length) & (length < high)
-        for low, high in zip(edges, edges[1:], strict=False)
-    }
+    bins = {f"length_{low}_to_{high - 1}": (low <= length) & (length < high) for low, high in pairwise(edges)}
     return bins | {f"length_{edges[-1]}_up": length >= edges[-1]}
