@@ -152,11 +152,8 @@ def power_of_length(parts, share: float) -> Estimate:
         return UNKNOWN
 
     def excess(power: float) -> np.ndarray:
-        totals = np.zeros(clusters)
-        for y, x, cluster in parts:
-            score = y * np.exp(-power * x)
-            totals += _excess(score > upper_quantile(score, share), x, cluster, clusters)
-        return totals
+        scores = [(y * np.exp(-power * x), x, cluster) for y, x, cluster in parts]
+        return sum(_excess(score > upper_quantile(score, share), x, c, clusters) for score, x, c in scores)
 
     quantile = resampling.t_quantile(clusters - 1)
     value = _falls_to(0.0, lambda power: excess(power).sum())
