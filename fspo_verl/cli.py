@@ -55,40 +55,26 @@ def gpu_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", type=Path, metavar="FOLDER", help="of a model, for the noise floor (default: a small random one)")
     add("--device", choices=("cuda", "cpu"), help="default: cuda where there is a GPU")
-    add(
-        "--checks",
-        nargs="+",
-        choices=GPU_CHECKS,
-        default=list(GPU_CHECKS),
-        metavar="CHECK",
-        help="; ".join(f"{name}: {text}" for name, text in GPU_CHECKS.items()) + " (default: all)",
-    )
+    checks = "; ".join(f"{name}: {text}" for name, text in GPU_CHECKS.items()) + " (default: all)"
+    add("--checks", nargs="+", choices=GPU_CHECKS, default=list(GPU_CHECKS), metavar="CHECK", help=checks)
     add("--longest", type=int, metavar="TOKENS", help="of the loss (default: 32768, on a CPU 4096)")
     add("--responses", type=int, default=32, metavar="N", help="of the noise floor (default: %(default)s)")
     add(
         "--response-length", type=int, metavar="TOKENS", help="longest of the noise floor (default: 2048, on a CPU 128)"
     )
-    add(
-        "--rounds",
-        type=int,
-        default=30,
-        metavar="N",
-        help="timed calls, of which the median counts (default: %(default)s)",
-    )
+    rounds = "timed calls, of which the median counts (default: %(default)s)"
+    add("--rounds", type=int, default=30, metavar="N", help=rounds)
     add("--json", action="store_true", help="print one JSON object, with all figures, instead of text")
 
 
 def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of the run: its records, or else its metrics")
-    add(
-        "--target-clip-rate",
-        type=float,
-        default=0.1,
-        metavar="RATE",
-        help="share to clip of the responses with A > 0, and of those with A < 0, unmoved ones included (default: 0.1; "
-        "the authors' clip rates are not known)",
+    rate = (
+        "share to clip of the responses with A > 0, and of those with A < 0, unmoved ones included (default: 0.1; "
+        "the authors' clip rates are not known)"
     )
+    add("--target-clip-rate", type=float, default=0.1, metavar="RATE", help=rate)
     add("--bins", type=int, default=8, help="length bins of the fairness figures (default: %(default)s)")
     add("--min-count", type=int, default=50, help="responses a length bin needs to count (default: %(default)s)")
     add("--seed", type=int, default=0, help="of all random draws (default: %(default)s)")
@@ -103,21 +89,13 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     add("--names", nargs="+", metavar="NAME", help="what to call the runs (default: as their folders)")
     add("--bins", type=int, default=8, help="length bins, at most (default: %(default)s)")
     add("--seed", type=int, default=0, help="of resampling and of thinned points (default: %(default)s)")
-    add(
-        "--max-rows",
-        type=int,
-        default=2_000_000,
-        help="records to use, over all runs; of more a random part is taken (default: %(default)s)",
+    rows = "records to use, over all runs; of more a random part is taken (default: %(default)s)"
+    add("--max-rows", type=int, default=2_000_000, help=rows)
+    watch = (
+        "make the page anew whenever a run has written something, asked for every so many seconds (30 if not "
+        "given); waits for a run that is not there yet; Ctrl-C ends it"
     )
-    add(
-        "--watch",
-        nargs="?",
-        type=_seconds,
-        const=30.0,
-        metavar="SECONDS",
-        help="make the page anew whenever a run has written something, asked for every so many seconds (30 if not "
-        "given); waits for a run that is not there yet; Ctrl-C ends it",
-    )
+    add("--watch", nargs="?", type=_seconds, const=30.0, metavar="SECONDS", help=watch)
 
 
 def _seconds(text: str) -> float:
@@ -148,7 +126,7 @@ COMMANDS = {
         "gpu", "whether a machine trains FSPO right, and how small an eps means anything there", gpu_arguments
     ),
     "calibrate": Command(
-        "analysis.calibrate", "the band that gives a target clip rate, from the records of a run", calibrate_arguments
+        "report.calibration", "the band that gives a target clip rate, from the records of a run", calibrate_arguments
     ),
     "report": Command(
         "report.page", "one page of figures and numbers on length fairness, from one or several runs", report_arguments
@@ -210,12 +188,9 @@ def _run(command: str, args: argparse.Namespace) -> int:
         return 2
     try:
         return module.main(args)
-    except OSError as error:
-        said = f"{error.strerror}: {error.filename}" if error.filename else str(error)
-        print(f"fspo-verl {command}: {said}", file=sys.stderr)
-        return 2
-    except ValueError as error:
-        print(f"fspo-verl {command}: {error}", file=sys.stderr)
+    except (OSError, ValueError) as error:
+        file = getattr(error, "filename", None)
+        print(f"fspo-verl {command}: {f'{error.strerror}: {file}' if file else error}", file=sys.stderr)
         return 2
 
 

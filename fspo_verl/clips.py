@@ -10,6 +10,7 @@ module knows nothing of verl.
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
@@ -89,9 +90,9 @@ class Clip(Entry):
     def clipped(self, records: pd.DataFrame) -> np.ndarray:
         """Share ``[rows]`` of each response that loses its gradient, given the sign of its advantage; 0 where A = 0.
 
-        An advantage that varies along a response counts with its mean.
+        An advantage that varies along a response counts with its mean. Here: all of it where it is outside the range.
         """
-        raise NotImplementedError
+        return (self.outside(records) & (records["advantage"].to_numpy() != 0)).astype(np.float64)
 
     def outside(self, records: pd.DataFrame) -> np.ndarray:
         """bool ``[rows]``: outside the range, whatever the advantage; an edge is inside.
@@ -145,9 +146,9 @@ class BandClip(Clip):
 
     def clipped(self, records):
         """0 or 1. Edges are computed and compared in float32, as by the loss that trains."""
-        advantage, s = records["advantage"].to_numpy(), records["log_ratio"].to_numpy()
         if self.rejects:
-            return (self.outside(records) & (advantage != 0)).astype(np.float64)
+            return super().clipped(records)
+        advantage, s = records["advantage"].to_numpy(), records["log_ratio"].to_numpy()
         low, high, dual = _edges(self.band, records, np.float32)
         return np.where(advantage < 0, (s < low) | (s > dual), (advantage > 0) & (s > high)).astype(np.float64)
 
@@ -180,9 +181,6 @@ class LimitClip(Clip):
     def eps(self):
         return super().eps | {"eps_high": self.limit}
 
-    def clipped(self, records):
-        return (self.outside(records) & (records["advantage"].to_numpy() != 0)).astype(np.float64)
-
     def outside(self, records):
         return self.statistic(records) > self.limit
 
@@ -198,8 +196,7 @@ class TokenClip(Clip):
     """Drops single tokens; its :attr:`column` counts those of each response."""
 
     def clipped(self, records):
-        counted = records["advantage"].to_numpy() != 0
-        return np.where(counted, records[self.column.name] / records["length"], 0.0)
+        return np.where(records["advantage"] != 0, records[self.column.name] / records["length"], 0.0)
 
     def outside(self, records):
         raise ValueError(f"{self.name} clips token by token: the records do not tell what is outside its range")
@@ -443,9 +440,8 @@ CLIPS: dict[str, Clip] = {
 paper or verl publishes for the others."""
 
 WEIGHTS: dict[str, Weight] = {
-    weight.name: weight
-    for weight in (
-        Weight("vespo", "VESPO", _gamma, source="2602.10693", note="weighs a response by w²·e^(3−3w), or w³·e^(2−2w)"),
+    "vespo": Weight(
+        "vespo", "VESPO", _gamma, source="2602.10693", note="weighs a response by w²·e^(3−3w), or w³·e^(2−2w)"
     )
 }
 """What takes no gradient away but gives each response a smooth weight, at its published constants."""
@@ -464,14 +460,11 @@ def of_run(loss_mode: str, band: Band | None) -> str | None:
         loss_mode: verl's name of its loss.
         band: its band on S; None for a loss without one.
     """
+    shape = operator.attrgetter("length_power", "band_width", "band_center")
     for clip in CLIPS.values():
         if isinstance(clip, BandClip):
-            if band is not None and not clip.rejects and _shape(clip.band) == _shape(band):
+            if band is not None and not clip.rejects and shape(clip.band) == shape(band):
                 return clip.name
         elif band is None and clip.loss_mode == loss_mode:
             return clip.name
     return None
-
-
-def _shape(band: Band) -> tuple:
-    return band.length_power, band.band_width, band.band_center

@@ -63,22 +63,19 @@ class Observation:
     and the metrics ``actor/fspo/unmoved_*`` stay 0."""
 
     def _check_observation(self):
-        edges = list(self.length_bins)
-        if not all(isinstance(edge, int) and edge > 1 for edge in edges) or any(a >= b for a, b in pairwise(edges)):
-            raise ValueError(f"{KEY_PREFIX}length_bins={edges!r} is not allowed: rising whole numbers above 1")
-        if self.records_dir is not None and not Path(self.records_dir).is_absolute():
-            raise ValueError(
-                f"{KEY_PREFIX}records_dir={self.records_dir!r} is not allowed: an absolute path, as every Ray worker "
-                f"has a working directory of its own, for example {Path(self.records_dir).absolute()}"
-            )
-        if not 0 < self.records_fraction <= 1:
-            raise ValueError(
-                f"{KEY_PREFIX}records_fraction={self.records_fraction!r} is not allowed: a share above 0, up to 1"
-            )
-        if not (isinstance(self.records_every, int) and self.records_every > 0):
-            raise ValueError(f"{KEY_PREFIX}records_every={self.records_every!r} is not allowed: a whole number above 0")
-        if not self.records_limit_mb > 0:
-            raise ValueError(f"{KEY_PREFIX}records_limit_mb={self.records_limit_mb!r} is not allowed: above 0")
+        def require(condition: bool, field: str, allowed: str):
+            if not condition:
+                raise ValueError(f"{KEY_PREFIX}{field}={getattr(self, field)!r} is not allowed: {allowed}")
+
+        edges, every, folder = self.length_bins, self.records_every, self.records_dir
+        rising = all(isinstance(edge, int) for edge in edges) and all(a < b for a, b in pairwise([1, *edges]))
+        require(rising, "length_bins", "rising whole numbers above 1")
+        if folder is not None:
+            own = f"as every Ray worker has a working directory of its own, for example {Path(folder).absolute()}"
+            require(Path(folder).is_absolute(), "records_dir", f"an absolute path, {own}")
+        require(0 < self.records_fraction <= 1, "records_fraction", "a share above 0, up to 1")
+        require(isinstance(every, int) and every > 0, "records_every", "a whole number above 0")
+        require(self.records_limit_mb > 0, "records_limit_mb", "above 0")
 
 
 @dataclass

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The boundary to verl: importing this module registers the policy losses ``fspo`` and ``observed``.
 
-It is imported (by the entry point :mod:`fspo_verl.plugin`) while verl itself is only partly imported; hence
-``import a.b.c`` throughout, and no import of names from verl.
+It is imported (by the entry point :mod:`fspo_verl.plugin`) while verl itself is only partly imported; hence no import
+of names from verl.
 """
 
 import functools
@@ -14,13 +14,15 @@ import torch
 import verl
 import verl.trainer.ppo.core_algos
 
-import fspo_verl.loss
-import fspo_verl.observe.columns
 import fspo_verl.observe.metrics
-import fspo_verl.observe.microbatch
-import fspo_verl.observe.noise
-import fspo_verl.observe.records
-import fspo_verl.observe.settings
+from fspo_verl.band import Band
+from fspo_verl.loss import SequenceLoss, fspo_loss
+from fspo_verl.observe import microbatch
+from fspo_verl.observe.columns import loss_columns, observed_columns, to_numpy, token_columns
+from fspo_verl.observe.microbatch import MicroBatch
+from fspo_verl.observe.noise import Watch
+from fspo_verl.observe.records import RecordWriter, run_name
+from fspo_verl.observe.settings import RunSettings
 
 logger = logging.getLogger("fspo_verl")
 
@@ -55,9 +57,9 @@ def compute_policy_loss_fspo(
         # be NaN or inf.
         advantages = torch.where(response_mask.bool(), advantages * rollout_is_weights, 0.0)
     tokens = (log_prob, old_log_prob, advantages, response_mask)
-    sequences = fspo_verl.loss.fspo_loss(*tokens, band)
+    sequences = fspo_loss(*tokens, band)
     loss = _aggregate(sequences, response_mask.shape[-1], loss_agg_mode, dict(config.global_batch_info))
-    columns = fspo_verl.observe.columns.loss_columns(sequences)
+    columns = loss_columns(sequences)
     columns, metrics = _observe(columns, tokens, config, loss="fspo", band=band)
     return loss, _verl_metrics(columns) | metrics
 
@@ -87,31 +89,33 @@ def compute_policy_loss_observed(
         rollout_is_weights=rollout_is_weights,
     )
     tokens = (log_prob, old_log_prob, advantages, response_mask)
-    columns = fspo_verl.observe.columns.observed_columns(lambda copy: inner(log_prob=copy)[0], *tokens)
+    columns = observed_columns(lambda copy: inner(log_prob=copy)[0], *tokens)
     loss, metrics = inner(log_prob=log_prob)
     _, observed = _observe(columns, tokens, config, loss=config.policy_loss.inner, band=None)
     return loss, metrics | observed
 
 
-def _observe(columns: dict, tokens: tuple, config, loss: str, band: "fspo_verl.band.Band | None") -> tuple[dict, dict]:
+def _observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None) -> tuple[dict, dict]:
     """The columns as arrays, one device synchronisation in all, and their metrics; recorded where the config says."""
-    micro_batch = fspo_verl.observe.microbatch.current()
+    micro_batch = microbatch.current()
     is_recorded = _is_recorded(config, micro_batch)
     if is_recorded:
-        columns = columns | fspo_verl.observe.columns.token_columns(*tokens)
-    columns = fspo_verl.observe.columns.to_numpy(columns)
+        columns = columns | token_columns(*tokens)
+    columns = to_numpy(columns)
     if is_recorded:
         _record(columns, config, micro_batch, loss, band)
     unmoved = _is_unmoved(config, micro_batch)
     if unmoved and band is not None and micro_batch.rank == 0:
-        _warn_of_noise(columns, band)
+        rows = (columns[name] for name in ("length", "quadratic_variation", "outside"))
+        if (text := _noise_watch().add(band, *rows)) is not None:
+            logger.warning("%s. Said once.", text)
     mini_batch = 0 if micro_batch is None else micro_batch.mini_batch
     length_bins = config.policy_loss.get("length_bins") or fspo_verl.observe.metrics.LENGTH_BINS
     rows = config.global_batch_info.get("global_batch_size") or len(columns["length"])
     return columns, fspo_verl.observe.metrics.metrics(columns, length_bins, rows, mini_batch, unmoved)
 
 
-def _is_recorded(config, micro_batch: "fspo_verl.observe.microbatch.MicroBatch | None") -> bool:
+def _is_recorded(config, micro_batch: MicroBatch | None) -> bool:
     if config.policy_loss.get("records_dir") is None:
         return False
     if micro_batch is None:
@@ -120,25 +124,24 @@ def _is_recorded(config, micro_batch: "fspo_verl.observe.microbatch.MicroBatch |
     return micro_batch.step % config.policy_loss.records_every == 0
 
 
-def _record(columns: dict, config, micro_batch: "fspo_verl.observe.microbatch.MicroBatch", loss: str, band) -> None:
+def _record(columns: dict, config, micro_batch: MicroBatch, loss: str, band) -> None:
     observation = config.policy_loss
-    settings = fspo_verl.observe.settings.RunSettings(
+    settings = RunSettings(
         loss=loss,
         band=band,
         **{name: config.get(name) for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c")},
-        run=fspo_verl.observe.records.run_name(observation.records_dir, observation.get("records_of")),
+        run=run_name(observation.records_dir, observation.get("records_of")),
         old_log_probs_from_rollout=bool(observation.old_log_probs_from_rollout),
         versions={"fspo_verl": fspo_verl.__version__, "verl": verl.__version__, "torch": torch.__version__},
     )
-    # As text, which a cache can look up.
-    text, limits = json.dumps(settings.to_json()), (observation.records_fraction, observation.records_limit_mb)
-    writer = _writer(observation.records_dir, text, *limits)
+    text = json.dumps(settings.to_json())  # which a cache can look up
+    writer = _writer(observation.records_dir, text, observation.records_fraction, observation.records_limit_mb)
     writer.add(columns, **micro_batch._asdict())
 
 
 @functools.cache
-def _writer(folder: str, settings: str, fraction: float, limit_mb: float) -> "fspo_verl.observe.records.RecordWriter":
-    return fspo_verl.observe.records.RecordWriter(folder, settings, fraction, limit_mb * 2**20)
+def _writer(folder: str, settings: str, fraction: float, limit_mb: float) -> RecordWriter:
+    return RecordWriter(folder, settings, fraction, limit_mb * 2**20)
 
 
 @functools.cache
@@ -149,22 +152,15 @@ def _warn_unknown_step():
     )
 
 
-def _is_unmoved(config, micro_batch: "fspo_verl.observe.microbatch.MicroBatch | None") -> bool:
+def _is_unmoved(config, micro_batch: MicroBatch | None) -> bool:
     """Whether the weights of this call are those of the old log-probs."""
     first = micro_batch is not None and micro_batch.mini_batch == 0
     return first and not config.policy_loss.get("old_log_probs_from_rollout")
 
 
-def _warn_of_noise(columns: dict, band: "fspo_verl.band.Band"):
-    """Warn once where rounding alone leaves the band."""
-    text = _noise_watch().add(band, *(columns[name] for name in ("length", "quadratic_variation", "outside")))
-    if text is not None:
-        logger.warning("%s. Said once.", text)
-
-
 @functools.cache
-def _noise_watch() -> "fspo_verl.observe.noise.Watch":
-    return fspo_verl.observe.noise.Watch()
+def _noise_watch() -> Watch:
+    return Watch()
 
 
 def _verl_metrics(columns: dict) -> dict:
@@ -178,7 +174,7 @@ def _verl_metrics(columns: dict) -> dict:
     }
 
 
-def _aggregate(sequences: "fspo_verl.loss.SequenceLoss", width: int, loss_agg_mode: str, batch_info: dict):
+def _aggregate(sequences: SequenceLoss, width: int, loss_agg_mode: str, batch_info: dict):
     """verl's ``agg_loss`` on one column per sequence instead of a [B, T] matrix.
 
     Every mode of ``agg_loss`` reads a row only through Σ_t mask·loss and Σ_t mask, so one entry that holds the mean
@@ -187,10 +183,9 @@ def _aggregate(sequences: "fspo_verl.loss.SequenceLoss", width: int, loss_agg_mo
     length = sequences.length
     if batch_info.get("dp_size", 1) == 1:
         # verl divides by these; without them it counts the micro-batch, which is 0/0 where every row is masked.
-        if batch_info.get("batch_num_tokens") is None:
-            batch_info["batch_num_tokens"] = length.sum().clamp(min=1)
-        if batch_info.get("global_batch_size") is None:
-            batch_info["global_batch_size"] = (length > 0).sum().clamp(min=1)
+        for name, count in (("batch_num_tokens", length), ("global_batch_size", length > 0)):
+            if batch_info.get(name) is None:
+                batch_info[name] = count.sum().clamp(min=1)
     if batch_info.get("loss_scale_factor") is None:
         batch_info["loss_scale_factor"] = width  # what agg_loss reads off the full matrix
     return verl.trainer.ppo.core_algos.agg_loss(
@@ -201,16 +196,16 @@ def _aggregate(sequences: "fspo_verl.loss.SequenceLoss", width: int, loss_agg_mo
     )
 
 
-def _band(policy_loss) -> "fspo_verl.band.Band":
+def _band(policy_loss) -> Band:
     """The band of a policy-loss config: the schema itself, or the default band for verl's own ``PolicyLossConfig``."""
-    if isinstance(policy_loss, fspo_verl.band.Band):
+    if isinstance(policy_loss, Band):
         return policy_loss
-    return _schemaless_band(**fspo_verl.band.Band.fields_in(policy_loss))
+    return _schemaless_band(**Band.fields_in(policy_loss))
 
 
 @functools.cache
-def _schemaless_band(**fields) -> "fspo_verl.band.Band":
-    band = fspo_verl.band.Band(**fields)
+def _schemaless_band(**fields) -> Band:
+    band = Band(**fields)
     logger.warning(
         "loss_mode=fspo without its config schema: %s is in effect. Set the band with +algorithm.policy_loss=fspo.",
         band.describe(),

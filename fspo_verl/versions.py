@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which versions this package supports and was tested with. Imports nothing of verl, so that any verl can be named."""
 
+import contextlib
 import functools
 import importlib.util
 import logging
@@ -32,10 +33,8 @@ def installed(package: str) -> str | None:
     if package == "verl":
         return _imported_verl()
     for name in _ALIASES.get(package, (package,)):
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(name).split("+")[0]
-        except metadata.PackageNotFoundError:
-            continue
     return None
 
 

@@ -99,7 +99,7 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
      'torch.random.fork_rng([device] if device.type == "cuda" else [])', "torch.enable_grad()"),
     ("first tokens for the last", COLUMNS, "mask.flip(-1).cumsum(-1).flip(-1)", "mask.cumsum(-1)"),
     ("largest token only", COLUMNS, "rank < top, largest", "rank < 1, largest"),
-    ("records of an unfinished mini-batch", RECORDS, "            if write:\n", "            if True:\n"),
+    ("records of an unfinished mini-batch", RECORDS, "if batch.ends_mini_batch:\n", "if True:\n"),
     ("superseded records kept", RECORDS, "\n            file.unlink()\n", "\n            pass\n"),
     ("prompts drawn before a sync count for the step", MICROBATCH, "max((self.synced or 0) + 1, int(np.max(drawn)))",
      "int(np.max(drawn))"),

@@ -3,7 +3,14 @@
 """Fits a clip band to the records of a run: its shape, eps for a wished clip rate, and what it does elsewhere.
 
 ``records`` is a DataFrame of :mod:`fspo_verl.observe.records`. All responses with an advantage count, unmoved ones
-included. Intervals resample training steps (:func:`resampled`), as responses of a step share an update.
+included.
+
+An interval of eps is the quantiles at the two ends of the interval of the rate beyond it, which is Wilson's with
+clusters and Student's t (:func:`fspo_verl.analysis.clip_rates.rate_by_length`). A cluster is a training step, whose
+responses share an update, or, with records of one step, a prompt: the intervals then hold for this update alone. The
+interval of the rate is for a re-run of the same size at the fitted eps, with other steps: its variance counts twice,
+once for these records, which fixed the eps, and once for the re-run. What another seed does to the course of a whole
+run is in neither. How often they hold is in ``docs/coverage.md``.
 """
 
 import dataclasses
@@ -15,7 +22,7 @@ import pandas as pd
 from scipy import stats
 
 from fspo_verl.analysis import clip_rates, resampling
-from fspo_verl.analysis.resampling import Estimate
+from fspo_verl.analysis.resampling import CONFIDENCE, UNKNOWN, Estimate
 from fspo_verl.band import Band
 from fspo_verl.clips import BandClip, standardized, upper_quantile
 
@@ -73,18 +80,14 @@ def with_eps(records: pd.DataFrame, band: Band, target: float) -> Band:
     """
     scores = {side: beyond(records, band, side) for side in SIDES}
     eps = {side: upper_quantile(score, target) for side, score in scores.items()}
-    refused = [
-        _unreachable(side, records[clip_rates.sides(records)[side]], scores[side], target)
-        for side in SIDES
-        if eps[side] <= 0
-    ]
+    refused = [_unreachable(side, records, scores[side], target) for side in SIDES if eps[side] <= 0]
     if refused:
         raise Unreachable("; ".join(refused))
-    dual = None if band.eps_dual is None else _DUAL * eps["upper"]
-    return dataclasses.replace(band, eps_low=eps["lower"], eps_high=eps["upper"], eps_dual=dual)
+    return dataclasses.replace(band, eps_low=eps["lower"], eps_high=eps["upper"], eps_dual=_DUAL * eps["upper"])
 
 
-def _unreachable(side: str, part: pd.DataFrame, score: np.ndarray, target: float) -> str:
+def _unreachable(side: str, records: pd.DataFrame, score: np.ndarray, target: float) -> str:
+    part = records[clip_rates.sides(records)[side]]
     moved = (part["quadratic_variation"] > 0).mean()
     where = "with A > 0 lie above" if side == "upper" else "with A < 0 lie below"
     text = f"only {np.mean(score > 0):.1%} of the responses {where} the centre, and eps must be positive"
@@ -104,7 +107,7 @@ def resampled(records: pd.DataFrame) -> tuple[str, np.ndarray]:
     return "prompts", resampling.clusters(records)
 
 
-def eps_interval(score: np.ndarray, eps: float, cluster: np.ndarray, confidence: float) -> tuple[float, float]:
+def eps_interval(score: np.ndarray, eps: float, cluster: np.ndarray, confidence=CONFIDENCE) -> tuple[float, float]:
     """The quantiles of the score at the two ends of the interval of the rate beyond eps, which is clustered."""
     rate = _rate(score > eps, cluster, confidence)
     if math.isnan(rate["lower"]):
@@ -113,7 +116,7 @@ def eps_interval(score: np.ndarray, eps: float, cluster: np.ndarray, confidence:
     return max(lowest, 0.0), upper_quantile(score, rate["lower"])
 
 
-def rerun_rate(clipped: np.ndarray, cluster: np.ndarray, confidence: float) -> Estimate:
+def rerun_rate(clipped: np.ndarray, cluster: np.ndarray, confidence=CONFIDENCE) -> Estimate:
     """The rate, and the interval in which that of a re-run of the same size lands."""
     return Estimate(*_rate(clipped, cluster, confidence, rerun=True)[["rate", "lower", "upper"]])
 
@@ -126,7 +129,7 @@ def _rate(clipped: np.ndarray, cluster: np.ndarray, confidence: float, rerun: bo
 # --- power of L ------------------------------------------------------------------------------------------------------
 
 
-def power_of_length(parts, share: float, confidence: float = 0.95) -> Estimate:
+def power_of_length(parts, share: float) -> Estimate:
     """p such that eps·L^p is the (1 − share)-quantile of y at every length L, with its interval.
 
     It is the linear quantile regression of log y on log L (Koenker and Bassett, doi:10.2307/1913643): at its p, lying
@@ -139,25 +142,20 @@ def power_of_length(parts, share: float, confidence: float = 0.95) -> Estimate:
         parts: of (y, length, cluster), each ``[rows]``; values of y below the quantile count as such only, so that
             zeros and negative ones may be among them.
         share: of each part beyond its quantile.
-        confidence: of the interval.
     """
-    nothing = Estimate(math.nan, math.nan, math.nan)
     if any(not len(y) or upper_quantile(y, share) <= 0 for y, *_ in parts):
-        return nothing
+        return UNKNOWN
     parts = [(np.asarray(y), np.log(np.asarray(length)), np.asarray(cluster)) for y, length, cluster in parts]
     parts = [(y, x - x.mean(), cluster) for y, x, cluster in parts]
     clusters = 1 + max(int(cluster.max()) for *_, cluster in parts)
     if clusters < 2 or not any(np.ptp(x) > 0 for _, x, _ in parts):
-        return nothing
+        return UNKNOWN
 
     def excess(power: float) -> np.ndarray:
-        totals = np.zeros(clusters)
-        for y, x, cluster in parts:
-            score = y * np.exp(-power * x)
-            totals += _excess(score > upper_quantile(score, share), x, cluster, clusters)
-        return totals
+        scores = [(y * np.exp(-power * x), x, cluster) for y, x, cluster in parts]
+        return sum(_excess(score > upper_quantile(score, share), x, c, clusters) for score, x, c in scores)
 
-    quantile = stats.t.ppf((1 + confidence) / 2, clusters - 1)
+    quantile = resampling.t_quantile(clusters - 1)
     value = _falls_to(0.0, lambda power: excess(power).sum())
     lower, upper = (_falls_to(sign * quantile, lambda power: _t(excess(power))) for sign in (1, -1))
     return Estimate(value, min(lower, value), max(upper, value))
@@ -199,21 +197,12 @@ def _falls_to(level: float, function) -> float:
     return (low + high) / 2
 
 
-def power_of_log_ratio(
-    records: pd.DataFrame, band_center: str, target: float, sides=SIDES, confidence: float = 0.95
-) -> Estimate:
+def power_of_log_ratio(records: pd.DataFrame, band_center: str, target: float, sides=SIDES) -> Estimate:
     """:func:`power_of_length` for S − c at the edge of the band: above it with A > 0, below it with A < 0."""
-    # A fixed band: its score is S − c itself.
-    band, masks, cluster = (
-        Band(band_center=band_center, length_power=0.0),
-        clip_rates.sides(records),
-        resampled(records)[1],
-    )
-    return power_of_length(
-        [(beyond(records, band, side), records["length"][masks[side]], cluster[masks[side]]) for side in sides],
-        target,
-        confidence,
-    )
+    band = Band(band_center=band_center, length_power=0.0)  # a fixed one: its score is S − c itself
+    masks, cluster = clip_rates.sides(records), resampled(records)[1]
+    parts = [(beyond(records, band, side), records["length"][masks[side]], cluster[masks[side]]) for side in sides]
+    return power_of_length(parts, target)
 
 
 def shaped(records: pd.DataFrame, shape: Shape, target: float) -> Band:
@@ -280,7 +269,7 @@ class Judgement:
     lre: dict[str, dict]
     """By side (upper, lower): lre, lre_lower, lre_upper, floor, floor_upper of the fitted shape, its eps scaled to the
     target on these records, so that shapes are compared and not rates."""
-    by_length: pd.DataFrame  # clip rate at the fitted eps: see fairness.rate_by_length
+    by_length: pd.DataFrame  # clip rate at the fitted eps: see clip_rates.rate_by_length
 
     @property
     def excess(self) -> float:
@@ -292,72 +281,59 @@ class Judgement:
         return max(ratios, default=math.nan)
 
 
-def fit(records: pd.DataFrame, shape: Shape, target: float, confidence: float = 0.95) -> Fit:
+def fit(records: pd.DataFrame, shape: Shape, target: float) -> Fit:
     """The band of a shape that clips the target share on each side, with intervals; or why there is none."""
     try:
         band = with_eps(records, shaped(records, shape, target), target)
     except Unreachable as error:
         return Fit(shape, str(error))
     sides, (_, cluster) = clip_rates.sides(records), resampled(records)
-    eps = {}
-    for side, value in (("upper", band.eps_high), ("lower", band.eps_low)):
-        ends = eps_interval(beyond(records, band, side), value, cluster[sides[side]], confidence)
-        eps[side] = Estimate(value, *ends)
-    band = dataclasses.replace(
-        band,
-        eps_low=_digits(band.eps_low),
-        eps_high=_digits(band.eps_high),
-        eps_dual=_digits(_DUAL * _digits(band.eps_high), 6),
+    eps_low, eps_high = (
+        Estimate(eps, *eps_interval(beyond(records, band, side), eps, cluster[sides[side]]))
+        for side, eps in (("lower", band.eps_low), ("upper", band.eps_high))
     )
+    low, high = _digits(band.eps_low), _digits(band.eps_high)
+    band = dataclasses.replace(band, eps_low=low, eps_high=high, eps_dual=_digits(_DUAL * high, 6))
     clipped = BandClip("", "", band).clipped(records)
     dual = sides["lower"] & (clipped > 0) & (standardized(records, band) > 0)
-    cases = [(side, mask, clipped) for side, mask in sides.items()] + [("dual", sides["lower"], dual)]
-    rates = {side: rerun_rate(values[mask], cluster[mask], confidence) for side, mask, values in cases}
+    rates = {side: rerun_rate(clipped[mask], cluster[mask]) for side, mask in sides.items()}
+    rates["dual"] = rerun_rate(dual[sides["lower"]], cluster[sides["lower"]])
     length = records["length"].to_numpy()
-    trends = {
-        side: length_trend(clipped[mask], length[mask], cluster[mask]) for side, mask in sides.items() if side in SIDES
-    }
-    return Fit(shape, "", band, eps["lower"], eps["upper"], rates, trends, _by_mini_batch(records, clipped))
+    trends = {side: length_trend(clipped[m], length[m], cluster[m]) for side, m in sides.items() if side in SIDES}
+    return Fit(shape, "", band, eps_low, eps_high, rates, trends, _by_mini_batch(records, clipped))
 
 
 def judging_edges(records: pd.DataFrame, bins: int, min_count: int) -> np.ndarray:
     """Length bins, as many up to ``bins`` as leave four fifths of either side's responses in bins that take part."""
-    sides, cluster = clip_rates.sides(records), resampling.clusters(records)
-    for count in range(bins, 1, -1):
+    masks, cluster = [clip_rates.sides(records)[side] for side in SIDES], resampling.clusters(records)
+    for count in range(max(bins, 2), 1, -1):
         edges = clip_rates.length_edges(records["length"], count)
-        tables = [
-            clip_rates.rate_by_length(records["length"][mask], np.zeros(mask.sum()), edges, clusters=cluster[mask])
-            for mask in (sides[side] for side in SIDES)
-        ]
-        taking_part = (table["n"][clip_rates.takes_part(table, min_count)].sum() for table in tables)
-        if all(part >= _IN_BINS * table["n"].sum() for part, table in zip(taking_part, tables, strict=True)):
-            return edges
-    return clip_rates.length_edges(records["length"], 2)
+        cell, cells = clip_rates.length_cells(records["length"], edges)
+        taking_part = [clip_rates.enough(cluster[mask], cell[mask], cells, min_count)[cell[mask]] for mask in masks]
+        if all(part.sum() >= _IN_BINS * len(part) for part in taking_part):
+            break
+    return edges
 
 
 def judge(records: pd.DataFrame, found: Fit, target: float, edges, rng, draws: int, min_count: int) -> Judgement | None:
     """The fit on other records; None where it was refused, or cannot reach the target here."""
+    if found.band is None:
+        return None
     try:
-        scaled = BandClip("", "", with_eps(records, found.band, target)) if found.band else None
+        scaled = with_eps(records, found.band, target)
     except Unreachable:
         return None
-    if scaled is None:
-        return None
-    sides, clipped = clip_rates.sides(records), BandClip("", "", found.band).clipped(records)
-    lre = {}
+    clipped, clipped_at_target = (BandClip("", "", band).clipped(records) for band in (found.band, scaled))
+    sides, lre = clip_rates.sides(records), {}
     for side in SIDES:
-        mask = sides[side]
-        estimate, floor = clip_rates.lre_against_chance(
-            records[mask], scaled.clipped(records)[mask], edges, rng, draws, min_count
-        )
-        numbers = (*estimate, floor.worst.value, floor.worst.upper)
+        part, values = records[sides[side]], clipped_at_target[sides[side]]
+        estimate, (floor, _) = clip_rates.lre_against_chance(part, values, edges, rng, draws, min_count)
+        numbers = (*estimate, floor.value, floor.upper)
         lre[side] = dict(zip(("lre", "lre_lower", "lre_upper", "floor", "floor_upper"), numbers, strict=True))
-    counted, cluster = sides["all"], resampling.clusters(records[sides["all"]])
-    return Judgement(
-        rates={side: float(clipped[mask].mean()) for side, mask in sides.items()},
-        lre=lre,
-        by_length=clip_rates.rate_by_length(records["length"][counted], clipped[counted], edges, clusters=cluster),
-    )
+    rates = {side: float(clipped[mask].mean()) for side, mask in sides.items()}
+    part, values = records[sides["all"]], clipped[sides["all"]]
+    by_length = clip_rates.rate_by_length(part["length"], values, edges, clusters=resampling.clusters(part))
+    return Judgement(rates, lre, by_length)
 
 
 def halves(records: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -12,15 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from fspo_verl.analysis.resampling import (
-    Estimate,
-    bootstrap_totals,
-    cluster_variance,
-    clusters,
-    pool,
-    sum_by,
-    t_quantile,
-)
+from fspo_verl.analysis import resampling
+from fspo_verl.analysis.resampling import CONFIDENCE, UNKNOWN, Estimate, sum_by, t_quantile
 
 _LEVELS = 256  # of a share, in draws by chance
 # What a length bin needs to take part in an LRE, or in a regression over bins. Prompts count as well, as the responses
@@ -74,7 +67,7 @@ def length_edges(length, bins: int = 8) -> np.ndarray:
 
 
 def rate_by_length(
-    length, clipped, edges, confidence: float = 0.95, clusters=None, rerun: bool = False
+    length, clipped, edges, confidence: float = CONFIDENCE, clusters=None, rerun: bool = False
 ) -> pd.DataFrame:
     """Rate in each length bin with its Wilson interval: columns low, high, n, rate, lower, upper, clusters if given.
 
@@ -89,7 +82,7 @@ def rate_by_length(
         clipped: ``[rows]`` bool, or shares between 0 and 1.
         edges: of :func:`length_edges`.
         confidence: of the interval.
-        clusters: ``[rows]`` codes of :func:`clusters`, or of whatever else varies as a whole.
+        clusters: ``[rows]`` codes of :func:`fspo_verl.analysis.resampling.clusters`, or of what else varies as a whole.
         rerun: the interval is to hold the rate of other data of the same size, and not that of endless data: its
             variance is then twice as large, once for either.
 
@@ -101,12 +94,10 @@ def rate_by_length(
     n = np.bincount(cell, minlength=cells)
     with np.errstate(invalid="ignore", divide="ignore"):
         rate = np.bincount(cell, clipped, cells) / n
-        quantile = np.full(cells, t_quantile(confidence))
-        effective, counts = n.astype(np.float64), {}
+        quantile, effective, counts = t_quantile(confidence=confidence), n, {}
         if clusters is not None:
-            groups, variance = cluster_variance(np.asarray(clusters), cell, cells, clipped - rate[cell])
-            counts = {"clusters": groups}
-            quantile = t_quantile(confidence, groups - 1)
+            groups, variance = resampling.cluster_variance(np.asarray(clusters), cell, cells, clipped - rate[cell])
+            counts, quantile = {"clusters": groups}, t_quantile(groups - 1, confidence)
             binomial = rate * (1 - rate) / n
             effective = np.where(binomial > 0, n / np.maximum(variance / binomial, 1), groups)
         lower, upper = _wilson(rate, effective / 2 if rerun else effective, quantile)
@@ -139,14 +130,7 @@ def length_reweighting_error(table: pd.DataFrame, min_count: int = MIN_COUNT) ->
 
 
 def chance_floor(
-    length,
-    clipped,
-    clusters,
-    edges,
-    rng: np.random.Generator,
-    draws: int = 400,
-    min_count: int = MIN_COUNT,
-    confidence: float = 0.95,
+    length, clipped, clusters, edges, rng: np.random.Generator, draws: int = 400, min_count: int = MIN_COUNT
 ) -> Floor:
     """The LRE that comes out if clips fall on prompts at random, whatever their lengths.
 
@@ -164,29 +148,23 @@ def chance_floor(
     Args:
         length, clipped, clusters, edges: as in :func:`rate_by_length`. Shares that take more than 256 values are
             replaced by the means of 256 groups of equal size, which bounds the cost.
-        rng: source of the draws.
-        draws, min_count, confidence: how many draws, responses that a bin needs, and the central range of the draws.
+        rng, draws, min_count: source of the draws, how many, and responses that a bin needs.
     """
     clipped = np.asarray(clipped, dtype=np.float64)
     cell, cells = length_cells(length, edges)
     totals = sum_by(np.asarray(clusters), [np.ones(len(clipped)), clipped], cell, cells)
-    n, keep = totals[..., 0].sum(0), _enough(totals[..., 0], min_count)
+    n, keep = totals[..., 0].sum(0), enough(np.asarray(clusters), cell, cells, min_count)
     if keep.sum() < 2:
-        nothing = Estimate(math.nan, math.nan, math.nan)
-        return Floor(nothing, nothing)
+        return Floor(UNKNOWN, UNKNOWN)
     levels, counts = np.unique(clipped, return_counts=True)
     if len(levels) > _LEVELS:
         groups = np.array_split(np.sort(clipped), _LEVELS)
         levels, counts = np.array([(group.mean(), len(group)) for group in groups]).T
     independent = np.maximum(n / _design_effect(totals, clipped), 1).astype(np.int64)
     rates = [rng.multinomial(size, counts / counts.sum(), draws) @ levels / size for size in independent]
-    tail = (1 - confidence) / 2
-    return Floor(
-        *(
-            Estimate(float(value.mean()), *np.quantile(value, [tail, 1 - tail]).tolist())
-            for value in _lre(n, n * np.stack(rates, -1), keep)
-        )
-    )
+    tails = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
+    drawn = _lre(n, n * np.stack(rates, -1), keep)
+    return Floor(*(Estimate(float(value.mean()), *np.quantile(value, tails).tolist()) for value in drawn))
 
 
 def _design_effect(totals: np.ndarray, clipped: np.ndarray) -> np.ndarray:
@@ -206,29 +184,23 @@ def _design_effect(totals: np.ndarray, clipped: np.ndarray) -> np.ndarray:
 
 
 def lre_against_chance(
-    records: pd.DataFrame,
-    clipped,
-    edges,
-    rng: np.random.Generator,
-    draws: int = 400,
-    min_count: int = MIN_COUNT,
-    confidence: float = 0.95,
+    records: pd.DataFrame, clipped, edges, rng: np.random.Generator, draws: int = 400, min_count: int = MIN_COUNT
 ) -> tuple[Estimate, Floor]:
     """Worst-bin LRE of ``clipped`` ``[rows]`` over the given records with its interval, and :func:`chance_floor`.
 
     The interval is clustered by prompt. The LRE is a maximum of absolute values, which noise can only raise: where it
     is not above what chance gives, the interval reaches down to 0.
     """
-    cluster = clusters(records)
+    cluster = resampling.clusters(records)
     cell, cells = length_cells(records["length"], edges)
-    totals = sum_by(pool(cluster, rng), [np.ones(len(records)), clipped], cell, cells)
-    keep = _enough(sum_by(cluster, [np.ones(len(records))], cell, cells)[..., 0], min_count)
+    totals = sum_by(resampling.pool(cluster, rng), [np.ones(len(records)), clipped], cell, cells)
+    keep = enough(cluster, cell, cells, min_count)
 
     def worst(totals):
         return _lre(totals[..., 0], totals[..., 1], keep)[0][..., None]
 
-    value, lower, upper = (number.item() for number in bootstrap_totals(totals, worst, rng, draws, confidence))
-    floor = chance_floor(records["length"], clipped, cluster, edges, rng, draws, min_count, confidence)
+    value, lower, upper = (part.item() for part in resampling.bootstrap_totals(totals, worst, rng, draws))
+    floor = chance_floor(records["length"], clipped, cluster, edges, rng, draws, min_count)
     return Estimate(value, max(lower, 0.0) if value > floor.worst.upper else 0.0, upper), floor
 
 
@@ -245,8 +217,9 @@ def _lre(n: np.ndarray, clipped: np.ndarray, keep: np.ndarray) -> tuple[np.ndarr
         return error.max(-1), (weight * error).sum(-1) / weight.sum(-1)
 
 
-def _enough(count: np.ndarray, min_count: int) -> np.ndarray:
-    """Which bins take part, from the responses ``[clusters, bins]``."""
+def enough(cluster: np.ndarray, cell: np.ndarray, cells: int, min_count: int) -> np.ndarray:
+    """Which bins ``[cells]`` take part, from the cluster and the bin of each response."""
+    count = sum_by(cluster, [np.ones(len(cell))], cell, cells)[..., 0]
     return (count.sum(0) >= min_count) & (np.count_nonzero(count, axis=0) >= MIN_PROMPTS)
 
 
@@ -259,6 +232,7 @@ def length_cells(length, edges) -> tuple[np.ndarray, int]:
 
 
 def length_table(edges, **columns) -> pd.DataFrame:
+    """Columns low and high (both lengths in the bin), and those given, a row per bin."""
     edges = np.asarray(edges)
     return pd.DataFrame({"low": edges[:-1], "high": edges[1:] - 1, **columns})
 

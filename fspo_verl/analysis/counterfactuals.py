@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from fspo_verl.analysis.clip_rates import MIN_COUNT, length_reweighting_error, lre_against_chance, rate_by_length, sides
+from fspo_verl.analysis.clip_rates import length_reweighting_error, lre_against_chance, rate_by_length, sides
 from fspo_verl.analysis.resampling import clustered_bootstrap, clusters
 from fspo_verl.clips import CLIPS, WEIGHTS, Clip, TokenClip
 
@@ -23,16 +23,8 @@ class Counterfactuals(NamedTuple):
     summary: pd.DataFrame  # method, side, eps_low, eps_high, eps_dual, n, rate, lower, upper and those of _LRE_COLUMNS
 
 
-_LRE_COLUMNS = (
-    "lre",
-    "lre_lower",
-    "lre_upper",
-    "lre_weighted",
-    "floor",
-    "floor_upper",
-    "excluded_bins",
-    "excluded_responses",
-)
+_LRE_COLUMNS = ["lre", "lre_lower", "lre_upper", "lre_weighted", "floor", "floor_upper"]
+_LRE_COLUMNS += ["excluded_bins", "excluded_responses"]
 
 
 def counterfactuals(
@@ -40,10 +32,8 @@ def counterfactuals(
     edges,
     rng: np.random.Generator,
     match_rate: float | None = None,
-    clips: Mapping[str, Clip] | None = None,
+    clips: Mapping[str, Clip] = CLIPS,
     draws: int = 400,
-    min_count: int = MIN_COUNT,
-    confidence: float = 0.95,
 ) -> Counterfactuals:
     """What each clip would have taken on these records, per length bin and side, with intervals and LRE.
 
@@ -52,43 +42,41 @@ def counterfactuals(
     Args:
         records: the run; all responses, moved or not.
         edges: of :func:`length_edges`.
-        rng: source of all draws.
+        rng, draws: source of all draws, and how many.
         match_rate: None for the clips' own constants. A number scales each clip to take this share of the
             responses with advantage != 0, so that shapes are compared and not constants; those that work token by token
             are then left out.
-        clips: default :data:`fspo_verl.clips.CLIPS`. One whose column the records lack is left out.
-        draws, min_count, confidence: as in :func:`lre_against_chance`.
+        clips: one whose column the records lack is left out.
 
     Raises:
         ValueError: a clip cannot reach ``match_rate`` on these records.
     """
-    chosen = {name: clip for name, clip in (CLIPS if clips is None else clips).items() if not clip.lacks(records)}
-    if match_rate is not None:
-        by_response = {name: clip for name, clip in chosen.items() if not isinstance(clip, TokenClip)}
-        chosen = {name: clip.matched(records, match_rate) for name, clip in by_response.items()}
     cluster = clusters(records)
     tables, rows = [], []
-    for name, clip in chosen.items():
+    for name, clip in clips.items():
+        if clip.lacks(records) or (match_rate is not None and isinstance(clip, TokenClip)):
+            continue
+        if match_rate is not None:
+            clip = clip.matched(records, match_rate)
         clipped = clip.clipped(records)
         cases = {side: (mask, clipped) for side, mask in sides(records).items()}
         if not isinstance(clip, TokenClip):
             cases["outside"] = np.ones(len(records), bool), clip.outside(records)
         for side, (mask, values) in cases.items():
             part, values = records[mask], values[mask]
-            table = rate_by_length(part["length"], values, edges, confidence, cluster[mask])
-            overall = rate_by_length(part["length"], values, edges[[0, -1]], confidence, cluster[mask])
-            lre = length_reweighting_error(table, min_count)
-            error, (floor, _) = lre_against_chance(part, values, edges, rng, draws, min_count, confidence)
+            table = rate_by_length(part["length"], values, edges, clusters=cluster[mask])
+            overall = rate_by_length(part["length"], values, edges[[0, -1]], clusters=cluster[mask])
+            lre = length_reweighting_error(table)
+            error, (floor, _) = lre_against_chance(part, values, edges, rng, draws)
             numbers = (*error, lre.weighted, floor.value, floor.upper, *lre[2:])
-            tables.append(table.assign(method=name, side=side))
+            tables.append(pd.DataFrame({"method": name, "side": side}, table.index).join(table))
             rows.append(
                 {"method": name, "side": side, **clip.eps}
                 | overall.drop(columns=["low", "high", "clusters"]).to_dict("records")[0]
                 | dict(zip(_LRE_COLUMNS, numbers, strict=True))
             )
-    first = ["method", "side"]
-    by_length = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=first)
-    return Counterfactuals(by_length[first + [c for c in by_length if c not in first]], pd.DataFrame(rows))
+    by_length = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["method", "side"])
+    return Counterfactuals(by_length, pd.DataFrame(rows))
 
 
 def weights_by_length(records: pd.DataFrame, edges, rng: np.random.Generator, draws: int = 400) -> pd.DataFrame:
@@ -101,13 +89,12 @@ def weights_by_length(records: pd.DataFrame, edges, rng: np.random.Generator, dr
     place = np.searchsorted(edges, counted["length"], side="right") - 1
     rows = []
     for name, weight in WEIGHTS.items():
-        columns = np.column_stack([weight.weight(counted), np.ones(len(counted))])
+        values = weight.weight(counted)
         for i in np.unique(place):
             inside = place == i
-            mean = clustered_bootstrap(clusters(counted[inside]), columns[inside], _quotient, rng, draws)
-            rows.append((name, edges[i], edges[i + 1] - 1, inside.sum(), *(number.item() for number in mean)))
+            columns = np.column_stack([values[inside], np.ones(inside.sum())])
+            mean = clustered_bootstrap(
+                clusters(counted[inside]), columns, lambda t: t[..., :1] / t[..., 1:], rng, draws
+            )
+            rows.append((name, edges[i], edges[i + 1] - 1, inside.sum(), *(part.item() for part in mean)))
     return pd.DataFrame(rows, columns=["weight", "low", "high", "n", "mean", "lower", "upper"])
-
-
-def _quotient(totals: np.ndarray) -> np.ndarray:
-    return totals[..., :1] / totals[..., 1:]

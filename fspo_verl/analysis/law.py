@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from fspo_verl.analysis.clip_rates import MIN_COUNT, MIN_PROMPTS, length_cells, length_table
-from fspo_verl.analysis.resampling import Estimate, bootstrap_totals, cluster_variance, clusters, pool, sum_by
+from fspo_verl.analysis.clip_rates import MIN_COUNT, enough, length_cells, length_table
+from fspo_verl.analysis.resampling import Estimate, bootstrap_totals, clusters, pool, sum_by
 
 
 class VarianceLaw(NamedTuple):
@@ -48,17 +48,12 @@ class LawOfS:
     variance_law: VarianceLaw
 
 
-_LAW_COLUMNS = ("n", "L", "L2", "S", "S2", "SL", "Q", "Q_per_L", "S_per_L", "ratio", "last", "top")
 _CURVES = ("sigma", "drift", "std", "variation", "ratio", "last_share", "top_share")
+_OVERALL = ("sigma", "last_share", "top_share", "kappa", "std_slope")
 
 
 def law_of_s(
-    records: pd.DataFrame,
-    edges,
-    rng: np.random.Generator,
-    draws: int = 400,
-    min_count: int = MIN_COUNT,
-    confidence: float = 0.95,
+    records: pd.DataFrame, edges, rng: np.random.Generator, draws: int = 400, min_count: int = MIN_COUNT
 ) -> LawOfS:
     """Estimate the law of S over the responses that have moved (Q > 0), with intervals clustered by prompt.
 
@@ -75,52 +70,54 @@ def law_of_s(
     """
     moved = records[records["quadratic_variation"] > 0]
     cell, cells = length_cells(moved["length"], edges)
-    length, s, q, last, top, ratio = (
-        moved[name].to_numpy(np.float64)
-        for name in (
-            "length",
-            "log_ratio",
-            "quadratic_variation",
-            "quadratic_variation_last",
-            "quadratic_variation_top",
-            "ratio",
-        )
-    )
-    columns = [np.ones(len(moved)), length, length**2, s, s**2, s * length, q, q / length, s / length, ratio, last, top]
-    cluster = clusters(moved)
-    n = np.bincount(cell, minlength=cells)
-    prompts = cluster_variance(cluster, cell, cells, np.zeros(len(cell)))[0]
-    usable = (n >= min_count) & (prompts >= MIN_PROMPTS)
+    columns, cluster = _columns(moved), clusters(moved)
+    n, usable = np.bincount(cell, minlength=cells), enough(cluster, cell, cells, min_count)
 
     def statistic(totals):
         with np.errstate(invalid="ignore", divide="ignore"):
-            by_bin = dict(zip(_LAW_COLUMNS, np.moveaxis(totals, -1, 0), strict=True))
-            everything = {name: column.sum(-1) for name, column in by_bin.items()}
-            curves, means = _curves(by_bin), _curves(everything)
-            overall = [means["sigma"], means["last_share"], means["top_share"], -2 * everything["S"] / everything["Q"]]
-            slope, fit = _std_slope(by_bin, curves, usable), _variance_law(by_bin, curves, usable)
-            return np.concatenate([*(curves[name] for name in _CURVES), np.stack([*overall, slope], -1), fit], -1)
+            return _statistic(dict(zip(columns, np.moveaxis(totals, -1, 0), strict=True)), usable)
 
-    estimate = bootstrap_totals(sum_by(pool(cluster, rng), columns, cell, cells), statistic, rng, draws, confidence)
-    curves = np.stack(estimate)[:, : cells * len(_CURVES)].reshape(3, len(_CURVES), cells)
+    totals = sum_by(pool(cluster, rng), columns.values(), cell, cells)
+    estimate = np.stack(bootstrap_totals(totals, statistic, rng, draws))
+    curves, numbers = np.split(estimate, [cells * len(_CURVES)], axis=1)
+    curves = curves.reshape(3, len(_CURVES), cells)
     curves[1:, :, ~usable] = np.nan
     tables = {
         f"{name}_by_length": length_table(edges, n=n, value=value, lower=lower, upper=upper)
         for name, (value, lower, upper) in zip(_CURVES, curves.swapaxes(0, 1), strict=True)
     }
-    sigma, last_share, top_share, kappa, std_slope, *variance = (
-        Estimate(*numbers) for numbers in np.stack(estimate)[:, cells * len(_CURVES) :].T.tolist()
-    )
-    return LawOfS(
-        responses=len(moved),
-        sigma=sigma,
-        last_share=last_share,
-        top_share=top_share,
-        kappa=kappa,
-        std_slope=std_slope,
-        variance_law=VarianceLaw(*variance),
-        **tables,
-    )
+    *overall, constant, linear, quadratic = (Estimate(*row) for row in numbers.T.tolist())
+    variance = VarianceLaw(constant, linear, quadratic)
+    return LawOfS(len(moved), variance_law=variance, **dict(zip(_OVERALL, overall, strict=True)), **tables)
+
+
+def _columns(moved: pd.DataFrame) -> dict[str, np.ndarray]:
+    """What is summed over responses, each ``[rows]``."""
+    length, s, q = (moved[name].to_numpy(np.float64) for name in ("length", "log_ratio", "quadratic_variation"))
+    return {
+        "n": np.ones(len(moved)),
+        "L": length,
+        "L2": length**2,
+        "S": s,
+        "S2": s**2,
+        "SL": s * length,
+        "Q": q,
+        "Q_per_L": q / length,
+        "S_per_L": s / length,
+        "ratio": moved["ratio"],
+        "last": moved["quadratic_variation_last"],
+        "top": moved["quadratic_variation_top"],
+    }
+
+
+def _statistic(by_bin: Mapping[str, np.ndarray], usable: np.ndarray) -> np.ndarray:
+    """Estimates ``[..., M]`` from totals ``[..., bins]``: curves, numbers over all lengths, coefficients of Var(S)."""
+    everything = {name: column.sum(-1) for name, column in by_bin.items()}
+    curves, means = _curves(by_bin), _curves(everything)
+    means["kappa"] = -2 * everything["S"] / everything["Q"]
+    means["std_slope"] = _std_slope(by_bin, curves, usable)
+    overall = np.stack([means[name] for name in _OVERALL], -1)
+    return np.concatenate([*(curves[name] for name in _CURVES), overall, _variance_law(by_bin, curves, usable)], -1)
 
 
 def _curves(totals: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ The responses to one prompt resemble each other: the cluster is (step, prompt). 
 were recorded, with other prompts; another run takes other updates.
 """
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,6 +17,8 @@ import pandas as pd
 # Clusters are pooled at random into at most this many blocks before they are resampled. Sums of independent clusters
 # are independent, so the interval stays valid; its width is then known to 1/sqrt(2000), and the cost is bounded.
 _BLOCKS = 1000
+CONFIDENCE = 0.95
+"""Of all intervals."""
 
 
 class Estimate(NamedTuple):
@@ -25,6 +28,18 @@ class Estimate(NamedTuple):
     lower: float
     upper: float
 
+    def __format__(self, form: str) -> str:
+        value, lower, upper = (number(part, form) for part in self)
+        return f"{value} [{lower}, {upper}]"
+
+
+UNKNOWN = Estimate(math.nan, math.nan, math.nan)
+
+
+def number(value: float, form: str) -> str:
+    """A number in this format, or - where it is not known."""
+    return "-" if math.isnan(value) else format(value, form)
+
 
 def clusters(records: pd.DataFrame) -> np.ndarray:
     """Integer code ``[rows]`` of the cluster (step, prompt) of each row, from 0 without gaps."""
@@ -32,7 +47,7 @@ def clusters(records: pd.DataFrame) -> np.ndarray:
     return pd.factorize(step * np.int64(len(prompts)) + prompt)[0]
 
 
-def t_quantile(confidence: float, freedom=None):
+def t_quantile(freedom=None, confidence: float = CONFIDENCE):
     """Of Student's t, or of the normal law without ``freedom``: ``confidence`` lies between its negative and itself."""
     from scipy import stats  # here: a run that trains takes its LRE from this module, and scipy comes with an extra
 
@@ -48,14 +63,7 @@ def cluster_variance(cluster, cell, cells, residual) -> tuple[np.ndarray, np.nda
         return groups, groups / (groups - 1) * np.square(totals[..., 1]).sum(0) / totals[..., 0].sum(0) ** 2
 
 
-def clustered_bootstrap(
-    cluster,
-    columns,
-    statistic: Callable[[np.ndarray], np.ndarray],
-    rng: np.random.Generator,
-    draws: int = 400,
-    confidence: float = 0.95,
-) -> Estimate:
+def clustered_bootstrap(cluster, columns, statistic: Callable, rng: np.random.Generator, draws: int = 400) -> Estimate:
     """A function of column totals, with an interval from resampling whole clusters.
 
     The interval is value ± t · (standard deviation over the draws), with Student's t. Its degrees of freedom are those
@@ -66,19 +74,13 @@ def clustered_bootstrap(
     Args:
         cluster: ``[rows]`` codes from 0, see :func:`clusters`.
         columns: ``[rows, K]`` numbers.
-        statistic: maps totals ``[..., K]`` to ``[..., M]``; the dots run over the draws.
-        rng: source of the draws.
-        draws: how many.
-        confidence: of the interval.
-
-    Returns:
-        An :class:`Estimate` of arrays ``[M]``.
+        statistic: maps totals ``[..., K]`` to ``[..., M]``, of which the estimates are; the dots run over the draws.
+        rng, draws: source of the draws, and how many.
     """
-    columns = np.asarray(columns).T
-    return bootstrap_totals(sum_by(pool(cluster, rng), columns)[:, 0], statistic, rng, draws, confidence)
+    return bootstrap_totals(sum_by(pool(cluster, rng), np.asarray(columns).T)[:, 0], statistic, rng, draws)
 
 
-def bootstrap_totals(totals: np.ndarray, statistic: Callable, rng, draws: int, confidence: float) -> Estimate:
+def bootstrap_totals(totals: np.ndarray, statistic: Callable, rng: np.random.Generator, draws: int) -> Estimate:
     """:func:`clustered_bootstrap` from totals ``[clusters, ...]`` of any shape, which ``statistic`` gets summed."""
     count, whole = len(totals), totals.sum(0)
     value = statistic(whole)
@@ -95,7 +97,7 @@ def bootstrap_totals(totals: np.ndarray, statistic: Callable, rng, draws: int, c
         squares = np.square(influence).sum(0)
         freedom = 2 / (np.power(influence, 4).sum(0) / squares**2 - 1 / count)
     freedom = np.where(squares > 0, np.clip(freedom, 1, count - 1), count - 1)
-    half = t_quantile(confidence, freedom) * deviation * np.sqrt(count / (count - 1))
+    half = t_quantile(freedom) * deviation * np.sqrt(count / (count - 1))
     return Estimate(value, value - half, value + half)
 
 

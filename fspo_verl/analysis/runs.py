@@ -110,9 +110,7 @@ def read_run(path: Path, name: str, max_rows: int | None = None) -> Run:
     if path.is_file():
         if not _is_metrics_file(path):
             raise ValueError(f'{path} is no metrics file of verl, whose lines are {{"step": ..., "data": {{...}}}}')
-        return Run(
-            name, path, read_metrics([path]), read_records(path), None, []
-        )  # no records: nothing lies below a file
+        return Run(name, path, read_metrics([path]), read_records(path), None, [])  # no records lie below a file
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such folder or file")
 
@@ -225,7 +223,7 @@ def config_differences(runs: Sequence[Run]) -> pd.DataFrame:
     this name, or that of the run's folder, is taken out of their paths.
     """
     configured = [run for run in runs if run.config is not None]
-    table = pd.DataFrame({run.name: _flat_texts(run) for run in configured}, dtype=object).fillna(_NOT_SET)
+    table = pd.DataFrame({run.name: _flat_texts(run.config) for run in configured}, dtype=object).fillna(_NOT_SET)
     neutral = pd.DataFrame({run.name: _without_own_names(table[run.name], run) for run in configured})
     differs = (neutral.nunique(axis=1) > 1) & ~table.index.isin(_OUTPUT_KEYS)
     return table[differs].sort_index().rename_axis("key")
@@ -300,9 +298,7 @@ def _read_hydra(files: Sequence[Path]) -> tuple[dict | None, list[str]]:
 def _read_records(folder: Path, config: dict | None, max_rows: int | None) -> pd.DataFrame:
     files = _of_one_run(record_files(folder), folder, "records")
     elsewhere = _select(config, RECORDS_DIR)
-    if not files and elsewhere is not None:
-        return read_records(elsewhere, max_rows=max_rows)
-    return read_records(folder, max_rows=max_rows)
+    return read_records(folder if files or elsewhere is None else elsewhere, max_rows=max_rows)
 
 
 def _select(config: dict | None, key: str):
@@ -316,22 +312,17 @@ def _modified(file: Path) -> float:
     return file.stat().st_mtime
 
 
-def _flat_texts(run: Run) -> dict[str, str]:
-    def walk(prefix: str, value):
+def _flat_texts(config: dict, prefix: str = "") -> dict[str, str]:
+    texts = {}
+    for key, value in config.items():
         if isinstance(value, dict) and value:
-            for key, inner in value.items():
-                yield from walk(f"{prefix}.{key}" if prefix else str(key), inner)
+            texts |= _flat_texts(value, f"{prefix}{key}.")
         else:
-            yield prefix, value if isinstance(value, str) else json.dumps(value)
-
-    return dict(walk("", run.config))
+            texts[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value)
+    return texts
 
 
 def _without_own_names(texts: pd.Series, run: Run) -> pd.Series:
     """The values, the run's own names in their paths replaced; only whole parts of a path count as a name."""
     own = {run.folder.resolve().name, _select(run.config, "trainer.experiment_name")}
-
-    def neutral(text):
-        return "/".join("*" if part in own else part for part in text.split("/")) if "/" in text else text
-
-    return texts.map(neutral)
+    return texts.map(lambda t: "/".join("*" if part in own else part for part in t.split("/")) if "/" in t else t)

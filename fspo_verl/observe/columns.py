@@ -16,6 +16,8 @@ from fspo_verl import clips
 from fspo_verl.band import Band
 from fspo_verl.loss import SequenceLoss, fspo_loss
 
+_OF_SEQUENCES = ("length", "log_ratio", "quadratic_variation", "advantage", "finite")
+CLIPPED = ("clipped_upper", "clipped_lower", "clipped_dual")
 # Columns that only records hold; see :func:`token_columns`.
 LAST_TOKENS = 4
 TOP_SHARE = 100  # one token in this many
@@ -24,12 +26,8 @@ TOP_SHARE = 100  # one token in this many
 @torch.no_grad()
 def loss_columns(sequences: SequenceLoss) -> dict[str, Tensor]:
     """Columns ``[B]`` of the fspo loss; ``clipped_*`` are 0 or 1, the share of tokens that lost their gradient."""
-    return _sequence_columns(sequences) | {
-        "clipped_upper": sequences.clipped_upper,
-        "clipped_lower": sequences.clipped_lower,
-        "clipped_dual": sequences.clipped_dual,
-        "outside": sequences.outside & (sequences.length > 0),
-    }
+    columns = {name: getattr(sequences, name) for name in (*_OF_SEQUENCES, *CLIPPED)}
+    return columns | {"outside": sequences.outside & (sequences.length > 0)}
 
 
 def observed_columns(
@@ -55,24 +53,13 @@ def observed_columns(
         dropped = mask & (advantages != 0) & (gradient == 0)
         upward = torch.where(dropped, log_prob - old_log_prob, 0.0).sum(-1) > 0
         tokens = mask.sum(-1).clamp(min=1)
-        upper = (dropped & (advantages > 0)).sum(-1) / tokens
         negative = (dropped & (advantages < 0)).sum(-1) / tokens
         sequences = fspo_loss(log_prob.detach(), old_log_prob, advantages, response_mask, Band())
-        return _sequence_columns(sequences) | {
-            "clipped_upper": upper,
+        return {name: getattr(sequences, name) for name in _OF_SEQUENCES} | {
+            "clipped_upper": (dropped & (advantages > 0)).sum(-1) / tokens,
             "clipped_lower": torch.where(upward, 0.0, negative),
             "clipped_dual": torch.where(upward, negative, 0.0),
         }
-
-
-def _sequence_columns(sequences: SequenceLoss) -> dict[str, Tensor]:
-    return {
-        "length": sequences.length,
-        "log_ratio": sequences.log_ratio,
-        "quadratic_variation": sequences.quadratic_variation,
-        "advantage": sequences.advantage,
-        "finite": sequences.finite,
-    }
 
 
 @torch.no_grad()

@@ -19,10 +19,12 @@ Names must not contain "min", "max", "sum" or "total": verl would reduce by thos
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from fspo_verl.loss import MAX_LOG_RATIO
+from fspo_verl.observe.columns import CLIPPED
 
 PREFIX = "actor/fspo/"
 LENGTH_BINS = (16, 64, 256, 1024, 4096, 16384)  # default inner edges, in response tokens
@@ -78,25 +80,24 @@ def row_values(
     is_sequence = length > 0
     tokens = np.maximum(length, 1)
     ratio = np.exp(np.minimum(log_ratio, MAX_LOG_RATIO)) * is_sequence
-    clipped = columns["clipped_upper"] + columns["clipped_lower"] + columns["clipped_dual"]
+    clipped = sum(columns[name] for name in CLIPPED)
+    sigma_squared = columns["quadratic_variation"] / tokens
     per_sqrt_length = log_ratio / np.sqrt(tokens)
     values = {
         "sequence_fraction": is_sequence,
         "nonzero_advantage_fraction": advantage != 0,
         "clip_fraction": clipped,
-        "clip_fraction_upper": columns["clipped_upper"],
-        "clip_fraction_lower": columns["clipped_lower"],
-        "clip_fraction_dual": columns["clipped_dual"],
+        **{name.replace("clipped", "clip_fraction"): columns[name] for name in CLIPPED},
         "log_ratio": log_ratio,
         "log_ratio_per_token": log_ratio / tokens,
         "log_ratio_per_sqrt_length": per_sqrt_length,
         "log_ratio_per_sqrt_length_squared": per_sqrt_length**2,
-        "sigma_squared": columns["quadratic_variation"] / tokens,
+        "sigma_squared": sigma_squared,
         "ratio": ratio,
         "ratio_squared": ratio**2,
         "nonfinite_fraction": columns["finite"] == 0,
         "unmoved_fraction": is_sequence * unmoved,
-        "unmoved_sigma_squared": columns["quadratic_variation"] / tokens * unmoved,
+        "unmoved_sigma_squared": sigma_squared * unmoved,
         "rows": np.full(len(length), rows),
         # No mean can count the mini-batches of a step; but the mean of the first M odd numbers is M.
         "step_rows": np.full(len(length), rows * (2 * mini_batch + 1)),
@@ -114,8 +115,5 @@ def row_values(
 
 def _bins(length: np.ndarray, inner_edges: Sequence[int]) -> dict[str, np.ndarray]:
     edges = [1, *inner_edges]
-    bins = {
-        f"length_{low}_to_{high - 1}": (low <= length) & (length < high)
-        for low, high in zip(edges, edges[1:], strict=False)
-    }
+    bins = {f"length_{low}_to_{high - 1}": (low <= length) & (length < high) for low, high in pairwise(edges)}
     return bins | {f"length_{edges[-1]}_up": length >= edges[-1]}

@@ -11,9 +11,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from fspo_verl.band import Band
+from fspo_verl.clips import standardized, upper_quantile
 from fspo_verl.observe.metrics import PREFIX
 from fspo_verl.observe.settings import RunSettings
 
@@ -62,17 +62,13 @@ def of_records(records, settings: RunSettings | None, band: Band | None) -> Nois
     rows = records[unmoved(records["mini_batch"], settings)]
     if not len(rows):
         return None
-    length, s, q = (rows[name].to_numpy(np.float64) for name in ("length", "log_ratio", "quadratic_variation"))
+    length, q = (rows[name].to_numpy(np.float64) for name in ("length", "quadratic_variation"))
     noise = Noise(len(rows), math.sqrt((q / length).mean()))
     if band is None:
         return noise
-    low, high, _ = (edge.numpy() for edge in band.edges(torch.tensor(length), torch.tensor(q)))
-    scale = (high - low) / (band.eps_high + band.eps_low)
-    above = s - (high - band.eps_high * scale)
-    half_width = np.where(above > 0, band.eps_high, band.eps_low) * scale
-    distance = np.abs(above) / np.where(half_width > 0, half_width, 1)  # a band of width 0 is one of S = 0
-    place = len(rows) - 1 - math.floor(SHARE * len(rows))
-    return noise._replace(outside=float((distance > 1).mean()), widen=float(np.partition(distance, place)[place]))
+    score = standardized(rows, band)
+    distance = np.abs(score) / np.where(score > 0, band.eps_high, band.eps_low)  # from the centre, in half-widths
+    return noise._replace(outside=float((distance > 1).mean()), widen=upper_quantile(distance, SHARE))
 
 
 def of_metrics(metrics) -> Noise | None:
@@ -92,8 +88,7 @@ class Watch:
     """Adds up the unmoved responses of a run that trains, until their noise is known to fill the band."""
 
     def __init__(self):
-        self._responses = self._outside = 0
-        self._variance = 0.0
+        self._responses = self._outside = self._variance = 0
         self._said = False
 
     def add(self, band: Band, length, quadratic_variation, outside) -> str | None:

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 
 from fspo_verl import clips
 from fspo_verl.loss import MAX_LOG_RATIO
+from fspo_verl.observe.microbatch import MicroBatch
 from fspo_verl.observe.settings import RunSettings
 
 logger = logging.getLogger("fspo_verl")
@@ -43,10 +44,9 @@ COLUMNS = {
     "advantage": pa.float32(),  # mean over the response tokens
     "ratio": pa.float32(),  # importance-sampling ratio exp(S), capped at e^20
     "clipped": pa.float32(),  # share of the response's tokens that lost their gradient to the clip
-    "decision": pa.dictionary(
-        pa.int32(), pa.string()
-    ),  # which side of the clip took (part of) the gradient: kept (none),
-    # upper (A > 0), lower (A < 0, S low), dual (A < 0, S high); nonfinite for a response that holds NaN or inf
+    # Which side of the clip took (part of) the gradient: kept (none), upper (A > 0), lower (A < 0, S low), dual (A < 0,
+    # S high); nonfinite for a response that holds NaN or inf.
+    "decision": pa.dictionary(pa.int32(), pa.string()),
     # What single clips need; see fspo_verl.clips.
     **{column.name: pa.type_for_alias(column.dtype) for column in clips.COLUMNS},
 }
@@ -79,77 +79,60 @@ class RecordWriter:
         self._sizes: dict[Path, int] = {}
         self._said: set[str] = set()
 
-    def add(
-        self,
-        columns: dict[str, np.ndarray],
-        *,
-        step: int,
-        mini_batch: int,
-        rank: int,
-        ranks: int,
-        prompts: Sequence[str],
-        ends_mini_batch: bool,
-    ) -> None:
+    def add(self, columns: dict[str, np.ndarray], **micro_batch) -> None:
         """Take the rows of one micro-batch; after the last of a mini-batch the step's file is written anew.
 
         Args:
             columns: ``[B]`` arrays of :mod:`fspo_verl.observe.columns`, token columns included.
-            step, mini_batch, rank, ranks, prompts, ends_mini_batch: see
-                :class:`fspo_verl.observe.microbatch.MicroBatch`.
+            micro_batch: all fields of :class:`fspo_verl.observe.microbatch.MicroBatch`.
         """
+        batch = MicroBatch(**micro_batch)
         self._pending = [job for job in self._pending if not job.done()]
         if len(self._pending) >= _PENDING:
-            self._warn(f"the disk is too slow, records of step {step} are lost")
+            self._warn(f"the disk is too slow, records of step {batch.step} are lost")
             return
-        row = {"step": step, "mini_batch": mini_batch, "rank": rank}
-        self._pending.append(self._thread.submit(self._take, columns, row, ranks, prompts, ends_mini_batch))
+        self._pending.append(self._thread.submit(self._take, columns, batch))
 
     def close(self) -> None:
         """Wait until everything taken is written."""
         self._thread.shutdown()
 
-    def _take(self, columns, row: dict[str, int], ranks: int, prompts: Sequence[str], write: bool) -> None:
+    def _take(self, columns, batch: MicroBatch) -> None:
         try:
-            if row["step"] != self._step:
-                self._step, self._tables = row["step"], []
-            self._tables.append(self._table(columns, row, prompts))
-            if write:
-                self._write(row["step"], row["rank"], ranks)
+            if batch.step != self._step:
+                self._step, self._tables = batch.step, []
+            self._tables.append(self._table(columns, batch))
+            if batch.ends_mini_batch:
+                self._write(batch)
         except Exception as error:  # nothing that goes wrong here is worth a training run
-            self._warn(f"step {row['step']} of rank {row['rank']} is lost: {error}")
+            self._warn(f"step {batch.step} of rank {batch.rank} is lost: {error}")
 
-    def _table(self, columns, row: dict[str, int], prompts: Sequence[str]) -> pa.Table:
+    def _table(self, columns, batch: MicroBatch) -> pa.Table:
         chosen = columns["length"] > 0
         if self.fraction < 1:
             # By prompt, so that groups stay whole, and by its id alone, so that all ranks choose alike.
-            draw = np.array([zlib.crc32(prompt.encode()) / 2**32 for prompt in prompts])
+            draw = np.array([zlib.crc32(prompt.encode()) / 2**32 for prompt in batch.prompts])
             chosen &= draw < self.fraction
         sides = {side: columns[f"clipped_{side}"] for side in ("upper", "lower", "dual")}
-        decision = np.select(
-            [columns["finite"] == 0, *(share > 0 for share in sides.values())], ["nonfinite", *sides], "kept"
-        )
-        values = columns | {name: np.full(len(chosen), value) for name, value in row.items()}
+        is_so = [columns["finite"] == 0, *(share > 0 for share in sides.values())]
+        values = columns | {name: np.full(len(chosen), getattr(batch, name)) for name in ("step", "mini_batch", "rank")}
         values |= {
-            "prompt": np.array(prompts, dtype=object),
+            "prompt": np.array(batch.prompts, dtype=object),
             "ratio": np.exp(np.minimum(columns["log_ratio"], MAX_LOG_RATIO)),
             "clipped": sum(sides.values()),
-            "decision": decision.astype(object),
+            "decision": np.select(is_so, ["nonfinite", *sides], "kept").astype(object),
         }
-        arrays = []
-        for name, dtype in COLUMNS.items():
-            if pa.types.is_dictionary(dtype):
-                arrays.append(pa.array(values[name][chosen], pa.string()).cast(dtype))
-            else:
-                arrays.append(pa.array(values[name][chosen].astype(dtype.to_pandas_dtype())))
+        arrays = [pa.array(values[name][chosen], dtype) for name, dtype in COLUMNS.items()]
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
-    def _write(self, step: int, rank: int, ranks: int) -> None:
-        file = self.folder / _FILE.format(step=step, rank=rank)
+    def _write(self, batch: MicroBatch) -> None:
+        file = self.folder / _FILE.format(step=batch.step, rank=batch.rank)
         if not self._sizes:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._make_room(step, rank, ranks)
+            self._make_room(batch)
         if file not in self._sizes and sum(self._sizes.values()) > self.limit_bytes:
-            self._warn(f"records_limit_mb is reached, nothing is recorded from step {step} of rank {rank} on")
+            where = f"step {batch.step} of rank {batch.rank}"
+            self._warn(f"records_limit_mb is reached, nothing is recorded from {where} on")
             return
         unfinished = self.folder / f".{file.name}.{os.getpid()}"
         try:
@@ -160,18 +143,18 @@ class RecordWriter:
         finally:
             unfinished.unlink(missing_ok=True)
 
-    def _make_room(self, step: int, rank: int, ranks: int) -> None:
+    def _make_room(self, batch: MicroBatch) -> None:
         """Remove what a run that goes on from a checkpoint does again, maybe on fewer ranks.
 
         Raises:
             ValueError: the folder holds records of another run; none is removed, and none will be added.
         """
         mine = [
-            (found_step, file)
-            for found_step, found_rank, file in sorted(_numbered(self.folder.iterdir()))
-            if found_rank == rank or (rank == 0 and found_rank >= ranks)
+            (step, file)
+            for step, rank, file in sorted(_numbered(self.folder.iterdir()))
+            if rank == batch.rank or (batch.rank == 0 and rank >= batch.ranks)
         ]
-        superseded = [file for found_step, file in mine if found_step >= step]
+        superseded = [file for step, file in mine if step >= batch.step]
         # Besides those in the way one more, as a folder holds the records of one run.
         if other := of_another_run([*(file for _, file in mine[:1]), *superseded], self._run):
             raise ValueError(f"{other} is of another run, so nothing is recorded; choose another records_dir")

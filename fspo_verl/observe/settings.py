@@ -41,8 +41,7 @@ class RunSettings:
 
     def to_json(self) -> dict:
         """Plain values by field."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return values | {"band": self.band and self.band.values()}
+        return vars(self) | {"band": self.band and self.band.values()}
 
     @staticmethod
     def from_json(data: Mapping) -> "RunSettings":

@@ -14,17 +14,20 @@ from scipy.stats import norm
 from simulated_records import assert_covered, frame, group_lengths, holds, simulate_run
 
 from fspo_verl import cli
-from fspo_verl.analysis import band_fit, calibrate, clip_rates
+from fspo_verl.analysis import band_fit, clip_rates
+from fspo_verl.analysis.calibrate import calibrate
+from fspo_verl.analysis.coarse import coarse
 from fspo_verl.band import Band
 from fspo_verl.clips import BandClip, standardized, upper_quantile
 from fspo_verl.config import FSPOPolicyLossConfig
+from fspo_verl.report import calibration
 
 SEEDS = 200
 
 
 def calibrated(records, target=0.1, seed=0, **kwargs):
     # A stream of its own: resampling with the very numbers that made the records would follow them.
-    return calibrate.calibrate(records, target, np.random.default_rng([seed, 1]), **kwargs)
+    return calibrate(records, target, np.random.default_rng([seed, 1]), **kwargs)
 
 
 def write_records(folder, records, loss="fspo"):
@@ -97,7 +100,7 @@ def test_the_suggested_bands_clip_the_target_on_both_sides():
     for found in result.fits:
         assert found.eps_low.lower < found.eps_low.value < found.eps_low.upper
         assert found.eps_high.lower < found.eps_high.value < found.eps_high.upper
-        overrides = calibrate.overrides(found.band)
+        overrides = calibration.overrides(found.band)
         assert overrides["eps_dual"] == pytest.approx(3 * overrides["eps_high"])
         method = BandClip("band", "", FSPOPolicyLossConfig(**overrides))
         assert Band(**Band.fields_in(vars(method.band))) == found.band
@@ -301,9 +304,9 @@ def pasted(out):
     """The overrides of each printed block, as a shell would pass them on."""
     blocks = out.replace(" \\\n", " ").splitlines()
     return [
-        dict(item.removeprefix(calibrate.KEY).split("=") for item in line.split())
+        dict(item.removeprefix(calibration.KEY).split("=") for item in line.split())
         for line in blocks
-        if line.startswith(("  " + calibrate.KEY, "  +"))
+        if line.startswith(("  " + calibration.KEY, "  +"))
     ]
 
 
@@ -322,12 +325,12 @@ def test_prints_overrides_that_give_the_rate_and_writes_them_as_json(tmp_path, c
     recommended = result["fits"][result["recommended"]]
     assert result["source"] == "records" and result["responses"] == (records.advantage != 0).sum()
     assert out.startswith(
-        f"run: recommended is {recommended['name']}, which clips 0.05 on each side\n\n  {calibrate.KEY}"
+        f"run: recommended is {recommended['name']}, which clips 0.05 on each side\n\n  {calibration.KEY}"
     )
     blocks = pasted(out)
     assert len(blocks) == len(band_fit.SHAPES)
     assert numbers(blocks[0]) == {
-        name.removeprefix(calibrate.KEY): value for name, value in recommended["overrides"].items()
+        name.removeprefix(calibration.KEY): value for name, value in recommended["overrides"].items()
     }
     for overrides in blocks:
         clipped = BandClip("", "", FSPOPolicyLossConfig(**numbers(overrides))).clipped(records)
@@ -456,7 +459,7 @@ def gaussian_run(rng, steps=40, rows=800, mini_batches=4, sigma=0.02):
 def test_metrics_alone_give_nearly_the_band_of_the_records(epochs):
     records = gaussian_run(np.random.default_rng(0))
     config = {"actor_rollout_ref": {"actor": {"ppo_epochs": epochs}}}
-    result = calibrate.coarse(metrics_of(records, epochs), config, 0.1)
+    result = coarse(metrics_of(records, epochs), config, 0.1)
     score = standardized(records, Band())
     assert result.moved == pytest.approx(0.75)
     assert result.eps_high == pytest.approx(upper_quantile(score, 0.1), rel=0.05)
@@ -465,12 +468,12 @@ def test_metrics_alone_give_nearly_the_band_of_the_records(epochs):
     moved = records[records.quadratic_variation > 0]
     sigma = math.sqrt((moved.quadratic_variation / moved.length).mean())
     assert result.spread == pytest.approx(sigma * math.sqrt(399), rel=0.05)
-    assert FSPOPolicyLossConfig(**calibrate.overrides(result.band)).band_center == "zero"
+    assert FSPOPolicyLossConfig(**calibration.overrides(result.band)).band_center == "zero"
 
 
 def test_metrics_that_do_not_tell_who_moved():
     metrics = metrics_of(gaussian_run(np.random.default_rng(0), mini_batches=1000))  # all but two have moved
-    result = calibrate.coarse(metrics.drop(columns="actor/fspo/rows").iloc[[20]], None, 0.1)
+    result = coarse(metrics.drop(columns="actor/fspo/rows").iloc[[20]], None, 0.1)
     assert result.moved is None
     mean, square = (metrics.iloc[20][f"actor/fspo/log_ratio_per_sqrt_length{x}"] for x in ("", "_squared"))
     assert result.eps_high == pytest.approx(norm.isf(0.1, mean, math.sqrt(square - mean**2)))
@@ -486,7 +489,7 @@ def test_the_command_falls_back_on_metrics(tmp_path, capsys):
     (overrides,) = pasted(out)
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["source"] == "metrics"
-    assert numbers(overrides) == {name.removeprefix(calibrate.KEY): v for name, v in result["overrides"].items()}
+    assert numbers(overrides) == {name.removeprefix(calibration.KEY): v for name, v in result["overrides"].items()}
     code, _, err = run_cli(capsys, tmp_path, "--target-clip-rate", 0.5)
     assert code == 2 and "no band with centre 0 clips 0.5 of the responses" in err
 
@@ -494,4 +497,4 @@ def test_the_command_falls_back_on_metrics(tmp_path, capsys):
 def test_metrics_of_a_run_that_never_moved():
     metrics = metrics_of(gaussian_run(np.random.default_rng(0), sigma=0.0))
     with pytest.raises(ValueError, match="no recorded response has moved"):
-        calibrate.coarse(metrics, None, 0.1)
+        coarse(metrics, None, 0.1)

@@ -20,7 +20,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers import engine_workers
 
 import fspo_verl.register
-from fspo_verl.analysis import calibrate
+from fspo_verl.analysis.calibrate import calibrate
 from fspo_verl.analysis.runs import Run
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
@@ -28,7 +28,7 @@ from fspo_verl.observe import noise
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.preflight import doctor
-from fspo_verl.report import page
+from fspo_verl.report import calibration, page
 from fspo_verl.report.numbers import noise_of
 
 UNMOVED = ("unmoved_fraction", "unmoved_sigma_squared", "unmoved_outside_fraction")
@@ -273,11 +273,11 @@ def test_calibrate_and_report_tell_the_noise(sigma, warned, tmp_path):
     records = noisy(sigma)
     records.attrs = {"settings": RunSettings("fspo", Band()), "rows": len(records)}
     run = Run("run", tmp_path, pd.DataFrame(), records, None, [])
-    calibration = calibrate.calibrate(records, 0.1, np.random.default_rng(0))
-    text = calibration.text(run)
-    assert f"numerical noise     {calibration.noise.sigma:.2g} per token, of 1,000 responses" in text
-    assert calibration.noise.sigma == pytest.approx(sigma, rel=1e-3)
-    assert any("numerical noise" in warning for warning in calibration.warnings) == warned
+    calibrated = calibrate(records, 0.1, np.random.default_rng(0))
+    text = calibration.text(calibrated, run)
+    assert f"numerical noise     {calibrated.noise.sigma:.2g} per token, of 1,000 responses" in text
+    assert calibrated.noise.sigma == pytest.approx(sigma, rel=1e-3)
+    assert any("numerical noise" in warning for warning in calibrated.warnings) == warned
     sentence = page._noise_sentence(run, noise_of(run))
     assert f"σ = {sigma:.2g}, from 1,000 responses" in sentence and ("eps lies below" in sentence) == warned
 

@@ -1,0 +1,108 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""From the live metrics of a run, where there are no records, to a band that clips about a target share."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from omegaconf import OmegaConf
+from scipy import optimize, stats
+
+from fspo_verl.analysis.calibrate import NOTHING_MOVED
+from fspo_verl.analysis.runs import RECORDS_DIR
+from fspo_verl.band import Band
+from fspo_verl.observe import noise
+from fspo_verl.observe.metrics import NAMES, PREFIX
+from fspo_verl.observe.noise import Noise
+
+_MEAN, _SQUARE = (f"{PREFIX}log_ratio_per_sqrt_length{which}" for which in ("", "_squared"))
+
+
+@dataclass(frozen=True)
+class Coarse:
+    """What :func:`coarse` finds."""
+
+    target: float
+    steps: int
+    moved: float | None  # share of the responses that move at all, mean over steps; None if the metrics do not tell
+    eps_low: float
+    eps_high: float
+    kappa: float
+    spread: float  # sigma·sqrt(L) at the longest response
+    noise: Noise | None
+
+    @property
+    def band(self) -> Band:
+        """With eps in two digits."""
+        low, high = (float(f"{eps:.2g}") for eps in (self.eps_low, self.eps_high))
+        return Band(low, high, float(f"{3 * high:.6g}"))
+
+
+def coarse(metrics: pd.DataFrame, config: dict | None, target: float) -> Coarse:
+    """Band with centre 0 and width sqrt(L) from live metrics alone.
+
+    Each step contributes the Gaussian that has the mean and the mean square of S/sqrt(L) of its responses; the band is
+    the one beyond which the steps have the target share on average. The first mini-batch of a rollout has not moved:
+    its rows are taken out of the means, where the metrics tell its share (rows of a mini-batch over rows of a step,
+    these from the token counts, and over ``ppo_epochs`` of the config).
+
+    Raises:
+        ValueError: the metrics are not there, nothing moved, or too little moved for the target.
+    """
+    missing = [name for name in (_MEAN, _SQUARE) if name not in metrics]
+    if missing:
+        raise ValueError(
+            f"there are no records, and the metrics lack {', '.join(missing)}: train with "
+            f"+algorithm.policy_loss=fspo, and with {RECORDS_DIR}=DIR for the full answer"
+        )
+    metrics = metrics.dropna(subset=[_MEAN, _SQUARE])
+    if not (metrics[_SQUARE] > 0).any():
+        raise ValueError(NOTHING_MOVED)
+    known = _moving_share(metrics, config)
+    moving = 1.0 if known is None else known
+    share = metrics.get(f"{PREFIX}sequence_fraction", 1.0) * moving
+    mean = (metrics[_MEAN] / share).to_numpy()
+    spread = np.sqrt(np.maximum(metrics[_SQUARE] / share - mean**2, 0)).to_numpy()
+    moved = np.where(spread > 0, moving, 0.0)
+    drift, variance = (metrics.reindex(columns=NAMES[name]).mean().item() for name in ("drift", "sigma_squared"))
+    longest = metrics.reindex(columns=NAMES["longest"]).max().item()
+    return Coarse(
+        target=target,
+        steps=len(metrics),
+        moved=None if known is None else float(np.mean(moved)),
+        eps_low=_eps(-mean, spread, moved, target, "below"),
+        eps_high=_eps(mean, spread, moved, target, "above"),
+        kappa=float(-2 * drift / variance),
+        spread=math.sqrt(variance / np.mean(moved) * longest),
+        noise=noise.of_metrics(metrics),
+    )
+
+
+def _eps(mean: np.ndarray, spread: np.ndarray, moved: np.ndarray, target: float, where: str) -> float:
+    """The number beyond which the target share lies, of Gaussians ``[steps]`` that hold the share ``moved`` each."""
+
+    def excess(eps: float) -> float:
+        return np.mean(moved * stats.norm.sf(eps, mean, np.where(spread > 0, spread, 1.0))) - target
+
+    if excess(0.0) <= 0:
+        raise ValueError(
+            f"no band with centre 0 clips {target:g} of the responses {where} it: only {excess(0.0) + target:.1%} lie "
+            "there; lower the target, or actor_rollout_ref.actor.ppo_mini_batch_size"
+        )
+    return optimize.brentq(excess, 0.0, np.max(np.abs(mean) + 40 * spread))
+
+
+def _moving_share(metrics: pd.DataFrame, config: dict | None) -> pd.Series | None:
+    """Share of each step's responses that are not in the first mini-batch of the rollout; None if it cannot be told.
+
+    1 where a step has one mini-batch only: what moved there did not move by updates.
+    """
+    needed = [f"{PREFIX}rows", *(name for key in ("tokens", "prompt_length", "response_length") for name in NAMES[key])]
+    if not set(needed) <= set(metrics):
+        return None
+    mini_batch, tokens, prompt, response = (metrics[name] for name in needed)
+    epochs = OmegaConf.select(OmegaConf.create(config or {}), "actor_rollout_ref.actor.ppo_epochs", default=1)
+    unmoved = mini_batch / (tokens / (prompt + response) * epochs)
+    return 1 - unmoved.where(unmoved < 0.999, 0.0)
