@@ -135,13 +135,18 @@ def hidden_files(_launch: Launch) -> Iterator[Finding]:
         yield error(f"{hidden} is not read", why, f"rename {Path(hidden).name}")
 
 
+def _selected(launch: Launch) -> tuple[list[composition.Part], dict[str, object]]:
+    """The packaged files of the group, in the order in which they were merged, and what they set by key."""
+    group = [part for part in launch.parts if part.is_own and part.name.startswith(f"{GROUP}/")]
+    return group, dict(leaf for part in group for leaf in composition.leaves(part.content).items())
+
+
 def lost_to_group(launch: Launch) -> Iterator[Finding]:
     """A value in a config file of the user's that the selected group, merged after that file, replaces."""
-    group = [part for part in launch.parts if part.is_own and part.name.startswith(f"{GROUP}/")]
+    group, sets = _selected(launch)
     if not group:
         return
     final = composition.leaves(launch.config)
-    sets = dict(leaf for part in group for leaf in composition.leaves(part.content).items())
     before = launch.parts[: launch.parts.index(group[0])]
     for part in (part for part in before if part.is_of_user):
         lost = {
@@ -176,25 +181,16 @@ def _is_verls_own(part: composition.Part, key: str, value) -> bool:
 
 def overridden_group(launch: Launch) -> Iterator[Finding]:
     """A leftover ``loss_mode`` that beats the selected group."""
-    choice = _choice()
-    selected = choice and _loss_mode_of_group(choice)
-    if selected and launch.loss_mode != selected:
+    group, sets = _selected(launch)
+    choice, selected = _choice(), sets.get(f"{POLICY_LOSS}.loss_mode")
+    packaged = any(part.name == f"{GROUP}/{choice}" for part in group)
+    if packaged and selected and launch.loss_mode != selected:
         yield error(
             f"{POLICY_LOSS}.loss_mode={launch.loss_mode!r} overrides {GROUP}={choice}, which sets loss_mode={selected}",
             "the leftover value would train",
             f"{POLICY_LOSS}.loss_mode={selected}, or remove the leftover (of two overrides the last one counts), or "
             f"select another {GROUP}",
         )
-
-
-def _loss_mode_of_group(option: str) -> str | None:
-    """The ``loss_mode`` that an option of the packaged group sets, itself or by what it inherits."""
-    file = resources.files("fspo_verl.configs") / GROUP / f"{option}.yaml"
-    if not file.is_file():
-        return None
-    group = OmegaConf.create(file.read_text())
-    own = OmegaConf.select(group, f"{POLICY_LOSS}.loss_mode")
-    return own or next(filter(None, map(_loss_mode_of_group, group.get("defaults", []))), None)
 
 
 def used_records_dir(launch: Launch) -> Iterator[Finding]:

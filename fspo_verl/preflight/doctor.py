@@ -28,6 +28,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from statistics import NormalDist
 
@@ -209,8 +210,6 @@ def with_config(module: str, arguments: list[str], look: Callable):
 
 def installation() -> Iterator[Finding]:
     """Versions, and whether verl and Hydra find this package here."""
-    from importlib import metadata
-
     from fspo_verl.preflight import contract
 
     found = {package: versions.installed(package) for package in versions.TESTED}
