@@ -28,6 +28,7 @@ from omegaconf import OmegaConf
 from fspo_verl import terminal, versions
 from fspo_verl.preflight import sources
 from fspo_verl.preflight.launch import Finding
+from fspo_verl.preflight.loss_history import TRACKER
 
 PARTS = {
     "loss": "the policy loss and its metrics, in every worker",
@@ -100,19 +101,13 @@ def _missing(symbol: str) -> str | None:
 
 def _get(symbol: str):
     """The module, class or function of a dotted name."""
-    words = symbol.split(".")
-    for length in range(len(words), 0, -1):
-        name = ".".join(words[:length])
-        try:
-            found = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if not error.name or not f"{name}.".startswith(f"{error.name}."):
-                raise  # the module is there, something that it imports is not
-            continue
-        for word in words[length:]:
-            found = getattr(found, word)
-        return found
-    raise ImportError(f"No module named {words[0]!r}")
+    try:
+        return importlib.import_module(symbol)
+    except ModuleNotFoundError as error:
+        if "." not in symbol or not f"{symbol}.".startswith(f"{error.name}."):
+            raise  # the module is there, something that it imports is not
+    owner, name = symbol.rsplit(".", 1)
+    return getattr(_get(owner), name)
 
 
 def _nodes(tree: ast.AST, kind: type) -> list:
@@ -337,8 +332,6 @@ def _refuses_bad_batches() -> Iterator[str]:
 
 
 def _finds_checkpoints() -> Iterator[str]:
-    from fspo_verl.preflight.loss_history import TRACKER
-
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, TRACKER).write_text("7")
         Path(folder, "global_step_7").mkdir()
