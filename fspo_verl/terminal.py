@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Labelled lines on the standard output: in columns and colours on a terminal, as plain lines in a pipe."""
 
+import contextlib
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 
 COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim", "fix:": "green"}
 
@@ -29,3 +31,11 @@ def show(rows: Sequence[tuple[str, ...]], widths: Sequence[int]) -> None:
     for row in rows:
         table.add_row(*(Text(cell, COLOURS.get(row[0], "") if i == 0 else "") for i, cell in enumerate(row)))
     Console(highlight=False).print(table)
+
+
+@contextlib.contextmanager
+def reserved() -> Iterator[None]:
+    """Keep the standard output for this package: what others print goes to stderr, and what they warn of nowhere."""
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -21,13 +21,13 @@ REGISTER = ("register.py",)
 METRICS, COLUMNS, RECORDS, MICROBATCH = (
     (f"observe/{name}.py",) for name in ("metrics", "columns", "records", "microbatch")
 )
-CHECKS, COMPOSITION, HISTORY = ((f"preflight/{name}.py",) for name in ("checks", "composition", "loss_history"))
+LAUNCH, COMPOSITION, HISTORY = ((f"preflight/{name}.py",) for name in ("launch", "composition", "loss_history"))
 RESAMPLING = ("analysis/resampling.py",)
 TESTS = [
     f"tests/{name}.py" for name in ("test_loss", "test_policy_loss", "observe/test_columns", "observe/test_records")
 ]
 TESTS_OF = {  # files with tests of their own, which are long: those that a planted fault is for
-    CHECKS: ["tests/preflight/test_launch.py", "-k", "fully_asynchronous_trainer"],
+    LAUNCH: ["tests/preflight/test_launch.py", "-k", "fully_asynchronous_trainer"],
     COMPOSITION: ["tests/preflight/test_launch_table.py", "-k", "hidden"],
     HISTORY: ["tests/preflight/test_launch.py", "-k", "kept_for_resumes or step_of_a_checkpoint"],
     RESAMPLING: ["tests/analysis/test_fairness.py", "-k", "students_t"],
@@ -110,7 +110,7 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("padding recorded", RECORDS, 'columns["length"] > 0', 'columns["length"] >= 0'),
     ("records of another run replaced", RECORDS, ' or settings.get("run") != run', ""),
     ("damaged pages read", RECORDS, "page_checksum_verification=True", "page_checksum_verification=False"),
-    ("asynchronous steps without require_batches", CHECKS, "self.rounds_per_sync * fully_async.require_batches *",
+    ("asynchronous steps without require_batches", LAUNCH, "self.rounds_per_sync * fully_async.require_batches *",
      "self.rounds_per_sync *"),
     ("hidden files of a group passed over", COMPOSITION,
      "here + [n for name in source.list(folder, ObjectType.GROUP) for n in _config_names(source, prefix + name)]",

@@ -3,16 +3,16 @@
 """Checks of a composed launch config: functions from a launch to findings; :func:`findings` runs them all.
 
 Both the launch itself (:mod:`fspo_verl.preflight.hook`) and ``fspo-verl doctor`` run this list. Imported while verl is
-only partly imported; hence ``import a.b.c``, and ``fspo_verl.config`` only inside functions.
+only partly imported; hence modules are imported whole, and ``fspo_verl.config`` only inside functions.
 """
 
 import dataclasses
 import difflib
+import functools
 import math
 import re
 import shlex
 from collections.abc import Iterator
-from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from statistics import NormalDist
@@ -21,16 +21,13 @@ import verl.trainer.ppo.core_algos
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-import fspo_verl.loss
-import fspo_verl.observe.records
-import fspo_verl.preflight.composition
-import fspo_verl.preflight.loss_history
-import fspo_verl.preflight.sources
+from fspo_verl.band import Band
+from fspo_verl.observe import records
+from fspo_verl.preflight import composition, loss_history, sources
+from fspo_verl.preflight.launch import ACTOR, GROUP, POLICY_LOSS, SEVERITIES, Finding, Launch, by_severity
 
-SEVERITIES = ("error", "warning", "note")
-GROUP = "algorithm.policy_loss"
-ACTOR = "actor_rollout_ref.actor"
-POLICY_LOSS = f"{ACTOR}.policy_loss"
+# What a check yields; _run gives it the check's name.
+error, warning, note = (functools.partial(Finding, severity, "") for severity in SEVERITIES)
 # verl's defaults (ActorConfig): any other value next to fspo is taken for an attempt to set its clip range.
 _CLIP_RATIO_DEFAULTS = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0}
 _GRAD_CLIP_DEFAULT = 1.0
@@ -41,132 +38,6 @@ _MOST, _RARE = 0.4, 1e-6  # share of responses beyond an edge that has lost its 
 _TOKEN_RANGE = 0.01  # a token-level ratio range below this is one of GSPO's, meant for the mean over a response
 # Of seq-mean-token-sum-norm over max_response_length; the quickstart's runs had 0.02 to 0.18.
 _USUAL_GRAD_NORM = 0.1
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """One thing to know about a launch."""
-
-    severity: str
-    """``error`` (fails, or trains something else than it says), ``warning`` (works against the method) or ``note``."""
-
-    check: str
-    """Name of the check, for programs."""
-
-    what: str
-    why: str = ""
-    fix: str = ""
-    """What mends it: the override itself where there is one."""
-
-    def __str__(self) -> str:
-        return "; ".join(part for part in (": ".join(filter(None, (self.what, self.why))), self.fix) if part)
-
-
-@dataclasses.dataclass(frozen=True)
-class Launch:
-    """What the checks read: a composed config with ``actor_rollout_ref.actor``, and what follows from it."""
-
-    config: DictConfig
-
-    @cached_property
-    def parts(self) -> list["fspo_verl.preflight.composition.Part"]:
-        """The files that the config was composed from; see :func:`fspo_verl.preflight.composition.parts`."""
-        return fspo_verl.preflight.composition.parts()
-
-    @property
-    def actor(self) -> DictConfig:
-        return self.config.actor_rollout_ref.actor
-
-    @property
-    def policy_loss(self) -> DictConfig:
-        return self.actor.policy_loss
-
-    @property
-    def loss_mode(self) -> str:
-        return self.policy_loss.get("loss_mode", "vanilla")
-
-    @property
-    def is_fspo(self) -> bool:
-        return self.loss_mode == "fspo"
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether the launch selected one of this package's losses or observations; others are not checked."""
-        return self.is_fspo or str(self.policy_loss.get("_target_", "")).startswith("fspo_verl.")
-
-    @property
-    def max_response_length(self) -> int | None:
-        return OmegaConf.select(self.config, "data.max_response_length")
-
-    @property
-    def typical_lengths(self) -> list[int]:
-        """Response lengths at which to look at a band, up to the longest of this launch."""
-        return [*(n for n in (64, 256, 1024, 4096, 16384) if n < self.max_response_length), self.max_response_length]
-
-    @cached_property
-    def band(self) -> "fspo_verl.band.Band":
-        """The clip band of an fspo launch.
-
-        Raises:
-            ValueError: a field has a bad value.
-        """
-        from fspo_verl.config import FSPOPolicyLossConfig
-
-        return FSPOPolicyLossConfig(**fspo_verl.band.Band.fields_in(self.policy_loss))
-
-    @property
-    def half_widths(self) -> dict[str, float]:
-        """Config key of each clip edge to its distance from the centre at the longest response, in nats of S.
-
-        Empty where the data decide, and for losses that clip tokens.
-        """
-        longest, actor = self.max_response_length, self.actor
-        if longest and self.is_fspo and self.band.band_width == "length":
-            scale = longest**self.band.length_power
-            return {f"{POLICY_LOSS}.{side}": getattr(self.band, side) * scale for side in ("eps_low", "eps_high")}
-        if longest and self.loss_mode == "gspo":  # clips S/L
-            lowest = -math.log1p(-actor.clip_ratio_low) if actor.clip_ratio_low < 1 else math.inf
-            highest = math.log1p(actor.clip_ratio_high)
-            return {f"{ACTOR}.clip_ratio_low": lowest * longest, f"{ACTOR}.clip_ratio_high": highest * longest}
-        return {}
-
-    @property
-    def rounds_per_sync(self) -> int | None:
-        """Rounds of old log-probs and update between two weight syncs of an asynchronous trainer; None in others."""
-        if (fully_async := OmegaConf.select(self.config, "async_training")) is not None:
-            return fully_async.trigger_parameter_sync_step
-        if not OmegaConf.select(self.config, "trainer.use_v1"):
-            return None
-        v1 = self.config.trainer.v1
-        return v1.separate_async.parameter_sync_step if v1.trainer_mode == "separate_async" else None
-
-    @property
-    def rollout_pool(self) -> DictConfig | None:
-        """Nodes and GPUs that only generate (``nnodes``, ``n_gpus_per_node``); None where those that train do."""
-        if OmegaConf.select(self.config, "rollout.n_gpus_per_node") is not None:
-            return self.config.rollout  # fully-async and one-step-off
-        return None if self.rounds_per_sync is None else self.config.actor_rollout_ref.rollout
-
-    @property
-    def prompts_per_rollout(self) -> int | None:
-        """Prompts between two refreshes of the policy that responses are compared with; None if unknown."""
-        if (fully_async := OmegaConf.select(self.config, "async_training")) is not None:
-            return self.rounds_per_sync * fully_async.require_batches * self.actor.ppo_mini_batch_size
-        return OmegaConf.select(self.config, "data.train_batch_size")
-
-    @property
-    def optimizer_steps_per_rollout(self) -> int | None:
-        """Optimiser steps between two refreshes of the policy that responses are compared with; None if unknown.
-
-        verl fills the last mini-batch with padding.
-        """
-        prompts = self.prompts_per_rollout
-        return prompts and -(-prompts // self.actor.ppo_mini_batch_size) * self.actor.ppo_epochs
-
-    @property
-    def bypasses(self) -> bool:
-        """Whether the rollout engine's log-probs are taken as those of the old policy."""
-        return bool(OmegaConf.select(self.config, "algorithm.rollout_correction.bypass_mode"))
 
 
 def findings(config: DictConfig) -> list[Finding]:
@@ -180,19 +51,10 @@ def findings(config: DictConfig) -> list[Finding]:
     if launch.is_ours:
         found += _run(_PACKAGE_LAUNCH, launch)
     if launch.is_fspo:
-        found += (errors := _run(_BAND_FIELDS, launch)) or _run(_FSPO_LAUNCH, launch)
-        if not errors:
-            found += _run((band_in_effect,), launch)
+        found += _run(_BAND_FIELDS, launch) or _run(_FSPO_LAUNCH, launch)
     elif launch.is_ours or launch.loss_mode == "gspo":
         found += _run(_BASELINE_LAUNCH, launch)
-    if launch.is_ours and not launch.is_fspo:
-        found.append(loss_in_effect(launch))
     return by_severity(found)
-
-
-def by_severity(found: list[Finding]) -> list[Finding]:
-    """The findings, errors first, then warnings, then notes."""
-    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def _run(checks, launch: Launch) -> list[Finding]:
@@ -200,9 +62,9 @@ def _run(checks, launch: Launch) -> list[Finding]:
     found = []
     for check in checks:
         try:
-            found += check(launch)
-        except (ArithmeticError, TypeError, ValueError) as error:
-            what = f"{check.__name__} cannot judge this config: {type(error).__name__}: {error}"
+            found.extend(dataclasses.replace(f, check=f.check or check.__name__) for f in check(launch))
+        except (ArithmeticError, TypeError, ValueError) as problem:
+            what = f"{check.__name__} cannot judge this config: {type(problem).__name__}: {problem}"
             why = "a value in it is of another kind than verl expects, such as a text or 0 for a number"
             fix = f"look for it in {ACTOR}, data and trainer"
             found.append(Finding("error", "unjudged", what, why, fix))
@@ -214,11 +76,9 @@ def _run(checks, launch: Launch) -> list[Finding]:
 
 def dead_group_value(launch: Launch) -> Iterator[Finding]:
     """A plain value where the config group is meant: verl reads no such key."""
-    value = OmegaConf.select(launch.config, GROUP)
+    value = launch.get(GROUP)
     if value is not None:
-        yield Finding(
-            "error",
-            "dead_group_value",
+        yield error(
             f"{GROUP}={value!r} is a plain value in this config",
             f"verl reads no such key and would train loss_mode={launch.loss_mode!r}",
             f"select the config group instead: on the command line +{GROUP}={value}, or in your YAML "
@@ -230,90 +90,83 @@ def no_section(launch: Launch) -> Iterator[Finding]:
     """A value where the section ``policy_loss`` belongs."""
     section = launch.actor.get("policy_loss")
     if not OmegaConf.is_dict(section):
-        yield Finding(
-            "error",
-            "no_section",
-            f"{POLICY_LOSS}={section!r} is no section",
-            "verl finds no loss_mode there",
-            f"remove it, and add +{GROUP}=fspo",
-        )
+        what = f"{POLICY_LOSS}={section!r} is no section"
+        yield error(what, "verl finds no loss_mode there", f"remove it, and add +{GROUP}=fspo")
 
 
 def near_miss(launch: Launch) -> Iterator[Finding]:
     """A key that looks like the selection of a loss, or a field of one, in a place that nothing reads."""
     from fspo_verl.config import Observation
 
-    fields = {field.name for kind in (fspo_verl.band.Band, Observation) for field in dataclasses.fields(kind)}
+    fields = {field.name for kind in (Band, Observation) for field in dataclasses.fields(kind)}
     losses = {file.name.removesuffix(".yaml") for file in (resources.files("fspo_verl.configs") / GROUP).iterdir()}
-    for key, value in fspo_verl.preflight.composition.leaves(launch.config).items():
+    for key, value in composition.leaves(launch.config).items():
         # Read elsewhere: the section itself, the group's name as a value, the losses that distillation names.
         if key == GROUP or key.startswith((f"{POLICY_LOSS}.", f"{GROUP}.", "distillation.")):
             continue
-        name = re.split("[./@]", key)[-1].lower()
-        selects = "loss" in name and str(value).lower() in losses
-        if selects or difflib.SequenceMatcher(None, name, "policy_loss").ratio() > 0.8:
-            fix = f"+{GROUP}={str(value).lower() if str(value).lower() in losses else 'fspo'} instead of it"
+        name, loss = re.split("[./@]", key)[-1].lower(), str(value).lower()
+        if ("loss" in name and loss in losses) or difflib.SequenceMatcher(None, name, "policy_loss").ratio() > 0.8:
+            fix = f"+{GROUP}={loss if loss in losses else 'fspo'} instead of it"
         elif name in fields:
             fix = f"{POLICY_LOSS}.{name}={value} instead of it"
         else:
             continue
-        what = f"{key}={value!r} selects and sets nothing"
         why = f"verl reads no such key and would train loss_mode={launch.loss_mode!r}"
-        yield Finding("error", "near_miss", what, why, fix)
+        yield error(f"{key}={value!r} selects and sets nothing", why, fix)
 
 
 def missing_choice(launch: Launch) -> Iterator[Finding]:
     """``optional algorithm.policy_loss: NAME`` with a name that no file has: Hydra passes over it."""
-    if not HydraConfig.initialized():
-        return
-    choice = HydraConfig.get().runtime.choices.get(GROUP)
+    choice = _choice()
     if choice and not any(part.name == f"{GROUP}/{choice}" for part in launch.parts):
         what = f"{GROUP}={choice} is optional in the defaults list, and no file has that name"
-        yield Finding("error", "missing_choice", what, "nothing is selected", f"{GROUP}: fspo without `optional`")
+        yield error(what, "nothing is selected", f"{GROUP}: fspo without `optional`")
+
+
+def _choice() -> str | None:
+    """The option of the group that the running Hydra application selects."""
+    return HydraConfig.get().runtime.choices.get(GROUP) if HydraConfig.initialized() else None
 
 
 def hidden_files(_launch: Launch) -> Iterator[Finding]:
     """Hydra takes the first file of a name, and searches --config-dir and hydra.searchpath last."""
-    for hidden in fspo_verl.preflight.composition.passed_over():
-        yield Finding(
-            "error",
-            "hidden_files",
-            f"{hidden} is not read",
-            "fspo_verl packages a config of that name, and Hydra takes the first it finds",
-            f"rename {Path(hidden).name}",
-        )
+    for hidden in composition.passed_over():
+        why = "fspo_verl packages a config of that name, and Hydra takes the first it finds"
+        yield error(f"{hidden} is not read", why, f"rename {Path(hidden).name}")
+
+
+def _selected(launch: Launch) -> tuple[list[composition.Part], dict[str, object]]:
+    """The packaged files of the group, in the order in which they were merged, and what they set by key."""
+    group = [part for part in launch.parts if part.is_own and part.name.startswith(f"{GROUP}/")]
+    return group, dict(leaf for part in group for leaf in composition.leaves(part.content).items())
 
 
 def lost_to_group(launch: Launch) -> Iterator[Finding]:
     """A value in a config file of the user's that the selected group, merged after that file, replaces."""
-    group = [part for part in launch.parts if part.is_own and part.name.startswith(f"{GROUP}/")]
+    group, sets = _selected(launch)
     if not group:
         return
-    final, sets = fspo_verl.preflight.composition.leaves(launch.config), {}
-    for part in group:
-        sets |= fspo_verl.preflight.composition.leaves(part.content)
-    for part in launch.parts:
-        if not part.is_of_user or part.order > group[0].order:
-            continue
+    final = composition.leaves(launch.config)
+    before = launch.parts[: launch.parts.index(group[0])]
+    for part in (part for part in before if part.is_of_user):
         lost = {
             key: value
-            for key, value in fspo_verl.preflight.composition.leaves(part.content).items()
+            for key, value in composition.leaves(part.content).items()
             if key in sets and value != sets[key] == final.get(key) and not _is_verls_own(part, key, value)
         }
         if lost:
-            yield Finding(
-                "error",
-                "lost_to_group",
+            option = group[-1].name.removeprefix(f"{GROUP}/")
+            kept = " ".join(f"{key}={'null' if value is None else value}" for key, value in lost.items())
+            yield error(
                 f"{part.file} sets {', '.join(f'{key}={value}' for key, value in lost.items())}",
-                f"{GROUP}={group[-1].name.removeprefix(f'{GROUP}/')} comes after that file and would train "
+                f"{GROUP}={option} comes after that file and would train "
                 + ", ".join(f"{key}={sets[key]}" for key in lost),
-                " ".join(f"{key}={'null' if value is None else value}" for key, value in lost.items())
-                + " on the command line to keep them (or the group in that file's defaults, before `_self_`), or "
+                f"{kept} on the command line to keep them (or the group in that file's defaults, before `_self_`), or "
                 "remove them from the file",
             )
 
 
-def _is_verls_own(part: "fspo_verl.preflight.composition.Part", key: str, value) -> bool:
+def _is_verls_own(part: composition.Part, key: str, value) -> bool:
     """Whether a value in a user's file says nothing against the group: which loss to train, or verl's default."""
     if key == f"{POLICY_LOSS}.loss_mode" or str(value).startswith(("verl.workers.config.", "fspo_verl.config.")):
         return True
@@ -328,14 +181,11 @@ def _is_verls_own(part: "fspo_verl.preflight.composition.Part", key: str, value)
 
 def overridden_group(launch: Launch) -> Iterator[Finding]:
     """A leftover ``loss_mode`` that beats the selected group."""
-    if not HydraConfig.initialized():
-        return
-    choice = HydraConfig.get().runtime.choices.get(GROUP)
-    selected = choice and _loss_mode_of_group(choice)
-    if selected and launch.loss_mode != selected:
-        yield Finding(
-            "error",
-            "overridden_group",
+    group, sets = _selected(launch)
+    choice, selected = _choice(), sets.get(f"{POLICY_LOSS}.loss_mode")
+    packaged = any(part.name == f"{GROUP}/{choice}" for part in group)
+    if packaged and selected and launch.loss_mode != selected:
+        yield error(
             f"{POLICY_LOSS}.loss_mode={launch.loss_mode!r} overrides {GROUP}={choice}, which sets loss_mode={selected}",
             "the leftover value would train",
             f"{POLICY_LOSS}.loss_mode={selected}, or remove the leftover (of two overrides the last one counts), or "
@@ -343,30 +193,20 @@ def overridden_group(launch: Launch) -> Iterator[Finding]:
         )
 
 
-def _loss_mode_of_group(option: str) -> str | None:
-    """The ``loss_mode`` that an option of the packaged group sets, itself or by what it inherits."""
-    file = resources.files("fspo_verl.configs") / GROUP / f"{option}.yaml"
-    if not file.is_file():
-        return None
-    group = OmegaConf.create(file.read_text())
-    own = OmegaConf.select(group, f"{POLICY_LOSS}.loss_mode")
-    return own or next(filter(None, map(_loss_mode_of_group, group.get("defaults", []))), None)
-
-
 def used_records_dir(launch: Launch) -> Iterator[Finding]:
     """Records of another run in the folder: what a resumed run does again would replace them."""
     folder = launch.policy_loss.get("records_dir")
-    if folder is None or not (files := fspo_verl.observe.records.record_files(folder)):
+    if folder is None or not (files := records.record_files(folder)):
         return
     where = f"{POLICY_LOSS}.records_dir={folder} holds records"
     checkpoints = launch.config.trainer.default_local_dir
-    resumed = fspo_verl.preflight.loss_history.point(launch.config)
-    run = fspo_verl.observe.records.run_name(folder, launch.policy_loss.get("records_of"))
-    first = fspo_verl.observe.records.step_of(files[0])
+    resumed = loss_history.point(launch.config)
+    run = records.run_name(folder, launch.policy_loss.get("records_of"))
+    first = records.step_of(files[0])
     if resumed is None:
         what = f"{where} already, and this run starts anew"
         why = f"trainer.resume_mode={launch.config.trainer.resume_mode} and no checkpoint in {checkpoints}"
-    elif other := fspo_verl.observe.records.of_another_run((files[0], files[-1]), run):
+    elif other := records.of_another_run((files[0], files[-1]), run):
         what = f"{where} of another run than the one with checkpoints in {checkpoints}"
         why = f"{other.name} is not of this run, or does not say of which"
     elif resumed[0].resolve() != Path(checkpoints).resolve() and first <= resumed[1]:
@@ -374,31 +214,25 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
         why = f"its checkpoint is one of {resumed[0]}, not of {checkpoints}"
     else:
         return
-    yield Finding(
-        "error",
-        "used_records_dir",
-        what,
-        f"{why}; one folder is for the records of one run",
-        f"{POLICY_LOSS}.records_dir={folder.rstrip('/')}-2, or remove the folder",
-    )
+    fix = f"{POLICY_LOSS}.records_dir={folder.rstrip('/')}-2, or remove the folder"
+    yield error(what, f"{why}; one folder is for the records of one run", fix)
 
 
 def lost_checkpoint(launch: Launch) -> Iterator[Finding]:
     """A tracker of checkpoints that names none, or one that is gone."""
     folder = Path(launch.config.trainer.default_local_dir)
-    tracker = folder / fspo_verl.preflight.loss_history.TRACKER
+    tracker = folder / loss_history.TRACKER
     fix = f"rm {shlex.quote(str(tracker))} to start anew"
-    if saved := fspo_verl.preflight.loss_history.saved_steps(folder):
+    if saved := loss_history.saved_steps(folder):
         fix = f"echo {max(saved)} > {shlex.quote(str(tracker))} to go on from the last one, or {fix}"
     try:
-        step = fspo_verl.preflight.loss_history.tracked(launch.config)
+        step = loss_history.tracked(launch.config)
     except ValueError:
-        why = "verl would fail once its workers have started"
-        yield Finding("error", "lost_checkpoint", f"{tracker} holds no step", why, fix)
+        yield error(f"{tracker} holds no step", "verl would fail once its workers have started", fix)
         return
-    if step is not None and fspo_verl.preflight.loss_history.point(launch.config) is None:
+    if step is not None and loss_history.point(launch.config) is None:
         what = f"{tracker} names a checkpoint of step {step}, which is gone"
-        yield Finding("warning", "lost_checkpoint", what, "verl starts anew, and only prints it", fix)
+        yield warning(what, "verl starts anew, and only prints it", fix)
 
 
 def unknown_fields(launch: Launch) -> Iterator[Finding]:
@@ -409,9 +243,7 @@ def unknown_fields(launch: Launch) -> Iterator[Finding]:
     for key in launch.policy_loss:
         if key not in known:
             guess = difflib.get_close_matches(key, known, n=1)
-            yield Finding(
-                "error",
-                "unknown_fields",
+            yield error(
                 f"{POLICY_LOSS}.{key}={launch.policy_loss[key]!r} is no field of the fspo policy loss"
                 f"{f', did you mean {guess[0]}' if guess else ''}?",
                 "it would set nothing",
@@ -423,48 +255,37 @@ def band_fields(launch: Launch) -> Iterator[Finding]:
     """Values from which no band can be built."""
     try:
         _ = launch.band
-    except ValueError as error:
-        yield Finding(
-            "error", "band_fields", str(error), fix=f"remove that override of {POLICY_LOSS}, or give an allowed value"
-        )
+    except ValueError as problem:
+        yield error(str(problem), fix=f"remove that override of {POLICY_LOSS}, or give an allowed value")
 
 
 def no_divisor(launch: Launch) -> Iterator[Finding]:
     """A normaliser that divides by zero or turns the gradient round."""
     factor = launch.actor.get("loss_scale_factor")
     if launch.actor.loss_agg_mode == "seq-mean-token-sum-norm" and factor is not None and not factor > 0:
-        yield Finding(
-            "error",
-            "no_divisor",
-            f"{ACTOR}.loss_scale_factor={factor} is what {ACTOR}.loss_agg_mode=seq-mean-token-sum-norm divides by",
-            "zero makes the loss infinite, and a negative number trains towards lower rewards",
-            f"{ACTOR}.loss_scale_factor={launch.max_response_length}",
-        )
+        what = f"{ACTOR}.loss_scale_factor={factor} is what {ACTOR}.loss_agg_mode=seq-mean-token-sum-norm divides by"
+        why = "zero makes the loss infinite, and a negative number trains towards lower rewards"
+        fix = f"{ACTOR}.loss_scale_factor={launch.max_response_length}"
+        yield error(what, why, fix)
 
 
 def dropped_by_distillation(launch: Launch) -> Iterator[Finding]:
     """Distillation without task rewards: verl multiplies the policy loss by nothing at all."""
-    loss = OmegaConf.select(launch.config, "distillation.distillation_loss")
-    if OmegaConf.select(launch.config, "distillation.enabled") and loss is not None and not loss.use_task_rewards:
-        yield Finding(
-            "error",
-            "dropped_by_distillation",
-            f"distillation.distillation_loss.use_task_rewards=False drops the policy loss {launch.loss_mode}",
-            "only the distillation loss would train",
-            "distillation.distillation_loss.use_task_rewards=True, or distillation.enabled=False",
-        )
+    loss = launch.get("distillation.distillation_loss")
+    if launch.get("distillation.enabled") and loss is not None and not loss.use_task_rewards:
+        what = f"distillation.distillation_loss.use_task_rewards=False drops the policy loss {launch.loss_mode}"
+        why = "only the distillation loss would train"
+        fix = "distillation.distillation_loss.use_task_rewards=True, or distillation.enabled=False"
+        yield error(what, why, fix)
 
 
 def replaced_by_bypass(launch: Launch) -> Iterator[Finding]:
     """Bypass mode in a verl that takes it to the workers: its own loss then trains."""
-    if launch.bypasses and fspo_verl.preflight.sources.bypass_replaces_the_loss():
-        yield Finding(
-            "error",
-            "replaced_by_bypass",
-            "algorithm.rollout_correction.bypass_mode=True makes this verl train its loss `bypass_mode`",
-            f"loss_mode={launch.loss_mode} would not train",
-            "algorithm.rollout_correction.bypass_mode=False",
-        )
+    if launch.bypasses and sources.bypass_replaces_the_loss():
+        what = "algorithm.rollout_correction.bypass_mode=True makes this verl train its loss `bypass_mode`"
+        why = f"loss_mode={launch.loss_mode} would not train"
+        fix = "algorithm.rollout_correction.bypass_mode=False"
+        yield error(what, why, fix)
 
 
 # --- warnings: it trains, but not as FSPO means to -------------------------------------------------------------------
@@ -476,40 +297,32 @@ def unregistered_loss(launch: Launch) -> Iterator[Finding]:
     if launch.loss_mode in known:
         return
     guess = difflib.get_close_matches(launch.loss_mode.lower(), known, n=1)
-    yield Finding(
-        "warning",
-        "unregistered_loss",
-        f"{POLICY_LOSS}.loss_mode={launch.loss_mode!r} is not registered here",
-        "unless a worker registers it, the run fails at its first actor update, after a whole rollout",
-        f"{f'did you mean {POLICY_LOSS}.loss_mode={guess[0]!r}? ' if guess else ''}known: {', '.join(sorted(known))}",
-    )
+    what = f"{POLICY_LOSS}.loss_mode={launch.loss_mode!r} is not registered here"
+    why = "unless a worker registers it, the run fails at its first actor update, after a whole rollout"
+    fix = f"{f'did you mean {POLICY_LOSS}.loss_mode={guess[0]!r}? ' if guess else ''}known: {', '.join(sorted(known))}"
+    yield warning(what, why, fix)
 
 
 def changed_on_resume(launch: Launch) -> Iterator[Finding]:
     """A run that goes on from a checkpoint with another loss than trained it, as far as that is known."""
-    resumed = fspo_verl.preflight.loss_history.point(launch.config)
+    if (resumed := loss_history.point(launch.config)) is None:
+        return
+    folder, step = resumed
+    before, silent = None, launch.is_ours and f"{loss_history.FILE} in {folder} does not say"
     try:
-        before = fspo_verl.preflight.loss_history.loss_before(launch.config)
-        silent = (
-            f"{fspo_verl.preflight.loss_history.FILE} in {resumed[0]} does not say"
-            if resumed and launch.is_ours
-            else ""
-        )
-    except ValueError as error:
-        before, silent = None, str(error)
+        before = loss_history.loss_before(launch.config)
+    except ValueError as problem:
+        silent = str(problem)
     if before is None:
         if silent:
-            what = f"this run resumes after step {resumed[1]}, and which loss trained it until then is not known"
+            what = f"this run resumes after step {step}, and which loss trained it until then is not known"
             fix = "compare .hydra/config.yaml of that run with this one; the loss of this launch is kept from now on"
             yield Finding("warning", "unknown_before_resume", what, silent, fix)
         return
-    settings = fspo_verl.preflight.loss_history.loss_settings(launch.config)
+    settings = loss_history.loss_settings(launch.config)
     changed = [key for key in settings if key in before and settings[key] != before[key]]
     if changed:
-        _, step = fspo_verl.preflight.loss_history.point(launch.config)
-        yield Finding(
-            "warning",
-            "changed_on_resume",
+        yield warning(
             f"this run resumes after step {step} with "
             + ", ".join(f"{ACTOR}.{key}={settings[key]} (until then {before[key]})" for key in changed),
             "its later steps train another loss than its earlier ones",
@@ -524,23 +337,21 @@ def one_step_per_rollout(launch: Launch) -> Iterator[Finding]:
     why = "the ratio stays 1 and no clip can act"
     batch, mini = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
     what = f"{batch} <= {mini} and ppo_epochs=1"
-    if OmegaConf.select(launch.config, "async_training") is not None:
+    if launch.get("async_training") is not None:
         what = "trigger_parameter_sync_step * require_batches * ppo_epochs = 1"
         fix = "async_training.trigger_parameter_sync_step=4"
     elif launch.rounds_per_sync is not None:  # verl insists on parameter_sync_step mini-batches
         fix = f"trainer.v1.separate_async.parameter_sync_step=4 {batch}={4 * launch.actor.ppo_mini_batch_size}"
     else:
         fix = f"{mini}={max(1, launch.prompts_per_rollout // 4)}"
-    yield Finding("warning", "one_step_per_rollout", f"one optimiser step per rollout ({what})", why, fix)
+    yield warning(f"one optimiser step per rollout ({what})", why, fix)
 
 
 def remote_code(launch: Launch) -> Iterator[Finding]:
     """Code out of a model's or a tokenizer's repository."""
     for key in ("actor_rollout_ref.model.trust_remote_code", "data.trust_remote_code"):
-        if OmegaConf.select(launch.config, key):
-            yield Finding(
-                "warning",
-                "remote_code",
+        if launch.get(key):
+            yield warning(
                 f"{key}=true",
                 "every worker runs whatever Python lies in the model's folder or repository, with your rights; Qwen3 "
                 "and all other architectures of transformers need none",
@@ -550,27 +361,19 @@ def remote_code(launch: Launch) -> Iterator[Finding]:
 
 def idle_clip_ratio(launch: Launch) -> Iterator[Finding]:
     """verl's ratio-space clip range, dual clip included, beside fspo."""
-    changed = [
-        f"{key}={launch.actor[key]}"
-        for key, default in _CLIP_RATIO_DEFAULTS.items()
-        if launch.actor.get(key) != default
-    ]
+    actor = launch.actor
+    changed = [f"{key}={actor[key]}" for key, usual in _CLIP_RATIO_DEFAULTS.items() if actor.get(key) != usual]
     if changed:
-        yield Finding(
-            "warning",
-            "idle_clip_ratio",
-            f"{ACTOR}: {', '.join(changed)} has no effect with loss_mode=fspo",
-            f"its clip range is {POLICY_LOSS}.eps_low, eps_high and eps_dual (log-ratio per sqrt(token), not ratios)",
-            f"remove {' '.join(f'{ACTOR}.{item}' for item in changed)}",
-        )
+        what = f"{ACTOR}: {', '.join(changed)} has no effect with loss_mode=fspo"
+        why = f"its clip range is {POLICY_LOSS}.eps_low, eps_high and eps_dual (log-ratio per sqrt(token), not ratios)"
+        fix = f"remove {' '.join(f'{ACTOR}.{item}' for item in changed)}"
+        yield warning(what, why, fix)
 
 
 def mean_over_own_length(launch: Launch) -> Iterator[Finding]:
     """An aggregation that weighs responses by length."""
     if launch.actor.loss_agg_mode == "seq-mean-token-mean":
-        yield Finding(
-            "warning",
-            "mean_over_own_length",
+        yield warning(
             f"{ACTOR}.loss_agg_mode=seq-mean-token-mean divides each sequence's loss by its own length",
             "so it weighs short responses up, which FSPO's objective does not",
             f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm "
@@ -581,13 +384,10 @@ def mean_over_own_length(launch: Launch) -> Iterator[Finding]:
 def varying_scale(launch: Launch) -> Iterator[Finding]:
     """A normaliser that is not the same for all micro-batches."""
     if launch.actor.loss_agg_mode == "seq-mean-token-sum-norm" and launch.actor.get("loss_scale_factor") is None:
-        yield Finding(
-            "warning",
-            "varying_scale",
-            f"{ACTOR}.loss_scale_factor=null makes verl divide by the padded width of each micro-batch",
-            "the loss then depends on how the batch is cut",
-            f"{ACTOR}.loss_scale_factor={launch.max_response_length}",
-        )
+        what = f"{ACTOR}.loss_scale_factor=null makes verl divide by the padded width of each micro-batch"
+        why = "the loss then depends on how the batch is cut"
+        fix = f"{ACTOR}.loss_scale_factor={launch.max_response_length}"
+        yield warning(what, why, fix)
 
 
 def always_clipped_gradient(launch: Launch) -> Iterator[Finding]:
@@ -596,9 +396,7 @@ def always_clipped_gradient(launch: Launch) -> Iterator[Finding]:
     times = _times_the_norm_mode(launch)
     if not limit or times is None or times * _USUAL_GRAD_NORM < limit:
         return
-    yield Finding(
-        "warning",
-        "always_clipped_gradient",
+    yield warning(
         f"{ACTOR}.loss_agg_mode={launch.actor.loss_agg_mode} with {ACTOR}.optim.clip_grad={limit:g} (grad_clip)",
         f"the loss is {times:,.0f} times that of seq-mean-token-sum-norm over max_response_length, whose gradient norm "
         f"is of the order of {_USUAL_GRAD_NORM:g}: every step is cut to the same norm, whatever the batch says",
@@ -626,52 +424,36 @@ def unread_grad_clip(launch: Launch) -> Iterator[Finding]:
     """The key that verl's engines do not read."""
     value = launch.actor.get("grad_clip", _GRAD_CLIP_DEFAULT)
     if value not in (_GRAD_CLIP_DEFAULT, OmegaConf.select(launch.actor, "optim.clip_grad")):
-        yield Finding(
-            "warning",
-            "unread_grad_clip",
-            f"{ACTOR}.grad_clip={value} has no effect",
-            f"verl 0.9's engines clip at {ACTOR}.optim.clip_grad, here {launch.actor.optim.clip_grad}",
-            f"{ACTOR}.optim.clip_grad={value}",
-        )
+        what = f"{ACTOR}.grad_clip={value} has no effect"
+        why = f"verl 0.9's engines clip at {ACTOR}.optim.clip_grad, here {launch.actor.optim.clip_grad}"
+        fix = f"{ACTOR}.optim.clip_grad={value}"
+        yield warning(what, why, fix)
 
 
 def one_sided_band(launch: Launch) -> Iterator[Finding]:
     """The one member of the family that is unfair by design."""
     if launch.band.band_center == "zero" and launch.band.band_width == "realized":
-        yield Finding(
-            "warning",
-            "one_sided_band",
-            f"{POLICY_LOSS}.band_width=realized with band_center=zero clips long or stale sequences on one side",
-            "S drifts by about -Q/2, which outgrows a width of sqrt(Q)",
-            f"{POLICY_LOSS}.band_center=realized",
-        )
+        what = f"{POLICY_LOSS}.band_width=realized with band_center=zero clips long or stale sequences on one side"
+        why = "S drifts by about -Q/2, which outgrows a width of sqrt(Q)"
+        fix = f"{POLICY_LOSS}.band_center=realized"
+        yield warning(what, why, fix)
 
 
 def band_beyond_use(launch: Launch) -> Iterator[Finding]:
     """An edge that no response reaches, mostly a ratio bound of another loss taken for this one's."""
+    if not (edges := launch.half_widths):
+        return
     longest = launch.max_response_length
-    far = {
-        key: half
-        for key, half in launch.half_widths.items()
-        if half >= _STANDARD_DEVIATIONS * _LARGEST_SIGMA * math.sqrt(longest)
-    }
-    if far:
-        values = ", ".join(
-            f"{key}={float(OmegaConf.select(launch.config, key)):g} is a log-ratio of {half:.3g}"
-            for key, half in far.items()
-        )
-        default = fspo_verl.band.Band()
-        fields = " ".join(
-            f"{POLICY_LOSS}.{name}={getattr(default, name)}" for name in ("eps_low", "eps_high", "eps_dual")
-        )
-        yield Finding(
-            "warning",
-            "band_beyond_use",
-            f"{values} at data.max_response_length={longest}",
+    spread = _LARGEST_SIGMA * math.sqrt(longest)
+    if far := {key: half for key, half in edges.items() if half >= _STANDARD_DEVIATIONS * spread}:
+        values = (f"{key}={float(launch.get(key)):g} is a log-ratio of {half:.3g}" for key, half in far.items())
+        band = (f"{POLICY_LOSS}.{name}={getattr(Band(), name)}" for name in ("eps_low", "eps_high", "eps_dual"))
+        yield warning(
+            f"{', '.join(values)} at data.max_response_length={longest}",
             f"the clip will never act on long responses: even where a token's log-ratio spreads by {_LARGEST_SIGMA}, "
-            f"that of a response spreads by {_LARGEST_SIGMA * math.sqrt(longest):.2g}"
+            f"that of a response spreads by {spread:.2g}"
             + ("; eps is not a ratio bound like clip_ratio=0.2" if launch.is_fspo else ""),
-            fields if launch.is_fspo else f"{ACTOR}.clip_ratio_low=0.0003 {ACTOR}.clip_ratio_high=0.0004",
+            " ".join(band) if launch.is_fspo else f"{ACTOR}.clip_ratio_low=0.0003 {ACTOR}.clip_ratio_high=0.0004",
         )
 
 
@@ -683,13 +465,10 @@ def standard_deviations(launch: Launch) -> Iterator[Finding]:
         eps = getattr(launch.band, key)
         beyond = 1 - NormalDist().cdf(eps)
         if not _RARE < beyond < _MOST:
-            yield Finding(
-                "warning",
-                "standard_deviations",
-                f"{POLICY_LOSS}.{key}={eps:g} with band_width=realized leaves about {beyond:.2g} of responses beyond",
-                "it counts standard deviations of S, not sqrt(tokens)",
-                f"{POLICY_LOSS}.eps_low=1.5 {POLICY_LOSS}.eps_high=1.5 {POLICY_LOSS}.eps_dual=4.5",
-            )
+            what = f"{POLICY_LOSS}.{key}={eps:g} with band_width=realized leaves about {beyond:.2g} of responses beyond"
+            why = "it counts standard deviations of S, not sqrt(tokens)"
+            fix = f"{POLICY_LOSS}.eps_low=1.5 {POLICY_LOSS}.eps_high=1.5 {POLICY_LOSS}.eps_dual=4.5"
+            yield warning(what, why, fix)
             return
 
 
@@ -701,9 +480,7 @@ def idle_limit(launch: Launch) -> Iterator[Finding]:
     reach = limit * longest**launch.band.length_power
     root = _LARGEST_SIGMA * math.sqrt(longest)  # of Q, where tokens move as far as was seen
     if reach >= _STANDARD_DEVIATIONS * root:
-        yield Finding(
-            "warning",
-            "idle_limit",
+        yield warning(
             f"{POLICY_LOSS}.realized_limit={limit:g} limits sqrt(Q) to {reach:.3g} at "
             f"data.max_response_length={longest}",
             f"it will never act: even where a token's log-ratio spreads by {_LARGEST_SIGMA}, sqrt(Q) is {root:.2g}",
@@ -714,14 +491,11 @@ def idle_limit(launch: Launch) -> Iterator[Finding]:
 
 def rollout_log_probs(launch: Launch) -> Iterator[Finding]:
     """A band that has to hold two engines' disagreement as well."""
-    if launch.bypasses and not fspo_verl.preflight.sources.bypass_replaces_the_loss():
-        yield Finding(
-            "warning",
-            "rollout_log_probs",
-            "algorithm.rollout_correction.bypass_mode=True takes the rollout engine's log-probs as old",
-            "the band must also absorb the mismatch between engine and trainer, and the staleness of the responses",
-            "algorithm.rollout_correction.bypass_mode=False, or a wider eps",
-        )
+    if launch.bypasses and not sources.bypass_replaces_the_loss():
+        what = "algorithm.rollout_correction.bypass_mode=True takes the rollout engine's log-probs as old"
+        why = "the band must also absorb the mismatch between engine and trainer, and the staleness of the responses"
+        fix = "algorithm.rollout_correction.bypass_mode=False, or a wider eps"
+        yield warning(what, why, fix)
 
 
 def followed_snapshot(launch: Launch) -> Iterator[Finding]:
@@ -730,9 +504,7 @@ def followed_snapshot(launch: Launch) -> Iterator[Finding]:
         return
     for name in _WEIGHTS_ON_THE_HOST.get(launch.actor.strategy, ()):
         if OmegaConf.select(launch.actor, name):
-            yield Finding(
-                "warning",
-                "followed_snapshot",
+            yield warning(
                 f"{ACTOR}.{name}=True in an asynchronous trainer",
                 "verl keeps weights that lie in host memory by reference, not as a copy: those of the last sync, to "
                 "which the old log-probs refer, follow the training or overwrite it",
@@ -751,10 +523,8 @@ def fused_untied_head(launch: Launch) -> Iterator[Finding]:
     """verl shards an untied lm_head on its own, and its fused kernels read the shard (seen in verl 0.9.1; #7427)."""
     if launch.actor.strategy != "fsdp2" or not launch.config.actor_rollout_ref.model.get("use_fused_kernels"):
         return
-    if '"lm_head"' in fspo_verl.preflight.sources.source("verl.utils.fsdp_utils"):
-        yield Finding(
-            "warning",
-            "fused_untied_head",
+    if '"lm_head"' in sources.source("verl.utils.fsdp_utils"):
+        yield warning(
             f"actor_rollout_ref.model.use_fused_kernels=True with {ACTOR}.strategy=fsdp2",
             "on several GPUs the first update stops (`mixed torch.Tensor and DTensor`), unless the model ties its "
             "embeddings as small ones do",
@@ -769,10 +539,8 @@ def refused_by_megatron(launch: Launch) -> Iterator[Finding]:
         return
     if megatron.get("context_parallel_size", 1) < 2 or megatron.get("dynamic_context_parallel"):
         return
-    if fspo_verl.preflight.sources.megatron_refuses_means_over_tokens():
-        yield Finding(
-            "warning",
-            "refused_by_megatron",
+    if sources.megatron_refuses_means_over_tokens():
+        yield warning(
             f"{ACTOR}.loss_agg_mode=seq-mean-token-mean with {ACTOR}.megatron.context_parallel_size="
             f"{megatron.context_parallel_size}",
             "this verl's Megatron engine refuses it where Megatron-Bridge normalises per token, as it does under "
@@ -787,22 +555,17 @@ def refused_by_megatron(launch: Launch) -> Iterator[Finding]:
 def gspo_aggregation(launch: Launch) -> Iterator[Finding]:
     """GSPO under an aggregation that is not its paper's."""
     if launch.loss_mode == "gspo" and launch.actor.loss_agg_mode != "seq-mean-token-mean":
-        yield Finding(
-            "warning",
-            "gspo_aggregation",
-            f"{ACTOR}.loss_agg_mode={launch.actor.loss_agg_mode} with loss_mode=gspo",
-            "GSPO's objective is the mean over responses of a mean over tokens (arXiv 2507.18071)",
-            f"{ACTOR}.loss_agg_mode=seq-mean-token-mean",
-        )
+        what = f"{ACTOR}.loss_agg_mode={launch.actor.loss_agg_mode} with loss_mode=gspo"
+        why = "GSPO's objective is the mean over responses of a mean over tokens (arXiv 2507.18071)"
+        fix = f"{ACTOR}.loss_agg_mode=seq-mean-token-mean"
+        yield warning(what, why, fix)
 
 
 def token_range(launch: Launch) -> Iterator[Finding]:
     """A range for the mean over a response beside a loss that clips tokens."""
     ranges = {key: launch.actor.get(key) for key in ("clip_ratio_low", "clip_ratio_high")}
     if launch.loss_mode == "vanilla" and all(value is not None and value < _TOKEN_RANGE for value in ranges.values()):
-        yield Finding(
-            "warning",
-            "token_range",
+        yield warning(
             " ".join(f"{ACTOR}.{key}={value}" for key, value in ranges.items()) + " with loss_mode=vanilla",
             "that loss clips the ratio of each token, which moves much more than the mean that GSPO clips: nearly "
             "every token that moved would be clipped",
@@ -815,13 +578,10 @@ def unread_clip_ratio(launch: Launch) -> Iterator[Finding]:
     value, default = launch.actor.get("clip_ratio"), _CLIP_RATIO_DEFAULTS["clip_ratio"]
     low, high = launch.actor.get("clip_ratio_low"), launch.actor.get("clip_ratio_high")
     if value not in (default, low) and low is not None and high is not None:
-        yield Finding(
-            "warning",
-            "unread_clip_ratio",
-            f"{ACTOR}.clip_ratio={value} has no effect",
-            f"verl clips at clip_ratio_low={low} and clip_ratio_high={high}",
-            f"{ACTOR}.clip_ratio={default} {ACTOR}.clip_ratio_low={value} {ACTOR}.clip_ratio_high={value}",
-        )
+        what = f"{ACTOR}.clip_ratio={value} has no effect"
+        why = f"verl clips at clip_ratio_low={low} and clip_ratio_high={high}"
+        fix = f"{ACTOR}.clip_ratio={default} {ACTOR}.clip_ratio_low={value} {ACTOR}.clip_ratio_high={value}"
+        yield warning(what, why, fix)
 
 
 # --- notes -----------------------------------------------------------------------------------------------------------
@@ -832,39 +592,28 @@ def band_in_effect(launch: Launch) -> Iterator[Finding]:
     text = f"policy loss fspo: {launch.band.describe()}"
     longest = launch.max_response_length
     if launch.half_widths and launch.band.band_center != "realized":
-        ratios = band_as_ratios(launch.band, [max(1, longest // 10), longest])
+        ratios = launch.band_as_ratios([max(1, longest // 10), longest])
         text += "; as ratios " + ", ".join(f"{low:.3g} to {high:.3g} at L={n}" for n, (low, high) in ratios.items())
-    yield Finding("note", "band_in_effect", text)
+    yield note(text)
 
 
-def loss_in_effect(launch: Launch) -> Finding:
+def loss_in_effect(launch: Launch) -> Iterator[Finding]:
     """An observed loss, with what shapes it: leftovers of another script show here."""
-    actor = launch.actor
-    text = f"policy loss {launch.loss_mode}, trained as verl has it and observed: loss_agg_mode={actor.loss_agg_mode}"
-    ranges = (f"{key}={actor.get(key)}" for key in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c"))
-    return Finding("note", "loss_in_effect", ", ".join((text, *ranges)))
+    if launch.is_ours:
+        ranges = (f"{key}={launch.actor.get(key)}" for key in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c"))
+        mode = f"loss_agg_mode={launch.actor.loss_agg_mode}"
+        yield note(f"policy loss {launch.loss_mode}, trained as verl has it and observed: {', '.join((mode, *ranges))}")
 
 
 def weighted_by_tokens(launch: Launch) -> Iterator[Finding]:
     """FSPO's update up to a factor that differs between mini-batches."""
     if launch.actor.loss_agg_mode == "token-mean":
-        yield Finding(
-            "note",
-            "weighted_by_tokens",
+        yield note(
             f"{ACTOR}.loss_agg_mode=token-mean divides a mini-batch by its number of tokens",
             "mini-batches of long responses then count less than those of short ones; lengths within one are treated "
             "alike",
             f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm {ACTOR}.loss_scale_factor={launch.max_response_length}",
         )
-
-
-def band_as_ratios(band: "fspo_verl.band.Band", lengths: list[int]) -> dict[int, tuple[float, float]]:
-    """Length -> lowest and highest unclipped ratio exp(S), for a band that does not depend on the data."""
-    import torch
-
-    length = torch.tensor(lengths, dtype=torch.float64)
-    low, high, _ = band.edges(length, torch.ones_like(length))  # these bands read of Q only that it is not 0
-    return dict(zip(lengths, zip(low.exp().tolist(), high.exp().tolist(), strict=True), strict=True))
 
 
 _ANY_LAUNCH = (
@@ -902,5 +651,6 @@ _FSPO_LAUNCH = (
     idle_limit,
     rollout_log_probs,
     weighted_by_tokens,
+    band_in_effect,
 )
-_BASELINE_LAUNCH = (band_beyond_use, gspo_aggregation, token_range, unread_clip_ratio)
+_BASELINE_LAUNCH = (band_beyond_use, gspo_aggregation, token_range, unread_clip_ratio, loss_in_effect)

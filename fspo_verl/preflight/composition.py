@@ -27,7 +27,6 @@ class Part(NamedTuple):
     name: str  # as in the defaults list, such as actor/dp_actor
     source: str  # the entry of Hydra's search path that holds it, such as pkg://verl.trainer.config
     content: DictConfig  # under the package it was composed into, interpolations as written
-    order: int  # place in the defaults list
 
     @property
     def file(self) -> str:
@@ -62,17 +61,15 @@ def parts() -> list[Part]:
     name = hydra.job.config_name
     defaults = create_defaults_list(repository, name, overrides, prepend_hydra=True, skip_missing=False).defaults
     found = []
-    for order, default in enumerate(defaults):
+    for default in defaults:
         loaded = repository.load_config(default.config_path)
         if loaded is None or loaded.provider == "hydra":
             continue
         package = loaded.header["package"] if default.package is None else default.package
-        content = OmegaConf.create()
+        content = OmegaConf.create() if package else loaded.config
         if package:
             OmegaConf.update(content, package, loaded.config)
-        else:
-            content = loaded.config
-        found.append(Part(default.config_path, loaded.path, content, order))
+        found.append(Part(default.config_path, loaded.path, content))
     return found
 
 

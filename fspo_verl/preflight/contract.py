@@ -11,14 +11,13 @@ Where a line says "read", it is the source of verl that is looked at, as running
 """
 
 import ast
-import contextlib
 import dataclasses
+import functools
 import importlib
 import inspect
 import os
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -26,8 +25,10 @@ from pathlib import Path
 import torch
 from omegaconf import OmegaConf
 
-from fspo_verl import versions
-from fspo_verl.preflight import checks, sources
+from fspo_verl import terminal, versions
+from fspo_verl.preflight import sources
+from fspo_verl.preflight.launch import Finding
+from fspo_verl.preflight.loss_history import TRACKER
 
 PARTS = {
     "loss": "the policy loss and its metrics, in every worker",
@@ -73,27 +74,21 @@ class Line:
 
 def broken(*parts: str) -> list[tuple[Line, str]]:
     """The lines of these parts (default: all) that the installed verl does not keep, each with what is wrong."""
-    # verl prints, and warns about each engine that is not installed; stdout is for findings.
-    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with terminal.reserved():  # verl prints, and warns about each engine that is not installed
         found = [(line, line.problems()) for line in LINES if line.part in (parts or PARTS)]
     return [(line, "; ".join(problems)) for line, problems in found if problems]
 
 
-def findings(*parts: str, here: tuple[str, ...] = tuple(PARTS)) -> Iterator["checks.Finding"]:
+def findings(*parts: str, here: tuple[str, ...] = tuple(PARTS)) -> Iterator[Finding]:
     """The broken lines of these parts as findings: errors for what this run needs, warnings for the rest.
 
     Args:
         here: the parts whose lines are errors.
     """
     for line, problem in broken(*parts):
-        yield checks.Finding(
-            "error" if line.part in here else "warning",
-            "contract",
-            f"verl {versions.installed('verl')} is not what fspo_verl takes it for ({PARTS[line.part]}): {problem}",
-            line.lost,
-            f"a newer fspo_verl, or pip install verl=={versions.TESTED['verl'][-1]}",
-        )
+        what = f"verl {versions.installed('verl')} is not what fspo_verl takes it for ({PARTS[line.part]}): {problem}"
+        fix = f"a newer fspo_verl, or pip install verl=={versions.TESTED['verl'][-1]}"
+        yield Finding("error" if line.part in here else "warning", "contract", what, line.lost, fix)
 
 
 def _missing(symbol: str) -> str | None:
@@ -106,19 +101,18 @@ def _missing(symbol: str) -> str | None:
 
 def _get(symbol: str):
     """The module, class or function of a dotted name."""
-    words = symbol.split(".")
-    for length in range(len(words), 0, -1):
-        name = ".".join(words[:length])
-        try:
-            found = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if not error.name or not f"{name}.".startswith(f"{error.name}."):
-                raise  # the module is there, something that it imports is not
-            continue
-        for word in words[length:]:
-            found = getattr(found, word)
-        return found
-    raise ImportError(f"No module named {words[0]!r}")
+    try:
+        return importlib.import_module(symbol)
+    except ModuleNotFoundError as error:
+        if "." not in symbol or not f"{symbol}.".startswith(f"{error.name}."):
+            raise  # the module is there, something that it imports is not
+    owner, name = symbol.rsplit(".", 1)
+    return getattr(_get(owner), name)
+
+
+def _nodes(tree: ast.AST, kind: type) -> list:
+    """The nodes of a kind in a syntax tree."""
+    return [node for node in ast.walk(tree) if isinstance(node, kind)]
 
 
 def _lacks(names, known, what: str) -> Iterator[str]:
@@ -207,9 +201,9 @@ def _micro_batch():
 def _aggregates() -> Iterator[str]:
     """A row is read through its sum over the mask only, so that one column can stand for it."""
     agg_loss = _get("verl.trainer.ppo.core_algos.agg_loss")
-    compared = [node for node in ast.walk(ast.parse(inspect.getsource(agg_loss))) if isinstance(node, ast.Compare)]
-    constants = [node for compare in compared for node in ast.walk(compare) if isinstance(node, ast.Constant)]
-    modes = [constant.value for constant in constants if isinstance(constant.value, str)]
+    compared = _nodes(ast.parse(inspect.getsource(agg_loss)), ast.Compare)
+    constants = [constant.value for compare in compared for constant in _nodes(compare, ast.Constant)]
+    modes = [constant for constant in constants if isinstance(constant, str)]
     yield from _lacks(AGG_MODES, modes, "agg_loss")
     matrix, mask = torch.tensor([[1.0, 2.0, 3.0], [4.0, 9.0, 9.0]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
     length = mask.sum(-1, keepdim=True)
@@ -309,11 +303,10 @@ def _mains_pass_by() -> Iterator[str]:
         yield "verl.utils.device.auto_set_device is not wrapped"
     for main, text in sources.modules("@hydra.main("):
         tree = ast.parse(text)
-        calls = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-        passes_by = (
-            "auto_set_device" in sources.imported(tree, "verl.utils.device") and "auto_set_device(config)" in calls
-        )
-        if not passes_by and main not in {f"verl.trainer.{name}" for name in _OTHER_MAINS}:
+        wrapped = "auto_set_device" in sources.imported(tree, "verl.utils.device")
+        calls = {ast.unparse(call) for call in _nodes(tree, ast.Call)}
+        passes_by = wrapped and "auto_set_device(config)" in calls
+        if not passes_by and main.removeprefix("verl.trainer.") not in _OTHER_MAINS:
             yield f"{main} does not call auto_set_device(config) of verl.utils.device"
 
 
@@ -321,16 +314,14 @@ def _config_keys() -> Iterator[str]:
     folder = Path(_get("verl").__file__).parent / "trainer" / "config"
     config = OmegaConf.load(folder / "_generated_ppo_trainer.yaml")
     for section, keys in CONFIG_KEYS.items():
-        there = OmegaConf.select(config, section)
-        gone = [key for key in keys if there is None or not _has(there, key)]
-        if gone:
-            yield f"the config lacks {', '.join(f'{section}.{key}' for key in gone)}"
+        if gone := [key for key in (f"{section}.{key}" for key in keys) if not _has(config, key)]:
+            yield f"the config lacks {', '.join(gone)}"
 
 
 def _has(config, key: str) -> bool:
-    *path, last = key.split(".")
-    parent = OmegaConf.select(config, ".".join(path)) if path else config
-    return parent is not None and last in parent.keys()  # `in parent` would not count a value that is to be given
+    parent, last = key.rsplit(".", 1)
+    # `in` the config itself would not count a value that is to be given.
+    return last in (OmegaConf.select(config, parent) or {}).keys()
 
 
 def _refuses_bad_batches() -> Iterator[str]:
@@ -341,8 +332,6 @@ def _refuses_bad_batches() -> Iterator[str]:
 
 
 def _finds_checkpoints() -> Iterator[str]:
-    from fspo_verl.preflight.loss_history import TRACKER
-
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, TRACKER).write_text("7")
         Path(folder, "global_step_7").mkdir()
@@ -424,8 +413,7 @@ def _logs_series() -> Iterator[str]:
         yield f"Tracking.log makes {data} of {sums}"
     for module in _TRAINERS:
         tree = ast.parse(sources.source(module))
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        logs = any(ast.unparse(call.func) in ("logger.log", "self.logger.log") for call in calls)
+        logs = any(ast.unparse(call.func) in ("logger.log", "self.logger.log") for call in _nodes(tree, ast.Call))
         if "Tracking" not in sources.imported(tree, "verl.utils.tracking") or not logs:
             yield f"{module} does not log by Tracking.log (read)"
 
@@ -433,15 +421,9 @@ def _logs_series() -> Iterator[str]:
 # --- a machine without a GPU -----------------------------------------------------------------------------------------
 
 
-def _concrete(*names: str) -> Callable[[], Iterator[str]]:
-    """Whether classes of this package implement all that verl's bases ask for."""
-
-    def holds() -> Iterator[str]:
-        for name in names:
-            if asked := getattr(_get(f"fspo_verl.cpu.{name}"), "__abstractmethods__", ()):
-                yield f"fspo_verl.cpu.{name} lacks {', '.join(sorted(asked))}"
-
-    return holds
+def _concrete(name: str) -> Iterator[str]:
+    """Whether a class of this package implements all that verl's base asks for."""
+    yield from _lacks(getattr(_get(f"fspo_verl.cpu.{name}"), "__abstractmethods__", ()), (), f"fspo_verl.cpu.{name}")
 
 
 def _cpu_engine() -> Iterator[str]:
@@ -452,11 +434,11 @@ def _cpu_engine() -> Iterator[str]:
 
 
 def _cpu_rollout() -> Iterator[str]:
-    yield from _concrete("rollout.HFReplica", "rollout.HFServerAdapter")()
+    yield from _concrete("rollout.HFReplica")
+    yield from _concrete("rollout.HFServerAdapter")
     fields = _get("verl.workers.rollout.replica.TokenOutput").model_fields
     yield from _lacks(("token_ids", "log_probs", "stop_reason", "extra_fields"), fields, "TokenOutput")
-    registry = _get("verl.workers.rollout.base._ROLLOUT_REGISTRY")
-    if ("vllm", "async") not in registry:
+    if ("vllm", "async") not in _get("verl.workers.rollout.base._ROLLOUT_REGISTRY"):
         yield "_ROLLOUT_REGISTRY does not go by (name, mode)"
 
 
@@ -616,7 +598,7 @@ LINES = (
         ),
         "the CPU as a platform",
         "verl does not start",
-        _concrete("platform.PlatformCPU"),
+        functools.partial(_concrete, "platform.PlatformCPU"),
         "`PlatformCPU` implements all of `PlatformBase`",
     ),
     Line(
@@ -668,7 +650,7 @@ LINES = (
         ("verl.checkpoint_engine.base.CheckpointEngine", "verl.checkpoint_engine.base.CheckpointEngineRegistry"),
         "weights to a rollout in another process, for verl's asynchronous trainers",
         "an asynchronous run stops at its first weight sync",
-        _concrete("checkpoint_engine.TCPCheckpointEngine"),
+        functools.partial(_concrete, "checkpoint_engine.TCPCheckpointEngine"),
         "`TCPCheckpointEngine` implements all of `CheckpointEngine`",
     ),
     Line(

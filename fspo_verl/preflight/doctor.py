@@ -26,14 +26,17 @@ import re
 import runpy
 import sys
 import tempfile
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from statistics import NormalDist
 
+from omegaconf import DictConfig
+
 from fspo_verl import terminal, versions
 from fspo_verl.preflight import ray_workers
+from fspo_verl.preflight.launch import ACTOR, POLICY_LOSS, Finding, Launch, by_severity
 from fspo_verl.preflight.overrides import override
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
@@ -54,12 +57,8 @@ def main(args: argparse.Namespace) -> int:
     if versions.installed("verl") is None:
         raise ValueError(f"verl is not installed in {sys.prefix}: pip install 'verl{versions.SUPPORTED_VERL}'")
     # Ray starts while this process imports verl, which takes both of them some seconds.
-    asked = None if args.no_worker else ray_workers.Workers()
-    try:
+    with contextlib.nullcontext() if args.no_worker else contextlib.closing(ray_workers.Workers()) as asked:
         found, plan = examine(module, overrides, complete="-m" in args.launch, args=args, asked=asked)
-    finally:
-        if asked:
-            asked.close()
     counts = Counter(finding.severity for finding in found)
     if args.json:
         rows = [dataclasses.asdict(row) for row in plan]
@@ -116,14 +115,12 @@ def examine(
     Args:
         complete: the overrides are a whole launch, so that data, model and verl's own checks count as well.
     """
-    from omegaconf import OmegaConf
-
     from fspo_verl.preflight import checks
     from fspo_verl.preflight.plan import plan
 
     def look(config):
-        if OmegaConf.select(config, checks.ACTOR) is None:
-            raise ValueError(f"the config has no {checks.ACTOR}: no launch of policy training")
+        if Launch(config).get(ACTOR) is None:
+            raise ValueError(f"the config has no {ACTOR}: no launch of policy training")
         return config, checks.findings(config)
 
     found, rows, config = [*installation()], [], None
@@ -135,32 +132,30 @@ def examine(
         errors = {finding.check for finding in composed if finding.severity == "error"}
         if not args.launch:
             composed = [dataclasses.replace(finding, what=f"{_EXAMPLE}: {finding.what}") for finding in composed]
-        found += [*composed, *selects_no_loss_of_ours(config)]
+        launch = Launch(config)
+        found += [*composed, *selects_no_loss_of_ours(launch)]
         if complete:
             found += [*data_files(config, "warning" if args.dry_run else "error"), *model_folders(config)]
         if complete and errors <= {"unjudged"}:  # verl would refuse again what is an error already
             found += verls_own_checks(module, config)
-        if not errors:
-            records = _recorded(args.records) if args.records and checks.Launch(config).is_fspo else None
-            found += judge_eps(config, args.sigma, records)
-            found += judge_noise(config, args.noise, records)
-            if args.plan:
-                try:
-                    rows = plan(config)
-                except (ArithmeticError, TypeError, ValueError) as error:
-                    what = f"no plan can be made of this config: {type(error).__name__}: {error}"
-                    found.append(checks.Finding("warning", "plan", what, "a number in it is missing, 0 or a text"))
+        if not errors and launch.is_fspo:
+            records = _recorded(args.records) if args.records else None
+            found += [*judge_eps(launch, args.sigma, records), *judge_noise(launch, args.noise, records)]
+        if not errors and args.plan:
+            try:
+                rows = plan(config)
+            except (ArithmeticError, TypeError, ValueError) as error:
+                what = f"no plan can be made of this config: {type(error).__name__}: {error}"
+                found.append(Finding("warning", "plan", what, "a number in it is missing, 0 or a text"))
     if asked:
         found += ray_workers.findings(asked, config)
         if complete and config is not None:
             found += ray_workers.gpus(asked, config)
-    return checks.by_severity(found), rows
+    return by_severity(found), rows
 
 
-def composes_nothing(module: str, error: Exception):
+def composes_nothing(module: str, error: Exception) -> Finding:
     """What stops Hydra, or the import of the main."""
-    from fspo_verl.preflight.checks import Finding
-
     return Finding("error", "composition", f"{module} composes no config", str(error).strip())
 
 
@@ -198,17 +193,14 @@ def with_config(module: str, arguments: list[str], look: Callable):
         verl.utils.device.auto_set_device = take
         os.environ["HYDRA_FULL_ERROR"] = "1"  # errors are raised, not printed
         try:
-            # verl and Hydra print; stdout is for findings. What verl warns about, it says again at the launch.
-            with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with terminal.reserved():  # what verl warns about, it says again at the launch
                 runpy.run_module(module, run_name="__main__", alter_sys=True)
         except _Composed:
             return seen[0]
         finally:
             sys.argv, verl.utils.device.auto_set_device, full_error = before
-            if full_error is None:
-                del os.environ["HYDRA_FULL_ERROR"]
-            else:
+            del os.environ["HYDRA_FULL_ERROR"]
+            if full_error is not None:
                 os.environ["HYDRA_FULL_ERROR"] = full_error
     raise ValueError(f"{module} ended before it handed over its config")
 
@@ -216,12 +208,9 @@ def with_config(module: str, arguments: list[str], look: Callable):
 # --- checks of this machine ------------------------------------------------------------------------------------------
 
 
-def installation() -> Iterator:
+def installation() -> Iterator[Finding]:
     """Versions, and whether verl and Hydra find this package here."""
-    from importlib import metadata
-
     from fspo_verl.preflight import contract
-    from fspo_verl.preflight.checks import Finding
 
     found = {package: versions.installed(package) for package in versions.TESTED}
     text = ", ".join(f"{package} {version or 'not installed'}" for package, version in found.items())
@@ -256,11 +245,8 @@ def installation() -> Iterator:
 # --- checks of the launch that verl or the machine decide -------------------------------------------------------------
 
 
-def selects_no_loss_of_ours(config) -> Iterator:
+def selects_no_loss_of_ours(launch: Launch) -> Iterator[Finding]:
     """A launch that trains without this package."""
-    from fspo_verl.preflight.checks import POLICY_LOSS, Finding, Launch
-
-    launch = Launch(config)
     if not launch.is_ours:
         what, why = f"{POLICY_LOSS}.loss_mode={launch.loss_mode} trains", "neither FSPO nor one of its baselines"
         yield Finding("warning", "not_selected", what, why, "+algorithm.policy_loss=fspo")
@@ -271,10 +257,8 @@ def is_pattern(path: str | Path) -> bool:
     return re.search(r"[*?]|\[.*\]|\$\{", str(path)) is not None
 
 
-def data_files(config, severity: str) -> Iterator:
+def data_files(config: DictConfig, severity: str) -> Iterator[Finding]:
     """Data sets that are not there, or that verl would read as something else."""
-    from fspo_verl.preflight.checks import Finding
-
     for key in ("train_files", "val_files"):
         files = config.data[key]
         for file in [files] if isinstance(files, str) else files:
@@ -288,10 +272,8 @@ def data_files(config, severity: str) -> Iterator:
                 yield Finding("error", "data_files", f"data.{key}: {file} is no plain name", why, "rename it")
 
 
-def model_folders(config) -> Iterator:
+def model_folders(config: DictConfig) -> Iterator[Finding]:
     """Models of the actor and the critic that are neither a folder with a model nor a name on a hub."""
-    from fspo_verl.preflight.checks import Finding
-
     for section in ("actor_rollout_ref", *(["critic"] if _needs_critic(config) else [])):
         key, path = f"{section}.model.path", str(config[section].model.path)
         if "://" in path or _holds_model(path):
@@ -310,22 +292,19 @@ def _holds_model(path: str) -> bool:
     return (Path(path).expanduser() / "config.json").is_file()
 
 
-def _needs_critic(config) -> bool:
+def _needs_critic(config: DictConfig) -> bool:
     from verl.trainer.ppo.utils import need_critic
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with terminal.reserved():
         return need_critic(config)
 
 
-def verls_own_checks(module: str, config) -> Iterator:
+def verls_own_checks(module: str, config: DictConfig) -> Iterator[Finding]:
     """What verl's ``validate_config`` refuses, where the main would call it.
 
     Two of its checks look beyond the config: they load the critic's model, and vLLM. Where these are elsewhere, the
     rest is checked.
     """
-    from fspo_verl.preflight.checks import Finding
-
     validate = getattr(importlib.import_module(module), "validate_config", None)
     if validate is None:
         return
@@ -342,8 +321,7 @@ def verls_own_checks(module: str, config) -> Iterator:
         why = "verl's main asks it before Ray starts, and fails without it"
         yield Finding("warning", "lora_rank", what, why, "launch from a machine with vLLM")
     try:
-        with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with terminal.reserved():
             validate(config, use_reference_policy=need_reference_policy(config), use_critic=critic)
     except Exception as error:  # AssertionError, ValueError and Hydra's own
         said = " ".join(str(error).split()) or type(error).__name__
@@ -358,14 +336,13 @@ def _recorded(folder: Path):
     """
     from fspo_verl.observe.records import read_records
 
-    names = ["mini_batch", "length", "log_ratio", "quadratic_variation"]
-    records = read_records(folder, names, max_rows=1_000_000)
+    records = read_records(folder, ["mini_batch", "length", "log_ratio", "quadratic_variation"], max_rows=1_000_000)
     if not (records.quadratic_variation > 0).any():
         raise ValueError(f"{folder} holds no records of responses that moved (records_dir, several steps per rollout)")
     return records
 
 
-def judge_eps(config, sigma: float | None, records) -> list:
+def judge_eps(launch: Launch, sigma: float | None, records) -> Iterator[Finding]:
     """Whether the band lets (nearly) everything through, or (nearly) nothing, at the spread that was measured.
 
     Args:
@@ -373,35 +350,31 @@ def judge_eps(config, sigma: float | None, records) -> list:
             Q = L·sigma² and mean −Q/2 (derived here from E_old[e^S] = 1).
         records: of a run, whose S and L are taken instead; or None.
     """
-    from fspo_verl.preflight.checks import POLICY_LOSS, Finding, Launch
-
-    launch = Launch(config)
-    if not launch.is_fspo or (sigma is None and records is None):
-        return []
+    band = launch.band
     if records is not None:
-        outside, sigma = _outside_recorded(launch.band, records)
+        outside, sigma = _outside_recorded(band, records)
+    elif sigma is not None:
+        outside = {f"L={n}": _outside(band, n, sigma) for n in launch.typical_lengths}
     else:
-        outside = {f"L={n}": _outside(launch.band, n, sigma) for n in launch.typical_lengths}
+        return
     rates = ", ".join(f"{rate:.2g} at {where}" for where, rate in outside.items())
-    found = [Finding("note", "outside_band", f"share of responses outside the band at sigma={sigma:.3g}: {rates}")]
+    yield Finding("note", "outside_band", f"share of responses outside the band at sigma={sigma:.3g}: {rates}")
     # The unit of eps is such that the longest response's S has standard deviation 1.
-    realized = launch.band.band_width == "realized"
-    unit = 1 if realized else sigma * launch.max_response_length ** (0.5 - launch.band.length_power)
+    unit = 1 if band.band_width == "realized" else sigma * launch.max_response_length ** (0.5 - band.length_power)
     wanted = " ".join(f"{POLICY_LOSS}.eps_{side}={times * unit:.3g}" for side, times in _EPS_IN_UNITS.items())
-    responses = (launch.prompts_per_rollout or 1) * config.actor_rollout_ref.rollout.n
+    responses = (launch.prompts_per_rollout or 1) * launch.config.actor_rollout_ref.rollout.n
+    eps = f"eps_low={band.eps_low:g}, eps_high={band.eps_high:g}"
     if max(outside.values()) < 1 / responses:
-        what = f"eps_low={launch.band.eps_low:g}, eps_high={launch.band.eps_high:g} clip less than one response a step"
-        found.append(Finding("warning", "eps_never_binds", what, f"share outside the band: {rates}", wanted))
-    crowded = [where for where, rate in outside.items() if rate > 0.5]
-    if crowded:
-        what = f"eps_low={launch.band.eps_low:g}, eps_high={launch.band.eps_high:g} leave most responses outside"
-        drifts = min(outside.values()) < 0.5 and launch.band.band_center == "zero"
+        what = f"{eps} clip less than one response a step"
+        yield Finding("warning", "eps_never_binds", what, f"share outside the band: {rates}", wanted)
+    if crowded := [where for where, rate in outside.items() if rate > 0.5]:
+        drifts = min(outside.values()) < 0.5 and band.band_center == "zero"
         fix = f"{POLICY_LOSS}.band_center=realized (long responses drift), or fewer stale steps" if drifts else wanted
-        found.append(Finding("warning", "eps_always_binds", what, f"at {', '.join(crowded)}; {rates}", fix))
-    return found
+        why = f"at {', '.join(crowded)}; {rates}"
+        yield Finding("warning", "eps_always_binds", f"{eps} leave most responses outside", why, fix)
 
 
-def judge_noise(config, sigma: float | None, records) -> list:
+def judge_noise(launch: Launch, sigma: float | None, records) -> Iterator[Finding]:
     """Whether the band tells a move from numerical noise (:mod:`fspo_verl.observe.noise`).
 
     Args:
@@ -410,29 +383,25 @@ def judge_noise(config, sigma: float | None, records) -> list:
         records: of a run, whose unmoved responses are taken instead, if it has any; or None.
     """
     from fspo_verl.observe import noise
-    from fspo_verl.preflight.checks import POLICY_LOSS, Finding, Launch
 
-    launch = Launch(config)
-    if not launch.is_fspo or (sigma is None and records is None):
-        return []
     band = launch.band
-    if sigma is None:
-        unmoved = noise.of_records(records, records.attrs["settings"], band)
-        if unmoved is None:
-            return []
-        sigma, outside, widen = unmoved.sigma, unmoved.outside, unmoved.widen
-        below = noise.warning(unmoved, band) is not None
-    else:
+    if sigma is not None:
         outside = max(_outside(band, length, sigma, drift=0.0) for length in launch.typical_lengths)
         spread = sigma * max(length ** (0.5 - band.length_power) for length in launch.typical_lengths)
         widen = noise.EPS_IN_SIGMA * spread / min(band.eps_low, band.eps_high)
         below = outside > noise.SHARE and band.band_width != "realized"
+    elif records is not None and (unmoved := noise.of_records(records, records.attrs["settings"], band)):
+        sigma, outside, widen = unmoved.sigma, unmoved.outside, unmoved.widen
+        below = noise.warning(unmoved, band) is not None
+    else:
+        return
     what = f"with nothing moved, {outside:.2g} of the responses lie outside the band (noise of {sigma:.2g} per token)"
-    if not below:
-        return [Finding("note", "noise", what)]
-    eps = {side: noise.rounded_up(widen * getattr(band, f"eps_{side}")) for side in ("low", "high")}
-    wider = " ".join(f"{POLICY_LOSS}.eps_{side}={value:g}" for side, value in (eps | {"dual": 3 * eps["high"]}).items())
-    return [Finding("warning", "eps_below_noise", what, "it clips rounding, not moves", f"{wider}, or {noise.HELP}")]
+    if below:
+        low, high = (noise.rounded_up(widen * eps) for eps in (band.eps_low, band.eps_high))
+        wider = f"{POLICY_LOSS}.eps_low={low:g} {POLICY_LOSS}.eps_high={high:g} {POLICY_LOSS}.eps_dual={3 * high:g}"
+        yield Finding("warning", "eps_below_noise", what, "it clips rounding, not moves", f"{wider}, or {noise.HELP}")
+    else:
+        yield Finding("note", "noise", what)
 
 
 # 2 leaves about 5% of undrifted responses outside; the dual clip is at 3 half-widths, as by default.

@@ -12,14 +12,11 @@ from collections.abc import Iterator
 import verl.utils.device
 from omegaconf import DictConfig, OmegaConf
 
-import fspo_verl.preflight.checks
-import fspo_verl.preflight.contract
-import fspo_verl.preflight.loss_history
-import fspo_verl.versions
+from fspo_verl import versions
+from fspo_verl.preflight import checks, contract, loss_history
+from fspo_verl.preflight.launch import ACTOR, Finding, Launch
 
 logger = logging.getLogger("fspo_verl")
-
-_LEVELS = {"warning": logging.WARNING, "note": logging.INFO}
 
 
 def check(config: DictConfig) -> None:
@@ -31,26 +28,21 @@ def check(config: DictConfig) -> None:
     Raises:
         ValueError: the config asks for a loss that it would not train, or a field of the band is wrong.
     """
-    found = [*_untested_verl(config), *fspo_verl.preflight.checks.findings(config)]
-    errors = [str(finding) for finding in found if finding.severity == "error"]
-    if errors:
+    found = [*_untested_verl(config), *checks.findings(config)]
+    if errors := [str(finding) for finding in found if finding.severity == "error"]:
         raise ValueError("\n".join(errors))
     for finding in found:
-        logger.log(_LEVELS[finding.severity], "%s", finding)
+        logger.log(logging.WARNING if finding.severity == "warning" else logging.INFO, "%s", finding)
 
 
-def _untested_verl(config: DictConfig) -> Iterator["fspo_verl.preflight.checks.Finding"]:
+def _untested_verl(config: DictConfig) -> Iterator[Finding]:
     """On a verl that was never tested: whether what this package takes for granted of it holds."""
-    if (
-        OmegaConf.select(config, fspo_verl.preflight.checks.ACTOR) is None
-        or not fspo_verl.preflight.checks.Launch(config).is_ours
-    ):
+    if OmegaConf.select(config, ACTOR) is None or not Launch(config).is_ours:
         return
-    if version := fspo_verl.versions.untested_verl():
-        tested = f"tested are {', '.join(fspo_verl.versions.TESTED['verl'])}"
-        what = f"verl {version} was not tested with fspo_verl"
-        yield fspo_verl.preflight.checks.Finding("warning", "untested_verl", what, tested)
-        yield from fspo_verl.preflight.contract.findings("loss", "launch", "records", "live", here=("loss",))
+    if version := versions.untested_verl():
+        tested = f"tested are {', '.join(versions.TESTED['verl'])}"
+        yield Finding("warning", "untested_verl", f"verl {version} was not tested with fspo_verl", tested)
+        yield from contract.findings("loss", "launch", "records", "live", here=("loss",))
 
 
 def keep_loss_settings(config: DictConfig) -> None:
@@ -58,16 +50,16 @@ def keep_loss_settings(config: DictConfig) -> None:
 
     :func:`fspo_verl.preflight.checks.changed_on_resume` compares the next launch with it.
     """
-    if OmegaConf.select(config, fspo_verl.preflight.checks.ACTOR) is None or config.trainer.save_freq <= 0:
+    if OmegaConf.select(config, ACTOR) is None or config.trainer.save_freq <= 0:
         return
     try:
-        known = fspo_verl.preflight.loss_history.loss_before(config) is not None
+        known = loss_history.loss_before(config) is not None
     except ValueError:  # the file that tells is broken, but it is there
         known = True
-    if not known and not fspo_verl.preflight.checks.Launch(config).is_ours:
+    if not known and not Launch(config).is_ours:
         return
     try:
-        fspo_verl.preflight.loss_history.keep(config)
+        loss_history.keep(config)
     except OSError as error:
         logger.warning("if this run is resumed with another loss, no warning will follow: %s", error)
 

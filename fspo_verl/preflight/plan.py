@@ -9,10 +9,10 @@ top: they depend on kernels and versions, and are not guessed at here.
 from dataclasses import dataclass
 
 import pyarrow as pa
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from fspo_verl.observe.records import COLUMNS
-from fspo_verl.preflight import checks
+from fspo_verl.preflight.launch import Launch
 
 _GIB = 2**30
 _FUSED_TOKENS = 512  # whose logits verl's torch backend of use_fused_kernels holds at a time; no setting of verl's
@@ -30,11 +30,11 @@ class Row:
 
 def plan(config: DictConfig) -> list[Row]:
     """The plan of a launch with ``actor_rollout_ref``: what trains, its band, batches, memory per GPU, disk."""
-    launch = checks.Launch(config)
+    launch = Launch(config)
     return [*_what(launch), *_band(launch), *_batches(launch), *_memory(launch), *_disk(launch)]
 
 
-def _what(launch: checks.Launch):
+def _what(launch: Launch):
     config = launch.config
     loss = launch.loss_mode if launch.is_fspo else f"{launch.loss_mode} (observed)" if launch.is_ours else "not ours"
     yield Row("policy loss", loss, f"loss_agg_mode={launch.actor.loss_agg_mode}, lr={launch.actor.optim.lr:g}")
@@ -45,7 +45,7 @@ def _what(launch: checks.Launch):
         yield Row("rollout GPUs", str(_gpus(pool)), _pool(pool) + ", a pool of their own")
 
 
-def _band(launch: checks.Launch):
+def _band(launch: Launch):
     """What is left unclipped: ratios of whole responses; of one token where a loss clips tokens."""
     low, high = launch.actor.clip_ratio_low, launch.actor.clip_ratio_high
     if launch.loss_mode == "vanilla":
@@ -58,18 +58,18 @@ def _band(launch: checks.Launch):
         yield Row("unclipped ratio", "set by the data", launch.band.describe())
     elif launch.is_fspo:
         band = launch.band
-        for length, (lowest, highest) in checks.band_as_ratios(band, launch.typical_lengths).items():
+        for length, (lowest, highest) in launch.band_as_ratios(launch.typical_lengths).items():
             power = f"{length}^{band.length_power:g}"
             center = f"-{band.drift_per_token:g} x {length} " if band.drift_per_token else ""
             how = f"exp({center}-{band.eps_low:.3g} x {power}), exp({center}+{band.eps_high:.3g} x {power})"
             yield Row(f"unclipped ratio at L={length}", f"{lowest:.3g} to {highest:.3g}", how)
 
 
-def _batches(launch: checks.Launch):
+def _batches(launch: Launch):
     config, actor = launch.config, launch.actor
     n, mini = config.actor_rollout_ref.rollout.n, actor.ppo_mini_batch_size
     prompts, how = launch.prompts_per_rollout, "data.train_batch_size"
-    if (fully_async := OmegaConf.select(config, "async_training")) is not None:
+    if (fully_async := launch.get("async_training")) is not None:
         how = f"{mini} x {fully_async.require_batches} require_batches x {launch.rounds_per_sync} rounds between syncs"
     yield Row("prompts per rollout", f"{prompts:,}", how)
     yield Row("responses per rollout", f"{prompts * n:,}", f"{prompts} prompts x {n}")
@@ -85,9 +85,8 @@ def _batches(launch: checks.Launch):
         yield Row("micro-batches per step, at most", f"about {at_most:,}", how)
 
 
-def _memory(launch: checks.Launch):
-    model = _model_on_meta(launch)
-    if model is None:
+def _memory(launch: Launch):
+    if (model := _model_on_meta(launch)) is None:
         path = launch.config.actor_rollout_ref.model.path
         yield Row("parameters", "not known here", f"{path} is not on this machine")
         return
@@ -111,7 +110,7 @@ def _memory(launch: checks.Launch):
     yield _size("rollout weights, per GPU", width * total / tensor, f"{width} bytes x {total:,} / TP {tensor}")
 
 
-def _fsdp_states(launch: checks.Launch, model, total: int):
+def _fsdp_states(launch: Launch, model, total: int):
     """FSDP shards of weights, gradients and Adam's two moments, all in ``model_dtype``."""
     fsdp, gpus = launch.actor.fsdp_config, _gpus(launch.config.trainer)
     shards = gpus if fsdp.fsdp_size in (-1, None) else min(fsdp.fsdp_size, gpus)
@@ -133,10 +132,9 @@ def _fsdp_states(launch: checks.Launch, model, total: int):
     yield shard("optimiser state", trained, 2, fsdp.optimizer_offload)
 
 
-def _megatron_states(launch: checks.Launch, total: int):
+def _megatron_states(launch: Launch, total: int):
     """bf16 weights and fp32 gradients per model-parallel part; fp32 master weights and Adam over the ranks as well."""
-    megatron = launch.actor.megatron
-    parts = megatron.tensor_model_parallel_size * megatron.pipeline_model_parallel_size
+    megatron, parts = launch.actor.megatron, _model_parallel(launch)
     ranks = _data_parallel(launch) * megatron.context_parallel_size if megatron.use_distributed_optimizer else 1
     part = f"{total:,} / (TP x PP = {parts})"
     yield _size("weights, per GPU", 2 * total / parts, f"2 bytes x {part}")
@@ -144,7 +142,7 @@ def _megatron_states(launch: checks.Launch, total: int):
     yield _size("optimiser state, per GPU", 12 * total / parts / ranks, f"(4 + 8) bytes x {part} / {ranks} ranks")
 
 
-def _disk(launch: checks.Launch):
+def _disk(launch: Launch):
     if not launch.is_ours or launch.policy_loss.records_dir is None:
         return
     rows = launch.prompts_per_rollout * launch.config.actor_rollout_ref.rollout.n * launch.actor.ppo_epochs
@@ -168,17 +166,21 @@ def _pool(pool: DictConfig) -> str:
     return f"{pool.nnodes} nodes x {pool.n_gpus_per_node}"
 
 
-def _data_parallel(launch: checks.Launch) -> int:
+def _data_parallel(launch: Launch) -> int:
     """Ranks among which the responses of a mini-batch are divided."""
     if launch.actor.strategy == "megatron":
-        megatron = launch.actor.megatron
-        split = megatron.tensor_model_parallel_size * megatron.pipeline_model_parallel_size
-        return max(1, _gpus(launch.config.trainer) // (split * megatron.context_parallel_size))
-    split = OmegaConf.select(launch.actor, "fsdp_config.ulysses_sequence_parallel_size") or 1
+        split = _model_parallel(launch) * launch.actor.megatron.context_parallel_size
+    else:
+        split = launch.get("actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size") or 1
     return max(1, _gpus(launch.config.trainer) // split)
 
 
-def _model_on_meta(launch: checks.Launch):
+def _model_parallel(launch: Launch) -> int:
+    """Parts into which Megatron cuts the model."""
+    return launch.actor.megatron.tensor_model_parallel_size * launch.actor.megatron.pipeline_model_parallel_size
+
+
+def _model_on_meta(launch: Launch):
     """The model without storage, from its config file on this machine; None without one. Runs no remote code."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

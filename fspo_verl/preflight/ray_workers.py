@@ -8,23 +8,26 @@ import socket
 import sys
 from collections.abc import Iterator
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig
+
+from fspo_verl.preflight.launch import Finding, Launch
 
 INSTALL = "pip install . in a clone of fspo_verl"
+_START = "start the cluster and bring its token (RAY_AUTH_MODE=token), or unset RAY_ADDRESS"
 _WORKER_SECONDS = 60
 
 
 class Workers:
-    """A question to Ray workers, one on each node, put when this is made and answered by :meth:`answers`."""
+    """A question to Ray workers, one on each node, put when this is made and answered by :meth:`answers`.
+
+    Where it cannot be put, ``problem`` is what is wrong, and what mends it.
+    """
 
     def __init__(self):
         import ray
 
         self.where, self.gpus, self._nodes = "a local Ray", 0, []
-        self.problem = _unreachable(os.environ.get("RAY_ADDRESS", ""))
-        self.fix = "start the cluster and bring its token (RAY_AUTH_MODE=token), or unset RAY_ADDRESS"
-        if beyond := too_long_for_ray():
-            self.problem, self.fix = beyond
+        self.problem = too_long_for_ray() or _unreachable(os.environ.get("RAY_ADDRESS", ""))
         if self.problem:
             return
         options = {"log_to_driver": False, "logging_level": "error", "include_dashboard": False}
@@ -36,10 +39,11 @@ class Workers:
             try:
                 ray.init(**options)
             except ConnectionError as error:  # its cause names the token that a cluster may ask for
-                self.problem = f"{self.where} refuses: {str(error.__cause__ or error).strip().splitlines()[-1]}"
+                said = str(error.__cause__ or error).strip().splitlines()[-1]
+                self.problem = f"{self.where} refuses: {said}", _START
                 return
         except Exception as error:  # Ray raises a plain one where its own processes do not come up
-            self.problem, self.fix = f"{self.where} does not start: {error}", "look into /tmp/ray/session_latest/logs"
+            self.problem = f"{self.where} does not start: {error}", "look into /tmp/ray/session_latest/logs"
             return
         self.gpus = int(ray.cluster_resources().get("GPU", 0))
         self._nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -104,30 +108,28 @@ def too_long_for_ray() -> tuple[str, str] | None:
     return what, "export RAY_TMPDIR=/tmp, or another short path"
 
 
-def _unreachable(address: str) -> str | None:
-    """What is wrong with the address of a cluster where nobody listens; Ray itself tries for minutes."""
+def _unreachable(address: str) -> tuple[str, str] | None:
+    """What is wrong with a cluster's address where nobody listens, and what mends it; Ray itself tries for minutes."""
     if not (found := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address)):
         return None
     try:
         socket.create_connection((found[1], int(found[2])), timeout=5).close()
     except OSError as error:
-        return f"RAY_ADDRESS={address} does not answer: {error}"
+        return f"RAY_ADDRESS={address} does not answer: {error}", _START
 
 
-def findings(workers: Workers, config) -> Iterator:
+def findings(workers: Workers, config: DictConfig | None) -> Iterator[Finding]:
     """What the workers lack of what a launch needs; ``config`` is None where there is none to ask about."""
-    from fspo_verl.preflight.checks import Finding
-
     if workers.problem:
-        yield Finding("error", "worker", workers.problem, fix=workers.fix)
+        what, fix = workers.problem
+        yield Finding("error", "worker", what, fix=fix)
         return
     good = 0
     for node, sees in workers.answers():
         place = f"a worker of {workers.where} on {node}"
         if sees is None:
-            yield Finding(
-                "warning", "worker", f"{place} did not answer within {_WORKER_SECONDS} s", "it is not checked"
-            )
+            what = f"{place} did not answer within {_WORKER_SECONDS} s"
+            yield Finding("warning", "worker", what, "it is not checked")
             continue
         lacks, fix = missing(sees, config)
         if lacks:
@@ -137,11 +139,9 @@ def findings(workers: Workers, config) -> Iterator:
         yield Finding("note", "worker", f"{good} worker(s) of {workers.where} import verl and have the loss")
 
 
-def missing(sees: dict, config) -> tuple[str, str]:
+def missing(sees: dict, config: DictConfig | None) -> tuple[str, str]:
     """What a worker lacks, and what mends it; two empty strings if nothing."""
     import verl
-
-    from fspo_verl.preflight.checks import Launch
 
     launch = config and Launch(config)
     mode = str(launch.loss_mode) if launch else "fspo"
@@ -157,14 +157,13 @@ def missing(sees: dict, config) -> tuple[str, str]:
     return "", ""
 
 
-def gpus(workers: Workers, config) -> Iterator:
+def gpus(workers: Workers, config: DictConfig) -> Iterator[Finding]:
     """Fewer GPUs than the launch books; verl would wait for them or fail minutes later."""
-    from fspo_verl.preflight.checks import Finding, Launch
-
-    rollout = Launch(config).rollout_pool
+    launch = Launch(config)
+    rollout = launch.rollout_pool
     pools = [config.trainer] if rollout is None else [config.trainer, rollout]
     needed = sum(pool.nnodes * pool.n_gpus_per_node for pool in pools)
-    there = OmegaConf.select(config, "ray_kwargs.ray_init.num_gpus") or workers.gpus
+    there = launch.get("ray_kwargs.ray_init.num_gpus") or workers.gpus
     if there < needed:
         what = f"the launch books {needed} GPUs, {workers.where} has {there}"
         fix = f"trainer.n_gpus_per_node={there}" if there else "run it with GPUs"

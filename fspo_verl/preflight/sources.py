@@ -67,9 +67,8 @@ def _functions_that(pattern: str) -> set[tuple[str, str]]:
 
 def megatron_refuses_means_over_tokens() -> bool:
     """Whether Megatron's engine refuses ``seq-mean-token-mean`` where it normalises per token (verl #7914)."""
-    return "loss_agg_mode='seq-mean-token-mean' is incompatible" in source(
-        "verl.workers.engine.megatron.transformer_impl"
-    )
+    engine = source("verl.workers.engine.megatron.transformer_impl")
+    return "loss_agg_mode='seq-mean-token-mean' is incompatible" in engine
 
 
 def _root() -> Path:

@@ -106,23 +106,23 @@ def _rows(file: Path) -> Iterator[str]:
     for node in ast.parse(file.read_text()).body:
         if not isinstance(node, ast.FunctionDef):
             continue
-        calls = [call for call in ast.walk(node) if isinstance(call, ast.Call) and _name(call) == "Finding"]
-        names = dict.fromkeys(_constant(call, 1, "check") for call in calls)
-        severities = dict.fromkeys(_constant(call, 0, "severity") or "error or warning" for call in calls)
-        if names := [f"`{name}`" for name in names if name]:
+        calls = [call for call in ast.walk(node) if isinstance(call, ast.Call)]
+        if found := [finding for call in calls if (finding := _finding(call, node.name))]:
+            names, severities = (", ".join(dict.fromkeys(values)) for values in zip(*found, strict=True))
             said = ast.get_docstring(node)
             if said is None:
                 raise ValueError(f"{file.name}: {node.name} makes findings and has no docstring")
-            yield f"| {', '.join(names)} | {markdown(said.split(chr(10) * 2)[0])} | {', '.join(severities)} |"
+            yield f"| {names} | {markdown(said.split(chr(10) * 2)[0])} | {severities} |"
 
 
-def _name(call: ast.Call) -> str:
-    return getattr(call.func, "id", getattr(call.func, "attr", ""))
-
-
-def _constant(call: ast.Call, position: int, keyword: str) -> str | None:
-    values = [*call.args[position : position + 1], *(k.value for k in call.keywords if k.arg == keyword)]
-    return values[0].value if values and isinstance(values[0], ast.Constant) else None
+def _finding(call: ast.Call, function: str) -> tuple[str, str] | None:
+    """Name and severity of the finding that a call makes: ``Finding(severity, check, ...)``, or by its severity."""
+    match call.func, call.args:
+        case ast.Name("Finding"), [severity, ast.Constant(check), *_]:
+            return f"`{check}`", getattr(severity, "value", "error or warning")
+        case ast.Name("error" | "warning" | "note" as severity), _:
+            return f"`{function}`", severity
+    return None
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
