@@ -99,6 +99,7 @@ def _other_hydra_programs_see_no_change(environment):
     assert "Traceback" not in output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["sdist", "editable"])
 def test_sdist_and_editable(environment, source, kind):
     # --no-build-isolation: the build takes setuptools from this environment, so that nothing is downloaded.

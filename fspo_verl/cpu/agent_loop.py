@@ -19,7 +19,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.reward_score import default_compute_score
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
+from verl.utils.tokenizer.chat_template import apply_chat_template
 
 from fspo_verl.cpu.rollout import server_name
 
@@ -56,13 +56,8 @@ class BatchAgentLoopManager:
         if inspect.iscoroutinefunction(self.compute_score):
             raise ValueError(f"{type(self).__name__} needs a plain reward function, not a coroutine")
 
-        model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
-        self.tokenizer = model.tokenizer
-        self.chat = create_continuous_token_builder(
-            self.tokenizer,
-            hf_model_type=model.hf_config.model_type,
-            chat_template_kwargs=config.data.get("apply_chat_template_kwargs", {}),
-        )
+        self.tokenizer = omega_conf_to_dataclass(config.actor_rollout_ref.model).tokenizer
+        self.template_arguments = config.data.get("apply_chat_template_kwargs", {})
         ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
         self.servers = [ray.get_actor(server_name(rank)) for rank in range(ranks)]
         tq.init()
@@ -113,7 +108,7 @@ class BatchAgentLoopManager:
         tq.kv_batch_put(keys=[prompt["uid"] for prompt in prompts], partition_id=partition, tags=finished)
 
     def _prompt_ids(self, prompt: dict) -> list[int]:
-        ids = self.chat.build_initial_tokens(list(prompt["raw_prompt"]))
+        ids = apply_chat_template(self.tokenizer, list(prompt["raw_prompt"]), **self.template_arguments)
         if len(ids) > self.rollout.prompt_length:
             raise ValueError(
                 f"a prompt has {len(ids)} tokens, more than data.max_prompt_length={self.rollout.prompt_length}; "

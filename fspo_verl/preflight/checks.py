@@ -128,6 +128,13 @@ def _choice() -> str | None:
     return HydraConfig.get().runtime.choices.get(GROUP) if HydraConfig.initialized() else None
 
 
+def former_name(launch: Launch) -> Iterator[Finding]:
+    """A name of the group that is kept for scripts that have it."""
+    if _choice() == "rloo":
+        why = "to verl rloo is an advantage estimator (algorithm.adv_estimator=rloo), which this does not select"
+        yield warning(f"{GROUP}=rloo is the former name of {GROUP}=fixed_band", why, f"+{GROUP}=fixed_band")
+
+
 def hidden_files(_launch: Launch) -> Iterator[Finding]:
     """Hydra takes the first file of a name, and searches --config-dir and hydra.searchpath last."""
     for hidden in composition.passed_over():
@@ -623,6 +630,7 @@ _ANY_LAUNCH = (
     hidden_files,
     lost_to_group,
     overridden_group,
+    former_name,
     no_divisor,
     unregistered_loss,
     changed_on_resume,

@@ -638,7 +638,7 @@ LINES = (
             "verl.utils.config.omega_conf_to_dataclass",
             "verl.utils.reward_score.default_compute_score",
             "verl.utils.tensordict_utils.list_of_dict_to_tensordict",
-            "verl.utils.tokenizer.continuous_token_wiring.create_continuous_token_builder",
+            "verl.utils.tokenizer.chat_template.apply_chat_template",
         ),
         "rollouts a batch at a time",
         "the quickstart and other runs of packaged CPU configs stop at their first batch",

@@ -339,6 +339,7 @@ def finished(runs, tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_finished_cells_are_not_run_again(finished):
     again = script(finished)
     assert again.returncode == 0 and "8 cells finished before" in again.stdout, again.stderr

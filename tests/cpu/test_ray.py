@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """In a Ray worker that never imported this package, the loss is there as soon as verl is."""
 
+import pytest
 import ray
 
 
@@ -30,6 +31,7 @@ def policy_loss_in_a_worker():
     return imported_before, loss.item()
 
 
+@pytest.mark.long
 def test_a_worker_finds_the_loss_by_importing_verl():
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:

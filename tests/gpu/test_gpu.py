@@ -261,6 +261,7 @@ def test_a_noisy_machine_is_warned_of(monkeypatch):
 # --- verl's engine ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_real_step_of_verls_engine(model):
     line = step.line("cpu", model)
     assert line.status == "ok", line
@@ -284,6 +285,7 @@ def test_a_step_with_other_metrics_than_on_the_cpu_is_an_error(metric, value, st
     assert line.status == status and (status == "ok" or metric in line.what)
 
 
+@pytest.mark.long
 def test_a_step_that_fails_is_named(tmp_path):
     line = step.line("cpu", tmp_path / "no-model")
     assert line.status == "error" and "no-model" in line.what and line.fix
@@ -292,6 +294,7 @@ def test_a_step_that_fails_is_named(tmp_path):
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_command_on_a_cpu(capsys):
     checks = ["loss", "meter", "time", "noise"]
     assert cli.main(["gpu", *SMALL, "--json", "--checks", *checks]) == 0
@@ -317,6 +320,7 @@ def test_without_verl_its_parts_are_skipped_by_name(monkeypatch):
         assert lines[check].status == "skipped" and "verl is not installed" in lines[check].what
 
 
+@pytest.mark.long
 def test_a_bare_machine_needs_neither_verl_nor_ray():
     """torch and transformers are all that the checks of loss, cost and noise import."""
     code = (
@@ -358,6 +362,7 @@ def test_a_wrong_call_is_named(options, message, capsys, monkeypatch):
 # --- the remedies, through verl's engine -----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_float32_and_one_layout_silence_the_noise():
     settings = ["bf16, 8 rows, then 1", "fp32, 8 rows, then 1", "bf16, 4 rows both times"]
     options = ["--responses", "16", "--longest", "48", "--settings", *settings]

@@ -526,6 +526,7 @@ def test_a_folder_too_long_for_rays_sockets_is_named(variable, monkeypatch):
     assert ray_workers.too_long_for_ray() is None
 
 
+@pytest.mark.long
 def test_a_ray_worker_is_asked_and_a_bad_one_named():
     asked = ray_workers.Workers()
     try:

@@ -223,6 +223,7 @@ def test_a_leftover_loss_mode_cannot_replace_a_selected_baseline():
         hook.check(config)
 
 
+@pytest.mark.long
 def test_a_file_that_hydra_would_not_read_is_refused(tmp_path):
     (tmp_path / "fspo_trainer.yaml").write_text("defaults: [ppo_trainer, _self_]\n")
     run = main_ppo("--config-dir", str(tmp_path), "--config-name", "fspo_trainer", cwd=tmp_path)
@@ -292,7 +293,11 @@ def main_ppo(*overrides, cwd):
     "overrides, words",
     [
         (["+algorithm.policy_loss=fspo", f"{POLICY_LOSS}.loss_mode=gspo"], f"{POLICY_LOSS}.loss_mode='gspo'"),
-        (["++algorithm={policy_loss: fspo}"], "algorithm.policy_loss='fspo' is a plain value"),
+        pytest.param(
+            ["++algorithm={policy_loss: fspo}"],
+            "algorithm.policy_loss='fspo' is a plain value",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_main_ppo_refuses_before_ray_starts(overrides, words, tmp_path):
@@ -301,6 +306,7 @@ def test_main_ppo_refuses_before_ray_starts(overrides, words, tmp_path):
     assert "ray init kwargs" not in run.stdout  # what main_ppo prints right before ray.init
 
 
+@pytest.mark.long
 def test_main_ppo_says_which_band_is_in_effect(tmp_path):
     # An impossible batch size ends the run in verl's validation, right after this package's check.
     run = main_ppo("+algorithm.policy_loss=fspo", "actor_rollout_ref.actor.ppo_mini_batch_size=4096", cwd=tmp_path)

@@ -89,7 +89,8 @@ LAUNCHES = {
         "trains",
         {"policy_loss.inner": "gspo"},
     ),
-    "rloo": Launch("+algorithm.policy_loss=rloo", "trains", {"policy_loss.length_power": 0.0}),
+    "the fixed band": Launch("+algorithm.policy_loss=fixed_band", "trains", {"policy_loss.length_power": 0.0}),
+    "its former name": Launch("+algorithm.policy_loss=rloo", "former_name", {"policy_loss.length_power": 0.0}),
     "an own band": Launch(f"{FSPO} {LOSS}.eps_low=0.02", "trains", {"policy_loss.eps_low": 0.02}),
     "an own aggregation": Launch(
         f"{FSPO} {ACTOR}.loss_agg_mode=token-mean", "weighted_by_tokens", {"loss_agg_mode": "token-mean"}

@@ -164,6 +164,7 @@ def validation(tmp_path_factory):
     return files
 
 
+@pytest.mark.long
 def test_the_gpu_configuration_passes_verls_checks(tmp_path, validation):
     output = tmp_path / "ö ( ) = { [ ' # & ~ ,"
     variables = dict(TEST_FILES=" ".join(map(str, validation)), VAL_N=16, OUTPUT=output, ROLLOUT_TP=4)

@@ -80,6 +80,7 @@ def test_the_script_also_has_the_name_that_verl_would_give_it():
     assert (SCRIPTS / "run_qwen3_8b_fspo_fsdp.sh").resolve() == SCRIPTS / "run_qwen3_8b_fspo.sh"
 
 
+@pytest.mark.long
 def test_a_dry_run_needs_no_data_and_prints_a_command_to_paste(task, tmp_path):
     variables = {"DRY_RUN": "1", "DATA_DIR": str(tmp_path / "else(where)"), "NDEVICES_PER_NODE": "2"}
     run = launch("run_qwen3_8b_fspo.sh", **{**task, "RUN_DIR": str(tmp_path / "run")} | variables)
@@ -196,6 +197,7 @@ def train_small(script: str, task: dict, run_dir: Path, *overrides: str, **varia
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
 
 
+@pytest.mark.long
 def test_the_same_command_resumes_and_another_start_is_refused(task, tmp_path):
     (tmp_path / "records").mkdir()
     (tmp_path / "records/step-000001-rank-0000.parquet").touch()
@@ -225,9 +227,9 @@ def test_help_shows_every_variable_with_its_value(script, tmp_path):
     [
         ({"TRAIN_FILE": "/no/such.parquet"}, ["no file /no/such.parquet", "prepare_data.py", "TRAIN_FILE"]),
         ({"TEST_FILES": "/no/such.parquet"}, ["no file /no/such.parquet", "TEST_FILES"]),
-        ({"MODEL_PATH": "/no/model"}, ["actor_rollout_ref.model.path=/no/model does not exist"]),
-        ({"POLICY_LOSS": "ppo"}, ["algorithm.policy_loss/ppo", "fspo", "gspo"]),
-        ({"PPO_MINI_BATCH_SIZE": "many"}, ["ppo_mini_batch_size", "many"]),
+        pytest.param({"MODEL_PATH": "/no/model"}, ["model.path=/no/model does not exist"], marks=pytest.mark.long),
+        pytest.param({"POLICY_LOSS": "ppo"}, ["algorithm.policy_loss/ppo", "fspo", "gspo"], marks=pytest.mark.long),
+        pytest.param({"PPO_MINI_BATCH_SIZE": "many"}, ["ppo_mini_batch_size", "many"], marks=pytest.mark.long),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
