@@ -204,7 +204,7 @@ def paired_interval(differences: np.ndarray, rng: np.random.Generator) -> Estima
     drawn = by_seed @ differences
     by_item = rng.multinomial(items, np.full(items, 1 / items), _DRAWS) / items
     deviation = (drawn * by_item).sum(-1).std(ddof=1) * math.sqrt(seeds / (seeds - 1))
-    half = float(t_quantile(0.95, seeds - 1) * deviation)
+    half = float(t_quantile(seeds - 1) * deviation)
     return Estimate(value, value - half, value + half)
 
 

@@ -302,6 +302,7 @@ def test_a_tested_verl_is_not_examined_at_a_launch(monkeypatch, caplog):
     assert not caplog.records
 
 
+@pytest.mark.long
 def test_the_doctor_examines_the_checkout_in_which_it_is_called(tmp_path):
     # A folder `verl` in the working directory goes before the installed one, as for `python -m verl.trainer.main_ppo`.
     (tmp_path / "verl").mkdir()

@@ -134,6 +134,7 @@ def test_a_finished_run_is_shown_again_and_only_for_its_own_settings(warm):
     assert LedgerExperiment(warm.output, loss="gspo").start == warm.start
 
 
+@pytest.mark.long
 def test_a_failure_shows_its_cause(warm):
     # What an attempt leaves behind that was interrupted before its first checkpoint is not in the way.
     for left in ("checkpoints/policy_loss.json", "records/step-000001-rank-0000.parquet"):
