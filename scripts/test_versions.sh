@@ -68,8 +68,8 @@ cell() { # name, tests and options: pytest's last line
 
 # Files that start Ray or train; single tests elsewhere go by name.
 training=(training cpu/test_cpu_training.py cpu/test_cpu_vllm.py cpu/test_ray.py)
-# test_install.py makes environments of its own, which do not see the folder of a verl.
-suite=("$repository/tests" --ignore "$repository/tests/test_install.py")
+# These make environments of their own, which do not see the folder of a verl.
+suite=("$repository/tests" --ignore "$repository/tests/test_install.py" --ignore "$repository/tests/training/test_cluster.py")
 if ((ALL == 1)); then
     suite+=("${training[@]/#/--ignore=$repository/tests/}")
     suite+=(-k "not ray_worker and not sharded_checkpoint and not script_train and not same_command")
