@@ -36,7 +36,7 @@ STARTUP_STEPS = 12
 
 EXAMPLES = """examples:
   bash scripts/compare_baselines.sh                                    everything, some hours on two cores
-  bash scripts/compare_baselines.sh --factors fspo=1,gspo=1,grpo=1,fixed_band=1 --seeds 10,11,12
+  bash scripts/compare_baselines.sh --factors fspo=1,gspo=1,grpo=1,fixed_band=1,no_clip=1 --seeds 10,11,12
                                                                        without tuning
   bash scripts/compare_baselines.sh --check tests/comparison_thresholds.json --output runs/compare-check
                                                                        the small comparison that CI runs
@@ -133,7 +133,7 @@ def compare(args: argparse.Namespace) -> int:
         raise Failure(f"--factors lacks {', '.join(sorted(missing))}")
     tuning = [
         _cell(args, loss, seed, factor, tuning=True)
-        for loss in args.losses
+        for loss in _tuned(args.losses)
         for seed in args.tuning_seeds
         for factor in FACTORS
         if not args.factors
@@ -274,7 +274,7 @@ def choose_factors(args: argparse.Namespace) -> tuple[dict[str, float], dict]:
     from fspo_verl.compare.trials import read_trials
 
     columns = ["reward", "clip_rate", "accuracy"]
-    scores = {loss: [] for loss in args.losses}
+    scores = {loss: [] for loss in _tuned(args.losses)}
     for factor in FACTORS:
         values = measure(read_trials(args.output / f"tuning-x{factor:.3g}"), target=1.0)
         for loss, means in values[values.seed.isin(args.tuning_seeds)].groupby("loss")[columns].mean().iterrows():
@@ -291,7 +291,12 @@ def choose_factors(args: argparse.Namespace) -> tuple[dict[str, float], dict]:
         "scores": scores,
         "chosen": chosen,
     }
-    return chosen, table
+    return dict.fromkeys(args.losses, 1.0) | chosen, table
+
+
+def _tuned(losses: Sequence[str]) -> list[str]:
+    """Those that have a clip range."""
+    return [loss for loss in losses if loss != "no_clip"]
 
 
 def describe(args: argparse.Namespace, factors: dict[str, float], tuning: dict | None, final: Sequence) -> dict:

@@ -11,7 +11,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/quoted.sh"
 
 ########################### user-adjustable ###########################
 # Every variable can be set in the environment; `--help` prints this block.
-POLICY_LOSS=${POLICY_LOSS:-fspo}                      # fspo, or a baseline with everything else equal: gspo, grpo, fixed_band
+POLICY_LOSS=${POLICY_LOSS:-fspo}                      # fspo, or with all else equal: gspo, grpo, fixed_band, no_clip
 MODEL_PATH=${MODEL_PATH:-Qwen/Qwen3-8B-Base}          # folder of a model, or its name on the hub
 DATA_DIR=${DATA_DIR:-data}                            # where scripts/prepare_data.py wrote to
 TRAIN_FILE=${TRAIN_FILE:-$DATA_DIR/dapo.parquet}      # training prompts in verl's format

@@ -8,7 +8,8 @@ import argparse
 import re
 from pathlib import Path
 
-LOSSES = ("fspo", "gspo", "grpo", "fixed_band")  # those of fspo_verl.clips, which may not be installed yet
+# Those of fspo_verl.clips, which may not be installed yet, and the one without a clip.
+LOSSES = ("fspo", "gspo", "grpo", "fixed_band", "no_clip")
 
 
 class Failure(Exception):

@@ -316,8 +316,9 @@ def test_committed_thresholds_fit_the_rules():
 
 
 def script(output: Path, *options) -> subprocess.CompletedProcess:
-    command = [sys.executable, ROOT / "scripts/compare/comparison.py", "--output", output, "--factors"]
-    command += ["fspo=1,gspo=1,grpo=1,fixed_band=1", "--seeds", "1,2", "--steps", STEPS, *options]
+    command = [sys.executable, ROOT / "scripts/compare/comparison.py", "--output", output]
+    command += ["--losses", ",".join(LOSSES), "--factors", ",".join(f"{loss}=1" for loss in LOSSES)]
+    command += ["--seeds", "1,2", "--steps", STEPS, *options]
     return subprocess.run(list(map(str, command)), capture_output=True, text=True)
 
 

@@ -90,6 +90,7 @@ LAUNCHES = {
         {"policy_loss.inner": "gspo"},
     ),
     "the fixed band": Launch("+algorithm.policy_loss=fixed_band", "trains", {"policy_loss.length_power": 0.0}),
+    "no clip": Launch("+algorithm.policy_loss=no_clip", "band_beyond_use", {"policy_loss.eps_dual": None}),
     "its former name": Launch("+algorithm.policy_loss=rloo", "former_name", {"policy_loss.length_power": 0.0}),
     "an own band": Launch(f"{FSPO} {LOSS}.eps_low=0.02", "trains", {"policy_loss.eps_low": 0.02}),
     "an own aggregation": Launch(

@@ -224,4 +224,4 @@ def test_a_signal_later_says_how_to_go_on(tmp_path):
 def test_help_needs_no_installed_package(script):
     command = [sys.executable, "-I", "-S", ROOT / f"scripts/{script}/run.py", "--help"]
     shown = subprocess.run(command, capture_output=True, text=True)
-    assert shown.returncode == 0 and "--loss {fspo,gspo,grpo,fixed_band}" in shown.stdout
+    assert shown.returncode == 0 and "--loss {fspo,gspo,grpo,fixed_band,no_clip}" in shown.stdout
