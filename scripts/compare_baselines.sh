@@ -5,14 +5,16 @@
 # bash scripts/compare_baselines.sh [--help] [options]
 #
 # Trains fspo, gspo, grpo, a fixed band and no clip with stock verl from the same warm starts on the same prompts, and
-# compares them, on a machine with nothing but Python 3.10 to 3.12. See --help.
+# compares them, on a machine with nothing but Python 3.10 to 3.12. See --help. With `regimes` as the first word it maps
+# where a clip matters, see `regimes --help`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-venv=.venv options=()
+venv=.venv options=() run=scripts/compare/comparison.py
+[[ ${1:-} != regimes ]] || { run=scripts/compare/regimes.py; shift; }
 while (($#)); do
     case $1 in
-        --help | -h) exec python3 scripts/compare/comparison.py --help ;;
+        --help | -h) exec python3 "$run" --help ;;
         --venv) venv=${2:?--venv needs a folder}; shift 2 ;;
         --) options+=("$@"); break ;;
         *) options+=("$1"); shift ;;
@@ -20,6 +22,6 @@ while (($#)); do
 done
 
 # Before the installation, as far as there is a Python: a wrong call need not cost half a minute.
-! command -v python3 >/dev/null || python3 scripts/compare/comparison.py --parse-only ${options[@]+"${options[@]}"}
+! command -v python3 >/dev/null || python3 "$run" --parse-only ${options[@]+"${options[@]}"}
 bash scripts/install.sh "$venv" requirements/cpu.txt cpu,report
-exec "$venv/bin/python" scripts/compare/comparison.py ${options[@]+"${options[@]}"}
+exec "$venv/bin/python" "$run" ${options[@]+"${options[@]}"}

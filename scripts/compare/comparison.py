@@ -23,7 +23,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -52,7 +52,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--losses", type=_names, default=list(LOSSES), help=f"default: {','.join(LOSSES)}")
-    add("--seeds", type=_integers, default=[10, 11, 12, 13, 14], help="default: 10,11,12,13,14")
+    add("--seeds", type=integers, default=[10, 11, 12, 13, 14], help="default: 10,11,12,13,14")
     add("--start-seed", type=int, help="one warm start, of this seed, for all seeds (default: each seed has its own)")
     add("--steps", type=positive, default=12, help="training steps of a cell (default: %(default)s)")
     add("--prompts", type=positive, default=32, help="per step (default: %(default)s)")
@@ -62,7 +62,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--learning-rate", type=float, default=5e-4, help="default: %(default)s")
     add("--validate-every", type=positive, default=4, help="steps (default: %(default)s)")
     add("--factors", type=_factors, help="clip range per loss as a multiple of the packaged one, instead of tuning")
-    add("--tuning-seeds", type=_integers, default=[100, 101], help="default: 100,101")
+    add("--tuning-seeds", type=integers, default=[100, 101], help="default: 100,101")
     add("--tuning-steps", type=positive, default=8, help="default: %(default)s")
     add("--target", type=float, default=0.5, help="the accuracy to which steps are counted (default: %(default)s)")
     add("--check", type=Path, metavar="JSON", help="run the small comparison of these thresholds, and check it")
@@ -91,7 +91,8 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def _integers(text: str) -> list[int]:
+def integers(text: str) -> list[int]:
+    """For example 10,11."""
     return [int(number) for number in text.split(",")]
 
 
@@ -101,8 +102,12 @@ def _factors(text: str) -> dict[str, float]:
 
 def main() -> None:
     args = parse_args()
-    if args.parse_only:
-        return
+    if not args.parse_only:
+        guarded(args, compare)
+
+
+def guarded(args: argparse.Namespace, run: Callable[[argparse.Namespace], int]) -> None:
+    """Have one process at a time train in the output folder, and leave nothing running when it is stopped."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # as long as there is nothing to stop
     import launch  # not at the top: --help must work before anything is installed
 
@@ -117,7 +122,7 @@ def main() -> None:
                 raise Failure(f"another comparison is running in {args.output}") from None
             launch.check_place(args.output)
             shutil.rmtree(args.output / "unfinished", ignore_errors=True)
-            sys.exit(compare(args))
+            sys.exit(run(args))
     except (Failure, ValueError) as failure:
         sys.exit(f"comparison failed: {failure}")
     except KeyboardInterrupt as signalled:

@@ -380,3 +380,39 @@ def test_help_needs_no_installed_package():
     command = [sys.executable, "-I", "-S", ROOT / "scripts/compare/comparison.py", "--help"]
     shown = subprocess.run(command, capture_output=True, text=True)
     assert shown.returncode == 0 and "--losses" in shown.stdout
+
+
+# --- the map of regimes -----------------------------------------------------------------------------------------------
+
+
+def test_regimes_are_trained_apart_and_drawn_from_what_they_left(runs, tmp_path):
+    sys.path.insert(0, str(ROOT / "scripts/compare"))
+    import regimes
+
+    grid = ["--epochs", "1,16", "--learning-rates", "1e-3", "--seeds", "1,2", "--losses", "fspo,gspo"]
+    args = regimes.parse_args([*grid, "--output", str(tmp_path), "--", "a.b=1"])
+    assert args.regimes == [(1, 1e-3), (16, 1e-3)]
+    found = []
+    for regime in args.regimes:
+        cells = regimes.cells_of(args, regime)
+        assert {cell.folder.parent.name for cell in cells} == {regime.name} and len(cells) == 4
+        asked = (f"actor_rollout_ref.actor.ppo_epochs={regime.epochs}", "actor_rollout_ref.actor.optim.lr=0.001")
+        assert all(set(cell.sizes.overrides) >= {*asked, "a.b=1"} for cell in cells)
+        for cell in cells:
+            cell.folder.parent.mkdir(exist_ok=True)
+            cell.folder.symlink_to(runs / cell.folder.name)
+        found += regimes.results(tmp_path / regime.name, regime, mini_batches=4)
+    page = tmp_path / "regimes.md"
+    regimes.write({"setup": {"machine": "made up"}, "cells": found}, tmp_path / "regimes.json")
+    rows = [line for line in page.read_text().splitlines() if line.startswith(("| 4 |", "| 64 |"))]
+    assert [row.split(" | ")[2] for row in rows] == ["fspo", "gspo"] * 2
+    again = tmp_path / "regimes.json"
+    before = page.read_bytes(), (tmp_path / "regimes.png").read_bytes()
+    regimes.write(json.loads(again.read_text()), again)
+    assert (page.read_bytes(), (tmp_path / "regimes.png").read_bytes()) == before
+
+
+def test_help_of_the_regimes_needs_no_installed_package():
+    command = [sys.executable, "-I", "-S", ROOT / "scripts/compare/regimes.py", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True)
+    assert shown.returncode == 0 and "--learning-rates" in shown.stdout
