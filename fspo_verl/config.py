@@ -13,7 +13,7 @@ from pathlib import Path
 
 from verl.workers.config import PolicyLossConfig
 
-import fspo_verl.register  # noqa: F401  makes an import error loud that verl's plugin loader would have swallowed
+import fspo_verl.register  # makes an import error loud that verl's plugin loader would have swallowed
 from fspo_verl import live, versions
 from fspo_verl.band import Band
 from fspo_verl.observe import microbatch
@@ -28,7 +28,7 @@ def plug_in() -> None:
     There the losses are registered even where verl was told not to load plugins (VERL_USE_EXTERNAL_PLUGINS=none).
     """
     versions.warn_unsupported_verl()
-    microbatch.install()
+    microbatch.install(fspo_verl.register.settle_records)
     live.install()
 
 

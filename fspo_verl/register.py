@@ -141,7 +141,17 @@ def _record(columns: dict, config, micro_batch: MicroBatch, loss: str, band) -> 
 
 @functools.cache
 def _writer(folder: str, settings: str, fraction: float, limit_mb: float) -> RecordWriter:
-    return RecordWriter(folder, settings, fraction, limit_mb * 2**20)
+    _WRITERS.append(RecordWriter(folder, settings, fraction, limit_mb * 2**20))
+    return _WRITERS[-1]
+
+
+_WRITERS: list[RecordWriter] = []
+
+
+def settle_records() -> None:
+    """Have what was recorded written, see :meth:`fspo_verl.observe.records.RecordWriter.settle`."""
+    for writer in _WRITERS:
+        writer.settle()
 
 
 @functools.cache

@@ -7,12 +7,13 @@ Records need all of it, and the metrics of numerical noise the mini-batch. verl 
 a weight sync alone. It offers no hook at either place. :func:`install` therefore wraps the method
 ``ActorRolloutRefWorker.update_weights``, and ``ppo_loss`` in the two modules of verl that call it: ``engine_workers``,
 from which every engine (FSDP, Megatron, VeOmni, TorchTitan) takes it, and the distillation loss. The wrappers look and
-pass on; they take microseconds.
+pass on, in microseconds; a weight sync also waits for records that are still being written.
 """
 
 import functools
 import logging
 import sys
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import NamedTuple
 
@@ -40,11 +41,14 @@ def current() -> MicroBatch | None:
     return _CURRENT.get()
 
 
-def install() -> None:
+def install(at_sync: Callable[[], None]) -> None:
     """Wrap ``ppo_loss`` and ``update_weights`` in a process that has loaded verl's workers, once.
 
     A worker has loaded them before it builds the config of its loss, from where this is called. A driver builds that
     config too, to check it, and is spared the seconds of their import.
+
+    Args:
+        at_sync: called whenever weights go to the rollout engines: at the end of a step, the last one of a run as well.
     """
     engine_workers = sys.modules.get("verl.workers.engine_workers")
     if engine_workers is None or hasattr(getattr(engine_workers, "ppo_loss", None), "counts_micro_batches"):
@@ -69,6 +73,7 @@ def install() -> None:
     @functools.wraps(update_weights)  # with what verl's dispatch has noted on the method
     async def counting_update_weights(self, global_steps=None, *args, **kwargs):
         position.sync(global_steps)
+        at_sync()
         return await update_weights(self, global_steps, *args, **kwargs)
 
     counting_ppo_loss.counts_micro_batches = True

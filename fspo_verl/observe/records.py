@@ -3,7 +3,8 @@
 """Per-response records of a training run: one Parquet file per training step and rank, and a reader.
 
 A row is a response in one optimiser step; :data:`COLUMNS` says what it holds. Writing can neither stop nor slow a run:
-it happens in a thread of its own, a file appears whole or not at all, and a disk that is full is a warning.
+it happens in a thread of its own, a file appears whole or not at all, and a disk that is full, or too slow for the end
+of a step, is a warning.
 
 Every file names the run that it is of (:func:`run_name`), so that a run that goes on from a checkpoint replaces the
 records of its own later steps, and those of no other run.
@@ -16,7 +17,7 @@ import re
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,7 @@ class RecordWriter:
         self._schema = pa.schema(COLUMNS).with_metadata({_SETTINGS: settings})
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="records")
         self._pending: list[Future] = []
+        self._is_slow = False
         # From here on only the thread's business.
         self._step, self._tables = None, []
         self._sizes: dict[Path, int] = {}
@@ -92,6 +94,15 @@ class RecordWriter:
             self._warn(f"the disk is too slow, records of step {batch.step} are lost")
             return
         self._pending.append(self._thread.submit(self._take, columns, batch))
+
+    def settle(self, seconds: float = 10.0) -> None:
+        """Wait until everything taken is written, but not long; where that was in vain once, not again.
+
+        A run may end with any step, and Ray then leaves a worker a fraction of a second.
+        """
+        if not self._is_slow and wait(self._pending, seconds).not_done:
+            self._is_slow = True
+            self._warn(f"not written within {seconds:g} s of the end of a step; those of the last steps may be lost")
 
     def close(self) -> None:
         """Wait until everything taken is written."""

@@ -9,6 +9,7 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -64,7 +65,7 @@ def write(folder, steps, settings=SETTINGS, **kwargs):
 def counted_ppo_loss(monkeypatch):
     """verl's ``ppo_loss`` as its workers call it where records are on."""
     monkeypatch.setattr(engine_workers, "ppo_loss", ppo_loss)
-    microbatch.install()
+    microbatch.install(lambda: None)
     return engine_workers.ppo_loss
 
 
@@ -81,7 +82,7 @@ def worker(monkeypatch):
     monkeypatch.setattr(engine_workers, "ppo_loss", lambda config, model_output, data, dp_group: microbatch.current())
     monkeypatch.setattr(worker, "update_weights", update_weights)
     monkeypatch.setattr(distillation, "ppo_loss", None)  # and put back
-    microbatch.install()
+    microbatch.install(lambda: synced.append("settled"))
     return worker, synced
 
 
@@ -212,7 +213,8 @@ def test_steps_are_those_of_verl(worker, run):
         assert place.ends_mini_batch
         places.append((place.step, place.mini_batch))
     assert places == expected
-    assert synced == [(event.step, "tcp") for event in events if isinstance(event, Sync)]
+    syncs = [(event.step, "tcp") for event in events if isinstance(event, Sync)]
+    assert synced == [seen for sync in syncs for seen in ("settled", sync)]  # records are waited for before each
     assert getattr(worker.update_weights, MAGIC_ATTR)["blocking"] is False  # what verl dispatches by is still there
 
 
@@ -233,6 +235,24 @@ def test_a_file_appears_whole_after_each_mini_batch(tmp_path):
     writer.close()
     assert len(read_records(tmp_path)) == 8  # the third micro-batch is of an optimiser step that never came
     assert [file.name for file in tmp_path.iterdir()] == ["step-000001-rank-0000.parquet"]
+
+
+def test_the_end_of_a_step_waits_for_its_records_but_not_for_a_disk_that_hangs(tmp_path, monkeypatch, caplog):
+    released, write_table = threading.Event(), RecordWriter._write
+    monkeypatch.setattr(RecordWriter, "_write", lambda *a: released.wait(60) and write_table(*a))
+    writer = RecordWriter(tmp_path, SETTINGS)
+    add(writer, step=1, mini_batch=0)
+    threading.Timer(0.2, released.set).start()
+    writer.settle()
+    assert len(read_records(tmp_path)) == 4 and not caplog.text
+    released.clear()
+    add(writer, step=2, mini_batch=0)
+    for _ in range(2):
+        writer.settle(0.01)
+    assert caplog.text.count("not written within 0.01 s of the end of a step") == 1
+    released.set()
+    writer.close()
+    assert set(read_records(tmp_path).step) == {1, 2}
 
 
 def test_a_run_that_goes_on_replaces_the_steps_it_does_again(tmp_path):
