@@ -24,7 +24,7 @@ from matplotlib.ticker import NullLocator
 from scipy import optimize
 
 from fspo_verl.analysis.clip_rates import MIN_COUNT, length_reweighting_error, rate_by_length
-from fspo_verl.analysis.resampling import Estimate, t_quantile
+from fspo_verl.analysis.resampling import UNKNOWN, Estimate, t_quantile
 from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.compare import thresholds
 from fspo_verl.compare.trials import Trial, read_trials
@@ -35,7 +35,6 @@ MIN_SEEDS = 3  # of an interval
 LATE = 5  # steps whose mean is the value at the end of a run
 SPIKE = 5.0  # a gradient norm above this many medians of its run
 _DRAWS = 10_000
-_UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 _BEGIN, _END = "<!-- begin of what `fspo-verl compare` writes -->", "<!-- end of what `fspo-verl compare` writes -->"
 
 
@@ -245,8 +244,8 @@ def differences(trials: Sequence[Trial], values: pd.DataFrame, baseline: str) ->
             rng = np.random.default_rng(0)
             interval = paired_interval(difference[:, None], rng)
             answers = answer_differences(*([by_key[of, seed] for seed in pair.index] for of in (baseline, loss)), name)
-            both = _UNKNOWN if answers is None else paired_interval(answers, rng)
-            better = _improvement(difference * metric.better) if metric.better else _UNKNOWN
+            both = UNKNOWN if answers is None else paired_interval(answers, rng)
+            better = _improvement(difference * metric.better) if metric.better else UNKNOWN
             said = verdict(difference, [interval, both], baseline)
             rows.append((name, loss, len(difference), *interval, *both[1:], *better, said))
     columns = ["metric", "loss", "seeds", "difference", "lower", "upper", "lower_questions", "upper_questions"]
@@ -257,7 +256,7 @@ def differences(trials: Sequence[Trial], values: pd.DataFrame, baseline: str) ->
 def _improvement(gain: np.ndarray) -> Estimate:
     share = np.where(gain == 0, 0.5, gain > 0)
     rate, *ends = rate_by_length(np.ones(len(share)), share, [1, 2])[["rate", "lower", "upper"]].to_numpy()[0]
-    return Estimate(rate, *(ends if len(share) >= MIN_SEEDS else _UNKNOWN[1:]))
+    return Estimate(rate, *(ends if len(share) >= MIN_SEEDS else UNKNOWN[1:]))
 
 
 def verdict(difference: np.ndarray, intervals: Sequence[Estimate], baseline: str) -> str:
@@ -285,7 +284,7 @@ def clip_rates(trials: Sequence[Trial]) -> pd.DataFrame:
             continue
         for (low, high), seeds in pd.concat(tables).groupby(["low", "high"]):
             rates = seeds.rate.dropna().to_numpy()
-            mean = paired_interval(rates[:, None], np.random.default_rng(0)) if len(rates) else _UNKNOWN
+            mean = paired_interval(rates[:, None], np.random.default_rng(0)) if len(rates) else UNKNOWN
             rows.append((loss, kind, low, high, seeds.n.sum(), *mean))
     return pd.DataFrame(rows, columns=["loss", "kind", "low", "high", "n", "rate", "lower", "upper"])
 

@@ -146,7 +146,7 @@ def compare(args: argparse.Namespace) -> int:
     # Rough numbers suffice before the factors are known: what counts is how many cells there are.
     final = [_cell(args, loss, seed, 1.0) for seed in args.seeds for loss in args.losses]
     progress = Progress(args, [*tuning, *final])
-    progress.run("warm start", list({cell.start_seed: cell for cell in (*tuning, *final)}.values()))
+    progress.run("warm start", one_per_start([*tuning, *final]))
     progress.run("train", tuning)
     factors, table = (args.factors, None) if args.factors else choose_factors(args)
     final = [_cell(args, loss, seed, factors[loss]) for seed in args.seeds for loss in args.losses]
@@ -172,6 +172,11 @@ def _cell(args: argparse.Namespace, loss: str, seed: int, factor: float, tuning:
     parent = args.output / (f"tuning-x{factor:.3g}" if tuning else "cells")
     start_seed = seed if args.start_seed is None else args.start_seed
     return Cell(args.output, parent / f"{loss}-seed{seed}", loss, seed, start_seed, factor, sizes)
+
+
+def one_per_start(cells: Sequence) -> list:
+    """A cell for each warm start that these need."""
+    return list({cell.start_seed: cell for cell in cells}.values())
 
 
 class Progress:

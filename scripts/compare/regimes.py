@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     cells = {regime: cells_of(args, regime) for regime in args.regimes}
     flat = list(itertools.chain.from_iterable(cells.values()))
     progress = comparison.Progress(args, flat)
-    progress.run("warm start", list({cell.start_seed: cell for cell in flat}.values()))
+    progress.run("warm start", comparison.one_per_start(flat))
     progress.run("train", flat)
     steps = args.prompts // args.mini_batch
     found = [result for regime in args.regimes for result in results(args.output / regime.name, regime, steps)]
