@@ -139,18 +139,19 @@ def _record(columns: dict, config, micro_batch: MicroBatch, loss: str, band) -> 
     writer.add(columns, **micro_batch._asdict())
 
 
-@functools.cache
 def _writer(folder: str, settings: str, fraction: float, limit_mb: float) -> RecordWriter:
-    _WRITERS.append(RecordWriter(folder, settings, fraction, limit_mb * 2**20))
-    return _WRITERS[-1]
+    """The one writer of these arguments."""
+    if (key := (folder, settings, fraction, limit_mb)) not in _WRITERS:
+        _WRITERS[key] = RecordWriter(folder, settings, fraction, limit_mb * 2**20)
+    return _WRITERS[key]
 
 
-_WRITERS: list[RecordWriter] = []
+_WRITERS: dict[tuple, RecordWriter] = {}
 
 
 def settle_records() -> None:
     """Have what was recorded written, see :meth:`fspo_verl.observe.records.RecordWriter.settle`."""
-    for writer in _WRITERS:
+    for writer in _WRITERS.values():
         writer.settle()
 
 

@@ -3,7 +3,6 @@
 """Records: what is written is what the loss saw, on every disk and after every kind of end."""
 
 import asyncio
-import functools
 import itertools
 import json
 import logging
@@ -89,9 +88,8 @@ def worker(monkeypatch):
 @pytest.fixture
 def writers(monkeypatch):
     """The writers that the registered losses make, to wait for."""
-    made, make = [], fspo_verl.register._writer.__wrapped__
-    monkeypatch.setattr(fspo_verl.register, "_writer", functools.cache(lambda *a: made.append(make(*a)) or made[-1]))
-    return made
+    monkeypatch.setattr(fspo_verl.register, "_WRITERS", made := {})
+    return made.values()
 
 
 def train(counted_ppo_loss, config, steps, cut):
