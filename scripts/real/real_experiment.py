@@ -127,4 +127,5 @@ _GPU = [
 def _cheap_dtype() -> str:
     """bfloat16 where the processor multiplies its matrices. The trainer computes log-probs of its own, in float32."""
     cpu_info = Path("/proc/cpuinfo")
-    return "bfloat16" if cpu_info.exists() and "amx_bf16" in cpu_info.read_text() else "float32"
+    flags = cpu_info.read_text().split() if cpu_info.exists() else ()
+    return "bfloat16" if {"amx_bf16", "avx512_bf16"} & set(flags) else "float32"
