@@ -160,10 +160,12 @@ def test_the_arguments_of_the_asynchronous_script_train(task, tmp_path):
 
     metrics = read_metrics([tmp_path / "run/metrics-1.jsonl"])
     assert list(metrics.index) == [0, 1, 2, 3]  # 0 is the validation before training
-    assert metrics["training/rollout_probs_diff_max"].max() < 1e-4
     assert (tmp_path / "run/checkpoints/global_step_3/actor").is_dir()
-    # A step of the records is what lies between two weight syncs, as in metrics and checkpoints.
     records = read_records(tmp_path / "run")
+    # At first trainer and rollout have the same weights; what is generated while the trainer moves on is older by that.
+    disagreement = metrics["training/rollout_probs_diff_max"]
+    assert disagreement[1] < 1e-5 and disagreement.max() < records.quadratic_variation.max() ** 0.5
+    # A step of the records is what lies between two weight syncs, as in metrics and checkpoints.
     assert records.groupby(["step", "mini_batch"]).size().to_dict() == {(s, m): 8 for s in (1, 2, 3) for m in range(4)}
     assert set(records.groupby("prompt", observed=True).size()) == {4} and records.prompt.nunique() == 3 * 8
     clipped = records.groupby("step").clipped.mean()
