@@ -23,6 +23,7 @@ METRICS, COLUMNS, RECORDS, MICROBATCH = (
 )
 LAUNCH, COMPOSITION, HISTORY = ((f"preflight/{name}.py",) for name in ("launch", "composition", "loss_history"))
 RESAMPLING = ("analysis/resampling.py",)
+PAIRED = ("compare/paired.py",)
 TESTS = [
     f"tests/{name}.py" for name in ("test_loss", "test_policy_loss", "observe/test_columns", "observe/test_records")
 ]
@@ -31,6 +32,7 @@ TESTS_OF = {  # files with tests of their own, which are long: those that a plan
     COMPOSITION: ["tests/preflight/test_launch_table.py", "-k", "hidden"],
     HISTORY: ["tests/preflight/test_launch.py", "-k", "kept_for_resumes or step_of_a_checkpoint"],
     RESAMPLING: ["tests/analysis/test_fairness.py", "-k", "students_t"],
+    PAIRED: ["tests/compare/test_compare.py", "-k", "sign_flips or other_questions or fewer_than_six"],
 }
 
 MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound code, the fault
@@ -117,6 +119,9 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
      "here"),
     ("loss_scale_factor not kept for resumes", HISTORY, '"loss_agg_mode", "loss_scale_factor")', '"loss_agg_mode")'),
     ("step of resume_path always 0", HISTORY, "int(step[1]) if step else 0", "0"),
+    ("interval over seeds one rank too narrow", PAIRED, "float(means[-outside])", "float(means[-outside - 1])"),
+    ("interval with too few seeds", PAIRED, "count < MIN_SEEDS", "count < 2"),
+    ("other questions not in the interval", PAIRED, "max(by_question.var(ddof=1) - noise / seeds, 0)", "0.0"),
     ("bootstrap without sqrt(n/(n-1))", RESAMPLING, "deviation * np.sqrt(count / (count - 1))", "deviation"),
 ]  # fmt: skip
 

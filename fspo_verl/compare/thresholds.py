@@ -80,7 +80,7 @@ RULES = {
 
 
 def quantities(values: pd.DataFrame) -> pd.DataFrame:
-    """What is checked, from :func:`fspo_verl.compare.page.measure`: index seed, a column per name of :data:`RULES`.
+    """What is checked, from :func:`fspo_verl.compare.measures.measure`: index seed, a column per name of :data:`RULES`.
 
     Raises:
         ValueError: a loss or one of its seeds is missing.

@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,6 +139,11 @@ def read_trials(folder: Path) -> list[Trial]:
     trials = (_trial(run, *identity, edges) for run, identity in zip(runs, found.values(), strict=True))
     # Rounded as in JSON, so that a comparison from the runs and one from its JSON agree to the last digit.
     return [Trial.from_json(trial.to_json()) for trial in trials]
+
+
+def losses(trials: Sequence[Trial]) -> list[str]:
+    """Each loss once, in the order of the trials."""
+    return list(dict.fromkeys(trial.loss for trial in trials))
 
 
 def _edges(lengths: np.ndarray) -> np.ndarray:

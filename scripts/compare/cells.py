@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A cell of the comparison: one loss at one clip range, trained from the warm start of one seed.
+"""A cell of the comparison: one arm at one clip range, trained from the warm start of one seed.
 
 ``python cells.py JSON`` trains the cell that the JSON describes, or makes its seed's warm start.
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "quickstart"))
 import ledger  # noqa: E402
+from arms import ACTOR, Arm  # noqa: E402
 from ledger_experiment import LedgerExperiment, launch  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 
@@ -26,7 +27,9 @@ from fspo_verl.files import write_whole  # noqa: E402
 from fspo_verl.preflight.overrides import override  # noqa: E402
 
 POOL, TRAIN_PROBLEMS = 32_768, 4_096
-ACTOR = "actor_rollout_ref.actor"
+# What a multiple of a clip range multiplies.
+_BOUNDS = [f"{ACTOR}.clip_ratio_{side}" for side in ("low", "high")]
+_BOUNDS += [f"{ACTOR}.policy_loss.eps_{side}" for side in ("low", "high", "dual")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +51,14 @@ class Cell:
     Attributes:
         output: folder of warm starts and data sets, which the cells of a seed share.
         folder: where the finished run goes; it exists only once the run has finished.
-        loss, seed, sizes: what is trained; the seed is that of the prompts, their order and the sampling.
+        arm, seed, sizes: what is trained; the seed is that of the prompts, their order and the sampling.
         start_seed: of the warm start.
-        factor: its clip range, as a multiple of the one in fspo_verl/configs/algorithm.policy_loss.
+        factor: its clip range, as a multiple of the arm's.
     """
 
     output: Path
     folder: Path
-    loss: str
+    arm: Arm
     seed: int
     start_seed: int
     factor: float
@@ -73,17 +76,19 @@ class Cell:
     def from_json(data: dict) -> "Cell":
         """The inverse of :meth:`to_json`."""
         sizes = Sizes(**data["sizes"] | {"overrides": tuple(data["sizes"]["overrides"])})
-        return Cell(**data | {"output": Path(data["output"]), "folder": Path(data["folder"]), "sizes": sizes})
+        name, trains, changes = data["arm"]
+        places = {name: Path(data[name]) for name in ("output", "folder")}
+        return Cell(**data | places | {"arm": Arm(name, trains, tuple(changes)), "sizes": sizes})
 
 
-def clip_range(loss: str, factor: float) -> list[str]:
-    """Hydra overrides: every bound of the packaged config of the loss, times ``factor``."""
-    config = OmegaConf.load(resources.files(fspo_verl.configs) / f"algorithm.policy_loss/{loss}.yaml")
-    actor = config.actor_rollout_ref.actor
-    keys = {f"{ACTOR}.{name}": actor.get(name) for name in ("clip_ratio_low", "clip_ratio_high")}
-    bounds = ("eps_low", "eps_high", "eps_dual")
-    keys |= {f"{ACTOR}.policy_loss.{name}": actor.policy_loss.get(name) for name in bounds}
-    return [f"{key}={value * factor:.6g}" for key, value in keys.items() if value is not None]
+def overrides_of(arm: Arm, factor: float) -> list[str]:
+    """Hydra overrides: every bound of an arm's clip range, packaged or its own, times ``factor``; its other changes."""
+    config = OmegaConf.load(resources.files(fspo_verl.configs) / f"algorithm.policy_loss/{arm.trains}.yaml")
+    packaged = {key: OmegaConf.select(config, key) for key in _BOUNDS}
+    values = {key: value for key, value in packaged.items() if value is not None}
+    values |= dict(change.split("=", 1) for change in arm.changes)
+    bounds = {key: f"{float(values[key]) * factor:.6g}" for key in _BOUNDS if values.get(key, "null") != "null"}
+    return [f"{key}={value}" for key, value in (values | bounds).items()]
 
 
 def training_problems(cell: Cell) -> Path:
@@ -117,7 +122,7 @@ def train(cell: Cell) -> None:
     attempt.mkdir(parents=True)
     sizes = cell.sizes
     overrides = [
-        *clip_range(cell.loss, cell.factor),
+        *overrides_of(cell.arm, cell.factor),
         override("data.train_files", training_problems(cell)),
         f"data.train_batch_size={sizes.prompts}",
         f"actor_rollout_ref.rollout.n={sizes.responses}",
@@ -128,7 +133,7 @@ def train(cell: Cell) -> None:
         "trainer.project_name=compare",
         *sizes.overrides,
     ]
-    common = (cell.output, cell.loss, "hf", cell.seed, sizes.steps, tuple(overrides))
+    common = (cell.output, cell.arm.trains, "hf", cell.seed, sizes.steps, tuple(overrides))
     experiment = _Experiment(*common, run_folder=attempt, start_seed=cell.start_seed)
     begin = time.monotonic()
     launch.train(experiment)

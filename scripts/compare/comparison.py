@@ -5,6 +5,7 @@
 For every seed a small Qwen3 model is warm-started on the quickstart's running totals. From it each loss is trained
 with verl's own trainer, on the same prompts in the same order. First every loss tries the same multiples of its
 packaged clip range on the tuning seeds; the one with the highest mean training reward is used on the other seeds.
+Those of `calibrated` are multiples of the band that `fspo-verl calibrate` recommends to fspo's first tuning run.
 
 A cell is one training run. A finished cell is never run again; one that was interrupted is started afresh, as only then
 the result is that of an uninterrupted one. Results: OUTPUT/comparison.md, .json and .png, and a folder per cell.
@@ -27,7 +28,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
 sys.path.insert(0, str(HERE.parent / "training"))  # the trainer, its metrics and checks of arguments
+import arms  # noqa: E402
 from options import LOSSES, Failure, hydra_override, positive  # noqa: E402
 
 FACTORS = (1 / 3, 1.0, 3.0, 10.0)
@@ -38,6 +41,9 @@ EXAMPLES = """examples:
   bash scripts/compare_baselines.sh                                    everything, some hours on two cores
   bash scripts/compare_baselines.sh --factors fspo=1,gspo=1,grpo=1,fixed_band=1,no_clip=1 --seeds 10,11,12
                                                                        without tuning
+  bash scripts/compare_baselines.sh --losses fspo,gspo \\
+      --arm gspo_band=fspo,policy_loss.length_power=1,policy_loss.eps_low=3e-4,policy_loss.eps_high=4e-4
+                                                                       gspo's band with fspo's aggregation
   bash scripts/compare_baselines.sh --check tests/comparison_thresholds.json --output runs/compare-check
                                                                        the small comparison that CI runs
 """
@@ -51,8 +57,17 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         epilog=EXAMPLES,
     )
     add = parser.add_argument
-    add("--losses", type=_names, default=list(LOSSES), help=f"default: {','.join(LOSSES)}")
-    add("--seeds", type=integers, default=[10, 11, 12, 13, 14], help="default: 10,11,12,13,14")
+    losses = [*LOSSES, arms.CALIBRATED]
+    add("--losses", type=arms.names, help=f"default: those of --factors, or {','.join(losses)}")
+    add(
+        "--arm",
+        type=arms.arm,
+        action="append",
+        default=[],
+        metavar="NAME=LOSS,KEY=VALUE,...",
+        help="a loss with settings of its own (keys of actor_rollout_ref.actor), besides --losses; may be repeated",
+    )
+    add("--seeds", type=integers, default=[10, 11, 12, 13, 14, 15], help="default: 10,11,12,13,14,15")
     add("--start-seed", type=int, help="one warm start, of this seed, for all seeds (default: each seed has its own)")
     add("--steps", type=positive, default=12, help="training steps of a cell (default: %(default)s)")
     add("--prompts", type=positive, default=32, help="per step (default: %(default)s)")
@@ -61,7 +76,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--temperature", type=float, default=1.5, help="of sampling (default: %(default)s)")
     add("--learning-rate", type=float, default=5e-4, help="default: %(default)s")
     add("--validate-every", type=positive, default=4, help="steps (default: %(default)s)")
-    add("--factors", type=_factors, help="clip range per loss as a multiple of the packaged one, instead of tuning")
+    add("--factors", type=_factors, help="clip range per loss as a multiple of its own, instead of tuning")
     add("--tuning-seeds", type=integers, default=[100, 101], help="default: 100,101")
     add("--tuning-steps", type=positive, default=8, help="default: %(default)s")
     add("--target", type=float, default=0.5, help="the accuracy to which steps are counted (default: %(default)s)")
@@ -81,14 +96,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         vars(args).update(setup)
     if args.mini_batch > args.prompts:
         parser.error(f"--mini-batch {args.mini_batch} is more than all of --prompts {args.prompts}")
+    more = {arm.name for arm in args.arm}
+    args.losses = args.losses or [loss for loss in args.factors or losses if loss not in more]
+    args.arms = arms.chosen(args.losses, args.arm)
     return args
-
-
-def _names(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := set(names) - set(LOSSES):
-        raise argparse.ArgumentTypeError(f"unknown {', '.join(sorted(unknown))}; there are {', '.join(LOSSES)}")
-    return names
 
 
 def integers(text: str) -> list[int]:
@@ -134,22 +145,23 @@ def compare(args: argparse.Namespace) -> int:
     """Run what is missing, write the comparison; returns the exit code."""
     from fspo_verl import cli
 
-    if args.factors and (missing := set(args.losses) - args.factors.keys()):
+    if args.factors and (missing := {arm.name for arm in args.arms} - args.factors.keys()):
         raise Failure(f"--factors lacks {', '.join(sorted(missing))}")
-    tuning = [
-        _cell(args, loss, seed, factor, tuning=True)
-        for loss in _tuned(args.losses)
-        for seed in args.tuning_seeds
-        for factor in FACTORS
-        if not args.factors
-    ]
-    # Rough numbers suffice before the factors are known: what counts is how many cells there are.
-    final = [_cell(args, loss, seed, 1.0) for seed in args.seeds for loss in args.losses]
+    if arms.CALIBRATED in args.losses and (args.factors or "fspo" not in args.losses):
+        raise Failure(f"{arms.CALIBRATED} takes its band from the tuning of fspo: --losses with it, and no --factors")
+    # Rough numbers suffice before bands and factors are known: what counts is how many cells there are.
+    final = [_cell(args, arm, seed, 1.0) for seed in args.seeds for arm in args.arms]
+    tuning = [] if args.factors else _tuning(args, args.arms)
     progress = Progress(args, [*tuning, *final])
     progress.run("warm start", one_per_start([*tuning, *final]))
-    progress.run("train", tuning)
+    if not args.factors:
+        progress.run("train", _tuning(args, [arm for arm in args.arms if arm.name != arms.CALIBRATED]))
+        if arms.CALIBRATED in args.losses:
+            found = arms.calibrated(_folder(args, 1.0) / f"fspo-seed{args.tuning_seeds[0]}")
+            args.arms = [found if arm.name == arms.CALIBRATED else arm for arm in args.arms]
+            progress.run("train", _tuning(args, [found]))
     factors, table = (args.factors, None) if args.factors else choose_factors(args)
-    final = [_cell(args, loss, seed, factors[loss]) for seed in args.seeds for loss in args.losses]
+    final = [_cell(args, arm, seed, factors[arm.name]) for seed in args.seeds for arm in args.arms]
     progress.run("train", final)
 
     cells = args.output / "cells"
@@ -159,7 +171,23 @@ def compare(args: argparse.Namespace) -> int:
     return cli.main(["compare", *map(str, options)])
 
 
-def _cell(args: argparse.Namespace, loss: str, seed: int, factor: float, tuning: bool = False):
+def _tuning(args: argparse.Namespace, of: Sequence[arms.Arm]) -> list:
+    """The cells that tune these arms."""
+    return [
+        _cell(args, arm, seed, factor, tuning=True)
+        for arm in of
+        if arm.tuned
+        for seed in args.tuning_seeds
+        for factor in FACTORS
+    ]
+
+
+def _folder(args: argparse.Namespace, factor: float) -> Path:
+    """Of the tuning runs with this multiple."""
+    return args.output / f"tuning-x{factor:.3g}"
+
+
+def _cell(args: argparse.Namespace, arm: arms.Arm, seed: int, factor: float, tuning: bool = False):
     from cells import Cell, Sizes
 
     overrides = (
@@ -169,9 +197,9 @@ def _cell(args: argparse.Namespace, loss: str, seed: int, factor: float, tuning:
     )
     steps = args.tuning_steps if tuning else args.steps
     sizes = Sizes(steps, args.prompts, args.responses, args.mini_batch, args.validate_every, overrides)
-    parent = args.output / (f"tuning-x{factor:.3g}" if tuning else "cells")
+    parent = _folder(args, factor) if tuning else args.output / "cells"
     start_seed = seed if args.start_seed is None else args.start_seed
-    return Cell(args.output, parent / f"{loss}-seed{seed}", loss, seed, start_seed, factor, sizes)
+    return Cell(args.output, parent / f"{arm.name}-seed{seed}", arm, seed, start_seed, factor, sizes)
 
 
 def one_per_start(cells: Sequence) -> list:
@@ -251,7 +279,8 @@ class Progress:
         self.failed.add(cell.folder)
         kept = log.replace(log.with_suffix(".failed.log"))
         print(
-            f"[{phase}] {cell.loss} x {cell.factor:.3g}, seed {cell.seed} failed, is run once more; {kept}", flush=True
+            f"[{phase}] {cell.arm.name} x {cell.factor:.3g}, seed {cell.seed} failed, is run once more; {kept}",
+            flush=True,
         )
 
     def _end(self, phase: str, cell, begin: float) -> None:
@@ -267,7 +296,7 @@ class Progress:
         left = (time.monotonic() - self.begin) * (self.left - self.done) / self.done
         reached = report.summarize(cell.folder)
         print(
-            f"[{self.ended}/{self.total}] {cell.loss} x {cell.factor:.3g}, seed {cell.seed}: "
+            f"[{self.ended}/{self.total}] {cell.arm.name} x {cell.factor:.3g}, seed {cell.seed}: "
             f"accuracy {reached['accuracy_before']:.2f} -> {reached['accuracy_after']:.2f}, {seconds:.0f} s; "
             f"about {left / 60:.0f} min left",
             flush=True,
@@ -280,13 +309,13 @@ def _cost(cell) -> int:
 
 def choose_factors(args: argparse.Namespace) -> tuple[dict[str, float], dict]:
     """The multiple per loss with the highest mean training reward over the tuning seeds, and the table of all."""
-    from fspo_verl.compare.page import measure
+    from fspo_verl.compare.measures import measure
     from fspo_verl.compare.trials import read_trials
 
     columns = ["reward", "clip_rate", "accuracy"]
-    scores = {loss: [] for loss in _tuned(args.losses)}
+    scores = {arm.name: [] for arm in args.arms if arm.tuned}
     for factor in FACTORS:
-        values = measure(read_trials(args.output / f"tuning-x{factor:.3g}"), target=1.0)
+        values = measure(read_trials(_folder(args, factor)), target=1.0)
         for loss, means in values[values.seed.isin(args.tuning_seeds)].groupby("loss")[columns].mean().iterrows():
             scores[loss].append(means.round(4).to_dict())
     chosen = {
@@ -301,12 +330,7 @@ def choose_factors(args: argparse.Namespace) -> tuple[dict[str, float], dict]:
         "scores": scores,
         "chosen": chosen,
     }
-    return dict.fromkeys(args.losses, 1.0) | chosen, table
-
-
-def _tuned(losses: Sequence[str]) -> list[str]:
-    """Those that have a clip range."""
-    return [loss for loss in losses if loss != "no_clip"]
+    return {arm.name: 1.0 for arm in args.arms} | chosen, table
 
 
 def describe(args: argparse.Namespace, factors: dict[str, float], tuning: dict | None, final: Sequence) -> dict:
@@ -316,11 +340,11 @@ def describe(args: argparse.Namespace, factors: dict[str, float], tuning: dict |
     from fspo_verl.versions import installed
 
     seconds = [json.loads((cell.folder / "cell.json").read_text())["seconds"] for cell in final]
-    ranges = (f"{loss} {' '.join(cells.clip_range(loss, factors[loss]))}" for loss in args.losses)
+    ranges = (f"{arm.name} {' '.join(cells.overrides_of(arm, factors[arm.name]))}" for arm in args.arms)
     packages = ("verl", "torch", "transformers", "ray")
     return {
         "command": f"bash scripts/compare_baselines.sh {shlex.join(sys.argv[1:])}".strip(),
-        "clip ranges": "; ".join(text.replace(cells.ACTOR + ".", "") for text in ranges),
+        "clip ranges": "; ".join(text.replace(arms.ACTOR + ".", "") for text in ranges),
         "rollouts": f"{args.prompts} prompts x {args.responses} responses at temperature {args.temperature:g}, in "
         f"{args.prompts // args.mini_batch} optimiser steps with learning rate {args.learning_rate:g}",
         "versions": ", ".join(f"{name} {installed(name)}" for name in packages)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import arms  # noqa: E402
 import comparison  # noqa: E402
 
 _BEGIN, _END = "<!-- begin of what `scripts/compare/regimes.py` writes -->", "<!-- end of what it writes -->"
@@ -31,7 +32,7 @@ EXAMPLES = """examples:
   bash scripts/compare_baselines.sh regimes --epochs 4 --learning-rates 5e-4,5e-3 --losses fspo,gspo,no_clip
   .venv/bin/python scripts/compare/regimes.py --redraw docs/regimes.json    page and figure beside it, in seconds
 """
-# What of a trial is kept: names of fspo_verl.compare.page.METRICS.
+# What of a trial is kept: names of fspo_verl.compare.measures.METRICS.
 _KEPT = "accuracy_before accuracy accuracy_area reward clip_rate drawdown nonfinite_steps entropy".split()
 
 
@@ -58,6 +59,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--redraw", type=Path, metavar="JSON", help="only write page and figure again, beside the file")
     own, others = parser.parse_known_args(argv)
     args = comparison.parse_args(["--losses", "fspo,no_clip", "--seeds", "10", "--output", "runs/regimes", *others])
+    if arms.CALIBRATED in args.losses:
+        parser.error(f"{arms.CALIBRATED} needs tuning runs, which a map has none of")
     args.regimes = list(itertools.starmap(Regime, itertools.product(own.epochs, own.learning_rates)))
     args.redraw = own.redraw
     return args
@@ -77,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     progress.run("train", flat)
     steps = args.prompts // args.mini_batch
     found = [result for regime in args.regimes for result in results(args.output / regime.name, regime, steps)]
-    factors = dict.fromkeys(args.losses, 1.0)
+    factors = {arm.name: 1.0 for arm in args.arms}
     write({"setup": comparison.describe(args, factors, None, flat), "cells": found}, args.output / "regimes.json")
     return 0
 
@@ -86,13 +89,13 @@ def cells_of(args: argparse.Namespace, regime: Regime) -> list:
     """The cells of a regime, in a folder of their own."""
     overrides = [*args.overrides, f"actor_rollout_ref.actor.ppo_epochs={regime.epochs}"]
     of_regime = argparse.Namespace(**vars(args) | {"learning_rate": regime.learning_rate, "overrides": overrides})
-    cells = [comparison._cell(of_regime, loss, seed, 1.0) for seed in args.seeds for loss in args.losses]
+    cells = [comparison._cell(of_regime, arm, seed, 1.0) for seed in args.seeds for arm in args.arms]
     return [dataclasses.replace(cell, folder=args.output / regime.name / cell.folder.name) for cell in cells]
 
 
 def results(folder: Path, regime: Regime, mini_batches: int) -> list[dict]:
     """What each cell of a regime came to."""
-    from fspo_verl.compare.page import measure
+    from fspo_verl.compare.measures import measure
     from fspo_verl.compare.trials import read_trials
 
     trials = read_trials(folder)

@@ -34,7 +34,7 @@ def draw(columns: int) -> Figure:
     for loss, name in NAMES.items():
         table = rates[rates.loss == loss]
         style = CLIPS[loss].style
-        axes.fill_between(place, table.lower.clip(0), table.upper, color=style.color, alpha=0.12, lw=0)
+        axes.fill_between(place, table.smallest, table.largest, color=style.color, alpha=0.12, lw=0)
         axes.plot(place, table.rate, **style.line_kwargs() | {"lw": 2.2, "ms": 6})
         label = f"{name}\n{table.rate.iloc[0]:.0%} of the shortest, {table.rate.iloc[-1]:.0%} of the longest"
         at = (place[-1], table.rate.iloc[-1])

@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Comparison of losses: statistics, records of trials, thresholds and the faults they have to notice."""
 
+import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import subprocess
@@ -16,13 +18,14 @@ import synthetic_run
 from scipy import stats
 
 from fspo_verl import cli
+from fspo_verl.analysis.resampling import Estimate
 from fspo_verl.band import Band
 from fspo_verl.clips import CLIPS, LOSSES, BandClip
-from fspo_verl.compare import page, thresholds
+from fspo_verl.compare import measures, page, paired, thresholds
 from fspo_verl.compare.trials import Clips, Trial, read_trials
 
 ROOT = Path(__file__).parents[2]
-SEEDS = (1, 2, 3, 4, 5)
+SEEDS = (1, 2, 3, 4, 5, 6)
 STEPS = 8
 # What synthetic_run records as the settings of each loss.
 synthetic_run.RANGES |= {"grpo": {"band": None}, "fixed_band": {"band": dataclasses.asdict(CLIPS["fixed_band"].band)}}
@@ -80,74 +83,96 @@ def test_length_exponent_finds_the_power(k):
     x = np.log([5.0, 9, 20, 45, 80])
     n = np.array([100, 300, 50, 200, 70])
     clips = Clips([5, 6, 10, 30, 60, 90], x.tolist(), [n.tolist()], [(0.02 * n * np.exp(k * (x - 3))).tolist()], {})
-    assert page.length_exponent(trial(clips=clips)) == pytest.approx(k, abs=1e-9)
+    assert measures.length_exponent(trial(clips=clips)) == pytest.approx(k, abs=1e-9)
 
 
 @pytest.mark.parametrize("clipped", [[0, 0, 0], [4, 0, 0], [0, 0, 4]])
 def test_length_exponent_is_unknown_where_nothing_or_one_end_is_clipped(clipped):
     clips = Clips([1, 2, 3, 4], [0.0, 0.7, 1.1], [[10, 10, 10]], [clipped], {})
-    assert math.isnan(page.length_exponent(trial(clips=clips)))
+    assert math.isnan(measures.length_exponent(trial(clips=clips)))
 
 
 def test_area_is_the_mean_height_of_the_curve():
     steps, values = [0, 4, 5, 11], [0.1, 0.3, 0.2, 0.9]
     fine = np.linspace(0, 11, 110_001)
     expected = np.interp(fine, steps, values).mean()
-    assert page.accuracy_area(trial(dict(zip(steps, values, strict=True)))) == pytest.approx(expected, abs=1e-5)
+    assert measures.accuracy_area(trial(dict(zip(steps, values, strict=True)))) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(
     ("target", "expected"), [(0.1, 0), (0.3, 0), (0.45, 2.5), (0.6, 5), (0.7, 15), (0.9, math.nan)]
 )
 def test_steps_to_an_accuracy(target, expected):
-    reached = page.steps_to(trial({0: 0.3, 5: 0.6, 10: 0.5, 20: 0.9 - 1e-9}), target)
+    reached = measures.steps_to(trial({0: 0.3, 5: 0.6, 10: 0.5, 20: 0.9 - 1e-9}), target)
     assert reached == pytest.approx(expected, nan_ok=True)
+
+
+def test_a_collapse_is_a_fall_below_half_of_the_best():
+    assert not measures.collapsed(trial({0: 0.3, 5: 0.8, 10: 0.4, 15: 0.9}))
+    assert measures.collapsed(trial({0: 0.3, 5: 0.8, 10: 0.39, 15: 0.9}))
 
 
 def test_stability():
     spiky = trial({0: 0.3, 5: 0.8, 10: 0.5, 15: 0.9, 20: 0.7}, grad_norm=[1, 1, 1, None, 5.1, 5, 1, 1])
-    assert page.drawdown(spiky) == pytest.approx(0.3)
-    assert page.nonfinite_steps(spiky) == 1
-    assert page.gradient_spikes(spiky) == 1
+    assert measures.drawdown(spiky) == pytest.approx(0.3)
+    assert measures.nonfinite_steps(spiky) == 1
+    assert measures.gradient_spikes(spiky) == 1
     poisoned = trial(loss=[0.0] * 7 + [None], nonfinite_responses=[0.1, *[0.0] * 7])
-    assert page.nonfinite_steps(poisoned) == 2 and page.nonfinite_steps(trial()) == 0
+    assert measures.nonfinite_steps(poisoned) == 2 and measures.nonfinite_steps(trial()) == 0
 
 
 # --- intervals --------------------------------------------------------------------------------------------------------
 
 
-def test_interval_over_seeds_is_students():
-    differences = np.array([0.02, 0.05, -0.01, 0.04, 0.03])
-    interval = page.paired_interval(differences[:, None], np.random.default_rng(0))
-    expected = stats.ttest_1samp(differences, 0).confidence_interval()
-    assert interval.value == pytest.approx(differences.mean())
-    assert interval[1:] == pytest.approx((expected.low, expected.high), abs=5e-4)
+@pytest.mark.parametrize("seeds", [6, 7, 9])
+def test_interval_holds_the_means_that_sign_flips_do_not_reject(seeds):
+    values = np.random.default_rng(seeds).lognormal(size=seeds)
+    interval = paired.sign_flip_interval(values)
+    signs = np.array(list(itertools.product((-1, 1), repeat=seeds)))
+
+    def p_value(mean: float) -> float:
+        flipped = np.abs(signs @ (values - mean))
+        return np.mean(flipped >= np.abs((values - mean).sum()) - 1e-9)
+
+    assert interval.value == pytest.approx(values.mean())
+    for end, outward in ((interval.lower, -1e-6), (interval.upper, 1e-6)):
+        assert p_value(end - outward) > 0.05 >= p_value(end + outward)
 
 
-def test_interval_over_seeds_and_questions_covers(monkeypatch):
-    monkeypatch.setattr(page, "_DRAWS", 500)
-    rng, covered = np.random.default_rng(1), []
-    for _ in range(300):
-        by_seed, by_question = rng.normal(0.1, 0.05, (5, 1)), rng.normal(0, 0.4, (1, 60))
-        interval = page.paired_interval(by_seed + by_question + rng.normal(0, 0.5, (5, 60)), rng)
-        covered.append(interval.lower <= 0.1 <= interval.upper)
-    assert np.mean(covered) > 0.93
+def test_drawn_subsets_agree_with_all_subsets(monkeypatch):
+    values = np.random.default_rng(0).normal(size=12)
+    every = paired.sign_flip_interval(values)
+    monkeypatch.setattr(paired, "_SUBSETS", 2**11)
+    assert paired.sign_flip_interval(values)[1:] == pytest.approx(every[1:], abs=0.1 * (every.upper - every.lower))
 
 
-def test_fewer_than_three_seeds_have_no_interval(trials):
-    result = page.compare([t for t in trials if t.seed in (1, 2)])
+def test_other_questions_widen_an_interval_by_what_they_differ():
+    rng = np.random.default_rng(1)
+    by_seed, by_question = rng.normal(0.1, 0.05, (6, 1)), rng.normal(0, 0.4, (1, 60))
+    by_question -= by_question.mean()
+    seeds = paired.sign_flip_interval(by_seed[:, 0])
+    same = paired.over_questions(by_seed + np.zeros((6, 60)))
+    assert same == pytest.approx(seeds)
+    other = paired.over_questions(by_seed + by_question)
+    more = stats.t.ppf(0.975, 59) * by_question.std(ddof=1) / math.sqrt(60)
+    assert other.upper - other.value == pytest.approx(math.hypot(seeds.upper - seeds.value, more))
+    assert other.value - other.lower == pytest.approx(math.hypot(seeds.value - seeds.lower, more))
+
+
+def test_fewer_than_six_seeds_have_no_interval(trials):
+    result = page.compare([t for t in trials if t.seed <= 5])
     assert result.differences[["lower", "upper", "lower_questions", "improvement_lower"]].isna().to_numpy().all()
-    assert set(result.differences.verdict) == {"no interval with fewer than 3 seeds"}
-    assert "No interval: 2 seed(s), fewer than 3." in page.markdown(result)
+    assert set(result.differences.verdict) - {paired.SAME} == {"no interval with fewer than 6 seeds"}
+    assert "No interval: 5 seed(s), fewer than 6." in page.markdown(result)
 
 
 def test_verdicts():
-    certain, open_ = page.Estimate(-0.2, -0.3, -0.1), page.Estimate(-0.2, -0.5, 0.1)
-    missing = page.Estimate(*[math.nan] * 3)
-    different, equal = np.array([-0.1, -0.2, -0.3]), np.zeros(3)
-    assert page.verdict(different, [certain, missing], "fspo") == "fspo lower"
-    assert page.verdict(different, [certain, open_], "fspo") == "no difference can be told"
-    assert page.verdict(equal, [page.Estimate(0, 0, 0), missing], "fspo") == "the same in every seed"
+    certain, open_ = Estimate(-0.2, -0.3, -0.1), Estimate(-0.2, -0.5, 0.1)
+    missing = Estimate(*[math.nan] * 3)
+    different, equal = np.array([-0.1, -0.2, -0.3] * 2), np.zeros(6)
+    assert paired.verdict(different, [certain, missing], "fspo") == "fspo lower"
+    assert paired.verdict(different, [certain, open_], "fspo") == "no difference can be told"
+    assert paired.verdict(equal, [Estimate(0, 0, 0), missing], "fspo") == "the same in every seed"
 
 
 def test_pairs_are_matched_by_seed(trials):
@@ -156,13 +181,13 @@ def test_pairs_are_matched_by_seed(trials):
     values = result.values.pivot(index="seed", columns="loss", values="accuracy")
     row = rows.loc["accuracy", "fixed_band"]
     assert row.difference == pytest.approx((values.fspo - values.fixed_band).mean())
-    assert row.seeds == 5 and row.improvement == (values.fspo > values.fixed_band).mean()
+    assert row.seeds == 6 and row.improvement == (values.fspo > values.fixed_band).mean()
     # Answers and accuracies are the same thing, so only the width differs.
-    assert (row.lower_questions + row.upper_questions) / 2 == pytest.approx(row.difference)
+    assert row.lower_questions <= row.lower <= row.difference <= row.upper <= row.upper_questions
 
 
 def test_bands_on_the_same_responses(trials):
-    values = page.measure(trials, 0.6)
+    values = measures.measure(trials, 0.6)
     # The order of their exponents is that of length_power.
     assert (values.k_gspo < values.k_fspo).all() and (values.k_fspo < values.k_fixed_band).all()
     # Same responses, same bands, whatever trained.
@@ -219,14 +244,14 @@ def test_runs_that_cannot_be_compared(trials, tmp_path):
 def limits(trials, tmp_path) -> Path:
     file = tmp_path / "thresholds.json"
     file.write_text(json.dumps({"setup": {"seeds": [1]}}))
-    thresholds.update(file, page.measure(trials, 0.6))
+    thresholds.update(file, measures.measure(trials, 0.6))
     return file
 
 
 def test_what_has_not_changed_is_kept(limits, tmp_path):
     for loss in LOSSES:
         write_run(tmp_path, loss, seed=77)
-    report, kept = thresholds.check(limits, page.measure(read_trials(tmp_path), 0.6))
+    report, kept = thresholds.check(limits, measures.measure(read_trials(tmp_path), 0.6))
     assert kept, report
 
 
@@ -265,19 +290,19 @@ def test_planted_regressions_are_noticed(limits, tmp_path, fault, noticed):
     for loss in LOSSES:
         if not (tmp_path / f"{loss}-seed77").exists():
             write_run(tmp_path, loss, 77)
-    report, kept = thresholds.check(limits, page.measure(read_trials(tmp_path), 0.6))
+    report, kept = thresholds.check(limits, measures.measure(read_trials(tmp_path), 0.6))
     assert not kept and f"FAIL {noticed}" in report, report
 
 
 def test_unknown_values_are_not_kept(limits, trials):
-    values = page.measure(trials, 0.6)
+    values = measures.measure(trials, 0.6)
     values.loc[values.loss == "fspo", "clip_rate"] = math.nan
     report, kept = thresholds.check(limits, values)
     assert not kept and "FAIL fspo clip rate: nan" in report
 
 
 def test_update_shows_the_change(limits, trials):
-    values = page.measure(trials, 0.6)
+    values = measures.measure(trials, 0.6)
     assert "was" not in thresholds.update(limits, values)
     values.loc[values.loss == "fspo", "clip_rate"] *= 2
     changed = [line for line in thresholds.update(limits, values).splitlines() if ", was " in line]
@@ -291,7 +316,7 @@ def test_every_entry_of_a_threshold_file_counts(limits, trials):
     del data["expected"]["fspo clip rate"]
     limits.write_text(json.dumps(data))
     with pytest.raises(ValueError, match="fspo clip rate"):
-        thresholds.check(limits, page.measure(trials, 0.6))
+        thresholds.check(limits, measures.measure(trials, 0.6))
 
 
 def test_prediction_interval_holds_the_next_mean():
@@ -332,7 +357,7 @@ def finished(runs, tmp_path) -> Path:
     for seed in (1, 2):
         (tmp_path / f"warm-start-seed{seed}/model").mkdir(parents=True)
         for loss in LOSSES:
-            cell = comparison._cell(args, loss, seed, 1.0)
+            cell = comparison._cell(args, comparison.arms.Arm(loss, loss), seed, 1.0)
             cell.folder.parent.mkdir(exist_ok=True)
             settings = {"settings": cell.settings(), "seconds": 1.0}
             (runs / f"{loss}-seed{seed}/cell.json").write_text(json.dumps(settings))
@@ -344,7 +369,7 @@ def finished(runs, tmp_path) -> Path:
 def test_finished_cells_are_not_run_again(finished):
     again = script(finished)
     assert again.returncode == 0 and "8 cells finished before" in again.stdout, again.stderr
-    assert "no interval with fewer than 3 seeds" in (finished / "comparison.md").read_text()
+    assert "no interval with fewer than 6 seeds" in (finished / "comparison.md").read_text()
     other = script(finished, "--prompts", "16", "--mini-batch", "4")
     assert other.returncode != 0 and "choose another --output" in other.stderr
 
@@ -355,7 +380,7 @@ def test_a_cell_that_fails_is_run_once_more(finished, tmp_path, monkeypatch, cap
     import launch
 
     args = comparison.parse_args(["--output", str(finished), "--steps", str(STEPS)])
-    cell = comparison._cell(args, "fspo", 1, 1.0)
+    cell = comparison._cell(args, comparison.arms.Arm("fspo", "fspo"), 1, 1.0)
     cell.folder.rename(finished / "aside")
     (tmp_path / "cells.py").write_text(f"""
 import json, pathlib, sys
@@ -374,6 +399,34 @@ pathlib.Path({str(finished / "aside")!r}).rename({str(cell.folder)!r})
     assert "fspo x 1, seed 1 failed, is run once more" in said
     assert ("[1/1] fspo x 1, seed 1: accuracy" in said) == (failures == 1)
     assert "Ray did not start" in next((finished / "logs").glob("*.failed.log")).read_text()
+
+
+def test_an_arm_has_settings_of_its_own_and_its_bounds_are_scaled():
+    sys.path.insert(0, str(ROOT / "scripts/compare"))
+    import arms
+    import cells
+
+    changes = "policy_loss.eps_low=0.1,policy_loss.eps_dual=null,policy_loss.length_power=1"
+    wide = arms.arm(f"wide=fspo,{changes}")
+    assert (wide.name, wide.trains, wide.tuned) == ("wide", "fspo", True)
+    key = "actor_rollout_ref.actor.policy_loss."
+    expected = {f"{key}eps_low=0.3", f"{key}eps_high=0.09", f"{key}eps_dual=null", f"{key}length_power=1"}
+    assert set(cells.overrides_of(wide, 3.0)) == expected
+    for wrong in ("fspo=fspo", "wide=dapo", "Wide=fspo", "wide=fspo,policy_loss.eps_low"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            arms.arm(wrong)
+
+
+def test_the_calibrated_arm_has_the_band_that_calibrate_recommends(runs, tmp_path):
+    sys.path.insert(0, str(ROOT / "scripts/compare"))
+    import arms
+
+    run, found = runs / "fspo-seed1", tmp_path / "found.json"
+    assert cli.main(["calibrate", str(run), "--json", str(found)]) == 0
+    result = json.loads(found.read_text())
+    chosen = result["fits"][result["recommended"]]["overrides"]
+    values = dict(change.split("=") for change in arms.calibrated(run).changes)
+    assert values == {key: "null" if value is None else str(value) for key, value in chosen.items()}
 
 
 def test_help_needs_no_installed_package():

@@ -1,0 +1,164 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What one trial has reached: a number per metric."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy import optimize
+
+from fspo_verl.analysis.clip_rates import MIN_COUNT, length_reweighting_error
+from fspo_verl.clips import MATCHED_RATE
+from fspo_verl.compare.trials import Trial
+
+LATE = 5  # steps whose mean is the value at the end of a run
+SPIKE = 5.0  # a gradient norm above this many medians of its run
+
+
+class Metric(NamedTuple):
+    """A number per trial."""
+
+    label: str
+    better: int  # 1: more is better, -1: less is, 0: neither
+    form: str  # of a value in a table
+    of: Callable[[Trial, float], float]  # given the stated accuracy
+
+
+def area_weights(steps: Sequence[int]) -> np.ndarray:
+    """Weights ``[steps]`` of the mean height of a curve through values at these steps, straight lines in between."""
+    if len(steps) == 1:
+        return np.ones(1)
+    return np.convolve(np.diff(steps), [0.5, 0.5]) / (steps[-1] - steps[0])
+
+
+def accuracy_area(trial: Trial) -> float:
+    """Mean height of the curve of validation accuracy over the steps."""
+    return float(area_weights(list(trial.validation)) @ list(trial.validation.values()))
+
+
+def steps_to(trial: Trial, target: float) -> float:
+    """The step at which the straight lines between validations first reach an accuracy; NaN if they never do."""
+    steps, values = np.array(list(trial.validation.items())).T
+    reached = np.flatnonzero(values >= target)
+    if not len(reached):
+        return math.nan
+    around = slice(max(reached[0] - 1, 0), reached[0] + 1)
+    return float(np.interp(target, values[around], steps[around]))
+
+
+def drawdown(trial: Trial) -> float:
+    """The largest fall of validation accuracy below the highest value before it."""
+    values = np.array(list(trial.validation.values()))
+    return float((np.maximum.accumulate(values) - values).max())
+
+
+def collapsed(trial: Trial) -> bool:
+    """Whether validation accuracy ever falls below half of the highest value before it."""
+    values = np.array(list(trial.validation.values()))
+    return bool((values < np.maximum.accumulate(values) / 2).any())
+
+
+def nonfinite_steps(trial: Trial) -> int:
+    """Steps whose loss or gradient norm is not finite, or in which some response held NaN or inf."""
+    logged = [~np.isfinite(trial.series(name)) for name in ("loss", "grad_norm") if name in trial.training]
+    responses = trial.series("nonfinite_responses") > 0
+    return int(np.logical_or.reduce([responses, *logged]).sum())
+
+
+def gradient_spikes(trial: Trial) -> int:
+    """Steps whose gradient norm is above 5 times the run's median."""
+    norm = trial.series("grad_norm")
+    return int((norm > SPIKE * np.nanmedian(norm)).sum()) if np.isfinite(norm).any() else 0
+
+
+def clip_table(trial: Trial, band: str | None = None) -> pd.DataFrame | None:
+    """Low, high, n, mean_log and rate of each length bin over all steps, as it was or had ``band`` clipped."""
+    if trial.clips is None or band not in (None, *trial.clips.matched):
+        return None
+    counts = trial.clips.clipped if band is None else trial.clips.matched[band]
+    n, clipped = np.sum(trial.clips.responses, axis=0), np.sum(counts, axis=0)
+    low, high = trial.clips.edges[:-1], np.array(trial.clips.edges[1:]) - 1
+    rate = np.where(n > 0, clipped / np.maximum(n, 1), np.nan)
+    return pd.DataFrame({"low": low, "high": high, "n": n, "rate": rate, "mean_log": trial.clips.mean_log})
+
+
+def clip_rate(trial: Trial) -> float:
+    """Σ clipped over the responses with advantage != 0."""
+    table = clip_table(trial)
+    return math.nan if table is None else float((table.n * table.rate.fillna(0)).sum() / table.n.sum())
+
+
+def length_exponent(trial: Trial, band: str | None = None) -> float:
+    """k in clip rate ∝ length^k, by maximum likelihood (Poisson): 0 is flat, above 0 clips long responses more.
+
+    With ``band``: had that band clipped. Unlike the LRE, k does not shrink with the clip rate. The likelihood is
+    largest where the mean log length of the clipped responses equals that of all responses weighted with length^k.
+    Derived here. NaN where nothing is clipped, or only the shortest or the longest bin is.
+    """
+    table = clip_table(trial, band)
+    if table is None:
+        return math.nan
+    n, x, rate = table.loc[table.n > 0, ["n", "mean_log", "rate"]].to_numpy(np.float64).T
+    clipped = n * rate
+    if not clipped.sum() or not x.min() < (mean := clipped @ x / clipped.sum()) < x.max():
+        return math.nan
+
+    def excess(k: float) -> float:
+        weight = n * np.exp(k * (x - x.mean()))
+        return weight @ x / weight.sum() - mean
+
+    return float(optimize.brentq(excess, -50, 50))
+
+
+def lre(trial: Trial, band: str | None = None) -> float:
+    """Worst-bin LRE, as it was or had ``band`` clipped."""
+    table = clip_table(trial, band)
+    return math.nan if table is None else length_reweighting_error(table, MIN_COUNT).worst
+
+
+def late(trial: Trial, name: str) -> float:
+    """Mean of a per-step series over the last steps."""
+    return float(np.mean(trial.series(name)[-LATE:]))
+
+
+METRICS = {
+    "accuracy_before": Metric("accuracy before", 0, ".3f", lambda t, _: t.validation.get(0, math.nan)),
+    "accuracy": Metric("accuracy at the end", 1, ".3f", lambda t, _: t.validation[max(t.validation)]),
+    "accuracy_area": Metric("accuracy, mean over the run", 1, ".3f", lambda t, _: accuracy_area(t)),
+    "reward": Metric("training reward, mean over the run", 1, ".3f", lambda t, _: np.mean(t.series("reward"))),
+    "steps_to_target": Metric("steps to accuracy {target:g}", -1, ".1f", steps_to),
+    "response_length": Metric(f"response length, last {LATE} steps", 0, ".1f", lambda t, _: late(t, "response_length")),
+    "entropy": Metric(f"entropy, last {LATE} steps (nats)", 0, ".4f", lambda t, _: late(t, "entropy")),
+    "clip_rate": Metric("clip rate", 0, ".2%", lambda t, _: clip_rate(t)),
+    "length_exponent": Metric("k in clip rate ∝ length^k", 0, "+.2f", lambda t, _: length_exponent(t)),
+    "length_bias": Metric("size of k", -1, ".2f", lambda t, _: abs(length_exponent(t))),
+    "length_bias_matched": Metric(
+        f"size of k at clip rate {MATCHED_RATE:.0%}", -1, ".2f", lambda t, _: abs(length_exponent(t, t.loss))
+    ),
+    "lre": Metric("LRE", -1, ".3f", lambda t, _: lre(t)),
+    "lre_matched": Metric(f"LRE at clip rate {MATCHED_RATE:.0%}", -1, ".3f", lambda t, _: lre(t, t.loss)),
+    "drawdown": Metric("worst drawdown of accuracy", -1, ".3f", lambda t, _: drawdown(t)),
+    "collapsed": Metric("collapses (accuracy below half of its best)", -1, ".2f", lambda t, _: float(collapsed(t))),
+    "nonfinite_steps": Metric("non-finite steps", -1, ".1f", lambda t, _: nonfinite_steps(t)),
+    "gradient_spikes": Metric(
+        f"steps with a gradient norm above {SPIKE:g} medians", -1, ".1f", lambda t, _: gradient_spikes(t)
+    ),
+    "grad_norm": Metric("gradient norm, median", 0, ".3g", lambda t, _: np.nanmedian(t.series("grad_norm"))),
+    "grad_norm_largest": Metric("gradient norm, largest", 0, ".3g", lambda t, _: np.nanmax(t.series("grad_norm"))),
+}
+
+
+def measure(trials: Sequence[Trial], target: float) -> pd.DataFrame:
+    """All :data:`METRICS`, one row per trial: columns loss, seed, the metrics, and ``k_BAND`` for every band.
+
+    ``k_BAND`` is the length exponent of that band, had it clipped the trial's own responses at one common rate.
+    """
+    return pd.DataFrame(
+        {"loss": trial.loss, "seed": trial.seed}
+        | {name: metric.of(trial, target) for name, metric in METRICS.items()}
+        | {f"k_{band}": length_exponent(trial, band) for band in (trial.clips.matched if trial.clips else ())}
+        for trial in trials
+    )
