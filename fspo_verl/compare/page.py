@@ -10,7 +10,7 @@ import argparse
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,6 +121,7 @@ def _paragraphs(c: Comparison) -> Iterator[str]:
         "seed share the warm-started model, the prompts and their order."
     )
     yield "![Validation accuracy, paired differences and clip rates by length](comparison.png)"
+    yield _in_practice(c)
     yield from _reached(c)
     yield from _by_length(c)
     if tuning := c.setup.get("tuning"):
@@ -135,6 +136,30 @@ def _paragraphs(c: Comparison) -> Iterator[str]:
             for name, value in c.setup.items()
             if isinstance(value, str | int | float)
         )
+
+
+def _in_practice(c: Comparison) -> str:
+    """What a user gets for each loss at one tuning budget."""
+    seconds, tuning = c.setup.get("seconds", {}), c.setup.get("tuning")
+    columns: dict[str, Callable[[str, pd.DataFrame], str]] = {
+        "accuracy at the end": lambda _, rows: f"{rows.accuracy.mean():.3f}",
+        "mean over the run": lambda _, rows: f"{rows.accuracy_area.mean():.3f}",
+        "collapses": lambda _, rows: f"{rows.collapsed.sum():.0f} of {len(rows)}",
+    }
+    if seconds:
+        columns["seconds of a run"] = lambda loss, _: f"{seconds[loss]:.0f}"
+    if tuning:
+        columns["clip ranges tried that earn within 2% of the best"] = lambda loss, _: _forgiving(tuning, loss)
+    by_loss = c.values.groupby("loss")
+    rows = ([loss, *(of(loss, by_loss.get_group(loss)) for of in columns.values())] for loss in c.losses)
+    return "### In practice\n\nMeans over the seeds.\n\n" + markdown_table(["loss", *columns], rows)
+
+
+def _forgiving(tuning: dict, loss: str) -> str:
+    if loss not in tuning["scores"]:
+        return "–"
+    rewards = [score["reward"] for score in tuning["scores"][loss]]
+    return f"{sum(reward >= 0.98 * max(rewards) for reward in rewards)} of {len(rewards)}"
 
 
 def _reached(c: Comparison) -> Iterator[str]:

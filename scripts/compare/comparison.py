@@ -339,7 +339,10 @@ def describe(args: argparse.Namespace, factors: dict[str, float], tuning: dict |
 
     from fspo_verl.versions import installed
 
-    seconds = [json.loads((cell.folder / "cell.json").read_text())["seconds"] for cell in final]
+    by_arm: dict[str, list[float]] = {}
+    for cell in final:
+        by_arm.setdefault(cell.arm.name, []).append(json.loads((cell.folder / "cell.json").read_text())["seconds"])
+    seconds = [second for of_arm in by_arm.values() for second in of_arm]
     ranges = (f"{arm.name} {' '.join(cells.overrides_of(arm, factors[arm.name]))}" for arm in args.arms)
     packages = ("verl", "torch", "transformers", "ray")
     return {
@@ -352,6 +355,7 @@ def describe(args: argparse.Namespace, factors: dict[str, float], tuning: dict |
         "machine": f"{platform.machine()}, {os.cpu_count()} cores; {args.jobs} cells at a time, one thread each",
         "wall time of a cell": f"{sum(seconds) / len(seconds):.0f} s ({min(seconds):.0f} to {max(seconds):.0f} s), "
         f"{len(seconds)} cells",
+        "seconds": {name: sum(of_arm) / len(of_arm) for name, of_arm in by_arm.items()},
         **({"tuning": tuning} if tuning else {}),
     }
 

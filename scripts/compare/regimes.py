@@ -152,7 +152,7 @@ def table(found: dict) -> str:
         for (steps, rate), losses in _by_regime(found["cells"]).items()
         for loss, cells in losses.items()
     ]
-    settings = "\n".join(f"- {name}: {value}" for name, value in found["setup"].items())
+    settings = "\n".join(f"- {name}: {value}" for name, value in found["setup"].items() if isinstance(value, str))
     header = ["steps per rollout", "learning rate", "loss", "seeds", *columns]
     return f"{markdown_table(header, rows)}\n\n{settings}"
 

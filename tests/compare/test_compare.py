@@ -186,6 +186,21 @@ def test_pairs_are_matched_by_seed(trials):
     assert row.lower_questions <= row.lower <= row.difference <= row.upper <= row.upper_questions
 
 
+def test_what_a_user_gets_is_told_in_one_table(trials):
+    tried = {"fspo": [0.5, 0.6, 0.595, 0.1], "gspo": [0.3, 0.3, 0.3, 0.3]}
+    tuning = {
+        "what": "4 multiples of its packaged clip range, chosen by mean training reward",
+        **{"seeds": [100], "steps": 8, "factors": [1 / 3, 1, 3, 10]},
+        "scores": {loss: [{"reward": r, "clip_rate": 0.1} for r in rewards] for loss, rewards in tried.items()},
+        "chosen": {"fspo": 1, "gspo": 1 / 3},
+    }
+    setup = {"seconds": dict.fromkeys(LOSSES, 160.4), "tuning": tuning}
+    table = page.markdown(page.compare(trials, setup)).partition("### In practice")[2].partition("###")[0]
+    cells = {row.split(" | ")[0].strip("| "): row.strip("| ").split(" | ") for row in table.splitlines() if "|" in row}
+    assert cells["fspo"][3:] == ["0 of 6", "160", "2 of 4"]
+    assert cells["gspo"][3:] == ["0 of 6", "160", "4 of 4"] and cells["grpo"][3:] == ["0 of 6", "160", "–"]
+
+
 def test_bands_on_the_same_responses(trials):
     values = measures.measure(trials, 0.6)
     # The order of their exponents is that of length_power.
