@@ -28,6 +28,7 @@ TESTS = [
     f"tests/{name}.py" for name in ("test_loss", "test_policy_loss", "observe/test_columns", "observe/test_records")
 ]
 TESTS_OF = {  # files with tests of their own, which are long: those that a planted fault is for
+    METRICS: [*TESTS, "tests/test_live.py"],
     LAUNCH: ["tests/preflight/test_launch.py", "-k", "fully_asynchronous_trainer"],
     COMPOSITION: ["tests/preflight/test_launch_table.py", "-k", "hidden"],
     HISTORY: ["tests/preflight/test_launch.py", "-k", "kept_for_resumes or step_of_a_checkpoint"],
@@ -94,8 +95,7 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("bins that count every response", METRICS, '{"responses": has_advantage,', '{"responses": is_sequence,'),
     ("empty rows outside the band", COLUMNS, "sequences.outside & (sequences.length > 0)",
      "sequences.outside | (sequences.length == 0)"),
-    ("responses without advantage clipped", COLUMNS, "mask & (advantages != 0) & (gradient == 0)",
-     "mask & (gradient == 0)"),
+    ("responses without advantage clipped", COLUMNS, "dropped & (advantages < 0)", "dropped & (advantages <= 0)"),
     ("dual clip told from the lower by nothing", COLUMNS, "torch.where(upward, 0.0, negative)", "negative"),
     ("random numbers drawn twice", COLUMNS,
      'torch.random.fork_rng([device] if device.type == "cuda" else [])', "torch.enable_grad()"),

@@ -50,10 +50,11 @@ def observed_columns(
         (gradient,) = torch.autograd.grad(loss(copy), copy)
     with torch.no_grad():
         mask = response_mask.bool()
-        dropped = mask & (advantages != 0) & (gradient == 0)
-        upward = torch.where(dropped, log_prob - old_log_prob, 0.0).sum(-1) > 0
+        dropped = mask & (gradient == 0)
         tokens = mask.sum(-1).clamp(min=1)
-        negative = (dropped & (advantages < 0)).sum(-1) / tokens
+        down = dropped & (advantages < 0)
+        upward = torch.where(down, log_prob - old_log_prob, 0.0).sum(-1) > 0
+        negative = down.sum(-1) / tokens
         sequences = fspo_loss(log_prob.detach(), old_log_prob, advantages, response_mask, Band())
         return {name: getattr(sequences, name) for name in _OF_SEQUENCES} | {
             "clipped_upper": (dropped & (advantages > 0)).sum(-1) / tokens,
