@@ -24,7 +24,7 @@ LOGS=$(realpath -m "${LOGS:-runs/test-versions}")
 ALL=${ALL:-0}
 
 [[ ${1:-} != --help ]] || { sed -n '5,/^set -/s/^# \{0,1\}//p' "$0"; exit; }
-bash scripts/install.sh "$VENV" requirements/cpu.txt cpu,report,test
+bash scripts/install.sh "$VENV" requirements/cpu.txt cpu,report,test,docs
 python=$(realpath -s "$VENV/bin/python")
 pip() { "$python" -m pip --quiet --disable-pip-version-check "$@"; }
 

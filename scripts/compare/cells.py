@@ -16,7 +16,8 @@ import time
 from importlib import resources
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "quickstart"))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "quickstart")]
 import ledger  # noqa: E402
 from arms import ACTOR, Arm  # noqa: E402
 from ledger_experiment import LedgerExperiment, launch  # noqa: E402

@@ -77,7 +77,8 @@ def test_the_comparison_gives_its_paths_to_verl(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "train", lambda experiment: given.extend(launch.overrides(experiment)))
     monkeypatch.setattr(cells, "POOL", 64)
     monkeypatch.setattr(cells, "TRAIN_PROBLEMS", 8)
-    cell = cells.Cell(output, output / "cells/fspo-seed1", "fspo", 1, 1, 1.0, cells.Sizes(2, 8, 4, 2, 1))
+    arm, sizes = cells.Arm("fspo", "fspo"), cells.Sizes(2, 8, 4, 2, 1)
+    cell = cells.Cell(output, output / "cells/fspo-seed1", arm, 1, 1, 1.0, sizes)
     cells.train(cell)
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("fspo_cpu", overrides=given, return_hydra_config=True)
