@@ -17,6 +17,7 @@ import dataclasses
 import io
 import itertools
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,8 +81,13 @@ def run(args: argparse.Namespace) -> int:
     progress.run("train", flat)
     steps = args.prompts // args.mini_batch
     found = [result for regime in args.regimes for result in results(args.output / regime.name, regime, steps)]
-    factors = {arm.name: 1.0 for arm in args.arms}
-    write({"setup": comparison.describe(args, factors, None, flat), "cells": found}, args.output / "regimes.json")
+    setup = comparison.describe(args, {arm.name: 1.0 for arm in args.arms}, None, flat)
+    setup |= {
+        "command": f"bash scripts/compare_baselines.sh regimes {shlex.join(sys.argv[1:])}".strip(),
+        "rollouts": f"{args.prompts} prompts x {args.responses} responses at temperature {args.temperature:g}, "
+        f"{args.steps} of them",
+    }
+    write({"setup": setup, "cells": found}, args.output / "regimes.json")
     return 0
 
 

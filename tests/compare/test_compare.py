@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -478,6 +479,19 @@ def test_regimes_are_trained_apart_and_drawn_from_what_they_left(runs, tmp_path)
     before = page.read_bytes(), (tmp_path / "regimes.png").read_bytes()
     regimes.write(json.loads(again.read_text()), again)
     assert (page.read_bytes(), (tmp_path / "regimes.png").read_bytes()) == before
+
+
+def test_the_published_pages_are_those_of_their_records(tmp_path):
+    sys.path.insert(0, str(ROOT / "scripts/compare"))
+    import regimes
+
+    for name in ("regimes", "comparison"):
+        for kind in ("json", "md"):
+            shutil.copy(ROOT / f"docs/{name}.{kind}", tmp_path)
+    regimes.write(json.loads((tmp_path / "regimes.json").read_text()), tmp_path / "regimes.json")
+    assert cli.main(["compare", str(tmp_path / "comparison.json")]) == 0
+    for name in ("regimes", "comparison"):
+        assert (tmp_path / f"{name}.md").read_text() == (ROOT / f"docs/{name}.md").read_text()
 
 
 def test_help_of_the_regimes_needs_no_installed_package():
