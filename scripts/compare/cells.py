@@ -78,7 +78,7 @@ class Cell:
         """The inverse of :meth:`to_json`."""
         sizes = Sizes(**data["sizes"] | {"overrides": tuple(data["sizes"]["overrides"])})
         name, trains, changes = data["arm"]
-        places = {name: Path(data[name]) for name in ("output", "folder")}
+        places = {place: Path(data[place]) for place in ("output", "folder")}
         return Cell(**data | places | {"arm": Arm(name, trains, tuple(changes)), "sizes": sizes})
 
 
