@@ -8,7 +8,6 @@ Writes FOLDER/predictions.json, and the table of FOLDER/predictions.md between i
 """
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +39,7 @@ def main() -> None:
     from tqdm import tqdm
 
     from fspo_verl.analysis.calibrate import calibrate
-    from fspo_verl.files import between
+    from fspo_verl.files import publish
     from fspo_verl.observe.records import read_records
 
     rows = []
@@ -61,10 +60,7 @@ def main() -> None:
     if not rows:
         raise SystemExit("none of the runs has records from which a band can be calibrated")
     result = {"target": args.target_clip_rate, "seed": args.seed, "rows": rows}
-    args.output.mkdir(parents=True, exist_ok=True)
-    (args.output / "predictions.json").write_text(json.dumps(result, indent=1) + "\n")
-    page = args.output / "predictions.md"
-    page.write_text(between(page.read_text() if page.exists() else "", BEGIN, END, table(result)))
+    publish(args.output / "predictions.json", result, args.output / "predictions.md", BEGIN, END, table(result))
     print(table(result))
 
 

@@ -8,7 +8,6 @@ Writes FOLDER/coverage.json, and the table of FOLDER/coverage.md between its two
 """
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -70,17 +69,14 @@ def main() -> None:
     args = parse_args()
     from tqdm import tqdm  # not at the top: --help must work before anything is installed
 
-    from fspo_verl.files import between
+    from fspo_verl.files import publish
 
     rows = []
     for name, kwargs in args.scenarios.items():
         found = list(tqdm(Scenario(kwargs, args.seed).runs(args.runs), name, total=args.runs, unit="run"))
         rows.append({"scenario": name, "settings": kwargs} | summary(found))
-    args.output.mkdir(parents=True, exist_ok=True)
     result = {"runs": args.runs, "seed": args.seed, "rate": RATE, "rows": rows}
-    (args.output / "coverage.json").write_text(json.dumps(result, indent=1) + "\n")
-    page = args.output / "coverage.md"
-    page.write_text(between(page.read_text() if page.exists() else "", BEGIN, END, table(result)))
+    publish(args.output / "coverage.json", result, args.output / "coverage.md", BEGIN, END, table(result))
     print(table(result))
 
 

@@ -7,7 +7,7 @@ comparisons are drawn. Writes FOLDER/paired_coverage.json, and the table of FOLD
 """
 
 import argparse
-import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,7 +19,7 @@ QUESTIONS = 256  # of a validation; each has an effect of its own (sd 0.4), each
 LAWS: dict[str, tuple[Callable, float]] = {
     "normal": (lambda rng, size: rng.normal(0, 0.1, size), 0.0),
     "heavy tails (Student's t, 3)": (lambda rng, size: 0.1 * rng.standard_t(3, size), 0.0),
-    "skewed (log-normal)": (lambda rng, size: 0.1 * rng.lognormal(0, 1, size), 0.1 * 2.718281828459045**0.5),
+    "skewed (log-normal)": (lambda rng, size: 0.1 * rng.lognormal(0, 1, size), 0.1 * math.exp(0.5)),
     "counts (0 or 1, with 0.7 and 0.5)": (
         lambda rng, size: (rng.random(size) < 0.7) * 1.0 - (rng.random(size) < 0.5),
         0.2,
@@ -57,15 +57,12 @@ def main() -> None:
     args = parse_args()
     from tqdm import tqdm  # not at the top: --help must work before anything is installed
 
-    from fspo_verl.files import between
+    from fspo_verl.files import publish
 
     cells = [(law, seeds) for law in LAWS for seeds in SEEDS]
     rows = [coverage(law, seeds, args.comparisons, args.seed) for law, seeds in tqdm(cells, unit="row")]
     result = {"comparisons": args.comparisons, "seed": args.seed, "rows": rows}
-    args.output.mkdir(parents=True, exist_ok=True)
-    (args.output / "paired_coverage.json").write_text(json.dumps(result, indent=1) + "\n")
-    page = args.output / "coverage.md"
-    page.write_text(between(page.read_text() if page.exists() else "", BEGIN, END, table(result)))
+    publish(args.output / "paired_coverage.json", result, args.output / "coverage.md", BEGIN, END, table(result))
     print(table(result))
 
 

@@ -147,7 +147,7 @@ def _in_practice(c: Comparison) -> str:
         "collapses": lambda _, rows: f"{rows.collapsed.sum():.0f} of {len(rows)}",
     }
     if seconds:
-        columns["seconds of a run"] = lambda loss, _: f"{seconds[loss]:.0f}"
+        columns["seconds of a run"] = lambda loss, _: _number(seconds.get(loss, math.nan), ".0f")
     if tuning:
         columns["clip ranges tried that earn within 2% of the best"] = lambda loss, _: _forgiving(tuning, loss)
     by_loss = c.values.groupby("loss")
@@ -220,7 +220,7 @@ def _interval_note(seeds: int) -> str:
         return f"No interval: {seeds} seed(s), fewer than {MIN_SEEDS}."
     return (
         f"95% intervals by all flips of signs, over {seeds} seeds, and over seeds and validation questions where the "
-        "answers are at hand ([how often they are right](coverage.md#paired-differences)). They hold where differences "
+        "answers are at hand (scripts/simulate_paired.py tells how often they are right). They hold where differences "
         "are distributed symmetrically, normal or not; a rare collapse that no seed shows is in none of them. They are "
         "not adjusted for their number. P: share of seeds in which the loss is better, ties half, with its Wilson "
         "interval."

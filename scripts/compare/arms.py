@@ -16,6 +16,7 @@ from options import LOSSES  # noqa: E402
 
 ACTOR = "actor_rollout_ref.actor"
 CALIBRATED = "calibrated"
+_TAKEN = (CALIBRATED, "warm")  # results pass over folders of warm starts
 
 
 class Arm(NamedTuple):
@@ -55,7 +56,7 @@ def arm(text: str) -> Arm:
     """For example ``wide=fspo,policy_loss.eps_low=0.1``; keys are those of actor_rollout_ref.actor."""
     first, *changes = text.split(",")
     name, _, trains = first.partition("=")
-    if not re.fullmatch(r"[a-z0-9_]+", name) or trains not in LOSSES or name in (*LOSSES, CALIBRATED):
+    if not re.fullmatch(r"[a-z0-9_]+", name) or trains not in LOSSES or name in (*LOSSES, *_TAKEN):
         raise argparse.ArgumentTypeError(
             f"{text} is not NAME=LOSS,KEY=VALUE,... with a new NAME of a-z, 0-9 and _, and LOSS one of "
             + ", ".join(LOSSES)

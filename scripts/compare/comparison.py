@@ -97,8 +97,13 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if args.mini_batch > args.prompts:
         parser.error(f"--mini-batch {args.mini_batch} is more than all of --prompts {args.prompts}")
     more = {arm.name for arm in args.arm}
-    args.losses = args.losses or [loss for loss in args.factors or losses if loss not in more]
+    args.losses = args.losses or [loss for loss in losses if loss not in more and loss in (args.factors or losses)]
     args.arms = arms.chosen(args.losses, args.arm)
+    found = [arm.name for arm in args.arms]
+    if len(set(found)) < len(found):
+        parser.error(f"each may be compared once: {', '.join(found)}")
+    if args.factors and (other := args.factors.keys() ^ set(found)):
+        parser.error(f"--factors has to name what is compared, {', '.join(found)}; not so: {', '.join(sorted(other))}")
     return args
 
 
@@ -145,8 +150,6 @@ def compare(args: argparse.Namespace) -> int:
     """Run what is missing, write the comparison; returns the exit code."""
     from fspo_verl import cli
 
-    if args.factors and (missing := {arm.name for arm in args.arms} - args.factors.keys()):
-        raise Failure(f"--factors lacks {', '.join(sorted(missing))}")
     if arms.CALIBRATED in args.losses and (args.factors or "fspo" not in args.losses):
         raise Failure(f"{arms.CALIBRATED} takes its band from the tuning of fspo: --losses with it, and no --factors")
     # Rough numbers suffice before bands and factors are known: what counts is how many cells there are.
@@ -316,7 +319,8 @@ def choose_factors(args: argparse.Namespace) -> tuple[dict[str, float], dict]:
     scores = {arm.name: [] for arm in args.arms if arm.tuned}
     for factor in FACTORS:
         values = measure(read_trials(_folder(args, factor)), target=1.0)
-        for loss, means in values[values.seed.isin(args.tuning_seeds)].groupby("loss")[columns].mean().iterrows():
+        values = values[values.seed.isin(args.tuning_seeds) & values.loss.isin(scores)]
+        for loss, means in values.groupby("loss")[columns].mean().iterrows():
             scores[loss].append(means.round(4).to_dict())
     chosen = {
         loss: max(zip(FACTORS, means, strict=True), key=lambda pair: pair[1]["reward"])[0]

@@ -60,8 +60,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--redraw", type=Path, metavar="JSON", help="only write page and figure again, beside the file")
     own, others = parser.parse_known_args(argv)
     args = comparison.parse_args(["--losses", "fspo,no_clip", "--seeds", "10", "--output", "runs/regimes", *others])
-    if arms.CALIBRATED in args.losses:
-        parser.error(f"{arms.CALIBRATED} needs tuning runs, which a map has none of")
+    if arms.CALIBRATED in args.losses or args.factors or args.check:
+        parser.error(f"a map is neither tuned nor checked: no {arms.CALIBRATED}, --factors or --check")
     args.regimes = list(itertools.starmap(Regime, itertools.product(own.epochs, own.learning_rates)))
     args.redraw = own.redraw
     return args

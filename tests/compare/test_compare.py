@@ -428,9 +428,25 @@ def test_an_arm_has_settings_of_its_own_and_its_bounds_are_scaled():
     key = "actor_rollout_ref.actor.policy_loss."
     expected = {f"{key}eps_low=0.3", f"{key}eps_high=0.09", f"{key}eps_dual=null", f"{key}length_power=1"}
     assert set(cells.overrides_of(wide, 3.0)) == expected
-    for wrong in ("fspo=fspo", "wide=dapo", "Wide=fspo", "wide=fspo,policy_loss.eps_low"):
+    for wrong in ("fspo=fspo", "warm=fspo", "wide=dapo", "Wide=fspo", "wide=fspo,policy_loss.eps_low"):
         with pytest.raises(argparse.ArgumentTypeError):
             arms.arm(wrong)
+
+
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [
+        ("comparison", ["--factors", "fspo=1,gsop=1"]),
+        ("comparison", ["--losses", "fspo", "--factors", "fspo=1,gspo=1"]),
+        ("comparison", ["--losses", "fspo,gspo", "--factors", "fspo=1"]),
+        ("comparison", ["--arm", "wide=fspo", "--arm", "wide=gspo"]),
+        ("regimes", ["--losses", "fspo", "--factors", "fspo=3"]),
+    ],
+)
+def test_what_would_be_passed_over_is_refused(script, options):
+    command = [sys.executable, ROOT / f"scripts/compare/{script}.py", "--parse-only", *options]
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert refused.returncode == 2 and "error: " in refused.stderr
 
 
 def test_the_calibrated_arm_has_the_band_that_calibrate_recommends(runs, tmp_path):
