@@ -124,11 +124,18 @@ def late(trial: Trial, name: str) -> float:
     return float(np.mean(trial.series(name)[-LATE:]))
 
 
+def best(trial: Trial, name: str) -> float:
+    """The highest mean of a per-step series over as many steps in a row (all steps of a shorter run)."""
+    steps = min(LATE, trial.steps)
+    return float(np.convolve(trial.series(name), np.full(steps, 1 / steps), mode="valid").max())
+
+
 METRICS = {
     "accuracy_before": Metric("accuracy before", 0, ".3f", lambda t, _: t.validation.get(0, math.nan)),
     "accuracy": Metric("accuracy at the end", 1, ".3f", lambda t, _: t.validation[max(t.validation)]),
     "accuracy_area": Metric("accuracy, mean over the run", 1, ".3f", lambda t, _: accuracy_area(t)),
     "reward": Metric("training reward, mean over the run", 1, ".3f", lambda t, _: np.mean(t.series("reward"))),
+    "reward_best": Metric(f"training reward, best {LATE} steps in a row", 1, ".3f", lambda t, _: best(t, "reward")),
     "steps_to_target": Metric("steps to accuracy {target:g}", -1, ".1f", steps_to),
     "response_length": Metric(f"response length, last {LATE} steps", 0, ".1f", lambda t, _: late(t, "response_length")),
     "entropy": Metric(f"entropy, last {LATE} steps (nats)", 0, ".4f", lambda t, _: late(t, "entropy")),

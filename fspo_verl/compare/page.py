@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses compared over paired seeds: what each of them reached, and which differences can be told.
 
-PATH is a folder of runs called LOSS-seedN (as scripts/compare_baselines.sh makes them), or the comparison.json that an
-earlier comparison has written. DIR gets comparison.md, comparison.json and comparison.png.
+PATH is a folder of runs called LOSS-seedN (as scripts/compare_baselines.sh makes them), or the JSON that an earlier
+comparison has written. DIR gets comparison.md, comparison.json and comparison.png; of a NAME.json, files of that name.
 """
 
 import argparse
 import io
 import json
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ from fspo_verl.compare.trials import Trial, losses, read_trials
 from fspo_verl.files import between, markdown_table, write_whole
 from fspo_verl.report import figures
 
+NAME = "comparison"
+LEARNED = 0.95
+"""Best training reward of a loss that has learned problems which the start solves sometimes (arXiv 2510.26788)."""
 _BEGIN, _END = "<!-- begin of what `fspo-verl compare` writes -->", "<!-- end of what `fspo-verl compare` writes -->"
 
 
@@ -109,18 +113,29 @@ def load(path: Path) -> tuple[list[Trial], dict]:
 # --- Markdown ---------------------------------------------------------------------------------------------------------
 
 
-def markdown(comparison: Comparison) -> str:
-    """The tables of a comparison, and how its runs were made."""
-    return "\n\n".join(_paragraphs(comparison)) + "\n"
+def markdown(comparison: Comparison, name: str = NAME) -> str:
+    """The tables of a comparison, and how its runs were made; ``name`` is that of its picture."""
+    return "\n\n".join(_paragraphs(comparison, name)) + "\n"
 
 
-def _paragraphs(c: Comparison) -> Iterator[str]:
+def headline(c: Comparison) -> str:
+    """What can be told of the accuracies over the run, in one sentence."""
+    if len(c.seeds) < MIN_SEEDS:
+        return f"Accuracy over the run: no verdict with fewer than {MIN_SEEDS} seeds."
+    rows = c.differences[c.differences.metric == "accuracy_area"]
+    told = {verdict: ", ".join(rows.loss[rows.verdict == verdict]) for verdict in dict.fromkeys(rows.verdict)}
+    joined = (f"{v} {'than' if v.endswith(('higher', 'lower')) else 'against'} {others}" for v, others in told.items())
+    return f"Accuracy over the run: {'; '.join(joined)}."
+
+
+def _paragraphs(c: Comparison, name: str) -> Iterator[str]:
     seeds = ", ".join(map(str, c.seeds))
     yield (
         f"{len(c.losses)} losses, {len(c.seeds)} seeds each ({seeds}), {c.trials[0].steps} training steps. Runs of one "
         "seed share the warm-started model, the prompts and their order."
     )
-    yield "![Validation accuracy, paired differences and clip rates by length](comparison.png)"
+    yield f"**{headline(c)}**"
+    yield f"![Validation accuracy, paired differences and clip rates by length]({name}.png)"
     yield _in_practice(c)
     yield from _reached(c)
     yield from _by_length(c)
@@ -131,7 +146,8 @@ def _paragraphs(c: Comparison) -> Iterator[str]:
         )
         yield markdown_table(["loss", *(f"x {factor:.3g}" for factor in tuning["factors"])], _tuning_rows(tuning))
     if c.setup:
-        yield "### How it was run\n\n" + "\n".join(
+        yield "### How it was run"
+        yield "\n".join(
             f"- {name}: " + (f"`{value}`" if name == "command" else str(value))
             for name, value in c.setup.items()
             if isinstance(value, str | int | float)
@@ -144,8 +160,10 @@ def _in_practice(c: Comparison) -> str:
     columns: dict[str, Callable[[str, pd.DataFrame], str]] = {
         "accuracy at the end": lambda _, rows: f"{rows.accuracy.mean():.3f}",
         "mean over the run": lambda _, rows: f"{rows.accuracy_area.mean():.3f}",
-        "collapses": lambda _, rows: f"{rows.collapsed.sum():.0f} of {len(rows)}",
+        "collapses": lambda _, rows: _share_of(rows.collapsed),
     }
+    if c.setup.get("solvable problems"):
+        columns[f"reached {LEARNED:.0%} in training"] = lambda _, rows: _share_of(rows.reward_best >= LEARNED)
     if seconds:
         columns["seconds of a run"] = lambda loss, _: _number(seconds.get(loss, math.nan), ".0f")
     if tuning:
@@ -153,6 +171,10 @@ def _in_practice(c: Comparison) -> str:
     by_loss = c.values.groupby("loss")
     rows = ([loss, *(of(loss, by_loss.get_group(loss)) for of in columns.values())] for loss in c.losses)
     return "### In practice\n\nMeans over the seeds.\n\n" + markdown_table(["loss", *columns], rows)
+
+
+def _share_of(seeds: pd.Series) -> str:
+    return f"{seeds.sum():.0f} of {len(seeds)}"
 
 
 def _forgiving(tuning: dict, loss: str) -> str:
@@ -276,7 +298,8 @@ def inserted(text: str, file: Path) -> str:
 
 def draw(comparison: Comparison) -> Figure:
     """Validation accuracy over the steps, paired differences of every seed, and clip rates by length."""
-    figure = Figure(figsize=(10, 7.5), layout="constrained")
+    figure = Figure(figsize=(10, 8), layout="constrained")
+    figure.suptitle(textwrap.fill(headline(comparison), 100), fontsize=11, fontweight="bold")
     axes = figure.subplots(2, 2).flat
     styles = dict(zip(comparison.losses, figures.run_styles(comparison.losses), strict=True))
     _draw_accuracy(axes[0], comparison, styles)
@@ -350,10 +373,11 @@ def main(args: argparse.Namespace) -> int:
     if args.update:
         print(thresholds.update(args.update, comparison.values))
         return 0
-    output = args.output or (args.path if args.path.is_dir() else args.path.parent)
-    write(comparison, output)
+    folder, name = (args.path, NAME) if args.path.is_dir() else (args.path.parent, args.path.stem)
+    page = (args.output or folder) / f"{name}.md"
+    write(comparison, page)
     print(markdown(comparison))
-    print(f"written: {output / 'comparison.md'}, comparison.json, comparison.png")
+    print(f"written: {page}, {name}.json, {name}.png")
     if args.check:
         report, kept = thresholds.check(args.check, comparison.values)
         print(report)
@@ -361,13 +385,12 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def write(comparison: Comparison, output: Path) -> None:
-    """comparison.md, comparison.json and comparison.png in a folder: all of them or, where the disk is full, none."""
+def write(comparison: Comparison, page: Path) -> None:
+    """The page, and JSON and figure beside it: all of them or, where the disk is full, none."""
     # Without matplotlib's version in it, so that the same comparison is the same file.
     picture = io.BytesIO()
     draw(comparison).savefig(picture, dpi=130, metadata={"Software": None})
     text = json.dumps(comparison.to_json(), allow_nan=False, separators=(",", ":"))
     text = text.replace('{"loss"', '\n{"loss"') + "\n"  # a line per trial
-    page = output / "comparison.md"
-    files = {page: inserted(markdown(comparison), page).encode(), output / "comparison.json": text.encode()}
-    write_whole([*files.items(), (output / "comparison.png", picture.getvalue())])
+    files = {page: inserted(markdown(comparison, page.stem), page).encode(), page.with_suffix(".json"): text.encode()}
+    write_whole([*files.items(), (page.with_suffix(".png"), picture.getvalue())])

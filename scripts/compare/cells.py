@@ -19,6 +19,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "quickstart")]
 import ledger  # noqa: E402
+import numpy as np  # noqa: E402
+import pandas as pd  # noqa: E402
 from arms import ACTOR, Arm  # noqa: E402
 from ledger_experiment import LedgerExperiment, launch  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
@@ -28,6 +30,7 @@ from fspo_verl.files import write_whole  # noqa: E402
 from fspo_verl.preflight.overrides import override  # noqa: E402
 
 POOL, TRAIN_PROBLEMS = 32_768, 4_096
+CANDIDATES, TRIES = 16, 16  # per solvable problem, and per candidate
 # What a multiple of a clip range multiplies.
 _BOUNDS = [f"{ACTOR}.clip_ratio_{side}" for side in ("low", "high")]
 _BOUNDS += [f"{ACTOR}.policy_loss.eps_{side}" for side in ("low", "high", "dual")]
@@ -35,7 +38,11 @@ _BOUNDS += [f"{ACTOR}.policy_loss.eps_{side}" for side in ("low", "high", "dual"
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What all cells of a comparison have in common."""
+    """What all cells of a comparison have in common.
+
+    Attributes:
+        solvable: train on so many problems only, see :func:`solvable_problems`, and the temperature for that. Or empty.
+    """
 
     steps: int
     prompts: int
@@ -43,6 +50,7 @@ class Sizes:
     mini_batch: int
     validate_every: int
     overrides: tuple[str, ...] = ()
+    solvable: tuple[int, float] | tuple[()] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +84,7 @@ class Cell:
     @staticmethod
     def from_json(data: dict) -> "Cell":
         """The inverse of :meth:`to_json`."""
-        sizes = Sizes(**data["sizes"] | {"overrides": tuple(data["sizes"]["overrides"])})
+        sizes = Sizes(**{key: tuple(v) if isinstance(v, list) else v for key, v in data["sizes"].items()})
         name, trains, changes = data["arm"]
         places = {place: Path(data[place]) for place in ("output", "folder")}
         return Cell(**data | places | {"arm": Arm(name, trains, tuple(changes)), "sizes": sizes})
@@ -98,13 +106,48 @@ def training_problems(cell: Cell) -> Path:
     Their number of operations k is drawn with a chance that falls like 1/k, so that every octave of response lengths
     is about as frequent as the next. (Validation has the quickstart's problems, uniform in k.)
     """
-    file = cell.output / f"train-seed{cell.seed}.parquet"
+    solvable, start = cell.sizes.solvable, cell.output / f"warm-start-seed{cell.start_seed}"
+    kind = f"-solvable{solvable[0]}-at{solvable[1]:g}-of-{start.name}" if solvable else ""
+    file = cell.output / f"train-seed{cell.seed}{kind}.parquet"
     if not file.exists():
         pool = ledger.data_set(POOL, 2_000 + cell.seed)
         chance = 1 / pool.extra_info.map(operator.itemgetter("operations"))
         sample = pool.sample(TRAIN_PROBLEMS, weights=chance, random_state=cell.seed)
+        if solvable:
+            sample = solvable_problems(sample, start / "model", *solvable)
         write_whole([(file, sample.to_parquet())])  # another loss of the seed may be starting, too
     return file
+
+
+def solvable_problems(problems: pd.DataFrame, model: Path, number: int, temperature: float) -> pd.DataFrame:
+    """The first problems of which a model solves 20 to 80% of the tries at this temperature.
+
+    What it solves sometimes it can learn to solve always: a loss that does not come to 95% on these has failed (the
+    sanity test of arXiv 2510.26788).
+
+    Raises:
+        Failure: there are too few.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from fspo_verl.cpu.decode import Sampling, sample
+
+    torch.manual_seed(0)
+    policy, tokenizer = AutoModelForCausalLM.from_pretrained(model).eval(), ledger.tokenizer()
+    problems = problems[: CANDIDATES * number]
+    prompts = [ledger.encode_prompt(prompt[0]["content"]) for prompt in problems.prompt]
+    answers = [problem["ground_truth"] for problem in problems.reward_model]
+    sampling = [Sampling(ledger.MAX_RESPONSE_TOKENS, temperature)] * len(prompts)
+    solved = np.zeros(len(problems))
+    for _ in range(TRIES):
+        responses = sample(policy, prompts, sampling, [ledger.EOS], len(tokenizer))
+        texts = tokenizer.batch_decode([response.token_ids for response in responses], skip_special_tokens=True)
+        solved += [ledger.compute_score("", *pair) for pair in zip(texts, answers, strict=True)]
+    some = problems[(solved >= 0.2 * TRIES) & (solved <= 0.8 * TRIES)]
+    if len(some) < number:
+        raise launch.Failure(f"the start solves 20 to 80% of the tries of {len(some)} problems, fewer than {number}")
+    return some[:number]
 
 
 def warm_start(cell: Cell) -> None:

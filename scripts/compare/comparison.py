@@ -44,6 +44,8 @@ EXAMPLES = """examples:
   bash scripts/compare_baselines.sh --losses fspo,gspo \\
       --arm gspo_band=fspo,policy_loss.length_power=1,policy_loss.eps_low=3e-4,policy_loss.eps_high=4e-4
                                                                        gspo's band with fspo's aggregation
+  bash scripts/compare_baselines.sh --solvable 64 --temperature 1 --steps 40 --seeds 10,11,12 --factors ...
+                                                                       sanity: does each loss learn what it can?
   bash scripts/compare_baselines.sh --check tests/comparison_thresholds.json --output runs/compare-check
                                                                        the small comparison that CI runs
 """
@@ -75,6 +77,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--mini-batch", type=positive, default=8, help="prompts per optimiser step (default: %(default)s)")
     add("--temperature", type=float, default=1.5, help="of sampling (default: %(default)s)")
     add("--learning-rate", type=float, default=5e-4, help="default: %(default)s")
+    add("--epochs", type=positive, default=1, help="passes over a rollout (default: %(default)s)")
+    learnable = "train only on N problems of which the start solves 20 to 80%% of the tries: does each loss learn them?"
+    add("--solvable", type=positive, metavar="N", help=learnable)
     add("--validate-every", type=positive, default=4, help="steps (default: %(default)s)")
     add("--factors", type=_factors, help="clip range per loss as a multiple of its own, instead of tuning")
     add("--tuning-seeds", type=integers, default=[100, 101], help="default: 100,101")
@@ -196,10 +201,12 @@ def _cell(args: argparse.Namespace, arm: arms.Arm, seed: int, factor: float, tun
     overrides = (
         f"actor_rollout_ref.rollout.temperature={args.temperature}",
         f"actor_rollout_ref.actor.optim.lr={args.learning_rate}",
+        f"actor_rollout_ref.actor.ppo_epochs={args.epochs}",
         *args.overrides,
     )
     steps = args.tuning_steps if tuning else args.steps
-    sizes = Sizes(steps, args.prompts, args.responses, args.mini_batch, args.validate_every, overrides)
+    solvable = (args.solvable, args.temperature) if args.solvable else ()
+    sizes = Sizes(steps, args.prompts, args.responses, args.mini_batch, args.validate_every, overrides, solvable)
     parent = _folder(args, factor) if tuning else args.output / "cells"
     start_seed = seed if args.start_seed is None else args.start_seed
     return Cell(args.output, parent / f"{arm.name}-seed{seed}", arm, seed, start_seed, factor, sizes)
@@ -257,7 +264,8 @@ class Progress:
         if not cell.folder.exists():
             return False
         found = json.loads((cell.folder / "cell.json").read_text())["settings"]
-        if found != cell.settings():
+        # As a cell, so that one of before an option existed counts as one with its default.
+        if type(cell).from_json(cell.to_json() | found) != cell:
             raise Failure(f"{cell.folder} holds a run with {found}, not {cell.settings()}; choose another --output")
         return True
 
@@ -353,13 +361,14 @@ def describe(args: argparse.Namespace, factors: dict[str, float], tuning: dict |
         "command": f"bash scripts/compare_baselines.sh {shlex.join(sys.argv[1:])}".strip(),
         "clip ranges": "; ".join(text.replace(arms.ACTOR + ".", "") for text in ranges),
         "rollouts": f"{args.prompts} prompts x {args.responses} responses at temperature {args.temperature:g}, in "
-        f"{args.prompts // args.mini_batch} optimiser steps with learning rate {args.learning_rate:g}",
+        f"{args.epochs * (args.prompts // args.mini_batch)} optimiser steps with learning rate {args.learning_rate:g}",
         "versions": ", ".join(f"{name} {installed(name)}" for name in packages)
         + f", Python {platform.python_version()}",
         "machine": f"{platform.machine()}, {os.cpu_count()} cores; {args.jobs} cells at a time, one thread each",
         "wall time of a cell": f"{sum(seconds) / len(seconds):.0f} s ({min(seconds):.0f} to {max(seconds):.0f} s), "
         f"{len(seconds)} cells",
         "seconds": {name: sum(of_arm) / len(of_arm) for name, of_arm in by_arm.items()},
+        **({"solvable problems": args.solvable} if args.solvable else {}),
         **({"tuning": tuning} if tuning else {}),
     }
 

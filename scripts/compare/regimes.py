@@ -93,8 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 def cells_of(args: argparse.Namespace, regime: Regime) -> list:
     """The cells of a regime, in a folder of their own."""
-    overrides = [*args.overrides, f"actor_rollout_ref.actor.ppo_epochs={regime.epochs}"]
-    of_regime = argparse.Namespace(**vars(args) | {"learning_rate": regime.learning_rate, "overrides": overrides})
+    of_regime = argparse.Namespace(**vars(args) | regime._asdict())
     cells = [comparison._cell(of_regime, arm, seed, 1.0) for seed in args.seeds for arm in args.arms]
     return [dataclasses.replace(cell, folder=args.output / regime.name / cell.folder.name) for cell in cells]
 

@@ -165,6 +165,7 @@ def test_fewer_than_six_seeds_have_no_interval(trials):
     assert result.differences[["lower", "upper", "lower_questions", "improvement_lower"]].isna().to_numpy().all()
     assert set(result.differences.verdict) - {paired.SAME} == {"no interval with fewer than 6 seeds"}
     assert "No interval: 5 seed(s), fewer than 6." in page.markdown(result)
+    assert page.headline(result) == "Accuracy over the run: no verdict with fewer than 6 seeds."
 
 
 def test_verdicts():
@@ -174,6 +175,28 @@ def test_verdicts():
     assert paired.verdict(different, [certain, missing], "fspo") == "fspo lower"
     assert paired.verdict(different, [certain, open_], "fspo") == "no difference can be told"
     assert paired.verdict(equal, [Estimate(0, 0, 0), missing], "fspo") == "the same in every seed"
+
+
+def test_the_headline_says_all_verdicts_on_accuracy(trials):
+    result = page.compare(trials)
+    rows = result.differences.metric == "accuracy_area"
+    order = ["fspo higher", "no difference can be told", "no difference can be told"]
+    result.differences.loc[rows, "verdict"] = order
+    first, *others = result.differences.loss[rows]
+    expected = f"fspo higher than {first}; no difference can be told against {', '.join(others)}."
+    assert page.headline(result) == f"Accuracy over the run: {expected}"
+    assert f"**{page.headline(result)}**" in page.markdown(result)
+
+
+def test_what_was_learned_is_the_best_of_some_steps_in_a_row(trials):
+    rewards = [0.9, 0.9, 0.5, 1.0, 0.9, 1.0, 0.9, 0.99]
+    assert measures.best(trial(reward=rewards), "reward") == pytest.approx(np.mean(rewards[3:]))
+    assert measures.best(trial(reward=[0.2, 0.4]), "reward") == pytest.approx(0.3)
+    learned = [dataclasses.replace(t, training=t.training | {"reward": rewards}) if t.seed < 3 else t for t in trials]
+    shown = page.markdown(page.compare(learned, {"solvable problems": 64}))
+    header, _, first = shown.partition("### In practice")[2].splitlines()[4:7]
+    assert header.split(" | ")[4] == "reached 95% in training |" and first.split(" | ")[4] == "2 of 6 |"
+    assert "reached 95%" not in page.markdown(page.compare(learned))
 
 
 def test_pairs_are_matched_by_seed(trials):
@@ -223,6 +246,10 @@ def test_a_comparison_is_regenerated_from_its_json(runs, tmp_path):
     for name in ("comparison.json", "comparison.png", "comparison.md"):
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
     json.loads((tmp_path / "first/comparison.json").read_text(), parse_constant=pytest.fail)  # no NaN in it
+    (tmp_path / "first/comparison.json").rename(tmp_path / "many_steps.json")
+    assert run(tmp_path / "many_steps.json") == 0
+    assert (tmp_path / "many_steps.png").read_bytes() == (tmp_path / "first/comparison.png").read_bytes()
+    assert "(many_steps.png)" in (tmp_path / "many_steps.md").read_text()
 
 
 def test_text_around_the_marks_stays(tmp_path):
@@ -433,6 +460,51 @@ def test_an_arm_has_settings_of_its_own_and_its_bounds_are_scaled():
             arms.arm(wrong)
 
 
+def test_a_finished_cell_of_before_an_option_existed_counts(finished):
+    import comparison
+
+    args = comparison.parse_args(["--output", str(finished), "--steps", str(STEPS)])
+    cell = comparison._cell(args, comparison.arms.Arm("fspo", "fspo"), 1, 1.0)
+    settings = cell.settings()
+    del settings["sizes"]["solvable"]
+    (cell.folder / "cell.json").write_text(json.dumps({"settings": settings, "seconds": 1.0}))
+    assert comparison.Progress(args, [])._finished("train", cell)
+    other = dataclasses.replace(cell, sizes=dataclasses.replace(cell.sizes, solvable=(64, 1.0)))
+    with pytest.raises(comparison.Failure, match="choose another --output"):
+        comparison.Progress(args, [])._finished("train", other)
+
+
+def test_solvable_problems_are_those_that_the_start_solves_sometimes(tmp_path, monkeypatch):
+    sys.path.insert(0, str(ROOT / "scripts/compare"))
+    import cells
+    import ledger
+    from transformers import AutoModelForCausalLM
+
+    from fspo_verl.cpu import decode
+
+    problems = ledger.data_set(64, seed=1)
+    prompts = [ledger.encode_prompt(prompt[0]["content"]) for prompt in problems.prompt]
+    answers = {tuple(p): r["ground_truth"] for p, r in zip(prompts, problems.reward_model, strict=True)}
+    shares = {tuple(prompt): i % 5 / 4 for i, prompt in enumerate(prompts)}  # 0, 1/4, 1/2, 3/4, 1
+    tries = iter(range(cells.TRIES))
+
+    def sample(policy, asked, sampling, eos, size):
+        assert {s.temperature for s in sampling} == {0.7}
+        done = next(tries) / cells.TRIES
+        texts = [f"={answers[tuple(p)]}" if shares[tuple(p)] > done else "a" for p in asked]
+        return [decode.Response(ledger.encode_response(text), []) for text in texts]
+
+    monkeypatch.setattr(decode, "sample", sample)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda model: argparse.Namespace(eval=lambda: None))
+    monkeypatch.setattr(cells, "CANDIDATES", 3)
+    found = cells.solvable_problems(problems, tmp_path, 20, 0.7)
+    asked = [i for i in range(60) if i % 5 in (1, 2, 3)][:20]
+    assert [info["index"] for info in found.extra_info] == asked
+    tries = iter(range(cells.TRIES))
+    with pytest.raises(cells.launch.Failure, match="of 15 problems, fewer than 21"):
+        cells.solvable_problems(problems[:24], tmp_path, 21, 0.7)
+
+
 @pytest.mark.parametrize(
     ("script", "options"),
     [
@@ -501,12 +573,13 @@ def test_the_published_pages_are_those_of_their_records(tmp_path):
     sys.path.insert(0, str(ROOT / "scripts/compare"))
     import regimes
 
-    for name in ("regimes", "comparison"):
+    comparisons = [file.stem for file in (ROOT / "docs").glob("comparison*.json")]
+    for name in ("regimes", *comparisons):
         for kind in ("json", "md"):
             shutil.copy(ROOT / f"docs/{name}.{kind}", tmp_path)
     regimes.write(json.loads((tmp_path / "regimes.json").read_text()), tmp_path / "regimes.json")
-    assert cli.main(["compare", str(tmp_path / "comparison.json")]) == 0
-    for name in ("regimes", "comparison"):
+    assert comparisons and not any(cli.main(["compare", str(tmp_path / f"{name}.json")]) for name in comparisons)
+    for name in ("regimes", *comparisons):
         assert (tmp_path / f"{name}.md").read_text() == (ROOT / f"docs/{name}.md").read_text()
 
 
