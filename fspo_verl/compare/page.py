@@ -145,6 +145,9 @@ def _paragraphs(c: Comparison, name: str) -> Iterator[str]:
             f"{', '.join(map(str, tuning['seeds']))}, {tuning['steps']} steps; the chosen one is bold."
         )
         yield markdown_table(["loss", *(f"x {factor:.3g}" for factor in tuning["factors"])], _tuning_rows(tuning))
+        ends = tuning["factors"][0], tuning["factors"][-1]
+        if at_end := [loss for loss, factor in tuning["chosen"].items() if factor in ends]:
+            yield f"At the end of what was tried, so that a range beyond may be better: {', '.join(at_end)}."
     if c.setup:
         yield "### How it was run"
         yield "\n".join(

@@ -35,6 +35,8 @@ class RunSettings:
     def trained_band(self) -> Band | None:
         """The band on S that trained; GSPO's range of the mean ratio is one. None for any other loss."""
         if self.loss == "gspo":
+            if self.clip_ratio_low is None or self.clip_ratio_high is None:
+                return None
             low, high = -math.log1p(-self.clip_ratio_low), math.log1p(self.clip_ratio_high)
             return Band(eps_low=low, eps_high=high, eps_dual=None, length_power=1.0)
         return self.band

@@ -219,7 +219,9 @@ def test_what_a_user_gets_is_told_in_one_table(trials):
         "chosen": {"fspo": 1, "gspo": 1 / 3},
     }
     setup = {"seconds": dict.fromkeys(LOSSES, 160.4), "tuning": tuning}
-    table = page.markdown(page.compare(trials, setup)).partition("### In practice")[2].partition("###")[0]
+    text = page.markdown(page.compare(trials, setup))
+    assert "so that a range beyond may be better: gspo." in text
+    table = text.partition("### In practice")[2].partition("###")[0]
     cells = {row.split(" | ")[0].strip("| "): row.strip("| ").split(" | ") for row in table.splitlines() if "|" in row}
     assert cells["fspo"][3:] == ["0 of 6", "160", "2 of 4"]
     assert cells["gspo"][3:] == ["0 of 6", "160", "4 of 4"] and cells["grpo"][3:] == ["0 of 6", "160", "–"]

@@ -449,6 +449,7 @@ def test_interval_without_width():
         (None, None, None),
         ({"loss": "vanilla", "band": None}, "grpo", None),
         ({"loss": "sapo"}, None, None),
+        ({"loss": "gspo"}, None, None),  # without the range that it trained with
         ({"loss": "fspo", "band": {"eps_low": 0.02}}, "fspo", Band(eps_low=0.02)),
         ({"loss": "fspo", "band": {"length_power": 0.0}}, "fixed_band", Band(length_power=0.0)),
         ({"loss": "fspo", "band": {"band_center": "realized"}}, "fspo_centered", Band(band_center="realized")),
