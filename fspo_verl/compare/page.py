@@ -123,9 +123,11 @@ def headline(c: Comparison) -> str:
     if len(c.seeds) < MIN_SEEDS:
         return f"Accuracy over the run: no verdict with fewer than {MIN_SEEDS} seeds."
     rows = c.differences[c.differences.metric == "accuracy_area"]
-    told = {verdict: ", ".join(rows.loss[rows.verdict == verdict]) for verdict in dict.fromkeys(rows.verdict)}
-    joined = (f"{v} {'than' if v.endswith(('higher', 'lower')) else 'against'} {others}" for v, others in told.items())
-    return f"Accuracy over the run: {'; '.join(joined)}."
+    words = {f"{c.baseline} higher": "higher than", f"{c.baseline} lower": "lower than", SAME: "the same as"}
+    said = rows.verdict.map(words).fillna("not to be told from")
+    order = [*words.values(), "not to be told from"]
+    told = [f"{text} {', '.join(rows.loss[said == text])}" for text in order if (said == text).any()]
+    return f"Accuracy over the run: {c.baseline} is {'; '.join(told)}."
 
 
 def _paragraphs(c: Comparison, name: str) -> Iterator[str]:
@@ -301,14 +303,16 @@ def inserted(text: str, file: Path) -> str:
 
 def draw(comparison: Comparison) -> Figure:
     """Validation accuracy over the steps, paired differences of every seed, and clip rates by length."""
-    figure = Figure(figsize=(10, 8), layout="constrained")
+    figure = Figure(figsize=(10, 8.3), layout="constrained")
     figure.suptitle(textwrap.fill(headline(comparison), 100), fontsize=11, fontweight="bold")
-    axes = figure.subplots(2, 2).flat
+    axes = list(figure.subplots(2, 2).flat)
     styles = dict(zip(comparison.losses, figures.run_styles(comparison.losses), strict=True))
     _draw_accuracy(axes[0], comparison, styles)
     _draw_differences(axes[1], comparison, styles)
     _draw_clip_rates(axes[2], comparison, styles, "clipped", "clip rate by length")
     _draw_clip_rates(axes[3], comparison, styles, "matched", f"the same, scaled to {MATCHED_RATE:.0%} overall")
+    lines = axes[0].get_legend_handles_labels()
+    figure.legend(*lines, loc="outside lower center", ncols=len(comparison.losses))
     return figure
 
 
@@ -319,7 +323,6 @@ def _draw_accuracy(axes: Axes, c: Comparison, styles: dict) -> None:
             axes.plot(curve, color=styles[loss].color, lw=0.6, alpha=0.5)
         axes.plot(pd.concat(curves, axis=1).mean(axis=1), label=loss, **styles[loss].line_kwargs())
     axes.set(title="validation accuracy (thin: each seed)", xlabel="training step", ylabel="share of right answers")
-    axes.legend()
 
 
 def _draw_differences(axes: Axes, c: Comparison, styles: dict) -> None:

@@ -45,7 +45,7 @@ class Clips:
         clipped: ``[steps, bins]``; a response of which a part is clipped counts with its share.
         matched: by name of a clip, likewise, had it clipped the same responses at :data:`fspo_verl.clips.MATCHED_RATE`
             overall: the whole catalogue but for what works token by token, with the band that trained under the name of
-            its loss. One that too few responses have moved enough to reach is left out.
+            its loss, unless it clipped nothing. One that too few responses have moved enough to reach is left out.
     """
 
     edges: list[int]
@@ -216,7 +216,7 @@ def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]
     responses = count(np.ones(len(records)))
     logs = count(np.log(length)).sum(0) / np.maximum(responses.sum(0), 1)
     clips = {name: clip for name, clip in CLIPS.items() if not isinstance(clip, TokenClip) and not clip.lacks(records)}
-    if (settings := records.attrs["settings"]) and settings.band:
+    if (settings := records.attrs["settings"]) and settings.band and records["clipped"].any():
         clips[loss] = BandClip(loss, loss, settings.band)
     matched = {}
     for name, clip in clips.items():

@@ -43,7 +43,7 @@ _STYLE = {
     "legend.frameon": False,
     "svg.hashsalt": "fspo_verl",  # the same figure is the same file
 }
-_OTHER_LOSS = Style(BLACK, "*")
+_OTHER_LOSSES = [Style(BLACK, "*"), Style("#882255", "X"), Style("#666633", "h")]
 _REPEATS = [("-", False), ("--", True), (":", False), ("-.", True)]
 
 
@@ -52,9 +52,16 @@ def run_styles(clips: Sequence[str | None]) -> list[Style]:
     known = [clip if clip in CLIPS and CLIPS[clip].style else None for clip in clips]
     styles = []
     for i, clip in enumerate(known):
-        line, hollow = _REPEATS[known[:i].count(clip) % len(_REPEATS)]
-        styles.append((CLIPS[clip].style if clip else _OTHER_LOSS)._replace(line=line, hollow=hollow))
+        before = known[:i].count(clip)
+        repeats, style = (before, CLIPS[clip].style) if clip else _nth_other(before)
+        line, hollow = _REPEATS[repeats % len(_REPEATS)]
+        styles.append(style._replace(line=line, hollow=hollow))
     return styles
+
+
+def _nth_other(n: int) -> tuple[int, Style]:
+    repeats, place = divmod(n, len(_OTHER_LOSSES))
+    return repeats, _OTHER_LOSSES[place]
 
 
 class Series(NamedTuple):

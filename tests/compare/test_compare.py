@@ -183,7 +183,7 @@ def test_the_headline_says_all_verdicts_on_accuracy(trials):
     order = ["fspo higher", "no difference can be told", "no difference can be told"]
     result.differences.loc[rows, "verdict"] = order
     first, *others = result.differences.loss[rows]
-    expected = f"fspo higher than {first}; no difference can be told against {', '.join(others)}."
+    expected = f"fspo is higher than {first}; not to be told from {', '.join(others)}."
     assert page.headline(result) == f"Accuracy over the run: {expected}"
     assert f"**{page.headline(result)}**" in page.markdown(result)
 
