@@ -28,6 +28,7 @@ from fspo_verl.clips import BandClip, standardized, upper_quantile
 
 SIDES = ("upper", "lower")
 _DUAL = 3  # eps_dual in units of eps_high, as in the default band
+_DUAL_SHARE = 0.1  # of the target: what the dual clip may take of the responses with A < 0 before it is widened
 _IN_BINS = 0.8  # share of the responses that has to lie in length bins which take part in an LRE
 _BEYOND_LIMIT = 0.05  # share of the moved responses on which the limit of a realised width acts
 _MINI_BATCHES = 8  # columns of a table; of more, neighbours are taken together
@@ -75,6 +76,8 @@ def beyond(records: pd.DataFrame, band: Band, side: str) -> np.ndarray:
 def with_eps(records: pd.DataFrame, band: Band, target: float) -> Band:
     """The band with the smallest eps that clip at most the share ``target`` on each side, of all responses there.
 
+    Its dual clip is three times as wide as the upper side, or wider: beyond it lies at most a tenth of the target.
+
     Raises:
         Unreachable: fewer than that lie on one side of the centre.
     """
@@ -83,7 +86,8 @@ def with_eps(records: pd.DataFrame, band: Band, target: float) -> Band:
     refused = [_unreachable(side, records, scores[side], target) for side in SIDES if eps[side] <= 0]
     if refused:
         raise Unreachable("; ".join(refused))
-    return dataclasses.replace(band, eps_low=eps["lower"], eps_high=eps["upper"], eps_dual=_DUAL * eps["upper"])
+    dual = max(_DUAL * eps["upper"], upper_quantile(-scores["lower"], _DUAL_SHARE * target))
+    return dataclasses.replace(band, eps_low=eps["lower"], eps_high=eps["upper"], eps_dual=dual)
 
 
 def _unreachable(side: str, records: pd.DataFrame, score: np.ndarray, target: float) -> str:
@@ -251,6 +255,11 @@ class Fit:
     """Clip rate from the first to the last mini-batch of a rollout: columns first, last, n, rate."""
 
     @property
+    def dual_widened(self) -> bool:
+        """Whether the dual clip is wider than three times the upper side."""
+        return self.band.eps_dual > 1.01 * _DUAL * self.band.eps_high
+
+    @property
     def trend(self) -> float:
         """p-value of the more conspicuous side, times two as there are two; 1 where neither can be tested."""
         return min([2 * p for p in self.trends.values() if not math.isnan(p)] + [1.0])
@@ -293,11 +302,12 @@ def fit(records: pd.DataFrame, shape: Shape, target: float) -> Fit:
         for side, eps in (("lower", band.eps_low), ("upper", band.eps_high))
     )
     low, high = _digits(band.eps_low), _digits(band.eps_high)
-    band = dataclasses.replace(band, eps_low=low, eps_high=high, eps_dual=_digits(_DUAL * high, 6))
+    dual = _digits(band.eps_dual) if band.eps_dual > _DUAL * band.eps_high else _digits(_DUAL * high, 6)
+    band = dataclasses.replace(band, eps_low=low, eps_high=high, eps_dual=dual)
     clipped = BandClip("", "", band).clipped(records)
-    dual = sides["lower"] & (clipped > 0) & (standardized(records, band) > 0)
+    beyond_dual = sides["lower"] & (clipped > 0) & (standardized(records, band) > 0)
     rates = {side: rerun_rate(clipped[mask], cluster[mask]) for side, mask in sides.items()}
-    rates["dual"] = rerun_rate(dual[sides["lower"]], cluster[sides["lower"]])
+    rates["dual"] = rerun_rate(beyond_dual[sides["lower"]], cluster[sides["lower"]])
     length = records["length"].to_numpy()
     trends = {side: length_trend(clipped[m], length[m], cluster[m]) for side, m in sides.items() if side in SIDES}
     return Fit(shape, "", band, eps_low, eps_high, rates, trends, _by_mini_batch(records, clipped))

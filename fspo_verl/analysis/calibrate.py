@@ -205,6 +205,11 @@ def _warnings(result: Calibration, records: pd.DataFrame, min_count: int) -> Ite
         clipped = result.target * clip_rates.sides(records)[side].sum()
         if clipped < _FEW_CLIPPED:
             yield f"{name} rests on {clipped:.0f} clipped responses: record more steps, or take a higher target"
+    if result.chosen.dual_widened:
+        yield (
+            "responses with A < 0 move far upwards here; eps_dual is more than three times eps_high, so that the dual "
+            "clip takes at most a tenth of the target"
+        )
     if result.rerun_by == "prompts":
         yield "all records are of one step: eps and clip rate hold for its update, and another may move further or less"
     table = result.law.variation_by_length

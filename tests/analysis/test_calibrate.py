@@ -110,6 +110,21 @@ def test_the_suggested_bands_clip_the_target_on_both_sides():
         assert found.rates["upper"].value == clipped[side["upper"]].mean()
 
 
+def test_the_dual_clip_takes_at_most_a_tenth_of_the_target():
+    run = simulate_run(np.random.default_rng(0), step_spread=0.2)
+    lower = np.flatnonzero(clip_rates.sides(run)["lower"])
+    far = np.random.default_rng(1).choice(lower, len(lower) // 5, replace=False)
+    moved = run.log_ratio.to_numpy().copy()
+    moved[far] = 10 * Band().eps_high * np.sqrt(run.length.to_numpy()[far]) * np.linspace(1, 2, len(far))
+    run["log_ratio"] = moved
+    found = band_fit.fit(run, band_fit.SHAPES[0], 0.1)
+    assert found.dual_widened and found.band.eps_dual > 3 * found.band.eps_high
+    assert 0 < found.rates["dual"].value <= 0.01
+    clipped = BandClip("", "", found.band).clipped(run)
+    assert clipped[clip_rates.sides(run)["lower"]].mean() == pytest.approx(0.11, abs=0.002)
+    assert any("eps_dual is more than three times eps_high" in text for text in calibrated(run, draws=20).warnings)
+
+
 def test_unmoved_responses_count_in_the_target():
     records = simulate_run(np.random.default_rng(0))
     moved = records[records.mini_batch > 0]
