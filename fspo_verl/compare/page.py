@@ -123,6 +123,8 @@ def headline(c: Comparison) -> str:
     if len(c.seeds) < MIN_SEEDS:
         return f"Accuracy over the run: no verdict with fewer than {MIN_SEEDS} seeds."
     rows = c.differences[c.differences.metric == "accuracy_area"]
+    if rows.empty:
+        return f"{c.baseline} alone: nothing to compare it with."
     words = {f"{c.baseline} higher": "higher than", f"{c.baseline} lower": "lower than", SAME: "the same as"}
     said = rows.verdict.map(words).fillna("not to be told from")
     order = [*words.values(), "not to be told from"]

@@ -52,16 +52,11 @@ def run_styles(clips: Sequence[str | None]) -> list[Style]:
     known = [clip if clip in CLIPS and CLIPS[clip].style else None for clip in clips]
     styles = []
     for i, clip in enumerate(known):
-        before = known[:i].count(clip)
-        repeats, style = (before, CLIPS[clip].style) if clip else _nth_other(before)
+        own = [CLIPS[clip].style] if clip else _OTHER_LOSSES
+        repeats, place = divmod(known[:i].count(clip), len(own))
         line, hollow = _REPEATS[repeats % len(_REPEATS)]
-        styles.append(style._replace(line=line, hollow=hollow))
+        styles.append(own[place]._replace(line=line, hollow=hollow))
     return styles
-
-
-def _nth_other(n: int) -> tuple[int, Style]:
-    repeats, place = divmod(n, len(_OTHER_LOSSES))
-    return repeats, _OTHER_LOSSES[place]
 
 
 class Series(NamedTuple):

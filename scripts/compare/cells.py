@@ -130,19 +130,16 @@ def solvable_problems(problems: pd.DataFrame, model: Path, number: int, temperat
     """
     import torch
     from transformers import AutoModelForCausalLM
-
-    from fspo_verl.cpu.decode import Sampling, sample
+    from warm_start import respond
 
     torch.manual_seed(0)
-    policy, tokenizer = AutoModelForCausalLM.from_pretrained(model).eval(), ledger.tokenizer()
+    policy = AutoModelForCausalLM.from_pretrained(model).eval()
     problems = problems[: CANDIDATES * number]
-    prompts = [ledger.encode_prompt(prompt[0]["content"]) for prompt in problems.prompt]
+    prompts = [prompt[0]["content"] for prompt in problems.prompt]
     answers = [problem["ground_truth"] for problem in problems.reward_model]
-    sampling = [Sampling(ledger.MAX_RESPONSE_TOKENS, temperature)] * len(prompts)
     solved = np.zeros(len(problems))
     for _ in range(TRIES):
-        responses = sample(policy, prompts, sampling, [ledger.EOS], len(tokenizer))
-        texts = tokenizer.batch_decode([response.token_ids for response in responses], skip_special_tokens=True)
+        texts = respond(policy, prompts, temperature)
         solved += [ledger.compute_score("", *pair) for pair in zip(texts, answers, strict=True)]
     some = problems[(solved >= 0.2 * TRIES) & (solved <= 0.8 * TRIES)]
     if len(some) < number:

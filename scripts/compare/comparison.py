@@ -34,6 +34,12 @@ import arms  # noqa: E402
 from options import LOSSES, Failure, hydra_override, positive  # noqa: E402
 
 FACTORS = (1 / 3, 1.0, 3.0, 10.0)
+KEYS = {
+    "temperature": "actor_rollout_ref.rollout.temperature",
+    "learning_rate": "actor_rollout_ref.actor.optim.lr",
+    "epochs": "actor_rollout_ref.actor.ppo_epochs",
+}
+"""What an option sets in verl. An override of one would win without a word, and results would name the option's."""
 # What starting verl costs, in training steps; for the estimate of the remaining time only.
 STARTUP_STEPS = 12
 
@@ -101,6 +107,11 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         vars(args).update(setup)
     if args.mini_batch > args.prompts:
         parser.error(f"--mini-batch {args.mini_batch} is more than all of --prompts {args.prompts}")
+    if args.solvable and args.solvable < args.prompts:
+        parser.error(f"--solvable {args.solvable} is less than the --prompts {args.prompts} of a step")
+    for name, key in KEYS.items():
+        if any(override.partition("=")[0].lstrip("+") == key for override in args.overrides):
+            parser.error(f"{key} is what --{name.replace('_', '-')} sets")
     more = {arm.name for arm in args.arm}
     args.losses = args.losses or [loss for loss in losses if loss not in more and loss in (args.factors or losses)]
     args.arms = arms.chosen(args.losses, args.arm)
@@ -198,12 +209,7 @@ def _folder(args: argparse.Namespace, factor: float) -> Path:
 def _cell(args: argparse.Namespace, arm: arms.Arm, seed: int, factor: float, tuning: bool = False):
     from cells import Cell, Sizes
 
-    overrides = (
-        f"actor_rollout_ref.rollout.temperature={args.temperature}",
-        f"actor_rollout_ref.actor.optim.lr={args.learning_rate}",
-        f"actor_rollout_ref.actor.ppo_epochs={args.epochs}",
-        *args.overrides,
-    )
+    overrides = (*(f"{key}={getattr(args, name)}" for name, key in KEYS.items()), *args.overrides)
     steps = args.tuning_steps if tuning else args.steps
     solvable = (args.solvable, args.temperature) if args.solvable else ()
     sizes = Sizes(steps, args.prompts, args.responses, args.mini_batch, args.validate_every, overrides, solvable)

@@ -59,6 +59,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--learning-rates", type=numbers, default=[5e-4, 1.5e-3, 5e-3], help="default: 5e-4,1.5e-3,5e-3")
     add("--redraw", type=Path, metavar="JSON", help="only write page and figure again, beside the file")
     own, others = parser.parse_known_args(argv)
+    if any(option.partition("=")[0] == "--learning-rate" for option in others):
+        parser.error("a map has --learning-rates")
     args = comparison.parse_args(["--losses", "fspo,no_clip", "--seeds", "10", "--output", "runs/regimes", *others])
     if arms.CALIBRATED in args.losses or args.factors or args.check:
         parser.error(f"a map is neither tuned nor checked: no {arms.CALIBRATED}, --factors or --check")

@@ -76,18 +76,24 @@ def train(seed: int, steps: int = STEPS) -> Qwen3ForCausalLM:
     return model.eval()
 
 
-def measure(model: Qwen3ForCausalLM, temperature: float, problems: int = 256) -> dict[str, float]:
-    """Share of right answers, and of responses that work off exactly the operations of their prompt."""
-    rng, tokenizer = random.Random(0), ledger.tokenizer()
-    drawn = [ledger.draw_problem(rng) for _ in range(problems)]
+def respond(model: Qwen3ForCausalLM, prompts: list[str], temperature: float) -> list[str]:
+    """A response to each prompt; temperature 0 is greedy."""
+    tokenizer = ledger.tokenizer()
     responses = sample(
         model,
-        [ledger.encode_prompt(problem.prompt) for problem in drawn],
-        [Sampling(ledger.MAX_RESPONSE_TOKENS, temperature)] * problems,
+        [ledger.encode_prompt(prompt) for prompt in prompts],
+        [Sampling(ledger.MAX_RESPONSE_TOKENS, temperature)] * len(prompts),
         [ledger.EOS],
         len(tokenizer),
     )
-    texts = tokenizer.batch_decode([response.token_ids for response in responses], skip_special_tokens=True)
+    return tokenizer.batch_decode([response.token_ids for response in responses], skip_special_tokens=True)
+
+
+def measure(model: Qwen3ForCausalLM, temperature: float, problems: int = 256) -> dict[str, float]:
+    """Share of right answers, and of responses that work off exactly the operations of their prompt."""
+    rng = random.Random(0)
+    drawn = [ledger.draw_problem(rng) for _ in range(problems)]
+    texts = respond(model, [problem.prompt for problem in drawn], temperature)
     pairs = list(zip(drawn, texts, strict=True))
     return {
         "accuracy": sum(ledger.compute_score("", text, problem.answer) for problem, text in pairs) / problems,

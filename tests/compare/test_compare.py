@@ -186,6 +186,8 @@ def test_the_headline_says_all_verdicts_on_accuracy(trials):
     expected = f"fspo is higher than {first}; not to be told from {', '.join(others)}."
     assert page.headline(result) == f"Accuracy over the run: {expected}"
     assert f"**{page.headline(result)}**" in page.markdown(result)
+    alone = page.compare([t for t in trials if t.loss == "fspo"])
+    assert page.headline(alone) == "fspo alone: nothing to compare it with."
 
 
 def test_what_was_learned_is_the_best_of_some_steps_in_a_row(trials):
@@ -480,6 +482,7 @@ def test_solvable_problems_are_those_that_the_start_solves_sometimes(tmp_path, m
     sys.path.insert(0, str(ROOT / "scripts/compare"))
     import cells
     import ledger
+    import warm_start
     from transformers import AutoModelForCausalLM
 
     from fspo_verl.cpu import decode
@@ -496,7 +499,7 @@ def test_solvable_problems_are_those_that_the_start_solves_sometimes(tmp_path, m
         texts = [f"={answers[tuple(p)]}" if shares[tuple(p)] > done else "a" for p in asked]
         return [decode.Response(ledger.encode_response(text), []) for text in texts]
 
-    monkeypatch.setattr(decode, "sample", sample)
+    monkeypatch.setattr(warm_start, "sample", sample)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda model: argparse.Namespace(eval=lambda: None))
     monkeypatch.setattr(cells, "CANDIDATES", 3)
     found = cells.solvable_problems(problems, tmp_path, 20, 0.7)
@@ -514,6 +517,10 @@ def test_solvable_problems_are_those_that_the_start_solves_sometimes(tmp_path, m
         ("comparison", ["--losses", "fspo", "--factors", "fspo=1,gspo=1"]),
         ("comparison", ["--losses", "fspo,gspo", "--factors", "fspo=1"]),
         ("comparison", ["--arm", "wide=fspo", "--arm", "wide=gspo"]),
+        ("comparison", ["--solvable", "8"]),
+        ("comparison", ["--", "actor_rollout_ref.actor.ppo_epochs=4"]),
+        ("regimes", ["--", "actor_rollout_ref.actor.ppo_epochs=4"]),
+        ("regimes", ["--learning-rate", "1e-3"]),
         ("regimes", ["--losses", "fspo", "--factors", "fspo=3"]),
     ],
 )
