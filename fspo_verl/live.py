@@ -50,7 +50,7 @@ def series(metrics: Mapping[str, float], min_count: int = MIN_COUNT) -> dict[str
     found |= {f"clip_rate/{_bin_name(bin.low, bin.high)}": bin.rate for bin in bins.itertuples()}
     if f"{RAW}step_rows" in raw:
         count = (bins["responses"] * raw[f"{RAW}step_rows"]).round().astype(int)
-        found["lre"] = length_reweighting_error(bins.assign(n=count), min_count).worst
+        found["lre"] = length_reweighting_error(bins.assign(n=count), min_count)
     ratio, squared, rows = (raw.get(RAW + name, math.nan) for name in ("ratio", "ratio_squared", "sequence_fraction"))
     found["ess"] = _quotient(ratio**2, squared * rows)
     if (measured := noise.of_metrics(step)) is not None:

@@ -136,9 +136,9 @@ class Scenario:
         for name, mask in masks.items():
             length, values, prompts = records.length[mask], clipped[mask], cluster[mask]
             rates = self.clip_rates.rate_by_length(length, values, EDGES, clusters=prompts)
-            lre = self.clip_rates.length_reweighting_error(rates).worst
+            lre = self.clip_rates.length_reweighting_error(rates)
             for column, code in ((name, prompts), ("floor_single", self.np.arange(len(prompts)))):
-                floor = self.clip_rates.chance_floor(length, values, code, EDGES, rng).worst
+                floor = self.clip_rates.chance_floor(length, values, code, EDGES, rng)
                 found.setdefault(column, math.nan if math.isnan(lre) else lre > floor.upper)
         return found
 

@@ -24,7 +24,7 @@ def series(records: pd.DataFrame, length_bins: list[int], min_count: int = 1) ->
     values = {
         "clip_rate/all": clip_rates.clip_rate(records),
         **{f"clip_rate/{name}": rate for name, rate in zip(names(length_bins), table.rate, strict=True)},
-        "lre": clip_rates.length_reweighting_error(table, min_count).worst,
+        "lre": clip_rates.length_reweighting_error(table, min_count),
         "ess": ratio.sum() ** 2 / np.square(ratio).sum() / len(records),
         "noise_sigma": noise.of_records(records, records.attrs.get("settings"), None).sigma,
     }

@@ -337,9 +337,8 @@ def judge(records: pd.DataFrame, found: Fit, target: float, edges, rng, draws: i
     sides, lre = clip_rates.sides(records), {}
     for side in SIDES:
         part, values = records[sides[side]], clipped_at_target[sides[side]]
-        estimate, (floor, _) = clip_rates.lre_against_chance(part, values, edges, rng, draws, min_count)
-        numbers = (*estimate, floor.value, floor.upper)
-        lre[side] = dict(zip(("lre", "lre_lower", "lre_upper", "floor", "floor_upper"), numbers, strict=True))
+        against = clip_rates.lre_against_chance(part, values, edges, rng, draws, min_count)
+        lre[side] = clip_rates.lre_columns(*against)
     rates = {side: float(clipped[mask].mean()) for side, mask in sides.items()}
     part, values = records[sides["all"]], clipped[sides["all"]]
     by_length = clip_rates.rate_by_length(part["length"], values, edges, clusters=resampling.clusters(part))

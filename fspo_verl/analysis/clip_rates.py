@@ -7,7 +7,6 @@ clip rate is Σ clipped over the responses that have a gradient to lose (advanta
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,22 +19,6 @@ _LEVELS = 256  # of a share, in draws by chance
 # to a few of them tell little, however many they are.
 MIN_COUNT = 50  # responses
 MIN_PROMPTS = 10
-
-
-class LRE(NamedTuple):
-    """Length reweighting error of a table of rates; see :func:`length_reweighting_error`."""
-
-    worst: float  # max over bins of |a_b / a − 1|
-    weighted: float  # the same, averaged over bins with their shares of the responses
-    excluded_bins: int  # bins left out because they hold too few responses or prompts; empty bins are not counted
-    excluded_responses: int  # responses in them
-
-
-class Floor(NamedTuple):
-    """LRE if the clips had fallen at random: mean over draws, and the draws' central range."""
-
-    worst: Estimate
-    weighted: Estimate
 
 
 def clip_rate(records: pd.DataFrame) -> float:
@@ -110,12 +93,12 @@ def takes_part(table: pd.DataFrame, min_count: int = MIN_COUNT) -> pd.Series:
     return enough & (table["clusters"] >= MIN_PROMPTS) if "clusters" in table else enough
 
 
-def length_reweighting_error(table: pd.DataFrame, min_count: int = MIN_COUNT) -> LRE:
+def length_reweighting_error(table: pd.DataFrame, min_count: int = MIN_COUNT) -> float:
     """Length reweighting error: how far acceptance in a length bin departs from overall acceptance.
 
     a_b = 1 − rate of bin b, a = acceptance of all responses; LRE = max_b |a_b / a − 1| over the bins that have enough
-    responses and prompts (:func:`takes_part`), and the mean of |a_b / a − 1| with the shares of these bins beside it.
-    The paper's formula (arXiv 2509.09177) is not known; this one is derived here.
+    responses and prompts (:func:`takes_part`). The paper's formula (arXiv 2509.09177) is not known; this one is derived
+    here.
 
     NaN with fewer than two bins to compare, and where everything is clipped (a = 0). Where nothing is clipped it is 0.
 
@@ -124,15 +107,13 @@ def length_reweighting_error(table: pd.DataFrame, min_count: int = MIN_COUNT) ->
         min_count: responses that a bin needs to take part.
     """
     n, keep = table["n"].to_numpy(), takes_part(table, min_count).to_numpy()
-    worst, weighted = _lre(n, n * np.nan_to_num(table["rate"].to_numpy()), keep)
-    excluded = ~keep & (n > 0)
-    return LRE(float(worst), float(weighted), int(excluded.sum()), int(n[excluded].sum()))
+    return float(_lre(n, n * np.nan_to_num(table["rate"].to_numpy()), keep))
 
 
 def chance_floor(
     length, clipped, clusters, edges, rng: np.random.Generator, draws: int = 400, min_count: int = MIN_COUNT
-) -> Floor:
-    """The LRE that comes out if clips fall on prompts at random, whatever their lengths.
+) -> Estimate:
+    """The LRE that comes out if clips fall on prompts at random: mean over the draws, and their central range.
 
     Every bin draws its rate as a mean of independent responses, taken from all of them, but of fewer than it has:
     responses over the design effect. What the responses to a prompt have in common then counts once (Rao and Scott,
@@ -155,7 +136,7 @@ def chance_floor(
     totals = sum_by(np.asarray(clusters), [np.ones(len(clipped)), clipped], cell, cells)
     n, keep = totals[..., 0].sum(0), enough(np.asarray(clusters), cell, cells, min_count)
     if keep.sum() < 2:
-        return Floor(UNKNOWN, UNKNOWN)
+        return UNKNOWN
     levels, counts = np.unique(clipped, return_counts=True)
     if len(levels) > _LEVELS:
         groups = np.array_split(np.sort(clipped), _LEVELS)
@@ -164,7 +145,7 @@ def chance_floor(
     rates = [rng.multinomial(size, counts / counts.sum(), draws) @ levels / size for size in independent]
     tails = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
     drawn = _lre(n, n * np.stack(rates, -1), keep)
-    return Floor(*(Estimate(float(value.mean()), *np.quantile(value, tails).tolist()) for value in drawn))
+    return Estimate(float(drawn.mean()), *np.quantile(drawn, tails).tolist())
 
 
 def _design_effect(totals: np.ndarray, clipped: np.ndarray) -> np.ndarray:
@@ -185,8 +166,8 @@ def _design_effect(totals: np.ndarray, clipped: np.ndarray) -> np.ndarray:
 
 def lre_against_chance(
     records: pd.DataFrame, clipped, edges, rng: np.random.Generator, draws: int = 400, min_count: int = MIN_COUNT
-) -> tuple[Estimate, Floor]:
-    """Worst-bin LRE of ``clipped`` ``[rows]`` over the given records with its interval, and :func:`chance_floor`.
+) -> tuple[Estimate, Estimate]:
+    """LRE of ``clipped`` ``[rows]`` over the given records with its interval, and :func:`chance_floor`.
 
     The interval is clustered by prompt. The LRE is a maximum of absolute values, which noise can only raise: where it
     is not above what chance gives, the interval reaches down to 0.
@@ -196,25 +177,33 @@ def lre_against_chance(
     totals = sum_by(resampling.pool(cluster, rng), [np.ones(len(records)), clipped], cell, cells)
     keep = enough(cluster, cell, cells, min_count)
 
-    def worst(totals):
-        return _lre(totals[..., 0], totals[..., 1], keep)[0][..., None]
+    def statistic(totals):
+        return _lre(totals[..., 0], totals[..., 1], keep)[..., None]
 
-    value, lower, upper = (part.item() for part in resampling.bootstrap_totals(totals, worst, rng, draws))
+    value, lower, upper = (part.item() for part in resampling.bootstrap_totals(totals, statistic, rng, draws))
     floor = chance_floor(records["length"], clipped, cluster, edges, rng, draws, min_count)
-    return Estimate(value, max(lower, 0.0) if value > floor.worst.upper else 0.0, upper), floor
+    return Estimate(value, max(lower, 0.0) if value > floor.upper else 0.0, upper), floor
 
 
-def _lre(n: np.ndarray, clipped: np.ndarray, keep: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Worst and weighted LRE ``[...]`` of responses and clips per bin ``[..., bins]``, over the bins to keep."""
-    shape = np.shape(clipped)[:-1]
+def lre_columns(lre: Estimate, floor: Estimate) -> dict[str, float]:
+    """What :func:`lre_against_chance` returns, as columns of a table."""
+    return {
+        "lre": lre.value,
+        "lre_lower": lre.lower,
+        "lre_upper": lre.upper,
+        "floor": floor.value,
+        "floor_upper": floor.upper,
+    }
+
+
+def _lre(n: np.ndarray, clipped: np.ndarray, keep: np.ndarray) -> np.ndarray:
+    """LRE ``[...]`` of responses and clips per bin ``[..., bins]``, over the bins to keep."""
     if keep.sum() < 2:
-        return np.full(shape, np.nan), np.full(shape, np.nan)
+        return np.full(np.shape(clipped)[:-1], np.nan)
     accepted = n - clipped
     with np.errstate(invalid="ignore", divide="ignore"):
         overall = accepted.sum(-1, keepdims=True) / n.sum(-1, keepdims=True)
-        error = np.abs(accepted / n / overall - 1)[..., keep]
-        weight = np.broadcast_to(n, accepted.shape)[..., keep]
-        return error.max(-1), (weight * error).sum(-1) / weight.sum(-1)
+        return np.abs(accepted / n / overall - 1)[..., keep].max(-1)
 
 
 def enough(cluster: np.ndarray, cell: np.ndarray, cells: int, min_count: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from fspo_verl.analysis.clip_rates import length_reweighting_error, lre_against_chance, rate_by_length, sides
+from fspo_verl.analysis.clip_rates import lre_against_chance, lre_columns, rate_by_length, sides
 from fspo_verl.analysis.resampling import clustered_bootstrap, clusters
 from fspo_verl.clips import CLIPS, WEIGHTS, Clip, TokenClip
 
@@ -20,11 +20,12 @@ class Counterfactuals(NamedTuple):
     """
 
     by_length: pd.DataFrame  # method, side, low, high, n, rate, lower, upper
-    summary: pd.DataFrame  # method, side, eps_low, eps_high, eps_dual, n, rate, lower, upper and those of _LRE_COLUMNS
+    summary: pd.DataFrame  # method, side, eps_low, eps_high, eps_dual, n, rate, lower, upper and those of lre_columns
 
-
-_LRE_COLUMNS = ["lre", "lre_lower", "lre_upper", "lre_weighted", "floor", "floor_upper"]
-_LRE_COLUMNS += ["excluded_bins", "excluded_responses"]
+    @property
+    def overall(self) -> "Counterfactuals":
+        """The rows of side all, indexed by method."""
+        return Counterfactuals(*(table[table["side"] == "all"].set_index("method") for table in self))
 
 
 def counterfactuals(
@@ -66,14 +67,12 @@ def counterfactuals(
             part, values = records[mask], values[mask]
             table = rate_by_length(part["length"], values, edges, clusters=cluster[mask])
             overall = rate_by_length(part["length"], values, edges[[0, -1]], clusters=cluster[mask])
-            lre = length_reweighting_error(table)
-            error, (floor, _) = lre_against_chance(part, values, edges, rng, draws)
-            numbers = (*error, lre.weighted, floor.value, floor.upper, *lre[2:])
+            lre = lre_columns(*lre_against_chance(part, values, edges, rng, draws))
             tables.append(pd.DataFrame({"method": name, "side": side}, table.index).join(table))
             rows.append(
                 {"method": name, "side": side, **clip.eps}
                 | overall.drop(columns=["low", "high", "clusters"]).to_dict("records")[0]
-                | dict(zip(_LRE_COLUMNS, numbers, strict=True))
+                | lre
             )
     by_length = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["method", "side"])
     return Counterfactuals(by_length, pd.DataFrame(rows))

@@ -116,7 +116,7 @@ def length_exponent(trial: Trial, band: str | None = None) -> float:
 def lre(trial: Trial, band: str | None = None) -> float:
     """Worst-bin LRE, as it was or had ``band`` clipped."""
     table = clip_table(trial, band)
-    return math.nan if table is None else length_reweighting_error(table, MIN_COUNT).worst
+    return math.nan if table is None else length_reweighting_error(table, MIN_COUNT)
 
 
 def late(trial: Trial, name: str) -> float:

@@ -67,8 +67,8 @@ def analyse(run: Run, edges: np.ndarray, rng: np.random.Generator) -> Analysis |
         total=_overall(counted.length, counted.clipped, clusters, edges),
         rates=rates,
         lre=lre,
-        floor=floor.worst,
-        lre_excluded=clip_rates.length_reweighting_error(rates).excluded_responses,
+        floor=floor,
+        lre_excluded=int(rates.n[~clip_rates.takes_part(rates)].sum()),
         stock=counterfactuals(records, edges, rng, draws=DRAWS),
         matched=_matched(records, edges, rng),
         law=law,
@@ -210,7 +210,7 @@ def _windows(records: pd.DataFrame, edges: np.ndarray, rng: np.random.Generator)
             [np.ones(len(moved)), moved.quadratic_variation / moved.length, moved.log_ratio / moved.length]
         )
         law = resampling.clustered_bootstrap(resampling.clusters(moved), columns, _sigma_and_drift, rng, _WINDOW_DRAWS)
-        lre, (floor, _) = clip_rates.lre_against_chance(counted, counted.clipped, edges, rng, _WINDOW_DRAWS)
+        lre, floor = clip_rates.lre_against_chance(counted, counted.clipped, edges, rng, _WINDOW_DRAWS)
         row = {"first_step": window[0], "last_step": window[-1], "step": window.mean()}
         row |= {"n": len(counted), "moved": len(moved)}
         for name, numbers in zip(("sigma", "drift", "lre"), (*np.transpose(law), lre), strict=True):

@@ -223,7 +223,7 @@ def verdict(runs: Sequence[Run], analyses: Sequence[Analysis]) -> list[tuple[str
     clipped = [f"{a.run.name} {_rate(a.total)} of {a.total.n:,.0f} responses" for a in analyses]
     lines = [("clipped", ", ".join(clipped)), ("lengths", "; ".join(lengths))]
     if (reference := _reference(analyses)) is not None:
-        of_all = reference.matched.summary.query("side == 'all'").set_index("method")
+        of_all = reference.matched.overall.summary
         shapes = [
             f"{c.shape} {_number(of_all.lre[c.name])}" for c in CLIPS.values() if c.headline and c.name in of_all.index
         ]
@@ -259,7 +259,7 @@ def clip_rates(analyses: Sequence[Analysis], live: dict[str, pd.DataFrame], styl
     if (reference := _reference(analyses)) is not None:
         title = f"The same responses ({reference.run.name}),\nevery clip re-scaled to take {MATCHED_RATE:.0%}"
         shapes = _clip_series(reference.matched, headline=True)
-        chance = reference.matched.summary.query("side == 'all'").floor.mean()
+        chance = reference.matched.overall.summary.floor.mean()
         panels.append((figures.headline_rates, title, shapes, MATCHED_RATE, f"LRE by chance: {_number(chance)}"))
     return Part(numbers, panels=panels, height=4.1, one_legend=False)
 
@@ -467,7 +467,7 @@ def _clip_text(settings: RunSettings | None) -> str:
 
 def _clip_series(counterfactuals: Counterfactuals, headline: bool = False) -> list[Series]:
     """The clips that a figure shows, or the few of the headline with their LRE; the tables have the others."""
-    tables, summary = (table.query("side == 'all'").set_index("method") for table in counterfactuals)
+    tables, summary = counterfactuals.overall
     series = []
     for clip in CLIPS.values():
         if clip.name in summary.index and (clip.headline if headline else clip.style):
@@ -487,13 +487,13 @@ def _clip_table(a: Analysis) -> pd.DataFrame:
 def _clip_texts(found: Counterfactuals | None) -> pd.DataFrame:
     """Columns eps, rate, LRE, by chance up to; index method."""
     texts = {
-        row.method: [
+        row.Index: [
             ", ".join(f"{eps:.2g}" for eps in (row.eps_low, row.eps_high) if not pd.isna(eps)) or _DASH,
             _rate(row),
             _interval(row.lre, row.lre_lower, row.lre_upper),
             _number(row.floor_upper),
         ]
-        for row in (() if found is None else found.summary.query("side == 'all'").itertuples())
+        for row in (() if found is None else found.overall.summary.itertuples())
     }
     return pd.DataFrame(texts, index=["eps", "rate", "LRE", "by chance up to"]).T.astype(object)
 

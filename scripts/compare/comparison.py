@@ -63,6 +63,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=EXAMPLES,
+        allow_abbrev=False,
     )
     add = parser.add_argument
     losses = [*LOSSES, arms.CALIBRATED]
@@ -366,8 +367,8 @@ def describe(args: argparse.Namespace, factors: dict[str, float], tuning: dict |
     return {
         "command": f"bash scripts/compare_baselines.sh {shlex.join(sys.argv[1:])}".strip(),
         "clip ranges": "; ".join(text.replace(arms.ACTOR + ".", "") for text in ranges),
-        "rollouts": f"{args.prompts} prompts x {args.responses} responses at temperature {args.temperature:g}, in "
-        f"{args.epochs * (args.prompts // args.mini_batch)} optimiser steps with learning rate {args.learning_rate:g}",
+        "rollouts": f"{rollout(args)}, in {args.epochs * (args.prompts // args.mini_batch)} optimiser steps with "
+        f"learning rate {args.learning_rate:g}",
         "versions": ", ".join(f"{name} {installed(name)}" for name in packages)
         + f", Python {platform.python_version()}",
         "machine": f"{platform.machine()}, {os.cpu_count()} cores; {args.jobs} cells at a time, one thread each",
@@ -377,6 +378,11 @@ def describe(args: argparse.Namespace, factors: dict[str, float], tuning: dict |
         **({"solvable problems": args.solvable} if args.solvable else {}),
         **({"tuning": tuning} if tuning else {}),
     }
+
+
+def rollout(args: argparse.Namespace) -> str:
+    """What a step samples, in words."""
+    return f"{args.prompts} prompts x {args.responses} responses at temperature {args.temperature:g}"
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ EXAMPLES = """examples:
   bash scripts/compare_baselines.sh regimes --epochs 4 --learning-rates 5e-4,5e-3 --losses fspo,gspo,no_clip
   .venv/bin/python scripts/compare/regimes.py --redraw docs/regimes.json    page and figure beside it, in seconds
 """
+UNUSED = {"--learning-rate", "--factors", "--tuning-seeds", "--tuning-steps", "--target", "--check"}
+"""Options of the comparison that would change nothing here."""
 # What of a trial is kept: names of fspo_verl.compare.measures.METRICS.
 _KEPT = "accuracy_before accuracy accuracy_area reward clip_rate drawdown nonfinite_steps entropy".split()
 
@@ -59,11 +61,11 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--learning-rates", type=numbers, default=[5e-4, 1.5e-3, 5e-3], help="default: 5e-4,1.5e-3,5e-3")
     add("--redraw", type=Path, metavar="JSON", help="only write page and figure again, beside the file")
     own, others = parser.parse_known_args(argv)
-    if any(option.partition("=")[0] == "--learning-rate" for option in others):
-        parser.error("a map has --learning-rates")
+    if unused := {option.partition("=")[0] for option in others} & UNUSED:
+        parser.error(f"a map has --learning-rates, and is neither tuned nor checked: no {', '.join(sorted(unused))}")
     args = comparison.parse_args(["--losses", "fspo,no_clip", "--seeds", "10", "--output", "runs/regimes", *others])
-    if arms.CALIBRATED in args.losses or args.factors or args.check:
-        parser.error(f"a map is neither tuned nor checked: no {arms.CALIBRATED}, --factors or --check")
+    if arms.CALIBRATED in args.losses:
+        parser.error(f"a map is not tuned: no {arms.CALIBRATED}")
     args.regimes = list(itertools.starmap(Regime, itertools.product(own.epochs, own.learning_rates)))
     args.redraw = own.redraw
     return args
@@ -86,8 +88,7 @@ def run(args: argparse.Namespace) -> int:
     setup = comparison.describe(args, {arm.name: 1.0 for arm in args.arms}, None, flat)
     setup |= {
         "command": f"bash scripts/compare_baselines.sh regimes {shlex.join(sys.argv[1:])}".strip(),
-        "rollouts": f"{args.prompts} prompts x {args.responses} responses at temperature {args.temperature:g}, "
-        f"{args.steps} of them",
+        "rollouts": f"{comparison.rollout(args)}, {args.steps} of them",
     }
     write({"setup": setup, "cells": found}, args.output / "regimes.json")
     return 0

@@ -288,7 +288,7 @@ def lre_table(cells: Sequence[Measured], catalogue=CLIPS) -> str:
     """Rows are cells, columns clips: LRE, and in brackets what chance stays below in 97.5% of permutations."""
     rows = []
     for cell in cells:
-        summary = matched(cell.records, cell.edges, catalogue).summary.query("side == 'all'").set_index("method")
+        summary = matched(cell.records, cell.edges, catalogue).overall.summary
         row = {"cell": f"`{cell.name}`"}
         for key, label in SHAPES.items():
             lre, chance = (summary[name].get(key, math.nan) for name in ("lre", "floor_upper"))
@@ -300,12 +300,11 @@ def lre_table(cells: Sequence[Measured], catalogue=CLIPS) -> str:
 
 def _rates(part: pd.DataFrame) -> dict[str, str]:
     """The clip rates of one bin, by the name of the clip."""
-    rates = part.set_index("method").rate
-    return {label: f"{rates[key]:.1%}" for key, label in SHAPES.items() if key in rates}
+    return {label: f"{part.rate[key]:.1%}" for key, label in SHAPES.items() if key in part.index}
 
 
 def rates_table(cell: Measured) -> str:
-    rates = matched(cell.records, cell.edges).by_length.query("side == 'all' and n > 0")
+    rates = matched(cell.records, cell.edges).overall.by_length.query("n > 0")
     return _markdown(
         [
             {"tokens": _range(*bin_), "responses": part.n.iloc[0]} | _rates(part)
@@ -316,7 +315,7 @@ def rates_table(cell: Measured) -> str:
 
 def mini_batch_table(cell: Measured) -> str:
     over = _over_mini_batches(cell)
-    rates = matched(over.records, over.edges, OVER_MINI_BATCHES).by_length.query("side == 'all'")
+    rates = matched(over.records, over.edges, OVER_MINI_BATCHES).overall.by_length
     spread = spread_by_mini_batch(cell.records).set_index("mini_batch")
     rows = []
     for mini_batch, part in rates.groupby("low"):
@@ -412,10 +411,10 @@ def _draw_positions(axes: Axes, cells: Sequence[Measured]) -> None:
 
 
 def _draw_rates(axes: Axes, cell: Measured) -> None:
-    table = matched(cell.records, cell.edges).by_length
-    table = table[(table.side == "all") & (table.n >= clip_rates.MIN_COUNT)]
-    keys = [key for key in ("fspo", "fixed_band", "gspo", "fspo_studentized") if key in set(table.method)]
-    figures.by_length(axes, [Series(SHAPES[key], CLIPS[key].style, table[table.method == key]) for key in keys])
+    table = matched(cell.records, cell.edges).overall.by_length
+    table = table[table.n >= clip_rates.MIN_COUNT]
+    keys = [key for key in ("fspo", "fixed_band", "gspo", "fspo_studentized") if key in table.index]
+    figures.by_length(axes, [Series(SHAPES[key], CLIPS[key].style, table.loc[[key]]) for key in keys])
     axes.axhline(MATCHED_RATE, color=GREY, lw=0.8)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
     axes.set(ylim=(0, None), ylabel="clip rate", title=f"Clip rates, each clip scaled to {MATCHED_RATE:.0%} (grpo)")

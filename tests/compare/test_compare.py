@@ -521,6 +521,8 @@ def test_solvable_problems_are_those_that_the_start_solves_sometimes(tmp_path, m
         ("comparison", ["--", "actor_rollout_ref.actor.ppo_epochs=4"]),
         ("regimes", ["--", "actor_rollout_ref.actor.ppo_epochs=4"]),
         ("regimes", ["--learning-rate", "1e-3"]),
+        ("regimes", ["--target=0.7"]),
+        ("regimes", ["--tuning-steps", "4"]),
         ("regimes", ["--losses", "fspo", "--factors", "fspo=3"]),
     ],
 )
