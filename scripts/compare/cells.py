@@ -170,7 +170,6 @@ def train(cell: Cell) -> None:
         f"{ACTOR}.ppo_mini_batch_size={sizes.mini_batch}",
         f"trainer.test_freq={sizes.validate_every}",
         "trainer.save_freq=-1",
-        override("trainer.validation_data_dir", attempt / "validation"),
         "trainer.project_name=compare",
         *sizes.overrides,
     ]

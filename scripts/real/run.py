@@ -107,6 +107,7 @@ def main() -> None:
         args.steps,
         tuple(args.overrides),
         gpu,
+        args.name,
         model=args.model,
         task_name=args.task,
         task_options=(TASK_OPTIONS if args.task == TASK else {}) | dict(args.task_options),

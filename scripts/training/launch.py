@@ -47,7 +47,11 @@ def check_place(output: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """What is trained, and where its results go."""
+    """What is trained, and where its results go.
+
+    Attributes:
+        name: of the run where results show it, if not that of its loss.
+    """
 
     output: Path
     loss: str = "fspo"
@@ -56,11 +60,12 @@ class Experiment:
     steps: int = 30
     overrides: tuple[str, ...] = ()
     gpu: bool = False  # without one verl gets VERL_PLATFORM=cpu and the config fspo_cpu
+    name: str | None = None
 
     @property
     def run(self) -> Path:
         """Folder of the run."""
-        return self.output / f"{self.loss}-{self.rollout}-seed{self.seed}"
+        return self.output / f"{self.name or self.loss}-{self.rollout}-seed{self.seed}"
 
     @property
     def resumes(self) -> bool:
@@ -70,7 +75,8 @@ class Experiment:
     @property
     def settings(self) -> dict:
         """What decides the results, besides what the name of :attr:`run` says."""
-        return {"steps": self.steps, "overrides": list(self.overrides)}
+        named = {"loss": self.loss} if self.name else {}
+        return {"steps": self.steps, "overrides": list(self.overrides)} | named
 
     preparation = "preparation"  # what prepare() is called where times are shown
 
@@ -99,6 +105,7 @@ def overrides(experiment: Experiment) -> list[str]:
         f"trainer.total_epochs={experiment.steps}",  # an upper bound: the number of steps ends the run
         # A run that goes on from a checkpoint has been validated there.
         f"trainer.val_before_train={not experiment.resumes}",
+        override("trainer.validation_data_dir", run / "validation"),
         "trainer.save_freq=5",
         "trainer.max_actor_ckpt_to_keep=1",
         # Besides what resuming needs, the model in transformers' format.
@@ -129,11 +136,11 @@ def main(experiment: Experiment, name: str, seconds: dict[str, float]) -> None:
         if summary_file.exists():
             print(f"[train] finished before: {experiment.run}")
         else:
-            print(f"[train] {experiment.loss}, {experiment.steps} steps (verl needs a minute to start)", flush=True)
+            print(f"[train] {experiment.run.name}, {experiment.steps} steps (verl needs a minute to start)", flush=True)
             begin = time.monotonic()
             peak = train(experiment)
             seconds |= {"training": time.monotonic() - begin}
-            report.draw(experiment.run, f"{experiment.loss}, seed {experiment.seed}")
+            report.draw(experiment.run, f"{experiment.name or experiment.loss}, seed {experiment.seed}")
             summary = report.summarize(experiment.run) | {"seconds": seconds, "peak_memory_gb": peak / 1e9}
             summary_file.write_text(json.dumps(summary, indent=1))
         report.show(json.loads(summary_file.read_text()), experiment.run)

@@ -26,6 +26,8 @@ def parser(script: str, description: str, examples: str, output: Path, steps: in
     )
     add = parser.add_argument
     add("--loss", choices=LOSSES, default="fspo", help="policy loss (default: %(default)s)")
+    name = "what results call this run, where it has settings of its own (default: as its loss)"
+    add("--name", type=run_name, help=name)
     add("--seed", type=int, default=0, help="of all that is drawn (default: %(default)s)")
     add("--steps", type=positive, default=steps, help="training steps (default: %(default)s)")
     add("--rollout", choices=("hf", "vllm"), default="hf", help="rollout engine without a GPU (default: %(default)s)")
@@ -36,6 +38,13 @@ def parser(script: str, description: str, examples: str, output: Path, steps: in
     add("--parse-only", action="store_true", help=argparse.SUPPRESS)
     add("overrides", nargs="*", type=hydra_override, metavar="-- override", help="more Hydra overrides for verl")
     return parser
+
+
+def run_name(text: str) -> str:
+    """What ``fspo-verl compare`` takes for the name of a run; ``warm`` is the beginning of other folders' names."""
+    if not re.fullmatch(r"[a-z0-9_]+", text) or text == "warm":
+        raise argparse.ArgumentTypeError(f"{text} is no name of a-z, 0-9 and _, or is taken")
+    return text
 
 
 def positive(text: str) -> int:

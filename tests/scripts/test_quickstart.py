@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quickstart's task, and what it does about finished, foreign and failing runs."""
 
+import dataclasses
 import json
 import os
 import random
@@ -127,6 +128,13 @@ def test_a_finished_run_is_shown_again_and_only_for_its_own_settings(warm):
 
     other = quickstart("--output", warm.output, "--steps", "3")
     assert other.returncode != 0 and "holds a run with" in other.stderr
+
+    named = LedgerExperiment(warm.output, name="wide", overrides=("a.b=1",))
+    assert named.run.name == "wide-hf-seed0" and named.start == warm.start
+    launch.claim(named)
+    with pytest.raises(launch.Failure, match="holds a run with"):
+        launch.claim(dataclasses.replace(named, loss="gspo"))
+    assert quickstart("--name", "warm", "--parse-only").returncode == 2
 
     assert LedgerExperiment(warm.output, loss="gspo").run != warm.run
     assert LedgerExperiment(warm.output, seed=1).run != warm.run
