@@ -30,7 +30,7 @@ from fspo_verl.files import write_whole  # noqa: E402
 from fspo_verl.preflight.overrides import override  # noqa: E402
 
 POOL, TRAIN_PROBLEMS = 32_768, 4_096
-CANDIDATES, TRIES = 16, 16  # per solvable problem, and per candidate
+CANDIDATES, TRIES = 16, 16  # per solvable problem, as many at a time, and per candidate
 # What a multiple of a clip range multiplies.
 _BOUNDS = [f"{ACTOR}.clip_ratio_{side}" for side in ("low", "high")]
 _BOUNDS += [f"{ACTOR}.policy_loss.eps_{side}" for side in ("low", "high", "dual")]
@@ -134,17 +134,21 @@ def solvable_problems(problems: pd.DataFrame, model: Path, number: int, temperat
 
     torch.manual_seed(0)
     policy = AutoModelForCausalLM.from_pretrained(model).eval()
-    problems = problems[: CANDIDATES * number]
-    prompts = [prompt[0]["content"] for prompt in problems.prompt]
-    answers = [problem["ground_truth"] for problem in problems.reward_model]
-    solved = np.zeros(len(problems))
-    for _ in range(TRIES):
-        texts = respond(policy, prompts, temperature)
-        solved += [ledger.compute_score("", *pair) for pair in zip(texts, answers, strict=True)]
-    some = problems[(solved >= 0.2 * TRIES) & (solved <= 0.8 * TRIES)]
-    if len(some) < number:
-        raise launch.Failure(f"the start solves 20 to 80% of the tries of {len(some)} problems, fewer than {number}")
-    return some[:number]
+    found = problems[:0]
+    for begin in range(0, len(problems), CANDIDATES * number):
+        candidates = problems[begin : begin + CANDIDATES * number]
+        prompts = [prompt[0]["content"] for prompt in candidates.prompt]
+        answers = [problem["ground_truth"] for problem in candidates.reward_model]
+        solved = np.zeros(len(candidates))
+        for _ in range(TRIES):
+            texts = respond(policy, prompts, temperature)
+            solved += [ledger.compute_score("", *pair) for pair in zip(texts, answers, strict=True)]
+        found = pd.concat([found, candidates[(solved >= 0.2 * TRIES) & (solved <= 0.8 * TRIES)]])
+        if len(found) >= number:
+            return found[:number]
+    raise launch.Failure(
+        f"the start solves 20 to 80% of the tries of {len(found)} of {len(problems)} problems, fewer than {number}"
+    )
 
 
 def warm_start(cell: Cell) -> None:

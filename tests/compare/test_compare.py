@@ -478,7 +478,8 @@ def test_a_finished_cell_of_before_an_option_existed_counts(finished):
         comparison.Progress(args, [])._finished("train", other)
 
 
-def test_solvable_problems_are_those_that_the_start_solves_sometimes(tmp_path, monkeypatch):
+@pytest.mark.parametrize("candidates", [3, 1])
+def test_solvable_problems_are_those_that_the_start_solves_sometimes(tmp_path, monkeypatch, candidates):
     sys.path.insert(0, str(ROOT / "scripts/compare"))
     import cells
     import ledger
@@ -491,7 +492,7 @@ def test_solvable_problems_are_those_that_the_start_solves_sometimes(tmp_path, m
     prompts = [ledger.encode_prompt(prompt[0]["content"]) for prompt in problems.prompt]
     answers = {tuple(p): r["ground_truth"] for p, r in zip(prompts, problems.reward_model, strict=True)}
     shares = {tuple(prompt): i % 5 / 4 for i, prompt in enumerate(prompts)}  # 0, 1/4, 1/2, 3/4, 1
-    tries = iter(range(cells.TRIES))
+    tries = itertools.cycle(range(cells.TRIES))
 
     def sample(policy, asked, sampling, eos, size):
         assert {s.temperature for s in sampling} == {0.7}
@@ -501,12 +502,11 @@ def test_solvable_problems_are_those_that_the_start_solves_sometimes(tmp_path, m
 
     monkeypatch.setattr(warm_start, "sample", sample)
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda model: argparse.Namespace(eval=lambda: None))
-    monkeypatch.setattr(cells, "CANDIDATES", 3)
+    monkeypatch.setattr(cells, "CANDIDATES", candidates)
     found = cells.solvable_problems(problems, tmp_path, 20, 0.7)
     asked = [i for i in range(60) if i % 5 in (1, 2, 3)][:20]
     assert [info["index"] for info in found.extra_info] == asked
-    tries = iter(range(cells.TRIES))
-    with pytest.raises(cells.launch.Failure, match="of 15 problems, fewer than 21"):
+    with pytest.raises(cells.launch.Failure, match="of 15 of 24 problems, fewer than 21"):
         cells.solvable_problems(problems[:24], tmp_path, 21, 0.7)
 
 
