@@ -47,9 +47,8 @@ EXAMPLES = """examples:
   bash scripts/compare_baselines.sh                                    everything, some hours on two cores
   bash scripts/compare_baselines.sh --factors fspo=1,gspo=1,grpo=1,fixed_band=1,no_clip=1 --seeds 10,11,12
                                                                        without tuning
-  bash scripts/compare_baselines.sh --losses fspo,gspo \\
-      --arm gspo_band=fspo,policy_loss.length_power=1,policy_loss.eps_low=3e-4,policy_loss.eps_high=4e-4
-                                                                       gspo's band with fspo's aggregation
+  bash scripts/compare_baselines.sh --losses fspo,gspo --arm fspo_mean=fspo,loss_agg_mode=seq-mean-token-mean
+                                                                       fspo with gspo's aggregation, too
   bash scripts/compare_baselines.sh --solvable 64 --temperature 1 --steps 40 --seeds 10,11,12 --factors ...
                                                                        sanity: does each loss learn what it can?
   bash scripts/compare_baselines.sh --check tests/comparison_thresholds.json --output runs/compare-check
