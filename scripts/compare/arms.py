@@ -12,11 +12,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
-from options import LOSSES  # noqa: E402
+from options import LOSSES, run_name  # noqa: E402
 
 ACTOR = "actor_rollout_ref.actor"
 CALIBRATED = "calibrated"
-_TAKEN = (CALIBRATED, "warm")  # results pass over folders of warm starts
+SIZES = {
+    "prompts": "data.train_batch_size",
+    "responses": "actor_rollout_ref.rollout.n",
+    "mini_batch": f"{ACTOR}.ppo_mini_batch_size",
+    "validate_every": "trainer.test_freq",
+}
+"""What options of the sizes of a cell set in verl."""
 
 
 class Arm(NamedTuple):
@@ -56,9 +62,9 @@ def arm(text: str) -> Arm:
     """For example ``wide=fspo,policy_loss.eps_low=0.1``; keys are those of actor_rollout_ref.actor."""
     first, *changes = text.split(",")
     name, _, trains = first.partition("=")
-    if not re.fullmatch(r"[a-z0-9_]+", name) or trains not in LOSSES or name in (*LOSSES, *_TAKEN):
+    if run_name(name) == CALIBRATED or trains not in LOSSES:
         raise argparse.ArgumentTypeError(
-            f"{text} is not NAME=LOSS,KEY=VALUE,... with a new NAME of a-z, 0-9 and _, and LOSS one of "
+            f"{text} is not NAME=LOSS,KEY=VALUE,... with a NAME other than {CALIBRATED}, and LOSS one of "
             + ", ".join(LOSSES)
         )
     if wrong := [change for change in changes if not re.match(r"[^-=][^=]*=", change)]:

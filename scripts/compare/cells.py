@@ -21,7 +21,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "quickstart")]
 import ledger  # noqa: E402
 import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
-from arms import ACTOR, Arm  # noqa: E402
+from arms import ACTOR, SIZES, Arm  # noqa: E402
 from ledger_experiment import LedgerExperiment, launch  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 
@@ -169,10 +169,7 @@ def train(cell: Cell) -> None:
     overrides = [
         *overrides_of(cell.arm, cell.factor),
         override("data.train_files", training_problems(cell)),
-        f"data.train_batch_size={sizes.prompts}",
-        f"actor_rollout_ref.rollout.n={sizes.responses}",
-        f"{ACTOR}.ppo_mini_batch_size={sizes.mini_batch}",
-        f"trainer.test_freq={sizes.validate_every}",
+        *(f"{key}={getattr(sizes, name)}" for name, key in SIZES.items()),
         "trainer.save_freq=-1",
         "trainer.project_name=compare",
         *sizes.overrides,

@@ -15,6 +15,7 @@ from __future__ import annotations  # so that a Python too old to train with can
 
 import argparse
 import fcntl
+import itertools
 import json
 import os
 import platform
@@ -39,7 +40,7 @@ KEYS = {
     "learning_rate": "actor_rollout_ref.actor.optim.lr",
     "epochs": "actor_rollout_ref.actor.ppo_epochs",
 }
-"""What an option sets in verl. An override of one would win without a word, and results would name the option's."""
+"""What options set in verl, besides :data:`arms.SIZES`."""
 # What starting verl costs, in training steps; for the estimate of the remaining time only.
 STARTUP_STEPS = 12
 
@@ -109,8 +110,11 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--mini-batch {args.mini_batch} is more than all of --prompts {args.prompts}")
     if args.solvable and args.solvable < args.prompts:
         parser.error(f"--solvable {args.solvable} is less than the --prompts {args.prompts} of a step")
-    for name, key in KEYS.items():
-        if any(override.partition("=")[0].lstrip("+") == key for override in args.overrides):
+    # One of the two would win without a word, and results would name the option's.
+    changes = itertools.chain(args.overrides, *(arm.changes for arm in args.arm))
+    changed = {change.partition("=")[0].lstrip("+") for change in changes}
+    for name, key in (KEYS | arms.SIZES).items():
+        if key in changed:
             parser.error(f"{key} is what --{name.replace('_', '-')} sets")
     more = {arm.name for arm in args.arm}
     args.losses = args.losses or [loss for loss in losses if loss not in more and loss in (args.factors or losses)]

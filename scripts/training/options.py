@@ -41,9 +41,9 @@ def parser(script: str, description: str, examples: str, output: Path, steps: in
 
 
 def run_name(text: str) -> str:
-    """What ``fspo-verl compare`` takes for the name of a run; ``warm`` is the beginning of other folders' names."""
-    if not re.fullmatch(r"[a-z0-9_]+", text) or text == "warm":
-        raise argparse.ArgumentTypeError(f"{text} is no name of a-z, 0-9 and _, or is taken")
+    """A new name for a run: results know the losses by theirs, and folders of warm starts begin with ``warm``."""
+    if not re.fullmatch(r"[a-z0-9_]+", text) or text in (*LOSSES, "warm"):
+        raise argparse.ArgumentTypeError(f"{text} is not a new name of a-z, 0-9 and _")
     return text
 
 

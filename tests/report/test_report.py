@@ -103,6 +103,7 @@ def read_table(made, name: str) -> pd.DataFrame:
 
 def test_clip_rates_are_those_of_the_records(made):
     written, page = read_table(made, "clip_rate_by_length"), made.page.table("run", "responses with an advantage")
+    summary = read_table(made, "summary").set_index("run")
     for run in made.runs:
         counted = run.records[run.records.advantage != 0]
         cluster = resampling.clusters(counted)
@@ -113,6 +114,8 @@ def test_clip_rates_are_those_of_the_records(made):
         assert row["responses with an advantage"] == f"{len(counted):,}"
         assert agrees(row["clip rate [95%]"], clip_rates.clip_rate(run.records))
         assert agrees(row["length reweighting error [95%]"], clip_rates.length_reweighting_error(expected))
+        few = (expected.n < clip_rates.MIN_COUNT) | (expected.clusters < clip_rates.MIN_PROMPTS)
+        assert summary.lre_excluded_responses[run.name] == expected.n[few].sum()
 
 
 def test_counterfactuals_are_those_of_the_methods(made):

@@ -134,7 +134,7 @@ def test_a_finished_run_is_shown_again_and_only_for_its_own_settings(warm):
     launch.claim(named)
     with pytest.raises(launch.Failure, match="holds a run with"):
         launch.claim(dataclasses.replace(named, loss="gspo"))
-    assert quickstart("--name", "warm", "--parse-only").returncode == 2
+    assert all(quickstart("--name", name, "--parse-only").returncode == 2 for name in ("warm", "gspo", "a-b"))
 
     assert LedgerExperiment(warm.output, loss="gspo").run != warm.run
     assert LedgerExperiment(warm.output, seed=1).run != warm.run
