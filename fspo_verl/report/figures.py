@@ -43,17 +43,18 @@ _STYLE = {
     "legend.frameon": False,
     "svg.hashsalt": "fspo_verl",  # the same figure is the same file
 }
-_OTHER_LOSSES = [Style(BLACK, "*"), Style("#882255", "X"), Style("#666633", "h")]
+_LOSSES = {name: clip.style for name, clip in CLIPS.items() if clip.style} | {"no_clip": Style("#882255", "X")}
+_OTHER_LOSSES = [Style(BLACK, "*"), Style("#666633", "h")]
 _REPEATS = [("-", False), ("--", True), (":", False), ("-.", True)]
 
 
-def run_styles(clips: Sequence[str | None]) -> list[Style]:
-    """One style per run, that of the clip it trained with; None for a loss that the catalogue does not know."""
-    known = [clip if clip in CLIPS and CLIPS[clip].style else None for clip in clips]
+def run_styles(losses: Sequence[str | None]) -> list[Style]:
+    """One style per run, that of the loss it trained with; others take theirs in order."""
+    known = [loss if loss in _LOSSES else None for loss in losses]
     styles = []
-    for i, clip in enumerate(known):
-        own = [CLIPS[clip].style] if clip else _OTHER_LOSSES
-        repeats, place = divmod(known[:i].count(clip), len(own))
+    for i, loss in enumerate(known):
+        own = [_LOSSES[loss]] if loss else _OTHER_LOSSES
+        repeats, place = divmod(known[:i].count(loss), len(own))
         line, hollow = _REPEATS[repeats % len(_REPEATS)]
         styles.append(own[place]._replace(line=line, hollow=hollow))
     return styles

@@ -63,9 +63,14 @@ class Experiment:
     name: str | None = None
 
     @property
+    def shown_as(self) -> str:
+        """What results call the run."""
+        return self.name or self.loss
+
+    @property
     def run(self) -> Path:
         """Folder of the run."""
-        return self.output / f"{self.name or self.loss}-{self.rollout}-seed{self.seed}"
+        return self.output / f"{self.shown_as}-{self.rollout}-seed{self.seed}"
 
     @property
     def resumes(self) -> bool:
@@ -140,7 +145,7 @@ def main(experiment: Experiment, name: str, seconds: dict[str, float]) -> None:
             begin = time.monotonic()
             peak = train(experiment)
             seconds |= {"training": time.monotonic() - begin}
-            report.draw(experiment.run, f"{experiment.name or experiment.loss}, seed {experiment.seed}")
+            report.draw(experiment.run, f"{experiment.shown_as}, seed {experiment.seed}")
             summary = report.summarize(experiment.run) | {"seconds": seconds, "peak_memory_gb": peak / 1e9}
             summary_file.write_text(json.dumps(summary, indent=1))
         report.show(json.loads(summary_file.read_text()), experiment.run)

@@ -480,6 +480,8 @@ def test_runs_of_one_loss_share_colour_and_marker():
     fspo = [styles[i] for i in (0, 2, 4, 5)]
     assert {(style.color, style.marker) for style in fspo} == {CLIPS["fspo"].style[:2]}
     assert len({(style.line, style.hollow) for style in fspo}) == 4
+    alone, beside = figures.run_styles(["no_clip"])[0], figures.run_styles(["mine", "no_clip", "yours"])
+    assert beside[1] == alone and len({style.color for style in beside}) == 3
     drawn = [clip for clip in CLIPS.values() if clip.style]
     assert len({clip.style.color for clip in drawn}) == len({clip.shape for clip in drawn}) == len(drawn) >= 7
     assert {clip.name for clip in CLIPS.values() if clip.headline} == {"fspo", "fspo_centered", "gspo", "fixed_band"}

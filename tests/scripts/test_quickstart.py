@@ -4,6 +4,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import random
 import re
@@ -100,6 +101,14 @@ def test_metrics_of_several_attempts(tmp_path):
 
     report.draw(tmp_path, "title")
     assert (tmp_path / "progress.png").stat().st_size > 10_000
+
+
+def test_a_run_without_validation_is_shown(tmp_path):
+    steps = [record(step, **{"critic/score/mean": 0.4, "fspo/clip_rate/all": 0.1}) for step in (1, 2)]
+    (tmp_path / "metrics-1.jsonl").write_text("\n".join(steps))
+    report.draw(tmp_path, "title")
+    summary = report.summarize(tmp_path)
+    assert math.isnan(summary["accuracy_before"]) and summary["reward_last"] == 0.4
 
 
 def quickstart(*options, **environment) -> subprocess.CompletedProcess:

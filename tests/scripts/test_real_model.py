@@ -54,6 +54,11 @@ def test_validation_problems_are_no_training_problems_and_seeds_differ():
     )
     assert first.equals(again) and not first.prompt.equals(other.prompt)
     assert len(first) == 200 and not questions & {prompt[0]["content"] for prompt in first.prompt}
+    asked = task.data_set("basic_arithmetic", SUMS, 200, 1, instruction="Be brief.")
+    held_out = frozenset(prompt[0]["content"] for prompt in asked.prompt[:20])
+    assert all(prompt.endswith(("? Be brief.", ". Be brief.")) for prompt in held_out)
+    other = task.data_set("basic_arithmetic", SUMS, 200, 1, held_out, "Be brief.")
+    assert not held_out & {prompt[0]["content"] for prompt in other.prompt}
     with pytest.raises(ValueError, match="no_such_option"):
         task.data_set("basic_arithmetic", {"no_such_option": 1}, 4, seed=0)
     with pytest.raises(ValueError, match="no_such_set"):
