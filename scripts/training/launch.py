@@ -175,7 +175,7 @@ _CPU_ENV = {
     # OpenMP threads that wait asleep: on cores that others use, too, those that spin slow each other down.
     "OMP_WAIT_POLICY": "PASSIVE",
     "GOMP_SPINCOUNT": "0",
-    # glibc keeps what is freed: to hand every large tensor back and get it again is a third of a micro-batch's time.
+    # glibc keeps what is freed: large tensors that go back to the kernel have all their pages faulted in again.
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**40),
