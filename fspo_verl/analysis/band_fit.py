@@ -90,6 +90,19 @@ def with_eps(records: pd.DataFrame, band: Band, target: float) -> Band:
     return dataclasses.replace(band, eps_low=eps["lower"], eps_high=eps["upper"], eps_dual=dual)
 
 
+def gspo_range(records: pd.DataFrame, target: float) -> dict[str, float]:
+    """verl's ``clip_ratio_low`` and ``clip_ratio_high`` with which GSPO clips the share ``target`` on each side.
+
+    GSPO clips exp(S/L) (2507.18071) and has no dual clip.
+
+    Raises:
+        Unreachable: as :func:`with_eps`.
+    """
+    band = with_eps(records, Band(length_power=1.0), target)
+    low, high = -math.expm1(-band.eps_low), math.expm1(band.eps_high)
+    return {"clip_ratio_low": _digits(low), "clip_ratio_high": _digits(high)}
+
+
 def _unreachable(side: str, records: pd.DataFrame, score: np.ndarray, target: float) -> str:
     part = records[clip_rates.sides(records)[side]]
     moved = (part["quadratic_variation"] > 0).mean()

@@ -59,6 +59,7 @@ class Calibration:
     spread: dict  # low, high, value, lower, upper: sigma·sqrt(L) in the longest bin with enough responses
     power: dict[str, Estimate]  # of L at the edge of a band with centre 0: both sides, upper, lower, earlier, later
     fits: tuple[Fit, ...]  # of each shape
+    gspo: dict[str, float] | None  # the range with which GSPO clips as much, where it can: a baseline
     earlier: tuple[Fit, ...]  # the same from the earlier half of the steps
     judged: tuple[Judgement | None, ...]  # what those do in the later half
     halves: tuple[str, str]  # what they are
@@ -106,6 +107,10 @@ def calibrate(
     parts = {"both": (records, SIDES), "upper": (records, ["upper"]), "lower": (records, ["lower"])}
     parts |= {"earlier": (halves[0], SIDES), "later": (halves[1], SIDES)}
     recommended, reasons = recommend(fits, judged)
+    try:
+        gspo = band_fit.gspo_range(records, target)
+    except band_fit.Unreachable:
+        gspo = None
     result = Calibration(
         **counts,
         target=target,
@@ -113,6 +118,7 @@ def calibrate(
         spread={} if usable.empty else usable.iloc[-1].to_dict(),
         power={name: band_fit.power_of_log_ratio(part, "zero", target, of) for name, (part, of) in parts.items()},
         fits=fits,
+        gspo=gspo,
         earlier=earlier,
         judged=judged,
         halves=tuple(map(_named, halves)),

@@ -37,7 +37,8 @@ from fspo_verl.band import Band
 from fspo_verl.observe import noise
 from fspo_verl.observe.noise import Noise
 
-KEY = "actor_rollout_ref.actor.policy_loss."
+ACTOR = "actor_rollout_ref.actor."
+KEY = f"{ACTOR}policy_loss."
 _WIDTH = 100
 
 
@@ -92,7 +93,12 @@ def text(result: Calibration, run: Run) -> str:
         ),
     ]
     others = [found for found in result.fits if found.band and found is not chosen]
-    return "\n\n".join(blocks + [f"{found.name}:\n{_paste(found.band, run)}" for found in others])
+    blocks += [f"{found.name}:\n{_paste(found.band, run)}" for found in others]
+    if result.gspo:
+        clip_range = [f"  {ACTOR}{name}={value}" for name, value in result.gspo.items()]
+        lines = " \\\n".join(["  +algorithm.policy_loss=gspo", *clip_range])
+        blocks.append(f"For comparison, GSPO with a range that clips as much of these records:\n{lines}")
+    return "\n\n".join(blocks)
 
 
 def coarse_text(result: Coarse, run: Run) -> str:

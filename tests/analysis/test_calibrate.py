@@ -18,7 +18,7 @@ from fspo_verl.analysis import band_fit, clip_rates
 from fspo_verl.analysis.calibrate import calibrate
 from fspo_verl.analysis.coarse import coarse
 from fspo_verl.band import Band
-from fspo_verl.clips import BandClip, standardized, upper_quantile
+from fspo_verl.clips import BandClip, ratio_band, standardized, upper_quantile
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.report import calibration
 
@@ -342,7 +342,7 @@ def test_prints_overrides_that_give_the_rate_and_writes_them_as_json(tmp_path, c
     assert out.startswith(
         f"run: recommended is {recommended['name']}, which clips 0.05 on each side\n\n  {calibration.KEY}"
     )
-    blocks = pasted(out)
+    *blocks, gspo = pasted(out)
     assert len(blocks) == len(band_fit.SHAPES)
     assert numbers(blocks[0]) == {
         name.removeprefix(calibration.KEY): value for name, value in recommended["overrides"].items()
@@ -350,6 +350,11 @@ def test_prints_overrides_that_give_the_rate_and_writes_them_as_json(tmp_path, c
     for overrides in blocks:
         clipped = BandClip("", "", FSPOPolicyLossConfig(**numbers(overrides))).clipped(records)
         assert clipped[records.advantage > 0].mean() == pytest.approx(0.05, abs=0.003)
+    assert gspo.pop("+algorithm.policy_loss") == "gspo"
+    low, high = (float(gspo.pop(f"{calibration.ACTOR}clip_ratio_{side}")) for side in ("low", "high"))
+    clipped = BandClip("", "", ratio_band(1 - low, 1 + high, 1.0)).clipped(records)
+    for side in ("upper", "lower"):
+        assert clipped[clip_rates.sides(records)[side]].mean() == pytest.approx(0.05, abs=0.003)
     again = run_cli(capsys, run, "--target-clip-rate", 0.05)[1]
     assert again == out
 
@@ -359,7 +364,9 @@ def test_records_of_another_loss_calibrate_too(tmp_path, capsys, loss):
     run = write_records(tmp_path, simulate_run(np.random.default_rng(0)), loss)
     code, out, _ = run_cli(capsys, run)
     assert code == 0 and f"in this run ({loss})" in out
-    assert all(block["+algorithm.policy_loss"] == "fspo" for block in pasted(out))
+    *blocks, gspo = pasted(out)
+    assert all(block["+algorithm.policy_loss"] == "fspo" for block in blocks)
+    assert gspo["+algorithm.policy_loss"] == "gspo"
 
 
 def test_overrides_undo_what_contradicts_them(tmp_path, capsys, monkeypatch):
@@ -368,12 +375,13 @@ def test_overrides_undo_what_contradicts_them(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(synthetic_run.RANGES["fspo"], "band", band)
     run = write_records(tmp_path, simulate_run(np.random.default_rng(0)))
     _, out, _ = run_cli(capsys, run)
-    for overrides in pasted(out):
+    *blocks, _gspo = pasted(out)
+    for overrides in blocks:
         # The widths that these overrides name, whatever the run had.
         both = FSPOPolicyLossConfig(**(band | numbers(overrides)))
         assert (both.length_power, both.drift_per_token) == (numbers(overrides)["length_power"], 0)
         assert both.band_center == overrides["band_center"] != "constant"
-    assert {overrides["length_power"] for overrides in pasted(out)} >= {"0.5"}
+    assert {overrides["length_power"] for overrides in blocks} >= {"0.5"}
 
 
 def test_a_power_that_all_records_rule_out_is_not_recommended_even_if_its_lre_is_within_chance():
