@@ -103,7 +103,7 @@ class RealExperiment(launch.Experiment):
             "++actor_rollout_ref.model.override_config.attn_implementation=sdpa",
             f"{rollout}.n={RESPONSES}",
             # Cooler than the model was tuned for: at 1 it is hardly ever right, and nothing can be learnt from that.
-            f"{rollout}.temperature=0.6",
+            f"{rollout}.temperature=0.8",
             f"{rollout}.max_model_len={longest}",
             f"{rollout}.max_num_seqs=128",
             f"{actor}.ppo_mini_batch_size={MINI_BATCH}",

