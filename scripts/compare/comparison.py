@@ -114,7 +114,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     changes = itertools.chain(args.overrides, *(arm.changes for arm in args.arm))
     changed = {change.partition("=")[0].lstrip("+") for change in changes}
     for name, key in (KEYS | arms.SIZES).items():
-        if key in changed:
+        if any(f"{key}.".startswith(f"{change}.") for change in changed):
             parser.error(f"{key} is what --{name.replace('_', '-')} sets")
     more = {arm.name for arm in args.arm}
     args.losses = args.losses or [loss for loss in losses if loss not in more and loss in (args.factors or losses)]

@@ -521,6 +521,7 @@ def test_solvable_problems_are_those_that_the_start_solves_sometimes(tmp_path, m
         ("comparison", ["--", "actor_rollout_ref.actor.ppo_epochs=4"]),
         ("comparison", ["--", "data.train_batch_size=64"]),
         ("comparison", ["--arm", "fast=fspo,optim.lr=1e-3"]),
+        ("comparison", ["--arm", "fast=fspo,optim={lr:1e-3}"]),
         ("comparison", ["--arm", "calibrated=fspo,policy_loss.eps_low=0.1"]),
         ("comparison", ["--arm", "gspo=fspo,policy_loss.eps_low=0.1"]),
         ("regimes", ["--", "actor_rollout_ref.actor.ppo_epochs=4"]),
