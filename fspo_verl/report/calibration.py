@@ -95,8 +95,7 @@ def text(result: Calibration, run: Run) -> str:
     others = [found for found in result.fits if found.band and found is not chosen]
     blocks += [f"{found.name}:\n{_paste(found.band, run)}" for found in others]
     if result.gspo:
-        clip_range = [f"  {ACTOR}{name}={value}" for name, value in result.gspo.items()]
-        lines = " \\\n".join(["  +algorithm.policy_loss=gspo", *clip_range])
+        lines = _lines({"+algorithm.policy_loss": "gspo"} | {ACTOR + name: end for name, end in result.gspo.items()})
         blocks.append(f"For comparison, GSPO with a range that clips as much of these records:\n{lines}")
     return "\n\n".join(blocks)
 
@@ -229,11 +228,12 @@ def _paste(band: Band, run: Run) -> str:
     before = settings and settings.band or default
     fitted = ("length_power", "realized_limit", "drift_per_token")
     reset = {name: getattr(default, name) for name in fitted if getattr(before, name) != getattr(default, name)}
-    items = reset | overrides(band)
-    lines = [f"  {KEY}{name}={'null' if value is None else value}" for name, value in items.items()]
-    if settings and settings.loss != "fspo":
-        lines.insert(0, "  +algorithm.policy_loss=fspo")
-    return " \\\n".join(lines)
+    selected = {"+algorithm.policy_loss": "fspo"} if settings and settings.loss != "fspo" else {}
+    return _lines(selected | {KEY + name: value for name, value in (reset | overrides(band)).items()})
+
+
+def _lines(items: dict[str, float | str | None]) -> str:
+    return " \\\n".join(f"  {key}={'null' if value is None else value}" for key, value in items.items())
 
 
 def overrides(band: Band) -> dict[str, float | str]:

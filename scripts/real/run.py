@@ -76,8 +76,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="the most a response may have (default: %(default)s)",
     )
     args = parser.parse_args(argv)
-    if args.instruction is None:
-        args.instruction = INSTRUCTION if args.task == TASK else ""
     args.model = os.environ.get("MODEL_PATH") or None
     if args.model and args.model.startswith(("/", ".", "~")) and not Path(args.model, "config.json").exists():
         parser.error(f"MODEL_PATH={args.model} is no folder with a config.json")
@@ -107,6 +105,7 @@ def main() -> None:
         sys.exit(f"{error}; in an environment of your own: pip install --no-deps -r requirements/real.txt -e '.[real]'")
 
     gpu = torch.cuda.is_available()
+    task_options, instruction = (TASK_OPTIONS, INSTRUCTION) if args.task == TASK else ({}, "")
     experiment = RealExperiment(
         args.output.resolve(),
         args.loss,
@@ -118,8 +117,8 @@ def main() -> None:
         args.name,
         model=args.model,
         task_name=args.task,
-        task_options=(TASK_OPTIONS if args.task == TASK else {}) | dict(args.task_options),
-        instruction=args.instruction,
+        task_options=task_options | dict(args.task_options),
+        instruction=instruction if args.instruction is None else args.instruction,
         prompt_tokens=args.prompt_tokens,
         response_tokens=args.response_tokens,
     )
