@@ -30,8 +30,11 @@ from fspo_verl.preflight.loss_history import TRACKER
 
 pytestmark = pytest.mark.long
 # What verl ends with, by who notices first: Ray, or the rank that waits for the lost one in a collective.
-LOST = ("ActorDiedError", "ActorUnavailableError", "NodeDiedError", "Connection closed by peer")
+LOST = ("ActorDiedError", "ActorUnavailableError", "NodeDiedError", "closed by peer", "reset by peer")
+# What Ray tells a launch of a lost node, also while verl still waits.
+MARKED_DEAD = "has been marked dead"
 PATIENCE = 300  # seconds for anything here; a failure, not a measurement
+GIVE_UP = 120  # seconds after which a launch that has lost a node and still waits is ended by hand
 
 
 def free_port() -> int:
@@ -93,6 +96,12 @@ class Cluster:
         code += "print(*[node['NodeID'] for node in ray.nodes() if node['Alive']])"
         run = self.nodes[0].run("-c", code.format(self.address), **self.env)
         return run.stdout.split() if run.returncode == 0 else []
+
+    def restart(self, number: int) -> None:
+        """Start a raylet again that was killed, once Ray knows that it is gone: until then it places actors there."""
+        self.processes[number].wait(timeout=PATIENCE)
+        wait_for(lambda: len(self.alive()) == 1)
+        self.start(number)
 
     def raylet(self, number: int) -> psutil.Process:
         children = psutil.Process(self.processes[number].pid).children(recursive=True)
@@ -199,8 +208,13 @@ def test_two_nodes_lose_a_worker_the_driver_and_a_raylet_and_go_on(cluster, untr
 
     run = Run(cluster, tmp_path, untrained_model)
 
-    def kill_in_a_step(victim: Callable[[subprocess.Popen], psutil.Process], submitted: bool = False) -> str:
-        """Start an attempt, kill a process after two more checkpoints; what the launch says."""
+    def kill_in_a_step(
+        victim: Callable[[subprocess.Popen], psutil.Process], submitted: bool = False, may_wait: bool = False
+    ) -> str:
+        """Start an attempt, kill a process after two more checkpoints; what the launch says.
+
+        ``may_wait``: verl need not notice. The launch is then ended by hand, as people do.
+        """
         before = run.saved()
         process, log = run.start(submitted=submitted)
         wait_for(lambda: run.saved() >= before + 2, process, log)
@@ -208,7 +222,12 @@ def test_two_nodes_lose_a_worker_the_driver_and_a_raylet_and_go_on(cluster, untr
         wait_for(lambda: run.saved() in run.steps(run.attempts), process, log)
         assert [len(cluster.trainer_ranks(number)) for number in (0, 1)] == [1, 1]
         victim(process).kill()
+        if may_wait:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=GIVE_UP)
+            process.kill()
         assert process.wait(timeout=PATIENCE) != 0
+        wait_for(lambda: not cluster.trainer_ranks(0))
         assert run.steps(run.attempts)[0] == before + 1
         said = log.read_text()
         assert "resumes after" not in said  # nothing has changed
@@ -217,11 +236,12 @@ def test_two_nodes_lose_a_worker_the_driver_and_a_raylet_and_go_on(cluster, untr
     said = kill_in_a_step(lambda _: cluster.trainer_ranks(1)[0], submitted=True)
     assert any(error in said for error in LOST) and "Job entrypoint command failed" in said
     kill_in_a_step(lambda driver: psutil.Process(driver.pid))
-    wait_for(lambda: not cluster.trainer_ranks(0) + cluster.trainer_ranks(1))
-    said = kill_in_a_step(lambda _: cluster.raylet(1))
-    assert any(error in said for error in LOST)
-    cluster.processes[1].wait(timeout=PATIENCE)
-    cluster.start(1)
+    wait_for(lambda: not cluster.trainer_ranks(1))
+    # With the node go actors of TransferQueue 0.1, which gives a storage unit 200 seconds to answer and its controller
+    # all the time in the world. Seen once: a launch that still waited after five minutes.
+    said = kill_in_a_step(lambda _: cluster.raylet(1), may_wait=True)
+    assert any(error in said for error in (*LOST, MARKED_DEAD))
+    cluster.restart(1)
 
     last = run.saved() + 1
     eps_high = "actor_rollout_ref.actor.policy_loss.eps_high"
