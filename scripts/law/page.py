@@ -407,7 +407,7 @@ def _draw_positions(axes: Axes, cells: Sequence[Measured]) -> None:
     figures.by_length(axes, [Series(name, _STYLES[name], table, "value") for name, table in profiles.items()])
     falls = [table.value.iloc[0] / table.value.iloc[-1] for table in profiles.values() if len(table)] or [math.nan]
     axes.set(xlabel="position in the response (tokens)", ylabel="spread of a token's log-ratio (nats)", ylim=(0, None))
-    axes.set_title(f"A first token moves {_from_to(falls, '.0f')} times as far as a late one")
+    axes.set_title(f"First tokens move {_from_to(falls, '.0f')} times as far as late ones")
 
 
 def _draw_rates(axes: Axes, cell: Measured) -> None:
