@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +39,7 @@ _DRAWS = 400
 _BEGIN = "<!-- begin of what `python scripts/law.py --redraw` writes: {} -->"
 _END = "<!-- end of {} -->"
 _NOTHING = Estimate(math.nan, math.nan, math.nan)
+_BINS = (3, 5, 7)  # of lengths: what an LRE says depends on them
 _SAME_RESPONSES = 128  # tokens: positions are compared within responses of at least so many
 
 
@@ -289,13 +290,17 @@ def lre_table(cells: Sequence[Measured], catalogue=CLIPS) -> str:
     rows = []
     for cell in cells:
         summary = matched(cell.records, cell.edges, catalogue).overall.summary
-        row = {"cell": f"`{cell.name}`"}
+        row = {"cell": f"`{cell.name}`", "bins": len(cell.edges) - 1}
         for key, label in SHAPES.items():
             lre, chance = (summary[name].get(key, math.nan) for name in ("lre", "floor_upper"))
             text = f"{lre:.3f} ({chance:.3f})"
             row[label] = "–" if not math.isfinite(lre) else f"**{text}**" if lre > chance else text
         rows.append(row)
     return _markdown(rows)
+
+
+def _with_bins(cell: Measured, bins: int) -> Measured:
+    return replace(cell, edges=clip_rates.length_edges(cell.records.length, bins))
 
 
 def _rates(part: pd.DataFrame) -> dict[str, str]:
@@ -456,7 +461,7 @@ def tables(folder: Path) -> dict[str, str]:
         "law": lambda: law_table(held_out),
         "lengths": lambda: lengths_table(main),
         "positions": lambda: positions_table(main),
-        "fairness": lambda: lre_table(moved),
+        "fairness": lambda: lre_table([_with_bins(cell, bins) for cell in moved for bins in _BINS]),
         "rates": lambda: rates_table(main[0]),
         "mini-batches": lambda: "\n\n".join(mini_batch_table(cell) for cell in rollouts) or "Not measured.",
         "fairness over mini-batches": lambda: lre_table(list(map(_over_mini_batches, rollouts)), OVER_MINI_BATCHES),
