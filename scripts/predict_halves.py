@@ -86,12 +86,14 @@ def table(result: dict) -> str:
     from fspo_verl.files import markdown_table
 
     header = ["run", "judged on", "band", "clip rate predicted", "found", "found by length", "LRE, A > 0", "LRE, A < 0"]
-    rows, held = [], 0
+    rows, missed = [], []
     for row in result["rows"]:
         if not (row["shown"] or row["recommended"]):
             continue
         value, lower, upper = row["predicted"]
-        held += lower <= row["found"] <= upper
+        if not lower <= row["found"] <= upper:
+            away = max(lower - row["found"], row["found"] - upper)
+            missed.append(f"{row['band']} in {row['run']} by {100 * away:.1f}")
         by_length = ", ".join(
             f"{rate:.0%} from {low}" for low, rate in zip(row["lengths"], row["found_by_length"], strict=True)
         )
@@ -100,7 +102,10 @@ def table(result: dict) -> str:
         lre = [_lre(row[f"lre_{side}"], row[f"floor_upper_{side}"]) for side in ("upper", "lower")]
         rows.append([row["run"], row["judged_on"], band, predicted, f"{row['found']:.1%}", by_length, *lre])
     text = markdown_table(header, rows)
-    return f"The clip rate found lies in the predicted interval in {held} of {len(rows)} cases.\n\n{text}"
+    held = f"The clip rate found lies in the predicted interval in {len(rows) - len(missed)} of {len(rows)} cases."
+    if missed:
+        held += f" It misses for {', '.join(missed)} percentage points."
+    return f"{held}\n\n{text}"
 
 
 def _lre(value: float | None, floor: float | None) -> str:

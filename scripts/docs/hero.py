@@ -1,6 +1,9 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/hero.png, the first picture of the README, from docs/comparison.json: clip rate by response length.
+"""Draws docs/hero.png, the first picture of the README: clip rate by response length, each clip scaled to one rate.
+
+Left from docs/comparison.json (small models, mean and range of the seeds), right from the records in docs/law (a
+pretrained language model, mean and range of three updates).
 
 python scripts/docs/hero.py [--output docs/hero.png]
 """
@@ -8,45 +11,74 @@ python scripts/docs/hero.py [--output docs/hero.png]
 import argparse
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from fspo_verl.analysis import clip_rates
+from fspo_verl.analysis.counterfactuals import counterfactuals
 from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.compare import page
+from fspo_verl.observe.records import read_records
 from fspo_verl.report import figures
 
 ROOT = Path(__file__).parents[2]
-NAMES = {
-    "gspo": "GSPO: range on the mean log-ratio",
-    "fspo": "FSPO: range ∝ √L",
-    "fixed_band": "fixed range on the ratio",
-}
+LOSSES = {"fixed_band": "fixed range", "fspo": "FSPO: ∝ √L", "gspo": "GSPO: ∝ L"}
+MEASURED = {"fspo_width": "∝ √Q, an option"}
+UPDATES = ("grpo-4-float32", "warm-4-float32", "random-4-float32")  # cells of docs/law
+_LENGTH_BINS = 4  # of the law's lengths, so that each holds 50 responses and more
+
+
+def small_models() -> pd.DataFrame:
+    """Clip rates of the comparison: columns loss, low, high, place, rate, smallest, largest."""
+    trials, setup = page.load(ROOT / "docs/comparison.json")
+    rates = page.compare(trials, setup, "fspo", 0.5).clip_rates.query("kind == 'matched'")
+    return rates.assign(place=rates.low.map(page.bin_places(trials)))
+
+
+def real_model() -> pd.DataFrame:
+    """The same of the law's responses, which all updates share."""
+    updates = [read_records(ROOT / "docs/law" / name) for name in UPDATES]
+    edges = clip_rates.length_edges(updates[0].length, _LENGTH_BINS)
+    clips = {name: CLIPS[name] for name in LOSSES | MEASURED}
+    rates = pd.concat(
+        counterfactuals(records, edges, np.random.default_rng(0), MATCHED_RATE, clips).overall.by_length
+        for records in updates
+    )
+    bins = rates.rename_axis("loss").groupby(["loss", "low", "high"]).rate
+    table = bins.agg(rate="mean", smallest="min", largest="max").reset_index()
+    low = edges[np.searchsorted(edges, updates[0].length, side="right") - 1]
+    place = np.exp(np.log(updates[0].length).groupby(low).mean())
+    return table.assign(place=table.low.map(place))
+
+
+def _draw(axes: Axes, rates: pd.DataFrame, names: dict[str, str], title: str) -> None:
+    """Lines with their range; those named are labelled at their end."""
+    axes.axhline(MATCHED_RATE, color=figures.GREY, lw=0.8, ls=":")
+    for loss, table in rates.groupby("loss", sort=False):
+        style = CLIPS[loss].style
+        axes.fill_between(table.place, table.smallest, table.largest, color=style.color, alpha=0.12, lw=0)
+        axes.plot(table.place, table.rate, **style.line_kwargs() | {"lw": 2.2, "ms": 6})
+        end = (table.place.iloc[-1], table.rate.iloc[-1])
+        label = names.get(loss, "")
+        axes.annotate(label, end, xytext=(10, 0), textcoords="offset points", color=style.color, va="center")
+    axes.set_xscale("log")
+    axes.set_xticks(table.place, [f"{row.low:,}–{row.high:,}" for row in table.itertuples()])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set(xlabel="response length (tokens)")
+    axes.set_title(title, fontsize=11, fontweight="bold")
 
 
 def draw(columns: int) -> Figure:
-    """One panel; ``columns`` is there for :func:`fspo_verl.report.figures.render`."""
-    trials, setup = page.load(ROOT / "docs/comparison.json")
-    place = page.bin_places(trials).to_numpy()
-    rates = page.compare(trials, setup, "fspo", 0.5).clip_rates.query("kind == 'matched'")
-    figure = Figure(figsize=(8, 3.7), layout="constrained")
-    axes = figure.subplots()
-    axes.axhline(MATCHED_RATE, color=figures.GREY, lw=0.8, ls=":")
-    for loss, name in NAMES.items():
-        table = rates[rates.loss == loss]
-        style = CLIPS[loss].style
-        axes.fill_between(place, table.smallest, table.largest, color=style.color, alpha=0.12, lw=0)
-        axes.plot(place, table.rate, **style.line_kwargs() | {"lw": 2.2, "ms": 6})
-        label = f"{name}\n{table.rate.iloc[0]:.0%} of the shortest, {table.rate.iloc[-1]:.0%} of the longest"
-        at = (place[-1], table.rate.iloc[-1])
-        axes.annotate(label, at, xytext=(10, 0), textcoords="offset points", color=style.color, va="center")
-    bins = rates[["low", "high"]].drop_duplicates()
-    axes.set_xscale("log")
-    axes.set_xticks(place, [f"{row.low}–{row.high}" for row in bins.itertuples()])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set(xlabel="response length (tokens)", ylabel="clipped", ylim=(0, None))
-    axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-    title = f"At {MATCHED_RATE:.0%} overall, GSPO clips the short, a fixed range the long, FSPO neither"
-    axes.set_title(title, fontsize=11, fontweight="bold")
+    """Two panels; ``columns`` is there for :func:`fspo_verl.report.figures.render`."""
+    figure = Figure(figsize=(10, 3.9), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    _draw(left, small_models(), LOSSES, "Small models, up to 81 tokens: √L is flattest")
+    _draw(right, real_model(), MEASURED, "SmolLM2-135M, up to 2,048: √L is not")
+    left.set(ylabel=f"clipped, {MATCHED_RATE:.0%} overall", ylim=(0, None))
+    left.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     return figure
 
 

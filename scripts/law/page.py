@@ -130,7 +130,8 @@ def exponent_within(positions: pd.DataFrame, first: int = 8, last: int = _SAME_R
     """p in std(S of the first l tokens) ~ l^p, over the prefixes l = first, 2·first, ..., last of the same responses.
 
     Other than the exponent over responses of different lengths it is not mixed with what distinguishes prompts with
-    short answers from those with long ones. Least-squares slope; NaN without responses as long as ``last``.
+    short answers from those with long ones. Least-squares slope; NaN without responses as long as ``last``, and where
+    none has moved in the first prefix.
     """
     same = positions[(positions.length >= last) & (positions.low < last)]
     if same.empty:
@@ -139,6 +140,8 @@ def exponent_within(positions: pd.DataFrame, first: int = 8, last: int = _SAME_R
     prefixes = [low for low in table if first <= 2 * low <= last]  # the sum through 2·low − 1 tokens
     prompt = same.drop_duplicates("response").set_index("response").prompt[table.index]
     s = table[prefixes].to_numpy(float)
+    if not s[:, 0].any():
+        return _NOTHING
     x = np.log([2 * low - 1 for low in prefixes])
     x = x - x.mean()
 

@@ -242,6 +242,11 @@ def test_the_exponent_within_responses_is_found(power):
     assert_covered(hits)
 
 
+def test_responses_that_have_not_moved_have_no_exponent():
+    still = simulate_positions(np.random.default_rng(0), 0.5).assign(log_ratio=0.0)
+    assert math.isnan(page.exponent_within(still).value)
+
+
 def test_the_spread_of_a_token_by_position_is_found():
     hits, length = [], 128
     truth = np.sqrt(np.diff(np.r_[0.0, 4e-4 * np.arange(1, length + 1) ** 0.6]))
