@@ -421,7 +421,7 @@ def _draw_positions(axes: Axes, cells: Sequence[Measured]) -> None:
 def _draw_rates(axes: Axes, cell: Measured) -> None:
     table = matched(cell.records, cell.edges).overall.by_length
     table = table[table.n >= clip_rates.MIN_COUNT]
-    keys = [key for key in ("fspo", "fixed_band", "gspo", "fspo_studentized") if key in table.index]
+    keys = [key for key in ("fspo", "fixed_band", "gspo", "fspo_width") if key in table.index]
     figures.by_length(axes, [Series(SHAPES[key], CLIPS[key].style, table.loc[[key]]) for key in keys])
     axes.axhline(MATCHED_RATE, color=GREY, lw=0.8)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
@@ -432,7 +432,7 @@ def _draw_rates(axes: Axes, cell: Measured) -> None:
 
 
 def _draw_rollout(axes: Axes, table: pd.DataFrame) -> None:
-    for name, label, clip in (("per_length", "S/√L", "fspo"), ("per_variation", "S/√Q", "fspo_studentized")):
+    for name, label, clip in (("per_length", "S/√L", "fspo"), ("per_variation", "S/√Q", "fspo_width")):
         first = table[name].iloc[0]
         bars = np.abs(table[[f"{name}_lower", f"{name}_upper"]].to_numpy().T - table[name].to_numpy()) / first
         style = CLIPS[clip].style.line_kwargs()
