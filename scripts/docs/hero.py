@@ -68,15 +68,17 @@ def _draw(axes: Axes, rates: pd.DataFrame, names: dict[str, str], title: str) ->
     axes.set_xticks(table.place, [f"{row.low:,}–{row.high:,}" for row in table.itertuples()])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set(xlabel="response length (tokens)")
-    axes.set_title(title, fontsize=11, fontweight="bold")
+    spread = rates.groupby("loss").rate.agg(np.ptp)
+    verdict = "√L is flattest" if spread.idxmin() == "fspo" else "√L is not flattest"
+    axes.set_title(f"{title}: {verdict}", fontsize=11, fontweight="bold")
 
 
 def draw(columns: int) -> Figure:
     """Two panels; ``columns`` is there for :func:`fspo_verl.report.figures.render`."""
     figure = Figure(figsize=(10, 3.9), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    _draw(left, small_models(), LOSSES, "Small models, up to 81 tokens: √L is flattest")
-    _draw(right, real_model(), MEASURED, "SmolLM2-135M, up to 2,048: √L is not")
+    _draw(left, small_models(), LOSSES, "Small models, up to 81 tokens")
+    _draw(right, real_model(), MEASURED, "SmolLM2-135M, up to 2,048")
     left.set(ylabel=f"clipped, {MATCHED_RATE:.0%} overall", ylim=(0, None))
     left.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     return figure
