@@ -42,11 +42,12 @@ class Environment:
 
 
 def copy_sources(copy: Path) -> Path:
-    """A copy of the sources, so that building leaves nothing in the checkout."""
+    """A copy of the sources, of a checkout or of an unpacked sdist, so that building leaves nothing there."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
     )
-    for name in listed.stdout.splitlines():
+    names = listed.stdout if listed.returncode == 0 else (ROOT / "fspo_verl.egg-info/SOURCES.txt").read_text()
+    for name in names.splitlines():
         target = copy / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).is_file():
