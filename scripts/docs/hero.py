@@ -49,8 +49,8 @@ def real_model() -> pd.DataFrame:
     )
     bins = rates.rename_axis("loss").groupby(["loss", "low", "high"]).rate
     table = bins.agg(rate="mean", smallest="min", largest="max").reset_index()
-    low = edges[np.searchsorted(edges, updates[0].length, side="right") - 1]
-    place = np.exp(np.log(updates[0].length).groupby(low).mean())
+    cell, _ = clip_rates.length_cells(updates[0].length, edges)
+    place = np.exp(np.log(updates[0].length).groupby(edges[cell]).mean())
     return table.assign(place=table.low.map(place))
 
 
