@@ -107,8 +107,8 @@ def _seconds(text: str) -> float:
 
 def compare_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("path", type=Path, metavar="PATH", help="folder of runs, or the JSON of a comparison")
-    add("--output", type=Path, metavar="DIR", help="where results go (default: PATH, or the folder of the JSON)")
+    add("paths", type=Path, metavar="PATH", nargs="+", help="folder of runs, or the JSON of a comparison")
+    add("--output", type=Path, metavar="DIR", help="where results go (default: the first PATH, or its folder)")
     add("--baseline", default="fspo", metavar="LOSS", help="loss that others are compared to (default: %(default)s)")
     add("--target", type=float, default=0.5, help="the accuracy to which steps are counted (default: %(default)s)")
     add("--steps", type=int, metavar="N", help="compare the runs as they stood after N steps")

@@ -4,6 +4,8 @@
 
 PATH is a folder of runs called LOSS-seedN (as scripts/compare_baselines.sh makes them), or the JSON that an earlier
 comparison has written. DIR gets comparison.md, comparison.json and comparison.png; of a NAME.json, files of that name.
+Of several PATHs the runs are pooled, in the length bins of the first: `fspo-verl compare kept.json runs` adds what runs
+holds to kept.json, and how the runs were made is told by the first.
 """
 
 import argparse
@@ -25,7 +27,7 @@ from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.compare import thresholds
 from fspo_verl.compare.measures import METRICS, clip_table, measure
 from fspo_verl.compare.paired import MIN_SEEDS, SAME, clip_rates, differences
-from fspo_verl.compare.trials import Trial, losses, read_trials
+from fspo_verl.compare.trials import Trial, losses, pool, read_trials
 from fspo_verl.files import between, markdown_table, write_whole
 from fspo_verl.report import figures
 
@@ -90,8 +92,8 @@ def compare(
     return Comparison(setup or {}, list(trials), baseline, target, values, paired, clip_rates(trials))
 
 
-def load(path: Path) -> tuple[list[Trial], dict]:
-    """Trials and setup, from a folder of runs or from a comparison.json.
+def load(path: Path, inner_edges: Sequence[int] | None = None) -> tuple[list[Trial], dict]:
+    """Trials and setup, from a folder of runs (see :func:`read_trials` on the edges) or from a comparison.json.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
@@ -100,7 +102,7 @@ def load(path: Path) -> tuple[list[Trial], dict]:
     path = Path(path)
     if path.is_dir():
         setup = path / "setup.json"
-        return read_trials(path), json.loads(setup.read_text()) if setup.exists() else {}
+        return read_trials(path, inner_edges), json.loads(setup.read_text()) if setup.exists() else {}
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such folder or file")
     try:
@@ -108,6 +110,14 @@ def load(path: Path) -> tuple[list[Trial], dict]:
         return [Trial.from_json(trial) for trial in data["trials"]], data["setup"]
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{path} is neither a folder of runs nor a comparison.json") from None
+
+
+def load_all(paths: Sequence[Path]) -> tuple[list[Trial], dict]:
+    """:func:`load`, and for several paths their trials pooled in the length bins of the first, with its setup."""
+    trials, setup = load(paths[0])
+    edges = next((trial.clips.edges[1:-1] for trial in trials if trial.clips), None)
+    groups = [trials, *(load(path, edges)[0] for path in paths[1:])]
+    return (pool(*groups) if len(groups) > 1 else trials), setup
 
 
 # --- Markdown ---------------------------------------------------------------------------------------------------------
@@ -133,10 +143,12 @@ def headline(c: Comparison) -> str:
 
 
 def _paragraphs(c: Comparison, name: str) -> Iterator[str]:
-    seeds = ", ".join(map(str, c.seeds))
+    seeds, of_loss = ", ".join(map(str, c.seeds)), c.values.loss.value_counts()
+    fewer = [f"{loss} {of_loss[loss]}" for loss in c.losses if of_loss[loss] < len(c.seeds)]
+    each = f"({seeds}; of them {', '.join(fewer)})" if fewer else f"each ({seeds})"
     yield (
-        f"{len(c.losses)} losses, {len(c.seeds)} seeds each ({seeds}), {c.trials[0].steps} training steps. Runs of one "
-        "seed share the warm-started model, the prompts and their order."
+        f"{len(c.losses)} losses, {len(c.seeds)} seeds {each}, {c.trials[0].steps} training steps. Runs of one seed "
+        "share the model that they start from, the prompts and their order."
     )
     yield f"**{headline(c)}**"
     yield f"![Validation accuracy, paired differences and clip rates by length]({name}.png)"
@@ -374,14 +386,15 @@ def _draw_clip_rates(axes: Axes, c: Comparison, styles: dict, kind: str, title: 
 
 def main(args: argparse.Namespace) -> int:
     """Compare, and check or update thresholds; returns 1 where a threshold is not kept."""
-    trials, setup = load(args.path)
+    trials, setup = load_all(args.paths)
     if args.steps is not None:
         trials = [trial.first(args.steps) for trial in trials]
     comparison = compare(trials, setup, args.baseline, args.target)
     if args.update:
         print(thresholds.update(args.update, comparison.values))
         return 0
-    folder, name = (args.path, NAME) if args.path.is_dir() else (args.path.parent, args.path.stem)
+    first = args.paths[0]
+    folder, name = (first, NAME) if first.is_dir() else (first.parent, first.stem)
     page = (args.output or folder) / f"{name}.md"
     write(comparison, page)
     print(markdown(comparison))

@@ -122,8 +122,10 @@ class Trial:
         return Trial(**data | by_step | {"clips": clips, "settings": settings and RunSettings.from_json(settings)})
 
 
-def read_trials(folder: Path) -> list[Trial]:
+def read_trials(folder: Path, inner_edges: Sequence[int] | None = None) -> list[Trial]:
     """The trials of all runs in a folder; each run is a folder called LOSS-seedN or LOSS-...-seedN.
+
+    Length bins are log-spaced over the lengths of all runs, or have the given edges between them.
 
     Raises:
         ValueError: there is none, or two are of the same loss and seed.
@@ -135,7 +137,7 @@ def read_trials(folder: Path) -> list[Trial]:
     if len(set(found.values())) < len(found):
         raise ValueError(f"{folder} holds several runs of one loss and seed: {', '.join(path.name for path in found)}")
     runs = list(read_runs(list(found)))
-    edges = _edges(np.concatenate([run.records["length"].to_numpy() for run in runs]))
+    edges = _edges(np.concatenate([run.records["length"].to_numpy() for run in runs]), inner_edges)
     trials = (_trial(run, *identity, edges) for run, identity in zip(runs, found.values(), strict=True))
     # Rounded as in JSON, so that a comparison from the runs and one from its JSON agree to the last digit.
     return [Trial.from_json(trial.to_json()) for trial in trials]
@@ -146,13 +148,35 @@ def losses(trials: Sequence[Trial]) -> list[str]:
     return list(dict.fromkeys(trial.loss for trial in trials))
 
 
-def _edges(lengths: np.ndarray) -> np.ndarray:
+def pool(*groups: Sequence[Trial]) -> list[Trial]:
+    """The trials of all groups in common length bins, by loss and seed; what is in several groups counts once.
+
+    Raises:
+        ValueError: two groups have different results of one loss and seed, or different edges between their bins.
+    """
+    edges = [trial.clips.edges for group in groups for trial in group if trial.clips]
+    if len({tuple(of[1:-1]) for of in edges}) > 1:
+        raise ValueError("the length bins of these comparisons differ; compare the folders of their runs")
+    pooled = {}
+    for trial in (trial for group in groups for trial in group):
+        if trial.clips:
+            ends = min(of[0] for of in edges), max(of[-1] for of in edges)
+            clips = dataclasses.replace(trial.clips, edges=[ends[0], *edges[0][1:-1], ends[1]])
+            trial = dataclasses.replace(trial, clips=clips)
+        if pooled.setdefault((trial.loss, trial.seed), trial) != trial:
+            raise ValueError(f"two different runs of {trial.loss}, seed {trial.seed}")
+    return [pooled[key] for key in sorted(pooled)]
+
+
+def _edges(lengths: np.ndarray, inner: Sequence[int] | None) -> np.ndarray:
     """Log-spaced bins; the few shortest and longest lengths join the first and the last one."""
     if not len(lengths):
         return length_edges(lengths)
-    edges = length_edges(lengths.clip(*np.quantile(lengths, [0.005, 0.995], method="nearest")), bins=6)
-    edges[[0, -1]] = lengths.min(), lengths.max() + 1
-    return edges
+    ends = lengths.min(), lengths.max() + 1
+    if inner is None:
+        typical = lengths.clip(*np.quantile(lengths, [0.005, 0.995], method="nearest"))
+        inner = length_edges(typical, bins=6)[1:-1]
+    return np.array([min([ends[0], *inner]), *inner, max([ends[1], *inner])])
 
 
 def _identity(path: Path) -> tuple[str, int] | None:

@@ -23,7 +23,7 @@ from fspo_verl.analysis.resampling import Estimate
 from fspo_verl.band import Band
 from fspo_verl.clips import CLIPS, LOSSES, BandClip
 from fspo_verl.compare import measures, page, paired, thresholds
-from fspo_verl.compare.trials import Clips, Trial, read_trials
+from fspo_verl.compare.trials import Clips, Trial, pool, read_trials
 
 ROOT = Path(__file__).parents[2]
 SEEDS = (1, 2, 3, 4, 5, 6)
@@ -37,10 +37,13 @@ def trial(validation=None, clips=None, **training) -> Trial:
     return Trial("fspo", 1, None, {"reward": [0.5] * 8} | training, validation, {}, None, clips)
 
 
-def write_run(folder: Path, loss: str, seed: int, method: BandClip | None = None, **metrics) -> None:
+def write_run(
+    folder: Path, loss: str, seed: int, method: BandClip | None = None, length_factor: int = 1, **metrics
+) -> None:
     """A run of one loss, clipped by ``method`` (default: the loss's own), with answers to 64 questions."""
     # The prompts of a seed are the same for all losses, and what is clipped depends on the loss.
     records = synthetic_run.records(np.random.default_rng(seed), "fspo", STEPS, prompts=64)
+    records["length"] *= length_factor
     records["clipped"] = (method or CLIPS[loss]).clipped(records).astype(np.float32)
     run = folder / f"{loss}-seed{seed}"
     with pytest.MonkeyPatch.context() as patch:
@@ -254,6 +257,59 @@ def test_a_comparison_is_regenerated_from_its_json(runs, tmp_path):
     assert run(tmp_path / "many_steps.json") == 0
     assert (tmp_path / "many_steps.png").read_bytes() == (tmp_path / "first/comparison.png").read_bytes()
     assert "(many_steps.png)" in (tmp_path / "many_steps.md").read_text()
+
+
+def test_runs_are_added_to_what_is_kept_of_earlier_ones(runs, trials, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder, seeds in ((first, SEEDS[:2]), (second, SEEDS[1:])):  # seed 2 is in both
+        for loss, seed in itertools.product(LOSSES, seeds):
+            shutil.copytree(runs / f"{loss}-seed{seed}", folder / f"{loss}-seed{seed}")
+    assert cli.main(["compare", str(first)]) == 0
+    kept = tmp_path / "kept.json"
+    shutil.copy(first / "comparison.json", kept)
+    page_with_both = kept.with_suffix(".md")
+    for _ in range(2):  # what is there already changes nothing
+        assert cli.main(["compare", str(kept), str(second)]) == 0
+        pooled = [Trial.from_json(trial) for trial in json.loads(kept.read_text())["trials"]]
+        assert {(t.loss, t.seed) for t in pooled} == {(t.loss, t.seed) for t in trials} and len(pooled) == len(trials)
+        by_key = {(trial.loss, trial.seed): trial for trial in trials}
+        for trial in pooled:  # in other bins
+            alone = by_key[trial.loss, trial.seed]
+            assert np.sum(trial.clips.responses) == np.sum(alone.clips.responses)
+            assert np.sum(trial.clips.clipped) == pytest.approx(np.sum(alone.clips.clipped))
+            assert dataclasses.replace(trial, clips=None) == dataclasses.replace(alone, clips=None)
+        assert len({tuple(trial.clips.edges) for trial in pooled}) == 1
+        assert f"{len(SEEDS)} seeds each" in page_with_both.read_text()
+    part = tmp_path / "part"
+    shutil.copytree(second / "fspo-seed3", part / "fspo-seed3")
+    assert cli.main(["compare", str(first), str(part), "--output", str(tmp_path)]) == 0
+    others = ", ".join(f"{loss} 2" for loss in sorted(LOSSES) if loss != "fspo")
+    assert f"3 seeds (1, 2, 3; of them {others})" in (tmp_path / "comparison.md").read_text()
+
+
+def test_pooled_bins_hold_lengths_that_the_first_runs_did_not_have(tmp_path):
+    for folder, factor in (("long", 3), ("short", 1)):
+        write_run(tmp_path / folder, "fspo", factor, length_factor=factor)
+    for paths in itertools.permutations((tmp_path / "long", tmp_path / "short")):
+        pooled, _ = page.load_all(paths)
+        alone = [read_trials(path)[0] for path in (tmp_path / "short", tmp_path / "long")]
+        for trial, of in zip(pooled, alone, strict=True):
+            assert trial.clips.edges == pooled[0].clips.edges
+            assert np.sum(trial.clips.responses, axis=1).tolist() == np.sum(of.clips.responses, axis=1).tolist()
+        assert (pooled[0].clips.edges[0], pooled[0].clips.edges[-1]) == (
+            alone[0].clips.edges[0],
+            alone[1].clips.edges[-1],
+        )
+
+
+def test_what_contradicts_is_not_pooled(trials):
+    longer = dataclasses.replace(trials[0], validation={0: 1.0})
+    with pytest.raises(ValueError, match=f"two different runs of {longer.loss}, seed {longer.seed}"):
+        pool(trials, [longer])
+    edges = [trials[0].clips.edges[0], trials[0].clips.edges[-1]]
+    binned = dataclasses.replace(trials[0], clips=dataclasses.replace(trials[0].clips, edges=edges))
+    with pytest.raises(ValueError, match="length bins of these comparisons differ"):
+        pool(trials[1:], [binned])
 
 
 def test_text_around_the_marks_stays(tmp_path):
