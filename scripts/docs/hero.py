@@ -54,7 +54,7 @@ def real_model() -> pd.DataFrame:
     return table.assign(place=table.low.map(place))
 
 
-def _draw(axes: Axes, rates: pd.DataFrame, names: dict[str, str], title: str) -> None:
+def _draw(axes: Axes, rates: pd.DataFrame, names: dict[str, str], model: str) -> None:
     """Lines with their range; those named are labelled at their end."""
     axes.axhline(MATCHED_RATE, color=figures.GREY, lw=0.8, ls=":")
     for loss, table in rates.groupby("loss", sort=False):
@@ -70,15 +70,15 @@ def _draw(axes: Axes, rates: pd.DataFrame, names: dict[str, str], title: str) ->
     axes.set(xlabel="response length (tokens)")
     spread = rates.groupby("loss").rate.agg(np.ptp)
     verdict = "√L is flattest" if spread.idxmin() == "fspo" else "√L is not flattest"
-    axes.set_title(f"{title}: {verdict}", fontsize=11, fontweight="bold")
+    axes.set_title(f"{model}, up to {rates.high.max():,} tokens: {verdict}", fontsize=11, fontweight="bold")
 
 
 def draw(columns: int) -> Figure:
     """Two panels; ``columns`` is there for :func:`fspo_verl.report.figures.render`."""
     figure = Figure(figsize=(10, 3.9), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    _draw(left, small_models(), LOSSES, "Small models, up to 81 tokens")
-    _draw(right, real_model(), MEASURED, "SmolLM2-135M, up to 2,048")
+    _draw(left, small_models(), LOSSES, "Small models")
+    _draw(right, real_model(), MEASURED, "SmolLM2-135M")
     left.set(ylabel=f"clipped, {MATCHED_RATE:.0%} overall", ylim=(0, None))
     left.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     return figure
