@@ -13,6 +13,7 @@ import io
 import json
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,6 +151,9 @@ def _paragraphs(c: Comparison, name: str) -> Iterator[str]:
         f"{len(c.losses)} losses, {len(c.seeds)} seeds {each}, {c.trials[0].steps} training steps. Runs of one seed "
         "share the model that they start from, the prompts and their order."
     )
+    several = Counter(loss for loss, *_ in _trained(c))
+    if unlike := [f"{loss} ({clips})" for loss, clips in several.items() if clips > 1]:
+        yield f"**Seeds of one loss differ in what they clipped: {', '.join(unlike)}**; see *What trained*."
     yield f"**{headline(c)}**"
     yield f"![Validation accuracy, paired differences and clip rates by length]({name}.png)"
     yield _in_practice(c)
@@ -164,6 +168,9 @@ def _paragraphs(c: Comparison, name: str) -> Iterator[str]:
         ends = tuning["factors"][0], tuning["factors"][-1]
         if at_end := [loss for loss, factor in tuning["chosen"].items() if factor in ends]:
             yield f"At the end of what was tried, so that a range beyond may be better: {', '.join(at_end)}."
+    if trained := _trained(c):
+        rows = ([*names, ", ".join(map(str, sorted(seeds)))] for names, seeds in trained.items())
+        yield "### What trained\n\n" + markdown_table(["loss", "verl's `loss_mode`", "clip", "seeds"], rows)
     if c.setup:
         yield "### How it was run"
         yield "\n".join(
@@ -171,6 +178,16 @@ def _paragraphs(c: Comparison, name: str) -> Iterator[str]:
             for name, value in c.setup.items()
             if isinstance(value, str | int | float)
         )
+
+
+def _trained(c: Comparison) -> dict[tuple[str, str, str], list[int]]:
+    """Seeds by loss, verl's name of what trained, and its clip; of the trials whose settings are known."""
+    seeds: dict[tuple[str, str, str], list[int]] = {}
+    for trial in sorted(c.trials, key=lambda trial: c.losses.index(trial.loss)):
+        if trial.settings:
+            of = (trial.loss, trial.settings.loss, trial.settings.clip or "–")
+            seeds.setdefault(of, []).append(trial.seed)
+    return seeds
 
 
 def _in_practice(c: Comparison) -> str:

@@ -41,6 +41,15 @@ class RunSettings:
             return Band(eps_low=low, eps_high=high, eps_dual=None, length_power=1.0)
         return self.band
 
+    @property
+    def clip(self) -> str | None:
+        """What was clipped, in one line; None where it is not known."""
+        if self.band is not None:
+            return self.band.describe()
+        if self.clip_ratio_low is None or self.clip_ratio_high is None:
+            return None
+        return f"ratio from 1 − {self.clip_ratio_low:g} to 1 + {self.clip_ratio_high:g}"
+
     def to_json(self) -> dict:
         """Plain values by field."""
         return vars(self) | {"band": self.band and self.band.values()}

@@ -433,7 +433,7 @@ def _settings_table(runs: Sequence[Run]) -> pd.DataFrame:
             {
                 "run": run.name,
                 "loss": settings.loss if settings else _DASH,
-                "clip": _clip_text(settings),
+                "clip": (settings and settings.clip) or _DASH,
                 "versions": ", ".join(f"{name} {version}" for name, version in versions) or _DASH,
                 "steps": f"{steps(run):,}",
                 "responses": f"{run.records.attrs['rows']:,}",
@@ -455,14 +455,6 @@ def _results_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
         }
         for a in analyses
     )
-
-
-def _clip_text(settings: RunSettings | None) -> str:
-    if settings is not None and settings.band is not None:
-        return settings.band.describe()
-    if settings is None or settings.clip_ratio_low is None:
-        return _DASH
-    return f"ratio from 1 − {settings.clip_ratio_low:g} to 1 + {settings.clip_ratio_high:g}"
 
 
 def _clip_series(counterfactuals: Counterfactuals, headline: bool = False) -> list[Series]:

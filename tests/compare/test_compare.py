@@ -302,6 +302,16 @@ def test_pooled_bins_hold_lengths_that_the_first_runs_did_not_have(tmp_path):
         )
 
 
+def test_seeds_that_clipped_otherwise_are_told(trials):
+    settings = trials[0].settings
+    wider = dataclasses.replace(settings, band=dataclasses.replace(settings.band, eps_low=0.5))
+    text = page.markdown(page.compare([dataclasses.replace(trials[0], settings=wider), *trials[1:]]))
+    seeds = ", ".join(map(str, SEEDS[1:]))
+    assert f"differ in what they clipped: {trials[0].loss} (2)**" in text
+    assert f"| {wider.clip} | {trials[0].seed} |" in text and f"| {settings.clip} | {seeds} |" in text
+    assert "differ in what they clipped" not in page.markdown(page.compare(trials))
+
+
 def test_what_contradicts_is_not_pooled(trials):
     longer = dataclasses.replace(trials[0], validation={0: 1.0})
     with pytest.raises(ValueError, match=f"two different runs of {longer.loss}, seed {longer.seed}"):
