@@ -155,7 +155,7 @@ def _paragraphs(c: Comparison, name: str) -> Iterator[str]:
     if unlike := [f"{loss} ({clips})" for loss, clips in several.items() if clips > 1]:
         yield f"**Seeds of one loss differ in what they clipped: {', '.join(unlike)}**; see *What trained*."
     yield f"**{headline(c)}**"
-    yield f"![Validation accuracy, paired differences and clip rates by length]({name}.png)"
+    yield f"![Learning, paired differences of accuracy, clip rates by length]({name}.png)"
     yield _in_practice(c)
     yield from _reached(c)
     yield from _by_length(c)
@@ -234,6 +234,8 @@ def _reached(c: Comparison) -> Iterator[str]:
         for seed, rows in c.values.groupby("seed")
     }
     yield _table("seed", c.losses, accuracies)
+    if c.differences.empty:
+        return
     yield f"### Paired differences, {c.baseline} minus the other loss\n\n" + _interval_note(len(c.seeds))
     judged = [row for row in c.differences.itertuples() if METRICS[row.metric].better]
     header = ["", "loss", "difference", "over seeds", "over seeds and questions", f"P({c.baseline} better)", "verdict"]
@@ -333,12 +335,12 @@ def inserted(text: str, file: Path) -> str:
 
 
 def draw(comparison: Comparison) -> Figure:
-    """Validation accuracy over the steps, paired differences of every seed, and clip rates by length."""
+    """Curves of learning, paired differences of every seed, and clip rates by length."""
     figure = Figure(figsize=(10, 8.3), layout="constrained")
     figure.suptitle(textwrap.fill(headline(comparison), 100), fontsize=11, fontweight="bold")
     axes = list(figure.subplots(2, 2).flat)
     styles = dict(zip(comparison.losses, figures.run_styles(comparison.losses), strict=True))
-    _draw_accuracy(axes[0], comparison, styles)
+    _draw_learning(axes[0], comparison, styles)
     _draw_differences(axes[1], comparison, styles)
     _draw_clip_rates(axes[2], comparison, styles, "clipped", "clip rate by length")
     _draw_clip_rates(axes[3], comparison, styles, "matched", f"the same, scaled to {MATCHED_RATE:.0%} overall")
@@ -347,13 +349,25 @@ def draw(comparison: Comparison) -> Figure:
     return figure
 
 
-def _draw_accuracy(axes: Axes, c: Comparison, styles: dict) -> None:
+def _draw_learning(axes: Axes, c: Comparison, styles: dict) -> None:
+    """Curves of validation accuracy; where it was only taken before and after, those of the reward."""
+    is_validated = any(len(trial.validation) > 2 for trial in c.trials)
     for loss in c.losses:
-        curves = [pd.Series(trial.validation) for trial in c.trials if trial.loss == loss]
+        trials = [trial for trial in c.trials if trial.loss == loss]
+        curves = [pd.Series(trial.validation) if is_validated else _reward_so_far(trial) for trial in trials]
         for curve in curves:
             axes.plot(curve, color=styles[loss].color, lw=0.6, alpha=0.5)
         axes.plot(pd.concat(curves, axis=1).mean(axis=1), label=loss, **styles[loss].line_kwargs())
-    axes.set(title="validation accuracy (thin: each seed)", xlabel="training step", ylabel="share of right answers")
+    if is_validated:
+        axes.set(title="validation accuracy (thin: each seed)", ylabel="share of right answers")
+    else:
+        axes.set(title="training reward, mean up to each step (thin: each seed)", ylabel="reward")
+    axes.set(xlabel="training step")
+
+
+def _reward_so_far(trial: Trial) -> pd.Series:
+    """Single steps are too few prompts to show anything."""
+    return pd.Series(trial.series("reward"), range(1, trial.steps + 1)).expanding().mean()
 
 
 def _draw_differences(axes: Axes, c: Comparison, styles: dict) -> None:

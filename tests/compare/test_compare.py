@@ -193,6 +193,25 @@ def test_the_headline_says_all_verdicts_on_accuracy(trials):
     assert page.headline(alone) == "fspo alone: nothing to compare it with."
 
 
+def test_curves_are_of_the_reward_where_accuracy_is_known_before_and_after_only(trials):
+    def curves(given) -> tuple[str, np.ndarray]:
+        axes = page.draw(page.compare(given)).axes[0]
+        return axes.get_title(), np.array([line.get_ydata() for line in axes.lines if line.get_label() == "fspo"])
+
+    title, (accuracy,) = curves(trials)
+    assert title.startswith("validation accuracy") and len(accuracy) == 3
+    reward = {"reward": [0.2, 0.4] * (STEPS // 2)}
+    sparse = [dataclasses.replace(t, validation={0: 0.3, STEPS: 0.7}, training=t.training | reward) for t in trials]
+    title, (reward,) = curves(sparse)
+    assert title.startswith("training reward, mean up to each step")
+    assert reward == pytest.approx([0.2, 0.3, 0.8 / 3, 0.3, 1.4 / 5, 0.3, 2 / 7, 0.3])
+
+
+def test_one_loss_alone_is_compared_to_nothing(trials):
+    text = page.markdown(page.compare([trial for trial in trials if trial.loss == "fspo"]))
+    assert "Paired differences" not in text and "nothing to compare it with" in text
+
+
 def test_what_was_learned_is_the_best_of_some_steps_in_a_row(trials):
     rewards = [0.9, 0.9, 0.5, 1.0, 0.9, 1.0, 0.9, 0.99]
     assert measures.best(trial(reward=rewards), "reward") == pytest.approx(np.mean(rewards[3:]))
