@@ -363,6 +363,7 @@ def _draw_learning(axes: Axes, c: Comparison, styles: dict) -> None:
     else:
         axes.set(title="training reward, mean up to each step (thin: each seed)", ylabel="reward")
     axes.set(xlabel="training step")
+    axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def _reward_so_far(trial: Trial) -> pd.Series:
