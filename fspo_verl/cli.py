@@ -112,8 +112,9 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
     add("--baseline", default="fspo", metavar="LOSS", help="loss that others are compared to (default: %(default)s)")
     add("--target", type=float, default=0.5, help="the accuracy to which steps are counted (default: %(default)s)")
     add("--steps", type=int, metavar="N", help="compare the runs as they stood after N steps")
-    add("--check", type=Path, metavar="JSON", help="fail unless every number is within these thresholds")
-    add("--update", type=Path, metavar="JSON", help="write the thresholds that these runs give, and show the change")
+    one = parser.add_mutually_exclusive_group().add_argument
+    one("--check", type=Path, metavar="JSON", help="fail unless every number is within these thresholds")
+    one("--update", type=Path, metavar="JSON", help="write the thresholds that these runs give, and show the change")
 
 
 COMMANDS = {

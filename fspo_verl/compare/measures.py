@@ -138,14 +138,13 @@ METRICS = {
     "reward_best": Metric(f"training reward, best {LATE} steps in a row", 1, ".3f", lambda t, _: best(t, "reward")),
     "steps_to_target": Metric("steps to accuracy {target:g}", -1, ".1f", steps_to),
     "response_length": Metric(f"response length, last {LATE} steps", 0, ".1f", lambda t, _: late(t, "response_length")),
-    "entropy": Metric(f"entropy, last {LATE} steps (nats)", 0, ".4f", lambda t, _: late(t, "entropy")),
     "clip_rate": Metric("clip rate", 0, ".2%", lambda t, _: clip_rate(t)),
     "length_exponent": Metric("k in clip rate ∝ length^k", 0, "+.2f", lambda t, _: length_exponent(t)),
-    "length_bias": Metric("size of k", -1, ".2f", lambda t, _: abs(length_exponent(t))),
+    "length_bias": Metric("size of k", 0, ".2f", lambda t, _: abs(length_exponent(t))),
     "length_bias_matched": Metric(
         f"size of k at clip rate {MATCHED_RATE:.0%}", -1, ".2f", lambda t, _: abs(length_exponent(t, t.loss))
     ),
-    "lre": Metric("LRE", -1, ".3f", lambda t, _: lre(t)),
+    "lre": Metric("LRE", 0, ".3f", lambda t, _: lre(t)),
     "lre_matched": Metric(f"LRE at clip rate {MATCHED_RATE:.0%}", -1, ".3f", lambda t, _: lre(t, t.loss)),
     "drawdown": Metric("worst drawdown of accuracy", -1, ".3f", lambda t, _: drawdown(t)),
     "collapsed": Metric("collapses (accuracy below half of its best)", -1, ".2f", lambda t, _: float(collapsed(t))),

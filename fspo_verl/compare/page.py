@@ -5,7 +5,7 @@
 PATH is a folder of runs called LOSS-seedN (as scripts/compare_baselines.sh makes them), or the JSON that an earlier
 comparison has written. DIR gets comparison.md, comparison.json and comparison.png; of a NAME.json, files of that name.
 Of several PATHs the runs are pooled, in the length bins of the first: `fspo-verl compare kept.json runs` adds what runs
-holds to kept.json, and how the runs were made is told by the first.
+holds to kept.json. What the page tells of how runs were made is of the first.
 """
 
 import argparse
@@ -27,12 +27,13 @@ from matplotlib.ticker import NullLocator
 from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.compare import thresholds
 from fspo_verl.compare.measures import METRICS, clip_table, measure
-from fspo_verl.compare.paired import MIN_SEEDS, SAME, clip_rates, differences
+from fspo_verl.compare.paired import MIN_SEEDS, NOT_TOLD, SAME, TOO_FEW, clip_rates, differences
 from fspo_verl.compare.trials import Trial, losses, pool, read_trials
 from fspo_verl.files import between, markdown_table, write_whole
 from fspo_verl.report import figures
 
 NAME = "comparison"
+_ADDED = "added to these, and made otherwise (loss and seed)"  # an entry of a setup
 LEARNED = 0.95
 """Best training reward of a loss that has learned problems which the start solves sometimes (arXiv 2510.26788)."""
 _BEGIN, _END = "<!-- begin of what `fspo-verl compare` writes -->", "<!-- end of what `fspo-verl compare` writes -->"
@@ -81,13 +82,20 @@ def compare(
     """Compare trials, paired by seed.
 
     Raises:
-        ValueError: the baseline is missing, or trials of different length are given.
+        ValueError: the baseline is missing, or trials differ in their length, in the steps at which they were
+            validated or, within a seed, in the questions of that.
     """
     if baseline not in losses(trials):
         raise ValueError(f"no run of the baseline {baseline!r}; there are {', '.join(losses(trials))}")
     lengths = {trial.steps for trial in trials}
     if len(lengths) > 1:
         raise ValueError(f"the runs have different numbers of steps, {sorted(lengths)}; --steps N compares the first N")
+    if len(validated := {tuple(trial.validation) for trial in trials}) > 1:
+        raise ValueError(f"the runs were validated at different steps, {' and '.join(map(str, sorted(validated)))}")
+    questions: dict[int, str] = {}
+    for trial in trials:
+        if trial.questions and questions.setdefault(trial.seed, trial.questions) != trial.questions:
+            raise ValueError(f"the runs of seed {trial.seed} were validated on different questions")
     values = measure(trials, target)
     paired = differences(trials, values, baseline)
     return Comparison(setup or {}, list(trials), baseline, target, values, paired, clip_rates(trials))
@@ -114,11 +122,20 @@ def load(path: Path, inner_edges: Sequence[int] | None = None) -> tuple[list[Tri
 
 
 def load_all(paths: Sequence[Path]) -> tuple[list[Trial], dict]:
-    """:func:`load`, and for several paths their trials pooled in the length bins of the first, with its setup."""
+    """:func:`load`, and for several paths their trials pooled in the length bins of the first.
+
+    The setup is that of the first, and names the runs that it is not of.
+    """
     trials, setup = load(paths[0])
     edges = next((trial.clips.edges[1:-1] for trial in trials if trial.clips), None)
-    groups = [trials, *(load(path, edges)[0] for path in paths[1:])]
-    return (pool(*groups) if len(groups) > 1 else trials), setup
+    if len(paths) == 1:
+        return trials, setup
+    pooled = pool(trials, *(load(path, edges)[0] for path in paths[1:]))
+    first = {(trial.loss, trial.seed) for trial in trials}
+    added = [f"{trial.loss} {trial.seed}" for trial in pooled if (trial.loss, trial.seed) not in first]
+    if setup and added:
+        setup = setup | {_ADDED: ", ".join(filter(None, [setup.get(_ADDED), *added]))}
+    return pooled, setup
 
 
 # --- Markdown ---------------------------------------------------------------------------------------------------------
@@ -131,16 +148,23 @@ def markdown(comparison: Comparison, name: str = NAME) -> str:
 
 def headline(c: Comparison) -> str:
     """What can be told of the accuracies over the run, in one sentence."""
-    if len(c.seeds) < MIN_SEEDS:
-        return f"Accuracy over the run: no verdict with fewer than {MIN_SEEDS} seeds."
-    rows = c.differences[c.differences.metric == "accuracy_area"]
-    if rows.empty:
+    if len(c.losses) == 1:
         return f"{c.baseline} alone: nothing to compare it with."
-    words = {f"{c.baseline} higher": "higher than", f"{c.baseline} lower": "lower than", SAME: "the same as"}
-    said = rows.verdict.map(words).fillna("not to be told from")
-    order = [*words.values(), "not to be told from"]
-    told = [f"{text} {', '.join(rows.loss[said == text])}" for text in order if (said == text).any()]
-    return f"Accuracy over the run: {c.baseline} is {'; '.join(told)}."
+    rows = c.differences[c.differences.metric == "accuracy_area"].set_index("loss")
+    verdicts = rows.verdict.where(rows.seeds >= MIN_SEEDS, TOO_FEW).reindex(c.losses[1:], fill_value=TOO_FEW)
+    if (verdicts == TOO_FEW).all():
+        return f"Accuracy over the run: no verdict with fewer than {MIN_SEEDS} seeds."
+    words = {
+        f"{c.baseline} higher": "higher than",
+        f"{c.baseline} lower": "lower than",
+        SAME: "the same as",
+        NOT_TOLD: "not to be told from",
+        TOO_FEW: f"not compared, for want of {MIN_SEEDS} seeds, to",
+    }
+    of = {text: ", ".join(verdicts.index[verdicts == verdict]) for verdict, text in words.items()}
+    return (
+        f"Accuracy over the run: {c.baseline} is {'; '.join(f'{text} {names}' for text, names in of.items() if names)}."
+    )
 
 
 def _paragraphs(c: Comparison, name: str) -> Iterator[str]:
@@ -151,6 +175,12 @@ def _paragraphs(c: Comparison, name: str) -> Iterator[str]:
         f"{len(c.losses)} losses, {len(c.seeds)} seeds {each}, {c.trials[0].steps} training steps. Runs of one seed "
         "share the model that they start from, the prompts and their order."
     )
+    before = c.values.groupby("seed").accuracy_before
+    if unlike := sorted(before.nunique().loc[lambda starts: starts > 1].index):
+        yield (
+            f"**Runs of one seed do not start alike: with seed {unlike[0]} accuracy before is "
+            f"{before.min()[unlike[0]]:.3f} to {before.max()[unlike[0]]:.3f}.** Another model, or another machine?"
+        )
     several = Counter(loss for loss, *_ in _trained(c))
     if unlike := [f"{loss} ({clips})" for loss, clips in several.items() if clips > 1]:
         yield f"**Seeds of one loss differ in what they clipped: {', '.join(unlike)}**; see *What trained*."
@@ -161,7 +191,7 @@ def _paragraphs(c: Comparison, name: str) -> Iterator[str]:
     yield from _by_length(c)
     if tuning := c.setup.get("tuning"):
         yield (
-            f"### Clip ranges\n\nEvery loss had the same budget: {tuning['what']}. Mean over seeds "
+            f"### Clip ranges\n\nEach of these losses had the same budget: {tuning['what']}. Mean over seeds "
             f"{', '.join(map(str, tuning['seeds']))}, {tuning['steps']} steps; the chosen one is bold."
         )
         yield markdown_table(["loss", *(f"x {factor:.3g}" for factor in tuning["factors"])], _tuning_rows(tuning))
@@ -234,14 +264,15 @@ def _reached(c: Comparison) -> Iterator[str]:
         for seed, rows in c.values.groupby("seed")
     }
     yield _table("seed", c.losses, accuracies)
-    if c.differences.empty:
+    if len(c.losses) == 1:
         return
-    yield f"### Paired differences, {c.baseline} minus the other loss\n\n" + _interval_note(len(c.seeds))
+    yield f"### Paired differences, {c.baseline} minus the other loss\n\n" + _interval_note(c)
     judged = [row for row in c.differences.itertuples() if METRICS[row.metric].better]
-    header = ["", "loss", "difference", "over seeds", "over seeds and questions", f"P({c.baseline} better)", "verdict"]
+    header = ["", "loss", "difference", "over seeds", "over seeds and questions", f"{c.baseline} better", "verdict"]
     rows = [_difference_cells(row, c) for row in judged if row.verdict != SAME]
     told = [i for i in range(len(header)) if any(row[i] != "–" for row in rows)]
-    yield markdown_table([header[i] for i in told], ([row[i] for i in told] for row in rows))
+    if rows:
+        yield markdown_table([header[i] for i in told], ([row[i] for i in told] for row in rows))
     if same := dict.fromkeys(_label(row.metric, c.target) for row in judged if row.verdict == SAME):
         yield f"Left out where they are {SAME}: {', '.join(same)}."
 
@@ -253,7 +284,10 @@ def _by_length(c: Comparison) -> Iterator[str]:
     ):
         rates = c.clip_rates[c.clip_rates.kind == kind]
         if len(rates):
-            yield f"### {title}\n\nShare of the responses with advantage != 0; mean over the seeds."
+            of_loss = c.values.loss.value_counts()
+            fewer = rates[rates.seeds < rates.loss.map(of_loss)].drop_duplicates("loss")
+            known = "".join(f", of {row.loss} {row.seeds} of {of_loss[row.loss]}" for row in fewer.itertuples())
+            yield f"### {title}\n\nShare of the responses with advantage != 0; mean over the seeds{known}."
             texts = {
                 f"{low} to {high}": {row.loss: _number(row.rate, ".2%") for row in part.itertuples()}
                 for (low, high), part in rates.groupby(["low", "high"])
@@ -275,15 +309,16 @@ def _table(corner: str, losses: Sequence[str], texts: Mapping[str, Mapping[str, 
     return markdown_table([corner, *losses], rows)
 
 
-def _interval_note(seeds: int) -> str:
-    if seeds < MIN_SEEDS:
-        return f"No interval: {seeds} seed(s), fewer than {MIN_SEEDS}."
+def _interval_note(c: Comparison) -> str:
+    if c.differences.empty:
+        return f"None: no loss has a seed of {c.baseline}'s."
+    if (seeds := c.differences.seeds.max()) < MIN_SEEDS:
+        return f"No interval: {seeds} seed(s), fewer than {MIN_SEEDS}. *{c.baseline} better*: in so many, ties half."
     return (
         f"95% intervals by all flips of signs, over {seeds} seeds, and over seeds and validation questions where the "
         "answers are at hand (scripts/simulate_paired.py tells how often they are right). They hold where differences "
         "are distributed symmetrically, normal or not; a rare collapse that no seed shows is in none of them. They are "
-        "not adjusted for their number. P: share of seeds in which the loss is better, ties half, with its Wilson "
-        "interval."
+        f"not adjusted for their number. *{c.baseline} better*: share of the seeds, ties half, and its Wilson interval."
     )
 
 
@@ -307,13 +342,13 @@ def _spread(values: pd.Series, form: str) -> str:
 def _difference_cells(row, c: Comparison) -> list[str]:
     form = "+" + METRICS[row.metric].form.lstrip("+")
     ends = [(row.lower, row.upper), (row.lower_questions, row.upper_questions)]
-    wilson = f" ({row.improvement_lower:.2f} to {row.improvement_upper:.2f})"
+    better = f"{row.improvement:.2f} ({row.improvement_lower:.2f} to {row.improvement_upper:.2f})"
     return [
         _label(row.metric, c.target),
         row.loss,
         f"{row.difference:{form}}" + ("" if row.seeds == len(c.seeds) else f" ({row.seeds} pairs)"),
         *("–" if math.isnan(lower) else f"{lower:{form}} to {upper:{form}}" for lower, upper in ends),
-        f"{row.improvement:.2f}" + ("" if math.isnan(row.improvement_lower) else wilson),
+        f"{row.improvement * row.seeds:g} of {row.seeds}" if row.seeds < MIN_SEEDS else better,
         row.verdict,
     ]
 
@@ -420,6 +455,10 @@ def main(args: argparse.Namespace) -> int:
     """Compare, and check or update thresholds; returns 1 where a threshold is not kept."""
     trials, setup = load_all(args.paths)
     if args.steps is not None:
+        if args.steps < 1:
+            raise ValueError(f"--steps {args.steps}: a comparison takes one step or more")
+        if args.paths[0].is_file() and args.output is None:
+            raise ValueError(f"--steps would leave the first {args.steps} steps in {args.paths[0]}; name an --output")
         trials = [trial.first(args.steps) for trial in trials]
     comparison = compare(trials, setup, args.baseline, args.target)
     if args.update:

@@ -20,7 +20,9 @@ from fspo_verl.compare.trials import Trial, losses
 
 MIN_SEEDS = 6
 """Of an interval: all signs of 5 differences flipped give 32 outcomes, too few for 2.5% on either side."""
-SAME = "the same in every seed"  # a verdict
+SAME = "the same in every seed"  # verdicts, here and below
+TOO_FEW = f"no interval with fewer than {MIN_SEEDS} seeds"
+NOT_TOLD = "no difference can be told"
 _SUBSETS = 2**16  # of more than 16 seeds, so many are drawn
 
 
@@ -118,24 +120,24 @@ def verdict(difference: np.ndarray, intervals: Sequence[Estimate], baseline: str
     if not difference.any():
         return SAME
     if len(difference) < MIN_SEEDS:
-        return f"no interval with fewer than {MIN_SEEDS} seeds"
+        return TOO_FEW
     known = [interval for interval in intervals if not math.isnan(interval.lower)]
     if any(interval.lower <= 0 <= interval.upper for interval in known):
-        return "no difference can be told"
+        return NOT_TOLD
     return f"{baseline} {'higher' if intervals[0].value > 0 else 'lower'}"
 
 
 def clip_rates(trials: Sequence[Trial]) -> pd.DataFrame:
-    """Clip rate by loss and length bin: mean, smallest and largest of the seeds' rates.
+    """Clip rate by loss and length bin: mean, smallest and largest of the rates of the seeds that have one.
 
-    Columns: loss, kind (``clipped``, or ``matched`` for the loss's band scaled to one rate), low, high, n (responses
-    with advantage != 0), rate, smallest, largest.
+    Columns: loss, kind (``clipped``, or ``matched`` for the loss's band scaled to one rate), seeds (that have one),
+    low, high, n (responses with advantage != 0), rate, smallest, largest.
     """
     rows = []
     for loss, kind in itertools.product(losses(trials), ("clipped", "matched")):
         tables = [clip_table(trial, None if kind == "clipped" else loss) for trial in trials if trial.loss == loss]
-        if any(table is None for table in tables):
-            continue
-        for (low, high), seeds in pd.concat(tables).groupby(["low", "high"]):
-            rows.append((loss, kind, low, high, seeds.n.sum(), seeds.rate.mean(), seeds.rate.min(), seeds.rate.max()))
-    return pd.DataFrame(rows, columns=["loss", "kind", "low", "high", "n", "rate", "smallest", "largest"])
+        known = [table for table in tables if table is not None]
+        for (low, high), seeds in pd.concat(known).groupby(["low", "high"]) if known else ():
+            rate = seeds.rate
+            rows.append((loss, kind, len(known), low, high, seeds.n.sum(), rate.mean(), rate.min(), rate.max()))
+    return pd.DataFrame(rows, columns=["loss", "kind", "seeds", "low", "high", "n", "rate", "smallest", "largest"])

@@ -31,7 +31,8 @@ logger = logging.getLogger("fspo_verl")
 _NAME = re.compile(r"(?P<loss>[a-z0-9_]+)(-[a-z0-9_-]+)?-seed(?P<seed>\d+)")
 _ACCURACY = re.compile(r"val-core/.+/acc/mean@\d+")
 # Per-step columns of a trial, by the keys of observe.metrics.NAMES.
-_SERIES = ("reward", "response_length", "clip_fraction", "entropy", "grad_norm", "loss", "nonfinite_responses")
+# Not the entropy, which verl aggregates as each loss is, so that between losses its levels are no comparison.
+_SERIES = ("reward", "response_length", "clip_fraction", "grad_norm", "loss", "nonfinite_responses")
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def pool(*groups: Sequence[Trial]) -> list[Trial]:
     """
     edges = [trial.clips.edges for group in groups for trial in group if trial.clips]
     if len({tuple(of[1:-1]) for of in edges}) > 1:
-        raise ValueError("the length bins of these comparisons differ; compare the folders of their runs")
+        raise ValueError("length bins differ: name a comparison.json first, or else the folders of its runs")
     pooled = {}
     for trial in (trial for group in groups for trial in group):
         if trial.clips:
@@ -240,8 +241,9 @@ def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]
     responses = count(np.ones(len(records)))
     logs = count(np.log(length)).sum(0) / np.maximum(responses.sum(0), 1)
     clips = {name: clip for name, clip in CLIPS.items() if not isinstance(clip, TokenClip) and not clip.lacks(records)}
-    if (settings := records.attrs["settings"]) and settings.band and records["clipped"].any():
-        clips[loss] = BandClip(loss, loss, settings.band)
+    band = (settings := records.attrs["settings"]) and settings.trained_band
+    if band and records["clipped"].any():
+        clips[loss] = BandClip(loss, loss, band)
     matched = {}
     for name, clip in clips.items():
         try:

@@ -8,6 +8,10 @@ from dataclasses import dataclass, field, fields
 
 from fspo_verl.band import Band
 
+# verl's losses (0.9.1) whose clip is a range of the importance-sampling ratio. Its others log the range and clip
+# something else, or nothing.
+_CLIP_A_RATIO = ("vanilla", "gspo", "geo_mean", "clip_cov", "cispo")
+
 
 @dataclass(frozen=True)
 class RunSettings:
@@ -46,9 +50,10 @@ class RunSettings:
         """What was clipped, in one line; None where it is not known."""
         if self.band is not None:
             return self.band.describe()
-        if self.clip_ratio_low is None or self.clip_ratio_high is None:
+        if self.loss not in _CLIP_A_RATIO or self.clip_ratio_low is None or self.clip_ratio_high is None:
             return None
-        return f"ratio from 1 − {self.clip_ratio_low:g} to 1 + {self.clip_ratio_high:g}"
+        dual = f", dual clip {self.clip_ratio_c:g}" if self.loss == "vanilla" and self.clip_ratio_c else ""
+        return f"ratio from 1 − {self.clip_ratio_low:g} to 1 + {self.clip_ratio_high:g}{dual}"
 
     def to_json(self) -> dict:
         """Plain values by field."""

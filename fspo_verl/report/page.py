@@ -52,13 +52,13 @@ _DASH = "–"
 _CURVES = {
     "reward": dict.fromkeys((*NAMES["reward"], "critic/rewards/mean"), "mean"),
     "response length": dict.fromkeys(NAMES["response_length"], "mean (tokens)"),
-    "entropy": dict.fromkeys(NAMES["entropy"], "nats per token"),
+    "entropy": dict.fromkeys(NAMES["entropy"], "nats, aggregated as the loss"),
     "clipped": {
         "fspo/clip_rate/all": "share of responses, A ≠ 0",
         "actor/fspo/clip_fraction": "share of all responses",
         "actor/pg_clipfrac": "share of tokens",
     },
-    "gradient norm": dict.fromkeys(NAMES["grad_norm"], "before clipping"),
+    "gradient norm": dict.fromkeys(NAMES["grad_norm"], "of the aggregated loss, before clipping"),
 }
 
 

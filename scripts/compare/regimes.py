@@ -36,7 +36,7 @@ EXAMPLES = """examples:
 UNUSED = {"--learning-rate", "--factors", "--tuning-seeds", "--tuning-steps", "--target", "--check"}
 """Options of the comparison that would change nothing here."""
 # What of a trial is kept: names of fspo_verl.compare.measures.METRICS.
-_KEPT = "accuracy_before accuracy accuracy_area reward clip_rate drawdown nonfinite_steps entropy".split()
+_KEPT = "accuracy_before accuracy accuracy_area reward clip_rate drawdown nonfinite_steps".split()
 
 
 class Regime(NamedTuple):
@@ -153,7 +153,6 @@ def table(found: dict) -> str:
         "mean over the run": ("accuracy_area", ".3f"),
         "clip rate": ("clip_rate", ".1%"),
         "worst drawdown": ("drawdown", ".3f"),
-        "entropy at the end": ("entropy", ".3f"),
     }
     rows = [
         [str(steps), f"{rate:g}", loss, str(len(cells)), *(mean(cells, *column) for column in columns.values())]

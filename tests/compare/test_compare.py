@@ -24,6 +24,8 @@ from fspo_verl.band import Band
 from fspo_verl.clips import CLIPS, LOSSES, BandClip
 from fspo_verl.compare import measures, page, paired, thresholds
 from fspo_verl.compare.trials import Clips, Trial, pool, read_trials
+from fspo_verl.observe.records import read_records
+from fspo_verl.observe.settings import RunSettings
 
 ROOT = Path(__file__).parents[2]
 SEEDS = (1, 2, 3, 4, 5, 6)
@@ -169,6 +171,30 @@ def test_fewer_than_six_seeds_have_no_interval(trials):
     assert set(result.differences.verdict) - {paired.SAME} == {"no interval with fewer than 6 seeds"}
     assert "No interval: 5 seed(s), fewer than 6." in page.markdown(result)
     assert page.headline(result) == "Accuracy over the run: no verdict with fewer than 6 seeds."
+
+
+def test_a_loss_with_fewer_seeds_gets_no_verdict(trials):
+    def headline(gspo: set[int], fixed_band: set[int]) -> tuple[str, str]:
+        seeds = {"gspo": gspo, "fixed_band": fixed_band}
+        result = page.compare([t for t in trials if t.seed in seeds.get(t.loss, SEEDS) and t.loss != "grpo"])
+        return page.headline(result), page.markdown(result)
+
+    said, _ = headline({1, 2}, set(SEEDS))
+    assert said.endswith("not compared, for want of 6 seeds, to gspo.") and "fixed_band;" in said
+    said, text = headline({1, 2}, {3})
+    assert said == "Accuracy over the run: no verdict with fewer than 6 seeds."
+    assert "No interval: 2 seed(s), fewer than 6." in text
+    apart = [t for t in trials if (t.loss, t.seed) in {("fspo", 1), ("fspo", 2), ("gspo", 3)}]
+    assert page.headline(page.compare(apart)) == said
+    assert "None: no loss has a seed of fspo's." in page.markdown(page.compare(apart))
+
+
+def test_seeds_without_a_rate_are_told(trials):
+    without = dataclasses.replace(next(t for t in trials if (t.loss, t.seed) == ("gspo", 2)), clips=None)
+    result = page.compare([without if t.loss == "gspo" and t.seed == 2 else t for t in trials])
+    rates = result.clip_rates.query("kind == 'clipped'").drop_duplicates("loss").set_index("loss").seeds
+    assert rates["gspo"] == 5 and (rates.drop("gspo") == 6).all()
+    assert page.markdown(result).count("mean over the seeds, of gspo 5 of 6.") == 2
 
 
 def test_verdicts():
@@ -337,7 +363,7 @@ def test_what_contradicts_is_not_pooled(trials):
         pool(trials, [longer])
     edges = [trials[0].clips.edges[0], trials[0].clips.edges[-1]]
     binned = dataclasses.replace(trials[0], clips=dataclasses.replace(trials[0].clips, edges=edges))
-    with pytest.raises(ValueError, match="length bins of these comparisons differ"):
+    with pytest.raises(ValueError, match="length bins differ"):
         pool(trials[1:], [binned])
 
 
@@ -360,11 +386,62 @@ def test_the_first_steps_of_a_trial(trials):
         whole.first(9)
 
 
+def test_the_first_steps_do_not_replace_what_is_kept(runs, tmp_path, capsys):
+    assert cli.main(["compare", str(runs), "--output", str(tmp_path)]) == 0
+    kept = tmp_path / "comparison.json"
+    whole = kept.read_bytes()
+    for steps in ("4", "0"):
+        assert cli.main(["compare", str(kept), "--steps", steps]) != 0
+    assert kept.read_bytes() == whole and "name an --output" in capsys.readouterr().err
+    assert cli.main(["compare", str(kept), "--steps", "4", "--output", str(tmp_path / "first")]) == 0
+    assert kept.read_bytes() == whole
+
+
+def test_gspos_range_is_its_band_under_any_name(tmp_path):
+    write_run(tmp_path, "gspo", 1, BandClip("", "", RunSettings("gspo", None, 0.04, 0.03).trained_band))
+    run = tmp_path / "gspo-seed1"
+    records = read_records(run / "records")
+    shutil.rmtree(run / "records")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(synthetic_run.RANGES, "gspo", {"clip_ratio_low": 0.04, "clip_ratio_high": 0.03})
+        synthetic_run.write_records(run / "records", records, "gspo")
+    run.rename(tmp_path / "gspo_rate-seed1")
+    (trial,) = read_trials(tmp_path)
+    share = np.sum(trial.clips.matched["gspo_rate"]) / np.sum(trial.clips.responses)
+    assert share == pytest.approx(0.1, abs=0.01)
+    assert trial.clips.matched["gspo_rate"] != trial.clips.matched["gspo"]  # whose sides are 3 to 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "clip"),
+    [
+        (RunSettings("vanilla", None, 0.2, 0.3, 3.0), "ratio from 1 − 0.2 to 1 + 0.3, dual clip 3"),
+        (RunSettings("gspo", None, 3e-4, 4e-4, 3.0), "ratio from 1 − 0.0003 to 1 + 0.0004"),
+        (RunSettings("fspo", Band(), 0.2, 0.2, 3.0), Band().describe()),
+        (RunSettings("fspo", None, 0.2, 0.2, 3.0), None),  # a band of a later version
+        (RunSettings("gpg", None, 0.2, 0.2, 3.0), None),
+    ],
+)
+def test_a_clip_is_told_where_it_is_known(settings, clip):
+    assert settings.clip == clip
+
+
+def test_runs_that_do_not_start_alike_are_told(trials):
+    other = dataclasses.replace(trials[0], validation=trials[0].validation | {0: 0.9})
+    text = page.markdown(page.compare([other, *trials[1:]]))
+    assert f"**Runs of one seed do not start alike: with seed {other.seed} " in text and "to 0.900.**" in text
+
+
 def test_runs_that_cannot_be_compared(trials, tmp_path):
     with pytest.raises(ValueError, match="different numbers of steps"):
         page.compare([trials[0], trials[1].first(4)], baseline=trials[0].loss)
     with pytest.raises(ValueError, match="no run of the baseline 'dapo'"):
         page.compare(trials, baseline="dapo")
+    later = {**trials[0].validation, STEPS + 1: 0.7}
+    with pytest.raises(ValueError, match="validated at different steps"):
+        page.compare([dataclasses.replace(trials[0], validation=later), *trials[1:]])
+    with pytest.raises(ValueError, match=f"seed {trials[0].seed} were validated on different questions"):
+        page.compare([dataclasses.replace(trials[0], questions="others"), *trials[1:]])
     with pytest.raises(ValueError, match="holds no runs: folders called LOSS-seedN"):
         read_trials(tmp_path)
 
