@@ -23,6 +23,9 @@ SIZES = {
     "validate_every": "trainer.test_freq",
 }
 """What options of the sizes of a cell set in verl."""
+BOUNDS = [f"{ACTOR}.clip_ratio_{side}" for side in ("low", "high")]
+BOUNDS += [f"{ACTOR}.policy_loss.eps_{side}" for side in ("low", "high", "dual")]
+"""What a multiple of a clip range multiplies."""
 
 
 class Arm(NamedTuple):

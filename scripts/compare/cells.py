@@ -21,7 +21,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "quickstart")]
 import ledger  # noqa: E402
 import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
-from arms import ACTOR, SIZES, Arm  # noqa: E402
+from arms import BOUNDS, SIZES, Arm  # noqa: E402
 from ledger_experiment import LedgerExperiment, launch  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 
@@ -31,9 +31,6 @@ from fspo_verl.preflight.overrides import override  # noqa: E402
 
 POOL, TRAIN_PROBLEMS = 32_768, 4_096
 CANDIDATES, TRIES = 16, 16  # per solvable problem, as many at a time, and per candidate
-# What a multiple of a clip range multiplies.
-_BOUNDS = [f"{ACTOR}.clip_ratio_{side}" for side in ("low", "high")]
-_BOUNDS += [f"{ACTOR}.policy_loss.eps_{side}" for side in ("low", "high", "dual")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,10 +90,10 @@ class Cell:
 def overrides_of(arm: Arm, factor: float) -> list[str]:
     """Hydra overrides: every bound of an arm's clip range, packaged or its own, times ``factor``; its other changes."""
     config = OmegaConf.load(resources.files(fspo_verl.configs) / f"algorithm.policy_loss/{arm.trains}.yaml")
-    packaged = {key: OmegaConf.select(config, key) for key in _BOUNDS}
+    packaged = {key: OmegaConf.select(config, key) for key in BOUNDS}
     values = {key: value for key, value in packaged.items() if value is not None}
     values |= dict(change.split("=", 1) for change in arm.changes)
-    bounds = {key: f"{float(values[key]) * factor:.6g}" for key in _BOUNDS if values.get(key, "null") != "null"}
+    bounds = {key: f"{float(values[key]) * factor:.6g}" for key in BOUNDS if values.get(key, "null") != "null"}
     return [f"{key}={value}" for key, value in (values | bounds).items()]
 
 

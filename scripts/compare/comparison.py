@@ -41,6 +41,8 @@ KEYS = {
     "epochs": "actor_rollout_ref.actor.ppo_epochs",
 }
 """What options set in verl, besides :data:`arms.SIZES`."""
+OF_A_CELL = ("algorithm.policy_loss", "data.seed", "actor_rollout_ref.rollout.seed", "trainer.total_training_steps")
+"""What differs between cells, or ends them."""
 # What starting verl costs, in training steps; for the estimate of the remaining time only.
 STARTUP_STEPS = 12
 
@@ -105,11 +107,20 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
             setup = json.loads(args.check.read_text())["setup"]
         except (OSError, ValueError, KeyError) as error:
             parser.error(f"--check {args.check} names no file of thresholds: {error}")
+        if given := [f"--{name}" for name in setup if getattr(args, name) != parser.get_default(name)]:
+            parser.error(f"--check {args.check} has its own {', '.join(given)}")
         vars(args).update(setup)
+    if not args.factors and (both := set(args.seeds) & set(args.tuning_seeds)):
+        parser.error(f"seeds that are tuned on are not compared: {', '.join(map(str, sorted(both)))}")
     if args.mini_batch > args.prompts:
         parser.error(f"--mini-batch {args.mini_batch} is more than all of --prompts {args.prompts}")
     if args.solvable and args.solvable < args.prompts:
         parser.error(f"--solvable {args.solvable} is less than the --prompts {args.prompts} of a step")
+    for change in {change.partition("=")[0].lstrip("+") for change in args.overrides}:
+        if any(f"{key}.".startswith(f"{change}.") for key in arms.BOUNDS):
+            parser.error(f"{change} is of a clip range, and --factors or tuning multiplies that: give it to an --arm")
+        if any(f"{key}.".startswith(f"{change}.") for key in OF_A_CELL):
+            parser.error(f"{change} is set for each cell; see --losses, --seeds, --steps")
     # One of the two would win without a word, and results would name the option's.
     changes = itertools.chain(args.overrides, *(arm.changes for arm in args.arm))
     changed = {change.partition("=")[0].lstrip("+") for change in changes}
@@ -129,7 +140,10 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def integers(text: str) -> list[int]:
     """For example 10,11."""
-    return [int(number) for number in text.split(",")]
+    found = [int(number) for number in text.split(",")]
+    if len(set(found)) < len(found):
+        raise argparse.ArgumentTypeError(f"{text} names a number twice")
+    return found
 
 
 def _factors(text: str) -> dict[str, float]:
@@ -174,6 +188,7 @@ def compare(args: argparse.Namespace) -> int:
         raise Failure(f"{arms.CALIBRATED} takes its band from the tuning of fspo: --losses with it, and no --factors")
     # Rough numbers suffice before bands and factors are known: what counts is how many cells there are.
     final = [_cell(args, arm, seed, 1.0) for seed in args.seeds for arm in args.arms]
+    refuse_others(final)
     tuning = [] if args.factors else _tuning(args, args.arms)
     progress = Progress(args, [*tuning, *final])
     progress.run("warm start", one_per_start([*tuning, *final]))
@@ -189,9 +204,22 @@ def compare(args: argparse.Namespace) -> int:
 
     cells = args.output / "cells"
     (cells / "setup.json").write_text(json.dumps(describe(args, factors, table, final), indent=1))
-    options = [cells, "--output", args.output, "--baseline", args.losses[0], "--target", args.target]
+    options = [cells, "--output", args.output, "--baseline", args.arms[0].name, "--target", args.target]
     options += ["--check", args.check] if args.check else []
     return cli.main(["compare", *map(str, options)])
+
+
+def refuse_others(cells: Sequence) -> None:
+    """Results are of all runs in a folder: refuse one with others than these cells.
+
+    Raises:
+        Failure: names them.
+    """
+    for parent in {cell.folder.parent for cell in cells}:
+        wanted = {cell.folder.name for cell in cells if cell.folder.parent == parent}
+        found = {path.name for path in parent.iterdir() if path.is_dir()} if parent.exists() else set()
+        if others := sorted(found - wanted):
+            raise Failure(f"{parent} holds other runs, {', '.join(others)}: name them, too, or choose another --output")
 
 
 def _tuning(args: argparse.Namespace, of: Sequence[arms.Arm]) -> list:

@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
     """Train what is missing and write what came out."""
     cells = {regime: cells_of(args, regime) for regime in args.regimes}
     flat = list(itertools.chain.from_iterable(cells.values()))
+    comparison.refuse_others(flat)
     progress = comparison.Progress(args, flat)
     progress.run("warm start", comparison.one_per_start(flat))
     progress.run("train", flat)

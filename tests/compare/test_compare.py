@@ -579,6 +579,8 @@ def test_finished_cells_are_not_run_again(finished):
     again = script(finished)
     assert again.returncode == 0 and "8 cells finished before" in again.stdout, again.stderr
     assert "no interval with fewer than 6 seeds" in (finished / "comparison.md").read_text()
+    fewer = script(finished, "--seeds", "1")
+    assert fewer.returncode != 0 and "holds other runs, fixed_band-seed2, fspo-seed2" in fewer.stderr
     other = script(finished, "--prompts", "16", "--mini-batch", "4")
     assert other.returncode != 0 and "choose another --output" in other.stderr
 
@@ -682,6 +684,14 @@ def test_solvable_problems_are_those_that_the_start_solves_sometimes(tmp_path, m
         ("comparison", ["--solvable", "8"]),
         ("comparison", ["--", "actor_rollout_ref.actor.ppo_epochs=4"]),
         ("comparison", ["--", "data.train_batch_size=64"]),
+        ("comparison", ["--", "actor_rollout_ref.actor.clip_ratio_low=0.1"]),
+        ("comparison", ["--", "actor_rollout_ref.actor.policy_loss={eps_low:0.1}"]),
+        ("comparison", ["--", "data.seed=5"]),
+        ("comparison", ["--", "algorithm.policy_loss=gspo"]),
+        ("comparison", ["--", "trainer.total_training_steps=3"]),
+        ("comparison", ["--seeds", "10,10"]),
+        ("comparison", ["--seeds", "100,101,102"]),
+        ("comparison", ["--check", str(ROOT / "tests/comparison_thresholds.json"), "--seeds", "77"]),
         ("comparison", ["--arm", "fast=fspo,optim.lr=1e-3"]),
         ("comparison", ["--arm", "fast=fspo,optim={lr:1e-3}"]),
         ("comparison", ["--arm", "calibrated=fspo,policy_loss.eps_low=0.1"]),
