@@ -287,9 +287,9 @@ def _by_length(c: Comparison) -> Iterator[str]:
             of_loss = c.values.loss.value_counts()
             fewer = rates[rates.seeds < rates.loss.map(of_loss)].drop_duplicates("loss")
             known = "".join(f", of {row.loss} {row.seeds} of {of_loss[row.loss]}" for row in fewer.itertuples())
-            yield f"### {title}\n\nShare of the responses with advantage != 0; mean over the seeds{known}."
+            yield f"### {title}\n\nShare of the N responses with advantage != 0; mean over the seeds{known}."
             texts = {
-                f"{low} to {high}": {row.loss: _number(row.rate, ".2%") for row in part.itertuples()}
+                f"{low} to {high}": {row.loss: f"{_number(row.rate, '.1%')} of {row.n:,}" for row in part.itertuples()}
                 for (low, high), part in rates.groupby(["low", "high"])
             }
             yield _table("tokens", [loss for loss in c.losses if loss in set(rates.loss)], texts)
@@ -396,7 +396,7 @@ def _draw_learning(axes: Axes, c: Comparison, styles: dict) -> None:
     if is_validated:
         axes.set(title="validation accuracy (thin: each seed)", ylabel="share of right answers")
     else:
-        axes.set(title="training reward, mean up to each step (thin: each seed)", ylabel="reward")
+        axes.set(title="mean training reward so far (thin: each seed)", ylabel="reward")
     axes.set(xlabel="training step")
     axes.xaxis.get_major_locator().set_params(integer=True)
 

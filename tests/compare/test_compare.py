@@ -229,7 +229,7 @@ def test_curves_are_of_the_reward_where_accuracy_is_known_before_and_after_only(
     reward = {"reward": [0.2, 0.4] * (STEPS // 2)}
     sparse = [dataclasses.replace(t, validation={0: 0.3, STEPS: 0.7}, training=t.training | reward) for t in trials]
     title, (reward,) = curves(sparse)
-    assert title.startswith("training reward, mean up to each step")
+    assert title.startswith("mean training reward so far")
     assert reward == pytest.approx([0.2, 0.3, 0.8 / 3, 0.3, 1.4 / 5, 0.3, 2 / 7, 0.3])
 
 
