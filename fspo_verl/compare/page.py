@@ -386,7 +386,7 @@ def draw(comparison: Comparison) -> Figure:
 
 def _draw_learning(axes: Axes, c: Comparison, styles: dict) -> None:
     """Curves of validation accuracy; where it was only taken before and after, those of the reward."""
-    is_validated = any(len(trial.validation) > 2 for trial in c.trials)
+    is_validated = len(c.trials[0].validation) > 2  # of all at the same steps
     for loss in c.losses:
         trials = [trial for trial in c.trials if trial.loss == loss]
         curves = [pd.Series(trial.validation) if is_validated else _reward_so_far(trial) for trial in trials]

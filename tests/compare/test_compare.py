@@ -309,6 +309,7 @@ def test_runs_are_added_to_what_is_kept_of_earlier_ones(runs, trials, tmp_path):
     for folder, seeds in ((first, SEEDS[:2]), (second, SEEDS[1:])):  # seed 2 is in both
         for loss, seed in itertools.product(LOSSES, seeds):
             shutil.copytree(runs / f"{loss}-seed{seed}", folder / f"{loss}-seed{seed}")
+    (first / "setup.json").write_text(json.dumps({"command": "train"}))
     assert cli.main(["compare", str(first)]) == 0
     kept = tmp_path / "kept.json"
     shutil.copy(first / "comparison.json", kept)
@@ -324,7 +325,10 @@ def test_runs_are_added_to_what_is_kept_of_earlier_ones(runs, trials, tmp_path):
             assert np.sum(trial.clips.clipped) == pytest.approx(np.sum(alone.clips.clipped))
             assert dataclasses.replace(trial, clips=None) == dataclasses.replace(alone, clips=None)
         assert len({tuple(trial.clips.edges) for trial in pooled}) == 1
-        assert f"{len(SEEDS)} seeds each" in page_with_both.read_text()
+        text = page_with_both.read_text()
+        assert f"{len(SEEDS)} seeds each" in text
+        added = ", ".join(f"{loss} {seed}" for loss in sorted(LOSSES) for seed in SEEDS[2:])
+        assert f"- command: `train`\n- added to these, and made otherwise (loss and seed): {added}\n" in text
     part = tmp_path / "part"
     shutil.copytree(second / "fspo-seed3", part / "fspo-seed3")
     assert cli.main(["compare", str(first), str(part), "--output", str(tmp_path)]) == 0
