@@ -149,7 +149,8 @@ def tables(runs: Sequence[Run], analyses: Sequence[Analysis], live: dict[str, pd
 
 def _stacked(frames: dict, keys: Sequence[str] = ("run",)) -> pd.DataFrame:
     """One table of all; its first columns, ``keys``, say which."""
-    return pd.concat(frames, names=keys).reset_index(keys) if frames else pd.DataFrame()
+    # Copied into one block: pandas warns of new columns in a table of a hundred blocks, as those of metrics are.
+    return pd.concat(frames, names=keys).copy().reset_index(keys) if frames else pd.DataFrame()
 
 
 def steps(run: Run) -> int:
