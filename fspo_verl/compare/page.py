@@ -169,8 +169,8 @@ def headline(c: Comparison) -> str:
 
 def _paragraphs(c: Comparison, name: str) -> Iterator[str]:
     seeds, of_loss = ", ".join(map(str, c.seeds)), c.values.loss.value_counts()
-    fewer = [f"{loss} {of_loss[loss]}" for loss in c.losses if of_loss[loss] < len(c.seeds)]
-    each = f"({seeds}; of them {', '.join(fewer)})" if fewer else f"each ({seeds})"
+    fewer = [f"{loss} {of_loss[loss]} of {len(c.seeds)}" for loss in c.losses if of_loss[loss] < len(c.seeds)]
+    each = f"({seeds}), but {', '.join(fewer)}" if fewer else f"each ({seeds})"
     yield (
         f"{len(c.losses)} losses, {len(c.seeds)} seeds {each}, {c.trials[0].steps} training steps. Runs of one seed "
         "share the model that they start from, the prompts and their order."

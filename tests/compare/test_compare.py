@@ -332,8 +332,8 @@ def test_runs_are_added_to_what_is_kept_of_earlier_ones(runs, trials, tmp_path):
     part = tmp_path / "part"
     shutil.copytree(second / "fspo-seed3", part / "fspo-seed3")
     assert cli.main(["compare", str(first), str(part), "--output", str(tmp_path)]) == 0
-    others = ", ".join(f"{loss} 2" for loss in sorted(LOSSES) if loss != "fspo")
-    assert f"3 seeds (1, 2, 3; of them {others})" in (tmp_path / "comparison.md").read_text()
+    others = ", ".join(f"{loss} 2 of 3" for loss in sorted(LOSSES) if loss != "fspo")
+    assert f"3 seeds (1, 2, 3), but {others}, " in (tmp_path / "comparison.md").read_text()
 
 
 def test_pooled_bins_hold_lengths_that_the_first_runs_did_not_have(tmp_path):
