@@ -140,6 +140,7 @@ METRICS = {
     "response_length": Metric(f"response length, last {LATE} steps", 0, ".1f", lambda t, _: late(t, "response_length")),
     "clip_rate": Metric("clip rate", 0, ".2%", lambda t, _: clip_rate(t)),
     "length_exponent": Metric("k in clip rate ∝ length^k", 0, "+.2f", lambda t, _: length_exponent(t)),
+    # As they trained, |k| and LRE are not judged: where little is clipped noise alone makes |k| large and LRE small.
     "length_bias": Metric("size of k", 0, ".2f", lambda t, _: abs(length_exponent(t))),
     "length_bias_matched": Metric(
         f"size of k at clip rate {MATCHED_RATE:.0%}", -1, ".2f", lambda t, _: abs(length_exponent(t, t.loss))

@@ -127,9 +127,9 @@ def load_all(paths: Sequence[Path]) -> tuple[list[Trial], dict]:
     The setup is that of the first, and names the runs that it is not of.
     """
     trials, setup = load(paths[0])
-    edges = next((trial.clips.edges[1:-1] for trial in trials if trial.clips), None)
     if len(paths) == 1:
         return trials, setup
+    edges = next((trial.clips.edges[1:-1] for trial in trials if trial.clips), None)
     pooled = pool(trials, *(load(path, edges)[0] for path in paths[1:]))
     first = {(trial.loss, trial.seed) for trial in trials}
     added = [f"{trial.loss} {trial.seed}" for trial in pooled if (trial.loss, trial.seed) not in first]
@@ -181,7 +181,8 @@ def _paragraphs(c: Comparison, name: str) -> Iterator[str]:
             f"**Runs of one seed do not start alike: with seed {unlike[0]} accuracy before is "
             f"{before.min()[unlike[0]]:.3f} to {before.max()[unlike[0]]:.3f}.** Another model, or another machine?"
         )
-    several = Counter(loss for loss, *_ in _trained(c))
+    trained = _trained(c)
+    several = Counter(loss for loss, *_ in trained)
     if unlike := [f"{loss} ({clips})" for loss, clips in several.items() if clips > 1]:
         yield f"**Seeds of one loss differ in what they clipped: {', '.join(unlike)}**; see *What trained*."
     yield f"**{headline(c)}**"
@@ -198,7 +199,7 @@ def _paragraphs(c: Comparison, name: str) -> Iterator[str]:
         ends = tuning["factors"][0], tuning["factors"][-1]
         if at_end := [loss for loss, factor in tuning["chosen"].items() if factor in ends]:
             yield f"At the end of what was tried, so that a range beyond may be better: {', '.join(at_end)}."
-    if trained := _trained(c):
+    if trained:
         rows = ([*names, ", ".join(map(str, sorted(seeds)))] for names, seeds in trained.items())
         yield "### What trained\n\n" + markdown_table(["loss", "verl's `loss_mode`", "clip", "seeds"], rows)
     if c.setup:

@@ -8,6 +8,7 @@ results can be kept, and compared again, without the runs.
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -158,12 +159,11 @@ def pool(*groups: Sequence[Trial]) -> list[Trial]:
     edges = [trial.clips.edges for group in groups for trial in group if trial.clips]
     if len({tuple(of[1:-1]) for of in edges}) > 1:
         raise ValueError("length bins differ: name a comparison.json first, or else the folders of its runs")
+    common = edges and [min(of[0] for of in edges), *edges[0][1:-1], max(of[-1] for of in edges)]
     pooled = {}
-    for trial in (trial for group in groups for trial in group):
+    for trial in itertools.chain.from_iterable(groups):
         if trial.clips:
-            ends = min(of[0] for of in edges), max(of[-1] for of in edges)
-            clips = dataclasses.replace(trial.clips, edges=[ends[0], *edges[0][1:-1], ends[1]])
-            trial = dataclasses.replace(trial, clips=clips)
+            trial = dataclasses.replace(trial, clips=dataclasses.replace(trial.clips, edges=common))
         if pooled.setdefault((trial.loss, trial.seed), trial) != trial:
             raise ValueError(f"two different runs of {trial.loss}, seed {trial.seed}")
     return [pooled[key] for key in sorted(pooled)]

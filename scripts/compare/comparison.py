@@ -116,17 +116,17 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--mini-batch {args.mini_batch} is more than all of --prompts {args.prompts}")
     if args.solvable and args.solvable < args.prompts:
         parser.error(f"--solvable {args.solvable} is less than the --prompts {args.prompts} of a step")
-    for change in {change.partition("=")[0].lstrip("+") for change in args.overrides}:
-        if any(f"{key}.".startswith(f"{change}.") for key in arms.BOUNDS):
-            parser.error(f"{change} is of a clip range, and --factors or tuning multiplies that: give it to an --arm")
-        if any(f"{key}.".startswith(f"{change}.") for key in OF_A_CELL):
-            parser.error(f"{change} is set for each cell; see --losses, --seeds, --steps")
     # One of the two would win without a word, and results would name the option's.
-    changes = itertools.chain(args.overrides, *(arm.changes for arm in args.arm))
-    changed = {change.partition("=")[0].lstrip("+") for change in changes}
+    changes = list(itertools.chain(args.overrides, *(arm.changes for arm in args.arm)))
     for name, key in (KEYS | arms.SIZES).items():
-        if any(f"{key}.".startswith(f"{change}.") for change in changed):
+        if _sets(changes, key):
             parser.error(f"{key} is what --{name.replace('_', '-')} sets")
+    for key in arms.BOUNDS:
+        if _sets(args.overrides, key):
+            parser.error(f"{key} is of a clip range, which --factors or tuning multiplies: give it to an --arm")
+    for key in OF_A_CELL:
+        if _sets(args.overrides, key):
+            parser.error(f"{key} is set for each cell; see --losses, --seeds, --steps")
     more = {arm.name for arm in args.arm}
     args.losses = args.losses or [loss for loss in losses if loss not in more and loss in (args.factors or losses)]
     args.arms = arms.chosen(args.losses, args.arm)
@@ -136,6 +136,11 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if args.factors and (other := args.factors.keys() ^ set(found)):
         parser.error(f"--factors has to name what is compared, {', '.join(found)}; not so: {', '.join(sorted(other))}")
     return args
+
+
+def _sets(changes: Sequence[str], key: str) -> bool:
+    """Whether an override is of the key, or of a group that holds it."""
+    return any(f"{key}.".startswith(f"{change.partition('=')[0].lstrip('+')}.") for change in changes)
 
 
 def integers(text: str) -> list[int]:
