@@ -37,7 +37,7 @@ EXAMPLES = """examples:
 A cell is DIRECTION-STEPS-DTYPE[:WHICH]. STEPS are optimiser steps from the policy that sampled. WHICH says on which
 responses: all that were not trained on (default), one or more of their four quarters (:0, :12), or :trained for those
 that were. rollout in place of steps measures quarter k after k steps, as the mini-batches of a rollout meet their
-policy. still-bfloat16 measures the unmoved policy again in other micro-batches: numerical noise.
+policy. still-0-bfloat16 measures the unmoved policy again in other micro-batches: numerical noise.
 """
 CELLS = (
     "grpo-4-float32 grpo-1-float32 still-0-bfloat16:0 grpo-4-bfloat16 random-4-float32 warm-4-float32 "

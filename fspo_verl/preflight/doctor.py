@@ -145,8 +145,7 @@ def examine(
             try:
                 rows = plan(config)
             except (ArithmeticError, TypeError, ValueError) as error:
-                what = f"no plan can be made of this config: {type(error).__name__}: {error}"
-                found.append(Finding("warning", "plan", what, "a number in it is missing, 0 or a text"))
+                found.append(plans_nothing(error))
     if asked:
         found += ray_workers.findings(asked, config)
         if complete and config is not None:
@@ -157,6 +156,12 @@ def examine(
 def composes_nothing(module: str, error: Exception) -> Finding:
     """What stops Hydra, or the import of the main."""
     return Finding("error", "composition", f"{module} composes no config", str(error).strip())
+
+
+def plans_nothing(error: Exception) -> Finding:
+    """A config that ``--plan`` can make no plan of."""
+    what = f"no plan can be made of this config: {type(error).__name__}: {error}"
+    return Finding("warning", "plan", what, "a number in it is missing, 0 or a text")
 
 
 # --- the config, from the main that would run ------------------------------------------------------------------------

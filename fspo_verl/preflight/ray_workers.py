@@ -119,7 +119,11 @@ def _unreachable(address: str) -> tuple[str, str] | None:
 
 
 def findings(workers: Workers, config: DictConfig | None) -> Iterator[Finding]:
-    """What the workers lack of what a launch needs; ``config`` is None where there is none to ask about."""
+    """What the workers lack of what a launch needs.
+
+    Args:
+        config: None where no launch was given, or none composed.
+    """
     if workers.problem:
         what, fix = workers.problem
         yield Finding("error", "worker", what, fix=fix)

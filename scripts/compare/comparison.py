@@ -47,13 +47,13 @@ OF_A_CELL = ("algorithm.policy_loss", "data.seed", "actor_rollout_ref.rollout.se
 STARTUP_STEPS = 12
 
 EXAMPLES = """examples:
-  bash scripts/compare_baselines.sh                                    everything, some hours on two cores
-  bash scripts/compare_baselines.sh --factors fspo=1,gspo=1,grpo=1,fixed_band=1,no_clip=1 --seeds 10,11,12
-                                                                       without tuning
-  bash scripts/compare_baselines.sh --losses fspo,gspo --arm fspo_mean=fspo,loss_agg_mode=seq-mean-token-mean
-                                                                       fspo with gspo's aggregation, too
-  bash scripts/compare_baselines.sh --solvable 64 --temperature 1 --steps 40 --seeds 10,11,12 --factors ...
-                                                                       sanity: does each loss learn what it can?
+  bash scripts/compare_baselines.sh                                    everything, a hundred minutes on two cores
+  bash scripts/compare_baselines.sh --factors fspo=1,gspo=1,grpo=1,fixed_band=1,no_clip=1 --seeds 10,11,12 \
+      --output runs/compare-untuned                                    without tuning
+  bash scripts/compare_baselines.sh --losses fspo,gspo --arm fspo_mean=fspo,loss_agg_mode=seq-mean-token-mean \
+      --output runs/compare-mean                                       fspo with gspo's aggregation, too
+  bash scripts/compare_baselines.sh --solvable 64 --temperature 1 --steps 40 --seeds 10,11,12 --factors ... \
+      --output runs/compare-solvable                                   sanity: does each loss learn what it can?
   bash scripts/compare_baselines.sh --check tests/comparison_thresholds.json --output runs/compare-check
                                                                        the small comparison that CI runs
 """
