@@ -21,7 +21,7 @@ from yaml import YAMLError
 from fspo_verl.band import Band
 from fspo_verl.observe.metrics import LENGTH_BIN
 from fspo_verl.observe.records import read_records, record_files
-from fspo_verl.observe.settings import RunSettings
+from fspo_verl.observe.settings import RunSettings, clip_ratios
 
 logger = logging.getLogger("fspo_verl")
 
@@ -67,12 +67,8 @@ class Run:
         if recorded or policy_loss is None:
             return recorded
         loss = policy_loss.get("loss_mode", "vanilla")
-        clip_range = ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
-        return RunSettings(
-            loss,
-            Band(**Band.fields_in(policy_loss)) if loss == "fspo" else None,
-            *(_select(self.config, f"{_ACTOR}.{key}") for key in clip_range),
-        )
+        band = Band(**Band.fields_in(policy_loss)) if loss == "fspo" else None
+        return RunSettings(loss, band, **clip_ratios(lambda key: _select(self.config, f"{_ACTOR}.{key}")))
 
 
 def read_runs(paths: Sequence[Path], names: Sequence[str] | None = None, max_rows: int | None = None) -> Iterator[Run]:

@@ -3,7 +3,7 @@
 """The settings of a run: which loss trained, and with which clip. Records carry them as JSON, from writer to report."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
 from fspo_verl.band import Band
@@ -11,6 +11,17 @@ from fspo_verl.band import Band
 # verl's losses (0.9.1) whose clip is a range of the importance-sampling ratio. Its others log the range and clip
 # something else, or nothing.
 _CLIP_A_RATIO = ("vanilla", "gspo", "geo_mean", "clip_cov", "cispo")
+
+
+def clip_ratios(read: Callable[[str], float | None]) -> dict[str, float | None]:
+    """verl's clip range as its losses take it: ``clip_ratio`` stands for a side that is null.
+
+    Args:
+        read: the value of a key of verl's ``ActorConfig``, None where it has none.
+    """
+    sides = {key: read(key) for key in ("clip_ratio_low", "clip_ratio_high")}
+    sides = {key: read("clip_ratio") if value is None else value for key, value in sides.items()}
+    return sides | {"clip_ratio_c": read("clip_ratio_c")}
 
 
 @dataclass(frozen=True)

@@ -97,18 +97,26 @@ class Launch:
         return FSPOPolicyLossConfig(**FSPOPolicyLossConfig.fields_in(self.policy_loss))
 
     @property
+    def clip_range(self) -> tuple[float, float]:
+        """What verl's own losses leave unclipped below and above a ratio of 1."""
+        from fspo_verl.observe.settings import clip_ratios  # imports torch
+
+        ratios = clip_ratios(self.actor.get)
+        return ratios["clip_ratio_low"], ratios["clip_ratio_high"]
+
+    @property
     def half_widths(self) -> dict[str, float]:
         """Config key of each clip edge to its distance from the centre at the longest response, in nats of S.
 
         Empty where the data decide, and for losses that clip tokens.
         """
-        longest, actor = self.max_response_length, self.actor
+        longest = self.max_response_length
         if longest and self.is_fspo and self.band.band_width == "length":
             scale = longest**self.band.length_power
             return {f"{POLICY_LOSS}.{side}": getattr(self.band, side) * scale for side in ("eps_low", "eps_high")}
         if longest and self.loss_mode == "gspo":  # clips S/L
-            lowest = -math.log1p(-actor.clip_ratio_low) if actor.clip_ratio_low < 1 else math.inf
-            highest = math.log1p(actor.clip_ratio_high)
+            low, high = self.clip_range
+            lowest, highest = -math.log1p(-low) if low < 1 else math.inf, math.log1p(high)
             return {f"{ACTOR}.clip_ratio_low": lowest * longest, f"{ACTOR}.clip_ratio_high": highest * longest}
         return {}
 

@@ -47,7 +47,7 @@ def _what(launch: Launch):
 
 def _band(launch: Launch):
     """What is left unclipped: ratios of whole responses; of one token where a loss clips tokens."""
-    low, high = launch.actor.clip_ratio_low, launch.actor.clip_ratio_high
+    low, high = launch.clip_range
     if launch.loss_mode == "vanilla":
         yield Row("unclipped token ratio", f"{1 - low:g} to {1 + high:g}", f"1 - {low:g}, 1 + {high:g}")
     elif launch.loss_mode == "gspo":
