@@ -22,7 +22,7 @@ from fspo_verl.observe.columns import loss_columns, observed_columns, to_numpy, 
 from fspo_verl.observe.microbatch import MicroBatch
 from fspo_verl.observe.noise import Watch
 from fspo_verl.observe.records import RecordWriter, run_name
-from fspo_verl.observe.settings import RunSettings
+from fspo_verl.observe.settings import RunSettings, clip_ratios
 
 logger = logging.getLogger("fspo_verl")
 
@@ -52,11 +52,7 @@ def compute_policy_loss_fspo(
     if config is None:
         raise ValueError("the fspo policy loss needs verl's ActorConfig as config, got None")
     band = _band(config.policy_loss)
-    if rollout_is_weights is not None:
-        # Weights are >= 0, so this leaves every advantage on its side of zero; where() because a padding weight may
-        # be NaN or inf.
-        advantages = torch.where(response_mask.bool(), advantages * rollout_is_weights, 0.0)
-    tokens = (log_prob, old_log_prob, advantages, response_mask)
+    tokens = (log_prob, old_log_prob, _weighted(advantages, response_mask, rollout_is_weights), response_mask)
     sequences = fspo_loss(*tokens, band)
     loss = _aggregate(sequences, response_mask.shape[-1], loss_agg_mode, dict(config.global_batch_info))
     columns = loss_columns(sequences)
@@ -88,11 +84,24 @@ def compute_policy_loss_observed(
         config=config,
         rollout_is_weights=rollout_is_weights,
     )
-    tokens = (log_prob, old_log_prob, advantages, response_mask)
+    # What has the weight 0 has no gradient either, and was not clipped.
+    tokens = (log_prob, old_log_prob, _weighted(advantages, response_mask, rollout_is_weights), response_mask)
     columns = observed_columns(lambda copy: inner(log_prob=copy)[0], *tokens)
     loss, metrics = inner(log_prob=log_prob)
     _, observed = _observe(columns, tokens, config, loss=config.policy_loss.inner, band=None)
     return loss, metrics | observed
+
+
+def _weighted(
+    advantages: torch.Tensor, response_mask: torch.Tensor, rollout_is_weights: torch.Tensor | None
+) -> torch.Tensor:
+    """Advantages times the weights of verl's rollout correction, which its losses multiply the token losses by.
+
+    Weights are >= 0, so every advantage stays on its side of zero. A padding weight may be NaN or inf.
+    """
+    if rollout_is_weights is None:
+        return advantages
+    return torch.where(response_mask.bool(), advantages * rollout_is_weights, 0.0)
 
 
 def _observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None) -> tuple[dict, dict]:
@@ -129,7 +138,7 @@ def _record(columns: dict, config, micro_batch: MicroBatch, loss: str, band) -> 
     settings = RunSettings(
         loss=loss,
         band=band,
-        **{name: config.get(name) for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c")},
+        **clip_ratios(config.get),
         run=run_name(observation.records_dir, observation.get("records_of")),
         old_log_probs_from_rollout=bool(observation.old_log_probs_from_rollout),
         versions={"fspo_verl": fspo_verl.__version__, "verl": verl.__version__, "torch": torch.__version__},
@@ -158,8 +167,8 @@ def settle_records() -> None:
 @functools.cache
 def _warn_unknown_step():
     logger.warning(
-        "records_dir is set, but this trainer calls the loss outside verl's ppo_loss, where step and prompts are not "
-        "known: nothing is recorded"
+        "records_dir is set, but step and prompts of a micro-batch are not known here (a trainer that calls the loss "
+        "outside verl's ppo_loss, or dynamic context parallelism): nothing is recorded"
     )
 
 

@@ -16,6 +16,7 @@ from verl.workers.config import PolicyLossConfig
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.loss import fspo_loss
 from fspo_verl.observe import columns
+from fspo_verl.observe.settings import clip_ratios
 
 INNER = ["vanilla", "gspo", "dppo_tv", "dppo_kl", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "cispo"]
 MANY_COVARIANCES = {"clip_cov_lb": 0.0, "clip_cov_ratio": 0.1}  # clip_cov then draws tokens in every call
@@ -56,6 +57,37 @@ def test_clipped_shares_are_the_tokens_without_gradient(inner, seed):
     upper = ((dropped & (advantages > 0)).sum(-1) / mask.sum(-1).clamp(min=1)).numpy()
     assert metrics["actor/fspo/clip_fraction_upper"].values == pytest.approx(upper, rel=1e-6)
     assert metrics["actor/fspo/clip_fraction"].values[1] == 0
+
+
+@pytest.mark.parametrize("inner", ["vanilla", "gspo", "cispo"])
+@pytest.mark.parametrize("null", ["clip_ratio_low", "clip_ratio_high"])
+def test_the_clip_range_is_read_as_verls_losses_read_it(inner, null):
+    """clip_ratio stands for a side that is null, and for no other."""
+    batch = padded_batch(rows=60)
+    given = actor_config("token-mean", clip_ratio=1e-4, **TIGHT | {null: None})
+    read = clip_ratios(given.get)
+    losses = [
+        get_policy_loss_fn(inner)(**batch, loss_agg_mode="token-mean", config=config)[0]
+        for config in (given, actor_config("token-mean", clip_ratio=0.5, **read), actor_config("token-mean", **TIGHT))
+    ]
+    assert read[null] == 1e-4 and losses[0] == losses[1] != losses[2]
+
+
+@pytest.mark.parametrize("inner", ["vanilla", "gspo"])
+def test_a_token_that_verls_rollout_correction_leaves_out_is_not_clipped(inner):
+    """IcePop gives tokens the weight 0; what counts as clipped is the same as without them."""
+    config = configs(inner)[1]
+    batch = padded_batch()
+    call = get_policy_loss_fn("observed")
+    weights = (torch.rand(6, 40, generator=torch.Generator().manual_seed(1)) > 0.4).float()
+    _, metrics = call(**batch, loss_agg_mode="token-mean", config=config, rollout_is_weights=weights)
+    loss, _ = call(**batch, loss_agg_mode="token-mean", config=config)
+    loss.backward()
+    mask = batch["response_mask"]
+    clipped = mask & (batch["log_prob"].grad == 0) & (weights > 0)
+    assert clipped.any() and (mask & (weights == 0)).any()
+    share = (clipped.sum(-1) / mask.sum(-1).clamp(min=1)).numpy()
+    assert metrics["actor/fspo/clip_fraction"].values == pytest.approx(share, rel=1e-6)
 
 
 def test_observing_fspo_from_outside_finds_what_the_loss_itself_says():
