@@ -22,6 +22,9 @@ import torch
 
 logger = logging.getLogger("fspo_verl")
 
+# verl.utils.dynamic_cp_scheduler.DCP_SAMPLE_IDS: Megatron's dynamic context parallelism has dealt out this batch.
+_DEALT = "_dcp_sample_ids"
+
 _CURRENT: ContextVar["MicroBatch | None"] = ContextVar("micro_batch", default=None)
 
 
@@ -98,11 +101,14 @@ class _Position:
         self.synced, self.trained = step, False
 
     def advance(self, data, dp_group) -> MicroBatch | None:
-        """Take in the next micro-batch of this rank, a TensorDict; None where it does not say what it is a part of."""
+        """Take in the next micro-batch of this rank, a TensorDict; None where it does not say what it is a part of.
+
+        Megatron's dynamic context parallelism deals responses to ranks that all count as the only one.
+        """
         import verl.utils.tensordict_utils as tu
 
-        ranks, mini_batch_rows = (tu.get(data, key) for key in ("dp_size", "global_batch_size"))
-        if not ranks or not mini_batch_rows:
+        ranks, mini_batch_rows, dealt = (tu.get(data, key) for key in ("dp_size", "global_batch_size", _DEALT))
+        if not ranks or not mini_batch_rows or dealt is not None:
             return None
         # verl's v1 trainers sync at the end of a step, and their prompts tell the step that drew them: this one or, in
         # the asynchronous trainers, an earlier one. Of the older trainers, one-step-off syncs before a step: count.

@@ -23,8 +23,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl.band import Band
 from fspo_verl.observe import records
-from fspo_verl.preflight import composition, loss_history, sources
+from fspo_verl.preflight import composition, loss_history, ray_workers, sources
 from fspo_verl.preflight.launch import ACTOR, GROUP, POLICY_LOSS, SEVERITIES, Finding, Launch, by_severity
+from fspo_verl.preflight.overrides import override
 
 # What a check yields; _run gives it the check's name.
 error, warning, note = (functools.partial(Finding, severity, "") for severity in SEVERITIES)
@@ -211,8 +212,8 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
     run = records.run_name(folder, launch.policy_loss.get("records_of"))
     first = records.step_of(files[0])
     if resumed is None:
-        what = f"{where} already, and this run starts anew"
-        why = f"trainer.resume_mode={launch.config.trainer.resume_mode} and no checkpoint in {checkpoints}"
+        what, mode = f"{where} already, and this run starts anew", launch.config.trainer.resume_mode
+        why = f"trainer.resume_mode={mode} and no checkpoint in {Path(checkpoints).absolute()}"
     elif other := records.of_another_run((files[0], files[-1]), run):
         what = f"{where} of another run than the one with checkpoints in {checkpoints}"
         why = f"{other.name} is not of this run, or does not say of which"
@@ -335,6 +336,18 @@ def changed_on_resume(launch: Launch) -> Iterator[Finding]:
             "its later steps train another loss than its earlier ones",
             "if that is not meant: " + " ".join(f"{ACTOR}.{key}={before[key]}" for key in changed),
         )
+
+
+def relative_checkpoints(launch: Launch) -> Iterator[Finding]:
+    """A relative folder of checkpoints on a running cluster: its workers are where Ray was started, not here."""
+    folder = Path(launch.config.trainer.default_local_dir)
+    if not folder.is_absolute() and ray_workers.joins_a_cluster(launch.config):
+        what = f"trainer.default_local_dir={folder} is relative, and this launch joins a running Ray cluster"
+        why = (
+            "the workers save and resume below the folder in which Ray was started; checkpoints are looked for below "
+            f"{Path.cwd()}, so that records of a resumed run are refused and a loss that changes goes unnoticed"
+        )
+        yield warning(what, why, override("trainer.default_local_dir", folder.absolute()))
 
 
 def one_step_per_rollout(launch: Launch) -> Iterator[Finding]:
@@ -505,6 +518,25 @@ def rollout_log_probs(launch: Launch) -> Iterator[Finding]:
         yield warning(what, why, fix)
 
 
+def idle_correction(launch: Launch) -> Iterator[Finding]:
+    """A rollout correction that verl leaves out: it weighs and rejects only where old log-probs are recomputed."""
+    if launch.bypasses and sources.bypass_replaces_the_loss():
+        return
+    correction, log_probs = "algorithm.rollout_correction", "actor_rollout_ref.rollout.calculate_log_probs"
+    keys = ("rollout_is", "rollout_rs", *(["loss_type"] if launch.bypasses else []))
+    asked = {f"{correction}.{key}": launch.get(f"{correction}.{key}") for key in keys}
+    idle = [f"{key}={value}" for key, value in asked.items() if value not in (None, "ppo_clip")]
+    if launch.bypasses:
+        why = f"{correction}.bypass_mode=True takes the engine's log-probs as old, and this verl then corrects nothing"
+        fix = f"{correction}.bypass_mode=False"
+    elif not launch.get(log_probs):
+        why, fix = "it compares with the rollout engine's log-probs, which are not asked for", f"{log_probs}=True"
+    else:
+        return
+    if idle:
+        yield warning(f"{' '.join(idle)} has no effect", why, fix)
+
+
 def followed_snapshot(launch: Launch) -> Iterator[Finding]:
     """An asynchronous launch that loses its old policy, or its updates: read in verl 0.9.1, not run on GPUs."""
     if launch.bypasses or launch.rounds_per_sync in (None, 1):
@@ -640,6 +672,8 @@ _PACKAGE_LAUNCH = (
     used_records_dir,
     dropped_by_distillation,
     replaced_by_bypass,
+    idle_correction,
+    relative_checkpoints,
     one_step_per_rollout,
     followed_snapshot,
     fused_untied_head,

@@ -7,8 +7,9 @@ import re
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl.preflight.launch import Finding, Launch
 
@@ -97,8 +98,8 @@ def too_long_for_ray() -> tuple[str, str] | None:
     """What is wrong with a folder for temporary files in which Ray cannot open its sockets, and what mends it."""
     if "RAY_ADDRESS" in os.environ:
         return None  # a cluster that runs elsewhere
-    # As Ray has it; the longest of its sockets, with a number of seven digits for the process.
-    place = os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp") if sys.platform == "linux" else "/tmp")
+    # The longest of its sockets, with a number of seven digits for the process.
+    place = _temporary()
     socket_file = f"{place}/ray/session_2000-01-01_00-00-00_000000_1234567/sockets/plasma_store"
     limit = 107 if sys.platform == "linux" else 103
     beyond = len(os.fsencode(socket_file)) - limit
@@ -106,6 +107,17 @@ def too_long_for_ray() -> tuple[str, str] | None:
         return None
     what = f"Ray cannot open its sockets in {place}/ray, whose name is {beyond} bytes too long for them"
     return what, "export RAY_TMPDIR=/tmp, or another short path"
+
+
+def joins_a_cluster(config: DictConfig) -> bool:
+    """Whether a launch goes to a running cluster, found as ``ray.init`` finds it, and does not start Ray itself."""
+    address = os.environ.get("RAY_ADDRESS") or OmegaConf.select(config, "ray_kwargs.ray_init.address")
+    return address != "local" if address else Path(_temporary(), "ray/ray_current_cluster").exists()
+
+
+def _temporary() -> str:
+    """Where Ray has its folder for temporary files, as Ray looks it up."""
+    return os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp") if sys.platform == "linux" else "/tmp")
 
 
 def _unreachable(address: str) -> tuple[str, str] | None:

@@ -216,6 +216,15 @@ def test_steps_are_those_of_verl(worker, run):
     assert getattr(worker.update_weights, MAGIC_ATTR)["blocking"] is False  # what verl dispatches by is still there
 
 
+@pytest.mark.usefixtures("worker")
+def test_a_batch_that_dynamic_context_parallelism_dealt_out_has_no_place():
+    sample_ids = pytest.importorskip("verl.utils.dynamic_cp_scheduler").DCP_SAMPLE_IDS
+    told = {"dp_size": 1, "global_batch_size": 2}
+    dealt = tu.get_tensordict({"row": torch.zeros(1)}, {**told, sample_ids: [3]})
+    assert engine_workers.ppo_loss(None, None, dealt) is None
+    assert engine_workers.ppo_loss(None, None, tu.get_tensordict({"row": torch.zeros(1)}, told)) is not None
+
+
 def test_a_loss_called_outside_verls_ppo_loss_says_that_nothing_is_recorded(tmp_path, caplog):
     fspo_verl.register._warn_unknown_step.cache_clear()
     batch = padded_batch()

@@ -22,13 +22,15 @@ import verl  # noqa: F401  loads the plugin, as a launch does
 from hydra.core.hydra_config import HydraConfig
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from fspo_verl import cli, clips, versions
 from fspo_verl.band import Band
 from fspo_verl.observe.records import COLUMNS, RecordWriter, run_name
-from fspo_verl.preflight import doctor, hook, ray_workers
+from fspo_verl.preflight import checks, doctor, hook, ray_workers
+from fspo_verl.preflight.launch import Launch
 
 ROOT = Path(__file__).parents[2]
 ACTOR = "actor_rollout_ref.actor"
@@ -524,6 +526,34 @@ def test_a_folder_too_long_for_rays_sockets_is_named(variable, monkeypatch):
     assert finding.severity == "error" and f"sockets in {place}/ray, whose name is 1 bytes too long" in finding.what
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert ray_workers.too_long_for_ray() is None
+
+
+@pytest.mark.parametrize("found_by", ["RAY_ADDRESS", "config", "the file of `ray start`"])
+def test_relative_checkpoints_on_a_running_cluster_are_warned_of(found_by, monkeypatch, tmp_path):
+    from ray._private.utils import write_ray_address
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    config = OmegaConf.create({"trainer": {"default_local_dir": "check points"}, "ray_kwargs": {"ray_init": {}}})
+
+    def fixes():
+        return [finding.fix for finding in checks.relative_checkpoints(Launch(config))]
+
+    assert not fixes()  # Ray will be started here
+    if found_by == "RAY_ADDRESS":
+        monkeypatch.setenv("RAY_ADDRESS", "auto")
+    elif found_by == "config":
+        config.ray_kwargs.ray_init.address = "10.0.0.1:6379"
+    else:
+        Path("ray").mkdir()
+        write_ray_address("10.0.0.1:6379", str(tmp_path / "ray"))
+    assert fixes() == [f"trainer.default_local_dir='{tmp_path}/check points'"]
+    config.trainer.default_local_dir = str(tmp_path)
+    assert not fixes()
+    config.trainer.default_local_dir = "checkpoints"
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    assert not fixes()
 
 
 @pytest.mark.long

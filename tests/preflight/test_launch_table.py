@@ -55,6 +55,7 @@ BAND = "{policy_loss: {eps_low: 0.004, eps_high: 0.005}}"
 USERS_BAND = {"policy_loss.eps_low": 0.004, "policy_loss.eps_high": 0.005}
 WIDE = f"{ACTOR}.clip_ratio_low=0.2 {ACTOR}.clip_ratio_high=0.28"
 NARROW = f"{ACTOR}.clip_ratio_low=3e-4 {ACTOR}.clip_ratio_high=4e-4"
+CORRECTION = "algorithm.rollout_correction"
 STUDENTIZED = f"{FSPO} {LOSS}.band_width=realized {LOSS}.band_center=realized"
 COPY = (
     "{_target_: verl.workers.config.FSDPActorConfig, loss_agg_mode: token-mean, clip_ratio_low: 0.2, "
@@ -256,6 +257,20 @@ LAUNCHES = {
         f"{FSPO} {ACTOR}.use_kl_loss=true actor_rollout_ref.ref.log_prob_use_dynamic_bsz=true", "trains", IS_FSPO
     ),
     "one optimiser step": Launch(f"{FSPO} {ACTOR}.ppo_mini_batch_size=1024", "one_step_per_rollout"),
+    "a rollout correction": Launch(f"{FSPO} {CORRECTION}.rollout_is=token", "trains", IS_FSPO),
+    "a rollout correction without log-probs": Launch(
+        f"{FSPO} {CORRECTION}.rollout_rs=seq_mean_k1 actor_rollout_ref.rollout.calculate_log_probs=false",
+        "idle_correction",
+    ),
+    "a rollout correction of a baseline, bypassed": Launch(
+        f"{GSPO} {CORRECTION}.rollout_is=token {CORRECTION}.bypass_mode=true", "idle_correction"
+    ),
+    "the loss of bypass mode": Launch(
+        f"{FSPO} {CORRECTION}.loss_type=reinforce {CORRECTION}.bypass_mode=true", "idle_correction rollout_log_probs"
+    ),
+    "GSPO's range by the key for both sides": Launch(
+        f"{GSPO} {ACTOR}.clip_ratio=3e-4 {ACTOR}.clip_ratio_low=null {ACTOR}.clip_ratio_high=null", "trains"
+    ),
     "engine log-probs": Launch(f"{FSPO} algorithm.rollout_correction.bypass_mode=true", "rollout_log_probs"),
     "distillation beside the rewards": Launch(f"{FSPO} {DISTIL.format('true')}", "trains", IS_FSPO),
     "distillation in place of the rewards": Launch(
@@ -317,7 +332,8 @@ def examine(launch: Launch, folder: Path, model: Path) -> tuple[list, dict]:
 
 
 @pytest.mark.parametrize("name", LAUNCHES)
-def test_a_launch_trains_what_it_says_or_says_why_not(name, tmp_path, untrained_model):
+def test_a_launch_trains_what_it_says_or_says_why_not(name, tmp_path, untrained_model, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "local")  # no cluster that happens to run here
     launch = LAUNCHES[name]
     expected = launch.verdict.removeprefix("refused: ")
     try:
