@@ -105,8 +105,8 @@ class Watch:
         return text
 
 
-def warning(noise: Noise, band: Band) -> str | None:
-    """What to say where a band is narrower than the noise; None where it is not.
+def warning(noise: Noise, band: Band, loss: str = "fspo") -> str | None:
+    """What to say where the band of a loss is narrower than the noise; None where it is not.
 
     That is, where more than :data:`SHARE` of the unmoved responses lie outside, by two standard deviations of a Poisson
     count, which takes responses for independent. A width of sqrt(Q) is in units of whatever made S, noise included: it
@@ -123,8 +123,11 @@ def warning(noise: Noise, band: Band) -> str | None:
     )
     if math.isnan(noise.widen):
         return text
-    low, high = (rounded_up(noise.widen * eps) for eps in (band.eps_low, band.eps_high))
-    return f"{text}; {SHARE:.0%} would lie outside with eps_low={low:g} and eps_high={high:g}"
+    edges, names = [noise.widen * eps for eps in (band.eps_low, band.eps_high)], ("eps_low", "eps_high")
+    if loss == "gspo":
+        edges, names = [-math.expm1(-edges[0]), math.expm1(edges[1])], ("clip_ratio_low", "clip_ratio_high")
+    wider = " and ".join(f"{name}={rounded_up(edge):g}" for name, edge in zip(names, edges, strict=True))
+    return f"{text}; {SHARE:.0%} would lie outside with {wider}"
 
 
 def rounded_up(eps: float) -> float:

@@ -12,6 +12,9 @@ from fspo_verl.band import Band
 # something else, or nothing.
 _CLIP_A_RATIO = ("vanilla", "gspo", "geo_mean", "clip_cov", "cispo")
 
+# An eps that nothing reaches, and a band can have.
+_NEVER = 1e6
+
 
 def clip_ratios(read: Callable[[str], float | None]) -> dict[str, float | None]:
     """verl's clip range as its losses take it: ``clip_ratio`` stands for a side that is null.
@@ -50,10 +53,11 @@ class RunSettings:
     def trained_band(self) -> Band | None:
         """The band on S that trained; GSPO's range of the mean ratio is one. None for any other loss."""
         if self.loss == "gspo":
-            if self.clip_ratio_low is None or self.clip_ratio_high is None:
+            low, high = self.clip_ratio_low, self.clip_ratio_high
+            if low is None or high is None or low <= 0 or high <= 0:
                 return None
-            low, high = -math.log1p(-self.clip_ratio_low), math.log1p(self.clip_ratio_high)
-            return Band(eps_low=low, eps_high=high, eps_dual=None, length_power=1.0)
+            low = -math.log1p(-low) if low < 1 else _NEVER  # a ratio is never below 0
+            return Band(eps_low=low, eps_high=math.log1p(high), eps_dual=None, length_power=1.0)
         return self.band
 
     @property

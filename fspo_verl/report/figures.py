@@ -61,7 +61,7 @@ def run_styles(losses: Sequence[str | None]) -> list[Style]:
 
 
 class Series(NamedTuple):
-    """A table by length, with columns low, high, n, ``column``, lower and upper, and how to draw it."""
+    """A table by length, with columns low, high, n (or steps), ``column``, lower and upper, and how to draw it."""
 
     label: str
     style: Style
@@ -99,14 +99,14 @@ def grid(panels: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
 def by_length(axes: Axes, series: Sequence[Series]) -> None:
     """Values by length bin with their intervals, on a logarithmic length axis.
 
-    Bins with too few responses or prompts to take part in an LRE are pale marks without bars, to which no line leads
-    and the vertical axis does not stretch.
+    Bins with too few responses or prompts to take part in an LRE, or with one step of live metrics, are pale marks
+    without bars, to which no line leads and the vertical axis does not stretch.
     """
     for i, (label, style, table, column) in enumerate(series):
         # Bars of different series would hide each other at one and the same place.
         table = table.assign(place=np.sqrt(table.low * table.high) * 1.02 ** (i - (len(series) - 1) / 2))
-        drawn = takes_part(table)
-        solid, pale = table[drawn], table[~drawn & (table.n > 0)]
+        drawn = takes_part(table) if "n" in table else table.steps > 1
+        solid, pale = table[drawn], table[~drawn & table[column].notna()]
         _bars(axes, solid.place, solid[[column, "lower", "upper"]], label, style)
         marks = Line2D(pale.place, pale[column], **style._replace(line="none").line_kwargs(), alpha=0.3)
         axes.add_artist(marks) if drawn.any() else axes.add_line(marks)  # an artist has no part in the axis's limits

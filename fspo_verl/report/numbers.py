@@ -92,10 +92,10 @@ def clip_of(settings: RunSettings | None) -> str | None:
 
 
 def live_rates(run: Run, rng: np.random.Generator) -> pd.DataFrame:
-    """Clip rate by length from a run's metrics: columns low, high, n, rate, lower, upper.
+    """Clip rate by length from a run's metrics: columns low, high, steps, rate, lower, upper.
 
-    n is the number of steps with a response in the bin, and the interval resamples steps: how many responses stand
-    behind a step's rate is not logged.
+    ``steps`` have a response in the bin, and the interval resamples them: how many responses stand behind a step's rate
+    is not logged.
     """
     rows = []
     longest = run.metrics.reindex(columns=NAMES["longest"]).max().item()
@@ -105,7 +105,7 @@ def live_rates(run: Run, rng: np.random.Generator) -> pd.DataFrame:
         )
         high = np.fmax(longest, low) if part.high.isna().any() else part.high.max()
         rows.append((low, high, len(part), *(number.item() for number in rate)))
-    return pd.DataFrame(rows, columns=["low", "high", "n", "rate", "lower", "upper"])
+    return pd.DataFrame(rows, columns=["low", "high", "steps", "rate", "lower", "upper"])
 
 
 def live_steps(run: Run) -> pd.DataFrame:

@@ -219,7 +219,7 @@ def verdict(runs: Sequence[Run], analyses: Sequence[Analysis]) -> list[tuple[str
     ]
     if rest := [a.run.name for a in judged if not _beyond_chance(a)]:
         lengths.append(f"no dependence beyond chance can be told in {', '.join(rest)}")
-    lengths += [f"too few responses to judge {a.run.name}" for a in analyses if math.isnan(a.lre.value)]
+    lengths += [f"{a.run.name} cannot be judged" for a in analyses if math.isnan(a.lre.value)]
     clipped = [f"{a.run.name} {_rate(a.total)} of {a.total.n:,.0f} responses" for a in analyses]
     lines = [("clipped", ", ".join(clipped)), ("lengths", "; ".join(lengths))]
     if (reference := _reference(analyses)) is not None:
@@ -252,7 +252,9 @@ def clip_rates(analyses: Sequence[Analysis], live: dict[str, pd.DataFrame], styl
     for name, table in live.items():
         if len(table):
             series.append(Series(f"{name} (live metrics)", styles[name], table))
-            numbers.append(f"{name}: rates of its live metrics over {table.n.max()} steps; bars resample the steps.")
+            numbers.append(
+                f"{name}: rates of its live metrics over {table.steps.max()} steps; bars resample the steps."
+            )
     if not series:
         return Part()
     panels = [(figures.headline_rates, "As trained:\neach run with its own clip", series)]
@@ -549,7 +551,7 @@ def _clip_sentence(a: Analysis) -> str:
 def _noise_sentence(run: Run, found: Noise) -> str:
     band = run.settings and run.settings.trained_band
     outside = "" if math.isnan(found.outside) else f", {found.outside:.1%} of them outside its band"
-    warning = None if band is None else noise.warning(found, band)
+    warning = None if band is None else noise.warning(found, band, run.settings.loss)
     return (
         f"{run.name}: numerical noise of σ = {_number(found.sigma)}, from {found.responses:,} responses of first "
         f"mini-batches, which have not moved{outside}.{f' {warning}.' if warning else ''}"

@@ -163,6 +163,17 @@ def test_the_warning_names_what_helps_and_its_eps_ends_it(sigma, band, warned):
         assert noise.warning(noise.of_records(records, None, wider), wider) is None
 
 
+def test_the_warning_of_gspo_names_its_own_keys_and_they_end_it():
+    rng = np.random.default_rng(0)
+    length = rng.integers(10, 500, 1000)
+    records = frame(length, 0.02 * np.sqrt(length) * rng.standard_normal(1000), 0.02**2 * length)
+    narrow = RunSettings("gspo", clip_ratio_low=3e-4, clip_ratio_high=4e-4)
+    text = noise.warning(noise.of_records(records, None, narrow.trained_band), narrow.trained_band, "gspo")
+    wider = dict(re.findall(r"(clip_ratio_\w+)=([\d.]+)", text))
+    band = RunSettings("gspo", **{key: float(value) for key, value in wider.items()}).trained_band
+    assert noise.of_records(records, None, band).outside == pytest.approx(noise.SHARE, abs=0.002)
+
+
 def test_a_few_responses_are_no_evidence():
     assert noise.warning(noise.Noise(4, 0.01, 0.25), Band()) is None
     assert noise.warning(noise.Noise(400, 0.01, 0.25), Band()) is not None

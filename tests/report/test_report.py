@@ -15,6 +15,7 @@ import pytest
 import synthetic_run
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from fspo_verl import cli
 from fspo_verl.analysis import clip_rates, resampling, runs
@@ -422,9 +423,13 @@ def test_live_rates_weigh_steps_by_their_responses(tmp_path):
     name = "actor/fspo/length_1_to_15/"
     metrics = pd.DataFrame({f"{name}responses": [0.5, 0.1, 0.0], f"{name}clipped": [0.1, 0.1, 0.0]}, index=[1, 2, 3])
     table = numbers.live_rates(run_of("a", metrics=metrics), np.random.default_rng(0))
-    assert table[["low", "high", "n"]].to_numpy().tolist() == [[1, 15, 2]]
+    assert table[["low", "high", "steps"]].to_numpy().tolist() == [[1, 15, 2]]
     assert table.rate.item() == pytest.approx(0.2 / 0.6)
     assert (table.lower <= table.rate).all() and (table.rate <= table.upper).all()
+    axes = Figure().subplots()
+    figures.by_length(axes, [figures.Series("a", *figures.run_styles([None]), table)])
+    (drawn,) = axes.containers
+    assert len(drawn.lines[0].get_xdata()) == 1  # two steps are enough for a bar
 
 
 # --- small parts -----------------------------------------------------------------------------------------------------
@@ -465,14 +470,19 @@ def test_method_and_band_of_a_run(settings, method, band):
     assert settings is None or RunSettings.from_json(settings.to_json()) == settings
 
 
-def test_gspo_clips_the_mean_log_ratio():
-    settings = RunSettings.from_json(synthetic_run.settings("gspo"))
+@pytest.mark.parametrize("low", [3e-4, 1.0, 10.0])
+def test_gspo_clips_the_mean_log_ratio(low):
+    settings = RunSettings.from_json(synthetic_run.settings("gspo") | {"clip_ratio_low": low})
     records = synthetic_run.records(np.random.default_rng(0), "gspo", **SMALL)
     band = settings.trained_band
     assert numbers.clip_of(settings) == "gspo"
     ratio = np.exp(records.log_ratio / records.length)
     outside = (ratio > 1 + settings.clip_ratio_high) | (ratio < 1 - settings.clip_ratio_low)
     np.testing.assert_array_equal(BandClip("mine", "", band).outside(records), outside)
+
+
+def test_gspos_empty_range_is_no_band():
+    assert RunSettings("gspo", clip_ratio_low=0.0, clip_ratio_high=4e-4).trained_band is None
 
 
 def test_runs_of_one_loss_share_colour_and_marker():
