@@ -104,6 +104,8 @@ def read_run(path: Path, name: str, max_rows: int | None = None) -> Run:
     """
     path = Path(path)
     if path.is_file():
+        if path.stat().st_size == 0:  # verl opens it when it starts, and logs its first line a step later
+            raise FileNotFoundError(f"{path}: nothing is logged yet")
         if not _is_metrics_file(path):
             raise ValueError(f'{path} is no metrics file of verl, whose lines are {{"step": ..., "data": {{...}}}}')
         return Run(name, path, read_metrics([path]), read_records(path), None, [])  # no records lie below a file
@@ -152,6 +154,13 @@ def metric_files(folder: Path) -> list[Path]:
         ValueError: the files lie in several folders.
     """
     files = _of_one_run([file for file in folder.rglob("*.jsonl") if _is_metrics_file(file)], folder, "metrics")
+    if len({re.sub(r"\W?\d+$", "", file.stem) for file in files}) > 1:
+        logger.warning(
+            "%s: %s are read as attempts of one run, of which the latest counts for each step; if they are different "
+            "runs, name one file",
+            folder,
+            ", ".join(sorted(file.name for file in files)),
+        )
     numbers = [re.search(r"\d+$", file.stem) for file in files]
     if all(numbers):
         return [file for _, file in sorted(zip((int(number[0]) for number in numbers), files, strict=True))]

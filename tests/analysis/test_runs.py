@@ -78,11 +78,19 @@ def test_attempts_merge_to_the_latest_value_of_each_step(tmp_path_factory, attem
     assert set(frame.dtypes) <= {np.dtype(float)}
 
 
-def test_attempts_without_numbers_are_ordered_by_time(tmp_path):
+def test_attempts_without_numbers_are_ordered_by_time(tmp_path, caplog):
     for age, name in enumerate(("newest", "middle", "oldest")):
         os.utime(write(tmp_path / f"{name}.jsonl", line(1, a=age)), (10**9 - age, 10**9 - age))
     assert [file.stem for file in runs.metric_files(tmp_path)] == ["oldest", "middle", "newest"]
     assert runs.read_metrics(runs.metric_files(tmp_path)).a.item() == 0
+    assert "middle.jsonl, newest.jsonl, oldest.jsonl are read as attempts of one run" in caplog.text
+
+
+def test_numbered_attempts_are_one_run_without_a_word(tmp_path, caplog):
+    for number in (10, 9, 1):
+        write(tmp_path / f"metrics-{number}.jsonl", line(1, a=number))
+    assert [file.stem for file in runs.metric_files(tmp_path)] == ["metrics-1", "metrics-9", "metrics-10"]
+    assert not caplog.text
 
 
 def test_broken_line_amid_others_is_said(tmp_path, caplog):
@@ -149,7 +157,7 @@ def test_one_file_is_a_run(tmp_path):
     assert run.records.empty
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]\n", '{"step": 1}\n', "\xff\n"])
+@pytest.mark.parametrize("text", ["{", "[1]\n", '{"step": 1}\n', "\xff\n"])
 def test_what_is_no_run(tmp_path, text):
     file = write(tmp_path / "a.jsonl", text)
     with pytest.raises(ValueError, match="no metrics file of verl"):
@@ -158,6 +166,11 @@ def test_what_is_no_run(tmp_path, text):
         runs.read_run(tmp_path, "a")
     with pytest.raises(FileNotFoundError, match="no such folder or file"):
         runs.read_run(tmp_path / "absent", "a")
+
+
+def test_a_file_in_which_nothing_is_logged_yet(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nothing is logged yet"):  # for which --watch waits
+        runs.read_run(write(tmp_path / "a.jsonl", ""), "a")
 
 
 def test_run_that_has_only_begun(tmp_path):
