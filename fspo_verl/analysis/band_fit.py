@@ -79,9 +79,11 @@ def with_eps(records: pd.DataFrame, band: Band, target: float) -> Band:
     Its dual clip is three times as wide as the upper side, or wider: beyond it lies at most a tenth of the target.
 
     Raises:
-        Unreachable: fewer than that lie on one side of the centre.
+        Unreachable: fewer than that lie on one side of the centre, or there are none with one sign of the advantage.
     """
     scores = {side: beyond(records, band, side) for side in SIDES}
+    if not all(map(len, scores.values())):
+        raise Unreachable(f"no response has an advantage {'<' if len(scores['upper']) else '>'} 0")
     eps = {side: upper_quantile(score, target) for side, score in scores.items()}
     refused = [_unreachable(side, records, scores[side], target) for side in SIDES if eps[side] <= 0]
     if refused:

@@ -141,11 +141,14 @@ def _counts(records: pd.DataFrame) -> dict:
     moved = records["quadratic_variation"].to_numpy()[side["all"]] > 0
     if not moved.any():
         raise ValueError(NOTHING_MOVED)
+    prompts, steps = int(resampling.clusters(records).max()) + 1, int(records["step"].nunique())
+    if prompts == steps == 1:
+        raise ValueError("all records are of one prompt in one step, and no other says what holds beyond it")
     return {
         "responses": len(moved),
         "moved": float(moved.mean()),
-        "prompts": int(resampling.clusters(records).max()) + 1,
-        "steps": int(records["step"].nunique()),
+        "prompts": prompts,
+        "steps": steps,
         "shortest": int(records["length"].min()),
         "longest": int(records["length"].max()),
         "clip_rate": clip_rates.clip_rate(records),
@@ -169,18 +172,21 @@ def recommend(fits: tuple[Fit, ...], judged: tuple[Judgement | None, ...]) -> tu
     LRE is the smallest multiple of what chance gives, or, where no LRE can be judged, with the weakest correlation.
     """
     bounded = [index for index, found in enumerate(fits) if found.band and found.shape.bounded]
-    excess = {index: judged[index].excess if judged[index] else math.nan for index in bounded}
+    # Where others can be judged, one that cannot is not taken for fair.
+    unjudged = math.inf if any(judged[index] for index in bounded) else math.nan
+    excess = {index: judged[index].excess if judged[index] else unjudged for index in bounded}
     flat = [index for index in bounded if not excess[index] > 1 and fits[index].trend >= _RARE]
     if flat:
         choice = flat[0]
         verdict = "treats lengths alike, as far as these records tell"
     else:
-        choice = min(bounded, key=lambda index: (np.nan_to_num(excess[index], nan=math.inf), -fits[index].trend))
+        choice = min(bounded, key=lambda index: (np.fmin(excess[index], math.inf), -fits[index].trend))
         verdict = "comes nearest to treating lengths alike, and no band does"
     reasons = [f"{fits[choice].name} {verdict}: {_evidence(fits[choice], judged[choice])}"]
     for index in bounded:
         if index < choice and index not in flat:
-            reasons.append(f"{fits[index].name} is simpler, but not fair: {_evidence(fits[index], judged[index])}")
+            found = "not fair" if judged[index] else "not judged"
+            reasons.append(f"{fits[index].name} is simpler, but {found}: {_evidence(fits[index], judged[index])}")
     reasons.append(f"what it costs: {_COSTS[fits[choice].shape.name]}")
     alike = [fits[index].name for index in flat if index != choice]
     if alike:
@@ -190,17 +196,21 @@ def recommend(fits: tuple[Fit, ...], judged: tuple[Judgement | None, ...]) -> tu
 
 def _evidence(found: Fit, judgement: Judgement | None) -> str:
     lre = "too few responses in the judged half for an LRE"
-    if judgement and not math.isnan(judgement.excess):
+    if judgement is None:
+        lre = "no such band has the target rate in both halves"
+    elif not math.isnan(judgement.excess):
         lre = "LRE " + " and ".join(
             f"{number(judgement.lre[side]['lre'], '.2f')} with {sign} (by chance up to "
             f"{number(judgement.lre[side]['floor_upper'], '.2f')})"
             for side, sign in _SIGNS.items()
         )
-    trend = "; clips do not depend on log length"
+    tested = {side: p for side, p in found.trends.items() if not math.isnan(p)}
+    if not tested:
+        return f"{lre}; too few lengths, steps or prompts for a test of clips by length"
+    side = min(tested, key=tested.get)
     if found.trend < _RARE:
-        side = min(_SIGNS, key=lambda side: found.trends[side])
-        trend = f"; clips depend on log length with {_SIGNS[side]} (p = {found.trends[side]:.2g})"
-    return lre + trend
+        return f"{lre}; clips depend on log length with {_SIGNS[side]} (p = {tested[side]:.2g})"
+    return f"{lre}; no dependence of clips on log length can be told (p = {found.trend:.2g})"
 
 
 def _warnings(result: Calibration, records: pd.DataFrame, min_count: int) -> Iterator[str]:

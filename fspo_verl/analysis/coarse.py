@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from omegaconf import OmegaConf
 from scipy import optimize, stats
 
 from fspo_verl.analysis.calibrate import NOTHING_MOVED
@@ -18,6 +17,7 @@ from fspo_verl.observe.metrics import NAMES, PREFIX
 from fspo_verl.observe.noise import Noise
 
 _MEAN, _SQUARE = (f"{PREFIX}log_ratio_per_sqrt_length{which}" for which in ("", "_squared"))
+_SEQUENCES, _UNMOVED = (f"{PREFIX}{which}_fraction" for which in ("sequence", "unmoved"))
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,12 @@ class Coarse:
         return Band(low, high, float(f"{3 * high:.6g}"))
 
 
-def coarse(metrics: pd.DataFrame, config: dict | None, target: float) -> Coarse:
+def coarse(metrics: pd.DataFrame, target: float) -> Coarse:
     """Band with centre 0 and width sqrt(L) from live metrics alone.
 
     Each step contributes the Gaussian that has the mean and the mean square of S/sqrt(L) of its responses; the band is
     the one beyond which the steps have the target share on average. The first mini-batch of a rollout has not moved:
-    its rows are taken out of the means, where the metrics tell its share (rows of a mini-batch over rows of a step,
-    these from the token counts, and over ``ppo_epochs`` of the config).
+    its rows are taken out of the means, where the metrics tell their share. In bypass mode all have moved.
 
     Raises:
         ValueError: the metrics are not there, nothing moved, or too little moved for the target.
@@ -60,9 +59,9 @@ def coarse(metrics: pd.DataFrame, config: dict | None, target: float) -> Coarse:
     metrics = metrics.dropna(subset=[_MEAN, _SQUARE])
     if not (metrics[_SQUARE] > 0).any():
         raise ValueError(NOTHING_MOVED)
-    known = _moving_share(metrics, config)
+    known = _moving_share(metrics)
     moving = 1.0 if known is None else known
-    share = metrics.get(f"{PREFIX}sequence_fraction", 1.0) * moving
+    share = metrics.get(_SEQUENCES, 1.0) * moving
     mean = (metrics[_MEAN] / share).to_numpy()
     spread = np.sqrt(np.maximum(metrics[_SQUARE] / share - mean**2, 0)).to_numpy()
     moved = np.where(spread > 0, moving, 0.0)
@@ -94,15 +93,12 @@ def _eps(mean: np.ndarray, spread: np.ndarray, moved: np.ndarray, target: float,
     return optimize.brentq(excess, 0.0, np.max(np.abs(mean) + 40 * spread))
 
 
-def _moving_share(metrics: pd.DataFrame, config: dict | None) -> pd.Series | None:
-    """Share of each step's responses that are not in the first mini-batch of the rollout; None if it cannot be told.
+def _moving_share(metrics: pd.DataFrame) -> pd.Series | None:
+    """Share of each step's responses that are not in the first mini-batch of the rollout; None if it is not logged.
 
     1 where a step has one mini-batch only: what moved there did not move by updates.
     """
-    needed = [f"{PREFIX}rows", *(name for key in ("tokens", "prompt_length", "response_length") for name in NAMES[key])]
-    if not set(needed) <= set(metrics):
+    if _UNMOVED not in metrics:
         return None
-    mini_batch, tokens, prompt, response = (metrics[name] for name in needed)
-    epochs = OmegaConf.select(OmegaConf.create(config or {}), "actor_rollout_ref.actor.ppo_epochs", default=1)
-    unmoved = mini_batch / (tokens / (prompt + response) * epochs)
+    unmoved = metrics[_UNMOVED] / metrics[_SEQUENCES]
     return 1 - unmoved.where(unmoved < 0.999, 0.0)

@@ -36,8 +36,6 @@ NAMES = {
     "response_length": ("response_length/mean",),
     "shortest": ("response_length/min",),
     "longest": ("response_length/max",),
-    "prompt_length": ("prompt_length/mean",),
-    "tokens": ("perf/total_num_tokens",),
     "clip_fraction": (f"{PREFIX}clip_fraction", "actor/pg_clipfrac"),
     "clip_rate": ("fspo/clip_rate/all",),
     "entropy": ("actor/entropy", "actor/entropy_loss"),

@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
             raise ValueError(f"--{option.replace('_', '-')}={getattr(args, option)} must be at least 1")
     run = read_run(args.run, args.run.name, args.max_rows)
     if run.records.empty:
-        source, result = "metrics", coarse(run.metrics, run.config, args.target_clip_rate)
+        source, result = "metrics", coarse(run.metrics, args.target_clip_rate)
         print(coarse_text(result, run))
     else:
         rng = np.random.default_rng(args.seed)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The calibrated band has the rate it promises, on the records and on a re-run; every way to fail says what to mend."""
 
+import dataclasses
 import json
 import math
 
@@ -15,7 +16,7 @@ from simulated_records import assert_covered, frame, group_lengths, holds, simul
 
 from fspo_verl import cli
 from fspo_verl.analysis import band_fit, clip_rates
-from fspo_verl.analysis.calibrate import calibrate
+from fspo_verl.analysis.calibrate import calibrate, recommend
 from fspo_verl.analysis.coarse import coarse
 from fspo_verl.band import Band
 from fspo_verl.clips import BandClip, ratio_band, standardized, upper_quantile
@@ -405,6 +406,11 @@ ERRORS = {
         "and no clip can act; lower actor_rollout_ref.actor.ppo_mini_batch_size",
     ),
     "no A > 0": (records_without(advantage=-1.0), (), "no recorded response has an advantage > 0"),
+    "one prompt": (
+        records_without().query("prompt == prompt.iloc[-1]"),
+        (),
+        "all records are of one prompt in one step",
+    ),
     "no A < 0": (records_without(advantage=1.0), (), "no recorded response has an advantage < 0"),
     "target out of reach": (
         records_without(),
@@ -424,6 +430,32 @@ ERRORS = {
     "no rows": (records_without(), ("--max-rows", 0), "--max-rows=0 must be at least 1"),
     "no folder for the JSON": (records_without(), ("--json", "/no/such/folder/x.json"), "/no/such/folder/x.json"),
 }
+
+
+def earlier_half_without(sign):
+    """Records whose earlier half of the steps has no advantage of this sign."""
+    records = simulate_run(np.random.default_rng(0), steps=4)
+    return records[(records.step > records.step.min() + 1) | (np.sign(records.advantage) != sign)]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_half_of_the_records_may_lack_a_side(tmp_path, capsys, sign):
+    folder = write_records(tmp_path, earlier_half_without(sign).astype({"prompt": str}))
+    code, out, _ = run_cli(capsys, folder)
+    assert code == 0 and "no such band has the target rate in both halves" in " ".join(out.split())
+
+
+def test_a_shape_that_cannot_be_judged_is_not_taken_for_fair_where_others_are():
+    tests = {"upper": 0.4, "lower": 0.6}
+    fits = tuple(band_fit.Fit(shape, band=Band(), trends=tests) for shape in band_fit.SHAPES[:2])
+    side = {"lre": 0.1, "floor_upper": 0.2}
+    fair = band_fit.Judgement({}, {"upper": side, "lower": side}, pd.DataFrame())
+    choice, reasons = recommend(fits, (None, fair))
+    assert choice == 1 and "sqrt(L) is simpler, but not judged: no such band has the target rate in both" in reasons[1]
+    assert recommend(fits, (fair, None))[0] == recommend(fits, (fair, fair))[0] == recommend(fits, (None, None))[0] == 0
+    assert "no dependence of clips on log length can be told (p = 0.8)" in reasons[0]
+    untested = dataclasses.replace(fits[0], trends=dict.fromkeys(tests, math.nan))
+    assert "too few lengths, steps or prompts for a test" in recommend((untested,), (fair,))[1][0]
 
 
 @pytest.mark.parametrize("case", ERRORS)
@@ -446,7 +478,7 @@ def test_errors_of_folders(tmp_path, capsys):
 # --- without records -------------------------------------------------------------------------------------------------
 
 
-def metrics_of(records, epochs=1):
+def metrics_of(records, bypass=False):
     """The live metrics of a run, one row a step."""
     rows = {}
     for step, part in records.groupby("step"):
@@ -457,11 +489,9 @@ def metrics_of(records, epochs=1):
             "actor/fspo/log_ratio_per_token": (part.log_ratio / part.length).mean(),
             "actor/fspo/sigma_squared": (part.quadratic_variation / part.length).mean(),
             "actor/fspo/sequence_fraction": 1.0,
-            "actor/fspo/rows": len(part) / part.mini_batch.nunique(),
+            "actor/fspo/unmoved_fraction": 0.0 if bypass else (part.mini_batch == 0).mean(),
             "response_length/mean": part.length.mean(),
             "response_length/max": part.length.max(),
-            "prompt_length/mean": 20.0,
-            "perf/total_num_tokens": (part.length + 20).sum() / epochs,
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("step")
 
@@ -478,15 +508,17 @@ def gaussian_run(rng, steps=40, rows=800, mini_batches=4, sigma=0.02):
     )
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_metrics_alone_give_nearly_the_band_of_the_records(epochs):
+@pytest.mark.parametrize("bypass", [False, True])
+@pytest.mark.parametrize("target", [0.1, 0.02])
+def test_metrics_alone_give_nearly_the_band_of_the_records(bypass, target):
     records = gaussian_run(np.random.default_rng(0))
-    config = {"actor_rollout_ref": {"actor": {"ppo_epochs": epochs}}}
-    result = coarse(metrics_of(records, epochs), config, 0.1)
+    if bypass:  # another engine's log-probs: the first mini-batch has moved, too
+        records = records[records.mini_batch > 0].assign(mini_batch=lambda rows: rows.mini_batch - 1)
+    result = coarse(metrics_of(records, bypass), target)
     score = standardized(records, Band())
-    assert result.moved == pytest.approx(0.75)
-    assert result.eps_high == pytest.approx(upper_quantile(score, 0.1), rel=0.05)
-    assert result.eps_low == pytest.approx(upper_quantile(-score, 0.1), rel=0.05)
+    assert result.moved == pytest.approx(1.0 if bypass else 0.75)
+    assert result.eps_high == pytest.approx(upper_quantile(score, target), rel=0.05)
+    assert result.eps_low == pytest.approx(upper_quantile(-score, target), rel=0.05)
     assert result.kappa == pytest.approx(0.7, abs=0.25)  # four standard errors of a mean of S/L
     moved = records[records.quadratic_variation > 0]
     sigma = math.sqrt((moved.quadratic_variation / moved.length).mean())
@@ -496,7 +528,7 @@ def test_metrics_alone_give_nearly_the_band_of_the_records(epochs):
 
 def test_metrics_that_do_not_tell_who_moved():
     metrics = metrics_of(gaussian_run(np.random.default_rng(0), mini_batches=1000))  # all but two have moved
-    result = coarse(metrics.drop(columns="actor/fspo/rows").iloc[[20]], None, 0.1)
+    result = coarse(metrics.drop(columns="actor/fspo/unmoved_fraction").iloc[[20]], 0.1)
     assert result.moved is None
     mean, square = (metrics.iloc[20][f"actor/fspo/log_ratio_per_sqrt_length{x}"] for x in ("", "_squared"))
     assert result.eps_high == pytest.approx(norm.isf(0.1, mean, math.sqrt(square - mean**2)))
@@ -520,4 +552,4 @@ def test_the_command_falls_back_on_metrics(tmp_path, capsys):
 def test_metrics_of_a_run_that_never_moved():
     metrics = metrics_of(gaussian_run(np.random.default_rng(0), sigma=0.0))
     with pytest.raises(ValueError, match="no recorded response has moved"):
-        coarse(metrics, None, 0.1)
+        coarse(metrics, 0.1)
