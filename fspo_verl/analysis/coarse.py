@@ -98,7 +98,7 @@ def _moving_share(metrics: pd.DataFrame) -> pd.Series | None:
 
     1 where a step has one mini-batch only: what moved there did not move by updates.
     """
-    if _UNMOVED not in metrics:
+    if not {_SEQUENCES, _UNMOVED} <= set(metrics):
         return None
     unmoved = metrics[_UNMOVED] / metrics[_SEQUENCES]
     return 1 - unmoved.where(unmoved < 0.999, 0.0)
