@@ -419,6 +419,7 @@ def _draw_differences(axes: Axes, c: Comparison, styles: dict) -> None:
     labels = [f"{row.loss}, {'end' if row.metric == 'accuracy' else 'mean'}" for row in rows.itertuples()]
     axes.set_yticks(-np.arange(len(labels)), labels)
     axes.set(title=f"accuracy: {c.baseline} minus the other (points: seeds)", xlabel="difference")
+    axes.locator_params(axis="x", nbins=6)
 
 
 def bin_places(trials: Sequence[Trial]) -> pd.Series:
