@@ -465,8 +465,8 @@ def band_beyond_use(launch: Launch) -> Iterator[Finding]:
         return
     longest = launch.max_response_length
     spread = _LARGEST_SIGMA * math.sqrt(longest)
-    if far := {key: half for key, half in edges.items() if half >= _STANDARD_DEVIATIONS * spread}:
-        values = (f"{key}={float(launch.get(key)):g} is a log-ratio of {half:.3g}" for key, half in far.items())
+    if far := {key: edge for key, edge in edges.items() if edge[1] >= _STANDARD_DEVIATIONS * spread}:
+        values = (f"{key}={float(value):g} is a log-ratio of {half:.3g}" for key, (value, half) in far.items())
         band = (f"{POLICY_LOSS}.{name}={getattr(Band(), name)}" for name in ("eps_low", "eps_high", "eps_dual"))
         yield warning(
             f"{', '.join(values)} at data.max_response_length={longest}",
@@ -520,21 +520,16 @@ def rollout_log_probs(launch: Launch) -> Iterator[Finding]:
 
 def idle_correction(launch: Launch) -> Iterator[Finding]:
     """A rollout correction that verl leaves out: it weighs and rejects only where old log-probs are recomputed."""
-    if launch.bypasses and sources.bypass_replaces_the_loss():
-        return
     correction, log_probs = "algorithm.rollout_correction", "actor_rollout_ref.rollout.calculate_log_probs"
     keys = ("rollout_is", "rollout_rs", *(["loss_type"] if launch.bypasses else []))
     asked = {f"{correction}.{key}": launch.get(f"{correction}.{key}") for key in keys}
-    idle = [f"{key}={value}" for key, value in asked.items() if value not in (None, "ppo_clip")]
-    if launch.bypasses:
+    idle = " ".join(f"{key}={value}" for key, value in asked.items() if value not in (None, "ppo_clip"))
+    if idle and launch.bypasses and not sources.bypass_replaces_the_loss():
         why = f"{correction}.bypass_mode=True takes the engine's log-probs as old, and this verl then corrects nothing"
-        fix = f"{correction}.bypass_mode=False"
-    elif not launch.get(log_probs):
-        why, fix = "it compares with the rollout engine's log-probs, which are not asked for", f"{log_probs}=True"
-    else:
-        return
-    if idle:
-        yield warning(f"{' '.join(idle)} has no effect", why, fix)
+        yield warning(f"{idle} has no effect", why, f"{correction}.bypass_mode=False")
+    elif idle and not launch.bypasses and not launch.get(log_probs):
+        why = "it compares with the rollout engine's log-probs, which are not asked for"
+        yield warning(f"{idle} has no effect", why, f"{log_probs}=True")
 
 
 def followed_snapshot(launch: Launch) -> Iterator[Finding]:

@@ -3,7 +3,6 @@
 """A launch as the checks read it, and what they find. Imports nothing of verl."""
 
 import dataclasses
-import math
 from functools import cached_property
 
 from omegaconf import DictConfig, OmegaConf
@@ -105,19 +104,22 @@ class Launch:
         return ratios["clip_ratio_low"], ratios["clip_ratio_high"]
 
     @property
-    def half_widths(self) -> dict[str, float]:
-        """Config key of each clip edge to its distance from the centre at the longest response, in nats of S.
+    def half_widths(self) -> dict[str, tuple[float, float]]:
+        """Config key of each clip edge to its value, and to its distance from the centre at the longest response.
 
-        Empty where the data decide, and for losses that clip tokens.
+        The distance is in nats of S. Empty where the data decide, and for losses that clip tokens.
         """
         longest = self.max_response_length
         if longest and self.is_fspo and self.band.band_width == "length":
             scale = longest**self.band.length_power
-            return {f"{POLICY_LOSS}.{side}": getattr(self.band, side) * scale for side in ("eps_low", "eps_high")}
+            edges = {side: getattr(self.band, side) for side in ("eps_low", "eps_high")}
+            return {f"{POLICY_LOSS}.{side}": (eps, eps * scale) for side, eps in edges.items()}
         if longest and self.loss_mode == "gspo":  # clips S/L
-            low, high = self.clip_range
-            lowest, highest = -math.log1p(-low) if low < 1 else math.inf, math.log1p(high)
-            return {f"{ACTOR}.clip_ratio_low": lowest * longest, f"{ACTOR}.clip_ratio_high": highest * longest}
+            from fspo_verl.observe.settings import log_range
+
+            keys, edges = ("clip_ratio_low", "clip_ratio_high"), self.clip_range
+            halves = (edge * longest for edge in log_range(*edges))
+            return {f"{ACTOR}.{key}": values for key, *values in zip(keys, edges, halves, strict=True)}
         return {}
 
     def band_as_ratios(self, lengths: list[int]) -> dict[int, tuple[float, float]]:

@@ -271,6 +271,11 @@ LAUNCHES = {
     "GSPO's range by the key for both sides": Launch(
         f"{GSPO} {ACTOR}.clip_ratio=3e-4 {ACTOR}.clip_ratio_low=null {ACTOR}.clip_ratio_high=null", "trains"
     ),
+    "GRPO's range with GSPO, by the key for both sides": Launch(
+        f"{GSPO} {ACTOR}.clip_ratio=0.2 {ACTOR}.clip_ratio_low=null {ACTOR}.clip_ratio_high=null "
+        "data.max_response_length=8192",
+        "band_beyond_use",
+    ),
     "engine log-probs": Launch(f"{FSPO} algorithm.rollout_correction.bypass_mode=true", "rollout_log_probs"),
     "distillation beside the rewards": Launch(f"{FSPO} {DISTIL.format('true')}", "trains", IS_FSPO),
     "distillation in place of the rewards": Launch(
