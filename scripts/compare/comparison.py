@@ -140,7 +140,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def _sets(changes: Sequence[str], key: str) -> bool:
     """Whether an override is of the key, or of a group that holds it."""
-    return any(f"{key}.".startswith(f"{change.partition('=')[0].lstrip('+')}.") for change in changes)
+    return any(f"{key}.".startswith(f"{change.partition('=')[0].lstrip('+~')}.") for change in changes)
 
 
 def integers(text: str) -> list[int]:

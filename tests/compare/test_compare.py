@@ -685,6 +685,7 @@ def test_solvable_problems_are_those_that_the_start_solves_sometimes(tmp_path, m
         ("comparison", ["--", "actor_rollout_ref.actor.clip_ratio_low=0.1"]),
         ("comparison", ["--", "actor_rollout_ref.actor.policy_loss={eps_low:0.1}"]),
         ("comparison", ["--", "data.seed=5"]),
+        ("comparison", ["--", "~data.seed"]),
         ("comparison", ["--", "algorithm.policy_loss=gspo"]),
         ("comparison", ["--", "trainer.total_training_steps=3"]),
         ("comparison", ["--seeds", "10,10"]),
