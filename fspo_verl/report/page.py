@@ -58,7 +58,7 @@ _CURVES = {
         "actor/fspo/clip_fraction": "share of all responses",
         "actor/pg_clipfrac": "share of tokens",
     },
-    "gradient norm": dict.fromkeys(NAMES["grad_norm"], "of the aggregated loss, before clipping"),
+    "gradient norm": dict.fromkeys(NAMES["grad_norm"], "aggregated loss, before clipping"),
 }
 
 
