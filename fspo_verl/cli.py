@@ -108,7 +108,7 @@ def _seconds(text: str) -> float:
 def compare_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("paths", type=Path, metavar="PATH", nargs="+", help="folder of runs, or the JSON of a comparison")
-    add("--output", type=Path, metavar="DIR", help="where results go (default: the first PATH, or its folder)")
+    add("-o", "--output", type=Path, metavar="DIR", help="where results go (default: the first PATH, or its folder)")
     add("--baseline", default="fspo", metavar="LOSS", help="loss that others are compared to (default: %(default)s)")
     add("--target", type=float, default=0.5, help="the accuracy to which steps are counted (default: %(default)s)")
     add("--steps", type=int, metavar="N", help="compare the runs as they stood after N steps")

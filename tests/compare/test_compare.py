@@ -390,7 +390,7 @@ def test_the_first_steps_of_a_trial(trials):
 
 
 def test_the_first_steps_do_not_replace_what_is_kept(runs, tmp_path, capsys):
-    assert cli.main(["compare", str(runs), "--output", str(tmp_path)]) == 0
+    assert cli.main(["compare", str(runs), "-o", str(tmp_path)]) == 0
     kept = tmp_path / "comparison.json"
     whole = kept.read_bytes()
     for steps in ("4", "0"):
