@@ -50,6 +50,7 @@ setup(
         "pandas>=2",
         "pyarrow>=15",
         "rich>=13",
+        "wrapt>=1.16",
     ],
     extras_require={
         # What a run without a GPU needs beyond verl's own requirements; requirements/ pins tested versions.

@@ -2,23 +2,69 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ``verl.plugins`` entry point, imported by every process that imports verl.
 
-verl only imports it, calls nothing, and swallows what it raises; an error is therefore logged here before it is raised.
+It imports nothing of verl. It asks to be told when the modules are imported that this package adds something to, so
+that a process which never imports them pays next to nothing. Each addition stands alone: one that fails is logged, and
+takes away neither another one nor the user's import.
+
 verl before 0.9 has no entry points and imports it only where ``VERL_USE_EXTERNAL_MODULES=fspo_verl.plugin`` says so.
 """
 
 import logging
+import os
 
-import fspo_verl.versions
+import wrapt
 
-fspo_verl.versions.warn_unsupported_verl()
-try:
-    import fspo_verl.cpu  # does nothing but under VERL_PLATFORM=cpu
-    import fspo_verl.live
-    import fspo_verl.preflight.hook
-    import fspo_verl.register
+logger = logging.getLogger("fspo_verl")
 
-    fspo_verl.preflight.hook.install()
-    fspo_verl.live.install()
-except Exception:
-    logging.getLogger("fspo_verl").exception("fspo_verl could not plug itself into verl: loss_mode=fspo is missing")
-    raise
+
+def _register_losses(_core_algos) -> None:
+    import fspo_verl.register  # noqa: F401
+
+
+def _check_launches_of_mains(_device) -> None:
+    from fspo_verl.preflight import hook
+
+    hook.install()
+
+
+def _check_launches_of_own_mains(_main_ppo) -> None:
+    from fspo_verl.preflight import hook
+
+    hook.install_on_run_ppo()
+
+
+def _check_launches_at_the_logger(_tracking) -> None:
+    from fspo_verl.preflight import hook
+
+    hook.install_on_tracking()
+
+
+def _log_live_series(_tracking) -> None:
+    from fspo_verl import live
+
+    live.install()
+
+
+ADDITIONS = (  # a module of verl, what is done when it has been imported, and what is missing if that fails
+    ("verl.trainer.ppo.core_algos", _register_losses, "the losses fspo and observed are not registered"),
+    ("verl.utils.device", _check_launches_of_mains, "launches are not checked"),
+    ("verl.trainer.main_ppo", _check_launches_of_own_mains, "launches by run_ppo are not checked"),
+    ("verl.utils.tracking", _check_launches_at_the_logger, "launches are not checked where the trainer logs"),
+    ("verl.utils.tracking", _log_live_series, "no live series fspo/* are logged"),
+)
+
+
+def _when_imported(module: str, add, missing: str) -> None:
+    def hook(imported) -> None:
+        try:
+            add(imported)
+        except Exception:  # wrapt would hand it to whoever imports the module
+            logger.exception("fspo_verl could not plug itself into %s: %s", module, missing)
+
+    wrapt.register_post_import_hook(hook, module)
+
+
+if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
+    import fspo_verl.cpu  # noqa: F401  verl looks for its platform before anything else
+for _addition in ADDITIONS:
+    _when_imported(*_addition)

@@ -12,7 +12,7 @@ import logging
 
 import torch
 import verl
-import verl.trainer.ppo.core_algos
+from verl.trainer.ppo import core_algos
 
 import fspo_verl.observe.metrics
 from fspo_verl.band import Band
@@ -27,7 +27,7 @@ from fspo_verl.observe.settings import RunSettings, clip_ratios
 logger = logging.getLogger("fspo_verl")
 
 
-@verl.trainer.ppo.core_algos.register_policy_loss("fspo")
+@core_algos.register_policy_loss("fspo")
 def compute_policy_loss_fspo(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -60,7 +60,7 @@ def compute_policy_loss_fspo(
     return loss, _verl_metrics(columns) | metrics
 
 
-@verl.trainer.ppo.core_algos.register_policy_loss("observed")
+@core_algos.register_policy_loss("observed")
 def compute_policy_loss_observed(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -74,7 +74,7 @@ def compute_policy_loss_observed(
 
     Arguments and result as those of :func:`compute_policy_loss_fspo`; loss and gradient are the inner loss's own.
     """
-    compute_policy_loss = verl.trainer.ppo.core_algos.get_policy_loss_fn(config.policy_loss.inner)
+    compute_policy_loss = core_algos.get_policy_loss_fn(config.policy_loss.inner)
     inner = functools.partial(
         compute_policy_loss,
         old_log_prob=old_log_prob,
@@ -208,7 +208,7 @@ def _aggregate(sequences: SequenceLoss, width: int, loss_agg_mode: str, batch_in
                 batch_info[name] = count.sum().clamp(min=1)
     if batch_info.get("loss_scale_factor") is None:
         batch_info["loss_scale_factor"] = width  # what agg_loss reads off the full matrix
-    return verl.trainer.ppo.core_algos.agg_loss(
+    return core_algos.agg_loss(
         loss_mat=(sequences.loss / length.clamp(min=1)).unsqueeze(-1),
         loss_mask=length.unsqueeze(-1),
         loss_agg_mode=loss_agg_mode,

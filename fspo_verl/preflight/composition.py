@@ -3,19 +3,15 @@
 """From which files Hydra composed the config of a launch, and in which order: a later one wins.
 
 Hydra tells a running application its sources, the overrides and the choices of groups; the defaults list is computed
-from these once more. Imports nothing of verl.
+from these once more, with internals of Hydra (1.3): there is no public way. Imports nothing of verl.
 """
 
+import contextlib
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
-from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-from hydra._internal.defaults_list import create_defaults_list
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 OWN_CONFIGS = "pkg://fspo_verl.configs"
@@ -47,8 +43,31 @@ class Part(NamedTuple):
         return verl is None or not Path(self.source.removeprefix("file://")).is_relative_to(Path(verl.origin).parent)
 
 
+class HydraChanged(Exception):
+    """The installed Hydra lacks an internal that this module needs, or has it in another form."""
+
+
+@contextlib.contextmanager
+def _internals() -> Iterator[None]:
+    try:
+        yield
+    except (AttributeError, ImportError, TypeError) as error:
+        raise HydraChanged(f"{type(error).__name__}: {error}") from error
+
+
+@_internals()
 def parts() -> list[Part]:
-    """The files of the running Hydra application in the order in which they were merged; empty outside of one."""
+    """The files of the running Hydra application in the order in which they were merged; empty outside of one.
+
+    Raises:
+        HydraChanged: the installed Hydra does not tell.
+    """
+    from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
+    from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+    from hydra._internal.defaults_list import create_defaults_list
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
     if not HydraConfig.initialized():
         return []
     hydra = HydraConfig.get()
@@ -73,34 +92,31 @@ def parts() -> list[Part]:
     return found
 
 
-def passed_over() -> list[str]:
-    """Files of a user's that Hydra does not read, as this package ships one of the same name and comes first."""
+@_internals()
+def passed_over() -> list[Path]:
+    """Files of a user's that Hydra does not read, as this package ships one of the same name and comes first.
+
+    Raises:
+        HydraChanged: the installed Hydra does not tell.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
     if not HydraConfig.initialized():
         return []
-    sources = [(source.schema, source.path) for source in HydraConfig.get().runtime.config_sources]
-    own = ("pkg", OWN_CONFIGS.removeprefix("pkg://"))
-    if own not in sources:
+    sources = [f"{source.schema}://{source.path}" for source in HydraConfig.get().runtime.config_sources]
+    if OWN_CONFIGS not in sources:
         return []
-    search_path = ConfigSearchPathImpl()
-    for schema, path in sources[sources.index(own) :]:
-        search_path.append("", f"{schema}://{path}")
-    packaged, *later = ConfigRepository(search_path).get_sources()
-    names = _config_names(packaged, "")
-    return [f"{source.path}/{name}.yaml" for source in later for name in names if source.is_config(name)]
+    own = _folder(OWN_CONFIGS)
+    names = [file.relative_to(own) for file in own.rglob("*.yaml")]
+    later = filter(None, map(_folder, sources[sources.index(OWN_CONFIGS) + 1 :]))
+    return [folder / name for folder in later for name in names if (folder / name).exists()]
 
 
-def _config_names(source, folder: str) -> list[str]:
-    prefix = f"{folder}/" if folder else ""
-    here = [prefix + name for name in source.list(folder, ObjectType.CONFIG)]
-    return here + [n for name in source.list(folder, ObjectType.GROUP) for n in _config_names(source, prefix + name)]
+def _folder(source: str) -> Path | None:
+    """The folder of an entry of Hydra's search path; None for one that is no folder."""
+    scheme, path = source.split("://", 1)
+    if scheme == "pkg":
+        spec = importlib.util.find_spec(path)
+        return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+    return Path(path) if scheme == "file" else None
 
-
-def leaves(content, prefix: str = "") -> dict[str, object]:
-    """Dotted key to value of every leaf of a config, interpolations as written; a list or empty mapping is a leaf."""
-    if OmegaConf.is_config(content):
-        content = OmegaConf.to_container(content, resolve=False)
-    found = {}
-    for key, value in content.items():
-        path = f"{prefix}.{key}" if prefix else str(key)
-        found |= leaves(value, path) if isinstance(value, dict) and value else {path: value}
-    return found

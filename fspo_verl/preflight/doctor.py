@@ -192,6 +192,8 @@ def with_config(module: str, arguments: list[str], look: Callable):
         seen.append(look(config))
         raise _Composed
 
+    take.checks_launches = True  # the launch's own check is not to run before it
+
     before = sys.argv, verl.utils.device.auto_set_device, os.environ.get("HYDRA_FULL_ERROR")
     with tempfile.TemporaryDirectory() as scratch:
         sys.argv = [spec.origin, *arguments, override("hydra.run.dir", scratch), "hydra.output_subdir=null"]

@@ -1,22 +1,30 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the checks on a launch, before Ray starts: what would train another loss than asked for is refused.
+"""Checks a launch before Ray starts: what would train another loss than asked for is refused.
 
-What a launch that passes trains with is kept beside its checkpoints (:mod:`fspo_verl.preflight.loss_history`).
+verl (0.9.1) offers no hook between Hydra's composition and ``ray.init``, so functions are wrapped to which a launch
+hands its whole config:
+
+- ``auto_set_device``, the first thing that every main of verl calls;
+- ``run_ppo``, for a user's own main;
+- ``Tracking``, which every trainer builds before its first step, for a main that calls neither. That is late, in a Ray
+  worker, and without Hydra's choices.
+
+A launch that selects no loss of this package is refused only where it plainly meant to. Nothing else that goes wrong
+here ends or changes such a launch. Where a loss of this package is selected, a check that fails is an error.
 """
 
 import functools
 import logging
-from collections.abc import Iterator
+import sys
 
-import verl.utils.device
 from omegaconf import DictConfig, OmegaConf
 
-from fspo_verl import versions
-from fspo_verl.preflight import checks, contract, loss_history
-from fspo_verl.preflight.launch import ACTOR, Finding, Launch
+from fspo_verl.preflight.launch import Finding, Launch
 
 logger = logging.getLogger("fspo_verl")
+
+_MARK = "checks_launches"  # on a function that is wrapped already, or must not be
 
 
 def check(config: DictConfig) -> None:
@@ -28,56 +36,143 @@ def check(config: DictConfig) -> None:
     Raises:
         ValueError: the config asks for a loss that it would not train, or a field of the band is wrong.
     """
-    found = [*_untested_verl(config), *checks.findings(config)]
+    try:
+        launch = Launch(config)
+        selected, meant = launch.selects_ours, [*launch.lost_selections()]
+    except Exception as problem:
+        logger.warning("fspo_verl did not look at this launch: %s: %s", type(problem).__name__, problem)
+        return
+    if meant:
+        _refuse_or_say(meant)
+    if selected:
+        _refuse_or_say(_findings(config))
+    elif launch.actor is not None:
+        _say_a_forgotten_loss(config)
+
+
+def _findings(config: DictConfig) -> list[Finding]:
+    try:
+        from fspo_verl.preflight import checks
+    except ImportError as problem:  # another Hydra or verl than this one was written for
+        return [Finding("warning", "unchecked", f"fspo_verl cannot check this launch: {problem}", "it trains unchecked")]
+    return [*_untested_verl(), *checks.findings(config)]
+
+
+def _untested_verl() -> list[Finding]:
+    """On a verl that was never tested: whether what this package takes for granted of it holds."""
+    from fspo_verl import versions
+    from fspo_verl.preflight import contract
+
+    if not (version := versions.untested_verl()):
+        return []
+    tested = f"tested are {', '.join(versions.TESTED['verl'])}"
+    untested = Finding("warning", "untested_verl", f"verl {version} was not tested with fspo_verl", tested)
+    return [untested, *contract.findings("loss", "launch", "records", "live", here=("loss",))]
+
+
+def _refuse_or_say(found: list[Finding]) -> None:
     if errors := [str(finding) for finding in found if finding.severity == "error"]:
         raise ValueError("\n".join(errors))
     for finding in found:
         logger.log(logging.WARNING if finding.severity == "warning" else logging.INFO, "%s", finding)
 
 
-def _untested_verl(config: DictConfig) -> Iterator[Finding]:
-    """On a verl that was never tested: whether what this package takes for granted of it holds."""
-    if OmegaConf.select(config, ACTOR) is None or not Launch(config).is_ours:
-        return
-    if version := versions.untested_verl():
-        tested = f"tested are {', '.join(versions.TESTED['verl'])}"
-        yield Finding("warning", "untested_verl", f"verl {version} was not tested with fspo_verl", tested)
-        yield from contract.findings("loss", "launch", "records", "live", here=("loss",))
+def _say_a_forgotten_loss(config: DictConfig) -> None:
+    """Warn of a resume without the loss of this package that has trained the run so far."""
+    try:
+        from fspo_verl.preflight import loss_history
+
+        for finding in loss_history.changed_on_resume(config) if loss_history.is_kept(config) else ():
+            logger.warning("%s", finding)
+    except Exception as problem:
+        logger.warning("fspo_verl did not compare this launch with its checkpoint: %s", problem)
 
 
 def keep_loss_settings(config: DictConfig) -> None:
     """Keep what a launch trains with beside its checkpoints, if a loss of this package trains, or has until now.
 
-    :func:`fspo_verl.preflight.checks.changed_on_resume` compares the next launch with it.
+    The next launch is compared with it (:mod:`fspo_verl.preflight.loss_history`).
     """
-    if OmegaConf.select(config, ACTOR) is None or config.trainer.save_freq <= 0:
-        return
     try:
-        known = loss_history.loss_before(config) is not None
-    except ValueError:  # the file that tells is broken, but it is there
-        known = True
-    if not known and not Launch(config).is_ours:
-        return
-    try:
-        loss_history.keep(config)
-    except OSError as error:
-        logger.warning("if this run is resumed with another loss, no warning will follow: %s", error)
+        launch = Launch(config)
+        if launch.actor is None or config.trainer.save_freq <= 0:
+            return
+        from fspo_verl.preflight import loss_history
+
+        if launch.selects_ours or loss_history.is_kept(config):
+            loss_history.keep(config)
+    except Exception as problem:  # the run itself needs none of it
+        logger.warning("if this run is resumed with another loss, no warning will follow: %s", problem)
 
 
 def install() -> None:
-    """Run :func:`check` and :func:`keep_loss_settings` on the composed config of every launch, before Ray starts.
+    """Run :func:`check` and :func:`keep_loss_settings` on the config of every main of verl, before Ray starts."""
+    import verl.utils.device
 
-    verl (0.9.1) offers no hook between Hydra's composition and ``ray.init``. ``auto_set_device(config)`` is the first
-    function of verl to which the mains (main_ppo, fully-async, one-step-off) hand the whole config, so it is wrapped. A
-    config that never selected this package's group passes here too, so that a setting that would silently train another
-    loss is caught.
-    """
-    auto_set_device = verl.utils.device.auto_set_device
+    _check_before(verl.utils.device, "auto_set_device")
 
-    @functools.wraps(auto_set_device)
-    def checked_auto_set_device(config):
-        check(config)
-        keep_loss_settings(config)
-        return auto_set_device(config)
 
-    verl.utils.device.auto_set_device = checked_auto_set_device
+def install_on_run_ppo() -> None:
+    """The same for a user's own main that calls ``run_ppo(config, ...)``."""
+    from verl.trainer import main_ppo
+
+    _check_before(main_ppo, "run_ppo")
+
+
+def _check_before(module, name: str) -> None:
+    function = getattr(module, name)
+    if hasattr(function, _MARK):
+        return
+
+    @functools.wraps(function)
+    def checked(*args, **kwargs):
+        _check_once(kwargs["config"] if "config" in kwargs else args[0] if args else None)
+        return function(*args, **kwargs)
+
+    setattr(checked, _MARK, True)
+    # A main that ran its imports before this, as under VERL_USE_EXTERNAL_PLUGINS=none, holds the function by its name.
+    for holder in (module, sys.modules.get("__main__")):
+        if getattr(holder, name, None) is function:
+            setattr(holder, name, checked)
+
+
+_checked: list = []  # the config of this launch: verl's asynchronous mains call both functions
+
+
+def _check_once(config) -> None:
+    if any(config is known for known in _checked):
+        return
+    check(config)
+    keep_loss_settings(config)
+    _checked[:] = [config]
+
+
+def install_on_tracking() -> None:
+    """Refuse at the trainer's logger what :func:`check` refuses on the config alone."""
+    from verl.utils.tracking import Tracking
+
+    init = Tracking.__init__
+    if hasattr(init, _MARK):
+        return
+
+    @functools.wraps(init)
+    def checked_init(self, project_name, experiment_name, default_backend="console", config=None, **kwargs):
+        _refuse_the_config(config)
+        return init(self, project_name, experiment_name, default_backend, config, **kwargs)
+
+    setattr(checked_init, _MARK, True)
+    Tracking.__init__ = checked_init
+
+
+def _refuse_the_config(config) -> None:
+    try:
+        launch = Launch(OmegaConf.create(config or {}))
+        errors = [*launch.lost_selections()]
+        if launch.selects_ours:
+            from fspo_verl.preflight import checks
+
+            errors += checks.errors_of_the_config_alone(launch.config)
+    except Exception as problem:
+        logger.warning("fspo_verl did not look at this launch: %s: %s", type(problem).__name__, problem)
+        return
+    _refuse_or_say(errors)

@@ -1,18 +1,25 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A launch as the checks read it, and what they find. Imports nothing of verl."""
+"""A launch as the checks read it: what it selects, and what follows from its config. Imports neither verl nor Hydra.
+
+Every launch of verl passes here, also those that have nothing to do with this package.
+"""
 
 import dataclasses
+import difflib
+import re
+import sys
+from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
-
-from fspo_verl.preflight import composition
 
 SEVERITIES = ("error", "warning", "note")
 GROUP = "algorithm.policy_loss"
 ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
+OPTIONS = tuple(sorted(file.stem for file in (Path(__file__).parents[1] / "configs" / GROUP).glob("*.yaml")))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +48,7 @@ def by_severity(found: list[Finding]) -> list[Finding]:
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """What the checks read: a composed config with ``actor_rollout_ref.actor``, and what follows from it."""
+    """What the checks read: a composed config, and what follows from it."""
 
     config: DictConfig
 
@@ -49,14 +56,78 @@ class Launch:
         """The value of a dotted key of the config; None if it is not there."""
         return OmegaConf.select(self.config, key)
 
-    @cached_property
-    def parts(self) -> list[composition.Part]:
-        """The files that the config was composed from; see :func:`fspo_verl.preflight.composition.parts`."""
-        return composition.parts()
+    @property
+    def actor(self) -> DictConfig | None:
+        """``actor_rollout_ref.actor``; None for a program that trains no policy."""
+        return self.get(ACTOR)
 
     @property
-    def actor(self) -> DictConfig:
-        return self.config.actor_rollout_ref.actor
+    def choice(self) -> str | None:
+        """The option of this package's config group that the running Hydra application selects."""
+        hydra = sys.modules.get("hydra.core.hydra_config")
+        if hydra is None or not hydra.HydraConfig.initialized():
+            return None
+        return hydra.HydraConfig.get().runtime.choices.get(GROUP)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether a loss of this package trains, or one that it observes."""
+        section = self.get(POLICY_LOSS)
+        if not OmegaConf.is_dict(section):
+            return False
+        return section.get("loss_mode") in ("fspo", "observed") or _is_schema(section.get("_target_"))
+
+    @property
+    def selects_ours(self) -> bool:
+        """Whether the launch asks for a loss of this package; nothing else is said of any other launch."""
+        return self.actor is not None and (self.is_ours or self.choice is not None)
+
+    def lost_selections(self) -> Iterator[Finding]:
+        """Keys that plainly were to select a loss of this package, in a place where nothing reads them.
+
+        A key counts at the top, or below ``algorithm`` or ``actor_rollout_ref``. It is close to ``policy_loss`` (or to
+        ``loss_mode``), and its value is, or nearly is, an option of the group (or ``fspo``). Any other key is the user's.
+        """
+        if self.actor is None:
+            return
+        for key, value in leaves(self.config).items():
+            sections = re.split("[./@]", key)
+            names = sections[1:] if sections[0] in ("algorithm", "actor_rollout_ref") else sections[:1]
+            if key.startswith(f"{POLICY_LOSS}.") or not isinstance(value, str):
+                continue
+            options = OPTIONS if any(_is_close(name, "policy_loss") for name in names) else ()
+            options = options or (("fspo",) if any(_is_close(name, "loss_mode") for name in names) else ())
+            for option in (option for option in options if _is_close(value, option)):
+                why = f"verl reads no such key and would train loss_mode={self.get(f'{POLICY_LOSS}.loss_mode')!r}"
+                fix = (
+                    f"select the config group instead: +{GROUP}={option} on the command line, or in your YAML "
+                    f"`defaults: [ppo_trainer, {GROUP}: {option}, _self_]`"
+                )
+                yield Finding("error", "lost_selection", f"{key}={value!r} selects nothing", why, fix)
+                break
+        yield from self._unregistered_names()
+
+    def _unregistered_names(self) -> Iterator[Finding]:
+        """``fspo`` as an advantage estimator, and a loss of nearly that name, unless another plugin has registered it."""
+        mode, estimator = self.get(f"{POLICY_LOSS}.loss_mode"), self.get("algorithm.adv_estimator")
+        misspelt = isinstance(mode, str) and mode not in ("fspo", *OPTIONS) and _is_close(mode, "fspo")
+        if not misspelt and estimator != "fspo":
+            return
+        from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+
+        if misspelt and mode not in POLICY_LOSS_REGISTRY:
+            what, why = f"{POLICY_LOSS}.loss_mode={mode!r} is not registered", "the run fails at its first actor update"
+            yield Finding("warning", "misspelt_loss", what, why, f"if it was to be FSPO: +{GROUP}=fspo")
+        if estimator == "fspo" and estimator not in ADV_ESTIMATOR_REGISTRY:
+            what, why = "algorithm.adv_estimator=fspo is no advantage estimator", "the run fails after its first rollout"
+            yield Finding("error", "fspo_as_advantages", what, why, f"algorithm.adv_estimator=grpo +{GROUP}=fspo")
+
+    @cached_property
+    def parts(self) -> list:
+        """The files that the config was composed from; see :func:`fspo_verl.preflight.composition.parts`."""
+        from fspo_verl.preflight import composition
+
+        return composition.parts()
 
     @property
     def policy_loss(self) -> DictConfig:
@@ -71,13 +142,9 @@ class Launch:
         return self.loss_mode == "fspo"
 
     @property
-    def is_ours(self) -> bool:
-        """Whether the launch selected one of this package's losses or observations; others are not checked."""
-        return self.is_fspo or str(self.policy_loss.get("_target_", "")).startswith("fspo_verl.")
-
-    @property
     def max_response_length(self) -> int | None:
-        return self.get("data.max_response_length")
+        """What the rollout engine generates up to; ``data.max_response_length`` is only its default."""
+        return self.get("actor_rollout_ref.rollout.response_length") or self.get("data.max_response_length")
 
     @property
     def typical_lengths(self) -> list[int]:
@@ -165,3 +232,24 @@ class Launch:
     def bypasses(self) -> bool:
         """Whether the rollout engine's log-probs are taken as those of the old policy."""
         return bool(self.get("algorithm.rollout_correction.bypass_mode"))
+
+
+def leaves(content, prefix: str = "") -> dict[str, object]:
+    """Dotted key to value of every leaf of a config, interpolations as written; a list or empty mapping is a leaf."""
+    if OmegaConf.is_config(content):
+        content = OmegaConf.to_container(content, resolve=False)
+    found = {}
+    for key, value in content.items():
+        path = f"{prefix}.{key}" if prefix else str(key)
+        found |= leaves(value, path) if isinstance(value, dict) and value else {path: value}
+    return found
+
+
+def _is_close(text: str, word: str) -> bool:
+    """Whether a text is a word, or the word with its letters mixed up, or one of them too many or too few."""
+    text = text.lower().replace("-", "_")
+    return sorted(text) == sorted(word) or difflib.SequenceMatcher(None, text, word).ratio() > 0.8
+
+
+def _is_schema(target) -> bool:
+    return isinstance(target, str) and target.startswith("fspo_verl.")

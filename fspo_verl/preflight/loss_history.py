@@ -10,11 +10,13 @@ import contextlib
 import dataclasses
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 import fspo_verl.files
+from fspo_verl.preflight.launch import ACTOR, Finding, Launch
 
 FILE = "policy_loss.json"
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -69,6 +71,41 @@ def loss_settings(config: DictConfig) -> dict:
     policy_loss = OmegaConf.to_container(actor.policy_loss, resolve=True)
     settings = {f"policy_loss.{key}": value for key, value in policy_loss.items() if key not in idle}
     return settings | {key: actor.get(key) for key in _ACTOR_KEYS}
+
+
+def is_kept(config: DictConfig) -> bool:
+    """Whether a loss of this package has trained the run that a launch goes on with."""
+    resumed = point(config)
+    return resumed is not None and (resumed[0] / FILE).exists()
+
+
+def changed_on_resume(config: DictConfig) -> Iterator[Finding]:
+    """A run that goes on from a checkpoint with another loss than trained it, as far as that is known."""
+    if (resumed := point(config)) is None:
+        return
+    folder, step = resumed
+    before, silent = None, Launch(config).is_ours and f"{FILE} in {folder} does not say"
+    try:
+        before = loss_before(config)
+    except ValueError as problem:
+        silent = str(problem)
+    if before is None:
+        if silent:
+            what = f"this run resumes after step {step}, and which loss trained it until then is not known"
+            fix = "compare .hydra/config.yaml of that run with this one; the loss of this launch is kept from now on"
+            yield Finding("warning", "unknown_before_resume", what, silent, fix)
+        return
+    settings = loss_settings(config)
+    changed = [key for key in settings if key in before and settings[key] != before[key]]
+    if changed:
+        yield Finding(
+            "warning",
+            "changed_on_resume",
+            f"this run resumes after step {step} with "
+            + ", ".join(f"{ACTOR}.{key}={settings[key]} (until then {before[key]})" for key in changed),
+            "its later steps train another loss than its earlier ones",
+            "if that is not meant: " + " ".join(f"{ACTOR}.{key}={before[key]}" for key in changed),
+        )
 
 
 def loss_before(config: DictConfig) -> dict | None:

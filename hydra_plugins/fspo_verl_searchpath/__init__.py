@@ -1,10 +1,11 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Make the packaged configs visible to every Hydra application of verl.
+"""Make the packaged configs visible to every Hydra application of verl, and check its launches.
 
 Hydra imports every ``hydra_plugins.*`` module in every Hydra application, so this one imports only Hydra.
 """
 
+import logging
 import os
 import sys
 
@@ -18,6 +19,21 @@ class FSPOVerlSearchPathPlugin(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         if "verl" in sys.modules or any(_is_verl(element.path or "") for element in search_path.get_path()):
             search_path.append(provider="fspo_verl", path="pkg://fspo_verl.configs")
+            _check_launches()
+
+
+def _check_launches() -> None:
+    """Where verl loads no plugins (VERL_USE_EXTERNAL_PLUGINS), nothing else would check what these configs select."""
+    if "verl" not in sys.modules:
+        return
+    try:
+        from fspo_verl.preflight import hook
+
+        hook.install()
+        if "verl.trainer.main_ppo" in sys.modules:
+            hook.install_on_run_ppo()
+    except Exception:
+        logging.getLogger("fspo_verl").exception("fspo_verl does not check launches")
 
 
 def _is_verl(path: str) -> bool:

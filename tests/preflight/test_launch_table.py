@@ -92,7 +92,6 @@ LAUNCHES = {
     ),
     "the fixed band": Launch("+algorithm.policy_loss=fixed_band", "trains", {"policy_loss.length_power": 0.0}),
     "no clip": Launch("+algorithm.policy_loss=no_clip", "band_beyond_use", {"policy_loss.eps_dual": None}),
-    "its former name": Launch("+algorithm.policy_loss=rloo", "former_name", {"policy_loss.length_power": 0.0}),
     "an own band": Launch(f"{FSPO} {LOSS}.eps_low=0.02", "trains", {"policy_loss.eps_low": 0.02}),
     "an own aggregation": Launch(
         f"{FSPO} {ACTOR}.loss_agg_mode=token-mean", "weighted_by_tokens", {"loss_agg_mode": "token-mean"}
@@ -149,7 +148,7 @@ LAUNCHES = {
         },
     ),
     "own YAML, a plain value": Launch(
-        MINE, "refused: dead_group_value", files=mine("ppo_trainer, _self_", more="algorithm: {policy_loss: fspo}\n")
+        MINE, "refused: lost_selection", files=mine("ppo_trainer, _self_", more="algorithm: {policy_loss: fspo}\n")
     ),
     "own YAML, optional and misspelt": Launch(
         MINE, "refused: missing_choice", files=mine("ppo_trainer, optional algorithm.policy_loss: fspoo, _self_")
@@ -159,24 +158,32 @@ LAUNCHES = {
     ),
     "own YAML on top of the packaged config": Launch(MINE, "trains", USERS_BAND, mine("fspo_trainer, _self_", BAND)),
     # --- near misses of the override
-    "a slash": Launch("+algorithm/policy_loss=fspo", "refused: near_miss"),
-    "the group's last word": Launch("+policy_loss=fspo", "refused: near_miss"),
-    "a section at the root": Launch("+policy_loss.loss_mode=fspo", "refused: near_miss"),
-    "a misspelt group": Launch("+algorithm.policy_lost=fspo", "refused: near_miss"),
-    "a misspelt group and option": Launch("+algorithm.policy_lost=fsop", "refused: near_miss"),
-    "a longer name": Launch("+algorithm.policy_loss_mode=fspo", "refused: near_miss"),
-    "a hyphen": Launch("+algorithm.policy-loss=fspo", "refused: near_miss"),
-    "another section": Launch("+actor_rollout_ref.policy_loss=fspo", "refused: near_miss"),
-    "the loss in the wrong section": Launch("+algorithm.loss_mode=fspo", "refused: near_miss"),
+    "a slash": Launch("+algorithm/policy_loss=fspo", "refused: lost_selection"),
+    "the group's last word": Launch("+policy_loss=fspo", "refused: lost_selection"),
+    "a section at the root": Launch("+policy_loss.loss_mode=fspo", "refused: lost_selection"),
+    "a misspelt group": Launch("+algorithm.policy_lost=fspo", "refused: lost_selection"),
+    "a misspelt group and option": Launch("+algorithm.policy_lost=fsop", "refused: lost_selection"),
+    "a longer name": Launch("+algorithm.policy_loss_mode=fspo", "refused: lost_selection"),
+    "a hyphen": Launch("+algorithm.policy-loss=fspo", "refused: lost_selection"),
+    "another section": Launch("+actor_rollout_ref.policy_loss=fspo", "refused: lost_selection"),
+    "the loss in the wrong section": Launch("+algorithm.loss_mode=fspo", "refused: lost_selection"),
     "capitals": Launch("+algorithm.policy_loss=FSPO", "refused: FSPO"),
-    "a plain value in place of the section": Launch(f"{LOSS}=fspo", "refused: no_section"),
-    "a forced plain value": Launch("++algorithm={policy_loss:fspo}", "refused: dead_group_value"),
-    "a forced section": Launch("++algorithm={policy_loss:{loss_mode:fspo}}", "refused: dead_group_value"),
+    "a plain value in place of the section": Launch(f"{LOSS}=fspo", "refused: lost_selection"),
+    "a forced plain value": Launch("++algorithm={policy_loss:fspo}", "refused: lost_selection"),
+    "a forced section": Launch("++algorithm={policy_loss:{loss_mode:fspo}}", "refused: lost_selection"),
     "a misspelt option": Launch("+algorithm.policy_loss=fspoo", "refused: fspoo"),
-    "a misspelt loss_mode": Launch(f"{LOSS}.loss_mode=fpso", "unregistered_loss"),
+    "a misspelt loss_mode": Launch(f"{LOSS}.loss_mode=fpso", "misspelt_loss"),
+    "a misspelt loss_mode under observation": Launch(
+        f"+algorithm.policy_loss=observed {LOSS}.loss_mode=vanila", "unregistered_loss"
+    ),
+    "no loss_mode": Launch(f"{FSPO} {LOSS}.loss_mode=null", "refused: no_loss_mode"),
+    "nothing to observe": Launch(f"{LOSS}.loss_mode=observed", "refused: no_loss_mode"),
+    "the loss as advantages": Launch("algorithm.adv_estimator=fspo", "refused: fspo_as_advantages"),
+    "a baseline as advantages": Launch(f"{FSPO} algorithm.adv_estimator=gspo", "refused: unregistered_advantages"),
+    "advantages that nobody registered": Launch(f"{FSPO} algorithm.adv_estimator=mine", "unregistered_advantages"),
     # --- bands
-    "a band field in the wrong section": Launch(f"{FSPO} +algorithm.eps_low=0.1", "refused: near_miss"),
-    "a band field in the actor": Launch(f"{FSPO} +{ACTOR}.eps_high=0.1", "refused: near_miss"),
+    "a band field in the wrong section": Launch(f"{FSPO} +algorithm.eps_low=0.1", "refused: misplaced_fields"),
+    "a band field in the actor": Launch(f"{FSPO} +{ACTOR}.eps_high=0.1", "refused: misplaced_fields"),
     "a misspelt band field": Launch(f"{FSPO} +{LOSS}.eps_hihg=0.1", "refused: unknown_fields"),
     "a misspelt band field without plus": Launch(f"{FSPO} {LOSS}.eps_hihg=0.1", "refused: eps_hihg"),
     "a band field without the group": Launch(f"{LOSS}.loss_mode=fspo +{LOSS}.eps_low=0.1", "refused: eps_low"),
@@ -187,11 +194,6 @@ LAUNCHES = {
     ),
     "verl's ratio range as eps_low": Launch(f"{FSPO} {LOSS}.eps_low=0.2", "band_beyond_use"),
     "a per-token mean with FSPO's eps": Launch(f"{FSPO} {LOSS}.length_power=1", "band_beyond_use"),
-    "standard deviations with FSPO's eps": Launch(STUDENTIZED, "standard_deviations"),
-    "standard deviations that nothing reaches": Launch(
-        f"{STUDENTIZED} {LOSS}.eps_low=7 {LOSS}.eps_high=7 {LOSS}.eps_dual=9",
-        "standard_deviations",
-    ),
     "standard deviations": Launch(
         f"{STUDENTIZED} {LOSS}.eps_low=1.5 {LOSS}.eps_high=1.5 {LOSS}.eps_dual=4.5",
         "trains",
@@ -206,10 +208,6 @@ LAUNCHES = {
     "another loss_mode under a baseline": Launch(f"{GSPO} {LOSS}.loss_mode=vanilla", "refused: overridden_group"),
     "DAPO's range beside fspo": Launch(f"{FSPO} {WIDE}", "idle_clip_ratio"),
     "DAPO's range in the gspo baseline": Launch(f"{GSPO} {WIDE}", "band_beyond_use"),
-    "DAPO's range in verl's own gspo": Launch(
-        f"{LOSS}.loss_mode=gspo {WIDE} {ACTOR}.loss_agg_mode=seq-mean-token-mean", "band_beyond_use"
-    ),
-    "verl's defaults in verl's own gspo": Launch(f"{LOSS}.loss_mode=gspo", "band_beyond_use gspo_aggregation"),
     "an aggregation in the gspo baseline": Launch(f"{GSPO} {ACTOR}.loss_agg_mode=token-mean", "gspo_aggregation"),
     "DAPO's range in the grpo baseline": Launch(f"{GRPO} {WIDE}", "loss_in_effect", {"clip_ratio_high": 0.28}),
     "GSPO's range in the grpo baseline": Launch(f"{GRPO} {NARROW}", "token_range"),
@@ -219,8 +217,14 @@ LAUNCHES = {
     ),
     "a divisor of 0": Launch(f"{FSPO} {ACTOR}.loss_scale_factor=0", "refused: no_divisor"),
     "a negative divisor": Launch(f"{FSPO} {ACTOR}.loss_scale_factor=-1", "refused: no_divisor"),
-    "no divisor": Launch(f"{FSPO} {ACTOR}.loss_scale_factor=null", "varying_scale"),
-    "the bare sum": Launch(f"{FSPO} {ACTOR}.loss_agg_mode=seq-mean-token-sum", "always_clipped_gradient"),
+    "no divisor": Launch(f"{FSPO} {ACTOR}.loss_scale_factor=null", "no_divisor"),
+    "no divisor of a baseline": Launch(f"{GRPO} {ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", "no_divisor"),
+    "a divisor that nobody means": Launch(f"{FSPO} {ACTOR}.loss_scale_factor=1e9", "no_divisor"),
+    "the longest response where the engine is told": Launch(
+        f"{FSPO} actor_rollout_ref.rollout.response_length=81 data.max_response_length=10",
+        "trains",
+        {"loss_scale_factor": 81},
+    ),
     "an unknown aggregation": Launch(f"{FSPO} {ACTOR}.loss_agg_mode=seq-mean", "refused: Invalid loss_agg_mode"),
     # --- search paths
     "a hidden file by --config-dir": Launch(
@@ -282,7 +286,6 @@ LAUNCHES = {
         f"{FSPO} {DISTIL.format('false')}", "refused: dropped_by_distillation"
     ),
     "an unread gradient clip": Launch(f"{FSPO} {ACTOR}.grad_clip=0.2", "unread_grad_clip"),
-    "remote code": Launch(f"{FSPO} actor_rollout_ref.model.trust_remote_code=true", "remote_code"),
     # --- records and resumes
     "records": Launch(f"{FSPO} {LOSS}.records_dir=DIR/new", "trains", {"policy_loss.records_fraction": 1.0}),
     "records in a relative folder": Launch(f"{FSPO} {LOSS}.records_dir=new", "refused: absolute path"),
