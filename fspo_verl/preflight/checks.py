@@ -23,9 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl.band import Band
 from fspo_verl.observe import records
-from fspo_verl.preflight import composition, loss_history, ray_workers, sources
+from fspo_verl.preflight import composition, loss_history, probe
 from fspo_verl.preflight.launch import ACTOR, GROUP, POLICY_LOSS, SEVERITIES, Finding, Launch, by_severity
-from fspo_verl.preflight.overrides import override
 
 # What a check yields; _run gives it the check's name.
 error, warning, note = (functools.partial(Finding, severity, "") for severity in SEVERITIES)
@@ -289,7 +288,7 @@ def dropped_by_distillation(launch: Launch) -> Iterator[Finding]:
 
 def replaced_by_bypass(launch: Launch) -> Iterator[Finding]:
     """Bypass mode in a verl that takes it to the workers: its own loss then trains."""
-    if launch.bypasses and sources.bypass_replaces_the_loss():
+    if launch.bypasses and probe.bypass_replaces_the_loss():
         what = "algorithm.rollout_correction.bypass_mode=True makes this verl train its loss `bypass_mode`"
         why = f"loss_mode={launch.loss_mode} would not train"
         fix = "algorithm.rollout_correction.bypass_mode=False"
@@ -336,18 +335,6 @@ def changed_on_resume(launch: Launch) -> Iterator[Finding]:
             "its later steps train another loss than its earlier ones",
             "if that is not meant: " + " ".join(f"{ACTOR}.{key}={before[key]}" for key in changed),
         )
-
-
-def relative_checkpoints(launch: Launch) -> Iterator[Finding]:
-    """A relative folder of checkpoints on a running cluster: its workers are where Ray was started, not here."""
-    folder = Path(launch.config.trainer.default_local_dir)
-    if not folder.is_absolute() and ray_workers.joins_a_cluster(launch.config):
-        what = f"trainer.default_local_dir={folder} is relative, and this launch joins a running Ray cluster"
-        why = (
-            "the workers save and resume below the folder in which Ray was started; checkpoints are looked for below "
-            f"{Path.cwd()}, so that records of a resumed run are refused and a loss that changes goes unnoticed"
-        )
-        yield warning(what, why, override("trainer.default_local_dir", folder.absolute()))
 
 
 def one_step_per_rollout(launch: Launch) -> Iterator[Finding]:
@@ -511,7 +498,7 @@ def idle_limit(launch: Launch) -> Iterator[Finding]:
 
 def rollout_log_probs(launch: Launch) -> Iterator[Finding]:
     """A band that has to hold two engines' disagreement as well."""
-    if launch.bypasses and not sources.bypass_replaces_the_loss():
+    if launch.bypasses and not probe.bypass_replaces_the_loss():
         what = "algorithm.rollout_correction.bypass_mode=True takes the rollout engine's log-probs as old"
         why = "the band must also absorb the mismatch between engine and trainer, and the staleness of the responses"
         fix = "algorithm.rollout_correction.bypass_mode=False, or a wider eps"
@@ -524,7 +511,7 @@ def idle_correction(launch: Launch) -> Iterator[Finding]:
     keys = ("rollout_is", "rollout_rs", *(["loss_type"] if launch.bypasses else []))
     asked = {f"{correction}.{key}": launch.get(f"{correction}.{key}") for key in keys}
     idle = " ".join(f"{key}={value}" for key, value in asked.items() if value not in (None, "ppo_clip"))
-    if idle and launch.bypasses and not sources.bypass_replaces_the_loss():
+    if idle and launch.bypasses and not probe.bypass_replaces_the_loss():
         why = f"{correction}.bypass_mode=True takes the engine's log-probs as old, and this verl then corrects nothing"
         yield warning(f"{idle} has no effect", why, f"{correction}.bypass_mode=False")
     elif idle and not launch.bypasses and not launch.get(log_probs):
@@ -551,36 +538,6 @@ _WEIGHTS_ON_THE_HOST = {
     "fsdp2": ("fsdp_config.param_offload", "fsdp_config.offload_policy"),
     "veomni": ("veomni.param_offload", "veomni.enable_fsdp_offload"),
 }
-
-
-def fused_untied_head(launch: Launch) -> Iterator[Finding]:
-    """verl shards an untied lm_head on its own, and its fused kernels read the shard (seen in verl 0.9.1; #7427)."""
-    if launch.actor.strategy != "fsdp2" or not launch.config.actor_rollout_ref.model.get("use_fused_kernels"):
-        return
-    if '"lm_head"' in sources.source("verl.utils.fsdp_utils"):
-        yield warning(
-            f"actor_rollout_ref.model.use_fused_kernels=True with {ACTOR}.strategy=fsdp2",
-            "on several GPUs the first update stops (`mixed torch.Tensor and DTensor`), unless the model ties its "
-            "embeddings as small ones do",
-            f"{ACTOR}.strategy=fsdp, or actor_rollout_ref.model.use_fused_kernels=False",
-        )
-
-
-def refused_by_megatron(launch: Launch) -> Iterator[Finding]:
-    """GSPO's aggregation under context parallelism, on a verl whose Megatron engine does not take it (0.9.0)."""
-    megatron = OmegaConf.select(launch.actor, "megatron") or {}
-    if launch.actor.strategy != "megatron" or launch.actor.loss_agg_mode != "seq-mean-token-mean":
-        return
-    if megatron.get("context_parallel_size", 1) < 2 or megatron.get("dynamic_context_parallel"):
-        return
-    if sources.megatron_refuses_means_over_tokens():
-        yield warning(
-            f"{ACTOR}.loss_agg_mode=seq-mean-token-mean with {ACTOR}.megatron.context_parallel_size="
-            f"{megatron.context_parallel_size}",
-            "this verl's Megatron engine refuses it where Megatron-Bridge normalises per token, as it does under "
-            "context parallelism: the run fails at its first actor update, after a whole rollout (verl #7914)",
-            f"{ACTOR}.megatron.context_parallel_size=1, or verl 0.9.1, which takes it",
-        )
 
 
 # --- warnings about a baseline ---------------------------------------------------------------------------------------
@@ -668,11 +625,8 @@ _PACKAGE_LAUNCH = (
     dropped_by_distillation,
     replaced_by_bypass,
     idle_correction,
-    relative_checkpoints,
     one_step_per_rollout,
     followed_snapshot,
-    fused_untied_head,
-    refused_by_megatron,
     remote_code,
     unread_grad_clip,
 )

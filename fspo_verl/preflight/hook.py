@@ -13,7 +13,7 @@ import verl.utils.device
 from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl import versions
-from fspo_verl.preflight import checks, contract, loss_history
+from fspo_verl.preflight import checks, loss_history, probe
 from fspo_verl.preflight.launch import ACTOR, Finding, Launch
 
 logger = logging.getLogger("fspo_verl")
@@ -36,13 +36,13 @@ def check(config: DictConfig) -> None:
 
 
 def _untested_verl(config: DictConfig) -> Iterator[Finding]:
-    """On a verl that was never tested: whether what this package takes for granted of it holds."""
+    """On a verl that was never tested: whether the loss trains what it says there."""
     if OmegaConf.select(config, ACTOR) is None or not Launch(config).is_ours:
         return
     if version := versions.untested_verl():
         tested = f"tested are {', '.join(versions.TESTED['verl'])}"
         yield Finding("warning", "untested_verl", f"verl {version} was not tested with fspo_verl", tested)
-        yield from contract.findings("loss", "launch", "records", "live", here=("loss",))
+        yield from probe.findings()
 
 
 def keep_loss_settings(config: DictConfig) -> None:
