@@ -19,7 +19,7 @@ from verl.trainer.ppo import core_algos
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig, Observation
 from fspo_verl.observe import records
-from fspo_verl.preflight import composition, loss_history, sources
+from fspo_verl.preflight import composition, loss_history, probe
 from fspo_verl.preflight.launch import (
     ACTOR,
     GROUP,
@@ -79,9 +79,10 @@ def _run(checks, launch: Launch) -> list[Finding]:
         try:
             found.extend(dataclasses.replace(f, check=f.check or check.__name__) for f in check(launch))
         except composition.HydraChanged as problem:
-            what = f"{check.__name__} is not looked for: this Hydra is not the one fspo_verl was written for ({problem})"
+            what = f"{check.__name__} is not looked for: fspo_verl does not know this Hydra ({problem})"
             why = "config files of yours may have a say in the loss without a word"
-            found.append(Finding("warning", "hydra", what, why, "compare policy_loss in the printed config, or Hydra 1.3"))
+            fix = "compare policy_loss in the printed config, or install Hydra 1.3"
+            found.append(Finding("warning", "hydra", what, why, fix))
         except Exception as problem:
             what = f"{check.__name__} cannot judge this config: {type(problem).__name__}: {problem}"
             why = "a value in it is of another kind than verl expects, such as a text or 0 for a number"
@@ -198,7 +199,8 @@ def unregistered_advantages(launch: Launch) -> Iterator[Finding]:
     if estimator is None or estimator in known:
         return
     what = f"algorithm.adv_estimator={estimator} is not registered here"
-    why, fix = "the run fails after its first rollout", f"algorithm.adv_estimator=grpo; known: {', '.join(sorted(known))}"
+    why = "the run fails after its first rollout"
+    fix = f"algorithm.adv_estimator=grpo; known: {', '.join(sorted(known))}"
     if estimator in OPTIONS:
         yield error(what, f"{estimator} is a policy loss, and {why}", fix)
     else:
@@ -267,7 +269,7 @@ def dropped_by_distillation(launch: Launch) -> Iterator[Finding]:
 
 def replaced_by_bypass(launch: Launch) -> Iterator[Finding]:
     """Bypass mode in a verl that takes it to the workers: its own loss then trains."""
-    if launch.bypasses and sources.bypass_replaces_the_loss():
+    if launch.bypasses and probe.bypass_replaces_the_loss():
         what = "algorithm.rollout_correction.bypass_mode=True makes this verl train its loss `bypass_mode`"
         why = f"loss_mode={launch.loss_mode} would not train"
         fix = "algorithm.rollout_correction.bypass_mode=False"
@@ -360,7 +362,7 @@ def idle_correction(launch: Launch) -> Iterator[Finding]:
     keys = ("rollout_is", "rollout_rs", *(["loss_type"] if launch.bypasses else []))
     asked = {f"{correction}.{key}": launch.get(f"{correction}.{key}") for key in keys}
     idle = " ".join(f"{key}={value}" for key, value in asked.items() if value not in (None, "ppo_clip"))
-    if idle and launch.bypasses and not sources.bypass_replaces_the_loss():
+    if idle and launch.bypasses and not probe.bypass_replaces_the_loss():
         why = f"{correction}.bypass_mode=True takes the engine's log-probs as old, and this verl then corrects nothing"
         yield warning(f"{idle} has no effect", why, f"{correction}.bypass_mode=False")
     elif idle and not launch.bypasses and not launch.get(log_probs):
@@ -419,7 +421,7 @@ def band_beyond_use(launch: Launch) -> Iterator[Finding]:
 
 def rollout_log_probs(launch: Launch) -> Iterator[Finding]:
     """A band that has to hold two engines' disagreement as well."""
-    if launch.bypasses and not sources.bypass_replaces_the_loss():
+    if launch.bypasses and not probe.bypass_replaces_the_loss():
         what = "algorithm.rollout_correction.bypass_mode=True takes the rollout engine's log-probs as old"
         why = "the band must also absorb the mismatch between engine and trainer, and the staleness of the responses"
         fix = "algorithm.rollout_correction.bypass_mode=False, or a wider eps"

@@ -119,4 +119,3 @@ def _folder(source: str) -> Path | None:
         spec = importlib.util.find_spec(path)
         return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
     return Path(path) if scheme == "file" else None
-

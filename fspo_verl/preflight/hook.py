@@ -54,20 +54,21 @@ def _findings(config: DictConfig) -> list[Finding]:
     try:
         from fspo_verl.preflight import checks
     except ImportError as problem:  # another Hydra or verl than this one was written for
-        return [Finding("warning", "unchecked", f"fspo_verl cannot check this launch: {problem}", "it trains unchecked")]
+        what = f"fspo_verl cannot check this launch: {problem}"
+        return [Finding("warning", "unchecked", what, "the loss trains all the same")]
     return [*_untested_verl(), *checks.findings(config)]
 
 
 def _untested_verl() -> list[Finding]:
-    """On a verl that was never tested: whether what this package takes for granted of it holds."""
+    """On a verl that was never tested: whether the loss trains what it says there."""
     from fspo_verl import versions
-    from fspo_verl.preflight import contract
+    from fspo_verl.preflight import probe
 
     if not (version := versions.untested_verl()):
         return []
     tested = f"tested are {', '.join(versions.TESTED['verl'])}"
     untested = Finding("warning", "untested_verl", f"verl {version} was not tested with fspo_verl", tested)
-    return [untested, *contract.findings("loss", "launch", "records", "live", here=("loss",))]
+    return [untested, *probe.findings()]
 
 
 def _refuse_or_say(found: list[Finding]) -> None:

@@ -85,8 +85,9 @@ class Launch:
     def lost_selections(self) -> Iterator[Finding]:
         """Keys that plainly were to select a loss of this package, in a place where nothing reads them.
 
-        A key counts at the top, or below ``algorithm`` or ``actor_rollout_ref``. It is close to ``policy_loss`` (or to
-        ``loss_mode``), and its value is, or nearly is, an option of the group (or ``fspo``). Any other key is the user's.
+        Such a key stands at the top, or below ``algorithm`` or ``actor_rollout_ref``. It is close to ``policy_loss``
+        (or to ``loss_mode``), and its value is, or nearly is, an option of the group (or ``fspo``). Any other key is
+        the user's.
         """
         if self.actor is None:
             return
@@ -108,7 +109,7 @@ class Launch:
         yield from self._unregistered_names()
 
     def _unregistered_names(self) -> Iterator[Finding]:
-        """``fspo`` as an advantage estimator, and a loss of nearly that name, unless another plugin has registered it."""
+        """``fspo`` as an advantage estimator, and a loss of nearly that name, unless a plugin has registered it."""
         mode, estimator = self.get(f"{POLICY_LOSS}.loss_mode"), self.get("algorithm.adv_estimator")
         misspelt = isinstance(mode, str) and mode not in ("fspo", *OPTIONS) and _is_close(mode, "fspo")
         if not misspelt and estimator != "fspo":
@@ -119,7 +120,7 @@ class Launch:
             what, why = f"{POLICY_LOSS}.loss_mode={mode!r} is not registered", "the run fails at its first actor update"
             yield Finding("warning", "misspelt_loss", what, why, f"if it was to be FSPO: +{GROUP}=fspo")
         if estimator == "fspo" and estimator not in ADV_ESTIMATOR_REGISTRY:
-            what, why = "algorithm.adv_estimator=fspo is no advantage estimator", "the run fails after its first rollout"
+            what, why = "algorithm.adv_estimator=fspo names a policy loss", "the run fails after its first rollout"
             yield Finding("error", "fspo_as_advantages", what, why, f"algorithm.adv_estimator=grpo +{GROUP}=fspo")
 
     @cached_property

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,6 @@ import psutil
 import report
 from options import Failure
 
-from fspo_verl.preflight import doctor, ray_workers
 from fspo_verl.preflight.loss_history import TRACKER
 from fspo_verl.preflight.overrides import override
 
@@ -39,9 +39,12 @@ def check_place(output: Path) -> None:
     Raises:
         Failure: says which, and what mends it.
     """
-    if problem := ray_workers.too_long_for_ray():
-        raise Failure("; ".join(problem))
-    if doctor.is_pattern(output):
+    place = Path(os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp")), "ray")
+    # The longest of Ray's sockets, with a number of seven digits for the process.
+    socket_file = place / "session_2000-01-01_00-00-00_000000_1234567/sockets/plasma_store"
+    if "RAY_ADDRESS" not in os.environ and len(os.fsencode(socket_file)) > 107:
+        raise Failure(f"Ray cannot open its sockets in {place}, whose name is too long; export RAY_TMPDIR=/tmp")
+    if re.search(r"[*?]|\[.*\]|\$\{", str(output)):
         raise Failure(f"{output} cannot be read as the name of one folder (* ? [...] and ${{...}}); choose another")
 
 

@@ -217,9 +217,7 @@ def test_a_plain_yaml_value_is_refused(tmp_path):
     )
     with initialize_config_dir(str(tmp_path), version_base=None):
         config = compose("mine", overrides=BASE)
-    with pytest.raises(
-        ValueError, match=r"algorithm.policy_loss='fspo' selects nothing.*\+algorithm.policy_loss=fspo"
-    ):
+    with pytest.raises(ValueError, match=r"algorithm.policy_loss='fspo' selects nothing.*\+algorithm.policy_loss=fspo"):
         hook.check(config)
 
 

@@ -1,0 +1,116 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Whether eps suits the spread of log-ratios that was measured, for ``fspo-verl doctor``."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import NormalDist
+
+from fspo_verl.preflight.launch import POLICY_LOSS, Finding, Launch
+
+# 2 leaves about 5% of undrifted responses outside; the dual clip is at 3 half-widths, as by default.
+_EPS_IN_UNITS = {"low": 2, "high": 2, "dual": 6}
+
+
+def findings(launch: Launch, sigma: float | None, noise: float | None, folder: Path | None) -> Iterator[Finding]:
+    """Whether the band clips nothing or nearly everything, and whether it tells a move from numerical noise.
+
+    Args:
+        launch: of the loss fspo.
+        sigma: standard deviation of a token's log-ratio, nats. S of L tokens is then taken as normal with variance
+            Q = L·sigma² and mean −Q/2 (derived here from E_old[e^S] = 1).
+        noise: the same of a policy that has not moved: the mean of S is then 0.
+        folder: of records. Their S and L count in place of ``sigma``, and of ``noise`` where that is not given.
+
+    Raises:
+        ValueError: no response that moved is recorded in the folder.
+    """
+    records = None if folder is None else _recorded(folder)
+    if records is not None:
+        yield from judge_eps(launch, *_outside_recorded(launch.band, records))
+    elif sigma is not None:
+        yield from judge_eps(launch, {f"L={n}": _outside(launch.band, n, sigma) for n in launch.typical_lengths}, sigma)
+    yield from judge_noise(launch, noise, records)
+
+
+def judge_eps(launch: Launch, outside: dict[str, float], sigma: float) -> Iterator[Finding]:
+    """Whether the band lets (nearly) everything through, or (nearly) nothing, at the spread that was measured.
+
+    Args:
+        outside: share of the responses outside the band, by where.
+    """
+    band = launch.band
+    rates = ", ".join(f"{rate:.2g} at {where}" for where, rate in outside.items())
+    yield Finding("note", "outside_band", f"share of responses outside the band at sigma={sigma:.3g}: {rates}")
+    # The unit of eps is such that the longest response's S has standard deviation 1.
+    unit = 1 if band.band_width == "realized" else sigma * launch.max_response_length ** (0.5 - band.length_power)
+    wanted = " ".join(f"{POLICY_LOSS}.eps_{side}={times * unit:.3g}" for side, times in _EPS_IN_UNITS.items())
+    responses = (launch.prompts_per_rollout or 1) * launch.config.actor_rollout_ref.rollout.n
+    eps = f"eps_low={band.eps_low:g}, eps_high={band.eps_high:g}"
+    if max(outside.values()) < 1 / responses:
+        what = f"{eps} clip less than one response a step"
+        yield Finding("warning", "eps_never_binds", what, f"share outside the band: {rates}", wanted)
+    if crowded := [where for where, rate in outside.items() if rate > 0.5]:
+        drifts = min(outside.values()) < 0.5 and band.band_center == "zero"
+        fix = f"{POLICY_LOSS}.band_center=realized (long responses drift), or fewer stale steps" if drifts else wanted
+        why = f"at {', '.join(crowded)}; {rates}"
+        yield Finding("warning", "eps_always_binds", f"{eps} leave most responses outside", why, fix)
+
+
+def judge_noise(launch: Launch, sigma: float | None, records) -> Iterator[Finding]:
+    """Whether the band tells a move from numerical noise (:mod:`fspo_verl.observe.noise`)."""
+    from fspo_verl.observe import noise
+
+    band = launch.band
+    if sigma is not None:
+        outside = max(_outside(band, length, sigma, drift=0.0) for length in launch.typical_lengths)
+        spread = sigma * max(length ** (0.5 - band.length_power) for length in launch.typical_lengths)
+        widen = noise.EPS_IN_SIGMA * spread / min(band.eps_low, band.eps_high)
+        below = outside > noise.SHARE and band.band_width != "realized"
+    elif records is not None and (unmoved := noise.of_records(records, records.attrs["settings"], band)):
+        sigma, outside, widen = unmoved.sigma, unmoved.outside, unmoved.widen
+        below = noise.warning(unmoved, band) is not None
+    else:
+        return
+    what = f"with nothing moved, {outside:.2g} of the responses lie outside the band (noise of {sigma:.2g} per token)"
+    if below:
+        low, high = (noise.rounded_up(widen * eps) for eps in (band.eps_low, band.eps_high))
+        wider = f"{POLICY_LOSS}.eps_low={low:g} {POLICY_LOSS}.eps_high={high:g} {POLICY_LOSS}.eps_dual={3 * high:g}"
+        yield Finding("warning", "eps_below_noise", what, "it clips rounding, not moves", f"{wider}, or {noise.HELP}")
+    else:
+        yield Finding("note", "noise", what)
+
+
+def _outside(band, length: int, sigma: float, drift: float = 1.0) -> float:
+    """Probability that S, normal with variance Q = L·sigma² and mean −drift·Q/2, lies outside the band."""
+    import torch
+
+    variation = length * sigma**2
+    low, high, _ = (edge.item() for edge in band.edges(*torch.tensor([[length], [variation]], dtype=torch.float64)))
+    law = NormalDist(-drift * variation / 2, variation**0.5)
+    return law.cdf(low) + 1 - law.cdf(high)
+
+
+def _recorded(folder: Path):
+    """A table of the records by which a band is judged."""
+    from fspo_verl.observe.records import read_records
+
+    records = read_records(folder, ["mini_batch", "length", "log_ratio", "quadratic_variation"], max_rows=1_000_000)
+    if not (records.quadratic_variation > 0).any():
+        raise ValueError(f"{folder} holds no records of responses that moved (records_dir, several steps per rollout)")
+    return records
+
+
+def _outside_recorded(band, records) -> tuple[dict[str, float], float]:
+    """Share of the responses that moved outside the band, all and by thirds of length, and their sigma."""
+    import pandas as pd
+    import torch
+
+    records = records[records.quadratic_variation > 0]
+    length, variation = (torch.tensor(records[c].to_numpy("float64")) for c in ("length", "quadratic_variation"))
+    low, high, _ = band.edges(length, variation)
+    outside = ~records.log_ratio.between(low.numpy(), high.numpy())
+    thirds = outside.groupby(pd.qcut(records.length, 3, duplicates="drop"), observed=True).mean()
+    by_length = {f"L={third.left:.0f}-{third.right:.0f}": share for third, share in thirds.items()}
+    sigma = (records.quadratic_variation.sum() / records.length.sum()) ** 0.5
+    return {"all": outside.mean(), **by_length}, sigma

@@ -1,0 +1,103 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the checks before Ray starts, the doctor and the plan need of verl."""
+
+import ast
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+import verl
+from omegaconf import OmegaConf
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
+from verl.utils.config import validate_config
+from verl.utils.device import auto_set_device
+
+from fspo_verl.preflight import probe
+from fspo_verl.preflight.loss_history import TRACKER
+
+# Programs of verl that train no policy with a policy loss.
+OTHER_MAINS = {
+    f"verl.trainer.{name}" for name in ("main_eval", "main_generation_server", "sft_trainer", "sft_trainer_ray")
+}
+# What checks, plan, resume and doctor read.
+KEYS = {
+    "actor_rollout_ref.actor": (
+        *("policy_loss.loss_mode", "loss_agg_mode", "loss_scale_factor", "strategy", "optim.lr", "optim.clip_grad"),
+        *("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "grad_clip", "entropy_coeff"),
+        *("use_kl_loss", "kl_loss_coef", "kl_loss_type", "ppo_mini_batch_size", "ppo_epochs"),
+    ),
+    "actor_rollout_ref.model": ("path", "lora_rank", "lora.rank", "lora.merge"),
+    "actor_rollout_ref.rollout": ("name", "n"),
+    "data": ("train_files", "val_files", "train_batch_size", "max_response_length"),
+    "trainer": (
+        *("nnodes", "n_gpus_per_node", "save_freq", "resume_mode", "resume_from_path", "default_local_dir"),
+        *("use_v1", "v1.trainer_mode", "v1.separate_async.parameter_sync_step"),
+    ),
+    "algorithm": ("adv_estimator", "rollout_correction.bypass_mode"),
+}
+
+
+def test_importing_verl_imports_the_plugin():
+    """Lost: workers do not know the loss unless the schema brings it, and no launch is checked."""
+    assert "fspo_verl.plugin" in sys.modules
+
+
+def test_every_main_that_trains_a_policy_hands_its_config_to_the_wrapped_function(modules, imported):
+    """Lost: a launch by that main is not checked, and the doctor cannot examine it (read)."""
+    assert hasattr(auto_set_device, "__wrapped__")
+    mains = {name for name, text in modules.items() if "@hydra.main(" in text} - OTHER_MAINS
+    assert "verl.trainer.main_ppo" in mains
+    for main in mains:
+        calls = {ast.unparse(node) for node in ast.walk(ast.parse(modules[main])) if isinstance(node, ast.Call)}
+        assert "auto_set_device(config)" in calls, main
+        assert "auto_set_device" in imported(main, "verl.utils.device"), main
+
+
+@pytest.fixture(scope="module")
+def stock_config():
+    return OmegaConf.load(Path(verl.__file__).parent / "trainer" / "config" / "_generated_ppo_trainer.yaml")
+
+
+@pytest.mark.parametrize("key", [f"{section}.{key}" for section, keys in KEYS.items() for key in keys])
+def test_the_config_has_the_keys_that_are_checked(key, stock_config):
+    """Lost: the check of a key that is gone is off, or its number wrong."""
+    section, last = key.rsplit(".", 1)
+    assert last in OmegaConf.select(stock_config, section).keys()  # `in` the config skips a value that is to be given
+
+
+def test_verls_own_checks_can_be_run_without_its_main(modules):
+    """Lost: a bad band stops a run in its workers, not before Ray starts."""
+    assert {"config", "use_reference_policy", "use_critic"} <= set(inspect.signature(validate_config).parameters)
+    for function in (need_critic, need_reference_policy):
+        assert list(inspect.signature(function).parameters) == ["config"]
+    assert "validate_config" in modules["verl.trainer.main_ppo"]
+
+
+def test_a_resume_goes_by_the_tracker(tmp_path):
+    """Lost: a loss that changes at a resume is not noticed."""
+    (tmp_path / TRACKER).write_text("7")
+    (tmp_path / "global_step_7").mkdir()
+    assert find_latest_ckpt_path(str(tmp_path)) == str(tmp_path / "global_step_7")
+
+
+def test_the_asynchronous_trainer_syncs_after_whole_mini_batches(modules):
+    """Lost: the plan's optimiser steps, and the advice on mini-batches, are wrong there (read)."""
+    asserted = "assert train_batch_size == parameter_sync_step * ppo_mini_batch_size"
+    assert asserted in modules["verl.trainer.ppo.v1.trainer_separate_async"]
+
+
+def test_bypass_mode_leaves_the_loss_of_the_workers_alone(modules):
+    """Lost: verl's own loss trains in bypass mode; such a launch is then refused (read)."""
+    assert not probe.bypass_replaces_the_loss()
+    assert 'config.policy_loss.get("loss_mode", "vanilla")' in modules["verl.workers.utils.losses"]
+    workers = {name for name, text in modules.items() if name.startswith("verl.workers.") and "loss_mode" in text}
+    assert {name for name in workers if not name.startswith("verl.workers.config")} == {"verl.workers.utils.losses"}
+
+
+def test_the_transfer_queue_is_an_actor_of_one_name():
+    """Lost: the doctor does not see that another run of verl is on the cluster (read)."""
+    source = inspect.getsource(pytest.importorskip("transfer_queue.interface"))
+    assert 'ray.get_actor("TransferQueueController", namespace="transfer_queue")' in source

@@ -1,0 +1,105 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the policy loss and its metrics need of verl, in every worker."""
+
+import ast
+import dataclasses
+import inspect
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from verl.trainer.ppo import core_algos
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.tensordict_utils import get_tensordict
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+from verl.workers.utils.losses import ppo_loss
+
+import fspo_verl.register
+from fspo_verl import config
+from fspo_verl.preflight import probe
+
+# Each mode with the loss of the token matrix below, as verl documents it.
+MODES = {
+    "token-mean": 2 * 10 / 8,
+    "token-sum": 2 * 10,
+    "seq-mean-token-sum": 2 * 10 / 4,
+    "seq-mean-token-sum-norm": 2 * 10 / 4 / 5,
+    "seq-mean-token-mean": 2 * 6 / 4,
+}
+
+
+@pytest.mark.parametrize("name", ["fspo", "observed"])
+def test_a_registered_loss_is_found_by_its_name(name):
+    """Lost: a run stops at its first actor update, after a whole rollout."""
+    registered = core_algos.get_policy_loss_fn(name)
+    assert registered is core_algos.POLICY_LOSS_REGISTRY[name]
+    assert registered is getattr(fspo_verl.register, f"compute_policy_loss_{name}")
+
+
+def test_a_loss_is_called_with_whole_padded_responses_and_the_totals_of_the_mini_batch(monkeypatch):
+    """Lost: the loss fails, or is scaled by the micro-batch, or sees parts of responses."""
+    seen = {}
+
+    def note(**arguments):
+        seen.update(arguments)
+        return arguments["log_prob"].sum() * 1.0, {}
+
+    def nest(row):
+        return torch.nested.as_nested_tensor([torch.tensor(row)], layout=torch.jagged)
+
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "noted", note)
+    actor = FSDPActorConfig(
+        rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=PolicyLossConfig(loss_mode="noted")
+    )
+    tokens = {"prompts": [0, 0], "responses": [0, 0], "response_mask": [1, 1]}
+    tokens |= {"old_log_probs": [-1.0, -2.0], "advantages": [1.0, 1.0]}
+    totals = {"dp_size": 1, "batch_num_tokens": 2, "global_batch_size": 1}
+    data = get_tensordict({key: nest(row) for key, row in tokens.items()}, totals)
+    ppo_loss(actor, {"log_probs": nest([0.0, -1.0, -2.0, 0.0])}, data)
+    assert seen.keys() == {
+        *("old_log_prob", "log_prob", "advantages", "response_mask"),
+        *("loss_agg_mode", "config", "rollout_is_weights"),
+    }
+    assert seen["config"] is actor and actor.global_batch_info.keys() >= totals.keys() | {"loss_scale_factor"}
+    assert seen["log_prob"].tolist() == [[-1.0, -2.0]] and seen["response_mask"].shape == (1, 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_agg_loss_is_what_its_mode_says(mode):
+    """Lost: the loss is scaled otherwise."""
+    tokens, mask = torch.tensor([[1.0, 2.0, 3.0], [4.0, 9.0, 9.0]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
+    totals = {"dp_size": 2, "batch_num_tokens": 8, "global_batch_size": 4, "loss_scale_factor": 5}
+    loss = core_algos.agg_loss(loss_mat=tokens, loss_mask=mask, loss_agg_mode=mode, **totals)
+    assert loss.item() == pytest.approx(MODES[mode])
+
+
+def test_agg_loss_has_no_mode_that_was_not_looked_at():
+    """Lost: a new mode may read single tokens, which one column per response does not hold (read)."""
+    comparisons = [node for node in ast.walk(ast.parse(inspect.getsource(core_algos.agg_loss)))
+                   if isinstance(node, ast.Compare)]  # fmt: skip
+    constants = [node.value for each in comparisons for node in ast.walk(each) if isinstance(node, ast.Constant)]
+    assert {constant for constant in constants if isinstance(constant, str)} == set(MODES)
+
+
+def test_verl_trains_the_loss_and_averages_its_metrics_as_the_probe_expects():
+    """Lost: the loss or its gradient, its independence of how a batch is cut, or the rates."""
+    assert [*probe.findings()] == []
+
+
+@pytest.mark.parametrize("schema", [config.Band, config.Observation, config.ObservedPolicyLossConfig])
+def test_no_field_is_verls_and_ours_at_once(schema):
+    """Lost: one value would set two things."""
+    verls = {field.name for field in dataclasses.fields(PolicyLossConfig)}
+    assert "loss_mode" in verls and not verls & set(schema.__annotations__)
+
+
+def test_verl_builds_the_schemas_and_refuses_unknown_fields():
+    """Lost: the band of the config is not the one that trains, or typos pass."""
+    target = {"_target_": "fspo_verl.config.FSPOPolicyLossConfig"}
+    assert omega_conf_to_dataclass(OmegaConf.create(target | {"eps_low": 0.02})).get("eps_low") == 0.02
+    with pytest.raises(Exception, match="no_such_field"):
+        omega_conf_to_dataclass(OmegaConf.create(target | {"no_such_field": 1}))
+    observed = {"_target_": "fspo_verl.config.ObservedPolicyLossConfig", "loss_mode": "gspo"}
+    built = omega_conf_to_dataclass(OmegaConf.create(observed))
+    assert (built.loss_mode, built.inner) == ("observed", "gspo")  # _mutable_fields
