@@ -105,7 +105,7 @@ class Scenario:
                 upper_quantile(band_fit.beyond(endless, Band(length_power=power), side), RATE)
                 for side in ("lower", "upper")
             ]
-            self.bands[name] = BandClip(name, "", Band(*eps, eps_dual=None, length_power=power))
+            self.bands[name] = BandClip(name, "", Band(None, *eps, eps_dual=math.inf, length_power=power))
         self.eps_low = self.bands["flat"].band.eps_low
         counted = endless[endless.advantage != 0]
         clipped = self.bands["unfair"].clipped(counted)

@@ -100,6 +100,7 @@ def near_miss(launch: Launch) -> Iterator[Finding]:
     from fspo_verl.config import Observation
 
     fields = {field.name for kind in (Band, Observation) for field in dataclasses.fields(kind)}
+    fields.remove("eps")  # optimisers have one, too
     losses = {file.name.removesuffix(".yaml") for file in (resources.files("fspo_verl.configs") / GROUP).iterdir()}
     for key, value in composition.leaves(launch.config).items():
         # Read elsewhere: the section itself, the group's name as a value, the losses that distillation names.
@@ -127,13 +128,6 @@ def missing_choice(launch: Launch) -> Iterator[Finding]:
 def _choice() -> str | None:
     """The option of the group that the running Hydra application selects."""
     return HydraConfig.get().runtime.choices.get(GROUP) if HydraConfig.initialized() else None
-
-
-def former_name(launch: Launch) -> Iterator[Finding]:
-    """A name of the group that is kept for scripts that have it."""
-    if _choice() == "rloo":
-        why = "to verl rloo is an advantage estimator (algorithm.adv_estimator=rloo), which this does not select"
-        yield warning(f"{GROUP}=rloo is the former name of {GROUP}=fixed_band", why, f"+{GROUP}=fixed_band")
 
 
 def hidden_files(_launch: Launch) -> Iterator[Finding]:
@@ -385,7 +379,7 @@ def idle_clip_ratio(launch: Launch) -> Iterator[Finding]:
     changed = [f"{key}={actor[key]}" for key, usual in _CLIP_RATIO_DEFAULTS.items() if actor.get(key) != usual]
     if changed:
         what = f"{ACTOR}: {', '.join(changed)} has no effect with loss_mode=fspo"
-        why = f"its clip range is {POLICY_LOSS}.eps_low, eps_high and eps_dual (log-ratio per sqrt(token), not ratios)"
+        why = f"its clip range is {POLICY_LOSS}.eps (and eps_low, eps_high, eps_dual; log-ratios per sqrt(token))"
         fix = f"remove {' '.join(f'{ACTOR}.{item}' for item in changed)}"
         yield warning(what, why, fix)
 
@@ -450,45 +444,36 @@ def unread_grad_clip(launch: Launch) -> Iterator[Finding]:
         yield warning(what, why, fix)
 
 
-def one_sided_band(launch: Launch) -> Iterator[Finding]:
-    """The one member of the family that is unfair by design."""
-    if launch.band.band_center == "zero" and launch.band.band_width == "realized":
-        what = f"{POLICY_LOSS}.band_width=realized with band_center=zero clips long or stale sequences on one side"
-        why = "S drifts by about -Q/2, which outgrows a width of sqrt(Q)"
-        fix = f"{POLICY_LOSS}.band_center=realized"
-        yield warning(what, why, fix)
-
-
 def band_beyond_use(launch: Launch) -> Iterator[Finding]:
     """An edge that no response reaches, mostly a ratio bound of another loss taken for this one's."""
     if not (edges := launch.half_widths):
         return
     longest = launch.max_response_length
     spread = _LARGEST_SIGMA * math.sqrt(longest)
-    if far := {key: edge for key, edge in edges.items() if edge[1] >= _STANDARD_DEVIATIONS * spread}:
+    # An infinite edge is no mistake: it says that nothing is to be clipped.
+    if far := {key: edge for key, edge in edges.items() if _STANDARD_DEVIATIONS * spread <= edge[1] < math.inf}:
         values = (f"{key}={float(value):g} is a log-ratio of {half:.3g}" for key, (value, half) in far.items())
-        band = (f"{POLICY_LOSS}.{name}={getattr(Band(), name)}" for name in ("eps_low", "eps_high", "eps_dual"))
         yield warning(
             f"{', '.join(values)} at data.max_response_length={longest}",
             f"the clip will never act on long responses: even where a token's log-ratio spreads by {_LARGEST_SIGMA}, "
             f"that of a response spreads by {spread:.2g}"
             + ("; eps is not a ratio bound like clip_ratio=0.2" if launch.is_fspo else ""),
-            " ".join(band) if launch.is_fspo else f"{ACTOR}.clip_ratio_low=0.0003 {ACTOR}.clip_ratio_high=0.0004",
+            launch.with_eps(Band.eps, Band.eps)
+            if launch.is_fspo
+            else f"{ACTOR}.clip_ratio_low=0.0003 {ACTOR}.clip_ratio_high=0.0004",
         )
 
 
 def standard_deviations(launch: Launch) -> Iterator[Finding]:
     """An eps of a band in units of sqrt(L) kept for one in standard deviations, or the other way round."""
-    if launch.band.band_width != "realized":
+    if not launch.band.is_studentized:
         return
-    for key in ("eps_low", "eps_high"):
-        eps = getattr(launch.band, key)
+    for key, eps in (("eps_low", launch.band.low), ("eps_high", launch.band.high)):
         beyond = 1 - NormalDist().cdf(eps)
         if not _RARE < beyond < _MOST:
-            what = f"{POLICY_LOSS}.{key}={eps:g} with band_width=realized leaves about {beyond:.2g} of responses beyond"
-            why = "it counts standard deviations of S, not sqrt(tokens)"
-            fix = f"{POLICY_LOSS}.eps_low=1.5 {POLICY_LOSS}.eps_high=1.5 {POLICY_LOSS}.eps_dual=4.5"
-            yield warning(what, why, fix)
+            what = f"{POLICY_LOSS}.{key}={eps:g} leaves about {beyond:.2g} of responses beyond"
+            why = "with normalization=studentized it counts standard deviations of S, not sqrt(tokens)"
+            yield warning(what, why, launch.with_eps(1.5, 1.5))
             return
 
 
@@ -625,7 +610,7 @@ def band_in_effect(launch: Launch) -> Iterator[Finding]:
     """The band, and what it is as importance-sampling ratios at a tenth of the longest response and at the longest."""
     text = f"policy loss fspo: {launch.band.describe()}"
     longest = launch.max_response_length
-    if launch.half_widths and launch.band.band_center != "realized":
+    if launch.half_widths and launch.band.normalization == "plain":
         ratios = launch.band_as_ratios([max(1, longest // 10), longest])
         text += "; as ratios " + ", ".join(f"{low:.3g} to {high:.3g} at L={n}" for n, (low, high) in ratios.items())
     yield note(text)
@@ -657,7 +642,6 @@ _ANY_LAUNCH = (
     hidden_files,
     lost_to_group,
     overridden_group,
-    former_name,
     no_divisor,
     unregistered_loss,
     changed_on_resume,
@@ -682,7 +666,6 @@ _FSPO_LAUNCH = (
     mean_over_own_length,
     varying_scale,
     always_clipped_gradient,
-    one_sided_band,
     band_beyond_use,
     standard_deviations,
     idle_limit,

@@ -54,14 +54,13 @@ def _band(launch: Launch):
         for length in launch.typical_lengths:
             ratios = f"{(1 - low) ** length:.3g} to {(1 + high) ** length:.3g}"
             yield Row(f"unclipped ratio at L={length}", ratios, f"(1 - {low:g})^{length}, (1 + {high:g})^{length}")
-    elif launch.is_fspo and (not launch.half_widths or launch.band.band_center == "realized"):
+    elif launch.is_fspo and (not launch.half_widths or launch.band.normalization != "plain"):
         yield Row("unclipped ratio", "set by the data", launch.band.describe())
     elif launch.is_fspo:
         band = launch.band
         for length, (lowest, highest) in launch.band_as_ratios(launch.typical_lengths).items():
             power = f"{length}^{band.length_power:g}"
-            center = f"-{band.drift_per_token:g} x {length} " if band.drift_per_token else ""
-            how = f"exp({center}-{band.eps_low:.3g} x {power}), exp({center}+{band.eps_high:.3g} x {power})"
+            how = f"exp(-{band.low:.3g} x {power}), exp(+{band.high:.3g} x {power})"
             yield Row(f"unclipped ratio at L={length}", f"{lowest:.3g} to {highest:.3g}", how)
 
 

@@ -527,9 +527,10 @@ def _bands(settings: RunSettings | None, lengths: pd.Series, sigma: float) -> li
     if band is None:
         return []
     bands = [("its band", "-", band)]
-    if band.length_power == 0.5 and band.band_center in ("zero", "realized"):
-        center, label = {"zero": ("realized", "centre −Q/2"), "realized": ("zero", "centre 0")}[band.band_center]
-        bands.append((label, "--", dataclasses.replace(band, band_center=center)))
+    if band.length_power == 0.5 and not band.is_studentized:
+        others = {"plain": ("drift_corrected", "centre −Q/2"), "drift_corrected": ("plain", "centre 0")}
+        other, label = others[band.normalization]
+        bands.append((label, "--", dataclasses.replace(band, normalization=other)))
     length = torch.as_tensor(np.linspace(lengths.min() ** 0.5, lengths.max() ** 0.5, 100) ** 2)
     drawn = []
     for label, line, band in bands:
