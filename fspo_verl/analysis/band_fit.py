@@ -24,7 +24,7 @@ from scipy import stats
 from fspo_verl.analysis import clip_rates, resampling
 from fspo_verl.analysis.resampling import CONFIDENCE, UNKNOWN, Estimate
 from fspo_verl.band import DUAL, Band
-from fspo_verl.clips import BandClip, standardized, upper_quantile
+from fspo_verl.clips import CLIPS, BandClip, standardized, upper_quantile
 
 SIDES = ("upper", "lower")
 _DUAL_SHARE = 0.1  # of the target: what the dual clip may take of the responses with A < 0 before it is widened
@@ -281,7 +281,10 @@ class Fit:
     @property
     def name(self) -> str:
         fitted = self.band is not None and self.shape.power and not self.shape.limit
-        return self.shape.name.replace("L^p", f"L^{self.band.length_power:g}") if fitted else self.shape.name
+        if not fitted:
+            return self.shape.name
+        power = self.band.length_power
+        return self.shape.name.replace("L^p", f"L^{power:g}" if power else CLIPS["fixed_band"].label)
 
 
 @dataclass(frozen=True)
