@@ -39,7 +39,10 @@ _BOUNDS = {  # field -> what has to hold of a band and the value, and what is al
         "{band.high:g}, as a dual clip inside the band would undo it",
     ),
     "length_power": (
-        lambda band, power: _number(power) and (0 <= power <= 1 if band.reads_length else power == 0.5),
+        lambda band, power: (
+            _number(power)
+            and (power == 0.5 if band.is_studentized and band.realized_limit is None else 0 <= power <= 1)
+        ),
         "a number from 0 (fixed band) over 0.5 (FSPO) to 1 (per-token mean); 0.5 with normalization=studentized and no "
         "realized_limit, where it has no effect",
     ),
@@ -124,11 +127,6 @@ class Band:
         """Whether eps counts standard deviations of S."""
         return self.normalization == "studentized"
 
-    @property
-    def reads_length(self) -> bool:
-        """Whether the band depends on the length other than through Q; where it does, it bounds the policy's move."""
-        return not self.is_studentized or self.realized_limit is not None
-
     def edges(self, length: Tensor, quadratic_variation: Tensor) -> "Edges":
         """Band edges in log space for sequences of ``length`` tokens ``[B]`` and realised variation Q ``[B]``.
 
@@ -161,8 +159,9 @@ class Band:
         Raises:
             TypeError, ValueError: there are fields or values that a band cannot have.
         """
+        values = dict(values)
         infinite = {name: math.inf for name in ("eps_low", "eps_high", "eps_dual") if values.get(name, 0) is None}
-        return Band(**{**values, **infinite})
+        return Band(**values | infinite)
 
     @staticmethod
     def fields_in(settings: Mapping) -> dict:

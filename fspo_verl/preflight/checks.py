@@ -323,6 +323,7 @@ def changed_on_resume(launch: Launch) -> Iterator[Finding]:
         return
     settings = loss_history.loss_settings(launch.config)
     changed = [key for key in settings if key in before and settings[key] != before[key]]
+    settings, before = ({k: "null" if v is None else v for k, v in found.items()} for found in (settings, before))
     if changed:
         yield warning(
             f"this run resumes after step {step} with "

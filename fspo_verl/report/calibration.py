@@ -239,8 +239,9 @@ def _lines(items: dict[str, float | str | None]) -> str:
 def overrides(band: Band) -> dict[str, float | str | None]:
     """Fields of the policy loss that give this band, whatever eps a launch has; the others where not the default."""
     values = {"eps": None, "eps_low": band.low, "eps_high": band.high, "eps_dual": band.eps_dual}
-    values |= {name: getattr(band, name) for name in ("normalization", "length_power", "realized_limit")}
-    return {name: value for name, value in values.items() if "eps" in name or value != getattr(Band, name)}
+    values["normalization"] = band.normalization
+    fitted = {name: getattr(band, name) for name in ("length_power", "realized_limit")}
+    return values | {name: value for name, value in fitted.items() if value != getattr(Band, name)}
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------

@@ -88,11 +88,7 @@ PLANTED = {  # overrides -> check, severity
     f"{ACTOR}.loss_scale_factor=null": ("varying_scale", "warning"),
     f"{ACTOR}.clip_ratio_c=10": ("idle_clip_ratio", "warning"),
     f"{ACTOR}.grad_clip=0.2": ("unread_grad_clip", "warning"),
-    f"{POLICY_LOSS}.eps_high=0.5 {POLICY_LOSS}.eps_dual=null": ("band_beyond_use", "warning"),
-    f"{POLICY_LOSS}.band_width=realized {POLICY_LOSS}.eps_low=1 {POLICY_LOSS}.eps_high=1 {POLICY_LOSS}.eps_dual=3": (
-        "one_sided_band",
-        "warning",
-    ),
+    f"{POLICY_LOSS}.eps_high=0.5": ("band_beyond_use", "warning"),
     "algorithm.rollout_correction.bypass_mode=true": ("rollout_log_probs", "warning"),
     "actor_rollout_ref.model.trust_remote_code=true": ("remote_code", "warning"),
     f"{POLICY_LOSS}.loss_mode=gspo": ("overridden_group", "error"),
@@ -361,14 +357,16 @@ def test_eps_is_judged_by_sigma(sigma, check, capsys):
 def test_drift_is_told_from_a_narrow_band(capsys):
     longest = "data.max_response_length=32768"
     report = diagnose("--sigma", "0.03", SELECT, longest, capsys=capsys)[1]
-    assert f"{POLICY_LOSS}.band_center=realized" in found(report)["eps_always_binds"]["fix"]
-    mended = diagnose("--sigma", "0.03", SELECT, longest, f"{POLICY_LOSS}.band_center=realized", capsys=capsys)[1]
+    assert f"{POLICY_LOSS}.normalization=drift_corrected" in found(report)["eps_always_binds"]["fix"]
+    mended = diagnose(
+        "--sigma", "0.03", SELECT, longest, f"{POLICY_LOSS}.normalization=drift_corrected", capsys=capsys
+    )[1]
     assert found(mended) == {}
 
 
 @given(st.integers(1, 65536), st.floats(1e-6, 0.1), st.floats(0.2, 4))
-def test_outside_the_realized_band_is_the_normal_tail_at_every_length(length, sigma, z):
-    band = Band(eps_low=z, eps_high=z, eps_dual=None, band_width="realized", band_center="realized")
+def test_outside_the_studentised_band_is_the_normal_tail_at_every_length(length, sigma, z):
+    band = Band(z, normalization="studentized")
     assert doctor._outside(band, length, sigma) == pytest.approx(2 * NormalDist().cdf(-z), rel=1e-6)
 
 
@@ -388,8 +386,7 @@ def test_eps_is_judged_by_records(tmp_path, capsys):
     writer.close()
 
     def note(eps):
-        overrides = [f"{POLICY_LOSS}.eps_{side}={eps}" for side in ("low", "high")]
-        report = diagnose("--records", str(tmp_path), SELECT, *overrides, capsys=capsys)[1]
+        report = diagnose("--records", str(tmp_path), SELECT, f"{POLICY_LOSS}.eps={eps}", capsys=capsys)[1]
         text = next(finding["what"] for finding in report["findings"] if finding["check"] == "outside_band")
         return found(report), text, float(re.search(r"([\d.e-]+) at all", text)[1])
 
