@@ -158,7 +158,7 @@ class Scenario:
         cluster = self.band_fit.resampled(records)[1][self.clip_rates.sides(records)["lower"]]
         low, high = self.band_fit.eps_interval(score, eps, cluster, 0.95)
         rate = self.band_fit.rerun_rate(score > eps, cluster, 0.95)
-        power = self.band_fit.power_of_log_ratio(records, "zero", RATE)
+        power = self.band_fit.power_of_log_ratio(records, "plain", RATE)
         return {
             "eps": low <= self.eps_low <= high,
             "rate": rate.lower <= (score_again > eps).mean() <= rate.upper,
