@@ -296,7 +296,7 @@ LAUNCHES = {
         files={
             "latest_checkpointed_iteration.txt": "20",
             "global_step_20/actor/weights": "",
-            "policy_loss.json": json.dumps([{"after_step": 0, "loss": {"policy_loss.eps_low": 0.03}}]),
+            "policy_loss.json": json.dumps([{"after_step": 0, "loss": {"policy_loss.eps": 0.03}}]),
         },
     ),
 }
