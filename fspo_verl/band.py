@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The clip band of FSPO in log space: an interval of sequence log-ratios S, per response.
 
-Source: FSPO, arXiv 2509.09177 (v2/v3: centre 0, width √L). The realised centre and width are derived here; see
-:class:`Band`. Log-ratios are in nats. This module knows nothing of verl.
+Source: FSPO, arXiv 2509.09177 (v2/v3: centre 0, width √L). The drift-corrected and the studentised band are derived
+here; see :class:`Band`. Log-ratios are in nats. This module knows nothing of verl.
 """
 
 import math
@@ -14,125 +14,154 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-BAND_WIDTHS = ("length", "realized")
-BAND_CENTERS = ("zero", "constant", "realized")
+NORMALIZATIONS = ("plain", "drift_corrected", "studentized")
+DUAL = 3  # the default dual clip, in units of the upper half-width
+
+
+def _number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _positive(value) -> bool:
+    return _number(value) and value > 0
+
+
+_BOUNDS = {  # field -> what has to hold of a band and the value, and what is allowed; in the order of the checks
+    "eps": (
+        lambda band, eps: _positive(eps) or (eps is None and None not in (band.eps_low, band.eps_high)),
+        "a positive number, inf (clips nothing), or null where eps_low and eps_high are set",
+    ),
+    "eps_low": (lambda band, eps: eps is None or _positive(eps), "null (takes eps) or a positive number"),
+    "eps_high": (lambda band, eps: eps is None or _positive(eps), "null (takes eps) or a positive number"),
+    "eps_dual": (
+        lambda band, eps: eps is None or (_positive(eps) and eps >= band.high),
+        "null (three times the upper half-width), inf (no dual clip) or a number of at least the upper half-width "
+        "{band.high:g}, as a dual clip inside the band would undo it",
+    ),
+    "length_power": (
+        lambda band, power: (
+            _number(power)
+            and (power == 0.5 if band.is_studentized and band.realized_limit is None else 0 <= power <= 1)
+        ),
+        "a number from 0 (fixed band) over 0.5 (FSPO) to 1 (per-token mean); 0.5 with normalization=studentized and no "
+        "realized_limit, where it has no effect",
+    ),
+    "normalization": (lambda band, name: name in NORMALIZATIONS, f"one of {', '.join(NORMALIZATIONS)}"),
+    "realized_limit": (
+        lambda band, limit: limit is None or (_positive(limit) and limit < math.inf and band.is_studentized),
+        "null, or with normalization=studentized a positive finite number",
+    ),
+}
 
 
 @dataclass
 class Band:
-    """The interval of sequence log-ratios S that FSPO leaves unclipped: ``[c − eps_low·s, c + eps_high·s]``.
+    """The interval of sequence log-ratios S that FSPO leaves unclipped: ``[c − low·s, c + high·s]``.
 
-    Centre c and scale s are constants to the optimiser: no gradient flows through them.
+    Centre c and scale s are constants to the optimiser: no gradient flows through them. The fields hold what was set;
+    :attr:`low`, :attr:`high` and :attr:`dual` are the values in effect. A side of ``inf`` clips nothing.
     """
 
-    eps_low: float = 0.03
-    """Half-width below the centre, in units of s. The authors' value is not known; 0.03 is a third party's reading."""
+    eps: float | None = 0.03
+    """Half-width of the band in units of s, for every side that is not set by itself; ``inf`` clips nothing. It
+    may be null where both sides are set. The authors' value is not known; 0.03 is a third party's reading."""
 
-    eps_high: float = 0.03
-    """Half-width above the centre, in units of s."""
+    eps_low: float | None = None
+    """Half-width below the centre; null takes eps."""
 
-    eps_dual: float | None = 0.09
-    """Dual clip: a sequence with A < 0 and S > c + eps_dual·s contributes no gradient; null turns it off.
+    eps_high: float | None = None
+    """Half-width above the centre; null takes eps."""
+
+    eps_dual: float | None = None
+    """Dual clip: a sequence with A < 0 and S > c + eps_dual·s contributes no gradient. Null takes three times the upper
+    half-width; ``inf`` turns it off.
 
     The paper lists a dual clip without giving its form. This one is a log-space band like the other two, because a
-    fixed ratio bound such as verl's ``clip_ratio_c`` falls inside the band at long lengths and is unfair to them. The
-    default is 3 half-widths: where eps is one to two standard deviations of S/√L it acts on outliers only (beyond 3
-    standard deviations), at the same rate at every length.
+    fixed ratio bound such as verl's ``clip_ratio_c`` falls inside the band at long lengths and is unfair to them. Where
+    eps is one to two standard deviations of S/√L the default acts on outliers only (beyond 3 standard deviations), at
+    the same rate at every length.
     """
 
     length_power: float = 0.5
     """p in s = L^p: 0.5 is FSPO, 0 a fixed band on S, 1 a band on the per-token mean S/L (GSPO's shape). With
     ``realized_limit`` it is the p of that limit."""
 
-    band_width: str = "length"
-    """``length``: s = L^length_power. ``realized``: s = √Q, Q = Σ_t (log-ratio of token t)², so that eps counts
-    standard deviations of S (derived here). A realised width grows with the policy's move: without ``realized_limit``
-    it is no trust region."""
+    normalization: str = "plain"
+    """How S is normalised before it is compared with eps. Q = Σ_t (log-ratio of token t)² is the realised variation.
+    ``plain``: c = 0, s = L^length_power (paper v2/v3). ``drift_corrected``: c = −Q/2, the drift that E_old[w] = 1
+    implies, per sequence; s as before (derived here). ``studentized``: c = −Q/2 and s = √Q, so that eps counts standard
+    deviations of S (derived here); this width grows with the policy's move, and without ``realized_limit`` it is no
+    trust region."""
 
     realized_limit: float | None = None
-    """For ``band_width: realized``: √Q counts as at most realized_limit·L^length_power, in width and centre; null sets
-    no limit. Up to it the band follows the move, beyond it it is as a band of fixed eps: no response keeps its
+    """For ``normalization: studentized``: √Q counts as at most realized_limit·L^length_power, in width and centre; null
+    sets no limit. Up to it the band follows the move, beyond it it is as a band of fixed eps: no response keeps its
     gradient beyond eps·realized_limit·L^length_power from the centre (derived here). At length_power 0.5 it is the
     largest root mean square of a response's token log-ratios that the band follows."""
-
-    band_center: str = "zero"
-    """``zero``: c = 0 (paper v2/v3). ``constant``: c = −drift_per_token·L (the drift of paper v1, whose estimate is not
-    known). ``realized``: c = −Q/2, the drift that E_old[w] = 1 implies, per sequence (derived here)."""
-
-    drift_per_token: float = 0.0
-    """Nats per token by which S drifts down, for ``band_center: constant`` only; σ²/2 for per-token spread σ."""
 
     key_prefix = ""  # a class attribute, not a field: where these keys live in a config, for the error messages
 
     def __post_init__(self):
-        def require(condition: bool, field: str, allowed: str):
-            if not condition:
-                raise ValueError(f"{self.key_prefix}{field}={getattr(self, field)!r} is not allowed: {allowed}")
+        for field, (holds, allowed) in _BOUNDS.items():
+            if not holds(self, value := getattr(self, field)):
+                allowed = allowed.format(band=self)
+                raise ValueError(f"{self.key_prefix}{field}={value!r} is not allowed: {allowed}")
 
-        for field in ("eps_low", "eps_high"):
-            require(_is_number(getattr(self, field)) and getattr(self, field) > 0, field, "a positive finite number")
-        require(
-            self.eps_dual is None or (_is_number(self.eps_dual) and self.eps_dual >= self.eps_high),
-            "eps_dual",
-            f"null (no dual clip) or a finite number >= eps_high={self.eps_high} "
-            f"(a dual clip inside the band would undo it; 3 * eps_high is {3 * self.eps_high:g})",
-        )
-        require(
-            _is_number(self.length_power) and 0 <= self.length_power <= 1,
-            "length_power",
-            "a number from 0 (fixed band) over 0.5 (FSPO) to 1 (per-token mean)",
-        )
-        require(self.band_width in BAND_WIDTHS, "band_width", f"one of {', '.join(BAND_WIDTHS)}")
-        require(self.band_center in BAND_CENTERS, "band_center", f"one of {', '.join(BAND_CENTERS)}")
-        require(
-            _is_number(self.drift_per_token) and self.drift_per_token >= 0,
-            "drift_per_token",
-            "a finite number >= 0 (nats per token; the band is centred on -drift_per_token * L)",
-        )
-        require(
-            (self.band_center == "constant") == (self.drift_per_token > 0),
-            "drift_per_token",
-            f"it must be > 0 with band_center=constant and 0 otherwise, and band_center={self.band_center!r}",
-        )
-        limit = self.realized_limit
-        require(limit is None or (_is_number(limit) and limit > 0), "realized_limit", "null or a positive number")
-        require(
-            limit is None or self.band_width == "realized",
-            "realized_limit",
-            f"it has no effect with band_width={self.band_width!r}; leave it at null or set band_width=realized",
-        )
-        require(
-            self.band_width == "length" or limit is not None or self.length_power == 0.5,
-            "length_power",
-            "it has no effect with band_width='realized' and no realized_limit; leave it at 0.5, set band_width=length "
-            "or a realized_limit",
-        )
+    @property
+    def low(self) -> float:
+        """Half-width below the centre that is in effect, in units of s; inf where nothing is clipped below."""
+        return self.eps if self.eps_low is None else self.eps_low
+
+    @property
+    def high(self) -> float:
+        """Half-width above the centre that is in effect, in units of s; inf where nothing is clipped above."""
+        return self.eps if self.eps_high is None else self.eps_high
+
+    @property
+    def dual(self) -> float:
+        """Distance of the dual clip from the centre that is in effect, in units of s; inf where it is off."""
+        return DUAL * self.high if self.eps_dual is None else self.eps_dual
+
+    @property
+    def is_studentized(self) -> bool:
+        """Whether eps counts standard deviations of S."""
+        return self.normalization == "studentized"
 
     def edges(self, length: Tensor, quadratic_variation: Tensor) -> "Edges":
         """Band edges in log space for sequences of ``length`` tokens ``[B]`` and realised variation Q ``[B]``.
 
-        A sequence whose tokens all have log-ratio 0 (the on-policy case) has drifted nowhere: its centre is 0 in every
-        mode, so that the first update is the plain policy gradient.
+        A sequence whose tokens all have log-ratio 0 (the on-policy case) has drifted nowhere: its centre is 0 under
+        every normalisation, so that the first update is the plain policy gradient.
         """
         q = quadratic_variation
         if self.realized_limit is not None:
             q = q.minimum((self.realized_limit * length.pow(self.length_power)).square())
-        if self.band_width == "realized":
-            scale = q.sqrt()
-        else:
-            scale = length.pow(self.length_power)
-        if self.band_center == "realized":
-            center = -q / 2
-        elif self.band_center == "constant":
-            center = torch.where(q > 0, -self.drift_per_token * length, 0.0)
-        else:
-            center = torch.zeros_like(q)
-        dual = torch.full_like(q, math.inf) if self.eps_dual is None else center + self.eps_dual * scale
-        return Edges(center - self.eps_low * scale, center + self.eps_high * scale, dual)
+        scale = q.sqrt() if self.is_studentized else length.pow(self.length_power)
+        center = torch.zeros_like(q) if self.normalization == "plain" else -q / 2
 
-    def values(self) -> dict:
-        """The fields of a band by name, without those of a subclass."""
-        return {field.name: getattr(self, field.name) for field in fields(Band)}
+        def edge(eps: float) -> Tensor:
+            # An infinite eps times a scale of 0 would be NaN.
+            return torch.full_like(q, eps) if math.isinf(eps) else center + eps * scale
+
+        return Edges(edge(-self.low), edge(self.high), edge(self.dual))
+
+    def to_json(self) -> dict:
+        """The values in effect by field, without ``eps``; null where there is no edge."""
+        values = {"eps_low": self.low, "eps_high": self.high, "eps_dual": self.dual}
+        values = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        others = ("length_power", "normalization", "realized_limit")
+        return values | {name: getattr(self, name) for name in others}
+
+    @staticmethod
+    def from_json(values: Mapping) -> "Band":
+        """The inverse of :meth:`to_json`; what ``values`` lacks is the default.
+
+        Raises:
+            TypeError, ValueError: there are fields or values that a band cannot have.
+        """
+        values = dict(values)
+        infinite = {name: math.inf for name in ("eps_low", "eps_high", "eps_dual") if values.get(name, 0) is None}
+        return Band(**values | infinite)
 
     @staticmethod
     def fields_in(settings: Mapping) -> dict:
@@ -142,21 +171,17 @@ class Band:
 
     def describe(self) -> str:
         """The band in one line, for logs."""
-        scale = "sqrt(Q)" if self.band_width == "realized" else f"L^{self.length_power:g}"
-        center = {"zero": "0", "constant": f"-{self.drift_per_token:g}*L", "realized": "-Q/2"}[self.band_center]
+        scale = "sqrt(Q)" if self.is_studentized else f"L^{self.length_power:g}"
+        center = "0" if self.normalization == "plain" else "-Q/2"
         limit = self.realized_limit
         within = "" if limit is None else f", sqrt(Q) at most {limit:g}*L^{self.length_power:g}"
-        dual = "no dual clip" if self.eps_dual is None else f"dual clip +{self.eps_dual:g}*{scale}"
-        return f"log-ratio band {center} [-{self.eps_low:g}, +{self.eps_high:g}]*{scale}, {dual}{within}"
+        dual = "no dual clip" if math.isinf(self.dual) else f"dual clip +{self.dual:g}*{scale}"
+        return f"log-ratio band {center} [-{self.low:g}, +{self.high:g}]*{scale}, {dual}{within}"
 
 
 class Edges(NamedTuple):
-    """Band edges of each sequence in log space, all ``[B]``; ``dual`` is +inf where there is no dual clip."""
+    """Band edges of each sequence in log space, all ``[B]``; infinite where there is no edge."""
 
     low: Tensor
     high: Tensor
     dual: Tensor
-
-
-def _is_number(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

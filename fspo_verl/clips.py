@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The catalogue of clips: what is known of each, and which gradient it takes from recorded responses.
 
-A clip works on whole responses (:class:`BandClip`, :class:`LimitClip`) or token by token (:class:`TokenClip`).
+A clip works on whole responses (:class:`BandClip`) or token by token (:class:`TokenClip`).
 ``records`` is a DataFrame of :mod:`fspo_verl.observe.records`. A clip that needs more of a response than L, S, Q and A
 names a :class:`Column`, which is computed where records are written, and only there. Log-ratios are in nats. This
 module knows nothing of verl.
@@ -26,20 +26,6 @@ MATCHED_RATE = 0.10
 """Share of the responses with an advantage that clips are scaled to take, where they are compared at one rate."""
 
 
-class Style(NamedTuple):
-    """How a run or a clip is drawn."""
-
-    color: str
-    marker: str
-    line: str = "-"
-    hollow: bool = False
-
-    def line_kwargs(self) -> dict:
-        """Keyword arguments for :meth:`Axes.plot` and :meth:`Axes.errorbar` of matplotlib."""
-        face = "white" if self.hollow else self.color
-        return {"color": self.color, "marker": self.marker, "ls": self.line, "mfc": face, "mew": 1.1}
-
-
 class Tokens(NamedTuple):
     """The tokens of a micro-batch, all ``[B, T]``; float32 and 0 at padding, but for ``advantages`` as they come."""
 
@@ -59,28 +45,26 @@ class Column(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What the catalogue says of a clip."""
+class Clip:
+    """A clip that can be applied to records after the fact, and what the catalogue says of it."""
 
-    name: str
-    label: str  # for tables
+    name: str  # its key, the option of the group where it has one
+    label: str  # its name for readers, the same everywhere
     _: KW_ONLY
-    shape: str = ""  # for legends; names the shape, as eps may be re-scaled
+    range: str = ""  # its constants, for tables
     source: str = ""  # arXiv id, and where its range is from if not from there
     loss_mode: str | None = None  # verl's name of the loss that clips so
-    packaged: bool = False  # a config of its own in configs/algorithm.policy_loss
-    style: Style | None = None  # None: in tables only
-    headline: bool = False  # in the first figure of a report
     note: str = ""  # what a reader should know before choosing it
     column: Column | None = None
 
+    @property
+    def title(self) -> str:
+        """Its name with its constants, for tables."""
+        return f"{self.label}, {self.range}" if self.range else self.label
+
     def lacks(self, records: pd.DataFrame) -> bool:
-        """Whether the records have no :attr:`column`, as those of earlier versions may."""
+        """Whether the records have no :attr:`column`."""
         return self.column is not None and self.column.name not in records
-
-
-class Clip(Entry):
-    """A clip that can be applied to records after the fact."""
 
     @property
     def eps(self) -> dict[str, float | None]:
@@ -142,7 +126,8 @@ class BandClip(Clip):
 
     @property
     def eps(self):
-        return {name: getattr(self.band, name) for name in super().eps}
+        dual = self.band.dual if math.isfinite(self.band.dual) else None
+        return {"eps_low": self.band.low, "eps_high": self.band.high, "eps_dual": dual}
 
     def clipped(self, records):
         """0 or 1. Edges are computed and compared in float32, as by the loss that trains."""
@@ -159,36 +144,15 @@ class BandClip(Clip):
 
     def _multiple(self, records):
         score = standardized(records, self.band)
-        above, below = score / self.band.eps_high, -score / self.band.eps_low
+        above, below = score / self.band.high, -score / self.band.low
         if self.rejects:
             return np.maximum(above, below)
-        dual = math.inf if self.band.eps_dual is None else self.band.eps_dual
-        return np.where(records["advantage"].to_numpy() < 0, np.maximum(below, score / dual), above)
+        return np.where(records["advantage"].to_numpy() < 0, np.maximum(below, score / self.band.dual), above)
 
     def _scaled(self, factor):
-        eps = {name: value and value * factor for name, value in self.eps.items()}
-        return dataclasses.replace(self, band=dataclasses.replace(self.band, **eps))
-
-
-@dataclass(frozen=True)
-class LimitClip(Clip):
-    """Drops every response in which a statistic exceeds a limit, whatever the sign of its advantage."""
-
-    statistic: Callable[[pd.DataFrame], np.ndarray]  # ``[rows]``, 0 or more
-    limit: float
-
-    @property
-    def eps(self):
-        return super().eps | {"eps_high": self.limit}
-
-    def outside(self, records):
-        return self.statistic(records) > self.limit
-
-    def _multiple(self, records):
-        return self.statistic(records) / self.limit
-
-    def _scaled(self, factor):
-        return dataclasses.replace(self, limit=self.limit * factor)
+        sides = (self.band.low, self.band.high, self.band.dual)
+        eps = dict(zip(self.eps, (factor * side for side in sides), strict=True))
+        return dataclasses.replace(self, band=dataclasses.replace(self.band, eps=None, **eps))
 
 
 @dataclass(frozen=True)
@@ -205,16 +169,9 @@ class TokenClip(Clip):
         raise ValueError(f"{self.name} clips token by token: the records hold its clips at one range only")
 
 
-@dataclass(frozen=True)
-class Weight(Entry):
-    """A weight for the gradient of each response; it is 1 where S = 0."""
-
-    weight: Callable[[pd.DataFrame], np.ndarray]  # ``[rows]``
-
-
 def standardized(records: pd.DataFrame, band: Band) -> np.ndarray:
     """(S − c) / s ``[rows]`` with the band's centre c and scale s; 0 where s is 0, as S is then too."""
-    unit = dataclasses.replace(band, eps_low=1.0, eps_high=1.0, eps_dual=None)
+    unit = dataclasses.replace(band, eps=1.0, eps_low=None, eps_high=None, eps_dual=None)
     low, high, _ = _edges(unit, records, np.float64)
     center, scale = (high + low) / 2, (high - low) / 2
     return np.where(scale > 0, records["log_ratio"].to_numpy(np.float64) - center, 0.0) / np.where(scale > 0, scale, 1)
@@ -256,200 +213,101 @@ def _dppo_tv(tokens: Tokens) -> Tensor:
     return torch.where(tokens.advantages > 0, moved > 0.15, (tokens.advantages < 0) & (moved < -0.15))
 
 
-def _dppo_kl(tokens: Tokens) -> Tensor:
-    """verl's ``dppo_kl``: likewise, by more than 0.05 nats of KL between token and no token."""
-    p, old = tokens.log_prob.exp(), tokens.old_log_prob.exp()
-    kl = -old * tokens.log_ratio + (1 - old) * torch.log((1 - old + 1e-8) / (1 - p + 1e-8))
-    return (kl > 0.05) & torch.where(tokens.advantages > 0, p > old, (tokens.advantages < 0) & (p < old))
-
-
 def _cispo(tokens: Tokens) -> Tensor:
     """Above 1.2, whatever the advantage: there the weight of the token is cut to 1.2; it has no lower end."""
     return (_ratio(tokens) > 1.2) & (tokens.advantages != 0)
 
 
-def _ctpo(tokens: Tokens) -> Tensor:
-    """The log-ratio of the first t tokens, in a band of [-0.025, 0.05]·√t, with a dual clip at 0.05·√t."""
-    prefix, root = tokens.log_ratio.clamp(-20, 20).cumsum(-1), tokens.mask.cumsum(-1).sqrt()
-    above, below = prefix > 0.05 * root, prefix < -0.025 * root
-    return torch.where(tokens.advantages > 0, above, (tokens.advantages < 0) & (above | below))
-
-
-_LARGEST = Column("log_ratio_largest", "float32", lambda tokens: tokens.log_ratio.abs().amax(-1))  # of a token, nats
-
-
-def _gamma(records: pd.DataFrame) -> np.ndarray:
-    """w^c·exp(d·(1 − w)) of w = exp(S), with (c, d) = (2, 3) for A >= 0 and (3, 2) for A < 0; VESPO, equation 20."""
-    s = records["log_ratio"].to_numpy(np.float64)
-    power, decay = np.where(records["advantage"].to_numpy() < 0, [[3.0], [2.0]], [[2.0], [3.0]])
-    return np.exp(power * s + decay * (1 - np.exp(np.minimum(s, 20))))
-
-
 # --- the catalogue ----------------------------------------------------------------------------------------------------
-
-_STUDENTIZED = {"eps_low": 1.5, "eps_high": 1.5, "eps_dual": 4.5, "band_width": "realized"}  # standard deviations
 
 
 def ratio_band(low: float, high: float, length_power: float) -> Band:
     """The band on S in which exp(S/L^length_power) lies between ``low`` and ``high``, without a dual clip."""
-    return Band(eps_low=-math.log(low), eps_high=math.log(high), eps_dual=None, length_power=length_power)
+    return Band(eps=None, eps_low=-math.log(low), eps_high=math.log(high), eps_dual=math.inf, length_power=length_power)
 
 
 CLIPS: dict[str, Clip] = {
     clip.name: clip
     for clip in (
+        BandClip("fspo", "FSPO", Band(), source="2509.09177", loss_mode="fspo"),
         BandClip(
-            "fspo",
-            "FSPO",
-            Band(),
-            shape="FSPO (width √L)",
-            source="2509.09177",
-            loss_mode="fspo",
-            packaged=True,
-            style=Style("#0072B2", "o"),
-            headline=True,
-        ),
-        BandClip(
-            "fspo_centered",
-            "FSPO, centre -Q/2",
-            Band(band_center="realized"),
-            shape="FSPO (centre −Q/2)",
+            "fspo_drift_corrected",
+            "FSPO, drift-corrected",
+            Band(normalization="drift_corrected"),
             source="derived here",
             loss_mode="fspo",
-            style=Style("#56B4E9", "v", "--"),
-            headline=True,
         ),
         BandClip(
             "fspo_studentized",
-            "FSPO, centre -Q/2, width sqrt(Q)",
-            Band(band_center="realized", **_STUDENTIZED),
-            shape="width √Q, centre −Q/2",
+            "FSPO, studentised",
+            Band(eps=1.5, normalization="studentized"),
             source="derived here",
             loss_mode="fspo",
-            style=Style("#E69F00", "P", "--"),
-            note="the width grows with the policy's move: no trust region",
+            note="eps counts standard deviations; the width grows with the policy's move: no trust region",
         ),
-        BandClip(
-            "fspo_width",
-            "FSPO, width sqrt(Q)",
-            Band(**_STUDENTIZED),
-            shape="width √Q",
-            source="derived here",
-            loss_mode="fspo",
-            style=Style("#7f7f7f", "x", ":"),
-            note="one-sided where S drifts: a drift of -Q/2 outgrows a width of sqrt(Q)",
-        ),
-        BandClip(
-            "gspo",
-            "GSPO",
-            ratio_band(1 - 3e-4, 1 + 4e-4, 1.0),
-            shape="GSPO (width L)",
-            source="2507.18071",
-            loss_mode="gspo",
-            packaged=True,
-            style=Style("#D55E00", "s"),
-            headline=True,
-        ),
+        BandClip("gspo", "GSPO", ratio_band(1 - 3e-4, 1 + 4e-4, 1.0), source="2507.18071", loss_mode="gspo"),
         TokenClip(
             "grpo",
-            "PPO and GRPO, token ratio 1 ± 0.2",
-            shape="GRPO (token by token)",
+            "GRPO",
+            range="token ratio 1 ± 0.2",
             source="1707.06347, 2402.03300; range: verl's defaults",
             loss_mode="vanilla",
-            packaged=True,
-            style=Style("#009E73", "^"),
             note="clips tokens: its rate is the mean share of a response",
             column=_tokens("tokens_clipped", _ppo),
         ),
         BandClip(
             "fixed_band",
-            "fixed band, ratio 1 ± 0.2",
+            "fixed band",
             ratio_band(1 - 0.2, 1 + 0.2, 0.0),
-            shape="fixed width",
+            range="ratio 1 ± 0.2",
             source="the baseline of 2509.09177; range: verl's defaults",
             loss_mode="fspo",
-            packaged=True,
-            style=Style("#CC79A7", "D"),
-            headline=True,
         ),
         TokenClip(
             "dppo_tv",
-            "DPPO, token TV 0.15",
+            "DPPO",
+            range="token TV 0.15",
             source="2602.04879; range: verl's examples/dppo_trainer",
             loss_mode="dppo_tv",
             note="clips tokens by the change of their probability, not of its logarithm",
             column=_tokens("tokens_clipped_dppo_tv", _dppo_tv),
         ),
         TokenClip(
-            "dppo_kl",
-            "DPPO, token KL 0.05",
-            source="2602.04879; range: verl's examples/dppo_trainer",
-            loss_mode="dppo_kl",
-            column=_tokens("tokens_clipped_dppo_kl", _dppo_kl),
-        ),
-        TokenClip(
             "cispo",
-            "CISPO, token ratio up to 1.2",
+            "CISPO",
+            range="token ratio up to 1.2",
             source="2506.13585; range: verl's examples/cispo_trainer",
             loss_mode="cispo",
             note="counts the tokens whose weight it cuts; they keep a gradient",
             column=_tokens("tokens_clipped_cispo", _cispo),
         ),
-        TokenClip(
-            "ctpo",
-            "CTPO, first t tokens, [-0.025, 0.05]·√t",
-            source="2605.07331; dual clip: its published code",
-            note="clips tokens by the log-ratio of all tokens up to each",
-            column=_tokens("tokens_clipped_ctpo", _ctpo),
-        ),
         BandClip(
             "seq_is",
-            "rejection by S, ratio 0.5 to 2",
+            "rejection by S",
             ratio_band(0.5, 2.0, 0.0),
+            range="ratio 0.5 to 2",
             source="verl, RolloutCorrectionConfig.decoupled_seq_is_rs (seq_sum_k1)",
             rejects=True,
             note="drops what is outside on either side, whatever its advantage",
         ),
         BandClip(
             "geo_rs",
-            "rejection by S/L, ratio 0.999 to 1.001",
+            "rejection by S/L",
             ratio_band(1 / 1.001, 1 / 0.999, 1.0),  # verl bounds the ratio of the old policy to the new one
+            range="ratio 0.999 to 1.001",
             source="verl, RolloutCorrectionConfig.decoupled_geo_rs (seq_mean_k1)",
             rejects=True,
             note="verl's remedy for the rejection of long responses: a band on the mean log-ratio",
-        ),
-        LimitClip(
-            "seq_mean_k2",
-            "rejection by Q/2L above 2",
-            lambda records: records["quadratic_variation"].to_numpy(np.float64) / records["length"].to_numpy() / 2,
-            2.0,
-            source="verl, rollout_rs; limit: its algo/rollout_corr_math",
-        ),
-        LimitClip(
-            "seq_max_k2",
-            "rejection by the largest token, k2 above 2.5",
-            lambda records: records["log_ratio_largest"].to_numpy(np.float64) ** 2 / 2,
-            2.5,
-            source="2512.23075; limit: verl's examples/rollout_correction",
-            note="Trust Region Masking with the squared log-ratio of the sampled token for its divergence",
-            column=_LARGEST,
         ),
     )
 }
 """Every clip at its usual range: FSPO's defaults, 1.5 standard deviations where eps counts those, and the range that a
 paper or verl publishes for the others."""
 
-WEIGHTS: dict[str, Weight] = {
-    "vespo": Weight(
-        "vespo", "VESPO", _gamma, source="2602.10693", note="weighs a response by w²·e^(3−3w), or w³·e^(2−2w)"
-    )
-}
-"""What takes no gradient away but gives each response a smooth weight, at its published constants."""
-
 COLUMNS: tuple[Column, ...] = tuple(clip.column for clip in CLIPS.values() if clip.column)
 """What records hold for the sake of single clips."""
 
-LOSSES = tuple(clip.name for clip in CLIPS.values() if clip.packaged)
+LOSSES = ("fspo", "gspo", "grpo", "fixed_band")
 """The clips that this package trains with from a config of their own."""
 
 
@@ -460,7 +318,7 @@ def of_run(loss_mode: str, band: Band | None) -> str | None:
         loss_mode: verl's name of its loss.
         band: its band on S; None for a loss without one.
     """
-    shape = operator.attrgetter("length_power", "band_width", "band_center")
+    shape = operator.attrgetter("length_power", "normalization")
     for clip in CLIPS.values():
         if isinstance(clip, BandClip):
             if band is not None and not clip.rejects and shape(clip.band) == shape(band):

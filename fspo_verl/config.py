@@ -83,7 +83,7 @@ class FSPOPolicyLossConfig(Band, Observation, PolicyLossConfig):
     """verl's policy-loss config plus the clip band; the band's fields are documented in :class:`fspo_verl.band.Band`.
 
     Raises:
-        ValueError: a field has a bad value, fields contradict each other, or ``loss_mode`` is not ``fspo``.
+        ValueError: a field has a bad value or no effect beside others, or ``loss_mode`` is not ``fspo``.
     """
 
     loss_mode: str = "fspo"
@@ -97,6 +97,11 @@ class FSPOPolicyLossConfig(Band, Observation, PolicyLossConfig):
                 f"{KEY_PREFIX}loss_mode={self.loss_mode!r} is not allowed beside algorithm.policy_loss=fspo (or "
                 "fixed_band), which sets loss_mode=fspo: remove the leftover loss_mode override, or add "
                 f"{KEY_PREFIX}loss_mode=fspo after it, or select another loss with algorithm.policy_loss=gspo or grpo"
+            )
+        if self.eps not in (None, Band.eps) and None not in (self.eps_low, self.eps_high):
+            raise ValueError(
+                f"{KEY_PREFIX}eps={self.eps!r} is not allowed beside eps_low={self.eps_low:g} and "
+                f"eps_high={self.eps_high:g}, which leave it without effect: remove eps, or set the two to null"
             )
         self._check_observation()
         plug_in()

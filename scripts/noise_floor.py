@@ -46,7 +46,7 @@ SETTINGS = {
 }
 BANDS = {
     "sqrt(L)": Band(),
-    "sqrt(Q)": Band(eps_low=1.645, eps_high=1.645, eps_dual=None, band_width="realized"),  # 10% of a normal S
+    "sqrt(Q)": Band(1.645, normalization="studentized"),  # 10% of a normal S
 }
 
 
@@ -75,7 +75,7 @@ def measure(model: str, sampled: responses.Responses, setting: tuple, folder: Pa
         "sigma (live metric)": f"{live.sigma:.2g}",
         "p in |S| ~ L^p": f"{power:.2f}",
         "outside +-0.03 sqrt(L)": f"{found['sqrt(L)'].outside:.0%}",
-        "eps with 1% outside": f"{found['sqrt(L)'].widen * BANDS['sqrt(L)'].eps_high:.2g}",
+        "eps with 1% outside": f"{found['sqrt(L)'].widen * BANDS['sqrt(L)'].high:.2g}",
         "outside +-1.645 sqrt(Q)": f"{found['sqrt(Q)'].outside:.0%}",
     }
 

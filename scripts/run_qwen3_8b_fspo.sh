@@ -11,7 +11,7 @@
 #   DRY_RUN=1 bash scripts/run_qwen3_8b_fspo.sh               what would run, without a GPU
 #
 # The same command again resumes from the last checkpoint. Overrides come last and win, for example
-#   actor_rollout_ref.actor.policy_loss.eps_low=0.02 actor_rollout_ref.actor.policy_loss.eps_high=0.02
+#   actor_rollout_ref.actor.policy_loss.eps=0.02
 set -euo pipefail
 
 EXTRA=()

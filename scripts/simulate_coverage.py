@@ -105,7 +105,7 @@ class Scenario:
                 upper_quantile(band_fit.beyond(endless, Band(length_power=power), side), RATE)
                 for side in ("lower", "upper")
             ]
-            self.bands[name] = BandClip(name, "", Band(*eps, eps_dual=None, length_power=power))
+            self.bands[name] = BandClip(name, "", Band(None, *eps, eps_dual=math.inf, length_power=power))
         self.eps_low = self.bands["flat"].band.eps_low
         counted = endless[endless.advantage != 0]
         clipped = self.bands["unfair"].clipped(counted)
@@ -158,7 +158,7 @@ class Scenario:
         cluster = self.band_fit.resampled(records)[1][self.clip_rates.sides(records)["lower"]]
         low, high = self.band_fit.eps_interval(score, eps, cluster, 0.95)
         rate = self.band_fit.rerun_rate(score > eps, cluster, 0.95)
-        power = self.band_fit.power_of_log_ratio(records, "zero", RATE)
+        power = self.band_fit.power_of_log_ratio(records, "plain", RATE)
         return {
             "eps": low <= self.eps_low <= high,
             "rate": rate.lower <= (score_again > eps).mean() <= rate.upper,

@@ -11,20 +11,16 @@ MAX_LOG_RATIO = 20.0
 
 
 def edges(log_ratios, band):
-    """Band edges (low, high, dual) of one sequence, from the log-ratios of its response tokens."""
+    """Band edges (low, high, dual) of one sequence, from its token log-ratios; ``band`` holds the fields as set."""
+    low, high = (band["eps"] if band[side] is None else band[side] for side in ("eps_low", "eps_high"))
+    dual = 3 * high if band["eps_dual"] is None else band["eps_dual"]
     length = max(len(log_ratios), 1)
     q = sum(d * d for d in log_ratios)
-    if band.get("realized_limit") is not None:
+    if band["realized_limit"] is not None:
         q = min(q, (band["realized_limit"] * length ** band["length_power"]) ** 2)
-    scale = math.sqrt(q) if band["band_width"] == "realized" else length ** band["length_power"]
-    if band["band_center"] == "realized":
-        center = -q / 2
-    elif band["band_center"] == "constant" and q > 0:
-        center = -band["drift_per_token"] * length
-    else:
-        center = 0.0
-    dual = math.inf if band["eps_dual"] is None else center + band["eps_dual"] * scale
-    return center - band["eps_low"] * scale, center + band["eps_high"] * scale, dual
+    scale = math.sqrt(q) if band["normalization"] == "studentized" else length ** band["length_power"]
+    center = 0.0 if band["normalization"] == "plain" else -q / 2
+    return tuple(eps if math.isinf(eps) else center + eps * scale for eps in (-low, high, dual))
 
 
 def token_weights(mask, loss_agg_mode, dp_size, batch_num_tokens, global_batch_size, loss_scale_factor):

@@ -34,8 +34,7 @@ def overrides(task: Path, model: Path) -> list[str]:
         # Two optimiser steps per rollout, large ones, and a band that the second one leaves.
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
         "actor_rollout_ref.actor.optim.lr=1e-3",
-        "actor_rollout_ref.actor.policy_loss.eps_low=1e-4",
-        "actor_rollout_ref.actor.policy_loss.eps_high=1e-4",
+        "actor_rollout_ref.actor.policy_loss.eps=1e-4",
         "trainer.logger=[console,file]",
         "trainer.val_before_train=false",
     ]

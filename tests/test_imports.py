@@ -4,6 +4,8 @@
 
 import ast
 import graphlib
+import subprocess
+import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "fspo_verl"
@@ -53,3 +55,20 @@ def test_no_imports_go_round_in_a_circle():
     known = set(modules())
     graph = {of: imports(file, known) - {of} for of, file in modules().items()}
     assert list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+
+
+def test_the_public_names_are_imported_when_they_are_asked_for():
+    code = """
+import sys
+import fspo_verl
+
+assert not {"torch", "numpy", "verl", "fspo_verl.band"} & set(sys.modules)
+fspo_verl.Band(eps=0.02), fspo_verl.fspo_loss, fspo_verl.read_records
+assert fspo_verl.Band is sys.modules["fspo_verl.band"].Band and "verl" not in sys.modules
+try:
+    fspo_verl.Bnad
+except AttributeError as error:
+    assert "Bnad" in str(error)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert (PACKAGE / "py.typed").exists()

@@ -4,6 +4,7 @@
 
 import dataclasses
 import itertools
+import json
 import math
 
 import pytest
@@ -17,22 +18,17 @@ from fspo_verl.loss import fspo_loss
 from fspo_verl.register import _aggregate
 
 AGG_MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
-BANDS = [
-    Band(
-        eps_low=0.4,
-        eps_high=0.3,
-        eps_dual=eps_dual,
-        length_power=power,
-        band_width=width,
-        realized_limit=limit,
-        band_center=center,
-        drift_per_token=0.01 if center == "constant" else 0.0,
-    )
-    for eps_dual, width, center in itertools.product(
-        [None, 0.9], ["length", "realized"], ["zero", "constant", "realized"]
-    )
-    for power, limit in ([(0.0, None), (0.5, None), (1.0, None)] if width == "length" else [(0.5, None), (0.3, 0.4)])
+NORMALIZATIONS = [
+    *({"normalization": name, "length_power": p} for name in ("plain", "drift_corrected") for p in (0.0, 0.5, 1.0)),
+    {"normalization": "studentized"},
+    {"normalization": "studentized", "length_power": 0.3, "realized_limit": 0.4},
 ]
+SIDES = [
+    {"eps": 0.4, "eps_high": 0.3},  # the dual clip is at 0.9
+    {"eps_low": 0.4, "eps_high": 0.3, "eps_dual": math.inf},
+]
+BANDS = [Band(**eps, **normalization) for eps, normalization in itertools.product(SIDES, NORMALIZATIONS)]
+BANDS += [Band(eps=math.inf), Band(eps=math.inf, normalization="studentized")]
 bands = st.sampled_from(BANDS)
 
 
@@ -124,9 +120,8 @@ def _near_an_edge(log_ratio, edges, length, tolerance):
     )
 
 
-@pytest.mark.parametrize("center", ["zero", "realized"])
-def test_a_limit_bounds_the_realised_band_and_leaves_it_alone_below(center):
-    free = Band(eps_low=1.5, eps_high=1.2, eps_dual=4.0, band_width="realized", band_center=center)
+def test_a_limit_bounds_the_studentised_band_and_leaves_it_alone_below():
+    free = Band(eps_low=1.5, eps_high=1.2, eps_dual=4.0, normalization="studentized")
     limited = dataclasses.replace(free, realized_limit=0.05, length_power=0.4)
     length = torch.logspace(0, 4.5, 400, dtype=torch.float64)
     largest = 0.05 * length.pow(0.4)  # of sqrt(Q)
@@ -136,9 +131,53 @@ def test_a_limit_bounds_the_realised_band_and_leaves_it_alone_below(center):
     for times in (1.01, 10.0, 1e4):  # however far the policy has moved
         edges = limited.edges(length, (times * largest).square())
         torch.testing.assert_close(edges, free.edges(length, largest.square()))
-        middle = -largest.square() / 2 if center == "realized" else 0.0
-        torch.testing.assert_close(edges.high - middle, 1.2 * largest)
-        torch.testing.assert_close(middle - edges.low, 1.5 * largest)
+        torch.testing.assert_close(edges.high + largest.square() / 2, 1.2 * largest)
+        torch.testing.assert_close(-largest.square() / 2 - edges.low, 1.5 * largest)
+
+
+@pytest.mark.parametrize(
+    "fields, low, high, dual",
+    [
+        ({}, 0.03, 0.03, 0.09),
+        ({"eps": 0.02}, 0.02, 0.02, 0.06),
+        ({"eps_high": 0.25}, 0.03, 0.25, 0.75),
+        ({"eps": 0.02, "eps_low": 0.01}, 0.01, 0.02, 0.06),
+        ({"eps": None, "eps_low": 0.1, "eps_high": 0.2}, 0.1, 0.2, 3 * 0.2),
+        ({"eps_dual": 0.5}, 0.03, 0.03, 0.5),
+        ({"eps_dual": math.inf}, 0.03, 0.03, math.inf),
+        ({"eps_high": math.inf}, 0.03, math.inf, math.inf),
+        ({"eps": math.inf}, math.inf, math.inf, math.inf),
+    ],
+)
+def test_one_number_sets_the_sides_that_are_not_set(fields, low, high, dual):
+    band = Band(**fields)
+    assert (band.low, band.high, band.dual) == (low, high, dual)
+    kept = Band.from_json(json.loads(json.dumps(band.to_json(), allow_nan=False)))
+    assert (kept.low, kept.high, kept.dual) == (low, high, dual) and kept.to_json() == band.to_json()
+
+
+@pytest.mark.parametrize(
+    "fields, refused",
+    [
+        ({"eps": 0}, "eps=0"),
+        ({"eps": math.nan}, "eps=nan"),
+        ({"eps": True}, "eps=True"),
+        ({"eps": None}, "eps=None"),
+        ({"eps": None, "eps_low": 0.1}, "eps=None"),
+        ({"eps_low": -0.1}, "eps_low=-0.1"),
+        ({"eps_high": "wide"}, "eps_high='wide'"),
+        ({"eps_dual": 0.02}, "eps_dual=0.02.*upper half-width 0.03"),
+        ({"eps": math.inf, "eps_dual": 1.0}, "eps_dual=1.0"),
+        ({"length_power": 1.5}, "length_power=1.5"),
+        ({"length_power": 0.4, "normalization": "studentized"}, "length_power=0.4.*no effect"),
+        ({"normalization": "sqrt"}, "normalization='sqrt'.*plain, drift_corrected, studentized"),
+        ({"realized_limit": 0.1}, "realized_limit=0.1.*normalization=studentized"),
+        ({"realized_limit": 0.0, "normalization": "studentized"}, "realized_limit=0.0"),
+    ],
+)
+def test_a_band_out_of_bounds_is_refused(fields, refused):
+    with pytest.raises(ValueError, match=refused):
+        Band(**fields)
 
 
 @pytest.mark.parametrize("length", [1, 1000, 32768])
@@ -212,14 +251,14 @@ def gradient_of(log_prob, old, advantages, mask, band):
 
 def test_an_endless_band_is_reinforce_with_sequence_importance_sampling():
     log_prob, old, advantages, mask = random_batch()
-    grad, _ = gradient_of(log_prob, old, advantages, mask, Band(eps_low=1e6, eps_high=1e6, eps_dual=None))
+    grad, _ = gradient_of(log_prob, old, advantages, mask, Band(eps=math.inf))
     ratio = ((log_prob - old) * mask).sum(-1, keepdim=True).exp()
     torch.testing.assert_close(grad, -advantages * ratio * mask)
 
 
 def test_length_power_zero_is_the_ppo_clip_of_the_sequence_ratio():
     log_prob, old, advantages, mask = random_batch(scale=0.05)
-    band = Band(eps_low=-math.log(0.8), eps_high=math.log(1.2), eps_dual=None, length_power=0.0)
+    band = Band(eps_low=-math.log(0.8), eps_high=math.log(1.2), eps_dual=math.inf, length_power=0.0)
     _, sequences = gradient_of(log_prob, old, advantages, mask, band)
     ratio, advantage = ((log_prob - old) * mask).sum(-1).exp(), advantages[:, 0]
     ppo = -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
@@ -233,7 +272,7 @@ def test_length_power_one_clips_the_region_that_gspo_clips():
 
     log_prob, old, advantages, mask = random_batch()
     low, high = 0.03, 0.04
-    band = Band(eps_low=-math.log(1 - low), eps_high=math.log(1 + high), eps_dual=None, length_power=1.0)
+    band = Band(eps_low=-math.log(1 - low), eps_high=math.log(1 + high), eps_dual=math.inf, length_power=1.0)
     grad, sequences = gradient_of(log_prob, old, advantages, mask, band)
     config = ActorConfig(
         strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, clip_ratio_low=low, clip_ratio_high=high
@@ -243,29 +282,6 @@ def test_length_power_one_clips_the_region_that_gspo_clips():
     loss.backward()
     assert 0.1 < sequences.clipped.double().mean() < 0.9
     assert torch.equal(grad != 0, log_prob.grad != 0)
-
-
-def test_under_one_length_the_family_is_one_band():
-    log_prob, old, advantages, _ = random_batch(width=64)
-    mask = torch.ones_like(log_prob, dtype=torch.bool)
-    by_power = [
-        gradient_of(log_prob, old, advantages, mask, Band(0.4 * 8 / 64**p, 0.3 * 8 / 64**p, 0.9 * 8 / 64**p, p))[0]
-        for p in (0.0, 0.5, 1.0)
-    ]
-    assert 0.05 < (by_power[0] == 0).double().mean() < 0.95
-    torch.testing.assert_close(by_power[0], by_power[1], rtol=1e-12, atol=0)
-    torch.testing.assert_close(by_power[0], by_power[2], rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
-def test_repeating_the_tokens_k_times_is_the_band_times_k_to_the_one_minus_p(power):
-    log_prob, old, advantages, mask = random_batch()
-    k, eps = 4, [e * 5 ** (1 - 2 * power) for e in (0.4, 0.3, 0.9)]  # wide enough to clip some at every power
-    _, once = gradient_of(log_prob, old, advantages, mask, Band(*eps, power))
-    repeated_batch = [x.repeat(1, k) for x in (log_prob, old, advantages, mask)]
-    _, repeated = gradient_of(*repeated_batch, Band(*(e * k ** (1 - power) for e in eps), power))
-    assert once.clipped.any() and not once.clipped.all()
-    assert torch.equal(once.clipped, repeated.clipped)
 
 
 @given(batch=batches(), band=bands, seed=st.integers(0, 1000))
@@ -331,7 +347,7 @@ def test_a_poisoned_response_is_reported_and_spreads_to_no_other(where, poison, 
 
 def test_layouts_mask_types_and_inference_mode_make_no_difference():
     log_prob, old, advantages, mask = random_batch()
-    band = Band(0.4, 0.3, 0.9)
+    band = Band(0.4, eps_high=0.3)
     grad, _ = gradient_of(log_prob, old, advantages, mask, band)
     with torch.inference_mode():
         inference = [x.clone() for x in (old, advantages, mask)]
@@ -346,21 +362,16 @@ def test_layouts_mask_types_and_inference_mode_make_no_difference():
 
 
 def test_nothing_requires_grad():
-    sequences = fspo_loss(*random_batch(), Band())
-    assert not sequences.loss.requires_grad
+    assert not fspo_loss(*random_batch(), Band()).loss.requires_grad
 
 
-def test_a_fully_masked_batch_is_a_zero_with_a_graph():
-    log_prob, old, advantages, mask = random_batch()
-    grad, sequences = gradient_of(log_prob, old, advantages, mask & False, Band())
-    assert (grad == 0).all() and (sequences.loss == 0).all() and not sequences.clipped.any()
-
-
-@pytest.mark.parametrize("rows, width", [(0, 5), (3, 0), (0, 0)])
-def test_no_rows_and_no_tokens(rows, width):
-    empty = torch.zeros(rows, width, dtype=torch.float64)
-    grad, sequences = gradient_of(empty, empty, empty, empty, Band())
-    assert grad.shape == (rows, width) and sequences.loss.shape == (rows,) and sequences.finite.all()
+@pytest.mark.parametrize("rows, width", [(64, 50), (0, 5), (3, 0), (0, 0)])
+def test_a_batch_without_a_response_token_is_a_zero_with_a_graph(rows, width):
+    log_prob = torch.rand(rows, width, dtype=torch.float64)
+    grad, sequences = gradient_of(log_prob, log_prob - 1, log_prob, torch.zeros(rows, width), Band())
+    assert grad.shape == (rows, width) and (grad == 0).all()
+    assert sequences.loss.shape == (rows,) and (sequences.loss == 0).all()
+    assert sequences.finite.all() and not sequences.clipped.any()
 
 
 def test_wrong_shapes_and_types_name_what_came():

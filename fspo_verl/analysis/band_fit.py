@@ -23,11 +23,10 @@ from scipy import stats
 
 from fspo_verl.analysis import clip_rates, resampling
 from fspo_verl.analysis.resampling import CONFIDENCE, UNKNOWN, Estimate
-from fspo_verl.band import Band
-from fspo_verl.clips import BandClip, standardized, upper_quantile
+from fspo_verl.band import DUAL, Band
+from fspo_verl.clips import CLIPS, BandClip, standardized, upper_quantile
 
 SIDES = ("upper", "lower")
-_DUAL = 3  # eps_dual in units of eps_high, as in the default band
 _DUAL_SHARE = 0.1  # of the target: what the dual clip may take of the responses with A < 0 before it is widened
 _IN_BINS = 0.8  # share of the responses that has to lie in length bins which take part in an LRE
 _BEYOND_LIMIT = 0.05  # share of the moved responses on which the limit of a realised width acts
@@ -39,24 +38,23 @@ class Shape:
     """A kind of band: what is left when eps, power and limit are fitted."""
 
     name: str  # p stands for the fitted power
-    band_center: str
-    band_width: str
+    normalization: str
     power: bool = False  # p in L^p is fitted
-    limit: bool = False  # and the limit of a realised width
+    limit: bool = False  # and the limit of a studentised band
 
     @property
     def bounded(self) -> bool:
         """Whether the band limits how far a response may move; sqrt(Q) alone widens with the move."""
-        return self.band_width == "length" or self.limit
+        return self.normalization != "studentized" or self.limit
 
 
 SHAPES = (  # the simplest first
-    Shape("sqrt(L)", "zero", "length"),
-    Shape("sqrt(L), -Q/2", "realized", "length"),
-    Shape("L^p", "zero", "length", power=True),
-    Shape("L^p, -Q/2", "realized", "length", power=True),
-    Shape("sqrt(Q) limited, -Q/2", "realized", "realized", power=True, limit=True),
-    Shape("sqrt(Q), -Q/2", "realized", "realized"),
+    Shape("sqrt(L)", "plain"),
+    Shape("sqrt(L), -Q/2", "drift_corrected"),
+    Shape("L^p", "plain", power=True),
+    Shape("L^p, -Q/2", "drift_corrected", power=True),
+    Shape("sqrt(Q) limited, -Q/2", "studentized", power=True, limit=True),
+    Shape("sqrt(Q), -Q/2", "studentized"),
 )
 
 
@@ -88,8 +86,9 @@ def with_eps(records: pd.DataFrame, band: Band, target: float) -> Band:
     refused = [_unreachable(side, records, scores[side], target) for side in SIDES if eps[side] <= 0]
     if refused:
         raise Unreachable("; ".join(refused))
-    dual = max(_DUAL * eps["upper"], upper_quantile(-scores["lower"], _DUAL_SHARE * target))
-    return dataclasses.replace(band, eps_low=eps["lower"], eps_high=eps["upper"], eps_dual=dual)
+    dual = upper_quantile(-scores["lower"], _DUAL_SHARE * target)
+    dual = dual if dual > DUAL * eps["upper"] else None
+    return dataclasses.replace(band, eps=None, eps_low=eps["lower"], eps_high=eps["upper"], eps_dual=dual)
 
 
 def gspo_range(records: pd.DataFrame, target: float) -> dict[str, float]:
@@ -216,9 +215,9 @@ def _falls_to(level: float, function) -> float:
     return (low + high) / 2
 
 
-def power_of_log_ratio(records: pd.DataFrame, band_center: str, target: float, sides=SIDES) -> Estimate:
+def power_of_log_ratio(records: pd.DataFrame, normalization: str, target: float, sides=SIDES) -> Estimate:
     """:func:`power_of_length` for S − c at the edge of the band: above it with A > 0, below it with A < 0."""
-    band = Band(band_center=band_center, length_power=0.0)  # a fixed one: its score is S − c itself
+    band = Band(normalization=normalization, length_power=0.0)  # a fixed one: its score is S − c itself
     masks, cluster = clip_rates.sides(records), resampled(records)[1]
     parts = [(beyond(records, band, side), records["length"][masks[side]], cluster[masks[side]]) for side in sides]
     return power_of_length(parts, target)
@@ -233,20 +232,20 @@ def shaped(records: pd.DataFrame, shape: Shape, target: float) -> Band:
     Raises:
         Unreachable: there is no power, as too few responses have moved.
     """
-    fields = {"band_center": shape.band_center, "band_width": shape.band_width}
+    fields = {"normalization": shape.normalization}
     if shape.limit:
         moved = records[records["quadratic_variation"] > 0]
         root, length = np.sqrt(moved["quadratic_variation"].to_numpy(np.float64)), moved["length"].to_numpy()
         power = power_of_length([(root, length, resampled(moved)[1])], _BEYOND_LIMIT)
     elif shape.power:
-        power = power_of_log_ratio(records, shape.band_center, target)
+        power = power_of_log_ratio(records, shape.normalization, target)
     if shape.power:
         if math.isnan(power.value):
             raise Unreachable("the power of L cannot be told from so few lengths, steps or responses that moved")
         fields["length_power"] = round(power.value, 2)
     if shape.limit:
         fields["realized_limit"] = _digits(upper_quantile(root / length ** fields["length_power"], _BEYOND_LIMIT))
-    return Band(eps_low=1.0, eps_high=1.0, eps_dual=_DUAL, **fields)
+    return Band(eps=1.0, **fields)
 
 
 # --- fitted on some steps, judged on others --------------------------------------------------------------------------
@@ -272,7 +271,7 @@ class Fit:
     @property
     def dual_widened(self) -> bool:
         """Whether the dual clip is wider than three times the upper side."""
-        return self.band.eps_dual > 1.01 * _DUAL * self.band.eps_high
+        return self.band.dual > 1.01 * DUAL * self.band.high
 
     @property
     def trend(self) -> float:
@@ -282,7 +281,10 @@ class Fit:
     @property
     def name(self) -> str:
         fitted = self.band is not None and self.shape.power and not self.shape.limit
-        return self.shape.name.replace("L^p", f"L^{self.band.length_power:g}") if fitted else self.shape.name
+        if not fitted:
+            return self.shape.name
+        power = self.band.length_power
+        return self.shape.name.replace("L^p", f"L^{power:g}" if power else CLIPS["fixed_band"].label)
 
 
 @dataclass(frozen=True)
@@ -314,11 +316,10 @@ def fit(records: pd.DataFrame, shape: Shape, target: float) -> Fit:
     sides, (_, cluster) = clip_rates.sides(records), resampled(records)
     eps_low, eps_high = (
         Estimate(eps, *eps_interval(beyond(records, band, side), eps, cluster[sides[side]]))
-        for side, eps in (("lower", band.eps_low), ("upper", band.eps_high))
+        for side, eps in (("lower", band.low), ("upper", band.high))
     )
-    low, high = _digits(band.eps_low), _digits(band.eps_high)
-    dual = _digits(band.eps_dual) if band.eps_dual > _DUAL * band.eps_high else _digits(_DUAL * high, 6)
-    band = dataclasses.replace(band, eps_low=low, eps_high=high, eps_dual=dual)
+    values = {"eps_low": band.low, "eps_high": band.high, "eps_dual": band.eps_dual}
+    band = dataclasses.replace(band, **{name: value and _digits(value) for name, value in values.items()})
     clipped = BandClip("", "", band).clipped(records)
     beyond_dual = sides["lower"] & (clipped > 0) & (standardized(records, band) > 0)
     rates = {side: rerun_rate(clipped[mask], cluster[mask]) for side, mask in sides.items()}

@@ -116,7 +116,7 @@ def calibrate(
         target=target,
         law=law,
         spread={} if usable.empty else usable.iloc[-1].to_dict(),
-        power={name: band_fit.power_of_log_ratio(part, "zero", target, of) for name, (part, of) in parts.items()},
+        power={name: band_fit.power_of_log_ratio(part, "plain", target, of) for name, (part, of) in parts.items()},
         fits=fits,
         gspo=gspo,
         earlier=earlier,

@@ -37,7 +37,7 @@ class Coarse:
     def band(self) -> Band:
         """With eps in two digits."""
         low, high = (float(f"{eps:.2g}") for eps in (self.eps_low, self.eps_high))
-        return Band(low, high, float(f"{3 * high:.6g}"))
+        return Band(eps=None, eps_low=low, eps_high=high)
 
 
 def coarse(metrics: pd.DataFrame, target: float) -> Coarse:

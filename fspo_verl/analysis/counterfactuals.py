@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from fspo_verl.analysis.clip_rates import lre_against_chance, lre_columns, rate_by_length, sides
-from fspo_verl.analysis.resampling import clustered_bootstrap, clusters
-from fspo_verl.clips import CLIPS, WEIGHTS, Clip, TokenClip
+from fspo_verl.analysis.resampling import clusters
+from fspo_verl.clips import CLIPS, Clip, TokenClip
 
 
 class Counterfactuals(NamedTuple):
@@ -76,24 +76,3 @@ def counterfactuals(
             )
     by_length = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["method", "side"])
     return Counterfactuals(by_length, pd.DataFrame(rows))
-
-
-def weights_by_length(records: pd.DataFrame, edges, rng: np.random.Generator, draws: int = 400) -> pd.DataFrame:
-    """Mean of each smooth weight by length, over the responses with advantage != 0.
-
-    Columns weight (a key of :data:`fspo_verl.clips.WEIGHTS`), low, high, n, mean, lower, upper; the intervals resample
-    whole prompts. Empty bins are left out.
-    """
-    counted = records[records["advantage"] != 0]
-    place = np.searchsorted(edges, counted["length"], side="right") - 1
-    rows = []
-    for name, weight in WEIGHTS.items():
-        values = weight.weight(counted)
-        for i in np.unique(place):
-            inside = place == i
-            columns = np.column_stack([values[inside], np.ones(inside.sum())])
-            mean = clustered_bootstrap(
-                clusters(counted[inside]), columns, lambda t: t[..., :1] / t[..., 1:], rng, draws
-            )
-            rows.append((name, edges[i], edges[i + 1] - 1, inside.sum(), *(part.item() for part in mean)))
-    return pd.DataFrame(rows, columns=["weight", "low", "high", "n", "mean", "lower", "upper"])

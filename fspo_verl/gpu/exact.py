@@ -67,7 +67,7 @@ def batch_of_all_places(rows: int, width: int, dtype: torch.dtype) -> Batch:
     new[~mask] = np.nan
     # Alternately in runs of as many rows as there are places, so that each place is met with both signs.
     advantage = np.where(np.arange(rows) // len(_PLACES) % 2, 1.0, -1.0) * rng.uniform(0.5, 2.0, rows)
-    band = Band(eps_low=eps, eps_high=eps, eps_dual=3 * eps)
+    band = Band(eps)
     return Batch(new, old, advantage.astype(np.float32), mask, dtype, band)
 
 
@@ -77,7 +77,7 @@ def reference(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     s = np.where(batch.mask, new - old, 0.0).sum(-1)
     length, a = batch.mask.sum(-1), batch.advantage.astype(np.float64)
     scale = np.sqrt(np.maximum(length, 1))
-    low, high, dual = -batch.band.eps_low * scale, batch.band.eps_high * scale, batch.band.eps_dual * scale
+    low, high, dual = -batch.band.low * scale, batch.band.high * scale, batch.band.dual * scale
     used = np.where(a > 0, np.minimum(s, high), np.minimum(np.maximum(s, low), dual))
     clipped = used != s
     ratio = np.exp(np.minimum(used, MAX_LOG_RATIO))

@@ -214,9 +214,9 @@ def _line(check: str, what: str, found: dict[str, dict[str, Floor]], usual: str)
     )
     others = ", ".join(f"{name} {floors['any'].sigma:.2g}" for name, floors in found.items() if name != usual)
     figures = {name: {layout: vars(floor) for layout, floor in floors.items()} for name, floors in found.items()}
-    if own.eps <= Band().eps_high:
+    if own.eps <= Band().high:
         return Line("ok", check, text, f"by head: {others}", figures=figures)
-    why = f"above the default eps of {Band().eps_high:g}: rounding alone would be clipped; by head: {others}"
+    why = f"above the default eps of {Band().high:g}: rounding alone would be clipped; by head: {others}"
     fix = (
         f"an eps of {own.eps:.2g} or more, {noise.HELP}; fspo-verl doctor --noise {own.sigma:.2g} judges a launch by it"
     )

@@ -68,7 +68,7 @@ def main() -> None:
     generator = torch.Generator().manual_seed(1)
     new = worker.log_probs(trainer, batch, cut)
     worker.set_old_log_probs(batch, [x.cpu() + 0.1 * torch.randn(len(x), generator=generator) for x in new])
-    loss = FSPOPolicyLossConfig(eps_low=0.1, eps_high=0.1, eps_dual=0.3)
+    loss = FSPOPolicyLossConfig(eps=0.1)
     metrics = worker.update(trainer, batch, loss, len(RESPONSES), scale=1)
     args.output.write_text(json.dumps(metrics))
 

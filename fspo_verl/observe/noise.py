@@ -67,7 +67,7 @@ def of_records(records, settings: RunSettings | None, band: Band | None) -> Nois
     if band is None:
         return noise
     score = standardized(rows, band)
-    distance = np.abs(score) / np.where(score > 0, band.eps_high, band.eps_low)  # from the centre, in half-widths
+    distance = np.abs(score) / np.where(score > 0, band.high, band.low)  # from the centre, in half-widths
     return noise._replace(outside=float((distance > 1).mean()), widen=upper_quantile(distance, SHARE))
 
 
@@ -114,7 +114,7 @@ def warning(noise: Noise, band: Band, loss: str = "fspo") -> str | None:
     """
     count = noise.outside * noise.responses
     # The comparison is False for NaN, where there is no band to leave.
-    if band.band_width == "realized" or not count - 2 * math.sqrt(count) > SHARE * noise.responses:
+    if band.is_studentized or not count - 2 * math.sqrt(count) > SHARE * noise.responses:
         return None
     text = (
         f"eps lies below the numerical noise: of {noise.responses:,} responses of first mini-batches, where nothing "
@@ -123,7 +123,7 @@ def warning(noise: Noise, band: Band, loss: str = "fspo") -> str | None:
     )
     if math.isnan(noise.widen):
         return text
-    edges, names = [noise.widen * eps for eps in (band.eps_low, band.eps_high)], ("eps_low", "eps_high")
+    edges, names = [noise.widen * eps for eps in (band.low, band.high)], ("eps_low", "eps_high")
     if loss == "gspo":
         edges, names = [-math.expm1(-edges[0]), math.expm1(edges[1])], ("clip_ratio_low", "clip_ratio_high")
     wider = " and ".join(f"{name}={rounded_up(edge):g}" for name, edge in zip(names, edges, strict=True))

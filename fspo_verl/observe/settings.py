@@ -12,9 +12,6 @@ from fspo_verl.band import Band
 # something else, or nothing.
 _CLIP_A_RATIO = ("vanilla", "gspo", "geo_mean", "clip_cov", "cispo")
 
-# An eps that nothing reaches, and a band can have.
-_NEVER = 1e6
-
 
 def clip_ratios(read: Callable[[str], float | None]) -> dict[str, float | None]:
     """verl's clip range as its losses take it: ``clip_ratio`` stands for a side that is null.
@@ -62,7 +59,7 @@ class RunSettings:
             if low is None or high is None or low <= 0 or high <= 0:
                 return None
             lowest, highest = log_range(low, high)
-            return Band(eps_low=min(lowest, _NEVER), eps_high=highest, eps_dual=None, length_power=1.0)
+            return Band(eps_low=lowest, eps_high=highest, eps_dual=math.inf, length_power=1.0)
         return self.band
 
     @property
@@ -77,7 +74,7 @@ class RunSettings:
 
     def to_json(self) -> dict:
         """Plain values by field."""
-        return vars(self) | {"band": self.band and self.band.values()}
+        return vars(self) | {"band": self.band and self.band.to_json()}
 
     @staticmethod
     def from_json(data: Mapping) -> "RunSettings":
@@ -87,4 +84,4 @@ class RunSettings:
             TypeError, ValueError: the band has fields or values that this version does not know.
         """
         known = {field.name: data[field.name] for field in fields(RunSettings) if field.name in data}
-        return RunSettings(**known | {"band": Band(**band) if (band := data.get("band")) else None})
+        return RunSettings(**known | {"band": Band.from_json(band) if (band := data.get("band")) else None})

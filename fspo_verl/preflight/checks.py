@@ -376,7 +376,7 @@ def idle_clip_ratio(launch: Launch) -> Iterator[Finding]:
     changed = [f"{key}={actor[key]}" for key, usual in _CLIP_RATIO_DEFAULTS.items() if actor.get(key) != usual]
     if changed:
         what = f"{ACTOR}: {', '.join(changed)} has no effect with loss_mode=fspo"
-        why = f"its clip range is {POLICY_LOSS}.eps_low, eps_high and eps_dual (log-ratio per sqrt(token), not ratios)"
+        why = f"its clip range is {POLICY_LOSS}.eps (and eps_low, eps_high, eps_dual; log-ratios per sqrt(token))"
         fix = f"remove {' '.join(f'{ACTOR}.{item}' for item in changed)}"
         yield warning(what, why, fix)
 
@@ -392,30 +392,23 @@ def mean_over_own_length(launch: Launch) -> Iterator[Finding]:
         )
 
 
-def one_sided_band(launch: Launch) -> Iterator[Finding]:
-    """The one member of the family that is unfair by design."""
-    if launch.band.band_center == "zero" and launch.band.band_width == "realized":
-        what = f"{POLICY_LOSS}.band_width=realized with band_center=zero clips long or stale sequences on one side"
-        why = "S drifts by about -Q/2, which outgrows a width of sqrt(Q)"
-        fix = f"{POLICY_LOSS}.band_center=realized"
-        yield warning(what, why, fix)
-
-
 def band_beyond_use(launch: Launch) -> Iterator[Finding]:
     """An edge that no response reaches, mostly a ratio bound of another loss taken for this one's."""
     if not (edges := launch.half_widths):
         return
     longest = launch.max_response_length
     spread = _LARGEST_SIGMA * math.sqrt(longest)
-    if far := {key: edge for key, edge in edges.items() if edge[1] >= _STANDARD_DEVIATIONS * spread}:
+    # An infinite edge is no mistake: it says that nothing is to be clipped.
+    if far := {key: edge for key, edge in edges.items() if _STANDARD_DEVIATIONS * spread <= edge[1] < math.inf}:
         values = (f"{key}={float(value):g} is a log-ratio of {half:.3g}" for key, (value, half) in far.items())
-        band = (f"{POLICY_LOSS}.{name}={getattr(Band(), name)}" for name in ("eps_low", "eps_high", "eps_dual"))
         yield warning(
             f"{', '.join(values)} at a response of {longest} tokens",
             f"the clip will never act on long responses: even where a token's log-ratio spreads by {_LARGEST_SIGMA}, "
             f"that of a response spreads by {spread:.2g}"
             + ("; eps is not a ratio bound like clip_ratio=0.2" if launch.is_fspo else ""),
-            " ".join(band) if launch.is_fspo else f"{ACTOR}.clip_ratio_low=0.0003 {ACTOR}.clip_ratio_high=0.0004",
+            launch.with_eps(Band.eps, Band.eps)
+            if launch.is_fspo
+            else f"{ACTOR}.clip_ratio_low=0.0003 {ACTOR}.clip_ratio_high=0.0004",
         )
 
 
@@ -470,7 +463,7 @@ def band_in_effect(launch: Launch) -> Iterator[Finding]:
     """The band, and what it is as importance-sampling ratios at a tenth of the longest response and at the longest."""
     text = f"policy loss fspo: {launch.band.describe()}"
     longest = launch.max_response_length
-    if launch.half_widths and launch.band.band_center != "realized":
+    if launch.half_widths and launch.band.normalization == "plain":
         ratios = launch.band_as_ratios([max(1, longest // 10), longest])
         text += "; as ratios " + ", ".join(f"{low:.3g} to {high:.3g} at L={n}" for n, (low, high) in ratios.items())
     yield note(text)
@@ -513,7 +506,6 @@ _FOLDERS = (used_records_dir, changed_on_resume, lost_checkpoint)
 _FSPO = (
     idle_clip_ratio,
     mean_over_own_length,
-    one_sided_band,
     band_beyond_use,
     rollout_log_probs,
     weighted_by_tokens,

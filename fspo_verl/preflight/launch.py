@@ -178,9 +178,9 @@ class Launch:
         The distance is in nats of S. Empty where the data decide, and for losses that clip tokens.
         """
         longest = self.max_response_length
-        if longest and self.is_fspo and self.band.band_width == "length":
+        if longest and self.is_fspo and not self.band.is_studentized:
             scale = longest**self.band.length_power
-            edges = {side: getattr(self.band, side) for side in ("eps_low", "eps_high")}
+            edges = {"eps_low": self.band.low, "eps_high": self.band.high}
             return {f"{POLICY_LOSS}.{side}": (eps, eps * scale) for side, eps in edges.items()}
         if longest and self.loss_mode == "gspo":  # clips S/L
             from fspo_verl.observe.settings import log_range
@@ -189,6 +189,14 @@ class Launch:
             halves = (edge * longest for edge in log_range(*edges))
             return {f"{ACTOR}.{key}": values for key, *values in zip(keys, edges, halves, strict=True)}
         return {}
+
+    def with_eps(self, low: float, high: float) -> str:
+        """Overrides that give the band these half-widths, in the keys that the launch sets."""
+        band = self.band
+        one_number = low == high and band.eps_low is None and band.eps_high is None
+        values = {"eps": low} if one_number else {"eps": None, "eps_low": low, "eps_high": high}
+        values |= {} if band.eps_dual is None else {"eps_dual": None}
+        return " ".join(f"{POLICY_LOSS}.{k}={'null' if v is None else format(v, '.3g')}" for k, v in values.items())
 
     def band_as_ratios(self, lengths: list[int]) -> dict[int, tuple[float, float]]:
         """Length -> lowest and highest unclipped ratio exp(S), for a band that does not depend on the data."""

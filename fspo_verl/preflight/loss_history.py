@@ -97,6 +97,7 @@ def changed_on_resume(config: DictConfig) -> Iterator[Finding]:
         return
     settings = loss_settings(config)
     changed = [key for key in settings if key in before and settings[key] != before[key]]
+    settings, before = ({k: "null" if v is None else v for k, v in found.items()} for found in (settings, before))
     if changed:
         yield Finding(
             "warning",

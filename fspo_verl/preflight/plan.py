@@ -43,7 +43,7 @@ def _band(launch: Launch) -> Iterator[Row]:
         for length in launch.typical_lengths:
             ratios = f"{(1 - low) ** length:.3g} to {(1 + high) ** length:.3g}"
             yield Row(f"unclipped ratio at L={length}", ratios, f"(1 - {low:g})^{length}, (1 + {high:g})^{length}")
-    elif launch.is_fspo and "realized" in (launch.band.band_width, launch.band.band_center):
+    elif launch.is_fspo and (not launch.half_widths or launch.band.normalization != "plain"):
         yield Row("unclipped ratio", "set by the data", launch.band.describe())
     elif launch.is_fspo:
         for length, (lowest, highest) in launch.band_as_ratios(launch.typical_lengths).items():

@@ -8,9 +8,6 @@ from statistics import NormalDist
 
 from fspo_verl.preflight.launch import POLICY_LOSS, Finding, Launch
 
-# 2 leaves about 5% of undrifted responses outside; the dual clip is at 3 half-widths, as by default.
-_EPS_IN_UNITS = {"low": 2, "high": 2, "dual": 6}
-
 
 def findings(launch: Launch, sigma: float | None, noise: float | None, folder: Path | None) -> Iterator[Finding]:
     """Whether the band clips nothing or nearly everything, and whether it tells a move from numerical noise.
@@ -43,16 +40,17 @@ def judge_eps(launch: Launch, outside: dict[str, float], sigma: float) -> Iterat
     rates = ", ".join(f"{rate:.2g} at {where}" for where, rate in outside.items())
     yield Finding("note", "outside_band", f"share of responses outside the band at sigma={sigma:.3g}: {rates}")
     # The unit of eps is such that the longest response's S has standard deviation 1.
-    unit = 1 if band.band_width == "realized" else sigma * launch.max_response_length ** (0.5 - band.length_power)
-    wanted = " ".join(f"{POLICY_LOSS}.eps_{side}={times * unit:.3g}" for side, times in _EPS_IN_UNITS.items())
+    unit = 1 if band.is_studentized else sigma * launch.max_response_length ** (0.5 - band.length_power)
+    wanted = launch.with_eps(2 * unit, 2 * unit)  # leaves about 5% of undrifted responses outside
     responses = (launch.prompts_per_rollout or 1) * launch.config.actor_rollout_ref.rollout.n
-    eps = f"eps_low={band.eps_low:g}, eps_high={band.eps_high:g}"
+    eps = f"eps_low={band.low:g}, eps_high={band.high:g}"
     if max(outside.values()) < 1 / responses:
         what = f"{eps} clip less than one response a step"
         yield Finding("warning", "eps_never_binds", what, f"share outside the band: {rates}", wanted)
     if crowded := [where for where, rate in outside.items() if rate > 0.5]:
-        drifts = min(outside.values()) < 0.5 and band.band_center == "zero"
-        fix = f"{POLICY_LOSS}.band_center=realized (long responses drift), or fewer stale steps" if drifts else wanted
+        drifts = min(outside.values()) < 0.5 and band.normalization == "plain"
+        corrected = f"{POLICY_LOSS}.normalization=drift_corrected (long responses drift), or fewer stale steps"
+        fix = corrected if drifts else wanted
         why = f"at {', '.join(crowded)}; {rates}"
         yield Finding("warning", "eps_always_binds", f"{eps} leave most responses outside", why, fix)
 
@@ -65,8 +63,8 @@ def judge_noise(launch: Launch, sigma: float | None, records) -> Iterator[Findin
     if sigma is not None:
         outside = max(_outside(band, length, sigma, drift=0.0) for length in launch.typical_lengths)
         spread = sigma * max(length ** (0.5 - band.length_power) for length in launch.typical_lengths)
-        widen = noise.EPS_IN_SIGMA * spread / min(band.eps_low, band.eps_high)
-        below = outside > noise.SHARE and band.band_width != "realized"
+        widen = noise.EPS_IN_SIGMA * spread / min(band.low, band.high)
+        below = outside > noise.SHARE and not band.is_studentized
     elif records is not None and (unmoved := noise.of_records(records, records.attrs["settings"], band)):
         sigma, outside, widen = unmoved.sigma, unmoved.outside, unmoved.widen
         below = noise.warning(unmoved, band) is not None
@@ -74,9 +72,9 @@ def judge_noise(launch: Launch, sigma: float | None, records) -> Iterator[Findin
         return
     what = f"with nothing moved, {outside:.2g} of the responses lie outside the band (noise of {sigma:.2g} per token)"
     if below:
-        low, high = (noise.rounded_up(widen * eps) for eps in (band.eps_low, band.eps_high))
-        wider = f"{POLICY_LOSS}.eps_low={low:g} {POLICY_LOSS}.eps_high={high:g} {POLICY_LOSS}.eps_dual={3 * high:g}"
-        yield Finding("warning", "eps_below_noise", what, "it clips rounding, not moves", f"{wider}, or {noise.HELP}")
+        low, high = (noise.rounded_up(widen * eps) for eps in (band.low, band.high))
+        fix = f"{launch.with_eps(low, high)}, or {noise.HELP}"
+        yield Finding("warning", "eps_below_noise", what, "it clips rounding, not moves", fix)
     else:
         yield Finding("note", "noise", what)
 

@@ -226,7 +226,7 @@ def _paste(band: Band, run: Run) -> str:
     """Hydra overrides, one a line; with what else must change in a run that trained with another band or loss."""
     default, settings = Band(), run.settings
     before = settings and settings.band or default
-    fitted = ("length_power", "realized_limit", "drift_per_token")
+    fitted = ("length_power", "realized_limit")
     reset = {name: getattr(default, name) for name in fitted if getattr(before, name) != getattr(default, name)}
     selected = {"+algorithm.policy_loss": "fspo"} if settings and settings.loss != "fspo" else {}
     return _lines(selected | {KEY + name: value for name, value in (reset | overrides(band)).items()})
@@ -236,10 +236,12 @@ def _lines(items: dict[str, float | str | None]) -> str:
     return " \\\n".join(f"  {key}={'null' if value is None else value}" for key, value in items.items())
 
 
-def overrides(band: Band) -> dict[str, float | str]:
-    """Fields of the policy loss that give this band: eps always, the others where they are not the default."""
-    default, always = Band(), ("eps_low", "eps_high", "eps_dual", "band_center", "band_width")
-    return {name: value for name, value in band.values().items() if name in always or value != getattr(default, name)}
+def overrides(band: Band) -> dict[str, float | str | None]:
+    """Fields of the policy loss that give this band, whatever eps a launch has; the others where not the default."""
+    values = {"eps": None, "eps_low": band.low, "eps_high": band.high, "eps_dual": band.eps_dual}
+    values["normalization"] = band.normalization
+    fitted = {name: getattr(band, name) for name in ("length_power", "realized_limit")}
+    return values | {name: value for name, value in fitted.items() if value != getattr(Band, name)}
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of the report page: each function draws a panel from finished tables and computes no result.
 
-A loss has one colour and one marker in all figures; further runs of the same loss differ by line and hollow marker.
-The colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which colour-blind readers can tell apart.
+A loss has one colour and one marker in all figures (:mod:`fspo_verl.report.style`); further runs of the same loss
+differ by line and hollow marker.
 """
 
 import io
@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from fspo_verl.analysis.clip_rates import takes_part
-from fspo_verl.clips import CLIPS, Style
+from fspo_verl.report.style import STYLES, Style
 
 _LENGTH = "response length L (tokens)"
 BLACK, GREY = "#000000", "#7f7f7f"
@@ -43,17 +43,16 @@ _STYLE = {
     "legend.frameon": False,
     "svg.hashsalt": "fspo_verl",  # the same figure is the same file
 }
-_LOSSES = {name: clip.style for name, clip in CLIPS.items() if clip.style} | {"no_clip": Style("#882255", "X")}
 _OTHER_LOSSES = [Style(BLACK, "*"), Style("#666633", "h")]
 _REPEATS = [("-", False), ("--", True), (":", False), ("-.", True)]
 
 
 def run_styles(losses: Sequence[str | None]) -> list[Style]:
     """One style per run, that of the loss it trained with; others take theirs in order."""
-    known = [loss if loss in _LOSSES else None for loss in losses]
+    known = [loss if loss in STYLES else None for loss in losses]
     styles = []
     for i, loss in enumerate(known):
-        own = [_LOSSES[loss]] if loss else _OTHER_LOSSES
+        own = [STYLES[loss]] if loss else _OTHER_LOSSES
         repeats, place = divmod(known[:i].count(loss), len(own))
         line, hollow = _REPEATS[repeats % len(_REPEATS)]
         styles.append(own[place]._replace(line=line, hollow=hollow))

@@ -11,7 +11,7 @@ import pandas as pd
 from scipy.stats import norm
 
 from fspo_verl.analysis import clip_rates, resampling
-from fspo_verl.analysis.counterfactuals import Counterfactuals, counterfactuals, weights_by_length
+from fspo_verl.analysis.counterfactuals import Counterfactuals, counterfactuals
 from fspo_verl.analysis.law import LawOfS, law_of_s
 from fspo_verl.analysis.resampling import Estimate
 from fspo_verl.analysis.runs import Run, config_differences, live_clip_rates
@@ -38,7 +38,6 @@ class Analysis:
     lre_excluded: int  # responses in bins that hold too few responses or prompts to take part in the LRE
     stock: Counterfactuals
     matched: Counterfactuals | None  # None where no clip can take MATCHED_RATE of these responses
-    weights: pd.DataFrame  # mean of each smooth weight by length
     law: LawOfS
     quantiles: pd.DataFrame  # of the normal law (normal) and of the sample: z = (S + Q/2)/√Q, per_sqrt_length = S/(σ√L)
     outliers: pd.Series  # share of the moved responses with |S + Q/2| > 1.96 √Q
@@ -75,7 +74,6 @@ def analyse(run: Run, edges: np.ndarray, rng: np.random.Generator) -> Analysis |
         quantiles=_quantiles(z, moved.log_ratio / (law.sigma.value * np.sqrt(moved.length))),
         outliers=_overall(moved.length, np.abs(z) > _OUTLIER, resampling.clusters(moved), edges),
         windows=_windows(records, edges, rng),
-        weights=weights_by_length(records, edges, rng, DRAWS),
     )
 
 
@@ -138,7 +136,6 @@ def tables(runs: Sequence[Run], analyses: Sequence[Analysis], live: dict[str, pd
             {k: found.by_length for k, found in methods.items()}, ("run", "constants")
         ),
         "counterfactuals_summary": _stacked({k: found.summary for k, found in methods.items()}, ("run", "constants")),
-        "weights_by_length": _stacked({name: a.weights for name, a in recorded.items()}),
         "law_by_length": _stacked(of_law, ("run", "quantity")),
         "quantiles": _stacked({name: a.quantiles for name, a in recorded.items()}),
         "over_steps": _stacked({name: a.windows for name, a in recorded.items()}),

@@ -32,7 +32,7 @@ from fspo_verl.analysis.clip_rates import length_edges
 from fspo_verl.analysis.counterfactuals import Counterfactuals
 from fspo_verl.analysis.law import LawOfS
 from fspo_verl.analysis.runs import RECORDS_DIR, Run, config_differences, read_runs, written
-from fspo_verl.clips import CLIPS, MATCHED_RATE, WEIGHTS, Style
+from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.files import write_whole
 from fspo_verl.observe import noise
 from fspo_verl.observe.metrics import NAMES
@@ -41,6 +41,7 @@ from fspo_verl.observe.settings import RunSettings
 from fspo_verl.report import figures
 from fspo_verl.report.figures import Series
 from fspo_verl.report.numbers import Analysis, analyse, clip_of, live_rates, live_steps, noise_of, steps, tables
+from fspo_verl.report.style import HEADLINE, STYLES, Style
 from fspo_verl.versions import installed
 
 _MADE_BY = "fspo-verl report"
@@ -224,9 +225,7 @@ def verdict(runs: Sequence[Run], analyses: Sequence[Analysis]) -> list[tuple[str
     lines = [("clipped", ", ".join(clipped)), ("lengths", "; ".join(lengths))]
     if (reference := _reference(analyses)) is not None:
         of_all = reference.matched.overall.summary
-        shapes = [
-            f"{c.shape} {_number(of_all.lre[c.name])}" for c in CLIPS.values() if c.headline and c.name in of_all.index
-        ]
+        shapes = [f"{CLIPS[name].label} {_number(of_all.lre[name])}" for name in HEADLINE if name in of_all.index]
         same = f"LRE on the responses of {reference.run.name}, {MATCHED_RATE:.0%} clipped by each: {', '.join(shapes)}"
         lines.append(("shapes", f"{same}; by chance up to {_number(of_all.floor_upper.mean())}"))
     return lines
@@ -270,7 +269,6 @@ def counterfactuals(analyses: Sequence[Analysis]) -> Part:
     tables, panels = {}, []
     for a in analyses:
         tables[f"{a.run.name}: every clip on its {a.total.n:,.0f} responses with an advantage"] = _clip_table(a)
-        tables |= _weight_tables(a)
         panels.append((figures.clip_rates, f"{a.run.name}: usual constants", _clip_series(a.stock)))
         if a.matched is not None:
             title = f"{a.run.name}: re-scaled to {MATCHED_RATE:.0%}"
@@ -464,17 +462,17 @@ def _clip_series(counterfactuals: Counterfactuals, headline: bool = False) -> li
     tables, summary = counterfactuals.overall
     series = []
     for clip in CLIPS.values():
-        if clip.name in summary.index and (clip.headline if headline else clip.style):
+        if clip.name in summary.index and clip.name in (HEADLINE if headline else STYLES):
             lre = summary.loc[clip.name, ["lre", "lre_lower", "lre_upper"]]
-            label = f"{clip.shape}: LRE {_interval(*lre)}" if headline else clip.shape
-            series.append(Series(label, clip.style, tables.loc[[clip.name]]))
+            label = f"{clip.label}: LRE {_interval(*lre)}" if headline else clip.label
+            series.append(Series(label, STYLES[clip.name], tables.loc[[clip.name]]))
     return series
 
 
 def _clip_table(a: Analysis) -> pd.DataFrame:
     table = _clip_texts(a.stock)
     rescaled = _clip_texts(a.matched).reindex(table.index, fill_value=_DASH)[["LRE", "by chance up to"]]
-    table.insert(0, "clip", [CLIPS[name].label for name in table.index])
+    table.insert(0, "clip", [CLIPS[name].title for name in table.index])
     return table.join(rescaled.add_suffix(f" at {MATCHED_RATE:.0%}"))
 
 
@@ -490,17 +488,6 @@ def _clip_texts(found: Counterfactuals | None) -> pd.DataFrame:
         for row in (() if found is None else found.overall.summary.itertuples())
     }
     return pd.DataFrame(texts, index=["eps", "rate", "LRE", "by chance up to"]).T.astype(object)
-
-
-def _weight_tables(a: Analysis) -> dict[str, pd.DataFrame]:
-    """One per smooth weight: what it makes of the gradient, by length."""
-    tables = {}
-    for name, part in a.weights.groupby("weight"):
-        weight = WEIGHTS[name]
-        rows = [(f"{row.low:,}–{row.high:,}", _interval(row.mean, row.lower, row.upper)) for row in part.itertuples()]
-        caption = f"{a.run.name}: mean weight by length of {weight.label}, which {weight.note} and clips nothing"
-        tables[caption] = pd.DataFrame(rows, columns=["tokens", "mean weight [95%]"])
-    return tables
 
 
 def _law_table(laws: dict[str, LawOfS]) -> pd.DataFrame:
@@ -527,9 +514,10 @@ def _bands(settings: RunSettings | None, lengths: pd.Series, sigma: float) -> li
     if band is None:
         return []
     bands = [("its band", "-", band)]
-    if band.length_power == 0.5 and band.band_center in ("zero", "realized"):
-        center, label = {"zero": ("realized", "centre −Q/2"), "realized": ("zero", "centre 0")}[band.band_center]
-        bands.append((label, "--", dataclasses.replace(band, band_center=center)))
+    if band.length_power == 0.5 and not band.is_studentized:
+        others = {"plain": ("drift_corrected", "centre −Q/2"), "drift_corrected": ("plain", "centre 0")}
+        other, label = others[band.normalization]
+        bands.append((label, "--", dataclasses.replace(band, normalization=other)))
     length = torch.as_tensor(np.linspace(lengths.min() ** 0.5, lengths.max() ** 0.5, 100) ** 2)
     drawn = []
     for label, line, band in bands:

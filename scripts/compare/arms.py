@@ -24,7 +24,7 @@ SIZES = {
 }
 """What options of the sizes of a cell set in verl."""
 BOUNDS = [f"{ACTOR}.clip_ratio_{side}" for side in ("low", "high")]
-BOUNDS += [f"{ACTOR}.policy_loss.eps_{side}" for side in ("low", "high", "dual")]
+BOUNDS += [f"{ACTOR}.policy_loss.{name}" for name in ("eps", "eps_low", "eps_high", "eps_dual")]
 """What a multiple of a clip range multiplies."""
 
 

@@ -21,7 +21,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "quickstart")]
 import ledger  # noqa: E402
 import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
-from arms import BOUNDS, SIZES, Arm  # noqa: E402
+from arms import ACTOR, BOUNDS, SIZES, Arm  # noqa: E402
 from ledger_experiment import LedgerExperiment, launch  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 
@@ -94,6 +94,9 @@ def overrides_of(arm: Arm, factor: float) -> list[str]:
     values = {key: value for key, value in packaged.items() if value is not None}
     values |= dict(change.split("=", 1) for change in arm.changes)
     bounds = {key: f"{float(values[key]) * factor:.6g}" for key in BOUNDS if values.get(key, "null") != "null"}
+    eps = f"{ACTOR}.policy_loss.eps"
+    if {eps, f"{eps}_low", f"{eps}_high"} <= bounds.keys():
+        bounds[eps] = "null"  # it has no effect beside the two
     return [f"{key}={value}" for key, value in (values | bounds).items()]
 
 

@@ -23,10 +23,11 @@ from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.compare import page
 from fspo_verl.observe.records import read_records
 from fspo_verl.report import figures
+from fspo_verl.report.style import STYLES
 
 ROOT = Path(__file__).parents[2]
-LOSSES = {"fixed_band": "fixed range", "fspo": "FSPO: ∝ √L", "gspo": "GSPO: ∝ L"}
-MEASURED = {"fspo_width": "∝ √Q, an option"}
+LOSSES = {"fixed_band": "fixed band", "fspo": "FSPO: ∝ √L", "gspo": "GSPO: ∝ L"}
+MEASURED = {"fspo_studentized": "studentised: ∝ √Q"}
 UPDATES = ("grpo-4-float32", "warm-4-float32", "random-4-float32")  # cells of docs/law
 _LENGTH_BINS = 4  # of the law's lengths, so that each holds 50 responses and more
 
@@ -34,7 +35,8 @@ _LENGTH_BINS = 4  # of the law's lengths, so that each holds 50 responses and mo
 def small_models() -> pd.DataFrame:
     """Clip rates of the comparison: columns loss, low, high, place, rate, smallest, largest."""
     trials, setup = page.load(ROOT / "docs/comparison.json")
-    rates = page.compare(trials, setup, "fspo", 0.5).clip_rates.query("kind == 'matched'")
+    rates = page.compare(trials, setup, "fspo", 0.5).clip_rates
+    rates = rates[(rates.kind == "matched") & rates.loss.isin(LOSSES)]
     return rates.assign(place=rates.low.map(page.bin_places(trials)))
 
 
@@ -58,7 +60,7 @@ def _draw(axes: Axes, rates: pd.DataFrame, names: dict[str, str], model: str) ->
     """Lines with their range; those named are labelled at their end."""
     axes.axhline(MATCHED_RATE, color=figures.GREY, lw=0.8, ls=":")
     for loss, table in rates.groupby("loss", sort=False):
-        style = CLIPS[loss].style
+        style = STYLES[loss]
         axes.fill_between(table.place, table.smallest, table.largest, color=style.color, alpha=0.12, lw=0)
         axes.plot(table.place, table.rate, **style.line_kwargs() | {"lw": 2.2, "ms": 6})
         end = (table.place.iloc[-1], table.rate.iloc[-1])

@@ -20,18 +20,18 @@ from fspo_verl.analysis import clip_rates, resampling
 from fspo_verl.analysis.counterfactuals import Counterfactuals, counterfactuals
 from fspo_verl.analysis.law import LawOfS, law_of_s
 from fspo_verl.analysis.resampling import Estimate
-from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, Style
+from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip
 from fspo_verl.files import between, markdown_table
 from fspo_verl.observe.records import read_records
 from fspo_verl.report import figures
 from fspo_verl.report.figures import GREY, Series
+from fspo_verl.report.style import STYLES, Style
 
 SHAPES = {
     "fspo": "√L (FSPO)",
-    "fspo_centered": "√L, centre −Q/2",
+    "fspo_drift_corrected": "√L, centre −Q/2",
     "fixed_band": "fixed",
     "gspo": "L (GSPO)",
-    "fspo_width": "√Q",
     "fspo_studentized": "√Q, centre −Q/2",
 }
 _STYLES = {"grpo": Style("#0072B2", "o"), "random": Style("#D55E00", "s", "--"), "warm": Style("#009E73", "^", ":")}
@@ -421,8 +421,8 @@ def _draw_positions(axes: Axes, cells: Sequence[Measured]) -> None:
 def _draw_rates(axes: Axes, cell: Measured) -> None:
     table = matched(cell.records, cell.edges).overall.by_length
     table = table[table.n >= clip_rates.MIN_COUNT]
-    keys = [key for key in ("fspo", "fixed_band", "gspo", "fspo_width") if key in table.index]
-    figures.by_length(axes, [Series(SHAPES[key], CLIPS[key].style, table.loc[[key]]) for key in keys])
+    keys = [key for key in ("fspo", "fixed_band", "gspo", "fspo_studentized") if key in table.index]
+    figures.by_length(axes, [Series(SHAPES[key], STYLES[key], table.loc[[key]]) for key in keys])
     axes.axhline(MATCHED_RATE, color=GREY, lw=0.8)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
     axes.set(ylim=(0, None), ylabel="clip rate", title=f"Clip rates, each clip scaled to {MATCHED_RATE:.0%} (grpo)")
@@ -432,10 +432,10 @@ def _draw_rates(axes: Axes, cell: Measured) -> None:
 
 
 def _draw_rollout(axes: Axes, table: pd.DataFrame) -> None:
-    for name, label, clip in (("per_length", "S/√L", "fspo"), ("per_variation", "S/√Q", "fspo_width")):
+    for name, label, clip in (("per_length", "S/√L", "fspo"), ("per_variation", "S/√Q", "fspo_studentized")):
         first = table[name].iloc[0]
         bars = np.abs(table[[f"{name}_lower", f"{name}_upper"]].to_numpy().T - table[name].to_numpy()) / first
-        style = CLIPS[clip].style.line_kwargs()
+        style = STYLES[clip].line_kwargs()
         axes.errorbar(table.mini_batch, table[name] / first, bars, label=label, capsize=2, **style)
     growth = table.per_length.iloc[-1] / table.per_length.iloc[0]
     axes.set(xlabel="mini-batch of the rollout", ylabel="rms, first that moved = 1", ylim=(0, None))

@@ -52,7 +52,7 @@ class LedgerExperiment(launch.Experiment):
     def task(self) -> list[str]:
         start, policy_loss = self.start, "actor_rollout_ref.actor.policy_loss"
         return [
-            *([f"{policy_loss}.eps_low={EPS}", f"{policy_loss}.eps_high={EPS}"] if self.loss == "fspo" else []),
+            *([f"{policy_loss}.eps={EPS}"] if self.loss == "fspo" else []),
             f"{policy_loss}.length_bins=[10,20,40]",
             override("data.train_files", start / "train.parquet"),
             override("data.val_files", start / "validation.parquet"),

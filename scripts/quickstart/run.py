@@ -24,7 +24,7 @@ EXAMPLES = """examples:
   bash scripts/quickstart.sh                          a few minutes on two cores, installation included
   bash scripts/quickstart.sh --loss gspo --seed 1     a baseline, from the warm start that fspo's seed 1 has
   bash scripts/quickstart.sh --rollout vllm           rollouts from vLLM on the CPU
-  bash scripts/quickstart.sh --name wide -- actor_rollout_ref.actor.policy_loss.eps_high=0.04
+  bash scripts/quickstart.sh --name wide -- actor_rollout_ref.actor.policy_loss.eps=0.04
 """
 
 

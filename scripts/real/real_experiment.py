@@ -87,9 +87,8 @@ class RealExperiment(launch.Experiment):
         # are masked from each other and not skipped, so that its cost grows with the square of its tokens; many small
         # ones cost more, each with a gradient of its own for all weights.
         micro_batch = max(1536 if self.gpu else 768, longest)
-        clip = [f"{actor}.policy_loss.{name}" for name in ("eps_low", "eps_high", "eps_dual")]
         return [
-            *([f"{clip[0]}={EPS}", f"{clip[1]}={EPS}", f"{clip[2]}={3 * EPS}"] if self.loss == "fspo" else []),
+            *([f"{actor}.policy_loss.eps={EPS}"] if self.loss == "fspo" else []),
             f"{actor}.policy_loss.length_bins=[8,16,32,64]",
             override("data.train_files", self.run / "train.parquet"),
             override("data.val_files", self.run / "validation.parquet"),

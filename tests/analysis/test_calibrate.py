@@ -18,7 +18,7 @@ from fspo_verl import cli
 from fspo_verl.analysis import band_fit, clip_rates
 from fspo_verl.analysis.calibrate import calibrate, recommend
 from fspo_verl.analysis.coarse import coarse
-from fspo_verl.band import Band
+from fspo_verl.band import NORMALIZATIONS, Band
 from fspo_verl.clips import BandClip, ratio_band, standardized, upper_quantile
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.report import calibration
@@ -50,10 +50,10 @@ def scores(records, band, side="upper"):
     return band_fit.beyond(records, band, side), band_fit.resampled(records)[1][clip_rates.sides(records)[side]]
 
 
-@pytest.mark.parametrize("center, width", [("zero", "length"), ("realized", "length"), ("realized", "realized")])
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
 @pytest.mark.parametrize("steps, step_spread", [(5, 0.43), (19, 0.3)])
-def test_intervals_of_eps_cover_the_true_quantile_where_steps_differ(center, width, steps, step_spread):
-    band = Band(band_center=center, band_width=width)
+def test_intervals_of_eps_cover_the_true_quantile_where_steps_differ(normalization, steps, step_spread):
+    band = Band(normalization=normalization)
     endless = simulate_run(np.random.default_rng(1000), steps=3000, step_spread=step_spread)
     truth = upper_quantile(scores(endless, band, "lower")[0], 0.1)
     hits = []
@@ -65,7 +65,7 @@ def test_intervals_of_eps_cover_the_true_quantile_where_steps_differ(center, wid
         assert low <= eps <= high
         hits.append(low <= truth <= high)
     # More often than stated only where steps hardly differ, as for a width of sqrt(Q).
-    assert_covered(hits, at_least=width == "realized")
+    assert_covered(hits, at_least=normalization == "studentized")
 
 
 @pytest.mark.parametrize("steps, step_spread, prompts", [(1, 0.0, 64), (5, 0.43, 8), (19, 0.3, 8), (20, 0.3, 8)])
@@ -102,7 +102,7 @@ def test_the_suggested_bands_clip_the_target_on_both_sides():
         assert found.eps_low.lower < found.eps_low.value < found.eps_low.upper
         assert found.eps_high.lower < found.eps_high.value < found.eps_high.upper
         overrides = calibration.overrides(found.band)
-        assert overrides["eps_dual"] == pytest.approx(3 * overrides["eps_high"])
+        assert overrides["eps"] is None and overrides["eps_dual"] is None
         method = BandClip("band", "", FSPOPolicyLossConfig(**overrides))
         assert Band(**Band.fields_in(vars(method.band))) == found.band
         clipped = method.clipped(run)
@@ -116,10 +116,10 @@ def test_the_dual_clip_takes_at_most_a_tenth_of_the_target():
     lower = np.flatnonzero(clip_rates.sides(run)["lower"])
     far = np.random.default_rng(1).choice(lower, len(lower) // 5, replace=False)
     moved = run.log_ratio.to_numpy().copy()
-    moved[far] = 10 * Band().eps_high * np.sqrt(run.length.to_numpy()[far]) * np.linspace(1, 2, len(far))
+    moved[far] = 10 * Band().high * np.sqrt(run.length.to_numpy()[far]) * np.linspace(1, 2, len(far))
     run["log_ratio"] = moved
     found = band_fit.fit(run, band_fit.SHAPES[0], 0.1)
-    assert found.dual_widened and found.band.eps_dual > 3 * found.band.eps_high
+    assert found.dual_widened and found.band.dual > 3 * found.band.high
     assert 0 < found.rates["dual"].value <= 0.01
     clipped = BandClip("", "", found.band).clipped(run)
     assert clipped[clip_rates.sides(run)["lower"]].mean() == pytest.approx(0.11, abs=0.002)
@@ -165,7 +165,7 @@ def test_the_interval_of_the_power_covers_it(steps, prompts, truth):
         records = simulate_run(
             np.random.default_rng(seed), steps, prompts, kappa=0.0, step_spread=0.43, power=truth, prompt_spread=0.3
         )
-        hits.append(holds(band_fit.power_of_log_ratio(records, "zero", 0.1), truth))
+        hits.append(holds(band_fit.power_of_log_ratio(records, "plain", 0.1), truth))
     assert_covered(hits)
 
 
@@ -327,7 +327,8 @@ def pasted(out):
 
 
 def numbers(overrides):
-    return {name: float(value) if value[0].isdigit() else value for name, value in overrides.items()}
+    texts = {name: None if value == "null" else value for name, value in overrides.items()}
+    return {name: float(value) if value and value[0].isdigit() else value for name, value in texts.items()}
 
 
 def test_prints_overrides_that_give_the_rate_and_writes_them_as_json(tmp_path, capsys):
@@ -371,17 +372,16 @@ def test_records_of_another_loss_calibrate_too(tmp_path, capsys, loss):
 
 
 def test_overrides_undo_what_contradicts_them(tmp_path, capsys, monkeypatch):
-    band = {"eps_low": 0.1, "eps_high": 0.1, "eps_dual": 0.3, "length_power": 0.0}
-    band |= {"band_center": "constant", "drift_per_token": 0.01}
+    band = {"eps_low": 0.1, "eps_high": 0.1, "eps_dual": 0.3, "length_power": 0.0, "normalization": "drift_corrected"}
     monkeypatch.setitem(synthetic_run.RANGES["fspo"], "band", band)
     run = write_records(tmp_path, simulate_run(np.random.default_rng(0)))
     _, out, _ = run_cli(capsys, run)
     *blocks, _gspo = pasted(out)
     for overrides in blocks:
         # The widths that these overrides name, whatever the run had.
-        both = FSPOPolicyLossConfig(**(band | numbers(overrides)))
-        assert (both.length_power, both.drift_per_token) == (numbers(overrides)["length_power"], 0)
-        assert both.band_center == overrides["band_center"] != "constant"
+        both = FSPOPolicyLossConfig(**({"eps": 0.1} | band | numbers(overrides)))
+        assert both.length_power == numbers(overrides)["length_power"] and both.dual >= both.high
+        assert both.normalization == overrides["normalization"]
     assert {overrides["length_power"] for overrides in blocks} >= {"0.5"}
 
 
@@ -523,7 +523,7 @@ def test_metrics_alone_give_nearly_the_band_of_the_records(bypass, target):
     moved = records[records.quadratic_variation > 0]
     sigma = math.sqrt((moved.quadratic_variation / moved.length).mean())
     assert result.spread == pytest.approx(sigma * math.sqrt(399), rel=0.05)
-    assert FSPOPolicyLossConfig(**calibration.overrides(result.band)).band_center == "zero"
+    assert FSPOPolicyLossConfig(**calibration.overrides(result.band)).normalization == "plain"
 
 
 def test_metrics_that_do_not_tell_who_moved():

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Intervals cover what they claim to, LRE and its floor behave, and counterfactual clips are those of the losses."""
 
-import dataclasses
 import math
 from importlib import resources
 
@@ -383,7 +382,7 @@ def test_clips_are_the_decisions_of_the_loss(name):
         np.testing.assert_array_equal(CLIPS[name].outside(records), sequences.outside.numpy())
         seen.append([x.sum() for x in (sequences.clipped_upper, sequences.clipped_lower, sequences.clipped_dual)])
     upper, lower, dual = np.sum(seen, axis=0)
-    assert upper and lower and bool(dual) == (CLIPS[name].band.eps_dual is not None)
+    assert upper and lower and bool(dual) == math.isfinite(CLIPS[name].band.dual)
 
 
 @pytest.mark.parametrize("name", BANDS)
@@ -417,7 +416,7 @@ def test_gspo_clips_what_verls_gspo_gives_no_gradient():
         dropped = tokens_without_gradient("gspo", batch, clip_ratio_low=3e-4, clip_ratio_high=4e-4)
         clipped = (dropped.sum(-1) == batch[3].sum(-1)).numpy() & (records.advantage != 0).to_numpy()
         per_token = records.log_ratio.astype(float) / records.length
-        edges = np.array([[-method.band.eps_low], [method.band.eps_high]])
+        edges = np.array([[-method.band.low], [method.band.high]])
         decided = np.abs(per_token.to_numpy() - edges).min(0) > 1e-9  # records are rounded to float32
         assert decided.mean() > 0.99 and clipped.any() and not clipped.all()
         np.testing.assert_array_equal(method.clipped(records)[decided], clipped[decided])
@@ -446,14 +445,14 @@ def test_stock_constants_are_those_of_the_packaged_configs(name):
         expected = {
             "eps_low": -math.log(1 - actor.clip_ratio_low),
             "eps_high": math.log(1 + actor.clip_ratio_high),
-            "eps_dual": None,
+            "eps_dual": math.inf,
             "length_power": 1.0,
         }
     else:
         expected = Band.fields_in(actor.policy_loss)
     for field, value in expected.items():
         assert getattr(band, field) == (pytest.approx(value, rel=1e-12) if isinstance(value, float) else value)
-    assert (band.band_width, band.band_center) == ("length", "zero")
+    assert band.normalization == "plain"
 
 
 @pytest.mark.parametrize("name, rate", [(name, rate) for name in BANDS for rate in (0.02, 0.1, 0.4)])
@@ -463,10 +462,10 @@ def test_matching_gives_the_rate_and_keeps_the_shape(name, rate):
     method = CLIPS[name].matched(records, rate)
     counted = (records.advantage != 0).sum()
     assert method.clipped(records).sum() == pytest.approx(math.floor(rate * counted), abs=2)
-    before, after = (dataclasses.asdict(m.band) for m in (CLIPS[name], method))
-    factor = after["eps_low"] / before["eps_low"]
-    for field in ("eps_high", "eps_dual"):
-        assert after[field] == (before[field] and pytest.approx(factor * before[field]))
+    before, after = CLIPS[name].band, method.band
+    factor = after.low / before.low
+    assert (after.high, after.dual) == pytest.approx((factor * before.high, factor * before.dual))
+    assert (after.length_power, after.normalization) == (before.length_power, before.normalization)
 
 
 def test_a_rate_that_too_few_responses_can_reach_is_refused():
@@ -503,7 +502,7 @@ def test_counterfactual_tables_add_up():
         assert row.lower <= row.rate <= row.upper and row.lre_lower <= row.lre <= row.lre_upper
         # Two ways to add the same numbers: equal but for the rounding of a sum.
         assert row.lre == pytest.approx(clip_rates.length_reweighting_error(part), rel=1e-14, abs=0)
-        assert row.eps_low == method.band.eps_low if isinstance(method, BandClip) else math.isnan(row.eps_low)
+        assert row.eps_low == method.band.low if isinstance(method, BandClip) else math.isnan(row.eps_low)
     assert ("grpo", "outside") not in set(zip(result.summary.method, result.summary.side, strict=True))
     matched = counterfactuals(records, edges, rng, match_rate=0.1, draws=50).summary
     by_token = {name for name, clip in CLIPS.items() if isinstance(clip, TokenClip)}
@@ -513,7 +512,9 @@ def test_counterfactual_tables_add_up():
     )
 
 
-@pytest.mark.parametrize("sigma, kappa, fair", [(0.02, 0, {"fspo"}), (0.15, 1, {"fspo_centered", "fspo_studentized"})])
+@pytest.mark.parametrize(
+    "sigma, kappa, fair", [(0.02, 0, {"fspo"}), (0.15, 1, {"fspo_drift_corrected", "fspo_studentized"})]
+)
 def test_at_one_clip_rate_the_shapes_rank_as_the_law_says(sigma, kappa, fair):
     """Where S has variance sigma²·L, a band of sqrt(L) treats lengths alike; with drift it must follow the drift."""
     rng = np.random.default_rng(0)
@@ -528,7 +529,7 @@ def test_at_one_clip_rate_the_shapes_rank_as_the_law_says(sigma, kappa, fair):
         rows = summary[summary.side == side].set_index("method")
         for name in fair:
             assert rows.lre[name] < 2 * rows.floor[name]
-            for unfair in {"gspo", "fixed_band"} if kappa == 0 else {"gspo", "fixed_band", "fspo", "fspo_width"}:
+            for unfair in {"gspo", "fixed_band"} if kappa == 0 else {"gspo", "fixed_band", "fspo"}:
                 assert rows.lre_lower[unfair] > rows.lre_upper[name]
 
 

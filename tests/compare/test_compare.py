@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 SEEDS = (1, 2, 3, 4, 5, 6)
 STEPS = 8
 # What synthetic_run records as the settings of each loss.
-synthetic_run.RANGES |= {"grpo": {"band": None}, "fixed_band": {"band": dataclasses.asdict(CLIPS["fixed_band"].band)}}
+synthetic_run.RANGES |= {"grpo": {"band": None}, "fixed_band": {"band": CLIPS["fixed_band"].band.to_json()}}
 
 
 def trial(validation=None, clips=None, **training) -> Trial:
@@ -467,7 +467,7 @@ def sqrt_dropped(folder):
 
 
 def eps_of_clip_ratio(folder):
-    write_run(folder, "fspo", 77, BandClip("fspo", "", Band(eps_low=0.2, eps_high=0.2, eps_dual=0.6)))
+    write_run(folder, "fspo", 77, BandClip("fspo", "", Band(0.2)))
 
 
 def advantages_flipped(folder):
@@ -619,7 +619,7 @@ def test_an_arm_has_settings_of_its_own_and_its_bounds_are_scaled():
     wide = arms.arm(f"wide=fspo,{changes}")
     assert (wide.name, wide.trains, wide.tuned) == ("wide", "fspo", True)
     key = "actor_rollout_ref.actor.policy_loss."
-    expected = {f"{key}eps_low=0.3", f"{key}eps_high=0.09", f"{key}eps_dual=null", f"{key}length_power=1"}
+    expected = {f"{key}eps=0.09", f"{key}eps_low=0.3", f"{key}eps_dual=null", f"{key}length_power=1"}
     assert set(cells.overrides_of(wide, 3.0)) == expected
     for wrong in ("fspo=fspo", "warm=fspo", "wide=dapo", "Wide=fspo", "wide=fspo,policy_loss.eps_low"):
         with pytest.raises(argparse.ArgumentTypeError):

@@ -130,8 +130,8 @@ def test_a_band_widened_as_told_leaves_the_share_outside(seed, sigma, rows, band
     widen = noise.of_records(records, None, band).widen
 
     def outside(factor):
-        low, high = (factor * eps for eps in (band.eps_low, band.eps_high))
-        scaled = Band(eps_low=low, eps_high=high, eps_dual=None, length_power=band.length_power)
+        low, high = (factor * eps for eps in (band.low, band.high))
+        scaled = Band(eps_low=low, eps_high=high, length_power=band.length_power)
         return noise.of_records(records, None, scaled).outside
 
     assert outside(widen * 1.001) <= noise.SHARE < outside(widen * 0.999)
@@ -144,8 +144,8 @@ def test_a_band_widened_as_told_leaves_the_share_outside(seed, sigma, rows, band
         (0.02, Band(), True),
         (0.008, Band(), False),
         (1e-7, Band(), False),
-        (0.054, Band(eps_low=0.15, eps_high=0.15, eps_dual=0.45), False),
-        (0.054, Band(eps_low=1.5, eps_high=1.5, eps_dual=4.5, band_width="realized"), False),
+        (0.054, Band(0.15), False),
+        (0.054, Band(1.5, normalization="studentized"), False),
     ],
 )
 def test_the_warning_names_what_helps_and_its_eps_ends_it(sigma, band, warned):
@@ -158,8 +158,8 @@ def test_the_warning_names_what_helps_and_its_eps_ends_it(sigma, band, warned):
     if warned:
         assert "float32" in text and "docs/noise.md" in text
         eps = float(re.search(r"eps_low=([\d.]+)", text)[1])
-        assert eps == pytest.approx(found.widen * band.eps_low, rel=0.1)
-        wider = Band(eps_low=eps, eps_high=eps, eps_dual=None)
+        assert eps == pytest.approx(found.widen * band.low, rel=0.1)
+        wider = Band(eps)
         assert noise.warning(noise.of_records(records, None, wider), wider) is None
 
 
@@ -192,16 +192,16 @@ def test_eps_in_units_of_sigma_is_the_normal_quantile_of_the_share():
 
 def test_a_training_run_is_warned_once_by_its_first_rank(counted_ppo_loss, caplog, monkeypatch):  # noqa: F811
     fspo_verl.register._noise_watch.cache_clear()
-    config = actor_config(policy_loss=FSPOPolicyLossConfig(eps_low=0.01, eps_high=0.01))
+    config = actor_config(policy_loss=FSPOPolicyLossConfig(eps=0.01))
     with caplog.at_level(logging.WARNING, logger="fspo_verl"):
         train(counted_ppo_loss, config, steps=[1], cut=CUTS["one"])
         assert "numerical noise" not in caplog.text or "of 7 responses" in caplog.text
         train(counted_ppo_loss, config, steps=range(2, 30), cut=CUTS["ragged"])
     assert caplog.text.count("eps lies below the numerical noise") == 1 and "Said once" in caplog.text
-    for silent in ({"eps_low": 1.0, "eps_high": 1.0, "eps_dual": None}, {"old_log_probs_from_rollout": True}):
+    for silent in ({"eps": 1.0}, {"old_log_probs_from_rollout": True}):
         fspo_verl.register._noise_watch.cache_clear()
         caplog.clear()
-        settings = {"eps_low": 0.01, "eps_high": 0.01} | silent
+        settings = {"eps": 0.01} | silent
         train(
             counted_ppo_loss, actor_config(policy_loss=FSPOPolicyLossConfig(**settings)), range(1, 30), CUTS["ragged"]
         )
@@ -258,7 +258,7 @@ def test_the_doctor_judges_eps_by_a_noise(sigma, warned, capsys):
     assert ("eps_below_noise" in found(report_)) == warned
     if warned:
         fix = found(report_)["eps_below_noise"]["fix"].split(", or ")[0].split()
-        assert f"{POLICY_LOSS}.eps_dual" in fix[-1]
+        assert len(fix) == 1 and f"{POLICY_LOSS}.eps=" in fix[0]
         assert "eps_below_noise" not in found(diagnose("--noise", str(sigma), SELECT, *fix, capsys=capsys)[1])
 
 
@@ -273,8 +273,7 @@ def test_the_doctor_judges_eps_by_the_unmoved_responses_of_records(monkeypatch, 
     monkeypatch.setattr(fspo_verl.observe.records, "read_records", records)
     settings = RunSettings("fspo")
     assert "eps_below_noise" in found(diagnose("--records", str(tmp_path), SELECT, capsys=capsys)[1])
-    wide = [f"{POLICY_LOSS}.eps_{side}=0.1" for side in ("low", "high")] + [f"{POLICY_LOSS}.eps_dual=0.3"]
-    assert found(diagnose("--records", str(tmp_path), SELECT, *wide, capsys=capsys)[1]) == {}
+    assert found(diagnose("--records", str(tmp_path), SELECT, f"{POLICY_LOSS}.eps=0.1", capsys=capsys)[1]) == {}
     settings = RunSettings("fspo", old_log_probs_from_rollout=True)
     assert "eps_below_noise" not in found(diagnose("--records", str(tmp_path), SELECT, capsys=capsys)[1])
 

@@ -151,7 +151,7 @@ def test_metrics_equal_what_the_records_give(counted_ppo_loss, writers, tmp_path
     assert settings.versions["verl"] == verl.__version__ and not settings.old_log_probs_from_rollout
     if loss == "fspo":
         band = settings.band
-        assert (band.eps_low, band.eps_high, band.eps_dual) == (0.05, 0.04, 0.09)
+        assert (band.low, band.high, band.dual) == (0.05, 0.04, 0.12)
         outside = np.sum(values["outside_band_fraction"])
         scale = np.sqrt(records.length)
         assert outside == ((records.log_ratio > 0.04 * scale) | (records.log_ratio < -0.05 * scale)).sum()

@@ -81,11 +81,7 @@ PLANTED = {  # overrides -> check, severity
     f"{ACTOR}.loss_scale_factor=null": ("varying_scale", "warning"),
     f"{ACTOR}.clip_ratio_c=10": ("idle_clip_ratio", "warning"),
     f"{ACTOR}.grad_clip=0.2": ("unread_grad_clip", "warning"),
-    f"{POLICY_LOSS}.eps_high=0.5 {POLICY_LOSS}.eps_dual=null": ("band_beyond_use", "warning"),
-    f"{POLICY_LOSS}.band_width=realized {POLICY_LOSS}.eps_low=1 {POLICY_LOSS}.eps_high=1 {POLICY_LOSS}.eps_dual=3": (
-        "one_sided_band",
-        "warning",
-    ),
+    f"{POLICY_LOSS}.eps_high=0.5": ("band_beyond_use", "warning"),
     "algorithm.rollout_correction.bypass_mode=true": ("rollout_log_probs", "warning"),
     "actor_rollout_ref.model.trust_remote_code=true": ("remote_code", "warning"),
     f"{POLICY_LOSS}.loss_mode=gspo": ("overridden_group", "error"),

@@ -6,6 +6,7 @@ A launch that trains something else than it asks for without a word fails here, 
 """
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,14 +50,14 @@ def mine(defaults: str, body: str = "{}", more: str = "") -> dict:
 
 
 MINE = "--config-path DIR --config-name mine"
-IS_FSPO = {"policy_loss.loss_mode": "fspo", "policy_loss.eps_low": 0.03, "policy_loss.eps_high": 0.03}
+IS_FSPO = {"policy_loss.loss_mode": "fspo", "policy_loss.eps": 0.03, "policy_loss.eps_low": None}
 IS_VANILLA = {"policy_loss.loss_mode": "vanilla"}
 BAND = "{policy_loss: {eps_low: 0.004, eps_high: 0.005}}"
 USERS_BAND = {"policy_loss.eps_low": 0.004, "policy_loss.eps_high": 0.005}
 WIDE = f"{ACTOR}.clip_ratio_low=0.2 {ACTOR}.clip_ratio_high=0.28"
 NARROW = f"{ACTOR}.clip_ratio_low=3e-4 {ACTOR}.clip_ratio_high=4e-4"
 CORRECTION = "algorithm.rollout_correction"
-STUDENTIZED = f"{FSPO} {LOSS}.band_width=realized {LOSS}.band_center=realized"
+STUDENTIZED = f"{FSPO} {LOSS}.normalization=studentized"
 COPY = (
     "{_target_: verl.workers.config.FSDPActorConfig, loss_agg_mode: token-mean, clip_ratio_low: 0.2, "
     "clip_ratio_high: 0.2, policy_loss: {_target_: verl.workers.config.PolicyLossConfig, loss_mode: vanilla}}"
@@ -91,8 +92,10 @@ LAUNCHES = {
         {"policy_loss.inner": "gspo"},
     ),
     "the fixed band": Launch("+algorithm.policy_loss=fixed_band", "trains", {"policy_loss.length_power": 0.0}),
-    "no clip": Launch("+algorithm.policy_loss=no_clip", "band_beyond_use", {"policy_loss.eps_dual": None}),
-    "an own band": Launch(f"{FSPO} {LOSS}.eps_low=0.02", "trains", {"policy_loss.eps_low": 0.02}),
+    "no clip": Launch("+algorithm.policy_loss=no_clip", "trains", {"policy_loss.eps": math.inf}),
+    "an own band": Launch(f"{FSPO} {LOSS}.eps=0.02", "trains", {"policy_loss.eps": 0.02}),
+    "an own upper side": Launch(f"{FSPO} {LOSS}.eps_high=0.05", "trains", {"policy_loss.eps_high": 0.05}),
+    "no dual clip": Launch(f"{FSPO} {LOSS}.eps_dual=inf", "trains", {"policy_loss.eps_dual": math.inf}),
     "an own aggregation": Launch(
         f"{FSPO} {ACTOR}.loss_agg_mode=token-mean", "weighted_by_tokens", {"loss_agg_mode": "token-mean"}
     ),
@@ -189,19 +192,11 @@ LAUNCHES = {
     "a band field without the group": Launch(f"{LOSS}.loss_mode=fspo +{LOSS}.eps_low=0.1", "refused: eps_low"),
     "a negative eps": Launch(f"{FSPO} {LOSS}.eps_low=-1", "refused: band_fields"),
     "a dual clip inside the band": Launch(f"{FSPO} {LOSS}.eps_dual=0.01", "refused: band_fields"),
-    "verl's ratio range as eps": Launch(
-        f"{FSPO} {LOSS}.eps_low=0.2 {LOSS}.eps_high=0.28 {LOSS}.eps_dual=0.9", "band_beyond_use"
-    ),
+    "verl's ratio range as eps": Launch(f"{FSPO} {LOSS}.eps=0.2", "band_beyond_use"),
     "verl's ratio range as eps_low": Launch(f"{FSPO} {LOSS}.eps_low=0.2", "band_beyond_use"),
     "a per-token mean with FSPO's eps": Launch(f"{FSPO} {LOSS}.length_power=1", "band_beyond_use"),
-    "standard deviations": Launch(
-        f"{STUDENTIZED} {LOSS}.eps_low=1.5 {LOSS}.eps_high=1.5 {LOSS}.eps_dual=4.5",
-        "trains",
-        {"policy_loss.eps_low": 1.5},
-    ),
-    "a width of sqrt(Q) about 0": Launch(
-        f"{FSPO} {LOSS}.band_width=realized {LOSS}.eps_low=1 {LOSS}.eps_high=1 {LOSS}.eps_dual=3", "one_sided_band"
-    ),
+    "standard deviations": Launch(f"{STUDENTIZED} {LOSS}.eps=1.5", "trains", {"policy_loss.eps": 1.5}),
+    "an eps beside both sides": Launch(f"+algorithm.policy_loss=fixed_band {LOSS}.eps=0.1", "refused: band_fields"),
     # --- leftovers of other scripts
     "another loss_mode": Launch(f"{FSPO} {LOSS}.loss_mode=gspo", "refused: overridden_group"),
     "another loss_mode, taken back": Launch(f"{FSPO} {LOSS}.loss_mode=gspo {LOSS}.loss_mode=fspo", "trains", IS_FSPO),
@@ -308,7 +303,7 @@ LAUNCHES = {
         files={
             "latest_checkpointed_iteration.txt": "20",
             "global_step_20/actor/weights": "",
-            "policy_loss.json": json.dumps([{"after_step": 0, "loss": {"policy_loss.eps_low": 0.03}}]),
+            "policy_loss.json": json.dumps([{"after_step": 0, "loss": {"policy_loss.eps": 0.03}}]),
         },
     ),
 }

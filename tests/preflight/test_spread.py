@@ -31,14 +31,16 @@ def test_eps_is_judged_by_sigma(sigma, check, capsys):
 def test_drift_is_told_from_a_narrow_band(capsys):
     longest = "data.max_response_length=32768"
     report = diagnose("--sigma", "0.03", SELECT, longest, capsys=capsys)[1]
-    assert f"{POLICY_LOSS}.band_center=realized" in found(report)["eps_always_binds"]["fix"]
-    mended = diagnose("--sigma", "0.03", SELECT, longest, f"{POLICY_LOSS}.band_center=realized", capsys=capsys)[1]
+    assert f"{POLICY_LOSS}.normalization=drift_corrected" in found(report)["eps_always_binds"]["fix"]
+    mended = diagnose(
+        "--sigma", "0.03", SELECT, longest, f"{POLICY_LOSS}.normalization=drift_corrected", capsys=capsys
+    )[1]
     assert found(mended) == {}
 
 
 @given(st.integers(1, 65536), st.floats(1e-6, 0.1), st.floats(0.2, 4))
 def test_outside_the_realized_band_is_the_normal_tail_at_every_length(length, sigma, z):
-    band = Band(eps_low=z, eps_high=z, eps_dual=None, band_width="realized", band_center="realized")
+    band = Band(z, normalization="studentized")
     assert spread._outside(band, length, sigma) == pytest.approx(2 * NormalDist().cdf(-z), rel=1e-6)
 
 

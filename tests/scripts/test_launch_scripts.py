@@ -53,7 +53,7 @@ def launch(script: str, *arguments: str, **variables: str) -> subprocess.Complet
     return subprocess.run(command, env=clean | variables, capture_output=True, text=True)
 
 
-DRY_RUNS = [("run_qwen3_8b_fspo.sh", loss) for loss in ("fspo", "gspo", "grpo", "fixed_band")]  # no_clip warns
+DRY_RUNS = [("run_qwen3_8b_fspo.sh", loss) for loss in ("fspo", "gspo", "grpo", "fixed_band", "no_clip")]
 DRY_RUNS += [(script, "fspo") for script in LAUNCH_SCRIPTS if script != "run_qwen3_8b_fspo.sh"]
 
 

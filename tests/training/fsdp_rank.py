@@ -27,7 +27,7 @@ from fspo_verl.gpu.step import RESPONSES, mini_batch
 
 def policy_loss(loss: str, observed: bool, records_dir: str) -> PolicyLossConfig:
     if loss == "fspo":
-        return FSPOPolicyLossConfig(eps_low=0.5, eps_high=0.5, eps_dual=1.5, records_dir=records_dir)
+        return FSPOPolicyLossConfig(eps=0.5, records_dir=records_dir)
     if observed:
         return ObservedPolicyLossConfig(loss_mode=loss, records_dir=records_dir)
     return PolicyLossConfig(loss_mode=loss)
