@@ -7,12 +7,15 @@ What a launch that passes trains with is kept beside its checkpoints (:mod:`fspo
 
 import functools
 import logging
+import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import verl.utils.device
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fspo_verl import versions
+from fspo_verl.observe import folder
 from fspo_verl.preflight import checks, contract, loss_history
 from fspo_verl.preflight.launch import ACTOR, Finding, Launch
 
@@ -64,8 +67,31 @@ def keep_loss_settings(config: DictConfig) -> None:
         logger.warning("if this run is resumed with another loss, no warning will follow: %s", error)
 
 
+def claim_records(config: DictConfig) -> None:
+    """Make ``records_dir`` that of this run, and tell its workers the identity of the run in the config.
+
+    A folder that only the workers can write is claimed by them.
+
+    Raises:
+        ValueError: the folder is that of another run; names a free one.
+    """
+    if OmegaConf.select(config, ACTOR) is None or not Launch(config).is_ours:
+        return
+    observation = config.actor_rollout_ref.actor.policy_loss
+    if observation.get("records_dir") is None:
+        return
+    with open_dict(observation):
+        observation.records_run = uuid.uuid4().hex
+        observation.checkpoint_dir = str(Path(config.trainer.default_local_dir).absolute())
+    resumes = loss_history.point(config) is not None
+    try:
+        folder.claim(Path(observation.records_dir), observation.records_run, Path(observation.checkpoint_dir), resumes)
+    except OSError as error:
+        logger.warning("records_dir=%s cannot be written on this machine: %s", observation.records_dir, error)
+
+
 def install() -> None:
-    """Run :func:`check` and :func:`keep_loss_settings` on the composed config of every launch, before Ray starts.
+    """Run what this module does on the composed config of every launch, before Ray starts.
 
     verl (0.9.1) offers no hook between Hydra's composition and ``ray.init``. ``auto_set_device(config)`` is the first
     function of verl to which the mains (main_ppo, fully-async, one-step-off) hand the whole config, so it is wrapped. A
@@ -78,6 +104,7 @@ def install() -> None:
     def checked_auto_set_device(config):
         check(config)
         keep_loss_settings(config)
+        claim_records(config)
         return auto_set_device(config)
 
     verl.utils.device.auto_set_device = checked_auto_set_device

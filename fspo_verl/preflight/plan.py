@@ -149,8 +149,8 @@ def _disk(launch: Launch):
     fraction = launch.policy_loss.records_fraction
     width = sum(4 if pa.types.is_dictionary(dtype) else dtype.bit_width // 8 for dtype in COLUMNS.values())
     how = f"{rows:,} responses x {fraction:g} x {width} bytes, before compression"
-    every = launch.policy_loss.records_every
-    name = "records per step" if every == 1 else f"records per {every} steps"
+    freq = launch.policy_loss.records_freq
+    name = "records per step" if freq == 1 else f"records per {freq} steps"
     yield Row(name, f"{rows * fraction * width / 2**20:.3g} MiB", how)
 
 

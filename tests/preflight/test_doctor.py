@@ -383,7 +383,7 @@ def test_eps_is_judged_by_records(tmp_path, capsys):
     columns |= {"length": length, "quadratic_variation": variation, "finite": np.ones(3000)}
     columns["log_ratio"] = rng.normal(-variation / 2, np.sqrt(variation))
     writer = RecordWriter(tmp_path, '{"loss": "fspo"}')
-    place = {"step": 1, "mini_batch": 1, "rank": 0, "ranks": 1, "prompts": ["p"] * 3000, "ends_mini_batch": True}
+    place = {"step": 1, "mini_batch": 1, "rank": 0, "ranks": 1, "prompts": ["p"] * 3000}
     writer.add(columns, **place)
     writer.close()
 
