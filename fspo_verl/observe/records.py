@@ -85,7 +85,8 @@ class RecordWriter:
         self._open()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="records")
         self._pending: list[Future] = []
-        self._dropped = Counter()  # responses of steps for which the disk was too slow
+        self._dropped = Counter()  # by step, responses for which the disk was too slow
+        self._rank = 0
         self._is_slow = False
         # From here on only the thread's business.
         self._batch: MicroBatch | None = None  # the last of the step that is being taken
@@ -102,6 +103,7 @@ class RecordWriter:
             micro_batch: all fields of :class:`fspo_verl.observe.microbatch.MicroBatch`.
         """
         batch = MicroBatch(**micro_batch)
+        self._rank = batch.rank
         self._pending = [job for job in self._pending if not job.done()]
         if len(self._pending) >= _PENDING:
             self._dropped[batch.step] += int((columns["length"] > 0).sum())
@@ -120,7 +122,7 @@ class RecordWriter:
 
     def close(self) -> None:
         """Write all that was taken, and wait for it."""
-        self._thread.submit(self._write)
+        self._thread.submit(self._write, last=True)
         self._thread.shutdown()
 
     def _open(self) -> None:
@@ -158,20 +160,28 @@ class RecordWriter:
         arrays = [pa.array(values[name][chosen], dtype) for name, dtype in COLUMNS.items()]
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
-    def _write(self) -> None:
-        """Write the step that is being taken, as far as it has come; count it as lost where that fails."""
-        dropped, self._dropped = self._dropped, Counter()
+    def _write(self, last: bool = False) -> None:
+        """Write the step that is being taken, as far as it has come; count it as lost where that fails.
+
+        Args:
+            last: nothing will follow.
+        """
+        if self._claim and folders.successor(self._claim).exists():
+            self._warn("another run has taken the folder over, nothing more is recorded")
+            return
+        reached = self._batch.step if self._batch else -1
+        dropped = {step: self._dropped.pop(step) for step in list(self._dropped) if last or step <= reached}
         if self._is_new:
-            self._is_new = False
-            file = self.folder / folders.RECORD.format(step=self._batch.step, rank=self._batch.rank)
+            self._is_new, rows = False, dropped.pop(reached, 0)
+            file = self.folder / folders.RECORD.format(step=reached, rank=self._rank)
             try:
-                if rows := dropped.pop(self._batch.step, 0):
+                if rows:
                     raise OSError(f"{rows} of its responses could not be taken")
                 self._write_file(file)
             except Exception as error:  # recording must not stop training
                 with contextlib.suppress(OSError):
                     file.unlink(missing_ok=True)  # a part of a step would pass for the whole
-                self._lose(self._batch.step, rows + sum(map(len, self._tables)), error)
+                self._lose(reached, rows + sum(map(len, self._tables)), error)
         for step, rows in dropped.items():
             self._lose(step, rows, "the disk is too slow")
 
@@ -179,8 +189,6 @@ class RecordWriter:
         if not (self._claim or self.folder).exists():
             self._warn("the folder was removed, and is made again")
             self._open()
-        elif self._claim and folders.successor(self._claim).exists():
-            raise OSError("another run has taken the folder over")
         if not self._sizes:
             self._make_room(self._batch)
         if self._claim and self._last_step is not None and self._batch.step >= self._last_step:
@@ -209,8 +217,8 @@ class RecordWriter:
             lost.write_text("".join(kept))
 
     def _lose(self, step: int, responses: int, error: Exception | str) -> None:
-        self._warn(f"step {step} of rank {self._batch.rank} is lost: {error}")
-        lost = self.folder / folders.LOST.format(rank=self._batch.rank)
+        self._warn(f"step {step} of rank {self._rank} is lost: {error}")
+        lost = self.folder / folders.LOST.format(rank=self._rank)
         with contextlib.suppress(OSError), lost.open("a") as file:  # a few bytes often fit where a step did not
             file.write(f"{step},{responses}\n")
 

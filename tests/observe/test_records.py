@@ -21,7 +21,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import verl
-from test_doctor import POLICY_LOSS, SELECT, diagnose, found
 from test_policy_loss import CUTS, MiniBatch, actor_config, padded_batch
 from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch, register
 from verl.trainer.distillation import losses as distillation
@@ -312,9 +311,13 @@ def test_writing_ends_at_the_limit_with_a_warning(tmp_path, caplog):
 def test_a_step_that_a_full_disk_cuts_is_counted_and_leaves_no_part(tmp_path, monkeypatch, caplog):
     writer, write_table = RecordWriter(tmp_path, SETTINGS), pq.write_table
     full = []
-    monkeypatch.setattr(
-        pq, "write_table", lambda *a, **k: raise_(OSError(28, "No space left")) if full else write_table(*a, **k)
-    )
+
+    def write_where_there_is_room(*args, **kwargs):
+        if full:
+            raise OSError(28, "No space left")
+        write_table(*args, **kwargs)
+
+    monkeypatch.setattr(pq, "write_table", write_where_there_is_room)
     add(writer, 1)
     add(writer, 2, mini_batch=0)
     writer.settle()
@@ -336,13 +339,9 @@ def test_a_step_that_a_full_disk_cuts_is_counted_and_leaves_no_part(tmp_path, mo
         assert read_records(tmp_path).attrs["lost"] == (1, 8)
 
 
-def raise_(error):
-    raise error
-
-
 def test_what_a_slow_disk_drops_is_counted(tmp_path, monkeypatch):
     released, write_step = threading.Event(), RecordWriter._write
-    monkeypatch.setattr(RecordWriter, "_write", lambda writer: released.wait(60) and write_step(writer))
+    monkeypatch.setattr(RecordWriter, "_write", lambda *a, **k: released.wait(60) and write_step(*a, **k))
     monkeypatch.setattr("fspo_verl.observe.records._PENDING", 3)
     writer = RecordWriter(tmp_path, SETTINGS)
     for step, mini_batch in ((1, 0), (2, 0), (2, 1), (2, 2), (3, 0)):
@@ -377,15 +376,12 @@ def unwritable(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["below a file", "loop", "device", "not writable"])
-def test_a_folder_that_cannot_be_written_fails_before_the_first_update(
-    counted_ppo_loss, writers, tmp_path, kind, capsys
-):
+@pytest.mark.usefixtures("writers")
+def test_a_folder_that_cannot_be_written_fails_before_the_first_update(counted_ppo_loss, tmp_path, kind):
     where = unwritable(tmp_path, kind)
     config = actor_config(policy_loss=FSPOPolicyLossConfig(records_dir=str(where), records_freq=50))
     with pytest.raises(ValueError, match=f"records_dir={where} cannot be written .* Choose another"):
         train(counted_ppo_loss, config, steps=[1], cut=CUTS["one"])
-    told = found(diagnose(SELECT, f"{POLICY_LOSS}.records_dir={where}", capsys=capsys)[1])["used_records_dir"]
-    assert told["severity"] == "warning" and "cannot be written on this machine" in told["what"]
 
 
 # --- which run a folder belongs to -----------------------------------------------------------------------------------
@@ -493,6 +489,7 @@ def test_a_run_whose_folder_was_taken_over_writes_no_more(tmp_path, caplog):
     add(old, 2)
     old.close()
     records = read_records(where).query("step == 2")
+    assert "another run has taken the folder over" in caplog.text
     assert records.log_ratio.to_numpy() == pytest.approx(columns(seed=1)["log_ratio"], rel=1e-6)
 
 
