@@ -66,7 +66,6 @@ def records(
         {
             "step": np.repeat(np.arange(1, steps + 1), prompts * group),
             "mini_batch": mini_batch,
-            "rank": 0,
             "prompt": np.repeat(np.char.add("prompt-", np.arange(groups).astype(str)), group),
             "length": length,
             "log_ratio": np.sqrt(variation) * (noise + np.sign(advantage) * 0.1) - 0.9 * variation / 2,
@@ -78,7 +77,6 @@ def records(
     )
     numbers = {name: dtype.to_pandas_dtype() for name, dtype in COLUMNS.items() if not pa.types.is_dictionary(dtype)}
     table = table.astype({name: dtype for name, dtype in numbers.items() if name in table})
-    table["ratio"] = np.exp(np.minimum(table.log_ratio, 20)).astype(np.float32)
     table["log_ratio_largest"] = np.sqrt(table.quadratic_variation_top)
     for name in (column.name for column in COLUMNS_OF_CLIPS if column.dtype == "int32"):
         table[name] = rng.binomial(length, np.clip(own * 0.08 * (advantage != 0), 0, 1)).astype(np.int32)

@@ -210,7 +210,7 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
     checkpoints = Path(launch.config.trainer.default_local_dir)
     resumed = loss_history.point(launch.config)
     try:
-        place = next(path for path in (folder, *folder.parents) if path.exists())
+        place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
         writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
         reason = folders.why_taken(folder, checkpoints, resumed is not None) if writable else None
         files = folders.record_files(folder) if writable else []
