@@ -13,13 +13,14 @@ from pathlib import Path
 
 from verl.workers.config import PolicyLossConfig
 
-import fspo_verl.register  # makes an import error loud that verl's plugin loader would have swallowed
 from fspo_verl import live, versions
 from fspo_verl.band import Band
-from fspo_verl.observe import microbatch
+from fspo_verl.observe import microbatch, observer
 from fspo_verl.observe.metrics import LENGTH_BINS
 
 KEY_PREFIX = "actor_rollout_ref.actor.policy_loss."
+INTERNAL = {"checkpoint_dir", "records_run", "old_log_probs_from_rollout"}
+"""Fields of :class:`Observation` that the launch sets, and no user."""
 
 
 def plug_in() -> None:
@@ -28,7 +29,7 @@ def plug_in() -> None:
     There the losses are registered even where verl was told not to load plugins (VERL_USE_EXTERNAL_PLUGINS=none).
     """
     versions.warn_unsupported_verl()
-    microbatch.install(fspo_verl.register.settle_records)
+    microbatch.install(observer.settle_records)
     live.install()
 
 
@@ -43,38 +44,40 @@ class Observation:
     """Folder (absolute path) for one Parquet row per response and optimiser step; null writes none. On several nodes it
     has to be a shared folder, or each node keeps the records of its own ranks."""
 
-    records_of: str | None = None
-    """Folder of the checkpoints of the run that is recorded; the packaged configs take trainer.default_local_dir. A run
-    replaces records of its own that it makes again after a resume, and those of no other run."""
-
     records_fraction: float = 1.0
     """Share of the prompts whose responses are recorded; all responses to a prompt are, or none."""
 
-    records_every: int = 1
+    records_freq: int = 1
     """Of this many training steps one is recorded (those that it divides). Each rank writes a file per recorded step,
     so that a thousand ranks on a shared disk want more than 1; see docs/scaling.md."""
 
     records_limit_mb: float = 1024
     """Megabytes that one rank writes at most; after that it records nothing more, and warns."""
 
+    checkpoint_dir: str | None = None
+    """Internal: folder of the run's checkpoints. A run that goes on after a crash knows its own records by it."""
+
+    records_run: str | None = None
+    """Internal: the identity of the run, made at launch, by which its workers know that records_dir is theirs."""
+
     old_log_probs_from_rollout: bool | None = False
-    """Whether the old log-probs are the rollout engine's, as algorithm.rollout_correction.bypass_mode has it, from
-    which the packaged configs take this. What the first mini-batch shows is then the engines' mismatch and no noise,
-    and the metrics ``actor/fspo/unmoved_*`` stay 0."""
+    """Internal: whether the old log-probs are the rollout engine's. The packaged configs take it from
+    algorithm.rollout_correction.bypass_mode. What the first mini-batch shows is then the engines' mismatch and no
+    noise, and the metrics ``actor/fspo/unmoved_*`` stay 0."""
 
     def _check_observation(self):
         def require(condition: bool, field: str, allowed: str):
             if not condition:
                 raise ValueError(f"{KEY_PREFIX}{field}={getattr(self, field)!r} is not allowed: {allowed}")
 
-        edges, every, folder = self.length_bins, self.records_every, self.records_dir
+        edges, freq, folder = self.length_bins, self.records_freq, self.records_dir
         rising = all(isinstance(edge, int) for edge in edges) and all(a < b for a, b in pairwise([1, *edges]))
-        require(rising, "length_bins", "rising whole numbers above 1")
+        require(edges and rising, "length_bins", "rising whole numbers above 1, one at least")
         if folder is not None:
             own = f"as every Ray worker has a working directory of its own, for example {Path(folder).absolute()}"
             require(Path(folder).is_absolute(), "records_dir", f"an absolute path, {own}")
         require(0 < self.records_fraction <= 1, "records_fraction", "a share above 0, up to 1")
-        require(isinstance(every, int) and every > 0, "records_every", "a whole number above 0")
+        require(isinstance(freq, int) and freq > 0, "records_freq", "a whole number above 0")
         require(self.records_limit_mb > 0, "records_limit_mb", "above 0")
 
 

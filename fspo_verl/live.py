@@ -14,10 +14,6 @@ import logging
 import math
 from collections.abc import Mapping
 
-import pandas as pd
-
-from fspo_verl.analysis.clip_rates import MIN_COUNT, length_reweighting_error
-from fspo_verl.analysis.runs import live_clip_rates
 from fspo_verl.observe import noise
 from fspo_verl.observe.metrics import PREFIX as RAW
 
@@ -26,13 +22,14 @@ logger = logging.getLogger("fspo_verl")
 PREFIX = "fspo/"
 
 
-def series(metrics: Mapping[str, float], min_count: int = MIN_COUNT) -> dict[str, float]:
+def series(metrics: Mapping[str, float], min_count: int | None = None) -> dict[str, float]:
     """The live series of one step, ``fspo/*``; a number that the step does not give is left out.
 
     Args:
         metrics: what verl has made of the metrics of :mod:`fspo_verl.observe.metrics`, among any others; without them
             there are no series.
-        min_count: responses that a length bin needs to take part in the LRE of the step.
+        min_count: responses that a length bin needs to take part in the LRE of the step; None for
+            :data:`fspo_verl.analysis.clip_rates.MIN_COUNT`.
 
     Returns:
         ``clip_rate/all``, ``clip_rate/len_LOW_HIGH``: Σ clipped over the responses with a token and an advantage other
@@ -44,13 +41,19 @@ def series(metrics: Mapping[str, float], min_count: int = MIN_COUNT) -> dict[str
     raw = {name: value for name, value in metrics.items() if name.startswith(RAW)}
     if not raw:
         return {}
+    # Imported for the first metrics of this package: processes that never log any do without pandas.
+    import pandas as pd
+
+    from fspo_verl.analysis.clip_rates import MIN_COUNT, length_reweighting_error
+    from fspo_verl.analysis.runs import live_clip_rates
+
     step = pd.DataFrame([raw], dtype=float)
     bins = live_clip_rates(step)
     found = {"clip_rate/all": _quotient(bins["clipped"].sum(), bins["responses"].sum())}
     found |= {f"clip_rate/{_bin_name(bin.low, bin.high)}": bin.rate for bin in bins.itertuples()}
     if f"{RAW}step_rows" in raw:
         count = (bins["responses"] * raw[f"{RAW}step_rows"]).round().astype(int)
-        found["lre"] = length_reweighting_error(bins.assign(n=count), min_count)
+        found["lre"] = length_reweighting_error(bins.assign(n=count), MIN_COUNT if min_count is None else min_count)
     ratio, squared, rows = (raw.get(RAW + name, math.nan) for name in ("ratio", "ratio_squared", "sequence_fraction"))
     found["ess"] = _quotient(ratio**2, squared * rows)
     if (measured := noise.of_metrics(step)) is not None:
@@ -90,7 +93,7 @@ def install() -> None:
 def _series_or_warning(data: Mapping) -> dict[str, float]:
     try:
         return series(data)
-    except Exception as error:  # a run of days does not end for a picture
+    except Exception as error:  # logging must not stop training
         _warn(f"{type(error).__name__}: {error}")
         return {}
 

@@ -42,6 +42,8 @@ class SequenceLoss(NamedTuple):
     clipped_lower: Tensor  # bool: some token with A < 0, and S below the band
     clipped_dual: Tensor  # bool: some token with A < 0, and S above the dual clip
     finite: Tensor  # bool: False where a response token holds NaN or inf; such a row contributes nothing
+    positive_tokens: Tensor  # number of response tokens with A > 0
+    negative_tokens: Tensor  # number of response tokens with A < 0
 
     @property
     def clipped(self) -> Tensor:
@@ -87,7 +89,7 @@ def fspo_loss(
         )
     if not (log_prob.is_floating_point() and old_log_prob.is_floating_point()):
         raise TypeError(f"log-probabilities must be floating point; got {log_prob.dtype} and {old_log_prob.dtype}")
-    length, log_ratio, quadratic_variation, positive, negative = TokenSums.apply(
+    length, log_ratio, quadratic_variation, positive, negative, positive_tokens, negative_tokens = TokenSums.apply(
         log_prob, old_log_prob, advantages, response_mask.bool()
     )
 
@@ -116,6 +118,8 @@ def fspo_loss(
         clipped_lower=below & (negative.detach() < 0),
         clipped_dual=beyond & (negative.detach() < 0),
         finite=finite,
+        positive_tokens=positive_tokens,
+        negative_tokens=negative_tokens,
     )
 
 

@@ -2,27 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The boundary to verl: importing this module registers the policy losses ``fspo`` and ``observed``.
 
-It is imported (by the entry point :mod:`fspo_verl.plugin`) while verl itself is only partly imported; hence no import
-of names from verl.
+The entry point :mod:`fspo_verl.plugin` imports it when verl's ``core_algos`` has been imported.
 """
 
 import functools
-import json
 import logging
 
 import torch
-import verl
 from verl.trainer.ppo import core_algos
 
-import fspo_verl.observe.metrics
 from fspo_verl.band import Band
 from fspo_verl.loss import SequenceLoss, fspo_loss
-from fspo_verl.observe import microbatch
-from fspo_verl.observe.columns import loss_columns, observed_columns, to_numpy, token_columns
-from fspo_verl.observe.microbatch import MicroBatch
-from fspo_verl.observe.noise import Watch
-from fspo_verl.observe.records import RecordWriter, run_name
-from fspo_verl.observe.settings import RunSettings, clip_ratios
+from fspo_verl.observe import observer
+from fspo_verl.observe.columns import loss_columns, observed_columns
 
 logger = logging.getLogger("fspo_verl")
 
@@ -55,8 +47,7 @@ def compute_policy_loss_fspo(
     tokens = (log_prob, old_log_prob, _weighted(advantages, response_mask, rollout_is_weights), response_mask)
     sequences = fspo_loss(*tokens, band)
     loss = _aggregate(sequences, response_mask.shape[-1], loss_agg_mode, dict(config.global_batch_info))
-    columns = loss_columns(sequences)
-    columns, metrics = _observe(columns, tokens, config, loss="fspo", band=band)
+    columns, metrics = observer.observe(loss_columns(sequences), tokens, config, "fspo", band)
     return loss, _verl_metrics(columns) | metrics
 
 
@@ -88,7 +79,7 @@ def compute_policy_loss_observed(
     tokens = (log_prob, old_log_prob, _weighted(advantages, response_mask, rollout_is_weights), response_mask)
     columns = observed_columns(lambda copy: inner(log_prob=copy)[0], *tokens)
     loss, metrics = inner(log_prob=log_prob)
-    _, observed = _observe(columns, tokens, config, loss=config.policy_loss.inner, band=None)
+    _, observed = observer.observe(columns, tokens, config, config.policy_loss.inner)
     return loss, metrics | observed
 
 
@@ -102,85 +93,6 @@ def _weighted(
     if rollout_is_weights is None:
         return advantages
     return torch.where(response_mask.bool(), advantages * rollout_is_weights, 0.0)
-
-
-def _observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None) -> tuple[dict, dict]:
-    """The columns as arrays, one device synchronisation in all, and their metrics; recorded where the config says."""
-    micro_batch = microbatch.current()
-    is_recorded = _is_recorded(config, micro_batch)
-    if is_recorded:
-        columns = columns | token_columns(*tokens)
-    columns = to_numpy(columns)
-    if is_recorded:
-        _record(columns, config, micro_batch, loss, band)
-    unmoved = _is_unmoved(config, micro_batch)
-    if unmoved and band is not None and micro_batch.rank == 0:
-        rows = (columns[name] for name in ("length", "quadratic_variation", "outside"))
-        if (text := _noise_watch().add(band, *rows)) is not None:
-            logger.warning("%s. Said once.", text)
-    mini_batch = 0 if micro_batch is None else micro_batch.mini_batch
-    length_bins = config.policy_loss.get("length_bins") or fspo_verl.observe.metrics.LENGTH_BINS
-    rows = config.global_batch_info.get("global_batch_size") or len(columns["length"])
-    return columns, fspo_verl.observe.metrics.metrics(columns, length_bins, rows, mini_batch, unmoved)
-
-
-def _is_recorded(config, micro_batch: MicroBatch | None) -> bool:
-    if config.policy_loss.get("records_dir") is None:
-        return False
-    if micro_batch is None:
-        _warn_unknown_step()
-        return False
-    return micro_batch.step % config.policy_loss.records_every == 0
-
-
-def _record(columns: dict, config, micro_batch: MicroBatch, loss: str, band) -> None:
-    observation = config.policy_loss
-    settings = RunSettings(
-        loss=loss,
-        band=band,
-        **clip_ratios(config.get),
-        run=run_name(observation.records_dir, observation.get("records_of")),
-        old_log_probs_from_rollout=bool(observation.old_log_probs_from_rollout),
-        versions={"fspo_verl": fspo_verl.__version__, "verl": verl.__version__, "torch": torch.__version__},
-    )
-    text = json.dumps(settings.to_json())  # which a cache can look up
-    writer = _writer(observation.records_dir, text, observation.records_fraction, observation.records_limit_mb)
-    writer.add(columns, **micro_batch._asdict())
-
-
-def _writer(folder: str, settings: str, fraction: float, limit_mb: float) -> RecordWriter:
-    """The one writer of these arguments."""
-    if (key := (folder, settings, fraction, limit_mb)) not in _WRITERS:
-        _WRITERS[key] = RecordWriter(folder, settings, fraction, limit_mb * 2**20)
-    return _WRITERS[key]
-
-
-_WRITERS: dict[tuple, RecordWriter] = {}
-
-
-def settle_records() -> None:
-    """Have what was recorded written, see :meth:`fspo_verl.observe.records.RecordWriter.settle`."""
-    for writer in _WRITERS.values():
-        writer.settle()
-
-
-@functools.cache
-def _warn_unknown_step():
-    logger.warning(
-        "records_dir is set, but step and prompts of a micro-batch are not known here (a trainer that calls the loss "
-        "outside verl's ppo_loss, or dynamic context parallelism): nothing is recorded"
-    )
-
-
-def _is_unmoved(config, micro_batch: MicroBatch | None) -> bool:
-    """Whether the weights of this call are those of the old log-probs."""
-    first = micro_batch is not None and micro_batch.mini_batch == 0
-    return first and not config.policy_loss.get("old_log_probs_from_rollout")
-
-
-@functools.cache
-def _noise_watch() -> Watch:
-    return Watch()
 
 
 def _verl_metrics(columns: dict) -> dict:

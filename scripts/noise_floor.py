@@ -15,7 +15,6 @@ import gc
 import os
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 os.environ.setdefault("VERL_PLATFORM", "cpu")
@@ -30,7 +29,7 @@ from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.gpu import responses, worker
 from fspo_verl.gpu.worker import Cut
-from fspo_verl.observe import noise
+from fspo_verl.observe import noise, observer
 from fspo_verl.observe.records import read_records
 
 # What is tried: dtype, whether the softmax is in float32 (verl's fused kernels), how the old log-probs and the update
@@ -63,8 +62,8 @@ def measure(model: str, sampled: responses.Responses, setting: tuple, folder: Pa
     metrics = worker.update(trainer, batch, loss, count // mini_batches, scale=1.0)
     del trainer  # and its optimiser, before the next one is made
     gc.collect()
-    while len(records := read_records(folder)) < count:  # they are written in a thread
-        time.sleep(0.1)
+    observer.settle_records()
+    records = read_records(folder)
     live = noise.of_metrics(pd.DataFrame([metrics]))
     found = {name: noise.of_records(records, None, band) for name, band in BANDS.items()}
     first = records[noise.unmoved(records.mini_batch, None)]

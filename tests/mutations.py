@@ -18,8 +18,8 @@ from tqdm import tqdm
 ROOT = Path(__file__).parents[1]
 LOSS = ("loss.py", "band.py", "token_sums.py")
 REGISTER = ("register.py",)
-METRICS, COLUMNS, RECORDS, MICROBATCH = (
-    (f"observe/{name}.py",) for name in ("metrics", "columns", "records", "microbatch")
+METRICS, COLUMNS, RECORDS, MICROBATCH, FOLDER = (
+    (f"observe/{name}.py",) for name in ("metrics", "columns", "records", "microbatch", "folder")
 )
 LAUNCH, COMPOSITION, HISTORY = ((f"preflight/{name}.py",) for name in ("launch", "composition", "loss_history"))
 RESAMPLING = ("analysis/resampling.py",)
@@ -77,9 +77,8 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("sums in the input's half precision", LOSS,
      "torch.promote_types(log_prob.dtype, old_log_prob.dtype), torch.float32)", "log_prob.dtype, old_log_prob.dtype)"),
     ("gradient of padding", LOSS, "idle = ~ctx.mask[rows] | (", "idle = (~ctx.mask[rows] & False) | ("),
-    ("gradient without the advantage", LOSS, ".mul_(advantages).masked_fill_", ".masked_fill_"),
-    ("gradient of the other sign's sum", LOSS, "torch.where(advantages < 0, lower, upper)",
-     "torch.where(advantages < 0, upper, lower)"),
+    ("gradient without the advantage", LOSS, "(advantages.clamp(min=0) * upper)", "((advantages > 0) * upper)"),
+    ("gradient of the other sign's sum", LOSS, "(advantages.clamp(max=0), lower)", "(advantages.clamp(max=0), upper)"),
     ("ratio not capped", LOSS, "log_ratio.clamp(max=MAX_LOG_RATIO).exp()", "log_ratio.exp()"),
     ("poisoned rows kept", LOSS, "finite = (log_ratio + quadratic_variation + positive + negative).isfinite()",
      "finite = torch.ones_like(log_ratio, dtype=torch.bool)"),
@@ -94,14 +93,18 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("bins that count every response", METRICS, '{"responses": has_advantage,', '{"responses": is_sequence,'),
     ("empty rows outside the band", COLUMNS, "sequences.outside & (sequences.length > 0)",
      "sequences.outside | (sequences.length == 0)"),
+    ("a clipped response counted whole", COLUMNS, "torch.where(sequences.clipped_upper, up, 0.0)",
+     "sequences.clipped_upper"),
     ("responses without advantage clipped", COLUMNS, "dropped & (advantages < 0)", "dropped & (advantages <= 0)"),
     ("dual clip told from the lower by nothing", COLUMNS, "torch.where(upward, 0.0, negative)", "negative"),
     ("random numbers drawn twice", COLUMNS,
      'torch.random.fork_rng([device] if device.type == "cuda" else [])', "torch.enable_grad()"),
     ("first tokens for the last", COLUMNS, "mask.flip(-1).cumsum(-1).flip(-1)", "mask.cumsum(-1)"),
     ("largest token only", COLUMNS, "rank < top, largest", "rank < 1, largest"),
-    ("records of an unfinished mini-batch", RECORDS, "if batch.ends_mini_batch:\n", "if True:\n"),
-    ("superseded records kept", RECORDS, "\n            file.unlink()\n", "\n            pass\n"),
+    ("a step written before it has ended", RECORDS,
+     "if self._batch is None or batch.step != self._batch.step:", "if True:"),
+    ("a part of a step left after a full disk", RECORDS, "file.unlink(missing_ok=True)  #", "pass  #"),
+    ("superseded records kept", RECORDS, "\n                file.unlink()\n", "\n                pass\n"),
     ("prompts drawn before a sync count for the step", MICROBATCH, "max((self.synced or 0) + 1, int(np.max(drawn)))",
      "int(np.max(drawn))"),
     ("steps of a resume counted from 1", MICROBATCH, "self.step = step  # before", "self.step = 0  # before"),
@@ -109,7 +112,8 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("mini-batches counted over steps", MICROBATCH, "self.mini_batch, self.rows = step, 0, 0",
      "self.rows = step, 0"),
     ("padding recorded", RECORDS, 'columns["length"] > 0', 'columns["length"] >= 0'),
-    ("records of another run replaced", RECORDS, ' or settings.get("run") != run', ""),
+    ("records of another run replaced", FOLDER, "if not _same_checkpoints(owner, folder, checkpoints):", "if False:"),
+    ("records of a run that goes on replaced", FOLDER, '== owner["started"] is not None', "is owner"),
     ("damaged pages read", RECORDS, "page_checksum_verification=True", "page_checksum_verification=False"),
     ("asynchronous steps without require_batches", LAUNCH, "self.rounds_per_sync * fully_async.require_batches *",
      "self.rounds_per_sync *"),

@@ -19,7 +19,6 @@ def frame(length, log_ratio=0.0, quadratic_variation=0.0, advantage=1.0, prompt=
         {
             "step": np.broadcast_to(step, n).astype(np.int32),
             "mini_batch": np.zeros(n, np.int32),
-            "rank": np.zeros(n, np.int32),
             "prompt": pd.Categorical(range(n) if prompt is None else prompt).rename_categories(str),
             "length": np.asarray(length, np.int32),
             "log_ratio": log_ratio,
@@ -27,7 +26,6 @@ def frame(length, log_ratio=0.0, quadratic_variation=0.0, advantage=1.0, prompt=
             "quadratic_variation_last": np.zeros(n, np.float32),
             "quadratic_variation_top": np.zeros(n, np.float32),
             "advantage": np.broadcast_to(advantage, n).astype(np.float32),
-            "ratio": np.exp(np.minimum(log_ratio, 20)),
             "clipped": np.zeros(n, np.float32),
             "decision": pd.Categorical(["kept"] * n),
             **{column.name: np.zeros(n, column.dtype) for column in clips.COLUMNS},

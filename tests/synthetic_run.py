@@ -78,7 +78,6 @@ def records(
     )
     numbers = {name: dtype.to_pandas_dtype() for name, dtype in COLUMNS.items() if not pa.types.is_dictionary(dtype)}
     table = table.astype({name: dtype for name, dtype in numbers.items() if name in table})
-    table["ratio"] = np.exp(np.minimum(table.log_ratio, 20)).astype(np.float32)
     for name in (column.name for column in COLUMNS_OF_CLIPS if column.dtype == "int32"):
         table[name] = rng.binomial(length, np.clip(own * 0.08 * (advantage != 0), 0, 1)).astype(np.int32)
     clipped = CLIPS["grpo" if loss == "vanilla" else loss].clipped(table)

@@ -51,6 +51,22 @@ def test_an_import_leads_down():
     assert [arrow for arrow in arrows if arrow[0] != arrow[1] and level[arrow[0]] <= level[arrow[1]]] == []
 
 
+def test_the_losses_register_without_pandas_pyarrow_and_scipy():
+    """What importing fspo_verl.register and fspo_verl.live brings along, at the top of modules."""
+    files, heavy, seen = modules(), {"pandas", "pyarrow", "scipy", "hydra", "matplotlib"}, set()
+    queue = ["fspo_verl.register", "fspo_verl.live"]
+    while queue:
+        name = queue.pop()
+        seen.add(name)
+        for node in ast.parse(files[name].read_text()).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module, *(f"{node.module}.{name}" for name in names)]
+            assert not heavy & {name.split(".")[0] for name in names}, name
+            queue += [name for name in names if name in files and name not in seen]
+    assert "fspo_verl.observe.observer" in seen and "fspo_verl.observe.records" not in seen
+
+
 def test_no_imports_go_round_in_a_circle():
     known = set(modules())
     graph = {of: imports(file, known) - {of} for of, file in modules().items()}

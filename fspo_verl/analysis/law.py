@@ -104,7 +104,7 @@ def _columns(moved: pd.DataFrame) -> dict[str, np.ndarray]:
         "Q": q,
         "Q_per_L": q / length,
         "S_per_L": s / length,
-        "ratio": moved["ratio"],
+        "ratio": np.exp(np.minimum(s, 20)),
         "last": moved["quadratic_variation_last"],
         "top": moved["quadratic_variation_top"],
     }

@@ -19,8 +19,9 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from fspo_verl.band import Band
+from fspo_verl.observe.folder import record_files
 from fspo_verl.observe.metrics import LENGTH_BIN
-from fspo_verl.observe.records import read_records, record_files
+from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings, clip_ratios
 
 logger = logging.getLogger("fspo_verl")

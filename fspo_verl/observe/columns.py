@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fspo_verl import clips
 from fspo_verl.band import Band
 from fspo_verl.loss import SequenceLoss, fspo_loss
 
@@ -25,9 +24,18 @@ TOP_SHARE = 100  # one token in this many
 
 @torch.no_grad()
 def loss_columns(sequences: SequenceLoss) -> dict[str, Tensor]:
-    """Columns ``[B]`` of the fspo loss; ``clipped_*`` are 0 or 1, the share of tokens that lost their gradient."""
-    columns = {name: getattr(sequences, name) for name in (*_OF_SEQUENCES, *CLIPPED)}
-    return columns | {"outside": sequences.outside & (sequences.length > 0)}
+    """Columns ``[B]`` of the fspo loss; ``clipped_*`` are shares of a response's tokens.
+
+    A clip takes the gradient of all tokens whose advantage has one sign: of the whole response where it is constant.
+    """
+    tokens = sequences.length.clamp(min=1)
+    up, down = sequences.positive_tokens / tokens, sequences.negative_tokens / tokens
+    return {name: getattr(sequences, name) for name in _OF_SEQUENCES} | {
+        "clipped_upper": torch.where(sequences.clipped_upper, up, 0.0),
+        "clipped_lower": torch.where(sequences.clipped_lower, down, 0.0),
+        "clipped_dual": torch.where(sequences.clipped_dual, down, 0.0),
+        "outside": sequences.outside & (sequences.length > 0),
+    }
 
 
 def observed_columns(
@@ -41,7 +49,8 @@ def observed_columns(
         log_prob, old_log_prob, advantages, response_mask: ``[B, T]``, see :func:`fspo_verl.loss.fspo_loss`.
 
     The dropped tokens of a response with A < 0 count as ``dual`` where their log-ratios add up to more than 0, else as
-    ``lower``.
+    ``lower``. Where no token with A < 0 has kept its gradient, the sum S over the whole response decides. In a response
+    that holds NaN or inf nothing counts as clipped.
     """
     device = log_prob.device
     # A loss that draws random numbers (clip_cov) draws the same ones again when it trains.
@@ -49,13 +58,13 @@ def observed_columns(
         copy = log_prob.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(loss(copy), copy)
     with torch.no_grad():
-        mask = response_mask.bool()
-        dropped = mask & (gradient == 0)
-        tokens = mask.sum(-1).clamp(min=1)
-        down = dropped & (advantages < 0)
-        upward = torch.where(down, log_prob - old_log_prob, 0.0).sum(-1) > 0
-        negative = down.sum(-1) / tokens
         sequences = fspo_loss(log_prob.detach(), old_log_prob, advantages, response_mask, Band())
+        tokens = sequences.length.clamp(min=1)
+        dropped = response_mask.bool() & (gradient == 0) & sequences.finite.unsqueeze(-1)
+        down = dropped & (advantages < 0)
+        moved = torch.where(down, log_prob - old_log_prob, 0.0).sum(-1)
+        upward = torch.where(down.sum(-1) == sequences.negative_tokens, sequences.log_ratio, moved) > 0
+        negative = down.sum(-1) / tokens
         return {name: getattr(sequences, name) for name in _OF_SEQUENCES} | {
             "clipped_upper": (dropped & (advantages > 0)).sum(-1) / tokens,
             "clipped_lower": torch.where(upward, 0.0, negative),
@@ -72,6 +81,8 @@ def token_columns(
     ``quadratic_variation_last``: the part of Q in the last 4 response tokens. ``quadratic_variation_top``: the part in
     the largest ceil(L/100) tokens. And the columns that single clips need, see :data:`fspo_verl.clips.COLUMNS`.
     """
+    from fspo_verl import clips  # not at the top: it imports pandas, which the losses do without
+
     mask = response_mask.bool()
     log_prob, old_log_prob = (torch.where(mask, values.float(), 0.0) for values in (log_prob, old_log_prob))
     tokens = clips.Tokens(log_prob, old_log_prob, log_prob - old_log_prob, advantages, mask)

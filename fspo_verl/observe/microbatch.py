@@ -36,7 +36,6 @@ class MicroBatch(NamedTuple):
     rank: int  # data-parallel rank
     ranks: int  # data-parallel ranks
     prompts: list[str]  # per row; rows with the same id are responses to the same prompt
-    ends_mini_batch: bool  # the last call before the optimiser step
 
 
 def current() -> MicroBatch | None:
@@ -119,15 +118,13 @@ class _Position:
         self.trained = True
         rows = len(data)
         self.rows += rows
-        ends_mini_batch = self.rows >= mini_batch_rows // ranks
         position = MicroBatch(
             step=self.step,
             mini_batch=self.mini_batch,
             rank=torch.distributed.get_rank(dp_group) if torch.distributed.is_initialized() else 0,
             ranks=ranks,
             prompts=list(tu.get(data, "uid", [""] * rows)),
-            ends_mini_batch=ends_mini_batch,
         )
-        if ends_mini_batch:
+        if self.rows >= mini_batch_rows // ranks:
             self.rows, self.mini_batch = 0, self.mini_batch + 1
         return position

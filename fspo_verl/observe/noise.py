@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from fspo_verl.band import Band
-from fspo_verl.clips import standardized, upper_quantile
 from fspo_verl.observe.metrics import PREFIX
 from fspo_verl.observe.settings import RunSettings
 
@@ -66,6 +65,8 @@ def of_records(records, settings: RunSettings | None, band: Band | None) -> Nois
     noise = Noise(len(rows), math.sqrt((q / length).mean()))
     if band is None:
         return noise
+    from fspo_verl.clips import standardized, upper_quantile  # imports pandas, which the losses do without
+
     score = standardized(rows, band)
     distance = np.abs(score) / np.where(score > 0, band.high, band.low)  # from the centre, in half-widths
     return noise._replace(outside=float((distance > 1).mean()), widen=upper_quantile(distance, SHARE))

@@ -31,7 +31,7 @@ def log_range(low: float, high: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What a run trained with. A record file may lack all but the loss, as older versions and other writers do."""
+    """What a run trained with; all but the loss may be unknown."""
 
     loss: str
     """verl's ``loss_mode``; of the loss ``observed`` the one that trained."""
@@ -42,9 +42,6 @@ class RunSettings:
     clip_ratio_low: float | None = None
     clip_ratio_high: float | None = None
     clip_ratio_c: float | None = None
-
-    run: str | None = None
-    """See :func:`fspo_verl.observe.records.run_name`."""
 
     old_log_probs_from_rollout: bool = False
     """Bypass mode: the old log-probs are those of the rollout engine."""

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import functools
 import math
+import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo import core_algos
 
 from fspo_verl.band import Band
-from fspo_verl.config import FSPOPolicyLossConfig, Observation
-from fspo_verl.observe import records
+from fspo_verl.config import INTERNAL, FSPOPolicyLossConfig, Observation
+from fspo_verl.observe import folder as folders
 from fspo_verl.preflight import composition, loss_history, probe
 from fspo_verl.preflight.launch import (
     ACTOR,
@@ -209,7 +210,7 @@ def unregistered_advantages(launch: Launch) -> Iterator[Finding]:
 
 def misplaced_fields(launch: Launch) -> Iterator[Finding]:
     """A field of the policy loss in a section above it, where nothing reads it."""
-    fields = {field.name for kind in (Band, Observation) for field in dataclasses.fields(kind)}
+    fields = {field.name for kind in (Band, Observation) for field in dataclasses.fields(kind)} - INTERNAL
     sections = ("", "algorithm", "actor_rollout_ref", ACTOR)
     for key, value in leaves(launch.config).items():
         section, _, name = key.rpartition(".")
@@ -280,28 +281,33 @@ def replaced_by_bypass(launch: Launch) -> Iterator[Finding]:
 
 
 def used_records_dir(launch: Launch) -> Iterator[Finding]:
-    """Records of another run in the folder: what a resumed run does again would replace them."""
-    folder = launch.policy_loss.get("records_dir")
-    if folder is None or not (files := records.record_files(folder)):
+    """A folder for records that belongs to another run, or that this machine cannot write."""
+    if (records_dir := launch.policy_loss.get("records_dir")) is None:
         return
-    where = f"{POLICY_LOSS}.records_dir={folder} holds records"
-    checkpoints = launch.config.trainer.default_local_dir
+    folder, key = Path(records_dir), f"{POLICY_LOSS}.records_dir"
+    checkpoints = Path(launch.config.trainer.default_local_dir)
     resumed = loss_history.point(launch.config)
-    run = records.run_name(folder, launch.policy_loss.get("records_of"))
-    first = records.step_of(files[0])
-    if resumed is None:
-        what, mode = f"{where} already, and this run starts anew", launch.config.trainer.resume_mode
-        why = f"trainer.resume_mode={mode} and no checkpoint in {Path(checkpoints).absolute()}"
-    elif other := records.of_another_run((files[0], files[-1]), run):
-        what = f"{where} of another run than the one with checkpoints in {checkpoints}"
-        why = f"{other.name} is not of this run, or does not say of which"
-    elif resumed[0].resolve() != Path(checkpoints).resolve() and first <= resumed[1]:
-        what = f"{where} from step {first} on, and this run branches off after step {resumed[1]}"
-        why = f"its checkpoint is one of {resumed[0]}, not of {checkpoints}"
-    else:
+    try:
+        place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+        reason = folders.why_taken(folder, checkpoints, resumed is not None) if writable else None
+        files = folders.record_files(folder) if writable else []
+    except OSError:  # such as a loop of symbolic links
+        writable = False
+    if not writable:
+        why = "a node with a disk of its own may have it; each worker tries it before its first update"
+        yield warning(f"{key}={records_dir} cannot be written on this machine", why, f"{key}=DIR that can be")
         return
-    fix = f"{POLICY_LOSS}.records_dir={folder.rstrip('/')}-2, or remove the folder"
-    yield error(what, f"{why}; one folder is for the records of one run", fix)
+    if reason is None and files and resumed is not None and resumed[0].resolve() != checkpoints.resolve():
+        (first, _, _), *_ = folders.numbered(files)
+        if first <= resumed[1]:
+            reason = f"it holds records from step {first} on, and this run branches off after step {resumed[1]}"
+            reason += f" of the checkpoints in {resumed[0]}"
+    if reason is not None:
+        free = folders.free(records_dir)
+        yield error(
+            f"{key}={records_dir} is taken: {reason}", "one folder is for the records of one run", f"{key}={free}"
+        )
 
 
 def changed_on_resume(launch: Launch) -> Iterator[Finding]:

@@ -17,8 +17,10 @@ here ends or changes such a launch. Where a loss of this package is selected, a 
 import functools
 import logging
 import sys
+import uuid
+from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fspo_verl.preflight.launch import Finding, Launch
 
@@ -106,8 +108,32 @@ def keep_loss_settings(config: DictConfig) -> None:
         logger.warning("if this run is resumed with another loss, no warning will follow: %s", problem)
 
 
+def claim_records(config: DictConfig) -> None:
+    """Make ``records_dir`` that of this run, and tell its workers the identity of the run in the config.
+
+    A folder that only the workers can write is claimed by them.
+
+    Raises:
+        ValueError: the folder is that of another run; names a free one.
+    """
+    launch = Launch(config)
+    if not launch.is_ours or (observation := launch.policy_loss).get("records_dir") is None:
+        return
+    from fspo_verl.observe import folder
+    from fspo_verl.preflight import loss_history
+
+    with open_dict(observation):
+        observation.records_run = uuid.uuid4().hex
+        observation.checkpoint_dir = str(Path(config.trainer.default_local_dir).absolute())
+    resumes = loss_history.point(config) is not None
+    try:
+        folder.claim(Path(observation.records_dir), observation.records_run, Path(observation.checkpoint_dir), resumes)
+    except OSError as error:
+        logger.warning("records_dir=%s cannot be written on this machine: %s", observation.records_dir, error)
+
+
 def install() -> None:
-    """Run :func:`check` and :func:`keep_loss_settings` on the config of every main of verl, before Ray starts."""
+    """Check the config of every launch by a main of verl, before Ray starts; keep its loss and claim its records."""
     import verl.utils.device
 
     _check_before(verl.utils.device, "auto_set_device")
@@ -145,6 +171,7 @@ def _check_once(config) -> None:
         return
     check(config)
     keep_loss_settings(config)
+    claim_records(config)
     _checked[:] = [config]
 
 

@@ -407,6 +407,9 @@ def _lacking(run: Run, unmatched: bool) -> Iterator[str]:
         yield "everything was clipped, so there is no acceptance to compare between lengths"
     if (rows := records.attrs["rows"]) > len(records):
         yield f"a random {len(records):,} of its {rows:,} records are used (--max-rows)"
+    steps, responses = records.attrs.get("lost", (0, 0))
+    if responses:
+        yield f"the records of {responses:,} responses in {steps:,} steps were lost while it trained"
     if absent := [clip.label for clip in CLIPS.values() if clip.lacks(records)]:
         yield f"its records are of an earlier version, without what {', '.join(absent)} needs"
     if unmatched:

@@ -45,7 +45,6 @@ def write_cell(folder: Path, rows: Sequence[Row]) -> int:
                 rank=0,
                 ranks=1,
                 prompts=[row[0] for row in part],
-                ends_mini_batch=start + _BATCH >= len(rows),
             )
     writer.close()
     positions(rows).to_parquet(folder / POSITIONS, index=False)

@@ -13,7 +13,8 @@ from test_policy_loss import CUTS, MiniBatch, actor_config, padded_batch
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import PolicyLossConfig
 
-from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
+from fspo_verl.band import Band
+from fspo_verl.config import ObservedPolicyLossConfig
 from fspo_verl.loss import fspo_loss
 from fspo_verl.observe import columns
 from fspo_verl.observe.settings import clip_ratios
@@ -90,21 +91,51 @@ def test_a_token_that_verls_rollout_correction_leaves_out_is_not_clipped(inner):
     assert metrics["actor/fspo/clip_fraction"].values == pytest.approx(share, rel=1e-6)
 
 
-def test_observing_fspo_from_outside_finds_what_the_loss_itself_says():
-    """The probe through the gradient against the decisions of the loss, both sides and the dual clip."""
-    band = FSPOPolicyLossConfig(eps_low=0.04, eps_high=0.03, eps_dual=0.05)
-    batch = padded_batch(rows=400, width=60)
-    batch["advantages"] = batch["advantages"][:, :1].expand(400, 60)  # one sign along a response
-    rest = (batch["old_log_prob"], batch["advantages"], batch["response_mask"])
-    inside = columns.loss_columns(fspo_loss(batch["log_prob"], *rest, band))
+BANDS = [
+    Band(eps_low=0.04, eps_high=0.03, eps_dual=0.05),
+    Band(eps_low=0.2, eps_high=0.1, eps_dual=None, length_power=0.0),
+    Band(eps_low=1.0, eps_high=1.0, eps_dual=2.0, band_width="realized"),
+]
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    band=st.sampled_from(BANDS),
+    constant=st.booleans(),
+    one_sign=st.booleans(),
+    zeros=st.floats(0, 1),
+    poisoned=st.booleans(),
+)
+def test_observing_fspo_from_outside_finds_what_the_loss_itself_says(seed, band, constant, one_sign, zeros, poisoned):
+    """The probe through the gradient against the decisions of the loss, token by token, whatever the advantages."""
+    batch = padded_batch(rows=40, width=30, seed=seed)  # masks with holes
+    generator = torch.Generator().manual_seed(seed)
+    advantages = batch["advantages"][:, :1].expand(40, 30).clone() if constant else batch["advantages"]
+    advantages = advantages.abs() * batch["advantages"][:, :1].sign() if one_sign else advantages
+    advantages = torch.where(torch.rand(40, 30, generator=generator) < zeros, 0.0, advantages)
+    if poisoned:
+        advantages[35, 3], batch["old_log_prob"][37, 4] = float("inf"), float("nan")
+    rest = (batch["old_log_prob"], advantages, batch["response_mask"])
+    sequences = fspo_loss(batch["log_prob"], *rest, band)
+    inside = columns.loss_columns(sequences)
     outside = columns.observed_columns(
         lambda log_prob: fspo_loss(log_prob, *rest, band).loss.sum(), batch["log_prob"], *rest
     )
-    for side in ("clipped_upper", "clipped_lower", "clipped_dual"):
-        assert inside[side].any()
-        assert torch.equal(inside[side].float(), outside[side]), side
-    for name in ("length", "log_ratio", "quadratic_variation", "advantage", "finite"):
-        assert torch.equal(inside[name], outside[name]), name
+    for name in outside:
+        assert torch.equal(inside[name].float(), outside[name].float()), name
+    sequences.loss.sum().backward()
+    lost = (batch["log_prob"].grad == 0) & (advantages != 0) & batch["response_mask"] & sequences.finite.unsqueeze(-1)
+    share = lost.sum(-1) / batch["response_mask"].sum(-1).clamp(min=1)
+    torch.testing.assert_close(sum(inside[name] for name in columns.CLIPPED), share)
+
+
+def test_every_clip_of_a_mixed_response_is_seen():
+    seen = dict.fromkeys(columns.CLIPPED, 0)
+    for seed in range(10):
+        found = columns.loss_columns(fspo_loss(**padded_batch(rows=40, width=30, seed=seed), band=BANDS[0]))
+        for name in seen:
+            seen[name] += int(((found[name] > 0) & (found[name] < 1)).sum())
+    assert min(seen.values()) > 0
 
 
 def test_token_columns_equal_their_definition():
@@ -148,7 +179,7 @@ def test_grpos_clipped_tokens_are_those_of_verls_loss():
         ({"loss_mode": "observed"}, "name the loss that trains"),
         ({"loss_mode": "gspo", "records_dir": "records"}, "absolute path"),
         ({"loss_mode": "gspo", "records_fraction": 0.0}, "records_fraction=0.0"),
-        ({"loss_mode": "gspo", "records_every": 0}, "records_every=0"),
+        ({"loss_mode": "gspo", "records_freq": 0}, "records_freq=0"),
         ({"loss_mode": "gspo", "records_limit_mb": 0}, "records_limit_mb=0"),
         ({"loss_mode": "gspo", "length_bins": [8, 8]}, "rising whole numbers"),
     ],

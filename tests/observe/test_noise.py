@@ -19,12 +19,11 @@ from test_records import counted_ppo_loss, train, worker, writers  # noqa: F401 
 from verl.utils import tensordict_utils as tu
 from verl.workers import engine_workers
 
-import fspo_verl.register
 from fspo_verl.analysis.calibrate import calibrate
 from fspo_verl.analysis.runs import Run
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
-from fspo_verl.observe import noise
+from fspo_verl.observe import noise, observer
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.preflight import doctor
@@ -81,7 +80,7 @@ def test_log_probs_of_the_rollout_engine_are_not_called_noise(counted_ppo_loss, 
 
 def test_outside_verls_ppo_loss_nothing_is_known():
     config = actor_config(policy_loss=FSPOPolicyLossConfig())
-    assert not fspo_verl.register._is_unmoved(config, fspo_verl.observe.microbatch.current())
+    assert not observer._is_unmoved(config, observer.microbatch.current())
 
 
 @pytest.mark.parametrize(
@@ -191,7 +190,7 @@ def test_eps_in_units_of_sigma_is_the_normal_quantile_of_the_share():
 
 
 def test_a_training_run_is_warned_once_by_its_first_rank(counted_ppo_loss, caplog, monkeypatch):  # noqa: F811
-    fspo_verl.register._noise_watch.cache_clear()
+    observer._noise_watch.cache_clear()
     config = actor_config(policy_loss=FSPOPolicyLossConfig(eps=0.01))
     with caplog.at_level(logging.WARNING, logger="fspo_verl"):
         train(counted_ppo_loss, config, steps=[1], cut=CUTS["one"])
@@ -199,7 +198,7 @@ def test_a_training_run_is_warned_once_by_its_first_rank(counted_ppo_loss, caplo
         train(counted_ppo_loss, config, steps=range(2, 30), cut=CUTS["ragged"])
     assert caplog.text.count("eps lies below the numerical noise") == 1 and "Said once" in caplog.text
     for silent in ({"eps": 1.0}, {"old_log_probs_from_rollout": True}):
-        fspo_verl.register._noise_watch.cache_clear()
+        observer._noise_watch.cache_clear()
         caplog.clear()
         settings = {"eps": 0.01} | silent
         train(

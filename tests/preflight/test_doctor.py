@@ -13,8 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import verl  # noqa: F401  loads the plugin, as a launch does
 from hydra.core.hydra_config import HydraConfig
@@ -22,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from fspo_verl import cli, versions
-from fspo_verl.observe.records import COLUMNS, run_name
+from fspo_verl.observe import folder
 from fspo_verl.preflight import doctor, hook, ray_workers
 
 ROOT = Path(__file__).parents[2]
@@ -123,50 +121,72 @@ def test_a_planted_fault_is_found_and_its_remedy_mends_it(planted, sound, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("resume", "checkpoint", "refused"),
-    [("auto", False, True), ("auto", True, False), ("disable", True, True), ("resume_path", False, False)],
-)
-def test_a_launch_that_starts_anew_refuses_records(resume, checkpoint, refused, tmp_path):
-    records, checkpoints = tmp_path / "run/records", tmp_path / "run/checkpoints"
-    for folder in (records, checkpoints):
-        folder.mkdir(parents=True)
-    if checkpoint:
-        (checkpoints / "latest_checkpointed_iteration.txt").write_text("20")
-        (checkpoints / "global_step_20").mkdir()
-    overrides = [SELECT, f"{POLICY_LOSS}.records_dir={tmp_path}/run", f"trainer.default_local_dir={checkpoints}"]
-    overrides += [f"trainer.resume_mode={resume}", "actor_rollout_ref.rollout.name=vllm"]
-    doctor.with_config(doctor.DEFAULT_MAIN, overrides, hook.check)  # an empty folder
-    (records / "step-000001-rank-0000.parquet").touch()
-    with pytest.raises(ValueError, match="holds records already") if refused else contextlib.nullcontext():
-        doctor.with_config(doctor.DEFAULT_MAIN, overrides, hook.check)
-
-
-@pytest.mark.parametrize(
-    ("of", "saved", "resumed", "words"),
+    ("owner", "finished", "resumed", "words"),
     [
-        ("run", "run", "run", None),
-        ("other", "run", "run", "holds records of another run than the one with checkpoints in"),
-        ("run", "other", "other", "holds records of another run than the one with checkpoints in"),
-        ("run", "run", "other", "holds records from step 1 on, and this run branches off after step 20"),
+        ("run", False, None, None),
+        ("run", True, None, "the records of a run that has finished"),
+        ("run", True, "run", None),
+        ("other", False, "run", "another run, with checkpoints in"),
+        ("run", False, "other", "it holds records from step 1 on, and this run branches off after step 20"),
+        (None, False, "run", "records that no run has claimed"),
     ],
-    ids=["its own", "records of another", "checkpoints of another", "resumed from another"],
+    ids=["crashed", "finished", "resumed", "another's", "resumed from another", "unclaimed"],
 )
-def test_a_resumed_launch_refuses_the_records_of_another_run(of, saved, resumed, words, tmp_path):
-    """``of``: whose records they are; ``saved``: whose folder of checkpoints, ``resumed``: whose checkpoint is used."""
+def test_a_launch_refuses_the_records_of_another_run(owner, finished, resumed, words, tmp_path):
+    """``owner``: whose records they are; ``resumed``: whose checkpoint is used, None for a start anew."""
     records = tmp_path / "run/records"
-    settings = json.dumps({"loss": "fspo", "run": run_name(records, f"{tmp_path}/{of}/checkpoints")})
     records.mkdir(parents=True)
-    for step in (1, 30):
-        table = pa.schema(COLUMNS).with_metadata({b"fspo_verl": settings}).empty_table()
-        pq.write_table(table, records / f"step-{step:06d}-rank-0000.parquet")
-    checkpoint = tmp_path / resumed / "checkpoints/global_step_20"
-    checkpoint.mkdir(parents=True)
+    if owner:
+        claim = folder.claim(records, "before", tmp_path / owner / "checkpoints", False)
+    (records / "step-000001-rank-0000.parquet").touch()
+    if finished:
+        folder.finished(claim).touch()
     overrides = [SELECT, f"{POLICY_LOSS}.records_dir={records}", "actor_rollout_ref.rollout.name=vllm"]
-    overrides += [f"trainer.default_local_dir={tmp_path}/{saved}/checkpoints"]
-    overrides += ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}"]
-    with pytest.raises(ValueError, match=words) if words else contextlib.nullcontext():
+    overrides += [f"trainer.default_local_dir={tmp_path}/run/checkpoints"]
+    if resumed:
+        checkpoint = tmp_path / resumed / "checkpoints/global_step_20"
+        checkpoint.mkdir(parents=True)
+        overrides += ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}"]
+    before = sorted(records.iterdir())
+    with pytest.raises(ValueError, match=words) if words else contextlib.nullcontext() as refused:
         doctor.with_config(doctor.DEFAULT_MAIN, overrides, hook.check)
-    assert len(list(records.iterdir())) == 2
+    assert sorted(records.iterdir()) == before  # a look claims nothing
+    assert words is None or f"{POLICY_LOSS}.records_dir={records}-2" in str(refused.value)
+
+
+def test_two_launches_of_one_command_do_not_share_a_folder(tmp_path):
+    """The first tells its workers who they are; the second, of another process, starts while the first goes on."""
+    overrides = [SELECT, f"{POLICY_LOSS}.records_dir={tmp_path}/records", f"trainer.default_local_dir={tmp_path}/saved"]
+    launch = [sys.executable, "-c", LAUNCH, *overrides]
+    with subprocess.Popen(launch, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as first:
+        run = first.stdout.readline().split()
+        second = subprocess.run(launch, capture_output=True, text=True, input="")
+        claim = json.loads(folder.in_force(tmp_path / "records").read_text())
+        first.communicate("end")
+    assert run == [claim["run"], claim["checkpoints"]] and claim["checkpoints"] == f"{tmp_path}/saved"
+    assert second.returncode == 1 and f"records_dir={tmp_path}/records-2" in second.stderr
+    assert subprocess.run(launch, capture_output=True, text=True, input="").returncode == 0  # after a crash
+
+
+LAUNCH = """
+import sys
+from fspo_verl.preflight import doctor, hook
+from fspo_verl.preflight.launch import Launch
+config = doctor.with_config(doctor.DEFAULT_MAIN, sys.argv[1:], lambda config: config)
+hook.check(config)
+hook.claim_records(config)
+print(Launch(config).policy_loss.records_run, Launch(config).policy_loss.checkpoint_dir, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("place", ["file/records", "loop/records", "/dev/full/records"])
+def test_a_records_dir_that_cannot_be_written_here_is_a_warning(place, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    told = found(diagnose(SELECT, f"{POLICY_LOSS}.records_dir={tmp_path / place}", capsys=capsys)[1])
+    assert told["used_records_dir"]["severity"] == "warning"
+    assert "cannot be written on this machine" in told["used_records_dir"]["what"]
 
 
 @pytest.mark.parametrize(

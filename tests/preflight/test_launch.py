@@ -371,7 +371,7 @@ SHAPES_THE_LOSS |= {"use_kl_loss": True, "kl_loss_coef": 0.7, "kl_loss_type": "m
 def test_what_shapes_the_loss_and_nothing_else_is_kept_for_resumes():
     config = launch("+algorithm.policy_loss=fspo")
     before = loss_history.loss_settings(config)
-    for key, value in (SHAPES_THE_LOSS | {"policy_loss.records_every": 2, "ppo_epochs": 3}).items():
+    for key, value in (SHAPES_THE_LOSS | {"policy_loss.records_freq": 2, "ppo_epochs": 3}).items():
         other = config.copy()
         OmegaConf.update(other.actor_rollout_ref.actor, key, value)
         after = loss_history.loss_settings(other)

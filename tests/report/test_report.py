@@ -348,7 +348,7 @@ def test_everything_that_can_go_wrong_at_once(build, tmp_path):
         live,
         run_of("kept all", base.assign(clipped=np.float32(0))),
         run_of("clipped all", base.assign(clipped=np.float32(1)), loss="gspo"),
-        run_of("unmoved", base.assign(**unmoved, ratio=np.float32(1))),
+        run_of("unmoved", base.assign(**unmoved)),
         run_of("no advantage", base.assign(advantage=np.float32(0))),
         run_of(
             "one response",

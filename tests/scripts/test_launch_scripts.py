@@ -24,6 +24,7 @@ from small_training import REWARD
 import fspo_verl.configs
 from fspo_verl.analysis.clip_rates import MIN_COUNT
 from fspo_verl.analysis.runs import read_metrics
+from fspo_verl.observe import folder
 from fspo_verl.observe.metrics import LENGTH_BINS
 from fspo_verl.observe.records import read_records
 from fspo_verl.preflight.overrides import override
@@ -204,7 +205,9 @@ def train_small(script: str, task: dict, run_dir: Path, *overrides: str, **varia
 
 @pytest.mark.long
 def test_the_same_command_resumes_and_another_start_is_refused(task, tmp_path):
-    (tmp_path / "records").mkdir()
+    claim = folder.claim(tmp_path / "records", "before", tmp_path / "checkpoints", resumes=False)
+    claim.write_text(json.dumps(json.loads(claim.read_text()) | {"process": 0}))  # a process that has ended
+    folder.finished(claim).touch()
     (tmp_path / "records/step-000001-rank-0000.parquet").touch()
     (tmp_path / "metrics-1.jsonl").touch()
     (tmp_path / "checkpoints/global_step_1").mkdir(parents=True)

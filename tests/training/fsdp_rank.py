@@ -23,6 +23,7 @@ from verl.workers.config import PolicyLossConfig
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.gpu import worker
 from fspo_verl.gpu.step import RESPONSES, mini_batch
+from fspo_verl.observe import observer
 
 
 def policy_loss(loss: str, observed: bool, records_dir: str) -> PolicyLossConfig:
@@ -84,6 +85,7 @@ def train(arguments: list[str]) -> None:
     loss = policy_loss(args.loss, args.observed, f"{args.output}.records")
     with Collectives() as collectives:
         metrics = worker.update(trainer, data, loss, args.mini_batch_size, scale=128)
+    observer.settle_records()  # as the weight sync at the end of a step does
     weights = {name: parameter.full_tensor() for name, parameter in trainer.engine.module.named_parameters()}
     if rank == 0:
         saved = {"gradient": gradient, "weights": weights, "metrics": metrics, "collectives": dict(collectives.counts)}

@@ -25,6 +25,7 @@ from small_training import overrides as small_overrides
 from small_training import write_task
 
 from fspo_verl.analysis.runs import read_metrics
+from fspo_verl.observe.folder import numbered, record_files
 from fspo_verl.observe.records import read_records
 from fspo_verl.preflight.loss_history import TRACKER
 
@@ -254,7 +255,9 @@ def test_two_nodes_lose_a_worker_the_driver_and_a_raylet_and_go_on(cluster, untr
     with pytest.warns(UserWarning, match="different settings"):
         records = read_records(tmp_path / "records")
     assert list(metrics.index) == list(range(1, last + 1))
-    assert set(records.groupby(["step", "mini_batch", "rank"]).size()) == {8} and len(records) == last * 2 * 2 * 8
+    files = [(step, rank) for step, rank, _ in numbered(record_files(tmp_path / "records"))]
+    assert files == [(step, rank) for step in range(1, last + 1) for rank in (0, 1)]
+    assert set(records.groupby(["step", "mini_batch"]).size()) == {16} and len(records) == last * 2 * 2 * 8
     clipped = records.groupby("step").clipped.sum()
     assert (metrics["actor/fspo/clip_fraction"] * 32 == clipped).all() and clipped.min() > 0
 

@@ -1,0 +1,166 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a run's records: names of its files, which run owns it, and what was lost.
+
+A run claims its folder before it writes there, so that two runs never overwrite each other. A claim is a file
+``claim-0001.json``, made in one step that fails where the file exists. A run that takes the folder over, such as the
+resumption of the run that owned it, makes the next number; the highest number is in force.
+"""
+
+import contextlib
+import csv
+import itertools
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+IDLE = 3600
+"""Seconds without a write after which a run on another machine counts as ended."""
+
+RECORD = "step-{step:06d}-rank-{rank:04d}.parquet"
+LOST = "lost-rank-{rank:04d}.csv"
+_RECORD = re.compile(r"step-(\d+)-rank-(\d+)\.parquet")
+_CLAIM = "claim-{number:04d}.json"
+
+
+def numbered(files: Iterable[Path]) -> Iterator[tuple[int, int, Path]]:
+    """Step, rank and path of the record files among these; copies and other strays are passed over."""
+    for file in files:
+        if match := _RECORD.fullmatch(file.name):
+            yield int(match[1]), int(match[2]), file
+
+
+def record_files(folder: str | Path) -> list[Path]:
+    """The record files below a folder, in the order of steps and ranks."""
+    return sorted(file for _, _, file in numbered(Path(folder).rglob("step-*.parquet")))
+
+
+def loss_files(folder: str | Path) -> list[Path]:
+    """The files below a folder in which the writers note lost records."""
+    return sorted(Path(folder).rglob("lost-rank-*.csv"))
+
+
+def losses(file: Path) -> list[tuple[int, int]]:
+    """Step, and number of responses whose records were lost, in the order in which they were."""
+    found = []
+    with contextlib.suppress(ValueError):  # the last line may be cut off
+        for step, count in csv.reader(file.read_text().splitlines()):
+            found.append((int(step), int(count)))
+    return found
+
+
+def try_folder(folder: Path) -> None:
+    """Make the folder and write to it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / f".try-{socket.gethostname()}-{os.getpid()}"
+    try:
+        probe.write_bytes(b"0")
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def claim(folder: Path, run: str, checkpoints: Path | None, resumes: bool) -> Path:
+    """Make the folder that of a run; the claim in force. Every process of the run may call this.
+
+    Args:
+        run: the identity of the run, the same in all its processes and in no other run.
+        checkpoints: where the run saves its checkpoints; a run that crashed is told by them.
+        resumes: whether the run goes on from one of these checkpoints.
+
+    Raises:
+        ValueError: the folder is taken; names a free one.
+        OSError: it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoints = checkpoints and str(checkpoints.resolve())
+    values = {"run": run, "checkpoints": checkpoints, "folder": str(folder.resolve())}
+    values |= {"host": socket.gethostname(), "process": os.getpid(), "started": _started(os.getpid())}
+    while (last := in_force(folder)) is None or _values(last).get("run") != run:
+        if reason := why_taken(folder, checkpoints, resumes):
+            one = "one folder is for the records of one run"
+            raise ValueError(f"records_dir={folder} is taken: {reason}; {one}; records_dir={free(folder)}")
+        mine = folder / _CLAIM.format(number=1) if last is None else successor(last)
+        # Another run may be as fast: it then owns the folder, and is looked at in the next round.
+        with contextlib.suppress(FileExistsError), mine.open("x") as file:
+            json.dump(values, file)
+    return last
+
+
+def in_force(folder: Path) -> Path | None:
+    """The claim of the run that owns a folder."""
+    return max(folder.glob("claim-*.json"), key=_number, default=None)
+
+
+def successor(claim: Path) -> Path:
+    """The claim of the run that takes the folder over from the run of this claim."""
+    return claim.with_name(_CLAIM.format(number=_number(claim) + 1))
+
+
+def finished(claim: Path) -> Path:
+    """The file that says that the run of this claim has recorded its last step."""
+    return claim.with_suffix(".finished")
+
+
+def why_taken(folder: Path, checkpoints: str | Path | None, resumes: bool) -> str | None:
+    """Why a new run must not write to a folder; None if it may. Arguments as for :func:`claim`."""
+    if (last := in_force(folder)) is None:
+        return "it holds records that no run has claimed" if record_files(folder) else None
+    owner = _values(last)
+    if not _same_checkpoints(owner, folder, checkpoints):
+        return f"it is that of another run, with checkpoints in {owner.get('checkpoints')}"
+    if owner.get("host") == socket.gethostname():
+        if owner["process"] != os.getpid() and _started(owner["process"]) == owner["started"] is not None:
+            return f"its run goes on, as process {owner['process']}"
+    elif not resumes and time.time() - _last_write(folder, last) < IDLE:
+        return f"its run on {owner.get('host')} wrote to it within the last hour, and no checkpoint of it is resumed"
+    if not resumes and finished(last).exists():
+        return "it holds the records of a run that has finished"
+    return None
+
+
+def free(folder: str | Path) -> str:
+    """A folder beside this one that is not there."""
+    names = (f"{str(folder).rstrip('/')}-{number}" for number in itertools.count(2))
+    return next(name for name in names if not Path(name).exists())
+
+
+def _number(claim: Path) -> int:
+    return int(claim.stem.removeprefix("claim-"))
+
+
+def _values(claim: Path) -> dict:
+    """What a claim says, once it is written; nothing of one that was cut off."""
+    for _ in range(50):
+        with contextlib.suppress(ValueError):
+            return json.loads(claim.read_text())
+        time.sleep(0.1)
+    return {}
+
+
+def _same_checkpoints(owner: dict, folder: Path, checkpoints: str | Path | None) -> bool:
+    """Whether the owner saves its checkpoints there, or did before the whole run was moved."""
+    theirs, before, now = owner.get("checkpoints"), owner.get("folder"), str(folder.resolve())
+    if theirs is None or checkpoints is None:
+        return False
+    mine = str(Path(checkpoints).resolve())
+    return theirs == mine or (before != now and os.path.relpath(theirs, before) == os.path.relpath(mine, now))
+
+
+def _last_write(folder: Path, claim: Path) -> float:
+    files = [claim, *record_files(folder)[-1:]]
+    return max(file.stat().st_mtime for file in files)
+
+
+def _started(process: int) -> str | None:
+    """When a process of this machine started, in ticks since it booted; None of one that has ended."""
+    with contextlib.suppress(OSError):  # no such process, or no Linux
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    return None

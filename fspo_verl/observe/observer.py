@@ -1,0 +1,136 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""From the columns of one call of a policy loss to its metrics and records; light to import.
+
+pandas and pyarrow are imported where a run writes records, and nowhere else.
+"""
+
+import functools
+import json
+import logging
+import os
+from pathlib import Path
+
+import torch
+import verl
+
+import fspo_verl
+from fspo_verl.band import Band
+from fspo_verl.observe import folder, metrics, microbatch
+from fspo_verl.observe.columns import to_numpy, token_columns
+from fspo_verl.observe.microbatch import MicroBatch
+from fspo_verl.observe.noise import Watch
+from fspo_verl.observe.settings import RunSettings, clip_ratios
+
+logger = logging.getLogger("fspo_verl")
+
+
+def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None = None) -> tuple[dict, dict]:
+    """The columns as arrays, one device synchronisation in all, and their metrics; recorded where the config says.
+
+    Args:
+        columns: ``[B]`` tensors of :mod:`fspo_verl.observe.columns`.
+        tokens: log_prob, old_log_prob, advantages and response_mask, ``[B, T]``.
+        config: verl's ``ActorConfig``.
+        loss: the name of the loss that trains.
+        band: None for a loss without one.
+
+    Raises:
+        ValueError: ``records_dir`` cannot be written, or belongs to another run.
+    """
+    micro_batch = microbatch.current()
+    writer = _writer(config, micro_batch, loss, band)
+    if writer is not None and micro_batch.step % config.policy_loss.records_freq:
+        writer = None
+    if writer is not None:
+        columns = columns | token_columns(*tokens)
+    columns = to_numpy(columns)
+    if writer is not None:
+        writer.add(columns, **micro_batch._asdict())
+    unmoved = _is_unmoved(config, micro_batch)
+    if unmoved and band is not None and micro_batch.rank == 0:
+        rows = (columns[name] for name in ("length", "quadratic_variation", "outside"))
+        if (text := _noise_watch().add(band, *rows)) is not None:
+            logger.warning("%s. Said once.", text)
+    mini_batch = 0 if micro_batch is None else micro_batch.mini_batch
+    length_bins = config.policy_loss.get("length_bins") or metrics.LENGTH_BINS
+    rows = config.global_batch_info.get("global_batch_size") or len(columns["length"])
+    return columns, metrics.metrics(columns, length_bins, rows, mini_batch, unmoved)
+
+
+_WRITERS: dict[str, "RecordWriter"] = {}  # noqa: F821  by folder; imported where a run writes records
+
+
+def settle_records() -> None:
+    """A step has ended: see :meth:`fspo_verl.observe.records.RecordWriter.settle`."""
+    for writer in _WRITERS.values():
+        writer.settle()
+
+
+def _writer(config, micro_batch: MicroBatch | None, loss: str, band: Band | None):
+    """The one writer of this process, which has tried its folder before the first update; None without records."""
+    observation = config.policy_loss
+    if (path := observation.get("records_dir")) is None:
+        return None
+    if micro_batch is None:
+        _warn_unknown_step()
+        return None
+    if path not in _WRITERS:
+        from fspo_verl.observe.records import RecordWriter
+
+        settings = RunSettings(
+            loss=loss,
+            band=band,
+            **clip_ratios(config.get),
+            old_log_probs_from_rollout=bool(observation.old_log_probs_from_rollout),
+            versions={"fspo_verl": fspo_verl.__version__, "verl": verl.__version__, "torch": torch.__version__},
+        )
+        checkpoints = observation.checkpoint_dir and Path(observation.checkpoint_dir)
+        claim = functools.partial(
+            folder.claim, Path(path), observation.records_run or _run(), checkpoints, resumes=micro_batch.step > 1
+        )
+        limit, last_step = observation.records_limit_mb * 2**20, _last_recorded_step(config)
+        text = json.dumps(settings.to_json())
+        try:
+            _WRITERS[path] = RecordWriter(path, text, observation.records_fraction, limit, claim, last_step)
+        except OSError as error:
+            raise ValueError(
+                f"records_dir={path} cannot be written on this machine: {error}. Choose another, or records_dir=null"
+            ) from error
+    return _WRITERS[path]
+
+
+@functools.cache
+def _run() -> str:
+    """An identity that the workers of a run share, for a run that was launched without the checks of this package."""
+    import ray
+
+    if ray.is_initialized():
+        context = ray.get_runtime_context()
+        return f"{context.get_session_name()}/{context.get_job_id()}"
+    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"  # those of torch.distributed
+
+
+def _last_recorded_step(config) -> int | None:
+    """The last training step that will be recorded, as verl tells its optimiser; None where it does not."""
+    total = getattr(config.get("optim"), "total_training_steps", None) or -1
+    return total - total % config.policy_loss.records_freq if total > 0 else None
+
+
+@functools.cache
+def _warn_unknown_step():
+    logger.warning(
+        "records_dir is set, but step and prompts of a micro-batch are not known here (a trainer that calls the loss "
+        "outside verl's ppo_loss, or dynamic context parallelism): nothing is recorded"
+    )
+
+
+def _is_unmoved(config, micro_batch: MicroBatch | None) -> bool:
+    """Whether the weights of this call are those of the old log-probs."""
+    first = micro_batch is not None and micro_batch.mini_batch == 0
+    return first and not config.policy_loss.get("old_log_probs_from_rollout")
+
+
+@functools.cache
+def _noise_watch() -> Watch:
+    return Watch()
