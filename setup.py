@@ -40,7 +40,7 @@ setup(
     # `fspo_verl`, Hydra never sees the search-path plugin, and `+algorithm.policy_loss=fspo` trains vanilla PPO.
     package_dir={"": "."},
     packages=[*find_packages(include=["fspo_verl", "fspo_verl.*"]), "hydra_plugins.fspo_verl_searchpath"],
-    package_data={"fspo_verl.report": ["*.jinja"], "fspo_verl.configs": ["*.yaml", "*/*.yaml"]},
+    package_data={"fspo_verl": ["compare/*.jinja", "report/*.jinja", "configs/*.yaml", "configs/*/*.yaml"]},
     install_requires=[
         "verl>=0.9.0",
         "torch>=2.6",
