@@ -4,7 +4,6 @@
 
 import textwrap
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -40,9 +39,9 @@ def _clip_rates(axes: Axes, rates: pd.DataFrame, styles: dict, title: str) -> No
     for loss, table in rates.dropna(subset="rate").groupby("loss"):
         axes.fill_between(table.length, table.smallest, table.largest, color=styles[loss].color, alpha=0.15, lw=0)
         axes.plot(table.length, table.rate, **styles[loss].line_kwargs())
-    bins = rates[["low", "high"]].drop_duplicates()
+    places = rates.groupby(["low", "high"]).length.mean().dropna()
     axes.set_xscale("log")
-    axes.set_xticks(np.sqrt(bins.low * bins.high), [f"{row.low}–{row.high}" for row in bins.itertuples()])
+    axes.set_xticks(places, [f"{low}–{high}" for low, high in places.index])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
     axes.set(title=title, xlabel="response length (tokens; shaded: the seeds)", ylabel="clip rate", ylim=(0, None))

@@ -165,9 +165,8 @@ def update(file: Path, values: pd.DataFrame) -> str:
 
 def _ends(limits: dict) -> tuple[float, float]:
     """Both ends as numbers: an open one is infinite."""
-    return tuple(
-        open_ if limits[end] is None else limits[end] for end, open_ in (("low", -math.inf), ("high", math.inf))
-    )
+    low, high = limits["low"], limits["high"]
+    return -math.inf if low is None else low, math.inf if high is None else high
 
 
 def _text(limits: dict) -> str:
