@@ -100,7 +100,8 @@ def differences(trials: Sequence[Trial], values: pd.DataFrame, baseline: str) ->
             interval = sign_flip_interval(difference)
             answers = answer_differences(*([by_key[of, seed] for seed in pair.index] for of in (baseline, loss)), name)
             both = UNKNOWN if answers is None else over_questions(answers)
-            better = (np.sign(difference * metric.better).mean() + 1) / 2 if metric.better else math.nan
+            gain = difference * metric.better
+            better = np.where(gain == 0, 0.5, gain > 0).mean() if metric.better else math.nan
             said = verdict(difference, [interval, both], baseline)
             rows.append((name, loss, len(difference), *interval, *both[1:], better, said))
     columns = ["metric", "loss", "seeds", "difference", "lower", "upper", "lower_questions", "upper_questions"]

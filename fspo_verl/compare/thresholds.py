@@ -81,6 +81,12 @@ RULES = {
         f"{_GAP}: fspo, as it clipped, favours long responses less than the fixed band",
         lambda of: of["fspo"].k_fixed_band - of["fspo"].length_exponent,
     ),
+    "k, fspo's band - gspo's band": Rule(
+        _MORE, f"{_GAP}, all at one clip rate", lambda of: of["fspo"].k_fspo - of["fspo"].k_gspo
+    ),
+    "k, the fixed band - fspo's band": Rule(
+        _MORE, f"{_GAP}, all at one clip rate", lambda of: of["fspo"].k_fixed_band - of["fspo"].k_fspo
+    ),
     "|k| at one clip rate, gspo - fspo": Rule(
         _MORE,
         "fspo's clip rate is flatter over length than gspo's, each on its own responses",
