@@ -55,7 +55,7 @@ def to_csv(table: "pd.DataFrame") -> bytes:
     """A table as CSV, without its index; a text that a spreadsheet would take for a formula gets a quote before it."""
 
     def as_text(value):
-        is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+        is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@"))
         return f"'{value}" if is_formula and not _is_number(value) else value
 
     texts = table.apply(lambda column: column if column.dtype.kind in "biufM" else column.map(as_text))
