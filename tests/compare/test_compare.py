@@ -13,11 +13,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ledger
 import numpy as np
 import pytest
 import synthetic_run
+import warm_start
 from compare import comparison, training_run
 from scipy import stats
+from studies.regimes import regimes
+from studies.solvable import solvable
+from transformers import AutoModelForCausalLM
 
 from fspo_verl import cli
 from fspo_verl.analysis.resampling import Estimate
@@ -26,6 +31,7 @@ from fspo_verl.clips import CLIPS, LOSSES, BandClip
 from fspo_verl.compare import measures, page, paired, thresholds
 from fspo_verl.compare.comparison import compare, load
 from fspo_verl.compare.trials import Clips, Trial, pool, read_trials
+from fspo_verl.cpu import decode
 from fspo_verl.observe.settings import RunSettings
 
 ROOT = Path(__file__).parents[2]
@@ -631,9 +637,7 @@ def test_the_published_pages_are_those_of_their_records(name, tmp_path):
     assert (tmp_path / f"{name}.md").read_text() == (ROOT / f"docs/{name}.md").read_text()
 
 
-def test_the_studies_answer_from_their_records(tmp_path, monkeypatch):
-    from studies.regimes import regimes
-
+def test_the_studies_answer_from_their_records(tmp_path):
     for name in ("README.md", "regimes.json"):
         shutil.copy(ROOT / "scripts/studies/regimes" / name, tmp_path)
     regimes.write(json.loads((tmp_path / "regimes.json").read_text()), tmp_path)
@@ -641,3 +645,45 @@ def test_the_studies_answer_from_their_records(tmp_path, monkeypatch):
     for name in ("parts", "solvable"):
         trials, _ = load(ROOT / f"scripts/studies/{name}/{name}.json")
         assert compare(trials).losses[0] == "fspo"
+
+
+def test_regimes_are_trained_apart(runs, tmp_path):
+    args = comparison.parse_args(["--seeds", "1,2", "--losses", "fspo,gspo", "--output", str(tmp_path), "--", "a.b=1"])
+    of_regime = regimes.runs_of(args, 16, 1e-3)
+    assert {run.folder.parent for run in of_regime} == {regimes.folder(args, 16, 1e-3)} and len(of_regime) == 4
+    for run in of_regime:
+        asked = {"actor_rollout_ref.actor.ppo_epochs=16", "actor_rollout_ref.actor.optim.lr=0.001", "a.b=1"}
+        assert asked <= set(run.overrides)
+        shutil.copytree(runs / run.folder.name, run.folder)
+    found = regimes.results(regimes.folder(args, 16, 1e-3), 64, 1e-3)
+    assert [(cell["loss"], cell["steps_per_rollout"]) for cell in found] == [("fspo", 64)] * 2 + [("gspo", 64)] * 2
+
+
+@pytest.mark.parametrize("candidates", [3, 1])
+def test_solvable_problems_are_those_that_the_start_solves_sometimes(tmp_path, monkeypatch, candidates):
+    problems = ledger.data_set(64, seed=1)
+    prompts = [ledger.encode_prompt(prompt[0]["content"]) for prompt in problems.prompt]
+    answers = {tuple(p): r["ground_truth"] for p, r in zip(prompts, problems.reward_model, strict=True)}
+    shares = {tuple(prompt): i % 5 / 4 for i, prompt in enumerate(prompts)}  # 0, 1/4, 1/2, 3/4, 1
+    tries = itertools.cycle(range(solvable.TRIES))
+
+    def sample(policy, asked, sampling, eos, size):
+        assert {s.temperature for s in sampling} == {0.7}
+        done = next(tries) / solvable.TRIES
+        texts = [f"={answers[tuple(p)]}" if shares[tuple(p)] > done else "a" for p in asked]
+        return [decode.Response(ledger.encode_response(text), []) for text in texts]
+
+    monkeypatch.setattr(warm_start, "sample", sample)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda model: argparse.Namespace(eval=lambda: None))
+    monkeypatch.setattr(solvable, "CANDIDATES", candidates)
+    found = solvable.solvable_problems(problems, tmp_path, 20, 0.7)
+    asked = [i for i in range(60) if i % 5 in (1, 2, 3)][:20]
+    assert [info["index"] for info in found.extra_info] == asked
+    with pytest.raises(comparison.Failure, match="of 15 of 24 problems, fewer than 21"):
+        solvable.solvable_problems(problems[:24], tmp_path, 21, 0.7)
+
+
+def test_a_training_run_reaches_its_process_whole(tmp_path):
+    args = comparison.parse_args(["--output", str(tmp_path)])
+    run = comparison.training_run(args, comparison.arms.arm("wide=fspo,policy_loss.eps_low=0.1"), 1, 3.0)
+    assert vars(training_run.TrainingRun.from_json(json.loads(json.dumps(run.to_json())))) == vars(run)
