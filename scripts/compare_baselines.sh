@@ -5,13 +5,11 @@
 # bash scripts/compare_baselines.sh [--help] [options]
 #
 # Trains fspo, gspo, grpo, a fixed band and no clip with stock verl from the same warm starts on the same prompts, and
-# compares them, on a machine with nothing but Python 3.10 to 3.12. See --help. With `regimes` as the first word it maps
-# where a clip matters, see `regimes --help`.
+# compares them, on a machine with nothing but Python 3.10 to 3.12. See --help.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 venv=.venv options=() run=scripts/compare/comparison.py
-[[ ${1:-} != regimes ]] || { run=scripts/compare/regimes.py; shift; }
 while (($#)); do
     case $1 in
         --help | -h) exec python3 "$run" --help ;;

@@ -12,10 +12,9 @@ from scipy import optimize
 
 from fspo_verl.analysis.clip_rates import MIN_COUNT, length_reweighting_error
 from fspo_verl.clips import MATCHED_RATE
-from fspo_verl.compare.trials import Trial
+from fspo_verl.compare.trials import BANDS, Trial
 
 LATE = 5  # steps whose mean is the value at the end of a run
-SPIKE = 5.0  # a gradient norm above this many medians of its run
 
 
 class Metric(NamedTuple):
@@ -49,29 +48,11 @@ def steps_to(trial: Trial, target: float) -> float:
     return float(np.interp(target, values[around], steps[around]))
 
 
-def drawdown(trial: Trial) -> float:
-    """The largest fall of validation accuracy below the highest value before it."""
-    values = np.array(list(trial.validation.values()))
-    return float((np.maximum.accumulate(values) - values).max())
-
-
-def collapsed(trial: Trial) -> bool:
-    """Whether validation accuracy ever falls below half of the highest value before it."""
-    values = np.array(list(trial.validation.values()))
-    return bool((values < np.maximum.accumulate(values) / 2).any())
-
-
 def nonfinite_steps(trial: Trial) -> int:
     """Steps whose loss or gradient norm is not finite, or in which some response held NaN or inf."""
     logged = [~np.isfinite(trial.series(name)) for name in ("loss", "grad_norm") if name in trial.training]
     responses = trial.series("nonfinite_responses") > 0
     return int(np.logical_or.reduce([responses, *logged]).sum())
-
-
-def gradient_spikes(trial: Trial) -> int:
-    """Steps whose gradient norm is above 5 times the run's median."""
-    norm = trial.series("grad_norm")
-    return int((norm > SPIKE * np.nanmedian(norm)).sum()) if np.isfinite(norm).any() else 0
 
 
 def clip_table(trial: Trial, band: str | None = None) -> pd.DataFrame | None:
@@ -113,59 +94,39 @@ def length_exponent(trial: Trial, band: str | None = None) -> float:
     return float(optimize.brentq(excess, -50, 50))
 
 
-def lre(trial: Trial, band: str | None = None) -> float:
-    """Worst-bin LRE, as it was or had ``band`` clipped."""
-    table = clip_table(trial, band)
+def lre_matched(trial: Trial) -> float:
+    """Length reweighting error of the worst bin, had the trial's own band clipped at the common rate."""
+    table = clip_table(trial, trial.loss)
     return math.nan if table is None else length_reweighting_error(table, MIN_COUNT)
 
 
-def late(trial: Trial, name: str) -> float:
-    """Mean of a per-step series over the last steps."""
-    return float(np.mean(trial.series(name)[-LATE:]))
-
-
-def best(trial: Trial, name: str) -> float:
-    """The highest mean of a per-step series over as many steps in a row (all steps of a shorter run)."""
-    steps = min(LATE, trial.steps)
-    return float(np.convolve(trial.series(name), np.full(steps, 1 / steps), mode="valid").max())
-
-
 METRICS = {
-    "accuracy_before": Metric("accuracy before", 0, ".3f", lambda t, _: t.validation.get(0, math.nan)),
     "accuracy": Metric("accuracy at the end", 1, ".3f", lambda t, _: t.validation[max(t.validation)]),
     "accuracy_area": Metric("accuracy, mean over the run", 1, ".3f", lambda t, _: accuracy_area(t)),
     "reward": Metric("training reward, mean over the run", 1, ".3f", lambda t, _: np.mean(t.series("reward"))),
-    "reward_best": Metric(f"training reward, best {LATE} steps in a row", 1, ".3f", lambda t, _: best(t, "reward")),
     "steps_to_target": Metric("steps to accuracy {target:g}", -1, ".1f", steps_to),
-    "response_length": Metric(f"response length, last {LATE} steps", 0, ".1f", lambda t, _: late(t, "response_length")),
+    "response_length": Metric(
+        f"response length, last {LATE} steps", 0, ".1f", lambda t, _: np.mean(t.series("response_length")[-LATE:])
+    ),
     "clip_rate": Metric("clip rate", 0, ".2%", lambda t, _: clip_rate(t)),
+    # As it trained, k is not judged: where little is clipped, noise alone makes its size large.
     "length_exponent": Metric("k in clip rate ∝ length^k", 0, "+.2f", lambda t, _: length_exponent(t)),
-    # As they trained, |k| and LRE are not judged: where little is clipped noise alone makes |k| large and LRE small.
-    "length_bias": Metric("size of k", 0, ".2f", lambda t, _: abs(length_exponent(t))),
     "length_bias_matched": Metric(
         f"size of k at clip rate {MATCHED_RATE:.0%}", -1, ".2f", lambda t, _: abs(length_exponent(t, t.loss))
     ),
-    "lre": Metric("LRE", 0, ".3f", lambda t, _: lre(t)),
-    "lre_matched": Metric(f"LRE at clip rate {MATCHED_RATE:.0%}", -1, ".3f", lambda t, _: lre(t, t.loss)),
-    "drawdown": Metric("worst drawdown of accuracy", -1, ".3f", lambda t, _: drawdown(t)),
-    "collapsed": Metric("collapses (accuracy below half of its best)", -1, ".2f", lambda t, _: float(collapsed(t))),
+    "lre_matched": Metric(f"LRE at clip rate {MATCHED_RATE:.0%}", -1, ".3f", lambda t, _: lre_matched(t)),
     "nonfinite_steps": Metric("non-finite steps", -1, ".1f", lambda t, _: nonfinite_steps(t)),
-    "gradient_spikes": Metric(
-        f"steps with a gradient norm above {SPIKE:g} medians", -1, ".1f", lambda t, _: gradient_spikes(t)
-    ),
-    "grad_norm": Metric("gradient norm, median", 0, ".3g", lambda t, _: np.nanmedian(t.series("grad_norm"))),
-    "grad_norm_largest": Metric("gradient norm, largest", 0, ".3g", lambda t, _: np.nanmax(t.series("grad_norm"))),
 }
 
 
 def measure(trials: Sequence[Trial], target: float) -> pd.DataFrame:
-    """All :data:`METRICS`, one row per trial: columns loss, seed, the metrics, and ``k_BAND`` for every band.
+    """A row per trial: columns loss, seed, accuracy_before, all :data:`METRICS`, and ``k_BAND`` of each of ``BANDS``.
 
     ``k_BAND`` is the length exponent of that band, had it clipped the trial's own responses at one common rate.
     """
     return pd.DataFrame(
-        {"loss": trial.loss, "seed": trial.seed}
+        {"loss": trial.loss, "seed": trial.seed, "accuracy_before": trial.validation.get(0, math.nan)}
         | {name: metric.of(trial, target) for name, metric in METRICS.items()}
-        | {f"k_{band}": length_exponent(trial, band) for band in (trial.clips.matched if trial.clips else ())}
+        | {f"k_{band}": length_exponent(trial, band) for band in BANDS}
         for trial in trials
     )

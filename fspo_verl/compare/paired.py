@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from fspo_verl.analysis.clip_rates import rate_by_length
 from fspo_verl.analysis.resampling import CONFIDENCE, UNKNOWN, Estimate, t_quantile
 from fspo_verl.compare.measures import METRICS, area_weights, clip_table
 from fspo_verl.compare.trials import Trial, losses
@@ -86,8 +85,8 @@ def differences(trials: Sequence[Trial], values: pd.DataFrame, baseline: str) ->
 
     Columns: metric, loss, seeds (pairs), difference (baseline − loss), lower, upper (over seeds), lower_questions,
     upper_questions (over seeds and validation questions), improvement (share of pairs in which the baseline is better,
-    ties count half), improvement_lower, improvement_upper (Wilson), verdict. A seed in which one of the two losses has
-    no value is no pair.
+    ties count half; NaN for a metric of which neither more nor less is better), verdict. A seed in which one of the two
+    losses has no value is no pair.
     """
     by_key = {(trial.loss, trial.seed): trial for trial in trials}
     rows = []
@@ -101,18 +100,13 @@ def differences(trials: Sequence[Trial], values: pd.DataFrame, baseline: str) ->
             interval = sign_flip_interval(difference)
             answers = answer_differences(*([by_key[of, seed] for seed in pair.index] for of in (baseline, loss)), name)
             both = UNKNOWN if answers is None else over_questions(answers)
-            better = _improvement(difference * metric.better) if metric.better else UNKNOWN
+            gain = difference * metric.better
+            better = np.where(gain == 0, 0.5, gain > 0).mean() if metric.better else math.nan
             said = verdict(difference, [interval, both], baseline)
-            rows.append((name, loss, len(difference), *interval, *both[1:], *better, said))
+            rows.append((name, loss, len(difference), *interval, *both[1:], better, said))
     columns = ["metric", "loss", "seeds", "difference", "lower", "upper", "lower_questions", "upper_questions"]
-    columns += ["improvement", "improvement_lower", "improvement_upper", "verdict"]
+    columns += ["improvement", "verdict"]
     return pd.DataFrame(rows, columns=columns)
-
-
-def _improvement(gain: np.ndarray) -> Estimate:
-    share = np.where(gain == 0, 0.5, gain > 0)
-    rate, *ends = rate_by_length(np.ones(len(share)), share, [1, 2])[["rate", "lower", "upper"]].to_numpy()[0]
-    return Estimate(rate, *(ends if len(share) >= MIN_SEEDS else UNKNOWN[1:]))
 
 
 def verdict(difference: np.ndarray, intervals: Sequence[Estimate], baseline: str) -> str:
@@ -131,13 +125,15 @@ def clip_rates(trials: Sequence[Trial]) -> pd.DataFrame:
     """Clip rate by loss and length bin: mean, smallest and largest of the rates of the seeds that have one.
 
     Columns: loss, kind (``clipped``, or ``matched`` for the loss's band scaled to one rate), seeds (that have one),
-    low, high, n (responses with advantage != 0), rate, smallest, largest.
+    low, high, length (geometric mean of the lengths in the bin; NaN if it is empty), n (responses with advantage != 0),
+    rate, smallest, largest.
     """
     rows = []
     for loss, kind in itertools.product(losses(trials), ("clipped", "matched")):
         tables = [clip_table(trial, None if kind == "clipped" else loss) for trial in trials if trial.loss == loss]
         known = [table for table in tables if table is not None]
         for (low, high), seeds in pd.concat(known).groupby(["low", "high"]) if known else ():
-            rate = seeds.rate
-            rows.append((loss, kind, len(known), low, high, seeds.n.sum(), rate.mean(), rate.min(), rate.max()))
-    return pd.DataFrame(rows, columns=["loss", "kind", "seeds", "low", "high", "n", "rate", "smallest", "largest"])
+            length, rate = np.exp(seeds.mean_log[seeds.n > 0].mean()), seeds.rate
+            rows.append((loss, kind, len(known), low, high, length, seeds.n.sum(), rate.mean(), rate.min(), rate.max()))
+    columns = ["loss", "kind", "seeds", "low", "high", "length", "n", "rate", "smallest", "largest"]
+    return pd.DataFrame(rows, columns=columns)

@@ -13,6 +13,7 @@ Both ends are inclusive; null is open. A name is a number of :func:`quantities`,
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,10 +35,11 @@ def prediction(values: np.ndarray, seeds: int) -> tuple[float, float]:
 
 
 class Rule(NamedTuple):
-    """How the interval of a quantity is derived, and why a value outside it is a regression."""
+    """A quantity, how its interval is derived, and why a value outside it is a regression."""
 
     direction: str  # more is better: no upper end; neither: both ends; less is better: at most 0, whatever was measured
     why: str
+    of: Callable[[dict[str, pd.DataFrame]], pd.Series]  # by seed, given the rows of each loss
     positive: bool = True  # a quantity above 0, of a log-normal law
 
     def interval(self, values: np.ndarray, seeds: int) -> tuple[float | None, float | None]:
@@ -54,28 +56,48 @@ class Rule(NamedTuple):
         return low, high if self.direction == "neither" else None
 
 
+_MORE = "more is better"
 _GAP = "k of clip rate ∝ length^k tells the shapes of the bands apart on the same responses"
-_FLATTER = "fspo's clip rate is flatter over length than"
 RULES = {
     "fspo accuracy gain": Rule(
-        "more is better", "the loss trains: a wrong sign or a lost gradient shows here first", positive=False
+        _MORE,
+        "the loss trains: a wrong sign or a lost gradient shows here first",
+        lambda of: of["fspo"].accuracy - of["fspo"].accuracy_before,
+        positive=False,
     ),
     "fspo clip rate": Rule(
         "neither",
         "the band in effect is the one configured: below it the band is too wide (an eps taken from clip_ratio_low, a "
         "scale of L), above it too narrow (a scale without the square root of L)",
+        lambda of: of["fspo"].clip_rate,
     ),
     "k, fspo as trained - gspo's band": Rule(
-        "more is better", f"{_GAP}: fspo, as it clipped, favours short responses less than gspo's band"
+        _MORE,
+        f"{_GAP}: fspo, as it clipped, favours short responses less than gspo's band",
+        lambda of: of["fspo"].length_exponent - of["fspo"].k_gspo,
     ),
     "k, the fixed band - fspo as trained": Rule(
-        "more is better", f"{_GAP}: fspo, as it clipped, favours long responses less than the fixed band"
+        _MORE,
+        f"{_GAP}: fspo, as it clipped, favours long responses less than the fixed band",
+        lambda of: of["fspo"].k_fixed_band - of["fspo"].length_exponent,
     ),
-    "k, fspo's band - gspo's band": Rule("more is better", f"{_GAP}, all at one clip rate"),
-    "k, the fixed band - fspo's band": Rule("more is better", f"{_GAP}, all at one clip rate"),
-    "|k| at one clip rate, gspo - fspo": Rule("more is better", f"{_FLATTER} gspo's, each on its own responses"),
-    "|k|, fixed band - fspo, as trained": Rule("more is better", f"{_FLATTER} the fixed band's, as trained"),
-    **{f"{loss} non-finite steps": Rule("less is better", "no loss or gradient is NaN or inf") for loss in LOSSES},
+    "k, fspo's band - gspo's band": Rule(
+        _MORE, f"{_GAP}, all at one clip rate", lambda of: of["fspo"].k_fspo - of["fspo"].k_gspo
+    ),
+    "k, the fixed band - fspo's band": Rule(
+        _MORE, f"{_GAP}, all at one clip rate", lambda of: of["fspo"].k_fixed_band - of["fspo"].k_fspo
+    ),
+    "|k| at one clip rate, gspo - fspo": Rule(
+        _MORE,
+        "fspo's clip rate is flatter over length than gspo's, each on its own responses",
+        lambda of: of["gspo"].length_bias_matched - of["fspo"].length_bias_matched,
+    ),
+    **{
+        f"{loss} non-finite steps": Rule(
+            "less is better", "no loss or gradient is NaN or inf", lambda of, loss=loss: of[loss].nonfinite_steps
+        )
+        for loss in LOSSES
+    },
 }
 
 
@@ -83,7 +105,7 @@ def quantities(values: pd.DataFrame) -> pd.DataFrame:
     """What is checked, from :func:`fspo_verl.compare.measures.measure`: index seed, a column per name of :data:`RULES`.
 
     Raises:
-        ValueError: a loss or one of its seeds is missing.
+        ValueError: a loss, one of its seeds, or the records of the runs are missing.
     """
     by_loss = {loss: rows.set_index("seed").sort_index() for loss, rows in values.groupby("loss")}
     missing = [loss for loss in LOSSES if loss not in by_loss]
@@ -91,21 +113,9 @@ def quantities(values: pd.DataFrame) -> pd.DataFrame:
         raise ValueError(
             f"thresholds need runs of {', '.join(LOSSES)} with the same seeds; missing: {missing or 'seeds'}"
         )
-    if "k_gspo" not in values:
+    if values.clip_rate.isna().all():
         raise ValueError("thresholds need the records of the runs (policy_loss.records_dir)")
-    fspo = by_loss["fspo"]
-    result = {
-        "fspo accuracy gain": fspo.accuracy - fspo.accuracy_before,
-        "fspo clip rate": fspo.clip_rate,
-        "k, fspo as trained - gspo's band": fspo.length_exponent - fspo.k_gspo,
-        "k, the fixed band - fspo as trained": fspo.k_fixed_band - fspo.length_exponent,
-        "k, fspo's band - gspo's band": fspo.k_fspo - fspo.k_gspo,
-        "k, the fixed band - fspo's band": fspo.k_fixed_band - fspo.k_fspo,
-        "|k| at one clip rate, gspo - fspo": by_loss["gspo"].length_bias_matched - fspo.length_bias_matched,
-        "|k|, fixed band - fspo, as trained": by_loss["fixed_band"].length_bias - fspo.length_bias,
-        **{f"{loss} non-finite steps": rows.nonfinite_steps for loss, rows in by_loss.items()},
-    }
-    return pd.DataFrame(result)[list(RULES)].astype(float)
+    return pd.DataFrame({name: rule.of(by_loss) for name, rule in RULES.items()}).astype(float)
 
 
 def check(file: Path, values: pd.DataFrame) -> tuple[str, bool]:
@@ -122,13 +132,14 @@ def check(file: Path, values: pd.DataFrame) -> tuple[str, bool]:
             f"{file} does not fit this version; names that differ: {sorted(expected.keys() ^ RULES.keys())}"
         )
     means = quantities(values).mean(skipna=False)
-    kept = {name: _within(means[name], limits) for name, limits in expected.items()}
-    lines = [
-        f"{'ok  ' if kept[name] else 'FAIL'} {name}: {means[name]:.4g}, expected {_text(limits)}"
-        + ("" if kept[name] else f" ({limits['why']})")
-        for name, limits in expected.items()
-    ]
-    return "\n".join(lines), all(kept.values())
+    lines, all_kept = [], True
+    for name, limits in expected.items():
+        low, high = _ends(limits)
+        kept = low <= means[name] <= high  # False for NaN
+        all_kept &= kept
+        line = f"{'ok  ' if kept else 'FAIL'} {name}: {means[name]:.4g}, expected {_text(limits)}"
+        lines.append(line if kept else f"{line} ({limits['why']})")
+    return "\n".join(lines), bool(all_kept)
 
 
 def update(file: Path, values: pd.DataFrame) -> str:
@@ -144,33 +155,31 @@ def update(file: Path, values: pd.DataFrame) -> str:
         raise ValueError(
             f'{file} needs an entry "setup" that says how the small comparison is run; see the one in tests/'
         )
-    measured = quantities(values)
+    measured = quantities(values).map(_round)
     if len(measured) < MIN_SEEDS:
         raise ValueError(f"thresholds come from {MIN_SEEDS} seeds or more, these are {list(measured.index)}")
-    seeds, old, lines = len(data["setup"]["seeds"]), data.get("expected", {}), [f"written: {file}"]
-    rounded = {name: [_round(value) for value in measured[name]] for name in RULES}
-    data |= {"measured": {"seeds": measured.index.tolist(), **rounded}, "expected": {}}
+    old, lines = data.get("expected", {}), [f"written: {file}"]
+    data |= {"measured": {"seeds": measured.index.tolist(), **measured.to_dict("list")}, "expected": {}}
     for name, rule in RULES.items():
-        low, high = rule.interval(np.array(rounded[name]), seeds)
-        limits = {"low": _round(low), "high": _round(high), "direction": rule.direction, "why": rule.why}
-        data["expected"][name] = limits
-        before = _text(old[name]) if name in old else "nothing"
-        after = _text(limits)
+        low, high = map(_round, rule.interval(measured[name].to_numpy(), len(data["setup"]["seeds"])))
+        data["expected"][name] = {"low": low, "high": high, "direction": rule.direction, "why": rule.why}
+        before, after = (_text(limits[name]) if name in limits else "nothing" for limits in (old, data["expected"]))
         lines.append(f"{name}: {after}" + ("" if before == after else f", was {before}"))
     file.write_text(json.dumps(data, indent=1) + "\n")
     return "\n".join(lines)
 
 
-def _within(value: float, limits: dict) -> bool:
+def _ends(limits: dict) -> tuple[float, float]:
+    """Both ends as numbers: an open one is infinite."""
     low, high = limits["low"], limits["high"]
-    return not math.isnan(value) and (low is None or value >= low) and (high is None or value <= high)
+    return -math.inf if low is None else low, math.inf if high is None else high
 
 
 def _text(limits: dict) -> str:
-    low, high = limits["low"], limits["high"]
-    if low is None:
+    low, high = _ends(limits)
+    if low == -math.inf:
         return f"at most {high:g}"
-    return f"at least {low:g}" if high is None else f"{low:g} to {high:g}"
+    return f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
 
 
 def _round(value: float | None) -> float | None:

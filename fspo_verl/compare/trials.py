@@ -22,7 +22,7 @@ import pandas as pd
 
 from fspo_verl.analysis.clip_rates import length_edges, sides
 from fspo_verl.analysis.runs import Run, read_runs
-from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, TokenClip
+from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip
 from fspo_verl.observe.metrics import NAMES
 from fspo_verl.observe.settings import RunSettings
 
@@ -33,7 +33,9 @@ _NAME = re.compile(r"(?P<loss>[a-z0-9_]+)(-[a-z0-9_-]+)?-seed(?P<seed>\d+)")
 _ACCURACY = re.compile(r"val-core/.+/acc/mean@\d+")
 # Per-step columns of a trial, by the keys of observe.metrics.NAMES.
 # Not the entropy, which verl aggregates as each loss is, so that between losses its levels are no comparison.
-_SERIES = ("reward", "response_length", "clip_fraction", "grad_norm", "loss", "nonfinite_responses")
+_SERIES = ("reward", "response_length", "grad_norm", "loss", "nonfinite_responses")
+BANDS = ("fspo", "gspo", "fixed_band")
+"""Bands that are applied to the responses of every trial; names of :data:`fspo_verl.clips.CLIPS`."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ class Clips:
         responses: ``[steps, bins]``.
         clipped: ``[steps, bins]``; a response of which a part is clipped counts with its share.
         matched: by name of a clip, likewise, had it clipped the same responses at :data:`fspo_verl.clips.MATCHED_RATE`
-            overall: the whole catalogue but for what works token by token, with the band that trained under the name of
-            its loss, unless it clipped nothing. One that too few responses have moved enough to reach is left out.
+            overall: :data:`BANDS`, and the band that trained under the name of its loss, unless it clipped nothing. One
+            that too few responses have moved enough to reach is left out.
     """
 
     edges: list[int]
@@ -220,12 +222,27 @@ def _answers(folder: Path) -> tuple[dict[int, str], str | None]:
     """
     answers, texts = {}, []
     for file in sorted(folder.glob("validation/*.jsonl")):
-        rows = sorted((row["input"], row["score"]) for row in map(json.loads, file.read_text().splitlines()))
-        answers[int(file.stem)] = "".join(str(int(score > 0)) for _, score in rows)
+        lines = enumerate(file.read_bytes().splitlines(), start=1)
+        rows = sorted(_answer(line, f"{file}, line {number}") for number, line in lines)
+        answers[int(file.stem)] = "".join(str(int(is_right)) for _, is_right in rows)
         texts.append(json.dumps([question for question, _ in rows]))
     if len(set(texts)) > 1:
         raise ValueError(f"{folder}/validation: the questions differ between steps")
     return answers, hashlib.sha256(texts[0].encode()).hexdigest()[:16] if texts else None
+
+
+def _answer(line: bytes, place: str) -> tuple[str, bool]:
+    """Question, and whether it was answered right, of a line that verl wrote; ``place`` is where it stands."""
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        problem = f"it is cut short or no JSON ({error})"
+    else:
+        match row:
+            case {"input": str(question), "score": int(score) | float(score)}:
+                return question, score > 0
+        problem = 'it does not hold "input", a text, and "score", a number'
+    raise ValueError(f"{place}: {problem}; accuracies do not need this file, so it can be moved away")
 
 
 def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]) -> Clips:
@@ -240,7 +257,7 @@ def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]
 
     responses = count(np.ones(len(records)))
     logs = count(np.log(length)).sum(0) / np.maximum(responses.sum(0), 1)
-    clips = {name: clip for name, clip in CLIPS.items() if not isinstance(clip, TokenClip) and not clip.lacks(records)}
+    clips = {name: CLIPS[name] for name in BANDS}
     band = (settings := records.attrs["settings"]) and settings.trained_band
     if band and records["clipped"].any():
         clips[loss] = BandClip(loss, loss, band)

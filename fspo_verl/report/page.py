@@ -33,7 +33,7 @@ from fspo_verl.analysis.counterfactuals import Counterfactuals
 from fspo_verl.analysis.law import LawOfS
 from fspo_verl.analysis.runs import RECORDS_DIR, Run, config_differences, read_runs, written
 from fspo_verl.clips import CLIPS, MATCHED_RATE
-from fspo_verl.files import write_whole
+from fspo_verl.files import to_csv, write_whole
 from fspo_verl.observe import noise
 from fspo_verl.observe.metrics import NAMES
 from fspo_verl.observe.noise import Noise
@@ -153,7 +153,7 @@ def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]
             files |= {f"figures/{name}.svg": svg, f"figures/{name}.png": png}
             part.wide, part.narrow = map(_data_uri, (svg, *figures.render(part.draw, 1, "svg")))
     numbers = tables(runs, analyses, live)
-    files |= {f"tables/{name}.csv": t.to_csv(index=False).encode() for name, t in numbers.items() if len(t)}
+    files |= {f"tables/{name}.csv": to_csv(t) for name, t in numbers.items() if len(t)}
     summary = numbers["summary"].replace([np.inf, -np.inf], np.nan).astype(object)
     facts = {
         "made_by": _MADE_BY,

@@ -20,7 +20,7 @@ from matplotlib.ticker import NullLocator
 from fspo_verl.analysis import clip_rates
 from fspo_verl.analysis.counterfactuals import counterfactuals
 from fspo_verl.clips import CLIPS, MATCHED_RATE
-from fspo_verl.compare import page
+from fspo_verl.compare.comparison import compare, load
 from fspo_verl.observe.records import read_records
 from fspo_verl.report import figures
 from fspo_verl.report.style import STYLES
@@ -34,10 +34,9 @@ _LENGTH_BINS = 4  # of the law's lengths, so that each holds 50 responses and mo
 
 def small_models() -> pd.DataFrame:
     """Clip rates of the comparison: columns loss, low, high, place, rate, smallest, largest."""
-    trials, setup = page.load(ROOT / "docs/comparison.json")
-    rates = page.compare(trials, setup, "fspo", 0.5).clip_rates
-    rates = rates[(rates.kind == "matched") & rates.loss.isin(LOSSES)]
-    return rates.assign(place=rates.low.map(page.bin_places(trials)))
+    trials, setup = load(ROOT / "docs/comparison.json")
+    rates = compare(trials, setup).clip_rates.query("kind == 'matched' and loss in @LOSSES")
+    return rates.rename(columns={"length": "place"})
 
 
 def real_model() -> pd.DataFrame:

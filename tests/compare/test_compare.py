@@ -13,17 +13,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ledger
 import numpy as np
 import pytest
 import synthetic_run
+import warm_start
+from compare import comparison, training_run
 from scipy import stats
+from studies.regimes import regimes
+from studies.solvable import solvable
+from transformers import AutoModelForCausalLM
 
 from fspo_verl import cli
 from fspo_verl.analysis.resampling import Estimate
 from fspo_verl.band import Band
 from fspo_verl.clips import CLIPS, LOSSES, BandClip
 from fspo_verl.compare import measures, page, paired, thresholds
+from fspo_verl.compare.comparison import compare, load
 from fspo_verl.compare.trials import Clips, Trial, pool, read_trials
+from fspo_verl.cpu import decode
 from fspo_verl.observe.settings import RunSettings
 
 ROOT = Path(__file__).parents[2]
@@ -112,18 +120,11 @@ def test_steps_to_an_accuracy(target, expected):
     assert reached == pytest.approx(expected, nan_ok=True)
 
 
-def test_a_collapse_is_a_fall_below_half_of_the_best():
-    assert not measures.collapsed(trial({0: 0.3, 5: 0.8, 10: 0.4, 15: 0.9}))
-    assert measures.collapsed(trial({0: 0.3, 5: 0.8, 10: 0.39, 15: 0.9}))
-
-
-def test_stability():
-    spiky = trial({0: 0.3, 5: 0.8, 10: 0.5, 15: 0.9, 20: 0.7}, grad_norm=[1, 1, 1, None, 5.1, 5, 1, 1])
-    assert measures.drawdown(spiky) == pytest.approx(0.3)
-    assert measures.nonfinite_steps(spiky) == 1
-    assert measures.gradient_spikes(spiky) == 1
-    poisoned = trial(loss=[0.0] * 7 + [None], nonfinite_responses=[0.1, *[0.0] * 7])
-    assert measures.nonfinite_steps(poisoned) == 2 and measures.nonfinite_steps(trial()) == 0
+def test_steps_that_are_not_finite_are_counted_once():
+    assert measures.nonfinite_steps(trial()) == 0
+    assert measures.nonfinite_steps(trial(grad_norm=[1, 1, 1, None, 5.1, 5, 1, 1])) == 1
+    poisoned = trial(loss=[0.0] * 7 + [None], nonfinite_responses=[0.1, *[0.0] * 6, 0.1])
+    assert measures.nonfinite_steps(poisoned) == 2
 
 
 # --- intervals --------------------------------------------------------------------------------------------------------
@@ -165,35 +166,30 @@ def test_other_questions_widen_an_interval_by_what_they_differ():
 
 
 def test_fewer_than_six_seeds_have_no_interval(trials):
-    result = page.compare([t for t in trials if t.seed <= 5])
-    assert result.differences[["lower", "upper", "lower_questions", "improvement_lower"]].isna().to_numpy().all()
-    assert set(result.differences.verdict) - {paired.SAME} == {"no interval with fewer than 6 seeds"}
-    assert "No interval: 5 seed(s), fewer than 6." in page.markdown(result)
-    assert page.headline(result) == "Accuracy over the run: no verdict with fewer than 6 seeds."
+    result = compare([t for t in trials if t.seed <= 5])
+    assert result.differences[["lower", "upper", "lower_questions", "upper_questions"]].isna().to_numpy().all()
+    assert set(result.differences.verdict) - {paired.SAME} == {paired.TOO_FEW}
+    assert paired.TOO_FEW in result.headline and "told" not in result.headline
 
 
 def test_a_loss_with_fewer_seeds_gets_no_verdict(trials):
-    def headline(gspo: set[int], fixed_band: set[int]) -> tuple[str, str]:
-        seeds = {"gspo": gspo, "fixed_band": fixed_band}
-        result = page.compare([t for t in trials if t.seed in seeds.get(t.loss, SEEDS) and t.loss != "grpo"])
-        return page.headline(result), page.markdown(result)
-
-    said, _ = headline({1, 2}, set(SEEDS))
-    assert said.endswith("not compared, for want of 6 seeds, to gspo.") and "fixed_band;" in said
-    said, text = headline({1, 2}, {3})
-    assert said == "Accuracy over the run: no verdict with fewer than 6 seeds."
-    assert "No interval: 2 seed(s), fewer than 6." in text
-    apart = [t for t in trials if (t.loss, t.seed) in {("fspo", 1), ("fspo", 2), ("gspo", 3)}]
-    assert page.headline(page.compare(apart)) == said
-    assert "None: no loss has a seed of fspo's." in page.markdown(page.compare(apart))
+    fewer = {"gspo": {1, 2}, "grpo": set()}
+    result = compare([t for t in trials if t.seed in fewer.get(t.loss, SEEDS)])
+    assert f"{paired.TOO_FEW} (gspo)" in result.headline and f"{paired.TOO_FEW} (fixed_band" not in result.headline
+    assert "Of gspo only 2 seeds." in page.markdown(result)
+    apart = compare([t for t in trials if (t.loss, t.seed) in {("fspo", 1), ("fspo", 2), ("gspo", 3)}])
+    assert apart.differences.empty and f"{paired.TOO_FEW} (gspo)" in apart.headline
+    alone = compare([t for t in trials if t.loss == "fspo"])
+    assert "nothing to compare it with" in alone.headline
+    assert all("Paired differences" not in page.markdown(result) for result in (apart, alone))
 
 
-def test_seeds_without_a_rate_are_told(trials):
-    without = dataclasses.replace(next(t for t in trials if (t.loss, t.seed) == ("gspo", 2)), clips=None)
-    result = page.compare([without if t.loss == "gspo" and t.seed == 2 else t for t in trials])
+def test_a_seed_without_records_has_no_rate(trials):
+    without = [dataclasses.replace(t, clips=None) if (t.loss, t.seed) == ("gspo", 2) else t for t in trials]
+    result = compare(without)
     rates = result.clip_rates.query("kind == 'clipped'").drop_duplicates("loss").set_index("loss").seeds
     assert rates["gspo"] == 5 and (rates.drop("gspo") == 6).all()
-    assert page.markdown(result).count("mean over the seeds, of gspo 5 of 6.") == 2
+    assert "5 of 6 seeds" in page.markdown(result)
 
 
 def test_verdicts():
@@ -205,51 +201,8 @@ def test_verdicts():
     assert paired.verdict(equal, [Estimate(0, 0, 0), missing], "fspo") == "the same in every seed"
 
 
-def test_the_headline_says_all_verdicts_on_accuracy(trials):
-    result = page.compare(trials)
-    rows = result.differences.metric == "accuracy_area"
-    order = ["fspo higher", "no difference can be told", "no difference can be told"]
-    result.differences.loc[rows, "verdict"] = order
-    first, *others = result.differences.loss[rows]
-    expected = f"fspo is higher than {first}; not to be told from {', '.join(others)}."
-    assert page.headline(result) == f"Accuracy over the run: {expected}"
-    assert f"**{page.headline(result)}**" in page.markdown(result)
-    alone = page.compare([t for t in trials if t.loss == "fspo"])
-    assert page.headline(alone) == "fspo alone: nothing to compare it with."
-
-
-def test_curves_are_of_the_reward_where_accuracy_is_known_before_and_after_only(trials):
-    def curves(given) -> tuple[str, np.ndarray]:
-        axes = page.draw(page.compare(given)).axes[0]
-        return axes.get_title(), np.array([line.get_ydata() for line in axes.lines if line.get_label() == "fspo"])
-
-    title, (accuracy,) = curves(trials)
-    assert title.startswith("validation accuracy") and len(accuracy) == 3
-    reward = {"reward": [0.2, 0.4] * (STEPS // 2)}
-    sparse = [dataclasses.replace(t, validation={0: 0.3, STEPS: 0.7}, training=t.training | reward) for t in trials]
-    title, (reward,) = curves(sparse)
-    assert title.startswith("mean training reward so far")
-    assert reward == pytest.approx([0.2, 0.3, 0.8 / 3, 0.3, 1.4 / 5, 0.3, 2 / 7, 0.3])
-
-
-def test_one_loss_alone_is_compared_to_nothing(trials):
-    text = page.markdown(page.compare([trial for trial in trials if trial.loss == "fspo"]))
-    assert "Paired differences" not in text and "nothing to compare it with" in text
-
-
-def test_what_was_learned_is_the_best_of_some_steps_in_a_row(trials):
-    rewards = [0.9, 0.9, 0.5, 1.0, 0.9, 1.0, 0.9, 0.99]
-    assert measures.best(trial(reward=rewards), "reward") == pytest.approx(np.mean(rewards[3:]))
-    assert measures.best(trial(reward=[0.2, 0.4]), "reward") == pytest.approx(0.3)
-    learned = [dataclasses.replace(t, training=t.training | {"reward": rewards}) if t.seed < 3 else t for t in trials]
-    shown = page.markdown(page.compare(learned, {"solvable problems": 64}))
-    header, _, first = shown.partition("### In practice")[2].splitlines()[4:7]
-    assert header.split(" | ")[4] == "reached 95% in training |" and first.split(" | ")[4] == "2 of 6 |"
-    assert "reached 95%" not in page.markdown(page.compare(learned))
-
-
 def test_pairs_are_matched_by_seed(trials):
-    result = page.compare(trials)
+    result = compare(trials)
     rows = result.differences.set_index(["metric", "loss"])
     values = result.values.pivot(index="seed", columns="loss", values="accuracy")
     row = rows.loc["accuracy", "fixed_band"]
@@ -257,23 +210,6 @@ def test_pairs_are_matched_by_seed(trials):
     assert row.seeds == 6 and row.improvement == (values.fspo > values.fixed_band).mean()
     # Answers and accuracies are the same thing, so only the width differs.
     assert row.lower_questions <= row.lower <= row.difference <= row.upper <= row.upper_questions
-
-
-def test_what_a_user_gets_is_told_in_one_table(trials):
-    tried = {"fspo": [0.5, 0.6, 0.595, 0.1], "gspo": [0.3, 0.3, 0.3, 0.3]}
-    tuning = {
-        "what": "4 multiples of its packaged clip range, chosen by mean training reward",
-        **{"seeds": [100], "steps": 8, "factors": [1 / 3, 1, 3, 10]},
-        "scores": {loss: [{"reward": r, "clip_rate": 0.1} for r in rewards] for loss, rewards in tried.items()},
-        "chosen": {"fspo": 1, "gspo": 1 / 3},
-    }
-    setup = {"seconds": dict.fromkeys(LOSSES, 160.4), "tuning": tuning}
-    text = page.markdown(page.compare(trials, setup))
-    assert "so that a range beyond may be better: gspo." in text
-    table = text.partition("### In practice")[2].partition("###")[0]
-    cells = {row.split(" | ")[0].strip("| "): row.strip("| ").split(" | ") for row in table.splitlines() if "|" in row}
-    assert cells["fspo"][3:] == ["0 of 6", "160", "2 of 4"]
-    assert cells["gspo"][3:] == ["0 of 6", "160", "4 of 4"] and cells["grpo"][3:] == ["0 of 6", "160", "–"]
 
 
 def test_bands_on_the_same_responses(trials):
@@ -304,42 +240,33 @@ def test_a_comparison_is_regenerated_from_its_json(runs, tmp_path):
 
 
 def test_runs_are_added_to_what_is_kept_of_earlier_ones(runs, trials, tmp_path):
-    first, second = tmp_path / "first", tmp_path / "second"
+    first, second, kept = tmp_path / "first", tmp_path / "second", tmp_path / "kept.json"
     for folder, seeds in ((first, SEEDS[:2]), (second, SEEDS[1:])):  # seed 2 is in both
         for loss, seed in itertools.product(LOSSES, seeds):
             shutil.copytree(runs / f"{loss}-seed{seed}", folder / f"{loss}-seed{seed}")
     (first / "setup.json").write_text(json.dumps({"command": "train"}))
     assert cli.main(["compare", str(first)]) == 0
-    kept = tmp_path / "kept.json"
     shutil.copy(first / "comparison.json", kept)
-    page_with_both = kept.with_suffix(".md")
+    by_key = {(trial.loss, trial.seed): trial for trial in trials}
     for _ in range(2):  # what is there already changes nothing
         assert cli.main(["compare", str(kept), str(second)]) == 0
         pooled = [Trial.from_json(trial) for trial in json.loads(kept.read_text())["trials"]]
-        assert {(t.loss, t.seed) for t in pooled} == {(t.loss, t.seed) for t in trials} and len(pooled) == len(trials)
-        by_key = {(trial.loss, trial.seed): trial for trial in trials}
+        assert {(t.loss, t.seed) for t in pooled} == by_key.keys() and len(pooled) == len(trials)
         for trial in pooled:  # in other bins
             alone = by_key[trial.loss, trial.seed]
             assert np.sum(trial.clips.responses) == np.sum(alone.clips.responses)
             assert np.sum(trial.clips.clipped) == pytest.approx(np.sum(alone.clips.clipped))
             assert dataclasses.replace(trial, clips=None) == dataclasses.replace(alone, clips=None)
         assert len({tuple(trial.clips.edges) for trial in pooled}) == 1
-        text = page_with_both.read_text()
-        assert f"{len(SEEDS)} seeds each" in text
         added = ", ".join(f"{loss} {seed}" for loss in sorted(LOSSES) for seed in SEEDS[2:])
-        assert f"- command: `train`\n- added to these, and made otherwise (loss and seed): {added}\n" in text
-    part = tmp_path / "part"
-    shutil.copytree(second / "fspo-seed3", part / "fspo-seed3")
-    assert cli.main(["compare", str(first), str(part), "--output", str(tmp_path)]) == 0
-    others = ", ".join(f"{loss} 2 of 3" for loss in sorted(LOSSES) if loss != "fspo")
-    assert f"3 seeds (1, 2, 3), but {others}, " in (tmp_path / "comparison.md").read_text()
+        assert f"made otherwise (loss and seed): {added}\n" in kept.with_suffix(".md").read_text()
 
 
 def test_pooled_bins_hold_lengths_that_the_first_runs_did_not_have(tmp_path):
     for folder, factor in (("long", 3), ("short", 1)):
         write_run(tmp_path / folder, "fspo", factor, length_factor=factor)
     for paths in itertools.permutations((tmp_path / "long", tmp_path / "short")):
-        pooled, _ = page.load_all(paths)
+        pooled, _ = load(*paths)
         alone = [read_trials(path)[0] for path in (tmp_path / "short", tmp_path / "long")]
         for trial, of in zip(pooled, alone, strict=True):
             assert trial.clips.edges == pooled[0].clips.edges
@@ -353,11 +280,11 @@ def test_pooled_bins_hold_lengths_that_the_first_runs_did_not_have(tmp_path):
 def test_seeds_that_clipped_otherwise_are_told(trials):
     settings = trials[0].settings
     wider = dataclasses.replace(settings, band=dataclasses.replace(settings.band, eps_low=0.5))
-    text = page.markdown(page.compare([dataclasses.replace(trials[0], settings=wider), *trials[1:]]))
+    text = page.markdown(compare([dataclasses.replace(trials[0], settings=wider), *trials[1:]]))
     seeds = ", ".join(map(str, SEEDS[1:]))
-    assert f"differ in what they clipped: {trials[0].loss} (2)**" in text
+    assert f"differ in what they clipped: {trials[0].loss}**" in text
     assert f"| {wider.clip} | {trials[0].seed} |" in text and f"| {settings.clip} | {seeds} |" in text
-    assert "differ in what they clipped" not in page.markdown(page.compare(trials))
+    assert "differ in what they clipped" not in page.markdown(compare(trials))
 
 
 def test_what_contradicts_is_not_pooled(trials):
@@ -370,13 +297,23 @@ def test_what_contradicts_is_not_pooled(trials):
         pool(trials[1:], [binned])
 
 
-def test_text_around_the_marks_stays(tmp_path):
-    file = tmp_path / "comparison.md"
-    file.write_text(page.inserted("first", file))
-    file.write_text(f"before\n{file.read_text()}after\n")
-    file.write_text(page.inserted("second", file))
-    text = file.read_text()
-    assert text.startswith("before\n") and text.endswith("after\n") and "second" in text and "first" not in text
+def test_text_around_the_marks_stays(trials, tmp_path):
+    file, result = tmp_path / "comparison.md", compare(trials)
+    page.write(result, file)
+    written = file.read_text()
+    file.write_text(f"before\n{written}after\n")
+    page.write(result, file)
+    assert file.read_text() == f"before\n{written}after\n"
+
+
+def test_text_from_files_is_escaped(trials):
+    name = "a|b\n<script>alert(1)</script>"
+    settings = dataclasses.replace(trials[0].settings, loss=name)
+    renamed = [dataclasses.replace(t, loss=name, settings=settings) if t.loss == "gspo" else t for t in trials]
+    text = page.markdown(compare(renamed, {"command": "`<script>` | x", name: name}))
+    assert "<script>" not in text.replace("`'<script>' | x`", "") and "&lt;script&gt;" in text
+    rows = [line for line in text.splitlines() if line.startswith("| accuracy at the end")]
+    assert [row.replace("\\|", "").count("|") for row in rows] == [len(LOSSES) + 2, 8, 8, 8]
 
 
 def test_the_first_steps_of_a_trial(trials):
@@ -426,22 +363,46 @@ def test_a_clip_is_told_where_it_is_known(settings, clip):
 
 def test_runs_that_do_not_start_alike_are_told(trials):
     other = dataclasses.replace(trials[0], validation=trials[0].validation | {0: 0.9})
-    text = page.markdown(page.compare([other, *trials[1:]]))
+    text = page.markdown(compare([other, *trials[1:]]))
     assert f"**Runs of one seed do not start alike: with seed {other.seed} " in text and "to 0.900.**" in text
 
 
 def test_runs_that_cannot_be_compared(trials, tmp_path):
-    with pytest.raises(ValueError, match="different numbers of steps"):
-        page.compare([trials[0], trials[1].first(4)], baseline=trials[0].loss)
+    short = f"{trials[1].loss} seed {trials[1].seed}"
+    with pytest.raises(ValueError, match=f"different numbers of steps: most have 8, {short} has 4; --steps N"):
+        compare([trials[0], trials[1].first(4), *trials[2:]], baseline=trials[0].loss)
     with pytest.raises(ValueError, match="no run of the baseline 'dapo'"):
-        page.compare(trials, baseline="dapo")
-    later = {**trials[0].validation, STEPS + 1: 0.7}
-    with pytest.raises(ValueError, match="validated at different steps"):
-        page.compare([dataclasses.replace(trials[0], validation=later), *trials[1:]])
+        compare(trials, baseline="dapo")
+    later = dataclasses.replace(trials[1], validation={**trials[1].validation, STEPS + 1: 0.7})
+    with pytest.raises(ValueError, match=f"validated at different steps: most have .*, {short} has "):
+        compare([trials[0], later, *trials[2:]])
     with pytest.raises(ValueError, match=f"seed {trials[0].seed} were validated on different questions"):
-        page.compare([dataclasses.replace(trials[0], questions="others"), *trials[1:]])
+        compare([dataclasses.replace(trials[0], questions="others"), *trials[1:]])
     with pytest.raises(ValueError, match="holds no runs: folders called LOSS-seedN"):
         read_trials(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['{"input": "q", "sco', '{"input": "q", "score": "right"}', '{"input": "q", "score": null}', '{"score": 1}', "1"]
+    + [b"\xff"],
+)
+def test_a_broken_validation_file_is_named(runs, tmp_path, capsys, line):
+    shutil.copytree(runs / "fspo-seed1", tmp_path / "fspo-seed1")
+    file = tmp_path / f"fspo-seed1/validation/{STEPS}.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole + b"\n" + (line if isinstance(line, bytes) else line.encode()))
+    assert cli.main(["compare", str(tmp_path)]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert f"{file}, line 65: " in said and said.endswith("so it can be moved away")
+
+
+def test_a_file_that_is_no_comparison_is_named(tmp_path, capsys):
+    file = tmp_path / "other.json"
+    for text in ("{", "[]", '{"trials": [{}], "setup": {}}'):
+        file.write_text(text)
+        assert cli.main(["compare", str(file)]) == 2
+        assert f"{file} is neither a folder of runs nor a comparison.json" in capsys.readouterr().err
 
 
 # --- thresholds -------------------------------------------------------------------------------------------------------
@@ -556,26 +517,20 @@ def script(output: Path, *options) -> subprocess.CompletedProcess:
 
 @pytest.fixture
 def finished(runs, tmp_path) -> Path:
-    """An output folder in which all cells have finished."""
-    sys.path.insert(0, str(ROOT / "scripts/compare"))
-    import comparison
-
+    """An output folder in which all training runs have finished."""
     args = comparison.parse_args(["--output", str(tmp_path), "--steps", str(STEPS)])
-    for seed in (1, 2):
-        (tmp_path / f"warm-start-seed{seed}/model").mkdir(parents=True)
-        for loss in LOSSES:
-            cell = comparison._cell(args, comparison.arms.Arm(loss, loss), seed, 1.0)
-            cell.folder.parent.mkdir(exist_ok=True)
-            settings = {"settings": cell.settings(), "seconds": 1.0}
-            (runs / f"{loss}-seed{seed}/cell.json").write_text(json.dumps(settings))
-            cell.folder.symlink_to(runs / f"{loss}-seed{seed}")
+    (tmp_path / "runs").mkdir()
+    for seed, loss in itertools.product((1, 2), LOSSES):
+        run = comparison.training_run(args, comparison.arms.Arm(loss, loss), seed, 1.0)
+        shutil.copytree(runs / run.folder.name, run.folder)
+        (run.folder / "run.json").write_text(json.dumps({"settings": run.settings, "seconds": 1.0}))
     return tmp_path
 
 
 @pytest.mark.long
-def test_finished_cells_are_not_run_again(finished):
+def test_finished_runs_are_not_run_again(finished):
     again = script(finished)
-    assert again.returncode == 0 and "8 cells finished before" in again.stdout, again.stderr
+    assert again.returncode == 0 and "8 runs finished before" in again.stdout, again.stderr
     assert "no interval with fewer than 6 seeds" in (finished / "comparison.md").read_text()
     fewer = script(finished, "--seeds", "1")
     assert fewer.returncode != 0 and "holds other runs, fixed_band-seed2, fspo-seed2" in fewer.stderr
@@ -584,140 +539,85 @@ def test_finished_cells_are_not_run_again(finished):
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-def test_a_cell_that_fails_is_run_once_more(finished, tmp_path, monkeypatch, capsys, failures):
-    import comparison
-    import launch
-
+def test_a_run_that_fails_is_run_once_more(finished, tmp_path, monkeypatch, capsys, failures):
     args = comparison.parse_args(["--output", str(finished), "--steps", str(STEPS)])
-    cell = comparison._cell(args, comparison.arms.Arm("fspo", "fspo"), 1, 1.0)
-    cell.folder.rename(finished / "aside")
-    (tmp_path / "cells.py").write_text(f"""
+    run = comparison.training_run(args, comparison.arms.Arm("fspo", "fspo"), 1, 1.0)
+    (finished / "warm-start-seed1/model").mkdir(parents=True)
+    run.folder.rename(finished / "aside")
+    (tmp_path / "training_run.py").write_text(f"""
 import json, pathlib, sys
 attempts = pathlib.Path({str(tmp_path / "attempts")!r})
 attempts.mkdir(exist_ok=True)
 (attempts / str(len(list(attempts.iterdir())))).touch()
 if len(list(attempts.iterdir())) <= {failures}:
     sys.exit("Ray did not start")
-pathlib.Path({str(finished / "aside")!r}).rename({str(cell.folder)!r})
+pathlib.Path({str(finished / "aside")!r}).rename({str(run.folder)!r})
 """)
     monkeypatch.setattr(comparison, "HERE", tmp_path)
-    progress = comparison.Progress(args, [cell])
-    with pytest.raises(launch.Failure, match="Ray did not start") if failures == 2 else contextlib.nullcontext():
-        progress.run("train", [cell])
+    failure = pytest.raises(comparison.Failure, match="Ray did not start")
+    with failure if failures == 2 else contextlib.nullcontext():
+        comparison.run_all(args, [run])
     said = capsys.readouterr().out
     assert "fspo x 1, seed 1 failed, is run once more" in said
-    assert ("[1/1] fspo x 1, seed 1: accuracy" in said) == (failures == 1)
+    assert ("[train] fspo x 1, seed 1: accuracy" in said) == (failures == 1)
     assert "Ray did not start" in next((finished / "logs").glob("*.failed.log")).read_text()
 
 
 def test_an_arm_has_settings_of_its_own_and_its_bounds_are_scaled():
-    sys.path.insert(0, str(ROOT / "scripts/compare"))
-    import arms
-    import cells
-
-    changes = "policy_loss.eps_low=0.1,policy_loss.eps_dual=null,policy_loss.length_power=1"
-    wide = arms.arm(f"wide=fspo,{changes}")
+    arm, changes = comparison.arms.arm, "policy_loss.eps_low=0.1,policy_loss.eps_dual=null,policy_loss.length_power=1"
+    wide = arm(f"wide=fspo,{changes}")
     assert (wide.name, wide.trains, wide.tuned) == ("wide", "fspo", True)
     key = "actor_rollout_ref.actor.policy_loss."
     expected = {f"{key}eps=0.09", f"{key}eps_low=0.3", f"{key}eps_dual=null", f"{key}length_power=1"}
-    assert set(cells.overrides_of(wide, 3.0)) == expected
+    assert set(training_run.overrides_of(wide, 3.0)) == expected
     for wrong in ("fspo=fspo", "warm=fspo", "wide=dapo", "Wide=fspo", "wide=fspo,policy_loss.eps_low"):
         with pytest.raises(argparse.ArgumentTypeError):
-            arms.arm(wrong)
+            arm(wrong)
 
 
-def test_a_finished_cell_of_before_an_option_existed_counts(finished):
-    import comparison
-
-    args = comparison.parse_args(["--output", str(finished), "--steps", str(STEPS)])
-    cell = comparison._cell(args, comparison.arms.Arm("fspo", "fspo"), 1, 1.0)
-    settings = cell.settings()
-    del settings["sizes"]["solvable"]
-    (cell.folder / "cell.json").write_text(json.dumps({"settings": settings, "seconds": 1.0}))
-    assert comparison.Progress(args, [])._finished("train", cell)
-    other = dataclasses.replace(cell, sizes=dataclasses.replace(cell.sizes, solvable=(64, 1.0)))
-    with pytest.raises(comparison.Failure, match="choose another --output"):
-        comparison.Progress(args, [])._finished("train", other)
-
-
-@pytest.mark.parametrize("candidates", [3, 1])
-def test_solvable_problems_are_those_that_the_start_solves_sometimes(tmp_path, monkeypatch, candidates):
-    sys.path.insert(0, str(ROOT / "scripts/compare"))
-    import cells
-    import ledger
-    import warm_start
-    from transformers import AutoModelForCausalLM
-
-    from fspo_verl.cpu import decode
-
-    problems = ledger.data_set(64, seed=1)
-    prompts = [ledger.encode_prompt(prompt[0]["content"]) for prompt in problems.prompt]
-    answers = {tuple(p): r["ground_truth"] for p, r in zip(prompts, problems.reward_model, strict=True)}
-    shares = {tuple(prompt): i % 5 / 4 for i, prompt in enumerate(prompts)}  # 0, 1/4, 1/2, 3/4, 1
-    tries = itertools.cycle(range(cells.TRIES))
-
-    def sample(policy, asked, sampling, eos, size):
-        assert {s.temperature for s in sampling} == {0.7}
-        done = next(tries) / cells.TRIES
-        texts = [f"={answers[tuple(p)]}" if shares[tuple(p)] > done else "a" for p in asked]
-        return [decode.Response(ledger.encode_response(text), []) for text in texts]
-
-    monkeypatch.setattr(warm_start, "sample", sample)
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda model: argparse.Namespace(eval=lambda: None))
-    monkeypatch.setattr(cells, "CANDIDATES", candidates)
-    found = cells.solvable_problems(problems, tmp_path, 20, 0.7)
-    asked = [i for i in range(60) if i % 5 in (1, 2, 3)][:20]
-    assert [info["index"] for info in found.extra_info] == asked
-    with pytest.raises(cells.launch.Failure, match="of 15 of 24 problems, fewer than 21"):
-        cells.solvable_problems(problems[:24], tmp_path, 21, 0.7)
+def test_each_loss_gets_the_multiple_that_earned_most(runs, tmp_path):
+    args = comparison.parse_args(["--losses", "fspo,no_clip", "--tuning-seeds", "1,2", "--output", str(tmp_path)])
+    for factor, reward in zip(comparison.FACTORS, (0.2, 0.3, 0.9, 0.4), strict=True):
+        for seed in (1, 2):
+            folder = comparison.training_run(args, args.arms[0], seed, factor, tuning=True).folder
+            shutil.copytree(runs / f"fspo-seed{seed}", folder)
+            log = folder / "metrics-1.jsonl"
+            log.write_text(log.read_text().replace('"critic/score/mean": 0.5', f'"critic/score/mean": {reward}'))
+    factors, table = comparison.choose_factors(args)
+    assert factors == {"fspo": 3.0, "no_clip": 1.0}
+    assert [score["reward"] for score in table["scores"]["fspo"]] == [0.2, 0.3, 0.9, 0.4]
 
 
 @pytest.mark.parametrize(
-    ("script", "options"),
+    "options",
     [
-        ("comparison", ["--factors", "fspo=1,gsop=1"]),
-        ("comparison", ["--losses", "fspo", "--factors", "fspo=1,gspo=1"]),
-        ("comparison", ["--losses", "fspo,gspo", "--factors", "fspo=1"]),
-        ("comparison", ["--arm", "wide=fspo", "--arm", "wide=gspo"]),
-        ("comparison", ["--solvable", "8"]),
-        ("comparison", ["--", "actor_rollout_ref.actor.ppo_epochs=4"]),
-        ("comparison", ["--", "data.train_batch_size=64"]),
-        ("comparison", ["--", "actor_rollout_ref.actor.clip_ratio_low=0.1"]),
-        ("comparison", ["--", "actor_rollout_ref.actor.policy_loss={eps_low:0.1}"]),
-        ("comparison", ["--", "data.seed=5"]),
-        ("comparison", ["--", "~data.seed"]),
-        ("comparison", ["--", "algorithm.policy_loss=gspo"]),
-        ("comparison", ["--", "trainer.total_training_steps=3"]),
-        ("comparison", ["--seeds", "10,10"]),
-        ("comparison", ["--seeds", "100,101,102"]),
-        ("comparison", ["--check", str(ROOT / "tests/comparison_thresholds.json"), "--seeds", "77"]),
-        ("comparison", ["--arm", "fast=fspo,optim.lr=1e-3"]),
-        ("comparison", ["--arm", "fast=fspo,optim={lr:1e-3}"]),
-        ("comparison", ["--arm", "calibrated=fspo,policy_loss.eps_low=0.1"]),
-        ("comparison", ["--arm", "gspo=fspo,policy_loss.eps_low=0.1"]),
-        ("regimes", ["--", "actor_rollout_ref.actor.ppo_epochs=4"]),
-        ("regimes", ["--learning-rate", "1e-3"]),
-        ("regimes", ["--target=0.7"]),
-        ("regimes", ["--tuning-steps", "4"]),
-        ("regimes", ["--losses", "fspo", "--factors", "fspo=3"]),
+        ["--factors", "fspo=1,gsop=1"],
+        ["--losses", "fspo", "--factors", "fspo=1,gspo=1"],
+        ["--losses", "fspo,gspo", "--factors", "fspo=1"],
+        ["--losses", "fspo,gsop"],
+        ["--arm", "wide=fspo", "--arm", "wide=gspo"],
+        ["--", "actor_rollout_ref.actor.ppo_epochs=4"],
+        ["--", "actor_rollout_ref.actor.clip_ratio_low=0.1"],
+        ["--", "actor_rollout_ref.actor.policy_loss={eps_low:0.1}"],
+        ["--", "~data.seed"],
+        ["--", "algorithm.policy_loss=gspo"],
+        ["--seeds", "10,10"],
+        ["--seeds", "100,101,102"],
+        ["--check", str(ROOT / "tests/comparison_thresholds.json"), "--seeds", "77"],
+        ["--arm", "fast=fspo,optim={lr:1e-3}"],
+        ["--arm", "gspo=fspo,policy_loss.eps_low=0.1"],
     ],
 )
-def test_what_would_be_passed_over_is_refused(script, options):
-    command = [sys.executable, ROOT / f"scripts/compare/{script}.py", "--parse-only", *options]
-    refused = subprocess.run(command, capture_output=True, text=True)
-    assert refused.returncode == 2 and "error: " in refused.stderr
+def test_what_would_be_passed_over_is_refused(options, capsys):
+    with pytest.raises(SystemExit) as refused:
+        comparison.parse_args(options)
+    assert refused.value.code == 2 and "error: " in capsys.readouterr().err
 
 
-def test_the_calibrated_arm_has_the_band_that_calibrate_recommends(runs, tmp_path):
-    sys.path.insert(0, str(ROOT / "scripts/compare"))
-    import arms
-
-    run, found = runs / "fspo-seed1", tmp_path / "found.json"
-    assert cli.main(["calibrate", str(run), "--json", str(found)]) == 0
-    result = json.loads(found.read_text())
-    chosen = result["fits"][result["recommended"]]["overrides"]
-    values = dict(change.split("=") for change in arms.calibrated(run).changes)
-    assert values == {key: "null" if value is None else str(value) for key, value in chosen.items()}
+def test_a_threshold_file_says_how_the_small_comparison_is_run():
+    args = comparison.parse_args(["--check", str(ROOT / "tests/comparison_thresholds.json")])
+    assert [arm.name for arm in args.arms] == ["fspo", "gspo", "grpo", "fixed_band"] == list(args.factors)
+    assert (args.seeds, args.steps, set(args.factors.values())) == ([10], 12, {1.0})
 
 
 def test_help_needs_no_installed_package():
@@ -726,51 +626,64 @@ def test_help_needs_no_installed_package():
     assert shown.returncode == 0 and "--losses" in shown.stdout
 
 
-# --- the map of regimes -----------------------------------------------------------------------------------------------
+# --- what is published ------------------------------------------------------------------------------------------------
 
 
-def test_regimes_are_trained_apart_and_drawn_from_what_they_left(runs, tmp_path):
-    sys.path.insert(0, str(ROOT / "scripts/compare"))
-    import regimes
-
-    grid = ["--epochs", "1,16", "--learning-rates", "1e-3", "--seeds", "1,2", "--losses", "fspo,gspo"]
-    args = regimes.parse_args([*grid, "--output", str(tmp_path), "--", "a.b=1"])
-    assert args.regimes == [(1, 1e-3), (16, 1e-3)]
-    found = []
-    for regime in args.regimes:
-        cells = regimes.cells_of(args, regime)
-        assert {cell.folder.parent.name for cell in cells} == {regime.name} and len(cells) == 4
-        asked = (f"actor_rollout_ref.actor.ppo_epochs={regime.epochs}", "actor_rollout_ref.actor.optim.lr=0.001")
-        assert all(set(cell.sizes.overrides) >= {*asked, "a.b=1"} for cell in cells)
-        for cell in cells:
-            cell.folder.parent.mkdir(exist_ok=True)
-            cell.folder.symlink_to(runs / cell.folder.name)
-        found += regimes.results(tmp_path / regime.name, regime, mini_batches=4)
-    page = tmp_path / "regimes.md"
-    regimes.write({"setup": {"machine": "made up"}, "cells": found}, tmp_path / "regimes.json")
-    rows = [line for line in page.read_text().splitlines() if line.startswith(("| 4 |", "| 64 |"))]
-    assert [row.split(" | ")[2] for row in rows] == ["fspo", "gspo"] * 2
-    again = tmp_path / "regimes.json"
-    before = page.read_bytes(), (tmp_path / "regimes.png").read_bytes()
-    regimes.write(json.loads(again.read_text()), again)
-    assert (page.read_bytes(), (tmp_path / "regimes.png").read_bytes()) == before
+@pytest.mark.parametrize("name", ["comparison", "comparison_16_steps", "comparison_real"])
+def test_the_published_pages_are_those_of_their_records(name, tmp_path):
+    for kind in ("json", "md"):
+        shutil.copy(ROOT / f"docs/{name}.{kind}", tmp_path)
+    assert cli.main(["compare", str(tmp_path / f"{name}.json")]) == 0
+    assert (tmp_path / f"{name}.md").read_text() == (ROOT / f"docs/{name}.md").read_text()
 
 
-def test_the_published_pages_are_those_of_their_records(tmp_path):
-    sys.path.insert(0, str(ROOT / "scripts/compare"))
-    import regimes
-
-    comparisons = [file.stem for file in (ROOT / "docs").glob("comparison*.json")]
-    for name in ("regimes", *comparisons):
-        for kind in ("json", "md"):
-            shutil.copy(ROOT / f"docs/{name}.{kind}", tmp_path)
-    regimes.write(json.loads((tmp_path / "regimes.json").read_text()), tmp_path / "regimes.json")
-    assert comparisons and not any(cli.main(["compare", str(tmp_path / f"{name}.json")]) for name in comparisons)
-    for name in ("regimes", *comparisons):
-        assert (tmp_path / f"{name}.md").read_text() == (ROOT / f"docs/{name}.md").read_text()
+def test_the_studies_answer_from_their_records(tmp_path):
+    for name in ("README.md", "regimes.json"):
+        shutil.copy(ROOT / "scripts/studies/regimes" / name, tmp_path)
+    regimes.write(json.loads((tmp_path / "regimes.json").read_text()), tmp_path)
+    assert (tmp_path / "README.md").read_text() == (ROOT / "scripts/studies/regimes/README.md").read_text()
+    for name in ("parts", "solvable"):
+        trials, _ = load(ROOT / f"scripts/studies/{name}/{name}.json")
+        assert compare(trials).losses[0] == "fspo"
 
 
-def test_help_of_the_regimes_needs_no_installed_package():
-    command = [sys.executable, "-I", "-S", ROOT / "scripts/compare/regimes.py", "--help"]
-    shown = subprocess.run(command, capture_output=True, text=True)
-    assert shown.returncode == 0 and "--learning-rates" in shown.stdout
+def test_regimes_are_trained_apart(runs, tmp_path):
+    args = comparison.parse_args(["--seeds", "1,2", "--losses", "fspo,gspo", "--output", str(tmp_path), "--", "a.b=1"])
+    of_regime = regimes.runs_of(args, 16, 1e-3)
+    assert {run.folder.parent for run in of_regime} == {regimes.folder(args, 16, 1e-3)} and len(of_regime) == 4
+    for run in of_regime:
+        asked = {"actor_rollout_ref.actor.ppo_epochs=16", "actor_rollout_ref.actor.optim.lr=0.001", "a.b=1"}
+        assert asked <= set(run.overrides)
+        shutil.copytree(runs / run.folder.name, run.folder)
+    found = regimes.results(regimes.folder(args, 16, 1e-3), 64, 1e-3)
+    assert [(cell["loss"], cell["steps_per_rollout"]) for cell in found] == [("fspo", 64)] * 2 + [("gspo", 64)] * 2
+
+
+@pytest.mark.parametrize("candidates", [3, 1])
+def test_solvable_problems_are_those_that_the_start_solves_sometimes(tmp_path, monkeypatch, candidates):
+    problems = ledger.data_set(64, seed=1)
+    prompts = [ledger.encode_prompt(prompt[0]["content"]) for prompt in problems.prompt]
+    answers = {tuple(p): r["ground_truth"] for p, r in zip(prompts, problems.reward_model, strict=True)}
+    shares = {tuple(prompt): i % 5 / 4 for i, prompt in enumerate(prompts)}  # 0, 1/4, 1/2, 3/4, 1
+    tries = itertools.cycle(range(solvable.TRIES))
+
+    def sample(policy, asked, sampling, eos, size):
+        assert {s.temperature for s in sampling} == {0.7}
+        done = next(tries) / solvable.TRIES
+        texts = [f"={answers[tuple(p)]}" if shares[tuple(p)] > done else "a" for p in asked]
+        return [decode.Response(ledger.encode_response(text), []) for text in texts]
+
+    monkeypatch.setattr(warm_start, "sample", sample)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda model: argparse.Namespace(eval=lambda: None))
+    monkeypatch.setattr(solvable, "CANDIDATES", candidates)
+    found = solvable.solvable_problems(problems, tmp_path, 20, 0.7)
+    asked = [i for i in range(60) if i % 5 in (1, 2, 3)][:20]
+    assert [info["index"] for info in found.extra_info] == asked
+    with pytest.raises(comparison.Failure, match="of 15 of 24 problems, fewer than 21"):
+        solvable.solvable_problems(problems[:24], tmp_path, 21, 0.7)
+
+
+def test_a_training_run_reaches_its_process_whole(tmp_path):
+    args = comparison.parse_args(["--output", str(tmp_path)])
+    run = comparison.training_run(args, comparison.arms.arm("wide=fspo,policy_loss.eps_low=0.1"), 1, 3.0)
+    assert vars(training_run.TrainingRun.from_json(json.loads(json.dumps(run.to_json())))) == vars(run)

@@ -3,6 +3,7 @@
 """Observing any policy loss: the training is untouched, and what is reported is what the gradient says."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -93,8 +94,8 @@ def test_a_token_that_verls_rollout_correction_leaves_out_is_not_clipped(inner):
 
 BANDS = [
     Band(eps_low=0.04, eps_high=0.03, eps_dual=0.05),
-    Band(eps_low=0.2, eps_high=0.1, eps_dual=None, length_power=0.0),
-    Band(eps_low=1.0, eps_high=1.0, eps_dual=2.0, band_width="realized"),
+    Band(eps_low=0.2, eps_high=0.1, eps_dual=math.inf, length_power=0.0),
+    Band(1.0, eps_dual=2.0, normalization="studentized"),
 ]
 
 
