@@ -317,7 +317,7 @@ def _interval_note(c: Comparison) -> str:
         return f"No interval: {seeds} seed(s), fewer than {MIN_SEEDS}. *{c.baseline} better*: in so many, ties half."
     return (
         f"95% intervals by all flips of signs, over {seeds} seeds, and over seeds and validation questions where the "
-        "answers are at hand (scripts/simulate_paired.py tells how often they are right). They hold where differences "
+        "answers are at hand (scripts/studies/coverage tells how often they are right). They hold where differences "
         "are distributed symmetrically, normal or not; a rare collapse that no seed shows is in none of them. They are "
         f"not adjusted for their number. *{c.baseline} better*: share of the seeds, ties half, and its Wilson interval."
     )
