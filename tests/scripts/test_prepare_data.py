@@ -72,8 +72,10 @@ def questions(rows: list[dict]) -> list[str]:
     return [row["extra_info"]["question"] for row in rows]
 
 
-@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".json"])
-@pytest.mark.parametrize(("name", "origin"), ORIGINS)
+FORMS = [(*form, ".parquet") for form in ORIGINS] + [("aime24", AIME24, ".jsonl"), ("dapo", original, ".json")]
+
+
+@pytest.mark.parametrize(("name", "origin", "suffix"), FORMS)
 def test_every_published_form_becomes_verls_format(tmp_path, name, origin, suffix):
     data_set, pairs = SETS[name], problems(30, name)
     file = write(tmp_path / f"raw{suffix}", [origin(*pair) for pair in pairs])
@@ -185,8 +187,9 @@ def test_the_hubs_loader_with_and_without_a_configuration(tmp_path, monkeypatch)
         assert prepare_data.problems(name, prepare_data._rows(name, None)) == dict(pairs)
 
 
-@pytest.mark.parametrize("options", [[], ["--math500", "nowhere.jsonl"]])
-def test_data_that_cannot_be_read_is_an_error_that_names_the_option_for_local_files(tmp_path, options):
-    command = [sys.executable, prepare_data.__file__, "--output", tmp_path, *options]
+def test_data_that_cannot_be_read_is_an_error_that_names_the_option_for_local_files(tmp_path):
+    with pytest.raises(SystemExit, match="nowhere.jsonl could not be loaded .* --math500 FILE"):
+        prepare(tmp_path, math500=tmp_path / "nowhere.jsonl")
+    command = [sys.executable, prepare_data.__file__, "--output", tmp_path]
     ended = subprocess.run(command, env=os.environ | {"HF_HUB_OFFLINE": "1"}, capture_output=True, text=True)
     assert ended.returncode == 1 and "--math500 FILE" in ended.stderr and "Traceback" not in ended.stderr
