@@ -34,7 +34,7 @@ _LENGTH_BINS = 4  # of the law's lengths, so that each holds 50 responses and mo
 def small_models() -> pd.DataFrame:
     """Clip rates of the comparison: columns loss, low, high, place, rate, smallest, largest."""
     trials, setup = page.load(ROOT / "docs/comparison.json")
-    rates = page.compare(trials, setup, "fspo", 0.5).clip_rates.query("kind == 'matched'")
+    rates = page.compare(trials, setup, "fspo", 0.5).clip_rates.query("kind == 'matched' and loss in @LOSSES")
     return rates.assign(place=rates.low.map(page.bin_places(trials)))
 
 
