@@ -21,12 +21,7 @@
 #     runs/quickstart/fspo-hf-seed0/checkpoints/global_step_30 \
 #     reward.custom_reward_function.path=scripts/quickstart/ledger.py
 set -euo pipefail
-source "$(dirname "$0")/launch/quoted.sh"
-
-fail() {
-    echo "evaluate: $*" >&2
-    exit 1
-}
+source "$(dirname "$0")/launch/functions.sh"
 
 device=gpu help='' model=''
 while (($#)); do
@@ -57,10 +52,7 @@ DRY_RUN=${DRY_RUN:-0}                                 # 1: print the composed co
 ########################### end user-adjustable #######################
 
 if [[ -n $help ]]; then
-    sed -n '/^# SPDX/,/^set -/{/^# SPDX/d;/^set -/d;s/^# \{0,1\}//;p}' "$0"
-    echo "Variables, with the values that are in effect:"
-    sed -n 's/^\([A-Z_]*\)=\${\1:-.*}  *# \(.*\)/\1 \2/p' "$0" |
-        while read -r name text; do printf '  %s\n      %s\n' "$name=${!name}" "$text"; done
+    show_help "$0"
     exit
 fi
 [[ -n $model ]] || fail "which model? See --help"

@@ -10,7 +10,7 @@ clusters and Student's t (:func:`fspo_verl.analysis.clip_rates.rate_by_length`).
 responses share an update, or, with records of one step, a prompt: the intervals then hold for this update alone. The
 interval of the rate is for a re-run of the same size at the fitted eps, with other steps: its variance counts twice,
 once for these records, which fixed the eps, and once for the re-run. What another seed does to the course of a whole
-run is in neither. How often they hold is in ``docs/coverage.md``.
+run is in neither. How often they hold is in ``scripts/studies/coverage``.
 """
 
 import dataclasses

@@ -124,7 +124,7 @@ def chance_floor(
 
     which is the variance of the bin's excess of clips over that without correlation. Prompts may have any number of
     responses each; where all have the same, this agrees with a permutation of whole prompts. How often it is exceeded
-    where all lengths are clipped alike is in ``docs/coverage.md``. NaN where :func:`length_reweighting_error` is.
+    where all lengths are clipped alike: ``scripts/studies/coverage``. NaN where :func:`length_reweighting_error` is.
 
     Args:
         length, clipped, clusters, edges: as in :func:`rate_by_length`. Shares that take more than 256 values are

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Hydra overrides from values that are not known in advance, such as paths; for bash see scripts/launch/quoted.sh."""
+"""Hydra overrides from values that are not known in advance, such as paths; for bash see scripts/launch."""
 
 from pathlib import Path
 

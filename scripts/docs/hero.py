@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws docs/hero.png, the first picture of the README: clip rate by response length, each clip scaled to one rate.
 
-Left from docs/comparison.json (small models, mean and range of the seeds), right from the records in docs/law (a
+Left from docs/comparison.json (small models, mean and range of the seeds), right from the records of the law (a
 pretrained language model, mean and range of three updates).
 
 python scripts/docs/hero.py [--output docs/hero.png]
@@ -28,7 +28,7 @@ from fspo_verl.report.style import STYLES
 ROOT = Path(__file__).parents[2]
 LOSSES = {"fixed_band": "fixed band", "fspo": "FSPO: ∝ √L", "gspo": "GSPO: ∝ L"}
 MEASURED = {"fspo_studentized": "studentised: ∝ √Q"}
-UPDATES = ("grpo-4-float32", "warm-4-float32", "random-4-float32")  # cells of docs/law
+UPDATES = ("grpo-4-float32", "warm-4-float32", "random-4-float32")  # cells of the law
 _LENGTH_BINS = 4  # of the law's lengths, so that each holds 50 responses and more
 
 
@@ -41,7 +41,7 @@ def small_models() -> pd.DataFrame:
 
 def real_model() -> pd.DataFrame:
     """The same of the law's responses, which all updates share."""
-    updates = [read_records(ROOT / "docs/law" / name) for name in UPDATES]
+    updates = [read_records(ROOT / "scripts/studies/law/records" / name) for name in UPDATES]
     edges = clip_rates.length_edges(updates[0].length, _LENGTH_BINS)
     clips = {name: CLIPS[name] for name in LOSSES | MEASURED}
     rates = pd.concat(

@@ -7,7 +7,7 @@
 #   ENGINE     overrides of the training engine; FSDP's without it
 #   EXTRA      more overrides
 
-source "$(dirname "${BASH_SOURCE[0]}")/quoted.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/functions.sh"
 
 ########################### user-adjustable ###########################
 # Every variable can be set in the environment; `--help` prints this block.
@@ -47,18 +47,9 @@ DRY_RUN=${DRY_RUN:-0}                                 # 1: compose, check and pr
 ########################### end user-adjustable #######################
 
 if [[ ${1:-} == --help || ${1:-} == -h ]]; then
-    sed -n '/^# SPDX/,/^set -/{/^# SPDX/d;/^set -/d;s/^# \{0,1\}//;p}' "$0"
-    echo "Variables, with the values that are in effect:"
-    # A script's own defaults come first and win.
-    cat "$0" "${BASH_SOURCE[0]}" | sed -n 's/^\([A-Z_]*\)=\${\1:-.*}  *# \(.*\)/\1 \2/p' | awk '!seen[$1]++' |
-        while read -r name text; do printf '  %s\n      %s\n' "$name=${!name}" "$text"; done
+    show_help "$0" "${BASH_SOURCE[0]}" # a script's own defaults come first and win
     exit
 fi
-
-fail() {
-    echo "$(basename "$0"): $*" >&2
-    exit 1
-}
 
 as_typed() { # an argument, quoted where a shell would read it otherwise
     case $1 in

@@ -17,7 +17,7 @@ from real_experiment import RealExperiment
 
 from fspo_verl.preflight.overrides import override
 
-QUOTED = Path(__file__).parents[2] / "scripts/launch/quoted.sh"
+QUOTED = Path(__file__).parents[2] / "scripts/launch/functions.sh"
 NASTY = "ö ( ) = { } [ ' # & ~ , \" : + $x % ! ; \\ 漢"
 PATHS = [
     NASTY,

@@ -4,7 +4,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,16 +32,13 @@ def run(*options, **variables) -> subprocess.CompletedProcess:
 # --- the interval ----------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40).map(np.array))
 def test_interval_holds_the_mean_and_stays_a_share(accuracies):
-    accuracies = np.array(accuracies)
     low, high = evaluate.interval(accuracies)
-    assert 0 <= low < high <= 1
-    assert low <= accuracies.mean() + 1e-12 and accuracies.mean() - 1e-12 <= high
     narrow_low, narrow_high = evaluate.interval(accuracies, confidence=0.5)
-    assert low <= narrow_low < narrow_high <= high
-    mirrored_low, mirrored_high = evaluate.interval(1 - accuracies)
-    assert (mirrored_low, mirrored_high) == pytest.approx((1 - high, 1 - low))
+    assert 0 <= low <= narrow_low < narrow_high <= high <= 1
+    assert low <= accuracies.mean() + 1e-12 and accuracies.mean() - 1e-12 <= high
+    assert evaluate.interval(1 - accuracies) == pytest.approx((1 - high, 1 - low))
 
 
 def test_interval_values():
@@ -75,17 +71,9 @@ def write_evaluation(folder: Path, problems: list[tuple[str, str]], responses: l
     frame = pd.DataFrame(problems, columns=["data_source", "prompt"])
     frame["prompt"] = [[{"role": "user", "content": text}] for text in frame["prompt"]]
     frame.to_parquet(folder / "validation.parquet")
-    config = {
-        "actor_rollout_ref": {
-            "model": {"path": "a/model"},
-            "rollout": {"val_kwargs": {"n": k, "temperature": 1.0, "top_p": 0.7}},
-        },
-        "data": {
-            "val_files": [str(folder / "validation.parquet")],
-            "max_prompt_length": 8,
-            "max_response_length": 8,
-        },
-    }
+    rollout = {"val_kwargs": {"n": k, "temperature": 1.0, "top_p": 0.7}}
+    data = {"val_files": [str(folder / "validation.parquet")], "max_prompt_length": 8, "max_response_length": 8}
+    config = {"actor_rollout_ref": {"model": {"path": "a/model"}, "rollout": rollout}, "data": data}
     (folder / "hydra/.hydra").mkdir(parents=True)
     OmegaConf.save(OmegaConf.create(config), folder / "hydra/.hydra/config.yaml")
     (folder / "generations").mkdir()
@@ -114,19 +102,11 @@ def test_table(tmp_path, capsys):
     results = json.loads((tmp_path / "results.json").read_text())
     hard, easy = results.pop("data_sets")
     assert results["model"] == "a/model" and results["k"] == 2 and results["top_p"] == 0.7
-    assert hard == {
-        "data_source": "hard",
-        "mean": 0.0,
-        "low": 0.0,
-        "high": evaluate.interval(np.zeros(1))[1],
-        "questions": 1,
-        "missing": 0,
-    }
+    assert (hard["data_source"], hard["mean"], hard["questions"], hard["missing"]) == ("hard", 0.0, 1, 0)
+    assert (hard["low"], hard["high"]) == evaluate.interval(np.zeros(1))
     assert (easy["mean"], easy["questions"], easy["missing"]) == (0.5, 4, 3)
     assert (easy["low"], easy["high"]) == evaluate.interval(np.array([0.5, 1.0, 0.5, 0.0]))
-    table = capsys.readouterr().out
-    assert re.search(r"data set +mean@2 +95% interval +questions", table)
-    assert re.search(r"easy +0\.500 .* 4  3 responses are missing and count as wrong", table)
+    assert "3 responses are missing and count as wrong" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -139,15 +119,11 @@ def test_table(tmp_path, capsys):
     ],
 )
 def test_responses_that_cannot_be_counted(tmp_path, problems, responses, message):
-    folder = write_evaluation(tmp_path, problems, responses, k=1)
+    with pytest.raises(evaluate.EvaluationError, match="holds no finished evaluation"):
+        evaluate.report(tmp_path)
     with pytest.raises(evaluate.EvaluationError, match=message):
-        evaluate.report(folder)
-    assert not (folder / "results.json").exists()
-
-
-def test_a_folder_without_an_evaluation(tmp_path):
-    ended = subprocess.run([sys.executable, evaluate.__file__, tmp_path], capture_output=True, text=True)
-    assert ended.returncode == 1 and "holds no finished evaluation" in ended.stderr and "Traceback" not in ended.stderr
+        evaluate.report(write_evaluation(tmp_path, problems, responses, k=1))
+    assert not (tmp_path / "results.json").exists()
 
 
 # --- what is launched ------------------------------------------------------------------------------------------------
@@ -199,12 +175,6 @@ def test_refused_before_anything_starts(tmp_path, validation, options, variables
     defaults = {"TEST_FILES": validation[0], "OUTPUT": tmp_path / "out", "DRY_RUN": 1}
     refused = run(*options, **defaults | variables)
     assert refused.returncode == 1 and message in refused.stderr, refused.stderr
-
-
-def test_help_shows_the_variables():
-    shown = run("--help", VAL_N=5)
-    assert shown.returncode == 0 and "bash scripts/evaluate.sh MODEL [--cpu]" in shown.stdout
-    assert "  VAL_N=5\n      k, responses per question" in shown.stdout and "set -euo" not in shown.stdout
 
 
 @pytest.mark.long

@@ -167,19 +167,15 @@ def test_a_failure_shows_its_cause(warm):
     ("script", "arguments", "words"),
     [
         ("quickstart", ["--steps", "0"], "--steps: 0 is no whole number above 0"),
-        ("quickstart", ["--steps", "-3"], "--steps: -3 is no whole number above 0"),
         ("quickstart", ["foo"], "foo is neither an option nor a Hydra override (KEY=VALUE)"),
         ("quickstart", ["--", "--config-name=x"], "--config-name=x is neither an option nor"),
         ("quickstart", ["--rollout", "sglang"], "invalid choice: 'sglang'"),
-        ("real_model", ["--steps", "0"], "--steps: 0 is no whole number above 0"),
         ("real_model", ["--response-tokens", "-1"], "--response-tokens: -1 is no whole number above 0"),
         ("real_model", ["--task-option", "max_terms"], "--task-option: max_terms is not KEY=VALUE"),
-        ("real_model", ["foo"], "foo is neither an option nor a Hydra override (KEY=VALUE)"),
         ("compare_baselines", ["--jobs", "0"], "--jobs: 0 is no whole number above 0"),
         ("compare_baselines", ["--prompts", "4"], "--mini-batch 8 is more than all of --prompts 4"),
         ("compare_baselines", ["--check", "/nope"], "--check /nope names no file of thresholds"),
         ("install", [], "usage: bash scripts/install.sh VENV"),
-        ("install", ["--upgrade"], "usage: bash scripts/install.sh VENV"),
         ("install", ["VENV", "nope.txt"], "no file nope.txt; there are requirements/cpu-vllm.txt requirements/cpu.txt"),
     ],
 )
@@ -191,12 +187,6 @@ def test_a_wrong_call_is_refused_before_anything_is_installed(script, arguments,
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode != 0 and words in run.stderr and "Traceback" not in run.stderr, run.stderr
     assert "[install]" not in run.stdout and not (tmp_path / "venv").exists()
-
-
-def test_install_explains_itself():
-    shown = subprocess.run(["bash", ROOT / "scripts/install.sh", "--help"], capture_output=True, text=True)
-    assert shown.returncode == 0 and "Makes the virtual environment VENV" in shown.stdout
-    assert "set -euo" not in shown.stdout and not (ROOT / "--help").exists()
 
 
 def test_a_place_where_verl_would_fail_is_refused(tmp_path, monkeypatch):

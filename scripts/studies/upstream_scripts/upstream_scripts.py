@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What becomes of `+algorithm.policy_loss=fspo` at the end of each of verl's own example scripts: a table in Markdown.
 
-  python scripts/upstream_scripts.py CHECKOUT [SCRIPT ...] > table.md
+  python scripts/studies/upstream_scripts/upstream_scripts.py CHECKOUT [SCRIPT ...] > table.md
 
 CHECKOUT is a folder with verl's sources; its verl is examined, beside this environment's other packages. SCRIPT is a
 path below CHECKOUT/examples; without one, all that train with a policy loss. A script runs with stand-ins for python3,

@@ -10,31 +10,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, DynamicCache, PreTrainedModel
-from transformers.masking_utils import sdpa_mask
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 _LOGITS = 512  # rows of the vocabulary-wide logits at a time
-
-
-def _grouped_attention(module, query, key, value, attention_mask, scaling=None, **_):
-    """PyTorch's attention without copies of the key and value heads that several query heads share.
-
-    transformers makes the copies wherever there is a mask, which on a CPU takes six times as long as the attention.
-    """
-    output = F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attention_mask,
-        is_causal=attention_mask is None and query.shape[2] > 1,
-        scale=scaling,
-        enable_gqa=True,
-    )
-    return output.transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register("grouped", _grouped_attention)
-AttentionMaskInterface.register("grouped", sdpa_mask)
 
 
 class Group(NamedTuple):
@@ -47,8 +25,7 @@ class Group(NamedTuple):
 
 def load(path: str, dtype: torch.dtype, device: str) -> PreTrainedModel:
     """A causal language model in evaluation mode (its dropout, if any, would be noise in S)."""
-    attention = "grouped" if device == "cpu" else "sdpa"
-    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention).to(device).eval()
+    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa").to(device).eval()
 
 
 def token_log_probs(

@@ -25,8 +25,8 @@ _BATCH = 256
 Row = tuple[str, float, int, np.ndarray, np.ndarray]
 
 
-def write_cell(folder: Path, rows: Sequence[Row]) -> int:
-    """Records and sums by position of the responses of a cell; returns their size in bytes.
+def write_cell(folder: Path, rows: Sequence[Row]) -> None:
+    """Write records and sums by position of the responses of a cell, in place of those in the folder.
 
     The decisions in the records are those of FSPO's default band. ``mini_batch`` is the number of optimiser steps that
     the policy took before.
@@ -48,7 +48,6 @@ def write_cell(folder: Path, rows: Sequence[Row]) -> int:
             )
     writer.close()
     positions(rows).to_parquet(folder / POSITIONS, index=False)
-    return sum(file.stat().st_size for file in folder.glob("*.parquet"))
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, np.ndarray]:
@@ -79,24 +78,3 @@ def positions(rows: Sequence[Row]) -> pd.DataFrame:
     types = {"response": "int32", "prompt": "category", "length": "int32", "low": "int32", "tokens": "int32"}
     types |= {"log_ratio": "float32", "quadratic_variation": "float32"}
     return pd.DataFrame(found, columns=list(types)).astype(types)
-
-
-def write_settings(folder: Path, settings: dict, responses: pd.DataFrame) -> None:
-    """What was run, and what the responses are like, by kind of prompt."""
-    used = responses[responses.role == "measured"].groupby("kind")
-    kinds = pd.DataFrame(
-        {
-            "prompts": used.prompt.nunique(),
-            "responses": used.size(),
-            "tokens_shortest": used.length.min(),
-            "tokens_median": used.length.median(),
-            "tokens_longest": used.length.max(),
-            "reward": used.reward.mean().round(3),
-            "ended": used.ended.mean().round(3),
-        }
-    ).sort_values("tokens_median")
-    settings = settings | {"torch": torch.__version__, "kinds": kinds.reset_index().to_dict("records")}
-    settings["trained_responses"] = int((responses.role == "trained").sum())
-    settings["trained_tokens"] = int(responses.length[responses.role == "trained"].sum())
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n")

@@ -3,7 +3,7 @@
 """How often the intervals of fspo-verl compare hold the truth, with a handful of seeds, on simulated differences.
 
 A law is a distribution of the difference between two losses in one seed. Of each law and number of seeds many
-comparisons are drawn. Writes FOLDER/paired_coverage.json, and the table of FOLDER/coverage.md between its two marks.
+comparisons are drawn. Writes FOLDER/paired_coverage.json, and the table of FOLDER/results.md between its two marks.
 """
 
 import argparse
@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- begin of what `scripts/simulate_paired.py` writes -->", "<!-- end of what simulate_paired writes -->"
+HERE = Path(__file__).resolve().parent
+BEGIN, END = "<!-- begin of what `simulate_paired.py` writes -->", "<!-- end of what simulate_paired writes -->"
 SEEDS = (6, 8, 12)
 QUESTIONS = 256  # of a validation; each has an effect of its own (sd 0.4), each answer noise (sd 0.5)
 # A law draws [comparisons, seeds] differences from a generator; then its mean.
@@ -46,7 +46,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--comparisons", type=int, default=2000, help="simulated per law and number of seeds (default: %(default)s)")
     add("--seed", type=int, default=0)
-    add("--output", type=Path, default=ROOT / "docs", metavar="FOLDER", help="default: docs")
+    add("--output", type=Path, default=HERE, metavar="FOLDER", help="default: the study's folder")
     args = parser.parse_args(argv)
     if args.comparisons < 1:
         parser.error(f"--comparisons={args.comparisons} has to be 1 or more")
@@ -62,7 +62,7 @@ def main() -> None:
     cells = [(law, seeds) for law in LAWS for seeds in SEEDS]
     rows = [coverage(law, seeds, args.comparisons, args.seed) for law, seeds in tqdm(cells, unit="row")]
     result = {"comparisons": args.comparisons, "seed": args.seed, "rows": rows}
-    publish(args.output / "paired_coverage.json", result, args.output / "coverage.md", BEGIN, END, table(result))
+    publish(args.output / "paired_coverage.json", result, args.output / "results.md", BEGIN, END, table(result))
     print(table(result))
 
 

@@ -4,7 +4,7 @@
 
 Every RUN is a folder with records. fspo-verl calibrate fits each kind of band on the earlier half of its steps (of a
 single step: on every other prompt) and judges it on the rest. Here that is put side by side for several runs.
-Writes FOLDER/predictions.json, and the table of FOLDER/predictions.md between its two marks.
+Writes FOLDER/predictions.json, and the table of FOLDER/results.md between its two marks.
 """
 
 import argparse
@@ -12,13 +12,12 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-EXAMPLES = """examples:
-  python scripts/predict_halves.py docs/law/*/                              the records in the repository
-  python scripts/predict_halves.py runs/quickstart/*-seed* docs/law/*/      with quickstarts of your own
+EXAMPLES = """example, with the records in the repository:
+  python scripts/studies/predictions/predict_halves.py scripts/studies/law/records/*/
 """
-ROOT = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve().parent
 SHOWN = ("sqrt(L)", "L^p", "sqrt(Q) limited, -Q/2")  # in the table, besides what is recommended
-BEGIN, END = "<!-- begin of what `scripts/predict_halves.py` writes -->", "<!-- end of what it writes -->"
+BEGIN, END = "<!-- begin of what `predict_halves.py` writes -->", "<!-- end of what it writes -->"
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -29,7 +28,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run with records; others are passed over")
     add("--target-clip-rate", type=float, default=0.1, metavar="RATE", help="on each side (default: %(default)s)")
     add("--seed", type=int, default=0)
-    add("--output", type=Path, default=ROOT / "docs", metavar="FOLDER", help="default: docs")
+    add("--output", type=Path, default=HERE, metavar="FOLDER", help="default: the study's folder")
     return parser.parse_args(argv)
 
 
@@ -60,7 +59,7 @@ def main() -> None:
     if not rows:
         raise SystemExit("none of the runs has records from which a band can be calibrated")
     result = {"target": args.target_clip_rate, "seed": args.seed, "rows": rows}
-    publish(args.output / "predictions.json", result, args.output / "predictions.md", BEGIN, END, table(result))
+    publish(args.output / "predictions.json", result, args.output / "results.md", BEGIN, END, table(result))
     print(table(result))
 
 

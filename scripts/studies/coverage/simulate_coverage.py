@@ -4,7 +4,7 @@
 
 A scenario is a kind of run: steps, prompts, responses, what they share, the tails of S. Of each, many runs are drawn.
 Where the truth is flat, an LRE should exceed its floor in 2.5% of them; intervals of 95% should hold the truth in 95%.
-Writes FOLDER/coverage.json, and the table of FOLDER/coverage.md between its two marks.
+Writes FOLDER/coverage.json, and the table of FOLDER/results.md between its two marks.
 """
 
 import argparse
@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 EXAMPLES = """examples:
-  python scripts/simulate_coverage.py                    the published table, some ten minutes on one core
-  python scripts/simulate_coverage.py --runs 50 --only few --output /tmp/coverage
+  python scripts/studies/coverage/simulate_coverage.py      the published table, some ten minutes on one core
+  python scripts/studies/coverage/simulate_coverage.py --runs 50 --only few --output /tmp/coverage
 """
-ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- begin of what `scripts/simulate_coverage.py` writes -->", "<!-- end of what it writes -->"
+HERE = Path(__file__).resolve().parent
+BEGIN, END = "<!-- begin of what `simulate_coverage.py` writes -->", "<!-- end of what it writes -->"
 RATE = 0.1  # clipped on each side, unmoved responses counted
 EDGES = [1, 16, 32, 64, 128, 256, 10_000]
 
@@ -57,7 +57,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--runs", type=int, default=500, help="simulated runs per scenario (default: %(default)s)")
     add("--only", metavar="TEXT", default="", help="only scenarios with this in their names")
     add("--seed", type=int, default=0)
-    add("--output", type=Path, default=ROOT / "docs", metavar="FOLDER", help="default: docs")
+    add("--output", type=Path, default=HERE, metavar="FOLDER", help="default: the study's folder")
     args = parser.parse_args(argv)
     args.scenarios = {name: kwargs for name, kwargs in SCENARIOS.items() if args.only in name}
     if args.runs < 1 or not args.scenarios:
@@ -76,7 +76,7 @@ def main() -> None:
         found = list(tqdm(Scenario(kwargs, args.seed).runs(args.runs), name, total=args.runs, unit="run"))
         rows.append({"scenario": name, "settings": kwargs} | summary(found))
     result = {"runs": args.runs, "seed": args.seed, "rate": RATE, "rows": rows}
-    publish(args.output / "coverage.json", result, args.output / "coverage.md", BEGIN, END, table(result))
+    publish(args.output / "coverage.json", result, args.output / "results.md", BEGIN, END, table(result))
     print(table(result))
 
 
@@ -87,7 +87,7 @@ class Scenario:
         import numpy as np
         import torch
 
-        sys.path.insert(0, str(ROOT / "tests"))
+        sys.path.insert(0, str(HERE.parents[2] / "tests"))
         import simulated_records
 
         from fspo_verl.analysis import band_fit, clip_rates, resampling
