@@ -36,7 +36,7 @@ PARTS = {
     "records": "records per response",
     "live": "live series for TensorBoard, W&B and the metrics file",
     "cpu": "runs without a GPU (`VERL_PLATFORM=cpu`)",
-    "gpu": "`fspo-verl gpu` and the benchmarks",
+    "selftest": "`fspo-verl selftest` and the benchmarks",
     "scripts": "scripts/ of the repository",
 }
 
@@ -655,7 +655,7 @@ LINES = (
         "`TCPCheckpointEngine` implements all of `CheckpointEngine`",
     ),
     Line(
-        "gpu",
+        "selftest",
         (
             "verl.trainer.config.CheckpointConfig",
             "verl.utils.device.get_platform",
@@ -668,16 +668,7 @@ LINES = (
             "verl.workers.engine_workers.TrainingWorker",
         ),
         "build a worker without Ray, and let it infer and update",
-        "the step of `fspo-verl gpu` and the benchmarks do not run; training is not touched",
-    ),
-    Line(
-        "gpu",
-        (
-            "verl.utils.experimental.torch_functional.FusedLinearForPPO",
-            "verl.utils.kernel.linear_cross_entropy.linear_cross_entropy",
-        ),
-        "what `use_fused_kernels` computes log-probs with",
-        "their numerical noise is not measured; training is not touched",
+        "the step of `fspo-verl selftest` and the benchmarks do not run; training is not touched",
     ),
     Line(
         "scripts",
