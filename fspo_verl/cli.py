@@ -32,7 +32,7 @@ def doctor_arguments(parser: argparse.ArgumentParser) -> None:
     add("launch", nargs="*", help="Hydra overrides of main_ppo, or after -- a command with -m MAIN")
     add("--plan", action="store_true", help="also show what the launch will do: batches, band, memory")
     add("--sigma", type=float, help="spread of a token's log-ratio (root of actor/fspo/sigma_squared), to judge eps by")
-    add("--noise", type=float, metavar="SIGMA", help="the same of a policy that has not moved, by `fspo-verl gpu`")
+    add("--noise", type=float, metavar="SIGMA", help="the same of a policy that has not moved, by `fspo-verl selftest`")
     add("--records", type=Path, metavar="RUN", help="judge eps by the records below this folder")
     add("--dry-run", action="store_true", help="the launch is for later or elsewhere: data may be missing (a warning)")
     add("--no-worker", action="store_true", help="do not ask a Ray worker")
@@ -40,31 +40,13 @@ def doctor_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object instead of text")
 
 
-GPU_CHECKS = {
-    "loss": "values and gradients against float64",
-    "ranks": "the loss cut over several GPUs, with NCCL",
-    "meter": "waits for the device, and memory",
-    "time": "time and memory beside verl's gspo and vanilla",
-    "compile": "the loss with torch.compile beside it without, on a GPU",
-    "noise": "how far log-probs move with unchanged weights",
-    "step": "an optimiser step of verl's FSDP engine",
-}
-
-
-def gpu_arguments(parser: argparse.ArgumentParser) -> None:
+def selftest_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", type=Path, metavar="FOLDER", help="of a model, for the noise floor (default: a small random one)")
-    add("--device", choices=("cuda", "cpu"), help="default: cuda where there is a GPU")
-    checks = "; ".join(f"{name}: {text}" for name, text in GPU_CHECKS.items()) + " (default: all)"
-    add("--checks", nargs="+", choices=GPU_CHECKS, default=list(GPU_CHECKS), metavar="CHECK", help=checks)
-    add("--longest", type=int, metavar="TOKENS", help="of the loss (default: 32768, on a CPU 4096)")
-    add("--responses", type=int, default=32, metavar="N", help="of the noise floor (default: %(default)s)")
     add(
-        "--response-length", type=int, metavar="TOKENS", help="longest of the noise floor (default: 2048, on a CPU 128)"
+        "--model", type=Path, metavar="FOLDER", help="of a model, whose noise is measured (default: a small random one)"
     )
-    rounds = "timed calls, of which the median counts (default: %(default)s)"
-    add("--rounds", type=int, default=30, metavar="N", help=rounds)
-    add("--json", action="store_true", help="print one JSON object, with all figures, instead of text")
+    add("--device", choices=("cuda", "cpu"), help="default: cuda where there is a GPU")
+    add("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,8 +105,8 @@ COMMANDS = {
         "what is wrong with an installation or a launch, before anything is trained",
         doctor_arguments,
     ),
-    "gpu": Command(
-        "gpu", "whether a machine trains FSPO right, and how small an eps means anything there", gpu_arguments
+    "selftest": Command(
+        "selftest", "whether a machine trains FSPO right, and how small an eps means anything there", selftest_arguments
     ),
     "calibrate": Command(
         "report.calibration", "the band that gives a target clip rate, from the records of a run", calibrate_arguments

@@ -17,7 +17,7 @@ LAYERS = (  # the lowest first; what stands in one layer does not know its neigh
     {"live", "register"},
     {"config"},
     {"preflight", "report"},
-    {"compare", "gpu", "cpu"},
+    {"compare", "selftest", "cpu"},
     {"plugin", "cli"},
 )
 

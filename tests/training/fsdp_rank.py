@@ -15,15 +15,33 @@ from collections import Counter
 from pathlib import Path
 
 import torch
+from tensordict import NonTensorStack
 from torch.utils._python_dispatch import TorchDispatchMode
 from verl.models.transformers.dense_common import forward_with_torch_backend
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import PolicyLossConfig
 
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
-from fspo_verl.gpu import worker
-from fspo_verl.gpu.step import RESPONSES, mini_batch
 from fspo_verl.observe import observer
+from fspo_verl.selftest import engine
+
+PROMPT, RESPONSES, STEP = 5, [1, 3, 60, 17, 30, 90, 8, 2], 12
+
+
+def mini_batch(vocabulary: int):
+    """Eight sequences of 1 to 90 response tokens, one fully masked and one with a hole, and made-up old log-probs."""
+    generator = torch.Generator().manual_seed(0)
+    ids = [torch.randint(2, vocabulary, (PROMPT + n,), generator=generator) for n in RESPONSES]
+    mask = [torch.ones(n, dtype=torch.long) for n in RESPONSES]
+    mask[1][:] = 0
+    mask[2][10:20] = 0
+    old = [-3 + 0.2 * torch.randn(n, generator=generator) for n in RESPONSES]
+    advantages = torch.randn(len(RESPONSES), generator=generator).tolist()
+    batch = engine.batch_of([x[:PROMPT] for x in ids], [x[PROMPT:] for x in ids], advantages)
+    batch["response_mask"] = batch["loss_mask"] = engine.nested(mask)
+    batch["old_log_probs"] = engine.nested(old)
+    batch["global_steps"] = NonTensorStack(*[STEP] * len(RESPONSES))
+    return batch
 
 
 def policy_loss(loss: str, observed: bool, records_dir: str) -> PolicyLossConfig:
@@ -68,9 +86,11 @@ def train(arguments: list[str]) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     kind, _, size = args.cut.rpartition(":")
     packed = kind in ("packed", "fused")
-    cut = worker.Cut(tokens=int(size)) if kind == "dynamic" else worker.Cut(rows=int(size), packed=packed)
-    worker.join()
-    trainer = worker.training_worker(args.model, cut, lr=args.lr, fused=kind == "fused")
+    fused = {"use_fused_kernels": kind == "fused", "fused_kernel_options": {"impl_backend": "torch"}}
+    trainer = engine.training_worker(args.model, lr=args.lr, use_remove_padding=packed, **fused)
+    cut = engine.micro_batches(int(size), packed)
+    if kind == "dynamic":
+        cut |= {"use_dynamic_bsz": True, "max_token_len_per_gpu": int(size)}
     batch = mini_batch(trainer.engine.module.config.vocab_size)
     share = torch.arange(rank, len(RESPONSES), world_size)  # every rank gets short and long ones
     data = tu.index_select_tensor_dict(batch, share)
@@ -84,7 +104,7 @@ def train(arguments: list[str]) -> None:
     trainer.engine.optimizer_step = keep_gradient
     loss = policy_loss(args.loss, args.observed, f"{args.output}.records")
     with Collectives() as collectives:
-        metrics = worker.update(trainer, data, loss, args.mini_batch_size, scale=128)
+        metrics = engine.update(trainer, data, loss, cut, args.mini_batch_size, scale=128)
     observer.settle_records()  # as the weight sync at the end of a step does
     weights = {name: parameter.full_tensor() for name, parameter in trainer.engine.module.named_parameters()}
     if rank == 0:

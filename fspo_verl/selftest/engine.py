@@ -1,0 +1,170 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""verl's training worker with its FSDP engine in this process: what a Ray worker runs, without Ray and trainer."""
+
+import functools
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+import verl  # noqa: F401  loads this package's plugin, as in every worker
+from tensordict import TensorDict
+from torch import Tensor
+from verl.trainer.config import CheckpointConfig
+from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_name, get_platform
+from verl.utils.metric import reduce_metrics
+from verl.workers import config, engine_workers
+
+from fspo_verl.config import FSPOPolicyLossConfig
+from fspo_verl.observe import noise
+
+
+def micro_batches(rows: int, packed: bool = False, **settings) -> dict:
+    """verl's settings for micro-batches of so many rows, padded or packed."""
+    return {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": rows, "use_remove_padding": packed} | settings
+
+
+def training_worker(model: str | Path, dtype: str = "fp32", lr: float = 0.0, **model_settings):
+    """The worker, its model loaded and sharded over the ranks that RANK and WORLD_SIZE describe (default: this one).
+
+    Args:
+        model: folder of a model.
+        dtype: ``fp32`` or ``bf16``: of the weights in the forward pass, and of autocast.
+        lr: of AdamW.
+        model_settings: further fields of verl's ``HFModelConfig``.
+    """
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in (alone | {"WG_BACKEND": "ray"}).items():
+        os.environ.setdefault(name, value)
+    get_platform().communication_backend_name()  # on a CPU, joins the gloo group
+    model_settings = {"load_tokenizer": False, "enable_gradient_checkpointing": False} | model_settings
+    precision = {"param_dtype": dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    worker = engine_workers.TrainingWorker(
+        config.TrainingWorkerConfig(
+            model_type="language_model",
+            model_config=config.HFModelConfig(
+                path=str(model), override_config={"attn_implementation": "sdpa"}, **model_settings
+            ),
+            engine_config=config.FSDPEngineConfig(strategy="fsdp2", use_torch_compile=False, mixed_precision=precision),
+            optimizer_config=config.FSDPOptimizerConfig(lr=lr, clip_grad=1e9),
+            checkpoint_config=CheckpointConfig(),
+        )
+    )
+    worker.reset()
+    return worker
+
+
+def batch_of(prompts: Sequence[Tensor], responses: Sequence[Tensor], advantages: Iterable[float]) -> TensorDict:
+    """Sequences of ``[tokens]`` ids, two to a group, in the nested layout of verl's v1 trainer."""
+    ids = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
+    ones = [torch.ones_like(response) for response in responses]
+    tensors = {
+        "input_ids": ids,
+        "position_ids": [torch.arange(len(x)) for x in ids],
+        "prompts": prompts,
+        "responses": responses,
+        "response_mask": ones,
+        "loss_mask": ones,
+        "advantages": [float(a) * one for a, one in zip(advantages, ones, strict=True)],
+    }
+    groups = {"uid": [f"prompt {i // 2}" for i in range(len(ids))], "global_steps": [1] * len(ids)}
+    return tu.get_tensordict({name: nested(rows) for name, rows in tensors.items()} | groups, {})
+
+
+def nested(rows: Iterable[Tensor]) -> Tensor:
+    """Rows ``[tokens]`` of several lengths as one tensor, as verl has them."""
+    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+
+
+def log_probs(worker, batch: TensorDict, cut: dict) -> list[Tensor]:
+    """Log-probs of each response, ``[tokens]`` float32, as verl's trainer computes those of the old policy."""
+    data = batch.copy()
+    tu.assign_non_tensor(data, **cut, temperature=1.0, compute_loss=False, global_batch_size=len(batch))
+    found = worker.infer_batch(data)["log_probs"].unbind()
+    # The output at a position scores the token after it.
+    return [x[len(prompt) - 1 : -1].float().clone() for x, prompt in zip(found, batch["prompts"].unbind(), strict=True)]
+
+
+def update(worker, batch: TensorDict, policy_loss, cut: dict, mini_batch: int, scale: float = 1.0) -> dict[str, float]:
+    """Optimiser steps over the rows of this rank, each of ``mini_batch`` rows of all ranks; verl's reduced metrics."""
+    actor = config.FSDPActorConfig(
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        loss_agg_mode="seq-mean-token-sum-norm",
+        loss_scale_factor=scale,
+        policy_loss=policy_loss,
+    )
+    worker.set_loss_fn(functools.partial(engine_workers.ppo_loss, actor))
+    loader = {"epochs": 1, "seed": 0, "dataloader_kwargs": {"shuffle": False}, "temperature": 1.0}
+    tu.assign_non_tensor(batch, **cut, **loader, global_batch_size=mini_batch, mini_batch_size=mini_batch)
+    result = worker.train_mini_batch(batch)
+    if result is None:  # of a rank that is not the first
+        return {}
+    return {name: float(value) for name, value in reduce_metrics(dict(tu.get(result, "metrics"))).items()}
+
+
+def small_model(folder: str | Path, **shape: int) -> str:
+    """Write a random Qwen3 of 7 million parameters (or of another shape); returns the folder."""
+    torch.manual_seed(0)
+    usual = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "num_attention_heads": 4}
+    usual |= {"vocab_size": 4096, "num_key_value_heads": 2, "head_dim": 64, "tie_word_embeddings": True}
+    # Wider weights than the usual 0.02, with which layers do nearly nothing: a token then has a log-prob of -3 on
+    # average, as that of a trained model.
+    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(initializer_range=0.08, **(usual | shape)))
+    torch.nn.init.constant_(model.model.norm.weight, 3.0)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+@torch.no_grad()
+def sample(model: str | Path, count: int, shortest: int, longest: int) -> TensorDict:
+    """A batch of responses sampled from the model at temperature 1, of lengths spread evenly on a log scale."""
+    torch.manual_seed(0)
+    policy = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="auto").to(get_device_name())
+    prompts = torch.full((count, 1), policy.config.bos_token_id or 0)
+    settings = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "pad_token_id": 0}
+    ids = policy.generate(prompts.to(policy.device), min_new_tokens=longest, max_new_tokens=longest, **settings).cpu()
+    lengths = np.random.default_rng(0).permutation(np.geomspace(shortest, longest, count)).round().astype(int)
+    advantages = np.where(np.arange(count) % 2, 1.0, -1.0)
+    return batch_of(list(prompts), [row[1 : 1 + n] for row, n in zip(ids, lengths, strict=True)], advantages)
+
+
+def check_step() -> dict:
+    """One optimiser step with fspo in float32 on a small model, as if tokens had moved by 0.1 nats: who is clipped."""
+    with tempfile.TemporaryDirectory() as folder:
+        small_model(folder)
+        batch, worker, cut = sample(folder, 8, 1, 96), training_worker(folder, lr=1e-4), micro_batches(4)
+    generator = torch.Generator().manual_seed(0)
+    new = log_probs(worker, batch, cut)
+    moves = [0.1 * torch.randn(len(x), generator=generator) for x in new]
+    batch["old_log_probs"] = nested(x.cpu() - move for x, move in zip(new, moves, strict=True))
+    metrics = update(worker, batch, FSPOPolicyLossConfig(eps_low=0.1, eps_high=0.1, eps_dual=0.3), cut, len(batch))
+    place = torch.stack([move.sum() / (0.1 * len(move) ** 0.5) for move in moves])
+    positive = torch.stack([x[0] > 0 for x in batch["advantages"].unbind()])
+    clipped = torch.where(positive, place > 1, (place < -1) | (place > 3)).double().mean().item()
+    torch.testing.assert_close(metrics["actor/fspo/clip_fraction"], clipped)
+    if not 0 < (norm := metrics["grad_norm"]) < float("inf"):
+        raise ArithmeticError(f"the gradient of a step has norm {norm:g}")
+    return {"text": f"an optimiser step of verl's FSDP engine has gradient norm {norm:.4g} and clips {clipped:.1%}"}
+
+
+def check_noise(dtype: str, model: Path | None) -> dict:
+    """How far a token's log-prob (sigma, nats) is from that in padded rows of 8, by layout; the smallest eps above."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = model or small_model(scratch)
+        batch = sample(folder, 32, 16, 128 if get_device_name() == "cpu" else 1024)
+        worker = training_worker(folder, dtype)
+    old = torch.cat(log_probs(worker, batch, micro_batches(8)))
+    layouts = {"1 row": micro_batches(1), "32 rows": micro_batches(32), "packed": micro_batches(4, packed=True)}
+    new = {name: torch.cat(log_probs(worker, batch, layout)) for name, layout in layouts.items()}
+    sigma = {name: (x - old).double().square().mean().sqrt().item() for name, x in new.items()}
+    largest = max(sigma.values())
+    eps = noise.rounded_up(noise.EPS_IN_SIGMA * largest) if largest > 0 else 0.0
+    moves = ", ".join(f"{value:.2g} ({name})" for name, value in sigma.items())
+    text = f"an eps below {eps:g} is lost in rounding, which moves a token by sigma = {moves}"
+    return {"text": text, "sigma": sigma, "eps": eps}

@@ -1,0 +1,150 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Time and memory of the fspo policy loss beside verl's own gspo and vanilla, forward and backward.
+
+    python scripts/bench/loss.py                  # CPU, or CUDA where there is one
+    python scripts/bench/loss.py --sizes 8x512 512x2048 --rounds 5 --losses fspo compiled
+
+On a CPU set MALLOC_MMAP_THRESHOLD_=1048576, so that freed memory goes back to the system and peaks can be seen.
+
+Every round runs each loss once, in turn, so that a slow moment of the machine meets all of them. Reported per loss:
+median time with its interquartile range; peak extra memory over the inputs, including the gradient that every loss must
+write; and the ratio to a copy: the time in which this machine, in the same round, copies as many bytes as a fused loss
+must move (log_prob, old_log_prob, advantages and mask read once forward, advantages and mask read once backward, and
+the gradient written). `compiled` is fspo under torch.compile.
+"""
+
+import argparse
+import gc
+import platform
+import threading
+from collections.abc import Callable
+
+import pandas as pd
+import psutil
+import torch
+import verl
+from torch import Tensor
+from torch.utils.benchmark import Timer
+from tqdm import trange
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+
+from fspo_verl.config import FSPOPolicyLossConfig
+
+SIZES = ["8x512", "64x1024", "256x2048", "128x8192", "512x8192", "64x32768"]
+AGG_MODE = {"gspo": "seq-mean-token-mean", "vanilla": "token-mean"}  # of fspo: the default below
+
+
+def make_batch(rows: int, width: int, device: str) -> dict[str, Tensor]:
+    """Inputs as verl's ``ppo_loss`` hands them to a loss: float32, bool mask, constant advantages, mixed lengths."""
+    generator = torch.Generator(device).manual_seed(0)
+    old = -torch.rand(rows, width, generator=generator, device=device)
+    lengths = torch.randint(1, width + 1, (rows, 1), generator=generator, device=device)
+    noise = torch.randn(rows, width, generator=generator, device=device)
+    return {
+        "old_log_prob": old,
+        "log_prob": (old + 0.02 * noise).requires_grad_(),
+        "advantages": torch.randn(rows, 1, generator=generator, device=device).expand(rows, width).contiguous(),
+        "response_mask": torch.arange(width, device=device) < lengths,
+    }
+
+
+def call(name: str, batch: dict[str, Tensor]) -> Callable[[], None]:
+    """Forward and backward of a loss that verl has registered, under its contract."""
+    rows, width = batch["log_prob"].shape
+    fspo = name in ("fspo", "compiled")
+    policy_loss = FSPOPolicyLossConfig() if fspo else PolicyLossConfig(loss_mode=name)
+    config = FSDPActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=policy_loss)
+    config.global_batch_info.update(
+        dp_size=1,
+        batch_num_tokens=rows * width // 2,
+        global_batch_size=rows,
+        loss_scale_factor=width if fspo else None,
+    )
+    function = get_policy_loss_fn("fspo" if fspo else name)
+    function = torch.compile(function) if name == "compiled" else function
+
+    def forward_and_backward() -> None:
+        batch["log_prob"].grad = None
+        loss, _ = function(**batch, loss_agg_mode=AGG_MODE.get(name, "seq-mean-token-sum-norm"), config=config)
+        loss.backward()
+
+    return forward_and_backward
+
+
+def extra_memory(function: Callable[[], None], device: str) -> int:
+    """Bytes above the start at the highest point of a call; on a CPU the resident set, sampled every 0.2 ms."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        start = torch.cuda.memory_allocated()
+        function()
+        return torch.cuda.max_memory_allocated() - start
+    process, ended = psutil.Process(), threading.Event()
+    resident = [process.memory_info().rss]
+
+    def watch():
+        while not ended.wait(0.0002):
+            resident.append(process.memory_info().rss)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        function()
+    finally:
+        ended.set()
+        thread.join()
+    return max(resident) - resident[0]
+
+
+def measure(rows: int, width: int, losses: list[str], rounds: int, device: str) -> pd.DataFrame:
+    """A row per loss; the first loss is the unit of the ratios."""
+    batch = make_batch(rows, width, device)
+    calls = {name: call(name, batch) for name in losses}
+    memory = {}
+    for name, function in calls.items():
+        function()  # warms up
+        batch["log_prob"].grad = None
+        memory[name] = extra_memory(function, device) / 1e6
+    # Three float32 and one bool read forward, one float32 and one bool read backward and one float32 written. A copy
+    # of n bytes moves 2n.
+    source = torch.ones(rows * width * ((3 * 4 + 1) + (4 + 1) + 4) // 2, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    calls["copy"] = lambda: target.copy_(source)
+    timers = {name: Timer("function()", globals={"function": function}) for name, function in calls.items()}
+    bar = trange(rounds, desc=f"{rows} x {width}", leave=False)
+    times = pd.DataFrame([{name: timer.timeit(1).median for name, timer in timers.items()} for _ in bar]) * 1e3
+    low, median, high = (times.quantile(q) for q in (0.25, 0.5, 0.75))
+    return pd.DataFrame(
+        {
+            "rows x length": f"{rows} x {width}",
+            "loss": name,
+            "ms": median[name],
+            "ms q25-q75": f"{low[name]:.3g}-{high[name]:.3g}",
+            f"time / {losses[0]}": median[name] / median[losses[0]],
+            "time / copy": median[name] / median["copy"],
+            "extra MB": memory[name],
+            f"memory / {losses[0]}": memory[name] / memory[losses[0]] if memory[losses[0]] else float("nan"),
+        }
+        for name in losses
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="ROWSxLENGTH")
+    parser.add_argument("--losses", nargs="+", default=["fspo", "gspo", "vanilla"], help="the first is the unit")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args()
+    cpu = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    machine = torch.cuda.get_device_name() if args.device == "cuda" else cpu
+    print(f"verl {verl.__version__}, torch {torch.__version__}, {args.rounds} rounds, {machine}")
+    sizes = [map(int, size.split("x")) for size in args.sizes]
+    found = pd.concat([measure(*size, args.losses, args.rounds, args.device) for size in sizes])
+    print(found.to_string(index=False, float_format=lambda x: f"{x:.3g}"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The numerical noise of S, and what each remedy does to it, through verl's FSDP engine: the table of docs/noise.md.
+
+    VERL_PLATFORM=cpu python scripts/bench/noise.py                      # a small random model
+    VERL_PLATFORM=cpu python scripts/bench/noise.py --model FOLDER       # a real one
+
+Responses are sampled from the model. For each setting verl's worker computes their old log-probs as its trainer does,
+and then takes optimiser steps on them with a learning rate of 0: nothing has moved, and whatever S is, is noise.
+`fspo-verl selftest` measures the noise of a machine; this adds what the noise does to bands, in records of such steps.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import pandas as pd
+from tqdm import tqdm
+
+from fspo_verl.band import Band
+from fspo_verl.config import FSPOPolicyLossConfig
+from fspo_verl.observe import noise
+from fspo_verl.observe.records import read_records
+from fspo_verl.selftest import engine
+from fspo_verl.selftest.engine import micro_batches
+
+DYNAMIC = {"use_dynamic_bsz": True, "micro_batch_size_per_gpu": None, "max_token_len_per_gpu": 1024}
+DYNAMIC |= {"use_remove_padding": False}
+CUTS = {  # into micro-batches: of the old log-probs, then of the update
+    "8 rows, then 1": (micro_batches(8), micro_batches(1)),
+    "dynamic": (DYNAMIC, DYNAMIC),
+    "4 rows both times": (micro_batches(4), micro_batches(4)),
+}
+# Dtype, cut, and whether verl's fused kernels take the softmax in float32: last, as verl replaces the forward function
+# of the model's class for them.
+SETTINGS = {f"{dtype}, {cut}": (dtype, cut, False) for dtype in ("bf16", "fp32") for cut in CUTS}
+SETTINGS["bf16, softmax in fp32, 8 rows, then 1"] = ("bf16", "8 rows, then 1", True)
+BANDS = {
+    "sqrt(L)": Band(),
+    "sqrt(Q)": Band(eps_low=1.645, eps_high=1.645, eps_dual=None, band_width="realized"),  # 10% of a normal S
+}
+
+
+def measure(model: str, count: int, longest: int, setting: tuple[str, str, bool], folder: Path) -> dict[str, str]:
+    """One row of the table; half of the responses are in the first mini-batch, and count."""
+    dtype, cut, fused = setting
+    batch = engine.sample(model, count, 8, longest)
+    fused = {"use_fused_kernels": fused, "fused_kernel_options": {"impl_backend": "torch"}}
+    trainer = engine.training_worker(model, dtype, **fused)
+    batch["old_log_probs"] = engine.nested(engine.log_probs(trainer, batch, CUTS[cut][0]))
+    loss = FSPOPolicyLossConfig(records_dir=str(folder))
+    engine.update(trainer, batch, loss, CUTS[cut][1], count // 2)
+    while len(records := read_records(folder)) < count:  # they are written in a thread
+        time.sleep(0.1)
+    found = {name: noise.of_records(records, None, band) for name, band in BANDS.items()}
+    return {
+        "sigma of a token": f"{found['sqrt(L)'].sigma:.2g}",
+        "outside +-0.03 sqrt(L)": f"{found['sqrt(L)'].outside:.0%}",
+        "eps with 1% outside": f"{found['sqrt(L)'].widen * BANDS['sqrt(L)'].eps_high:.2g}",
+        "outside +-1.645 sqrt(Q)": f"{found['sqrt(Q)'].outside:.0%}",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", metavar="FOLDER", help="default: a random model of 7 million parameters, made here")
+    parser.add_argument("--responses", type=int, default=64, help="a multiple of 8 (default: %(default)s)")
+    parser.add_argument("--longest", type=int, default=256, help="tokens of the longest (default: %(default)s)")
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="default: all")
+    args = parser.parse_args()
+    rows = {}
+    for name in tqdm(args.settings, "settings"):
+        with tempfile.TemporaryDirectory() as scratch:
+            model = args.model or engine.small_model(f"{scratch}/model")
+            rows[name] = measure(model, args.responses, args.longest, SETTINGS[name], Path(scratch) / "records")
+    print(pd.DataFrame.from_dict(rows, orient="index").to_string())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""`fspo-verl selftest` on a CPU: every check passes on the sound loss, and a planted fault turns its line red."""
+
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import reference
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import fspo_verl.loss
+import fspo_verl.token_sums
+from fspo_verl import cli, selftest, versions
+from fspo_verl.band import Band
+from fspo_verl.loss import fspo_loss
+from fspo_verl.observe import columns
+from fspo_verl.selftest import exact
+
+ROOT = Path(__file__).parents[2]
+
+
+def planted(sound: str, fault: str):
+    """The loss with one replacement in its sources."""
+    source = "".join(Path(module.__file__).read_text() for module in (fspo_verl.token_sums, fspo_verl.loss))
+    source = source.replace("from fspo_verl.token_sums import TokenSums\n", "")
+    assert source.count(sound) == 1
+    module = types.ModuleType("planted")
+    sys.modules["planted"] = module  # dataclasses look their module up
+    exec(compile(source.replace(sound, fault), "planted", "exec"), vars(module))
+    return module.fspo_loss
+
+
+def band_of(dtype: torch.dtype) -> Band:
+    return Band(eps_low=exact.EPS[dtype], eps_high=exact.EPS[dtype], eps_dual=3 * exact.EPS[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_shipped_float64_is_that_of_the_tests(dtype):
+    batch = new, old, advantages, mask = exact.make_batch(36, 50, dtype)
+    value, gradient = exact.reference(*batch)
+    band = {"eps_low": exact.EPS[dtype], "eps_high": exact.EPS[dtype], "eps_dual": 3 * exact.EPS[dtype]}
+    band |= {"length_power": 0.5, "band_width": "length", "band_center": "zero", "drift_per_token": 0.0}
+    log_probs = [x.nan_to_num().double().tolist() for x in (new, old)]
+    tables = [x.tolist() for x in (advantages.double(), mask, torch.ones(36, 50))]
+    expected, expected_gradient, *_ = reference.fspo(*log_probs, *tables[:2], band, tables[2])
+    assert value.sum().item() == pytest.approx(expected, rel=1e-12)
+    torch.testing.assert_close(gradient, torch.tensor(expected_gradient, dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "width"), [(36, 4096), (72, 32768)])
+def test_the_batch_is_clear_of_every_edge_and_every_part_of_the_loss_acts(dtype, rows, width):
+    new, old, advantages, mask = exact.make_batch(rows, width, dtype)
+    found = fspo_loss(new.double(), old.double(), advantages.double(), mask, band_of(dtype))
+    for side in (found.clipped_upper, found.clipped_lower, found.clipped_dual):
+        assert side.any()
+    assert (~found.clipped & (found.advantage > 0)).any() and (~found.clipped & (found.advantage < 0)).any()
+    place = found.log_ratio / found.length.clamp(min=1).sqrt() / exact.EPS[dtype]
+    assert min((place.abs() - 1).abs().min(), (place - 3).abs().min()) > 0.05
+    assert (found.length == 0).any() and found.finite.all()
+    assert found.length.max() < width  # holes
+
+
+LOSS = {"loss_float32", "loss_bfloat16"}
+PLANTED = {
+    "sums in bfloat16": (
+        "dtype = torch.promote_types(torch.promote_types(log_prob.dtype, old_log_prob.dtype), torch.float32)",
+        "dtype = torch.bfloat16",
+        LOSS,
+    ),
+    "a mask that is off by one token": ("padding = ~mask[rows]", "padding = ~mask[rows].roll(1, -1)", LOSS),
+    "padding that gets a gradient": ("idle = ~ctx.mask[rows] | (", "idle = (~ctx.mask[rows] & False) | (", LOSS),
+    "a clip that keeps the gradient": ("torch.where(above, positive.detach(), positive)", "positive", LOSS),
+    "an extra .item()": (
+        "    return SequenceLoss(\n",
+        "    loss_mean = length.sum().item()\n    return SequenceLoss(\n",
+        {"waits"},
+    ),
+    "a host copy in the backward pass": (
+        "        grad = torch.empty(",
+        "        ctx.mask.sum().cpu()\n        grad = torch.empty(",
+        {"waits"},
+    ),
+    "a branch on a tensor": (
+        "    return SequenceLoss(\n",
+        "    assert length.sum() >= 0\n    return SequenceLoss(\n",
+        {"waits"},
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_turns_its_line_red_and_no_other(fault, monkeypatch):
+    sound, wrong, red = PLANTED[fault]
+    monkeypatch.setattr(versions, "installed", lambda package: None)  # no verl: the loss alone
+    monkeypatch.setattr(exact, "check_ranks", lambda *_: {"text": "a planted loss cannot be pickled"})
+    checks = selftest.examine("cpu", loss=planted(sound, wrong))
+    assert {check["name"] for check in checks if check["status"] == "error"} == red
+    assert all(check["text"] for check in checks)
+
+
+def test_ranks_sum_to_the_whole_and_a_failing_one_is_named():
+    assert "2 ranks" in exact.check_ranks(fspo_loss, "cpu")["text"]
+    with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="TypeError"):
+        exact.check_ranks(torch.add, "cpu")
+
+
+def test_the_metrics_are_fetched_in_one_copy(monkeypatch):
+    new, old, advantages, mask = exact.make_batch(8, 50)
+    copies, cpu = [], torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: copies.append(tensor) or cpu(tensor))
+    columns.to_numpy(columns.loss_columns(fspo_loss(new, old, advantages, mask, Band())))
+    assert len(copies) == 1
+
+
+class Sizes(TorchDispatchMode):
+    """The numbers of elements of all tensors that operations return."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.seen += [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        return result
+
+
+MATRICES = {
+    "the sound loss": ("grad = torch.empty(", "grad = torch.empty(", True),
+    "a matrix kept for the backward pass": (
+        "        ctx.mark_non_differentiable(",
+        "        ctx.kept = log_prob.float() - old_log_prob.float()\n        ctx.mark_non_differentiable(",
+        False,
+    ),
+    "temporaries as large as the batch": (
+        "for rows in row_blocks(log_prob):",
+        "for rows in [slice(0, len(log_prob))]:",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MATRICES)
+def test_nothing_of_the_forward_pass_is_as_large_as_the_batch(case):
+    sound, wrong, small = MATRICES[case]
+    new, old, advantages, mask = exact.make_batch(64, 8192)
+    with Sizes() as sizes:
+        planted(sound, wrong)(new.requires_grad_(), old, advantages, mask, Band())
+    assert (max(sizes.seen) < new.numel()) is small
+
+
+def check(name: str, status: str = "ok", **figures) -> dict:
+    return {"name": name, "status": status, "text": ""} | figures
+
+
+@pytest.mark.parametrize(
+    ("checks", "conclusion", "advice"),
+    [
+        ([check("ranks", "error"), check("noise_bf16", eps=0.1)], "does not train FSPO right: ranks failed", "report"),
+        ([check("step", "skipped")], "no step of verl's was tried", "install verl"),
+        ([check("noise_fp32", eps=1e-6), check("noise_bf16", eps=0.031)], "0.031 in bf16", "eps to 0.031 or more"),
+        ([check("noise_fp32", eps=1e-6), check("noise_bf16", eps=0.03)], "0.03 in bf16", "0.03 is above the noise"),
+    ],
+)
+def test_the_conclusion_and_the_next_step_follow_from_the_checks(checks, conclusion, advice):
+    said = selftest.summary(checks)
+    assert conclusion in said[0] and advice in said[1]
+
+
+@pytest.mark.long
+def test_the_command_on_a_cpu():
+    run = subprocess.run(
+        [sys.executable, "-m", "fspo_verl.cli", "selftest", "--device", "cpu", "--json"], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout + run.stderr[-2000:]
+    report = json.loads(run.stdout)
+    found = {check["name"]: check for check in report["checks"]}
+    assert {check["status"] for check in found.values()} == {"ok"}
+    assert (
+        0 < found["noise_fp32"]["eps"] < 1e-3 < found["noise_bf16"]["eps"] and "gradient norm" in found["step"]["text"]
+    )
+
+
+@pytest.mark.long
+def test_without_verl_the_loss_is_checked_and_the_rest_skipped():
+    code = (
+        "import sys\n"
+        "absent = ('verl', 'ray', 'tensordict', 'omegaconf', 'hydra', 'transformers')\n"
+        "sys.modules.update(dict.fromkeys(absent))\n"  # Python then finds none of them
+        "from fspo_verl import versions\n"
+        "versions.installed = lambda package: None\n"
+        "from fspo_verl.cli import main\n"
+        "sys.exit(main(['selftest', '--device', 'cpu']))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr[-2000:]
+    lines = run.stdout.splitlines()
+    assert lines[0].startswith("The loss of FSPO is exact") and lines[-1].startswith("Next: install verl")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [(["--device", "cuda"], "torch sees no GPU"), (["--model", "/no/model"], "no config.json")]
+)
+def test_a_wrong_call_is_named(options, message, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.main(["selftest", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_float32_and_one_layout_silence_the_noise():
+    settings = ["bf16, 8 rows, then 1", "fp32, 8 rows, then 1", "bf16, 4 rows both times"]
+    run = subprocess.run(
+        [sys.executable, "scripts/bench/noise.py", "--responses", "16", "--longest", "48", "--settings", *settings],
+        env=os.environ | {"VERL_PLATFORM": "cpu"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    rows = {line[:24].strip(): line[24:].split()[0] for line in run.stdout.splitlines() if line[:4] in ("bf16", "fp32")}
+    sigma = {name: float(rows[name]) for name in settings}
+    assert sigma["bf16, 8 rows, then 1"] > 1e-3 > 1e-5 > sigma["fp32, 8 rows, then 1"]
+    assert sigma["bf16, 4 rows both times"] < sigma["bf16, 8 rows, then 1"] / 10
