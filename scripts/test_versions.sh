@@ -14,7 +14,7 @@
 #
 # `version`: tested, untested (a warning), or named as unsupported when the plugin is imported. `registered`: `import
 # verl` alone registers the loss; verl before 0.9 loads no plugins. The other columns are pytest's counts: what is taken
-# for granted of verl (tests/preflight/test_contract.py), composition and checks of launches (tests/preflight/test_launch.py), the loss in
+# for granted of verl (tests/verl_contract), composition and checks of launches (tests/preflight/test_launch.py), the loss in
 # verl's ppo_loss, aggregation and metrics (tests/test_policy_loss.py).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -95,7 +95,7 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 print("yes" if "fspo" in POLICY_LOSS_REGISTRY else "no")' 2>"$LOGS/$found-import.log" | tail -n 1)
     cells=()
     if ((ALL == 0)); then
-        cells+=("$(cell contract "$repository/tests/preflight/test_contract.py" -k "not page and not line_of and not examines")")
+        cells+=("$(cell contract "$repository/tests/verl_contract")")
         cells+=("$(cell launch "$repository/tests/preflight/test_launch.py")" "$(cell loss "$repository/tests/test_policy_loss.py")")
     else
         cells+=("$(cell all "${suite[@]}")")

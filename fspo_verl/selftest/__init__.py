@@ -102,6 +102,6 @@ def summary(checks: list[dict]) -> tuple[str, str]:
         return "The loss of FSPO is exact on this machine; no step of verl's was tried.", "install verl and run again"
     above_noise = " and ".join(f"{smallest:g} in {dtype}" for dtype, smallest in eps.items())
     conclusion = f"This machine trains FSPO right. The smallest eps above its noise is {above_noise}."
-    if eps["bf16"] > Band().eps_high:
+    if eps["bf16"] > Band().high:
         return conclusion, f"in bf16 set eps to {eps['bf16']:g} or more, or use {noise.HELP}"
-    return conclusion, f"`fspo-verl doctor` with your launch; the default eps of {Band().eps_high:g} is above the noise"
+    return conclusion, f"`fspo-verl doctor` with your launch; the default eps of {Band().high:g} is above the noise"

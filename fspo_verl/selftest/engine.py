@@ -143,7 +143,7 @@ def check_step() -> dict:
     new = log_probs(worker, batch, cut)
     moves = [0.1 * torch.randn(len(x), generator=generator) for x in new]
     batch["old_log_probs"] = nested(x.cpu() - move for x, move in zip(new, moves, strict=True))
-    metrics = update(worker, batch, FSPOPolicyLossConfig(eps_low=0.1, eps_high=0.1, eps_dual=0.3), cut, len(batch))
+    metrics = update(worker, batch, FSPOPolicyLossConfig(eps=0.1), cut, len(batch))
     place = torch.stack([move.sum() / (0.1 * len(move) ** 0.5) for move in moves])
     positive = torch.stack([x[0] > 0 for x in batch["advantages"].unbind()])
     clipped = torch.where(positive, place > 1, (place < -1) | (place > 3)).double().mean().item()

@@ -38,7 +38,7 @@ SETTINGS = {f"{dtype}, {cut}": (dtype, cut, False) for dtype in ("bf16", "fp32")
 SETTINGS["bf16, softmax in fp32, 8 rows, then 1"] = ("bf16", "8 rows, then 1", True)
 BANDS = {
     "sqrt(L)": Band(),
-    "sqrt(Q)": Band(eps_low=1.645, eps_high=1.645, eps_dual=None, band_width="realized"),  # 10% of a normal S
+    "sqrt(Q)": Band(1.645, normalization="studentized"),  # 10% of a normal S
 }
 
 
@@ -57,7 +57,7 @@ def measure(model: str, count: int, longest: int, setting: tuple[str, str, bool]
     return {
         "sigma of a token": f"{found['sqrt(L)'].sigma:.2g}",
         "outside +-0.03 sqrt(L)": f"{found['sqrt(L)'].outside:.0%}",
-        "eps with 1% outside": f"{found['sqrt(L)'].widen * BANDS['sqrt(L)'].eps_high:.2g}",
+        "eps with 1% outside": f"{found['sqrt(L)'].widen * BANDS['sqrt(L)'].high:.2g}",
         "outside +-1.645 sqrt(Q)": f"{found['sqrt(Q)'].outside:.0%}",
     }
 

@@ -38,15 +38,14 @@ def planted(sound: str, fault: str):
 
 
 def band_of(dtype: torch.dtype) -> Band:
-    return Band(eps_low=exact.EPS[dtype], eps_high=exact.EPS[dtype], eps_dual=3 * exact.EPS[dtype])
+    return Band(exact.EPS[dtype])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_shipped_float64_is_that_of_the_tests(dtype):
     batch = new, old, advantages, mask = exact.make_batch(36, 50, dtype)
     value, gradient = exact.reference(*batch)
-    band = {"eps_low": exact.EPS[dtype], "eps_high": exact.EPS[dtype], "eps_dual": 3 * exact.EPS[dtype]}
-    band |= {"length_power": 0.5, "band_width": "length", "band_center": "zero", "drift_per_token": 0.0}
+    band = vars(Band(exact.EPS[dtype]))
     log_probs = [x.nan_to_num().double().tolist() for x in (new, old)]
     tables = [x.tolist() for x in (advantages.double(), mask, torch.ones(36, 50))]
     expected, expected_gradient, *_ = reference.fspo(*log_probs, *tables[:2], band, tables[2])
