@@ -21,7 +21,6 @@ from fspo_verl import cli, selftest, versions
 from fspo_verl.band import Band
 from fspo_verl.loss import fspo_loss
 from fspo_verl.observe import columns
-from fspo_verl.selftest import exact
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,14 +37,14 @@ def planted(sound: str, fault: str):
 
 
 def band_of(dtype: torch.dtype) -> Band:
-    return Band(eps_low=exact.EPS[dtype], eps_high=exact.EPS[dtype], eps_dual=3 * exact.EPS[dtype])
+    return Band(eps_low=selftest.EPS[dtype], eps_high=selftest.EPS[dtype], eps_dual=3 * selftest.EPS[dtype])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_shipped_float64_is_that_of_the_tests(dtype):
-    batch = new, old, advantages, mask = exact.make_batch(36, 50, dtype)
-    value, gradient = exact.reference(*batch)
-    band = {"eps_low": exact.EPS[dtype], "eps_high": exact.EPS[dtype], "eps_dual": 3 * exact.EPS[dtype]}
+    batch = new, old, advantages, mask = selftest.make_batch(36, 50, dtype)
+    value, gradient = selftest.reference(*batch)
+    band = {"eps_low": selftest.EPS[dtype], "eps_high": selftest.EPS[dtype], "eps_dual": 3 * selftest.EPS[dtype]}
     band |= {"length_power": 0.5, "band_width": "length", "band_center": "zero", "drift_per_token": 0.0}
     log_probs = [x.nan_to_num().double().tolist() for x in (new, old)]
     tables = [x.tolist() for x in (advantages.double(), mask, torch.ones(36, 50))]
@@ -57,12 +56,12 @@ def test_the_shipped_float64_is_that_of_the_tests(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "width"), [(36, 4096), (72, 32768)])
 def test_the_batch_is_clear_of_every_edge_and_every_part_of_the_loss_acts(dtype, rows, width):
-    new, old, advantages, mask = exact.make_batch(rows, width, dtype)
+    new, old, advantages, mask = selftest.make_batch(rows, width, dtype)
     found = fspo_loss(new.double(), old.double(), advantages.double(), mask, band_of(dtype))
     for side in (found.clipped_upper, found.clipped_lower, found.clipped_dual):
         assert side.any()
     assert (~found.clipped & (found.advantage > 0)).any() and (~found.clipped & (found.advantage < 0)).any()
-    place = found.log_ratio / found.length.clamp(min=1).sqrt() / exact.EPS[dtype]
+    place = found.log_ratio / found.length.clamp(min=1).sqrt() / selftest.EPS[dtype]
     assert min((place.abs() - 1).abs().min(), (place - 3).abs().min()) > 0.05
     assert (found.length == 0).any() and found.finite.all()
     assert found.length.max() < width  # holes
@@ -100,20 +99,20 @@ PLANTED = {
 def test_a_planted_fault_turns_its_line_red_and_no_other(fault, monkeypatch):
     sound, wrong, red = PLANTED[fault]
     monkeypatch.setattr(versions, "installed", lambda package: None)  # no verl: the loss alone
-    monkeypatch.setattr(exact, "check_ranks", lambda *_: {"text": "a planted loss cannot be pickled"})
+    monkeypatch.setattr(selftest, "check_ranks", lambda *_: {"text": "a planted loss cannot be pickled"})
     checks = selftest.examine("cpu", loss=planted(sound, wrong))
     assert {check["name"] for check in checks if check["status"] == "error"} == red
     assert all(check["text"] for check in checks)
 
 
 def test_ranks_sum_to_the_whole_and_a_failing_one_is_named():
-    assert "2 ranks" in exact.check_ranks(fspo_loss, "cpu")["text"]
+    assert "2 ranks" in selftest.check_ranks(fspo_loss, "cpu")["text"]
     with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="TypeError"):
-        exact.check_ranks(torch.add, "cpu")
+        selftest.check_ranks(torch.add, "cpu")
 
 
 def test_the_metrics_are_fetched_in_one_copy(monkeypatch):
-    new, old, advantages, mask = exact.make_batch(8, 50)
+    new, old, advantages, mask = selftest.make_batch(8, 50)
     copies, cpu = [], torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: copies.append(tensor) or cpu(tensor))
     columns.to_numpy(columns.loss_columns(fspo_loss(new, old, advantages, mask, Band())))
@@ -151,7 +150,7 @@ MATRICES = {
 @pytest.mark.parametrize("case", MATRICES)
 def test_nothing_of_the_forward_pass_is_as_large_as_the_batch(case):
     sound, wrong, small = MATRICES[case]
-    new, old, advantages, mask = exact.make_batch(64, 8192)
+    new, old, advantages, mask = selftest.make_batch(64, 8192)
     with Sizes() as sizes:
         planted(sound, wrong)(new.requires_grad_(), old, advantages, mask, Band())
     assert (max(sizes.seen) < new.numel()) is small
