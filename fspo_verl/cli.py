@@ -101,7 +101,7 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 COMMANDS = {
     "doctor": Command(
-        "preflight.doctor",
+        "launch.doctor",
         "what is wrong with an installation or a launch, before anything is trained",
         doctor_arguments,
     ),

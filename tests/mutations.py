@@ -21,7 +21,7 @@ REGISTER = ("register.py",)
 METRICS, COLUMNS, RECORDS, MICROBATCH, FOLDER = (
     (f"observe/{name}.py",) for name in ("metrics", "columns", "records", "microbatch", "folder")
 )
-LAUNCH, COMPOSITION, HISTORY = ((f"preflight/{name}.py",) for name in ("launch", "composition", "loss_history"))
+LAUNCH, COMPOSITION, HISTORY = ((f"launch/{name}.py",) for name in ("view", "composition", "history"))
 RESAMPLING = ("analysis/resampling.py",)
 PAIRED = ("compare/paired.py",)
 TESTS = [
@@ -29,9 +29,9 @@ TESTS = [
 ]
 TESTS_OF = {  # files with tests of their own, which are long: those that a planted fault is for
     METRICS: [*TESTS, "tests/test_live.py"],
-    LAUNCH: ["tests/preflight/test_launch.py", "-k", "fully_asynchronous_trainer"],
-    COMPOSITION: ["tests/preflight/test_launch_table.py", "-k", "hidden"],
-    HISTORY: ["tests/preflight/test_launch.py", "-k", "kept_for_resumes or step_of_a_checkpoint"],
+    LAUNCH: ["tests/launch/test_launch.py", "-k", "fully_asynchronous_trainer"],
+    COMPOSITION: ["tests/launch/test_launch_table.py", "-k", "hidden"],
+    HISTORY: ["tests/launch/test_launch.py", "-k", "kept_for_resumes or step_of_a_checkpoint"],
     RESAMPLING: ["tests/analysis/test_fairness.py", "-k", "students_t"],
     PAIRED: ["tests/compare/test_compare.py", "-k", "sign_flips or other_questions or fewer_than_six"],
 }

@@ -27,7 +27,7 @@ def _check_launches() -> None:
     if "verl" not in sys.modules:
         return
     try:
-        from fspo_verl.preflight import hook
+        from fspo_verl.launch import hook
 
         hook.install()
         if "verl.trainer.main_ppo" in sys.modules:

@@ -87,11 +87,11 @@ def checks() -> str:
         "printed: it trains, but works against the method. A **note** is for your information. Every finding names "
         "what is wrong, why, and the override that mends it.",
         "## At every launch, before Ray starts",
-        "The launch itself runs these (`fspo_verl/preflight/checks.py`), and so does `fspo-verl doctor`.",
-        _table(ROOT / "fspo_verl/preflight/checks.py"),
+        "The launch itself runs these (`fspo_verl/launch/checks.py`), and so does `fspo-verl doctor`.",
+        _table(ROOT / "fspo_verl/launch/checks.py"),
         "## Only by `fspo-verl doctor`",
         "These look at the machine, the files and the cluster.",
-        _table(ROOT / "fspo_verl/preflight/doctor.py", ROOT / "fspo_verl/preflight/ray_workers.py"),
+        _table(ROOT / "fspo_verl/launch/doctor.py", ROOT / "fspo_verl/launch/cluster.py"),
     ]
     return "\n\n".join(parts)
 

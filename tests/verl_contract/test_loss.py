@@ -17,7 +17,7 @@ from verl.workers.utils.losses import ppo_loss
 
 import fspo_verl.register
 from fspo_verl import config
-from fspo_verl.preflight import probe
+from fspo_verl.launch import probe
 
 # Each mode with the loss of the token matrix below, as verl documents it.
 MODES = {

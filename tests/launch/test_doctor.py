@@ -20,8 +20,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from fspo_verl import cli, versions
+from fspo_verl.launch import cluster, doctor, hook
 from fspo_verl.observe import folder
-from fspo_verl.preflight import doctor, hook, ray_workers
 
 ROOT = Path(__file__).parents[2]
 ACTOR = "actor_rollout_ref.actor"
@@ -170,8 +170,8 @@ def test_two_launches_of_one_command_do_not_share_a_folder(tmp_path):
 
 LAUNCH = """
 import sys
-from fspo_verl.preflight import doctor, hook
-from fspo_verl.preflight.launch import Launch
+from fspo_verl.launch import doctor, hook
+from fspo_verl.launch.view import Launch
 config = doctor.with_config(doctor.DEFAULT_MAIN, sys.argv[1:], lambda config: config)
 hook.check(config)
 hook.claim_records(config)
@@ -387,7 +387,7 @@ def test_fewer_gpus_than_a_launch_books_are_an_error(trainer, booked, sound):
     launch = separate_async(sound, 4) if trainer == "separate_async" else [*sound, "trainer.n_gpus_per_node=6"]
     clusters = [SimpleNamespace(gpus=n, where="the cluster", shares_queue=False) for n in (booked, booked - 1)]
     main, overrides = doctor.split_command(launch)
-    look = lambda config: [[*ray_workers.cluster(there, config)] for there in clusters]  # noqa: E731
+    look = lambda config: [[*cluster.cluster(there, config)] for there in clusters]  # noqa: E731
     enough, missing = doctor.with_config(main, overrides, look)
     assert enough == [] and f"books {booked} GPUs, the cluster has {booked - 1}" in missing[0].what
 
@@ -435,36 +435,36 @@ def test_a_ray_worker_is_asked_and_another_run_of_verl_is_seen(monkeypatch):
     import ray
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    asked = ray_workers.Workers()
+    asked = cluster.Workers()
     try:
         assert not asked.shares_queue
-        assert [finding.severity for finding in ray_workers.findings(asked, None)] == ["note"]
+        assert [finding.severity for finding in cluster.findings(asked, None)] == ["note"]
         (sees,) = ray.get([*asked.answers.values()])
         assert "fspo" in sees["losses"] and sees["fspo_verl"]
-        queue = ray.remote(type("Queue", (), {})).options(**ray_workers._TRANSFER_QUEUE, num_cpus=0).remote()
+        queue = ray.remote(type("Queue", (), {})).options(**cluster._TRANSFER_QUEUE, num_cpus=0).remote()
         ray.get(queue.__ray_ready__.remote())
-        assert ray_workers._TRANSFER_QUEUE in ray.util.list_named_actors(all_namespaces=True)
+        assert cluster._TRANSFER_QUEUE in ray.util.list_named_actors(all_namespaces=True)
     finally:
         asked.close()
     for lacking, words in [
         ({"losses": ["vanilla"]}, "does not know loss_mode=fspo"),
         ({"verl": "0.1"}, "has verl 0.1"),
     ]:
-        lacks, fix = ray_workers.missing(sees | lacking, None)
+        lacks, fix = cluster.missing(sees | lacking, None)
         assert words in lacks and fix
 
 
 def test_a_second_run_on_a_cluster_is_warned_of(sound):
     there = SimpleNamespace(gpus=8, where="the running cluster", shares_queue=True)
-    look = lambda config: [*ray_workers.cluster(there, config)]  # noqa: E731
+    look = lambda config: [*cluster.cluster(there, config)]  # noqa: E731
     (finding,) = doctor.with_config(*doctor.split_command(sound), look)
     assert finding.severity == "warning" and "another run of verl is on the running cluster" in finding.what
 
 
 def test_a_cluster_that_does_not_answer_is_named(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    asked = ray_workers.Workers()
-    (finding,) = ray_workers.findings(asked, None)
+    asked = cluster.Workers()
+    (finding,) = cluster.findings(asked, None)
     asked.close()
     assert finding.severity == "error" and "RAY_ADDRESS=127.0.0.1:1 does not answer" in finding.what
 
@@ -475,5 +475,5 @@ def test_a_ray_that_does_not_start_is_a_finding(monkeypatch):
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("ray.init", init)
-    (finding,) = ray_workers.findings(ray_workers.Workers(), None)
+    (finding,) = cluster.findings(cluster.Workers(), None)
     assert finding.severity == "error" and "timed out during startup" in finding.what and "RAY_TMPDIR" in finding.fix

@@ -125,8 +125,8 @@ class Launch:
 
     @cached_property
     def parts(self) -> list:
-        """The files that the config was composed from; see :func:`fspo_verl.preflight.composition.parts`."""
-        from fspo_verl.preflight import composition
+        """The files that the config was composed from; see :func:`fspo_verl.launch.composition.parts`."""
+        from fspo_verl.launch import composition
 
         return composition.parts()
 

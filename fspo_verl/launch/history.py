@@ -16,7 +16,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 import fspo_verl.files
-from fspo_verl.preflight.launch import ACTOR, Finding, Launch
+from fspo_verl.launch.view import ACTOR, Finding, Launch
 
 FILE = "policy_loss.json"
 TRACKER = "latest_checkpointed_iteration.txt"

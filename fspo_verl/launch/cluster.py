@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
-from fspo_verl.preflight.launch import Finding, Launch
+from fspo_verl.launch.view import Finding, Launch
 
 INSTALL = "pip install . in a clone of fspo_verl"
 _WORKER_SECONDS = 60

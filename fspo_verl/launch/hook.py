@@ -22,7 +22,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fspo_verl.preflight.launch import Finding, Launch
+from fspo_verl.launch.view import Finding, Launch
 
 logger = logging.getLogger("fspo_verl")
 
@@ -54,7 +54,7 @@ def check(config: DictConfig) -> None:
 
 def _findings(config: DictConfig) -> list[Finding]:
     try:
-        from fspo_verl.preflight import checks
+        from fspo_verl.launch import checks
     except ImportError as problem:  # another Hydra or verl than this one was written for
         what = f"fspo_verl cannot check this launch: {problem}"
         return [Finding("warning", "unchecked", what, "the loss trains all the same")]
@@ -64,7 +64,7 @@ def _findings(config: DictConfig) -> list[Finding]:
 def _untested_verl() -> list[Finding]:
     """On a verl that was never tested: whether the loss trains what it says there."""
     from fspo_verl import versions
-    from fspo_verl.preflight import probe
+    from fspo_verl.launch import probe
 
     if not (version := versions.untested_verl()):
         return []
@@ -83,9 +83,9 @@ def _refuse_or_say(found: list[Finding]) -> None:
 def _say_a_forgotten_loss(config: DictConfig) -> None:
     """Warn of a resume without the loss of this package that has trained the run so far."""
     try:
-        from fspo_verl.preflight import loss_history
+        from fspo_verl.launch import history
 
-        for finding in loss_history.changed_on_resume(config) if loss_history.is_kept(config) else ():
+        for finding in history.changed_on_resume(config) if history.is_kept(config) else ():
             logger.warning("%s", finding)
     except Exception as problem:
         logger.warning("fspo_verl did not compare this launch with its checkpoint: %s", problem)
@@ -94,16 +94,16 @@ def _say_a_forgotten_loss(config: DictConfig) -> None:
 def keep_loss_settings(config: DictConfig) -> None:
     """Keep what a launch trains with beside its checkpoints, if a loss of this package trains, or has until now.
 
-    The next launch is compared with it (:mod:`fspo_verl.preflight.loss_history`).
+    The next launch is compared with it (:mod:`fspo_verl.launch.history`).
     """
     try:
         launch = Launch(config)
         if launch.actor is None or config.trainer.save_freq <= 0:
             return
-        from fspo_verl.preflight import loss_history
+        from fspo_verl.launch import history
 
-        if launch.selects_ours or loss_history.is_kept(config):
-            loss_history.keep(config)
+        if launch.selects_ours or history.is_kept(config):
+            history.keep(config)
     except Exception as problem:  # the run itself needs none of it
         logger.warning("if this run is resumed with another loss, no warning will follow: %s", problem)
 
@@ -119,13 +119,13 @@ def claim_records(config: DictConfig) -> None:
     launch = Launch(config)
     if not launch.is_ours or (observation := launch.policy_loss).get("records_dir") is None:
         return
+    from fspo_verl.launch import history
     from fspo_verl.observe import folder
-    from fspo_verl.preflight import loss_history
 
     with open_dict(observation):
         observation.records_run = uuid.uuid4().hex
         observation.checkpoint_dir = str(Path(config.trainer.default_local_dir).absolute())
-    resumes = loss_history.point(config) is not None
+    resumes = history.point(config) is not None
     try:
         folder.claim(Path(observation.records_dir), observation.records_run, Path(observation.checkpoint_dir), resumes)
     except OSError as error:
@@ -197,7 +197,7 @@ def _refuse_the_config(config) -> None:
         launch = Launch(OmegaConf.create(config or {}))
         errors = [*launch.lost_selections()]
         if launch.selects_ours:
-            from fspo_verl.preflight import checks
+            from fspo_verl.launch import checks
 
             errors += checks.errors_of_the_config_alone(launch.config)
     except Exception as problem:

@@ -18,7 +18,7 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 import fspo_verl.configs
 from fspo_verl.config import FSPOPolicyLossConfig
-from fspo_verl.preflight import checks, hook, loss_history
+from fspo_verl.launch import checks, history, hook
 
 POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
 # What stock verl wants of any launch.
@@ -149,7 +149,7 @@ def test_packaged_values_are_the_documented_defaults():
     }
 
 
-# --- bad values, in verl's validate_config and in the preflight ------------------------------------------------------
+# --- bad values, in verl's validate_config and in the checks ----------------------------------------------------------
 
 BAD = [  # override, what the message must hold
     ("eps=0", ["eps=0", "a positive number"]),
@@ -282,7 +282,7 @@ def test_a_check_that_fails_on_a_launch_of_ours_refuses_it(monkeypatch):
     def fails(_config):
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr(loss_history, "changed_on_resume", fails)
+    monkeypatch.setattr(history, "changed_on_resume", fails)
     with pytest.raises(ValueError, match="changed_on_resume cannot judge this config: RuntimeError: on purpose"):
         hook.check(launch("+algorithm.policy_loss=fspo"))
 
@@ -370,11 +370,11 @@ SHAPES_THE_LOSS |= {"use_kl_loss": True, "kl_loss_coef": 0.7, "kl_loss_type": "m
 
 def test_what_shapes_the_loss_and_nothing_else_is_kept_for_resumes():
     config = launch("+algorithm.policy_loss=fspo")
-    before = loss_history.loss_settings(config)
+    before = history.loss_settings(config)
     for key, value in (SHAPES_THE_LOSS | {"policy_loss.records_freq": 2, "ppo_epochs": 3}).items():
         other = config.copy()
         OmegaConf.update(other.actor_rollout_ref.actor, key, value)
-        after = loss_history.loss_settings(other)
+        after = history.loss_settings(other)
         changed = [name for name in before if before[name] != after[name]]
         assert changed == ([key] if key in SHAPES_THE_LOSS else []), key
 
@@ -382,7 +382,7 @@ def test_what_shapes_the_loss_and_nothing_else_is_kept_for_resumes():
 @pytest.mark.parametrize(("path", "step"), [("/run/global_step_20", 20), ("/run/global_step_20/", 20), ("/run/x", 0)])
 def test_the_step_of_a_checkpoint_that_is_named_by_its_path(path, step):
     trainer = {"resume_mode": "resume_path", "resume_from_path": path, "default_local_dir": "/elsewhere"}
-    assert loss_history.point(OmegaConf.create({"trainer": trainer})) == (Path("/run"), step)
+    assert history.point(OmegaConf.create({"trainer": trainer})) == (Path("/run"), step)
 
 
 def test_a_resume_that_forgets_the_loss_is_a_warning(tmp_path):
@@ -399,9 +399,9 @@ def test_a_resume_that_forgets_the_loss_is_a_warning(tmp_path):
 @pytest.mark.parametrize("text", ["", "[", "{}", "[1]", '[{"after_step": 0}]', '[{"after_step": "x", "loss": {}}]'])
 @pytest.mark.parametrize("select", [["+algorithm.policy_loss=fspo"], []], ids=["fspo", "stock"])
 def test_a_broken_file_of_losses_is_named_and_written_anew(text, select, tmp_path):
-    (tmp_path / loss_history.FILE).write_text(text)
+    (tmp_path / history.FILE).write_text(text)
     (said,) = start(tmp_path, *select, latest=20)
-    assert f"{tmp_path}/{loss_history.FILE} is broken" in said and "resumes after step 20" in said
+    assert f"{tmp_path}/{history.FILE} is broken" in said and "resumes after step 20" in said
     assert start(tmp_path, *select, latest=40) == []
 
 

@@ -18,7 +18,7 @@ from verl.workers.utils import losses
 
 import fspo_verl.register
 from fspo_verl import versions
-from fspo_verl.preflight import checks, doctor, hook, probe
+from fspo_verl.launch import checks, doctor, hook, probe
 
 
 class Median(Metric):

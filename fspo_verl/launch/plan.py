@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 from omegaconf import DictConfig
 
+from fspo_verl.launch.view import Launch
 from fspo_verl.observe.records import COLUMNS
-from fspo_verl.preflight.launch import Launch
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from verl.utils.config import omega_conf_to_dataclass
 
-from fspo_verl.preflight import checks, doctor
+from fspo_verl.launch import checks, doctor
 
 ACTOR = "actor_rollout_ref.actor"
 LOSS = f"{ACTOR}.policy_loss"

@@ -34,10 +34,10 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from fspo_verl import terminal, versions
-from fspo_verl.preflight import probe, ray_workers, spread
-from fspo_verl.preflight.launch import ACTOR, POLICY_LOSS, Finding, Launch, by_severity
-from fspo_verl.preflight.overrides import override
-from fspo_verl.preflight.plan import plan
+from fspo_verl.launch import cluster, probe, spread
+from fspo_verl.launch.overrides import override
+from fspo_verl.launch.plan import plan
+from fspo_verl.launch.view import ACTOR, POLICY_LOSS, Finding, Launch, by_severity
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
 _DEFAULT_OVERRIDES = ["+algorithm.policy_loss=fspo"]
@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
     if versions.installed("verl") is None:
         raise ValueError(f"verl is not installed in {sys.prefix}: pip install 'verl{versions.SUPPORTED_VERL}'")
     # Ray starts while this process imports verl, which takes both of them some seconds.
-    with contextlib.nullcontext() if args.no_worker else contextlib.closing(ray_workers.Workers()) as workers:
+    with contextlib.nullcontext() if args.no_worker else contextlib.closing(cluster.Workers()) as workers:
         found, rows = examine(module, overrides, args, workers)
     counts = Counter(finding.severity for finding in found)
     if args.json:
@@ -85,7 +85,7 @@ def split_command(launch: list[str]) -> tuple[str, list[str]]:
     return DEFAULT_MAIN, launch or list(_DEFAULT_OVERRIDES)
 
 
-def examine(module: str, overrides: list[str], args: argparse.Namespace, workers: ray_workers.Workers | None):
+def examine(module: str, overrides: list[str], args: argparse.Namespace, workers: cluster.Workers | None):
     """All findings about the installation and the launch, errors first, and the rows of the plan.
 
     Data, models, verl's own checks and the cluster's size are looked at for a whole command line (``-m``) only.
@@ -105,9 +105,9 @@ def examine(module: str, overrides: list[str], args: argparse.Namespace, workers
     if launch and launch.is_fspo and not errors:
         found += spread.findings(launch, args.sigma, args.noise, args.records)
     if workers:
-        found += ray_workers.findings(workers, config)
+        found += cluster.findings(workers, config)
     if workers and launch and whole:
-        found += ray_workers.cluster(workers, config)
+        found += cluster.cluster(workers, config)
     rows = []
     if args.plan and launch and not errors:
         try:
@@ -129,7 +129,7 @@ def compose(module: str, overrides: list[str]) -> tuple[DictConfig | None, list[
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from fspo_verl.preflight import checks
+    from fspo_verl.launch import checks
 
     def look(config):
         if Launch(config).get(ACTOR) is None:
@@ -150,7 +150,7 @@ def compose(module: str, overrides: list[str]) -> tuple[DictConfig | None, list[
 def with_config(module: str, arguments: list[str], look: Callable):
     """Run a verl main as ``python -m`` does, up to its call of ``auto_set_device(config)``; returns ``look(config)``.
 
-    That call is where a launch is checked, too (:mod:`fspo_verl.preflight.hook`). Hydra's own state (config sources,
+    That call is where a launch is checked, too (:mod:`fspo_verl.launch.hook`). Hydra's own state (config sources,
     choices of groups) is there while ``look`` runs. Hydra's output goes to a temporary folder.
 
     Raises:
@@ -209,11 +209,11 @@ def installation() -> Iterator[Finding]:
         yield from probe.findings()
     if not any(point.value == "fspo_verl.plugin" for point in metadata.entry_points(group="verl.plugins")):
         why = "the package is imported, not installed"
-        yield Finding("error", "entry_point", "verl finds no plugin fspo_verl", why, ray_workers.INSTALL)
+        yield Finding("error", "entry_point", "verl finds no plugin fspo_verl", why, cluster.INSTALL)
     plugins = importlib.util.find_spec("hydra_plugins")
     if plugins is None or importlib.util.find_spec("hydra_plugins.fspo_verl_searchpath") is None:
         why = "Hydra does not see the packaged configs, and +algorithm.policy_loss=fspo would be a dead value"
-        yield Finding("error", "search_path", "hydra_plugins.fspo_verl_searchpath is missing", why, ray_workers.INSTALL)
+        yield Finding("error", "search_path", "hydra_plugins.fspo_verl_searchpath is missing", why, cluster.INSTALL)
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
     if policy != "auto" and "fspo_verl" not in policy:
         why = "the launch is not checked before Ray starts, and baselines are not observed"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fspo_verl import terminal, versions
-from fspo_verl.preflight.launch import Finding
+from fspo_verl.launch.view import Finding
 
 # The modules of verl 0.9.0 to 0.10.0.dev that ask for the loss of bypass mode: trainers, when their workers have built
 # theirs. `get("bypass_mode")` asks for the setting, `register_policy_loss("bypass_mode")` names the loss.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import NormalDist
 
-from fspo_verl.preflight.launch import POLICY_LOSS, Finding, Launch
+from fspo_verl.launch.view import POLICY_LOSS, Finding, Launch
 
 
 def findings(launch: Launch, sigma: float | None, noise: float | None, folder: Path | None) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of a launch that selects a loss of this package: functions from a launch to findings.
 
-:func:`findings` runs them all, for the launch itself (:mod:`fspo_verl.preflight.hook`) and for ``fspo-verl doctor``.
+:func:`findings` runs them all, for the launch itself (:mod:`fspo_verl.launch.hook`) and for ``fspo-verl doctor``.
 """
 
 import dataclasses
@@ -19,9 +19,8 @@ from verl.trainer.ppo import core_algos
 
 from fspo_verl.band import Band
 from fspo_verl.config import INTERNAL, FSPOPolicyLossConfig, Observation
-from fspo_verl.observe import folder as folders
-from fspo_verl.preflight import composition, loss_history, probe
-from fspo_verl.preflight.launch import (
+from fspo_verl.launch import composition, history, probe
+from fspo_verl.launch.view import (
     ACTOR,
     GROUP,
     OPTIONS,
@@ -32,6 +31,7 @@ from fspo_verl.preflight.launch import (
     by_severity,
     leaves,
 )
+from fspo_verl.observe import folder as folders
 
 # What a check yields; _run gives it the check's name.
 error, warning, note = (functools.partial(Finding, severity, "") for severity in SEVERITIES)
@@ -57,7 +57,7 @@ def findings(config: DictConfig) -> list[Finding]:
     if launch.is_ours:
         found += _run((*_CONFIG_ALONE, *_FOLDERS), launch)
         found += _run(_FSPO if launch.is_fspo else _BASELINE, launch) if not _is_broken(found) else []
-    elif launch.actor is not None and loss_history.is_kept(config):
+    elif launch.actor is not None and history.is_kept(config):
         found += _run((changed_on_resume,), launch)
     return by_severity(found)
 
@@ -286,7 +286,7 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
         return
     folder, key = Path(records_dir), f"{POLICY_LOSS}.records_dir"
     checkpoints = Path(launch.config.trainer.default_local_dir)
-    resumed = loss_history.point(launch.config)
+    resumed = history.point(launch.config)
     try:
         place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
         writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
@@ -312,22 +312,22 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
 
 def changed_on_resume(launch: Launch) -> Iterator[Finding]:
     """A run that goes on from a checkpoint with another loss than trained it, as far as that is known."""
-    yield from loss_history.changed_on_resume(launch.config)
+    yield from history.changed_on_resume(launch.config)
 
 
 def lost_checkpoint(launch: Launch) -> Iterator[Finding]:
     """A tracker of checkpoints that names none, or one that is gone."""
     folder = Path(launch.config.trainer.default_local_dir)
-    tracker = folder / loss_history.TRACKER
+    tracker = folder / history.TRACKER
     fix = f"rm {shlex.quote(str(tracker))} to start anew"
-    if saved := loss_history.saved_steps(folder):
+    if saved := history.saved_steps(folder):
         fix = f"echo {max(saved)} > {shlex.quote(str(tracker))} to go on from the last one, or {fix}"
     try:
-        step = loss_history.tracked(launch.config)
+        step = history.tracked(launch.config)
     except ValueError:
         yield error(f"{tracker} holds no step", "verl would fail once its workers have started", fix)
         return
-    if step is not None and loss_history.point(launch.config) is None:
+    if step is not None and history.point(launch.config) is None:
         what = f"{tracker} names a checkpoint of step {step}, which is gone"
         yield warning(what, "verl starts anew, and only prints it", fix)
 
