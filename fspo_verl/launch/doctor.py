@@ -24,6 +24,7 @@ import math
 import os
 import re
 import runpy
+import shlex
 import sys
 import tempfile
 from collections import Counter
@@ -35,7 +36,7 @@ from omegaconf import DictConfig
 
 from fspo_verl import terminal, versions
 from fspo_verl.launch import cluster, probe, spread
-from fspo_verl.launch.overrides import override
+from fspo_verl.launch.composition import override
 from fspo_verl.launch.plan import plan
 from fspo_verl.launch.view import ACTOR, POLICY_LOSS, Finding, Launch, by_severity
 
@@ -64,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
         output |= {"plan": [*map(dataclasses.asdict, rows)], "findings": [*map(dataclasses.asdict, found)]}
         print(json.dumps(output, indent=1))
     else:
-        _print(found, rows, counts)
+        _print(found, rows, counts, args.launch)
     return int(counts["error"] > 0 or (args.strict and counts["warning"] > 0))
 
 
@@ -88,28 +89,24 @@ def split_command(launch: list[str]) -> tuple[str, list[str]]:
 def examine(module: str, overrides: list[str], args: argparse.Namespace, workers: cluster.Workers | None):
     """All findings about the installation and the launch, errors first, and the rows of the plan.
 
-    Data, models, verl's own checks and the cluster's size are looked at for a whole command line (``-m``) only.
+    Data, models and verl's own checks are looked at for a whole command line (``-m``) only.
     """
     config, composed = compose(module, overrides)
-    launch, whole = config and Launch(config), "-m" in args.launch
-    errors = {finding.check for finding in composed if finding.severity == "error"}
     if not args.launch:
         composed = [dataclasses.replace(finding, what=f"{_EXAMPLE}: {finding.what}") for finding in composed]
-    found = [*installation(), *composed]
-    if launch:
-        found += selects_no_loss_of_ours(launch)
-    if launch and whole:
-        found += [*data_files(config, "warning" if args.dry_run else "error"), *model_folders(config)]
-    if launch and whole and errors <= {"unjudged"}:  # verl would refuse again what is an error already
-        found += verls_own_checks(module, config)
-    if launch and launch.is_fspo and not errors:
-        found += spread.findings(launch, args.sigma, args.noise, args.records)
+    found, rows = [*installation(), *composed], []
     if workers:
         found += cluster.findings(workers, config)
-    if workers and launch and whole:
-        found += cluster.cluster(workers, config)
-    rows = []
-    if args.plan and launch and not errors:
+    if config is None:
+        return by_severity(found), rows
+    launch, errors = Launch(config), {finding.check for finding in composed if finding.severity == "error"}
+    found += selects_no_loss_of_ours(launch)
+    if "-m" in args.launch:
+        found += [*data_files(config, "warning" if args.dry_run else "error"), *model_folders(config)]
+        found += verls_own_checks(module, config) if errors <= {"unjudged"} else ()  # or verl would refuse it again
+    if launch.is_fspo and not errors:
+        found += spread.findings(launch, args.sigma, args.noise, args.records)
+    if args.plan and not errors:
         try:
             rows = plan(config)
         except (ArithmeticError, TypeError, ValueError) as error:  # a number is missing, 0 or a text
@@ -203,10 +200,7 @@ def installation() -> Iterator[Finding]:
     yield Finding("note", "versions", f"{text}, Python {sys.version.split()[0]}", f"tested are {tested}")
     if problem := versions.unsupported_verl():
         yield Finding("error", "verl_version", *problem)
-    elif untested := versions.untested_verl():
-        tested = f"tested are {', '.join(versions.TESTED['verl'])}"
-        yield Finding("warning", "untested_verl", f"verl {untested} was not tested with fspo_verl", tested)
-        yield from probe.findings()
+    yield from probe.findings()
     if not any(point.value == "fspo_verl.plugin" for point in metadata.entry_points(group="verl.plugins")):
         why = "the package is imported, not installed"
         yield Finding("error", "entry_point", "verl finds no plugin fspo_verl", why, cluster.INSTALL)
@@ -214,10 +208,6 @@ def installation() -> Iterator[Finding]:
     if plugins is None or importlib.util.find_spec("hydra_plugins.fspo_verl_searchpath") is None:
         why = "Hydra does not see the packaged configs, and +algorithm.policy_loss=fspo would be a dead value"
         yield Finding("error", "search_path", "hydra_plugins.fspo_verl_searchpath is missing", why, cluster.INSTALL)
-    policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
-    if policy != "auto" and "fspo_verl" not in policy:
-        why = "the launch is not checked before Ray starts, and baselines are not observed"
-        yield Finding("warning", "plugins_off", f"VERL_USE_EXTERNAL_PLUGINS={policy}", why, "unset it")
 
 
 # --- checks of the launch that verl or the machine decide -------------------------------------------------------------
@@ -289,10 +279,20 @@ def verls_own_checks(module: str, config: DictConfig) -> Iterator[Finding]:
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
-def _print(found: list, rows: list, counts: Counter) -> None:
+def _print(found: list[Finding], rows: list, counts: Counter, launch: list[str]) -> None:
+    """The conclusion, the plan, the findings, and what to do next."""
+    said = [f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}" for severity in ("error", "warning")]
+    print(f"fspo-verl doctor: {', '.join(said)}")
     terminal.show([(row.name, row.value.rjust(20), row.how) for row in rows], widths=(34, 20))
     for finding in found:
         lines = [(finding.severity, finding.what), ("", finding.why), ("fix:", finding.fix)]
         terminal.show([line for line in lines if line[1]], widths=(8,))
-    said = [f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}" for severity in ("error", "warning")]
-    print(f"fspo-verl doctor: {', '.join(said)}")
+    terminal.show([("next:", _next_step(counts["error"], launch))], widths=(8,))
+
+
+def _next_step(errors: int, launch: list[str]) -> str:
+    if errors:
+        return "mend the errors, and run this again"
+    if not launch:
+        return f"fspo-verl doctor -- python3 -m {DEFAULT_MAIN} ..., the command of your launch"
+    return "start the launch" if "-m" in launch else f"python3 -m {DEFAULT_MAIN} {shlex.join(launch)}"

@@ -18,6 +18,7 @@ import functools
 import logging
 import sys
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -44,8 +45,7 @@ def check(config: DictConfig) -> None:
     except Exception as problem:
         logger.warning("fspo_verl did not look at this launch: %s: %s", type(problem).__name__, problem)
         return
-    if meant:
-        _refuse_or_say(meant)
+    _refuse_or_say(meant)
     if selected:
         _refuse_or_say(_findings(config))
     elif launch.actor is not None:
@@ -54,23 +54,11 @@ def check(config: DictConfig) -> None:
 
 def _findings(config: DictConfig) -> list[Finding]:
     try:
-        from fspo_verl.launch import checks
+        from fspo_verl.launch import checks, probe
     except ImportError as problem:  # another Hydra or verl than this one was written for
         what = f"fspo_verl cannot check this launch: {problem}"
         return [Finding("warning", "unchecked", what, "the loss trains all the same")]
-    return [*_untested_verl(), *checks.findings(config)]
-
-
-def _untested_verl() -> list[Finding]:
-    """On a verl that was never tested: whether the loss trains what it says there."""
-    from fspo_verl import versions
-    from fspo_verl.launch import probe
-
-    if not (version := versions.untested_verl()):
-        return []
-    tested = f"tested are {', '.join(versions.TESTED['verl'])}"
-    untested = Finding("warning", "untested_verl", f"verl {version} was not tested with fspo_verl", tested)
-    return [untested, *probe.findings()]
+    return [*probe.findings(), *checks.findings(config)]
 
 
 def _refuse_or_say(found: list[Finding]) -> None:
@@ -125,42 +113,53 @@ def claim_records(config: DictConfig) -> None:
     with open_dict(observation):
         observation.records_run = uuid.uuid4().hex
         observation.checkpoint_dir = str(Path(config.trainer.default_local_dir).absolute())
-    resumes = history.point(config) is not None
+    resumes = history.resume_point(config) is not None
     try:
         folder.claim(Path(observation.records_dir), observation.records_run, Path(observation.checkpoint_dir), resumes)
     except OSError as error:
         logger.warning("records_dir=%s cannot be written on this machine: %s", observation.records_dir, error)
 
 
-def install() -> None:
+# --- where a launch is seen ------------------------------------------------------------------------------------------
+
+
+def install_on_mains() -> None:
     """Check the config of every launch by a main of verl, before Ray starts; keep its loss and claim its records."""
     import verl.utils.device
 
-    _check_before(verl.utils.device, "auto_set_device")
+    _look_before(verl.utils.device, "auto_set_device", _check_once)
 
 
 def install_on_run_ppo() -> None:
     """The same for a user's own main that calls ``run_ppo(config, ...)``."""
     from verl.trainer import main_ppo
 
-    _check_before(main_ppo, "run_ppo")
+    _look_before(main_ppo, "run_ppo", _check_once)
 
 
-def _check_before(module, name: str) -> None:
-    function = getattr(module, name)
+def install_on_tracking() -> None:
+    """Refuse at the trainer's logger what :func:`check` refuses on the config alone."""
+    from verl.utils.tracking import Tracking
+
+    _look_before(Tracking, "__init__", _refuse_the_config, place=4)
+
+
+def _look_before(owner, name: str, look: Callable, place: int = 0) -> None:
+    """Wrap a function of verl, so that ``look`` sees its argument ``config``, at ``place`` where it has no name."""
+    function = getattr(owner, name)
     if hasattr(function, _MARK):
         return
 
     @functools.wraps(function)
-    def checked(*args, **kwargs):
-        _check_once(kwargs["config"] if "config" in kwargs else args[0] if args else None)
+    def looked_at(*args, **kwargs):
+        look(kwargs["config"] if "config" in kwargs else args[place] if len(args) > place else None)
         return function(*args, **kwargs)
 
-    setattr(checked, _MARK, True)
+    setattr(looked_at, _MARK, True)
     # A main that ran its imports before this, as under VERL_USE_EXTERNAL_PLUGINS=none, holds the function by its name.
-    for holder in (module, sys.modules.get("__main__")):
+    for holder in (owner, sys.modules.get("__main__")):
         if getattr(holder, name, None) is function:
-            setattr(holder, name, checked)
+            setattr(holder, name, looked_at)
 
 
 _checked: list = []  # the config of this launch: verl's asynchronous mains call both functions
@@ -173,23 +172,6 @@ def _check_once(config) -> None:
     keep_loss_settings(config)
     claim_records(config)
     _checked[:] = [config]
-
-
-def install_on_tracking() -> None:
-    """Refuse at the trainer's logger what :func:`check` refuses on the config alone."""
-    from verl.utils.tracking import Tracking
-
-    init = Tracking.__init__
-    if hasattr(init, _MARK):
-        return
-
-    @functools.wraps(init)
-    def checked_init(self, project_name, experiment_name, default_backend="console", config=None, **kwargs):
-        _refuse_the_config(config)
-        return init(self, project_name, experiment_name, default_backend, config, **kwargs)
-
-    setattr(checked_init, _MARK, True)
-    Tracking.__init__ = checked_init
 
 
 def _refuse_the_config(config) -> None:

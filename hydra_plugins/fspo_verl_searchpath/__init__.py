@@ -29,7 +29,7 @@ def _check_launches() -> None:
     try:
         from fspo_verl.launch import hook
 
-        hook.install()
+        hook.install_on_mains()
         if "verl.trainer.main_ppo" in sys.modules:
             hook.install_on_run_ppo()
     except Exception:

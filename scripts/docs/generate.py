@@ -88,7 +88,7 @@ def checks() -> str:
         "what is wrong, why, and the override that mends it.",
         "## At every launch, before Ray starts",
         "The launch itself runs these (`fspo_verl/launch/checks.py`), and so does `fspo-verl doctor`.",
-        _table(ROOT / "fspo_verl/launch/checks.py"),
+        _table(*(ROOT / f"fspo_verl/launch/{name}.py" for name in ("checks", "history", "probe"))),
         "## Only by `fspo-verl doctor`",
         "These look at the machine, the files and the cluster.",
         _table(ROOT / "fspo_verl/launch/doctor.py", ROOT / "fspo_verl/launch/cluster.py"),
