@@ -20,16 +20,7 @@ from fspo_verl import versions
 from fspo_verl.band import Band
 from fspo_verl.config import INTERNAL, FSPOPolicyLossConfig, Observation
 from fspo_verl.launch import composition, history
-from fspo_verl.launch.view import (
-    ACTOR,
-    GROUP,
-    POLICY_LOSS,
-    SEVERITIES,
-    Finding,
-    Launch,
-    by_severity,
-    leaves,
-)
+from fspo_verl.launch.view import ACTOR, GROUP, POLICY_LOSS, SEVERITIES, Finding, Launch, by_severity, leaves
 from fspo_verl.observe import folder as folders
 
 # What a check yields; _run gives it the check's name.
@@ -203,7 +194,7 @@ def unknown_fields(launch: Launch) -> Iterator[Finding]:
             guess = difflib.get_close_matches(key, known, n=1)
             meant = f", did you mean {guess[0]}?" if guess else ""
             what = f"{POLICY_LOSS}.{key}={launch.policy_loss[key]!r} is no field of the fspo policy loss{meant}"
-            fields = ", ".join(field for field in known if not field.startswith("_"))
+            fields = ", ".join(field for field in known if field not in INTERNAL and not field.startswith("_"))
             yield error(what, "it would set nothing", f"remove it; fields: {fields}")
 
 

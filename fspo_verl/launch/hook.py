@@ -45,19 +45,18 @@ def check(config: DictConfig) -> None:
     except Exception as problem:
         logger.warning("fspo_verl did not look at this launch: %s: %s", type(problem).__name__, problem)
         return
-    _refuse_or_say(meant)
-    if selected:
-        _refuse_or_say(_findings(config))
-    elif launch.actor is not None:
+    _refuse_or_say(_findings(config, meant) if selected else meant)
+    if not selected and launch.actor is not None:
         _say_a_forgotten_loss(config)
 
 
-def _findings(config: DictConfig) -> list[Finding]:
+def _findings(config: DictConfig, meant: list[Finding]) -> list[Finding]:
+    """What the checks find, lost selections included; ``meant``, which are these, where the checks cannot run."""
     try:
         from fspo_verl.launch import checks, probe
     except ImportError as problem:  # another Hydra or verl than this one was written for
         what = f"fspo_verl cannot check this launch: {problem}"
-        return [Finding("warning", "unchecked", what, "the loss trains all the same")]
+        return [*meant, Finding("warning", "unchecked", what, "the loss trains all the same")]
     return [*probe.findings(), *checks.findings(config)]
 
 

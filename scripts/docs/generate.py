@@ -91,7 +91,7 @@ def checks() -> str:
         _table(*(ROOT / f"fspo_verl/launch/{name}.py" for name in ("checks", "history", "probe"))),
         "## Only by `fspo-verl doctor`",
         "These look at the machine, the files and the cluster.",
-        _table(ROOT / "fspo_verl/launch/doctor.py", ROOT / "fspo_verl/launch/cluster.py"),
+        _table(*(ROOT / f"fspo_verl/launch/{name}.py" for name in ("doctor", "spread", "cluster"))),
     ]
     return "\n\n".join(parts)
 
