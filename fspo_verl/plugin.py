@@ -22,19 +22,19 @@ def _register_losses(_core_algos) -> None:
 
 
 def _check_launches_of_mains(_device) -> None:
-    from fspo_verl.preflight import hook
+    from fspo_verl.launch import hook
 
-    hook.install()
+    hook.install_on_mains()
 
 
 def _check_launches_of_own_mains(_main_ppo) -> None:
-    from fspo_verl.preflight import hook
+    from fspo_verl.launch import hook
 
     hook.install_on_run_ppo()
 
 
 def _check_launches_at_the_logger(_tracking) -> None:
-    from fspo_verl.preflight import hook
+    from fspo_verl.launch import hook
 
     hook.install_on_tracking()
 

@@ -13,8 +13,8 @@
 #          2: and that trains, too, which takes most of an hour
 #
 # `version`: tested, untested (a warning), or named as unsupported when the plugin is imported. `registered`: `import
-# verl` alone registers the loss; verl before 0.9 loads no plugins. The other columns are pytest's counts: what is
-# assumed of verl (tests/verl_contract), composition and checks of launches (tests/preflight/test_launch.py), the loss in
+# verl` alone registers the loss; verl before 0.9 loads no plugins. The other columns are pytest's counts: what is taken
+# for granted of verl (tests/verl_contract), composition and checks of launches (tests/launch/test_launch.py), the loss in
 # verl's ppo_loss, aggregation and metrics (tests/test_policy_loss.py).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -61,7 +61,7 @@ cell() { # name, tests and options: pytest's last line
     # Left out: the comparison of the checkout's configs/ with the package, which here is a wheel.
     inside "$python" -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -p no:cacheprovider \
         --rootdir "$repository" -c "$repository/pyproject.toml" \
-        --deselect "tests/preflight/test_launch.py::test_the_configs_shown_at_the_top_are_the_packaged_ones" \
+        --deselect "tests/launch/test_launch.py::test_the_configs_shown_at_the_top_are_the_packaged_ones" \
         "$@" >"$log" 2>&1 || true
     tail -n 1 "$log" | sed 's/ in .*//; s/^=* *//'
 }
@@ -96,7 +96,7 @@ print("yes" if "fspo" in POLICY_LOSS_REGISTRY else "no")' 2>"$LOGS/$found-import
     cells=()
     if ((ALL == 0)); then
         cells+=("$(cell contract "$repository/tests/verl_contract")")
-        cells+=("$(cell launch "$repository/tests/preflight/test_launch.py")" "$(cell loss "$repository/tests/test_policy_loss.py")")
+        cells+=("$(cell launch "$repository/tests/launch/test_launch.py")" "$(cell loss "$repository/tests/test_policy_loss.py")")
     else
         cells+=("$(cell all "${suite[@]}")")
     fi

@@ -21,7 +21,7 @@ REGISTER = ("register.py",)
 METRICS, COLUMNS, RECORDS, MICROBATCH, FOLDER = (
     (f"observe/{name}.py",) for name in ("metrics", "columns", "records", "microbatch", "folder")
 )
-LAUNCH, COMPOSITION, HISTORY = ((f"preflight/{name}.py",) for name in ("launch", "composition", "loss_history"))
+LAUNCH, COMPOSITION, HISTORY = ((f"launch/{name}.py",) for name in ("view", "composition", "history"))
 RESAMPLING = ("analysis/resampling.py",)
 PAIRED = ("compare/paired.py",)
 TESTS = [
@@ -29,9 +29,9 @@ TESTS = [
 ]
 TESTS_OF = {  # files with tests of their own, which are long: those that a planted fault is for
     METRICS: [*TESTS, "tests/test_live.py"],
-    LAUNCH: ["tests/preflight/test_launch.py", "-k", "fully_asynchronous_trainer"],
-    COMPOSITION: ["tests/preflight/test_launch_table.py", "-k", "hidden"],
-    HISTORY: ["tests/preflight/test_launch.py", "-k", "kept_for_resumes or step_of_a_checkpoint"],
+    LAUNCH: ["tests/launch/test_launch.py", "-k", "fully_asynchronous_trainer"],
+    COMPOSITION: ["tests/launch/test_launch_table.py", "-k", "hidden"],
+    HISTORY: ["tests/launch/test_launch.py", "-k", "kept_for_resumes or step_of_a_checkpoint"],
     RESAMPLING: ["tests/analysis/test_fairness.py", "-k", "students_t"],
     PAIRED: ["tests/compare/test_compare.py", "-k", "sign_flips or other_questions or fewer_than_six"],
 }
@@ -117,9 +117,7 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("damaged pages read", RECORDS, "page_checksum_verification=True", "page_checksum_verification=False"),
     ("asynchronous steps without require_batches", LAUNCH, "self.rounds_per_sync * fully_async.require_batches *",
      "self.rounds_per_sync *"),
-    ("hidden files of a group passed over", COMPOSITION,
-     "here + [n for name in source.list(folder, ObjectType.GROUP) for n in _config_names(source, prefix + name)]",
-     "here"),
+    ("hidden files of a group passed over", COMPOSITION, 'own.rglob("*.yaml")', 'own.glob("*.yaml")'),
     ("loss_scale_factor not kept for resumes", HISTORY, '"loss_agg_mode", "loss_scale_factor")', '"loss_agg_mode")'),
     ("step of resume_path always 0", HISTORY, "int(step[1]) if step else 0", "0"),
     ("interval over seeds one rank too narrow", PAIRED, "float(means[-outside])", "float(means[-outside - 1])"),

@@ -16,7 +16,7 @@ LAYERS = (  # the lowest first; what stands in one layer does not know its neigh
     {"analysis"},
     {"live", "register"},
     {"config"},
-    {"preflight", "report"},
+    {"launch", "report"},
     {"compare", "selftest", "cpu"},
     {"plugin", "cli"},
 )

@@ -34,15 +34,15 @@ def test_an_import_of_verl_brings_in_nothing_but_the_plugin_and_wrapt():
     sees, without = (
         set(json.loads(python("-c", MODULES, VERL_USE_EXTERNAL_PLUGINS=plugins).stdout)) for plugins in ("auto", "none")
     )
-    own = {"fspo_verl", "fspo_verl.plugin", "fspo_verl.preflight", "fspo_verl.preflight.hook"}
-    own |= {"fspo_verl.preflight.launch"}
+    own = {"fspo_verl", "fspo_verl.plugin", "fspo_verl.launch", "fspo_verl.launch.hook"}
+    own |= {"fspo_verl.launch.view"}
     assert {name for name in sees - without if name.split(".")[0] not in ("wrapt", "difflib", "_wrapt")} == own
 
 
 def test_the_losses_are_registered_whatever_else_fails(tmp_path):
     program = """
         import sys
-        sys.modules["fspo_verl.preflight.hook"] = sys.modules["fspo_verl.live"] = None  # an import of either fails
+        sys.modules["fspo_verl.launch.hook"] = sys.modules["fspo_verl.live"] = None  # an import of either fails
         from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
         import verl.utils.tracking
         print({"fspo", "observed"} <= set(POLICY_LOSS_REGISTRY))

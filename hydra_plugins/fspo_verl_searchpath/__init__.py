@@ -27,9 +27,9 @@ def _check_launches() -> None:
     if "verl" not in sys.modules:
         return
     try:
-        from fspo_verl.preflight import hook
+        from fspo_verl.launch import hook
 
-        hook.install()
+        hook.install_on_mains()
         if "verl.trainer.main_ppo" in sys.modules:
             hook.install_on_run_ppo()
     except Exception:

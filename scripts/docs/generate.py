@@ -87,11 +87,11 @@ def checks() -> str:
         "printed: it trains, but works against the method. A **note** is for your information. Every finding names "
         "what is wrong, why, and the override that mends it.",
         "## At every launch, before Ray starts",
-        "The launch itself runs these (`fspo_verl/preflight/checks.py`), and so does `fspo-verl doctor`.",
-        _table(ROOT / "fspo_verl/preflight/checks.py"),
+        "The launch itself runs these (`fspo_verl/launch/checks.py`), and so does `fspo-verl doctor`.",
+        _table(*(ROOT / f"fspo_verl/launch/{name}.py" for name in ("checks", "history", "probe"))),
         "## Only by `fspo-verl doctor`",
         "These look at the machine, the files and the cluster.",
-        _table(*(ROOT / f"fspo_verl/preflight/{name}.py" for name in ("doctor", "probe", "spread", "ray_workers"))),
+        _table(*(ROOT / f"fspo_verl/launch/{name}.py" for name in ("doctor", "spread", "cluster"))),
     ]
     return "\n\n".join(parts)
 

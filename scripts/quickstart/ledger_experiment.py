@@ -13,7 +13,7 @@ import launch  # noqa: E402
 import ledger  # noqa: E402
 
 from fspo_verl.files import write_whole  # noqa: E402
-from fspo_verl.preflight.overrides import override  # noqa: E402
+from fspo_verl.launch.composition import override  # noqa: E402
 
 # The band of this task: a little tighter than the default of 0.03.
 EPS = 0.02

@@ -19,8 +19,8 @@ import psutil
 import report
 from options import Failure
 
-from fspo_verl.preflight.loss_history import TRACKER
-from fspo_verl.preflight.overrides import override
+from fspo_verl.launch.composition import override
+from fspo_verl.launch.history import TRACKER
 
 
 def stop_on_signals() -> None:

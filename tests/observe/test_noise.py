@@ -23,10 +23,10 @@ from fspo_verl.analysis.calibrate import calibrate
 from fspo_verl.analysis.runs import Run
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
+from fspo_verl.launch import doctor
 from fspo_verl.observe import noise, observer
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings
-from fspo_verl.preflight import doctor
 from fspo_verl.report import calibration, page
 from fspo_verl.report.numbers import noise_of
 

@@ -24,10 +24,10 @@ from small_training import REWARD
 import fspo_verl.configs
 from fspo_verl.analysis.clip_rates import MIN_COUNT
 from fspo_verl.analysis.runs import read_metrics
+from fspo_verl.launch.composition import override
 from fspo_verl.observe import folder
 from fspo_verl.observe.metrics import LENGTH_BINS
 from fspo_verl.observe.records import read_records
-from fspo_verl.preflight.overrides import override
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 LAUNCH_SCRIPTS = sorted(script.name for script in SCRIPTS.glob("run_*.sh") if not script.is_symlink())

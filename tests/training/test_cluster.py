@@ -25,9 +25,9 @@ from small_training import overrides as small_overrides
 from small_training import write_task
 
 from fspo_verl.analysis.runs import read_metrics
+from fspo_verl.launch.history import TRACKER
 from fspo_verl.observe.folder import numbered, record_files
 from fspo_verl.observe.records import read_records
-from fspo_verl.preflight.loss_history import TRACKER
 
 pytestmark = pytest.mark.long
 # What verl ends with, by who notices first: Ray, or the rank that waits for the lost one in a collective.

@@ -11,13 +11,14 @@ import torch
 from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos
 from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.metric import Metric
 from verl.utils.tensordict_utils import get_tensordict
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 import fspo_verl.register
 from fspo_verl import config
-from fspo_verl.preflight import probe
+from fspo_verl.launch import probe
 
 # Each mode with the loss of the token matrix below, as verl documents it.
 MODES = {
@@ -82,9 +83,22 @@ def test_agg_loss_has_no_mode_that_was_not_looked_at():
     assert {constant for constant in constants if isinstance(constant, str)} == set(MODES)
 
 
-def test_verl_trains_the_loss_and_averages_its_metrics_as_the_probe_expects():
-    """Lost: the loss or its gradient, its independence of how a batch is cut, or the rates."""
-    assert [*probe.findings()] == []
+def test_verl_trains_the_loss_as_the_probe_expects():
+    """Lost: the loss or its gradient."""
+    assert probe.problems() == []
+
+
+def test_a_metric_counts_every_value_once_however_many_a_micro_batch_or_a_rank_holds():
+    """Lost: the rates are no means over all responses."""
+
+    def mean(*values: float) -> Metric:
+        metric = Metric("mean")
+        metric.values = list(values)  # as fspo_verl.observe.metrics does
+        return metric
+
+    few = mean(1.0)
+    few.extend(mean(2.0, 6.0))
+    assert few.aggregate() == 3 and Metric.aggregate_dp([mean(1.0, 2.0), mean(3.0, 6.0)]) == 3
 
 
 @pytest.mark.parametrize("schema", [config.Band, config.Observation, config.ObservedPolicyLossConfig])

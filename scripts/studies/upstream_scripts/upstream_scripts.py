@@ -113,7 +113,7 @@ def judge(command: list[str]) -> Verdict:
 
 def trains(main: str, arguments: list[str]) -> tuple[str, list]:
     """The loss in the composed config, built as workers do, and what the checks say about it, notes aside."""
-    from fspo_verl.preflight import checks, doctor
+    from fspo_verl.launch import checks, doctor
 
     def look(config):
         from verl.utils.config import omega_conf_to_dataclass

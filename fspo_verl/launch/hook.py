@@ -18,11 +18,12 @@ import functools
 import logging
 import sys
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fspo_verl.preflight.launch import Finding, Launch
+from fspo_verl.launch.view import Finding, Launch
 
 logger = logging.getLogger("fspo_verl")
 
@@ -44,33 +45,19 @@ def check(config: DictConfig) -> None:
     except Exception as problem:
         logger.warning("fspo_verl did not look at this launch: %s: %s", type(problem).__name__, problem)
         return
-    if meant:
-        _refuse_or_say(meant)
-    if selected:
-        _refuse_or_say(_findings(config))
-    elif launch.actor is not None:
+    _refuse_or_say(_findings(config, meant) if selected else meant)
+    if not selected and launch.actor is not None:
         _say_a_forgotten_loss(config)
 
 
-def _findings(config: DictConfig) -> list[Finding]:
+def _findings(config: DictConfig, meant: list[Finding]) -> list[Finding]:
+    """What the checks find, lost selections included; ``meant``, which are these, where the checks cannot run."""
     try:
-        from fspo_verl.preflight import checks
+        from fspo_verl.launch import checks, probe
     except ImportError as problem:  # another Hydra or verl than this one was written for
         what = f"fspo_verl cannot check this launch: {problem}"
-        return [Finding("warning", "unchecked", what, "the loss trains all the same")]
-    return [*_untested_verl(), *checks.findings(config)]
-
-
-def _untested_verl() -> list[Finding]:
-    """On a verl that was never tested: whether the loss trains what it says there."""
-    from fspo_verl import versions
-    from fspo_verl.preflight import probe
-
-    if not (version := versions.untested_verl()):
-        return []
-    tested = f"tested are {', '.join(versions.TESTED['verl'])}"
-    untested = Finding("warning", "untested_verl", f"verl {version} was not tested with fspo_verl", tested)
-    return [untested, *probe.findings()]
+        return [*meant, Finding("warning", "unchecked", what, "the loss trains all the same")]
+    return [*probe.findings(), *checks.findings(config)]
 
 
 def _refuse_or_say(found: list[Finding]) -> None:
@@ -83,9 +70,9 @@ def _refuse_or_say(found: list[Finding]) -> None:
 def _say_a_forgotten_loss(config: DictConfig) -> None:
     """Warn of a resume without the loss of this package that has trained the run so far."""
     try:
-        from fspo_verl.preflight import loss_history
+        from fspo_verl.launch import history
 
-        for finding in loss_history.changed_on_resume(config) if loss_history.is_kept(config) else ():
+        for finding in history.changed_on_resume(config) if history.is_kept(config) else ():
             logger.warning("%s", finding)
     except Exception as problem:
         logger.warning("fspo_verl did not compare this launch with its checkpoint: %s", problem)
@@ -94,16 +81,16 @@ def _say_a_forgotten_loss(config: DictConfig) -> None:
 def keep_loss_settings(config: DictConfig) -> None:
     """Keep what a launch trains with beside its checkpoints, if a loss of this package trains, or has until now.
 
-    The next launch is compared with it (:mod:`fspo_verl.preflight.loss_history`).
+    The next launch is compared with it (:mod:`fspo_verl.launch.history`).
     """
     try:
         launch = Launch(config)
         if launch.actor is None or config.trainer.save_freq <= 0:
             return
-        from fspo_verl.preflight import loss_history
+        from fspo_verl.launch import history
 
-        if launch.selects_ours or loss_history.is_kept(config):
-            loss_history.keep(config)
+        if launch.selects_ours or history.is_kept(config):
+            history.keep(config)
     except Exception as problem:  # the run itself needs none of it
         logger.warning("if this run is resumed with another loss, no warning will follow: %s", problem)
 
@@ -119,48 +106,59 @@ def claim_records(config: DictConfig) -> None:
     launch = Launch(config)
     if not launch.is_ours or (observation := launch.policy_loss).get("records_dir") is None:
         return
+    from fspo_verl.launch import history
     from fspo_verl.observe import folder
-    from fspo_verl.preflight import loss_history
 
     with open_dict(observation):
         observation.records_run = uuid.uuid4().hex
         observation.checkpoint_dir = str(Path(config.trainer.default_local_dir).absolute())
-    resumes = loss_history.point(config) is not None
+    resumes = history.resume_point(config) is not None
     try:
         folder.claim(Path(observation.records_dir), observation.records_run, Path(observation.checkpoint_dir), resumes)
     except OSError as error:
         logger.warning("records_dir=%s cannot be written on this machine: %s", observation.records_dir, error)
 
 
-def install() -> None:
+# --- where a launch is seen ------------------------------------------------------------------------------------------
+
+
+def install_on_mains() -> None:
     """Check the config of every launch by a main of verl, before Ray starts; keep its loss and claim its records."""
     import verl.utils.device
 
-    _check_before(verl.utils.device, "auto_set_device")
+    _look_before(verl.utils.device, "auto_set_device", _check_once)
 
 
 def install_on_run_ppo() -> None:
     """The same for a user's own main that calls ``run_ppo(config, ...)``."""
     from verl.trainer import main_ppo
 
-    _check_before(main_ppo, "run_ppo")
+    _look_before(main_ppo, "run_ppo", _check_once)
 
 
-def _check_before(module, name: str) -> None:
-    function = getattr(module, name)
+def install_on_tracking() -> None:
+    """Refuse at the trainer's logger what :func:`check` refuses on the config alone."""
+    from verl.utils.tracking import Tracking
+
+    _look_before(Tracking, "__init__", _refuse_the_config, place=4)
+
+
+def _look_before(owner, name: str, look: Callable, place: int = 0) -> None:
+    """Wrap a function of verl, so that ``look`` sees its argument ``config``, at ``place`` where it has no name."""
+    function = getattr(owner, name)
     if hasattr(function, _MARK):
         return
 
     @functools.wraps(function)
-    def checked(*args, **kwargs):
-        _check_once(kwargs["config"] if "config" in kwargs else args[0] if args else None)
+    def looked_at(*args, **kwargs):
+        look(kwargs["config"] if "config" in kwargs else args[place] if len(args) > place else None)
         return function(*args, **kwargs)
 
-    setattr(checked, _MARK, True)
+    setattr(looked_at, _MARK, True)
     # A main that ran its imports before this, as under VERL_USE_EXTERNAL_PLUGINS=none, holds the function by its name.
-    for holder in (module, sys.modules.get("__main__")):
+    for holder in (owner, sys.modules.get("__main__")):
         if getattr(holder, name, None) is function:
-            setattr(holder, name, checked)
+            setattr(holder, name, looked_at)
 
 
 _checked: list = []  # the config of this launch: verl's asynchronous mains call both functions
@@ -175,29 +173,12 @@ def _check_once(config) -> None:
     _checked[:] = [config]
 
 
-def install_on_tracking() -> None:
-    """Refuse at the trainer's logger what :func:`check` refuses on the config alone."""
-    from verl.utils.tracking import Tracking
-
-    init = Tracking.__init__
-    if hasattr(init, _MARK):
-        return
-
-    @functools.wraps(init)
-    def checked_init(self, project_name, experiment_name, default_backend="console", config=None, **kwargs):
-        _refuse_the_config(config)
-        return init(self, project_name, experiment_name, default_backend, config, **kwargs)
-
-    setattr(checked_init, _MARK, True)
-    Tracking.__init__ = checked_init
-
-
 def _refuse_the_config(config) -> None:
     try:
         launch = Launch(OmegaConf.create(config or {}))
         errors = [*launch.lost_selections()]
         if launch.selects_ours:
-            from fspo_verl.preflight import checks
+            from fspo_verl.launch import checks
 
             errors += checks.errors_of_the_config_alone(launch.config)
     except Exception as problem:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import NormalDist
 
-from fspo_verl.preflight.launch import POLICY_LOSS, Finding, Launch
+from fspo_verl.launch.plan import typical_lengths
+from fspo_verl.launch.view import POLICY_LOSS, Finding, Launch
 
 
 def findings(launch: Launch, sigma: float | None, noise: float | None, folder: Path | None) -> Iterator[Finding]:
@@ -26,7 +27,9 @@ def findings(launch: Launch, sigma: float | None, noise: float | None, folder: P
     if records is not None:
         yield from judge_eps(launch, *_outside_recorded(launch.band, records))
     elif sigma is not None:
-        yield from judge_eps(launch, {f"L={n}": _outside(launch.band, n, sigma) for n in launch.typical_lengths}, sigma)
+        yield from judge_eps(
+            launch, {f"L={n}": _outside(launch.band, n, sigma) for n in typical_lengths(launch)}, sigma
+        )
     yield from judge_noise(launch, noise, records)
 
 
@@ -61,8 +64,8 @@ def judge_noise(launch: Launch, sigma: float | None, records) -> Iterator[Findin
 
     band = launch.band
     if sigma is not None:
-        outside = max(_outside(band, length, sigma, drift=0.0) for length in launch.typical_lengths)
-        spread = sigma * max(length ** (0.5 - band.length_power) for length in launch.typical_lengths)
+        outside = max(_outside(band, length, sigma, drift=0.0) for length in typical_lengths(launch))
+        spread = sigma * max(length ** (0.5 - band.length_power) for length in typical_lengths(launch))
         widen = noise.EPS_IN_SIGMA * spread / min(band.low, band.high)
         below = outside > noise.SHARE and not band.is_studentized
     elif records is not None and (unmoved := noise.of_records(records, records.attrs["settings"], band)):

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ways in and silent traps: composition of verl's own configs, the schema, and the checks before Ray starts."""
 
+import functools
 import logging
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 import fspo_verl.configs
 from fspo_verl.config import FSPOPolicyLossConfig
-from fspo_verl.preflight import checks, hook, loss_history
+from fspo_verl.launch import checks, history, hook
 
 POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
 # What stock verl wants of any launch.
@@ -51,27 +52,22 @@ def validate(config):
 
 # --- ways in ---------------------------------------------------------------------------------------------------------
 
-WAYS_IN = {
-    "one override": dict(overrides=["+algorithm.policy_loss=fspo"]),
-    "packaged trainer config": dict(config_name="fspo_trainer", overrides=["algorithm.policy_loss=fspo"]),
-    "packaged trainer config, default": dict(config_name="fspo_trainer", overrides=[]),
-    "megatron": dict(config_name="ppo_megatron_trainer", overrides=["+algorithm.policy_loss=fspo"]),
-    "veomni": dict(overrides=["model_engine=veomni", "+algorithm.policy_loss=fspo"]),
-    "torchtitan": dict(overrides=["model_engine=torchtitan", "+algorithm.policy_loss=fspo"]),
-}
 
-
-@pytest.mark.parametrize("way", WAYS_IN)
-def test_each_way_in_selects_the_fspo_band(way, caplog):
-    config = launch(*WAYS_IN[way]["overrides"], config_name=WAYS_IN[way].get("config_name", "ppo_trainer"))
+def test_one_override_selects_the_documented_defaults(caplog):
+    config = launch("+algorithm.policy_loss=fspo")
     with caplog.at_level(logging.INFO, logger="fspo_verl"):
         hook.check(config)
-    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
-    assert actor.policy_loss.records_of == config.trainer.default_local_dir
-    depends = {key: actor.policy_loss[key] for key in ("_target_", "records_of")}
-    assert actor.policy_loss == FSPOPolicyLossConfig(**depends)
-    assert (actor.loss_agg_mode, actor.loss_scale_factor) == ("seq-mean-token-sum-norm", 512)
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
     assert "policy loss fspo: log-ratio band 0 [-0.03, +0.03]*L^0.5" in caplog.text
+    packaged = config.actor_rollout_ref.actor.policy_loss
+    assert packaged.checkpoint_dir == config.trainer.default_local_dir
+    defaults, depends = FSPOPolicyLossConfig(), ("_target_", "checkpoint_dir")  # on the launch
+    assert {k: v for k, v in packaged.items() if k not in depends} == {
+        key: defaults[key] for key in packaged if key not in depends
+    }
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    assert actor.policy_loss == FSPOPolicyLossConfig(**{key: actor.policy_loss[key] for key in depends})
+    assert (actor.loss_agg_mode, actor.loss_scale_factor) == ("seq-mean-token-sum-norm", 512)
 
 
 @pytest.mark.parametrize(
@@ -93,34 +89,6 @@ def test_asynchronous_mains_compose(module, config_name):
     hook.check(config)
 
 
-def test_a_users_yaml_selects_the_group_in_its_defaults(tmp_path):
-    (tmp_path / "mine.yaml").write_text(
-        "hydra:\n  searchpath: [pkg://verl.trainer.config]\n"
-        "defaults: [ppo_trainer, algorithm.policy_loss: fspo, _self_]\n"
-        "actor_rollout_ref: {actor: {policy_loss: {eps_high: 0.05}}}\n"
-    )
-    with initialize_config_dir(str(tmp_path), version_base=None):
-        config = compose("mine", overrides=BASE)
-    hook.check(config)
-    assert omega_conf_to_dataclass(config.actor_rollout_ref.actor).policy_loss.eps_high == 0.05
-
-
-BASELINES = {  # loss_mode, loss_agg_mode, clip_ratio_low, clip_ratio_high
-    "gspo": ("gspo", "seq-mean-token-mean", 0.0003, 0.0004),
-    "grpo": ("vanilla", "token-mean", 0.2, 0.2),
-}
-
-
-@pytest.mark.parametrize("baseline", BASELINES)
-def test_the_same_switch_selects_verls_baselines(baseline):
-    config = launch(f"algorithm.policy_loss={baseline}", config_name="fspo_trainer")
-    hook.check(config)
-    validate(config)
-    actor = config.actor_rollout_ref.actor
-    got = (actor.policy_loss.loss_mode, actor.loss_agg_mode, actor.clip_ratio_low, actor.clip_ratio_high)
-    assert got == BASELINES[baseline]
-
-
 def test_fixed_band_is_the_member_of_the_family_that_length_does_not_change():
     config = launch("+algorithm.policy_loss=fixed_band")
     hook.check(config)
@@ -140,16 +108,7 @@ def test_the_configs_shown_at_the_top_are_the_packaged_ones():
         assert (repository / "configs").resolve() == packaged.resolve()
 
 
-def test_packaged_values_are_the_documented_defaults():
-    packaged = launch("+algorithm.policy_loss=fspo").actor_rollout_ref.actor.policy_loss
-    defaults = FSPOPolicyLossConfig()
-    depends = ("_target_", "records_of")  # on the launch
-    assert {key: defaults[key] for key in packaged if key not in depends} == {
-        key: value for key, value in packaged.items() if key not in depends
-    }
-
-
-# --- bad values, in verl's validate_config and in the preflight ------------------------------------------------------
+# --- bad values, in verl's validate_config and in the checks ----------------------------------------------------------
 
 BAD = [  # override, what the message must hold
     ("eps=0", ["eps=0", "a positive number"]),
@@ -180,87 +139,13 @@ def test_an_eps_without_effect_is_refused(loss, idle):
             check(config)
 
 
-def test_a_typo_is_refused():
-    with pytest.raises(Exception, match="eps_hihg"):
-        launch("+algorithm.policy_loss=fspo", f"{POLICY_LOSS}.eps_hihg=0.1")
-    config = launch("+algorithm.policy_loss=fspo", f"+{POLICY_LOSS}.eps_hihg=0.1")
-    with pytest.raises(Exception, match="eps_hihg"):
-        validate(config)
-    with pytest.raises(ValueError, match=f"{POLICY_LOSS}.eps_hihg=0.1.*did you mean eps_high"):
-        hook.check(config)
-
-
-def test_an_unknown_loss_lists_the_options():
-    with pytest.raises(Exception, match="(?s)fpso.*fspo.*gspo"):
-        launch("+algorithm.policy_loss=fpso")
-
-
-# --- silent traps ----------------------------------------------------------------------------------------------------
-
-
-def test_the_bare_override_on_the_stock_config_names_the_plus_form():
-    with pytest.raises(Exception, match=r"\+algorithm.policy_loss=fspo"):
-        launch("algorithm.policy_loss=fspo")
-
-
-def test_a_plain_yaml_value_is_refused(tmp_path):
-    (tmp_path / "mine.yaml").write_text(
-        "hydra:\n  searchpath: [pkg://verl.trainer.config]\ndefaults: [ppo_trainer, _self_]\n"
-        "algorithm: {policy_loss: fspo}\n"
-    )
-    with initialize_config_dir(str(tmp_path), version_base=None):
-        config = compose("mine", overrides=BASE)
-    with pytest.raises(ValueError, match=r"algorithm.policy_loss='fspo' selects nothing.*\+algorithm.policy_loss=fspo"):
-        hook.check(config)
-
-
-def test_a_leftover_loss_mode_cannot_replace_a_selected_baseline():
-    config = launch("+algorithm.policy_loss=gspo", f"{POLICY_LOSS}.loss_mode=vanilla")
-    with pytest.raises(ValueError, match="loss_mode='vanilla' overrides algorithm.policy_loss=gspo"):
-        hook.check(config)
-
-
-@pytest.mark.long
-def test_a_file_that_hydra_would_not_read_is_refused(tmp_path):
-    (tmp_path / "fspo_trainer.yaml").write_text("defaults: [ppo_trainer, _self_]\n")
-    run = main_ppo("--config-dir", str(tmp_path), "--config-name", "fspo_trainer", cwd=tmp_path)
-    assert run.returncode != 0 and "fspo_trainer.yaml is not read" in run.stderr
-
-
-WARNED = [  # overrides beside +algorithm.policy_loss=fspo, what the warning must hold
-    (["actor_rollout_ref.actor.clip_ratio_high=0.28"], ["clip_ratio_high=0.28", "no effect", "eps_high"]),
-    (["actor_rollout_ref.actor.clip_ratio_c=10"], ["clip_ratio_c=10", "eps_dual"]),
-    (["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"], ["divides each sequence", "token-mean"]),
-    (["actor_rollout_ref.actor.loss_scale_factor=null"], ["padded width", "loss_scale_factor="]),
-    ([f"{POLICY_LOSS}.eps_high=0.5"], ["eps_high=0.5", "never act"]),
-    (["actor_rollout_ref.actor.ppo_mini_batch_size=1024"], ["one optimiser step", "ppo_mini_batch_size"]),
-    (["algorithm.rollout_correction.bypass_mode=True"], ["bypass_mode=True", "mismatch"]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("overrides, words", WARNED, ids=[o[0] for o, _ in WARNED])
-def test_a_setting_that_undoes_the_method_is_warned_about(overrides, words, caplog):
-    config = launch("+algorithm.policy_loss=fspo", *overrides)
-    hook.check(config)
-    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == 1
-    assert all(word in warnings[0] for word in words)
+# --- what a launch is told -------------------------------------------------------------------------------------------
 
 
 def test_a_band_too_wide_for_floating_point_is_shown_all_the_same(caplog):
     with caplog.at_level(logging.INFO, logger="fspo_verl"):
         hook.check(launch("+algorithm.policy_loss=fspo", f"{POLICY_LOSS}.eps_high=50"))
     assert "never act" in caplog.text and "to inf at L=512" in caplog.text
-
-
-def test_a_sound_launch_has_no_warning(caplog):
-    hook.check(launch("+algorithm.policy_loss=fspo"))
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_a_misspelt_loss_mode_is_warned_about(caplog):
-    hook.check(launch(f"{POLICY_LOSS}.loss_mode=fpso"))
-    assert "loss_mode='fpso' is not registered" in caplog.text and "=fspo" in caplog.text
 
 
 def test_loss_mode_without_the_schema_names_its_band(caplog):
@@ -282,7 +167,7 @@ def test_a_check_that_fails_on_a_launch_of_ours_refuses_it(monkeypatch):
     def fails(_config):
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr(loss_history, "changed_on_resume", fails)
+    monkeypatch.setattr(history, "changed_on_resume", fails)
     with pytest.raises(ValueError, match="changed_on_resume cannot judge this config: RuntimeError: on purpose"):
         hook.check(launch("+algorithm.policy_loss=fspo"))
 
@@ -331,17 +216,21 @@ def test_steps_between_syncs_of_the_fully_asynchronous_trainer():
 # --- resumed runs ----------------------------------------------------------------------------------------------------
 
 
+composed_once = functools.cache(launch)
+
+
 def start(folder: Path, *overrides: str, latest: int | None = None, mode: str = "auto") -> list[str]:
     """Check and keep a launch as verl's mains do; returns what is said of a loss that changes at a resume."""
     folder.mkdir(exist_ok=True)
     if latest is not None:
         (folder / "latest_checkpointed_iteration.txt").write_text(str(latest))
         (folder / f"global_step_{latest}").mkdir(exist_ok=True)
-    saving = ["trainer.save_freq=20", f"trainer.default_local_dir={folder}", f"trainer.resume_mode={mode}"]
-    config = launch(*overrides, *saving)
-    found = checks.findings(config)
+    config = composed_once(*overrides).copy()
+    config.trainer.update({"save_freq": 20, "default_local_dir": str(folder), "resume_mode": mode})
+    looked_at = checks.Launch(config).is_ours or history.is_kept(config)  # as checks.findings has it
+    found = [*history.changed_on_resume(config)] if looked_at else []
     hook.keep_loss_settings(config)
-    return [str(finding) for finding in found if finding.check in ("changed_on_resume", "unknown_before_resume")]
+    return [str(finding) for finding in found]
 
 
 def test_a_loss_that_changes_at_a_resume_is_a_warning(tmp_path):
@@ -350,7 +239,7 @@ def test_a_loss_that_changes_at_a_resume_is_a_warning(tmp_path):
     assert start(tmp_path / "run", fspo, latest=20) == []
     assert start(tmp_path / "run", fspo, f"{POLICY_LOSS}.length_bins=[7]", latest=20) == []  # observation only
     (said,) = start(tmp_path / "run", fspo, wider, latest=20)
-    assert f"resumes after step 20 with {wider} (until then null)" in said and f"{POLICY_LOSS}.eps_high=null" in said
+    assert f"resumes after step 20 with {wider} (until then 0.03)" in said and f"{POLICY_LOSS}.eps_high=0.03" in said
     # That attempt ended before a checkpoint of its own: step 20 was still trained with the narrower band.
     assert len(start(tmp_path / "run", fspo, wider, latest=20)) == 1
     assert start(tmp_path / "run", fspo, latest=20) == []
@@ -362,7 +251,33 @@ def test_a_loss_that_changes_at_a_resume_is_a_warning(tmp_path):
     assert start(tmp_path / "run", fspo, step_20, mode="resume_path") == []
 
 
-SHAPES_THE_LOSS = {"policy_loss.eps_high": 0.05, "policy_loss.loss_mode": "gspo", "policy_loss.length_power": 0.4}
+@pytest.mark.parametrize(
+    ("before", "after", "back"),
+    [
+        ("eps=0.02", "eps_low=0.02 eps_high=0.02", None),
+        ("eps=0.03", "eps_dual=0.09", None),
+        ("eps_dual=inf", "eps=0.03", "eps_dual=inf"),
+        ("eps=0.02", "eps=0.04", "eps=null eps_low=0.02 eps_high=0.02 eps_dual=0.06"),
+    ],
+)
+def test_the_band_in_effect_is_what_a_resume_compares(before, after, back, tmp_path):
+    def launched(settings: str, **checkpoint) -> list[str]:
+        return start(
+            tmp_path / "run",
+            "+algorithm.policy_loss=fspo",
+            *(f"{POLICY_LOSS}.{o}" for o in settings.split()),
+            **checkpoint,
+        )
+
+    launched(before)
+    said = launched(after, latest=20)
+    assert bool(said) == bool(back)
+    if back:
+        assert said[0].endswith("if that is not meant: " + " ".join(f"{POLICY_LOSS}.{o}" for o in back.split()))
+        assert launched(f"{after} {back}", latest=20) == []
+
+
+SHAPES_THE_LOSS = {"policy_loss.eps_dual": 0.5, "policy_loss.length_power": 0.4}
 SHAPES_THE_LOSS |= dict.fromkeys(("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"), 0.7)
 SHAPES_THE_LOSS |= {"loss_agg_mode": "token-mean", "loss_scale_factor": 7, "entropy_coeff": 0.1}
 SHAPES_THE_LOSS |= {"use_kl_loss": True, "kl_loss_coef": 0.7, "kl_loss_type": "mse"}
@@ -370,11 +285,11 @@ SHAPES_THE_LOSS |= {"use_kl_loss": True, "kl_loss_coef": 0.7, "kl_loss_type": "m
 
 def test_what_shapes_the_loss_and_nothing_else_is_kept_for_resumes():
     config = launch("+algorithm.policy_loss=fspo")
-    before = loss_history.loss_settings(config)
+    before = history.loss_settings(config)
     for key, value in (SHAPES_THE_LOSS | {"policy_loss.records_freq": 2, "ppo_epochs": 3}).items():
         other = config.copy()
         OmegaConf.update(other.actor_rollout_ref.actor, key, value)
-        after = loss_history.loss_settings(other)
+        after = history.loss_settings(other)
         changed = [name for name in before if before[name] != after[name]]
         assert changed == ([key] if key in SHAPES_THE_LOSS else []), key
 
@@ -382,7 +297,7 @@ def test_what_shapes_the_loss_and_nothing_else_is_kept_for_resumes():
 @pytest.mark.parametrize(("path", "step"), [("/run/global_step_20", 20), ("/run/global_step_20/", 20), ("/run/x", 0)])
 def test_the_step_of_a_checkpoint_that_is_named_by_its_path(path, step):
     trainer = {"resume_mode": "resume_path", "resume_from_path": path, "default_local_dir": "/elsewhere"}
-    assert loss_history.point(OmegaConf.create({"trainer": trainer})) == (Path("/run"), step)
+    assert history.resume_point(OmegaConf.create({"trainer": trainer})) == (Path("/run"), step)
 
 
 def test_a_resume_that_forgets_the_loss_is_a_warning(tmp_path):
@@ -396,12 +311,12 @@ def test_a_resume_that_forgets_the_loss_is_a_warning(tmp_path):
     assert not (tmp_path / "none").exists()  # nothing to resume from
 
 
-@pytest.mark.parametrize("text", ["", "[", "{}", "[1]", '[{"after_step": 0}]', '[{"after_step": "x", "loss": {}}]'])
+@pytest.mark.parametrize("text", ["", "[", "[1]", '[{"after_step": 0}]', '[{"after_step": "x", "loss": {}}]'])
 @pytest.mark.parametrize("select", [["+algorithm.policy_loss=fspo"], []], ids=["fspo", "stock"])
 def test_a_broken_file_of_losses_is_named_and_written_anew(text, select, tmp_path):
-    (tmp_path / loss_history.FILE).write_text(text)
+    (tmp_path / history.FILE).write_text(text)
     (said,) = start(tmp_path, *select, latest=20)
-    assert f"{tmp_path}/{loss_history.FILE} is broken" in said and "resumes after step 20" in said
+    assert f"{tmp_path}/{history.FILE} is broken" in said and "resumes after step 20" in said
     assert start(tmp_path, *select, latest=40) == []
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of a launch that selects a loss of this package: functions from a launch to findings.
 
-:func:`findings` runs them all, for the launch itself (:mod:`fspo_verl.preflight.hook`) and for ``fspo-verl doctor``.
+:func:`findings` runs them all, for the launch itself (:mod:`fspo_verl.launch.hook`) and for ``fspo-verl doctor``.
 """
 
 import dataclasses
@@ -10,38 +10,27 @@ import difflib
 import functools
 import math
 import os
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo import core_algos
 
+from fspo_verl import versions
 from fspo_verl.band import Band
 from fspo_verl.config import INTERNAL, FSPOPolicyLossConfig, Observation
+from fspo_verl.launch import composition, history
+from fspo_verl.launch.view import ACTOR, GROUP, POLICY_LOSS, SEVERITIES, Finding, Launch, by_severity, leaves
 from fspo_verl.observe import folder as folders
-from fspo_verl.preflight import composition, loss_history, probe
-from fspo_verl.preflight.launch import (
-    ACTOR,
-    GROUP,
-    OPTIONS,
-    POLICY_LOSS,
-    SEVERITIES,
-    Finding,
-    Launch,
-    by_severity,
-    leaves,
-)
 
 # What a check yields; _run gives it the check's name.
 error, warning, note = (functools.partial(Finding, severity, "") for severity in SEVERITIES)
 # verl's defaults (ActorConfig): any other value next to fspo is taken for an attempt to set its clip range.
 _CLIP_RATIO_DEFAULTS = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0}
-_GRAD_CLIP_DEFAULT = 1.0
 # Spread of a token's log-ratio, nats. Measured so far: 0.005 to 0.1 (numerical noise under bfloat16 included).
 _LARGEST_SIGMA = 0.1
 _STANDARD_DEVIATIONS = 2  # of S, beyond which an edge counts as out of reach
-_TOKEN_RANGE = 0.01  # a token-level ratio range below this is one of GSPO's, meant for the mean over a response
+_TOKEN_RANGE = 0.01  # a ratio range below this is one of GSPO's, for the mean over a response
 _UNUSUAL = 100  # times larger or smaller than the longest response: no divisor that anybody means
 
 
@@ -56,8 +45,9 @@ def findings(config: DictConfig) -> list[Finding]:
         found += _run(_SELECTION, launch)
     if launch.is_ours:
         found += _run((*_CONFIG_ALONE, *_FOLDERS), launch)
-        found += _run(_FSPO if launch.is_fspo else _BASELINE, launch) if not _is_broken(found) else []
-    elif launch.actor is not None and loss_history.is_kept(config):
+        if not any(finding.check in _NO_BAND for finding in found):
+            found += _run((changed_on_resume, *(_FSPO if launch.is_fspo else _BASELINE)), launch)
+    elif launch.actor is not None and history.is_kept(config):
         found += _run((changed_on_resume,), launch)
     return by_severity(found)
 
@@ -66,11 +56,6 @@ def errors_of_the_config_alone(config: DictConfig) -> list[Finding]:
     """The errors that take neither Hydra's choices nor folders to find."""
     found = _run(_CONFIG_ALONE, Launch(config))
     return [finding for finding in found if finding.severity == "error" and finding.check != "unjudged"]
-
-
-def _is_broken(found: list[Finding]) -> bool:
-    """Whether there is no band to judge."""
-    return any(finding.check in ("no_loss_mode", "unknown_fields", "band_fields") for finding in found)
 
 
 def _run(checks, launch: Launch) -> list[Finding]:
@@ -131,14 +116,12 @@ def lost_to_group(launch: Launch) -> Iterator[Finding]:
         }
         if lost:
             option = group[-1].name.removeprefix(f"{GROUP}/")
+            what = f"{part.file} sets {', '.join(f'{key}={value}' for key, value in lost.items())}"
+            trained = ", ".join(f"{key}={sets[key]}" for key in lost)
             kept = " ".join(f"{key}={'null' if value is None else value}" for key, value in lost.items())
-            yield error(
-                f"{part.file} sets {', '.join(f'{key}={value}' for key, value in lost.items())}",
-                f"{GROUP}={option} comes after that file and would train "
-                + ", ".join(f"{key}={sets[key]}" for key in lost),
-                f"{kept} on the command line to keep them (or the group in that file's defaults, before `_self_`), or "
-                "remove them from the file",
-            )
+            fix = f"{kept} on the command line, or the group in that file's defaults before `_self_`, to keep them"
+            why = f"{GROUP}={option} comes after that file and would train {trained}"
+            yield error(what, why, f"{fix}; or remove them from the file")
 
 
 def _is_verls_own(part: composition.Part, key: str, value) -> bool:
@@ -160,12 +143,10 @@ def overridden_group(launch: Launch) -> Iterator[Finding]:
     choice, selected = launch.choice, sets.get(f"{POLICY_LOSS}.loss_mode")
     packaged = any(part.name == f"{GROUP}/{choice}" for part in group)
     if packaged and selected and launch.loss_mode != selected:
-        yield error(
-            f"{POLICY_LOSS}.loss_mode={launch.loss_mode!r} overrides {GROUP}={choice}, which sets loss_mode={selected}",
-            "the leftover value would train",
-            f"{POLICY_LOSS}.loss_mode={selected}, or remove the leftover (of two overrides the last one counts), or "
-            f"select another {GROUP}",
-        )
+        override = f"{POLICY_LOSS}.loss_mode={selected}"
+        what = f"{POLICY_LOSS}.loss_mode={launch.loss_mode!r} overrides {GROUP}={choice}, which sets {selected}"
+        fix = f"{override}, or remove the leftover (of two overrides the last one counts), or select another {GROUP}"
+        yield error(what, "the leftover value would train", fix)
 
 
 # --- errors: another loss would train than the one asked for, or none ------------------------------------------------
@@ -194,20 +175,6 @@ def unregistered_loss(launch: Launch) -> Iterator[Finding]:
     yield warning(what, why, fix)
 
 
-def unregistered_advantages(launch: Launch) -> Iterator[Finding]:
-    """An ``adv_estimator`` that nobody registered here; a loss of the group's name is none."""
-    estimator, known = launch.get("algorithm.adv_estimator"), core_algos.ADV_ESTIMATOR_REGISTRY
-    if estimator is None or estimator in known:
-        return
-    what = f"algorithm.adv_estimator={estimator} is not registered here"
-    why = "the run fails after its first rollout"
-    fix = f"algorithm.adv_estimator=grpo; known: {', '.join(sorted(known))}"
-    if estimator in OPTIONS:
-        yield error(what, f"{estimator} is a policy loss, and {why}", fix)
-    else:
-        yield warning(what, f"unless the trainer's process registers it, {why}", fix)
-
-
 def misplaced_fields(launch: Launch) -> Iterator[Finding]:
     """A field of the policy loss in a section above it, where nothing reads it."""
     fields = {field.name for kind in (Band, Observation) for field in dataclasses.fields(kind)} - INTERNAL
@@ -225,12 +192,10 @@ def unknown_fields(launch: Launch) -> Iterator[Finding]:
     for key in launch.policy_loss if launch.is_fspo else ():
         if key not in known:
             guess = difflib.get_close_matches(key, known, n=1)
-            yield error(
-                f"{POLICY_LOSS}.{key}={launch.policy_loss[key]!r} is no field of the fspo policy loss"
-                f"{f', did you mean {guess[0]}' if guess else ''}?",
-                "it would set nothing",
-                f"remove it; fields: {', '.join(field for field in known if not field.startswith('_'))}",
-            )
+            meant = f", did you mean {guess[0]}?" if guess else ""
+            what = f"{POLICY_LOSS}.{key}={launch.policy_loss[key]!r} is no field of the fspo policy loss{meant}"
+            fields = ", ".join(field for field in known if field not in INTERNAL and not field.startswith("_"))
+            yield error(what, "it would set nothing", f"remove it; fields: {fields}")
 
 
 def band_fields(launch: Launch) -> Iterator[Finding]:
@@ -268,13 +233,12 @@ def dropped_by_distillation(launch: Launch) -> Iterator[Finding]:
         yield error(what, why, fix)
 
 
-def replaced_by_bypass(launch: Launch) -> Iterator[Finding]:
-    """Bypass mode in a verl that takes it to the workers: its own loss then trains."""
-    if launch.bypasses and probe.bypass_replaces_the_loss():
-        what = "algorithm.rollout_correction.bypass_mode=True makes this verl train its loss `bypass_mode`"
-        why = f"loss_mode={launch.loss_mode} would not train"
-        fix = "algorithm.rollout_correction.bypass_mode=False"
-        yield error(what, why, fix)
+def bypassed_loss(launch: Launch) -> Iterator[Finding]:
+    """Bypass mode on a verl that was not tested: it may train a loss of its own, as its documentation has it."""
+    if launch.bypasses and (version := versions.untested_verl()):
+        what = f"algorithm.rollout_correction.bypass_mode=True with verl {version}, which was not tested"
+        why = f"a later verl may train its loss bypass_mode in place of loss_mode={launch.loss_mode} (verl #4930)"
+        yield warning(what, why, "algorithm.rollout_correction.bypass_mode=False")
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
@@ -286,7 +250,7 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
         return
     folder, key = Path(records_dir), f"{POLICY_LOSS}.records_dir"
     checkpoints = Path(launch.config.trainer.default_local_dir)
-    resumed = loss_history.point(launch.config)
+    resumed = history.resume_point(launch.config)
     try:
         place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
         writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
@@ -304,32 +268,22 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
             reason = f"it holds records from step {first} on, and this run branches off after step {resumed[1]}"
             reason += f" of the checkpoints in {resumed[0]}"
     if reason is not None:
-        free = folders.free(records_dir)
-        yield error(
-            f"{key}={records_dir} is taken: {reason}", "one folder is for the records of one run", f"{key}={free}"
-        )
+        why, free = "one folder is for the records of one run", folders.free(records_dir)
+        yield error(f"{key}={records_dir} is taken: {reason}", why, f"{key}={free}")
 
 
 def changed_on_resume(launch: Launch) -> Iterator[Finding]:
     """A run that goes on from a checkpoint with another loss than trained it, as far as that is known."""
-    yield from loss_history.changed_on_resume(launch.config)
+    yield from history.changed_on_resume(launch.config)
 
 
 def lost_checkpoint(launch: Launch) -> Iterator[Finding]:
-    """A tracker of checkpoints that names none, or one that is gone."""
-    folder = Path(launch.config.trainer.default_local_dir)
-    tracker = folder / loss_history.TRACKER
-    fix = f"rm {shlex.quote(str(tracker))} to start anew"
-    if saved := loss_history.saved_steps(folder):
-        fix = f"echo {max(saved)} > {shlex.quote(str(tracker))} to go on from the last one, or {fix}"
-    try:
-        step = loss_history.tracked(launch.config)
-    except ValueError:
-        yield error(f"{tracker} holds no step", "verl would fail once its workers have started", fix)
-        return
-    if step is not None and loss_history.point(launch.config) is None:
+    """A tracker of checkpoints that names one that is gone."""
+    step = history.tracked(launch.config)
+    if step is not None and history.resume_point(launch.config) is None:
+        tracker = Path(launch.config.trainer.default_local_dir) / history.TRACKER
         what = f"{tracker} names a checkpoint of step {step}, which is gone"
-        yield warning(what, "verl starts anew, and only prints it", fix)
+        yield warning(what, "verl starts anew, and only prints it", "write the step of one that is there, or remove it")
 
 
 # --- warnings: it trains, but not as FSPO means to -------------------------------------------------------------------
@@ -352,30 +306,6 @@ def one_step_per_rollout(launch: Launch) -> Iterator[Finding]:
     yield warning(f"one optimiser step per rollout ({what})", why, fix)
 
 
-def unread_grad_clip(launch: Launch) -> Iterator[Finding]:
-    """The key that verl's engines do not read."""
-    value = launch.actor.get("grad_clip", _GRAD_CLIP_DEFAULT)
-    if value not in (_GRAD_CLIP_DEFAULT, OmegaConf.select(launch.actor, "optim.clip_grad")):
-        what = f"{ACTOR}.grad_clip={value} has no effect"
-        why = f"verl 0.9's engines clip at {ACTOR}.optim.clip_grad, here {launch.actor.optim.clip_grad}"
-        fix = f"{ACTOR}.optim.clip_grad={value}"
-        yield warning(what, why, fix)
-
-
-def idle_correction(launch: Launch) -> Iterator[Finding]:
-    """A rollout correction that verl leaves out: it weighs and rejects only where old log-probs are recomputed."""
-    correction, log_probs = "algorithm.rollout_correction", "actor_rollout_ref.rollout.calculate_log_probs"
-    keys = ("rollout_is", "rollout_rs", *(["loss_type"] if launch.bypasses else []))
-    asked = {f"{correction}.{key}": launch.get(f"{correction}.{key}") for key in keys}
-    idle = " ".join(f"{key}={value}" for key, value in asked.items() if value not in (None, "ppo_clip"))
-    if idle and launch.bypasses and not probe.bypass_replaces_the_loss():
-        why = f"{correction}.bypass_mode=True takes the engine's log-probs as old, and this verl then corrects nothing"
-        yield warning(f"{idle} has no effect", why, f"{correction}.bypass_mode=False")
-    elif idle and not launch.bypasses and not launch.get(log_probs):
-        why = "it compares with the rollout engine's log-probs, which are not asked for"
-        yield warning(f"{idle} has no effect", why, f"{log_probs}=True")
-
-
 def idle_clip_ratio(launch: Launch) -> Iterator[Finding]:
     """verl's ratio-space clip range, dual clip included, beside fspo."""
     actor = launch.actor
@@ -390,41 +320,39 @@ def idle_clip_ratio(launch: Launch) -> Iterator[Finding]:
 def mean_over_own_length(launch: Launch) -> Iterator[Finding]:
     """An aggregation that weighs responses by length."""
     if launch.actor.loss_agg_mode == "seq-mean-token-mean":
-        yield warning(
-            f"{ACTOR}.loss_agg_mode=seq-mean-token-mean divides each sequence's loss by its own length",
-            "so it weighs short responses up, which FSPO's objective does not",
-            f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm "
-            f"{ACTOR}.loss_scale_factor={launch.max_response_length}, or {ACTOR}.loss_agg_mode=token-mean",
-        )
+        what = f"{ACTOR}.loss_agg_mode=seq-mean-token-mean divides each sequence's loss by its own length"
+        why = "so it weighs short responses up, which FSPO's objective does not"
+        divisor = f"{ACTOR}.loss_scale_factor={launch.max_response_length}"
+        fix = f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm {divisor}, or {ACTOR}.loss_agg_mode=token-mean"
+        yield warning(what, why, fix)
 
 
 def band_beyond_use(launch: Launch) -> Iterator[Finding]:
     """An edge that no response reaches, mostly a ratio bound of another loss taken for this one's."""
-    if not (edges := launch.half_widths):
-        return
-    longest = launch.max_response_length
-    spread = _LARGEST_SIGMA * math.sqrt(longest)
+    band, longest = launch.band, launch.max_response_length
+    if band.is_studentized or not longest:
+        return  # where the data decide
+    spread, scale = _LARGEST_SIGMA * math.sqrt(longest), longest**band.length_power
     # An infinite edge is no mistake: it says that nothing is to be clipped.
-    if far := {key: edge for key, edge in edges.items() if _STANDARD_DEVIATIONS * spread <= edge[1] < math.inf}:
-        values = (f"{key}={float(value):g} is a log-ratio of {half:.3g}" for key, (value, half) in far.items())
+    edges = {"eps_low": band.low, "eps_high": band.high}
+    far = {key: eps for key, eps in edges.items() if _STANDARD_DEVIATIONS * spread <= eps * scale < math.inf}
+    if far:
+        values = (f"{POLICY_LOSS}.{key}={eps:g} is a log-ratio of {eps * scale:.3g}" for key, eps in far.items())
         yield warning(
             f"{', '.join(values)} at a response of {longest} tokens",
             f"the clip will never act on long responses: even where a token's log-ratio spreads by {_LARGEST_SIGMA}, "
-            f"that of a response spreads by {spread:.2g}"
-            + ("; eps is not a ratio bound like clip_ratio=0.2" if launch.is_fspo else ""),
-            launch.with_eps(Band.eps, Band.eps)
-            if launch.is_fspo
-            else f"{ACTOR}.clip_ratio_low=0.0003 {ACTOR}.clip_ratio_high=0.0004",
+            f"that of a response spreads by {spread:.2g}; eps is not a ratio bound like clip_ratio=0.2",
+            launch.with_eps(Band.eps, Band.eps),
         )
 
 
 def rollout_log_probs(launch: Launch) -> Iterator[Finding]:
     """A band that has to hold two engines' disagreement as well."""
-    if launch.bypasses and not probe.bypass_replaces_the_loss():
-        what = "algorithm.rollout_correction.bypass_mode=True takes the rollout engine's log-probs as old"
-        why = "the band must also absorb the mismatch between engine and trainer, and the staleness of the responses"
-        fix = "algorithm.rollout_correction.bypass_mode=False, or a wider eps"
-        yield warning(what, why, fix)
+    if not launch.bypasses:
+        return
+    what = "algorithm.rollout_correction.bypass_mode=True takes the rollout engine's log-probs as old"
+    why = "the band must also absorb the mismatch between engine and trainer, and the staleness of the responses"
+    yield warning(what, why, "algorithm.rollout_correction.bypass_mode=False, or a wider eps")
 
 
 # --- warnings about a baseline ---------------------------------------------------------------------------------------
@@ -439,27 +367,20 @@ def gspo_aggregation(launch: Launch) -> Iterator[Finding]:
         yield warning(what, why, fix)
 
 
-def token_range(launch: Launch) -> Iterator[Finding]:
-    """A range for the mean over a response beside a loss that clips tokens."""
-    ranges = {key: launch.actor.get(key) for key in ("clip_ratio_low", "clip_ratio_high")}
-    if launch.loss_mode == "vanilla" and all(value is not None and value < _TOKEN_RANGE for value in ranges.values()):
-        yield warning(
-            " ".join(f"{ACTOR}.{key}={value}" for key, value in ranges.items()) + " with loss_mode=vanilla",
-            "that loss clips the ratio of each token, which moves much more than the mean that GSPO clips: nearly "
-            "every token that moved would be clipped",
-            f"{ACTOR}.clip_ratio_low=0.2 {ACTOR}.clip_ratio_high=0.2",
-        )
-
-
-def unread_clip_ratio(launch: Launch) -> Iterator[Finding]:
-    """The key that counts only where the other two are null."""
-    value, default = launch.actor.get("clip_ratio"), _CLIP_RATIO_DEFAULTS["clip_ratio"]
-    low, high = launch.actor.get("clip_ratio_low"), launch.actor.get("clip_ratio_high")
-    if value not in (default, low) and low is not None and high is not None:
-        what = f"{ACTOR}.clip_ratio={value} has no effect"
-        why = f"verl clips at clip_ratio_low={low} and clip_ratio_high={high}"
-        fix = f"{ACTOR}.clip_ratio={default} {ACTOR}.clip_ratio_low={value} {ACTOR}.clip_ratio_high={value}"
-        yield warning(what, why, fix)
+def range_of_another_loss(launch: Launch) -> Iterator[Finding]:
+    """A range for tokens beside GSPO, which clips their mean; or GSPO's beside a loss that clips tokens."""
+    keys, (low, high) = ("clip_ratio_low", "clip_ratio_high"), launch.clip_range
+    values = " ".join(f"{ACTOR}.{key}={value}" for key, value in zip(keys, (low, high), strict=True))
+    # The standard deviation of the mean over the longest response is that of a token by the root of its length.
+    unreached = _STANDARD_DEVIATIONS * _LARGEST_SIGMA / math.sqrt(launch.max_response_length)
+    if launch.loss_mode == "gspo" and max(low, high) >= unreached:
+        why = "GSPO clips the mean over a response, which moves much less than a token: the clip will never act"
+        fix = f"{ACTOR}.clip_ratio_low=0.0003 {ACTOR}.clip_ratio_high=0.0004"
+        yield warning(f"{values} with loss_mode=gspo", why, fix)
+    if launch.loss_mode == "vanilla" and max(low, high) < _TOKEN_RANGE:
+        why = "that loss clips the ratio of each token: nearly every token that moved would be clipped"
+        fix = f"{ACTOR}.clip_ratio_low=0.2 {ACTOR}.clip_ratio_high=0.2"
+        yield warning(f"{values} with loss_mode=vanilla", why, fix)
 
 
 # --- notes -----------------------------------------------------------------------------------------------------------
@@ -469,7 +390,7 @@ def band_in_effect(launch: Launch) -> Iterator[Finding]:
     """The band, and what it is as importance-sampling ratios at a tenth of the longest response and at the longest."""
     text = f"policy loss fspo: {launch.band.describe()}"
     longest = launch.max_response_length
-    if launch.half_widths and launch.band.normalization == "plain":
+    if longest and launch.band.normalization == "plain":
         ratios = launch.band_as_ratios([max(1, longest // 10), longest])
         text += "; as ratios " + ", ".join(f"{low:.3g} to {high:.3g} at L={n}" for n, (low, high) in ratios.items())
     yield note(text)
@@ -482,39 +403,12 @@ def loss_in_effect(launch: Launch) -> Iterator[Finding]:
     yield note(f"policy loss {launch.loss_mode}, trained as verl has it and observed: {', '.join((mode, *ranges))}")
 
 
-def weighted_by_tokens(launch: Launch) -> Iterator[Finding]:
-    """FSPO's update up to a factor that differs between mini-batches."""
-    if launch.actor.loss_agg_mode == "token-mean":
-        yield note(
-            f"{ACTOR}.loss_agg_mode=token-mean divides a mini-batch by its number of tokens",
-            "mini-batches of long responses then count less than those of short ones; lengths within one are treated "
-            "alike",
-            f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm {ACTOR}.loss_scale_factor={launch.max_response_length}",
-        )
-
-
 _SELECTION = (missing_choice, hidden_files, lost_to_group, overridden_group)
 _CONFIG_ALONE = (
-    no_loss_mode,
-    unregistered_loss,
-    unregistered_advantages,
-    misplaced_fields,
-    unknown_fields,
-    band_fields,
-    no_divisor,
-    dropped_by_distillation,
-    replaced_by_bypass,
-    one_step_per_rollout,
-    unread_grad_clip,
-    idle_correction,
+    *(no_loss_mode, unregistered_loss, misplaced_fields, unknown_fields, band_fields),
+    *(no_divisor, dropped_by_distillation, bypassed_loss, one_step_per_rollout),
 )
-_FOLDERS = (used_records_dir, changed_on_resume, lost_checkpoint)
-_FSPO = (
-    idle_clip_ratio,
-    mean_over_own_length,
-    band_beyond_use,
-    rollout_log_probs,
-    weighted_by_tokens,
-    band_in_effect,
-)
-_BASELINE = (band_beyond_use, gspo_aggregation, token_range, unread_clip_ratio, loss_in_effect)
+_NO_BAND = ("no_loss_mode", "unknown_fields", "band_fields")  # after these there is no band to judge
+_FOLDERS = (used_records_dir, lost_checkpoint)
+_FSPO = (idle_clip_ratio, mean_over_own_length, band_beyond_use, rollout_log_probs, band_in_effect)
+_BASELINE = (gspo_aggregation, range_of_another_loss, loss_in_effect)

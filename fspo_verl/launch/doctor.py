@@ -24,6 +24,7 @@ import math
 import os
 import re
 import runpy
+import shlex
 import sys
 import tempfile
 from collections import Counter
@@ -34,10 +35,10 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from fspo_verl import terminal, versions
-from fspo_verl.preflight import probe, ray_workers, spread
-from fspo_verl.preflight.launch import ACTOR, POLICY_LOSS, Finding, Launch, by_severity
-from fspo_verl.preflight.overrides import override
-from fspo_verl.preflight.plan import plan
+from fspo_verl.launch import cluster, probe, spread
+from fspo_verl.launch.composition import override
+from fspo_verl.launch.plan import plan
+from fspo_verl.launch.view import ACTOR, POLICY_LOSS, Finding, Launch, by_severity
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
 _DEFAULT_OVERRIDES = ["+algorithm.policy_loss=fspo"]
@@ -56,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
     if versions.installed("verl") is None:
         raise ValueError(f"verl is not installed in {sys.prefix}: pip install 'verl{versions.SUPPORTED_VERL}'")
     # Ray starts while this process imports verl, which takes both of them some seconds.
-    with contextlib.nullcontext() if args.no_worker else contextlib.closing(ray_workers.Workers()) as workers:
+    with contextlib.nullcontext() if args.no_worker else contextlib.closing(cluster.Workers()) as workers:
         found, rows = examine(module, overrides, args, workers)
     counts = Counter(finding.severity for finding in found)
     if args.json:
@@ -64,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
         output |= {"plan": [*map(dataclasses.asdict, rows)], "findings": [*map(dataclasses.asdict, found)]}
         print(json.dumps(output, indent=1))
     else:
-        _print(found, rows, counts)
+        _print(found, rows, counts, args.launch)
     return int(counts["error"] > 0 or (args.strict and counts["warning"] > 0))
 
 
@@ -85,31 +86,27 @@ def split_command(launch: list[str]) -> tuple[str, list[str]]:
     return DEFAULT_MAIN, launch or list(_DEFAULT_OVERRIDES)
 
 
-def examine(module: str, overrides: list[str], args: argparse.Namespace, workers: ray_workers.Workers | None):
+def examine(module: str, overrides: list[str], args: argparse.Namespace, workers: cluster.Workers | None):
     """All findings about the installation and the launch, errors first, and the rows of the plan.
 
-    Data, models, verl's own checks and the cluster's size are looked at for a whole command line (``-m``) only.
+    Data, models and verl's own checks are looked at for a whole command line (``-m``) only.
     """
     config, composed = compose(module, overrides)
-    launch, whole = config and Launch(config), "-m" in args.launch
-    errors = {finding.check for finding in composed if finding.severity == "error"}
     if not args.launch:
         composed = [dataclasses.replace(finding, what=f"{_EXAMPLE}: {finding.what}") for finding in composed]
-    found = [*installation(), *composed]
-    if launch:
-        found += selects_no_loss_of_ours(launch)
-    if launch and whole:
-        found += [*data_files(config, "warning" if args.dry_run else "error"), *model_folders(config)]
-    if launch and whole and errors <= {"unjudged"}:  # verl would refuse again what is an error already
-        found += verls_own_checks(module, config)
-    if launch and launch.is_fspo and not errors:
-        found += spread.findings(launch, args.sigma, args.noise, args.records)
+    found, rows = [*installation(), *composed], []
     if workers:
-        found += ray_workers.findings(workers, config)
-    if workers and launch and whole:
-        found += ray_workers.cluster(workers, config)
-    rows = []
-    if args.plan and launch and not errors:
+        found += cluster.findings(workers, config)
+    if config is None:
+        return by_severity(found), rows
+    launch, errors = Launch(config), {finding.check for finding in composed if finding.severity == "error"}
+    found += selects_no_loss_of_ours(launch)
+    if "-m" in args.launch:
+        found += [*data_files(config, "warning" if args.dry_run else "error"), *model_folders(config)]
+        found += verls_own_checks(module, config) if errors <= {"unjudged"} else ()  # or verl would refuse it again
+    if launch.is_fspo and not errors:
+        found += spread.findings(launch, args.sigma, args.noise, args.records)
+    if args.plan and not errors:
         try:
             rows = plan(config)
         except (ArithmeticError, TypeError, ValueError) as error:  # a number is missing, 0 or a text
@@ -129,7 +126,7 @@ def compose(module: str, overrides: list[str]) -> tuple[DictConfig | None, list[
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from fspo_verl.preflight import checks
+    from fspo_verl.launch import checks
 
     def look(config):
         if Launch(config).get(ACTOR) is None:
@@ -150,7 +147,7 @@ def compose(module: str, overrides: list[str]) -> tuple[DictConfig | None, list[
 def with_config(module: str, arguments: list[str], look: Callable):
     """Run a verl main as ``python -m`` does, up to its call of ``auto_set_device(config)``; returns ``look(config)``.
 
-    That call is where a launch is checked, too (:mod:`fspo_verl.preflight.hook`). Hydra's own state (config sources,
+    That call is where a launch is checked, too (:mod:`fspo_verl.launch.hook`). Hydra's own state (config sources,
     choices of groups) is there while ``look`` runs. Hydra's output goes to a temporary folder.
 
     Raises:
@@ -203,21 +200,14 @@ def installation() -> Iterator[Finding]:
     yield Finding("note", "versions", f"{text}, Python {sys.version.split()[0]}", f"tested are {tested}")
     if problem := versions.unsupported_verl():
         yield Finding("error", "verl_version", *problem)
-    elif untested := versions.untested_verl():
-        tested = f"tested are {', '.join(versions.TESTED['verl'])}"
-        yield Finding("warning", "untested_verl", f"verl {untested} was not tested with fspo_verl", tested)
-        yield from probe.findings()
+    yield from probe.findings()
     if not any(point.value == "fspo_verl.plugin" for point in metadata.entry_points(group="verl.plugins")):
         why = "the package is imported, not installed"
-        yield Finding("error", "entry_point", "verl finds no plugin fspo_verl", why, ray_workers.INSTALL)
+        yield Finding("error", "entry_point", "verl finds no plugin fspo_verl", why, cluster.INSTALL)
     plugins = importlib.util.find_spec("hydra_plugins")
     if plugins is None or importlib.util.find_spec("hydra_plugins.fspo_verl_searchpath") is None:
         why = "Hydra does not see the packaged configs, and +algorithm.policy_loss=fspo would be a dead value"
-        yield Finding("error", "search_path", "hydra_plugins.fspo_verl_searchpath is missing", why, ray_workers.INSTALL)
-    policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
-    if policy != "auto" and "fspo_verl" not in policy:
-        why = "the launch is not checked before Ray starts, and baselines are not observed"
-        yield Finding("warning", "plugins_off", f"VERL_USE_EXTERNAL_PLUGINS={policy}", why, "unset it")
+        yield Finding("error", "search_path", "hydra_plugins.fspo_verl_searchpath is missing", why, cluster.INSTALL)
 
 
 # --- checks of the launch that verl or the machine decide -------------------------------------------------------------
@@ -289,10 +279,20 @@ def verls_own_checks(module: str, config: DictConfig) -> Iterator[Finding]:
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
-def _print(found: list, rows: list, counts: Counter) -> None:
+def _print(found: list[Finding], rows: list, counts: Counter, launch: list[str]) -> None:
+    """The conclusion, the plan, the findings, and what to do next."""
+    said = [f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}" for severity in ("error", "warning")]
+    print(f"fspo-verl doctor: {', '.join(said)}")
     terminal.show([(row.name, row.value.rjust(20), row.how) for row in rows], widths=(34, 20))
     for finding in found:
         lines = [(finding.severity, finding.what), ("", finding.why), ("fix:", finding.fix)]
         terminal.show([line for line in lines if line[1]], widths=(8,))
-    said = [f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}" for severity in ("error", "warning")]
-    print(f"fspo-verl doctor: {', '.join(said)}")
+    terminal.show([("next:", _next_step(counts["error"], launch))], widths=(8,))
+
+
+def _next_step(errors: int, launch: list[str]) -> str:
+    if errors:
+        return "mend the errors, and run this again"
+    if not launch:
+        return f"fspo-verl doctor -- python3 -m {DEFAULT_MAIN} ..., the command of your launch"
+    return "start the launch" if "-m" in launch else f"python3 -m {DEFAULT_MAIN} {shlex.join(launch)}"

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""From which files Hydra composed the config of a launch, and in which order: a later one wins.
+"""What a launch says to Hydra, and from which files Hydra composed its config, in which order: a later one wins.
 
 Hydra tells a running application its sources, the overrides and the choices of groups; the defaults list is computed
 from these once more, with internals of Hydra (1.3): there is no public way. Imports nothing of verl.
@@ -15,6 +15,17 @@ from typing import NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 OWN_CONFIGS = "pkg://fspo_verl.configs"
+
+
+def override(key: str, text: str | Path) -> str:
+    """``key='text'``, a Hydra override quoted so that Hydra reads the text as it is; for bash see scripts/launch.
+
+    Unquoted, any of ``( ) = { [ ' # & ~ ,`` or a letter beyond ASCII ends the launch, or changes what is read. Only
+    ``${...}`` still has its meaning.
+    """
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    return f"{key}={QuotedString(str(text), Quote.single).with_quotes()}"
 
 
 class Part(NamedTuple):

@@ -16,7 +16,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 import fspo_verl.files
-from fspo_verl.preflight.launch import ACTOR, Finding, Launch
+from fspo_verl.launch.view import ACTOR, Finding, Launch
 
 FILE = "policy_loss.json"
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -30,31 +30,21 @@ _ACTOR_KEYS = (
 
 
 def tracked(config: DictConfig) -> int | None:
-    """The step of the checkpoint that the tracker names, be it there or not; None where a launch has none to follow.
-
-    Raises:
-        ValueError: the tracker holds no number.
-    """
+    """The step of the checkpoint that the tracker names, be it there or not; None where a launch has none to follow."""
     tracker = Path(config.trainer.default_local_dir) / TRACKER
-    return int(tracker.read_text()) if config.trainer.resume_mode == "auto" and tracker.exists() else None
+    text = tracker.read_text().strip() if config.trainer.resume_mode == "auto" and tracker.exists() else ""
+    return int(text) if text.isdigit() else None  # verl itself fails on a tracker that holds something else
 
 
-def saved_steps(folder: Path) -> list[int]:
-    """The steps of the checkpoints in a folder, finished or not."""
-    names = (re.fullmatch(r"global_step_(\d+)", path.name) for path in folder.glob("global_step_*"))
-    return [int(name[1]) for name in names if name]
-
-
-def point(config: DictConfig) -> tuple[Path, int] | None:
+def resume_point(config: DictConfig) -> tuple[Path, int] | None:
     """Folder of the checkpoints, and training step, from which a launch goes on; None if it starts anew.
 
-    verl starts anew where the checkpoint that the tracker names is gone, and fails where it names none.
+    verl starts anew where the checkpoint that the tracker names is gone.
     """
     trainer = config.trainer
-    with contextlib.suppress(ValueError):
-        if (step := tracked(config)) is not None:
-            folder = Path(trainer.default_local_dir)
-            return (folder, step) if (folder / f"global_step_{step}").exists() else None
+    if (step := tracked(config)) is not None:
+        folder = Path(trainer.default_local_dir)
+        return (folder, step) if (folder / f"global_step_{step}").exists() else None
     if trainer.resume_mode == "resume_path":
         checkpoint = Path(str(trainer.resume_from_path))
         step = re.fullmatch(r"global_step_(\d+)", checkpoint.name)
@@ -63,60 +53,60 @@ def point(config: DictConfig) -> tuple[Path, int] | None:
 
 
 def loss_settings(config: DictConfig) -> dict:
-    """Everything in ``actor_rollout_ref.actor`` that shapes the loss, by key; how it is observed does not count."""
+    """Everything in ``actor_rollout_ref.actor`` that shapes the loss, by key; how it is observed does not count.
+
+    Of a band the values in effect count, however they are set.
+
+    Raises:
+        ValueError: a field of the band has a bad value.
+    """
     from fspo_verl.config import Observation  # not while verl is being imported
 
-    actor = config.actor_rollout_ref.actor
-    idle = {field.name for field in dataclasses.fields(Observation)} | {"_target_"}
-    policy_loss = OmegaConf.to_container(actor.policy_loss, resolve=True)
-    settings = {f"policy_loss.{key}": value for key, value in policy_loss.items() if key not in idle}
-    return settings | {key: actor.get(key) for key in _ACTOR_KEYS}
+    launch = Launch(config)
+    if launch.is_fspo:
+        # to_json has null where there is no edge, and in the config that is inf.
+        band = {key: "inf" if key.startswith("eps") and v is None else v for key, v in launch.band.to_json().items()}
+        policy_loss = {"loss_mode": launch.loss_mode} | band
+    else:
+        idle = {field.name for field in dataclasses.fields(Observation)} | {"_target_"}
+        set_there = OmegaConf.to_container(launch.policy_loss, resolve=True)
+        policy_loss = {key: value for key, value in set_there.items() if key not in idle}
+    settings = {f"policy_loss.{key}": value for key, value in policy_loss.items()}
+    return settings | {key: launch.actor.get(key) for key in _ACTOR_KEYS}
 
 
 def is_kept(config: DictConfig) -> bool:
     """Whether a loss of this package has trained the run that a launch goes on with."""
-    resumed = point(config)
+    resumed = resume_point(config)
     return resumed is not None and (resumed[0] / FILE).exists()
 
 
 def changed_on_resume(config: DictConfig) -> Iterator[Finding]:
     """A run that goes on from a checkpoint with another loss than trained it, as far as that is known."""
-    if (resumed := point(config)) is None:
+    if (resumed := resume_point(config)) is None:
         return
     folder, step = resumed
-    before, silent = None, Launch(config).is_ours and f"{FILE} in {folder} does not say"
+    history, unknown = [], f"{FILE} in {folder} does not say" if Launch(config).is_ours else None
     try:
-        before = loss_before(config)
+        history = _history(config)
     except ValueError as problem:
-        silent = str(problem)
-    if before is None:
-        if silent:
+        unknown = str(problem)
+    if not history:
+        if unknown:
             what = f"this run resumes after step {step}, and which loss trained it until then is not known"
             fix = "compare .hydra/config.yaml of that run with this one; the loss of this launch is kept from now on"
-            yield Finding("warning", "unknown_before_resume", what, silent, fix)
+            yield Finding("warning", "unknown_before_resume", what, unknown, fix)
         return
-    settings = loss_settings(config)
-    changed = [key for key in settings if key in before and settings[key] != before[key]]
-    settings, before = ({k: "null" if v is None else v for k, v in found.items()} for found in (settings, before))
+    losses = loss_settings(config), history[-1]["loss"]
+    now, before = ({k: "null" if v is None else v for k, v in loss.items()} for loss in losses)
+    changed = [key for key in now if key in before and now[key] != before[key]]
     if changed:
-        yield Finding(
-            "warning",
-            "changed_on_resume",
-            f"this run resumes after step {step} with "
-            + ", ".join(f"{ACTOR}.{key}={settings[key]} (until then {before[key]})" for key in changed),
-            "its later steps train another loss than its earlier ones",
-            "if that is not meant: " + " ".join(f"{ACTOR}.{key}={before[key]}" for key in changed),
-        )
-
-
-def loss_before(config: DictConfig) -> dict | None:
-    """The :func:`loss_settings` that the checkpoint of a resume was trained with; None if it is not known.
-
-    Raises:
-        ValueError: the file that tells is broken.
-    """
-    history = _history(config)
-    return history[-1]["loss"] if history else None
+        values = ", ".join(f"{ACTOR}.{key}={now[key]} (until then {before[key]})" for key in changed)
+        what, why = f"this run resumes after step {step} with {values}", "its later steps train another loss"
+        sides = {"policy_loss.eps_low", "policy_loss.eps_high"}
+        back = [f"{ACTOR}.policy_loss.eps=null"] if sides <= set(changed) else []  # or eps would have no effect
+        back += [f"{ACTOR}.{key}={before[key]}" for key in changed]
+        yield Finding("warning", "changed_on_resume", what, why, f"if that is not meant: {' '.join(back)}")
 
 
 def keep(config: DictConfig) -> None:
@@ -131,7 +121,7 @@ def keep(config: DictConfig) -> None:
     with contextlib.suppress(ValueError):
         history = _history(config)
     if not history or history[-1]["loss"] != settings:
-        _, step = point(config) or (None, 0)
+        _, step = resume_point(config) or (None, 0)
         history.append({"after_step": step, "loss": settings})
     file = Path(config.trainer.default_local_dir) / FILE
     fspo_verl.files.write_whole([(file, json.dumps(history, indent=1).encode())])
@@ -143,14 +133,11 @@ def _history(config: DictConfig) -> list[dict]:
     Raises:
         ValueError: the file is broken; names it.
     """
-    if (resumed := point(config)) is None:
+    if not is_kept(config):
         return []
-    folder, step = resumed
-    file = folder / FILE
-    if not file.exists():
-        return []
+    folder, step = resume_point(config)
     try:
-        entries = list.copy(json.loads(file.read_text()))
-        return [{"after_step": e["after_step"], "loss": dict(e["loss"])} for e in entries if e["after_step"] < step]
+        entries = [(entry["after_step"], dict(entry["loss"])) for entry in json.loads((folder / FILE).read_text())]
+        return [{"after_step": after, "loss": loss} for after, loss in entries if after < step]
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{file} is broken ({error})") from None
+        raise ValueError(f"{folder / FILE} is broken ({error})") from None

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a launch will do, in numbers that follow from its config alone: GPUs, band, batches, records."""
+"""What a launch will do, in numbers that follow from its config alone: band, batches, records."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 from omegaconf import DictConfig
 
+from fspo_verl.launch.view import Launch
 from fspo_verl.observe.records import COLUMNS
-from fspo_verl.preflight.launch import Launch
 
 
 @dataclass(frozen=True)
@@ -22,16 +22,16 @@ class Row:
     """The arithmetic, or where the value comes from."""
 
 
+def typical_lengths(launch: Launch) -> list[int]:
+    """Response lengths at which to look at a band, up to the longest of this launch."""
+    longest = launch.max_response_length
+    return [*(length for length in (64, 256, 1024, 4096, 16384) if length < longest), longest]
+
+
 def plan(config: DictConfig) -> list[Row]:
     """The plan of a launch with ``actor_rollout_ref``."""
     launch = Launch(config)
-    return [*_gpus(launch), *_band(launch), *_batches(launch), *_records(launch)]
-
-
-def _gpus(launch: Launch) -> Iterator[Row]:
-    for name, pool in (("training GPUs", launch.config.trainer), ("rollout GPUs", launch.rollout_pool)):
-        if pool is not None:
-            yield Row(name, str(pool.nnodes * pool.n_gpus_per_node), f"{pool.nnodes} nodes x {pool.n_gpus_per_node}")
+    return [*_band(launch), *_batches(launch), *_records(launch)]
 
 
 def _band(launch: Launch) -> Iterator[Row]:
@@ -40,13 +40,13 @@ def _band(launch: Launch) -> Iterator[Row]:
     if launch.loss_mode == "vanilla":
         yield Row("unclipped token ratio", f"{1 - low:g} to {1 + high:g}", f"1 - {low:g}, 1 + {high:g}")
     elif launch.loss_mode == "gspo":
-        for length in launch.typical_lengths:
+        for length in typical_lengths(launch):
             ratios = f"{(1 - low) ** length:.3g} to {(1 + high) ** length:.3g}"
             yield Row(f"unclipped ratio at L={length}", ratios, f"(1 - {low:g})^{length}, (1 + {high:g})^{length}")
-    elif launch.is_fspo and (not launch.half_widths or launch.band.normalization != "plain"):
+    elif launch.is_fspo and launch.band.normalization != "plain":
         yield Row("unclipped ratio", "set by the data", launch.band.describe())
     elif launch.is_fspo:
-        for length, (lowest, highest) in launch.band_as_ratios(launch.typical_lengths).items():
+        for length, (lowest, highest) in launch.band_as_ratios(typical_lengths(launch)).items():
             yield Row(f"unclipped ratio at L={length}", f"{lowest:.3g} to {highest:.3g}", launch.band.describe())
 
 

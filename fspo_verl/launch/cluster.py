@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
-from fspo_verl.preflight.launch import Finding, Launch
+from fspo_verl.launch.view import Finding, Launch
 
 INSTALL = "pip install . in a clone of fspo_verl"
 _WORKER_SECONDS = 60
@@ -26,7 +26,7 @@ class Workers:
     def __init__(self):
         import ray
 
-        self.where, self.gpus, self.shares_queue, self.answers = "a local Ray", 0, False, {}
+        self.where, self.shares_queue, self.answers = "a local Ray", False, {}
         if (problem := _unreachable(os.environ.get("RAY_ADDRESS", ""))) is not None:
             self.problem = problem, "start the cluster, or unset RAY_ADDRESS"
             return
@@ -44,7 +44,6 @@ class Workers:
             fix = "RAY_AUTH_MODE=token for a cluster with a token, RAY_TMPDIR=/tmp for a long path, or see Ray's logs"
             self.problem = f"{self.where} cannot be used: {said}", fix
             return
-        self.gpus = int(ray.cluster_resources().get("GPU", 0))
         self.shares_queue = _TRANSFER_QUEUE in ray.util.list_named_actors(all_namespaces=True)
         self.answers = {node["NodeManagerAddress"]: _ask(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
 
@@ -84,7 +83,7 @@ def _ask(node: str):
 
 
 def findings(workers: Workers, config: DictConfig | None) -> Iterator[Finding]:
-    """What the workers lack of what a launch needs.
+    """What the workers lack of what a launch needs, and another run whose end would stop this one.
 
     Args:
         config: None where no launch was given, or none composed.
@@ -95,6 +94,10 @@ def findings(workers: Workers, config: DictConfig | None) -> Iterator[Finding]:
         what, fix = workers.problem
         yield Finding("error", "worker", what, fix=fix)
         return
+    if workers.shares_queue:
+        why = "both would use one TransferQueue, and the end of one run closes it for the other, which then hangs"
+        what = f"another run of verl is on {workers.where}"
+        yield Finding("warning", "shared_queue", what, why, "wait for its end, or start a Ray cluster for each run")
     ray.wait([*workers.answers.values()], num_returns=len(workers.answers), timeout=_WORKER_SECONDS)
     good = 0
     for node, answer in workers.answers.items():
@@ -128,17 +131,3 @@ def missing(sees: dict, config: DictConfig | None) -> tuple[str, str]:
     if launch and launch.config.actor_rollout_ref.rollout.get("name") == "vllm" and not sees["vllm"]:
         return "cannot import vllm, which actor_rollout_ref.rollout.name=vllm needs", "pip install verl[vllm]"
     return "", ""
-
-
-def cluster(workers: Workers, config: DictConfig) -> Iterator[Finding]:
-    """Fewer GPUs than the launch books, for which verl would wait; another run whose end would stop this one."""
-    launch = Launch(config)
-    needed = sum(pool.nnodes * pool.n_gpus_per_node for pool in (config.trainer, launch.rollout_pool) if pool)
-    there = launch.get("ray_kwargs.ray_init.num_gpus") or workers.gpus
-    if there < needed:
-        fix = "nnodes and n_gpus_per_node that are there"
-        yield Finding("error", "gpus", f"the launch books {needed} GPUs, {workers.where} has {there}", fix=fix)
-    if workers.shares_queue:
-        why = "both would use one TransferQueue, and the end of one run closes it for the other, which then hangs"
-        what = f"another run of verl is on {workers.where}"
-        yield Finding("warning", "shared_queue", what, why, "wait for its end, or start a Ray cluster for each run")

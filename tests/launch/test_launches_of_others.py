@@ -11,8 +11,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from fspo_verl.preflight import hook
-from fspo_verl.preflight.launch import Launch
+from fspo_verl.launch import hook
+from fspo_verl.launch.view import Launch
 
 ACTOR = "actor_rollout_ref.actor"
 LOSS = f"{ACTOR}.policy_loss"

@@ -13,8 +13,8 @@ from test_doctor import POLICY_LOSS, SELECT, diagnose, found
 
 from fspo_verl import clips
 from fspo_verl.band import Band
+from fspo_verl.launch import spread
 from fspo_verl.observe.records import RecordWriter
-from fspo_verl.preflight import spread
 
 
 @pytest.mark.parametrize(

@@ -109,24 +109,26 @@ class Launch:
         yield from self._unregistered_names()
 
     def _unregistered_names(self) -> Iterator[Finding]:
-        """``fspo`` as an advantage estimator, and a loss of nearly that name, unless a plugin has registered it."""
+        """A loss as an advantage estimator, and a loss of nearly that name, unless a plugin has registered it."""
         mode, estimator = self.get(f"{POLICY_LOSS}.loss_mode"), self.get("algorithm.adv_estimator")
-        misspelt = isinstance(mode, str) and mode not in ("fspo", *OPTIONS) and _is_close(mode, "fspo")
-        if not misspelt and estimator != "fspo":
+        is_misspelt = isinstance(mode, str) and mode not in ("fspo", *OPTIONS) and _is_close(mode, "fspo")
+        is_a_loss = estimator == "fspo" or (self.selects_ours and estimator in OPTIONS)
+        if not is_misspelt and not is_a_loss:
             return
         from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 
-        if misspelt and mode not in POLICY_LOSS_REGISTRY:
+        if is_misspelt and mode not in POLICY_LOSS_REGISTRY:
             what, why = f"{POLICY_LOSS}.loss_mode={mode!r} is not registered", "the run fails at its first actor update"
             yield Finding("warning", "misspelt_loss", what, why, f"if it was to be FSPO: +{GROUP}=fspo")
-        if estimator == "fspo" and estimator not in ADV_ESTIMATOR_REGISTRY:
-            what, why = "algorithm.adv_estimator=fspo names a policy loss", "the run fails after its first rollout"
-            yield Finding("error", "fspo_as_advantages", what, why, f"algorithm.adv_estimator=grpo +{GROUP}=fspo")
+        if is_a_loss and estimator not in ADV_ESTIMATOR_REGISTRY:
+            what = f"algorithm.adv_estimator={estimator} names a policy loss"
+            fix = "algorithm.adv_estimator=grpo" + ("" if self.selects_ours else f" +{GROUP}={estimator}")
+            yield Finding("error", "loss_as_advantages", what, "the run fails after its first rollout", fix)
 
     @cached_property
     def parts(self) -> list:
-        """The files that the config was composed from; see :func:`fspo_verl.preflight.composition.parts`."""
-        from fspo_verl.preflight import composition
+        """The files that the config was composed from; see :func:`fspo_verl.launch.composition.parts`."""
+        from fspo_verl.launch import composition
 
         return composition.parts()
 
@@ -147,11 +149,6 @@ class Launch:
         """What the rollout engine generates up to; ``data.max_response_length`` is only its default."""
         return self.get("actor_rollout_ref.rollout.response_length") or self.get("data.max_response_length")
 
-    @property
-    def typical_lengths(self) -> list[int]:
-        """Response lengths at which to look at a band, up to the longest of this launch."""
-        return [*(n for n in (64, 256, 1024, 4096, 16384) if n < self.max_response_length), self.max_response_length]
-
     @cached_property
     def band(self):
         """The :class:`fspo_verl.band.Band` of an fspo launch.
@@ -170,25 +167,6 @@ class Launch:
 
         ratios = clip_ratios(self.actor.get)
         return ratios["clip_ratio_low"], ratios["clip_ratio_high"]
-
-    @property
-    def half_widths(self) -> dict[str, tuple[float, float]]:
-        """Config key of each clip edge to its value, and to its distance from the centre at the longest response.
-
-        The distance is in nats of S. Empty where the data decide, and for losses that clip tokens.
-        """
-        longest = self.max_response_length
-        if longest and self.is_fspo and not self.band.is_studentized:
-            scale = longest**self.band.length_power
-            edges = {"eps_low": self.band.low, "eps_high": self.band.high}
-            return {f"{POLICY_LOSS}.{side}": (eps, eps * scale) for side, eps in edges.items()}
-        if longest and self.loss_mode == "gspo":  # clips S/L
-            from fspo_verl.observe.settings import log_range
-
-            keys, edges = ("clip_ratio_low", "clip_ratio_high"), self.clip_range
-            halves = (edge * longest for edge in log_range(*edges))
-            return {f"{ACTOR}.{key}": values for key, *values in zip(keys, edges, halves, strict=True)}
-        return {}
 
     def with_eps(self, low: float, high: float) -> str:
         """Overrides that give the band these half-widths, in the keys that the launch sets."""
@@ -213,13 +191,6 @@ class Launch:
             return fully_async.trigger_parameter_sync_step
         separate = self.get("trainer.use_v1") and self.config.trainer.v1.trainer_mode == "separate_async"
         return self.config.trainer.v1.separate_async.parameter_sync_step if separate else None
-
-    @property
-    def rollout_pool(self) -> DictConfig | None:
-        """Nodes and GPUs that only generate (``nnodes``, ``n_gpus_per_node``); None where those that train do."""
-        if self.get("rollout.n_gpus_per_node") is not None:
-            return self.config.rollout  # fully-async and one-step-off
-        return None if self.rounds_per_sync is None else self.config.actor_rollout_ref.rollout
 
     @property
     def prompts_per_rollout(self) -> int | None:
