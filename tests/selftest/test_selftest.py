@@ -54,8 +54,7 @@ def test_the_batch_is_clear_of_every_edge_and_every_part_of_the_loss_acts(dtype,
     new, old, advantages, mask = selftest.make_batch(rows, width, dtype)
     band = Band(selftest.EPS[dtype])
     found = fspo_loss(new.double(), old.double(), advantages.double(), mask, band)
-    for side in (found.clipped_upper, found.clipped_lower, found.clipped_dual):
-        assert side.any()
+    assert found.clipped_upper.any() and found.clipped_lower.any() and found.clipped_dual.any()
     assert (~found.clipped & (found.advantage > 0)).any() and (~found.clipped & (found.advantage < 0)).any()
     place = found.log_ratio / found.length.clamp(min=1).sqrt() / selftest.EPS[dtype]
     assert min((place.abs() - 1).abs().min(), (place - 3).abs().min()) > 0.05
@@ -72,7 +71,6 @@ PLANTED = {
     "padding that gets a gradient": ("idle = ~ctx.mask[rows] | (", "idle = (~ctx.mask[rows] & False) | (", LOSS),
     "a clip that keeps the gradient": ("torch.where(above, positive.detach(), positive)", "positive", LOSS),
     "an extra .item()": (RETURN, f"    length.sum().item()\n{RETURN}", {"waits"}),
-    "a branch on a tensor": (RETURN, f"    assert length.sum() >= 0\n{RETURN}", {"waits"}),
     "a host copy in the backward pass": (BACKWARD, f"        ctx.mask.sum().cpu()\n{BACKWARD}", {"waits"}),
 }
 
@@ -123,20 +121,18 @@ def test_nothing_of_the_forward_pass_is_as_large_as_the_batch():
         assert (sizes.largest < new.numel()) is small
 
 
-def check(name: str, status: str = "ok", **figures) -> dict:
-    return {"name": name, "status": status, "text": ""} | figures
-
-
 @pytest.mark.parametrize(
-    ("checks", "conclusion", "advice"),
+    ("failed", "eps", "conclusion", "advice"),
     [
-        ([check("ranks", "error"), check("noise_bf16", eps=0.1)], "does not train FSPO right: ranks failed", "report"),
-        ([check("ranks")], "verl is not installed", "install verl"),
-        ([check("noise_fp32", eps=1e-6), check("noise_bf16", eps=0.031)], "0.031 in bf16", "eps to 0.031 or more"),
-        ([check("noise_fp32", eps=1e-6), check("noise_bf16", eps=0.03)], "0.03 in bf16", "0.03 is above the noise"),
+        (["ranks"], {"bf16": 0.1}, "does not train FSPO right: ranks failed", "report"),
+        ([], {}, "verl is not installed", "install verl"),
+        ([], {"fp32": 1e-6, "bf16": 0.031}, "1e-06 in fp32 and 0.031 in bf16", "eps to 0.031 or more"),
+        ([], {"fp32": 1e-6, "bf16": 0.03}, "0.03 in bf16", "0.03 is above the noise"),
     ],
 )
-def test_the_conclusion_and_the_next_step_follow_from_the_checks(checks, conclusion, advice):
+def test_the_conclusion_and_the_next_step_follow_from_the_checks(failed, eps, conclusion, advice):
+    checks = [{"name": name, "status": "error"} for name in failed]
+    checks += [{"name": f"noise_{dtype}", "status": "ok", "eps": value} for dtype, value in eps.items()]
     said = selftest.summary(checks)
     assert conclusion in said[0] and advice in said[1]
 
@@ -154,9 +150,7 @@ def test_the_command_on_a_cpu():
     report = json.loads(run("-m", "fspo_verl.cli", "selftest", "--device", "cpu", "--json"))
     found = {check["name"]: check for check in report["checks"]}
     assert {check["status"] for check in found.values()} == {"ok"}
-    assert (
-        0 < found["noise_fp32"]["eps"] < 1e-3 < found["noise_bf16"]["eps"] and "gradient norm" in found["step"]["text"]
-    )
+    assert "step" in found and 0 < found["noise_fp32"]["eps"] < 1e-3 < found["noise_bf16"]["eps"]
 
 
 @pytest.mark.long
@@ -164,8 +158,7 @@ def test_without_verl_the_loss_is_checked_and_the_rest_skipped():
     absent = ("verl", "ray", "tensordict", "omegaconf", "hydra", "transformers")
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({absent}))\n"  # Python then finds none of them
-        "from fspo_verl import cli, versions\n"
-        "versions.installed = lambda package: None\n"
+        "from fspo_verl import cli, versions; versions.installed = lambda package: None\n"
         "sys.exit(cli.main(['selftest', '--device', 'cpu']))\n"
     )
     first, *_, last = run("-c", code).splitlines()
@@ -185,8 +178,6 @@ def test_a_wrong_call_is_named(options, message, capsys, monkeypatch):
 def test_float32_and_one_layout_silence_the_noise():
     settings = ["bf16, 8 rows, then 1", "fp32, 8 rows, then 1", "bf16, 4 rows both times"]
     options = ["--responses", "16", "--longest", "48", "--settings", *settings]
-    text = run("scripts/bench/noise.py", *options).splitlines()
-    rounded, full, same = (
-        float(line.removeprefix(name).split()[0]) for name in settings for line in text if line.startswith(name)
-    )
+    text = run("scripts/bench/noise.py", *options)
+    rounded, full, same = (float(text.split(f"\n{name} ")[1].split()[0]) for name in settings)
     assert rounded > 1e-3 > 1e-5 > full and same < rounded / 10
