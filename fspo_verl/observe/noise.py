@@ -7,6 +7,7 @@ in other micro-batches and kernels, and S would be 0 without it. A band that suc
 before the policy has moved at all. docs/noise.md says how large the noise is and what helps.
 """
 
+import logging
 import math
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ import numpy as np
 from fspo_verl.band import Band
 from fspo_verl.observe.metrics import PREFIX
 from fspo_verl.observe.settings import RunSettings
+
+logger = logging.getLogger("fspo_verl")
 
 SHARE = 0.01
 """Of the unmoved responses, the share outside the band up to which their noise counts as harmless.
@@ -86,28 +89,28 @@ def of_metrics(metrics) -> Noise | None:
 
 
 class Watch:
-    """Adds up the unmoved responses of a run that trains, until their noise is known to fill the band."""
+    """Adds up the unmoved responses of a run that trains, and warns once when their noise is known to fill the band."""
 
     def __init__(self):
         self._responses = self._outside = self._variance = 0
         self._said = False
 
-    def add(self, band: Band, length, quadratic_variation, outside) -> str | None:
-        """Take ``[rows]`` columns of unmoved rows; what to warn of, once, and None before and after."""
+    def add(self, band: Band, length, quadratic_variation, outside) -> None:
+        """Take ``[rows]`` columns of unmoved rows."""
         rows = length > 0
         self._responses += int(rows.sum())
         self._outside += int(outside[rows].sum())
         self._variance += float((quadratic_variation[rows] / length[rows]).sum())
         if self._said or not self._responses:
-            return None
+            return
         sigma = math.sqrt(self._variance / self._responses)
-        text = warning(Noise(self._responses, sigma, self._outside / self._responses), band)
-        self._said = text is not None
-        return text
+        if text := warning(Noise(self._responses, sigma, self._outside / self._responses), band):
+            self._said = True
+            logger.warning("%s. Said once.", text)
 
 
-def warning(noise: Noise, band: Band, loss: str = "fspo") -> str | None:
-    """What to say where the band of a loss is narrower than the noise; None where it is not.
+def warning(noise: Noise, band: Band) -> str | None:
+    """What to say where a band is narrower than the noise; None where it is not.
 
     That is, where more than :data:`SHARE` of the unmoved responses lie outside, by two standard deviations of a Poisson
     count, which takes responses for independent. A width of sqrt(Q) is in units of whatever made S, noise included: it
@@ -117,18 +120,12 @@ def warning(noise: Noise, band: Band, loss: str = "fspo") -> str | None:
     # The comparison is False for NaN, where there is no band to leave.
     if band.is_studentized or not count - 2 * math.sqrt(count) > SHARE * noise.responses:
         return None
-    text = (
+    wide = f" ({rounded_up(noise.widen):g} times as wide leaves {SHARE:.0%} outside)" if noise.widen > 0 else ""
+    return (
         f"eps lies below the numerical noise: of {noise.responses:,} responses of first mini-batches, where nothing "
         f"has moved yet, {noise.outside:.0%} lie outside the {band.describe()}, as rounding alone moves a token's "
-        f"log-ratio by {noise.sigma:.2g}. What helps: a wider eps, {HELP}"
+        f"log-ratio by {noise.sigma:.2g}. What helps: a wider band{wide}, {HELP}"
     )
-    if math.isnan(noise.widen):
-        return text
-    edges, names = [noise.widen * eps for eps in (band.low, band.high)], ("eps_low", "eps_high")
-    if loss == "gspo":
-        edges, names = [-math.expm1(-edges[0]), math.expm1(edges[1])], ("clip_ratio_low", "clip_ratio_high")
-    wider = " and ".join(f"{name}={rounded_up(edge):g}" for name, edge in zip(names, edges, strict=True))
-    return f"{text}; {SHARE:.0%} would lie outside with {wider}"
 
 
 def rounded_up(eps: float) -> float:
