@@ -4,7 +4,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from fspo_verl.band import Band
 
@@ -75,10 +75,11 @@ class RunSettings:
 
     @staticmethod
     def from_json(data: Mapping) -> "RunSettings":
-        """The inverse of :meth:`to_json`.
+        """The inverse of :meth:`to_json`; other keys are left out.
 
         Raises:
-            TypeError, ValueError: there are fields or values that settings cannot have.
+            TypeError, ValueError: the band has fields or values that a band cannot have.
         """
+        known = {field.name: data[field.name] for field in fields(RunSettings) if field.name in data}
         band = data.get("band")
-        return RunSettings(**dict(data) | {"band": band and Band.from_json(band)})
+        return RunSettings(**known | {"band": band and Band.from_json(band)})

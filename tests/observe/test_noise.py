@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from simulated_records import frame
 from test_doctor import POLICY_LOSS, SELECT, diagnose, found
-from test_policy_loss import CUTS, MiniBatch, actor_config
+from test_policy_loss import CUTS, MiniBatch, actor_config, padded_batch
 from test_records import counted_ppo_loss, train, worker, writers  # noqa: F401  fixtures
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.utils import tensordict_utils as tu
 from verl.workers import engine_workers
 
@@ -79,8 +80,9 @@ def test_log_probs_of_the_rollout_engine_are_not_called_noise(counted_ppo_loss, 
 
 
 def test_outside_verls_ppo_loss_nothing_is_known():
-    config = actor_config(policy_loss=FSPOPolicyLossConfig())
-    assert not observer._is_unmoved(config, observer.microbatch.current())
+    config, batch = actor_config(policy_loss=FSPOPolicyLossConfig()), padded_batch()
+    _, metrics = get_policy_loss_fn("fspo")(**batch, loss_agg_mode="token-mean", config=config)
+    assert all(set(metrics[f"actor/fspo/{name}"].values) == {0.0} for name in UNMOVED)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_a_band_widened_as_told_leaves_the_share_outside(seed, sigma, rows, band
         (0.054, Band(1.5, normalization="studentized"), False),
     ],
 )
-def test_the_warning_names_what_helps_and_its_eps_ends_it(sigma, band, warned):
+def test_the_warning_names_what_helps_and_its_band_ends_it(sigma, band, warned):
     rng = np.random.default_rng(0)
     length = rng.integers(10, 500, 1000)
     records = frame(length, sigma * np.sqrt(length) * rng.standard_normal(1000), sigma**2 * length)
@@ -156,21 +158,10 @@ def test_the_warning_names_what_helps_and_its_eps_ends_it(sigma, band, warned):
     assert (text is not None) == warned
     if warned:
         assert "float32" in text and "docs/noise.md" in text
-        eps = float(re.search(r"eps_low=([\d.]+)", text)[1])
-        assert eps == pytest.approx(found.widen * band.low, rel=0.1)
-        wider = Band(eps)
+        times = float(re.search(r"([\d.]+) times as wide leaves 1% outside", text)[1])
+        assert times == pytest.approx(found.widen, rel=0.1)
+        wider = Band(times * band.eps)
         assert noise.warning(noise.of_records(records, None, wider), wider) is None
-
-
-def test_the_warning_of_gspo_names_its_own_keys_and_they_end_it():
-    rng = np.random.default_rng(0)
-    length = rng.integers(10, 500, 1000)
-    records = frame(length, 0.02 * np.sqrt(length) * rng.standard_normal(1000), 0.02**2 * length)
-    narrow = RunSettings("gspo", clip_ratio_low=3e-4, clip_ratio_high=4e-4)
-    text = noise.warning(noise.of_records(records, None, narrow.trained_band), narrow.trained_band, "gspo")
-    wider = dict(re.findall(r"(clip_ratio_\w+)=([\d.]+)", text))
-    band = RunSettings("gspo", **{key: float(value) for key, value in wider.items()}).trained_band
-    assert noise.of_records(records, None, band).outside == pytest.approx(noise.SHARE, abs=0.002)
 
 
 def test_a_few_responses_are_no_evidence():
