@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numerical noise: measured on responses that have not moved and on no others, and said where a band is below it."""
 
-import asyncio
 import logging
 import re
 
@@ -14,11 +13,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from simulated_records import frame
 from test_doctor import POLICY_LOSS, SELECT, diagnose, found
-from test_policy_loss import CUTS, MiniBatch, actor_config, padded_batch
-from test_records import counted_ppo_loss, train, worker, writers  # noqa: F401  fixtures
+from test_policy_loss import CUTS, actor_config, padded_batch
+from test_records import counted_ppo_loss, train, writers  # noqa: F401  fixtures
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
-from verl.utils import tensordict_utils as tu
-from verl.workers import engine_workers
 
 from fspo_verl.analysis.calibrate import calibrate
 from fspo_verl.analysis.runs import Run
@@ -83,36 +80,6 @@ def test_outside_verls_ppo_loss_nothing_is_known():
     config, batch = actor_config(policy_loss=FSPOPolicyLossConfig()), padded_batch()
     _, metrics = get_policy_loss_fn("fspo")(**batch, loss_agg_mode="token-mean", config=config)
     assert all(set(metrics[f"actor/fspo/{name}"].values) == {0.0} for name in UNMOVED)
-
-
-@pytest.mark.parametrize(
-    ("synced", "unmoved"),
-    [
-        ([1, 2, 3], [True, True, True, True]),  # one optimiser step per rollout: every mini-batch is unmoved
-        ([None, 1, None], [True, False, True, False]),  # two
-        ([None, None, None], [True, False, False, False]),  # an asynchronous run between two weight syncs
-    ],
-)
-def test_the_first_mini_batch_after_a_weight_sync_is_unmoved(worker, synced, unmoved):  # noqa: F811
-    """Older trainers do not say in which step they drew a prompt; all of them sync before the old policy is another."""
-    cls, _ = worker
-    counted = engine_workers.ppo_loss
-    config = actor_config(policy_loss=FSPOPolicyLossConfig())
-    found = []
-
-    def optimiser_step():
-        output, data = MiniBatch().micro_batch(range(8))
-        tu.assign_non_tensor_stack(data, "uid", ["prompt"] * 8)
-        position = counted(config, output, data)
-        found.append(position.mini_batch == 0)
-
-    asyncio.run(cls.update_weights(None, global_steps=0))
-    optimiser_step()
-    for step in synced:
-        if step is not None:
-            asyncio.run(cls.update_weights(None, global_steps=step))
-        optimiser_step()
-    assert found == unmoved
 
 
 # --- whether the band lies below it ----------------------------------------------------------------------------------
