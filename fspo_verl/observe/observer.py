@@ -47,12 +47,12 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
         columns = to_numpy(columns)
     # Whether the weights of this call are those of the old log-probs, as far as that is known.
     from_rollout = config.policy_loss.get("old_log_probs_from_rollout")
-    unmoved = micro_batch is not None and mini_batch == 0 and not from_rollout
-    if unmoved and band is not None and micro_batch.rank == 0:
+    on_policy = micro_batch is not None and mini_batch == 0 and not from_rollout
+    if on_policy and band is not None and micro_batch.rank == 0:
         _noise_watch().add(band, *(columns[name] for name in ("length", "quadratic_variation", "outside")))
     length_bins = config.policy_loss.get("length_bins") or metrics.LENGTH_BINS
     rows = config.global_batch_info.get("global_batch_size") or len(columns["length"])
-    return columns, metrics.metrics(columns, length_bins, rows, mini_batch, unmoved)
+    return columns, metrics.metrics(columns, length_bins, rows, mini_batch, on_policy)
 
 
 _WRITERS: dict[str, "RecordWriter"] = {}  # noqa: F821  by folder; imported where a run writes records

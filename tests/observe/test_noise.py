@@ -28,7 +28,7 @@ from fspo_verl.preflight import doctor
 from fspo_verl.report import calibration, page
 from fspo_verl.report.numbers import noise_of
 
-UNMOVED = ("unmoved_fraction", "unmoved_sigma_squared", "unmoved_outside_fraction")
+ON_POLICY = ("on_policy_fraction", "on_policy_sigma_squared", "on_policy_outside_fraction")
 
 
 # --- the live metric -------------------------------------------------------------------------------------------------
@@ -62,14 +62,14 @@ def test_live_metrics_and_records_agree_however_the_batch_is_cut(
         assert live.outside == pytest.approx(recorded.outside) and 0 < live.outside < 1
     else:
         assert np.isnan(live.outside) and np.isnan(recorded.outside)
-    names = UNMOVED if loss == "fspo" else UNMOVED[:2]
+    names = ON_POLICY if loss == "fspo" else ON_POLICY[:2]
     assert all(len(values[name]) == len(values["rows"]) for name in names)  # at every call, a value per row
 
 
 def test_log_probs_of_the_rollout_engine_are_not_called_noise(counted_ppo_loss, writers, tmp_path):  # noqa: F811
     config = actor_config(policy_loss=FSPOPolicyLossConfig(records_dir=str(tmp_path), old_log_probs_from_rollout=True))
     values = train(counted_ppo_loss, config, steps=[1], cut=CUTS["one"])
-    assert all(np.sum(values[name]) == 0 for name in UNMOVED) and np.sum(values["sigma_squared"]) > 0
+    assert all(np.sum(values[name]) == 0 for name in ON_POLICY) and np.sum(values["sigma_squared"]) > 0
     for writer in writers:
         writer.close()
     records = read_records(tmp_path)
@@ -79,7 +79,7 @@ def test_log_probs_of_the_rollout_engine_are_not_called_noise(counted_ppo_loss, 
 def test_outside_verls_ppo_loss_nothing_is_known():
     config, batch = actor_config(policy_loss=FSPOPolicyLossConfig()), padded_batch()
     _, metrics = get_policy_loss_fn("fspo")(**batch, loss_agg_mode="token-mean", config=config)
-    assert all(set(metrics[f"actor/fspo/{name}"].values) == {0.0} for name in UNMOVED)
+    assert all(set(metrics[f"actor/fspo/{name}"].values) == {0.0} for name in ON_POLICY)
 
 
 # --- whether the band lies below it ----------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def test_the_doctor_judges_eps_by_a_noise(sigma, warned, capsys):
         assert "eps_below_noise" not in found(diagnose("--noise", str(sigma), SELECT, *fix, capsys=capsys)[1])
 
 
-def test_the_doctor_judges_eps_by_the_unmoved_responses_of_records(monkeypatch, tmp_path, capsys):
+def test_the_doctor_judges_eps_by_the_on_policy_responses_of_records(monkeypatch, tmp_path, capsys):
     import fspo_verl.observe.records
 
     def records(folder, columns=None, max_rows=None):
@@ -250,7 +250,7 @@ def test_calibrate_and_report_tell_the_noise(sigma, warned, tmp_path):
 
 
 def test_the_report_of_a_run_without_records_tells_the_noise_of_its_metrics(tmp_path):
-    logged = {"unmoved_fraction": 0.25, "unmoved_sigma_squared": 0.25 * 0.05**2, "unmoved_outside_fraction": 0.1}
+    logged = {"on_policy_fraction": 0.25, "on_policy_sigma_squared": 0.25 * 0.05**2, "on_policy_outside_fraction": 0.1}
     metrics = pd.DataFrame([{f"actor/fspo/{k}": v for k, v in (logged | {"rows": 128}).items()}] * 3)
     run = Run("run", tmp_path, metrics, frame([]).assign(step=[]), None, [])
     assert noise_of(run) == pytest.approx(noise.Noise(384, 0.05, 0.4, np.nan), nan_ok=True)
