@@ -53,7 +53,7 @@ def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of the run: its records, or else its metrics")
     rate = (
-        "share to clip of the responses with A > 0, and of those with A < 0, unmoved ones included (default: 0.1; "
+        "share to clip of the responses with A > 0, and of those with A < 0, on-policy ones included (default: 0.1; "
         "the authors' clip rates are not known)"
     )
     add("--target-clip-rate", type=float, default=0.1, metavar="RATE", help=rate)

@@ -74,46 +74,25 @@ class Clip:
     def clipped(self, records: pd.DataFrame) -> np.ndarray:
         """Share ``[rows]`` of each response that loses its gradient, given the sign of its advantage; 0 where A = 0.
 
-        An advantage that varies along a response counts with its mean. Here: all of it where it is outside the range.
+        An advantage that varies along a response counts with its mean.
         """
-        return (self.outside(records) & (records["advantage"].to_numpy() != 0)).astype(np.float64)
+        raise NotImplementedError
 
     def outside(self, records: pd.DataFrame) -> np.ndarray:
         """bool ``[rows]``: outside the range, whatever the advantage; an edge is inside.
 
         Raises:
-            ValueError: the clip works token by token, and the records hold its clips by sign only.
+            ValueError: the clip works token by token.
         """
-        raise NotImplementedError
+        raise ValueError(f"{self.name} clips token by token: the records do not tell what is outside its range")
 
     def matched(self, records: pd.DataFrame, rate: float) -> "Clip":
         """The clip with its range multiplied by the one number at which :meth:`clipped` has this overall rate.
 
-        The edge comes to lie half way between the last response inside and the first outside, so that no rounding
-        decides which of them is clipped.
-
         Raises:
             ValueError: the clip works token by token, or too few responses are on the clipped side of the centre.
         """
-        multiple = self._multiple(records)[records["advantage"].to_numpy() != 0]
-        if not len(multiple):
-            raise ValueError(f"no clip rate of {rate:g} can be matched: no response has an advantage")
-        factor = upper_quantile(multiple, rate)
-        if factor <= 0:
-            raise ValueError(
-                f"{self.name} cannot clip {rate:g} of these responses, as only {np.mean(multiple > 0):.3g} of them "
-                "have moved to the side on which they can be clipped"
-            )
-        if len(clipped := multiple[multiple > factor]):
-            factor = (factor + clipped.min()) / 2
-        return self._scaled(float(factor))
-
-    def _multiple(self, records: pd.DataFrame) -> np.ndarray:
-        """By what ``[rows]`` the range would have to be multiplied for each response to be on its edge."""
-        raise NotImplementedError
-
-    def _scaled(self, factor: float) -> "Clip":
-        raise NotImplementedError
+        raise ValueError(f"{self.name} clips token by token: the records hold its clips at one range only")
 
 
 @dataclass(frozen=True)
@@ -131,9 +110,9 @@ class BandClip(Clip):
 
     def clipped(self, records):
         """0 or 1. Edges are computed and compared in float32, as by the loss that trains."""
-        if self.rejects:
-            return super().clipped(records)
         advantage, s = records["advantage"].to_numpy(), records["log_ratio"].to_numpy()
+        if self.rejects:
+            return (self.outside(records) & (advantage != 0)).astype(np.float64)
         low, high, dual = _edges(self.band, records, np.float32)
         return np.where(advantage < 0, (s < low) | (s > dual), (advantage > 0) & (s > high)).astype(np.float64)
 
@@ -142,17 +121,31 @@ class BandClip(Clip):
         low, high, _ = _edges(self.band, records, np.float32)
         return (s < low) | (s > high)
 
-    def _multiple(self, records):
+    def matched(self, records, rate):
+        """An edge comes to lie half way between the last response inside and the first outside, so that no rounding
+        decides which of them is clipped.
+        """
+        multiple = self._multiple(records)[records["advantage"].to_numpy() != 0]
+        if not len(multiple):
+            raise ValueError(f"no clip rate of {rate:g} can be matched: no response has an advantage")
+        factor = upper_quantile(multiple, rate)
+        if factor <= 0:
+            raise ValueError(
+                f"{self.name} cannot clip {rate:g} of these responses, as only {np.mean(multiple > 0):.3g} of them "
+                "have moved to the side on which they can be clipped"
+            )
+        if len(clipped := multiple[multiple > factor]):
+            factor = (factor + clipped.min()) / 2
+        eps = {f"eps_{side}": float(factor) * getattr(self.band, side) for side in ("low", "high", "dual")}
+        return dataclasses.replace(self, band=dataclasses.replace(self.band, eps=None, **eps))
+
+    def _multiple(self, records: pd.DataFrame) -> np.ndarray:
+        """By what ``[rows]`` the range would have to be multiplied for each response to be on its edge."""
         score = standardized(records, self.band)
         above, below = score / self.band.high, -score / self.band.low
         if self.rejects:
             return np.maximum(above, below)
         return np.where(records["advantage"].to_numpy() < 0, np.maximum(below, score / self.band.dual), above)
-
-    def _scaled(self, factor):
-        sides = (self.band.low, self.band.high, self.band.dual)
-        eps = dict(zip(self.eps, (factor * side for side in sides), strict=True))
-        return dataclasses.replace(self, band=dataclasses.replace(self.band, eps=None, **eps))
 
 
 @dataclass(frozen=True)
@@ -161,12 +154,6 @@ class TokenClip(Clip):
 
     def clipped(self, records):
         return np.where(records["advantage"] != 0, records[self.column.name] / records["length"], 0.0)
-
-    def outside(self, records):
-        raise ValueError(f"{self.name} clips token by token: the records do not tell what is outside its range")
-
-    def _multiple(self, records):
-        raise ValueError(f"{self.name} clips token by token: the records hold its clips at one range only")
 
 
 def standardized(records: pd.DataFrame, band: Band) -> np.ndarray:

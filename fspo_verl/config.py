@@ -63,7 +63,7 @@ class Observation:
     old_log_probs_from_rollout: bool | None = False
     """Internal: whether the old log-probs are the rollout engine's. The packaged configs take it from
     algorithm.rollout_correction.bypass_mode. What the first mini-batch shows is then the engines' mismatch and no
-    noise, and the metrics ``actor/fspo/unmoved_*`` stay 0."""
+    noise, and the metrics ``actor/fspo/on_policy_*`` stay 0."""
 
     def _check_observation(self):
         def require(condition: bool, field: str, allowed: str):

@@ -130,16 +130,13 @@ def _aggregate(sequences: SequenceLoss, width: int, loss_agg_mode: str, batch_in
 
 def _band(policy_loss) -> Band:
     """The band of a policy-loss config: the schema itself, or the default band for verl's own ``PolicyLossConfig``."""
-    if isinstance(policy_loss, Band):
-        return policy_loss
-    return _schemaless_band(**Band.fields_in(policy_loss))
+    return policy_loss if isinstance(policy_loss, Band) else _default_band()
 
 
 @functools.cache
-def _schemaless_band(**fields) -> Band:
-    band = Band(**fields)
+def _default_band() -> Band:
     logger.warning(
         "loss_mode=fspo without its config schema: %s is in effect. Set the band with +algorithm.policy_loss=fspo.",
-        band.describe(),
+        Band().describe(),
     )
-    return band
+    return Band()

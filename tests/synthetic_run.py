@@ -66,8 +66,8 @@ def records(
         {
             "step": np.repeat(np.arange(1, steps + 1), prompts * group),
             "mini_batch": mini_batch,
-            "rank": 0,
             "prompt": np.repeat(np.char.add("prompt-", np.arange(groups).astype(str)), group),
+            "prompt_text_hash": np.repeat(np.arange(groups), group),
             "length": length,
             "log_ratio": np.sqrt(variation) * (noise + np.sign(advantage) * 0.1) - 0.9 * variation / 2,
             "quadratic_variation": variation,

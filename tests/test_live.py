@@ -33,8 +33,8 @@ SUMS = {
     "ratio": 0.9,
     "ratio_squared": 1.0,
     "sequence_fraction": 0.9,
-    "unmoved_fraction": 0.5,
-    "unmoved_sigma_squared": 0.02,
+    "on_policy_fraction": 0.5,
+    "on_policy_sigma_squared": 0.02,
 }
 SERIES = {
     "fspo/clip_rate/all": 0.28,
@@ -57,7 +57,7 @@ def test_series_of_a_step():
 
 def test_what_a_step_does_not_give_is_left_out():
     assert live.series({}) == live.series({"actor/pg_clipfrac": 0.1, "val-core/a/acc/mean@1": 0.5}) == {}
-    bypassed = raw(SUMS | {"unmoved_fraction": 0.0, "unmoved_sigma_squared": 0.0})
+    bypassed = raw(SUMS | {"on_policy_fraction": 0.0, "on_policy_sigma_squared": 0.0})
     assert "fspo/noise_sigma" not in live.series(bypassed)
     nothing = {name: 0.0 for name in raw(SUMS)}
     assert live.series(nothing) == {}
@@ -79,7 +79,7 @@ def logged_by_verl(records, cut, mini_batches):
             gathered = {}
             for micro_batch in np.split(share, ends):
                 part = {name: column[micro_batch] for name, column in columns.items()}
-                for name, metric in metrics(part, BINS, len(rows), number, unmoved=number == 0).items():
+                for name, metric in metrics(part, BINS, len(rows), number, on_policy=number == 0).items():
                     gathered.setdefault(name, Metric("mean")).extend(metric)
             ranks.append(gathered)
         for name in ranks[0]:

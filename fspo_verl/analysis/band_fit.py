@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits a clip band to the records of a run: its shape, eps for a wished clip rate, and what it does elsewhere.
 
-``records`` is a DataFrame of :mod:`fspo_verl.observe.records`. All responses with an advantage count, unmoved ones
+``records`` is a DataFrame of :mod:`fspo_verl.observe.records`. All responses with an advantage count, on-policy ones
 included.
 
 An interval of eps is the quantiles at the two ends of the interval of the rate beyond it, which is Wilson's with

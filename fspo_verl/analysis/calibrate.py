@@ -85,7 +85,7 @@ def calibrate(
     """Fit the band of each shape to a target clip rate per side, judge them on later steps, and recommend one.
 
     Args:
-        records: of a run, with unmoved responses.
+        records: of a run, with on-policy responses.
         target: share between 0 and 1.
         rng: source of all draws.
         bins, min_count, draws: as in :mod:`fspo_verl.analysis.clip_rates`.

@@ -17,7 +17,7 @@ from fspo_verl.observe.metrics import NAMES, PREFIX
 from fspo_verl.observe.noise import Noise
 
 _MEAN, _SQUARE = (f"{PREFIX}log_ratio_per_sqrt_length{which}" for which in ("", "_squared"))
-_SEQUENCES, _UNMOVED = (f"{PREFIX}{which}_fraction" for which in ("sequence", "unmoved"))
+_SEQUENCES, _ON_POLICY = (f"{PREFIX}{which}_fraction" for which in ("sequence", "on_policy"))
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _moving_share(metrics: pd.DataFrame) -> pd.Series | None:
 
     1 where a step has one mini-batch only: what moved there did not move by updates.
     """
-    if not {_SEQUENCES, _UNMOVED} <= set(metrics):
+    if not {_SEQUENCES, _ON_POLICY} <= set(metrics):
         return None
-    unmoved = metrics[_UNMOVED] / metrics[_SEQUENCES]
-    return 1 - unmoved.where(unmoved < 0.999, 0.0)
+    on_policy = metrics[_ON_POLICY] / metrics[_SEQUENCES]
+    return 1 - on_policy.where(on_policy < 0.999, 0.0)

@@ -68,9 +68,9 @@ def judge_noise(launch: Launch, sigma: float | None, records) -> Iterator[Findin
         spread = sigma * max(length ** (0.5 - band.length_power) for length in typical_lengths(launch))
         widen = noise.EPS_IN_SIGMA * spread / min(band.low, band.high)
         below = outside > noise.SHARE and not band.is_studentized
-    elif records is not None and (unmoved := noise.of_records(records, records.attrs["settings"], band)):
-        sigma, outside, widen = unmoved.sigma, unmoved.outside, unmoved.widen
-        below = noise.warning(unmoved, band) is not None
+    elif records is not None and (on_policy := noise.of_records(records, records.attrs["settings"], band)):
+        sigma, outside, widen = on_policy.sigma, on_policy.outside, on_policy.widen
+        below = noise.warning(on_policy, band) is not None
     else:
         return
     what = f"with nothing moved, {outside:.2g} of the responses lie outside the band (noise of {sigma:.2g} per token)"

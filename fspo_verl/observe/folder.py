@@ -80,8 +80,7 @@ def claim(folder: Path, run: str, checkpoints: Path | None, resumes: bool) -> Pa
         OSError: it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    checkpoints = checkpoints and str(checkpoints.resolve())
-    values = {"run": run, "checkpoints": checkpoints, "folder": str(folder.resolve())}
+    values = {"run": run, "checkpoints": _resolved(checkpoints)}
     values |= {"host": socket.gethostname(), "process": os.getpid(), "started": _started(os.getpid())}
     while (last := in_force(folder)) is None or _values(last).get("run") != run:
         if reason := why_taken(folder, checkpoints, resumes):
@@ -114,7 +113,7 @@ def why_taken(folder: Path, checkpoints: str | Path | None, resumes: bool) -> st
     if (last := in_force(folder)) is None:
         return "it holds records that no run has claimed" if record_files(folder) else None
     owner = _values(last)
-    if not _same_checkpoints(owner, folder, checkpoints):
+    if checkpoints is None or owner.get("checkpoints") != _resolved(checkpoints):
         return f"it is that of another run, with checkpoints in {owner.get('checkpoints')}"
     if owner.get("host") == socket.gethostname():
         if owner["process"] != os.getpid() and _started(owner["process"]) == owner["started"] is not None:
@@ -145,13 +144,8 @@ def _values(claim: Path) -> dict:
     return {}
 
 
-def _same_checkpoints(owner: dict, folder: Path, checkpoints: str | Path | None) -> bool:
-    """Whether the owner saves its checkpoints there, or did before the whole run was moved."""
-    theirs, before, now = owner.get("checkpoints"), owner.get("folder"), str(folder.resolve())
-    if theirs is None or checkpoints is None:
-        return False
-    mine = str(Path(checkpoints).resolve())
-    return theirs == mine or (before != now and os.path.relpath(theirs, before) == os.path.relpath(mine, now))
+def _resolved(checkpoints: str | Path | None) -> str | None:
+    return None if checkpoints is None else str(Path(checkpoints).resolve())
 
 
 def _last_write(folder: Path, claim: Path) -> float:

@@ -8,8 +8,8 @@ batch, so that verl's mean is the mean over rows, however the batch was cut. Row
 verl adds to fill a batch) count with 0. What is not a mean over rows is a quotient of two of them: the clip rate of a
 length bin is its ``clipped`` over its ``responses``, the effective sample size relative to the number of responses is
 ``ratio``² over ``ratio_squared`` (over ``sequence_fraction``), and the numerical noise of a token's log-ratio is the
-root of ``unmoved_sigma_squared`` over ``unmoved_fraction``; both are 0 on rows of later mini-batches, and where it is
-not known that the first one has not moved. :mod:`fspo_verl.live` logs these quotients.
+root of ``on_policy_sigma_squared`` over ``on_policy_fraction``; both are 0 on rows of later mini-batches, and where it
+is not known that the first one has not moved. :mod:`fspo_verl.live` logs these quotients.
 
 The asynchronous trainers take another mean, over the updates between two weight syncs, each weighted by its responses
 (or, in the fully asynchronous one, all alike); that is the mean over rows as long as these updates have as many.
@@ -50,7 +50,7 @@ NAMES = {
 
 
 def metrics(
-    columns: dict[str, np.ndarray], length_bins: Sequence[int], rows: int, mini_batch: int, unmoved: bool
+    columns: dict[str, np.ndarray], length_bins: Sequence[int], rows: int, mini_batch: int, on_policy: bool
 ) -> dict:
     """Metrics of one call of the loss.
 
@@ -59,19 +59,19 @@ def metrics(
         length_bins: inner edges of the length bins, in response tokens, rising.
         rows: rows of the mini-batch over all ranks, padding included.
         mini_batch: its number within the step, from 0.
-        unmoved: the old log-probs are those of the weights of this call.
+        on_policy: the old log-probs are those of the weights of this call.
     """
     import verl.utils.metric  # not at the top: those who read a run need the names above, and may have no verl
 
     result = {}
-    for name, values in row_values(columns, length_bins, rows, mini_batch, unmoved).items():
+    for name, values in row_values(columns, length_bins, rows, mini_batch, on_policy).items():
         result[PREFIX + name] = metric = verl.utils.metric.Metric("mean")
         metric.values = values.tolist()  # as extend(), which checks the type of each of some ten thousand floats
     return result
 
 
 def row_values(
-    columns: dict[str, np.ndarray], length_bins: Sequence[int], rows: int, mini_batch: int, unmoved: bool
+    columns: dict[str, np.ndarray], length_bins: Sequence[int], rows: int, mini_batch: int, on_policy: bool
 ) -> dict[str, np.ndarray]:
     """The metrics before the mean over rows: name to ``[B]`` array."""
     length, log_ratio, advantage = (columns[name] for name in ("length", "log_ratio", "advantage"))
@@ -94,8 +94,8 @@ def row_values(
         "ratio": ratio,
         "ratio_squared": ratio**2,
         "nonfinite_fraction": columns["finite"] == 0,
-        "unmoved_fraction": is_sequence * unmoved,
-        "unmoved_sigma_squared": sigma_squared * unmoved,
+        "on_policy_fraction": is_sequence * on_policy,
+        "on_policy_sigma_squared": sigma_squared * on_policy,
         "rows": np.full(len(length), rows),
         # No mean can count the mini-batches of a step; but the mean of the first M odd numbers is M.
         "step_rows": np.full(len(length), rows * (2 * mini_batch + 1)),
@@ -104,7 +104,7 @@ def row_values(
     counted = {"responses": has_advantage, "clipped": clipped * has_advantage}
     if "outside" in columns:
         values["outside_band_fraction"] = columns["outside"]
-        values["unmoved_outside_fraction"] = columns["outside"] * unmoved
+        values["on_policy_outside_fraction"] = columns["outside"] * on_policy
         counted["outside"] = columns["outside"] * has_advantage
     for name, in_bin in _bins(length, length_bins).items():
         values |= {f"{name}/{key}": value * in_bin for key, value in counted.items()}

@@ -36,6 +36,7 @@ class MicroBatch(NamedTuple):
     rank: int  # data-parallel rank
     ranks: int  # data-parallel ranks
     prompts: list[str]  # per row; rows with the same id are responses to the same prompt
+    texts: list  # per row, what the prompt says: chat messages, or its id where verl does not pass them on
 
 
 def current() -> MicroBatch | None:
@@ -109,22 +110,29 @@ class _Position:
         ranks, mini_batch_rows, dealt = (tu.get(data, key) for key in ("dp_size", "global_batch_size", _DEALT))
         if not ranks or not mini_batch_rows or dealt is not None:
             return None
-        # verl's v1 trainers sync at the end of a step, and their prompts tell the step that drew them: this one or, in
-        # the asynchronous trainers, an earlier one. Of the older trainers, one-step-off syncs before a step: count.
-        drawn = tu.get(data, "global_steps")
-        step = self.step + (not self.trained) if drawn is None else max((self.synced or 0) + 1, int(np.max(drawn)))
+        step = self._step_of(tu.get(data, "global_steps"))
         if step != self.step:
             self.step, self.mini_batch, self.rows = step, 0, 0
         self.trained = True
-        rows = len(data)
-        self.rows += rows
-        position = MicroBatch(
+        prompts = list(tu.get(data, "uid", [""] * len(data)))
+        micro_batch = MicroBatch(
             step=self.step,
             mini_batch=self.mini_batch,
             rank=torch.distributed.get_rank(dp_group) if torch.distributed.is_initialized() else 0,
             ranks=ranks,
-            prompts=list(tu.get(data, "uid", [""] * rows)),
+            prompts=prompts,
+            texts=list(tu.get(data, "raw_prompt", prompts)),
         )
+        self.rows += len(data)
         if self.rows >= mini_batch_rows // ranks:
             self.rows, self.mini_batch = 0, self.mini_batch + 1
-        return position
+        return micro_batch
+
+    def _step_of(self, drawn) -> int:
+        """The training step of a micro-batch whose prompts were drawn in these steps, None where they do not tell."""
+        if drawn is None:
+            # An older trainer. One-step-off syncs before a step, others after it: the first update after a sync counts.
+            return self.step if self.trained else self.step + 1
+        # A v1 trainer syncs at the end of a step. An asynchronous one may have drawn its prompts in an earlier step.
+        after_sync = 1 if self.synced is None else self.synced + 1
+        return max(after_sync, int(np.max(drawn)))

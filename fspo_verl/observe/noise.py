@@ -7,6 +7,7 @@ in other micro-batches and kernels, and S would be 0 without it. A band that suc
 before the policy has moved at all. docs/noise.md says how large the noise is and what helps.
 """
 
+import logging
 import math
 from typing import NamedTuple
 
@@ -16,8 +17,10 @@ from fspo_verl.band import Band
 from fspo_verl.observe.metrics import PREFIX
 from fspo_verl.observe.settings import RunSettings
 
+logger = logging.getLogger("fspo_verl")
+
 SHARE = 0.01
-"""Of the unmoved responses, the share outside the band up to which their noise counts as harmless.
+"""Of the on-policy responses, the share outside the band up to which their noise counts as harmless.
 
 It is that of a half-width of 2.6 standard deviations of the noise. A band that clips 10% in all is 1.6 standard
 deviations of S wide, so that at this share two fifths of the variance of S are noise, and nearly all of it at 5%.
@@ -33,7 +36,7 @@ HELP = (
 
 
 class Noise(NamedTuple):
-    """What the unmoved responses show."""
+    """What the on-policy responses show."""
 
     responses: int
     sigma: float
@@ -46,7 +49,7 @@ class Noise(NamedTuple):
     """What eps_low and eps_high have to be multiplied with, so that :data:`SHARE` of these responses lie outside."""
 
 
-def unmoved(mini_batch, settings: RunSettings | None):
+def on_policy(mini_batch, settings: RunSettings | None):
     """bool ``[rows]``: responses of the first mini-batch after their old log-probs were computed.
 
     Args:
@@ -58,7 +61,7 @@ def unmoved(mini_batch, settings: RunSettings | None):
 
 def of_records(records, settings: RunSettings | None, band: Band | None) -> Noise | None:
     """The noise of a run's records (see :mod:`fspo_verl.observe.records`), against a band; None if none shows it."""
-    rows = records[unmoved(records["mini_batch"], settings)]
+    rows = records[on_policy(records["mini_batch"], settings)]
     if not len(rows):
         return None
     length, q = (rows[name].to_numpy(np.float64) for name in ("length", "quadratic_variation"))
@@ -74,61 +77,55 @@ def of_records(records, settings: RunSettings | None, band: Band | None) -> Nois
 
 def of_metrics(metrics) -> Noise | None:
     """The noise of a run's live metrics (a table of :class:`fspo_verl.analysis.runs.Run`); None if it logs none."""
-    names = [f"{PREFIX}unmoved_{name}" for name in ("fraction", "sigma_squared", "outside_fraction")]
+    names = [f"{PREFIX}on_policy_{name}" for name in ("fraction", "sigma_squared", "outside_fraction")]
     if not set(names[:2]) <= set(metrics):
         return None
     share, variance, outside = metrics.reindex(columns=names).mean()
     if not share > 0:
         return None
-    # A step logs the rows of one mini-batch, and one of its mini-batches is unmoved.
+    # A step logs the rows of one mini-batch, and one of its mini-batches is on-policy.
     responses = metrics[f"{PREFIX}rows"][metrics[names[0]] > 0].sum()
     return Noise(int(responses), math.sqrt(variance / share), outside / share)
 
 
 class Watch:
-    """Adds up the unmoved responses of a run that trains, until their noise is known to fill the band."""
+    """Adds up the on-policy responses of a run, and warns once when their noise is known to fill the band."""
 
     def __init__(self):
         self._responses = self._outside = self._variance = 0
         self._said = False
 
-    def add(self, band: Band, length, quadratic_variation, outside) -> str | None:
-        """Take ``[rows]`` columns of unmoved rows; what to warn of, once, and None before and after."""
+    def add(self, band: Band, length, quadratic_variation, outside) -> None:
+        """Take ``[rows]`` columns of on-policy rows."""
         rows = length > 0
         self._responses += int(rows.sum())
         self._outside += int(outside[rows].sum())
         self._variance += float((quadratic_variation[rows] / length[rows]).sum())
         if self._said or not self._responses:
-            return None
+            return
         sigma = math.sqrt(self._variance / self._responses)
-        text = warning(Noise(self._responses, sigma, self._outside / self._responses), band)
-        self._said = text is not None
-        return text
+        if text := warning(Noise(self._responses, sigma, self._outside / self._responses), band):
+            self._said = True
+            logger.warning("%s. Said once.", text)
 
 
-def warning(noise: Noise, band: Band, loss: str = "fspo") -> str | None:
-    """What to say where the band of a loss is narrower than the noise; None where it is not.
+def warning(noise: Noise, band: Band) -> str | None:
+    """What to say where a band is narrower than the noise; None where it is not.
 
-    That is, where more than :data:`SHARE` of the unmoved responses lie outside, by two standard deviations of a Poisson
-    count, which takes responses for independent. A width of sqrt(Q) is in units of whatever made S, noise included: it
-    has no eps that lies above the noise.
+    That is, where more than :data:`SHARE` of the on-policy responses lie outside, by two standard deviations of a
+    Poisson count, which takes responses for independent. A width of sqrt(Q) is in units of whatever made S, noise
+    included: it has no eps that lies above the noise.
     """
     count = noise.outside * noise.responses
     # The comparison is False for NaN, where there is no band to leave.
     if band.is_studentized or not count - 2 * math.sqrt(count) > SHARE * noise.responses:
         return None
-    text = (
+    wide = f" ({rounded_up(noise.widen):g} times as wide leaves {SHARE:.0%} outside)" if noise.widen > 0 else ""
+    return (
         f"eps lies below the numerical noise: of {noise.responses:,} responses of first mini-batches, where nothing "
         f"has moved yet, {noise.outside:.0%} lie outside the {band.describe()}, as rounding alone moves a token's "
-        f"log-ratio by {noise.sigma:.2g}. What helps: a wider eps, {HELP}"
+        f"log-ratio by {noise.sigma:.2g}. What helps: a wider band{wide}, {HELP}"
     )
-    if math.isnan(noise.widen):
-        return text
-    edges, names = [noise.widen * eps for eps in (band.low, band.high)], ("eps_low", "eps_high")
-    if loss == "gspo":
-        edges, names = [-math.expm1(-edges[0]), math.expm1(edges[1])], ("clip_ratio_low", "clip_ratio_high")
-    wider = " and ".join(f"{name}={rounded_up(edge):g}" for name, edge in zip(names, edges, strict=True))
-    return f"{text}; {SHARE:.0%} would lie outside with {wider}"
 
 
 def rounded_up(eps: float) -> float:

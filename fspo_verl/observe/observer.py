@@ -6,7 +6,6 @@ pandas and pyarrow are imported where a run writes records, and nowhere else.
 """
 
 import functools
-import json
 import logging
 import os
 from pathlib import Path
@@ -39,23 +38,21 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
         ValueError: ``records_dir`` cannot be written, or belongs to another run.
     """
     micro_batch = microbatch.current()
-    writer = _writer(config, micro_batch, loss, band)
-    if writer is not None and micro_batch.step % config.policy_loss.records_freq:
-        writer = None
-    if writer is not None:
-        columns = columns | token_columns(*tokens)
-    columns = to_numpy(columns)
-    if writer is not None:
-        writer.add(columns, **micro_batch._asdict())
-    unmoved = _is_unmoved(config, micro_batch)
-    if unmoved and band is not None and micro_batch.rank == 0:
-        rows = (columns[name] for name in ("length", "quadratic_variation", "outside"))
-        if (text := _noise_watch().add(band, *rows)) is not None:
-            logger.warning("%s. Said once.", text)
     mini_batch = 0 if micro_batch is None else micro_batch.mini_batch
+    writer = _writer(config, micro_batch, loss, band)
+    if writer is not None and micro_batch.step % config.policy_loss.records_freq == 0:
+        columns = to_numpy(columns | token_columns(*tokens))
+        writer.add(columns, micro_batch)
+    else:
+        columns = to_numpy(columns)
+    # Whether the weights of this call are those of the old log-probs, as far as that is known.
+    from_rollout = config.policy_loss.get("old_log_probs_from_rollout")
+    on_policy = micro_batch is not None and mini_batch == 0 and not from_rollout
+    if on_policy and band is not None and micro_batch.rank == 0:
+        _noise_watch().add(band, *(columns[name] for name in ("length", "quadratic_variation", "outside")))
     length_bins = config.policy_loss.get("length_bins") or metrics.LENGTH_BINS
     rows = config.global_batch_info.get("global_batch_size") or len(columns["length"])
-    return columns, metrics.metrics(columns, length_bins, rows, mini_batch, unmoved)
+    return columns, metrics.metrics(columns, length_bins, rows, mini_batch, on_policy)
 
 
 _WRITERS: dict[str, "RecordWriter"] = {}  # noqa: F821  by folder; imported where a run writes records
@@ -69,35 +66,42 @@ def settle_records() -> None:
 
 def _writer(config, micro_batch: MicroBatch | None, loss: str, band: Band | None):
     """The one writer of this process, which has tried its folder before the first update; None without records."""
-    observation = config.policy_loss
-    if (path := observation.get("records_dir")) is None:
+    path = config.policy_loss.get("records_dir")
+    if path is None:
         return None
     if micro_batch is None:
         _warn_unknown_step()
         return None
     if path not in _WRITERS:
-        from fspo_verl.observe.records import RecordWriter
-
-        settings = RunSettings(
-            loss=loss,
-            band=band,
-            **clip_ratios(config.get),
-            old_log_probs_from_rollout=bool(observation.old_log_probs_from_rollout),
-            versions={"fspo_verl": fspo_verl.__version__, "verl": verl.__version__, "torch": torch.__version__},
-        )
-        checkpoints = observation.checkpoint_dir and Path(observation.checkpoint_dir)
-        claim = functools.partial(
-            folder.claim, Path(path), observation.records_run or _run(), checkpoints, resumes=micro_batch.step > 1
-        )
-        limit, last_step = observation.records_limit_mb * 2**20, _last_recorded_step(config)
-        text = json.dumps(settings.to_json())
         try:
-            _WRITERS[path] = RecordWriter(path, text, observation.records_fraction, limit, claim, last_step)
+            _WRITERS[path] = _new_writer(config, loss, band, resumes=micro_batch.step > 1)
         except OSError as error:
             raise ValueError(
                 f"records_dir={path} cannot be written on this machine: {error}. Choose another, or records_dir=null"
             ) from error
     return _WRITERS[path]
+
+
+def _new_writer(config, loss: str, band: Band | None, resumes: bool):
+    from fspo_verl.observe.records import RecordWriter
+
+    observation = config.policy_loss
+    path, checkpoints = Path(observation.records_dir), observation.checkpoint_dir
+    settings = RunSettings(
+        loss=loss,
+        band=band,
+        **clip_ratios(config.get),
+        old_log_probs_from_rollout=bool(observation.old_log_probs_from_rollout),
+        versions={"fspo_verl": fspo_verl.__version__, "verl": verl.__version__, "torch": torch.__version__},
+    )
+    return RecordWriter(
+        path,
+        settings,
+        fraction=observation.records_fraction,
+        limit_bytes=observation.records_limit_mb * 2**20,
+        claim=folder.claim(path, observation.records_run or _run(), checkpoints and Path(checkpoints), resumes),
+        last_step=_last_recorded_step(config),
+    )
 
 
 @functools.cache
@@ -123,12 +127,6 @@ def _warn_unknown_step():
         "records_dir is set, but step and prompts of a micro-batch are not known here (a trainer that calls the loss "
         "outside verl's ppo_loss, or dynamic context parallelism): nothing is recorded"
     )
-
-
-def _is_unmoved(config, micro_batch: MicroBatch | None) -> bool:
-    """Whether the weights of this call are those of the old log-probs."""
-    first = micro_batch is not None and micro_batch.mini_batch == 0
-    return first and not config.policy_loss.get("old_log_probs_from_rollout")
 
 
 @functools.cache

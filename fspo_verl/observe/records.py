@@ -8,15 +8,16 @@ warning. A file appears at the end of its step, with all mini-batches of the ste
 in the folder (:mod:`fspo_verl.observe.folder`). A run that goes on from a checkpoint replaces its own later steps.
 """
 
+import atexit
 import contextlib
+import hashlib
 import json
 import logging
 import os
 import re
 import warnings
 import zlib
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -36,6 +37,7 @@ COLUMNS = {
     "step": pa.int32(),  # training step
     "mini_batch": pa.int32(),  # optimiser step within the training step, from 0
     "prompt": pa.dictionary(pa.int32(), pa.string()),  # id; the responses to one prompt share it within a step
+    "prompt_text_hash": pa.int64(),  # see text_hash; the same in every step that draws the prompt
     "length": pa.int32(),  # L, response tokens
     "log_ratio": pa.float32(),  # S, nats; 0 where not finite
     "quadratic_variation": pa.float32(),  # Q, nats²; 0 where not finite
@@ -50,7 +52,21 @@ COLUMNS = {
     **{column.name: pa.type_for_alias(column.dtype) for column in clips.COLUMNS},
 }
 _SETTINGS = b"fspo_verl"  # key of the metadata entry of a file
-_PENDING = 1024  # micro-batches that wait for a slow disk before records are dropped
+_PENDING = 64  # steps that wait for a slow disk before records are dropped
+
+
+def text_hash(prompt) -> int:
+    """A number for what a prompt says, the same in every process and run: 64 bits of BLAKE2b of its JSON.
+
+    Args:
+        prompt: chat messages, or a text. What JSON cannot hold, such as an image, counts by its type alone.
+    """
+
+    def plain(part):
+        return part.tolist() if isinstance(part, np.ndarray) else type(part).__name__
+
+    text = json.dumps(prompt, sort_keys=True, default=plain)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
 class RecordWriter:
@@ -58,153 +74,143 @@ class RecordWriter:
 
     Args:
         folder: created if missing.
-        settings: JSON of :class:`fspo_verl.observe.settings.RunSettings`; stored with every file.
+        settings: stored with every file.
         fraction: share of the prompts that are recorded.
         limit_bytes: total size of the files after which nothing more is written.
-        claim: makes the folder that of this run, see :func:`fspo_verl.observe.folder.claim`; None for one that no
-            training run writes to.
+        claim: the claim by which the folder is that of this run, see :func:`fspo_verl.observe.folder.claim`; None for
+            a folder that no training run writes to.
         last_step: the last training step of the run, where it is known.
 
     Raises:
         OSError: the folder cannot be written.
-        ValueError: it is that of another run.
     """
 
     def __init__(
         self,
         folder: str | Path,
-        settings: str,
+        settings: RunSettings,
         fraction: float = 1.0,
         limit_bytes: float = 2**30,
-        claim: Callable[[], Path] | None = None,
+        claim: Path | None = None,
         last_step: int | None = None,
     ):
         self.folder, self.fraction, self.limit_bytes = Path(folder), fraction, limit_bytes
-        self._make_claim, self._last_step = claim, last_step
-        self._settings = settings
-        self._open()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="records")
-        self._pending: list[Future] = []
-        self._dropped = Counter()  # by step, responses for which the disk was too slow
-        self._rank = 0
+        self._claim, self._last_step = claim, last_step
+        folders.try_folder(self.folder)
+        run = claim.read_text() if claim else "{}"
+        self._schema = pa.schema(COLUMNS).with_metadata({_SETTINGS: json.dumps(settings.to_json()), "claim": run})
+        self._step: list[tuple[dict, MicroBatch]] = []  # the micro-batches of the step that is being trained
+        self._is_written = True  # as far as it has come
         self._is_slow = False
+        self._jobs: list[Future] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="records")
         # From here on only the thread's business.
-        self._batch: MicroBatch | None = None  # the last of the step that is being taken
-        self._tables: list[pa.Table] = []  # of that step
-        self._is_new = False  # not written yet
         self._sizes: dict[Path, int] = {}
         self._said: set[str] = set()
+        atexit.register(self._write_the_rest)
 
-    def add(self, columns: dict[str, np.ndarray], **micro_batch) -> None:
+    def add(self, columns: dict[str, np.ndarray], micro_batch: MicroBatch) -> None:
         """Take the rows of one micro-batch; the file of a step is written when the step ends.
 
         Args:
             columns: ``[B]`` arrays of :mod:`fspo_verl.observe.columns`, token columns included.
-            micro_batch: all fields of :class:`fspo_verl.observe.microbatch.MicroBatch`.
         """
-        batch = MicroBatch(**micro_batch)
-        self._rank = batch.rank
-        self._pending = [job for job in self._pending if not job.done()]
-        if len(self._pending) >= _PENDING:
-            self._dropped[batch.step] += int((columns["length"] > 0).sum())
-            return
-        self._pending.append(self._thread.submit(self._take, columns, batch))
+        if self._step and micro_batch.step != self._step[-1][1].step:
+            self._hand_over()
+            self._step = []
+        self._step.append((columns, micro_batch))
+        self._is_written = False
 
     def settle(self, seconds: float = 10.0) -> None:
         """A step has ended: write its file, and wait for it, but not long; where that was in vain once, not again.
 
         A run may end with any step, and Ray then leaves a worker a fraction of a second.
         """
-        self._pending.append(self._thread.submit(self._write))
-        if not self._is_slow and wait(self._pending, seconds).not_done:
+        self._hand_over()
+        if not self._is_slow and wait(self._jobs, seconds).not_done:
             self._is_slow = True
             self._warn(f"not written within {seconds:g} s of the end of a step; those of the last steps may be lost")
 
     def close(self) -> None:
         """Write all that was taken, and wait for it."""
-        self._thread.submit(self._write, last=True)
+        self._hand_over()
         self._thread.shutdown()
 
-    def _open(self) -> None:
-        """Claim the folder and try to write to it."""
-        self._claim = self._make_claim and self._make_claim()
-        folders.try_folder(self.folder)
-        run = self._claim.read_text() if self._claim else "{}"
-        self._schema = pa.schema(COLUMNS).with_metadata({_SETTINGS: self._settings, "claim": run})
+    def _hand_over(self) -> None:
+        """Have the thread write the step, as far as it has come."""
+        if self._is_written:
+            return
+        self._is_written = True
+        self._jobs = [job for job in self._jobs if not job.done()]
+        if len(self._jobs) < _PENDING:
+            job = self._thread.submit(self._write, list(self._step))
+        else:
+            job = self._thread.submit(self._lose, self._step[-1][1], self._count(self._step), "the disk is too slow")
+        self._jobs.append(job)
 
-    def _take(self, columns, batch: MicroBatch) -> None:
-        if self._batch is None or batch.step != self._batch.step:
-            self._write()
-            self._tables = []
-        self._batch, self._is_new = batch, True
-        try:
-            self._tables.append(self._table(columns, batch))
-        except Exception as error:  # recording must not stop training
-            self._warn(f"a micro-batch of step {batch.step} is lost: {error!r}")
-            self._dropped[batch.step] += int((columns["length"] > 0).sum())
+    def _write_the_rest(self) -> None:
+        """At the end of the process, when the thread has ended: some trainers sync no weights after their last step."""
+        if not self._is_written:
+            self._write(self._step)
 
-    def _table(self, columns, batch: MicroBatch) -> pa.Table:
-        chosen = columns["length"] > 0
-        if self.fraction < 1:
-            # By prompt, so that groups stay whole, and by its id alone, so that all ranks choose alike.
-            draw = np.array([zlib.crc32(prompt.encode()) / 2**32 for prompt in batch.prompts])
-            chosen &= draw < self.fraction
+    def _count(self, step: list[tuple[dict, MicroBatch]]) -> int:
+        """The number of responses to record."""
+        return int(sum(self._chosen(columns["length"], batch.prompts).sum() for columns, batch in step))
+
+    def _chosen(self, length: np.ndarray, prompts: list[str]) -> np.ndarray:
+        """bool ``[rows]``: the responses to record, by prompt, so that groups stay whole, and alike on all ranks."""
+        if self.fraction == 1:
+            return length > 0
+        draw = np.array([zlib.crc32(prompt.encode()) / 2**32 for prompt in prompts])
+        return (length > 0) & (draw < self.fraction)
+
+    def _table(self, step: list[tuple[dict, MicroBatch]]) -> pa.Table:
+        columns = {name: np.concatenate([columns[name] for columns, _ in step]) for name in step[0][0]}
+        sizes = [len(batch.prompts) for _, batch in step]
+        for name in ("step", "mini_batch"):
+            columns[name] = np.repeat([getattr(batch, name) for _, batch in step], sizes)
+        columns["prompt"] = np.array([prompt for _, batch in step for prompt in batch.prompts], dtype=object)
+        hashes = [text_hash(text) for _, batch in step for text in batch.texts]
+        columns["prompt_text_hash"] = np.array(hashes, dtype=np.int64)
         sides = {side: columns[f"clipped_{side}"] for side in ("upper", "lower", "dual")}
         is_so = [columns["finite"] == 0, *(share > 0 for share in sides.values())]
-        values = columns | {name: np.full(len(chosen), getattr(batch, name)) for name in ("step", "mini_batch")}
-        values |= {
-            "prompt": np.array(batch.prompts, dtype=object),
-            "clipped": sum(sides.values()),
-            "decision": np.select(is_so, ["nonfinite", *sides], "kept").astype(object),
-        }
-        arrays = [pa.array(values[name][chosen], dtype) for name, dtype in COLUMNS.items()]
+        columns["clipped"] = sum(sides.values())
+        columns["decision"] = np.select(is_so, ["nonfinite", *sides], "kept").astype(object)
+        chosen = self._chosen(columns["length"], columns["prompt"])
+        arrays = [pa.array(columns[name][chosen], dtype) for name, dtype in COLUMNS.items()]
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
-    def _write(self, last: bool = False) -> None:
-        """Write the step that is being taken, as far as it has come; count it as lost where that fails.
-
-        Args:
-            last: nothing will follow.
-        """
+    def _write(self, step: list[tuple[dict, MicroBatch]]) -> None:
+        """Write a step as far as it has come; count it as lost where that fails."""
         if self._claim and folders.successor(self._claim).exists():
             self._warn("another run has taken the folder over, nothing more is recorded")
             return
-        reached = self._batch.step if self._batch else -1
-        dropped = {step: self._dropped.pop(step) for step in list(self._dropped) if last or step <= reached}
-        if self._is_new:
-            self._is_new, rows = False, dropped.pop(reached, 0)
-            file = self.folder / folders.RECORD.format(step=reached, rank=self._rank)
-            try:
-                if rows:
-                    raise OSError(f"{rows} of its responses could not be taken")
-                self._write_file(file)
-            except Exception as error:  # recording must not stop training
-                with contextlib.suppress(OSError):
-                    file.unlink(missing_ok=True)  # a part of a step would pass for the whole
-                self._lose(reached, rows + sum(map(len, self._tables)), error)
-        for step, rows in dropped.items():
-            self._lose(step, rows, "the disk is too slow")
+        last = step[-1][1]
+        try:
+            self._write_file(last, self._table(step))
+        except Exception as error:  # recording must not stop training
+            self._lose(last, self._count(step), error)
 
-    def _write_file(self, file: Path) -> None:
-        if not (self._claim or self.folder).exists():
-            self._warn("the folder was removed, and is made again")
-            self._open()
+    def _write_file(self, batch: MicroBatch, table: pa.Table) -> None:
+        file = self._file_of(batch)
         if not self._sizes:
-            self._make_room(self._batch)
-        if self._claim and self._last_step is not None and self._batch.step >= self._last_step:
+            self._make_room(batch)
+        if self._claim and self._last_step is not None and batch.step >= self._last_step:
             folders.finished(self._claim).touch()
         if file not in self._sizes and sum(self._sizes.values()) > self.limit_bytes:
-            where = f"step {self._batch.step} of rank {self._batch.rank}"
+            where = f"step {batch.step} of rank {batch.rank}"
             self._warn(f"records_limit_mb is reached, nothing is recorded from {where} on")
             return
         unfinished = self.folder / f".{file.name}.{os.getpid()}"
         try:
-            table = pa.concat_tables(self._tables).unify_dictionaries()
             pq.write_table(table, unfinished, write_page_checksum=True)
             self._sizes[file] = unfinished.stat().st_size
             unfinished.replace(file)
         finally:
             unfinished.unlink(missing_ok=True)
+
+    def _file_of(self, batch: MicroBatch) -> Path:
+        return self.folder / folders.RECORD.format(step=batch.step, rank=batch.rank)
 
     def _make_room(self, batch: MicroBatch) -> None:
         """Remove what a run that goes on from a checkpoint does again, maybe on fewer ranks."""
@@ -216,11 +222,14 @@ class RecordWriter:
             kept = [f"{step},{count}\n" for step, count in folders.losses(lost) if step < batch.step]
             lost.write_text("".join(kept))
 
-    def _lose(self, step: int, responses: int, error: Exception | str) -> None:
-        self._warn(f"step {step} of rank {self._rank} is lost: {error}")
-        lost = self.folder / folders.LOST.format(rank=self._rank)
+    def _lose(self, batch: MicroBatch, responses: int, error: Exception | str) -> None:
+        """Count a step as lost, and leave no part of it: that would pass for the whole."""
+        self._warn(f"step {batch.step} of rank {batch.rank} is lost: {error}")
+        with contextlib.suppress(OSError):
+            self._file_of(batch).unlink(missing_ok=True)
+        lost = self.folder / folders.LOST.format(rank=batch.rank)
         with contextlib.suppress(OSError), lost.open("a") as file:  # a few bytes often fit where a step did not
-            file.write(f"{step},{responses}\n")
+            file.write(f"{batch.step},{responses}\n")
 
     def _warn(self, message: str) -> None:
         """Once per message, as a condition tends to last; the training goes on."""
@@ -243,83 +252,66 @@ def read_records(folder: str | Path, columns: Sequence[str] | None = None, max_r
         :class:`fspo_verl.observe.settings.RunSettings`, None without any record, ``attrs["rows"]`` the number of rows
         recorded, ``attrs["lost"]`` the (steps, responses) whose records were lost while the run trained.
 
-    A file that is damaged, or that this package has not written, is left out with a warning. Lost records, a band that
-    this version does not know, and different settings in one folder, are warnings.
+    A file that is damaged, or that this package has not written, is left out with a warning. Lost records, and
+    different settings in one folder, are warnings.
     """
     names = list(columns or COLUMNS)
-    readable, settings = [], []
+    rows, settings = {}, []
     for file in folders.record_files(folder):
         try:
-            opened, found = _open(file, names)
+            opened = pq.ParquetFile(file)
+            settings.append(_settings(opened.schema_arrow, names))
+            rows[file] = opened.metadata.num_rows
         except _UNREADABLE as error:
             _warn_left_out(file, error)
-            continue
-        readable.append((file, opened.metadata.num_rows))
-        settings.append(found)
-
-    rows = sum(count for _, count in readable)
-    share = 1.0 if max_rows is None or rows <= max_rows else max_rows / rows
+    total = sum(rows.values())
+    share = 1.0 if max_rows is None else min(max_rows / max(total, 1), 1.0)
     generator = np.random.default_rng(0)
     tables = [pa.schema(COLUMNS).empty_table().select(names)]
-    for file, count in readable:
-        chosen = None if share == 1 else pa.array(generator.random(count) < share)
+    for file, count in rows.items():
         try:
-            table = _open(file, names)[0].read(names).select(names).replace_schema_metadata(None)
+            opened = pq.ParquetFile(file, page_checksum_verification=True)
+            table = opened.read(names).select(names).replace_schema_metadata(None)
         except _UNREADABLE as error:
             _warn_left_out(file, error)
-            rows -= count
+            total -= count
             continue
-        tables.append(table if chosen is None else table.filter(chosen))
+        tables.append(table if share == 1 else table.filter(pa.array(generator.random(len(table)) < share)))
     frame = pa.concat_tables(tables).unify_dictionaries().to_pandas()
     losses = [loss for file in folders.loss_files(folder) for loss in folders.losses(file)]
     lost = len({step for step, _ in losses}), sum(count for _, count in losses)
     if losses:
         text = f"{folder}: the records of {lost[1]:,} responses in {lost[0]:,} steps were lost while the run trained"
         warnings.warn(text, stacklevel=2)
-    frame.attrs = {"settings": _last(settings, folder), "rows": rows, "lost": lost}
+    found = [one.to_json() for one in settings]
+    if differing := sorted({key for one in found for key in one if one[key] != found[-1][key]}):
+        text = f"{folder} holds records with different settings ({', '.join(differing)}); the last ones count"
+        warnings.warn(text, stacklevel=2)
+    frame.attrs = {"settings": settings[-1] if settings else None, "rows": total, "lost": lost}
     return frame
 
 
 _UNREADABLE = (OSError, ValueError, pa.ArrowException)
 
 
-def _open(file: Path, names: Sequence[str]) -> tuple[pq.ParquetFile, dict]:
-    """A record file that holds these columns, and its settings.
+def _settings(schema: pa.Schema, names: Sequence[str]) -> RunSettings:
+    """The settings of a record file that holds these columns.
 
     Raises:
-        OSError, ValueError, ArrowException: it does not, or is damaged; says what is wrong.
+        ValueError: it does not; says what is wrong.
     """
-    opened = pq.ParquetFile(file, page_checksum_verification=True)
-    schema = opened.schema_arrow
     try:
-        settings = json.loads((schema.metadata or {})[_SETTINGS])
-        settings["loss"]
-    except (KeyError, TypeError, ValueError):
-        raise ValueError("it holds no settings that name a loss, so that fspo_verl has not written it") from None
+        settings = RunSettings.from_json(json.loads((schema.metadata or {})[_SETTINGS]))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"its settings are not those of a run, so that fspo_verl has not written it: {error}"
+        ) from None
     for name in names:
         found = schema.field(name).type if name in schema.names else "missing"
         if found != COLUMNS[name]:
             raise ValueError(f"its column {name} is {found}, where {COLUMNS[name]} is expected")
-    return opened, settings
+    return settings
 
 
 def _warn_left_out(file: Path, error: Exception) -> None:
     warnings.warn(f"{file} is left out, it cannot be read: {error}", stacklevel=3)
-
-
-def _last(settings: list[dict], folder: str | Path) -> RunSettings | None:
-    """The settings of the last file; without its band where this version does not know it."""
-    if not settings:
-        return None
-    last = {"band": None} | settings[-1]
-    keys = sorted(set().union(*settings))
-    differing = [key for key in keys if any(other.get(key) != last.get(key) for other in settings)]
-    if differing:
-        text = f"{folder} holds records with different settings ({', '.join(differing)}); the last ones count"
-        warnings.warn(text, stacklevel=3)
-    try:
-        return RunSettings.from_json(last)
-    except (TypeError, ValueError) as error:
-        text = f"{folder} was recorded with a band that this version of fspo_verl does not know, so it is not shown"
-        warnings.warn(f"{text}: {error}; pip install --upgrade fspo_verl", stacklevel=3)
-        return RunSettings.from_json(last | {"band": None})

@@ -37,7 +37,7 @@ class RunSettings:
     """verl's ``loss_mode``; of the loss ``observed`` the one that trained."""
 
     band: Band | None = None
-    """None for a loss without one, and where this version does not know it."""
+    """None for a loss without one."""
 
     clip_ratio_low: float | None = None
     clip_ratio_high: float | None = None
@@ -75,10 +75,11 @@ class RunSettings:
 
     @staticmethod
     def from_json(data: Mapping) -> "RunSettings":
-        """The inverse of :meth:`to_json`; keys of later versions are left out.
+        """The inverse of :meth:`to_json`; other keys are left out.
 
         Raises:
-            TypeError, ValueError: the band has fields or values that this version does not know.
+            TypeError, ValueError: the band has fields or values that a band cannot have.
         """
         known = {field.name: data[field.name] for field in fields(RunSettings) if field.name in data}
-        return RunSettings(**known | {"band": Band.from_json(band) if (band := data.get("band")) else None})
+        band = data.get("band")
+        return RunSettings(**known | {"band": band and Band.from_json(band)})

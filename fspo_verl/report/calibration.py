@@ -77,7 +77,7 @@ def text(result: Calibration, run: Run) -> str:
         f"Judged on {result.halves[1]}, fitted on {result.halves[0]}\n{_judged(result)}",
         _wrap(
             f"Bands fitted on all records (target {result.target:g} of all responses with A > 0, and of all with "
-            "A < 0, unmoved ones included)"
+            "A < 0, on-policy ones included)"
         )
         + f"\n{_bands(result.fits)}",
         f"Clip rate from the first to the last mini-batch of a rollout\n{_mini_batches(result.fits)}",
@@ -166,10 +166,10 @@ def _law(result: Calibration) -> str:
     )
 
 
-def _noise(unmoved: Noise | None) -> str:
-    if unmoved is None:
+def _noise(on_policy: Noise | None) -> str:
+    if on_policy is None:
         return "not known: no response is known not to have moved"
-    return f"{unmoved.sigma:.2g} per token, of {unmoved.responses:,} responses that have not moved"
+    return f"{on_policy.sigma:.2g} per token, of {on_policy.responses:,} responses that have not moved"
 
 
 def _judged(result: Calibration) -> str:

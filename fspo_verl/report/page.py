@@ -542,7 +542,7 @@ def _clip_sentence(a: Analysis) -> str:
 def _noise_sentence(run: Run, found: Noise) -> str:
     band = run.settings and run.settings.trained_band
     outside = "" if math.isnan(found.outside) else f", {found.outside:.1%} of them outside its band"
-    warning = None if band is None else noise.warning(found, band, run.settings.loss)
+    warning = None if band is None else noise.warning(found, band)
     return (
         f"{run.name}: numerical noise of σ = {_number(found.sigma)}, from {found.responses:,} responses of first "
         f"mini-batches, which have not moved{outside}.{f' {warning}.' if warning else ''}"

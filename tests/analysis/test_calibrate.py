@@ -126,7 +126,7 @@ def test_the_dual_clip_takes_at_most_a_tenth_of_the_target():
     assert any("eps_dual is more than three times eps_high" in text for text in calibrated(run, draws=20).warnings)
 
 
-def test_unmoved_responses_count_in_the_target():
+def test_on_policy_responses_count_in_the_target():
     records = simulate_run(np.random.default_rng(0))
     moved = records[records.mini_batch > 0]
     all_of_them, only_moved = (calibrated(part, draws=20).fits[0].eps_high.value for part in (records, moved))
@@ -489,7 +489,7 @@ def metrics_of(records, bypass=False):
             "actor/fspo/log_ratio_per_token": (part.log_ratio / part.length).mean(),
             "actor/fspo/sigma_squared": (part.quadratic_variation / part.length).mean(),
             "actor/fspo/sequence_fraction": 1.0,
-            "actor/fspo/unmoved_fraction": 0.0 if bypass else (part.mini_batch == 0).mean(),
+            "actor/fspo/on_policy_fraction": 0.0 if bypass else (part.mini_batch == 0).mean(),
             "response_length/mean": part.length.mean(),
             "response_length/max": part.length.max(),
         }
@@ -528,7 +528,7 @@ def test_metrics_alone_give_nearly_the_band_of_the_records(bypass, target):
 
 def test_metrics_that_do_not_tell_who_moved():
     metrics = metrics_of(gaussian_run(np.random.default_rng(0), mini_batches=1000))  # all but two have moved
-    result = coarse(metrics.drop(columns="actor/fspo/unmoved_fraction").iloc[[20]], 0.1)
+    result = coarse(metrics.drop(columns="actor/fspo/on_policy_fraction").iloc[[20]], 0.1)
     assert result.moved is None
     mean, square = (metrics.iloc[20][f"actor/fspo/log_ratio_per_sqrt_length{x}"] for x in ("", "_squared"))
     assert result.eps_high == pytest.approx(norm.isf(0.1, mean, math.sqrt(square - mean**2)))

@@ -294,9 +294,9 @@ def test_by_length_tables_and_shares_are_plain_means():
     rng = np.random.default_rng(0)
     records, _ = simulate_tokens(rng)
     records["quadratic_variation_top"] = records.quadratic_variation * rng.random(len(records)).astype(np.float32)
-    unmoved = frame([20, 300], prompt=["x", "y"])
+    on_policy = frame([20, 300], prompt=["x", "y"])
     edges = length_edges(records.length, 5)
-    law = law_of_s(pd.concat([records, unmoved], ignore_index=True), edges, rng)
+    law = law_of_s(pd.concat([records, on_policy], ignore_index=True), edges, rng)
     assert law.responses == len(records)
     for i, (low, high) in enumerate(zip(edges, edges[1:], strict=False)):
         part = records[(records.length >= low) & (records.length < high)].astype({"length": float})

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import live_reference
+import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 from small_training import overrides as small_overrides
@@ -21,7 +22,7 @@ import fspo_verl.configs
 from fspo_verl.analysis.clip_rates import MIN_COUNT
 from fspo_verl.analysis.runs import event_files, read_metrics
 from fspo_verl.observe.metrics import LENGTH_BINS
-from fspo_verl.observe.records import read_records
+from fspo_verl.observe.records import read_records, text_hash
 
 STEPS = 2
 # verl's own agent loop instead of this package's, two FSDP ranks, and a reference policy.
@@ -95,6 +96,9 @@ def test_training(task, untrained_model, tmp_path, way_in, overrides):
     log = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in log] == list(range(1, STEPS + 1))
     records = read_records(tmp_path / "records")
+    # Each problem is drawn once, and is known by what it says.
+    problems = {text_hash(messages) for messages in pd.read_parquet(task / "problems.parquet").prompt}
+    assert set(records.prompt_text_hash) == problems and len(problems) == 16
     for metrics in (line["data"] for line in log):
         # The rollout samples from exactly the policy that is trained, at every step: the weight sync is complete.
         assert metrics["training/rollout_probs_diff_max"] < 1e-4

@@ -14,7 +14,9 @@ from test_doctor import POLICY_LOSS, SELECT, diagnose, found
 from fspo_verl import clips
 from fspo_verl.band import Band
 from fspo_verl.launch import spread
+from fspo_verl.observe.microbatch import MicroBatch
 from fspo_verl.observe.records import RecordWriter
+from fspo_verl.observe.settings import RunSettings
 
 
 @pytest.mark.parametrize(
@@ -54,9 +56,8 @@ def test_eps_is_judged_by_records(tmp_path, capsys):
     columns |= {"quadratic_variation_last": variation / 9, "quadratic_variation_top": variation / 9}
     columns |= {"length": length, "quadratic_variation": variation, "finite": np.ones(3000)}
     columns["log_ratio"] = rng.normal(-variation / 2, np.sqrt(variation))
-    writer = RecordWriter(tmp_path, '{"loss": "fspo"}')
-    place = {"step": 1, "mini_batch": 1, "rank": 0, "ranks": 1, "prompts": ["p"] * 3000}
-    writer.add(columns, **place)
+    writer = RecordWriter(tmp_path, RunSettings("fspo"))
+    writer.add(columns, MicroBatch(step=1, mini_batch=1, rank=0, ranks=1, prompts=["p"] * 3000, texts=["p"] * 3000))
     writer.close()
 
     def note(eps):

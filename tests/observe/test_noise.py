@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numerical noise: measured on responses that have not moved and on no others, and said where a band is below it."""
 
-import asyncio
 import logging
 import re
 
@@ -14,10 +13,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from simulated_records import frame
 from test_doctor import POLICY_LOSS, SELECT, diagnose, found
-from test_policy_loss import CUTS, MiniBatch, actor_config
-from test_records import counted_ppo_loss, train, worker, writers  # noqa: F401  fixtures
-from verl.utils import tensordict_utils as tu
-from verl.workers import engine_workers
+from test_policy_loss import CUTS, actor_config, padded_batch
+from test_records import counted_ppo_loss, train, writers  # noqa: F401  fixtures
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
 from fspo_verl.analysis.calibrate import calibrate
 from fspo_verl.analysis.runs import Run
@@ -30,7 +28,7 @@ from fspo_verl.observe.settings import RunSettings
 from fspo_verl.report import calibration, page
 from fspo_verl.report.numbers import noise_of
 
-UNMOVED = ("unmoved_fraction", "unmoved_sigma_squared", "unmoved_outside_fraction")
+ON_POLICY = ("on_policy_fraction", "on_policy_sigma_squared", "on_policy_outside_fraction")
 
 
 # --- the live metric -------------------------------------------------------------------------------------------------
@@ -64,14 +62,14 @@ def test_live_metrics_and_records_agree_however_the_batch_is_cut(
         assert live.outside == pytest.approx(recorded.outside) and 0 < live.outside < 1
     else:
         assert np.isnan(live.outside) and np.isnan(recorded.outside)
-    names = UNMOVED if loss == "fspo" else UNMOVED[:2]
+    names = ON_POLICY if loss == "fspo" else ON_POLICY[:2]
     assert all(len(values[name]) == len(values["rows"]) for name in names)  # at every call, a value per row
 
 
 def test_log_probs_of_the_rollout_engine_are_not_called_noise(counted_ppo_loss, writers, tmp_path):  # noqa: F811
     config = actor_config(policy_loss=FSPOPolicyLossConfig(records_dir=str(tmp_path), old_log_probs_from_rollout=True))
     values = train(counted_ppo_loss, config, steps=[1], cut=CUTS["one"])
-    assert all(np.sum(values[name]) == 0 for name in UNMOVED) and np.sum(values["sigma_squared"]) > 0
+    assert all(np.sum(values[name]) == 0 for name in ON_POLICY) and np.sum(values["sigma_squared"]) > 0
     for writer in writers:
         writer.close()
     records = read_records(tmp_path)
@@ -79,38 +77,9 @@ def test_log_probs_of_the_rollout_engine_are_not_called_noise(counted_ppo_loss, 
 
 
 def test_outside_verls_ppo_loss_nothing_is_known():
-    config = actor_config(policy_loss=FSPOPolicyLossConfig())
-    assert not observer._is_unmoved(config, observer.microbatch.current())
-
-
-@pytest.mark.parametrize(
-    ("synced", "unmoved"),
-    [
-        ([1, 2, 3], [True, True, True, True]),  # one optimiser step per rollout: every mini-batch is unmoved
-        ([None, 1, None], [True, False, True, False]),  # two
-        ([None, None, None], [True, False, False, False]),  # an asynchronous run between two weight syncs
-    ],
-)
-def test_the_first_mini_batch_after_a_weight_sync_is_unmoved(worker, synced, unmoved):  # noqa: F811
-    """Older trainers do not say in which step they drew a prompt; all of them sync before the old policy is another."""
-    cls, _ = worker
-    counted = engine_workers.ppo_loss
-    config = actor_config(policy_loss=FSPOPolicyLossConfig())
-    found = []
-
-    def optimiser_step():
-        output, data = MiniBatch().micro_batch(range(8))
-        tu.assign_non_tensor_stack(data, "uid", ["prompt"] * 8)
-        position = counted(config, output, data)
-        found.append(position.mini_batch == 0)
-
-    asyncio.run(cls.update_weights(None, global_steps=0))
-    optimiser_step()
-    for step in synced:
-        if step is not None:
-            asyncio.run(cls.update_weights(None, global_steps=step))
-        optimiser_step()
-    assert found == unmoved
+    config, batch = actor_config(policy_loss=FSPOPolicyLossConfig()), padded_batch()
+    _, metrics = get_policy_loss_fn("fspo")(**batch, loss_agg_mode="token-mean", config=config)
+    assert all(set(metrics[f"actor/fspo/{name}"].values) == {0.0} for name in ON_POLICY)
 
 
 # --- whether the band lies below it ----------------------------------------------------------------------------------
@@ -147,7 +116,7 @@ def test_a_band_widened_as_told_leaves_the_share_outside(seed, sigma, rows, band
         (0.054, Band(1.5, normalization="studentized"), False),
     ],
 )
-def test_the_warning_names_what_helps_and_its_eps_ends_it(sigma, band, warned):
+def test_the_warning_names_what_helps_and_its_band_ends_it(sigma, band, warned):
     rng = np.random.default_rng(0)
     length = rng.integers(10, 500, 1000)
     records = frame(length, sigma * np.sqrt(length) * rng.standard_normal(1000), sigma**2 * length)
@@ -156,21 +125,10 @@ def test_the_warning_names_what_helps_and_its_eps_ends_it(sigma, band, warned):
     assert (text is not None) == warned
     if warned:
         assert "float32" in text and "docs/noise.md" in text
-        eps = float(re.search(r"eps_low=([\d.]+)", text)[1])
-        assert eps == pytest.approx(found.widen * band.low, rel=0.1)
-        wider = Band(eps)
+        times = float(re.search(r"([\d.]+) times as wide leaves 1% outside", text)[1])
+        assert times == pytest.approx(found.widen, rel=0.1)
+        wider = Band(times * band.eps)
         assert noise.warning(noise.of_records(records, None, wider), wider) is None
-
-
-def test_the_warning_of_gspo_names_its_own_keys_and_they_end_it():
-    rng = np.random.default_rng(0)
-    length = rng.integers(10, 500, 1000)
-    records = frame(length, 0.02 * np.sqrt(length) * rng.standard_normal(1000), 0.02**2 * length)
-    narrow = RunSettings("gspo", clip_ratio_low=3e-4, clip_ratio_high=4e-4)
-    text = noise.warning(noise.of_records(records, None, narrow.trained_band), narrow.trained_band, "gspo")
-    wider = dict(re.findall(r"(clip_ratio_\w+)=([\d.]+)", text))
-    band = RunSettings("gspo", **{key: float(value) for key, value in wider.items()}).trained_band
-    assert noise.of_records(records, None, band).outside == pytest.approx(noise.SHARE, abs=0.002)
 
 
 def test_a_few_responses_are_no_evidence():
@@ -261,7 +219,7 @@ def test_the_doctor_judges_eps_by_a_noise(sigma, warned, capsys):
         assert "eps_below_noise" not in found(diagnose("--noise", str(sigma), SELECT, *fix, capsys=capsys)[1])
 
 
-def test_the_doctor_judges_eps_by_the_unmoved_responses_of_records(monkeypatch, tmp_path, capsys):
+def test_the_doctor_judges_eps_by_the_on_policy_responses_of_records(monkeypatch, tmp_path, capsys):
     import fspo_verl.observe.records
 
     def records(folder, columns=None, max_rows=None):
@@ -292,7 +250,7 @@ def test_calibrate_and_report_tell_the_noise(sigma, warned, tmp_path):
 
 
 def test_the_report_of_a_run_without_records_tells_the_noise_of_its_metrics(tmp_path):
-    logged = {"unmoved_fraction": 0.25, "unmoved_sigma_squared": 0.25 * 0.05**2, "unmoved_outside_fraction": 0.1}
+    logged = {"on_policy_fraction": 0.25, "on_policy_sigma_squared": 0.25 * 0.05**2, "on_policy_outside_fraction": 0.1}
     metrics = pd.DataFrame([{f"actor/fspo/{k}": v for k, v in (logged | {"rows": 128}).items()}] * 3)
     run = Run("run", tmp_path, metrics, frame([]).assign(step=[]), None, [])
     assert noise_of(run) == pytest.approx(noise.Noise(384, 0.05, 0.4, np.nan), nan_ok=True)

@@ -19,8 +19,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import small_records
 import torch
 import verl
+from small_records import SETTINGS, add, columns, problem, write
 from test_policy_loss import CUTS, MiniBatch, actor_config, padded_batch
 from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch, register
 from verl.trainer.distillation import losses as distillation
@@ -29,36 +31,11 @@ from verl.utils import tensordict_utils as tu
 from verl.workers import engine_workers
 from verl.workers.utils.losses import ppo_loss
 
-from fspo_verl import clips
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.observe import folder, microbatch, observer
 from fspo_verl.observe.folder import record_files
-from fspo_verl.observe.records import COLUMNS, RecordWriter, read_records
+from fspo_verl.observe.records import COLUMNS, RecordWriter, read_records, text_hash
 from fspo_verl.observe.settings import RunSettings
-
-SETTINGS = json.dumps({"loss": "fspo"})
-
-
-def columns(rows=4, seed=0):
-    generator = np.random.default_rng(seed)
-    names = ("length", "log_ratio", "quadratic_variation", "advantage", "finite")
-    values = {name: np.ones(rows) for name in (*names, *(column.name for column in clips.COLUMNS))}
-    values |= {f"quadratic_variation_{part}": np.ones(rows) for part in ("last", "top")}
-    values |= {f"clipped_{side}": np.zeros(rows) for side in ("upper", "lower", "dual")}
-    return values | {"log_ratio": generator.standard_normal(rows), "length": np.arange(1.0, rows + 1)}
-
-
-def add(writer, step, mini_batch=0, rank=0, ranks=1, rows=4, seed=0):
-    prompts = [f"prompt {step}-{row // 2}" for row in range(rows)]
-    place = {"step": step, "mini_batch": mini_batch, "rank": rank, "ranks": ranks, "prompts": prompts}
-    writer.add(columns(rows, seed), **place)
-
-
-def write(folder, steps, settings=SETTINGS, **kwargs):
-    writer = RecordWriter(folder, settings)
-    for step in steps:
-        add(writer, step, **kwargs)
-    writer.close()
 
 
 @pytest.fixture
@@ -102,6 +79,7 @@ def train(counted_ppo_loss, config, steps, cut):
             for rows in micro_batches:
                 output, data = batch.micro_batch(rows, dp_size=len(cut))
                 tu.assign_non_tensor_stack(data, "uid", [f"prompt {row // 2}" for row in rows])
+                tu.assign_non_tensor_stack(data, "raw_prompt", [problem(row // 2) for row in rows])
                 tu.assign_non_tensor_stack(data, "global_steps", [step] * len(rows))
                 for name, metric in counted_ppo_loss(config, output, data)[1].items():
                     if name.startswith("actor/fspo/"):
@@ -122,7 +100,10 @@ def test_metrics_equal_what_the_records_give(counted_ppo_loss, writers, tmp_path
     assert list(records.columns) == list(COLUMNS)
     assert len(records) == np.sum(values["sequence_fraction"]) == 2 * 2 * 7
     assert records.groupby(["step", "mini_batch"]).size().to_dict() == {(s, m): 7 for s in (7, 8) for m in (0, 1)}
-    assert set(records.prompt) == {f"prompt {i}" for i in range(4)}
+    texts = {f"prompt {number}": text_hash(problem(number)) for number in range(4)}
+    assert (records.prompt_text_hash == records.prompt.map(texts).astype(np.int64)).all() and len(
+        set(texts.values())
+    ) == 4
     has_advantage = records.advantage != 0
     in_bin = records.length.between(16, 63) & has_advantage
     counts = {
@@ -341,28 +322,49 @@ def test_a_step_that_a_full_disk_cuts_is_counted_and_leaves_no_part(tmp_path, mo
 
 def test_what_a_slow_disk_drops_is_counted(tmp_path, monkeypatch):
     released, write_step = threading.Event(), RecordWriter._write
-    monkeypatch.setattr(RecordWriter, "_write", lambda *a, **k: released.wait(60) and write_step(*a, **k))
-    monkeypatch.setattr("fspo_verl.observe.records._PENDING", 3)
+    monkeypatch.setattr(RecordWriter, "_write", lambda *a: released.wait(60) and write_step(*a))
+    monkeypatch.setattr("fspo_verl.observe.records._PENDING", 2)
     writer = RecordWriter(tmp_path, SETTINGS)
-    for step, mini_batch in ((1, 0), (2, 0), (2, 1), (2, 2), (3, 0)):
-        add(writer, step, mini_batch)
+    add(writer, 1)
+    add(writer, 2, mini_batch=0)
+    writer.settle(0.01)
+    add(writer, 2, mini_batch=1)  # the step is dropped with its first mini-batch, which waits
+    add(writer, 3)
     released.set()
     writer.close()
     with pytest.warns(UserWarning, match="were lost"):
         records = read_records(tmp_path)
-    assert records.attrs["lost"][1] + len(records) == 5 * 4 and set(records.step) == {1}  # no step without a part
+    assert records.attrs["lost"] == (2, 12) and set(records.step) == {1}  # no step without a part
 
 
-def test_a_folder_that_is_removed_is_made_again_and_that_is_said(tmp_path, caplog):
+def test_a_folder_that_is_removed_is_said(tmp_path, caplog):
     where = tmp_path / "records"
-    writer = RecordWriter(where, SETTINGS, claim=claims(where, "a"))
+    writer = RecordWriter(where, SETTINGS, claim=claim(where, "a"))
     add(writer, 1)
     writer.settle()
     shutil.rmtree(where)
     add(writer, 2)
     writer.close()
-    assert set(read_records(where).step) == {2} and "the folder was removed, and is made again" in caplog.text
-    assert json.loads(folder.in_force(where).read_text())["run"] == "a"
+    assert "step 2 of rank 0 is lost" in caplog.text and f"records in {where}" in caplog.text
+
+
+def in_a_process(how, folder):
+    return subprocess.Popen([sys.executable, small_records.__file__, how, folder])
+
+
+def test_a_process_that_ends_without_a_weight_sync_writes_its_last_step(tmp_path):
+    """As of one-step-off, which syncs before a step."""
+    in_a_process("end", tmp_path).wait()
+    records = read_records(tmp_path)
+    assert set(records.step) == {1, 2}
+    assert set(records.prompt_text_hash) == {text_hash(problem(number)) for number in (0, 1)}  # as in this process
+
+
+def test_the_hash_of_a_prompt_is_that_of_what_it_says():
+    found = [text_hash(prompt) for prompt in ("text", problem(1), problem(2), [{"image": object()}], [{"image": ""}])]
+    assert len(set(found)) == len(found) and all(-(2**63) <= value < 2**63 for value in found)
+    assert text_hash([{"image": object()}]) == found[3]  # another object
+    assert text_hash(np.array([{"a": 1, "b": 2}])) == text_hash([{"b": 2, "a": 1}])  # as a data set may hold messages
 
 
 def unwritable(tmp_path, kind):
@@ -387,13 +389,13 @@ def test_a_folder_that_cannot_be_written_fails_before_the_first_update(counted_p
 # --- which run a folder belongs to -----------------------------------------------------------------------------------
 
 
-def claims(where, run, checkpoints="checkpoints", resumes=False):
-    return lambda: folder.claim(where, run, where.parent / checkpoints, resumes)
+def claim(where, run, checkpoints="checkpoints", resumes=False):
+    return folder.claim(where, run, where.parent / checkpoints, resumes)
 
 
 def claimed_by(where, run="a", ended=True, **changes):
     """A folder with records of step 1 whose run was another process, on this machine or not."""
-    file = claims(where, run)()
+    file = claim(where, run)
     process = {"process": 2**22 + 1} if ended else {"process": 1, "started": folder._started(1)}
     file.write_text(json.dumps(json.loads(file.read_text()) | process | changes))
     write(where, [1])
@@ -418,14 +420,14 @@ def test_a_folder_that_is_taken_is_refused_and_a_free_one_named(tmp_path, case):
     claimed_by(where, **owner)
     (tmp_path / "records-2").mkdir()
     if reason is None:
-        writer = RecordWriter(where, SETTINGS, claim=claims(where, "b", **new))
+        writer = RecordWriter(where, SETTINGS, claim=claim(where, "b", **new))
         add(writer, 1, seed=1)
         writer.close()
         assert read_records(where).log_ratio.to_numpy() == pytest.approx(columns(seed=1)["log_ratio"], rel=1e-6)
     else:
         before = sorted(where.iterdir())
         with pytest.raises(ValueError, match=f"is taken: .*{reason}.*; records_dir={where}-3$"):
-            claims(where, "b", **new)()
+            claim(where, "b", **new)
         assert sorted(where.iterdir()) == before
 
 
@@ -433,30 +435,23 @@ def test_an_hour_after_the_last_write_a_run_on_another_machine_has_ended(tmp_pat
     claimed_by(tmp_path / "records", host="other")
     later = time.time() + folder.IDLE + 1
     monkeypatch.setattr(time, "time", lambda: later)
-    assert claims(tmp_path / "records", "b")().name == "claim-0002.json"
+    assert claim(tmp_path / "records", "b").name == "claim-0002.json"
 
 
 def test_the_records_of_a_finished_run_are_kept_and_a_resumed_one_adds_to_them(tmp_path):
-    claim = claimed_by(tmp_path / "records")
-    writer = RecordWriter(tmp_path / "records", SETTINGS, claim=lambda: claim, last_step=2)
+    finished = claimed_by(tmp_path / "records")
+    writer = RecordWriter(tmp_path / "records", SETTINGS, claim=finished, last_step=2)
     add(writer, 2)
     writer.close()
     with pytest.raises(ValueError, match="the records of a run that has finished"):
-        claims(tmp_path / "records", "b")()
-    assert claims(tmp_path / "records", "b", resumes=True)()
+        claim(tmp_path / "records", "b")
+    assert claim(tmp_path / "records", "b", resumes=True)
 
 
 def test_records_that_no_run_has_claimed_are_left_alone(tmp_path):
     write(tmp_path / "records", [1])
     with pytest.raises(ValueError, match="no run has claimed"):
-        claims(tmp_path / "records", "a")()
-
-
-def test_a_run_that_moved_with_its_checkpoints_is_the_same(tmp_path):
-    claimed_by(tmp_path / "before/records")
-    (tmp_path / "before").rename(tmp_path / "after")
-    assert claims(tmp_path / "after/records", "b")()
-    assert folder.why_taken(tmp_path / "after/records", tmp_path / "others", True)
+        claim(tmp_path / "records", "a")
 
 
 def test_of_many_that_start_at_once_one_run_gets_the_folder_and_all_its_workers_do(tmp_path):
@@ -465,7 +460,7 @@ def test_of_many_that_start_at_once_one_run_gets_the_folder_and_all_its_workers_
     def worker(run):
         start.wait()
         try:
-            got.append((run, claims(where, run, f"checkpoints-{run}")()))
+            got.append((run, claim(where, run, f"checkpoints-{run}")))
         except ValueError:
             got.append((run, None))
 
@@ -474,16 +469,15 @@ def test_of_many_that_start_at_once_one_run_gets_the_folder_and_all_its_workers_
         thread.start()
     for thread in threads:
         thread.join()
-    (winner,) = {run for run, claim in got if claim}
-    assert [claim for run, claim in got if run == winner] == [where / "claim-0001.json"] * 8
+    (winner,) = {run for run, made in got if made}
+    assert [made for run, made in got if run == winner] == [where / "claim-0001.json"] * 8
 
 
 def test_a_run_whose_folder_was_taken_over_writes_no_more(tmp_path, caplog):
     """As where a machine that was cut off comes back after its run was resumed elsewhere."""
     where = tmp_path / "records"
-    claim = claimed_by(where)
-    old = RecordWriter(where, SETTINGS, claim=lambda: claim)
-    new = RecordWriter(where, SETTINGS, claim=claims(where, "b", resumes=True))
+    old = RecordWriter(where, SETTINGS, claim=claimed_by(where))
+    new = RecordWriter(where, SETTINGS, claim=claim(where, "b", resumes=True))
     add(new, 2, seed=1)
     new.close()
     add(old, 2)
@@ -493,17 +487,9 @@ def test_a_run_whose_folder_was_taken_over_writes_no_more(tmp_path, caplog):
     assert records.log_ratio.to_numpy() == pytest.approx(columns(seed=1)["log_ratio"], rel=1e-6)
 
 
-def train_for_ever(folder):
-    writer = RecordWriter(folder, SETTINGS)
-    for step in itertools.count():
-        add(writer, step, rows=500)
-        time.sleep(0.002)
-
-
 @pytest.mark.filterwarnings("error")
 def test_a_killed_run_leaves_what_can_be_read(tmp_path):
-    code = "import sys; sys.path[:0] = sys.argv[2:]; import test_records; test_records.train_for_ever(sys.argv[1])"
-    process = subprocess.Popen([sys.executable, "-c", code, tmp_path, *Path(__file__).parents[:2]])
+    process = in_a_process("train", tmp_path)
     while len(record_files(tmp_path)) < 20:
         time.sleep(0.01)
         assert process.poll() is None
@@ -514,15 +500,13 @@ def test_a_killed_run_leaves_what_can_be_read(tmp_path):
     assert (records.groupby("step").size() == 500).all() and records.step.nunique() >= 20
 
 
-def test_reading_what_is_not_there_or_not_whole(tmp_path):
+def test_a_folder_without_records_is_an_empty_table(tmp_path):
     empty = read_records(tmp_path)
     assert len(empty) == 0 and list(empty.columns) == list(COLUMNS) and empty.attrs["settings"] is None
-    write(tmp_path / "records", range(3))
-    torn = tmp_path / "records" / "step-000001-rank-0000.parquet"
-    torn.write_bytes(torn.read_bytes()[:-10])
-    with pytest.warns(UserWarning, match="step-000001-rank-0000.parquet is left out"):
-        records = read_records(tmp_path)
-    assert set(records.step) == {0, 2}
+
+
+def at(name):
+    return list(COLUMNS).index(name)
 
 
 def cut_footer(file):
@@ -532,7 +516,7 @@ def cut_footer(file):
 def flip_a_bit(file):
     """In the last byte of a column, where it can still be decoded."""
     content = bytearray(file.read_bytes())
-    column = pq.read_metadata(file).row_group(0).column(list(COLUMNS).index("log_ratio"))
+    column = pq.read_metadata(file).row_group(0).column(at("log_ratio"))
     content[column.dictionary_page_offset + column.total_compressed_size - 1] ^= 1
     file.write_bytes(content)
 
@@ -551,9 +535,13 @@ BAD = {  # what is wrong with a file -> what is done to it, what the warning mus
     "settings that are no JSON": (lambda file: rewrite(file, fspo_verl="{"), "fspo_verl has not written it"),
     "settings that are no object": (lambda file: rewrite(file, fspo_verl="[1]"), "fspo_verl has not written it"),
     "settings of no loss": (lambda file: rewrite(file, fspo_verl="{}"), "fspo_verl has not written it"),
+    "a band that none is": (
+        lambda file: rewrite(file, fspo_verl='{"loss": "fspo", "band": {"eps_low": "wide"}}'),
+        "eps_low='wide'",
+    ),
     "a missing column": (lambda file: rewrite(file, lambda t: t.drop_columns(["length"])), "column length is missing"),
     "another dtype": (
-        lambda file: rewrite(file, lambda t: t.set_column(3, "length", t["length"].cast(pa.string()))),
+        lambda file: rewrite(file, lambda t: t.set_column(at("length"), "length", t["length"].cast(pa.string()))),
         "column length is string, where int32 is expected",
     ),
 }
@@ -579,17 +567,9 @@ def test_a_column_that_is_not_asked_for_may_lack(tmp_path):
     assert len(read_records(tmp_path, columns=["step", "length"])) == 4
 
 
-@pytest.mark.parametrize("band", [{"eps_low": 0.03, "eps_of_2030": 1}, {"eps_low": "wide"}, [1]])
-def test_a_band_of_a_later_version_is_said_and_the_records_are_read(tmp_path, band):
-    write(tmp_path, [1], settings=json.dumps({"loss": "fspo", "band": band}))
-    with pytest.warns(UserWarning, match=f"{tmp_path} was recorded with a band that this version .*--upgrade"):
-        records = read_records(tmp_path)
-    assert len(records) == 4 and records.attrs["settings"] == RunSettings("fspo")
-
-
 def test_records_of_two_losses_in_one_folder_are_a_warning(tmp_path):
     write(tmp_path / "a", [1])
-    writer = RecordWriter(tmp_path / "b", json.dumps({"loss": "gspo"}))
+    writer = RecordWriter(tmp_path / "b", RunSettings("gspo"))
     add(writer, 1)
     writer.close()
     with pytest.warns(UserWarning, match=r"different settings \(loss\)"):

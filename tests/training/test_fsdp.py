@@ -112,15 +112,15 @@ def test_metrics_of_several_mini_batches_equal_what_the_records_give(untrained_m
             for low, high in zip(edges, edges[1:], strict=False)
             for name, values in (("responses", records.advantage != 0), ("clipped", records.clipped))
         },
-        "unmoved_fraction": (records.mini_batch == 0).sum(),
+        "on_policy_fraction": (records.mini_batch == 0).sum(),
         "log_ratio": records.log_ratio.sum(),
         "sigma_squared": (records.quadratic_variation / records.length).sum(),
-        "unmoved_sigma_squared": (records.quadratic_variation / records.length)[records.mini_batch == 0].sum(),
+        "on_policy_sigma_squared": (records.quadratic_variation / records.length)[records.mini_batch == 0].sum(),
     }
     for name, value in sums.items():
-        is_count = name not in ("log_ratio", "sigma_squared", "unmoved_sigma_squared")
+        is_count = name not in ("log_ratio", "sigma_squared", "on_policy_sigma_squared")
         assert metrics[f"actor/fspo/{name}"] * rows == (value if is_count else pytest.approx(value, rel=1e-5)), name
-    assert 0 < sums["clip_fraction"] < 7 and 0 < sums["unmoved_fraction"] < 7
+    assert 0 < sums["clip_fraction"] < 7 and 0 < sums["on_policy_fraction"] < 7
     assert metrics["actor/fspo/step_rows"] == rows
     series = live.series(metrics, min_count=1)
     assert series == pytest.approx(live_reference.series(records, LENGTH_BINS), rel=1e-12, abs=0)

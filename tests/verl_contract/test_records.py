@@ -18,6 +18,7 @@ BATCH_KEYS = {
     "update_lr_scheduler": "verl.workers.engine_workers",
     "global_steps": "verl.trainer.ppo.v1.trainer_base",
     "uid": "verl.trainer.ppo.v1.trainer_base",
+    "raw_prompt": "verl.trainer.ppo.v1.trainer_base",
     "_dcp_sample_ids": "verl.utils.dynamic_cp_scheduler",
 }
 

@@ -19,7 +19,7 @@ EXAMPLES = """examples:
 """
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- begin of what `simulate_coverage.py` writes -->", "<!-- end of what it writes -->"
-RATE = 0.1  # clipped on each side, unmoved responses counted
+RATE = 0.1  # clipped on each side, on-policy responses counted
 EDGES = [1, 16, 32, 64, 128, 256, 10_000]
 
 _BASE = {"steps": 20, "prompts": 16, "group": 8, "kappa": 0.0}

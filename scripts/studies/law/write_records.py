@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Token log-probabilities, old and new, as records of fspo-verl and as a table of sums by position."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import torch
 from fspo_verl.band import Band
 from fspo_verl.loss import fspo_loss
 from fspo_verl.observe.columns import loss_columns, to_numpy, token_columns
+from fspo_verl.observe.microbatch import MicroBatch
 from fspo_verl.observe.records import RecordWriter
 from fspo_verl.observe.settings import RunSettings
 
@@ -33,19 +33,13 @@ def write_cell(folder: Path, rows: Sequence[Row]) -> None:
     """
     for file in [*folder.glob("step-*.parquet"), folder / POSITIONS]:
         file.unlink(missing_ok=True)
-    writer = RecordWriter(folder, json.dumps(RunSettings("fspo", Band()).to_json()))
+    writer = RecordWriter(folder, RunSettings("fspo", Band()))
     rows = sorted(rows, key=lambda row: (row[2], len(row[3]), row[0]))
     for start in range(0, len(rows), _BATCH):
         for steps in sorted({row[2] for row in rows[start : start + _BATCH]}):
             part = [row for row in rows[start : start + _BATCH] if row[2] == steps]
-            writer.add(
-                _columns(part),
-                step=1,
-                mini_batch=steps,
-                rank=0,
-                ranks=1,
-                prompts=[row[0] for row in part],
-            )
+            prompts = [row[0] for row in part]
+            writer.add(_columns(part), MicroBatch(1, steps, rank=0, ranks=1, prompts=prompts, texts=prompts))
     writer.close()
     positions(rows).to_parquet(folder / POSITIONS, index=False)
 

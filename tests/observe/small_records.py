@@ -1,0 +1,61 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Records of a few made-up responses, without verl: also as a process of its own, ``small_records.py HOW FOLDER``."""
+
+import itertools
+import sys
+import time
+
+import numpy as np
+
+from fspo_verl import clips
+from fspo_verl.observe.microbatch import MicroBatch
+from fspo_verl.observe.records import RecordWriter
+from fspo_verl.observe.settings import RunSettings
+
+SETTINGS = RunSettings("fspo")
+
+
+def problem(number):
+    """Chat messages of a prompt."""
+    return [{"role": "user", "content": f"What is {number} + ½?"}]
+
+
+def columns(rows=4, seed=0):
+    generator = np.random.default_rng(seed)
+    names = ("length", "log_ratio", "quadratic_variation", "advantage", "finite")
+    values = {name: np.ones(rows) for name in (*names, *(column.name for column in clips.COLUMNS))}
+    values |= {f"quadratic_variation_{part}": np.ones(rows) for part in ("last", "top")}
+    values |= {f"clipped_{side}": np.zeros(rows) for side in ("upper", "lower", "dual")}
+    return values | {"log_ratio": generator.standard_normal(rows), "length": np.arange(1.0, rows + 1)}
+
+
+def add(writer, step, mini_batch=0, rank=0, ranks=1, rows=4, seed=0):
+    """A micro-batch with two responses to each prompt."""
+    prompts, texts = [f"prompt {step}-{row // 2}" for row in range(rows)], [problem(row // 2) for row in range(rows)]
+    writer.add(columns(rows, seed), MicroBatch(step, mini_batch, rank, ranks, prompts, texts))
+
+
+def write(folder, steps, settings=SETTINGS, **kwargs):
+    writer = RecordWriter(folder, settings)
+    for step in steps:
+        add(writer, step, **kwargs)
+    writer.close()
+
+
+def end_in_a_step(folder):
+    """Without a weight sync after the last step."""
+    writer = RecordWriter(folder, SETTINGS)
+    add(writer, 1)
+    add(writer, 2)
+
+
+def train_for_ever(folder):
+    writer = RecordWriter(folder, SETTINGS)
+    for step in itertools.count():
+        add(writer, step, rows=500)
+        time.sleep(0.002)
+
+
+if __name__ == "__main__":
+    {"end": end_in_a_step, "train": train_for_ever}[sys.argv[1]](sys.argv[2])
