@@ -30,7 +30,7 @@ class Command(NamedTuple):
 def doctor_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("launch", nargs="*", help="Hydra overrides of main_ppo, or after -- a command with -m MAIN")
-    add("--plan", action="store_true", help="also show what the launch will do: batches, band, memory")
+    add("--plan", action="store_true", help="also show what the launch will do: GPUs, band, batches, records")
     add("--sigma", type=float, help="spread of a token's log-ratio (root of actor/fspo/sigma_squared), to judge eps by")
     add("--noise", type=float, metavar="SIGMA", help="the same of a policy that has not moved, by `fspo-verl selftest`")
     add("--records", type=Path, metavar="RUN", help="judge eps by the records below this folder")

@@ -12,8 +12,8 @@
 #   ALL    1: in place of the last three columns, all of tests/, trainings included, which takes most of an hour
 #
 # `version`: tested, untested (a warning), or named as unsupported when the plugin is imported. `registered`: `import
-# verl` alone registers the loss; verl before 0.9 loads no plugins. The other columns are pytest's counts: what is taken
-# for granted of verl (tests/verl_contract), composition and checks of launches (tests/preflight/test_launch.py), the loss in
+# verl` alone registers the loss; verl before 0.9 loads no plugins. The other columns are pytest's counts: what is
+# assumed of verl (tests/verl_contract), composition and checks of launches (tests/preflight/test_launch.py), the loss in
 # verl's ppo_loss, aggregation and metrics (tests/test_policy_loss.py).
 set -euo pipefail
 cd "$(dirname "$0")/.."

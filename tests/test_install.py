@@ -123,6 +123,6 @@ def test_a_broken_install_is_named_although_verl_swallows_plugin_errors(environm
     environment.pip("install", "--no-deps", "--no-index", str(build(source, "bdist_wheel")))
     site = environment.output("-c", "import fspo_verl; print(fspo_verl.__path__[0])").strip()
     Path(site, "loss.py").write_text("raise RuntimeError('broken on purpose')\n")
-    run = environment.run("-c", "import verl")
+    run = environment.run("-c", "import verl.trainer.ppo.core_algos")
     environment.pip("uninstall", "--yes", "fspo-verl")
     assert run.returncode == 0 and "broken on purpose" in run.stderr

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl.trainer.config import CheckpointConfig
 from verl.utils import tensordict_utils as tu
-from verl.utils.device import get_device_name, get_platform
+from verl.utils.device import get_platform
 from verl.utils.metric import reduce_metrics
 from verl.workers import config, engine_workers
 
@@ -24,9 +24,9 @@ from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.observe import noise
 
 
-def micro_batches(rows: int, packed: bool = False, **settings) -> dict:
+def micro_batches(rows: int, packed: bool = False) -> dict:
     """verl's settings for micro-batches of so many rows, padded or packed."""
-    return {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": rows, "use_remove_padding": packed} | settings
+    return {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": rows, "use_remove_padding": packed}
 
 
 def training_worker(model: str | Path, dtype: str = "fp32", lr: float = 0.0, **model_settings):
@@ -39,17 +39,15 @@ def training_worker(model: str | Path, dtype: str = "fp32", lr: float = 0.0, **m
         model_settings: further fields of verl's ``HFModelConfig``.
     """
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    for name, value in (alone | {"WG_BACKEND": "ray"}).items():
-        os.environ.setdefault(name, value)
+    os.environ.update({"WG_BACKEND": "ray"} | alone | dict(os.environ))
     get_platform().communication_backend_name()  # on a CPU, joins the gloo group
-    model_settings = {"load_tokenizer": False, "enable_gradient_checkpointing": False} | model_settings
+    usual = {"load_tokenizer": False, "enable_gradient_checkpointing": False}
+    usual["override_config"] = {"attn_implementation": "sdpa"}
     precision = {"param_dtype": dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     worker = engine_workers.TrainingWorker(
         config.TrainingWorkerConfig(
             model_type="language_model",
-            model_config=config.HFModelConfig(
-                path=str(model), override_config={"attn_implementation": "sdpa"}, **model_settings
-            ),
+            model_config=config.HFModelConfig(path=str(model), **usual | model_settings),
             engine_config=config.FSDPEngineConfig(strategy="fsdp2", use_torch_compile=False, mixed_precision=precision),
             optimizer_config=config.FSDPOptimizerConfig(lr=lr, clip_grad=1e9),
             checkpoint_config=CheckpointConfig(),
@@ -102,10 +100,8 @@ def update(worker, batch: TensorDict, policy_loss, cut: dict, mini_batch: int, s
     worker.set_loss_fn(functools.partial(engine_workers.ppo_loss, actor))
     loader = {"epochs": 1, "seed": 0, "dataloader_kwargs": {"shuffle": False}, "temperature": 1.0}
     tu.assign_non_tensor(batch, **cut, **loader, global_batch_size=mini_batch, mini_batch_size=mini_batch)
-    result = worker.train_mini_batch(batch)
-    if result is None:  # of a rank that is not the first
-        return {}
-    return {name: float(value) for name, value in reduce_metrics(dict(tu.get(result, "metrics"))).items()}
+    metrics = reduce_metrics(dict(tu.get(worker.train_mini_batch(batch), "metrics")))
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def small_model(folder: str | Path, **shape: int) -> str:
@@ -125,7 +121,7 @@ def small_model(folder: str | Path, **shape: int) -> str:
 def sample(model: str | Path, count: int, shortest: int, longest: int) -> TensorDict:
     """A batch of responses sampled from the model at temperature 1, of lengths spread evenly on a log scale."""
     torch.manual_seed(0)
-    policy = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="auto").to(get_device_name())
+    policy = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="auto").to(get_platform().device_name)
     prompts = torch.full((count, 1), policy.config.bos_token_id or 0)
     settings = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "pad_token_id": 0}
     ids = policy.generate(prompts.to(policy.device), min_new_tokens=longest, max_new_tokens=longest, **settings).cpu()
@@ -135,36 +131,32 @@ def sample(model: str | Path, count: int, shortest: int, longest: int) -> Tensor
 
 
 def check_step() -> dict:
-    """One optimiser step with fspo in float32 on a small model, as if tokens had moved by 0.1 nats: who is clipped."""
+    """One optimiser step with fspo in float32 on a small model."""
     with tempfile.TemporaryDirectory() as folder:
         small_model(folder)
-        batch, worker, cut = sample(folder, 8, 1, 96), training_worker(folder, lr=1e-4), micro_batches(4)
-    generator = torch.Generator().manual_seed(0)
-    new = log_probs(worker, batch, cut)
-    moves = [0.1 * torch.randn(len(x), generator=generator) for x in new]
-    batch["old_log_probs"] = nested(x.cpu() - move for x, move in zip(new, moves, strict=True))
+        batch, worker, cut = sample(folder, 16, 1, 96), training_worker(folder, lr=1e-4), micro_batches(4)
+    # As if the tokens had moved by 0.2 nats: two half-widths of the band, so that some responses are clipped.
+    batch["old_log_probs"] = nested(x + 0.2 * torch.randn_like(x) for x in log_probs(worker, batch, cut))
     metrics = update(worker, batch, FSPOPolicyLossConfig(eps=0.1), cut, len(batch))
-    place = torch.stack([move.sum() / (0.1 * len(move) ** 0.5) for move in moves])
-    positive = torch.stack([x[0] > 0 for x in batch["advantages"].unbind()])
-    clipped = torch.where(positive, place > 1, (place < -1) | (place > 3)).double().mean().item()
-    torch.testing.assert_close(metrics["actor/fspo/clip_fraction"], clipped)
-    if not 0 < (norm := metrics["grad_norm"]) < float("inf"):
-        raise ArithmeticError(f"the gradient of a step has norm {norm:g}")
-    return {"text": f"an optimiser step of verl's FSDP engine has gradient norm {norm:.4g} and clips {clipped:.1%}"}
+    text = (
+        f"gradient norm {metrics['grad_norm']:.4g}, {metrics['actor/fspo/clip_fraction']:.1%} of the responses clipped"
+    )
+    if not (0 < metrics["grad_norm"] < float("inf") and 0 < metrics["actor/fspo/clip_fraction"] < 1):
+        raise ArithmeticError(f"an optimiser step of verl's FSDP engine does not learn: {text}")
+    return {"text": f"an optimiser step of verl's FSDP engine: {text}"}
 
 
 def check_noise(dtype: str, model: Path | None) -> dict:
     """How far a token's log-prob (sigma, nats) is from that in padded rows of 8, by layout; the smallest eps above."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = model or small_model(scratch)
-        batch = sample(folder, 32, 16, 128 if get_device_name() == "cpu" else 1024)
+        batch = sample(folder, 32, 16, 128 if get_platform().device_name == "cpu" else 1024)
         worker = training_worker(folder, dtype)
     old = torch.cat(log_probs(worker, batch, micro_batches(8)))
     layouts = {"1 row": micro_batches(1), "32 rows": micro_batches(32), "packed": micro_batches(4, packed=True)}
     new = {name: torch.cat(log_probs(worker, batch, layout)) for name, layout in layouts.items()}
     sigma = {name: (x - old).double().square().mean().sqrt().item() for name, x in new.items()}
-    largest = max(sigma.values())
-    eps = noise.rounded_up(noise.EPS_IN_SIGMA * largest) if largest > 0 else 0.0
+    eps = noise.rounded_up(noise.EPS_IN_SIGMA * max(sigma.values())) if any(sigma.values()) else 0.0
     moves = ", ".join(f"{value:.2g} ({name})" for name, value in sigma.items())
     text = f"an eps below {eps:g} is lost in rounding, which moves a token by sigma = {moves}"
     return {"text": text, "sigma": sigma, "eps": eps}

@@ -91,7 +91,7 @@ def checks() -> str:
         _table(ROOT / "fspo_verl/preflight/checks.py"),
         "## Only by `fspo-verl doctor`",
         "These look at the machine, the files and the cluster.",
-        _table(ROOT / "fspo_verl/preflight/doctor.py", ROOT / "fspo_verl/preflight/ray_workers.py"),
+        _table(*(ROOT / f"fspo_verl/preflight/{name}.py" for name in ("doctor", "probe", "spread", "ray_workers"))),
     ]
     return "\n\n".join(parts)
 

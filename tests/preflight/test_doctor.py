@@ -62,6 +62,12 @@ def test_a_sound_launch_is_left_in_peace(sound, capsys):
     assert any("log-ratio band 0 [-0.03, +0.03]*L^0.5" in finding["what"] for finding in report["findings"])
 
 
+def test_no_checkpoint_is_told_of_where_there_is_none(capsys):
+    assert cli.main(["doctor", "--no-worker", SELECT]) == 0
+    printed = capsys.readouterr()
+    assert "policy loss fspo" in printed.out and "checkpoint" not in printed.out + printed.err
+
+
 @pytest.fixture
 def without_vllm(monkeypatch):
     """A machine on which vLLM is not installed."""

@@ -21,7 +21,6 @@ from fspo_verl import cli, selftest, versions
 from fspo_verl.band import Band
 from fspo_verl.loss import fspo_loss
 from fspo_verl.observe import columns
-from fspo_verl.selftest import exact
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,15 +36,11 @@ def planted(sound: str, fault: str):
     return module.fspo_loss
 
 
-def band_of(dtype: torch.dtype) -> Band:
-    return Band(exact.EPS[dtype])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_shipped_float64_is_that_of_the_tests(dtype):
-    batch = new, old, advantages, mask = exact.make_batch(36, 50, dtype)
-    value, gradient = exact.reference(*batch)
-    band = vars(Band(exact.EPS[dtype]))
+    batch = new, old, advantages, mask = selftest.make_batch(36, 50, dtype)
+    value, gradient = selftest.reference(*batch)
+    band = vars(Band(selftest.EPS[dtype]))
     log_probs = [x.nan_to_num().double().tolist() for x in (new, old)]
     tables = [x.tolist() for x in (advantages.double(), mask, torch.ones(36, 50))]
     expected, expected_gradient, *_ = reference.fspo(*log_probs, *tables[:2], band, tables[2])
@@ -56,42 +51,29 @@ def test_the_shipped_float64_is_that_of_the_tests(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "width"), [(36, 4096), (72, 32768)])
 def test_the_batch_is_clear_of_every_edge_and_every_part_of_the_loss_acts(dtype, rows, width):
-    new, old, advantages, mask = exact.make_batch(rows, width, dtype)
-    found = fspo_loss(new.double(), old.double(), advantages.double(), mask, band_of(dtype))
+    new, old, advantages, mask = selftest.make_batch(rows, width, dtype)
+    band = Band(selftest.EPS[dtype])
+    found = fspo_loss(new.double(), old.double(), advantages.double(), mask, band)
     for side in (found.clipped_upper, found.clipped_lower, found.clipped_dual):
         assert side.any()
     assert (~found.clipped & (found.advantage > 0)).any() and (~found.clipped & (found.advantage < 0)).any()
-    place = found.log_ratio / found.length.clamp(min=1).sqrt() / exact.EPS[dtype]
+    place = found.log_ratio / found.length.clamp(min=1).sqrt() / selftest.EPS[dtype]
     assert min((place.abs() - 1).abs().min(), (place - 3).abs().min()) > 0.05
     assert (found.length == 0).any() and found.finite.all()
     assert found.length.max() < width  # holes
 
 
 LOSS = {"loss_float32", "loss_bfloat16"}
+SUMS, SAVE = "        sums = log_prob.new_zeros(", "        ctx.mark_non_differentiable("
+RETURN, BACKWARD = "    return SequenceLoss(\n", "        grad = torch.empty("
 PLANTED = {
-    "sums in bfloat16": (
-        "dtype = torch.promote_types(torch.promote_types(log_prob.dtype, old_log_prob.dtype), torch.float32)",
-        "dtype = torch.bfloat16",
-        LOSS,
-    ),
+    "sums in bfloat16": (SUMS, f"        dtype = torch.bfloat16\n{SUMS}", LOSS),
     "a mask that is off by one token": ("padding = ~mask[rows]", "padding = ~mask[rows].roll(1, -1)", LOSS),
     "padding that gets a gradient": ("idle = ~ctx.mask[rows] | (", "idle = (~ctx.mask[rows] & False) | (", LOSS),
     "a clip that keeps the gradient": ("torch.where(above, positive.detach(), positive)", "positive", LOSS),
-    "an extra .item()": (
-        "    return SequenceLoss(\n",
-        "    loss_mean = length.sum().item()\n    return SequenceLoss(\n",
-        {"waits"},
-    ),
-    "a host copy in the backward pass": (
-        "        grad = torch.empty(",
-        "        ctx.mask.sum().cpu()\n        grad = torch.empty(",
-        {"waits"},
-    ),
-    "a branch on a tensor": (
-        "    return SequenceLoss(\n",
-        "    assert length.sum() >= 0\n    return SequenceLoss(\n",
-        {"waits"},
-    ),
+    "an extra .item()": (RETURN, f"    length.sum().item()\n{RETURN}", {"waits"}),
+    "a branch on a tensor": (RETURN, f"    assert length.sum() >= 0\n{RETURN}", {"waits"}),
+    "a host copy in the backward pass": (BACKWARD, f"        ctx.mask.sum().cpu()\n{BACKWARD}", {"waits"}),
 }
 
 
@@ -99,20 +81,20 @@ PLANTED = {
 def test_a_planted_fault_turns_its_line_red_and_no_other(fault, monkeypatch):
     sound, wrong, red = PLANTED[fault]
     monkeypatch.setattr(versions, "installed", lambda package: None)  # no verl: the loss alone
-    monkeypatch.setattr(exact, "check_ranks", lambda *_: {"text": "a planted loss cannot be pickled"})
+    monkeypatch.setattr(selftest, "check_ranks", lambda *_: {"text": "a planted loss cannot be pickled"})
     checks = selftest.examine("cpu", loss=planted(sound, wrong))
     assert {check["name"] for check in checks if check["status"] == "error"} == red
     assert all(check["text"] for check in checks)
 
 
 def test_ranks_sum_to_the_whole_and_a_failing_one_is_named():
-    assert "2 ranks" in exact.check_ranks(fspo_loss, "cpu")["text"]
+    assert "2 ranks" in selftest.check_ranks(fspo_loss, "cpu")["text"]
     with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="TypeError"):
-        exact.check_ranks(torch.add, "cpu")
+        selftest.check_ranks(torch.add, "cpu")
 
 
 def test_the_metrics_are_fetched_in_one_copy(monkeypatch):
-    new, old, advantages, mask = exact.make_batch(8, 50)
+    new, old, advantages, mask = selftest.make_batch(8, 50)
     copies, cpu = [], torch.Tensor.cpu
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: copies.append(tensor) or cpu(tensor))
     columns.to_numpy(columns.loss_columns(fspo_loss(new, old, advantages, mask, Band())))
@@ -120,40 +102,25 @@ def test_the_metrics_are_fetched_in_one_copy(monkeypatch):
 
 
 class Sizes(TorchDispatchMode):
-    """The numbers of elements of all tensors that operations return."""
+    """The largest number of elements of a tensor that an operation returns."""
 
-    def __init__(self):
-        super().__init__()
-        self.seen = []
+    largest = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        self.seen += [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.largest = max(self.largest, *sizes, 0)
         return result
 
 
-MATRICES = {
-    "the sound loss": ("grad = torch.empty(", "grad = torch.empty(", True),
-    "a matrix kept for the backward pass": (
-        "        ctx.mark_non_differentiable(",
-        "        ctx.kept = log_prob.float() - old_log_prob.float()\n        ctx.mark_non_differentiable(",
-        False,
-    ),
-    "temporaries as large as the batch": (
-        "for rows in row_blocks(log_prob):",
-        "for rows in [slice(0, len(log_prob))]:",
-        False,
-    ),
-}
-
-
-@pytest.mark.parametrize("case", MATRICES)
-def test_nothing_of_the_forward_pass_is_as_large_as_the_batch(case):
-    sound, wrong, small = MATRICES[case]
-    new, old, advantages, mask = exact.make_batch(64, 8192)
-    with Sizes() as sizes:
-        planted(sound, wrong)(new.requires_grad_(), old, advantages, mask, Band())
-    assert (max(sizes.seen) < new.numel()) is small
+def test_nothing_of_the_forward_pass_is_as_large_as_the_batch():
+    new, old, advantages, mask = selftest.make_batch(64, 8192)
+    kept = planted(SAVE, f"        ctx.kept = log_prob - old_log_prob\n{SAVE}")
+    whole = planted("for rows in row_blocks(log_prob):", "for rows in [slice(0, len(log_prob))]:")
+    for loss, small in ((fspo_loss, True), (kept, False), (whole, False)):
+        with Sizes() as sizes:
+            loss(new.requires_grad_(), old, advantages, mask, Band())
+        assert (sizes.largest < new.numel()) is small
 
 
 def check(name: str, status: str = "ok", **figures) -> dict:
@@ -164,7 +131,7 @@ def check(name: str, status: str = "ok", **figures) -> dict:
     ("checks", "conclusion", "advice"),
     [
         ([check("ranks", "error"), check("noise_bf16", eps=0.1)], "does not train FSPO right: ranks failed", "report"),
-        ([check("step", "skipped")], "no step of verl's was tried", "install verl"),
+        ([check("ranks")], "verl is not installed", "install verl"),
         ([check("noise_fp32", eps=1e-6), check("noise_bf16", eps=0.031)], "0.031 in bf16", "eps to 0.031 or more"),
         ([check("noise_fp32", eps=1e-6), check("noise_bf16", eps=0.03)], "0.03 in bf16", "0.03 is above the noise"),
     ],
@@ -174,13 +141,17 @@ def test_the_conclusion_and_the_next_step_follow_from_the_checks(checks, conclus
     assert conclusion in said[0] and advice in said[1]
 
 
+def run(*arguments: str) -> str:
+    """What Python prints, on a CPU."""
+    env = os.environ | {"VERL_PLATFORM": "cpu"}
+    ended = subprocess.run([sys.executable, *arguments], env=env, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
+    return ended.stdout
+
+
 @pytest.mark.long
 def test_the_command_on_a_cpu():
-    run = subprocess.run(
-        [sys.executable, "-m", "fspo_verl.cli", "selftest", "--device", "cpu", "--json"], capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stdout + run.stderr[-2000:]
-    report = json.loads(run.stdout)
+    report = json.loads(run("-m", "fspo_verl.cli", "selftest", "--device", "cpu", "--json"))
     found = {check["name"]: check for check in report["checks"]}
     assert {check["status"] for check in found.values()} == {"ok"}
     assert (
@@ -190,19 +161,15 @@ def test_the_command_on_a_cpu():
 
 @pytest.mark.long
 def test_without_verl_the_loss_is_checked_and_the_rest_skipped():
+    absent = ("verl", "ray", "tensordict", "omegaconf", "hydra", "transformers")
     code = (
-        "import sys\n"
-        "absent = ('verl', 'ray', 'tensordict', 'omegaconf', 'hydra', 'transformers')\n"
-        "sys.modules.update(dict.fromkeys(absent))\n"  # Python then finds none of them
-        "from fspo_verl import versions\n"
+        f"import sys; sys.modules.update(dict.fromkeys({absent}))\n"  # Python then finds none of them
+        "from fspo_verl import cli, versions\n"
         "versions.installed = lambda package: None\n"
-        "from fspo_verl.cli import main\n"
-        "sys.exit(main(['selftest', '--device', 'cpu']))\n"
+        "sys.exit(cli.main(['selftest', '--device', 'cpu']))\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout + run.stderr[-2000:]
-    lines = run.stdout.splitlines()
-    assert lines[0].startswith("The loss of FSPO is exact") and lines[-1].startswith("Next: install verl")
+    first, *_, last = run("-c", code).splitlines()
+    assert first.startswith("The loss of FSPO is exact") and last.startswith("Next: install verl")
 
 
 @pytest.mark.parametrize(
@@ -217,15 +184,9 @@ def test_a_wrong_call_is_named(options, message, capsys, monkeypatch):
 @pytest.mark.long
 def test_float32_and_one_layout_silence_the_noise():
     settings = ["bf16, 8 rows, then 1", "fp32, 8 rows, then 1", "bf16, 4 rows both times"]
-    run = subprocess.run(
-        [sys.executable, "scripts/bench/noise.py", "--responses", "16", "--longest", "48", "--settings", *settings],
-        env=os.environ | {"VERL_PLATFORM": "cpu"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
+    options = ["--responses", "16", "--longest", "48", "--settings", *settings]
+    text = run("scripts/bench/noise.py", *options).splitlines()
+    rounded, full, same = (
+        float(line.removeprefix(name).split()[0]) for name in settings for line in text if line.startswith(name)
     )
-    assert run.returncode == 0, run.stderr[-2000:]
-    rows = {line[:24].strip(): line[24:].split()[0] for line in run.stdout.splitlines() if line[:4] in ("bf16", "fp32")}
-    sigma = {name: float(rows[name]) for name in settings}
-    assert sigma["bf16, 8 rows, then 1"] > 1e-3 > 1e-5 > sigma["fp32, 8 rows, then 1"]
-    assert sigma["bf16, 4 rows both times"] < sigma["bf16, 8 rows, then 1"] / 10
+    assert rounded > 1e-3 > 1e-5 > full and same < rounded / 10
