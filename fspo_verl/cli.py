@@ -96,7 +96,7 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=int, metavar="N", help="compare the runs as they stood after N steps")
     one = parser.add_mutually_exclusive_group().add_argument
     one("--check", type=Path, metavar="JSON", help="fail unless every number is within these thresholds")
-    one("--update", type=Path, metavar="JSON", help="write the thresholds that these runs give, and show the change")
+    one("--update", type=Path, metavar="JSON", help="write the thresholds that these runs give")
 
 
 COMMANDS = {

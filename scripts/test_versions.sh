@@ -9,8 +9,7 @@
 # finds. All other packages are those of requirements/cpu.txt. Not part of scripts/test.sh.
 #   VENV   virtual environment that everything runs in (default .venv); it is left as it is
 #   LOGS   folder for the output of each cell (default runs/test-versions)
-#   ALL    1: in place of the last three columns, all of tests/ that trains nothing, which takes minutes for each verl;
-#          2: and that trains, too, which takes most of an hour
+#   ALL    1: in place of the last three columns, all of tests/, trainings included, which takes most of an hour
 #
 # `version`: tested, untested (a warning), or named as unsupported when the plugin is imported. `registered`: `import
 # verl` alone registers the loss; verl before 0.9 loads no plugins. The other columns are pytest's counts: what is taken
@@ -66,14 +65,8 @@ cell() { # name, tests and options: pytest's last line
     tail -n 1 "$log" | sed 's/ in .*//; s/^=* *//'
 }
 
-# Files that start Ray or train; single tests elsewhere go by name.
-training=(training cpu/test_cpu_training.py cpu/test_cpu_vllm.py cpu/test_ray.py)
 # These make environments of their own, which do not see the folder of a verl.
 suite=("$repository/tests" --ignore "$repository/tests/test_install.py" --ignore "$repository/tests/training/test_cluster.py")
-if ((ALL == 1)); then
-    suite+=("${training[@]/#/--ignore=$repository/tests/}")
-    suite+=(-k "not ray_worker and not sharded_checkpoint and not script_train and not same_command")
-fi
 
 if ((ALL == 0)); then columns=(contract "composition and checks" "loss in verl"); else columns=("all tests"); fi
 row() { printf '| %s ' "$@"; echo '|'; }

@@ -88,8 +88,8 @@ def compare(
     """Compare trials, paired by seed.
 
     Raises:
-        ValueError: the baseline is missing, or trials differ in their length, in the steps at which they were
-            validated or, within a seed, in the questions of that.
+        ValueError: the baseline is missing, or trials differ in their length or in the steps at which they were
+            validated.
     """
     if baseline not in losses(trials):
         raise ValueError(f"no run of the baseline {baseline!r}; there are {', '.join(losses(trials))}")
@@ -97,12 +97,8 @@ def compare(
         raise ValueError(f"the runs have different numbers of steps: {unlike}; --steps N compares the first N")
     if unlike := _unlike(trials, lambda trial: tuple(trial.validation)):
         raise ValueError(f"the runs were validated at different steps: {unlike}")
-    questions: dict[int, str] = {}
-    for trial in trials:
-        if trial.questions and questions.setdefault(trial.seed, trial.questions) != trial.questions:
-            raise ValueError(f"the runs of seed {trial.seed} were validated on different questions")
     values = measure(trials, target)
-    paired = differences(trials, values, baseline)
+    paired = differences(values, baseline)
     return Comparison(setup or {}, list(trials), baseline, target, values, paired, clip_rates(trials))
 
 

@@ -41,7 +41,8 @@ def main(args: argparse.Namespace) -> int:
         trials = [trial.first(args.steps) for trial in trials]
     comparison = compare(trials, setup, args.baseline, args.target)
     if args.update:
-        print(thresholds.update(args.update, comparison.values))
+        thresholds.update(args.update, comparison.values)
+        print(f"written: {args.update}")
         return 0
     folder, name = (first, NAME) if first.is_dir() else (first.parent, first.stem)
     page = (args.output or folder) / f"{name}.md"

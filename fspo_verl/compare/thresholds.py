@@ -5,10 +5,10 @@
 A threshold file is JSON::
 
     {"setup": {...},         how the small comparison is run, see scripts/compare/comparison.py --check
-     "measured": {...},      the trials the intervals come from: seeds, steps, and every value
+     "measured": {...},      the trials the intervals come from: seeds, and every value
      "expected": {name: {"low": number or null, "high": number or null, "direction": text, "why": text}}}
 
-Both ends are inclusive; null is open. A name is a number of :func:`quantities`, a mean over the seeds.
+Both ends are inclusive; null is open. A name is one of :data:`RULES`, its number a mean over the seeds.
 """
 
 import json
@@ -27,15 +27,8 @@ CONFIDENCE = 0.99  # of an interval for the small comparison's mean, if nothing 
 MIN_SEEDS = 3  # to derive intervals from
 
 
-def prediction(values: np.ndarray, seeds: int) -> tuple[float, float]:
-    """Interval for the mean of ``seeds`` further values of the same normal law (Student's prediction interval)."""
-    count = len(values)
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * values.std(ddof=1) * math.sqrt(1 / count + 1 / seeds)
-    return values.mean() - half, values.mean() + half
-
-
 class Rule(NamedTuple):
-    """A quantity, how its interval is derived, and why a value outside it is a regression."""
+    """A quantity, and why a value outside its interval is a regression."""
 
     direction: str  # more is better: no upper end; neither: both ends; less is better: at most 0, whatever was measured
     why: str
@@ -50,10 +43,17 @@ class Rule(NamedTuple):
         """
         if self.direction == "less is better":
             return None, 0.0
-        if self.positive and values.min() <= 0:
+        if self.positive and not values.min() > 0:
             raise ValueError(f"expected above 0, but measured as {values.tolist()}")
         low, high = map(math.exp, prediction(np.log(values), seeds)) if self.positive else prediction(values, seeds)
         return low, high if self.direction == "neither" else None
+
+
+def prediction(values: np.ndarray, seeds: int) -> tuple[float, float]:
+    """Interval for the mean of ``seeds`` further values of the same normal law (Student's prediction interval)."""
+    count = len(values)
+    half = stats.t.ppf((1 + CONFIDENCE) / 2, count - 1) * values.std(ddof=1) * math.sqrt(1 / count + 1 / seeds)
+    return values.mean() - half, values.mean() + half
 
 
 _MORE = "more is better"
@@ -105,81 +105,57 @@ def quantities(values: pd.DataFrame) -> pd.DataFrame:
     """What is checked, from :func:`fspo_verl.compare.measures.measure`: index seed, a column per name of :data:`RULES`.
 
     Raises:
-        ValueError: a loss, one of its seeds, or the records of the runs are missing.
+        ValueError: a loss, or one of its seeds, is missing.
     """
     by_loss = {loss: rows.set_index("seed").sort_index() for loss, rows in values.groupby("loss")}
-    missing = [loss for loss in LOSSES if loss not in by_loss]
-    if missing or len({tuple(rows.index) for rows in by_loss.values()}) > 1:
-        raise ValueError(
-            f"thresholds need runs of {', '.join(LOSSES)} with the same seeds; missing: {missing or 'seeds'}"
-        )
-    if values.clip_rate.isna().all():
-        raise ValueError("thresholds need the records of the runs (policy_loss.records_dir)")
+    if not by_loss.keys() >= set(LOSSES) or len({tuple(rows.index) for rows in by_loss.values()}) > 1:
+        raise ValueError(f"thresholds need runs of {', '.join(LOSSES)} with the same seeds")
     return pd.DataFrame({name: rule.of(by_loss) for name, rule in RULES.items()}).astype(float)
 
 
 def check(file: Path, values: pd.DataFrame) -> tuple[str, bool]:
     """Hold the means over the seeds against a threshold file; a report of a line per name, and whether all are kept.
 
-    A quantity that is not known (NaN) is not within its interval.
+    A quantity that is not known (NaN), as clip rates are without records, is not within its interval.
 
     Raises:
         ValueError: the file expects something that is not in :data:`RULES`, or leaves something out.
     """
     expected = json.loads(file.read_text())["expected"]
-    if expected.keys() != RULES.keys():
-        raise ValueError(
-            f"{file} does not fit this version; names that differ: {sorted(expected.keys() ^ RULES.keys())}"
-        )
+    if differing := sorted(expected.keys() ^ RULES.keys()):
+        raise ValueError(f"{file} does not fit this version; names that differ: {differing}")
     means = quantities(values).mean(skipna=False)
     lines, all_kept = [], True
     for name, limits in expected.items():
-        low, high = _ends(limits)
-        kept = low <= means[name] <= high  # False for NaN
+        low, high = limits["low"], limits["high"]
+        kept = (low is None or low <= means[name]) and (high is None or means[name] <= high)
         all_kept &= kept
-        line = f"{'ok  ' if kept else 'FAIL'} {name}: {means[name]:.4g}, expected {_text(limits)}"
+        ends = {"at least": low, "at most": high}
+        interval = " and ".join(f"{side} {end:g}" for side, end in ends.items() if end is not None)
+        line = f"{'ok  ' if kept else 'FAIL'} {name}: {means[name]:.4g}, expected {interval}"
         lines.append(line if kept else f"{line} ({limits['why']})")
     return "\n".join(lines), bool(all_kept)
 
 
-def update(file: Path, values: pd.DataFrame) -> str:
-    """Derive the intervals from trials and write them to a threshold file, whose ``setup`` stays; says what changes.
-
-    The intervals are for as many seeds as the ``setup`` names.
+def update(file: Path, values: pd.DataFrame) -> None:
+    """Derive the intervals from trials and write them to a threshold file, for as many seeds as its ``setup`` names.
 
     Raises:
         ValueError: the trials have fewer than 3 seeds, or the file has no setup.
     """
-    data = json.loads(file.read_text()) if file.exists() else {}
-    if "setup" not in data:
-        raise ValueError(
-            f'{file} needs an entry "setup" that says how the small comparison is run; see the one in tests/'
-        )
-    measured = quantities(values).map(_round)
+    setup = json.loads(file.read_text()).get("setup") if file.exists() else None
+    if setup is None:
+        raise ValueError(f'{file} needs an entry "setup": how the small comparison is run; see the one in tests/')
+    measured = quantities(values)
     if len(measured) < MIN_SEEDS:
         raise ValueError(f"thresholds come from {MIN_SEEDS} seeds or more, these are {list(measured.index)}")
-    old, lines = data.get("expected", {}), [f"written: {file}"]
-    data |= {"measured": {"seeds": measured.index.tolist(), **measured.to_dict("list")}, "expected": {}}
+    rounded = {name: [_round(value) for value in column] for name, column in measured.items()}
+    expected = {}
     for name, rule in RULES.items():
-        low, high = map(_round, rule.interval(measured[name].to_numpy(), len(data["setup"]["seeds"])))
-        data["expected"][name] = {"low": low, "high": high, "direction": rule.direction, "why": rule.why}
-        before, after = (_text(limits[name]) if name in limits else "nothing" for limits in (old, data["expected"]))
-        lines.append(f"{name}: {after}" + ("" if before == after else f", was {before}"))
+        low, high = map(_round, rule.interval(np.array(rounded[name]), len(setup["seeds"])))
+        expected[name] = {"low": low, "high": high, "direction": rule.direction, "why": rule.why}
+    data = {"setup": setup, "measured": {"seeds": measured.index.tolist(), **rounded}, "expected": expected}
     file.write_text(json.dumps(data, indent=1) + "\n")
-    return "\n".join(lines)
-
-
-def _ends(limits: dict) -> tuple[float, float]:
-    """Both ends as numbers: an open one is infinite."""
-    low, high = limits["low"], limits["high"]
-    return -math.inf if low is None else low, math.inf if high is None else high
-
-
-def _text(limits: dict) -> str:
-    low, high = _ends(limits)
-    if low == -math.inf:
-        return f"at most {high:g}"
-    return f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
 
 
 def _round(value: float | None) -> float | None:

@@ -7,9 +7,7 @@ results can be kept, and compared again, without the runs.
 """
 
 import dataclasses
-import hashlib
 import itertools
-import json
 import logging
 import math
 import re
@@ -69,8 +67,6 @@ class Trial:
         settings: of the run, None where neither records nor config tell them.
         training: per step, one list per key of ``_SERIES`` that is logged; None where a value is not finite.
         validation: accuracy by step, 0 being the start.
-        answers: per validated step, a digit per question: 1 for a right answer. Empty without them.
-        questions: fingerprint of the questions; answers can be paired only where it agrees.
         clips: None without records.
     """
 
@@ -79,8 +75,6 @@ class Trial:
     settings: RunSettings | None
     training: dict[str, list[float | None]]
     validation: dict[int, float]
-    answers: dict[int, str]
-    questions: str | None
     clips: Clips | None
 
     @property
@@ -110,20 +104,20 @@ class Trial:
             self,
             training={name: values[:steps] for name, values in self.training.items()},
             validation={step: value for step, value in self.validation.items() if step <= steps},
-            answers={step: text for step, text in self.answers.items() if step <= steps},
             clips=clips,
         )
 
     def to_json(self) -> dict:
         """Plain lists and numbers; floats with 7 significant digits."""
-        return _rounded(dataclasses.asdict(self))
+        return _rounded(dataclasses.asdict(self) | {"settings": self.settings and self.settings.to_json()})
 
     @staticmethod
     def from_json(data: dict) -> "Trial":
         """The inverse of :meth:`to_json`."""
-        by_step = {name: {int(step): value for step, value in data[name].items()} for name in ("validation", "answers")}
-        clips, settings = data["clips"] and Clips(**data["clips"]), data["settings"]
-        return Trial(**data | by_step | {"clips": clips, "settings": settings and RunSettings.from_json(settings)})
+        validation = {int(step): value for step, value in data["validation"].items()}
+        clips = data["clips"] and Clips(**data["clips"])
+        settings = data["settings"] and RunSettings.from_json(data["settings"])
+        return Trial(**data | {"validation": validation, "clips": clips, "settings": settings})
 
 
 def read_trials(folder: Path, inner_edges: Sequence[int] | None = None) -> list[Trial]:
@@ -193,15 +187,12 @@ def _trial(run: Run, loss: str, seed: int, edges: np.ndarray) -> Trial:
     if not names or metrics.empty:
         raise ValueError(f"{run.folder} has not logged any {'step' if metrics.empty else 'val-core/*/acc/mean@*'}")
     accuracy = run.metrics[names].mean(axis=1).dropna()
-    answers, questions = _answers(run.folder)
     return Trial(
         loss=loss,
         seed=seed,
         settings=run.settings,
         training=_logged(metrics),
         validation=accuracy.to_dict(),
-        answers=answers,
-        questions=questions,
         clips=None if run.records.empty else _clips(run.records, loss, edges, list(metrics.index)),
     )
 
@@ -213,36 +204,6 @@ def _logged(metrics: pd.DataFrame) -> dict[str, list[float | None]]:
         for key, found in names.items()
         if found
     }
-
-
-def _answers(folder: Path) -> tuple[dict[int, str], str | None]:
-    """Right and wrong answers in the files that verl writes to ``trainer.validation_data_dir``.
-
-    verl writes the questions in random order; here they are in alphabetical order, equal ones side by side.
-    """
-    answers, texts = {}, []
-    for file in sorted(folder.glob("validation/*.jsonl")):
-        lines = enumerate(file.read_bytes().splitlines(), start=1)
-        rows = sorted(_answer(line, f"{file}, line {number}") for number, line in lines)
-        answers[int(file.stem)] = "".join(str(int(is_right)) for _, is_right in rows)
-        texts.append(json.dumps([question for question, _ in rows]))
-    if len(set(texts)) > 1:
-        raise ValueError(f"{folder}/validation: the questions differ between steps")
-    return answers, hashlib.sha256(texts[0].encode()).hexdigest()[:16] if texts else None
-
-
-def _answer(line: bytes, place: str) -> tuple[str, bool]:
-    """Question, and whether it was answered right, of a line that verl wrote; ``place`` is where it stands."""
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        problem = f"it is cut short or no JSON ({error})"
-    else:
-        match row:
-            case {"input": str(question), "score": int(score) | float(score)}:
-                return question, score > 0
-        problem = 'it does not hold "input", a text, and "score", a number'
-    raise ValueError(f"{place}: {problem}; accuracies do not need this file, so it can be moved away")
 
 
 def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]) -> Clips:

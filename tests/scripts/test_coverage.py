@@ -45,6 +45,7 @@ def test_the_published_numbers_are_those_of_the_scripts_settings():
     assert exact == pytest.approx(1 - 2 / 64, abs=3 * (2 / 64 / paired["comparisons"]) ** 0.5)
 
 
+@pytest.mark.long
 def test_a_small_simulation_writes_numbers_and_table(tmp_path):
     for script, options in (("coverage", ["--runs", "3", "--only", "few data"]), ("paired", ["--comparisons", "2"])):
         command = [sys.executable, COVERAGE / f"simulate_{script}.py", *options, "--output", tmp_path / script]

@@ -75,6 +75,7 @@ def test_training_takes_the_steps_of_adamw_on_the_policy_gradient(model):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.long
 def test_the_records_hold_what_was_measured_and_the_study_draws_them(model, tmp_path, monkeypatch):
     command = ["--model", str(model), "--output", str(tmp_path), *SMALL]
     law.main([*command, "--cells", *CELLS[:2]])
@@ -114,6 +115,7 @@ def test_the_records_hold_what_was_measured_and_the_study_draws_them(model, tmp_
     assert set(pd.read_csv(tmp_path / "numbers.csv").cell) == {law.Cell.parse(cell).folder for cell in CELLS}
 
 
+@pytest.mark.long
 def test_the_published_numbers_are_those_of_the_published_records(tmp_path):
     subprocess.run([sys.executable, STUDY / "draw.py", "--output", tmp_path], check=True)
     for name in ("numbers.csv", "rates.csv"):

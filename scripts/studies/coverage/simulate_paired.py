@@ -14,7 +14,6 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- begin of what `simulate_paired.py` writes -->", "<!-- end of what simulate_paired writes -->"
 SEEDS = (6, 8, 12)
-QUESTIONS = 256  # of a validation; each has an effect of its own (sd 0.4), each answer noise (sd 0.5)
 # A law draws [comparisons, seeds] differences from a generator; then its mean.
 LAWS: dict[str, tuple[Callable, float]] = {
     "normal": (lambda rng, size: rng.normal(0, 0.1, size), 0.0),
@@ -37,7 +36,6 @@ COLUMNS = {  # of a row
     "flips": "over seeds: all flips of signs",
     "student": "the same by Student's t",
     "width": "width of the first, by that of the second (median)",
-    "questions": "over seeds and questions",
 }
 
 
@@ -77,20 +75,17 @@ def coverage(law: str, seeds: int, comparisons: int, seed: int) -> dict[str, str
     rng = np.random.default_rng([seed, list(LAWS).index(law), seeds])
     found = []
     for difference in draw(rng, (comparisons, seeds)):
-        flips = paired.sign_flip_interval(difference)
+        lower, upper = paired.sign_flip_interval(difference)
         middle, error = difference.mean(), difference.std(ddof=1) / seeds**0.5
         half = stats.t.ppf(0.975, seeds - 1) * error
-        answers = rng.normal(0, 0.4, QUESTIONS) + rng.normal(0, 0.5, (seeds, QUESTIONS))
-        both = paired.over_questions(difference[:, None] + answers)
         found.append(
             {
-                "flips": flips.lower <= mean <= flips.upper,
+                "flips": lower <= mean <= upper,
                 "student": abs(middle - mean) <= half,
-                "width": (flips.upper - flips.lower) / (2 * half) if half else np.nan,
-                "questions": both.lower <= mean <= both.upper,
+                "width": (upper - lower) / (2 * half) if half else np.nan,
             }
         )
-    shares = {name: float(np.mean([row[name] for row in found])) for name in ("flips", "student", "questions")}
+    shares = {name: float(np.mean([row[name] for row in found])) for name in ("flips", "student")}
     return {"law": law, "seeds": seeds, **shares, "width": float(np.nanmedian([row["width"] for row in found]))}
 
 
@@ -104,7 +99,7 @@ def table(result: dict) -> str:
         for row in result["rows"]
     ]
     header = ["differences", "seeds", *COLUMNS.values()]
-    text = f"{result['comparisons']:,} simulated comparisons per row, seed {result['seed']}, {QUESTIONS} questions."
+    text = f"{result['comparisons']:,} simulated comparisons per row, seed {result['seed']}."
     return f"{text}\n\n{markdown_table(header, rows)}"
 
 
