@@ -4,8 +4,8 @@
 
 Only responses with an advantage count. They are compared within strata: one mini-batch of one training step and one
 sign of the advantage. Steps, mini-batches and sides that clip more, and lengths that drift over training, then say
-nothing about length. Within a stratum the clip rate is taken to go like length^k, given the stratum's total (conditional
-Poisson regression). k = 0 means that lengths are clipped alike.
+nothing about length. Within a stratum the clip rate is taken to go like length^k, given the stratum's total
+(conditional Poisson regression). k = 0 means that lengths are clipped alike.
 
 - A score test of k = k0. Its variance is cluster-robust, for prompts and training steps at once (two-way: Cameron,
   Gelbach and Miller 2011, doi:10.1198/jbes.2010.07136), with Student's t of the smaller number of clusters less one.
@@ -82,16 +82,18 @@ def length_effect(records: pd.DataFrame, clipped: np.ndarray | None = None) -> L
         None where the records cannot tell: clips in fewer than 20 prompts, or no two lengths to compare in one stratum
         where one response is clipped and another is not.
     """
-    clipped = records["clipped"].to_numpy() if clipped is None else np.asarray(clipped)
-    counted = ((records["length"] > 0) & (records["advantage"] != 0)).to_numpy()
-    records, clipped = records[counted], clipped[counted].astype(np.float64)
-    data = _Strata.of(records, clipped)
+    data = _Strata.of(records, records["clipped"].to_numpy() if clipped is None else clipped)
     if data is None:
         return None
     exponent, lower, upper = data.interval()
-    freedom = data.clusters - 1
-    p = float(2 * student.sf(abs(data.statistic(0.0)), freedom))
-    return LengthEffect(exponent, lower, upper, p, _thirds(data, float(clipped.mean())))
+    p = float(2 * student.sf(abs(data.statistic(0.0)), data.clusters - 1))
+    return LengthEffect(exponent, lower, upper, p, _thirds(data))
+
+
+def length_score(records: pd.DataFrame, clipped: np.ndarray) -> float:
+    """The statistic of the test of k = 0: above 0 where longer responses are clipped more; NaN where there is none."""
+    data = _Strata.of(records, clipped)
+    return math.nan if data is None else data.statistic(0.0)
 
 
 def prompts_of(records: pd.DataFrame) -> np.ndarray:
@@ -103,6 +105,7 @@ def prompts_of(records: pd.DataFrame) -> np.ndarray:
 class _Strata(NamedTuple):
     """The responses of all strata that say something; arrays are ``[rows]`` unless stated."""
 
+    rate: float  # clip rate of all responses with an advantage
     log_length: np.ndarray  # centred
     length: np.ndarray
     clipped: np.ndarray
@@ -115,8 +118,12 @@ class _Strata(NamedTuple):
 
     @classmethod
     def of(cls, records: pd.DataFrame, clipped: np.ndarray) -> "_Strata | None":
+        """None where the records cannot tell."""
+        counted = ((records["length"] > 0) & (records["advantage"] != 0)).to_numpy()
+        records, clipped = records[counted], np.asarray(clipped)[counted].astype(np.float64)
         if not len(records):
             return None
+        rate = float(clipped.mean())
         keys = [records["step"], records["mini_batch"], records["advantage"] > 0]
         stratum = pd.MultiIndex.from_arrays(keys).factorize()[0]
         prompt, length = prompts_of(records), records["length"].to_numpy(np.float64)
@@ -130,6 +137,7 @@ class _Strata(NamedTuple):
         prompt, step = pd.factorize(prompt[use])[0], pd.factorize(records["step"].to_numpy()[use])[0]
         x, clipped = np.log(length[use]), clipped[use]
         return cls(
+            rate,
             x - x.mean(),
             length[use],
             clipped,
@@ -198,12 +206,12 @@ def _squares(cluster: np.ndarray, scores: np.ndarray) -> float:
     return float(np.square(np.bincount(cluster, scores)).sum())
 
 
-def _thirds(data: _Strata, overall: float) -> tuple[Third, ...]:
+def _thirds(data: _Strata) -> tuple[Third, ...]:
     expected = (data.total / np.bincount(data.stratum))[data.stratum]
     third = np.digitize(data.length, np.quantile(data.length, [1 / 3, 2 / 3]))
     found = []
     for part in (third == number for number in range(3)):
         if part.any():
-            length, rate = data.length[part], overall * data.clipped[part].sum() / expected[part].sum()
+            length, rate = data.length[part], data.rate * data.clipped[part].sum() / expected[part].sum()
             found.append(Third(int(length.min()), int(length.max()), float(np.median(length)), float(rate)))
     return tuple(found)

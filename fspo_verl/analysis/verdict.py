@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
+from fspo_verl.analysis import band_fit
 from fspo_verl.analysis.length_effect import MIN_PROMPTS, LengthEffect, length_effect, prompts_of
+from fspo_verl.band import Band
+from fspo_verl.clips import MATCHED_RATE
 from fspo_verl.observe import noise
 
 _SMALL_FACTOR = 2.0  # between the lengths of a run: a difference that a user may leave alone
@@ -47,7 +50,7 @@ def verdict(records: pd.DataFrame, target: float | None = None) -> Verdict:
 
     Args:
         records: of :mod:`fspo_verl.observe.records`, all responses, moved or not.
-        target: clip rate of the band to advise; that of the run by default.
+        target: clip rate of the band to advise, on each side; by default that of the run, or 0.1 where it clips tokens.
     """
     counted = records[(records["advantage"] != 0) & (records["length"] > 0)]
     if counted.empty:
@@ -58,14 +61,21 @@ def verdict(records: pd.DataFrame, target: float | None = None) -> Verdict:
             0,
             notes=_notes(records),
         )
-    clipped = counted["clipped"].to_numpy(np.float64)
-    rate, effect = float(clipped.mean()), length_effect(records)
+    rate, effect = float(counted["clipped"].to_numpy(np.float64).mean()), length_effect(records)
+    overrides = {}
     if effect is None:
         sentence, advice = _too_few(counted, rate)
     else:
         sentence = f"{_rates(counted, rate, effect)} {_dependence(len(counted), effect)}"
-        advice = _advice(effect)
-    return Verdict(sentence, advice, rate, len(counted), effect, _notes(records))
+        if effect.depends:
+            advice, overrides = _fairer(
+                records, (MATCHED_RATE if _by_token(counted) else rate) if target is None else target
+            )
+        elif _hidden_factor(effect) > _SMALL_FACTOR:
+            advice = "Keep the clip; record more steps to see smaller differences."
+        else:
+            advice = "Keep the clip."
+    return Verdict(sentence, advice, rate, len(counted), effect, _notes(records), overrides)
 
 
 def percent(share: float) -> str:
@@ -73,11 +83,13 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.1 or share == 0 else f"{share:.1%}" if share >= 0.001 else f"{share:.2%}"
 
 
+def _by_token(counted: pd.DataFrame) -> bool:
+    return bool(((counted["clipped"] > 0) & (counted["clipped"] < 1)).any())
+
+
 def _what(counted: pd.DataFrame) -> str:
     """What a rate is a share of."""
-    clipped = counted["clipped"]
-    tokens = ((clipped > 0) & (clipped < 1)).any()
-    return "of the tokens (mean share of a response)" if tokens else f"of {len(counted):,} responses"
+    return "of the tokens (mean share of a response)" if _by_token(counted) else f"of {len(counted):,} responses"
 
 
 def _too_few(counted: pd.DataFrame, rate: float) -> tuple[str, str]:
@@ -137,12 +149,24 @@ def _hidden_factor(effect: LengthEffect) -> float:
     return math.inf if math.isinf(exponent) or exponent * span > 50 else math.exp(exponent * span)
 
 
-def _advice(effect: LengthEffect) -> str:
-    if effect.depends:
-        return "`fspo-verl calibrate` finds a band that treats lengths more alike."
-    if _hidden_factor(effect) > _SMALL_FACTOR:
-        return "Keep the clip; record more steps to see smaller differences."
-    return "Keep the clip."
+def _fairer(records: pd.DataFrame, target: float) -> tuple[str, dict[str, float | str | None]]:
+    """Advice where the clip depends on length, and the overrides of the band to take."""
+    settings = records.attrs.get("settings")
+    try:
+        best = band_fit.fits(records, target)[0]
+    except band_fit.Unreachable as error:
+        return f"No fairer band was found: {error}.", {}
+    trained = settings and settings.trained_band
+    if trained is not None and _shape(trained) == _shape(best.band):
+        return f"Keep the clip: of the bands tried none depends less on length than a width of {best.width}.", {}
+    return (
+        f"Take a band whose width follows {best.width}; it clips {percent(target)} of these responses on each side.",
+        band_fit.overrides(best.band, settings),
+    )
+
+
+def _shape(band: Band) -> tuple:
+    return band.length_power, band.normalization, band.realized_limit
 
 
 def _notes(records: pd.DataFrame) -> tuple[str, ...]:
