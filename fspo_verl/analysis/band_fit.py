@@ -168,7 +168,7 @@ class Fit:
     def width(self) -> str:
         """What the width of the band follows, with the power that was fitted."""
         fitted = self.band is not None and self.shape == FITTED_POWER
-        return f"length^{self.band.length_power:g}, fitted" if fitted else self.shape
+        return f"length^{self.band.length_power:g} (fitted)" if fitted else self.shape
 
     @property
     def is_fair(self) -> bool:

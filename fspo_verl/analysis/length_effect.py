@@ -7,9 +7,9 @@ sign of the advantage. Steps, mini-batches and sides that clip more, and lengths
 nothing about length. Within a stratum the clip rate is taken to go like length^k, given the stratum's total
 (conditional Poisson regression). k = 0 means that lengths are clipped alike.
 
-- A score test of k = k0. Its variance is cluster-robust, for prompts and training steps at once (two-way: Cameron,
-  Gelbach and Miller 2011, doi:10.1198/jbes.2010.07136), with Student's t of the smaller number of clusters less one.
-  A prompt that comes back in a later epoch is the same cluster.
+- A score test of k = k0. Its variance is cluster-robust, for prompts and, from 10 steps on, for training steps at once
+  (two-way: Cameron, Gelbach and Miller 2011, doi:10.1198/jbes.2010.07136), with Student's t of the smaller number of
+  clusters less one. A prompt that comes back in a later epoch is the same cluster.
 - The interval of k holds what this test does not reject, so that p-value and interval always agree.
 - Clip rates of the thirds by length are adjusted for the same strata by indirect standardisation (overall rate x
   observed / expected clips), the companion of a Mantel-Haenszel test. Pooled rates can contradict the test.
@@ -167,14 +167,21 @@ class _Strata(NamedTuple):
         return (self.log_length - center) * (self.clipped - self.total[self.stratum] * share)
 
     def statistic(self, exponent: float) -> float:
-        """The score over its standard error; 0 where that is 0."""
+        """Student's t of the score; 0 where it does not vary.
+
+        The squares that make the variance are not centred, and so hold the effect itself. For the sum s of G values
+        over the root of their squares, Student's t is s·sqrt((G − 1) / (G − s²)).
+        """
         scores = self.scores(exponent)
         weighted = scores * self.weight
         variance = _squares(self.prompt, weighted)
         if self.by_step:
-            two_way = variance + _squares(self.step, scores) - _squares(self.prompt_in_step, scores)
+            two_way = variance + _squares(self.step, scores) - _squares(self.prompt_in_step, weighted)
             variance = max(two_way, variance)
-        return float(scores.sum() / math.sqrt(variance)) if variance > 0 else 0.0
+        if variance <= 0:
+            return 0.0
+        ratio, count = scores.sum() / math.sqrt(variance), self.clusters
+        return float(ratio * math.sqrt((count - 1) / max(count - ratio**2, 1e-9)))
 
     def interval(self) -> tuple[float, float, float]:
         """The estimate and both ends of its interval."""

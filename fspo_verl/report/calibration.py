@@ -36,7 +36,7 @@ from fspo_verl.analysis.verdict import percent
 from fspo_verl.observe import noise
 
 _WIDTH = 100
-_CAVEAT = "This holds for the recorded updates: with another band, learning rate or batch size, calibrate again"
+_CAVEAT = "this holds for the recorded updates: with another band, learning rate or batch size, calibrate again"
 
 
 def main(args: argparse.Namespace) -> int:
@@ -86,7 +86,7 @@ def text(result: Calibration, run: Run) -> str:
         _wrap(title),
         *rows,
         _lines(overrides(chosen.band, run.settings)),
-        _wrap(f"{caveat[0].upper()}{caveat[1:]}."),
+        _wrap(f"{caveat}.", "Note: "),
     ]
     return "\n".join(lines)
 
