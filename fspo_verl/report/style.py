@@ -32,6 +32,3 @@ STYLES = {
     "no_clip": Style("#882255", "X"),
 }
 """Of the losses that this package trains with, and of the clips that figures show; the others are in tables only."""
-
-HEADLINE = ("fspo", "fspo_drift_corrected", "gspo", "fixed_band")
-"""The clips in the first figure of a report."""
