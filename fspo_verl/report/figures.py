@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of the report page: each function draws a panel from finished tables and computes no result.
 
-A loss has one colour and one marker in all figures (:mod:`fspo_verl.report.style`); further runs of the same loss
-differ by line and hollow marker.
+A loss has one colour and one marker in all figures, of those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which
+colour-blind readers can tell apart; further runs of the same loss differ by line and hollow marker.
 """
 
 import io
@@ -18,10 +18,35 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from fspo_verl.analysis.clip_rates import takes_part
-from fspo_verl.report.style import STYLES, Style
+
+
+class Style(NamedTuple):
+    """How a run or a clip is drawn."""
+
+    color: str
+    marker: str
+    line: str = "-"
+    hollow: bool = False
+
+    def line_kwargs(self) -> dict:
+        """Keyword arguments for :meth:`Axes.plot` and :meth:`Axes.errorbar` of matplotlib."""
+        face = "white" if self.hollow else self.color
+        return {"color": self.color, "marker": self.marker, "ls": self.line, "mfc": face, "mew": 1.1}
+
+
+STYLES = {
+    "fspo": Style("#0072B2", "o"),
+    "fspo_drift_corrected": Style("#56B4E9", "v", "--"),
+    "fspo_studentized": Style("#E69F00", "P", "--"),
+    "gspo": Style("#D55E00", "s"),
+    "grpo": Style("#009E73", "^"),
+    "fixed_band": Style("#CC79A7", "D"),
+    "no_clip": Style("#882255", "X"),
+}
+"""Of the losses that this package trains with, and of the clips that figures show; the others are in tables only."""
 
 _LENGTH = "response length L (tokens)"
 BLACK, GREY = "#000000", "#7f7f7f"
@@ -115,7 +140,7 @@ def by_length(axes: Axes, series: Sequence[Series]) -> None:
     high = max((table.high.max() for table in binned), default=1)
     axes.set_xscale("log")
     axes.set(xlim=(low / 1.15, high * 1.15), xlabel=_LENGTH)
-    round_ticks(axes.xaxis, *axes.get_xlim())
+    round_ticks(axes.xaxis)
 
 
 def _bars(axes: Axes, place: pd.Series, intervals: pd.DataFrame, label: str, style: Style) -> None:
@@ -125,14 +150,9 @@ def _bars(axes: Axes, place: pd.Series, intervals: pd.DataFrame, label: str, sty
     axes.errorbar(place.to_numpy(), value, bars, label=label, capsize=2, elinewidth=0.9, **style.line_kwargs())
 
 
-def round_ticks(axis: Axis, low: float, high: float) -> None:
-    """Round numbers from low to high on a logarithmic axis, few enough to be read."""
-    powers = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
-    for steps in ((1,), (1, 3), (1, 2, 5), range(1, 10), np.arange(1, 10, 0.1)):
-        ticks = [step * power for power in powers for step in steps if low <= step * power <= high]
-        if len(ticks) >= 3:
-            break
-    axis.set_major_locator(FixedLocator(ticks))
+def round_ticks(axis: Axis) -> None:
+    """Round numbers on a logarithmic axis."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"))
 
@@ -172,22 +192,23 @@ def clip_rates(axes: Axes, title: str, series: Sequence[Series], level: float | 
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
 
 
-def log_ratio_by_length(axes: Axes, title: str, style: Style, points: pd.DataFrame, bands, limit: float) -> None:
+def log_ratio_by_length(
+    axes: Axes, title: str, style: Style, points: pd.DataFrame, band: pd.DataFrame | None, limit: float
+) -> None:
     """S against L, what was clipped, and the band. The length axis is square-root scaled: FSPO's band is a wedge.
 
     Args:
         axes, title, style: of the panel.
         points: columns length, log_ratio, clipped.
-        bands: label, line style, and a table of length, low, high each.
+        band: columns length, low, high.
         limit: of the vertical axis, both ways.
     """
     kept, clipped = points[points.clipped == 0], points[points.clipped > 0]
     some = "some tokens clipped" if (clipped.clipped < 1).any() else "clipped"
     for part, size, color, alpha, label in ((kept, 3, GREY, 0.35, "kept"), (clipped, 8, style.color, 0.7, some)):
         axes.scatter(part.length, part.log_ratio, s=size, color=color, alpha=alpha, lw=0, rasterized=True, label=label)
-    for label, line, band in bands:
-        axes.plot(band.length, band.low, color=BLACK, ls=line, lw=1.1, label=label)
-        axes.plot(band.length, band.high, color=BLACK, ls=line, lw=1.1)
+    if band is not None:
+        axes.plot(band.length, band[["low", "high"]], color=BLACK, lw=1.1, label=["its band", None])
     axes.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
     axes.xaxis.set_major_locator(MaxNLocator(3))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda length, _: f"{length:,.0f}"))

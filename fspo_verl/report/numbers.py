@@ -21,39 +21,35 @@ from fspo_verl.observe.metrics import NAMES
 
 @dataclass
 class Analysis:
-    """All that is computed from the records of one run; clip rates are of responses with an advantage."""
+    """What is known of one run; clip rates are of responses with an advantage."""
 
     run: Run
-    total: pd.Series  # over all lengths: n, rate, lower, upper
-    rates: pd.DataFrame  # by length
-    lre: float
-    stock: Counterfactuals
-    matched: Counterfactuals | None  # None where no clip can take MATCHED_RATE of these responses
+    verdict: Verdict
+    rates: pd.DataFrame  # by length; from live metrics with steps in place of n where nothing is recorded
+    overall: pd.Series | None = None  # over all lengths, named as in Counterfactuals.summary; None without records
+    stock: Counterfactuals | None = None
+    matched: Counterfactuals | None = None  # None where no clip can take MATCHED_RATE of these responses, too
 
 
-def analyse(run: Run, edges: np.ndarray) -> Analysis | None:
-    """Everything about the records of a run; None where no response has an advantage.
-
-    ``edges`` are those of length bins that cover all its lengths, see
-    :func:`fspo_verl.analysis.clip_rates.length_edges`.
-    """
-    records = run.records
+def analyse(run: Run, edges: np.ndarray, rng: np.random.Generator) -> Analysis:
+    """All numbers of one run; ``edges`` are of length bins that cover all its lengths, ``rng`` resamples steps."""
+    records, found = run.records, verdict_of(run)
     counted = records[records.advantage != 0]
     if counted.empty:
-        return None
-    by_length = [
-        clip_rates.rate_by_length(counted.length, counted.clipped, bins, clusters=resampling.clusters(counted))
-        for bins in (edges[[0, -1]], edges)
-    ]
-    clips = {name: clip for name, clip in CLIPS.items() if _reaches(clip, records)}
-    return Analysis(
-        run=run,
-        total=by_length[0].iloc[0],
-        rates=by_length[1],
-        lre=clip_rates.length_reweighting_error(by_length[1]),
-        stock=counterfactuals(records, edges),
-        matched=counterfactuals(records, edges, MATCHED_RATE, clips) if clips else None,
+        return Analysis(run, found, live_rates(run, rng))
+    clusters = resampling.clusters(counted)
+    rates, whole = (
+        clip_rates.rate_by_length(counted.length, counted.clipped, bins, clusters=clusters)
+        for bins in (edges, edges[[0, -1]])
     )
+    overall = whole.iloc[0][["n", "rate", "lower", "upper"]]
+    overall["lre"] = clip_rates.length_reweighting_error(rates)
+    overall["lre_unclipped"] = clip_rates.lre_of_an_unclipped_bin(overall.rate)
+    names = ["exponent", "exponent_lower", "exponent_upper", "p"]
+    overall[names] = [math.nan] * len(names) if found.effect is None else found.effect[: len(names)]
+    clips = {name: clip for name, clip in CLIPS.items() if _reaches(clip, records)}
+    matched = counterfactuals(records, edges, MATCHED_RATE, clips) if clips else None
+    return Analysis(run, found, rates, overall, counterfactuals(records, edges), matched)
 
 
 def _reaches(clip, records: pd.DataFrame) -> bool:
@@ -106,25 +102,19 @@ def live_rates(run: Run, rng: np.random.Generator) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["low", "high", "steps", "rate", "lower", "upper"])
 
 
-def tables(
-    runs: Sequence[Run],
-    verdicts: dict[str, Verdict],
-    analyses: Sequence[Analysis],
-    live: dict[str, pd.DataFrame],
-) -> dict[str, pd.DataFrame]:
-    """Every number of a report, by the name of its file; ``live`` is :func:`live_rates` by name of run."""
-    recorded = {a.run.name: a for a in analyses}
+def tables(analyses: Sequence[Analysis]) -> dict[str, pd.DataFrame]:
+    """Every number of a report, by the name of its file."""
     methods = {
-        (name, constants): found
-        for name, a in recorded.items()
+        (a.run.name, constants): found
+        for a in analyses
         for constants, found in (("stock", a.stock), ("matched", a.matched))
         if found is not None
     }
-    by_method = ("run", "constants")
+    by_method, runs = ("run", "constants"), [a.run for a in analyses]
     return {
-        "summary": pd.DataFrame([_summary(run, verdicts[run.name], recorded.get(run.name)) for run in runs]),
-        "clip_rate_by_length": _stacked({name: a.rates for name, a in recorded.items()}),
-        "live_clip_rate_by_length": _stacked(live),
+        "summary": pd.DataFrame([_summary(a) for a in analyses]),
+        "clip_rate_by_length": _stacked({a.run.name: a.rates for a in analyses if a.overall is not None}),
+        "live_clip_rate_by_length": _stacked({a.run.name: a.rates for a in analyses if a.overall is None}),
         "counterfactuals_by_length": _stacked({k: found.by_length for k, found in methods.items()}, by_method),
         "counterfactuals_summary": _stacked({k: found.summary for k, found in methods.items()}, by_method),
         "metrics": _stacked({run.name: run.metrics.reset_index() for run in runs}),
@@ -143,16 +133,13 @@ def steps(run: Run) -> int:
     return len(set(run.metrics.index[run.metrics.index > 0]) | set(run.records.step.unique()))
 
 
-def _summary(run: Run, found: Verdict, a: Analysis | None) -> dict:
+def _summary(a: Analysis) -> dict:
+    run = a.run
     row = {"run": run.name, "loss": run.settings and run.settings.loss}
     row |= {"steps": steps(run), "records": len(run.records)}
-    if found.effect is not None:
-        exponent, lower, upper, p = found.effect[:4]
-        row |= {"exponent": exponent, "exponent_lower": lower, "exponent_upper": upper, "p": p}
-    if a is None:
-        return row | {"clip_rate": found.rate}
+    if a.overall is None:
+        return row | {"clip_rate": a.verdict.rate}
     length = run.records.length
     row |= {"length_shortest": length.min(), "length_median": length.median(), "length_longest": length.max()}
-    row |= {"n": a.total.n, "moved": int((run.records.quadratic_variation > 0).sum())}
-    row |= {"clip_rate": a.total.rate, "clip_rate_lower": a.total.lower, "clip_rate_upper": a.total.upper}
-    return row | {"lre": a.lre, "lre_unclipped": clip_rates.lre_of_an_unclipped_bin(a.total.rate)}
+    row |= {"moved": int((run.records.quadratic_variation > 0).sum())}
+    return row | a.overall.rename({name: f"clip_{name}" for name in ("rate", "lower", "upper")}).to_dict()

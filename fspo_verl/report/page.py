@@ -26,18 +26,16 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from fspo_verl import terminal
-from fspo_verl.analysis.clip_rates import length_edges, lre_of_an_unclipped_bin
+from fspo_verl.analysis.clip_rates import length_edges
 from fspo_verl.analysis.counterfactuals import Counterfactuals
 from fspo_verl.analysis.resampling import Estimate, number
 from fspo_verl.analysis.runs import Run, config_differences, read_runs, written
-from fspo_verl.analysis.verdict import Verdict
 from fspo_verl.clips import CLIPS, MATCHED_RATE, of_run
 from fspo_verl.files import to_csv, write_whole
 from fspo_verl.observe.metrics import NAMES
 from fspo_verl.report import figures
-from fspo_verl.report.figures import Series
-from fspo_verl.report.numbers import Analysis, analyse, live_rates, steps, tables, verdict_of
-from fspo_verl.report.style import STYLES, Style
+from fspo_verl.report.figures import STYLES, Series, Style
+from fspo_verl.report.numbers import Analysis, analyse, steps, tables
 from fspo_verl.versions import installed
 
 _MADE_BY = "fspo-verl report"
@@ -135,20 +133,17 @@ def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]
     """All files of a report: name, relative to its folder, to content. The same for the same input."""
     # One set of bins for all runs, so that they can be compared.
     edges = length_edges(np.concatenate([run.records.length for run in runs]), bins)
-    analyses = [found for run in tqdm(runs, "numbers", delay=2) if (found := analyse(run, edges)) is not None]
-    verdicts = {run.name: verdict_of(run) for run in runs}
+    analyses = [
+        analyse(run, edges, np.random.default_rng([seed, i])) for i, run in enumerate(tqdm(runs, "numbers", delay=2))
+    ]
     clips = [run.settings and of_run(run.settings.loss, run.settings.trained_band) for run in runs]
     styles = {run.name: style for run, style in zip(runs, figures.run_styles(clips), strict=True)}
-    rng = np.random.default_rng(seed)
-    recorded = {a.run.name for a in analyses}
-    live = {run.name: live_rates(run, rng) for run in runs if run.name not in recorded}
     parts = {
-        "clip_rate_by_length": clip_rates(analyses, live, styles),
-        "trained": trained(runs, verdicts, analyses),
+        "clip_rate_by_length": clip_rates(analyses, styles),
+        "trained": trained(analyses),
         "counterfactuals": counterfactuals(analyses),
-        "log_ratio_by_length": log_ratios(analyses, styles, rng),
+        "log_ratio_by_length": log_ratios(analyses, styles, np.random.default_rng(seed)),
         "curves": curves(runs, styles),
-        "config": config(runs),
     }
     files = {}
     for name, part in tqdm(parts.items(), "figures", delay=2):
@@ -156,7 +151,7 @@ def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]
             svg, png = figures.render(part.draw, part.columns, "svg", "png")
             files |= {f"figures/{name}.svg": svg, f"figures/{name}.png": png}
             part.wide, part.narrow = map(_data_uri, (svg, *figures.render(part.draw, 1, "svg")))
-    numbers = tables(runs, verdicts, analyses, live)
+    numbers = tables(analyses)
     files |= {f"tables/{name}.csv": to_csv(t) for name, t in numbers.items() if len(t)}
     summary = numbers["summary"].replace([np.inf, -np.inf], np.nan).astype(object)
     facts = {
@@ -167,9 +162,9 @@ def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]
         "matched_rate": MATCHED_RATE,
         "runs": summary.where(summary.notna(), None).to_dict("records"),
         "verdicts": [
-            {"run": name, "sentence": found.sentence, "advice": found.advice}
-            | {"overrides": found.overrides, "notes": list(found.notes)}
-            for name, found in verdicts.items()
+            {"run": a.run.name, "sentence": a.verdict.sentence, "advice": a.verdict.advice}
+            | {"overrides": a.verdict.overrides, "notes": list(a.verdict.notes)}
+            for a in analyses
         ],
     }
     files["report.html"] = _page(runs, parts, facts)
@@ -215,49 +210,45 @@ def _listed(manifest: Path) -> set[str]:
 # --- sections --------------------------------------------------------------------------------------------------------
 
 
-def clip_rates(analyses: Sequence[Analysis], live: dict[str, pd.DataFrame], styles: dict[str, Style]) -> Part:
-    series = [Series(a.run.name, styles[a.run.name], a.rates) for a in analyses]
-    series += [Series(f"{name} (live metrics)", styles[name], table) for name, table in live.items() if len(table)]
-    panels = [(figures.clip_rates, "clip rate by response length", series)] if series else []
-    return Part(panels=panels, height=3.9)
+def clip_rates(analyses: Sequence[Analysis], styles: dict[str, Style]) -> Part:
+    series = []
+    for a in analyses:
+        label = a.run.name if a.overall is not None else f"{a.run.name} (live metrics)"
+        series += [Series(label, styles[a.run.name], a.rates)] if len(a.rates) else []
+    return Part(panels=[(figures.clip_rates, "clip rate by response length", series)] if series else [], height=3.9)
 
 
-def trained(runs: Sequence[Run], verdicts: dict[str, Verdict], analyses: Sequence[Analysis]) -> Part:
-    found = {"What trained": _settings_table(runs)}
-    if analyses:
-        found["What its clip did"] = _results_table(verdicts, analyses)
+def trained(analyses: Sequence[Analysis]) -> Part:
+    runs = [a.run for a in analyses]
+    found = {"What trained": pd.DataFrame(map(_settings, runs))}
+    if rows := [{"run": a.run.name} | _measures(a.overall) for a in analyses if a.overall is not None]:
+        found["What its clip did [95% intervals]"] = pd.DataFrame(rows)
+    if len(differences := config_differences(runs)):
+        found["Config values that differ, as composed at launch"] = differences.reset_index()
     return Part(tables=found)
 
 
 def counterfactuals(analyses: Sequence[Analysis]) -> Part:
     tables, panels = {}, []
     for a in analyses:
-        tables[f"{a.run.name}: every clip on its {a.total.n:,.0f} responses with an advantage"] = _clip_table(a)
-        panels.append((figures.clip_rates, f"{a.run.name}: usual constants", _clip_series(a.stock)))
-        if a.matched is not None:
-            title = f"{a.run.name}: re-scaled to {MATCHED_RATE:.0%}"
-            panels.append((figures.clip_rates, title, _clip_series(a.matched), MATCHED_RATE))
-    notes = [f"{clip.label}: {clip.note}." for clip in CLIPS.values() if clip.note and analyses]
-    return Part(notes, tables, panels, height=2.7)
+        for found, title in ((a.stock, "usual constants"), (a.matched, f"re-scaled to {MATCHED_RATE:.0%}")):
+            if found is not None:
+                tables[f"{a.run.name}: {title}"] = _clip_table(found)
+                level = MATCHED_RATE if found is a.matched else None
+                panels.append((figures.clip_rates, f"{a.run.name}: {title}", _clip_series(found), level))
+    return Part([f"{clip.label}: {clip.note}." for clip in CLIPS.values() if clip.note], tables, panels, height=2.7)
 
 
 def log_ratios(analyses: Sequence[Analysis], styles: dict[str, Style], rng) -> Part:
-    panels, numbers = [], []
+    panels = []
     for a in analyses:
         name, drawable = a.run.name, a.run.records.query("quadratic_variation > 0 and advantage != 0")
-        if drawable.empty:
-            continue
-        points = drawable.sample(min(_POINTS, len(drawable)), random_state=rng)[["length", "log_ratio", "clipped"]]
-        limit = 1.1 * float(drawable.log_ratio.abs().quantile(0.995)) or 1.0
-        bands = _bands(a.run, drawable)
-        title = f"{name}, n = {len(points):,}"
-        panels.append((figures.log_ratio_by_length, title, styles[name], points, bands, limit))
-        beyond = (points.log_ratio.abs() > limit).sum()
-        numbers.append(
-            f"{name}: {len(points):,} of {len(drawable):,} moved responses with an advantage are drawn, "
-            f"{(points.clipped > 0).sum():,} of them clipped; {beyond} lie beyond the vertical axis."
-        )
-    return Part(numbers, panels=panels, height=3.7, columns=3, one_legend=False)
+        if len(drawable):
+            points = drawable.sample(min(_POINTS, len(drawable)), random_state=rng)
+            limit = 1.1 * float(drawable.log_ratio.abs().quantile(0.995)) or 1.0
+            title = f"{name}: {len(points):,} of {len(drawable):,}"
+            panels.append((figures.log_ratio_by_length, title, styles[name], points, _band(a.run, drawable), limit))
+    return Part(panels=panels, height=3.7, columns=3, one_legend=False)
 
 
 def curves(runs: Sequence[Run], styles: dict[str, Style]) -> Part:
@@ -273,15 +264,6 @@ def curves(runs: Sequence[Run], styles: dict[str, Style]) -> Part:
     return Part(panels=panels, height=2.6, columns=3)
 
 
-def config(runs: Sequence[Run]) -> Part:
-    if sum(run.config is not None for run in runs) < 2:
-        return Part()
-    differences = config_differences(runs)
-    if differences.empty:
-        return Part(numbers=["No value differs, apart from names and output folders."])
-    return Part(tables={"Config values that differ": differences.reset_index()})
-
-
 # --- texts -----------------------------------------------------------------------------------------------------------
 
 
@@ -290,83 +272,55 @@ def _assignments(overrides: dict) -> list[str]:
     return [f"{key}={'null' if value is None else value}" for key, value in overrides.items()]
 
 
-def _settings_table(runs: Sequence[Run]) -> pd.DataFrame:
-    rows = []
-    for run in runs:
-        settings, length = run.settings, run.records.length
-        versions = settings.versions.items() if settings else ()
-        lengths = f"{length.min():,}, {length.median():,.0f}, {length.max():,} tokens" if len(length) else _DASH
-        rows.append(
-            {
-                "run": run.name,
-                "loss": settings.loss if settings else _DASH,
-                "clip": (settings and settings.clip) or _DASH,
-                "versions": ", ".join(f"{name} {version}" for name, version in versions) or _DASH,
-                "steps": f"{steps(run):,}",
-                "responses": f"{run.records.attrs['rows']:,}",
-                "shortest, median, longest": lengths,
-            }
-        )
-    return pd.DataFrame(rows)
+def _settings(run: Run) -> dict[str, str]:
+    settings, length = run.settings, run.records.length
+    versions = settings.versions.items() if settings else ()
+    return {
+        "run": run.name,
+        "loss": settings.loss if settings else _DASH,
+        "clip": (settings and settings.clip) or _DASH,
+        "steps": f"{steps(run):,}",
+        "responses": f"{run.records.attrs['rows']:,}",
+        "shortest to longest": f"{length.min():,} to {length.max():,} tokens" if len(length) else _DASH,
+        "versions": ", ".join(f"{name} {version}" for name, version in versions) or _DASH,
+    }
 
 
-def _results_table(verdicts: dict[str, Verdict], analyses: Sequence[Analysis]) -> pd.DataFrame:
-    rows = []
-    for a in analyses:
-        effect = verdicts[a.run.name].effect
-        rows.append(
-            {
-                "run": a.run.name,
-                "responses with an advantage": f"{a.total.n:,.0f}",
-                "clip rate [95%]": _rate(a.total),
-                "exponent k [95%]": _DASH if effect is None else f"{Estimate(*effect[:3]):.2f}",
-                "p of k = 0": _DASH if effect is None else number(effect.p, ".2g"),
-                "length reweighting error": number(a.lre, ".2g"),
-                "largest, if one length were never clipped": number(lre_of_an_unclipped_bin(a.total.rate), ".2g"),
-            }
-        )
-    return pd.DataFrame(rows)
+def _measures(row: pd.Series) -> dict[str, str]:
+    """Texts of one row of :attr:`Counterfactuals.summary`."""
+    return {
+        "responses with an advantage": f"{row.n:,.0f}",
+        "clip rate (%)": f"{Estimate(100 * row.rate, 100 * row.lower, 100 * row.upper):.3g}",
+        "exponent k": f"{Estimate(row.exponent, row.exponent_lower, row.exponent_upper):.2f}",
+        "p of k = 0": number(row.p, ".2g"),
+        "LRE": number(row.lre, ".2g"),
+        "LRE if one length were never clipped": number(row.lre_unclipped, ".2g"),
+    }
 
 
-def _clip_series(counterfactuals: Counterfactuals) -> list[Series]:
+def _clip_series(found: Counterfactuals) -> list[Series]:
     """The clips that a figure shows; the tables have the others."""
-    by_length = counterfactuals.overall.by_length
+    by_length = found.overall.by_length
     shown = [name for name in CLIPS if name in STYLES and name in by_length.index]
     return [Series(CLIPS[name].label, STYLES[name], by_length.loc[[name]]) for name in shown]
 
 
-def _clip_table(a: Analysis) -> pd.DataFrame:
-    matched = None if a.matched is None else a.matched.overall.summary
+def _clip_table(found: Counterfactuals) -> pd.DataFrame:
     rows = []
-    for row in a.stock.overall.summary.itertuples():
-        texts = {
-            "clip": CLIPS[row.Index].title,
-            "eps": ", ".join(f"{eps:.2g}" for eps in (row.eps_low, row.eps_high) if not pd.isna(eps)) or _DASH,
-            "rate": _rate(row),
-        }
-        scaled = matched.loc[row.Index] if matched is not None and row.Index in matched.index else None
-        for suffix, found in (("", row), (f" at {MATCHED_RATE:.0%}", scaled)):
-            known = found is not None
-            effect = known and Estimate(found.exponent, found.exponent_lower, found.exponent_upper)
-            texts[f"k{suffix}"] = f"{effect:.2f}" if known else _DASH
-            lre = known and f"{number(found.lre, '.2g')} ({number(found.lre_unclipped, '.2g')})"
-            texts[f"LRE{suffix} (largest)"] = lre or _DASH
-        rows.append(texts)
+    for name, row in found.overall.summary.iterrows():
+        eps = ", ".join(f"{value:.2g}" for value in row[["eps_low", "eps_high"]].dropna()) or _DASH
+        rows.append({"clip": CLIPS[name].title, "eps": eps} | _measures(row))
     return pd.DataFrame(rows)
 
 
-def _rate(row) -> str:
-    return f"{Estimate(100 * row.rate, 100 * row.lower, 100 * row.upper):.3g}%"
-
-
-def _bands(run: Run, drawn: pd.DataFrame) -> list[tuple[str, str, pd.DataFrame]]:
-    """Label, line style and edges of the run's band at the typical Q of a length; nothing where it has none."""
+def _band(run: Run, drawn: pd.DataFrame) -> pd.DataFrame | None:
+    """Columns length, low, high of the run's band at the typical Q of a length; None where it has none."""
     band = run.settings and run.settings.trained_band
     if band is None:
-        return []
+        return None
     length = torch.as_tensor(np.linspace(drawn.length.min() ** 0.5, drawn.length.max() ** 0.5, 100) ** 2)
     low, high, _ = band.edges(length, (drawn.quadratic_variation / drawn.length).mean() * length)
-    return [("its band", "-", pd.DataFrame({"length": length, "low": low, "high": high}))]
+    return pd.DataFrame({"length": length, "low": low, "high": high})
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

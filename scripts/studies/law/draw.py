@@ -28,8 +28,7 @@ from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.files import write_whole
 from fspo_verl.observe.records import read_records
 from fspo_verl.report import figures
-from fspo_verl.report.figures import Series
-from fspo_verl.report.style import STYLES, Style
+from fspo_verl.report.figures import STYLES, Series, Style
 
 HERE = Path(__file__).resolve().parent
 SHAPES = {
@@ -246,7 +245,7 @@ def _draw_spread(axes: Axes, series: Sequence[Series], slopes: Sequence[float]) 
     logs = [(np.log(t.low * t.high) / 2, np.log(t[one.column]), t.n) for t, one in zip(points, series, strict=True)]
     if any(map(len, points)):
         axes.set_yscale("log")
-        figures.round_ticks(axes.yaxis, *axes.get_ylim())
+        figures.round_ticks(axes.yaxis)
     for log, one, slope in zip(logs, series, slopes, strict=True):
         if math.isfinite(slope):
             _power(axes, *log, slope, color=one.style.color, ls="--")
