@@ -244,7 +244,7 @@ def overrides(band: Band, settings: RunSettings | None = None) -> dict[str, floa
         settings: of the run, whose loss and band have to be undone; a launch of the loss fspo at its defaults if None.
     """
     trained = settings.band if settings and settings.band else Band()
-    values = {"eps_low": band.low, "eps_high": band.high, "eps_dual": band.eps_dual}
+    values = {"eps": None, "eps_low": band.low, "eps_high": band.high, "eps_dual": band.eps_dual}
     for name in ("normalization", "length_power", "realized_limit"):
         if {getattr(band, name)} != {getattr(trained, name), getattr(Band, name)}:
             values[name] = getattr(band, name)

@@ -76,15 +76,13 @@ def text(result: Calibration, run: Run) -> str:
         chosen.band.normalization,
     )
     now = {"eps_low": trained.low, "eps_high": trained.high} if before else {}
-    rows = [
-        f"  {name:<8} {f'{now[name]:.4g} -> ' if now else ''}{eps:.3g}"
-        for name, eps in (("eps_low", chosen.eps_low), ("eps_high", chosen.eps_high))
-    ]
+    eps = (("eps_low", chosen.eps_low), ("eps_high", chosen.eps_high))
+    change = [f"{name} {f'{now[name]:.4g} -> ' if now else ''}{estimate:.3g}" for name, estimate in eps]
     caveat = (*result.warnings, _CAVEAT)[0]
     lines = [
         _wrap(f"{run.name}: {result.verdict.sentence}"),
         _wrap(title),
-        *rows,
+        "  " + "   ".join(change),
         _lines(overrides(chosen.band, run.settings)),
         _wrap(f"{caveat}.", "Note: "),
     ]
