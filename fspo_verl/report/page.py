@@ -65,20 +65,21 @@ class Part:
     panels: Sequence[tuple] = ()  # as figures.of_panels takes them
     height: float = 0.0  # of a panel, inches
     columns: int = 2
-    one_legend: bool = True
     wide: str = ""  # the figure as data URI
     narrow: str = ""  # for a narrow screen
 
     def draw(self, columns: int) -> Figure:
         """The figure with so many panels in a row."""
-        return figures.of_panels(self.panels, columns, self.height, self.one_legend)
+        return figures.of_panels(self.panels, columns, self.height)
 
 
 def main(args: argparse.Namespace) -> int:
     if args.bins < 2 or args.max_rows < len(args.runs):
         raise ValueError(f"--bins={args.bins} has to be 2 or more, --max-rows={args.max_rows} one per run or more")
     if args.output is None:
-        args.output = _beside(args.runs)
+        if len(args.runs) > 1:
+            raise ValueError(f"a report on {len(args.runs)} runs needs a folder of its own: -o DIR")
+        args.output = (args.runs[0].parent if args.runs[0].is_file() else args.runs[0]) / "report"
     if args.output.resolve() in {run.resolve() for run in args.runs}:
         raise ValueError(f"{args.output} is a run itself; choose another folder, such as {args.output / 'report'}")
     if args.watch is not None and not args.watch > 0:
@@ -89,13 +90,6 @@ def main(args: argparse.Namespace) -> int:
     else:
         watch(args)
     return 0
-
-
-def _beside(runs: Sequence[Path]) -> Path:
-    """The folder of the report of one run."""
-    if len(runs) > 1:
-        raise ValueError(f"a report on {len(runs)} runs needs a folder of its own: -o DIR")
-    return (runs[0].parent if runs[0].is_file() else runs[0]) / "report"
 
 
 def report(args: argparse.Namespace, updated: str = "") -> None:
@@ -248,7 +242,7 @@ def log_ratios(analyses: Sequence[Analysis], styles: dict[str, Style], rng) -> P
             limit = 1.1 * float(drawable.log_ratio.abs().quantile(0.995)) or 1.0
             title = f"{name}: {len(points):,} of {len(drawable):,}"
             panels.append((figures.log_ratio_by_length, title, styles[name], points, _band(a.run, drawable), limit))
-    return Part(panels=panels, height=3.7, columns=3, one_legend=False)
+    return Part(panels=panels, height=3.7, columns=3)
 
 
 def curves(runs: Sequence[Run], styles: dict[str, Style]) -> Part:
