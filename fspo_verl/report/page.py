@@ -44,16 +44,16 @@ _POINTS = 4000  # of a scatter plot
 _DASH = "–"
 
 # Panels of the training curves: title, unit, and names of metrics, of which the first counts that any run logs.
-_CURVES = {
-    "reward": ("mean", NAMES["reward"]),
-    "response length": ("mean (tokens)", NAMES["response_length"]),
-    "entropy": ("nats, aggregated as the loss", NAMES["entropy"]),
-    "clip rate": ("share of responses, A ≠ 0", NAMES["clip_rate"]),
-    "clipped": ("of all responses, or of tokens", NAMES["clip_fraction"]),
-    "gradient norm": ("of the loss, before clipping", NAMES["grad_norm"]),
-    "squared move of a token": ("mean of Q/L (nats²)", NAMES["sigma_squared"]),
-    "drift of a token": ("mean of S/L (nats)", NAMES["drift"]),
-}
+_CURVES = [
+    ("reward", "mean", NAMES["reward"]),
+    ("response length", "mean (tokens)", NAMES["response_length"]),
+    ("entropy", "nats, aggregated as the loss", NAMES["entropy"]),
+    ("clip rate", "share of responses, A ≠ 0", NAMES["clip_rate"]),
+    ("clipped", "of all responses, or of tokens", NAMES["clip_fraction"]),
+    ("gradient norm", "of the loss, before clipping", NAMES["grad_norm"]),
+    ("squared move of a token", "mean of Q/L (nats²)", NAMES["sigma_squared"]),
+    ("drift of a token", "mean of S/L (nats)", NAMES["drift"]),
+]
 
 
 @dataclass
@@ -85,10 +85,7 @@ def main(args: argparse.Namespace) -> int:
     if args.watch is not None and not args.watch > 0:
         raise ValueError(f"--watch={args.watch:g} has to be more than 0 seconds")
     _refuse_foreign(args.output, ["report.html", "report.json"])  # before minutes of work
-    if args.watch is None:
-        report(args)
-    else:
-        watch(args)
+    (report if args.watch is None else watch)(args)
     return 0
 
 
@@ -101,7 +98,7 @@ def report(args: argparse.Namespace, updated: str = "") -> None:
     rows = [(one["run"], one["sentence"]) for one in found]
     rows.append(("page", f"{args.output / 'report.html'}{updated}"))
     for one in found:
-        advice = " ".join([one["advice"], *_assignments(one["overrides"])])
+        advice = " ".join([one["advice"], *one["overrides"]])
         rows.append(("next", f"{one['run']}: {advice}" if len(found) > 1 else advice))
     terminal.show(rows, widths=(8,))
 
@@ -156,8 +153,13 @@ def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]
         "matched_rate": MATCHED_RATE,
         "runs": summary.where(summary.notna(), None).to_dict("records"),
         "verdicts": [
-            {"run": a.run.name, "sentence": a.verdict.sentence, "advice": a.verdict.advice}
-            | {"overrides": a.verdict.overrides, "notes": list(a.verdict.notes)}
+            {
+                "run": a.run.name,
+                "sentence": a.verdict.sentence,
+                "advice": a.verdict.advice,
+                "overrides": [f"{k}={'null' if v is None else v}" for k, v in a.verdict.overrides.items()],
+                "notes": a.verdict.notes,
+            }
             for a in analyses
         ],
     }
@@ -247,9 +249,8 @@ def log_ratios(analyses: Sequence[Analysis], styles: dict[str, Style], rng) -> P
 
 def curves(runs: Sequence[Run], styles: dict[str, Style]) -> Part:
     accuracies = {name for run in runs for name in run.metrics if re.match("val-core/.+/acc/", name)}
-    validation = {f"validation, {name.split('/')[1]}": ("accuracy", [name]) for name in sorted(accuracies)}
     panels = []
-    for title, (unit, names) in (validation | _CURVES).items():
+    for title, unit, names in [*(("validation", "accuracy", [name]) for name in sorted(accuracies)), *_CURVES]:
         name = next((name for name in names if any(name in run.metrics for run in runs)), None)
         having = [run for run in runs if name in run.metrics]
         if having:
@@ -259,11 +260,6 @@ def curves(runs: Sequence[Run], styles: dict[str, Style]) -> Part:
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------
-
-
-def _assignments(overrides: dict) -> list[str]:
-    """Hydra overrides, as a launch takes them."""
-    return [f"{key}={'null' if value is None else value}" for key, value in overrides.items()]
 
 
 def _settings(run: Run) -> dict[str, str]:
@@ -334,7 +330,6 @@ def _page(runs: Sequence[Run], parts: dict[str, Part], facts: dict) -> bytes:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["assignments"] = _assignments
     return environment.get_template("page.html.jinja").render(runs=runs, parts=parts, facts=facts).encode()
 
 
