@@ -65,7 +65,8 @@ def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 def report_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or one metrics file")
-    add("-o", "--output", required=True, type=Path, metavar="DIR", help="folder for the page, its figures and tables")
+    place = "folder for the page, its figures and tables (default: RUN/report)"
+    add("-o", "--output", type=Path, metavar="DIR", help=place)
     add("--names", nargs="+", metavar="NAME", help="what to call the runs (default: as their folders)")
     add("--bins", type=int, default=8, help="length bins, at most (default: %(default)s)")
     add("--seed", type=int, default=0, help="of resampling and of thinned points (default: %(default)s)")

@@ -23,7 +23,7 @@ from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.compare.comparison import compare, load
 from fspo_verl.observe.records import read_records
 from fspo_verl.report import figures
-from fspo_verl.report.style import STYLES
+from fspo_verl.report.figures import STYLES
 
 ROOT = Path(__file__).parents[2]
 LOSSES = {"fixed_band": "fixed band", "fspo": "FSPO: ∝ √L", "gspo": "GSPO: ∝ L"}

@@ -27,8 +27,7 @@ from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.files import write_whole
 from fspo_verl.observe.records import read_records
 from fspo_verl.report import figures
-from fspo_verl.report.figures import Series
-from fspo_verl.report.style import STYLES, Style
+from fspo_verl.report.figures import STYLES, Series, Style
 
 HERE = Path(__file__).resolve().parent
 SHAPES = {
@@ -222,15 +221,40 @@ def draw(cells: dict[str, Measured], columns: int):
         Series(f"{direction}, p = {law.std_slope.value:.2f}", _STYLES[direction], law.std_by_length, "value")
         for direction, law in laws.items()
     ]
-    figures.spread_by_length(spread, series, [law.std_slope.value for law in laws.values()])
+    _draw_spread(spread, series, [law.std_slope.value for law in laws.values()])
     _draw_positions(position, strong)
     direction, cell = next(iter(strong.items()))
     if found := _rates(cell, cell.edges):
         table = found.by_length
         names = [name for name in ("fspo", "fixed_band", "gspo", "fspo_studentized") if name in table.index]
         shown = [Series(SHAPES[name], STYLES[name], table.loc[[name]]) for name in names]
-        figures.headline_rates(clipped, f"clip rates, scaled ({direction})", shown, MATCHED_RATE)
+        figures.clip_rates(clipped, f"clip rates, scaled ({direction})", shown, MATCHED_RATE)
+        figures.legend_below(clipped)
     return figure
+
+
+def _draw_spread(axes: Axes, series: Sequence[Series], slopes: Sequence[float]) -> None:
+    """The spread of S by length with the fitted power of L, and √L through the same points."""
+    figures.by_length(axes, [one._replace(style=one.style._replace(line="none")) for one in series])
+    axes.set(ylabel="standard deviation of S (nats)", title="spread of a response's log-ratio S")
+    points = [one.table[one.table[one.column] > 0] for one in series]
+    logs = [(np.log(t.low * t.high) / 2, np.log(t[one.column]), t.n) for t, one in zip(points, series, strict=True)]
+    if any(map(len, points)):
+        axes.set_yscale("log")
+        figures.round_ticks(axes.yaxis)
+    for log, one, slope in zip(logs, series, slopes, strict=True):
+        if math.isfinite(slope):
+            _power(axes, *log, slope, color=one.style.color, ls="--")
+    _power(axes, *map(np.concatenate, zip(*logs, strict=True)), 0.5, color=figures.GREY, ls="-", label="√L")
+    figures.legend_below(axes)
+
+
+def _power(axes: Axes, length, level, weight, power: float, **kwargs) -> None:
+    """A power of the length through the centre of points that are given by their logarithms."""
+    if len(length):
+        ends = np.array([length.min(), length.max()])
+        line = np.average(level, weights=weight) + power * (ends - np.average(length, weights=weight))
+        axes.plot(np.exp(ends), np.exp(line), lw=1, **kwargs)
 
 
 def _draw_positions(axes: Axes, cells: dict[str, Measured]) -> None:
