@@ -4,11 +4,12 @@
 
   python scripts/studies/law/draw.py [RECORDS] [--output FOLDER]
 
-numbers.csv has a row per cell and quantity, with a 95% interval clustered by prompt; k is that of clip rate ~ length^k of
-a clip scaled to the common rate. rates.csv has the clip rate of every clip by length and by mini-batch.
+numbers.csv has a row per cell and quantity, with a 95% interval clustered by prompt; k is that of clip rate ~ length^k
+of a clip scaled to the common rate. rates.csv has the clip rate of every clip by length and by mini-batch.
 """
 
 import argparse
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
