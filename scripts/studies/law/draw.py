@@ -4,8 +4,8 @@
 
   python scripts/studies/law/draw.py [RECORDS] [--output FOLDER]
 
-numbers.csv has a row per cell and quantity, with a 95% interval clustered by prompt (of an LRE: what chance stays below
-in 97.5% of draws, as upper). rates.csv has the clip rate of every clip by length and by mini-batch.
+numbers.csv has a row per cell and quantity, with a 95% interval clustered by prompt; k is that of clip rate ~ length^k
+of a clip scaled to the common rate. rates.csv has the clip rate of every clip by length and by mini-batch.
 """
 
 import argparse
@@ -40,7 +40,6 @@ SHAPES = {
 }
 _STYLES = {"grpo": Style("#0072B2", "o"), "warm": Style("#009E73", "^", ":"), "random": Style("#D55E00", "s", "--")}
 _DRAWS = 400
-_BINS = (3, 5, 7)  # of lengths: what an LRE says depends on them
 _SAME_RESPONSES = 128  # tokens: positions are compared within responses of at least so many
 
 
@@ -153,7 +152,7 @@ def _scaled_clips(records: pd.DataFrame) -> dict:
 def _rates(cell: Measured, edges: np.ndarray) -> Counterfactuals | None:
     """Clip rates by length and LRE at one rate overall; None where no clip can be scaled to it."""
     clips = _scaled_clips(cell.records)
-    return counterfactuals(cell.records, edges, _rng(), None, clips, _DRAWS).overall if clips else None
+    return counterfactuals(cell.records, edges, None, clips).overall if clips else None
 
 
 def numbers(cell: Measured) -> Iterator[tuple[str, Estimate]]:
@@ -175,11 +174,9 @@ def numbers(cell: Measured) -> Iterator[tuple[str, Estimate]]:
         for mini_batch, part in records[records.mini_batch > 0].groupby("mini_batch"):
             yield f"rms S/sqrt(L), mini-batch {mini_batch}", rms(part, "length")
             yield f"rms S/sqrt(Q), mini-batch {mini_batch}", rms(part, "quadratic_variation")
-    else:
-        for bins in _BINS:
-            if found := _rates(cell, clip_rates.length_edges(records.length, bins)):
-                for row in found.summary.itertuples():
-                    yield f"LRE of {row.Index}, {bins} bins", Estimate(row.lre, math.nan, row.floor_upper)
+    elif found := _rates(cell, cell.edges):
+        for row in found.summary.itertuples():
+            yield f"k of {row.Index}", Estimate(row.exponent, row.exponent_lower, row.exponent_upper)
 
 
 def rates(cell: Measured) -> pd.DataFrame:
