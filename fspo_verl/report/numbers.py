@@ -64,12 +64,12 @@ def verdict_of(run: Run) -> Verdict:
     """:func:`fspo_verl.analysis.verdict.verdict` of a run's records; from its metrics rates only, without a test."""
     if len(run.records):
         return verdict.verdict(run.records)
-    rates = run.metrics.reindex(columns=NAMES["clip_rate"]).dropna()
-    sentence, rate = "Rates only, no test: there are no records.", math.nan
-    if len(rates):
-        rate = rates.mean().item()
-        share = f"{verdict.percent(rate)} of the responses with an advantage (mean of {len(rates):,} steps)"
-        sentence = f"Rates only, no test: clips {share}. There are no records."
+    live = live_clip_rates(run.metrics).query("responses > 0")
+    sentence, rate = "Nothing to say: there are no records, and the metrics hold no clip rates.", math.nan
+    if len(live):
+        rate = live.clipped.sum() / live.responses.sum()
+        share = f"{verdict.percent(rate)} of the responses with an advantage"
+        sentence = f"Clips {share}. These are rates only, no test: there are no records."
     settings, notes = run.settings, []
     how = f"Record more: train with {RECORDS_DIR}=DIR"
     if settings is None or settings.loss != "fspo":
