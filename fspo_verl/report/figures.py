@@ -162,21 +162,14 @@ def _step_axis(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
 
 
-def legend_below(axes: Axes, **kwargs) -> None:
-    place = {"loc": "upper left", "bbox_to_anchor": (0, -0.19), "borderaxespad": 0.0}
-    axes.legend(alignment="left", **place, **kwargs)
-
-
-def of_panels(panels: Sequence[tuple], columns: int, height: float, one_legend: bool) -> Figure:
-    """A figure of panels, each a function below and its arguments but the axes; with one legend for all of them."""
+def of_panels(panels: Sequence[tuple], columns: int, height: float) -> Figure:
+    """A figure of panels, each a function below and its arguments but the axes, with one legend for all of them."""
     figure, axes = grid(len(panels), columns, height)
+    handles = {}
     for place, (draw, *args) in zip(axes, panels, strict=True):
         draw(place, *args)
-    if one_legend:
-        handles = {}
-        for panel in axes:
-            handles |= {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
-        figure.legend(handles.values(), handles, loc="outside lower center", ncols=3 if columns > 1 else 1)
+        handles |= {label: handle for handle, label in zip(*place.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=3 if columns > 1 else 1)
     return figure
 
 
@@ -214,7 +207,6 @@ def log_ratio_by_length(
     axes.xaxis.set_major_formatter(FuncFormatter(lambda length, _: f"{length:,.0f}"))
     axes.set(xlim=(0, points.length.max() * 1.05), xlabel=_LENGTH)
     axes.set(ylim=(-limit, limit), ylabel="log-ratio S (nats)", title=title)
-    legend_below(axes, markerscale=2)
 
 
 def curves(axes: Axes, title: str, label: str, series: Sequence[tuple[str, Style, pd.Series]]) -> None:

@@ -42,14 +42,14 @@ def analyse(run: Run, edges: np.ndarray, rng: np.random.Generator) -> Analysis:
         clip_rates.rate_by_length(counted.length, counted.clipped, bins, clusters=clusters)
         for bins in (edges, edges[[0, -1]])
     )
-    overall = whole.iloc[0][["n", "rate", "lower", "upper"]]
+    overall = whole.iloc[0][["n", "rate", "lower", "upper"]].to_dict()
     overall["lre"] = clip_rates.length_reweighting_error(rates)
-    overall["lre_unclipped"] = clip_rates.lre_of_an_unclipped_bin(overall.rate)
-    names = ["exponent", "exponent_lower", "exponent_upper", "p"]
-    overall[names] = [math.nan] * len(names) if found.effect is None else found.effect[: len(names)]
+    overall["lre_unclipped"] = clip_rates.lre_of_an_unclipped_bin(overall["rate"])
+    effect = (math.nan,) * 4 if found.effect is None else found.effect[:4]
+    overall |= dict(zip(("exponent", "exponent_lower", "exponent_upper", "p"), effect, strict=True))
     clips = {name: clip for name, clip in CLIPS.items() if _reaches(clip, records)}
     matched = counterfactuals(records, edges, MATCHED_RATE, clips) if clips else None
-    return Analysis(run, found, rates, overall, counterfactuals(records, edges), matched)
+    return Analysis(run, found, rates, pd.Series(overall), counterfactuals(records, edges), matched)
 
 
 def _reaches(clip, records: pd.DataFrame) -> bool:

@@ -44,16 +44,16 @@ _POINTS = 4000  # of a scatter plot
 _DASH = "–"
 
 # Panels of the training curves: title, unit, and names of metrics, of which the first counts that any run logs.
-_CURVES = {
-    "reward": ("mean", NAMES["reward"]),
-    "response length": ("mean (tokens)", NAMES["response_length"]),
-    "entropy": ("nats, aggregated as the loss", NAMES["entropy"]),
-    "clip rate": ("share of responses, A ≠ 0", NAMES["clip_rate"]),
-    "clipped": ("of all responses, or of tokens", NAMES["clip_fraction"]),
-    "gradient norm": ("of the loss, before clipping", NAMES["grad_norm"]),
-    "squared move of a token": ("mean of Q/L (nats²)", NAMES["sigma_squared"]),
-    "drift of a token": ("mean of S/L (nats)", NAMES["drift"]),
-}
+_CURVES = [
+    ("reward", "mean", NAMES["reward"]),
+    ("response length", "mean (tokens)", NAMES["response_length"]),
+    ("entropy", "nats, aggregated as the loss", NAMES["entropy"]),
+    ("clip rate", "share of responses, A ≠ 0", NAMES["clip_rate"]),
+    ("clipped", "of all responses, or of tokens", NAMES["clip_fraction"]),
+    ("gradient norm", "of the loss, before clipping", NAMES["grad_norm"]),
+    ("squared move of a token", "mean of Q/L (nats²)", NAMES["sigma_squared"]),
+    ("drift of a token", "mean of S/L (nats)", NAMES["drift"]),
+]
 
 
 @dataclass
@@ -65,37 +65,28 @@ class Part:
     panels: Sequence[tuple] = ()  # as figures.of_panels takes them
     height: float = 0.0  # of a panel, inches
     columns: int = 2
-    one_legend: bool = True
     wide: str = ""  # the figure as data URI
     narrow: str = ""  # for a narrow screen
 
     def draw(self, columns: int) -> Figure:
         """The figure with so many panels in a row."""
-        return figures.of_panels(self.panels, columns, self.height, self.one_legend)
+        return figures.of_panels(self.panels, columns, self.height)
 
 
 def main(args: argparse.Namespace) -> int:
     if args.bins < 2 or args.max_rows < len(args.runs):
         raise ValueError(f"--bins={args.bins} has to be 2 or more, --max-rows={args.max_rows} one per run or more")
     if args.output is None:
-        args.output = _beside(args.runs)
+        if len(args.runs) > 1:
+            raise ValueError(f"a report on {len(args.runs)} runs needs a folder of its own: -o DIR")
+        args.output = (args.runs[0].parent if args.runs[0].is_file() else args.runs[0]) / "report"
     if args.output.resolve() in {run.resolve() for run in args.runs}:
         raise ValueError(f"{args.output} is a run itself; choose another folder, such as {args.output / 'report'}")
     if args.watch is not None and not args.watch > 0:
         raise ValueError(f"--watch={args.watch:g} has to be more than 0 seconds")
     _refuse_foreign(args.output, ["report.html", "report.json"])  # before minutes of work
-    if args.watch is None:
-        report(args)
-    else:
-        watch(args)
+    (report if args.watch is None else watch)(args)
     return 0
-
-
-def _beside(runs: Sequence[Path]) -> Path:
-    """The folder of the report of one run."""
-    if len(runs) > 1:
-        raise ValueError(f"a report on {len(runs)} runs needs a folder of its own: -o DIR")
-    return (runs[0].parent if runs[0].is_file() else runs[0]) / "report"
 
 
 def report(args: argparse.Namespace, updated: str = "") -> None:
@@ -107,7 +98,7 @@ def report(args: argparse.Namespace, updated: str = "") -> None:
     rows = [(one["run"], one["sentence"]) for one in found]
     rows.append(("page", f"{args.output / 'report.html'}{updated}"))
     for one in found:
-        advice = " ".join([one["advice"], *_assignments(one["overrides"])])
+        advice = " ".join([one["advice"], *one["overrides"]])
         rows.append(("next", f"{one['run']}: {advice}" if len(found) > 1 else advice))
     terminal.show(rows, widths=(8,))
 
@@ -162,8 +153,13 @@ def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]
         "matched_rate": MATCHED_RATE,
         "runs": summary.where(summary.notna(), None).to_dict("records"),
         "verdicts": [
-            {"run": a.run.name, "sentence": a.verdict.sentence, "advice": a.verdict.advice}
-            | {"overrides": a.verdict.overrides, "notes": list(a.verdict.notes)}
+            {
+                "run": a.run.name,
+                "sentence": a.verdict.sentence,
+                "advice": a.verdict.advice,
+                "overrides": [f"{k}={'null' if v is None else v}" for k, v in a.verdict.overrides.items()],
+                "notes": a.verdict.notes,
+            }
             for a in analyses
         ],
     }
@@ -248,14 +244,13 @@ def log_ratios(analyses: Sequence[Analysis], styles: dict[str, Style], rng) -> P
             limit = 1.1 * float(drawable.log_ratio.abs().quantile(0.995)) or 1.0
             title = f"{name}: {len(points):,} of {len(drawable):,}"
             panels.append((figures.log_ratio_by_length, title, styles[name], points, _band(a.run, drawable), limit))
-    return Part(panels=panels, height=3.7, columns=3, one_legend=False)
+    return Part(panels=panels, height=3.7, columns=3)
 
 
 def curves(runs: Sequence[Run], styles: dict[str, Style]) -> Part:
     accuracies = {name for run in runs for name in run.metrics if re.match("val-core/.+/acc/", name)}
-    validation = {f"validation, {name.split('/')[1]}": ("accuracy", [name]) for name in sorted(accuracies)}
     panels = []
-    for title, (unit, names) in (validation | _CURVES).items():
+    for title, unit, names in [*(("validation", "accuracy", [name]) for name in sorted(accuracies)), *_CURVES]:
         name = next((name for name in names if any(name in run.metrics for run in runs)), None)
         having = [run for run in runs if name in run.metrics]
         if having:
@@ -265,11 +260,6 @@ def curves(runs: Sequence[Run], styles: dict[str, Style]) -> Part:
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------
-
-
-def _assignments(overrides: dict) -> list[str]:
-    """Hydra overrides, as a launch takes them."""
-    return [f"{key}={'null' if value is None else value}" for key, value in overrides.items()]
 
 
 def _settings(run: Run) -> dict[str, str]:
@@ -340,7 +330,6 @@ def _page(runs: Sequence[Run], parts: dict[str, Part], facts: dict) -> bytes:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["assignments"] = _assignments
     return environment.get_template("page.html.jinja").render(runs=runs, parts=parts, facts=facts).encode()
 
 

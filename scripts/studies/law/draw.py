@@ -230,8 +230,13 @@ def draw(cells: dict[str, Measured], columns: int):
         names = [name for name in ("fspo", "fixed_band", "gspo", "fspo_studentized") if name in table.index]
         shown = [Series(SHAPES[name], STYLES[name], table.loc[[name]]) for name in names]
         figures.clip_rates(clipped, f"clip rates, scaled ({direction})", shown, MATCHED_RATE)
-        figures.legend_below(clipped)
+        _legend_below(clipped)
     return figure
+
+
+def _legend_below(axes: Axes) -> None:
+    place = {"loc": "upper left", "bbox_to_anchor": (0, -0.19), "borderaxespad": 0.0}
+    axes.legend(alignment="left", **place)
 
 
 def _draw_spread(axes: Axes, series: Sequence[Series], slopes: Sequence[float]) -> None:
@@ -247,7 +252,7 @@ def _draw_spread(axes: Axes, series: Sequence[Series], slopes: Sequence[float]) 
         if math.isfinite(slope):
             _power(axes, *log, slope, color=one.style.color, ls="--")
     _power(axes, *map(np.concatenate, zip(*logs, strict=True)), 0.5, color=figures.GREY, ls="-", label="√L")
-    figures.legend_below(axes)
+    _legend_below(axes)
 
 
 def _power(axes: Axes, length, level, weight, power: float, **kwargs) -> None:
