@@ -191,7 +191,7 @@ def fit(records: pd.DataFrame, shape: str, target: float) -> Fit:
     clipped = clipped_by(band, records)
     rates = {side: rerun_rate(clipped[mask], cluster[mask]) for side, mask in sides.items()}
     return Fit(
-        shape, "", band, eps_low, eps_high, rates, length_effect(records, clipped), _held_out(records, shape, target)
+        shape, "", band, eps_low, eps_high, rates, length_effect(records, clipped), held_out(records, shape, target)
     )
 
 
@@ -213,7 +213,8 @@ def fits(records: pd.DataFrame, target: float) -> tuple[Fit, ...]:
     return tuple(found)
 
 
-def _held_out(records: pd.DataFrame, shape: str, target: float) -> LengthEffect | None:
+def held_out(records: pd.DataFrame, shape: str, target: float) -> LengthEffect | None:
+    """The length effect in the later half of a band whose shape is fitted on the earlier one, at the target rate."""
     earlier, later = halves(records)
     try:
         band = with_eps(later, SHAPES[shape](earlier, target), target)
