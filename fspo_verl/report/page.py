@@ -39,6 +39,7 @@ from fspo_verl.report.numbers import Analysis, analyse, steps, tables
 from fspo_verl.versions import installed
 
 _MADE_BY = "fspo-verl report"
+_MADE_WITH = ("fspo-verl", "numpy", "scipy", "pandas", "matplotlib")
 _OWN_FILE = re.compile(r"report\.(html|json)|(figures|tables)/\w+\.(svg|png|csv)")
 _POINTS = 4000  # of a scatter plot
 _DASH = "–"
@@ -141,13 +142,14 @@ def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]
         if part.panels:
             svg, png = figures.render(part.draw, part.columns, "svg", "png")
             files |= {f"figures/{name}.svg": svg, f"figures/{name}.png": png}
-            part.wide, part.narrow = map(_data_uri, (svg, *figures.render(part.draw, 1, "svg")))
+            images = [base64.b64encode(image).decode() for image in (svg, *figures.render(part.draw, 1, "svg"))]
+            part.wide, part.narrow = (f"data:image/svg+xml;base64,{image}" for image in images)
     numbers = tables(analyses)
     files |= {f"tables/{name}.csv": to_csv(t) for name, t in numbers.items() if len(t)}
     summary = numbers["summary"].replace([np.inf, -np.inf], np.nan).astype(object)
     facts = {
         "made_by": _MADE_BY,
-        "versions": versions(),
+        "versions": {name: installed(name) for name in _MADE_WITH} | {"Python": platform.python_version()},
         "seed": seed,
         "length_edges": edges.tolist(),
         "matched_rate": MATCHED_RATE,
@@ -313,15 +315,6 @@ def _band(run: Run, drawn: pd.DataFrame) -> pd.DataFrame | None:
     return pd.DataFrame({"length": length, "low": low, "high": high})
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
-def versions() -> dict[str, str]:
-    """Of what made the page; the records say what trained."""
-    packages = ("fspo-verl", "numpy", "scipy", "pandas", "matplotlib")
-    return {name: installed(name) or "(not installed)" for name in packages} | {"Python": platform.python_version()}
-
-
 def _page(runs: Sequence[Run], parts: dict[str, Part], facts: dict) -> bytes:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fspo_verl.report", "."),
@@ -331,10 +324,6 @@ def _page(runs: Sequence[Run], parts: dict[str, Part], facts: dict) -> bytes:
         lstrip_blocks=True,
     )
     return environment.get_template("page.html.jinja").render(runs=runs, parts=parts, facts=facts).encode()
-
-
-def _data_uri(svg: bytes) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
 
 
 def _json(value: dict) -> bytes:
