@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fspo_verl.analysis import resampling
-from fspo_verl.analysis.resampling import CONFIDENCE, sum_by, t_quantile
+from fspo_verl.analysis.resampling import CONFIDENCE, t_quantile
 
 # What a length bin needs to take part in an LRE, or in a regression over bins. Prompts count as well, as the responses
 # to a few of them tell little, however many they are.
@@ -119,12 +119,6 @@ def lre_of_an_unclipped_bin(rate: float) -> float:
     up to 1. NaN where everything is clipped.
     """
     return rate / (1 - rate) if rate < 1 else math.nan
-
-
-def enough(cluster: np.ndarray, cell: np.ndarray, cells: int, min_count: int) -> np.ndarray:
-    """Which bins ``[cells]`` take part, from the cluster and the bin of each response."""
-    count = sum_by(cluster, [np.ones(len(cell))], cell, cells)[..., 0]
-    return (count.sum(0) >= min_count) & (np.count_nonzero(count, axis=0) >= MIN_PROMPTS)
 
 
 def length_cells(length, edges) -> tuple[np.ndarray, int]:

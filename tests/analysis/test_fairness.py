@@ -13,14 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from scipy import stats
-from simulated_records import assert_covered, frame, group_lengths, holds, simulate_law, simulate_tokens
+from simulated_records import assert_covered, frame, group_lengths, holds
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import FSDPActorConfig
 
 from fspo_verl.analysis import clip_rates, resampling
 from fspo_verl.analysis.clip_rates import length_edges
 from fspo_verl.analysis.counterfactuals import counterfactuals
-from fspo_verl.analysis.law import law_of_s
 from fspo_verl.analysis.length_effect import length_effect
 from fspo_verl.analysis.resampling import clusters
 from fspo_verl.analysis.verdict import verdict
@@ -34,45 +33,6 @@ EDGES = np.array([1, 30, 100, 1000])
 
 
 # --- intervals -------------------------------------------------------------------------------------------------------
-
-
-def test_intervals_of_the_law_cover_it_with_uneven_tokens_and_clustered_prompts():
-    hits = {}
-    edges = np.array([1, 12, 25, 50, 100, 200, 1000])
-    for seed in range(SEEDS):
-        rng = np.random.default_rng(seed)
-        records, truth = simulate_tokens(rng)
-        law = law_of_s(records, edges, rng, draws=100)
-        for name in ("sigma", "kappa", "std_slope"):
-            hits.setdefault(name, []).append(holds(getattr(law, name), truth[name]))
-        for name, table in (("sigma", law.sigma_by_length), ("drift", law.drift_by_length)):
-            for row in table.iloc[[1, 3]].itertuples():
-                hits.setdefault((name, row.low), []).append(holds(row, truth[name]))
-    assert len(hits) == 7
-    for covered in hits.values():
-        assert_covered(covered)
-
-
-def test_the_interval_of_the_slope_covers_another_exponent_too():
-    edges = np.array([1, 12, 25, 50, 100, 200, 400, 2000])
-    hits = []
-    for seed in range(SEEDS):
-        rng = np.random.default_rng(seed)
-        law = law_of_s(simulate_law(rng, power=0.4), edges, rng, draws=100)
-        hits.append(holds(law.std_slope, 0.4))
-    assert_covered(hits)
-
-
-def test_intervals_of_the_variance_law_cover_it():
-    truth = (0.002, 4e-4, 4e-6)  # each term has lengths at which it matters
-    edges = np.array([1, 12, 25, 50, 100, 200, 400, 2000])
-    hits = []
-    for seed in range(SEEDS):
-        rng = np.random.default_rng(seed)
-        law = law_of_s(simulate_law(rng, variance=truth), edges, rng, draws=100)
-        hits.append([holds(estimate, value) for estimate, value in zip(law.variance_law, truth, strict=True)])
-    for covered in zip(*hits, strict=True):
-        assert_covered(covered)
 
 
 @pytest.mark.parametrize("clusters_count, size", [(60, 8), (1500, 2)])
@@ -222,56 +182,6 @@ def test_a_bin_of_few_prompts_takes_no_part_however_many_responses_it_has():
     prompt = np.r_[np.arange(100), 100 + np.arange(100) // 10, 200 + np.arange(900) // 100]  # 100, 10 and 9 prompts
     table = clip_rates.rate_by_length(length, np.arange(1100) % 2, EDGES, clusters=prompt)
     assert table.clusters.tolist() == [100, 10, 9] and clip_rates.takes_part(table).tolist() == [True, True, False]
-
-
-# --- the law of S ----------------------------------------------------------------------------------------------------
-
-
-def test_by_length_tables_and_shares_are_plain_means():
-    rng = np.random.default_rng(0)
-    records, _ = simulate_tokens(rng)
-    records["quadratic_variation_top"] = records.quadratic_variation * rng.random(len(records)).astype(np.float32)
-    unmoved = frame([20, 300], prompt=["x", "y"])
-    edges = length_edges(records.length, 5)
-    law = law_of_s(pd.concat([records, unmoved], ignore_index=True), edges, rng)
-    assert law.responses == len(records)
-    for i, (low, high) in enumerate(zip(edges, edges[1:], strict=False)):
-        part = records[(records.length >= low) & (records.length < high)].astype({"length": float})
-        s, q = part.log_ratio.astype(float), part.quadratic_variation.astype(float)
-        residual = s - s.sum() / part.length.sum() * part.length
-        expected = {
-            "sigma": math.sqrt((q / part.length).mean()),
-            "drift": (s / part.length).mean(),
-            "std": math.sqrt((residual**2).sum() / (len(part) - 1)),
-            "variation": math.sqrt(q.mean()),
-            "ratio": np.exp(s).mean(),
-            "last_share": part.quadratic_variation_last.sum() / q.sum(),
-            "top_share": part.quadratic_variation_top.sum() / q.sum(),
-        }
-        for name, value in expected.items():
-            row = getattr(law, f"{name}_by_length").iloc[i]
-            assert (row.low, row.high, row.n) == (low, high - 1, len(part))
-            assert row.value == pytest.approx(value, rel=1e-6), name
-    q = records.quadratic_variation.sum()
-    assert law.last_share.value == pytest.approx(records.quadratic_variation_last.sum() / q, rel=1e-5)
-    assert law.top_share.value == pytest.approx(records.quadratic_variation_top.sum() / q, rel=1e-5)
-    assert law.kappa.value == pytest.approx(
-        -2 * records.log_ratio.mean() / records.quadratic_variation.mean(), rel=1e-4
-    )
-
-
-def test_bins_with_few_responses_or_prompts_get_no_interval_and_no_part():
-    rng = np.random.default_rng(0)
-    records = simulate_law(rng, power=0.5, low=20, high=200)
-    # Outliers that would bend any fit: many responses of few prompts, and few responses.
-    odd = frame([3] * 60 + [900] * 20, [9.0, -9.0] * 40, 0.01, prompt=[f"odd {i // 12}" for i in range(80)])
-    edges = np.array([1, 5, 30, 60, 100, 150, 800, 1000])
-    law = law_of_s(pd.concat([records, odd], ignore_index=True), edges, rng)
-    assert law.sigma_by_length.n.tolist()[::6] == [60, 20]
-    assert law.sigma_by_length.value.notna().all()
-    assert law.sigma_by_length.upper.isna().tolist() == [True] + [False] * 5 + [True]
-    assert law.std_slope.value == pytest.approx(law_of_s(records, edges, rng).std_slope.value, rel=1e-12)
-    assert holds(law.std_slope, 0.5)
 
 
 # --- counterfactual clips --------------------------------------------------------------------------------------------
@@ -488,14 +398,7 @@ LITTLE = {
 @pytest.mark.parametrize("case", LITTLE)
 def test_little_data_gives_nan_and_no_error(case):
     records = LITTLE[case]
-    rng = np.random.default_rng(0)
     edges = length_edges(records.length)
-    law = law_of_s(records, edges, rng)
-    moved = (records.quadratic_variation > 0).sum()
-    assert law.responses == moved and len(law.sigma_by_length) == len(edges) - 1
-    assert math.isnan(law.sigma.value) == math.isnan(law.kappa.value) == (moved == 0)
-    assert math.isnan(law.std_slope.value) == (moved == 0 or records.length.nunique() < 2)
-    assert all(math.isnan(estimate.value) for estimate in law.variance_law)  # needs three bins
     summary = counterfactuals(records, edges).summary
     fspo = summary[(summary.method == "fspo") & (summary.side == "all")].iloc[0]
     clipped = records.assign(clipped=CLIPS["fspo"].clipped(records))

@@ -17,12 +17,12 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from spread import law_of_s
 from tqdm import tqdm
 from write_records import POSITIONS
 
 from fspo_verl.analysis import clip_rates, resampling
 from fspo_verl.analysis.counterfactuals import Counterfactuals, counterfactuals
-from fspo_verl.analysis.law import law_of_s
 from fspo_verl.analysis.resampling import UNKNOWN, Estimate
 from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.files import write_whole
