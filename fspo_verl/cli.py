@@ -57,9 +57,7 @@ def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         "the authors' clip rates are not known)"
     )
     add("--target-clip-rate", type=float, default=0.1, metavar="RATE", help=rate)
-    add("--bins", type=int, default=8, help="length bins of the fairness figures (default: %(default)s)")
-    add("--min-count", type=int, default=50, help="responses a length bin needs to count (default: %(default)s)")
-    add("--seed", type=int, default=0, help="of all random draws (default: %(default)s)")
+    add("--all", action="store_true", help="also every width that was tried, what other clips need, all warnings")
     add("--max-rows", type=int, default=1_000_000, help="records to use; of more, a random part (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="also write everything that is printed as JSON")
 
@@ -67,7 +65,8 @@ def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 def report_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or one metrics file")
-    add("-o", "--output", required=True, type=Path, metavar="DIR", help="folder for the page, its figures and tables")
+    place = "folder for the page, its figures and tables (default: RUN/report)"
+    add("-o", "--output", type=Path, metavar="DIR", help=place)
     add("--names", nargs="+", metavar="NAME", help="what to call the runs (default: as their folders)")
     add("--bins", type=int, default=8, help="length bins, at most (default: %(default)s)")
     add("--seed", type=int, default=0, help="of resampling and of thinned points (default: %(default)s)")

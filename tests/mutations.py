@@ -22,7 +22,7 @@ METRICS, COLUMNS, RECORDS, MICROBATCH, FOLDER = (
     (f"observe/{name}.py",) for name in ("metrics", "columns", "records", "microbatch", "folder")
 )
 LAUNCH, COMPOSITION, HISTORY = ((f"launch/{name}.py",) for name in ("view", "composition", "history"))
-RESAMPLING = ("analysis/resampling.py",)
+RESAMPLING, LENGTH_EFFECT = (("analysis/resampling.py",), ("analysis/length_effect.py",))
 PAIRED = ("compare/paired.py",)
 TESTS = [
     f"tests/{name}.py" for name in ("test_loss", "test_policy_loss", "observe/test_columns", "observe/test_records")
@@ -33,6 +33,7 @@ TESTS_OF = {  # files with tests of their own, which are long: those that a plan
     COMPOSITION: ["tests/launch/test_launch_table.py", "-k", "hidden"],
     HISTORY: ["tests/launch/test_launch.py", "-k", "kept_for_resumes or step_of_a_checkpoint"],
     RESAMPLING: ["tests/analysis/test_fairness.py", "-k", "students_t"],
+    LENGTH_EFFECT: ["tests/analysis/test_length_effect.py"],
     PAIRED: ["tests/compare/test_compare.py", "-k", "sign_flips or fewer_than_six"],
 }
 
@@ -126,6 +127,8 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("step of resume_path always 0", HISTORY, "int(step[1]) if step else 0", "0"),
     ("interval over seeds one rank too narrow", PAIRED, "float(means[-outside])", "float(means[-outside - 1])"),
     ("interval with too few seeds", PAIRED, "count < MIN_SEEDS", "count < 2"),
+    ("steps that do not count as clusters", LENGTH_EFFECT, "variance = max(two_way, variance)", "pass"),
+    ("sides compared with each other", LENGTH_EFFECT, ', records["advantage"] > 0]', "]"),
     ("bootstrap without sqrt(n/(n-1))", RESAMPLING, "deviation * np.sqrt(count / (count - 1))", "deviation"),
 ]  # fmt: skip
 

@@ -9,7 +9,6 @@ from importlib import metadata
 import pytest
 
 from fspo_verl import cli
-from fspo_verl.analysis import clip_rates
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
@@ -77,7 +76,3 @@ def test_the_version_is_that_of_the_package_and_of_verl(capsys):
         cli.main(["--version"])
     assert exit_.value.code == 0
     assert capsys.readouterr().out == f"fspo-verl {metadata.version('fspo-verl')}, verl {metadata.version('verl')}\n"
-
-
-def test_the_shown_default_of_calibrate_is_that_of_the_fairness_figures():
-    assert cli.parser("calibrate").parse_args(["run"]).min_count == clip_rates.MIN_COUNT

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import synthetic_run
 import torch
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
@@ -17,9 +18,10 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 from verl.workers.config import FSDPActorConfig
 
 from fspo_verl.band import Band
-from fspo_verl.clips import CLIPS, LOSSES, BandClip, TokenClip
+from fspo_verl.clips import CLIPS, LOSSES, BandClip, TokenClip, of_run
 from fspo_verl.loss import fspo_loss
 from fspo_verl.observe.columns import token_columns
+from fspo_verl.observe.settings import RunSettings
 
 ROOT = Path(__file__).parents[1]
 
@@ -188,3 +190,42 @@ def test_every_clip_has_a_name_of_its_own_and_says_where_it_is_from():
     assert all(name == clip.name and clip.source for name, clip in CLIPS.items())
     assert len({clip.label for clip in CLIPS.values()}) == len(CLIPS)
     assert {*LOSSES} < {*CLIPS}
+
+
+@pytest.mark.parametrize(
+    ("settings", "method", "band"),
+    [
+        (None, None, None),
+        ({"loss": "vanilla", "band": None}, "grpo", None),
+        ({"loss": "sapo"}, None, None),
+        ({"loss": "gspo"}, None, None),  # without the range that it trained with
+        ({"loss": "fspo", "band": {"eps_low": 0.02}}, "fspo", Band(eps_low=0.02)),
+        ({"loss": "fspo", "band": {"length_power": 0.0}}, "fixed_band", Band(length_power=0.0)),
+        (
+            {"loss": "fspo", "band": {"normalization": "drift_corrected"}},
+            "fspo_drift_corrected",
+            Band(normalization="drift_corrected"),
+        ),
+        ({"loss": "fspo", "band": {"length_power": 0.25}, "of_2030": 1}, None, Band(length_power=0.25)),
+    ],
+)
+def test_method_and_band_of_a_run(settings, method, band):
+    settings = settings and RunSettings.from_json(settings)
+    assert (settings and of_run(settings.loss, settings.trained_band)) == method
+    assert (settings and settings.trained_band) == band
+    assert settings is None or RunSettings.from_json(settings.to_json()).to_json() == settings.to_json()
+
+
+@pytest.mark.parametrize("low", [3e-4, 1.0, 10.0])
+def test_gspo_clips_the_mean_log_ratio(low):
+    settings = RunSettings.from_json(synthetic_run.settings("gspo") | {"clip_ratio_low": low})
+    records = synthetic_run.records(np.random.default_rng(0), "gspo", steps=6, prompts=16)
+    band = settings.trained_band
+    assert of_run(settings.loss, band) == "gspo"
+    ratio = np.exp(records.log_ratio / records.length)
+    outside = (ratio > 1 + settings.clip_ratio_high) | (ratio < 1 - settings.clip_ratio_low)
+    np.testing.assert_array_equal(BandClip("mine", "", band).outside(records), outside)
+
+
+def test_gspos_empty_range_is_no_band():
+    assert RunSettings("gspo", clip_ratio_low=0.0, clip_ratio_high=4e-4).trained_band is None

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Clip rates by length, the length reweighting error (LRE) of a clip, and what chance alone would give.
+"""Clip rates by length, and the length reweighting error (LRE) of a clip.
 
 ``records`` is everywhere a DataFrame of :mod:`fspo_verl.observe.records`: one row per response and optimiser step. A
 clip rate is Σ clipped over the responses that have a gradient to lose (advantage != 0). Lengths are response tokens.
@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 
 from fspo_verl.analysis import resampling
-from fspo_verl.analysis.resampling import CONFIDENCE, UNKNOWN, Estimate, sum_by, t_quantile
+from fspo_verl.analysis.resampling import CONFIDENCE, t_quantile
 
-_LEVELS = 256  # of a share, in draws by chance
 # What a length bin needs to take part in an LRE, or in a regression over bins. Prompts count as well, as the responses
 # to a few of them tell little, however many they are.
 MIN_COUNT = 50  # responses
@@ -98,7 +97,7 @@ def length_reweighting_error(table: pd.DataFrame, min_count: int = MIN_COUNT) ->
 
     a_b = 1 − rate of bin b, a = acceptance of all responses; LRE = max_b |a_b / a − 1| over the bins that have enough
     responses and prompts (:func:`takes_part`). The paper's formula (arXiv 2509.09177) is not known; this one is derived
-    here.
+    here. Noise can only raise it: :func:`fspo_verl.analysis.length_effect.length_effect` is the test.
 
     NaN with fewer than two bins to compare, and where everything is clipped (a = 0). Where nothing is clipped it is 0.
 
@@ -107,109 +106,19 @@ def length_reweighting_error(table: pd.DataFrame, min_count: int = MIN_COUNT) ->
         min_count: responses that a bin needs to take part.
     """
     n, keep = table["n"].to_numpy(), takes_part(table, min_count).to_numpy()
-    return float(_lre(n, n * np.nan_to_num(table["rate"].to_numpy()), keep))
+    accepted = n * (1 - np.nan_to_num(table["rate"].to_numpy()))
+    if keep.sum() < 2 or not accepted.sum() > 0:
+        return math.nan
+    return float(np.abs(accepted[keep] / n[keep] / (accepted.sum() / n.sum()) - 1).max())
 
 
-def chance_floor(
-    length, clipped, clusters, edges, rng: np.random.Generator, draws: int = 400, min_count: int = MIN_COUNT
-) -> Estimate:
-    """The LRE that comes out if clips fall on prompts at random: mean over the draws, and their central range.
+def lre_of_an_unclipped_bin(rate: float) -> float:
+    """The LRE where a bin loses nothing, at this clip rate over all lengths: rate / (1 − rate).
 
-    Every bin draws its rate as a mean of independent responses, taken from all of them, but of fewer than it has:
-    responses over the design effect. What the responses to a prompt have in common then counts once (Rao and Scott,
-    doi:10.1214/aos/1176346391). With e = clipped − rate, v its variance over all responses, ρ its correlation between
-    two responses to one prompt (at least 0), n_cb the responses of prompt c in bin b, and p_b the bin's share of all,
-
-        design effect = 1 − ρ + ρ·Σ_c (n_cb − p_b n_c)² / (n_b (1 − p_b)), at least 1,
-
-    which is the variance of the bin's excess of clips over that without correlation. Prompts may have any number of
-    responses each; where all have the same, this agrees with a permutation of whole prompts. How often it is exceeded
-    where all lengths are clipped alike: ``scripts/studies/coverage``. NaN where :func:`length_reweighting_error` is.
-
-    Args:
-        length, clipped, clusters, edges: as in :func:`rate_by_length`. Shares that take more than 256 values are
-            replaced by the means of 256 groups of equal size, which bounds the cost.
-        rng, draws, min_count: source of the draws, how many, and responses that a bin needs.
+    However unfair a clip is, a length that it spares counts as no more. A bin that is clipped more than the others has
+    up to 1. NaN where everything is clipped.
     """
-    clipped = np.asarray(clipped, dtype=np.float64)
-    cell, cells = length_cells(length, edges)
-    totals = sum_by(np.asarray(clusters), [np.ones(len(clipped)), clipped], cell, cells)
-    n, keep = totals[..., 0].sum(0), enough(np.asarray(clusters), cell, cells, min_count)
-    if keep.sum() < 2:
-        return UNKNOWN
-    levels, counts = np.unique(clipped, return_counts=True)
-    if len(levels) > _LEVELS:
-        groups = np.array_split(np.sort(clipped), _LEVELS)
-        levels, counts = np.array([(group.mean(), len(group)) for group in groups]).T
-    independent = np.maximum(n / _design_effect(totals, clipped), 1).astype(np.int64)
-    rates = [rng.multinomial(size, counts / counts.sum(), draws) @ levels / size for size in independent]
-    tails = [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]
-    drawn = _lre(n, n * np.stack(rates, -1), keep)
-    return Estimate(float(drawn.mean()), *np.quantile(drawn, tails).tolist())
-
-
-def _design_effect(totals: np.ndarray, clipped: np.ndarray) -> np.ndarray:
-    """Design effect of each bin, see :func:`chance_floor`; from responses and clips ``[clusters, bins, 2]``."""
-    count, size = totals[..., 0], totals[..., 0].sum(-1)
-    squares = np.square(clipped - clipped.mean()).sum()
-    pairs = (size * (size - 1)).sum()
-    excess = totals[..., 1].sum(-1) - clipped.mean() * size
-    alike = 0.0
-    if squares > 0 and pairs > 0:
-        alike = max((np.square(excess).sum() - squares) / pairs / (squares / len(clipped)), 0.0)
-    n = count.sum(0)
-    share = n / n.sum()
-    with np.errstate(invalid="ignore", divide="ignore"):
-        spread = np.square(count - share * size[:, None]).sum(0) / (n * (1 - share))
-    return np.maximum(1 - alike + alike * np.nan_to_num(spread), 1)
-
-
-def lre_against_chance(
-    records: pd.DataFrame, clipped, edges, rng: np.random.Generator, draws: int = 400, min_count: int = MIN_COUNT
-) -> tuple[Estimate, Estimate]:
-    """LRE of ``clipped`` ``[rows]`` over the given records with its interval, and :func:`chance_floor`.
-
-    The interval is clustered by prompt. The LRE is a maximum of absolute values, which noise can only raise: where it
-    is not above what chance gives, the interval reaches down to 0.
-    """
-    cluster = resampling.clusters(records)
-    cell, cells = length_cells(records["length"], edges)
-    totals = sum_by(resampling.pool(cluster, rng), [np.ones(len(records)), clipped], cell, cells)
-    keep = enough(cluster, cell, cells, min_count)
-
-    def statistic(totals):
-        return _lre(totals[..., 0], totals[..., 1], keep)[..., None]
-
-    value, lower, upper = (part.item() for part in resampling.bootstrap_totals(totals, statistic, rng, draws))
-    floor = chance_floor(records["length"], clipped, cluster, edges, rng, draws, min_count)
-    return Estimate(value, max(lower, 0.0) if value > floor.upper else 0.0, upper), floor
-
-
-def lre_columns(lre: Estimate, floor: Estimate) -> dict[str, float]:
-    """What :func:`lre_against_chance` returns, as columns of a table."""
-    return {
-        "lre": lre.value,
-        "lre_lower": lre.lower,
-        "lre_upper": lre.upper,
-        "floor": floor.value,
-        "floor_upper": floor.upper,
-    }
-
-
-def _lre(n: np.ndarray, clipped: np.ndarray, keep: np.ndarray) -> np.ndarray:
-    """LRE ``[...]`` of responses and clips per bin ``[..., bins]``, over the bins to keep."""
-    if keep.sum() < 2:
-        return np.full(np.shape(clipped)[:-1], np.nan)
-    accepted = n - clipped
-    with np.errstate(invalid="ignore", divide="ignore"):
-        overall = accepted.sum(-1, keepdims=True) / n.sum(-1, keepdims=True)
-        return np.abs(accepted / n / overall - 1)[..., keep].max(-1)
-
-
-def enough(cluster: np.ndarray, cell: np.ndarray, cells: int, min_count: int) -> np.ndarray:
-    """Which bins ``[cells]`` take part, from the cluster and the bin of each response."""
-    count = sum_by(cluster, [np.ones(len(cell))], cell, cells)[..., 0]
-    return (count.sum(0) >= min_count) & (np.count_nonzero(count, axis=0) >= MIN_PROMPTS)
+    return rate / (1 - rate) if rate < 1 else math.nan
 
 
 def length_cells(length, edges) -> tuple[np.ndarray, int]:

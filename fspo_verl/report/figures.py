@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of the report page: each function draws a panel from finished tables and computes no result.
 
-A loss has one colour and one marker in all figures (:mod:`fspo_verl.report.style`); further runs of the same loss
-differ by line and hollow marker.
+A loss has one colour and one marker in all figures, of those of Okabe and Ito (https://jfly.uni-koeln.de/color/), which
+colour-blind readers can tell apart; further runs of the same loss differ by line and hollow marker.
 """
 
 import io
@@ -18,10 +18,35 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from fspo_verl.analysis.clip_rates import takes_part
-from fspo_verl.report.style import STYLES, Style
+
+
+class Style(NamedTuple):
+    """How a run or a clip is drawn."""
+
+    color: str
+    marker: str
+    line: str = "-"
+    hollow: bool = False
+
+    def line_kwargs(self) -> dict:
+        """Keyword arguments for :meth:`Axes.plot` and :meth:`Axes.errorbar` of matplotlib."""
+        face = "white" if self.hollow else self.color
+        return {"color": self.color, "marker": self.marker, "ls": self.line, "mfc": face, "mew": 1.1}
+
+
+STYLES = {
+    "fspo": Style("#0072B2", "o"),
+    "fspo_drift_corrected": Style("#56B4E9", "v", "--"),
+    "fspo_studentized": Style("#E69F00", "P", "--"),
+    "gspo": Style("#D55E00", "s"),
+    "grpo": Style("#009E73", "^"),
+    "fixed_band": Style("#CC79A7", "D"),
+    "no_clip": Style("#882255", "X"),
+}
+"""Of the losses that this package trains with, and of the clips that figures show; the others are in tables only."""
 
 _LENGTH = "response length L (tokens)"
 BLACK, GREY = "#000000", "#7f7f7f"
@@ -88,7 +113,8 @@ def grid(panels: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
 
     It is 8 inches wide, for a page; with one column 4.2, for a phone.
     """
-    figure = Figure(figsize=(8.0 if columns > 1 else 4.2, height * math.ceil(panels / columns)), layout="constrained")
+    width, columns = 8.0 if columns > 1 else 4.2, min(columns, panels)
+    figure = Figure(figsize=(width, height * math.ceil(panels / columns)), layout="constrained")
     axes = list(figure.subplots(math.ceil(panels / columns), columns, squeeze=False).flat)
     for unused in axes[panels:]:
         unused.remove()
@@ -114,7 +140,7 @@ def by_length(axes: Axes, series: Sequence[Series]) -> None:
     high = max((table.high.max() for table in binned), default=1)
     axes.set_xscale("log")
     axes.set(xlim=(low / 1.15, high * 1.15), xlabel=_LENGTH)
-    round_ticks(axes.xaxis, *axes.get_xlim())
+    round_ticks(axes.xaxis)
 
 
 def _bars(axes: Axes, place: pd.Series, intervals: pd.DataFrame, label: str, style: Style) -> None:
@@ -124,14 +150,9 @@ def _bars(axes: Axes, place: pd.Series, intervals: pd.DataFrame, label: str, sty
     axes.errorbar(place.to_numpy(), value, bars, label=label, capsize=2, elinewidth=0.9, **style.line_kwargs())
 
 
-def round_ticks(axis: Axis, low: float, high: float) -> None:
-    """Round numbers from low to high on a logarithmic axis, few enough to be read."""
-    powers = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
-    for steps in ((1,), (1, 3), (1, 2, 5), range(1, 10), np.arange(1, 10, 0.1)):
-        ticks = [step * power for power in powers for step in steps if low <= step * power <= high]
-        if len(ticks) >= 3:
-            break
-    axis.set_major_locator(FixedLocator(ticks))
+def round_ticks(axis: Axis) -> None:
+    """Round numbers on a logarithmic axis."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"))
 
@@ -141,21 +162,14 @@ def _step_axis(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
 
 
-def _legend_below(axes: Axes, **kwargs) -> None:
-    place = {"loc": "upper left", "bbox_to_anchor": (0, -0.19), "borderaxespad": 0.0}
-    axes.legend(alignment="left", title_fontsize=8.5, **place, **kwargs)
-
-
-def of_panels(panels: Sequence[tuple], columns: int, height: float, one_legend: bool) -> Figure:
-    """A figure of panels, each a function below and its arguments but the axes; with one legend for all of them."""
+def of_panels(panels: Sequence[tuple], columns: int, height: float) -> Figure:
+    """A figure of panels, each a function below and its arguments but the axes, with one legend for all of them."""
     figure, axes = grid(len(panels), columns, height)
+    handles = {}
     for place, (draw, *args) in zip(axes, panels, strict=True):
         draw(place, *args)
-    if one_legend:
-        handles = {}
-        for panel in axes:
-            handles |= {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
-        figure.legend(handles.values(), handles, loc="outside lower center", ncols=3 if columns > 1 else 1)
+        handles |= {label: handle for handle, label in zip(*place.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=3 if columns > 1 else 1)
     return figure
 
 
@@ -171,95 +185,28 @@ def clip_rates(axes: Axes, title: str, series: Sequence[Series], level: float | 
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
 
 
-def headline_rates(axes: Axes, title: str, series, level: float | None = None, note: str | None = None) -> None:
-    """As :func:`clip_rates`, with a legend of its own under ``note``."""
-    clip_rates(axes, title, series, level)
-    _legend_below(axes, title=note)
-
-
-def log_ratio_by_length(axes: Axes, title: str, style: Style, points: pd.DataFrame, bands, limit: float) -> None:
+def log_ratio_by_length(
+    axes: Axes, title: str, style: Style, points: pd.DataFrame, band: pd.DataFrame | None, limit: float
+) -> None:
     """S against L, what was clipped, and the band. The length axis is square-root scaled: FSPO's band is a wedge.
 
     Args:
         axes, title, style: of the panel.
         points: columns length, log_ratio, clipped.
-        bands: label, line style, and a table of length, low, high each.
+        band: columns length, low, high.
         limit: of the vertical axis, both ways.
     """
     kept, clipped = points[points.clipped == 0], points[points.clipped > 0]
     some = "some tokens clipped" if (clipped.clipped < 1).any() else "clipped"
     for part, size, color, alpha, label in ((kept, 3, GREY, 0.35, "kept"), (clipped, 8, style.color, 0.7, some)):
         axes.scatter(part.length, part.log_ratio, s=size, color=color, alpha=alpha, lw=0, rasterized=True, label=label)
-    for label, line, band in bands:
-        axes.plot(band.length, band.low, color=BLACK, ls=line, lw=1.1, label=label)
-        axes.plot(band.length, band.high, color=BLACK, ls=line, lw=1.1)
+    if band is not None:
+        axes.plot(band.length, band[["low", "high"]], color=BLACK, lw=1.1, label=["its band", None])
     axes.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
     axes.xaxis.set_major_locator(MaxNLocator(3))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda length, _: f"{length:,.0f}"))
     axes.set(xlim=(0, points.length.max() * 1.05), xlabel=_LENGTH)
     axes.set(ylim=(-limit, limit), ylabel="log-ratio S (nats)", title=title)
-    _legend_below(axes, markerscale=2)
-
-
-def quantiles(axes: Axes, title: str, series: Sequence[tuple[str, Style, pd.Series, pd.Series]]) -> None:
-    """Q-Q plot of series of (label, style, quantiles of the normal law, of the sample)."""
-    axes.axline((0, 0), slope=1, color=BLACK, lw=0.8)
-    for label, style, normal, sample in series:
-        axes.plot(normal, sample, label=label, markevery=4, **style.line_kwargs())
-    reach = max(abs(sample).max() for *_, sample in series)
-    axes.set(xlim=(-3.6, 3.6), ylim=np.array([-1.05, 1.05]) * np.clip(reach, 3.6, 12), title=title)
-    axes.set(xlabel="quantile of the normal law", ylabel="quantile of the sample")
-
-
-def over_steps(axes: Axes, title: str, label: str, series: Sequence[tuple[str, Style, pd.DataFrame]], column) -> None:
-    """Estimates over training steps, from series of (label, style, table).
-
-    A table has ``step`` and the column; with ``_lower`` and ``_upper`` it gets bars, with ``_expected`` a dotted line.
-    """
-    for i, (name, style, table) in enumerate(series):
-        if f"{column}_lower" in table:
-            apart = (i - (len(series) - 1) / 2) * (table.step.max() - table.step.min()) / 80
-            _bars(axes, table.step + apart, table[[column, f"{column}_lower", f"{column}_upper"]], name, style)
-        else:
-            axes.plot(table.step, table[column], label=name, color=style.color, ls=style.line, lw=1)
-        if f"{column}_expected" in table:
-            axes.plot(table.step, table[f"{column}_expected"], color=style.color, ls=":", lw=1.2)
-    axes.set(title=title, ylabel=label)
-    if axes.get_ylim()[0] > 0 or column == "lre":
-        axes.set_ylim(0, None)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-    _step_axis(axes)
-
-
-def sigma_by_length(axes: Axes, series: Sequence[Series]) -> None:
-    """σ by length."""
-    by_length(axes, series)
-    axes.set(ylim=(0, None), ylabel="σ (nats)", title="spread σ of a token's log-ratio")
-    _legend_below(axes)
-
-
-def spread_by_length(axes: Axes, series: Sequence[Series], slopes: Sequence[float]) -> None:
-    """The spread of S by length with the fitted power of L, and √L through the same points."""
-    by_length(axes, [one._replace(style=one.style._replace(line="none")) for one in series])
-    axes.set(ylabel="standard deviation of S (nats)", title="spread of a response's log-ratio S")
-    points = [one.table[one.table[one.column] > 0] for one in series]
-    logs = [(np.log(t.low * t.high) / 2, np.log(t[one.column]), t.n) for t, one in zip(points, series, strict=True)]
-    if any(map(len, points)):
-        axes.set_yscale("log")
-        round_ticks(axes.yaxis, *axes.get_ylim())
-    for log, one, slope in zip(logs, series, slopes, strict=True):
-        if math.isfinite(slope):
-            _power(axes, *log, slope, color=one.style.color, ls="--")
-    _power(axes, *map(np.concatenate, zip(*logs, strict=True)), 0.5, color=GREY, ls="-", label="√L")
-    _legend_below(axes)
-
-
-def _power(axes: Axes, length, level, weight, power: float, **kwargs) -> None:
-    """A power of the length through the centre of points that are given by their logarithms."""
-    if len(length):
-        ends = np.array([length.min(), length.max()])
-        line = np.average(level, weights=weight) + power * (ends - np.average(length, weights=weight))
-        axes.plot(np.exp(ends), np.exp(line), lw=1, **kwargs)
 
 
 def curves(axes: Axes, title: str, label: str, series: Sequence[tuple[str, Style, pd.Series]]) -> None:

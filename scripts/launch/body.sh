@@ -169,5 +169,17 @@ if [[ $DRY_RUN != 0 ]]; then
 fi
 "$PYTHON" -m fspo_verl.cli doctor -- "${command[@]}" || fail "not started, see the errors above"
 mkdir -p "$RUN_DIR"
+# In the background, so that a signal to this script reaches the trainer.
 set -x
-exec "${command[@]}"
+"${command[@]}" &
+{ set +x; } 2>/dev/null
+trainer=$!
+trap 'kill -TERM "$trainer"' INT TERM
+status=0
+wait "$trainer" || status=$?
+while kill -0 "$trainer" 2>/dev/null; do # a signal has ended the wait
+    status=0
+    wait "$trainer" || status=$?
+done
+((status == 0)) || exit "$status"
+"$PYTHON" -m fspo_verl.cli report "$RUN_DIR" || true # a training that has finished does not fail for its page

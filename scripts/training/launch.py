@@ -152,6 +152,8 @@ def main(experiment: Experiment, name: str, seconds: dict[str, float]) -> None:
             summary = report.summarize(experiment.run) | {"seconds": seconds, "peak_memory_gb": peak / 1e9}
             summary_file.write_text(json.dumps(summary, indent=1))
         report.show(json.loads(summary_file.read_text()), experiment.run)
+        # A training that has finished does not fail for the sake of its page.
+        subprocess.run([sys.executable, "-m", "fspo_verl.cli", "report", str(experiment.run)], check=False)
     except Failure as failure:
         sys.exit(f"{name} failed: {failure}")
     except KeyboardInterrupt as signalled:

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The calibrated band has the rate it promises, on the records and on a re-run; every way to fail says what to mend."""
 
-import dataclasses
 import json
 import math
 
@@ -10,25 +9,23 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic_run
-from scipy.optimize import linprog
 from scipy.stats import norm
-from simulated_records import assert_covered, frame, group_lengths, holds, simulate_run
+from simulated_records import assert_covered, frame, holds, simulate_run
 
 from fspo_verl import cli
 from fspo_verl.analysis import band_fit, clip_rates
-from fspo_verl.analysis.calibrate import calibrate, recommend
+from fspo_verl.analysis.band_fit import SHAPES
+from fspo_verl.analysis.calibrate import calibrate
 from fspo_verl.analysis.coarse import coarse
+from fspo_verl.analysis.length_effect import length_effect
 from fspo_verl.band import NORMALIZATIONS, Band
 from fspo_verl.clips import BandClip, ratio_band, standardized, upper_quantile
 from fspo_verl.config import FSPOPolicyLossConfig
-from fspo_verl.report import calibration
 
 SEEDS = 200
 
 
-def calibrated(records, target=0.1, seed=0, **kwargs):
-    # A stream of its own: resampling with the very numbers that made the records would follow them.
-    return calibrate(records, target, np.random.default_rng([seed, 1]), **kwargs)
+ROOT, POWER, LIMITED = SHAPES
 
 
 def write_records(folder, records, loss="fspo"):
@@ -81,34 +78,35 @@ def test_the_rate_of_a_re_run_lands_in_its_interval(steps, step_spread, prompts)
     assert_covered(hits)
 
 
-@pytest.mark.parametrize("name", ["sqrt(L)", "L^p, -Q/2", "sqrt(Q) limited, -Q/2"])
-def test_the_suggested_band_has_the_stated_clip_rate_on_a_re_run(name):
-    (shape,) = [shape for shape in band_fit.SHAPES if shape.name == name]
+@pytest.mark.parametrize("shape", [ROOT, LIMITED])
+def test_the_suggested_band_has_the_stated_clip_rate_on_a_re_run(shape):
     hits = []
     for seed in range(SEEDS // 2):
         run, again = (simulate_run(np.random.default_rng([seed, i]), 12, 8, step_spread=0.43) for i in range(2))
         found = band_fit.fit(run, shape, 0.1)
         clipped = BandClip("", "", found.band).clipped(again)
         hits.append(holds(found.rates["all"], clipped[again.advantage != 0].mean()))
-    assert_covered(hits, at_least=shape.limit)
+    assert_covered(hits, at_least=shape == LIMITED)
 
 
 def test_the_suggested_bands_clip_the_target_on_both_sides():
     run = simulate_run(np.random.default_rng(0), step_spread=0.2)
-    result = calibrated(run, draws=50)
-    assert result.rerun_by == "steps" and [found.shape for found in result.fits] == list(band_fit.SHAPES)
     side = clip_rates.sides(run)
-    for found in result.fits:
+    for shape in SHAPES:
+        found = band_fit.fit(run, shape, 0.1)
         assert found.eps_low.lower < found.eps_low.value < found.eps_low.upper
         assert found.eps_high.lower < found.eps_high.value < found.eps_high.upper
-        overrides = calibration.overrides(found.band)
-        assert overrides["eps"] is None and overrides["eps_dual"] is None
+        overrides = {name.removeprefix(band_fit.KEY): value for name, value in band_fit.overrides(found.band).items()}
+        assert overrides["eps_dual"] is None
         method = BandClip("band", "", FSPOPolicyLossConfig(**overrides))
-        assert Band(**Band.fields_in(vars(method.band))) == found.band
         clipped = method.clipped(run)
-        count = side["upper"].sum()
-        assert clipped[side["upper"]].mean() == pytest.approx(0.1, abs=3 / count)  # eps has 4 digits
-        assert found.rates["upper"].value == clipped[side["upper"]].mean()
+        np.testing.assert_array_equal(clipped, band_fit.clipped_by(found.band, run))
+        for name in band_fit.SIDES:
+            # Eps has 4 digits; the dual clip may add a tenth.
+            few = 3 / side[name].sum()
+            assert -few <= clipped[side[name]].mean() - 0.1 <= few + 0.01 * (name == "lower")
+            assert found.rates[name].value == clipped[side[name]].mean()
+        assert found.effect == length_effect(run, clipped)
 
 
 def test_the_dual_clip_takes_at_most_a_tenth_of_the_target():
@@ -118,199 +116,104 @@ def test_the_dual_clip_takes_at_most_a_tenth_of_the_target():
     moved = run.log_ratio.to_numpy().copy()
     moved[far] = 10 * Band().high * np.sqrt(run.length.to_numpy()[far]) * np.linspace(1, 2, len(far))
     run["log_ratio"] = moved
-    found = band_fit.fit(run, band_fit.SHAPES[0], 0.1)
-    assert found.dual_widened and found.band.dual > 3 * found.band.high
-    assert 0 < found.rates["dual"].value <= 0.01
+    found = band_fit.fit(run, ROOT, 0.1)
+    assert found.band.dual > 3 * found.band.high
     clipped = BandClip("", "", found.band).clipped(run)
-    assert clipped[clip_rates.sides(run)["lower"]].mean() == pytest.approx(0.11, abs=0.002)
-    assert any("eps_dual is more than three times eps_high" in text for text in calibrated(run, draws=20).warnings)
+    assert 0 < (clipped[lower] * (moved[lower] > 0)).mean() <= 0.01
+    assert clipped[lower].mean() == pytest.approx(0.11, abs=0.002)
+    assert any("eps_dual is more than three times eps_high" in text for text in calibrate(run, 0.1).warnings)
 
 
 def test_on_policy_responses_count_in_the_target():
     records = simulate_run(np.random.default_rng(0))
     moved = records[records.mini_batch > 0]
-    all_of_them, only_moved = (calibrated(part, draws=20).fits[0].eps_high.value for part in (records, moved))
+    all_of_them, only_moved = (band_fit.fit(part, ROOT, 0.1).eps_high.value for part in (records, moved))
     score = standardized(moved[moved.advantage > 0], Band())
     assert only_moved == upper_quantile(score, 0.1)
     assert all_of_them == pytest.approx(upper_quantile(score, 0.1 * 4 / 3), rel=0.02)
 
 
-# --- power and limit -------------------------------------------------------------------------------------------------
+# --- shapes ----------------------------------------------------------------------------------------------------------
 
 
-def pinball(y, length, share):
-    """Slope of the linear quantile regression of log y on log L, as the linear programme that defines it."""
-    n = len(y)
-    cost = np.r_[0.0, 0.0, np.full(n, 1 - share), np.full(n, share)]
-    line = np.c_[np.ones(n), np.log(length), np.eye(n), -np.eye(n)]
-    solved = linprog(cost, A_eq=line, b_eq=np.log(y), bounds=[(None, None)] * 2 + [(0, None)] * (2 * n))
-    return solved.x[1]
+@pytest.mark.parametrize("truth", [0.0, 0.3, 0.7, 1.0])
+def test_the_fitted_power_is_that_of_the_spread_and_clips_lengths_alike(truth):
+    records = simulate_run(np.random.default_rng(0), 40, 16, kappa=0.0, power=truth)
+    found = band_fit.fit(records, POWER, 0.1)
+    assert found.band.length_power == pytest.approx(truth, abs=0.08)
+    assert abs(found.effect.exponent) < 0.1 or found.band.length_power in (0, 1)
 
 
-@pytest.mark.parametrize("share", [0.05, 0.2, 0.5])
-def test_the_power_is_that_of_a_quantile_regression(share):
-    rng = np.random.default_rng(0)
-    length = rng.integers(5, 500, 300)
-    y = length**0.4 * rng.lognormal(0, 0.5, 300)
-    power = band_fit.power_of_length([(y, length, np.arange(300))], share)
-    assert power.value == pytest.approx(pinball(y, length, share), abs=0.01)
-    scaled = band_fit.power_of_length([(7 * y, 3 * length, np.arange(300))], share)
-    assert scaled == pytest.approx(power)
-
-
-@pytest.mark.parametrize("steps, prompts, truth", [(5, 32, 0.3), (20, 16, 0.5), (60, 8, 0.7)])
-def test_the_interval_of_the_power_covers_it(steps, prompts, truth):
-    hits = []
-    for seed in range(SEEDS):
-        records = simulate_run(
-            np.random.default_rng(seed), steps, prompts, kappa=0.0, step_spread=0.43, power=truth, prompt_spread=0.3
-        )
-        hits.append(holds(band_fit.power_of_log_ratio(records, "plain", 0.1), truth))
-    assert_covered(hits)
-
-
-@pytest.mark.parametrize("truth", [0.5, 0.25])
-def test_a_trend_with_length_is_found_where_there_is_one_and_as_often_as_stated_where_not(truth):
-    p = []
-    for seed in range(SEEDS // 2):
-        records = simulate_run(np.random.default_rng(seed), 25, kappa=0.0, step_spread=0.43, power=truth)
-        p.append(band_fit.fit(records, band_fit.SHAPES[0], 0.1).trend)
-    if truth == 0.5:
-        assert_covered([value >= 0.05 for value in p], at_least=True)  # two sides, each tested at half the level
-    else:
-        assert np.mean([value < 0.05 for value in p]) > 0.9
-
-
-def test_a_power_that_the_data_do_not_hold_is_not_a_number():
-    y, length = np.array([1.0, 2, 3, 4]), np.array([5, 6, 7, 8])
-    for part in (
-        (y, np.full(4, 5), np.arange(4)),  # one length
-        (y, length, np.zeros(4, int)),  # one cluster
-        (np.array([1.0, 0, 0, 0]), length, np.arange(4)),  # one of four above 0, where two are wanted
-        (y[:0], length[:0], np.arange(0)),
-    ):
-        assert all(map(math.isnan, band_fit.power_of_length([part], 0.5)))
-
-
-def test_the_limit_acts_on_the_largest_moves_at_every_length():
-    records = simulate_run(np.random.default_rng(0), prompts=64, power=0.3)
-    shape = next(shape for shape in band_fit.SHAPES if shape.limit)
-    band = band_fit.shaped(records, shape, 0.1)
-    assert band.length_power == pytest.approx(0.3, abs=0.05)
+def test_the_limit_acts_on_the_largest_moves():
+    records = simulate_run(np.random.default_rng(0), prompts=64)
+    band = band_fit.fit(records, LIMITED, 0.1).band
     moved = records[records.quadratic_variation > 0]
-    beyond = np.sqrt(moved.quadratic_variation) > band.realized_limit * moved.length**band.length_power
+    beyond = np.sqrt(moved.quadratic_variation / moved.length) > band.realized_limit
     assert beyond.mean() == pytest.approx(0.05, abs=0.002)
     assert beyond[moved.length > 60].mean() == pytest.approx(0.05, abs=0.01)
 
 
-# --- which band ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("power", [0.5, 0.15])
+def test_another_shape_is_taken_only_where_sqrt_of_length_is_not_fair(power):
+    found = band_fit.fits(simulate_run(np.random.default_rng(0), 40, 32, power=power, kappa=0.0), 0.1)
+    root = next(one for one in found if one.shape == ROOT)
+    assert root.is_fair == (power == 0.5) == (found[0] is root) and found[0].is_fair
+    if power != 0.5:
+        assert abs(found[0].held_out.exponent) == min(abs(one.held_out.exponent) for one in found)
 
 
-def sudden(rng, kappa=0.0):
-    """Responses beyond 100 tokens have three times the spread of shorter ones, which no power of L follows."""
-    length, prompt = group_lengths(rng, 4000, 4)
-    q = 0.01**2 * length * np.where(length > 100, 9.0, 1.0)
-    s = np.sqrt(q) * rng.standard_normal(len(q)) - kappa * q / 2
-    return frame(length, s, q, rng.choice([-1, 1], len(q)), prompt, prompt // 80)
-
-
-@pytest.mark.parametrize(
-    "records, name, reason",
-    [
-        (lambda rng: simulate_run(rng, prompts=32, kappa=0.0), "sqrt(L)", "treats lengths alike"),
-        (lambda rng: simulate_run(rng, 50, 64, sigma=0.08, kappa=1.0), "sqrt(L), -Q/2", "simpler, but not fair"),
-        (lambda rng: simulate_run(rng, 50, 64, power=0.15, kappa=0.0), "L^0.15", "simpler, but not fair"),
-        (sudden, "sqrt(Q) limited, -Q/2", "comes nearest"),
-    ],
-    ids=["sqrt(L)", "drift", "another power", "no power"],
-)
-def test_the_simplest_band_that_is_flat_on_later_steps_is_recommended(records, name, reason):
-    records = records(np.random.default_rng(0))
-    result = calibrated(records, draws=100)
-    chosen = result.fits[result.recommended]
-    assert chosen.name == name or abs(chosen.band.length_power - 0.15) < 0.05 and name == "L^0.15"
-    text = " ".join(result.reasons)
-    assert reason in text and "what it costs" in text
-    simpler = list(zip(result.fits, result.judged, strict=True))[: result.recommended]
-    assert all(judged.excess > 1 or found.trend < 0.05 for found, judged in simpler) and chosen.shape.bounded
-
-
-def test_what_is_judged_has_not_been_fitted():
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_is_held_out_has_not_been_fitted(shape):
     records = simulate_run(np.random.default_rng(0), 11, 32, step_spread=0.3)
-    result = calibrated(records, draws=50)
-    assert result.halves == ("steps 0 to 5", "steps 6 to 10")
     earlier, later = records[records.step <= 5], records[records.step > 5]
-    alone = calibrated(earlier, draws=50)
-    counted = later.advantage != 0
-    for fitted, found, judgement in zip(alone.fits, result.earlier, result.judged, strict=True):
-        assert fitted.band == found.band and fitted.rates == found.rates
-        clipped = BandClip("", "", found.band).clipped(later)[counted]
-        assert judgement.rates["all"] == clipped.mean()
-        by_length = judgement.by_length[judgement.by_length.n > 0]
-        assert (by_length.n * by_length.rate).sum() == pytest.approx(clipped.sum())
-    changed = records.assign(log_ratio=records.log_ratio.where(records.step <= 5, 0))
-    assert [found.band for found in calibrated(changed, draws=50).earlier] == [f.band for f in result.earlier]
+    band = band_fit.with_eps(later, SHAPES[shape](earlier, 0.1), 0.1)
+    assert band_fit.fit(records, shape, 0.1).held_out == length_effect(later, band_fit.clipped_by(band, later))
 
 
-def test_one_step_is_judged_on_other_prompts():
-    records = simulate_run(np.random.default_rng(0), steps=1, prompts=200)
-    result = calibrated(records, draws=50)
-    assert result.rerun_by == "prompts" and result.halves == ("100 prompts", "100 prompts")
-    assert not math.isnan(result.judged[0].excess)
+def test_one_step_is_held_out_by_prompts():
+    earlier, later = band_fit.halves(simulate_run(np.random.default_rng(0), steps=1, prompts=200))
+    assert earlier.prompt.nunique() == later.prompt.nunique() == 100 and not set(earlier.prompt) & set(later.prompt)
 
 
-def test_the_clip_rate_of_each_mini_batch_is_shown():
-    records = simulate_run(np.random.default_rng(0), mini_batches=16)
-    found = band_fit.fit(records, band_fit.SHAPES[0], 0.1)
-    clipped = BandClip("", "", found.band).clipped(records)[records.advantage != 0]
-    table = found.by_mini_batch
-    assert table["first"].tolist() == [0, 2, 4, 6, 8, 10, 12, 14] and table["last"].tolist()[-1] == 15
-    assert table.rate[0] < table.rate[4] < table.rate[7]
-    assert (table.n * table.rate).sum() == pytest.approx(clipped.sum()) and table.n.sum() == len(clipped)
-
-
-def test_a_shape_that_cannot_reach_the_target_is_refused_with_its_reason_and_another_recommended():
+def test_a_shape_that_cannot_reach_the_target_is_refused_with_its_reason():
     records = simulate_run(np.random.default_rng(0), prompts=32, sigma=0.25, kappa=1.0, low=200, high=400)
-    result = calibrated(records, 0.25, draws=50)
-    zero, centered = result.fits[:2]
-    assert "of the responses with A > 0 lie above the centre, and eps must be positive" in zero.refused
-    assert centered.band and result.judged[0] is None and result.fits[result.recommended].band
+    chosen, *others = band_fit.fits(records, 0.25)
+    assert chosen.shape == LIMITED and all(one.band is None for one in others)
+    root = next(one for one in others if one.shape == ROOT)
+    assert "of the responses with A > 0 lie above the centre, and eps must be positive" in root.refused
+
+
+def test_every_other_clip_gets_the_range_that_clips_as_much():
+    records = simulate_run(np.random.default_rng(0))
+    rules = {rule.name: rule for rule in calibrate(records, 0.1).rules}
+    gspo = rules["GSPO"].overrides
+    low, high = (gspo[f"{band_fit.ACTOR}clip_ratio_{side}"] for side in ("low", "high"))
+    clips = {"GSPO": ratio_band(1 - low, 1 + high, 1.0)}
+    for name in ("fixed band", "FSPO, drift-corrected", "FSPO, studentised"):
+        fields = {key.removeprefix(band_fit.KEY): value for key, value in rules[name].overrides.items()}
+        clips[name] = FSPOPolicyLossConfig(**fields)
+    for band in clips.values():
+        clipped = BandClip("", "", band).clipped(records)
+        for side in band_fit.SIDES:
+            rate = clipped[clip_rates.sides(records)[side]].mean()
+            assert 0.097 <= rate <= (0.103 if side == "upper" else 0.113)  # the dual clip may add a tenth
+    assert "of tokens" in rules["GRPO"].range and not rules["GRPO"].overrides
 
 
 # --- warnings --------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_to_warn_about():
-    records = simulate_run(np.random.default_rng(1), kappa=0.0)
-    assert calibrated(records[records.length <= 300], draws=100).warnings == ()
-
-
-def test_sides_that_ask_for_different_powers_are_named():
-    rng = np.random.default_rng(0)
-    records = simulate_run(rng, 50, 32, kappa=0.0)
-    shrunk = records.log_ratio.where(records.log_ratio < 0, records.log_ratio * (records.length / 50) ** -0.4)
-    (warning,) = calibrated(records.assign(log_ratio=shrunk), draws=50).warnings
-    assert "the two sides ask for different powers of L, 0.1" in warning
+    assert calibrate(simulate_run(np.random.default_rng(1), kappa=0.0), 0.1).warnings == ()
 
 
 def test_little_data_is_said():
-    rng = np.random.default_rng(0)
-    records = simulate_run(rng, steps=1, prompts=24, group=8)
-    long = frame([5000] * 3, [0.1, -0.1, 0.2], 1.0, [1, -1, 1], ["a", "b", "c"], mini_batch=np.ones(3, np.int32))
-    records = pd.concat([records, long], ignore_index=True)
-    records.attrs["rows"] = 10_000
-    warnings = calibrated(records, 0.05, draws=50).warnings
-    expected = [
-        f"{len(records)} of 10,000 records are used",
-        "eps_high rests on 4 clipped responses",
-        "eps_low rests on 4 clipped responses",
-        "all records are of one step",
-    ]
-    counts = [int(0.05 * mask.sum() + 0.5) for mask in (records.advantage > 0, records.advantage < 0)]
-    expected[1:3] = [f"{eps} rests on {n} clipped" for eps, n in zip(("eps_high", "eps_low"), counts, strict=True)]
-    for text in expected:
+    records = simulate_run(np.random.default_rng(0), steps=1, prompts=24, group=8)
+    warnings = calibrate(records, 0.05).warnings
+    counts = [0.05 * mask.sum() for mask in (records.advantage > 0, records.advantage < 0)]
+    expected = [f"{eps} rests on {n:.0f} clipped" for eps, n in zip(("eps_high", "eps_low"), counts, strict=True)]
+    for text in [*expected, "all records are of one step"]:
         assert sum(warning.startswith(text) for warning in warnings) == 1, text
-    assert sum("tokens or more: too few for a bin" in warning for warning in warnings) == 1
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -320,9 +223,9 @@ def pasted(out):
     """The overrides of each printed block, as a shell would pass them on."""
     blocks = out.replace(" \\\n", " ").splitlines()
     return [
-        dict(item.removeprefix(calibration.KEY).split("=") for item in line.split())
+        dict(item.removeprefix(band_fit.KEY).split("=") for item in line.split())
         for line in blocks
-        if line.startswith(("  " + calibration.KEY, "  +"))
+        if line.startswith(("  " + band_fit.KEY, "  +"))
     ]
 
 
@@ -331,67 +234,46 @@ def numbers(overrides):
     return {name: float(value) if value and value[0].isdigit() else value for name, value in texts.items()}
 
 
-def test_prints_overrides_that_give_the_rate_and_writes_them_as_json(tmp_path, capsys):
-    records = simulate_run(np.random.default_rng(0), sigma=0.05)
-    run = write_records(tmp_path / "run", records)
-    file = tmp_path / "out.json"
+@pytest.mark.parametrize("power", [0.5, 0.15])
+def test_prints_the_verdict_and_overrides_that_give_the_rate_in_fifteen_lines(tmp_path, capsys, power):
+    records = simulate_run(np.random.default_rng(0), 40, 32, sigma=0.05, kappa=0.0, power=power)
+    run, file = write_records(tmp_path / "run", records), tmp_path / "out.json"
     code, out, err = run_cli(capsys, run, "--target-clip-rate", 0.05, "--json", file)
     assert (code, err) == (0, "")
-    assert max(map(len, out.splitlines())) <= 100
+    assert max(map(len, out.splitlines())) <= 100 and len(out.splitlines()) <= 15
     result = json.loads(file.read_text())
-    recommended = result["fits"][result["recommended"]]
-    assert result["source"] == "records" and result["responses"] == (records.advantage != 0).sum()
-    assert out.startswith(
-        f"run: recommended is {recommended['name']}, which clips 0.05 on each side\n\n  {calibration.KEY}"
-    )
-    *blocks, gspo = pasted(out)
-    assert len(blocks) == len(band_fit.SHAPES)
-    assert numbers(blocks[0]) == {
-        name.removeprefix(calibration.KEY): value for name, value in recommended["overrides"].items()
-    }
-    for overrides in blocks:
-        clipped = BandClip("", "", FSPOPolicyLossConfig(**numbers(overrides))).clipped(records)
-        assert clipped[records.advantage > 0].mean() == pytest.approx(0.05, abs=0.003)
-    assert gspo.pop("+algorithm.policy_loss") == "gspo"
-    low, high = (float(gspo.pop(f"{calibration.ACTOR}clip_ratio_{side}")) for side in ("low", "high"))
-    clipped = BandClip("", "", ratio_band(1 - low, 1 + high, 1.0)).clipped(records)
-    for side in ("upper", "lower"):
-        assert clipped[clip_rates.sides(records)[side]].mean() == pytest.approx(0.05, abs=0.003)
-    again = run_cli(capsys, run, "--target-clip-rate", 0.05)[1]
-    assert again == out
+    chosen = result["fits"][0]
+    assert result["source"] == "records" and result["verdict"]["responses"] == (records.advantage != 0).sum()
+    assert " ".join(out.split()).startswith(f"run: {result['verdict']['sentence']} A width of")
+    assert (chosen["shape"] == ROOT) == (power == 0.5)
+    (block,) = pasted(out)
+    assert numbers(block) == {name.removeprefix(band_fit.KEY): value for name, value in chosen["overrides"].items()}
+    clipped = BandClip("", "", FSPOPolicyLossConfig(**numbers(block))).clipped(records)
+    assert clipped[records.advantage > 0].mean() == pytest.approx(0.05, abs=0.003)
+    everything = run_cli(capsys, run, "--target-clip-rate", 0.05, "--all")[1]
+    assert everything.startswith(out.rstrip()) and max(map(len, everything.splitlines())) <= 100
+    assert len(pasted(everything)) == 1 + len(SHAPES) + 4
 
 
 @pytest.mark.parametrize("loss", ["gspo", "vanilla"])
 def test_records_of_another_loss_calibrate_too(tmp_path, capsys, loss):
     run = write_records(tmp_path, simulate_run(np.random.default_rng(0)), loss)
-    code, out, _ = run_cli(capsys, run)
-    assert code == 0 and f"in this run ({loss})" in out
-    *blocks, gspo = pasted(out)
-    assert all(block["+algorithm.policy_loss"] == "fspo" for block in blocks)
-    assert gspo["+algorithm.policy_loss"] == "gspo"
+    code, out, _ = run_cli(capsys, run, "--all")
+    assert code == 0 and all("+algorithm.policy_loss" in block for block in pasted(out))
 
 
 def test_overrides_undo_what_contradicts_them(tmp_path, capsys, monkeypatch):
     band = {"eps_low": 0.1, "eps_high": 0.1, "eps_dual": 0.3, "length_power": 0.0, "normalization": "drift_corrected"}
     monkeypatch.setitem(synthetic_run.RANGES["fspo"], "band", band)
     run = write_records(tmp_path, simulate_run(np.random.default_rng(0)))
-    _, out, _ = run_cli(capsys, run)
-    *blocks, _gspo = pasted(out)
+    _, out, _ = run_cli(capsys, run, "--all")
+    chosen, *blocks = [block for block in pasted(out) if "+algorithm.policy_loss" not in block]
     for overrides in blocks:
         # The widths that these overrides name, whatever the run had.
         both = FSPOPolicyLossConfig(**({"eps": 0.1} | band | numbers(overrides)))
         assert both.length_power == numbers(overrides)["length_power"] and both.dual >= both.high
         assert both.normalization == overrides["normalization"]
-    assert {overrides["length_power"] for overrides in blocks} >= {"0.5"}
-
-
-def test_a_power_that_all_records_rule_out_is_not_recommended_even_if_its_lre_is_within_chance():
-    records = simulate_run(np.random.default_rng(1), 30, 12, kappa=0.0, power=0.3)
-    result = calibrated(records, draws=100)
-    root = result.fits[0]
-    assert root.trend < 0.05 and result.judged[0].excess <= 1
-    assert result.fits[result.recommended].shape.power
-    assert any("sqrt(L) is simpler, but not fair" in x and "depend on log length" in x for x in result.reasons)
+    assert {overrides["length_power"] for overrides in blocks} >= {"0.5"} and chosen in blocks
 
 
 def records_without(**columns):
@@ -425,8 +307,6 @@ ERRORS = {
     ),
     "target 0": (records_without(), ("--target-clip-rate", 0), "--target-clip-rate=0 must lie between 0 and 1"),
     "target 1": (records_without(), ("--target-clip-rate", 1), "--target-clip-rate=1 must lie between 0 and 1"),
-    "no bins": (records_without(), ("--bins", 0), "--bins=0 must be at least 1"),
-    "min_count 0": (records_without(), ("--min-count", 0), "--min-count=0 must be at least 1"),
     "no rows": (records_without(), ("--max-rows", 0), "--max-rows=0 must be at least 1"),
     "no folder for the JSON": (records_without(), ("--json", "/no/such/folder/x.json"), "/no/such/folder/x.json"),
 }
@@ -439,23 +319,9 @@ def earlier_half_without(sign):
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_half_of_the_records_may_lack_a_side(tmp_path, capsys, sign):
-    folder = write_records(tmp_path, earlier_half_without(sign).astype({"prompt": str}))
-    code, out, _ = run_cli(capsys, folder)
-    assert code == 0 and "no such band has the target rate in both halves" in " ".join(out.split())
-
-
-def test_a_shape_that_cannot_be_judged_is_not_taken_for_fair_where_others_are():
-    tests = {"upper": 0.4, "lower": 0.6}
-    fits = tuple(band_fit.Fit(shape, band=Band(), trends=tests) for shape in band_fit.SHAPES[:2])
-    side = {"lre": 0.1, "floor_upper": 0.2}
-    fair = band_fit.Judgement({}, {"upper": side, "lower": side}, pd.DataFrame())
-    choice, reasons = recommend(fits, (None, fair))
-    assert choice == 1 and "sqrt(L) is simpler, but not judged: no such band has the target rate in both" in reasons[1]
-    assert recommend(fits, (fair, None))[0] == recommend(fits, (fair, fair))[0] == recommend(fits, (None, None))[0] == 0
-    assert "no dependence of clips on log length can be told (p = 0.8)" in reasons[0]
-    untested = dataclasses.replace(fits[0], trends=dict.fromkeys(tests, math.nan))
-    assert "too few lengths, steps or prompts for a test" in recommend((untested,), (fair,))[1][0]
+def test_half_of_the_records_may_lack_a_side(sign):
+    assert band_fit.fit(earlier_half_without(sign), POWER, 0.1).held_out is None
+    assert calibrate(earlier_half_without(sign), 0.1).chosen.band
 
 
 @pytest.mark.parametrize("case", ERRORS)
@@ -523,7 +389,7 @@ def test_metrics_alone_give_nearly_the_band_of_the_records(bypass, target):
     moved = records[records.quadratic_variation > 0]
     sigma = math.sqrt((moved.quadratic_variation / moved.length).mean())
     assert result.spread == pytest.approx(sigma * math.sqrt(399), rel=0.05)
-    assert FSPOPolicyLossConfig(**calibration.overrides(result.band)).normalization == "plain"
+    assert result.band.normalization == "plain"
 
 
 def test_metrics_that_do_not_tell_who_moved():
@@ -539,12 +405,12 @@ def test_the_command_falls_back_on_metrics(tmp_path, capsys):
     lines = [json.dumps({"step": step, "data": row}) for step, row in metrics.to_dict("index").items()]
     (tmp_path / "metrics-1.jsonl").write_text("\n".join(lines) + "\n")
     code, out, err = run_cli(capsys, tmp_path, "--json", tmp_path / "out.json")
-    assert (code, err) == (0, "") and "a coarse answer without intervals, from the metrics" in " ".join(out.split())
+    assert (code, err) == (0, "") and "rates only, no test, from the metrics" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 100
     (overrides,) = pasted(out)
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["source"] == "metrics"
-    assert numbers(overrides) == {name.removeprefix(calibration.KEY): v for name, v in result["overrides"].items()}
+    assert numbers(overrides) == {name.removeprefix(band_fit.KEY): v for name, v in result["overrides"].items()}
     code, _, err = run_cli(capsys, tmp_path, "--target-clip-rate", 0.5)
     assert code == 2 and "no band with centre 0 clips 0.5 of the responses" in err
 

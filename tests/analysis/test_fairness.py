@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Intervals cover what they claim to, LRE and its floor behave, and counterfactual clips are those of the losses."""
+"""Intervals cover what they claim to, the LRE behaves, and counterfactual clips are those of the losses."""
 
 import math
 from importlib import resources
@@ -12,16 +12,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from scipy import special, stats
-from simulated_records import assert_covered, frame, group_lengths, holds, simulate_law, simulate_tokens
+from scipy import stats
+from simulated_records import assert_covered, frame, group_lengths, holds
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import FSDPActorConfig
 
 from fspo_verl.analysis import clip_rates, resampling
 from fspo_verl.analysis.clip_rates import length_edges
 from fspo_verl.analysis.counterfactuals import counterfactuals
-from fspo_verl.analysis.law import law_of_s
+from fspo_verl.analysis.length_effect import length_effect
 from fspo_verl.analysis.resampling import clusters
+from fspo_verl.analysis.verdict import verdict
 from fspo_verl.band import Band
 from fspo_verl.clips import CLIPS, COLUMNS, BandClip, TokenClip, upper_quantile
 from fspo_verl.loss import fspo_loss
@@ -32,45 +33,6 @@ EDGES = np.array([1, 30, 100, 1000])
 
 
 # --- intervals -------------------------------------------------------------------------------------------------------
-
-
-def test_intervals_of_the_law_cover_it_with_uneven_tokens_and_clustered_prompts():
-    hits = {}
-    edges = np.array([1, 12, 25, 50, 100, 200, 1000])
-    for seed in range(SEEDS):
-        rng = np.random.default_rng(seed)
-        records, truth = simulate_tokens(rng)
-        law = law_of_s(records, edges, rng, draws=100)
-        for name in ("sigma", "kappa", "std_slope"):
-            hits.setdefault(name, []).append(holds(getattr(law, name), truth[name]))
-        for name, table in (("sigma", law.sigma_by_length), ("drift", law.drift_by_length)):
-            for row in table.iloc[[1, 3]].itertuples():
-                hits.setdefault((name, row.low), []).append(holds(row, truth[name]))
-    assert len(hits) == 7
-    for covered in hits.values():
-        assert_covered(covered)
-
-
-def test_the_interval_of_the_slope_covers_another_exponent_too():
-    edges = np.array([1, 12, 25, 50, 100, 200, 400, 2000])
-    hits = []
-    for seed in range(SEEDS):
-        rng = np.random.default_rng(seed)
-        law = law_of_s(simulate_law(rng, power=0.4), edges, rng, draws=100)
-        hits.append(holds(law.std_slope, 0.4))
-    assert_covered(hits)
-
-
-def test_intervals_of_the_variance_law_cover_it():
-    truth = (0.002, 4e-4, 4e-6)  # each term has lengths at which it matters
-    edges = np.array([1, 12, 25, 50, 100, 200, 400, 2000])
-    hits = []
-    for seed in range(SEEDS):
-        rng = np.random.default_rng(seed)
-        law = law_of_s(simulate_law(rng, variance=truth), edges, rng, draws=100)
-        hits.append([holds(estimate, value) for estimate, value in zip(law.variance_law, truth, strict=True)])
-    for covered in zip(*hits, strict=True):
-        assert_covered(covered)
 
 
 @pytest.mark.parametrize("clusters_count, size", [(60, 8), (1500, 2)])
@@ -117,19 +79,6 @@ def test_rate_intervals_cover(correlated):
             hits[-1] += [holds(row, value) for row, value in zip(plain.itertuples(), truth, strict=True)]
     for covered in zip(*hits, strict=True):
         assert_covered(covered)
-
-
-def test_the_interval_of_an_lre_covers_it():
-    rates = np.array([0.1, 0.2, 0.5])
-    hits = []
-    for seed in range(SEEDS):
-        rng = np.random.default_rng(seed)
-        length = rng.choice([10, 50, 200], size=1200)
-        clipped = rng.random(1200) < rates[np.searchsorted(EDGES, length, "right") - 1]
-        records = frame(length, prompt=np.arange(1200) // 8)
-        estimate, _ = clip_rates.lre_against_chance(records, clipped, EDGES, rng, draws=100)
-        hits.append(holds(estimate, 1 - 0.5 / (1 - rates.mean())))
-    assert_covered(hits)
 
 
 @given(st.integers(1, 400), st.integers(0, 400), st.sampled_from([0.8, 0.95, 0.999]))
@@ -217,124 +166,22 @@ def test_lre_is_zero_for_equal_rates_and_blind_to_order_and_sample_size(bins, fa
         assert math.isnan(lre)
 
 
-def clips_by_prompt(rng, prompts, group, shares=False, effect=0.0, unequal=False):
-    """Lengths alike within a prompt, clips that do not depend on them, and the prompt of each response.
-
-    A clip rate of about 0.15, whose logit differs between prompts by ``effect``.
-    """
-    length, prompt = group_lengths(rng, prompts, group, high=250)
-    rate = special.expit(-1.7 + effect * rng.standard_normal(prompts))[prompt]
-    clipped = (rng.random(len(prompt)) < rate) * (rng.random(len(prompt)) if shares else 1.0)
-    kept = rng.random(len(prompt)) < (rng.random(prompts)[prompt] if unequal else 1.0)
-    return length[kept], clipped[kept], prompt[kept]
-
-
-@pytest.mark.parametrize("shares", [False, True], ids=["whole responses", "shares"])
-@pytest.mark.parametrize("effect", [0.0, 2.0], ids=["independent", "prompt effect"])
-def test_the_floor_is_what_permuting_whole_prompts_gives(shares, effect):
-    rng = np.random.default_rng(0)
-    floors, permuted, alone = [], [], []
-    for _ in range(10):
-        length, clipped, prompt = clips_by_prompt(rng, 100, 8, shares, effect)
-        floors.append(clip_rates.chance_floor(length, clipped, prompt, EDGES, rng))
-        alone.append(clip_rates.chance_floor(length, clipped, np.arange(800), EDGES, rng).value)
-        in_bin = np.searchsorted(EDGES, length, side="right")[:, None] == [1, 2, 3]
-        shuffled = np.stack([clipped.reshape(100, 8)[rng.permutation(100)].ravel() for _ in range(400)])
-        acceptance = 1 - shuffled @ in_bin / in_bin.sum(0)
-        drawn = np.abs(acceptance / (1 - clipped.mean()) - 1).max(1)
-        permuted.append((drawn.mean(), np.quantile(drawn, 0.975)))
-    value, _, upper = np.mean(floors, axis=0)
-    assert (value, upper) == pytest.approx(tuple(np.mean(permuted, axis=0)), rel=0.08)
-    if effect:  # permuting single responses would not do
-        assert np.mean(alone) < 0.75 * value
-
-
-@pytest.mark.parametrize("effect", [0.0, 2.0])
-@pytest.mark.parametrize("unequal", [False, True], ids=["equal groups", "unequal groups"])
-def test_where_lengths_are_clipped_alike_the_floor_is_exceeded_as_often_as_it_says(effect, unequal):
-    hits = []
-    for seed in range(2 * SEEDS):
-        rng = np.random.default_rng([seed, unequal])
-        length, clipped, prompt = clips_by_prompt(rng, 120, 8, effect=effect, unequal=unequal)
-        table = clip_rates.rate_by_length(length, clipped, EDGES, clusters=prompt)
-        floor = clip_rates.chance_floor(length, clipped, prompt, EDGES, rng, draws=200)
-        hits.append(clip_rates.length_reweighting_error(table) <= floor.upper)
-    assert_covered(hits, 0.975)
-
-
-def test_an_lre_that_chance_explains_has_an_interval_down_to_0():
-    rng = np.random.default_rng(0)
-    length, clipped, prompt = clips_by_prompt(rng, 200, 8)
-    records = frame(length, prompt=prompt)
-    flat, floor = clip_rates.lre_against_chance(records, clipped, EDGES, rng)
-    assert 0 == flat.lower < flat.value <= floor.upper
-    unfair, floor = clip_rates.lre_against_chance(records, length > 100, EDGES, rng)
-    assert unfair.value > floor.upper and 0 < unfair.lower < unfair.value < unfair.upper
+@given(counts_and_clips)
+def test_an_lre_without_clips_in_a_bin_is_the_rate_over_the_rest(bins):
+    counts, clips = np.array(bins).T
+    clips[counts.argmax()] = 0
+    rate = clips.sum() / counts.sum()
+    spared = clip_rates.lre_of_an_unclipped_bin(rate)
+    assert clip_rates.length_reweighting_error(table_of(counts, clips / counts), 1) >= spared - 1e-12
+    if len(counts) == 2:
+        assert clip_rates.length_reweighting_error(table_of(counts, clips / counts), 1) <= max(spared, 1) + 1e-12
 
 
 def test_a_bin_of_few_prompts_takes_no_part_however_many_responses_it_has():
     length = np.r_[np.full(100, 10), np.full(100, 50), np.full(900, 200)]
     prompt = np.r_[np.arange(100), 100 + np.arange(100) // 10, 200 + np.arange(900) // 100]  # 100, 10 and 9 prompts
-    clipped = np.arange(1100) % 2
-    clipped[200:] = 1
-    table = clip_rates.rate_by_length(length, clipped, EDGES, clusters=prompt)
+    table = clip_rates.rate_by_length(length, np.arange(1100) % 2, EDGES, clusters=prompt)
     assert table.clusters.tolist() == [100, 10, 9] and clip_rates.takes_part(table).tolist() == [True, True, False]
-    estimate, floor = clip_rates.lre_against_chance(
-        frame(length, prompt=prompt), clipped, EDGES, np.random.default_rng(0)
-    )
-    assert estimate.value == clip_rates.length_reweighting_error(table) and math.isfinite(floor.upper)
-    few = clip_rates.chance_floor(length[100:], clipped[100:], prompt[100:], EDGES, np.random.default_rng(0))
-    assert math.isnan(few.value)
-
-
-# --- the law of S ----------------------------------------------------------------------------------------------------
-
-
-def test_by_length_tables_and_shares_are_plain_means():
-    rng = np.random.default_rng(0)
-    records, _ = simulate_tokens(rng)
-    records["quadratic_variation_top"] = records.quadratic_variation * rng.random(len(records)).astype(np.float32)
-    on_policy = frame([20, 300], prompt=["x", "y"])
-    edges = length_edges(records.length, 5)
-    law = law_of_s(pd.concat([records, on_policy], ignore_index=True), edges, rng)
-    assert law.responses == len(records)
-    for i, (low, high) in enumerate(zip(edges, edges[1:], strict=False)):
-        part = records[(records.length >= low) & (records.length < high)].astype({"length": float})
-        s, q = part.log_ratio.astype(float), part.quadratic_variation.astype(float)
-        residual = s - s.sum() / part.length.sum() * part.length
-        expected = {
-            "sigma": math.sqrt((q / part.length).mean()),
-            "drift": (s / part.length).mean(),
-            "std": math.sqrt((residual**2).sum() / (len(part) - 1)),
-            "variation": math.sqrt(q.mean()),
-            "ratio": np.exp(s).mean(),
-            "last_share": part.quadratic_variation_last.sum() / q.sum(),
-            "top_share": part.quadratic_variation_top.sum() / q.sum(),
-        }
-        for name, value in expected.items():
-            row = getattr(law, f"{name}_by_length").iloc[i]
-            assert (row.low, row.high, row.n) == (low, high - 1, len(part))
-            assert row.value == pytest.approx(value, rel=1e-6), name
-    q = records.quadratic_variation.sum()
-    assert law.last_share.value == pytest.approx(records.quadratic_variation_last.sum() / q, rel=1e-5)
-    assert law.top_share.value == pytest.approx(records.quadratic_variation_top.sum() / q, rel=1e-5)
-    assert law.kappa.value == pytest.approx(
-        -2 * records.log_ratio.mean() / records.quadratic_variation.mean(), rel=1e-4
-    )
-
-
-def test_bins_with_few_responses_or_prompts_get_no_interval_and_no_part():
-    rng = np.random.default_rng(0)
-    records = simulate_law(rng, power=0.5, low=20, high=200)
-    # Outliers that would bend any fit: many responses of few prompts, and few responses.
-    odd = frame([3] * 60 + [900] * 20, [9.0, -9.0] * 40, 0.01, prompt=[f"odd {i // 12}" for i in range(80)])
-    edges = np.array([1, 5, 30, 60, 100, 150, 800, 1000])
-    law = law_of_s(pd.concat([records, odd], ignore_index=True), edges, rng)
-    assert law.sigma_by_length.n.tolist()[::6] == [60, 20]
-    assert law.sigma_by_length.value.notna().all()
-    assert law.sigma_by_length.upper.isna().tolist() == [True] + [False] * 5 + [True]
-    assert law.std_slope.value == pytest.approx(law_of_s(records, edges, rng).std_slope.value, rel=1e-12)
-    assert holds(law.std_slope, 0.5)
 
 
 # --- counterfactual clips --------------------------------------------------------------------------------------------
@@ -487,24 +334,25 @@ def test_upper_quantile_is_the_smallest_value_with_at_most_the_share_beyond(valu
 
 
 def test_counterfactual_tables_add_up():
-    rng = np.random.default_rng(0)
     records = records_of(token_batch(0, rows=2000))
     edges = length_edges(records.length, 4)
-    result = counterfactuals(records, edges, rng, draws=50)
+    result = counterfactuals(records, edges)
     assert set(result.summary.method) == set(CLIPS)
-    masks = clip_rates.sides(records) | {"outside": np.ones(len(records), bool)}
+    masks = clip_rates.sides(records)
     for row in result.summary.itertuples():
         method, mask = CLIPS[row.method], masks[row.side]
         part = result.by_length.query("method == @row.method and side == @row.side")
-        values = (method.outside if row.side == "outside" else method.clipped)(records)[mask]
+        values = method.clipped(records)[mask]
         assert row.n == part.n.sum() == mask.sum()
         assert row.rate == pytest.approx(values.mean()) == pytest.approx((part.n * part.rate).sum() / mask.sum())
-        assert row.lower <= row.rate <= row.upper and row.lre_lower <= row.lre <= row.lre_upper
+        assert row.lower <= row.rate <= row.upper
+        if row.side == "all":
+            effect = length_effect(records, method.clipped(records))
+            assert (row.exponent, row.exponent_lower, row.exponent_upper, row.p) == (*effect[:4],)
         # Two ways to add the same numbers: equal but for the rounding of a sum.
         assert row.lre == pytest.approx(clip_rates.length_reweighting_error(part), rel=1e-14, abs=0)
         assert row.eps_low == method.band.low if isinstance(method, BandClip) else math.isnan(row.eps_low)
-    assert ("grpo", "outside") not in set(zip(result.summary.method, result.summary.side, strict=True))
-    matched = counterfactuals(records, edges, rng, match_rate=0.1, draws=50).summary
+    matched = counterfactuals(records, edges, match_rate=0.1).summary
     by_token = {name for name, clip in CLIPS.items() if isinstance(clip, TokenClip)}
     assert set(matched.method) == set(CLIPS) - by_token and "grpo" in by_token
     assert matched[matched.side == "all"].rate.tolist() == pytest.approx(
@@ -524,13 +372,13 @@ def test_at_one_clip_rate_the_shapes_rank_as_the_law_says(sigma, kappa, fair):
     records = frame(length, s, q, rng.choice([-1, 1], len(q)), prompt)
     edges = length_edges(length, 6)
     bands = {name: CLIPS[name] for name in BANDS}
-    summary = counterfactuals(records, edges, rng, match_rate=0.2, clips=bands, draws=50).summary
-    for side in ("lower", "outside"):
-        rows = summary[summary.side == side].set_index("method")
-        for name in fair:
-            assert rows.lre[name] < 2 * rows.floor[name]
-            for unfair in {"gspo", "fixed_band"} if kappa == 0 else {"gspo", "fixed_band", "fspo"}:
-                assert rows.lre_lower[unfair] > rows.lre_upper[name]
+    summary = counterfactuals(records, edges, match_rate=0.2, clips=bands).summary
+    rows = summary[summary.side == "all"].set_index("method")
+    for name in fair:
+        assert rows.p[name] > 0.01
+        for unfair in {"gspo", "fixed_band"} if kappa == 0 else {"gspo", "fixed_band", "fspo"}:
+            assert rows.p[unfair] < 1e-6 and abs(rows.exponent[unfair]) > 3 * abs(rows.exponent[name])
+    assert rows.exponent["gspo"] < 0 < rows.exponent["fixed_band"]
 
 
 # --- little data -----------------------------------------------------------------------------------------------------
@@ -550,21 +398,15 @@ LITTLE = {
 @pytest.mark.parametrize("case", LITTLE)
 def test_little_data_gives_nan_and_no_error(case):
     records = LITTLE[case]
-    rng = np.random.default_rng(0)
     edges = length_edges(records.length)
-    law = law_of_s(records, edges, rng)
-    moved = (records.quadratic_variation > 0).sum()
-    assert law.responses == moved and len(law.sigma_by_length) == len(edges) - 1
-    assert math.isnan(law.sigma.value) == math.isnan(law.kappa.value) == (moved == 0)
-    assert math.isnan(law.std_slope.value) == (moved == 0 or records.length.nunique() < 2)
-    assert all(math.isnan(estimate.value) for estimate in law.variance_law)  # needs three bins
-    summary = counterfactuals(records, edges, rng, draws=50).summary
+    summary = counterfactuals(records, edges).summary
     fspo = summary[(summary.method == "fspo") & (summary.side == "all")].iloc[0]
     clipped = records.assign(clipped=CLIPS["fspo"].clipped(records))
     assert fspo.rate == pytest.approx(clip_rates.clip_rate(clipped), nan_ok=True)
     assert math.isnan(fspo.rate) == (case in ("nothing recorded", "no advantage"))
     if case in ("nothing moved", "nothing clipped"):
-        assert (fspo.rate, fspo.lre, fspo.floor) == (0, 0, 0) and 0 < fspo.upper < 0.05
+        assert (fspo.rate, fspo.lre) == (0, 0) and 0 < fspo.upper < 0.05
     else:
-        assert math.isnan(fspo.lre) and math.isnan(fspo.floor)
+        assert math.isnan(fspo.lre)
+    assert math.isnan(fspo.exponent) and verdict(clipped).effect is None
     assert case != "everything clipped" or fspo.rate == 1

@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import synthetic_run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -241,3 +242,15 @@ def test_config_differences(tmp_path):
         "trainer.n": {"fspo": "[1]", "gspo": "[2]"},
     }
     assert runs.config_differences([runs.read_run(tmp_path / "c.jsonl", "c")]).empty
+
+
+def test_what_a_run_has_written_knows_of_records_elsewhere(tmp_path):
+    run, elsewhere = tmp_path / "run", tmp_path / "records"
+    assert runs.written(run) == set()
+    synthetic_run.write_config(run, "fspo")
+    config = run / "hydra/.hydra/config.yaml"
+    config.write_text(f"actor_rollout_ref: {{actor: {{policy_loss: {{records_dir: {elsewhere}}}}}}}\n")
+    before = runs.written(run)
+    assert {file for file, _, _ in before} == {config}
+    synthetic_run.write_records(elsewhere, synthetic_run.records(np.random.default_rng(0), steps=6, prompts=16), "fspo")
+    assert {file.parent for file, _, _ in runs.written(run) - before} == {elsewhere}

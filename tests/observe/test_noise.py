@@ -19,14 +19,15 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
 from fspo_verl.analysis.calibrate import calibrate
 from fspo_verl.analysis.runs import Run
+from fspo_verl.analysis.verdict import verdict
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.launch import doctor
 from fspo_verl.observe import noise, observer
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings
-from fspo_verl.report import calibration, page
-from fspo_verl.report.numbers import noise_of
+from fspo_verl.report import calibration
+from fspo_verl.report.numbers import verdict_of
 
 ON_POLICY = ("on_policy_fraction", "on_policy_sigma_squared", "on_policy_outside_fraction")
 
@@ -240,19 +241,16 @@ def test_calibrate_and_report_tell_the_noise(sigma, warned, tmp_path):
     records = noisy(sigma)
     records.attrs = {"settings": RunSettings("fspo", Band()), "rows": len(records)}
     run = Run("run", tmp_path, pd.DataFrame(), records, None, [])
-    calibrated = calibrate(records, 0.1, np.random.default_rng(0))
-    text = calibration.text(calibrated, run)
-    assert f"numerical noise     {calibrated.noise.sigma:.2g} per token, of 1,000 responses" in text
+    calibrated = calibrate(records, 0.1)
     assert calibrated.noise.sigma == pytest.approx(sigma, rel=1e-3)
-    assert any("numerical noise" in warning for warning in calibrated.warnings) == warned
-    sentence = page._noise_sentence(run, noise_of(run))
-    assert f"σ = {sigma:.2g}, from 1,000 responses" in sentence and ("eps lies below" in sentence) == warned
+    assert ("numerical noise" in calibration.details(calibrated, run)) == warned
+    assert any("Eps lies below" in note for note in verdict(records).notes) == warned
 
 
 def test_the_report_of_a_run_without_records_tells_the_noise_of_its_metrics(tmp_path):
     logged = {"on_policy_fraction": 0.25, "on_policy_sigma_squared": 0.25 * 0.05**2, "on_policy_outside_fraction": 0.1}
     metrics = pd.DataFrame([{f"actor/fspo/{k}": v for k, v in (logged | {"rows": 128}).items()}] * 3)
     run = Run("run", tmp_path, metrics, frame([]).assign(step=[]), None, [])
-    assert noise_of(run) == pytest.approx(noise.Noise(384, 0.05, 0.4, np.nan), nan_ok=True)
-    assert "of σ = 0.05, from 384 responses" in page._noise_sentence(run, noise_of(run))
+    assert noise.of_metrics(metrics) == pytest.approx(noise.Noise(384, 0.05, 0.4, np.nan), nan_ok=True)
+    assert any("384 responses of first mini-batches" in note for note in verdict_of(run).notes)
     assert noise.of_metrics(pd.DataFrame({"actor/fspo/rows": [1.0]})) is None

@@ -4,8 +4,8 @@
 
   python scripts/studies/law/draw.py [RECORDS] [--output FOLDER]
 
-numbers.csv has a row per cell and quantity, with a 95% interval clustered by prompt (of an LRE: what chance stays below
-in 97.5% of draws, as upper). rates.csv has the clip rate of every clip by length and by mini-batch.
+numbers.csv has a row per cell and quantity, with a 95% interval clustered by prompt; k is that of clip rate ~ length^k
+of a clip scaled to the common rate. rates.csv has the clip rate of every clip by length and by mini-batch.
 """
 
 import argparse
@@ -17,19 +17,18 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from spread import law_of_s
 from tqdm import tqdm
 from write_records import POSITIONS
 
 from fspo_verl.analysis import clip_rates, resampling
 from fspo_verl.analysis.counterfactuals import Counterfactuals, counterfactuals
-from fspo_verl.analysis.law import law_of_s
 from fspo_verl.analysis.resampling import UNKNOWN, Estimate
 from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.files import write_whole
 from fspo_verl.observe.records import read_records
 from fspo_verl.report import figures
-from fspo_verl.report.figures import Series
-from fspo_verl.report.style import STYLES, Style
+from fspo_verl.report.figures import STYLES, Series, Style
 
 HERE = Path(__file__).resolve().parent
 SHAPES = {
@@ -41,7 +40,6 @@ SHAPES = {
 }
 _STYLES = {"grpo": Style("#0072B2", "o"), "warm": Style("#009E73", "^", ":"), "random": Style("#D55E00", "s", "--")}
 _DRAWS = 400
-_BINS = (3, 5, 7)  # of lengths: what an LRE says depends on them
 _SAME_RESPONSES = 128  # tokens: positions are compared within responses of at least so many
 
 
@@ -154,7 +152,7 @@ def _scaled_clips(records: pd.DataFrame) -> dict:
 def _rates(cell: Measured, edges: np.ndarray) -> Counterfactuals | None:
     """Clip rates by length and LRE at one rate overall; None where no clip can be scaled to it."""
     clips = _scaled_clips(cell.records)
-    return counterfactuals(cell.records, edges, _rng(), None, clips, _DRAWS).overall if clips else None
+    return counterfactuals(cell.records, edges, None, clips).overall if clips else None
 
 
 def numbers(cell: Measured) -> Iterator[tuple[str, Estimate]]:
@@ -176,11 +174,9 @@ def numbers(cell: Measured) -> Iterator[tuple[str, Estimate]]:
         for mini_batch, part in records[records.mini_batch > 0].groupby("mini_batch"):
             yield f"rms S/sqrt(L), mini-batch {mini_batch}", rms(part, "length")
             yield f"rms S/sqrt(Q), mini-batch {mini_batch}", rms(part, "quadratic_variation")
-    else:
-        for bins in _BINS:
-            if found := _rates(cell, clip_rates.length_edges(records.length, bins)):
-                for row in found.summary.itertuples():
-                    yield f"LRE of {row.Index}, {bins} bins", Estimate(row.lre, math.nan, row.floor_upper)
+    elif found := _rates(cell, cell.edges):
+        for row in found.summary.itertuples():
+            yield f"k of {row.Index}", Estimate(row.exponent, row.exponent_lower, row.exponent_upper)
 
 
 def rates(cell: Measured) -> pd.DataFrame:
@@ -226,15 +222,45 @@ def draw(cells: dict[str, Measured], columns: int):
         Series(f"{direction}, p = {law.std_slope.value:.2f}", _STYLES[direction], law.std_by_length, "value")
         for direction, law in laws.items()
     ]
-    figures.spread_by_length(spread, series, [law.std_slope.value for law in laws.values()])
+    _draw_spread(spread, series, [law.std_slope.value for law in laws.values()])
     _draw_positions(position, strong)
     direction, cell = next(iter(strong.items()))
     if found := _rates(cell, cell.edges):
         table = found.by_length
         names = [name for name in ("fspo", "fixed_band", "gspo", "fspo_studentized") if name in table.index]
         shown = [Series(SHAPES[name], STYLES[name], table.loc[[name]]) for name in names]
-        figures.headline_rates(clipped, f"clip rates, scaled ({direction})", shown, MATCHED_RATE)
+        figures.clip_rates(clipped, f"clip rates, scaled ({direction})", shown, MATCHED_RATE)
+        _legend_below(clipped)
     return figure
+
+
+def _legend_below(axes: Axes) -> None:
+    place = {"loc": "upper left", "bbox_to_anchor": (0, -0.19), "borderaxespad": 0.0}
+    axes.legend(alignment="left", **place)
+
+
+def _draw_spread(axes: Axes, series: Sequence[Series], slopes: Sequence[float]) -> None:
+    """The spread of S by length with the fitted power of L, and √L through the same points."""
+    figures.by_length(axes, [one._replace(style=one.style._replace(line="none")) for one in series])
+    axes.set(ylabel="standard deviation of S (nats)", title="spread of a response's log-ratio S")
+    points = [one.table[one.table[one.column] > 0] for one in series]
+    logs = [(np.log(t.low * t.high) / 2, np.log(t[one.column]), t.n) for t, one in zip(points, series, strict=True)]
+    if any(map(len, points)):
+        axes.set_yscale("log")
+        figures.round_ticks(axes.yaxis)
+    for log, one, slope in zip(logs, series, slopes, strict=True):
+        if math.isfinite(slope):
+            _power(axes, *log, slope, color=one.style.color, ls="--")
+    _power(axes, *map(np.concatenate, zip(*logs, strict=True)), 0.5, color=figures.GREY, ls="-", label="√L")
+    _legend_below(axes)
+
+
+def _power(axes: Axes, length, level, weight, power: float, **kwargs) -> None:
+    """A power of the length through the centre of points that are given by their logarithms."""
+    if len(length):
+        ends = np.array([length.min(), length.max()])
+        line = np.average(level, weights=weight) + power * (ends - np.average(length, weights=weight))
+        axes.plot(np.exp(ends), np.exp(line), lw=1, **kwargs)
 
 
 def _draw_positions(axes: Axes, cells: dict[str, Measured]) -> None:

@@ -3,7 +3,7 @@
 """Does a band that is calibrated on one half of a run do in the other half what was predicted?
 
 Every RUN is a folder with records. fspo-verl calibrate fits each kind of band on the earlier half of its steps (of a
-single step: on every other prompt) and judges it on the rest. Here that is put side by side for several runs.
+single step: on every other prompt) and tests it on the rest. Here that is put side by side for several runs.
 Writes FOLDER/predictions.json, and the table of FOLDER/results.md between its two marks.
 """
 
@@ -16,7 +16,6 @@ EXAMPLES = """example, with the records in the repository:
   python scripts/studies/predictions/predict_halves.py scripts/studies/law/records/*/
 """
 HERE = Path(__file__).resolve().parent
-SHOWN = ("sqrt(L)", "L^p", "sqrt(Q) limited, -Q/2")  # in the table, besides what is recommended
 BEGIN, END = "<!-- begin of what `predict_halves.py` writes -->", "<!-- end of what it writes -->"
 
 
@@ -27,17 +26,15 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run with records; others are passed over")
     add("--target-clip-rate", type=float, default=0.1, metavar="RATE", help="on each side (default: %(default)s)")
-    add("--seed", type=int, default=0)
     add("--output", type=Path, default=HERE, metavar="FOLDER", help="default: the study's folder")
     return parser.parse_args(argv)
 
 
 def main() -> None:
     args = parse_args()
-    import numpy as np  # not at the top: --help must work before anything is installed
-    from tqdm import tqdm
+    from tqdm import tqdm  # not at the top: --help must work before anything is installed
 
-    from fspo_verl.analysis.calibrate import calibrate
+    from fspo_verl.analysis import band_fit
     from fspo_verl.files import publish
     from fspo_verl.observe.records import read_records
 
@@ -46,71 +43,49 @@ def main() -> None:
         records = read_records(folder)
         if records.empty:
             continue
-        try:
-            result = calibrate(records, args.target_clip_rate, np.random.default_rng(args.seed))
-        except ValueError as error:
-            tqdm.write(f"{folder} is left out: {error}")
-            continue
-        for index, (fit, judgement) in enumerate(zip(result.earlier, result.judged, strict=True)):
-            if judgement is not None:
-                row = {"run": folder.resolve().name, "judged_on": result.halves[1]}
-                row |= {"recommended": index == result.recommended, "shown": fit.shape.name in SHOWN}
-                rows.append(row | _row(fit, judgement))
+        earlier, later = band_fit.halves(records)
+        for shape in band_fit.SHAPES:
+            fit = band_fit.fit(earlier, shape, args.target_clip_rate)
+            if fit.band is not None and (later["advantage"] != 0).any():
+                rows.append({"run": folder.resolve().name} | _row(fit, records, later, args.target_clip_rate))
     if not rows:
         raise SystemExit("none of the runs has records from which a band can be calibrated")
-    result = {"target": args.target_clip_rate, "seed": args.seed, "rows": rows}
+    result = {"target": args.target_clip_rate, "rows": rows}
     publish(args.output / "predictions.json", result, args.output / "results.md", BEGIN, END, table(result))
     print(table(result))
 
 
-def _row(fit, judgement) -> dict:
-    by_length = judgement.by_length[judgement.by_length["n"] > 0]
-    lre = {
-        f"{name}_{side}": None if math.isnan(judgement.lre[side][name]) else judgement.lre[side][name]
-        for side in ("upper", "lower")
-        for name in ("lre", "floor_upper")
-    }
+def _row(fit, records, later, target: float) -> dict:
+    """What the fit says of the clip rate, and what its band, and one scaled to the target, do in the later half."""
+    from fspo_verl.analysis import band_fit
+
+    found = float(band_fit.clipped_by(fit.band, later)[(later["advantage"] != 0).to_numpy()].mean())
+    effect = band_fit.held_out(records, fit.shape, target)
     return {
-        "band": fit.name,
+        "band": fit.width,
         "predicted": list(fit.rates["all"]),
-        "found": judgement.rates["all"],
-        "lengths": by_length["low"].tolist(),
-        "responses": by_length["n"].tolist(),
-        "found_by_length": by_length["rate"].tolist(),
-    } | lre
+        "found": found,
+        "exponent": effect and [end if math.isfinite(end) else None for end in effect[:3]],
+    }
 
 
 def table(result: dict) -> str:
     """The table of the page."""
     from fspo_verl.files import markdown_table
 
-    header = ["run", "judged on", "band", "clip rate predicted", "found", "found by length", "LRE, A > 0", "LRE, A < 0"]
-    rows, missed = [], []
+    rows, missed = [], 0
     for row in result["rows"]:
-        if not (row["shown"] or row["recommended"]):
-            continue
         value, lower, upper = row["predicted"]
-        if not lower <= row["found"] <= upper:
-            away = max(lower - row["found"], row["found"] - upper)
-            missed.append(f"{row['band']} in {row['run']} by {100 * away:.1f}")
-        by_length = ", ".join(
-            f"{rate:.0%} from {low}" for low, rate in zip(row["lengths"], row["found_by_length"], strict=True)
-        )
-        band = f"**{row['band']}**" if row["recommended"] else row["band"]
+        missed += not lower <= row["found"] <= upper
+        exponent = "–"
+        if row["exponent"]:
+            middle, *ends = ("open" if end is None else f"{end:.2f}" for end in row["exponent"])
+            exponent = f"{middle} [{', '.join(ends)}]"
         predicted = f"{value:.1%} [{lower:.1%}, {upper:.1%}]"
-        lre = [_lre(row[f"lre_{side}"], row[f"floor_upper_{side}"]) for side in ("upper", "lower")]
-        rows.append([row["run"], row["judged_on"], band, predicted, f"{row['found']:.1%}", by_length, *lre])
-    text = markdown_table(header, rows)
-    held = f"The clip rate found lies in the predicted interval in {len(rows) - len(missed)} of {len(rows)} cases."
-    if missed:
-        held += f" It misses for {', '.join(missed)} percentage points."
-    return f"{held}\n\n{text}"
-
-
-def _lre(value: float | None, floor: float | None) -> str:
-    if value is None or floor is None:
-        return "–"
-    return f"**{value:.2f}** ({floor:.2f})" if value > floor else f"{value:.2f} ({floor:.2f})"
+        rows.append([row["run"], row["band"], predicted, f"{row['found']:.1%}", exponent])
+    header = ["run", "width follows", "clip rate predicted", "found", "k held out"]
+    held = f"The clip rate found lies in the predicted interval in {len(rows) - missed} of {len(rows)} cases."
+    return f"{held}\n\n{markdown_table(header, rows)}"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,215 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the clip of a run does to lengths, in one sentence, and what to do next: the same for every command."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from fspo_verl.analysis import band_fit
+from fspo_verl.analysis.length_effect import MIN_PROMPTS, LengthEffect, length_effect, prompts_of
+from fspo_verl.band import Band
+from fspo_verl.clips import MATCHED_RATE
+from fspo_verl.observe import noise
+
+_SMALL_FACTOR = 2.0  # between the lengths of a run: a difference that a user may leave alone
+_LARGE_FACTOR = 100.0  # beyond which naming it helps nobody
+_NOISY = 0.1  # share of noise in the spread of the log-ratios from which it is named
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What :func:`verdict` says. Sentences are plain text without line breaks."""
+
+    sentence: str
+    """Who is clipped more, and how sure that is."""
+
+    advice: str
+    """What to do: keep the clip, take another, or record more."""
+
+    rate: float
+    """Clip rate of the responses with an advantage; NaN without any."""
+
+    responses: int
+    """With an advantage."""
+
+    effect: LengthEffect | None = None
+    """None where there are too few clips to say."""
+
+    notes: tuple[str, ...] = ()
+    """What else a reader has to know, a sentence or two each."""
+
+    overrides: dict[str, float | str | None] = field(default_factory=dict)
+    """Hydra overrides of the clip to take, by key; None stands for null. Empty where there is none."""
+
+
+def verdict(records: pd.DataFrame, target: float | None = None) -> Verdict:
+    """Say what the clip of a run does to lengths; too little data is an answer, not an error.
+
+    Args:
+        records: of :mod:`fspo_verl.observe.records`, all responses, moved or not.
+        target: clip rate of the band to advise, on each side; by default that of the run, or 0.1 where it clips tokens.
+    """
+    counted = records[(records["advantage"] != 0) & (records["length"] > 0)]
+    if counted.empty:
+        return Verdict(
+            "Too few to say: no response has an advantage.",
+            "Record more: train until some rewards within a group of responses differ.",
+            math.nan,
+            0,
+            notes=_notes(records),
+        )
+    rate, effect = float(counted["clipped"].to_numpy(np.float64).mean()), length_effect(records)
+    overrides = {}
+    if effect is None:
+        sentence, advice = _too_few(counted, rate)
+    else:
+        sentence = f"{_rates(counted, rate, effect)} {_dependence(len(counted), effect)}"
+        if effect.depends:
+            advice, overrides = _fairer(
+                records, (MATCHED_RATE if _by_token(counted) else rate) if target is None else target
+            )
+        elif _hidden_factor(effect) > _SMALL_FACTOR:
+            advice = "Keep the clip; record more steps to see smaller differences."
+        else:
+            advice = "Keep the clip."
+    return Verdict(sentence, advice, rate, len(counted), effect, _notes(records), overrides)
+
+
+def percent(share: float) -> str:
+    """A share in per cent, with two digits below 10%."""
+    return f"{share:.0%}" if share >= 0.1 or share == 0 else f"{share:.1%}" if share >= 0.001 else f"{share:.2%}"
+
+
+def _by_token(counted: pd.DataFrame) -> bool:
+    return bool(((counted["clipped"] > 0) & (counted["clipped"] < 1)).any())
+
+
+def _what(counted: pd.DataFrame) -> str:
+    """What a rate is a share of."""
+    return "of the tokens (mean share of a response)" if _by_token(counted) else f"of {len(counted):,} responses"
+
+
+def _too_few(counted: pd.DataFrame, rate: float) -> tuple[str, str]:
+    """Sentence and advice where there is no test."""
+    start = f"Clips {percent(rate)} {_what(counted)}"
+    if rate == 0:
+        return (
+            f"Clips none of {len(counted):,} responses: too few to say whether length matters.",
+            "Lower eps if a clip is wanted; `fspo-verl calibrate` finds the eps of a clip rate.",
+        )
+    if rate == 1:
+        return f"{start}: nothing is left to compare.", "Raise eps; `fspo-verl calibrate` finds the eps of a clip rate."
+    if counted["length"].nunique() == 1:
+        return f"{start}. All have one length, so there is nothing to compare.", "Keep the clip."
+    prompts = np.unique(prompts_of(counted)[(counted["clipped"] > 0).to_numpy()]).size
+    if prompts < MIN_PROMPTS:
+        why = f"clips fell on {prompts} prompts, and a test needs {MIN_PROMPTS}"
+    else:
+        why = "too few mini-batches hold several prompts and lengths of one sign of the advantage"
+    return f"{start}: too few to say whether length matters ({why}).", "Record more steps."
+
+
+def _rates(counted: pd.DataFrame, rate: float, effect: LengthEffect) -> str:
+    shares = [percent(third.rate) for third in effect.thirds]
+    first, last = effect.thirds[0], effect.thirds[-1]
+    tokens = f"({first.shortest:,}-{first.longest:,} tokens)"
+    start = f"Clips {percent(rate)} {_what(counted)}"
+    if len(effect.thirds) == 3:
+        of_thirds = f"{shares[0]} of the shortest third {tokens}, {shares[1]} of the middle, {shares[2]} of the longest"
+        return f"{start}: {of_thirds} ({last.shortest:,}-{last.longest:,} tokens)."
+    return f"{start}: {shares[0]} of the shorter {tokens}, {shares[-1]} of the longer ones." if shares[1:] else start
+
+
+def _dependence(responses: int, effect: LengthEffect) -> str:
+    if effect.depends:
+        who = "Shorter" if effect.exponent < 0 else "Longer"
+        form = ".1f" if min(abs(effect.lower), abs(effect.upper)) >= 0.05 else ".2f"
+        ends = f"between {effect.lower:{form}} and {effect.upper:{form}}"
+        if math.isinf(effect.lower):
+            ends = f"at most {effect.upper:{form}}"
+        elif math.isinf(effect.upper):
+            ends = f"at least {effect.lower:{form}}"
+        return f"{who} responses are clipped more (clip rate ~ length^{effect.exponent:{form}}, {ends})."
+    short, long = effect.thirds[0].median, effect.thirds[-1].median
+    between = f"between {short:,.0f} and {long:,.0f} tokens"
+    factor = _hidden_factor(effect)
+    bound = f"a factor of {factor:.2g} {between} cannot be excluded"
+    if factor > _LARGE_FACTOR:
+        bound = f"any difference {between} remains possible"
+    return f"No difference between lengths that these {responses:,} responses can show ({bound})."
+
+
+def _hidden_factor(effect: LengthEffect) -> float:
+    """Ratio of the clip rates of short and long responses that the interval leaves open."""
+    span = math.log(effect.thirds[-1].median / effect.thirds[0].median)
+    exponent = max(abs(effect.lower), abs(effect.upper))
+    return math.inf if math.isinf(exponent) or exponent * span > 50 else math.exp(exponent * span)
+
+
+def _fairer(records: pd.DataFrame, target: float) -> tuple[str, dict[str, float | str | None]]:
+    """Advice where the clip depends on length, and the overrides of the band to take."""
+    settings = records.attrs.get("settings")
+    try:
+        best = band_fit.fits(records, target)[0]
+    except band_fit.Unreachable as error:
+        return f"No fairer band was found: {error}.", {}
+    trained = settings and settings.trained_band
+    if trained is not None and _shape(trained) == _shape(best.band):
+        return f"Keep the clip: of the bands tried none depends less on length than a width of {best.width}.", {}
+    return (
+        f"Take a band whose width follows {best.width}; it clips {percent(target)} of these responses on each side.",
+        band_fit.overrides(best.band, settings),
+    )
+
+
+def _shape(band: Band) -> tuple:
+    return band.length_power, band.normalization, band.realized_limit
+
+
+def _notes(records: pd.DataFrame) -> tuple[str, ...]:
+    return tuple(filter(None, (_movement(records), *_of_noise(records), *_incomplete(records))))
+
+
+def _movement(records: pd.DataFrame) -> str | None:
+    if len(records) and not (records["quadratic_variation"] > 0).any():
+        return (
+            "Nothing moved, so no clip can act. With one optimiser step per rollout the ratio stays 1: lower "
+            "actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size."
+        )
+    if len(records) and noise.on_policy(records["mini_batch"], records.attrs.get("settings")).all():
+        return (
+            "Nothing moved but for numerical noise: with one optimiser step per rollout, every clip is noise. Lower "
+            "actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size."
+        )
+    return None
+
+
+def _of_noise(records: pd.DataFrame) -> list[str]:
+    settings = records.attrs.get("settings")
+    band = settings and settings.trained_band
+    found = noise.of_records(records, settings, band) if len(records) else None
+    if found is None:
+        return []
+    said = []
+    moved = records[~noise.on_policy(records["mini_batch"], settings)]
+    if len(moved):
+        share = found.sigma**2 / (moved["quadratic_variation"] / moved["length"]).mean()
+        if share >= _NOISY:
+            said.append(
+                f"About {min(share, 1):.0%} of how far responses move is numerical noise: responses that no update "
+                "has moved show as much (docs/noise.md)."
+            )
+    warned = noise.warning(found, band, settings.loss) if band is not None else None
+    return said + ([f"{warned[0].upper()}{warned[1:]}."] if warned else [])
+
+
+def _incomplete(records: pd.DataFrame) -> list[str]:
+    said, (steps, responses) = [], records.attrs.get("lost", (0, 0))
+    if responses:
+        said.append(f"The records of {responses:,} responses in {steps:,} steps were lost while it trained.")
+    if (rows := records.attrs.get("rows", len(records))) > len(records):
+        said.append(f"A random {len(records):,} of its {rows:,} records are used (--max-rows).")
+    return said
