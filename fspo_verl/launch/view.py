@@ -54,7 +54,7 @@ class Launch:
 
     def get(self, key: str):
         """The value of a dotted key of the config; None if it is not there."""
-        return OmegaConf.select(self.config, key)
+        return OmegaConf.select(self.config, key) if OmegaConf.is_config(self.config) else None
 
     @property
     def actor(self) -> DictConfig | None:

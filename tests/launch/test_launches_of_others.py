@@ -119,8 +119,7 @@ def test_a_launch_of_others_is_neither_refused_nor_commented_on(as_launched, cap
     monkeypatch.chdir(tmp_path)
     before = as_launched.copy()
     with caplog.at_level(logging.DEBUG, logger="fspo_verl"):
-        hook.check(as_launched)
-        hook.keep_loss_settings(as_launched)
+        hook._check_once(as_launched)
     assert [record.message for record in caplog.records if record.name.startswith("fspo_verl")] == []
     assert as_launched == before and list(tmp_path.iterdir()) == []
 
@@ -138,6 +137,5 @@ def test_what_goes_wrong_in_a_check_does_not_end_a_launch_of_others(problem, cap
 
 @pytest.mark.parametrize("config", [None, 3, "text", [], {}, {"actor_rollout_ref": None}, {"actor_rollout_ref": 1}])
 def test_configs_that_are_none_of_verls_are_left_alone(config):
-    hook.check(config)
-    hook.keep_loss_settings(config)
-    hook.check(OmegaConf.create(config) if isinstance(config, dict) else config)
+    for given in (config, OmegaConf.create(config) if isinstance(config, dict) else config):
+        hook._check_once(given)
