@@ -13,15 +13,13 @@ import synthetic_run
 
 from fspo_verl import cli
 from fspo_verl.analysis import runs
-from fspo_verl.report import figures, numbers
+from fspo_verl.report import figures
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Intervals from a few draws, and no pictures: no test here is about these."""
+    """No pictures: no test here is about these."""
     monkeypatch.setattr(figures, "render", lambda draw, columns, *kinds: [b""] * len(kinds))
-    monkeypatch.setattr(numbers, "DRAWS", 20)
-    monkeypatch.setattr(numbers, "_WINDOW_DRAWS", 20)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +39,7 @@ def damaged(tmp_path_factory):
 def run_command(command: str, run: Path, output: Path) -> int:
     options = {
         "report": [run, "-o", output, "--bins", "4"],
-        "calibrate": [run, "--bins", "4"],
+        "calibrate": [run],
         "compare": [run.parent, "--output", output],
         "doctor": ["--no-worker", "--records", run, "+algorithm.policy_loss=fspo"],
     }
