@@ -63,7 +63,10 @@ setup(
         "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.5"],
         # scripts/real_model.sh; the model itself is in requirements/real.txt.
         "real": ["gguf>=0.17", "reasoning-gym>=0.1.25"],
-        "test": ["gguf>=0.17", "pytest>=8", "pytest-xdist>=3", "hypothesis>=6", "ruff>=0.6", "setuptools>=68", "wheel"],
+        "test": [
+            *("gguf>=0.17", "pytest>=8", "pytest-xdist>=3", "hypothesis>=6", "mypy>=2", "ruff>=0.6"),
+            *("setuptools>=68", "wheel"),
+        ],
     },
     entry_points={
         "console_scripts": ["fspo-verl = fspo_verl.cli:main"],

@@ -110,17 +110,22 @@ class Band:
     @property
     def low(self) -> float:
         """Half-width below the centre that is in effect, in units of s; inf where nothing is clipped below."""
-        return self.eps if self.eps_low is None else self.eps_low
+        return self._half_width(self.eps_low)
 
     @property
     def high(self) -> float:
         """Half-width above the centre that is in effect, in units of s; inf where nothing is clipped above."""
-        return self.eps if self.eps_high is None else self.eps_high
+        return self._half_width(self.eps_high)
 
     @property
     def dual(self) -> float:
         """Distance of the dual clip from the centre that is in effect, in units of s; inf where it is off."""
         return DUAL * self.high if self.eps_dual is None else self.eps_dual
+
+    def _half_width(self, side: float | None) -> float:
+        width = self.eps if side is None else side
+        assert width is not None, "without eps both sides are set"
+        return width
 
     @property
     def is_studentized(self) -> bool:
@@ -147,8 +152,8 @@ class Band:
 
     def to_json(self) -> dict:
         """The values in effect by field, without ``eps``; null where there is no edge."""
-        values = {"eps_low": self.low, "eps_high": self.high, "eps_dual": self.dual}
-        values = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        edges = {"eps_low": self.low, "eps_high": self.high, "eps_dual": self.dual}
+        values = {name: value if math.isfinite(value) else None for name, value in edges.items()}
         others = ("length_power", "normalization", "realized_limit")
         return values | {name: getattr(self, name) for name in others}
 

@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fspo_verl import __version__
 
@@ -132,10 +132,10 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
         top.add_argument("command", choices=COMMANDS, metavar="command", help="see below; `fspo-verl COMMAND --help`")
         return top
     module = f"fspo_verl.{COMMANDS[command].module}"
-    source = importlib.util.find_spec(module).loader.get_source(module)
+    spec: Any = importlib.util.find_spec(module)  # of a file of this package, so that it has a source
     of_command = argparse.ArgumentParser(
         prog=f"fspo-verl {command}",
-        description=ast.get_docstring(ast.parse(source)),
+        description=ast.get_docstring(ast.parse(spec.loader.get_source(module))),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     COMMANDS[command].add_arguments(of_command)
@@ -171,8 +171,8 @@ def _run(command: str, args: argparse.Namespace) -> int:
     try:
         return module.main(args)
     except (OSError, ValueError) as error:
-        file = getattr(error, "filename", None)
-        print(f"fspo-verl {command}: {f'{error.strerror}: {file}' if file else error}", file=sys.stderr)
+        said = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else error
+        print(f"fspo-verl {command}: {said}", file=sys.stderr)
         return 2
 
 

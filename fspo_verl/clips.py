@@ -152,6 +152,9 @@ class BandClip(Clip):
 class TokenClip(Clip):
     """Drops single tokens; its :attr:`column` counts those of each response."""
 
+    _: KW_ONLY
+    column: Column
+
     def clipped(self, records):
         return np.where(records["advantage"] != 0, records[self.column.name] / records["length"], 0.0)
 
@@ -173,7 +176,8 @@ def upper_quantile(values, share: float) -> float:
 
 def _edges(band: Band, records: pd.DataFrame, dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     columns = (torch.tensor(records[name].to_numpy(dtype)) for name in ("length", "quadratic_variation"))
-    return tuple(edge.numpy() for edge in band.edges(*columns))
+    low, high, dual = band.edges(*columns)
+    return low.numpy(), high.numpy(), dual.numpy()
 
 
 # --- what single clips need -------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ class Observation:
 
         edges, freq, folder = self.length_bins, self.records_freq, self.records_dir
         rising = all(isinstance(edge, int) for edge in edges) and all(a < b for a, b in pairwise([1, *edges]))
-        require(edges and rising, "length_bins", "rising whole numbers above 1, one at least")
+        require(bool(edges) and rising, "length_bins", "rising whole numbers above 1, one at least")
         if folder is not None:
             own = f"as every Ray worker has a working directory of its own, for example {Path(folder).absolute()}"
             require(Path(folder).is_absolute(), "records_dir", f"an absolute path, {own}")
@@ -120,6 +120,8 @@ class ObservedPolicyLossConfig(Observation, PolicyLossConfig):
     Raises:
         ValueError: a field has a bad value, or there is nothing to observe.
     """
+
+    loss_mode: str = PolicyLossConfig.loss_mode
 
     inner: str = ""
 

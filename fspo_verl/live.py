@@ -86,7 +86,7 @@ def install() -> None:
     def log_with_series(self, data, *args, **kwargs):
         return log(self, {**data, **_series_or_warning(data)}, *args, **kwargs)
 
-    log_with_series.adds_live_series = True
+    log_with_series.adds_live_series = True  # type: ignore[attr-defined]  # a mark on a function
     verl.utils.tracking.Tracking.log = log_with_series
 
 

@@ -25,6 +25,7 @@ esac
 bash scripts/install.sh "$VENV" requirements/cpu.txt cpu,report,test,docs
 "$VENV/bin/ruff" check .
 "$VENV/bin/ruff" format --check .
+"$VENV/bin/python" -m mypy
 "$VENV/bin/python" -m pytest -n "$WORKERS" --dist loadfile --no-loadscope-reorder -m "$selection" "$@"
 
 # verl's wheel holds its own tests; with this package installed they must pass as they stand.

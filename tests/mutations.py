@@ -40,7 +40,7 @@ TESTS_OF = {  # files with tests of their own, which are long: those that a plan
 MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound code, the fault
     ("sign of the loss flipped", LOSS, "loss=-(ratio_positive", "loss=(ratio_positive"),
     ("low and high eps swapped", LOSS, "edge(-self.low), edge(self.high)", "edge(-self.high), edge(self.low)"),
-    ("eps_low ignored", LOSS, "return self.eps if self.eps_low is None else self.eps_low", "return self.eps"),
+    ("eps_low ignored", LOSS, "return self._half_width(self.eps_low)", "return self.eps"),
     ("dual clip of eps for that of the upper side", LOSS, "return DUAL * self.high", "return DUAL * self.eps"),
     ("infinite edge times a scale of 0", LOSS, "torch.full_like(q, eps) if math.isinf(eps) else center + eps * scale",
      "center + eps * scale"),

@@ -17,6 +17,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -65,8 +66,8 @@ def with_eps(records: pd.DataFrame, band: Band, target: float) -> Band:
     if refused:
         raise Unreachable("; ".join(refused))
     dual = upper_quantile(-scores["lower"], _DUAL_SHARE * target)
-    dual = dual if dual > DUAL * eps["upper"] else None
-    return dataclasses.replace(band, eps=None, eps_low=eps["lower"], eps_high=eps["upper"], eps_dual=dual)
+    eps_dual = dual if dual > DUAL * eps["upper"] else None
+    return dataclasses.replace(band, eps=None, eps_low=eps["lower"], eps_high=eps["upper"], eps_dual=eps_dual)
 
 
 def _unreachable(side: str, records: pd.DataFrame, score: np.ndarray, target: float) -> str:
@@ -167,8 +168,9 @@ class Fit:
     @property
     def width(self) -> str:
         """What the width of the band follows, with the power that was fitted."""
-        fitted = self.band is not None and self.shape == FITTED_POWER
-        return f"length^{self.band.length_power:g} (fitted)" if fitted else self.shape
+        if self.band is None or self.shape != FITTED_POWER:
+            return self.shape
+        return f"length^{self.band.length_power:g} (fitted)"
 
     @property
     def is_fair(self) -> bool:
@@ -196,7 +198,7 @@ def fit(records: pd.DataFrame, shape: str, target: float) -> Fit:
 
 
 def fits(records: pd.DataFrame, target: float) -> tuple[Fit, ...]:
-    """:func:`fit` of every shape, that to take first.
+    """:func:`fit` of every shape, that to take first; it has a band.
 
     That is sqrt(length) unless the test says that it is not fair. Then it is the shape whose clip depends least on
     length on the held-out half of the steps: the smallest abs(k) of clip rate ~ length^k, all at the target rate.
@@ -256,7 +258,8 @@ def overrides(band: Band, settings: RunSettings | None = None) -> dict[str, floa
 def rounded(band: Band) -> Band:
     """The band of :func:`with_eps` with its eps in four digits."""
     values = {name: getattr(band, name) for name in ("eps_low", "eps_high", "eps_dual")}
-    return dataclasses.replace(band, **{name: value and digits(value) for name, value in values.items()})
+    in_digits: dict[str, Any] = {name: value and digits(value) for name, value in values.items()}
+    return dataclasses.replace(band, **in_digits)
 
 
 def digits(value: float, count: int = 4) -> float:

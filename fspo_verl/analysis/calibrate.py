@@ -112,7 +112,8 @@ def rule(clip: Clip, records: pd.DataFrame, target: float) -> Rule:
         return Rule(clip.label, f"{mean} from {1 - low:g} to {1 + high:g}", {})
     if clip.name == "gspo":
         ends = {f"{ACTOR}clip_ratio_low": low, f"{ACTOR}clip_ratio_high": high}
-        return Rule(clip.label, f"{mean} from {1 - low:g} to {1 + high:g}", {"+algorithm.policy_loss": "gspo"} | ends)
+        loss = {"+algorithm.policy_loss": "gspo"}
+        return Rule(clip.label, f"{mean} from {1 - low:g} to {1 + high:g}", {**loss, **ends})
     band = band_fit.rounded(band)
     return Rule(clip.label, band.describe(), band_fit.overrides(band, records.attrs.get("settings")))
 
@@ -127,7 +128,7 @@ def _warnings(records: pd.DataFrame, target: float, chosen: Fit) -> Iterator[str
         yield "no band that was tried treats lengths alike; this one comes nearest"
     if band_fit.resampled(records)[0] == "prompts":
         yield "all records are of one step: eps and clip rate hold for its update, and another may move further or less"
-    if chosen.band.dual > 1.01 * DUAL * chosen.band.high:
+    if chosen.band is not None and chosen.band.dual > 1.01 * DUAL * chosen.band.high:
         yield (
             "responses with A < 0 move far upwards here; eps_dual is more than three times eps_high, so that the dual "
             "clip takes at most a tenth of the target"

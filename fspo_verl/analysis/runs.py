@@ -162,9 +162,9 @@ def metric_files(folder: Path) -> list[Path]:
             folder,
             ", ".join(sorted(file.name for file in files)),
         )
-    numbers = [re.search(r"\d+$", file.stem) for file in files]
-    if all(numbers):
-        return [file for _, file in sorted(zip((int(number[0]) for number in numbers), files, strict=True))]
+    numbers = [int(number[0]) for file in files if (number := re.search(r"\d+$", file.stem))]
+    if len(numbers) == len(files):
+        return [file for _, file in sorted(zip(numbers, files, strict=True))]
     return sorted(files, key=_modified)
 
 
@@ -228,9 +228,10 @@ def config_differences(runs: Sequence[Run]) -> pd.DataFrame:
     Left out is what differs between any two runs: output folders, the experiment's name, and values that agree once
     this name, or that of the run's folder, is taken out of their paths.
     """
-    configured = [run for run in runs if run.config is not None]
-    table = pd.DataFrame({run.name: _flat_texts(run.config) for run in configured}, dtype=object).fillna(_NOT_SET)
-    neutral = pd.DataFrame({run.name: _without_own_names(table[run.name], run) for run in configured})
+    configured = [(run, run.config) for run in runs if run.config is not None]
+    texts = {run.name: _flat_texts(config) for run, config in configured}
+    table = pd.DataFrame(texts, dtype=object).fillna(_NOT_SET)
+    neutral = pd.DataFrame({run.name: _without_own_names(table[run.name], run) for run, _ in configured})
     differs = (neutral.nunique(axis=1) > 1) & ~table.index.isin(_OUTPUT_KEYS)
     return table[differs].sort_index().rename_axis("key")
 
@@ -290,8 +291,8 @@ def _read_hydra(files: Sequence[Path]) -> tuple[dict | None, list[str]]:
         try:
             # OmegaConf's loader, as plain YAML reads the learning rate 1e-6 as a string.
             config = OmegaConf.to_container(OmegaConf.load(file))
-            overrides = file.with_name("overrides.yaml")
-            overrides = OmegaConf.to_container(OmegaConf.load(overrides)) if overrides.exists() else []
+            beside = file.with_name("overrides.yaml")
+            overrides = OmegaConf.to_container(OmegaConf.load(beside)) if beside.exists() else []
             if config and isinstance(config, dict) and isinstance(overrides, list):
                 return config, overrides
             error = "it holds no config of Hydra"
@@ -319,7 +320,7 @@ def _modified(file: Path) -> float:
 
 
 def _flat_texts(config: dict, prefix: str = "") -> dict[str, str]:
-    texts = {}
+    texts: dict[str, str] = {}
     for key, value in config.items():
         if isinstance(value, dict) and value:
             texts |= _flat_texts(value, f"{prefix}{key}.")

@@ -62,7 +62,7 @@ def verdict(records: pd.DataFrame, target: float | None = None) -> Verdict:
             notes=_notes(records),
         )
     rate, effect = float(counted["clipped"].to_numpy(np.float64).mean()), length_effect(records)
-    overrides = {}
+    overrides: dict[str, float | str | None] = {}
     if effect is None:
         sentence, advice = _too_few(counted, rate)
     else:
@@ -156,6 +156,7 @@ def _fairer(records: pd.DataFrame, target: float) -> tuple[str, dict[str, float 
         best = band_fit.fits(records, target)[0]
     except band_fit.Unreachable as error:
         return f"No fairer band was found: {error}.", {}
+    assert best.band is not None, "fits puts a shape that has a band first"
     trained = settings and settings.trained_band
     if trained is not None and _shape(trained) == _shape(best.band):
         return f"Keep the clip: of the bands tried none depends less on length than a width of {best.width}.", {}
@@ -202,7 +203,7 @@ def _of_noise(records: pd.DataFrame) -> list[str]:
                 f"About {min(share, 1):.0%} of how far responses move is numerical noise: responses that no update "
                 "has moved show as much (docs/noise.md)."
             )
-    warned = noise.warning(found, band, settings.loss) if band is not None else None
+    warned = noise.warning(found, band) if band is not None else None
     return said + ([f"{warned[0].upper()}{warned[1:]}."] if warned else [])
 
 

@@ -56,6 +56,10 @@ def prediction(values: np.ndarray, seeds: int) -> tuple[float, float]:
     return values.mean() - half, values.mean() + half
 
 
+def _nonfinite_steps(loss: str) -> Callable[[dict[str, pd.DataFrame]], pd.Series]:
+    return lambda of: of[loss].nonfinite_steps
+
+
 _MORE = "more is better"
 _GAP = "k of clip rate ∝ length^k tells the shapes of the bands apart on the same responses"
 RULES = {
@@ -93,9 +97,7 @@ RULES = {
         lambda of: of["gspo"].length_bias_matched - of["fspo"].length_bias_matched,
     ),
     **{
-        f"{loss} non-finite steps": Rule(
-            "less is better", "no loss or gradient is NaN or inf", lambda of, loss=loss: of[loss].nonfinite_steps
-        )
+        f"{loss} non-finite steps": Rule("less is better", "no loss or gradient is NaN or inf", _nonfinite_steps(loss))
         for loss in LOSSES
     },
 }

@@ -128,8 +128,8 @@ def read_trials(folder: Path, inner_edges: Sequence[int] | None = None) -> list[
     Raises:
         ValueError: there is none, or two are of the same loss and seed.
     """
-    places = sorted(path for path in folder.iterdir() if path.is_dir() and _identity(path) and any(path.iterdir()))
-    found = {path: _identity(path) for path in places}
+    places = sorted(path for path in folder.iterdir() if path.is_dir())
+    found = {path: identity for path in places if (identity := _identity(path)) and any(path.iterdir())}
     if not found:
         raise ValueError(f"{folder} holds no runs: folders called LOSS-seedN, such as fspo-seed3 or gspo-hf-seed3")
     if len(set(found.values())) < len(found):
@@ -155,8 +155,8 @@ def pool(*groups: Sequence[Trial]) -> list[Trial]:
     edges = [trial.clips.edges for group in groups for trial in group if trial.clips]
     if len({tuple(of[1:-1]) for of in edges}) > 1:
         raise ValueError("length bins differ: name a comparison.json first, or else the folders of its runs")
-    common = edges and [min(of[0] for of in edges), *edges[0][1:-1], max(of[-1] for of in edges)]
-    pooled = {}
+    common = [min(of[0] for of in edges), *edges[0][1:-1], max(of[-1] for of in edges)] if edges else []
+    pooled: dict[tuple[str, int], Trial] = {}
     for trial in itertools.chain.from_iterable(groups):
         if trial.clips:
             trial = dataclasses.replace(trial, clips=dataclasses.replace(trial.clips, edges=common))
@@ -165,7 +165,7 @@ def pool(*groups: Sequence[Trial]) -> list[Trial]:
     return [pooled[key] for key in sorted(pooled)]
 
 
-def _edges(lengths: np.ndarray, inner: Sequence[int] | None) -> np.ndarray:
+def _edges(lengths: np.ndarray, inner: Sequence[int] | np.ndarray | None) -> np.ndarray:
     """Log-spaced bins; the few shortest and longest lengths join the first and the last one."""
     if not len(lengths):
         return length_edges(lengths)

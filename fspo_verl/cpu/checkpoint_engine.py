@@ -8,6 +8,7 @@ which registers the backend. All of verl's own need an accelerator or RDMA.
 
 import io
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import ray.util
 import torch
@@ -21,7 +22,8 @@ class TCPCheckpointEngine(CheckpointEngine):
     """The trainer's first rank serves the weights, one by one, from a ``TCPStore``; meant for small models."""
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
-        self.is_master, self.store = is_master, None
+        self.is_master = is_master
+        self.store: Any = None  # a TCPStore from prepare or init_process_group to finalize
 
     def prepare(self) -> tuple[str, int] | None:
         """Open the store on the trainer's first rank; returns its address there."""

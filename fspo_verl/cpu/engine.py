@@ -9,6 +9,7 @@ import os
 import torch
 import torch.distributed
 import verl.utils.fsdp_utils
+from verl.workers.config import FSDPEngineConfig
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
@@ -19,13 +20,15 @@ def prepare_worker() -> None:
         return
     world_size = int(os.environ["WORLD_SIZE"])
     # Ray starts an actor with as many threads as the logical CPUs it books, here one.
-    torch.set_num_threads(max(1, os.cpu_count() // world_size))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
     torch.distributed.init_process_group("cpu:gloo", rank=int(os.environ["RANK"]), world_size=world_size)
 
 
 @EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
 class CPUEngineWithLMHead(FSDPEngineWithLMHead):
     """FSDP2 without parameter offloading, which would pin memory for an accelerator."""
+
+    engine_config: FSDPEngineConfig
 
     def _build_fsdp_module(self, module):
         # verl offloads every forward-only model (the reference policy). Wrap it like the others, then restore.

@@ -31,7 +31,7 @@ class HFServer:
     def __init__(self, path: str, dtype: str, seed: int, max_num_seqs: int, response_length: int):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        torch.set_num_threads(os.cpu_count())  # Ray gives an actor one; the trainer is idle while this one works
+        torch.set_num_threads(os.cpu_count() or 1)  # Ray gives an actor one; the trainer is idle while this one works
         torch.manual_seed(seed)
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
         tokenizer = AutoTokenizer.from_pretrained(path)
@@ -60,8 +60,10 @@ class HFServer:
                     parameters[name].copy_(weight)
             self.global_steps = global_steps
 
-    async def generate_batch(self, prompts: list[list[int]], sampling_params: dict) -> tuple[list[Response], int]:
-        """Generate one response per prompt; return them and the trainer step of the weights."""
+    async def generate_batch(
+        self, prompts: list[list[int]], sampling_params: dict
+    ) -> tuple[list[Response], int | None]:
+        """Generate one response per prompt; return them and the trainer step of the weights, None before any."""
         sampling = self._sampling(sampling_params)
         async with self.lock:
             return await asyncio.to_thread(self._sample, prompts, [sampling] * len(prompts)), self.global_steps

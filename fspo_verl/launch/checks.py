@@ -47,7 +47,7 @@ def findings(config: DictConfig) -> list[Finding]:
         found += _run((*_CONFIG_ALONE, *_FOLDERS), launch)
         if not any(finding.check in _NO_BAND for finding in found):
             found += _run((changed_on_resume, *(_FSPO if launch.is_fspo else _BASELINE)), launch)
-    elif launch.actor is not None and history.is_kept(config):
+    elif launch.has_actor and history.is_kept(config):
         found += _run((changed_on_resume,), launch)
     return by_severity(found)
 
@@ -60,7 +60,7 @@ def errors_of_the_config_alone(config: DictConfig) -> list[Finding]:
 
 def _run(checks, launch: Launch) -> list[Finding]:
     """Run the checks. One that raises is an error: the launch asks for a loss of this package, and is not judged."""
-    found = []
+    found: list[Finding] = []
     for check in checks:
         try:
             found.extend(dataclasses.replace(f, check=f.check or check.__name__) for f in check(launch))
@@ -189,7 +189,7 @@ def misplaced_fields(launch: Launch) -> Iterator[Finding]:
 def unknown_fields(launch: Launch) -> Iterator[Finding]:
     """Typos in the fields of the fspo policy loss, schema or not."""
     known = [field.name for field in dataclasses.fields(FSPOPolicyLossConfig)]
-    for key in launch.policy_loss if launch.is_fspo else ():
+    for key in map(str, launch.policy_loss) if launch.is_fspo else ():
         if key not in known:
             guess = difflib.get_close_matches(key, known, n=1)
             meant = f", did you mean {guess[0]}?" if guess else ""
@@ -291,7 +291,8 @@ def lost_checkpoint(launch: Launch) -> Iterator[Finding]:
 
 def one_step_per_rollout(launch: Launch) -> Iterator[Finding]:
     """Nothing moves between rollout and update, so nothing can be clipped."""
-    if launch.optimizer_steps_per_rollout != 1 or launch.bypasses:
+    prompts = launch.prompts_per_rollout
+    if prompts is None or launch.optimizer_steps_per_rollout != 1 or launch.bypasses:
         return
     why = "the ratio stays 1 and no clip can act"
     batch, mini = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
@@ -302,7 +303,7 @@ def one_step_per_rollout(launch: Launch) -> Iterator[Finding]:
     elif launch.rounds_per_sync is not None:  # verl insists on parameter_sync_step mini-batches
         fix = f"trainer.v1.separate_async.parameter_sync_step=4 {batch}={4 * launch.actor.ppo_mini_batch_size}"
     else:
-        fix = f"{mini}={max(1, launch.prompts_per_rollout // 4)}"
+        fix = f"{mini}={max(1, prompts // 4)}"
     yield warning(f"one optimiser step per rollout ({what})", why, fix)
 
 
@@ -372,7 +373,9 @@ def range_of_another_loss(launch: Launch) -> Iterator[Finding]:
     keys, (low, high) = ("clip_ratio_low", "clip_ratio_high"), launch.clip_range
     values = " ".join(f"{ACTOR}.{key}={value}" for key, value in zip(keys, (low, high), strict=True))
     # The standard deviation of the mean over the longest response is that of a token by the root of its length.
-    unreached = _STANDARD_DEVIATIONS * _LARGEST_SIGMA / math.sqrt(launch.max_response_length)
+    longest = launch.max_response_length
+    assert longest is not None, "data.max_response_length is null"
+    unreached = _STANDARD_DEVIATIONS * _LARGEST_SIGMA / math.sqrt(longest)
     if launch.loss_mode == "gspo" and max(low, high) >= unreached:
         why = "GSPO clips the mean over a response, which moves much less than a token: the clip will never act"
         fix = f"{ACTOR}.clip_ratio_low=0.0003 {ACTOR}.clip_ratio_high=0.0004"

@@ -27,10 +27,10 @@ class Workers:
         import ray
 
         self.where, self.shares_queue, self.answers = "a local Ray", False, {}
+        self.problem: tuple[str, str] | None = None
         if (problem := _unreachable(os.environ.get("RAY_ADDRESS", ""))) is not None:
             self.problem = problem, "start the cluster, or unset RAY_ADDRESS"
             return
-        self.problem = None
         options = {"log_to_driver": False, "logging_level": "error", "include_dashboard": False}
         try:
             # As verl calls it, this finds the same cluster; without one it starts Ray here, and needs only one CPU.
@@ -61,6 +61,7 @@ def _unreachable(address: str) -> str | None:
             socket.create_connection((found[1], int(found[2])), timeout=5).close()
         except OSError as error:
             return f"RAY_ADDRESS={address} does not answer: {error}"
+    return None
 
 
 def _ask(node: str):

@@ -51,7 +51,9 @@ class Part(NamedTuple):
             return self.source.removeprefix("pkg://").split(".")[0] not in ("verl", "fspo_verl", "hydra")
         # A main that is started as a file, and the asynchronous ones, name verl's own folders by path.
         verl = importlib.util.find_spec("verl")
-        return verl is None or not Path(self.source.removeprefix("file://")).is_relative_to(Path(verl.origin).parent)
+        if verl is None or verl.origin is None:
+            return True
+        return not Path(self.source.removeprefix("file://")).is_relative_to(Path(verl.origin).parent)
 
 
 class HydraChanged(Exception):
@@ -115,9 +117,9 @@ def passed_over() -> list[Path]:
     if not HydraConfig.initialized():
         return []
     sources = [f"{source.schema}://{source.path}" for source in HydraConfig.get().runtime.config_sources]
-    if OWN_CONFIGS not in sources:
-        return []
     own = _folder(OWN_CONFIGS)
+    if OWN_CONFIGS not in sources or own is None:
+        return []
     names = [file.relative_to(own) for file in own.rglob("*.yaml")]
     later = filter(None, map(_folder, sources[sources.index(OWN_CONFIGS) + 1 :]))
     return [folder / name for folder in later for name in names if (folder / name).exists()]

@@ -37,7 +37,7 @@ from omegaconf import DictConfig
 from fspo_verl import terminal, versions
 from fspo_verl.launch import cluster, probe, spread
 from fspo_verl.launch.composition import override
-from fspo_verl.launch.plan import plan
+from fspo_verl.launch.plan import Row, plan
 from fspo_verl.launch.view import ACTOR, POLICY_LOSS, Finding, Launch, by_severity
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
@@ -94,7 +94,8 @@ def examine(module: str, overrides: list[str], args: argparse.Namespace, workers
     config, composed = compose(module, overrides)
     if not args.launch:
         composed = [dataclasses.replace(finding, what=f"{_EXAMPLE}: {finding.what}") for finding in composed]
-    found, rows = [*installation(), *composed], []
+    found: list[Finding] = [*installation(), *composed]
+    rows: list[Row] = []
     if workers:
         found += cluster.findings(workers, config)
     if config is None:
@@ -155,7 +156,7 @@ def with_config(module: str, arguments: list[str], look: Callable):
         Exception: what Hydra raises on a config that it cannot compose.
     """
     spec = importlib.util.find_spec(module)
-    if spec is None or "auto_set_device(config)" not in Path(spec.origin).read_text():
+    if spec is None or spec.origin is None or "auto_set_device(config)" not in Path(spec.origin).read_text():
         raise ValueError(f"{module} is no main of verl: it does not call auto_set_device(config)")
     import verl.utils.device
 
@@ -165,7 +166,8 @@ def with_config(module: str, arguments: list[str], look: Callable):
         seen.append(look(config))
         raise _Composed
 
-    take.checks_launches = True  # the launch's own check is not to run before it
+    # A mark on a function: the launch's own check is not to run before it.
+    take.checks_launches = True  # type: ignore[attr-defined]
 
     before = sys.argv, verl.utils.device.auto_set_device, os.environ.get("HYDRA_FULL_ERROR")
     with tempfile.TemporaryDirectory() as scratch:

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -47,8 +48,8 @@ def resume_point(config: DictConfig) -> tuple[Path, int] | None:
         return (folder, step) if (folder / f"global_step_{step}").exists() else None
     if trainer.resume_mode == "resume_path":
         checkpoint = Path(str(trainer.resume_from_path))
-        step = re.fullmatch(r"global_step_(\d+)", checkpoint.name)
-        return checkpoint.parent, int(step[1]) if step else 0
+        name = re.fullmatch(r"global_step_(\d+)", checkpoint.name)
+        return checkpoint.parent, int(name[1]) if name else 0
     return None
 
 
@@ -69,7 +70,7 @@ def loss_settings(config: DictConfig) -> dict:
         policy_loss = {"loss_mode": launch.loss_mode} | band
     else:
         idle = {field.name for field in dataclasses.fields(Observation)} | {"_target_"}
-        set_there = OmegaConf.to_container(launch.policy_loss, resolve=True)
+        set_there: Any = OmegaConf.to_container(launch.policy_loss, resolve=True)
         policy_loss = {key: value for key, value in set_there.items() if key not in idle}
     settings = {f"policy_loss.{key}": value for key, value in policy_loss.items()}
     return settings | {key: launch.actor.get(key) for key in _ACTOR_KEYS}
@@ -133,9 +134,10 @@ def _history(config: DictConfig) -> list[dict]:
     Raises:
         ValueError: the file is broken; names it.
     """
-    if not is_kept(config):
+    resumed = resume_point(config)
+    if resumed is None or not is_kept(config):
         return []
-    folder, step = resume_point(config)
+    folder, step = resumed
     try:
         entries = [(entry["after_step"], dict(entry["loss"])) for entry in json.loads((folder / FILE).read_text())]
         return [{"after_step": after, "loss": loss} for after, loss in entries if after < step]

@@ -46,7 +46,7 @@ def check(config: DictConfig) -> None:
         logger.warning("fspo_verl did not look at this launch: %s: %s", type(problem).__name__, problem)
         return
     _refuse_or_say(_findings(config, meant) if selected else meant)
-    if not selected and launch.actor is not None:
+    if not selected and launch.has_actor:
         _say_a_forgotten_loss(config)
 
 
@@ -85,7 +85,7 @@ def keep_loss_settings(config: DictConfig) -> None:
     """
     try:
         launch = Launch(config)
-        if launch.actor is None or config.trainer.save_freq <= 0:
+        if not launch.has_actor or config.trainer.save_freq <= 0:
             return
         from fspo_verl.launch import history
 

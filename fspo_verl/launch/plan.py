@@ -25,6 +25,8 @@ class Row:
 def typical_lengths(launch: Launch) -> list[int]:
     """Response lengths at which to look at a band, up to the longest of this launch."""
     longest = launch.max_response_length
+    if longest is None:
+        raise ValueError("data.max_response_length is null")
     return [*(length for length in (64, 256, 1024, 4096, 16384) if length < longest), longest]
 
 

@@ -66,7 +66,8 @@ def _loss() -> Iterator[str]:
         ratio = torch.tensor(0.01 * length).exp()
         gradient = -advantage * ratio / totals["global_batch_size"] / config.loss_scale_factor
         expected = torch.cat([torch.zeros(1), gradient.expand(length), torch.zeros(1)])
-        if not (torch.allclose(loss, gradient * length) and torch.allclose(log_prob.grad, expected)):
+        found = log_prob.grad
+        if found is None or not (torch.allclose(loss, gradient * length) and torch.allclose(found, expected)):
             yield f"loss_mode=fspo gives {loss.item():.4g} on {length} tokens, not {gradient.item() * length:.4g}"
 
 

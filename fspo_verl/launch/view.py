@@ -57,8 +57,13 @@ class Launch:
         return OmegaConf.select(self.config, key) if OmegaConf.is_config(self.config) else None
 
     @property
-    def actor(self) -> DictConfig | None:
-        """``actor_rollout_ref.actor``; None for a program that trains no policy."""
+    def has_actor(self) -> bool:
+        """Whether this is a launch of policy training; all that reads :attr:`actor` needs one."""
+        return self.get(ACTOR) is not None
+
+    @property
+    def actor(self) -> DictConfig:
+        """``actor_rollout_ref.actor``."""
         return self.get(ACTOR)
 
     @property
@@ -80,7 +85,7 @@ class Launch:
     @property
     def selects_ours(self) -> bool:
         """Whether the launch asks for a loss of this package; nothing else is said of any other launch."""
-        return self.actor is not None and (self.is_ours or self.choice is not None)
+        return self.has_actor and (self.is_ours or self.choice is not None)
 
     def lost_selections(self) -> Iterator[Finding]:
         """Keys that plainly were to select a loss of this package, in a place where nothing reads them.
@@ -89,7 +94,7 @@ class Launch:
         (or to ``loss_mode``), and its value is, or nearly is, an option of the group (or ``fspo``). Any other key is
         the user's.
         """
-        if self.actor is None:
+        if not self.has_actor:
             return
         for key, value in leaves(self.config).items():
             sections = re.split("[./@]", key)
@@ -168,7 +173,7 @@ class Launch:
         ratios = clip_ratios(self.actor.get)
         return ratios["clip_ratio_low"], ratios["clip_ratio_high"]
 
-    def with_eps(self, low: float, high: float) -> str:
+    def with_eps(self, low: float | None, high: float | None) -> str:
         """Overrides that give the band these half-widths, in the keys that the launch sets."""
         band = self.band
         one_number = low == high and band.eps_low is None and band.eps_high is None
@@ -218,7 +223,7 @@ def leaves(content, prefix: str = "") -> dict[str, object]:
     """Dotted key to value of every leaf of a config, interpolations as written; a list or empty mapping is a leaf."""
     if OmegaConf.is_config(content):
         content = OmegaConf.to_container(content, resolve=False)
-    found = {}
+    found: dict[str, object] = {}
     for key, value in content.items():
         path = f"{prefix}.{key}" if prefix else str(key)
         found |= leaves(value, path) if isinstance(value, dict) and value else {path: value}

@@ -80,7 +80,7 @@ def claim(folder: Path, run: str, checkpoints: Path | None, resumes: bool) -> Pa
         OSError: it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    values = {"run": run, "checkpoints": _resolved(checkpoints)}
+    values: dict[str, str | int | None] = {"run": run, "checkpoints": _resolved(checkpoints)}
     values |= {"host": socket.gethostname(), "process": os.getpid(), "started": _started(os.getpid())}
     while (last := in_force(folder)) is None or _values(last).get("run") != run:
         if reason := why_taken(folder, checkpoints, resumes):

@@ -15,7 +15,7 @@ import logging
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ def install(at_sync: Callable[[], None]) -> None:
     Args:
         at_sync: called whenever weights go to the rollout engines: at the end of a step, the last one of a run as well.
     """
-    engine_workers = sys.modules.get("verl.workers.engine_workers")
+    engine_workers: Any = sys.modules.get("verl.workers.engine_workers")
     if engine_workers is None or hasattr(getattr(engine_workers, "ppo_loss", None), "counts_micro_batches"):
         return
     try:
@@ -79,7 +79,7 @@ def install(at_sync: Callable[[], None]) -> None:
         at_sync()
         return await update_weights(self, global_steps, *args, **kwargs)
 
-    counting_ppo_loss.counts_micro_batches = True
+    counting_ppo_loss.counts_micro_batches = True  # type: ignore[attr-defined]  # a mark on a function
     engine_workers.ppo_loss = distillation.ppo_loss = counting_ppo_loss
     worker.update_weights = counting_update_weights
 

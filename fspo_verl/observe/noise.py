@@ -92,7 +92,8 @@ class Watch:
     """Adds up the on-policy responses of a run, and warns once when their noise is known to fill the band."""
 
     def __init__(self):
-        self._responses = self._outside = self._variance = 0
+        self._responses = self._outside = 0
+        self._variance = 0.0
         self._said = False
 
     def add(self, band: Band, length, quadratic_variation, outside) -> None:

@@ -9,6 +9,7 @@ import functools
 import logging
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import verl
@@ -20,6 +21,9 @@ from fspo_verl.observe.columns import to_numpy, token_columns
 from fspo_verl.observe.microbatch import MicroBatch
 from fspo_verl.observe.noise import Watch
 from fspo_verl.observe.settings import RunSettings, clip_ratios
+
+if TYPE_CHECKING:
+    from fspo_verl.observe.records import RecordWriter
 
 logger = logging.getLogger("fspo_verl")
 
@@ -40,7 +44,7 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
     micro_batch = microbatch.current()
     mini_batch = 0 if micro_batch is None else micro_batch.mini_batch
     writer = _writer(config, micro_batch, loss, band)
-    if writer is not None and micro_batch.step % config.policy_loss.records_freq == 0:
+    if writer is not None and micro_batch is not None and micro_batch.step % config.policy_loss.records_freq == 0:
         columns = to_numpy(columns | token_columns(*tokens))
         writer.add(columns, micro_batch)
     else:
@@ -48,14 +52,14 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
     # Whether the weights of this call are those of the old log-probs, as far as that is known.
     from_rollout = config.policy_loss.get("old_log_probs_from_rollout")
     on_policy = micro_batch is not None and mini_batch == 0 and not from_rollout
-    if on_policy and band is not None and micro_batch.rank == 0:
+    if on_policy and band is not None and micro_batch is not None and micro_batch.rank == 0:
         _noise_watch().add(band, *(columns[name] for name in ("length", "quadratic_variation", "outside")))
     length_bins = config.policy_loss.get("length_bins") or metrics.LENGTH_BINS
     rows = config.global_batch_info.get("global_batch_size") or len(columns["length"])
     return columns, metrics.metrics(columns, length_bins, rows, mini_batch, on_policy)
 
 
-_WRITERS: dict[str, "RecordWriter"] = {}  # noqa: F821  by folder; imported where a run writes records
+_WRITERS: dict[str, "RecordWriter"] = {}  # by folder
 
 
 def settle_records() -> None:

@@ -17,7 +17,7 @@ import os
 import re
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -157,7 +157,7 @@ class RecordWriter:
         """The number of responses to record."""
         return int(sum(self._chosen(columns["length"], batch.prompts).sum() for columns, batch in step))
 
-    def _chosen(self, length: np.ndarray, prompts: list[str]) -> np.ndarray:
+    def _chosen(self, length: np.ndarray, prompts: Iterable[str]) -> np.ndarray:
         """bool ``[rows]``: the responses to record, by prompt, so that groups stay whole, and alike on all ranks."""
         if self.fraction == 1:
             return length > 0
@@ -174,7 +174,7 @@ class RecordWriter:
         columns["prompt_text_hash"] = np.array(hashes, dtype=np.int64)
         sides = {side: columns[f"clipped_{side}"] for side in ("upper", "lower", "dual")}
         is_so = [columns["finite"] == 0, *(share > 0 for share in sides.values())]
-        columns["clipped"] = sum(sides.values())
+        columns["clipped"] = sides["upper"] + sides["lower"] + sides["dual"]
         columns["decision"] = np.select(is_so, ["nonfinite", *sides], "kept").astype(object)
         chosen = self._chosen(columns["length"], columns["prompt"])
         arrays = [pa.array(columns[name][chosen], dtype) for name, dtype in COLUMNS.items()]

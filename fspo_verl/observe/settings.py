@@ -5,6 +5,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from fspo_verl.band import Band
 
@@ -13,7 +14,7 @@ from fspo_verl.band import Band
 _CLIP_A_RATIO = ("vanilla", "gspo", "geo_mean", "clip_cov", "cispo")
 
 
-def clip_ratios(read: Callable[[str], float | None]) -> dict[str, float | None]:
+def clip_ratios(read: Callable[[str], Any]) -> dict[str, Any]:
     """verl's clip range as its losses take it: ``clip_ratio`` stands for a side that is null.
 
     Args:

@@ -46,6 +46,7 @@ def main(args: argparse.Namespace) -> int:
     if args.max_rows < 1:
         raise ValueError(f"--max-rows={args.max_rows} must be at least 1")
     run = read_run(args.run, args.run.name, args.max_rows)
+    result: Coarse | Calibration
     if run.records.empty:
         source, result = "metrics", coarse(run.metrics, args.target_clip_rate)
         print(coarse_text(result, run))
@@ -66,16 +67,17 @@ def main(args: argparse.Namespace) -> int:
 def text(result: Calibration, run: Run) -> str:
     """The answer in at most 15 lines: the verdict, eps now and then, what to paste, and one caveat."""
     chosen, trained = result.chosen, result.trained
-    rate, lower, upper = map(percent, chosen.rates["all"])
+    band, rates = chosen.band, chosen.rates
+    assert band is not None and rates is not None, "a calibration chooses a shape that has a band"
+    rate, lower, upper = map(percent, rates["all"])
     title = f"A width of {chosen.width} clips {rate} of these responses, and {lower} to {upper} of those of a re-run."
-    if root := next((found for found in result.fits[1:] if found.shape == "sqrt(length)" and found.effect), None):
-        who = "shorter" if root.effect.exponent < 0 else "longer"
+    root = next((found.effect for found in result.fits[1:] if found.shape == "sqrt(length)"), None)
+    if root:
+        who = "shorter" if root.exponent < 0 else "longer"
         title += f" A width of sqrt(length) would clip {who} ones more."
-    before = trained is not None and (trained.length_power, trained.normalization) == (
-        chosen.band.length_power,
-        chosen.band.normalization,
-    )
-    now = {"eps_low": trained.low, "eps_high": trained.high} if before else {}
+    now = {}
+    if trained and (trained.length_power, trained.normalization) == (band.length_power, band.normalization):
+        now = {"eps_low": trained.low, "eps_high": trained.high}
     eps = (("eps_low", chosen.eps_low), ("eps_high", chosen.eps_high))
     change = [f"{name} {f'{now[name]:.4g} -> ' if now else ''}{estimate:.3g}" for name, estimate in eps]
     caveat = (*result.warnings, _CAVEAT)[0]
@@ -83,7 +85,7 @@ def text(result: Calibration, run: Run) -> str:
         _wrap(f"{run.name}: {result.verdict.sentence}"),
         _wrap(title),
         "  " + "   ".join(change),
-        _lines(overrides(chosen.band, run.settings)),
+        _lines(overrides(band, run.settings)),
         _wrap(f"{caveat}.", "Note: "),
     ]
     return "\n".join(lines)
@@ -92,7 +94,8 @@ def text(result: Calibration, run: Run) -> str:
 def details(result: Calibration, run: Run) -> str:
     """What ``--all`` adds: every shape, every other clip of the catalogue, and all that a reader should know."""
     blocks = [_wrap(note) for note in (*result.verdict.notes, *(f"{text}." for text in result.warnings[1:]))]
-    if result.noise and (warned := noise.warning(result.noise, result.chosen.band)):
+    band = result.chosen.band
+    if result.noise and band and (warned := noise.warning(result.noise, band)):
         blocks.append(_wrap(f"{warned}.", "Warning: "))
     blocks.append(
         _wrap(
@@ -110,7 +113,7 @@ def details(result: Calibration, run: Run) -> str:
 
 
 def _of_fit(found: Fit, run: Run) -> str:
-    if found.band is None:
+    if found.band is None or found.rates is None:
         return _wrap(f"{found.shape}: {found.refused}")
     tests = f"k {_effect(found.effect)}, held out {_effect(found.held_out)}"
     eps = f"eps_low {found.eps_low:.3g}, eps_high {found.eps_high:.3g}, clip rate {found.rates['all']:.3f}"

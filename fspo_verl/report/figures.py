@@ -165,7 +165,7 @@ def _step_axis(axes: Axes) -> None:
 def of_panels(panels: Sequence[tuple], columns: int, height: float) -> Figure:
     """A figure of panels, each a function below and its arguments but the axes, with one legend for all of them."""
     figure, axes = grid(len(panels), columns, height)
-    handles = {}
+    handles: dict[str, object] = {}
     for place, (draw, *args) in zip(axes, panels, strict=True):
         draw(place, *args)
         handles |= {label: handle for handle, label in zip(*place.get_legend_handles_labels(), strict=True)}

@@ -79,8 +79,8 @@ def verdict_of(run: Run) -> Verdict:
             f"{found.responses:,} responses of first mini-batches, which no update has moved, show numerical noise: a "
             f"token's log-ratio spreads by {found.sigma:.2g} nats."
         )
-        band = settings and settings.trained_band
-        if band is not None and (warned := noise.warning(found, band, settings.loss)):
+        band = settings.trained_band if settings else None
+        if band is not None and (warned := noise.warning(found, band)):
             notes.append(f"{warned[0].upper()}{warned[1:]}.")
     return Verdict(sentence, f"{how}.", rate, 0, notes=tuple(notes))
 
@@ -98,7 +98,7 @@ def live_rates(run: Run, rng: np.random.Generator) -> pd.DataFrame:
             np.arange(len(part)), part[["clipped", "responses"]], lambda totals: totals[..., :1] / totals[..., 1:], rng
         )
         high = np.fmax(longest, low) if part.high.isna().any() else part.high.max()
-        rows.append((low, high, len(part), *(number.item() for number in rate)))
+        rows.append((low, high, len(part), *(np.asarray(number).item() for number in rate)))
     return pd.DataFrame(rows, columns=["low", "high", "steps", "rate", "lower", "upper"])
 
 
@@ -135,7 +135,7 @@ def steps(run: Run) -> int:
 
 def _summary(a: Analysis) -> dict:
     run = a.run
-    row = {"run": run.name, "loss": run.settings and run.settings.loss}
+    row: dict[str, object] = {"run": run.name, "loss": run.settings.loss if run.settings else None}
     row |= {"steps": steps(run), "records": len(run.records)}
     if a.overall is None:
         return row | {"clip_rate": a.verdict.rate}

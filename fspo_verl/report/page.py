@@ -128,7 +128,7 @@ def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]
     analyses = [
         analyse(run, edges, np.random.default_rng([seed, i])) for i, run in enumerate(tqdm(runs, "numbers", delay=2))
     ]
-    clips = [run.settings and of_run(run.settings.loss, run.settings.trained_band) for run in runs]
+    clips = [of_run(run.settings.loss, run.settings.trained_band) if run.settings else None for run in runs]
     styles = {run.name: style for run, style in zip(runs, figures.run_styles(clips), strict=True)}
     parts = {
         "clip_rate_by_length": clip_rates(analyses, styles),
@@ -137,7 +137,7 @@ def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]
         "log_ratio_by_length": log_ratios(analyses, styles, np.random.default_rng(seed)),
         "curves": curves(runs, styles),
     }
-    files = {}
+    files: dict[str, bytes] = {}
     for name, part in tqdm(parts.items(), "figures", delay=2):
         if part.panels:
             svg, png = figures.render(part.draw, part.columns, "svg", "png")
@@ -307,7 +307,7 @@ def _clip_table(found: Counterfactuals) -> pd.DataFrame:
 
 def _band(run: Run, drawn: pd.DataFrame) -> pd.DataFrame | None:
     """Columns length, low, high of the run's band at the typical Q of a length; None where it has none."""
-    band = run.settings and run.settings.trained_band
+    band = run.settings.trained_band if run.settings else None
     if band is None:
         return None
     length = torch.as_tensor(np.linspace(drawn.length.min() ** 0.5, drawn.length.max() ** 0.5, 100) ** 2)

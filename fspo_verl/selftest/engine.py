@@ -41,8 +41,8 @@ def training_worker(model: str | Path, dtype: str = "fp32", lr: float = 0.0, **m
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.environ.update({"WG_BACKEND": "ray"} | alone | dict(os.environ))
     get_platform().communication_backend_name()  # on a CPU, joins the gloo group
-    usual = {"load_tokenizer": False, "enable_gradient_checkpointing": False}
-    usual["override_config"] = {"attn_implementation": "sdpa"}
+    attention = {"attn_implementation": "sdpa"}
+    usual = {"load_tokenizer": False, "enable_gradient_checkpointing": False, "override_config": attention}
     precision = {"param_dtype": dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     worker = engine_workers.TrainingWorker(
         config.TrainingWorkerConfig(
