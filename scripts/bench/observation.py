@@ -34,11 +34,11 @@ VARIANTS = ("bare", "metrics", "records")
 VOCABULARY = 24
 
 
-def batch(args: argparse.Namespace):
+def batch(args: argparse.Namespace, step: int):
     """A mini-batch of random tokens; lengths are spread evenly on a log scale."""
     lengths = np.geomspace(5, args.length, args.responses).astype(int)
     responses = [torch.randint(VOCABULARY, (n,)) for n in lengths]
-    data = engine.batch_of([torch.arange(16)] * len(responses), responses, torch.randn(len(responses)).tolist())
+    data = engine.batch_of([torch.arange(16)] * len(responses), responses, torch.randn(len(responses)), step)
     data["old_log_probs"] = engine.nested(-torch.rand(n) for n in lengths)
     return data
 
@@ -64,10 +64,10 @@ def measure(args: argparse.Namespace, folder: Path) -> pd.DataFrame:
     variants = [(loss, variant) for loss in ("fspo", "gspo") for variant in VARIANTS]
     losses = {key: policy_loss(*key, folder) for key in variants}
     rows = []
-    for _ in trange(args.rounds + 1, desc="rounds", disable=None):
+    for step in trange(args.rounds + 1, desc="rounds", disable=None):
         seconds = {}
         for key, loss in losses.items():
-            data = batch(args)
+            data = batch(args, step)
             bare = mock.patch.multiple(fspo_verl.register, **without_metrics)
             with bare if key[1] == "bare" else contextlib.nullcontext():
                 begin = time.perf_counter()
