@@ -5,7 +5,7 @@
 import functools
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -57,8 +57,8 @@ def training_worker(model: str | Path, dtype: str = "fp32", lr: float = 0.0, **m
     return worker
 
 
-def batch_of(prompts: Sequence[Tensor], responses: Sequence[Tensor], advantages: Iterable[float]) -> TensorDict:
-    """Sequences of ``[tokens]`` ids, two to a group, in the nested layout of verl's v1 trainer."""
+def batch_of(prompts: list[Tensor], responses: list[Tensor], advantages: Iterable, step: int = 1) -> TensorDict:
+    """Sequences of ``[tokens]`` ids of a training step, two to a group, in the nested layout of verl's v1 trainer."""
     ids = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
     ones = [torch.ones_like(response) for response in responses]
     tensors = {
@@ -70,7 +70,7 @@ def batch_of(prompts: Sequence[Tensor], responses: Sequence[Tensor], advantages:
         "loss_mask": ones,
         "advantages": [float(a) * one for a, one in zip(advantages, ones, strict=True)],
     }
-    groups = {"uid": [f"prompt {i // 2}" for i in range(len(ids))], "global_steps": [1] * len(ids)}
+    groups = {"uid": [f"prompt {i // 2}" for i in range(len(ids))], "global_steps": [step] * len(ids)}
     return tu.get_tensordict({name: nested(rows) for name, rows in tensors.items()} | groups, {})
 
 
@@ -118,16 +118,16 @@ def small_model(folder: str | Path, **shape: int) -> str:
 
 
 @torch.no_grad()
-def sample(model: str | Path, count: int, shortest: int, longest: int) -> TensorDict:
+def sample(model: str | Path, count: int, shortest: int, longest: int, step: int = 1) -> TensorDict:
     """A batch of responses sampled from the model at temperature 1, of lengths spread evenly on a log scale."""
     torch.manual_seed(0)
     policy = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="auto").to(get_platform().device_name)
-    prompts = torch.full((count, 1), policy.config.bos_token_id or 0)
-    settings = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "pad_token_id": 0}
-    ids = policy.generate(prompts.to(policy.device), min_new_tokens=longest, max_new_tokens=longest, **settings).cpu()
+    prompts = torch.full((count, 1), policy.config.bos_token_id or 0, device=policy.device)
+    settings = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "attention_mask": prompts * 0 + 1}
+    ids = policy.generate(prompts, min_new_tokens=longest, max_new_tokens=longest, pad_token_id=0, **settings).cpu()
     lengths = np.random.default_rng(0).permutation(np.geomspace(shortest, longest, count)).round().astype(int)
-    advantages = np.where(np.arange(count) % 2, 1.0, -1.0)
-    return batch_of(list(prompts), [row[1 : 1 + n] for row, n in zip(ids, lengths, strict=True)], advantages)
+    responses = [row[1 : 1 + length] for row, length in zip(ids, lengths, strict=True)]
+    return batch_of(list(prompts.cpu()), responses, np.resize([-1.0, 1.0], count), step)
 
 
 def check_step() -> dict:

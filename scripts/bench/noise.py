@@ -42,10 +42,10 @@ BANDS = {
 }
 
 
-def measure(model: str, count: int, longest: int, setting: tuple[str, str, bool], folder: Path) -> dict[str, str]:
-    """One row of the table; half of the responses are in the first mini-batch, and count."""
+def measure(model: str, count: int, longest: int, setting: tuple[str, str, bool], folder: Path, step: int) -> dict:
+    """One row of the table; half of the responses are in the first mini-batch of its step, and count."""
     dtype, cut, fused = setting
-    batch = engine.sample(model, count, 8, longest)
+    batch = engine.sample(model, count, 8, longest, step)
     fused = {"use_fused_kernels": fused, "fused_kernel_options": {"impl_backend": "torch"}}
     trainer = engine.training_worker(model, dtype, **fused)
     batch["old_log_probs"] = engine.nested(engine.log_probs(trainer, batch, CUTS[cut][0]))
@@ -70,10 +70,10 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="default: all")
     args = parser.parse_args()
     rows = {}
-    for name in tqdm(args.settings, "settings"):
+    for step, name in enumerate(tqdm(args.settings, "settings")):
         with tempfile.TemporaryDirectory() as scratch:
             model = args.model or engine.small_model(f"{scratch}/model")
-            rows[name] = measure(model, args.responses, args.longest, SETTINGS[name], Path(scratch) / "records")
+            rows[name] = measure(model, args.responses, args.longest, SETTINGS[name], Path(scratch) / "records", step)
     print(pd.DataFrame.from_dict(rows, orient="index").to_string())
 
 

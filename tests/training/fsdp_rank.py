@@ -15,7 +15,6 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from tensordict import NonTensorStack
 from torch.utils._python_dispatch import TorchDispatchMode
 from verl.models.transformers.dense_common import forward_with_torch_backend
 from verl.utils import tensordict_utils as tu
@@ -37,10 +36,9 @@ def mini_batch(vocabulary: int):
     mask[2][10:20] = 0
     old = [-3 + 0.2 * torch.randn(n, generator=generator) for n in RESPONSES]
     advantages = torch.randn(len(RESPONSES), generator=generator).tolist()
-    batch = engine.batch_of([x[:PROMPT] for x in ids], [x[PROMPT:] for x in ids], advantages)
+    batch = engine.batch_of([x[:PROMPT] for x in ids], [x[PROMPT:] for x in ids], advantages, STEP)
     batch["response_mask"] = batch["loss_mask"] = engine.nested(mask)
     batch["old_log_probs"] = engine.nested(old)
-    batch["global_steps"] = NonTensorStack(*[STEP] * len(RESPONSES))
     return batch
 
 
