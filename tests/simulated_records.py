@@ -15,11 +15,13 @@ def frame(length, log_ratio=0.0, quadratic_variation=0.0, advantage=1.0, prompt=
     """Records with the given columns, the others as if nothing were clipped."""
     n = len(length)
     log_ratio = np.broadcast_to(log_ratio, n).astype(np.float32)
+    prompt = pd.Categorical(range(n) if prompt is None else prompt)
     return pd.DataFrame(
         {
             "step": np.broadcast_to(step, n).astype(np.int32),
             "mini_batch": np.zeros(n, np.int32),
-            "prompt": pd.Categorical(range(n) if prompt is None else prompt).rename_categories(str),
+            "prompt": prompt.rename_categories(str),
+            "prompt_text_hash": prompt.codes.astype(np.int64),
             "length": np.asarray(length, np.int32),
             "log_ratio": log_ratio,
             "quadratic_variation": np.broadcast_to(quadratic_variation, n).astype(np.float32),
