@@ -63,9 +63,9 @@ WAYS_IN = {
 @pytest.mark.parametrize(
     ("way_in", "overrides"),
     [
-        pytest.param("packaged", [], id="packaged"),
+        pytest.param("packaged", [], id="packaged", marks=pytest.mark.long),
         pytest.param("override", [], id="override"),
-        pytest.param("yaml", [], id="yaml"),
+        pytest.param("yaml", [], id="yaml", marks=pytest.mark.long),
         pytest.param(
             "packaged", VERL_LOOP_TWO_RANKS_REFERENCE, id="verl-agent-loop-two-ranks-reference", marks=pytest.mark.long
         ),
