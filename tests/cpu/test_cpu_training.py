@@ -53,6 +53,14 @@ def a_launch_config_of_ones_own(folder: Path, defaults: list) -> list[str]:
     return ["--config-dir", str(folder), "--config-name", "mine"]
 
 
+# verl's main under a Hydra in which an internal has another name, after Hydra itself has taken it up.
+RENAMED_HYDRA = """
+import runpy, sys
+import hydra._internal.config_loader_impl
+import hydra._internal.defaults_list
+del hydra._internal.defaults_list.create_defaults_list
+runpy.run_module("verl.trainer.main_ppo", run_name="__main__", alter_sys=True)
+"""
 WAYS_IN = {
     "packaged": lambda folder: ["--config-name", "fspo_cpu", "algorithm.policy_loss=fspo"],
     "override": lambda folder: [*a_launch_config_of_ones_own(folder, []), "+algorithm.policy_loss=fspo"],
@@ -61,20 +69,23 @@ WAYS_IN = {
 
 
 @pytest.mark.parametrize(
-    ("way_in", "overrides"),
+    ("way_in", "overrides", "main"),
     [
-        pytest.param("packaged", [], id="packaged", marks=pytest.mark.long),
-        pytest.param("override", [], id="override"),
-        pytest.param("yaml", [], id="yaml", marks=pytest.mark.long),
+        pytest.param("packaged", [], None, id="packaged", marks=pytest.mark.long),
+        pytest.param("packaged", [], RENAMED_HYDRA, id="renamed-hydra", marks=pytest.mark.long),
+        pytest.param("override", [], None, id="override"),
+        pytest.param("yaml", [], None, id="yaml", marks=pytest.mark.long),
         pytest.param(
-            "packaged", VERL_LOOP_TWO_RANKS_REFERENCE, id="verl-agent-loop-two-ranks-reference", marks=pytest.mark.long
+            *("packaged", VERL_LOOP_TWO_RANKS_REFERENCE, None),
+            id="verl-agent-loop-two-ranks-reference",
+            marks=pytest.mark.long,
         ),
-        pytest.param("packaged", ["cpu_rollout=vllm"], id="vllm", marks=needs_vllm),
+        pytest.param("packaged", ["cpu_rollout=vllm"], None, id="vllm", marks=needs_vllm),
     ],
 )
-def test_training(task, untrained_model, tmp_path, way_in, overrides):
+def test_training(task, untrained_model, tmp_path, way_in, overrides, main):
     command = [
-        *(sys.executable, "-m", "verl.trainer.main_ppo", *WAYS_IN[way_in](tmp_path)),
+        *(sys.executable, *(["-c", main] if main else ["-m", "verl.trainer.main_ppo"]), *WAYS_IN[way_in](tmp_path)),
         *small_overrides(task, untrained_model),
         f"actor_rollout_ref.actor.policy_loss.records_dir={tmp_path / 'records'}",
         f"trainer.total_training_steps={STEPS}",
@@ -91,7 +102,9 @@ def test_training(task, untrained_model, tmp_path, way_in, overrides):
     # Ray's workers keep the pipe open, so a file.
     with (tmp_path / "log").open("w") as log:
         code = subprocess.run(command, env=env, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path).returncode
-    assert code == 0, (tmp_path / "log").read_text()[-5000:]
+    said = (tmp_path / "log").read_text()
+    assert code == 0, said[-5000:]
+    assert ("overridden_group is not looked for" in said) == (main == RENAMED_HYDRA)
 
     log = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in log] == list(range(1, STEPS + 1))
