@@ -24,12 +24,9 @@ def quick(monkeypatch):
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory):
-    """A folder with one run: a file of records cut off, a band of a later version, a config that is no YAML."""
+    """A folder with one run: a file of records cut off, a config that is no YAML."""
     run = tmp_path_factory.mktemp("runs") / "fspo-seed1"
-    with pytest.MonkeyPatch.context() as patch:
-        band = synthetic_run.RANGES["fspo"]["band"] | {"eps_of_2030": 1.0}
-        patch.setitem(synthetic_run.RANGES, "fspo", synthetic_run.RANGES["fspo"] | {"band": band})
-        synthetic_run.write_run(run, "fspo", steps=8, prompts=64)
+    synthetic_run.write_run(run, "fspo", steps=8, prompts=64)
     bad = run / "records/step-000004-rank-0000.parquet"
     bad.write_bytes(bad.read_bytes()[:-10])
     (run / "hydra/.hydra/config.yaml").write_text("trainer: [\n")
@@ -48,9 +45,8 @@ def run_command(command: str, run: Path, output: Path) -> int:
 
 @pytest.mark.parametrize("command", sorted(set(cli.COMMANDS) - {"selftest"}))  # which reads no run
 def test_every_command_reads_what_is_whole(command, damaged, tmp_path, caplog):
-    with pytest.warns(UserWarning, match="step-000004-rank-0000.parquet is left out") as warned:
+    with pytest.warns(UserWarning, match="step-000004-rank-0000.parquet is left out"):
         assert run_command(command, damaged, tmp_path) == 0
-    assert any("a band that this version of fspo_verl does not know" in str(warning.message) for warning in warned)
     if command != "doctor":  # which has a config of its own
         assert f"{damaged}/hydra/.hydra is left out, it cannot be read" in caplog.text
     if command == "report":
