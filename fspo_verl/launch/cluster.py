@@ -26,7 +26,8 @@ class Workers:
     def __init__(self):
         import ray
 
-        self.where, self.shares_queue, self.answers = "a local Ray", False, {}
+        self.where, self.shares_queue = "a local Ray", False
+        self.answers: list[tuple] = []
         self.problem: tuple[str, str] | None = None
         if (problem := _unreachable(os.environ.get("RAY_ADDRESS", ""))) is not None:
             self.problem = problem, "start the cluster, or unset RAY_ADDRESS"
@@ -45,7 +46,9 @@ class Workers:
             self.problem = f"{self.where} cannot be used: {said}", fix
             return
         self.shares_queue = _TRANSFER_QUEUE in ray.util.list_named_actors(all_namespaces=True)
-        self.answers = {node["NodeManagerAddress"]: _ask(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
+        # By node: several may run at one address.
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        self.answers = [(node["NodeManagerAddress"], _ask(node["NodeID"])) for node in alive]
 
     def close(self) -> None:
         """Leave the cluster, or stop the local Ray."""
@@ -99,9 +102,9 @@ def findings(workers: Workers, config: DictConfig | None) -> Iterator[Finding]:
         why = "both would use one TransferQueue, and the end of one run closes it for the other, which then hangs"
         what = f"another run of verl is on {workers.where}"
         yield Finding("warning", "shared_queue", what, why, "wait for its end, or start a Ray cluster for each run")
-    ray.wait([*workers.answers.values()], num_returns=len(workers.answers), timeout=_WORKER_SECONDS)
+    ray.wait([answer for _, answer in workers.answers], num_returns=len(workers.answers), timeout=_WORKER_SECONDS)
     good = 0
-    for node, answer in workers.answers.items():
+    for node, answer in workers.answers:
         place = f"a worker of {workers.where} on {node}"
         try:
             lacks, fix = missing(ray.get(answer, timeout=0), config)

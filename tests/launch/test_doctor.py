@@ -392,7 +392,7 @@ def test_a_ray_worker_is_asked_and_another_run_of_verl_is_seen(monkeypatch):
     try:
         assert not asked.shares_queue
         assert [finding.severity for finding in cluster.findings(asked, None)] == ["note"]
-        (sees,) = ray.get([*asked.answers.values()])
+        ((_, sees),) = [(node, ray.get(answer)) for node, answer in asked.answers]
         assert "fspo" in sees["losses"] and sees["fspo_verl"]
         queue = ray.remote(type("Queue", (), {})).options(**cluster._TRANSFER_QUEUE, num_cpus=0).remote()
         ray.get(queue.__ray_ready__.remote())
@@ -408,7 +408,7 @@ def test_a_ray_worker_is_asked_and_another_run_of_verl_is_seen(monkeypatch):
 
 
 def test_a_second_run_on_a_cluster_is_warned_of():
-    there = SimpleNamespace(problem=None, answers={}, where="the running cluster", shares_queue=True)
+    there = SimpleNamespace(problem=None, answers=[], where="the running cluster", shares_queue=True)
     (finding,) = cluster.findings(there, None)
     assert finding.severity == "warning" and "another run of verl is on the running cluster" in finding.what
 
