@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws docs/hero.png, the first picture of the README: clip rate by response length, each clip scaled to one rate.
 
-Left from docs/comparison.json (small models, mean and range of the seeds), right from the records of the law (a
-pretrained language model, mean and range of three updates).
+Left from scripts/studies/comparison/comparison.json (small models, mean and range of the seeds), right from the records
+of the law (a pretrained language model, mean and range of three updates).
 
 python scripts/docs/hero.py [--output docs/hero.png]
 """
@@ -34,7 +34,7 @@ _LENGTH_BINS = 4  # of the law's lengths, so that each holds 50 responses and mo
 
 def small_models() -> pd.DataFrame:
     """Clip rates of the comparison: columns loss, low, high, place, rate, smallest, largest."""
-    trials, setup = load(ROOT / "docs/comparison.json")
+    trials, setup = load(ROOT / "scripts/studies/comparison/comparison.json")
     rates = compare(trials, setup).clip_rates.query("kind == 'matched' and loss in @LOSSES")
     return rates.rename(columns={"length": "place"})
 
