@@ -19,6 +19,7 @@ from fspo_verl.config import INTERNAL, Observation
 from fspo_verl.launch import composition, history
 from fspo_verl.launch.view import ACTOR, GROUP, POLICY_LOSS, SEVERITIES, Finding, Launch, by_severity, leaves
 from fspo_verl.observe import folder as folders
+from fspo_verl.observe.settings import clip_ratios
 
 # What a check yields; _run gives it the check's name.
 error, warning, note = (functools.partial(Finding, severity, "") for severity in SEVERITIES)
@@ -100,13 +101,15 @@ def lost_to_group(launch: Launch) -> Iterator[Finding]:
     """A value in a config file of the user's that the selected group, merged after that file, replaces."""
     if not composition.has_files_of_the_user():
         return
-    group = [part for part in launch.parts if part.is_own and part.name.startswith(f"{GROUP}/")]
+    group = [
+        part for part in launch.parts if part.source == composition.OWN_CONFIGS and part.name.startswith(f"{GROUP}/")
+    ]
     if not group:
         return
     sets = dict(leaf for part in group for leaf in leaves(part.content).items())
     final = leaves(launch.config)
     before = launch.parts[: launch.parts.index(group[0])]
-    for part in (part for part in before if part.is_of_user):
+    for part in (part for part in before if composition.is_of_user(part.source)):
         lost = {
             key: value
             for key, value in leaves(part.content).items()
@@ -334,8 +337,9 @@ def gspo_aggregation(launch: Launch) -> Iterator[Finding]:
 
 def range_of_another_loss(launch: Launch) -> Iterator[Finding]:
     """A range for tokens beside GSPO, which clips their mean; or GSPO's beside a loss that clips tokens."""
-    keys, (low, high) = ("clip_ratio_low", "clip_ratio_high"), launch.clip_range
-    values = " ".join(f"{ACTOR}.{key}={value}" for key, value in zip(keys, (low, high), strict=True))
+    ratios = clip_ratios(launch.actor.get)
+    low, high = ratios["clip_ratio_low"], ratios["clip_ratio_high"]
+    values = f"{ACTOR}.clip_ratio_low={low} {ACTOR}.clip_ratio_high={high}"
     # The standard deviation of the mean over the longest response is that of a token by the root of its length.
     longest = launch.max_response_length
     assert longest is not None, "data.max_response_length is null"

@@ -91,18 +91,9 @@ class Part(NamedTuple):
     def file(self) -> str:
         return f"{self.source.removeprefix('file://')}/{self.name}.yaml"
 
-    @property
-    def is_own(self) -> bool:
-        """Whether this package ships the file."""
-        return self.source == OWN_CONFIGS
 
-    @property
-    def is_of_user(self) -> bool:
-        """Whether neither verl nor this package nor Hydra ships the file."""
-        return _is_of_user(self.source)
-
-
-def _is_of_user(source: str) -> bool:
+def is_of_user(source: str) -> bool:
+    """Whether neither verl nor this package nor Hydra ships what an entry of Hydra's search path holds."""
     if source.startswith("pkg://"):
         return source.removeprefix("pkg://").split(".")[0] not in ("verl", "fspo_verl", "hydra")
     # A main that is started as a file, and the asynchronous ones, name verl's own folders by path.
@@ -114,7 +105,7 @@ def _is_of_user(source: str) -> bool:
 
 def has_files_of_the_user() -> bool:
     """Whether the search path of the running Hydra application has an entry of a user's."""
-    return any(_is_of_user(source) for source in _sources() if not source.startswith("structured://"))
+    return any(is_of_user(source) for source in _sources() if not source.startswith("structured://"))
 
 
 def _sources() -> list[str]:

@@ -174,14 +174,6 @@ class Launch:
 
         return FSPOPolicyLossConfig(**FSPOPolicyLossConfig.fields_in(self.policy_loss))
 
-    @property
-    def clip_range(self) -> tuple[float, float]:
-        """What verl's own losses leave unclipped below and above a ratio of 1."""
-        from fspo_verl.observe.settings import clip_ratios  # imports torch
-
-        ratios = clip_ratios(self.actor.get)
-        return ratios["clip_ratio_low"], ratios["clip_ratio_high"]
-
     def with_eps(self, low: float | None, high: float | None) -> str:
         """Overrides that give the band these half-widths, in the keys that the launch sets."""
         band = self.band

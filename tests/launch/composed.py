@@ -9,7 +9,7 @@ from importlib import resources
 import verl
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
+from omegaconf import open_dict
 
 
 def composed(arguments: list[str], look: Callable, folder: str = "trainer.config"):
@@ -28,7 +28,9 @@ def composed(arguments: list[str], look: Callable, folder: str = "trainer.config
     with initialize_config_dir(given.config_path, version_base=None):
         full = compose(given.config_name, overrides, return_hydra_config=True)
     HydraConfig.instance().set_config(full)
+    with open_dict(full):
+        del full["hydra"]
     try:
-        return look(OmegaConf.masked_copy(full, [key for key in full if key != "hydra"]))
+        return look(full)
     finally:
         HydraConfig.instance().cfg = None
