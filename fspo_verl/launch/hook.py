@@ -46,19 +46,13 @@ def check(config: DictConfig) -> None:
     except Exception as problem:
         logger.warning("fspo_verl did not look at this launch: %s: %s", type(problem).__name__, problem)
         return
-    _refuse_or_say(_findings(config, meant) if selected else meant)
+    if selected:
+        from fspo_verl.launch import checks, installation
+
+        meant = [*installation.untested_verl(), *checks.findings(config)]  # which has what was meant as well
+    _refuse_or_say(meant)
     if not selected and launch.has_actor:
         _say_a_forgotten_loss(config)
-
-
-def _findings(config: DictConfig, meant: list[Finding]) -> list[Finding]:
-    """What the checks find, lost selections included; ``meant``, which are these, where the checks cannot run."""
-    try:
-        from fspo_verl.launch import checks, installation
-    except ImportError as problem:  # another Hydra or verl than this one was written for
-        what = f"fspo_verl cannot check this launch: {problem}"
-        return [*meant, Finding("warning", "unchecked", what, "the loss trains all the same")]
-    return [*installation.untested_verl(), *checks.findings(config)]
 
 
 def _refuse_or_say(found: list[Finding]) -> None:
