@@ -64,8 +64,8 @@ setup(
         # scripts/real_model.sh; the model itself is in requirements/real.txt.
         "real": ["gguf>=0.17", "reasoning-gym>=0.1.25"],
         "test": [
-            *("gguf>=0.17", "pytest>=8", "pytest-xdist>=3", "hypothesis>=6", "mypy>=2", "ruff>=0.6"),
-            *("setuptools>=68", "wheel"),
+            *("pytest>=8", "pytest-timeout>=2", "pytest-xdist>=3", "hypothesis>=6", "mypy>=2", "ruff>=0.6"),
+            *("gguf>=0.17", "setuptools>=68", "wheel"),
         ],
     },
     entry_points={

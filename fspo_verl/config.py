@@ -49,7 +49,7 @@ class Observation:
 
     records_freq: int = 1
     """Of this many training steps one is recorded (those that it divides). Each rank writes a file per recorded step,
-    so that a thousand ranks on a shared disk want more than 1; see docs/scaling.md."""
+    so that a thousand ranks on a shared disk want more than 1; see docs/scripts.md."""
 
     records_limit_mb: float = 1024
     """Megabytes that one rank writes at most; after that it records nothing more, and warns."""

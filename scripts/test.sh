@@ -22,6 +22,10 @@ case $tier in
 esac
 [[ $tier ]] && selection='not real' || selection='not real and not long'
 
+# Cores are shared out: threads of one process that wait for a core hold up all others of it.
+threads=$(($(nproc) / WORKERS))
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
+
 bash scripts/install.sh "$VENV" requirements/cpu.txt cpu,report,test,docs
 "$VENV/bin/ruff" check .
 "$VENV/bin/ruff" format --check .

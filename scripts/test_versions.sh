@@ -9,7 +9,6 @@
 # finds. All other packages are those of requirements/cpu.txt. Not part of scripts/test.sh.
 #   VENV   virtual environment that everything runs in (default .venv); it is left as it is
 #   LOGS   folder for the output of each cell (default runs/test-versions)
-#   ALL    1: in place of the last three columns, all of tests/, trainings included, which takes most of an hour
 #
 # `version`: tested, untested (a warning), or named as unsupported when the plugin is imported. `registered`: `import
 # verl` alone registers the loss; verl before 0.9 loads no plugins. The other columns are pytest's counts: what is taken
@@ -20,7 +19,6 @@ cd "$(dirname "$0")/.."
 repository=$PWD
 VENV=${VENV:-.venv}
 LOGS=$(realpath -m "${LOGS:-runs/test-versions}")
-ALL=${ALL:-0}
 
 [[ ${1:-} != --help ]] || { sed -n '5,/^set -/s/^# \{0,1\}//p' "$0"; exit; }
 bash scripts/install.sh "$VENV" requirements/cpu.txt cpu,report,test,docs
@@ -65,13 +63,9 @@ cell() { # name, tests and options: pytest's last line
     tail -n 1 "$log" | sed 's/ in .*//; s/^=* *//'
 }
 
-# These make environments of their own, which do not see the folder of a verl.
-suite=("$repository/tests" --ignore "$repository/tests/test_install.py" --ignore "$repository/tests/training/test_cluster.py")
-
-if ((ALL == 0)); then columns=(contract "composition and checks" "loss in verl"); else columns=("all tests"); fi
 row() { printf '| %s ' "$@"; echo '|'; }
-row verl version registered "${columns[@]}"
-row --- --- --- "${columns[@]/*/---}"
+row verl version registered contract "composition and checks" "loss in verl"
+row --- --- --- --- --- ---
 (($#)) || set -- 0.8.0 0.9.0 0.9.1 newest
 seen=' ' number=0
 for verl in "$@"; do
@@ -86,12 +80,8 @@ print("named" if v.unsupported_verl() else "untested" if v.untested_verl() else 
     registered=$(inside "$python" -c 'import verl
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 print("yes" if "fspo" in POLICY_LOSS_REGISTRY else "no")' 2>"$LOGS/$found-import.log" | tail -n 1)
-    cells=()
-    if ((ALL == 0)); then
-        cells+=("$(cell contract "$repository/tests/verl_contract")")
-        cells+=("$(cell launch "$repository/tests/launch/test_launch.py")" "$(cell loss "$repository/tests/test_policy_loss.py")")
-    else
-        cells+=("$(cell all "${suite[@]}")")
-    fi
-    row "$found" "$supported" "$registered" "${cells[@]}"
+    contract=$(cell contract "$repository/tests/verl_contract")
+    composed=$(cell launch "$repository/tests/launch/test_launch.py")
+    loss=$(cell loss "$repository/tests/test_policy_loss.py")
+    row "$found" "$supported" "$registered" "$contract" "$composed" "$loss"
 done

@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from markdown.extensions.toc import slugify
 
 ROOT = Path(__file__).parents[1]
 SITE = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*map(ROOT.joinpath, ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *SITE]
-PAGES += sorted((ROOT / "scripts/studies").rglob("*.md"))
+PAGES += sorted((ROOT / "scripts").rglob("*.md"))
 
 
 def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
@@ -21,18 +22,33 @@ def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
 
 def links(text: str) -> list[str]:
     """Targets of Markdown links and pictures, outside code blocks."""
-    return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+    return re.findall(r"\]\(([^)\s]+)\)", prose(text))
 
 
-def test_configuration_checks_and_commands_are_those_of_the_code():
+def prose(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub and the site make them."""
+    titles = re.findall(r"^#+ (.+)$", prose(page.read_text()), flags=re.MULTILINE)
+    return {slugify(title.replace("`", ""), "-") for title in titles}
+
+
+def test_configuration_and_commands_are_those_of_the_code():
     checked = run("scripts/docs/generate.py", "--check")
     assert checked.returncode == 0, checked.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_relative_links_lead_to_files(page):
-    targets = [target.split("#")[0] for target in links(page.read_text()) if "://" not in target]
-    missing = [target for target in targets if target and not (page.parent / target).exists()]
+def test_relative_links_lead_to_files_and_headings(page):
+    """mkdocs knows the pages of docs/ only."""
+    missing = []
+    for target in links(page.read_text()):
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        found = "://" in target or (file.exists() and (not anchor or anchor in anchors(file)))
+        missing += [] if found else [target]
     assert not missing
 
 
@@ -46,7 +62,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
 
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text().split("nav:")[1]
-    assert sorted(re.findall(r"- ([\w.]+\.md)", navigation)) == [page.name for page in SITE]
+    assert sorted(re.findall(r"\w+\.md", navigation)) == [page.name for page in SITE]
 
 
 def description(tmp_path: Path, repository: str) -> str:

@@ -39,6 +39,18 @@ def test_an_import_of_verl_brings_in_nothing_but_the_plugin_and_wrapt():
     assert {name for name in sees - without if name.split(".")[0] not in ("wrapt", "difflib", "_wrapt")} == own
 
 
+def test_every_addition_takes_effect_without_a_word(tmp_path):
+    program = """
+        import verl.trainer.main_ppo as main
+        from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+        from verl.utils import device, tracking
+        wrapped = main.run_ppo, device.auto_set_device, tracking.Tracking.__init__, tracking.Tracking.log
+        print({"fspo", "observed"} <= set(POLICY_LOSS_REGISTRY), *(hasattr(each, "__wrapped__") for each in wrapped))
+    """
+    run = python("-c", textwrap.dedent(program), cwd=tmp_path)
+    assert run.stdout.split()[-5:] == ["True"] * 5 and "fspo" not in run.stderr, run.stderr
+
+
 def test_the_losses_are_registered_whatever_else_fails(tmp_path):
     program = """
         import sys

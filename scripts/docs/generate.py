@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the pages of docs/ that follow from the code: configuration.md, checks.md, commands.md.
+"""Writes the pages of docs/ that follow from the code: configuration.md and commands.md.
 
   python scripts/docs/generate.py            write them
   python scripts/docs/generate.py --check    exit with 1 if they differ from the code
@@ -22,7 +22,7 @@ _HEAD = "<!-- Written by scripts/docs/generate.py from the code; do not edit. --
 
 def pages() -> dict[str, str]:
     """Name of each generated page -> its text."""
-    texts = {"configuration.md": configuration(), "checks.md": checks(), "commands.md": commands()}
+    texts = {"configuration.md": configuration(), "commands.md": f"{commands()}\n\n{checks()}"}
     return {name: f"{_HEAD}{text.strip()}\n" for name, text in texts.items()}
 
 
@@ -82,14 +82,14 @@ def markdown(text: str) -> str:
 
 def checks() -> str:
     parts = [
-        "# Launch checks",
-        "An **error** stops the launch, for it would fail or train something else than it says. A **warning** is "
-        "printed: it trains, but works against the method. A **note** is for your information. Every finding names "
-        "what is wrong, why, and the override that mends it.",
-        "## At every launch, before Ray starts",
+        "## Launch checks",
+        "An **error** stops the launch: it would fail, or train something else than it says. A **warning** is printed: "
+        "the launch trains, but works against the method. A **note** is for your information. Every finding names what "
+        "is wrong, why, and the override that mends it.",
+        "### At every launch, before Ray starts",
         "The launch itself runs these (`fspo_verl/launch/checks.py`), and so does `fspo-verl doctor`.",
         _table([*_rows("checks"), *_rows("history"), *_rows("installation", "untested_verl")]),
-        "## Only by `fspo-verl doctor`",
+        "### Only by `fspo-verl doctor`",
         "These look at the machine, the files and the cluster.",
         _table([*_rows("doctor"), *_rows("installation", "findings", "worker_findings")]),
     ]
@@ -136,7 +136,11 @@ def commands() -> str:
     sys.path.insert(0, str(ROOT))
     from fspo_verl import cli
 
-    parts = ["# Commands", "`fspo-verl --version` names the versions of this package and of verl."]
+    parts = [
+        "# Commands and launch checks",
+        "`fspo-verl --version` names the versions of this package and of verl. [Launch checks](#launch-checks) are at "
+        "the end.",
+    ]
     for command in cli.COMMANDS:
         parts += [f"## fspo-verl {command}", f"```text\n{cli.parser(command).format_help().strip()}\n```"]
     return "\n\n".join(parts)

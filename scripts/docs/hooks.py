@@ -1,18 +1,26 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""mkdocs hook: links from docs/ to other files of the repository, which work on GitHub and lead nowhere on the site.
+"""mkdocs hook: what pages in docs/ name outside of docs/, which works on GitHub and would lead nowhere on the site.
 
-They become links to the public repository where mkdocs.yml names one (``repo_url``), and plain text otherwise. A link
-to a file that does not exist is a warning, which `mkdocs build --strict` takes for an error.
+Pictures of scripts/studies/ become files of the site. Links lead to the public repository where mkdocs.yml names one
+(``repo_url``), and are plain text otherwise. A link to a file that does not exist is a warning, which
+`mkdocs build --strict` takes for an error.
 """
 
 import logging
 import re
 from pathlib import Path
 
+from mkdocs.structure.files import File, Files
+
 ROOT = Path(__file__).parents[2]
 log = logging.getLogger("mkdocs.hooks.repository_links")
 _OUTSIDE = re.compile(r"(?<!!)\[([^]]+)\]\(\.\./([^)\s#]*)(#[^)\s]*)?\)")
+
+
+def on_files(files: Files, config, **_) -> None:
+    for picture in sorted((ROOT / "scripts/studies").rglob("*.png")):
+        files.append(File.generated(config, picture.relative_to(ROOT).as_posix(), abs_src_path=str(picture)))
 
 
 def on_page_markdown(text: str, page, config, **_) -> str:
@@ -24,4 +32,4 @@ def on_page_markdown(text: str, page, config, **_) -> str:
             return words
         return f"[{words}]({config.repo_url.rstrip('/')}/blob/main/{path}{anchor})"
 
-    return _OUTSIDE.sub(rewrite, text)
+    return _OUTSIDE.sub(rewrite, text).replace("](../scripts/studies/", "](scripts/studies/")

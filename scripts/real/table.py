@@ -1,9 +1,9 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the table of docs/real_model.md, from finished runs of scripts/real_model.sh or from what was kept of them.
+"""Writes the table of README.md here, from finished runs of scripts/real_model.sh or from what was kept of them.
 
-python scripts/real/table.py runs/real_model/fspo-hf-seed*      keep them in docs/real_model.json, write the table
-python scripts/real/table.py                                    the table again, from docs/real_model.json
+python scripts/real/table.py runs/real_model/fspo-hf-seed*    keep them in scripts/real/real_model.json, write the table
+python scripts/real/table.py                                  the table again, from scripts/real/real_model.json
 """
 
 import argparse
@@ -17,7 +17,7 @@ import report  # noqa: E402
 from fspo_verl.analysis import runs  # noqa: E402
 from fspo_verl.files import between  # noqa: E402
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- begin of what `scripts/real/table.py` writes -->", "<!-- end of what it writes -->"
 ROWS = {
     "held-out accuracy before": ("accuracy_before", "{:.3f}"),
@@ -70,7 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path, metavar="RUN", help="folder of a finished run")
     args = parser.parse_args()
-    file, page = DOCS / "real_model.json", DOCS / "real_model.md"
+    file, page = HERE / "real_model.json", HERE / "README.md"
     if args.folders:
         file.write_text(json.dumps([read(folder) for folder in args.folders], indent=1) + "\n")
     kept = json.loads(file.read_text()) if file.exists() else []

@@ -583,9 +583,9 @@ def test_help_needs_no_installed_package():
 @pytest.mark.parametrize("name", ["comparison", "comparison_16_steps", "comparison_real"])
 def test_the_published_pages_are_those_of_their_records(name, tmp_path):
     for kind in ("json", "md"):
-        shutil.copy(ROOT / f"docs/{name}.{kind}", tmp_path)
+        shutil.copy(ROOT / f"scripts/studies/{name}/{name}.{kind}", tmp_path)
     assert cli.main(["compare", str(tmp_path / f"{name}.json")]) == 0
-    assert (tmp_path / f"{name}.md").read_text() == (ROOT / f"docs/{name}.md").read_text()
+    assert (tmp_path / f"{name}.md").read_text() == (ROOT / f"scripts/studies/{name}/{name}.md").read_text()
 
 
 def test_the_studies_answer_from_their_records(tmp_path):

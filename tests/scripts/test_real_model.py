@@ -96,7 +96,7 @@ def test_a_gpus_launch_composes():
 
 
 def test_the_published_table_is_that_of_the_published_numbers():
-    page, kept = (ROOT / "docs/real_model.md").read_text(), ROOT / "docs/real_model.json"
+    page, kept = (ROOT / "scripts/real/README.md").read_text(), ROOT / "scripts/real/real_model.json"
     text = table.table(json.loads(kept.read_text()) if kept.exists() else [])
     assert between(page, table.BEGIN, table.END, text) == page
 
