@@ -34,8 +34,8 @@ def configuration() -> str:
     parts = [
         "# Configuration",
         "All fields lie under `actor_rollout_ref.actor.policy_loss`. S is the log importance-sampling ratio of a "
-        "response, L its length in tokens, Q the sum of its squared token log-ratios. Bad values and typos are refused "
-        "before Ray starts, with the full key and what is allowed.",
+        "response, L its length in tokens, Q the sum of its squared token log-ratios. Bad values are refused "
+        "before Ray starts, with the full key and what is allowed; verl refuses unknown fields.",
         "## The clip band (fspo, and fixed_band as one of its members)",
         fields("fspo_verl/band.py", "Band"),
         "## What is measured (fspo, and every observed loss)",
