@@ -14,7 +14,7 @@ from packaging.version import Version
 
 logger = logging.getLogger("fspo_verl")
 
-# No upper bound: a newer verl is tried (fspo_verl.launch.probe), not told by its number.
+# No upper bound: a newer verl is tried (fspo_verl.launch.installation), not told by its number.
 SUPPORTED_VERL = ">=0.9.0"
 # What `bash scripts/test.sh` and `bash scripts/test_versions.sh` run.
 TESTED = {

@@ -124,7 +124,7 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
      "self.rounds_per_sync *"),
     ("hidden files of a group passed over", COMPOSITION, 'own.rglob("*.yaml")', 'own.glob("*.yaml")'),
     ("loss_scale_factor not kept for resumes", HISTORY, '"loss_agg_mode", "loss_scale_factor")', '"loss_agg_mode")'),
-    ("step of resume_path always 0", HISTORY, "int(step[1]) if step else 0", "0"),
+    ("step of resume_path always 0", HISTORY, "int(name[1]) if name else 0", "0"),
     ("interval over seeds one rank too narrow", PAIRED, "float(means[-outside])", "float(means[-outside - 1])"),
     ("interval with too few seeds", PAIRED, "count < MIN_SEEDS", "count < 2"),
     ("steps that do not count as clusters", LENGTH_EFFECT, "variance = max(two_way, variance)", "pass"),

@@ -94,7 +94,7 @@ def test_a_launch_is_checked_where_verl_loads_no_plugins(plugins, tmp_path):
 ACTOR = {"policy_loss": {"loss_mode": "vanilla"}}
 LATE = [
     {"algorithm": {"policy_lost": "fspo"}, "actor_rollout_ref": {"actor": ACTOR}},
-    {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "fspo", "eps_hihg": 0.1}, "loss_agg_mode": "x"}}},
+    {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "fspo", "eps": -1}, "loss_agg_mode": "x"}}},
 ]
 
 
@@ -102,7 +102,7 @@ LATE = [
 def test_the_logger_of_a_trainer_refuses_what_no_main_has_checked(config):
     from verl.utils.tracking import Tracking
 
-    with pytest.raises(ValueError, match="selects nothing|eps_hihg"):
+    with pytest.raises(ValueError, match="selects nothing|eps=-1"):
         Tracking("project", "experiment", "console", config)
 
 

@@ -6,7 +6,6 @@
 """
 
 import dataclasses
-import difflib
 import functools
 import math
 import os
@@ -14,14 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
-from verl.trainer.ppo import core_algos
 
-from fspo_verl import versions
 from fspo_verl.band import Band
-from fspo_verl.config import INTERNAL, FSPOPolicyLossConfig, Observation
+from fspo_verl.config import INTERNAL, Observation
 from fspo_verl.launch import composition, history
 from fspo_verl.launch.view import ACTOR, GROUP, POLICY_LOSS, SEVERITIES, Finding, Launch, by_severity, leaves
 from fspo_verl.observe import folder as folders
+from fspo_verl.observe.settings import clip_ratios
 
 # What a check yields; _run gives it the check's name.
 error, warning, note = (functools.partial(Finding, severity, "") for severity in SEVERITIES)
@@ -59,17 +57,21 @@ def errors_of_the_config_alone(config: DictConfig) -> list[Finding]:
 
 
 def _run(checks, launch: Launch) -> list[Finding]:
-    """Run the checks. One that raises is an error: the launch asks for a loss of this package, and is not judged."""
+    """Run the checks. One that raises is an error, for the launch asks for a loss of this package and is not judged.
+
+    A check of the config files that raises is a warning: it needs internals of Hydra, and another Hydra may lack them.
+    """
     found: list[Finding] = []
     for check in checks:
         try:
             found.extend(dataclasses.replace(f, check=f.check or check.__name__) for f in check(launch))
-        except composition.HydraChanged as problem:
-            what = f"{check.__name__} is not looked for: fspo_verl does not know this Hydra ({problem})"
-            why = "config files of yours may have a say in the loss without a word"
-            fix = "compare policy_loss in the printed config, or install Hydra 1.3"
-            found.append(Finding("warning", "hydra", what, why, fix))
         except Exception as problem:
+            if check in _SELECTION:
+                what = f"{check.__name__} is not looked for: {type(problem).__name__}: {problem}"
+                why = "fspo_verl may not know this Hydra, and config files of yours may have a say in the loss"
+                fix = "compare policy_loss in the printed config, or install Hydra 1.3"
+                found.append(Finding("warning", "hydra", what, why, fix))
+                continue
             what = f"{check.__name__} cannot judge this config: {type(problem).__name__}: {problem}"
             why = "a value in it is of another kind than verl expects, such as a text or 0 for a number"
             fix = f"look for it in {ACTOR}, data and trainer"
@@ -82,7 +84,7 @@ def _run(checks, launch: Launch) -> list[Finding]:
 
 def missing_choice(launch: Launch) -> Iterator[Finding]:
     """``optional algorithm.policy_loss: NAME`` with a name that no file has: Hydra passes over it."""
-    choice = launch.choice
+    choice = launch.choice if composition.has_files_of_the_user() else None
     if choice and not any(part.name == f"{GROUP}/{choice}" for part in launch.parts):
         what = f"{GROUP}={choice} is optional in the defaults list, and no file has that name"
         yield error(what, "nothing is selected", f"{GROUP}: fspo without `optional`")
@@ -95,20 +97,19 @@ def hidden_files(_launch: Launch) -> Iterator[Finding]:
         yield error(f"{hidden} is not read", why, f"rename {hidden.name}")
 
 
-def _selected(launch: Launch) -> tuple[list[composition.Part], dict[str, object]]:
-    """The packaged files of the group, in the order in which they were merged, and what they set by key."""
-    group = [part for part in launch.parts if part.is_own and part.name.startswith(f"{GROUP}/")]
-    return group, dict(leaf for part in group for leaf in leaves(part.content).items())
-
-
 def lost_to_group(launch: Launch) -> Iterator[Finding]:
     """A value in a config file of the user's that the selected group, merged after that file, replaces."""
-    group, sets = _selected(launch)
+    if not composition.has_files_of_the_user():
+        return
+    group = [
+        part for part in launch.parts if part.source == composition.OWN_CONFIGS and part.name.startswith(f"{GROUP}/")
+    ]
     if not group:
         return
+    sets = dict(leaf for part in group for leaf in leaves(part.content).items())
     final = leaves(launch.config)
     before = launch.parts[: launch.parts.index(group[0])]
-    for part in (part for part in before if part.is_of_user):
+    for part in (part for part in before if composition.is_of_user(part.source)):
         lost = {
             key: value
             for key, value in leaves(part.content).items()
@@ -139,12 +140,10 @@ def _is_verls_own(part: composition.Part, key: str, value) -> bool:
 
 def overridden_group(launch: Launch) -> Iterator[Finding]:
     """A leftover ``loss_mode`` that beats the selected group."""
-    group, sets = _selected(launch)
-    choice, selected = launch.choice, sets.get(f"{POLICY_LOSS}.loss_mode")
-    packaged = any(part.name == f"{GROUP}/{choice}" for part in group)
-    if packaged and selected and launch.loss_mode != selected:
+    selected = launch.packaged_loss_mode
+    if selected and launch.loss_mode != selected:
         override = f"{POLICY_LOSS}.loss_mode={selected}"
-        what = f"{POLICY_LOSS}.loss_mode={launch.loss_mode!r} overrides {GROUP}={choice}, which sets {selected}"
+        what = f"{POLICY_LOSS}.loss_mode={launch.loss_mode!r} overrides {GROUP}={launch.choice}, which sets {selected}"
         fix = f"{override}, or remove the leftover (of two overrides the last one counts), or select another {GROUP}"
         yield error(what, "the leftover value would train", fix)
 
@@ -163,18 +162,6 @@ def no_loss_mode(launch: Launch) -> Iterator[Finding]:
         yield error(what, why, f"+{GROUP}=observed {POLICY_LOSS}.loss_mode=vanilla, or another loss that trains")
 
 
-def unregistered_loss(launch: Launch) -> Iterator[Finding]:
-    """A ``loss_mode`` that nobody registered in this process."""
-    known = core_algos.POLICY_LOSS_REGISTRY
-    if not isinstance(launch.loss_mode, str) or launch.loss_mode in known:
-        return
-    guess = difflib.get_close_matches(launch.loss_mode.lower(), known, n=1)
-    what = f"{POLICY_LOSS}.loss_mode={launch.loss_mode!r} is not registered here"
-    why = "unless a worker registers it, the run fails at its first actor update, after a whole rollout"
-    fix = f"{f'did you mean {POLICY_LOSS}.loss_mode={guess[0]!r}? ' if guess else ''}known: {', '.join(sorted(known))}"
-    yield warning(what, why, fix)
-
-
 def misplaced_fields(launch: Launch) -> Iterator[Finding]:
     """A field of the policy loss in a section above it, where nothing reads it."""
     fields = {field.name for kind in (Band, Observation) for field in dataclasses.fields(kind)} - INTERNAL
@@ -184,18 +171,6 @@ def misplaced_fields(launch: Launch) -> Iterator[Finding]:
         if name in fields and section in sections:
             fix = f"{POLICY_LOSS}.{name}={value} instead of it"
             yield error(f"{key}={value!r} sets nothing", "verl reads no such key", fix)
-
-
-def unknown_fields(launch: Launch) -> Iterator[Finding]:
-    """Typos in the fields of the fspo policy loss, schema or not."""
-    known = [field.name for field in dataclasses.fields(FSPOPolicyLossConfig)]
-    for key in map(str, launch.policy_loss) if launch.is_fspo else ():
-        if key not in known:
-            guess = difflib.get_close_matches(key, known, n=1)
-            meant = f", did you mean {guess[0]}?" if guess else ""
-            what = f"{POLICY_LOSS}.{key}={launch.policy_loss[key]!r} is no field of the fspo policy loss{meant}"
-            fields = ", ".join(field for field in known if field not in INTERNAL and not field.startswith("_"))
-            yield error(what, "it would set nothing", f"remove it; fields: {fields}")
 
 
 def band_fields(launch: Launch) -> Iterator[Finding]:
@@ -231,14 +206,6 @@ def dropped_by_distillation(launch: Launch) -> Iterator[Finding]:
         why = "only the distillation loss would train"
         fix = "distillation.distillation_loss.use_task_rewards=True, or distillation.enabled=False"
         yield error(what, why, fix)
-
-
-def bypassed_loss(launch: Launch) -> Iterator[Finding]:
-    """Bypass mode on a verl that was not tested: it may train a loss of its own, as its documentation has it."""
-    if launch.bypasses and (version := versions.untested_verl()):
-        what = f"algorithm.rollout_correction.bypass_mode=True with verl {version}, which was not tested"
-        why = f"a later verl may train its loss bypass_mode in place of loss_mode={launch.loss_mode} (verl #4930)"
-        yield warning(what, why, "algorithm.rollout_correction.bypass_mode=False")
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
@@ -370,8 +337,9 @@ def gspo_aggregation(launch: Launch) -> Iterator[Finding]:
 
 def range_of_another_loss(launch: Launch) -> Iterator[Finding]:
     """A range for tokens beside GSPO, which clips their mean; or GSPO's beside a loss that clips tokens."""
-    keys, (low, high) = ("clip_ratio_low", "clip_ratio_high"), launch.clip_range
-    values = " ".join(f"{ACTOR}.{key}={value}" for key, value in zip(keys, (low, high), strict=True))
+    ratios = clip_ratios(launch.actor.get)
+    low, high = ratios["clip_ratio_low"], ratios["clip_ratio_high"]
+    values = f"{ACTOR}.clip_ratio_low={low} {ACTOR}.clip_ratio_high={high}"
     # The standard deviation of the mean over the longest response is that of a token by the root of its length.
     longest = launch.max_response_length
     assert longest is not None, "data.max_response_length is null"
@@ -408,10 +376,10 @@ def loss_in_effect(launch: Launch) -> Iterator[Finding]:
 
 _SELECTION = (missing_choice, hidden_files, lost_to_group, overridden_group)
 _CONFIG_ALONE = (
-    *(no_loss_mode, unregistered_loss, misplaced_fields, unknown_fields, band_fields),
-    *(no_divisor, dropped_by_distillation, bypassed_loss, one_step_per_rollout),
+    *(no_loss_mode, misplaced_fields, band_fields),
+    *(no_divisor, dropped_by_distillation, one_step_per_rollout),
 )
-_NO_BAND = ("no_loss_mode", "unknown_fields", "band_fields")  # after these there is no band to judge
+_NO_BAND = ("no_loss_mode", "band_fields")  # after these there is no band to judge
 _FOLDERS = (used_records_dir, lost_checkpoint)
 _FSPO = (idle_clip_ratio, mean_over_own_length, band_beyond_use, rollout_log_probs, band_in_effect)
 _BASELINE = (gspo_aggregation, range_of_another_loss, loss_in_effect)

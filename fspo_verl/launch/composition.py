@@ -1,18 +1,26 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a launch says to Hydra, and from which files Hydra composed its config, in which order: a later one wins.
+"""How a launch is composed: its overrides, the run of its main up to the config, and the files that went into it.
 
-Hydra tells a running application its sources, the overrides and the choices of groups; the defaults list is computed
-from these once more, with internals of Hydra (1.3): there is no public way. Imports nothing of verl.
+Hydra tells a running application its sources, the overrides and the choices of groups. The defaults list, in which a
+later file wins, is computed from these once more with internals of Hydra (1.3): there is no public way. Nothing of verl
+is imported before a main runs.
 """
 
-import contextlib
 import importlib.util
-from collections.abc import Iterator
+import os
+import re
+import runpy
+import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 from omegaconf import DictConfig, OmegaConf
+
+from fspo_verl import terminal
 
 OWN_CONFIGS = "pkg://fspo_verl.configs"
 
@@ -28,6 +36,50 @@ def override(key: str, text: str | Path) -> str:
     return f"{key}={QuotedString(str(text), Quote.single).with_quotes()}"
 
 
+class _Composed(BaseException):
+    """Leaves a verl main at the point where it hands its config to verl."""
+
+
+def with_config(module: str, arguments: list[str], look: Callable):
+    """Run a verl main as ``python -m`` does, up to its call of ``auto_set_device(config)``; returns ``look(config)``.
+
+    That call is where a launch is checked, too (:mod:`fspo_verl.launch.hook`). Hydra's own state (config sources,
+    choices of groups) is there while ``look`` runs. Hydra's output goes to a temporary folder.
+
+    Raises:
+        ValueError: the module makes no such call, so that it could not be stopped.
+        Exception: what Hydra raises on a config that it cannot compose.
+    """
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None or "auto_set_device(config)" not in Path(spec.origin).read_text():
+        raise ValueError(f"{module} is no main of verl: it does not call auto_set_device(config)")
+    import verl.utils.device
+
+    def take(config):
+        raise _Composed(look(config))
+
+    # A mark on a function: the launch's own check is not to run before it.
+    take.checks_launches = True  # type: ignore[attr-defined]
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = [override(f"hydra.{mode}.dir", scratch) for mode in ("run", "sweep")]
+        # Hydra wants all overrides together: ours come after the last one that is given.
+        given = [place for place, text in enumerate(arguments, 1) if re.match(r"~|[^-=][^=]*=", text)]
+        last = max(given, default=len(arguments))
+        argv = [spec.origin, *arguments[:last], *folders, "hydra.output_subdir=null", *arguments[last:]]
+        with (
+            mock.patch.object(sys, "argv", argv),
+            mock.patch.object(verl.utils.device, "auto_set_device", take),
+            mock.patch.dict(os.environ, HYDRA_FULL_ERROR="1"),  # errors are raised, not printed
+            terminal.reserved(),  # what verl warns about, it says again at the launch
+        ):
+            try:
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
+            except _Composed as composed:
+                return composed.args[0]
+    raise ValueError(f"{module} ended before it handed over its config")
+
+
 class Part(NamedTuple):
     """One config file that went into the composed config."""
 
@@ -39,42 +91,34 @@ class Part(NamedTuple):
     def file(self) -> str:
         return f"{self.source.removeprefix('file://')}/{self.name}.yaml"
 
-    @property
-    def is_own(self) -> bool:
-        """Whether this package ships the file."""
-        return self.source == OWN_CONFIGS
 
-    @property
-    def is_of_user(self) -> bool:
-        """Whether neither verl nor this package nor Hydra ships the file."""
-        if self.source.startswith("pkg://"):
-            return self.source.removeprefix("pkg://").split(".")[0] not in ("verl", "fspo_verl", "hydra")
-        # A main that is started as a file, and the asynchronous ones, name verl's own folders by path.
-        verl = importlib.util.find_spec("verl")
-        if verl is None or verl.origin is None:
-            return True
-        return not Path(self.source.removeprefix("file://")).is_relative_to(Path(verl.origin).parent)
+def is_of_user(source: str) -> bool:
+    """Whether neither verl nor this package nor Hydra ships what an entry of Hydra's search path holds."""
+    if source.startswith("pkg://"):
+        return source.removeprefix("pkg://").split(".")[0] not in ("verl", "fspo_verl", "hydra")
+    # A main that is started as a file, and the asynchronous ones, name verl's own folders by path.
+    verl = importlib.util.find_spec("verl")
+    if verl is None or verl.origin is None:
+        return True
+    return not Path(source.removeprefix("file://")).is_relative_to(Path(verl.origin).parent)
 
 
-class HydraChanged(Exception):
-    """The installed Hydra lacks an internal that this module needs, or has it in another form."""
+def has_files_of_the_user() -> bool:
+    """Whether the search path of the running Hydra application has an entry of a user's."""
+    return any(is_of_user(source) for source in _sources() if not source.startswith("structured://"))
 
 
-@contextlib.contextmanager
-def _internals() -> Iterator[None]:
-    try:
-        yield
-    except (AttributeError, ImportError, TypeError) as error:
-        raise HydraChanged(f"{type(error).__name__}: {error}") from error
+def _sources() -> list[str]:
+    """The search path of the running Hydra application, first entry first; empty outside of one."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return []
+    return [f"{source.schema}://{source.path}" for source in HydraConfig.get().runtime.config_sources]
 
 
-@_internals()
 def parts() -> list[Part]:
-    """The files of the running Hydra application in the order in which they were merged; empty outside of one.
-
-    Raises:
-        HydraChanged: the installed Hydra does not tell.
-    """
+    """The files of the running Hydra application in the order in which they were merged; empty outside of one."""
     from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
     from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
     from hydra._internal.defaults_list import create_defaults_list
@@ -105,19 +149,9 @@ def parts() -> list[Part]:
     return found
 
 
-@_internals()
 def passed_over() -> list[Path]:
-    """Files of a user's that Hydra does not read, as this package ships one of the same name and comes first.
-
-    Raises:
-        HydraChanged: the installed Hydra does not tell.
-    """
-    from hydra.core.hydra_config import HydraConfig
-
-    if not HydraConfig.initialized():
-        return []
-    sources = [f"{source.schema}://{source.path}" for source in HydraConfig.get().runtime.config_sources]
-    own = _folder(OWN_CONFIGS)
+    """Files of a user's that Hydra does not read, as this package ships one of the same name and comes first."""
+    sources, own = _sources(), _folder(OWN_CONFIGS)
     if OWN_CONFIGS not in sources or own is None:
         return []
     names = [file.relative_to(own) for file in own.rglob("*.yaml")]

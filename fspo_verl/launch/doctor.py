@@ -6,7 +6,7 @@
   fspo-verl doctor +algorithm.policy_loss=fspo data.train_batch_size=512 ...
                                                             ... and what these overrides make of verl's main_ppo
   fspo-verl doctor -- python3 -m verl.trainer.main_ppo --config-name fspo_trainer ...
-                                                            ... and a whole command line: data, model, verl's own checks
+                                                            ... and a whole command line: data and verl's own checks
 
 The config is composed by the main itself, which is stopped where it would go on. A Ray worker is asked what it sees:
 one of the running cluster (RAY_ADDRESS, or the one that `ray start` left on this machine), on every node, or one of a
@@ -23,21 +23,19 @@ import json
 import math
 import os
 import re
-import runpy
 import shlex
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from importlib import metadata
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import NormalDist
+from typing import NamedTuple
 
 from omegaconf import DictConfig
 
 from fspo_verl import terminal, versions
-from fspo_verl.launch import cluster, probe, spread
-from fspo_verl.launch.composition import override
-from fspo_verl.launch.plan import Row, plan
+from fspo_verl.launch import installation
+from fspo_verl.launch.composition import with_config
 from fspo_verl.launch.view import ACTOR, POLICY_LOSS, Finding, Launch, by_severity
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
@@ -48,21 +46,20 @@ _EXAMPLE = "as an example, for no launch was given, +algorithm.policy_loss=fspo 
 def main(args: argparse.Namespace) -> int:
     """Print the findings; returns the exit code that the module's text promises."""
     module, overrides = split_command(args.launch)
-    if args.sigma is not None and not 0 < args.sigma < math.inf:
-        raise ValueError(f"--sigma={args.sigma:g} must be a positive number")
-    if args.records is not None and not args.records.exists():
-        raise FileNotFoundError(f"--records={args.records} does not exist")
+    for option, spread in (("sigma", args.sigma), ("noise", args.noise)):
+        if spread is not None and not 0 < spread < math.inf:
+            raise ValueError(f"--{option}={spread:g} must be a positive number")
     if os.getcwd() not in sys.path:  # where `python -m` looks first: in a checkout of verl, that one runs
         sys.path.insert(0, os.getcwd())
     if versions.installed("verl") is None:
         raise ValueError(f"verl is not installed in {sys.prefix}: pip install 'verl{versions.SUPPORTED_VERL}'")
     # Ray starts while this process imports verl, which takes both of them some seconds.
-    with contextlib.nullcontext() if args.no_worker else contextlib.closing(cluster.Workers()) as workers:
+    with contextlib.nullcontext() if args.no_worker else contextlib.closing(installation.Workers()) as workers:
         found, rows = examine(module, overrides, args, workers)
     counts = Counter(finding.severity for finding in found)
     if args.json:
         output = {"main": module, "overrides": overrides, "errors": counts["error"], "warnings": counts["warning"]}
-        output |= {"plan": [*map(dataclasses.asdict, rows)], "findings": [*map(dataclasses.asdict, found)]}
+        output |= {"plan": [row._asdict() for row in rows], "findings": [*map(dataclasses.asdict, found)]}
         print(json.dumps(output, indent=1))
     else:
         _print(found, rows, counts, args.launch)
@@ -86,40 +83,37 @@ def split_command(launch: list[str]) -> tuple[str, list[str]]:
     return DEFAULT_MAIN, launch or list(_DEFAULT_OVERRIDES)
 
 
-def examine(module: str, overrides: list[str], args: argparse.Namespace, workers: cluster.Workers | None):
+def examine(module: str, overrides: list[str], args: argparse.Namespace, workers: installation.Workers | None):
     """All findings about the installation and the launch, errors first, and the rows of the plan.
 
-    Data, models and verl's own checks are looked at for a whole command line (``-m``) only.
+    Data and verl's own checks are looked at for a whole command line (``-m``) only.
     """
     config, composed = compose(module, overrides)
     if not args.launch:
         composed = [dataclasses.replace(finding, what=f"{_EXAMPLE}: {finding.what}") for finding in composed]
-    found: list[Finding] = [*installation(), *composed]
+    found: list[Finding] = [*installation.findings(), *composed]
     rows: list[Row] = []
     if workers:
-        found += cluster.findings(workers, config)
+        found += installation.worker_findings(workers, config)
     if config is None:
         return by_severity(found), rows
     launch, errors = Launch(config), {finding.check for finding in composed if finding.severity == "error"}
     found += selects_no_loss_of_ours(launch)
     if "-m" in args.launch:
-        found += [*data_files(config, "warning" if args.dry_run else "error"), *model_folders(config)]
+        found += data_files(config, "warning" if args.dry_run else "error")
         found += verls_own_checks(module, config) if errors <= {"unjudged"} else ()  # or verl would refuse it again
     if launch.is_fspo and not errors:
-        found += spread.findings(launch, args.sigma, args.noise, args.records)
+        found += [] if args.sigma is None else judge_eps(launch, args.sigma)
+        found += [] if args.noise is None else judge_noise(launch, args.noise)
     if args.plan and not errors:
         try:
-            rows = plan(config)
+            rows = [*batches(launch)]
         except (ArithmeticError, TypeError, ValueError) as error:  # a number is missing, 0 or a text
             found.append(Finding("warning", "plan", f"no plan can be made: {type(error).__name__}: {error}"))
     return by_severity(found), rows
 
 
 # --- the config, from the main that would run ------------------------------------------------------------------------
-
-
-class _Composed(BaseException):
-    """Leaves a verl main at the point where it hands its config to verl."""
 
 
 def compose(module: str, overrides: list[str]) -> tuple[DictConfig | None, list[Finding]]:
@@ -145,73 +139,6 @@ def compose(module: str, overrides: list[str]) -> tuple[DictConfig | None, list[
         return None, [Finding("error", "composition", what, str(error).strip())]
 
 
-def with_config(module: str, arguments: list[str], look: Callable):
-    """Run a verl main as ``python -m`` does, up to its call of ``auto_set_device(config)``; returns ``look(config)``.
-
-    That call is where a launch is checked, too (:mod:`fspo_verl.launch.hook`). Hydra's own state (config sources,
-    choices of groups) is there while ``look`` runs. Hydra's output goes to a temporary folder.
-
-    Raises:
-        ValueError: the module makes no such call, so that it could not be stopped.
-        Exception: what Hydra raises on a config that it cannot compose.
-    """
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None or "auto_set_device(config)" not in Path(spec.origin).read_text():
-        raise ValueError(f"{module} is no main of verl: it does not call auto_set_device(config)")
-    import verl.utils.device
-
-    seen = []
-
-    def take(config):
-        seen.append(look(config))
-        raise _Composed
-
-    # A mark on a function: the launch's own check is not to run before it.
-    take.checks_launches = True  # type: ignore[attr-defined]
-
-    before = sys.argv, verl.utils.device.auto_set_device, os.environ.get("HYDRA_FULL_ERROR")
-    with tempfile.TemporaryDirectory() as scratch:
-        folders = [override(f"hydra.{mode}.dir", scratch) for mode in ("run", "sweep")]
-        # Hydra wants all overrides together: ours come after the last one that is given.
-        given = [place for place, text in enumerate(arguments, 1) if re.match(r"~|[^-=][^=]*=", text)]
-        last = max(given, default=len(arguments))
-        sys.argv = [spec.origin, *arguments[:last], *folders, "hydra.output_subdir=null", *arguments[last:]]
-        verl.utils.device.auto_set_device = take
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # errors are raised, not printed
-        try:
-            with terminal.reserved():  # what verl warns about, it says again at the launch
-                runpy.run_module(module, run_name="__main__", alter_sys=True)
-        except _Composed:
-            return seen[0]
-        finally:
-            sys.argv, verl.utils.device.auto_set_device, full_error = before
-            del os.environ["HYDRA_FULL_ERROR"]
-            if full_error is not None:
-                os.environ["HYDRA_FULL_ERROR"] = full_error
-    raise ValueError(f"{module} ended before it handed over its config")
-
-
-# --- checks of this machine ------------------------------------------------------------------------------------------
-
-
-def installation() -> Iterator[Finding]:
-    """Versions, and whether verl and Hydra find this package here."""
-    found = {package: versions.installed(package) for package in versions.TESTED}
-    text = ", ".join(f"{package} {version or 'not installed'}" for package, version in found.items())
-    tested = "; ".join(f"{package} {', '.join(known)}" for package, known in versions.TESTED.items())
-    yield Finding("note", "versions", f"{text}, Python {sys.version.split()[0]}", f"tested are {tested}")
-    if problem := versions.unsupported_verl():
-        yield Finding("error", "verl_version", *problem)
-    yield from probe.findings()
-    if not any(point.value == "fspo_verl.plugin" for point in metadata.entry_points(group="verl.plugins")):
-        why = "the package is imported, not installed"
-        yield Finding("error", "entry_point", "verl finds no plugin fspo_verl", why, cluster.INSTALL)
-    plugins = importlib.util.find_spec("hydra_plugins")
-    if plugins is None or importlib.util.find_spec("hydra_plugins.fspo_verl_searchpath") is None:
-        why = "Hydra does not see the packaged configs, and +algorithm.policy_loss=fspo would be a dead value"
-        yield Finding("error", "search_path", "hydra_plugins.fspo_verl_searchpath is missing", why, cluster.INSTALL)
-
-
 # --- checks of the launch that verl or the machine decide -------------------------------------------------------------
 
 
@@ -232,27 +159,6 @@ def data_files(config: DictConfig, severity: str) -> Iterator[Finding]:
                 yield Finding(severity, "data_files", f"data.{key}: {file} does not exist", fix=fix)
 
 
-def model_folders(config: DictConfig) -> Iterator[Finding]:
-    """Models of the actor and the critic that are neither a folder with a model nor a name on a hub."""
-    for section in ("actor_rollout_ref", *(["critic"] if _needs_critic(config) else [])):
-        key, path = f"{section}.model.path", str(config[section].model.path)
-        on_a_hub = "://" in path or (re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not Path(path).exists())
-        if not on_a_hub and not _holds_model(path):
-            fix = f"{key}=FOLDER or NAME/ON-THE-HUB"
-            yield Finding("error", "model_folder", f"{key}={path} is no folder with a config.json", fix=fix)
-
-
-def _holds_model(path: str) -> bool:
-    return (Path(path).expanduser() / "config.json").is_file()
-
-
-def _needs_critic(config: DictConfig) -> bool:
-    from verl.trainer.ppo.utils import need_critic
-
-    with terminal.reserved():
-        return need_critic(config)
-
-
 def verls_own_checks(module: str, config: DictConfig) -> Iterator[Finding]:
     """What verl's ``validate_config`` refuses, where the main would call it.
 
@@ -262,10 +168,12 @@ def verls_own_checks(module: str, config: DictConfig) -> Iterator[Finding]:
     validate = getattr(importlib.import_module(module), "validate_config", None)
     if validate is None:
         return
-    from verl.trainer.ppo.utils import need_reference_policy
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
-    config, critic = config.copy(), _needs_critic(config)
-    if critic and not _holds_model(str(config.critic.model.path)):
+    with terminal.reserved():
+        critic = need_critic(config)
+    config = config.copy()
+    if critic and not (Path(str(config.critic.model.path)).expanduser() / "config.json").is_file():
         config.critic.model = None
     if importlib.util.find_spec("vllm") is None:
         model = config.actor_rollout_ref.model
@@ -276,6 +184,101 @@ def verls_own_checks(module: str, config: DictConfig) -> Iterator[Finding]:
     except Exception as error:  # AssertionError, ValueError and Hydra's own
         said = " ".join(str(error).split()) or type(error).__name__
         yield Finding("error", "validate_config", f"verl refuses this config: {said}")
+
+
+# --- the launch in numbers -------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """One line of the plan."""
+
+    name: str
+    value: str
+    how: str
+    """The arithmetic, or where the value comes from."""
+
+
+def batches(launch: Launch) -> Iterator[Row]:
+    """Prompts, responses and optimiser steps between two refreshes of the old policy."""
+    mini, n = launch.actor.ppo_mini_batch_size, launch.config.actor_rollout_ref.rollout.n
+    prompts, how = launch.prompts_per_rollout, "data.train_batch_size"
+    if (fully_async := launch.get("async_training")) is not None:
+        how = f"{mini} x {fully_async.require_batches} require_batches x {launch.rounds_per_sync} rounds between syncs"
+    yield Row("prompts per rollout", f"{prompts:,}", how)
+    yield Row("responses per rollout", f"{prompts * n:,}", f"{prompts} prompts x {n}")
+    yield Row("responses per mini-batch", f"{mini * n:,}", f"{mini} prompts x {n}")
+    how = f"{prompts} prompts / {mini}, rounded up, x {launch.actor.ppo_epochs} ppo_epochs"
+    yield Row("optimiser steps per rollout", str(launch.optimizer_steps_per_rollout), how)
+
+
+# --- eps against a measured spread -----------------------------------------------------------------------------------
+
+
+def typical_lengths(launch: Launch) -> list[int]:
+    """Response lengths at which to look at a band, up to the longest of this launch."""
+    longest = launch.max_response_length
+    if longest is None:
+        raise ValueError("data.max_response_length is null")
+    return [*(length for length in (64, 256, 1024, 4096, 16384) if length < longest), longest]
+
+
+def judge_eps(launch: Launch, sigma: float) -> Iterator[Finding]:
+    """Whether the band lets (nearly) everything through, or (nearly) nothing, at the spread that was measured.
+
+    Args:
+        launch: of the loss fspo.
+        sigma: standard deviation of a token's log-ratio, nats. S of L tokens is taken as normal with variance
+            Q = L·sigma² and mean −Q/2 (derived here from E_old[e^S] = 1).
+    """
+    band = launch.band
+    outside = {length: _outside(band, length, sigma, drift=1.0) for length in typical_lengths(launch)}
+    rates = ", ".join(f"{rate:.2g} at L={length}" for length, rate in outside.items())
+    yield Finding("note", "outside_band", f"share of responses outside the band at sigma={sigma:.3g}: {rates}")
+    # The unit of eps is such that the longest response's S has standard deviation 1.
+    unit = 1 if band.is_studentized else sigma * max(outside) ** (0.5 - band.length_power)
+    wanted = launch.with_eps(2 * unit, 2 * unit)  # leaves about 5% of undrifted responses outside
+    responses = (launch.prompts_per_rollout or 1) * launch.config.actor_rollout_ref.rollout.n
+    eps = f"eps_low={band.low:g}, eps_high={band.high:g}"
+    if max(outside.values()) < 1 / responses:
+        what = f"{eps} clip less than one response a step"
+        yield Finding("warning", "eps_never_binds", what, f"share outside the band: {rates}", wanted)
+    if crowded := [f"L={length}" for length, rate in outside.items() if rate > 0.5]:
+        drifts = min(outside.values()) < 0.5 and band.normalization == "plain"
+        corrected = f"{POLICY_LOSS}.normalization=drift_corrected (long responses drift), or fewer stale steps"
+        why = f"at {', '.join(crowded)}; {rates}"
+        fix = corrected if drifts else wanted
+        yield Finding("warning", "eps_always_binds", f"{eps} leave most responses outside", why, fix)
+
+
+def judge_noise(launch: Launch, sigma: float) -> Iterator[Finding]:
+    """Whether the band tells a move from numerical noise (:mod:`fspo_verl.observe.noise`).
+
+    Args:
+        launch: of the loss fspo.
+        sigma: standard deviation of a token's log-ratio where the policy has not moved, nats. The mean of S is then 0.
+    """
+    from fspo_verl.observe import noise
+
+    band, lengths = launch.band, typical_lengths(launch)
+    outside = max(_outside(band, length, sigma, drift=0.0) for length in lengths)
+    what = f"with nothing moved, {outside:.2g} of the responses lie outside the band (noise of {sigma:.2g} per token)"
+    if outside > noise.SHARE and not band.is_studentized:
+        spread = sigma * max(length ** (0.5 - band.length_power) for length in lengths)
+        widen = noise.EPS_IN_SIGMA * spread / min(band.low, band.high)
+        fix = launch.with_eps(*(noise.rounded_up(widen * eps) for eps in (band.low, band.high)))
+        yield Finding("warning", "eps_below_noise", what, "it clips rounding, not moves", f"{fix}, or {noise.HELP}")
+    else:
+        yield Finding("note", "noise", what)
+
+
+def _outside(band, length: int, sigma: float, drift: float) -> float:
+    """Probability that S, normal with variance Q = L·sigma² and mean −drift·Q/2, lies outside the band."""
+    import torch
+
+    variation = length * sigma**2
+    low, high, _ = (edge.item() for edge in band.edges(*torch.tensor([[length], [variation]], dtype=torch.float64)))
+    law = NormalDist(-drift * variation / 2, variation**0.5)
+    return law.cdf(low) + 1 - law.cdf(high)
 
 
 # --- output ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ verl's checkpoints hold no config. ``policy_loss.json`` in ``trainer.default_loc
 every change, ``{"after_step": n, "loss": {key: value}}``.
 """
 
-import contextlib
 import dataclasses
 import json
 import re
@@ -87,16 +86,10 @@ def changed_on_resume(config: DictConfig) -> Iterator[Finding]:
     if (resumed := resume_point(config)) is None:
         return
     folder, step = resumed
-    history, unknown = [], f"{FILE} in {folder} does not say" if Launch(config).is_ours else None
-    try:
-        history = _history(config)
-    except ValueError as problem:
-        unknown = str(problem)
-    if not history:
-        if unknown:
-            what = f"this run resumes after step {step}, and which loss trained it until then is not known"
-            fix = "compare .hydra/config.yaml of that run with this one; the loss of this launch is kept from now on"
-            yield Finding("warning", "unknown_before_resume", what, unknown, fix)
+    if not (history := _history(config)):
+        what = f"this run resumes after step {step}, and which loss trained it until then is not known"
+        fix = "compare .hydra/config.yaml of that run with this one; the loss of this launch is kept from now on"
+        yield Finding("warning", "unknown_before_resume", what, f"{FILE} in {folder} does not say", fix)
         return
     losses = loss_settings(config), history[-1]["loss"]
     now, before = ({k: "null" if v is None else v for k, v in loss.items()} for loss in losses)
@@ -113,14 +106,10 @@ def changed_on_resume(config: DictConfig) -> Iterator[Finding]:
 def keep(config: DictConfig) -> None:
     """Note what the launch trains with beside its checkpoints, after what is known of those it goes on from.
 
-    A broken file is written anew.
-
     Raises:
         OSError: the folder cannot be written.
     """
-    history, settings = [], loss_settings(config)
-    with contextlib.suppress(ValueError):
-        history = _history(config)
+    history, settings = _history(config), loss_settings(config)
     if not history or history[-1]["loss"] != settings:
         _, step = resume_point(config) or (None, 0)
         history.append({"after_step": step, "loss": settings})
@@ -129,17 +118,12 @@ def keep(config: DictConfig) -> None:
 
 
 def _history(config: DictConfig) -> list[dict]:
-    """The entries up to the checkpoint; later ones belong to steps that will be done again.
-
-    Raises:
-        ValueError: the file is broken; names it.
-    """
-    resumed = resume_point(config)
-    if resumed is None or not is_kept(config):
+    """The entries up to the checkpoint; later ones belong to steps that will be done again. None of a broken file."""
+    if (resumed := resume_point(config)) is None or not is_kept(config):
         return []
     folder, step = resumed
     try:
         entries = [(entry["after_step"], dict(entry["loss"])) for entry in json.loads((folder / FILE).read_text())]
         return [{"after_step": after, "loss": loss} for after, loss in entries if after < step]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder / FILE} is broken ({error})") from None
+    except (KeyError, TypeError, ValueError):
+        return []

@@ -14,6 +14,7 @@ A launch that selects no loss of this package is refused only where it plainly m
 here ends or changes such a launch. Where a loss of this package is selected, a check that fails is an error.
 """
 
+import contextlib
 import functools
 import logging
 import sys
@@ -45,19 +46,13 @@ def check(config: DictConfig) -> None:
     except Exception as problem:
         logger.warning("fspo_verl did not look at this launch: %s: %s", type(problem).__name__, problem)
         return
-    _refuse_or_say(_findings(config, meant) if selected else meant)
+    if selected:
+        from fspo_verl.launch import checks, installation
+
+        meant = [*installation.untested_verl(), *checks.findings(config)]  # which has what was meant as well
+    _refuse_or_say(meant)
     if not selected and launch.has_actor:
         _say_a_forgotten_loss(config)
-
-
-def _findings(config: DictConfig, meant: list[Finding]) -> list[Finding]:
-    """What the checks find, lost selections included; ``meant``, which are these, where the checks cannot run."""
-    try:
-        from fspo_verl.launch import checks, probe
-    except ImportError as problem:  # another Hydra or verl than this one was written for
-        what = f"fspo_verl cannot check this launch: {problem}"
-        return [*meant, Finding("warning", "unchecked", what, "the loss trains all the same")]
-    return [*probe.findings(), *checks.findings(config)]
 
 
 def _refuse_or_say(found: list[Finding]) -> None:
@@ -98,7 +93,7 @@ def keep_loss_settings(config: DictConfig) -> None:
 def claim_records(config: DictConfig) -> None:
     """Make ``records_dir`` that of this run, and tell its workers the identity of the run in the config.
 
-    A folder that only the workers can write is claimed by them.
+    A folder that only the workers can write is claimed by them; :func:`check` has warned of it.
 
     Raises:
         ValueError: the folder is that of another run; names a free one.
@@ -113,10 +108,8 @@ def claim_records(config: DictConfig) -> None:
         observation.records_run = uuid.uuid4().hex
         observation.checkpoint_dir = str(Path(config.trainer.default_local_dir).absolute())
     resumes = history.resume_point(config) is not None
-    try:
+    with contextlib.suppress(OSError):
         folder.claim(Path(observation.records_dir), observation.records_run, Path(observation.checkpoint_dir), resumes)
-    except OSError as error:
-        logger.warning("records_dir=%s cannot be written on this machine: %s", observation.records_dir, error)
 
 
 # --- where a launch is seen ------------------------------------------------------------------------------------------

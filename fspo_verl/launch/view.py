@@ -19,7 +19,8 @@ SEVERITIES = ("error", "warning", "note")
 GROUP = "algorithm.policy_loss"
 ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
-OPTIONS = tuple(sorted(file.stem for file in (Path(__file__).parents[1] / "configs" / GROUP).glob("*.yaml")))
+_PACKAGED = Path(__file__).parents[1] / "configs" / GROUP
+OPTIONS = tuple(sorted(file.stem for file in _PACKAGED.glob("*.yaml")))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +76,17 @@ class Launch:
         return hydra.HydraConfig.get().runtime.choices.get(GROUP)
 
     @property
+    def packaged_loss_mode(self) -> str | None:
+        """The ``loss_mode`` that the chosen option sets; None without one, and for ``observed``, which takes any."""
+        option = self.choice if self.choice in OPTIONS else None
+        while option:
+            content = OmegaConf.load(_PACKAGED / f"{option}.yaml")
+            if mode := OmegaConf.select(content, f"{POLICY_LOSS}.loss_mode"):
+                return mode
+            option = next(iter(OmegaConf.select(content, "defaults", default=[])), None)  # what it builds on
+        return None
+
+    @property
     def is_ours(self) -> bool:
         """Whether a loss of this package trains, or one that it observes."""
         section = self.get(POLICY_LOSS)
@@ -111,24 +123,21 @@ class Launch:
                 )
                 yield Finding("error", "lost_selection", f"{key}={value!r} selects nothing", why, fix)
                 break
-        yield from self._unregistered_names()
+        yield from self._unregistered_loss()
 
-    def _unregistered_names(self) -> Iterator[Finding]:
-        """A loss as an advantage estimator, and a loss of nearly that name, unless a plugin has registered it."""
-        mode, estimator = self.get(f"{POLICY_LOSS}.loss_mode"), self.get("algorithm.adv_estimator")
-        is_misspelt = isinstance(mode, str) and mode not in ("fspo", *OPTIONS) and _is_close(mode, "fspo")
-        is_a_loss = estimator == "fspo" or (self.selects_ours and estimator in OPTIONS)
-        if not is_misspelt and not is_a_loss:
+    def _unregistered_loss(self) -> Iterator[Finding]:
+        """A loss to observe, or one of nearly the name fspo, that no plugin has registered in this process."""
+        mode = self.get(f"{POLICY_LOSS}.loss_mode")
+        if not isinstance(mode, str) or not (self.is_ours or _is_close(mode, "fspo")):
             return
-        from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
+        from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
-        if is_misspelt and mode not in POLICY_LOSS_REGISTRY:
-            what, why = f"{POLICY_LOSS}.loss_mode={mode!r} is not registered", "the run fails at its first actor update"
-            yield Finding("warning", "misspelt_loss", what, why, f"if it was to be FSPO: +{GROUP}=fspo")
-        if is_a_loss and estimator not in ADV_ESTIMATOR_REGISTRY:
-            what = f"algorithm.adv_estimator={estimator} names a policy loss"
-            fix = "algorithm.adv_estimator=grpo" + ("" if self.selects_ours else f" +{GROUP}={estimator}")
-            yield Finding("error", "loss_as_advantages", what, "the run fails after its first rollout", fix)
+        if mode not in POLICY_LOSS_REGISTRY:
+            what = f"{POLICY_LOSS}.loss_mode={mode!r} is not registered here"
+            why = "unless a worker registers it, the run fails at its first actor update, after a whole rollout"
+            known = ", ".join(sorted(POLICY_LOSS_REGISTRY))
+            fix = f"+{GROUP}=fspo if it was to be FSPO, or one of {known}"
+            yield Finding("warning", "unregistered_loss", what, why, fix)
 
     @cached_property
     def parts(self) -> list:
@@ -164,14 +173,6 @@ class Launch:
         from fspo_verl.config import FSPOPolicyLossConfig
 
         return FSPOPolicyLossConfig(**FSPOPolicyLossConfig.fields_in(self.policy_loss))
-
-    @property
-    def clip_range(self) -> tuple[float, float]:
-        """What verl's own losses leave unclipped below and above a ratio of 1."""
-        from fspo_verl.observe.settings import clip_ratios  # imports torch
-
-        ratios = clip_ratios(self.actor.get)
-        return ratios["clip_ratio_low"], ratios["clip_ratio_high"]
 
     def with_eps(self, low: float | None, high: float | None) -> str:
         """Overrides that give the band these half-widths, in the keys that the launch sets."""

@@ -34,8 +34,8 @@ def configuration() -> str:
     parts = [
         "# Configuration",
         "All fields lie under `actor_rollout_ref.actor.policy_loss`. S is the log importance-sampling ratio of a "
-        "response, L its length in tokens, Q the sum of its squared token log-ratios. Bad values and typos are refused "
-        "before Ray starts, with the full key and what is allowed.",
+        "response, L its length in tokens, Q the sum of its squared token log-ratios. Bad values are refused "
+        "before Ray starts, with the full key and what is allowed; verl refuses unknown fields.",
         "## The clip band (fspo, and fixed_band as one of its members)",
         fields("fspo_verl/band.py", "Band"),
         "## What is measured (fspo, and every observed loss)",
@@ -88,30 +88,33 @@ def checks() -> str:
         "is wrong, why, and the override that mends it.",
         "### At every launch, before Ray starts",
         "The launch itself runs these (`fspo_verl/launch/checks.py`), and so does `fspo-verl doctor`.",
-        _table(*(ROOT / f"fspo_verl/launch/{name}.py" for name in ("checks", "history", "probe"))),
+        _table([*_rows("checks"), *_rows("history"), *_rows("installation", "untested_verl")]),
         "### Only by `fspo-verl doctor`",
         "These look at the machine, the files and the cluster.",
-        _table(*(ROOT / f"fspo_verl/launch/{name}.py" for name in ("doctor", "spread", "cluster"))),
+        _table([*_rows("doctor"), *_rows("installation", "findings", "worker_findings")]),
     ]
     return "\n\n".join(parts)
 
 
-def _table(*files: Path) -> str:
-    rows = [row for file in files for row in _rows(file)]
+def _table(rows: list[str]) -> str:
     return "\n".join(["| check | finds | as |", "|---|---|---|", *rows])
 
 
-def _rows(file: Path) -> Iterator[str]:
-    """A row for each function that makes findings: their names, what its docstring says, their severities."""
-    for node in ast.parse(file.read_text()).body:
-        if not isinstance(node, ast.FunctionDef):
+def _rows(module: str, *functions: str) -> Iterator[str]:
+    """A row for each function that makes findings: their names, what its docstring says, their severities.
+
+    Args:
+        functions: of which there are to be rows; of all without it.
+    """
+    for node in ast.parse((ROOT / f"fspo_verl/launch/{module}.py").read_text()).body:
+        if not isinstance(node, ast.FunctionDef) or (functions and node.name not in functions):
             continue
         calls = [call for call in ast.walk(node) if isinstance(call, ast.Call)]
         if found := [finding for call in calls if (finding := _finding(call, node.name))]:
             names, severities = (", ".join(dict.fromkeys(values)) for values in zip(*found, strict=True))
             said = ast.get_docstring(node)
             if said is None:
-                raise ValueError(f"{file.name}: {node.name} makes findings and has no docstring")
+                raise ValueError(f"{module}.py: {node.name} makes findings and has no docstring")
             yield f"| {names} | {markdown(said.split(chr(10) * 2)[0])} | {severities} |"
 
 

@@ -72,7 +72,7 @@ WAYS_IN = {
     ("way_in", "overrides", "main"),
     [
         pytest.param("packaged", [], None, id="packaged", marks=pytest.mark.long),
-        pytest.param("packaged", [], RENAMED_HYDRA, id="renamed-hydra", marks=pytest.mark.long),
+        pytest.param("override", [], RENAMED_HYDRA, id="renamed-hydra", marks=pytest.mark.long),
         pytest.param("override", [], None, id="override"),
         pytest.param("yaml", [], None, id="yaml", marks=pytest.mark.long),
         pytest.param(
@@ -104,7 +104,7 @@ def test_training(task, untrained_model, tmp_path, way_in, overrides, main):
         code = subprocess.run(command, env=env, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path).returncode
     said = (tmp_path / "log").read_text()
     assert code == 0, said[-5000:]
-    assert ("overridden_group is not looked for" in said) == (main == RENAMED_HYDRA)
+    assert ("lost_to_group is not looked for" in said) == (main == RENAMED_HYDRA)
 
     log = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in log] == list(range(1, STEPS + 1))

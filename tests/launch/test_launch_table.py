@@ -5,20 +5,16 @@
 A launch that trains something else than it asks for without a word fails here, and so does a sound one that is refused.
 """
 
-import argparse
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir, initialize_config_module
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
+from composed import composed
 from verl.utils.config import omega_conf_to_dataclass
 
-from fspo_verl.launch import checks, doctor
+from fspo_verl.launch import checks, composition, doctor
 
 MAIN = "verl.trainer.main_ppo"
 ACTOR = "actor_rollout_ref.actor"
@@ -178,22 +174,18 @@ LAUNCHES = {
     "a forced plain value": Launch("++algorithm={policy_loss:fspo}", "refused: lost_selection"),
     "a forced section": Launch("++algorithm={policy_loss:{loss_mode:fspo}}", "refused: lost_selection"),
     "a misspelt option": Launch("+algorithm.policy_loss=fspoo", "refused: fspoo"),
-    "a misspelt loss_mode": Launch(f"{LOSS}.loss_mode=fpso", "misspelt_loss"),
+    "a misspelt loss_mode": Launch(f"{LOSS}.loss_mode=fpso", "unregistered_loss"),
     "a misspelt loss_mode under observation": Launch(
         f"+algorithm.policy_loss=observed {LOSS}.loss_mode=vanila", "unregistered_loss"
     ),
     "no loss_mode": Launch(f"{FSPO} {LOSS}.loss_mode=null", "refused: no_loss_mode"),
     "nothing to observe": Launch(f"{LOSS}.loss_mode=observed", "refused: no_loss_mode"),
-    "the loss as advantages": Launch("algorithm.adv_estimator=fspo", "refused: loss_as_advantages"),
-    "a baseline as advantages": Launch(f"{FSPO} algorithm.adv_estimator=gspo", "refused: loss_as_advantages"),
     # --- bands
     "a band field in the wrong section": Launch(f"{FSPO} +algorithm.eps_low=0.1", "refused: misplaced_fields"),
     "a band field in the actor": Launch(f"{FSPO} +{ACTOR}.eps_high=0.1", "refused: misplaced_fields"),
-    "a misspelt band field": Launch(f"{FSPO} +{LOSS}.eps_hihg=0.1", "refused: unknown_fields"),
+    "a misspelt band field": Launch(f"{FSPO} +{LOSS}.eps_hihg=0.1", "refused: eps_hihg"),
     "a misspelt band field without plus": Launch(f"{FSPO} {LOSS}.eps_hihg=0.1", "refused: eps_hihg"),
     "a band field without the group": Launch(f"{LOSS}.loss_mode=fspo +{LOSS}.eps_low=0.1", "refused: eps_low"),
-    "a negative eps": Launch(f"{FSPO} {LOSS}.eps_low=-1", "refused: band_fields"),
-    "a dual clip inside the band": Launch(f"{FSPO} {LOSS}.eps_dual=0.01", "refused: band_fields"),
     "verl's ratio range as eps": Launch(f"{FSPO} {LOSS}.eps=0.2", "band_beyond_use"),
     "verl's ratio range as eps_low": Launch(f"{FSPO} {LOSS}.eps_low=0.2", "band_beyond_use"),
     "a per-token mean with FSPO's eps": Launch(f"{FSPO} {LOSS}.length_power=1", "band_beyond_use"),
@@ -328,28 +320,8 @@ def examine(launch: Launch, folder: Path, model: Path) -> tuple[list, dict]:
         return found, {**vars(omega_conf_to_dataclass(config.actor_rollout_ref.actor))}
 
     if "--config-dir" in arguments:  # which Hydra reads on a command line alone
-        return doctor.with_config(MAIN, arguments, look)
+        return composition.with_config(MAIN, arguments, look)
     return composed(arguments, look)
-
-
-def composed(arguments: list[str], look: Callable):
-    """``look(config)`` with Hydra's state as it is in verl's main, without the second that it takes to start that."""
-    options = argparse.ArgumentParser()
-    options.add_argument("--config-path")
-    options.add_argument("--config-name", default="ppo_trainer")
-    given, overrides = options.parse_known_args(arguments)
-    place = given.config_path
-    with (
-        initialize_config_dir(place, version_base=None)
-        if place
-        else initialize_config_module("verl.trainer.config", version_base=None)
-    ):
-        full = compose(given.config_name, overrides, return_hydra_config=True)
-    HydraConfig.instance().set_config(full)
-    try:
-        return look(OmegaConf.masked_copy(full, [key for key in full if key != "hydra"]))
-    finally:
-        HydraConfig.instance().cfg = None
 
 
 @pytest.mark.parametrize("name", LAUNCHES)

@@ -220,22 +220,6 @@ def test_the_doctor_judges_eps_by_a_noise(sigma, warned, capsys):
         assert "eps_below_noise" not in found(diagnose("--noise", str(sigma), SELECT, *fix, capsys=capsys)[1])
 
 
-def test_the_doctor_judges_eps_by_the_on_policy_responses_of_records(monkeypatch, tmp_path, capsys):
-    import fspo_verl.observe.records
-
-    def records(folder, columns=None, max_rows=None):
-        table = noisy(0.03)
-        table.attrs = {"settings": settings, "rows": len(table)}
-        return table if columns is None else table[columns]
-
-    monkeypatch.setattr(fspo_verl.observe.records, "read_records", records)
-    settings = RunSettings("fspo")
-    assert "eps_below_noise" in found(diagnose("--records", str(tmp_path), SELECT, capsys=capsys)[1])
-    assert found(diagnose("--records", str(tmp_path), SELECT, f"{POLICY_LOSS}.eps=0.1", capsys=capsys)[1]) == {}
-    settings = RunSettings("fspo", old_log_probs_from_rollout=True)
-    assert "eps_below_noise" not in found(diagnose("--records", str(tmp_path), SELECT, capsys=capsys)[1])
-
-
 @pytest.mark.parametrize(("sigma", "warned"), [(0.03, True), (1e-6, False)])
 def test_calibrate_and_report_tell_the_noise(sigma, warned, tmp_path):
     records = noisy(sigma)

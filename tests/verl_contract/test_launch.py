@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the checks before Ray starts, the doctor and the plan need of verl."""
+"""What the checks before Ray starts and the doctor need of verl."""
 
 import ast
 import inspect
@@ -22,18 +22,18 @@ from fspo_verl.launch.history import TRACKER
 OTHER_MAINS = {
     f"verl.trainer.{name}" for name in ("main_eval", "main_generation_server", "sft_trainer", "sft_trainer_ray")
 }
-# What checks, plan, resume and doctor read.
+# What checks, resume and doctor read.
 KEYS = {
     "actor_rollout_ref.actor": (
-        *("policy_loss.loss_mode", "loss_agg_mode", "loss_scale_factor", "strategy", "optim.lr", "optim.clip_grad"),
-        *("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "grad_clip", "entropy_coeff"),
+        *("policy_loss.loss_mode", "loss_agg_mode", "loss_scale_factor", "entropy_coeff"),
+        *("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"),
         *("use_kl_loss", "kl_loss_coef", "kl_loss_type", "ppo_mini_batch_size", "ppo_epochs"),
     ),
-    "actor_rollout_ref.model": ("path", "lora_rank", "lora.rank", "lora.merge"),
+    "actor_rollout_ref.model": ("path", "lora_rank", "lora.rank"),
     "actor_rollout_ref.rollout": ("name", "n"),
     "data": ("train_files", "val_files", "train_batch_size", "max_response_length"),
     "trainer": (
-        *("nnodes", "n_gpus_per_node", "save_freq", "resume_mode", "resume_from_path", "default_local_dir"),
+        *("save_freq", "resume_mode", "resume_from_path", "default_local_dir"),
         *("use_v1", "v1.trainer_mode", "v1.separate_async.parameter_sync_step"),
     ),
     "algorithm": ("adv_estimator", "rollout_correction.bypass_mode"),

