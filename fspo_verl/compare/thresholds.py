@@ -13,7 +13,7 @@ Both ends are inclusive; null is open. A name is one of :data:`RULES`, its numbe
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,8 @@ import pandas as pd
 from scipy import stats
 
 from fspo_verl.clips import LOSSES
+from fspo_verl.compare.measures import MEASURES, clip_rate, length_exponent, nonfinite_steps
+from fspo_verl.compare.trials import Trial
 
 CONFIDENCE = 0.99  # of an interval for the small comparison's mean, if nothing has changed
 MIN_SEEDS = 3  # to derive intervals from
@@ -32,7 +34,7 @@ class Rule(NamedTuple):
 
     direction: str  # more is better: no upper end; neither: both ends; less is better: at most 0, whatever was measured
     why: str
-    of: Callable[[dict[str, pd.DataFrame]], pd.Series]  # by seed, given the rows of each loss
+    of: Callable[[dict[str, Trial]], float]  # given the trial of each loss, all of one seed
     positive: bool = True  # a quantity above 0, of a log-normal law
 
     def interval(self, values: np.ndarray, seeds: int) -> tuple[float | None, float | None]:
@@ -56,66 +58,70 @@ def prediction(values: np.ndarray, seeds: int) -> tuple[float, float]:
     return values.mean() - half, values.mean() + half
 
 
-def _nonfinite_steps(loss: str) -> Callable[[dict[str, pd.DataFrame]], pd.Series]:
-    return lambda of: of[loss].nonfinite_steps
+def _gap(upper: str | None, lower: str | None) -> Callable[[dict[str, Trial]], float]:
+    """Difference in k of two bands on fspo's responses; None stands for fspo's as it trained."""
+    return lambda of: length_exponent(of["fspo"], upper) - length_exponent(of["fspo"], lower)
+
+
+def _gain(of: dict[str, Trial]) -> float:
+    validation = of["fspo"].validation
+    return validation[max(validation)] - validation.get(0, math.nan)
+
+
+def _flatter(of: dict[str, Trial]) -> float:
+    bias = MEASURES["length_bias_matched"].of
+    return bias(of["gspo"], 0) - bias(of["fspo"], 0)
+
+
+def _nonfinite(loss: str) -> Callable[[dict[str, Trial]], float]:
+    return lambda of: nonfinite_steps(of[loss])
 
 
 _MORE = "more is better"
 _GAP = "k of clip rate ∝ length^k tells the shapes of the bands apart on the same responses"
+_TRAINS = "the loss trains: a wrong sign or a lost gradient shows here first"
+_IN_EFFECT = (
+    "the band in effect is the one configured: below it the band is too wide (an eps taken from clip_ratio_low, a "
+    "scale of L), above it too narrow (a scale without the square root of L)"
+)
+_FLATTER = "fspo's clip rate is flatter over length than gspo's, each on its own responses"
 RULES = {
-    "fspo accuracy gain": Rule(
-        _MORE,
-        "the loss trains: a wrong sign or a lost gradient shows here first",
-        lambda of: of["fspo"].accuracy - of["fspo"].accuracy_before,
-        positive=False,
-    ),
-    "fspo clip rate": Rule(
-        "neither",
-        "the band in effect is the one configured: below it the band is too wide (an eps taken from clip_ratio_low, a "
-        "scale of L), above it too narrow (a scale without the square root of L)",
-        lambda of: of["fspo"].clip_rate,
-    ),
+    "fspo accuracy gain": Rule(_MORE, _TRAINS, _gain, positive=False),
+    "fspo clip rate": Rule("neither", _IN_EFFECT, lambda of: clip_rate(of["fspo"])),
     "k, fspo as trained - gspo's band": Rule(
-        _MORE,
-        f"{_GAP}: fspo, as it clipped, favours short responses less than gspo's band",
-        lambda of: of["fspo"].length_exponent - of["fspo"].k_gspo,
+        _MORE, f"{_GAP}: fspo, as it clipped, favours short responses less than gspo's band", _gap(None, "gspo")
     ),
     "k, the fixed band - fspo as trained": Rule(
         _MORE,
         f"{_GAP}: fspo, as it clipped, favours long responses less than the fixed band",
-        lambda of: of["fspo"].k_fixed_band - of["fspo"].length_exponent,
+        _gap("fixed_band", None),
     ),
-    "k, fspo's band - gspo's band": Rule(
-        _MORE, f"{_GAP}, all at one clip rate", lambda of: of["fspo"].k_fspo - of["fspo"].k_gspo
-    ),
-    "k, the fixed band - fspo's band": Rule(
-        _MORE, f"{_GAP}, all at one clip rate", lambda of: of["fspo"].k_fixed_band - of["fspo"].k_fspo
-    ),
-    "|k| at one clip rate, gspo - fspo": Rule(
-        _MORE,
-        "fspo's clip rate is flatter over length than gspo's, each on its own responses",
-        lambda of: of["gspo"].length_bias_matched - of["fspo"].length_bias_matched,
-    ),
+    "k, fspo's band - gspo's band": Rule(_MORE, f"{_GAP}, all at one clip rate", _gap("fspo", "gspo")),
+    "k, the fixed band - fspo's band": Rule(_MORE, f"{_GAP}, all at one clip rate", _gap("fixed_band", "fspo")),
+    "|k| at one clip rate, gspo - fspo": Rule(_MORE, _FLATTER, _flatter),
     **{
-        f"{loss} non-finite steps": Rule("less is better", "no loss or gradient is NaN or inf", _nonfinite_steps(loss))
+        f"{loss} non-finite steps": Rule("less is better", "no loss or gradient is NaN or inf", _nonfinite(loss))
         for loss in LOSSES
     },
 }
 
 
-def quantities(values: pd.DataFrame) -> pd.DataFrame:
-    """What is checked, from :func:`fspo_verl.compare.measures.measure`: index seed, a column per name of :data:`RULES`.
+def quantities(trials: Sequence[Trial]) -> pd.DataFrame:
+    """What is checked: index seed, a column per name of :data:`RULES`.
 
     Raises:
         ValueError: a loss, or one of its seeds, is missing.
     """
-    by_loss = {loss: rows.set_index("seed").sort_index() for loss, rows in values.groupby("loss")}
-    if not by_loss.keys() >= set(LOSSES) or len({tuple(rows.index) for rows in by_loss.values()}) > 1:
+    by_seed: dict[int, dict[str, Trial]] = {}
+    for trial in trials:
+        by_seed.setdefault(trial.seed, {})[trial.loss] = trial
+    if not all(of.keys() >= set(LOSSES) for of in by_seed.values()):
         raise ValueError(f"thresholds need runs of {', '.join(LOSSES)} with the same seeds")
-    return pd.DataFrame({name: rule.of(by_loss) for name, rule in RULES.items()}).astype(float)
+    rows = [{name: rule.of(of) for name, rule in RULES.items()} for _, of in sorted(by_seed.items())]
+    return pd.DataFrame(rows, index=sorted(by_seed), dtype=float)
 
 
-def check(file: Path, values: pd.DataFrame) -> tuple[str, bool]:
+def check(file: Path, trials: Sequence[Trial]) -> tuple[str, bool]:
     """Hold the means over the seeds against a threshold file; a report of a line per name, and whether all are kept.
 
     A quantity that is not known (NaN), as clip rates are without records, is not within its interval.
@@ -126,7 +132,7 @@ def check(file: Path, values: pd.DataFrame) -> tuple[str, bool]:
     expected = json.loads(file.read_text())["expected"]
     if differing := sorted(expected.keys() ^ RULES.keys()):
         raise ValueError(f"{file} does not fit this version; names that differ: {differing}")
-    means = quantities(values).mean(skipna=False)
+    means = quantities(trials).mean(skipna=False)
     lines, all_kept = [], True
     for name, limits in expected.items():
         low, high = limits["low"], limits["high"]
@@ -139,7 +145,7 @@ def check(file: Path, values: pd.DataFrame) -> tuple[str, bool]:
     return "\n".join(lines), bool(all_kept)
 
 
-def update(file: Path, values: pd.DataFrame) -> None:
+def update(file: Path, trials: Sequence[Trial]) -> None:
     """Derive the intervals from trials and write them to a threshold file, for as many seeds as its ``setup`` names.
 
     Raises:
@@ -148,7 +154,7 @@ def update(file: Path, values: pd.DataFrame) -> None:
     setup = json.loads(file.read_text()).get("setup") if file.exists() else None
     if setup is None:
         raise ValueError(f'{file} needs an entry "setup": how the small comparison is run; see the one in tests/')
-    measured = quantities(values)
+    measured = quantities(trials)
     if len(measured) < MIN_SEEDS:
         raise ValueError(f"thresholds come from {MIN_SEEDS} seeds or more, these are {list(measured.index)}")
     rounded = {name: [_round(value) for value in column] for name, column in measured.items()}

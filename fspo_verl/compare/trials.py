@@ -8,6 +8,7 @@ results can be kept, and compared again, without the runs.
 
 import dataclasses
 import itertools
+import json
 import logging
 import math
 import re
@@ -19,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from fspo_verl.analysis.clip_rates import length_edges, sides
+from fspo_verl.analysis.length_effect import length_effect
 from fspo_verl.analysis.runs import Run, read_runs
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip
 from fspo_verl.observe.metrics import NAMES
@@ -68,6 +70,8 @@ class Trial:
         training: per step, one list per key of ``_SERIES`` that is logged; None where a value is not finite.
         validation: accuracy by step, 0 being the start.
         clips: None without records.
+        clipped_more: which responses are, by :func:`fspo_verl.analysis.length_effect.length_effect` of the whole run:
+            "shorter", "longer", "not shown" or "too few to say". None without records.
     """
 
     loss: str
@@ -76,6 +80,7 @@ class Trial:
     training: dict[str, list[float | None]]
     validation: dict[int, float]
     clips: Clips | None
+    clipped_more: str | None = None
 
     @property
     def steps(self) -> int:
@@ -105,11 +110,13 @@ class Trial:
             training={name: values[:steps] for name, values in self.training.items()},
             validation={step: value for step, value in self.validation.items() if step <= steps},
             clips=clips,
+            clipped_more=self.clipped_more if steps == self.steps else None,
         )
 
     def to_json(self) -> dict:
         """Plain lists and numbers; floats with 7 significant digits."""
-        return _rounded(dataclasses.asdict(self) | {"settings": self.settings and self.settings.to_json()})
+        data = dataclasses.asdict(self) | {"settings": self.settings and self.settings.to_json()}
+        return json.loads(json.dumps(data), parse_float=lambda text: float(f"{float(text):.7g}"))
 
     @staticmethod
     def from_json(data: dict) -> "Trial":
@@ -194,7 +201,15 @@ def _trial(run: Run, loss: str, seed: int, edges: np.ndarray) -> Trial:
         training=_logged(metrics),
         validation=accuracy.to_dict(),
         clips=None if run.records.empty else _clips(run.records, loss, edges, list(metrics.index)),
+        clipped_more=None if run.records.empty else _clipped_more(run.records),
     )
+
+
+def _clipped_more(records: pd.DataFrame) -> str:
+    effect = length_effect(records)
+    if effect is None:
+        return "too few to say"
+    return ("shorter" if effect.exponent < 0 else "longer") if effect.depends else "not shown"
 
 
 def _logged(metrics: pd.DataFrame) -> dict[str, list[float | None]]:
@@ -235,12 +250,3 @@ def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]
         clipped=count(records["clipped"].to_numpy(np.float64)).tolist(),
         matched=matched,
     )
-
-
-def _rounded(value):
-    """The same, floats with 7 significant digits."""
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_rounded(item) for item in value]
-    return float(f"{value:.7g}") if isinstance(value, float) else value
