@@ -32,15 +32,11 @@ sys.path.insert(0, str(HERE))
 import arms  # noqa: E402, also makes the modules of scripts/training known
 from options import LOSSES, Failure, hydra_override, positive  # noqa: E402
 
-FACTORS = (1 / 3, 1.0, 3.0, 10.0)
+FACTORS, TUNING_STEPS = (1 / 3, 1.0, 3.0, 10.0), 8
 KEYS = {
-    "prompts": "data.train_batch_size",
-    "responses": "actor_rollout_ref.rollout.n",
-    "mini_batch": f"{arms.ACTOR}.ppo_mini_batch_size",
     "epochs": f"{arms.ACTOR}.ppo_epochs",
     "temperature": "actor_rollout_ref.rollout.temperature",
     "learning_rate": f"{arms.ACTOR}.optim.lr",
-    "validate_every": "trainer.test_freq",
 }
 """What options set in verl, in every run."""
 OF_A_RUN = ("algorithm.policy_loss", "data.seed", "actor_rollout_ref.rollout.seed", "trainer.total_training_steps")
@@ -71,16 +67,11 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--arm", type=arms.arm, action="append", default=[], metavar="NAME=LOSS,KEY=VALUE,...", help=own)
     add("--seeds", type=integers, default=[10, 11, 12, 13, 14, 15], help="default: 10,11,12,13,14,15")
     add("--steps", type=positive, default=12, help="training steps of a run (default: %(default)s)")
-    add("--prompts", type=positive, default=32, help="per step (default: %(default)s)")
-    add("--responses", type=positive, default=8, help="per prompt (default: %(default)s)")
-    add("--mini-batch", type=positive, default=8, help="prompts per optimiser step (default: %(default)s)")
     add("--temperature", type=float, default=1.5, help="of sampling (default: %(default)s)")
     add("--learning-rate", type=float, default=5e-4, help="default: %(default)s")
     add("--epochs", type=positive, default=1, help="passes over a rollout (default: %(default)s)")
-    add("--validate-every", type=positive, default=4, help="steps (default: %(default)s)")
     add("--factors", type=_factors, help="clip range per loss as a multiple of its own, instead of tuning")
     add("--tuning-seeds", type=integers, default=[100, 101], help="default: 100,101")
-    add("--tuning-steps", type=positive, default=8, help="default: %(default)s")
     add("--target", type=float, default=0.5, help="the accuracy to which steps are counted (default: %(default)s)")
     add("--check", type=Path, metavar="JSON", help="run the small comparison of these thresholds, and check it")
     add("--jobs", type=positive, default=2, help="runs at a time, each with one thread (default: %(default)s)")
@@ -94,8 +85,6 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         _take_setup(args, parser)
     if not args.factors and (both := set(args.seeds) & set(args.tuning_seeds)):
         parser.error(f"seeds that are tuned on are not compared: {', '.join(map(str, sorted(both)))}")
-    if args.mini_batch > args.prompts:
-        parser.error(f"--mini-batch {args.mini_batch} is more than all of --prompts {args.prompts}")
     _refuse_contradictions(args, parser)
     packaged = [arms.Arm(loss, loss) for loss in LOSSES if loss in (args.factors or LOSSES)]
     args.arms = (args.losses or packaged) + args.arm
@@ -194,7 +183,7 @@ def training_run(args: argparse.Namespace, arm: arms.Arm, seed: int, factor: flo
     from training_run import TrainingRun
 
     parent = args.output / (f"tuning-x{factor:.3g}" if tuning else "runs")
-    steps = args.tuning_steps if tuning else args.steps
+    steps = TUNING_STEPS if tuning else args.steps
     overrides = (*(f"{key}={getattr(args, name)}" for name, key in KEYS.items()), *args.overrides)
     return TrainingRun(args.output, parent / f"{arm.name}-seed{seed}", arm, seed, factor, steps, overrides)
 
@@ -305,7 +294,7 @@ def choose_factors(args: argparse.Namespace) -> tuple[dict[str, float], dict]:
     table = {
         "what": f"{len(FACTORS)} multiples of its packaged clip range, chosen by mean training reward",
         "seeds": args.tuning_seeds,
-        "steps": args.tuning_steps,
+        "steps": TUNING_STEPS,
         "factors": FACTORS,
         "scores": scores,
         "chosen": chosen,
@@ -325,8 +314,7 @@ def describe(args: argparse.Namespace, final: Sequence) -> dict[str, str]:
     return {
         "command": f"bash scripts/compare_baselines.sh {shlex.join(sys.argv[1:])}".strip(),
         "clip ranges": "; ".join(ranges).replace(arms.ACTOR + ".", ""),
-        "rollouts": f"{args.prompts} prompts x {args.responses} responses at temperature {args.temperature:g}, in "
-        f"{args.epochs * (args.prompts // args.mini_batch)} optimiser steps with learning rate {args.learning_rate:g}",
+        "all runs": " ".join(final[0].overrides),
         "versions": ", ".join([*versions, f"Python {platform.python_version()}"]),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores; {args.jobs} runs at a time, one thread each",
         "wall time of a run": f"{sum(seconds) / len(seconds):.0f} s ({min(seconds):.0f} to {max(seconds):.0f} s), "

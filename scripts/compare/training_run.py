@@ -116,6 +116,7 @@ def train(run: TrainingRun) -> None:
         *overrides_of(run.arm, run.factor),
         override("data.train_files", training_problems(run)),
         "trainer.save_freq=-1",
+        "trainer.test_freq=4",
         "trainer.project_name=compare",
         *run.overrides,
     ]

@@ -502,13 +502,6 @@ def test_committed_thresholds_fit_the_rules():
 # --- the script -------------------------------------------------------------------------------------------------------
 
 
-def script(output: Path, *options) -> subprocess.CompletedProcess:
-    command = [sys.executable, ROOT / "scripts/compare/comparison.py", "--output", output]
-    command += ["--losses", ",".join(LOSSES), "--factors", ",".join(f"{loss}=1" for loss in LOSSES)]
-    command += ["--seeds", "1,2", "--steps", STEPS, *options]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True)
-
-
 @pytest.fixture
 def finished(runs, tmp_path) -> Path:
     """An output folder in which all training runs have finished."""
@@ -521,15 +514,18 @@ def finished(runs, tmp_path) -> Path:
     return tmp_path
 
 
-@pytest.mark.long
-def test_finished_runs_are_not_run_again(finished):
-    again = script(finished)
-    assert again.returncode == 0 and "8 runs finished before" in again.stdout, again.stderr
-    assert "no interval with fewer than 6 seeds" in (finished / "comparison.md").read_text()
-    fewer = script(finished, "--seeds", "1")
-    assert fewer.returncode != 0 and "holds other runs, fixed_band-seed2, fspo-seed2" in fewer.stderr
-    other = script(finished, "--prompts", "16", "--mini-batch", "4")
-    assert other.returncode != 0 and "choose another --output" in other.stderr
+def test_finished_runs_are_not_run_again(finished, capsys):
+    def args(*options: str) -> argparse.Namespace:
+        factors = ["--factors", ",".join(f"{loss}=1" for loss in LOSSES)]
+        return comparison.parse_args(["--output", str(finished), "--steps", str(STEPS), *factors, *options])
+
+    assert comparison.compare(args("--seeds", "1,2")) == 0
+    assert "8 runs finished before" in capsys.readouterr().out
+    assert json.loads((finished / "comparison.json").read_text())["setup"]["all runs"].startswith("actor_rollout_ref.")
+    with pytest.raises(comparison.Failure, match="holds other runs, fixed_band-seed2, fspo-seed2"):
+        comparison.compare(args("--seeds", "1"))
+    with pytest.raises(comparison.Failure, match="choose another --output"):
+        comparison.compare(args("--seeds", "1,2", "--epochs", "4"))
 
 
 @pytest.mark.parametrize("failures", [1, 2])
