@@ -10,10 +10,9 @@ import dataclasses
 import itertools
 import json
 import logging
-import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +27,8 @@ from fspo_verl.observe.settings import RunSettings
 
 logger = logging.getLogger("fspo_verl")
 
-# Folders of runs: fspo-hf-seed3, gspo-seed11.
-_NAME = re.compile(r"(?P<loss>[a-z0-9_]+)(-[a-z0-9_-]+)?-seed(?P<seed>\d+)")
+# Folders of runs: fspo-hf-seed3, gspo-seed11; not warm-start-seed3.
+_NAME = re.compile(r"(?!warm-)([a-z0-9_]+)(?:-[a-z0-9_-]+)?-seed(\d+)")
 _ACCURACY = re.compile(r"val-core/.+/acc/mean@\d+")
 # Per-step columns of a trial, by the keys of observe.metrics.NAMES.
 # Not the entropy, which verl aggregates as each loss is, so that between losses its levels are no comparison.
@@ -80,7 +79,7 @@ class Trial:
     training: dict[str, list[float | None]]
     validation: dict[int, float]
     clips: Clips | None
-    clipped_more: str | None = None
+    clipped_more: str | None = field(default=None, compare=False)
 
     @property
     def steps(self) -> int:
@@ -135,8 +134,8 @@ def read_trials(folder: Path, inner_edges: Sequence[int] | None = None) -> list[
     Raises:
         ValueError: there is none, or two are of the same loss and seed.
     """
-    places = sorted(path for path in folder.iterdir() if path.is_dir())
-    found = {path: identity for path in places if (identity := _identity(path)) and any(path.iterdir())}
+    places = [path for path in sorted(folder.iterdir()) if path.is_dir() and any(path.iterdir())]
+    found = {path: (name[1], int(name[2])) for path in places if (name := _NAME.fullmatch(path.name))}
     if not found:
         raise ValueError(f"{folder} holds no runs: folders called LOSS-seedN, such as fspo-seed3 or gspo-hf-seed3")
     if len(set(found.values())) < len(found):
@@ -183,22 +182,19 @@ def _edges(lengths: np.ndarray, inner: Sequence[int] | np.ndarray | None) -> np.
     return np.array([min([ends[0], *inner]), *inner, max([ends[1], *inner])])
 
 
-def _identity(path: Path) -> tuple[str, int] | None:
-    match = _NAME.fullmatch(path.name)
-    return (match["loss"], int(match["seed"])) if match and match["loss"] != "warm" else None
-
-
 def _trial(run: Run, loss: str, seed: int, edges: np.ndarray) -> Trial:
     metrics = run.metrics[run.metrics.index > 0]
     names = [name for name in run.metrics if _ACCURACY.fullmatch(name)]
     if not names or metrics.empty:
         raise ValueError(f"{run.folder} has not logged any {'step' if metrics.empty else 'val-core/*/acc/mean@*'}")
     accuracy = run.metrics[names].mean(axis=1).dropna()
+    logged = {key: next((name for name in NAMES[key] if name in metrics), None) for key in _SERIES}
+    finite = metrics.astype(object).where(np.isfinite(metrics), None)
     return Trial(
         loss=loss,
         seed=seed,
         settings=run.settings,
-        training=_logged(metrics),
+        training={key: finite[name].tolist() for key, name in logged.items() if name},
         validation=accuracy.to_dict(),
         clips=None if run.records.empty else _clips(run.records, loss, edges, list(metrics.index)),
         clipped_more=None if run.records.empty else _clipped_more(run.records),
@@ -210,15 +206,6 @@ def _clipped_more(records: pd.DataFrame) -> str:
     if effect is None:
         return "too few to say"
     return ("shorter" if effect.exponent < 0 else "longer") if effect.depends else "not shown"
-
-
-def _logged(metrics: pd.DataFrame) -> dict[str, list[float | None]]:
-    names = {key: [name for name in NAMES[key] if name in metrics] for key in _SERIES}
-    return {
-        key: [value if math.isfinite(value) else None for value in metrics[found[0]]]
-        for key, found in names.items()
-        if found
-    }
 
 
 def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]) -> Clips:
