@@ -131,10 +131,13 @@ def _reached(comparison: Comparison, cell: Callable[[pd.Series, str], str]) -> p
         _label(name, comparison): [cell(values.loc[[loss], name], of.form) for loss in comparison.losses]
         for name, of in MEASURES.items()
     }
-    tests = [Counter(t.clipped_more for t in comparison.trials if t.loss == loss) for loss in comparison.losses]
-    if any(test.keys() - {None} for test in tests):
+    tests = [
+        Counter(t.clipped_more for t in comparison.trials if t.loss == loss and t.clipped_more)
+        for loss in comparison.losses
+    ]
+    if any(tests):
         rows["which responses are clipped more: runs"] = [
-            ", ".join(f"{which} {runs}" for which, runs in sorted(test.items()) if which) or "–" for test in tests
+            ", ".join(f"{which} {runs}" for which, runs in sorted(test.items())) or "–" for test in tests
         ]
     return pd.DataFrame.from_dict(rows, orient="index", columns=comparison.losses)
 
