@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import signal
@@ -26,23 +27,27 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-import arms  # noqa: E402, also makes the modules of scripts/training known
-from options import LOSSES, Failure, hydra_override, positive  # noqa: E402
+sys.path[:0] = [str(HERE), str(HERE.parent / "training")]
+from options import LOSSES, Failure, hydra_override, positive, run_name  # noqa: E402
 
+ACTOR = "actor_rollout_ref.actor"
+BOUNDS = [f"{ACTOR}.clip_ratio_{side}" for side in ("low", "high")]
+BOUNDS += [f"{ACTOR}.policy_loss.{name}" for name in ("eps", "eps_low", "eps_high", "eps_dual")]
+"""What a multiple of a clip range multiplies."""
 FACTORS, TUNING_STEPS = (1 / 3, 1.0, 3.0, 10.0), 8
 KEYS = {
-    "epochs": f"{arms.ACTOR}.ppo_epochs",
+    "epochs": f"{ACTOR}.ppo_epochs",
     "temperature": "actor_rollout_ref.rollout.temperature",
-    "learning_rate": f"{arms.ACTOR}.optim.lr",
+    "learning_rate": f"{ACTOR}.optim.lr",
 }
 """What options set in verl, in every run."""
 OF_A_RUN = ("algorithm.policy_loss", "data.seed", "actor_rollout_ref.rollout.seed", "trainer.total_training_steps")
 """What differs between runs, or ends them."""
 
-EXAMPLES = """examples:
+EXAMPLES = r"""examples:
   bash scripts/compare_baselines.sh                                    everything, a hundred minutes on two cores
   bash scripts/compare_baselines.sh --factors fspo=1,gspo=1,grpo=1,fixed_band=1,no_clip=1 --seeds 10,11,12 \
       --output runs/compare-untuned                                    without tuning
@@ -51,6 +56,44 @@ EXAMPLES = """examples:
   bash scripts/compare_baselines.sh --check tests/comparison_thresholds.json --output runs/compare-check
                                                                        the small comparison that CI runs
 """
+
+
+class Arm(NamedTuple):
+    """One of the things that are compared.
+
+    Attributes:
+        name: as results call it, and their folders.
+        trains: the packaged loss, algorithm.policy_loss.
+        changes: Hydra overrides ``key=value`` after those of the package.
+    """
+
+    name: str
+    trains: str
+    changes: tuple[str, ...] = ()
+
+    @property
+    def tuned(self) -> bool:
+        """Whether it has a clip range that could be tuned."""
+        return self.trains != "no_clip"
+
+
+def packaged_arms(text: str) -> list[Arm]:
+    """For example fspo,gspo."""
+    names = text.split(",")
+    if unknown := set(names) - set(LOSSES):
+        raise argparse.ArgumentTypeError(f"unknown {', '.join(sorted(unknown))}; there are {', '.join(LOSSES)}")
+    return [Arm(name, name) for name in names]
+
+
+def own_arm(text: str) -> Arm:
+    """For example ``wide=fspo,policy_loss.eps_low=0.1``; keys are those of actor_rollout_ref.actor."""
+    first, *changes = text.split(",")
+    name, _, trains = first.partition("=")
+    if trains not in LOSSES:
+        raise argparse.ArgumentTypeError(f"{text} is not NAME=LOSS,KEY=VALUE,... with LOSS one of {', '.join(LOSSES)}")
+    if wrong := [change for change in changes if not re.match(r"[^-=][^=]*=", change)]:
+        raise argparse.ArgumentTypeError(f"{', '.join(wrong)} in {text}: not KEY=VALUE")
+    return Arm(run_name(name), trains, tuple(f"{ACTOR}.{change}" for change in changes))
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -62,9 +105,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--losses", type=arms.packaged, help=f"default: those of --factors, or {','.join(LOSSES)}")
+    add("--losses", type=packaged_arms, help=f"default: those of --factors, or {','.join(LOSSES)}")
     own = "a loss with settings of its own (keys of actor_rollout_ref.actor), besides --losses; may be repeated"
-    add("--arm", type=arms.arm, action="append", default=[], metavar="NAME=LOSS,KEY=VALUE,...", help=own)
+    add("--arm", type=own_arm, action="append", default=[], metavar="NAME=LOSS,KEY=VALUE,...", help=own)
     add("--seeds", type=integers, default=[10, 11, 12, 13, 14, 15], help="default: 10,11,12,13,14,15")
     add("--steps", type=positive, default=12, help="training steps of a run (default: %(default)s)")
     add("--temperature", type=float, default=1.5, help="of sampling (default: %(default)s)")
@@ -86,7 +129,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if not args.factors and (both := set(args.seeds) & set(args.tuning_seeds)):
         parser.error(f"seeds that are tuned on are not compared: {', '.join(map(str, sorted(both)))}")
     _refuse_contradictions(args, parser)
-    packaged = [arms.Arm(loss, loss) for loss in LOSSES if loss in (args.factors or LOSSES)]
+    packaged = [Arm(loss, loss) for loss in LOSSES if loss in (args.factors or LOSSES)]
     args.arms = (args.losses or packaged) + args.arm
     names = [arm.name for arm in args.arms]
     if len(set(names)) < len(names):
@@ -104,7 +147,7 @@ def _take_setup(args: argparse.Namespace, parser: argparse.ArgumentParser) -> No
         parser.error(f"--check {args.check} names no file of thresholds: {error}")
     if given := [f"--{name}" for name in setup if getattr(args, name) != parser.get_default(name)]:
         parser.error(f"--check {args.check} has its own {', '.join(given)}")
-    vars(args).update(setup | {"losses": arms.packaged(",".join(setup["losses"]))})
+    vars(args).update(setup | {"losses": packaged_arms(",".join(setup["losses"]))})
 
 
 def _refuse_contradictions(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -116,7 +159,7 @@ def _refuse_contradictions(args: argparse.Namespace, parser: argparse.ArgumentPa
     for name, key in KEYS.items():
         if is_set([*args.overrides, *itertools.chain.from_iterable(arm.changes for arm in args.arm)], key):
             parser.error(f"{key} is what --{name.replace('_', '-')} sets")
-    for key in (*arms.BOUNDS, *OF_A_RUN):
+    for key in (*BOUNDS, *OF_A_RUN):
         if is_set(args.overrides, key):
             parser.error(f"{key} is set for each run: see --losses, --seeds, --steps, or give it to an --arm")
 
@@ -178,7 +221,7 @@ def compare(args: argparse.Namespace) -> int:
     return cli.main(["compare", *map(str, options)])
 
 
-def training_run(args: argparse.Namespace, arm: arms.Arm, seed: int, factor: float, tuning: bool = False):
+def training_run(args: argparse.Namespace, arm: Arm, seed: int, factor: float, tuning: bool = False):
     """The run of an arm and a seed with so many times its clip range; if it is for tuning, in a folder per factor."""
     from training_run import TrainingRun
 
@@ -304,16 +347,12 @@ def choose_factors(args: argparse.Namespace) -> tuple[dict[str, float], dict]:
 
 def describe(args: argparse.Namespace, final: Sequence) -> dict[str, str]:
     """How the comparison was run, for its report."""
-    from training_run import overrides_of
-
     from fspo_verl.versions import installed
 
     seconds = [json.loads((run.folder / "run.json").read_text())["seconds"] for run in final]
-    ranges = dict.fromkeys(f"{run.arm.name} {' '.join(overrides_of(run.arm, run.factor))}" for run in final)
     versions = [f"{name} {installed(name)}" for name in ("verl", "torch", "transformers", "ray")]
     return {
         "command": f"bash scripts/compare_baselines.sh {shlex.join(sys.argv[1:])}".strip(),
-        "clip ranges": "; ".join(ranges).replace(arms.ACTOR + ".", ""),
         "all runs": " ".join(final[0].overrides),
         "versions": ", ".join([*versions, f"Python {platform.python_version()}"]),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores; {args.jobs} runs at a time, one thread each",

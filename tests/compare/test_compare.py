@@ -498,7 +498,7 @@ def finished(runs, tmp_path) -> Path:
     args = comparison.parse_args(["--output", str(tmp_path), "--steps", str(STEPS)])
     (tmp_path / "runs").mkdir()
     for seed, loss in itertools.product((1, 2), LOSSES):
-        run = comparison.training_run(args, comparison.arms.Arm(loss, loss), seed, 1.0)
+        run = comparison.training_run(args, comparison.Arm(loss, loss), seed, 1.0)
         shutil.copytree(runs / run.folder.name, run.folder)
         (run.folder / "run.json").write_text(json.dumps({"settings": run.settings, "seconds": 1.0}))
     return tmp_path
@@ -521,7 +521,7 @@ def test_finished_runs_are_not_run_again(finished, capsys):
 @pytest.mark.parametrize("failures", [1, 2])
 def test_a_run_that_fails_is_run_once_more(finished, tmp_path, monkeypatch, capsys, failures):
     args = comparison.parse_args(["--output", str(finished), "--steps", str(STEPS)])
-    run = comparison.training_run(args, comparison.arms.Arm("fspo", "fspo"), 1, 1.0)
+    run = comparison.training_run(args, comparison.Arm("fspo", "fspo"), 1, 1.0)
     (finished / "warm-start-seed1/model").mkdir(parents=True)
     run.folder.rename(finished / "aside")
     (tmp_path / "training_run.py").write_text(f"""
@@ -544,7 +544,7 @@ pathlib.Path({str(finished / "aside")!r}).rename({str(run.folder)!r})
 
 
 def test_an_arm_has_settings_of_its_own_and_its_bounds_are_scaled():
-    arm, changes = comparison.arms.arm, "policy_loss.eps_low=0.1,policy_loss.eps_dual=null,policy_loss.length_power=1"
+    arm, changes = comparison.own_arm, "policy_loss.eps_low=0.1,policy_loss.eps_dual=null,policy_loss.length_power=1"
     wide = arm(f"wide=fspo,{changes}")
     assert (wide.name, wide.trains, wide.tuned) == ("wide", "fspo", True)
     key = "actor_rollout_ref.actor.policy_loss."
@@ -665,5 +665,5 @@ def test_solvable_problems_are_those_that_the_start_solves_sometimes(tmp_path, m
 
 def test_a_training_run_reaches_its_process_whole(tmp_path):
     args = comparison.parse_args(["--output", str(tmp_path)])
-    run = comparison.training_run(args, comparison.arms.arm("wide=fspo,policy_loss.eps_low=0.1"), 1, 3.0)
+    run = comparison.training_run(args, comparison.own_arm("wide=fspo,policy_loss.eps_low=0.1"), 1, 3.0)
     assert vars(training_run.TrainingRun.from_json(json.loads(json.dumps(run.to_json())))) == vars(run)
