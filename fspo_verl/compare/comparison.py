@@ -61,7 +61,7 @@ class Comparison:
             f"{base} lower": "It ends lower than {}.",
             paired.SAME: "It ends the same in every seed as {}.",
             paired.NOT_SHOWN: "No difference from {} is shown; 95% intervals allow up to {:.0f} points.",
-            paired.TOO_FEW: f"A verdict takes {paired.MIN_SEEDS} seeds, and there are fewer of {{}}.",
+            paired.TOO_FEW: f"Too few seeds for a verdict on {{}}: that takes {paired.MIN_SEEDS}.",
         }
         for verdict, sentence in sentences.items():
             of = rows[rows.verdict == verdict]
