@@ -136,8 +136,8 @@ def _reached(comparison: Comparison, cell: Callable[[pd.Series, str], str]) -> p
         for loss in comparison.losses
     ]
     if any(tests):
-        rows["which responses are clipped more: runs"] = [
-            ", ".join(f"{which} {runs}" for which, runs in sorted(test.items())) or "–" for test in tests
+        rows["clipped more, by the test of each run"] = [
+            ", ".join(f"{which} in {runs}" for which, runs in sorted(test.items())) or "–" for test in tests
         ]
     return pd.DataFrame.from_dict(rows, orient="index", columns=comparison.losses)
 
