@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from fspo_verl.analysis.verdict import percent
+from fspo_verl.compare import paired
 from fspo_verl.compare.measures import measure
-from fspo_verl.compare.paired import MIN_SEEDS, TOO_FEW, clip_rates, differences
 from fspo_verl.compare.trials import Trial, losses, pool, read_trials
 
-_ADDED = "added to these, and made otherwise (loss and seed)"  # an entry of a setup
+_POINTS = 5  # of accuracy: a difference worth showing
 
 
 @dataclass(frozen=True)
@@ -40,46 +41,91 @@ class Comparison:
         return sorted(set(self.values.seed))
 
     @property
+    def _ends(self) -> pd.Series:
+        """Mean accuracy at the end, by loss."""
+        return self.values.groupby("loss").accuracy.mean()
+
+    @property
+    def _against(self) -> pd.DataFrame:
+        """The differences in accuracy at the end, a row per loss but the baseline."""
+        rows = self.differences[self.differences.metric == "accuracy"].set_index("loss").reindex(self.losses[1:])
+        return rows.fillna({"seeds": 0, "verdict": paired.TOO_FEW})
+
+    @property
     def headline(self) -> str:
-        """The verdicts on the accuracy over the run, in one sentence."""
-        if len(self.losses) == 1:
-            return f"{self.baseline} alone: nothing to compare it with."
-        rows = self.differences[self.differences.metric == "accuracy_area"].set_index("loss")
-        verdicts = rows.verdict.where(rows.seeds >= MIN_SEEDS, TOO_FEW).reindex(self.losses[1:], fill_value=TOO_FEW)
-        said = (f"{verdict} ({', '.join(part.index)})" for verdict, part in verdicts.groupby(verdicts, sort=False))
-        return f"Accuracy over the run, {self.baseline} against each other loss: {'; '.join(said)}."
+        """Which loss ends higher, and how sure that is."""
+        ends, rows, base = self._ends.map(percent), self._against, self.baseline
+        said = [f"{base} ends with {ends[base]} of the answers right."]
+        sentences = {
+            f"{base} higher": "It ends higher than {}.",
+            f"{base} lower": "It ends lower than {}.",
+            paired.SAME: "It ends the same in every seed as {}.",
+            paired.NOT_SHOWN: "No difference from {} is shown; 95% intervals allow up to {:.0f} points.",
+            paired.TOO_FEW: f"Too few seeds for a verdict on {{}}: that takes {paired.MIN_SEEDS}.",
+        }
+        for verdict, sentence in sentences.items():
+            of = rows[rows.verdict == verdict]
+            if len(of):
+                bound = 100 * of[["lower", "upper"]].abs().max(axis=None)
+                said.append(sentence.format(", ".join(f"{loss} ({ends[loss]})" for loss in of.index), bound))
+        if rows.verdict.str.startswith(base).any():
+            said.append(f"That is {paired.CONFIDENCE:.0%} sure, adjusted for {counted(rows.p.count(), 'loss')}.")
+        return " ".join(said)
 
     @property
-    def unlike_starts(self) -> dict[int, tuple[float, float]]:
-        """The lowest and the highest accuracy before training, of the seeds whose runs do not agree on it."""
+    def advice(self) -> str:
+        """What to do next."""
+        rows, base = self._against, self.baseline
+        better, unsure = rows[rows.verdict == f"{base} lower"].index, rows[rows.verdict.isin(paired.UNSURE)]
+        if rows.empty:
+            return "Train another loss with the same seeds."
+        said = [f"Take {self._ends[better].idxmax()}."] if len(better) else [] if len(unsure) else [f"Keep {base}."]
+        if len(unsure):
+            seeds = paired.seeds_to_show(_POINTS / 100, unsure.spread.fillna(0).max(), len(rows))
+            sure = "about" if unsure.spread.notna().any() else "at least"
+            said.append(f"To show a difference of {_POINTS} points, train {sure} {seeds} seeds of each loss.")
+        return " ".join(said)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is not alike though it should be: accuracy before training within a seed, the clip within a loss."""
         starts = self.values.groupby("seed").accuracy_before.agg(["min", "max"])
-        return {seed: (low, high) for seed, low, high in starts.itertuples() if low < high}
+        said = [
+            f"Runs of one seed do not start alike: with seed {seed} accuracy before is {low:.3f} to {high:.3f}. "
+            "Another model, or another machine?"
+            for seed, low, high in starts.itertuples()
+            if low < high
+        ]
+        trained = self.trained.index
+        otherwise = list(trained[trained.duplicated()].unique())
+        differ = f"Seeds of one loss differ in what they clipped: {', '.join(otherwise)}; see What trained."
+        return [*said, differ] if otherwise else said
 
     @property
-    def trained(self) -> list[tuple[str, str, str, str]]:
-        """Loss, verl's name of what trained, its clip, and the seeds; of the trials whose settings are known."""
-        seeds: dict[tuple[str, str, str], list[int]] = {}
-        for trial in sorted(self.trials, key=lambda trial: self.losses.index(trial.loss)):
-            if trial.settings:
-                of = (trial.loss, trial.settings.loss, trial.settings.clip or "–")
-                seeds.setdefault(of, []).append(trial.seed)
-        return [(*of, ", ".join(map(str, sorted(numbers)))) for of, numbers in seeds.items()]
-
-    @property
-    def clipped_otherwise(self) -> list[str]:
-        """The losses of which some seeds trained with another clip than others."""
-        return [loss for loss, clips in Counter(row[0] for row in self.trained).items() if clips > 1]
+    def trained(self) -> pd.DataFrame:
+        """What trained, of the trials whose settings are known: by loss its ``loss_mode``, its clip, and the seeds."""
+        known = [(t.loss, t.settings.loss, t.settings.clip or "–", str(t.seed)) for t in self.trials if t.settings]
+        rows = pd.DataFrame(known, columns=["loss", "verl `loss_mode`", "clip", "seeds"])
+        together = rows.groupby(list(rows.columns[:3]), sort=False).seeds.agg(", ".join).reset_index()
+        return together.sort_values("loss", key=lambda names: names.map(self.losses.index)).set_index("loss")
 
     def to_json(self) -> dict:
         """Everything, as read back by :func:`load`; numbers that are not known are null."""
         tables = {name: getattr(self, name) for name in ("values", "differences", "clip_rates")}
         return {
+            "headline": self.headline,
+            "advice": self.advice,
             "baseline": self.baseline,
             "target": self.target,
             **{name: json.loads(table.to_json(orient="records", double_precision=6)) for name, table in tables.items()},
             "setup": self.setup,
             "trials": [trial.to_json() for trial in self.trials],
         }
+
+
+def counted(number: int, noun: str) -> str:
+    """For example "1 seed", "2 seeds", "2 losses"."""
+    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def compare(
@@ -98,21 +144,21 @@ def compare(
     if unlike := _unlike(trials, lambda trial: tuple(trial.validation)):
         raise ValueError(f"the runs were validated at different steps: {unlike}")
     values = measure(trials, target)
-    paired = differences(values, baseline)
-    return Comparison(setup or {}, list(trials), baseline, target, values, paired, clip_rates(trials))
+    differences, clip_rates = paired.differences(values, baseline), paired.clip_rates(trials)
+    return Comparison(setup or {}, list(trials), baseline, target, values, differences, clip_rates)
 
 
 def _unlike(trials: Sequence[Trial], of: Callable[[Trial], object]) -> str:
     """What most trials have, and each trial that has something else; empty where all agree."""
-    counted = Counter(map(of, trials)).most_common()
-    others = (f"{trial.loss} seed {trial.seed} has {of(trial)}" for trial in trials if of(trial) != counted[0][0])
-    return "" if len(counted) == 1 else f"most have {counted[0][0]}, {', '.join(others)}"
+    counts = Counter(map(of, trials)).most_common()
+    others = (f"{trial.loss} seed {trial.seed} has {of(trial)}" for trial in trials if of(trial) != counts[0][0])
+    return "" if len(counts) == 1 else f"most have {counts[0][0]}, {', '.join(others)}"
 
 
 def load(*paths: Path) -> tuple[list[Trial], dict]:
     """Trials and setup, from folders of runs or JSON of comparisons; pooled in the length bins of the first path.
 
-    The setup is that of the first, and names the runs that it is not of.
+    The setup is that of the first.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
@@ -122,12 +168,7 @@ def load(*paths: Path) -> tuple[list[Trial], dict]:
     if len(paths) == 1:
         return trials, setup
     edges = next((trial.clips.edges[1:-1] for trial in trials if trial.clips), None)
-    pooled = pool(trials, *(_load(Path(path), edges)[0] for path in paths[1:]))
-    first = {(trial.loss, trial.seed) for trial in trials}
-    added = [f"{trial.loss} {trial.seed}" for trial in pooled if (trial.loss, trial.seed) not in first]
-    if setup and added:
-        setup = setup | {_ADDED: ", ".join(filter(None, [setup.get(_ADDED), *added]))}
-    return pooled, setup
+    return pool(trials, *(_load(Path(path), edges)[0] for path in paths[1:])), setup
 
 
 def _load(path: Path, inner_edges: Sequence[int] | None) -> tuple[list[Trial], dict]:

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What one trial has reached: a number per metric."""
+"""What one trial has reached: a number per measure."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,14 +10,13 @@ import numpy as np
 import pandas as pd
 from scipy import integrate, optimize
 
-from fspo_verl.analysis.clip_rates import MIN_COUNT, length_reweighting_error
 from fspo_verl.clips import MATCHED_RATE
-from fspo_verl.compare.trials import BANDS, Trial
+from fspo_verl.compare.trials import Trial
 
 LATE = 5  # steps whose mean is the value at the end of a run
 
 
-class Metric(NamedTuple):
+class Measure(NamedTuple):
     """A number per trial."""
 
     label: str
@@ -69,7 +68,7 @@ def clip_rate(trial: Trial) -> float:
 def length_exponent(trial: Trial, band: str | None = None) -> float:
     """k in clip rate ∝ length^k, by maximum likelihood (Poisson): 0 is flat, above 0 clips long responses more.
 
-    With ``band``: had that band clipped. Unlike the LRE, k does not shrink with the clip rate. The likelihood is
+    With ``band``: had that band clipped at the common rate, the only k in which losses are compared. The likelihood is
     largest where the mean log length of the clipped responses equals that of all responses weighted with length^k.
     Derived here. NaN where nothing is clipped, or only the shortest or the longest bin is.
     """
@@ -88,39 +87,26 @@ def length_exponent(trial: Trial, band: str | None = None) -> float:
     return float(optimize.brentq(excess, -50, 50))
 
 
-def lre_matched(trial: Trial) -> float:
-    """Length reweighting error of the worst bin, had the trial's own band clipped at the common rate."""
-    table = clip_table(trial, trial.loss)
-    return math.nan if table is None else length_reweighting_error(table, MIN_COUNT)
-
-
-METRICS = {
-    "accuracy": Metric("accuracy at the end", 1, ".3f", lambda t, _: t.validation[max(t.validation)]),
-    "accuracy_area": Metric("accuracy, mean over the run", 1, ".3f", lambda t, _: accuracy_area(t)),
-    "reward": Metric("training reward, mean over the run", 1, ".3f", lambda t, _: np.mean(t.series("reward"))),
-    "steps_to_target": Metric("steps to accuracy {target:g}", -1, ".1f", steps_to),
-    "response_length": Metric(
+MEASURES = {
+    "accuracy": Measure("accuracy at the end", 1, ".3f", lambda t, _: t.validation[max(t.validation)]),
+    "accuracy_area": Measure("accuracy, mean over the run", 1, ".3f", lambda t, _: accuracy_area(t)),
+    "reward": Measure("training reward, mean over the run", 1, ".3f", lambda t, _: np.mean(t.series("reward"))),
+    "steps_to_target": Measure("steps to accuracy {target:g}", -1, ".1f", steps_to),
+    "response_length": Measure(
         f"response length, last {LATE} steps", 0, ".1f", lambda t, _: np.mean(t.series("response_length")[-LATE:])
     ),
-    "clip_rate": Metric("clip rate", 0, ".2%", lambda t, _: clip_rate(t)),
-    # As it trained, k is not judged: where little is clipped, noise alone makes its size large.
-    "length_exponent": Metric("k in clip rate ∝ length^k", 0, "+.2f", lambda t, _: length_exponent(t)),
-    "length_bias_matched": Metric(
+    "clip_rate": Measure("clip rate", 0, ".2%", lambda t, _: clip_rate(t)),
+    "length_bias_matched": Measure(
         f"size of k at clip rate {MATCHED_RATE:.0%}", -1, ".2f", lambda t, _: abs(length_exponent(t, t.loss))
     ),
-    "lre_matched": Metric(f"LRE at clip rate {MATCHED_RATE:.0%}", -1, ".3f", lambda t, _: lre_matched(t)),
-    "nonfinite_steps": Metric("non-finite steps", -1, ".1f", lambda t, _: nonfinite_steps(t)),
+    "nonfinite_steps": Measure("non-finite steps", -1, ".1f", lambda t, _: nonfinite_steps(t)),
 }
 
 
 def measure(trials: Sequence[Trial], target: float) -> pd.DataFrame:
-    """A row per trial: columns loss, seed, accuracy_before, all :data:`METRICS`, and ``k_BAND`` of each of ``BANDS``.
-
-    ``k_BAND`` is the length exponent of that band, had it clipped the trial's own responses at one common rate.
-    """
+    """A row per trial: columns loss, seed, accuracy_before, and all :data:`MEASURES`."""
     return pd.DataFrame(
         {"loss": trial.loss, "seed": trial.seed, "accuracy_before": trial.validation.get(0, math.nan)}
-        | {name: metric.of(trial, target) for name, metric in METRICS.items()}
-        | {f"k_{band}": length_exponent(trial, band) for band in BANDS}
+        | {name: of_trial.of(trial, target) for name, of_trial in MEASURES.items()}
         for trial in trials
     )

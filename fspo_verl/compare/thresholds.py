@@ -8,45 +8,76 @@ A threshold file is JSON::
      "measured": {...},      the trials the intervals come from: seeds, and every value
      "expected": {name: {"low": number or null, "high": number or null, "direction": text, "why": text}}}
 
-Both ends are inclusive; null is open. A name is one of :data:`RULES`, its number a mean over the seeds.
+Both ends are inclusive; null is open. A name is one of :data:`QUANTITIES`, its number a mean over the seeds. The
+direction says which ends an interval has: both ("neither"), no upper one ("more is better"), or 0 as the upper one,
+whatever was measured ("less is better").
 """
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 from fspo_verl.clips import LOSSES
+from fspo_verl.compare.measures import MEASURES, clip_rate, length_exponent, nonfinite_steps
+from fspo_verl.compare.trials import Trial
 
 CONFIDENCE = 0.99  # of an interval for the small comparison's mean, if nothing has changed
 MIN_SEEDS = 3  # to derive intervals from
+GAIN = "fspo accuracy gain"
+
+OfSeed = Callable[[dict[str, Trial]], float]  # given the trial of each loss, all of one seed
 
 
-class Rule(NamedTuple):
-    """A quantity, and why a value outside its interval is a regression."""
+def _gap(upper: str | None, lower: str | None) -> OfSeed:
+    """Difference in k of two bands on fspo's responses; None stands for fspo's as it trained."""
+    return lambda of: length_exponent(of["fspo"], upper) - length_exponent(of["fspo"], lower)
 
-    direction: str  # more is better: no upper end; neither: both ends; less is better: at most 0, whatever was measured
-    why: str
-    of: Callable[[dict[str, pd.DataFrame]], pd.Series]  # by seed, given the rows of each loss
-    positive: bool = True  # a quantity above 0, of a log-normal law
 
-    def interval(self, values: np.ndarray, seeds: int) -> tuple[float | None, float | None]:
-        """For the mean of ``seeds`` further values, by :func:`prediction`; None where it is open.
+def _gain(of: dict[str, Trial]) -> float:
+    validation = of["fspo"].validation
+    return validation[max(validation)] - validation.get(0, math.nan)
 
-        Raises:
-            ValueError: a value that has to be above 0 is not.
-        """
-        if self.direction == "less is better":
-            return None, 0.0
-        if self.positive and not values.min() > 0:
-            raise ValueError(f"expected above 0, but measured as {values.tolist()}")
-        low, high = map(math.exp, prediction(np.log(values), seeds)) if self.positive else prediction(values, seeds)
-        return low, high if self.direction == "neither" else None
+
+def _flatter(of: dict[str, Trial]) -> float:
+    bias = MEASURES["length_bias_matched"].of
+    return bias(of["gspo"], 0) - bias(of["fspo"], 0)
+
+
+def _nonfinite(loss: str) -> OfSeed:
+    return lambda of: nonfinite_steps(of[loss])
+
+
+QUANTITIES: dict[str, OfSeed] = {
+    GAIN: _gain,
+    "fspo clip rate": lambda of: clip_rate(of["fspo"]),
+    "k, fspo as trained - gspo's band": _gap(None, "gspo"),
+    "k, the fixed band - fspo as trained": _gap("fixed_band", None),
+    "k, fspo's band - gspo's band": _gap("fspo", "gspo"),
+    "k, the fixed band - fspo's band": _gap("fixed_band", "fspo"),
+    "|k| at one clip rate, gspo - fspo": _flatter,
+    **{f"{loss} non-finite steps": _nonfinite(loss) for loss in LOSSES},
+}
+
+
+def interval(name: str, direction: str, values: np.ndarray, seeds: int) -> tuple[float | None, float | None]:
+    """For the mean of ``seeds`` further values, by :func:`prediction`; None where it is open.
+
+    The gain may be negative; all else is above 0 and taken to be log-normal.
+
+    Raises:
+        ValueError: a value that has to be above 0 is not.
+    """
+    if direction == "less is better":
+        return None, 0.0
+    if name != GAIN and not values.min() > 0:
+        raise ValueError(f"{name} is expected above 0, but measured as {values.tolist()}")
+    low, high = prediction(values, seeds) if name == GAIN else map(math.exp, prediction(np.log(values), seeds))
+    return low, high if direction == "neither" else None
 
 
 def prediction(values: np.ndarray, seeds: int) -> tuple[float, float]:
@@ -56,108 +87,63 @@ def prediction(values: np.ndarray, seeds: int) -> tuple[float, float]:
     return values.mean() - half, values.mean() + half
 
 
-def _nonfinite_steps(loss: str) -> Callable[[dict[str, pd.DataFrame]], pd.Series]:
-    return lambda of: of[loss].nonfinite_steps
-
-
-_MORE = "more is better"
-_GAP = "k of clip rate ∝ length^k tells the shapes of the bands apart on the same responses"
-RULES = {
-    "fspo accuracy gain": Rule(
-        _MORE,
-        "the loss trains: a wrong sign or a lost gradient shows here first",
-        lambda of: of["fspo"].accuracy - of["fspo"].accuracy_before,
-        positive=False,
-    ),
-    "fspo clip rate": Rule(
-        "neither",
-        "the band in effect is the one configured: below it the band is too wide (an eps taken from clip_ratio_low, a "
-        "scale of L), above it too narrow (a scale without the square root of L)",
-        lambda of: of["fspo"].clip_rate,
-    ),
-    "k, fspo as trained - gspo's band": Rule(
-        _MORE,
-        f"{_GAP}: fspo, as it clipped, favours short responses less than gspo's band",
-        lambda of: of["fspo"].length_exponent - of["fspo"].k_gspo,
-    ),
-    "k, the fixed band - fspo as trained": Rule(
-        _MORE,
-        f"{_GAP}: fspo, as it clipped, favours long responses less than the fixed band",
-        lambda of: of["fspo"].k_fixed_band - of["fspo"].length_exponent,
-    ),
-    "k, fspo's band - gspo's band": Rule(
-        _MORE, f"{_GAP}, all at one clip rate", lambda of: of["fspo"].k_fspo - of["fspo"].k_gspo
-    ),
-    "k, the fixed band - fspo's band": Rule(
-        _MORE, f"{_GAP}, all at one clip rate", lambda of: of["fspo"].k_fixed_band - of["fspo"].k_fspo
-    ),
-    "|k| at one clip rate, gspo - fspo": Rule(
-        _MORE,
-        "fspo's clip rate is flatter over length than gspo's, each on its own responses",
-        lambda of: of["gspo"].length_bias_matched - of["fspo"].length_bias_matched,
-    ),
-    **{
-        f"{loss} non-finite steps": Rule("less is better", "no loss or gradient is NaN or inf", _nonfinite_steps(loss))
-        for loss in LOSSES
-    },
-}
-
-
-def quantities(values: pd.DataFrame) -> pd.DataFrame:
-    """What is checked, from :func:`fspo_verl.compare.measures.measure`: index seed, a column per name of :data:`RULES`.
+def quantities(trials: Sequence[Trial]) -> pd.DataFrame:
+    """What is checked: index seed, a column per name of :data:`QUANTITIES`.
 
     Raises:
         ValueError: a loss, or one of its seeds, is missing.
     """
-    by_loss = {loss: rows.set_index("seed").sort_index() for loss, rows in values.groupby("loss")}
-    if not by_loss.keys() >= set(LOSSES) or len({tuple(rows.index) for rows in by_loss.values()}) > 1:
+    by_seed: dict[int, dict[str, Trial]] = {}
+    for trial in trials:
+        by_seed.setdefault(trial.seed, {})[trial.loss] = trial
+    if not all(of.keys() >= set(LOSSES) for of in by_seed.values()):
         raise ValueError(f"thresholds need runs of {', '.join(LOSSES)} with the same seeds")
-    return pd.DataFrame({name: rule.of(by_loss) for name, rule in RULES.items()}).astype(float)
+    rows = {seed: {name: quantity(of) for name, quantity in QUANTITIES.items()} for seed, of in by_seed.items()}
+    return pd.DataFrame.from_dict(rows, orient="index", dtype=float).sort_index()
 
 
-def check(file: Path, values: pd.DataFrame) -> tuple[str, bool]:
+def check(file: Path, trials: Sequence[Trial]) -> tuple[str, bool]:
     """Hold the means over the seeds against a threshold file; a report of a line per name, and whether all are kept.
 
     A quantity that is not known (NaN), as clip rates are without records, is not within its interval.
 
     Raises:
-        ValueError: the file expects something that is not in :data:`RULES`, or leaves something out.
+        ValueError: the file does not name what is in :data:`QUANTITIES`.
     """
-    expected = json.loads(file.read_text())["expected"]
-    if differing := sorted(expected.keys() ^ RULES.keys()):
-        raise ValueError(f"{file} does not fit this version; names that differ: {differing}")
-    means = quantities(values).mean(skipna=False)
-    lines, all_kept = [], True
-    for name, limits in expected.items():
+    means, lines, all_kept = quantities(trials).mean(skipna=False), [], True
+    for name, limits in _read(file)["expected"].items():
         low, high = limits["low"], limits["high"]
         kept = (low is None or low <= means[name]) and (high is None or means[name] <= high)
         all_kept &= kept
         ends = {"at least": low, "at most": high}
-        interval = " and ".join(f"{side} {end:g}" for side, end in ends.items() if end is not None)
-        line = f"{'ok  ' if kept else 'FAIL'} {name}: {means[name]:.4g}, expected {interval}"
+        expected = " and ".join(f"{side} {end:g}" for side, end in ends.items() if end is not None)
+        line = f"{'ok  ' if kept else 'FAIL'} {name}: {means[name]:.4g}, expected {expected}"
         lines.append(line if kept else f"{line} ({limits['why']})")
     return "\n".join(lines), bool(all_kept)
 
 
-def update(file: Path, values: pd.DataFrame) -> None:
-    """Derive the intervals from trials and write them to a threshold file, for as many seeds as its ``setup`` names.
+def update(file: Path, trials: Sequence[Trial]) -> None:
+    """Derive the intervals of a threshold file anew from trials, for as many seeds as its ``setup`` names.
 
     Raises:
-        ValueError: the trials have fewer than 3 seeds, or the file has no setup.
+        ValueError: the trials have fewer than 3 seeds, or the file does not name what is in :data:`QUANTITIES`.
     """
-    setup = json.loads(file.read_text()).get("setup") if file.exists() else None
-    if setup is None:
-        raise ValueError(f'{file} needs an entry "setup": how the small comparison is run; see the one in tests/')
-    measured = quantities(values)
+    data, measured = _read(file), quantities(trials)
     if len(measured) < MIN_SEEDS:
         raise ValueError(f"thresholds come from {MIN_SEEDS} seeds or more, these are {list(measured.index)}")
     rounded = {name: [_round(value) for value in column] for name, column in measured.items()}
-    expected = {}
-    for name, rule in RULES.items():
-        low, high = map(_round, rule.interval(np.array(rounded[name]), len(setup["seeds"])))
-        expected[name] = {"low": low, "high": high, "direction": rule.direction, "why": rule.why}
-    data = {"setup": setup, "measured": {"seeds": measured.index.tolist(), **rounded}, "expected": expected}
+    for name, limits in data["expected"].items():
+        ends = interval(name, limits["direction"], np.array(rounded[name]), len(data["setup"]["seeds"]))
+        limits["low"], limits["high"] = map(_round, ends)
+    data["measured"] = {"seeds": measured.index.tolist(), **rounded}
     file.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def _read(file: Path) -> dict:
+    data = json.loads(file.read_text())
+    if differing := sorted(data["expected"].keys() ^ QUANTITIES.keys()):
+        raise ValueError(f"{file} does not fit this version; names that differ: {differing}")
+    return data
 
 
 def _round(value: float | None) -> float | None:

@@ -8,17 +8,18 @@ results can be kept, and compared again, without the runs.
 
 import dataclasses
 import itertools
+import json
 import logging
-import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from fspo_verl.analysis.clip_rates import length_edges, sides
+from fspo_verl.analysis.length_effect import length_effect
 from fspo_verl.analysis.runs import Run, read_runs
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip
 from fspo_verl.observe.metrics import NAMES
@@ -26,8 +27,8 @@ from fspo_verl.observe.settings import RunSettings
 
 logger = logging.getLogger("fspo_verl")
 
-# Folders of runs: fspo-hf-seed3, gspo-seed11.
-_NAME = re.compile(r"(?P<loss>[a-z0-9_]+)(-[a-z0-9_-]+)?-seed(?P<seed>\d+)")
+# Folders of runs: fspo-hf-seed3, gspo-seed11; not warm-start-seed3.
+_NAME = re.compile(r"(?!warm-)([a-z0-9_]+)(?:-[a-z0-9_-]+)?-seed(\d+)")
 _ACCURACY = re.compile(r"val-core/.+/acc/mean@\d+")
 # Per-step columns of a trial, by the keys of observe.metrics.NAMES.
 # Not the entropy, which verl aggregates as each loss is, so that between losses its levels are no comparison.
@@ -68,6 +69,8 @@ class Trial:
         training: per step, one list per key of ``_SERIES`` that is logged; None where a value is not finite.
         validation: accuracy by step, 0 being the start.
         clips: None without records.
+        clipped_more: which responses are, by :func:`fspo_verl.analysis.length_effect.length_effect` of the whole run:
+            "shorter", "longer", "not shown" or "too few to say". None without records.
     """
 
     loss: str
@@ -76,6 +79,7 @@ class Trial:
     training: dict[str, list[float | None]]
     validation: dict[int, float]
     clips: Clips | None
+    clipped_more: str | None = field(default=None, compare=False)
 
     @property
     def steps(self) -> int:
@@ -105,11 +109,13 @@ class Trial:
             training={name: values[:steps] for name, values in self.training.items()},
             validation={step: value for step, value in self.validation.items() if step <= steps},
             clips=clips,
+            clipped_more=self.clipped_more if steps == self.steps else None,
         )
 
     def to_json(self) -> dict:
         """Plain lists and numbers; floats with 7 significant digits."""
-        return _rounded(dataclasses.asdict(self) | {"settings": self.settings and self.settings.to_json()})
+        data = dataclasses.asdict(self) | {"settings": self.settings and self.settings.to_json()}
+        return json.loads(json.dumps(data), parse_float=lambda text: float(f"{float(text):.7g}"))
 
     @staticmethod
     def from_json(data: dict) -> "Trial":
@@ -128,8 +134,8 @@ def read_trials(folder: Path, inner_edges: Sequence[int] | None = None) -> list[
     Raises:
         ValueError: there is none, or two are of the same loss and seed.
     """
-    places = sorted(path for path in folder.iterdir() if path.is_dir())
-    found = {path: identity for path in places if (identity := _identity(path)) and any(path.iterdir())}
+    places = [path for path in sorted(folder.iterdir()) if path.is_dir() and any(path.iterdir())]
+    found = {path: (name[1], int(name[2])) for path in places if (name := _NAME.fullmatch(path.name))}
     if not found:
         raise ValueError(f"{folder} holds no runs: folders called LOSS-seedN, such as fspo-seed3 or gspo-hf-seed3")
     if len(set(found.values())) < len(found):
@@ -176,34 +182,30 @@ def _edges(lengths: np.ndarray, inner: Sequence[int] | np.ndarray | None) -> np.
     return np.array([min([ends[0], *inner]), *inner, max([ends[1], *inner])])
 
 
-def _identity(path: Path) -> tuple[str, int] | None:
-    match = _NAME.fullmatch(path.name)
-    return (match["loss"], int(match["seed"])) if match and match["loss"] != "warm" else None
-
-
 def _trial(run: Run, loss: str, seed: int, edges: np.ndarray) -> Trial:
     metrics = run.metrics[run.metrics.index > 0]
     names = [name for name in run.metrics if _ACCURACY.fullmatch(name)]
     if not names or metrics.empty:
         raise ValueError(f"{run.folder} has not logged any {'step' if metrics.empty else 'val-core/*/acc/mean@*'}")
     accuracy = run.metrics[names].mean(axis=1).dropna()
+    logged = {key: next((name for name in NAMES[key] if name in metrics), None) for key in _SERIES}
+    finite = metrics.astype(object).where(np.isfinite(metrics), None)
     return Trial(
         loss=loss,
         seed=seed,
         settings=run.settings,
-        training=_logged(metrics),
+        training={key: finite[name].tolist() for key, name in logged.items() if name},
         validation=accuracy.to_dict(),
         clips=None if run.records.empty else _clips(run.records, loss, edges, list(metrics.index)),
+        clipped_more=None if run.records.empty else _clipped_more(run.records),
     )
 
 
-def _logged(metrics: pd.DataFrame) -> dict[str, list[float | None]]:
-    names = {key: [name for name in NAMES[key] if name in metrics] for key in _SERIES}
-    return {
-        key: [value if math.isfinite(value) else None for value in metrics[found[0]]]
-        for key, found in names.items()
-        if found
-    }
+def _clipped_more(records: pd.DataFrame) -> str:
+    effect = length_effect(records)
+    if effect is None:
+        return "too few to say"
+    return ("shorter" if effect.exponent < 0 else "longer") if effect.depends else "not shown"
 
 
 def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]) -> Clips:
@@ -235,12 +237,3 @@ def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]
         clipped=count(records["clipped"].to_numpy(np.float64)).tolist(),
         matched=matched,
     )
-
-
-def _rounded(value):
-    """The same, floats with 7 significant digits."""
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_rounded(item) for item in value]
-    return float(f"{value:.7g}") if isinstance(value, float) else value

@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import signal
@@ -26,27 +27,27 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-import arms  # noqa: E402, also makes the modules of scripts/training known
-from options import LOSSES, Failure, hydra_override, positive  # noqa: E402
+sys.path[:0] = [str(HERE), str(HERE.parent / "training")]
+from options import LOSSES, Failure, hydra_override, positive, run_name  # noqa: E402
 
-FACTORS = (1 / 3, 1.0, 3.0, 10.0)
+ACTOR = "actor_rollout_ref.actor"
+BOUNDS = [f"{ACTOR}.clip_ratio_{side}" for side in ("low", "high")]
+BOUNDS += [f"{ACTOR}.policy_loss.{name}" for name in ("eps", "eps_low", "eps_high", "eps_dual")]
+"""What a multiple of a clip range multiplies."""
+FACTORS, TUNING_STEPS = (1 / 3, 1.0, 3.0, 10.0), 8
 KEYS = {
-    "prompts": "data.train_batch_size",
-    "responses": "actor_rollout_ref.rollout.n",
-    "mini_batch": f"{arms.ACTOR}.ppo_mini_batch_size",
-    "epochs": f"{arms.ACTOR}.ppo_epochs",
+    "epochs": f"{ACTOR}.ppo_epochs",
     "temperature": "actor_rollout_ref.rollout.temperature",
-    "learning_rate": f"{arms.ACTOR}.optim.lr",
-    "validate_every": "trainer.test_freq",
+    "learning_rate": f"{ACTOR}.optim.lr",
 }
 """What options set in verl, in every run."""
 OF_A_RUN = ("algorithm.policy_loss", "data.seed", "actor_rollout_ref.rollout.seed", "trainer.total_training_steps")
 """What differs between runs, or ends them."""
 
-EXAMPLES = """examples:
+EXAMPLES = r"""examples:
   bash scripts/compare_baselines.sh                                    everything, a hundred minutes on two cores
   bash scripts/compare_baselines.sh --factors fspo=1,gspo=1,grpo=1,fixed_band=1,no_clip=1 --seeds 10,11,12 \
       --output runs/compare-untuned                                    without tuning
@@ -55,6 +56,44 @@ EXAMPLES = """examples:
   bash scripts/compare_baselines.sh --check tests/comparison_thresholds.json --output runs/compare-check
                                                                        the small comparison that CI runs
 """
+
+
+class Arm(NamedTuple):
+    """One of the things that are compared.
+
+    Attributes:
+        name: as results call it, and their folders.
+        trains: the packaged loss, algorithm.policy_loss.
+        changes: Hydra overrides ``key=value`` after those of the package.
+    """
+
+    name: str
+    trains: str
+    changes: tuple[str, ...] = ()
+
+    @property
+    def tuned(self) -> bool:
+        """Whether it has a clip range that could be tuned."""
+        return self.trains != "no_clip"
+
+
+def packaged_arms(text: str) -> list[Arm]:
+    """For example fspo,gspo."""
+    names = text.split(",")
+    if unknown := set(names) - set(LOSSES):
+        raise argparse.ArgumentTypeError(f"unknown {', '.join(sorted(unknown))}; there are {', '.join(LOSSES)}")
+    return [Arm(name, name) for name in names]
+
+
+def own_arm(text: str) -> Arm:
+    """For example ``wide=fspo,policy_loss.eps_low=0.1``; keys are those of actor_rollout_ref.actor."""
+    first, *changes = text.split(",")
+    name, _, trains = first.partition("=")
+    if trains not in LOSSES:
+        raise argparse.ArgumentTypeError(f"{text} is not NAME=LOSS,KEY=VALUE,... with LOSS one of {', '.join(LOSSES)}")
+    if wrong := [change for change in changes if not re.match(r"[^-=][^=]*=", change)]:
+        raise argparse.ArgumentTypeError(f"{', '.join(wrong)} in {text}: not KEY=VALUE")
+    return Arm(run_name(name), trains, tuple(f"{ACTOR}.{change}" for change in changes))
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -66,21 +105,16 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--losses", type=arms.packaged, help=f"default: those of --factors, or {','.join(LOSSES)}")
+    add("--losses", type=packaged_arms, help=f"default: those of --factors, or {','.join(LOSSES)}")
     own = "a loss with settings of its own (keys of actor_rollout_ref.actor), besides --losses; may be repeated"
-    add("--arm", type=arms.arm, action="append", default=[], metavar="NAME=LOSS,KEY=VALUE,...", help=own)
+    add("--arm", type=own_arm, action="append", default=[], metavar="NAME=LOSS,KEY=VALUE,...", help=own)
     add("--seeds", type=integers, default=[10, 11, 12, 13, 14, 15], help="default: 10,11,12,13,14,15")
     add("--steps", type=positive, default=12, help="training steps of a run (default: %(default)s)")
-    add("--prompts", type=positive, default=32, help="per step (default: %(default)s)")
-    add("--responses", type=positive, default=8, help="per prompt (default: %(default)s)")
-    add("--mini-batch", type=positive, default=8, help="prompts per optimiser step (default: %(default)s)")
     add("--temperature", type=float, default=1.5, help="of sampling (default: %(default)s)")
     add("--learning-rate", type=float, default=5e-4, help="default: %(default)s")
     add("--epochs", type=positive, default=1, help="passes over a rollout (default: %(default)s)")
-    add("--validate-every", type=positive, default=4, help="steps (default: %(default)s)")
     add("--factors", type=_factors, help="clip range per loss as a multiple of its own, instead of tuning")
     add("--tuning-seeds", type=integers, default=[100, 101], help="default: 100,101")
-    add("--tuning-steps", type=positive, default=8, help="default: %(default)s")
     add("--target", type=float, default=0.5, help="the accuracy to which steps are counted (default: %(default)s)")
     add("--check", type=Path, metavar="JSON", help="run the small comparison of these thresholds, and check it")
     add("--jobs", type=positive, default=2, help="runs at a time, each with one thread (default: %(default)s)")
@@ -94,10 +128,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         _take_setup(args, parser)
     if not args.factors and (both := set(args.seeds) & set(args.tuning_seeds)):
         parser.error(f"seeds that are tuned on are not compared: {', '.join(map(str, sorted(both)))}")
-    if args.mini_batch > args.prompts:
-        parser.error(f"--mini-batch {args.mini_batch} is more than all of --prompts {args.prompts}")
     _refuse_contradictions(args, parser)
-    packaged = [arms.Arm(loss, loss) for loss in LOSSES if loss in (args.factors or LOSSES)]
+    packaged = [Arm(loss, loss) for loss in LOSSES if loss in (args.factors or LOSSES)]
     args.arms = (args.losses or packaged) + args.arm
     names = [arm.name for arm in args.arms]
     if len(set(names)) < len(names):
@@ -115,7 +147,7 @@ def _take_setup(args: argparse.Namespace, parser: argparse.ArgumentParser) -> No
         parser.error(f"--check {args.check} names no file of thresholds: {error}")
     if given := [f"--{name}" for name in setup if getattr(args, name) != parser.get_default(name)]:
         parser.error(f"--check {args.check} has its own {', '.join(given)}")
-    vars(args).update(setup | {"losses": arms.packaged(",".join(setup["losses"]))})
+    vars(args).update(setup | {"losses": packaged_arms(",".join(setup["losses"]))})
 
 
 def _refuse_contradictions(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -127,7 +159,7 @@ def _refuse_contradictions(args: argparse.Namespace, parser: argparse.ArgumentPa
     for name, key in KEYS.items():
         if is_set([*args.overrides, *itertools.chain.from_iterable(arm.changes for arm in args.arm)], key):
             parser.error(f"{key} is what --{name.replace('_', '-')} sets")
-    for key in (*arms.BOUNDS, *OF_A_RUN):
+    for key in (*BOUNDS, *OF_A_RUN):
         if is_set(args.overrides, key):
             parser.error(f"{key} is set for each run: see --losses, --seeds, --steps, or give it to an --arm")
 
@@ -189,12 +221,12 @@ def compare(args: argparse.Namespace) -> int:
     return cli.main(["compare", *map(str, options)])
 
 
-def training_run(args: argparse.Namespace, arm: arms.Arm, seed: int, factor: float, tuning: bool = False):
+def training_run(args: argparse.Namespace, arm: Arm, seed: int, factor: float, tuning: bool = False):
     """The run of an arm and a seed with so many times its clip range; if it is for tuning, in a folder per factor."""
     from training_run import TrainingRun
 
     parent = args.output / (f"tuning-x{factor:.3g}" if tuning else "runs")
-    steps = args.tuning_steps if tuning else args.steps
+    steps = TUNING_STEPS if tuning else args.steps
     overrides = (*(f"{key}={getattr(args, name)}" for name, key in KEYS.items()), *args.overrides)
     return TrainingRun(args.output, parent / f"{arm.name}-seed{seed}", arm, seed, factor, steps, overrides)
 
@@ -305,7 +337,7 @@ def choose_factors(args: argparse.Namespace) -> tuple[dict[str, float], dict]:
     table = {
         "what": f"{len(FACTORS)} multiples of its packaged clip range, chosen by mean training reward",
         "seeds": args.tuning_seeds,
-        "steps": args.tuning_steps,
+        "steps": TUNING_STEPS,
         "factors": FACTORS,
         "scores": scores,
         "chosen": chosen,
@@ -315,18 +347,13 @@ def choose_factors(args: argparse.Namespace) -> tuple[dict[str, float], dict]:
 
 def describe(args: argparse.Namespace, final: Sequence) -> dict[str, str]:
     """How the comparison was run, for its report."""
-    from training_run import overrides_of
-
     from fspo_verl.versions import installed
 
     seconds = [json.loads((run.folder / "run.json").read_text())["seconds"] for run in final]
-    ranges = dict.fromkeys(f"{run.arm.name} {' '.join(overrides_of(run.arm, run.factor))}" for run in final)
     versions = [f"{name} {installed(name)}" for name in ("verl", "torch", "transformers", "ray")]
     return {
         "command": f"bash scripts/compare_baselines.sh {shlex.join(sys.argv[1:])}".strip(),
-        "clip ranges": "; ".join(ranges).replace(arms.ACTOR + ".", ""),
-        "rollouts": f"{args.prompts} prompts x {args.responses} responses at temperature {args.temperature:g}, in "
-        f"{args.epochs * (args.prompts // args.mini_batch)} optimiser steps with learning rate {args.learning_rate:g}",
+        "all runs": " ".join(final[0].overrides),
         "versions": ", ".join([*versions, f"Python {platform.python_version()}"]),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores; {args.jobs} runs at a time, one thread each",
         "wall time of a run": f"{sum(seconds) / len(seconds):.0f} s ({min(seconds):.0f} to {max(seconds):.0f} s), "

@@ -19,7 +19,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "quickstart")]
 import ledger  # noqa: E402
-from arms import ACTOR, BOUNDS, Arm  # noqa: E402
+from comparison import ACTOR, BOUNDS, Arm  # noqa: E402
 from ledger_experiment import LedgerExperiment, launch  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 
@@ -116,6 +116,7 @@ def train(run: TrainingRun) -> None:
         *overrides_of(run.arm, run.factor),
         override("data.train_files", training_problems(run)),
         "trainer.save_freq=-1",
+        "trainer.test_freq=4",
         "trainer.project_name=compare",
         *run.overrides,
     ]

@@ -173,7 +173,6 @@ def test_a_failure_shows_its_cause(warm):
         ("real_model", ["--response-tokens", "-1"], "--response-tokens: -1 is no whole number above 0"),
         ("real_model", ["--task-option", "max_terms"], "--task-option: max_terms is not KEY=VALUE"),
         ("compare_baselines", ["--jobs", "0"], "--jobs: 0 is no whole number above 0"),
-        ("compare_baselines", ["--prompts", "4"], "--mini-batch 8 is more than all of --prompts 4"),
         ("compare_baselines", ["--check", "/nope"], "--check /nope names no file of thresholds"),
         ("install", [], "usage: bash scripts/install.sh VENV"),
         ("install", ["VENV", "nope.txt"], "no file nope.txt; there are requirements/cpu-vllm.txt requirements/cpu.txt"),

@@ -31,8 +31,9 @@ from fspo_verl.report import figures  # noqa: E402
 
 LOSSES, SEEDS = "fspo,no_clip", "10"
 EPOCHS, LEARNING_RATES = (1, 4, 16), (5e-4, 1.5e-3)
+STEPS = 4  # optimiser steps of one pass over a rollout
 BEGIN, END = "<!-- begin of what regimes.py writes -->", "<!-- end of what it writes -->"
-COLUMNS = {  # names of fspo_verl.compare.measures.METRICS: titles and formats
+COLUMNS = {  # names of fspo_verl.compare.measures.MEASURES: titles and formats
     "accuracy": ("accuracy at the end", ".3f"),
     "accuracy_area": ("mean over the run", ".3f"),
     "clip_rate": ("clip rate", ".1%"),
@@ -45,8 +46,7 @@ def run(args: argparse.Namespace) -> int:
     runs = [run for regime in regimes for run in runs_of(args, *regime)]
     comparison.refuse_others(runs)
     comparison.run_all(args, runs)
-    steps = args.prompts // args.mini_batch
-    found = [cell for epochs, rate in regimes for cell in results(folder(args, epochs, rate), epochs * steps, rate)]
+    found = [cell for epochs, rate in regimes for cell in results(folder(args, epochs, rate), epochs * STEPS, rate)]
     write({"setup": comparison.describe(args, runs), "cells": found}, args.output)
     return 0
 
