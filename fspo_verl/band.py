@@ -9,6 +9,7 @@ here; see :class:`Band`. Log-ratios are in nats. This module knows nothing of ve
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,16 @@ def _number(value) -> bool:
 
 def _positive(value) -> bool:
     return _number(value) and value > 0
+
+
+def _is_curve(shape) -> bool:
+    """Whether this is a list, of Python or of OmegaConf, of two knots or more whose tokens rise."""
+    if isinstance(shape, str | Mapping) or not hasattr(shape, "__len__") or len(shape) < 2:
+        return False
+    knots = [tuple(knot) if hasattr(knot, "__len__") and not isinstance(knot, str | Mapping) else () for knot in shape]
+    if not all(len(knot) == 2 and all(_positive(value) and value < math.inf for value in knot) for knot in knots):
+        return False
+    return knots[0][0] >= 1 and all(left[0] < right[0] for left, right in pairwise(knots))
 
 
 _BOUNDS = {  # field -> what has to hold of a band and the value, and what is allowed; in the order of the checks
@@ -47,6 +58,13 @@ _BOUNDS = {  # field -> what has to hold of a band and the value, and what is al
         "realized_limit, where it has no effect",
     ),
     "normalization": (lambda band, name: name in NORMALIZATIONS, f"one of {', '.join(NORMALIZATIONS)}"),
+    "shape": (
+        lambda band, shape: (
+            shape is None or (_is_curve(shape) and band.normalization == "plain" and band.length_power == 0.5)
+        ),
+        "null, or with normalization=plain and length_power=0.5 at least two knots [tokens, width] of positive finite "
+        "numbers, the tokens 1 or more and rising, as in [[10,3.1],[100,9]]",
+    ),
     "realized_limit": (
         lambda band, limit: limit is None or (_positive(limit) and limit < math.inf and band.is_studentized),
         "null, or with normalization=studentized a positive finite number",
@@ -99,6 +117,12 @@ class Band:
     gradient beyond eps·realized_limit·L^length_power from the centre (derived here). At length_power 0.5 it is the
     largest root mean square of a response's token log-ratios that the band follows."""
 
+    shape: list[list[float]] | None = None
+    """Knots [tokens, width] of a measured width, s = g(L) in place of √L; null for s = L^length_power. Between two knots
+    log g is linear in log L, so that g is a power of L there. Below the first knot and above the last, where nothing
+    was measured, g goes on like √L: the slope between two knots at the end is noisy, and a constant width would clip
+    ever more of the responses that outgrow the records. ``fspo-verl calibrate`` measures it (derived here)."""
+
     key_prefix = ""  # a class attribute, not a field: where these keys live in a config, for the error messages
 
     def __post_init__(self):
@@ -132,6 +156,24 @@ class Band:
         """Whether eps counts standard deviations of S."""
         return self.normalization == "studentized"
 
+    def scale(self, length: Tensor, quadratic_variation: Tensor) -> Tensor:
+        """s ``[B]``, the unit of eps, for sequences of ``length`` tokens ``[B]`` and realised variation Q ``[B]``."""
+        if self.shape is not None:
+            return self._curve(length)
+        return quadratic_variation.sqrt() if self.is_studentized else length.pow(self.length_power)
+
+    def _curve(self, length: Tensor) -> Tensor:
+        """g(L): at each knot its width, from there to the next knot the power of L that leads to it."""
+        assert self.shape is not None
+        beyond = self.length_power
+        powers = [math.log(after[1] / at[1]) / math.log(after[0] / at[0]) for at, after in pairwise(self.shape)]
+        tokens, width = self.shape[0]
+        curve = width * (length / tokens).pow(beyond)
+        for (tokens, width), power in zip(self.shape, [*powers, beyond], strict=True):
+            # Numbers and no tensor of knots, which would have to be copied to the device.
+            curve = torch.where(length >= tokens, width * (length / tokens).pow(power), curve)
+        return curve
+
     def edges(self, length: Tensor, quadratic_variation: Tensor) -> "Edges":
         """Band edges in log space for sequences of ``length`` tokens ``[B]`` and realised variation Q ``[B]``.
 
@@ -141,7 +183,7 @@ class Band:
         q = quadratic_variation
         if self.realized_limit is not None:
             q = q.minimum((self.realized_limit * length.pow(self.length_power)).square())
-        scale = q.sqrt() if self.is_studentized else length.pow(self.length_power)
+        scale = self.scale(length, q)
         center = torch.zeros_like(q) if self.normalization == "plain" else -q / 2
 
         def edge(eps: float) -> Tensor:
@@ -155,7 +197,8 @@ class Band:
         edges = {"eps_low": self.low, "eps_high": self.high, "eps_dual": self.dual}
         values = {name: value if math.isfinite(value) else None for name, value in edges.items()}
         others = ("length_power", "normalization", "realized_limit")
-        return values | {name: getattr(self, name) for name in others}
+        shape = self.shape and [list(knot) for knot in self.shape]  # of Python, whatever the config's lists are
+        return values | {name: getattr(self, name) for name in others} | {"shape": shape}
 
     @staticmethod
     def from_json(values: Mapping) -> "Band":
@@ -177,11 +220,15 @@ class Band:
     def describe(self) -> str:
         """The band in one line, for logs."""
         scale = "sqrt(Q)" if self.is_studentized else f"L^{self.length_power:g}"
+        curve = ""
+        if self.shape is not None:
+            scale, knots = "g(L)", ", ".join(f"g({tokens:g})={width:g}" for tokens, width in self.shape)
+            curve = f", {knots}"
         center = "0" if self.normalization == "plain" else "-Q/2"
         limit = self.realized_limit
         within = "" if limit is None else f", sqrt(Q) at most {limit:g}*L^{self.length_power:g}"
         dual = "no dual clip" if math.isinf(self.dual) else f"dual clip +{self.dual:g}*{scale}"
-        return f"log-ratio band {center} [-{self.low:g}, +{self.high:g}]*{scale}, {dual}{within}"
+        return f"log-ratio band {center} [-{self.low:g}, +{self.high:g}]*{scale}, {dual}{curve}{within}"
 
 
 class Edges(NamedTuple):
