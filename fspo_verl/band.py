@@ -118,10 +118,10 @@ class Band:
     largest root mean square of a response's token log-ratios that the band follows."""
 
     shape: list[list[float]] | None = None
-    """Knots [tokens, width] of a measured width, s = g(L) in place of √L; null for s = L^length_power. Between two knots
-    log g is linear in log L, so that g is a power of L there. Below the first knot and above the last, where nothing
-    was measured, g goes on like √L: the slope between two knots at the end is noisy, and a constant width would clip
-    ever more of the responses that outgrow the records. ``fspo-verl calibrate`` measures it (derived here)."""
+    """Knots [tokens, width] of a measured width: s = g(L) in place of √L. Null is s = L^length_power. Between two knots
+    log g is linear in log L, so that g is a power of L there. Below the first knot and above the last g goes on like
+    √L: the slope between the last two knots is noisy, and a constant width would clip ever more of the responses that
+    outgrow the records. ``fspo-verl calibrate`` measures it (derived here)."""
 
     key_prefix = ""  # a class attribute, not a field: where these keys live in a config, for the error messages
 

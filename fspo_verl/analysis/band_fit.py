@@ -24,7 +24,7 @@ import pandas as pd
 from scipy.optimize import bisect
 
 from fspo_verl.analysis import clip_rates, resampling
-from fspo_verl.analysis.length_effect import LengthEffect, length_effect, length_score
+from fspo_verl.analysis.length_effect import LengthEffect, length_effect, length_score, prompts_of
 from fspo_verl.analysis.resampling import CONFIDENCE, Estimate
 from fspo_verl.band import DUAL, Band
 from fspo_verl.clips import BandClip, standardized, upper_quantile
@@ -34,6 +34,8 @@ ACTOR = "actor_rollout_ref.actor."
 KEY = f"{ACTOR}policy_loss."
 SIDES = ("upper", "lower")
 _DUAL_SHARE = 0.1  # of the target: what the dual clip may take of the responses with A < 0 before it is widened
+_KNOTS = 6
+_TURNS = 5  # of strata and curve; the last one moves no width by 1%
 _BEYOND_LIMIT = 0.05  # share of the moved responses on which the limit of a realised width acts
 
 
@@ -135,6 +137,77 @@ def _limited(records: pd.DataFrame, target: float) -> Band:
         raise Unreachable("no response has moved")
     root = np.sqrt((moved["quadratic_variation"] / moved["length"]).to_numpy(np.float64))
     return Band(eps=1.0, normalization="studentized", realized_limit=digits(upper_quantile(root, _BEYOND_LIMIT)))
+
+
+def measured_shape(records: pd.DataFrame, target: float = 0.1) -> list[list[float]]:
+    """Knots [tokens, width] of the width that clips the target share of the responses at every length.
+
+    A response counts with sign(A)·S/√L, each side in units of its upper quantile at the target, so that one curve
+    serves both. At each of six ranges of length that hold equally many responses that have moved:
+
+    1. The curve is this upper quantile given the length. Responses enter over the root mean square of their stratum
+       (step, mini-batch, sign of A) about the curve, in turns of curve and strata: lengths and moves that rise over
+       training together are then no effect of length. The standard error of a quantile is that of Woodruff (1952,
+       doi:10.1080/01621459.1952.10483443), with prompts as clusters.
+    2. It is shrunk towards √L, twice: its slope in log L by the positive-part rule of James and Stein, and then every
+       knot towards the line of this slope as in the model of Fay and Herriot (1979,
+       doi:10.1080/01621459.1979.10482505),
+       with the moment estimate of the variance about the line. Where knots scatter no more than their standard errors
+       say, the curve is the line; where the slope does not either, it is √L.
+    3. At the median length of these responses it is √L, so that eps means there what it means for FSPO.
+
+    That a clip sees one side, and the two steps of shrinkage, were chosen on the records of
+    ``scripts/studies/measured_shape``, which has the comparison.
+
+    Raises:
+        Unreachable: there are too few lengths, prompts or moved responses.
+    """
+    used = records[(records["advantage"] != 0) & (records["quadratic_variation"] > 0) & (records["length"] > 0)]
+    length, sign = used["length"].to_numpy(np.float64), np.sign(used["advantage"].to_numpy())
+    score = sign * used["log_ratio"].to_numpy(np.float64) / np.sqrt(length)
+    for side in (sign > 0, sign < 0):
+        if not side.any() or (unit := upper_quantile(score[side], target)) <= 0:
+            raise Unreachable("too few responses have moved to where they can be clipped to measure a width")
+        score[side] /= unit
+    knot = np.searchsorted(np.quantile(length, np.arange(1, _KNOTS) / _KNOTS), length, "right")
+    knot, prompt = pd.factorize(knot, sort=True)[0], prompts_of(used)
+    clusters = [pd.factorize(prompt[knot == number])[0] for number in range(knot.max() + 1)]
+    if len(clusters) < 3 or min(cluster.max() + 1 for cluster in clusters) < clip_rates.MIN_PROMPTS:
+        raise Unreachable("too few lengths and prompts to measure a width")
+    stratum = used.groupby(["step", "mini_batch", used["advantage"] > 0], observed=True).ngroup().to_numpy()
+    log_length = np.log(length)
+    place = np.bincount(knot, log_length) / np.bincount(knot)
+    bend = np.zeros(len(clusters))  # log(g/√L) at the knots
+    for _ in range(_TURNS):
+        unit = np.exp(np.interp(log_length, place, bend))
+        spread = np.sqrt(np.bincount(stratum, np.square(score / unit)) / np.bincount(stratum))
+        relative, found = score / spread[stratum], []
+        for number, cluster in enumerate(clusters):
+            part = relative[knot == number]
+            quantile = upper_quantile(part, target)
+            low, high = eps_interval(part, quantile, cluster)
+            if not low > 0:
+                raise Unreachable("too few responses have moved at some lengths to measure a width")
+            found.append((math.log(quantile), math.log(high / low) / (2 * clip_rates.t_quantile())))
+        bend = _shrunk(place, *np.array(found).T)
+    bend -= np.interp(np.log(np.median(length)), place, bend)
+    tokens = np.rint(np.exp(place)).astype(int)
+    widths = np.exp(bend) * np.sqrt(tokens)
+    return [[int(at), digits(width)] for at, width in zip(tokens, widths, strict=True)]
+
+
+def _shrunk(x: np.ndarray, y: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """Values ``[knots]`` with these standard errors, drawn to their line in x, and that to slope 0."""
+    weight = 1 / np.square(error)
+    x_mean, y_mean = np.average(x, weights=weight), np.average(y, weights=weight)
+    spread = np.sum(weight * np.square(x - x_mean))
+    slope = np.sum(weight * (x - x_mean) * (y - y_mean)) / spread
+    slope *= max(0.0, 1 - 1 / (slope**2 * spread)) if slope else 0.0
+    line = y_mean + slope * (x - x_mean)
+    # The trace of weight · (1 − hat matrix): what a unit variance about the line adds to the sum of squares.
+    trace = weight.sum() - np.sum(np.square(weight)) / weight.sum() - np.sum(np.square(weight * (x - x_mean))) / spread
+    variance = max(0.0, (np.sum(weight * np.square(y - line)) - (len(x) - 2)) / trace)
+    return line + variance / (variance + np.square(error)) * (y - line)
 
 
 FITTED_POWER = "a fitted power of the length"
