@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The clip band of FSPO in log space: an interval of sequence log-ratios S, per response.
 
-Source: FSPO, arXiv 2509.09177 (v2/v3: centre 0, width √L). The drift-corrected and the studentised band are derived
-here; see :class:`Band`. Log-ratios are in nats. This module knows nothing of verl.
+Source: FSPO, arXiv 2509.09177 (v2/v3: centre 0, width √L). The drift-corrected, the studentised and the measured
+band are derived here; see :class:`Band`. Log-ratios are in nats. This module knows nothing of verl.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import NamedTuple
@@ -27,14 +27,17 @@ def _positive(value) -> bool:
     return _number(value) and value > 0
 
 
+def _is_knot(knot) -> bool:
+    return (
+        isinstance(knot, Sequence) and len(knot) == 2 and all(_positive(value) and value < math.inf for value in knot)
+    )
+
+
 def _is_curve(shape) -> bool:
-    """Whether this is a list, of Python or of OmegaConf, of two knots or more whose tokens rise."""
-    if isinstance(shape, str | Mapping) or not hasattr(shape, "__len__") or len(shape) < 2:
+    """Whether this is a list, be it of Python or of OmegaConf, of two knots or more whose tokens rise."""
+    if not isinstance(shape, Sequence) or len(shape) < 2 or not all(map(_is_knot, shape)):
         return False
-    knots = [tuple(knot) if hasattr(knot, "__len__") and not isinstance(knot, str | Mapping) else () for knot in shape]
-    if not all(len(knot) == 2 and all(_positive(value) and value < math.inf for value in knot) for knot in knots):
-        return False
-    return knots[0][0] >= 1 and all(left[0] < right[0] for left, right in pairwise(knots))
+    return shape[0][0] >= 1 and all(left[0] < right[0] for left, right in pairwise(shape))
 
 
 _BOUNDS = {  # field -> what has to hold of a band and the value, and what is allowed; in the order of the checks
@@ -50,12 +53,9 @@ _BOUNDS = {  # field -> what has to hold of a band and the value, and what is al
         "{band.high:g}, as a dual clip inside the band would undo it",
     ),
     "length_power": (
-        lambda band, power: (
-            _number(power)
-            and (power == 0.5 if band.is_studentized and band.realized_limit is None else 0 <= power <= 1)
-        ),
-        "a number from 0 (fixed band) over 0.5 (FSPO) to 1 (per-token mean); 0.5 with normalization=studentized and no "
-        "realized_limit, where it has no effect",
+        lambda band, power: _number(power) and (power == 0.5 if band.is_studentized else 0 <= power <= 1),
+        "a number from 0 (fixed band) over 0.5 (FSPO) to 1 (per-token mean); 0.5 with normalization=studentized, where "
+        "it has no effect",
     ),
     "normalization": (lambda band, name: name in NORMALIZATIONS, f"one of {', '.join(NORMALIZATIONS)}"),
     "shape": (
@@ -64,10 +64,6 @@ _BOUNDS = {  # field -> what has to hold of a band and the value, and what is al
         ),
         "null, or with normalization=plain and length_power=0.5 at least two knots [tokens, width] of positive finite "
         "numbers, the tokens 1 or more and rising, as in [[10,3.1],[100,9]]",
-    ),
-    "realized_limit": (
-        lambda band, limit: limit is None or (_positive(limit) and limit < math.inf and band.is_studentized),
-        "null, or with normalization=studentized a positive finite number",
     ),
 }
 
@@ -101,21 +97,13 @@ class Band:
     """
 
     length_power: float = 0.5
-    """p in s = L^p: 0.5 is FSPO, 0 a fixed band on S, 1 a band on the per-token mean S/L (GSPO's shape). With
-    ``realized_limit`` it is the p of that limit."""
+    """p in s = L^p: 0.5 is FSPO, 0 a fixed band on S, 1 a band on the per-token mean S/L (GSPO's shape)."""
 
     normalization: str = "plain"
     """How S is normalised before it is compared with eps. Q = Σ_t (log-ratio of token t)² is the realised variation.
     ``plain``: c = 0, s = L^length_power (paper v2/v3). ``drift_corrected``: c = −Q/2, the drift that E_old[w] = 1
     implies, per sequence; s as before (derived here). ``studentized``: c = −Q/2 and s = √Q, so that eps counts standard
-    deviations of S (derived here); this width grows with the policy's move, and without ``realized_limit`` it is no
-    trust region."""
-
-    realized_limit: float | None = None
-    """For ``normalization: studentized``: √Q counts as at most realized_limit·L^length_power, in width and centre; null
-    sets no limit. Up to it the band follows the move, beyond it it is as a band of fixed eps: no response keeps its
-    gradient beyond eps·realized_limit·L^length_power from the centre (derived here). At length_power 0.5 it is the
-    largest root mean square of a response's token log-ratios that the band follows."""
+    deviations of S (derived here); this width grows with the policy's move and is no trust region."""
 
     shape: list[list[float]] | None = None
     """Knots [tokens, width] of a measured width: s = g(L) in place of √L. Null is s = L^length_power. Between two knots
@@ -162,6 +150,10 @@ class Band:
             return self._curve(length)
         return quadratic_variation.sqrt() if self.is_studentized else length.pow(self.length_power)
 
+    def scale_at(self, length: int) -> float:
+        """s of a response of ``length`` tokens, for a band whose width does not depend on the data."""
+        return self.scale(torch.tensor([length], dtype=torch.float64), torch.ones(1, dtype=torch.float64)).item()
+
     def _curve(self, length: Tensor) -> Tensor:
         """g(L): at each knot its width, from there to the next knot the power of L that leads to it."""
         assert self.shape is not None
@@ -181,8 +173,6 @@ class Band:
         every normalisation, so that the first update is the plain policy gradient.
         """
         q = quadratic_variation
-        if self.realized_limit is not None:
-            q = q.minimum((self.realized_limit * length.pow(self.length_power)).square())
         scale = self.scale(length, q)
         center = torch.zeros_like(q) if self.normalization == "plain" else -q / 2
 
@@ -196,9 +186,8 @@ class Band:
         """The values in effect by field, without ``eps``; null where there is no edge."""
         edges = {"eps_low": self.low, "eps_high": self.high, "eps_dual": self.dual}
         values = {name: value if math.isfinite(value) else None for name, value in edges.items()}
-        others = ("length_power", "normalization", "realized_limit")
-        shape = self.shape and [list(knot) for knot in self.shape]  # of Python, whatever the config's lists are
-        return values | {name: getattr(self, name) for name in others} | {"shape": shape}
+        shape = self.shape and [list(knot) for knot in self.shape]  # Python's lists, whatever those of a config are
+        return values | {"length_power": self.length_power, "normalization": self.normalization, "shape": shape}
 
     @staticmethod
     def from_json(values: Mapping) -> "Band":
@@ -219,16 +208,12 @@ class Band:
 
     def describe(self) -> str:
         """The band in one line, for logs."""
-        scale = "sqrt(Q)" if self.is_studentized else f"L^{self.length_power:g}"
-        curve = ""
+        scale, curve = "sqrt(Q)" if self.is_studentized else f"L^{self.length_power:g}", ""
         if self.shape is not None:
-            scale, knots = "g(L)", ", ".join(f"g({tokens:g})={width:g}" for tokens, width in self.shape)
-            curve = f", {knots}"
+            scale, curve = "g(L)", "".join(f", g({tokens:g})={width:g}" for tokens, width in self.shape)
         center = "0" if self.normalization == "plain" else "-Q/2"
-        limit = self.realized_limit
-        within = "" if limit is None else f", sqrt(Q) at most {limit:g}*L^{self.length_power:g}"
         dual = "no dual clip" if math.isinf(self.dual) else f"dual clip +{self.dual:g}*{scale}"
-        return f"log-ratio band {center} [-{self.low:g}, +{self.high:g}]*{scale}, {dual}{curve}{within}"
+        return f"log-ratio band {center} [-{self.low:g}, +{self.high:g}]*{scale}, {dual}{curve}"
 
 
 class Edges(NamedTuple):

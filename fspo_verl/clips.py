@@ -309,7 +309,7 @@ def of_run(loss_mode: str, band: Band | None) -> str | None:
         loss_mode: verl's name of its loss.
         band: its band on S; None for a loss without one.
     """
-    shape = operator.attrgetter("length_power", "normalization")
+    shape = operator.attrgetter("length_power", "normalization", "shape")
     for clip in CLIPS.values():
         if isinstance(clip, BandClip):
             if band is not None and not clip.rejects and shape(clip.band) == shape(band):

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether eps suits the spread of log-ratios that was measured, for ``fspo-verl doctor``."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import NormalDist
@@ -43,7 +44,8 @@ def judge_eps(launch: Launch, outside: dict[str, float], sigma: float) -> Iterat
     rates = ", ".join(f"{rate:.2g} at {where}" for where, rate in outside.items())
     yield Finding("note", "outside_band", f"share of responses outside the band at sigma={sigma:.3g}: {rates}")
     # The unit of eps is such that the longest response's S has standard deviation 1.
-    unit = 1 if band.is_studentized else sigma * launch.max_response_length ** (0.5 - band.length_power)
+    longest = launch.max_response_length
+    unit = 1 if band.is_studentized else sigma * math.sqrt(longest) / band.scale_at(longest)
     wanted = launch.with_eps(2 * unit, 2 * unit)  # leaves about 5% of undrifted responses outside
     responses = (launch.prompts_per_rollout or 1) * launch.config.actor_rollout_ref.rollout.n
     eps = f"eps_low={band.low:g}, eps_high={band.high:g}"
@@ -65,7 +67,7 @@ def judge_noise(launch: Launch, sigma: float | None, records) -> Iterator[Findin
     band = launch.band
     if sigma is not None:
         outside = max(_outside(band, length, sigma, drift=0.0) for length in typical_lengths(launch))
-        spread = sigma * max(length ** (0.5 - band.length_power) for length in typical_lengths(launch))
+        spread = sigma * max(math.sqrt(length) / band.scale_at(length) for length in typical_lengths(launch))
         widen = noise.EPS_IN_SIGMA * spread / min(band.low, band.high)
         below = outside > noise.SHARE and not band.is_studentized
     elif records is not None and (on_policy := noise.of_records(records, records.attrs["settings"], band)):
