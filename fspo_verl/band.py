@@ -144,6 +144,11 @@ class Band:
         """Whether eps counts standard deviations of S."""
         return self.normalization == "studentized"
 
+    @property
+    def form(self) -> tuple:
+        """What centre and width follow, whatever eps is."""
+        return self.normalization, self.length_power, self.shape
+
     def scale(self, length: Tensor, quadratic_variation: Tensor) -> Tensor:
         """s ``[B]``, the unit of eps, for sequences of ``length`` tokens ``[B]`` and realised variation Q ``[B]``."""
         if self.shape is not None:

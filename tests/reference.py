@@ -24,7 +24,7 @@ def edges(log_ratios, band):
 
 
 def log_width(x, shape):
-    """log g at log L = x: a chain of straight lines through the knots, of slope 1/2 before the first and after the last."""
+    """log g at log L = x: straight lines from knot to knot, of slope 1/2 before the first and after the last."""
     knots = [(math.log(tokens), math.log(width)) for tokens, width in shape]
     if x <= knots[0][0]:
         return knots[0][1] - (knots[0][0] - x) / 2

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import pandas as pd
 
 from fspo_verl.analysis.clip_rates import (
+    clusters,
     length_reweighting_error,
     lre_of_an_unclipped_bin,
     rate_by_length,
     sides,
 )
 from fspo_verl.analysis.length_effect import length_effect
-from fspo_verl.analysis.resampling import clusters
 from fspo_verl.clips import CLIPS, Clip, TokenClip
 
 

@@ -44,7 +44,7 @@ def judge_eps(launch: Launch, outside: dict[str, float], sigma: float) -> Iterat
     rates = ", ".join(f"{rate:.2g} at {where}" for where, rate in outside.items())
     yield Finding("note", "outside_band", f"share of responses outside the band at sigma={sigma:.3g}: {rates}")
     # The unit of eps is such that the longest response's S has standard deviation 1.
-    longest = launch.max_response_length
+    longest = launch.max_response_length or 1
     unit = 1 if band.is_studentized else sigma * math.sqrt(longest) / band.scale_at(longest)
     wanted = launch.with_eps(2 * unit, 2 * unit)  # leaves about 5% of undrifted responses outside
     responses = (launch.prompts_per_rollout or 1) * launch.config.actor_rollout_ref.rollout.n

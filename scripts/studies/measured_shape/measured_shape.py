@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import bisect
 
-from fspo_verl.analysis.band_fit import Unreachable, measured_shape
+from fspo_verl.analysis.fit import Unreachable, measured_shape
 from fspo_verl.analysis.length_effect import length_effect, length_score
 from fspo_verl.band import Band
 from fspo_verl.clips import standardized, upper_quantile
