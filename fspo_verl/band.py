@@ -198,10 +198,13 @@ class Band:
     def from_json(values: Mapping) -> "Band":
         """The inverse of :meth:`to_json`; what ``values`` lacks is the default.
 
+        A field that is not known here and is null does nothing, and is left out.
+
         Raises:
             TypeError, ValueError: there are fields or values that a band cannot have.
         """
-        values = dict(values)
+        known = Band.fields_in(values)
+        values = known | {name: value for name, value in values.items() if name not in known and value is not None}
         infinite = {name: math.inf for name in ("eps_low", "eps_high", "eps_dual") if values.get(name, 0) is None}
         return Band(**values | infinite)
 

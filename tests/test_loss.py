@@ -158,6 +158,9 @@ def test_one_number_sets_the_sides_that_are_not_set(fields, low, high, dual):
     assert (band.low, band.high, band.dual) == (low, high, dual)
     kept = Band.from_json(json.loads(json.dumps(band.to_json(), allow_nan=False)))
     assert (kept.low, kept.high, kept.dual) == (low, high, dual) and kept.to_json() == band.to_json()
+    assert Band.from_json(band.to_json() | {"unknown": None}) == kept
+    with pytest.raises(TypeError, match="unknown"):
+        Band.from_json(band.to_json() | {"unknown": 1})
 
 
 @pytest.mark.parametrize(
