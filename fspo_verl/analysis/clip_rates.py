@@ -52,12 +52,6 @@ def t_quantile(freedom=None, confidence: float = CONFIDENCE):
     return law.ppf((1 + confidence) / 2)
 
 
-def clip_rate(records: pd.DataFrame) -> float:
-    """Σ clipped over the number of responses with advantage != 0; NaN where there is none."""
-    clipped = records["clipped"].to_numpy()[sides(records)["all"]]
-    return float(clipped.mean(dtype=np.float64)) if len(clipped) else math.nan
-
-
 def sides(records: pd.DataFrame) -> dict[str, np.ndarray]:
     """bool masks ``[rows]``: ``all`` (A != 0), ``upper`` (A > 0, clipped above), ``lower`` (A < 0, below or dual)."""
     advantage = records["advantage"].to_numpy()

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fspo_verl.analysis import clip_rates, verdict
-from fspo_verl.analysis.counterfactuals import Counterfactuals, counterfactuals
+from fspo_verl.analysis.counterfactuals import Counterfactuals, counterfactuals, measures
 from fspo_verl.analysis.runs import RECORDS_DIR, Run, config_differences, live_clip_rates
 from fspo_verl.analysis.verdict import Verdict
 from fspo_verl.clips import CLIPS, MATCHED_RATE
@@ -37,16 +37,7 @@ def analyse(run: Run, edges: np.ndarray) -> Analysis:
     counted = records[records.advantage != 0]
     if counted.empty:
         return Analysis(run, found, live_rates(run))
-    clusters = clip_rates.clusters(counted)
-    rates, whole = (
-        clip_rates.rate_by_length(counted.length, counted.clipped, bins, clusters=clusters)
-        for bins in (edges, edges[[0, -1]])
-    )
-    overall = whole.iloc[0][["n", "rate", "lower", "upper"]].to_dict()
-    overall["lre"] = clip_rates.length_reweighting_error(rates)
-    overall["lre_unclipped"] = clip_rates.lre_of_an_unclipped_bin(overall["rate"])
-    effect = (math.nan,) * 4 if found.effect is None else found.effect[:4]
-    overall |= dict(zip(("exponent", "exponent_lower", "exponent_upper", "p"), effect, strict=True))
+    rates, overall = measures(records, records.clipped.to_numpy(), edges)
     clips = {name: clip for name, clip in CLIPS.items() if _reaches(clip, records)}
     matched = counterfactuals(records, edges, MATCHED_RATE, clips) if clips else None
     return Analysis(run, found, rates, pd.Series(overall), counterfactuals(records, edges), matched)
@@ -113,8 +104,12 @@ def tables(analyses: Sequence[Analysis]) -> dict[str, pd.DataFrame]:
         "summary": pd.DataFrame([_summary(a) for a in analyses]),
         "clip_rate_by_length": _stacked({a.run.name: a.rates for a in analyses if a.overall is not None}),
         "live_clip_rate_by_length": _stacked({a.run.name: a.rates for a in analyses if a.overall is None}),
-        "counterfactuals_by_length": _stacked({k: found.by_length for k, found in methods.items()}, by_method),
-        "counterfactuals_summary": _stacked({k: found.summary for k, found in methods.items()}, by_method),
+        "counterfactuals_by_length": _stacked(
+            {k: found.by_length.reset_index() for k, found in methods.items()}, by_method
+        ),
+        "counterfactuals_summary": _stacked(
+            {k: found.summary.reset_index() for k, found in methods.items()}, by_method
+        ),
         "metrics": _stacked({run.name: run.metrics.reset_index() for run in runs}),
         "config_differences": config_differences(runs).reset_index(),
     }

@@ -290,14 +290,14 @@ def _measures(row: pd.Series) -> dict[str, str]:
 
 def _clip_series(found: Counterfactuals) -> list[Series]:
     """The clips that a figure shows; the tables have the others."""
-    by_length = found.overall.by_length
+    by_length = found.by_length
     shown = [name for name in CLIPS if name in STYLES and name in by_length.index]
     return [Series(CLIPS[name].label, STYLES[name], by_length.loc[[name]]) for name in shown]
 
 
 def _clip_table(found: Counterfactuals) -> pd.DataFrame:
     rows = []
-    for name, row in found.overall.summary.iterrows():
+    for name, row in found.summary.iterrows():
         eps = ", ".join(f"{value:.2g}" for value in row[["eps_low", "eps_high"]].dropna()) or _DASH
         rows.append({"clip": CLIPS[name].title, "eps": eps} | _measures(row))
     return pd.DataFrame(rows)

@@ -153,7 +153,7 @@ def _scaled_clips(records: pd.DataFrame) -> dict:
 def _rates(cell: Measured, edges: np.ndarray) -> Counterfactuals | None:
     """Clip rates by length and LRE at one rate overall; None where no clip can be scaled to it."""
     clips = _scaled_clips(cell.records)
-    return counterfactuals(cell.records, edges, None, clips).overall if clips else None
+    return counterfactuals(cell.records, edges, None, clips) if clips else None
 
 
 def numbers(cell: Measured) -> Iterator[tuple[str, Estimate]]:
