@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The clip band of FSPO in log space: an interval of sequence log-ratios S, per response.
 
-Source: FSPO, arXiv 2509.09177 (v2/v3: centre 0, width √L). The drift-corrected and the studentised band are derived
-here; see :class:`Band`. Log-ratios are in nats. This module knows nothing of verl.
+Source: FSPO, arXiv 2509.09177 (v2/v3: centre 0, width √L). The drift-corrected, the studentised and the measured
+band are derived here; see :class:`Band`. Log-ratios are in nats. This module knows nothing of verl.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,19 @@ def _positive(value) -> bool:
     return _number(value) and value > 0
 
 
+def _is_knot(knot) -> bool:
+    return (
+        isinstance(knot, Sequence) and len(knot) == 2 and all(_positive(value) and value < math.inf for value in knot)
+    )
+
+
+def _is_curve(shape) -> bool:
+    """Whether this is a list, be it of Python or of OmegaConf, of two knots or more whose tokens rise."""
+    if not isinstance(shape, Sequence) or len(shape) < 2 or not all(map(_is_knot, shape)):
+        return False
+    return shape[0][0] >= 1 and all(left[0] < right[0] for left, right in pairwise(shape))
+
+
 _BOUNDS = {  # field -> what has to hold of a band and the value, and what is allowed; in the order of the checks
     "eps": (
         lambda band, eps: _positive(eps) or (eps is None and None not in (band.eps_low, band.eps_high)),
@@ -39,17 +53,17 @@ _BOUNDS = {  # field -> what has to hold of a band and the value, and what is al
         "{band.high:g}, as a dual clip inside the band would undo it",
     ),
     "length_power": (
-        lambda band, power: (
-            _number(power)
-            and (power == 0.5 if band.is_studentized and band.realized_limit is None else 0 <= power <= 1)
-        ),
-        "a number from 0 (fixed band) over 0.5 (FSPO) to 1 (per-token mean); 0.5 with normalization=studentized and no "
-        "realized_limit, where it has no effect",
+        lambda band, power: _number(power) and (power == 0.5 if band.is_studentized else 0 <= power <= 1),
+        "a number from 0 (fixed band) over 0.5 (FSPO) to 1 (per-token mean); 0.5 with normalization=studentized, where "
+        "it has no effect",
     ),
     "normalization": (lambda band, name: name in NORMALIZATIONS, f"one of {', '.join(NORMALIZATIONS)}"),
-    "realized_limit": (
-        lambda band, limit: limit is None or (_positive(limit) and limit < math.inf and band.is_studentized),
-        "null, or with normalization=studentized a positive finite number",
+    "shape": (
+        lambda band, shape: (
+            shape is None or (_is_curve(shape) and band.normalization == "plain" and band.length_power == 0.5)
+        ),
+        "null, or with normalization=plain and length_power=0.5 at least two knots [tokens, width] of positive finite "
+        "numbers, the tokens 1 or more and rising, as in [[10,3.1],[100,9]]",
     ),
 }
 
@@ -83,21 +97,19 @@ class Band:
     """
 
     length_power: float = 0.5
-    """p in s = L^p: 0.5 is FSPO, 0 a fixed band on S, 1 a band on the per-token mean S/L (GSPO's shape). With
-    ``realized_limit`` it is the p of that limit."""
+    """p in s = L^p: 0.5 is FSPO, 0 a fixed band on S, 1 a band on the per-token mean S/L (GSPO's shape)."""
 
     normalization: str = "plain"
     """How S is normalised before it is compared with eps. Q = Σ_t (log-ratio of token t)² is the realised variation.
     ``plain``: c = 0, s = L^length_power (paper v2/v3). ``drift_corrected``: c = −Q/2, the drift that E_old[w] = 1
     implies, per sequence; s as before (derived here). ``studentized``: c = −Q/2 and s = √Q, so that eps counts standard
-    deviations of S (derived here); this width grows with the policy's move, and without ``realized_limit`` it is no
-    trust region."""
+    deviations of S (derived here); this width grows with the policy's move and is no trust region."""
 
-    realized_limit: float | None = None
-    """For ``normalization: studentized``: √Q counts as at most realized_limit·L^length_power, in width and centre; null
-    sets no limit. Up to it the band follows the move, beyond it it is as a band of fixed eps: no response keeps its
-    gradient beyond eps·realized_limit·L^length_power from the centre (derived here). At length_power 0.5 it is the
-    largest root mean square of a response's token log-ratios that the band follows."""
+    shape: list[list[float]] | None = None
+    """Knots [tokens, width] of a measured width: s = g(L) in place of √L. Null is s = L^length_power. Between two knots
+    log g is linear in log L, so that g is a power of L there. Below the first knot and above the last g goes on like
+    √L: the slope between the last two knots is noisy, and a constant width would clip ever more of the responses that
+    outgrow the records. ``fspo-verl calibrate`` measures it (derived here)."""
 
     key_prefix = ""  # a class attribute, not a field: where these keys live in a config, for the error messages
 
@@ -132,6 +144,33 @@ class Band:
         """Whether eps counts standard deviations of S."""
         return self.normalization == "studentized"
 
+    @property
+    def form(self) -> tuple:
+        """What centre and width follow, whatever eps is."""
+        return self.normalization, self.length_power, self.shape
+
+    def scale(self, length: Tensor, quadratic_variation: Tensor) -> Tensor:
+        """s ``[B]``, the unit of eps, for sequences of ``length`` tokens ``[B]`` and realised variation Q ``[B]``."""
+        if self.shape is not None:
+            return self._curve(length)
+        return quadratic_variation.sqrt() if self.is_studentized else length.pow(self.length_power)
+
+    def scale_at(self, length: int) -> float:
+        """s of a response of ``length`` tokens, for a band whose width does not depend on the data."""
+        return self.scale(torch.tensor([length], dtype=torch.float64), torch.ones(1, dtype=torch.float64)).item()
+
+    def _curve(self, length: Tensor) -> Tensor:
+        """g(L): at each knot its width, from there to the next knot the power of L that leads to it."""
+        assert self.shape is not None
+        beyond = self.length_power
+        powers = [math.log(after[1] / at[1]) / math.log(after[0] / at[0]) for at, after in pairwise(self.shape)]
+        tokens, width = self.shape[0]
+        curve = width * (length / tokens).pow(beyond)
+        for (tokens, width), power in zip(self.shape, [*powers, beyond], strict=True):
+            # Numbers and no tensor of knots, which would have to be copied to the device.
+            curve = torch.where(length >= tokens, width * (length / tokens).pow(power), curve)
+        return curve
+
     def edges(self, length: Tensor, quadratic_variation: Tensor) -> "Edges":
         """Band edges in log space for sequences of ``length`` tokens ``[B]`` and realised variation Q ``[B]``.
 
@@ -139,9 +178,7 @@ class Band:
         every normalisation, so that the first update is the plain policy gradient.
         """
         q = quadratic_variation
-        if self.realized_limit is not None:
-            q = q.minimum((self.realized_limit * length.pow(self.length_power)).square())
-        scale = q.sqrt() if self.is_studentized else length.pow(self.length_power)
+        scale = self.scale(length, q)
         center = torch.zeros_like(q) if self.normalization == "plain" else -q / 2
 
         def edge(eps: float) -> Tensor:
@@ -154,17 +191,20 @@ class Band:
         """The values in effect by field, without ``eps``; null where there is no edge."""
         edges = {"eps_low": self.low, "eps_high": self.high, "eps_dual": self.dual}
         values = {name: value if math.isfinite(value) else None for name, value in edges.items()}
-        others = ("length_power", "normalization", "realized_limit")
-        return values | {name: getattr(self, name) for name in others}
+        shape = self.shape and [list(knot) for knot in self.shape]  # Python's lists, whatever those of a config are
+        return values | {"length_power": self.length_power, "normalization": self.normalization, "shape": shape}
 
     @staticmethod
     def from_json(values: Mapping) -> "Band":
         """The inverse of :meth:`to_json`; what ``values`` lacks is the default.
 
+        A field that is not known here and is null does nothing, and is left out.
+
         Raises:
             TypeError, ValueError: there are fields or values that a band cannot have.
         """
-        values = dict(values)
+        known = Band.fields_in(values)
+        values = known | {name: value for name, value in values.items() if name not in known and value is not None}
         infinite = {name: math.inf for name in ("eps_low", "eps_high", "eps_dual") if values.get(name, 0) is None}
         return Band(**values | infinite)
 
@@ -176,12 +216,12 @@ class Band:
 
     def describe(self) -> str:
         """The band in one line, for logs."""
-        scale = "sqrt(Q)" if self.is_studentized else f"L^{self.length_power:g}"
+        scale, curve = "sqrt(Q)" if self.is_studentized else f"L^{self.length_power:g}", ""
+        if self.shape is not None:
+            scale, curve = "g(L)", "".join(f", g({tokens:g})={width:g}" for tokens, width in self.shape)
         center = "0" if self.normalization == "plain" else "-Q/2"
-        limit = self.realized_limit
-        within = "" if limit is None else f", sqrt(Q) at most {limit:g}*L^{self.length_power:g}"
         dual = "no dual clip" if math.isinf(self.dual) else f"dual clip +{self.dual:g}*{scale}"
-        return f"log-ratio band {center} [-{self.low:g}, +{self.high:g}]*{scale}, {dual}{within}"
+        return f"log-ratio band {center} [-{self.low:g}, +{self.high:g}]*{scale}, {dual}{curve}"
 
 
 class Edges(NamedTuple):

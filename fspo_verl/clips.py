@@ -10,7 +10,6 @@ module knows nothing of verl.
 
 import dataclasses
 import math
-import operator
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
@@ -309,10 +308,9 @@ def of_run(loss_mode: str, band: Band | None) -> str | None:
         loss_mode: verl's name of its loss.
         band: its band on S; None for a loss without one.
     """
-    shape = operator.attrgetter("length_power", "normalization")
     for clip in CLIPS.values():
         if isinstance(clip, BandClip):
-            if band is not None and not clip.rejects and shape(clip.band) == shape(band):
+            if band is not None and not clip.rejects and clip.band.form == band.form:
                 return clip.name
         elif band is None and clip.loss_mode == loss_mode:
             return clip.name

@@ -22,7 +22,7 @@ def series(records: pd.DataFrame, length_bins: list[int], min_count: int = 1) ->
     table = clip_rates.rate_by_length(counted.length, counted.clipped, edges)
     ratio = np.exp(np.minimum(records.log_ratio.to_numpy(np.float64), 20))
     values = {
-        "clip_rate/all": clip_rates.clip_rate(records),
+        "clip_rate/all": counted.clipped.mean(),
         **{f"clip_rate/{name}": rate for name, rate in zip(names(length_bins), table.rate, strict=True)},
         "lre": clip_rates.length_reweighting_error(table, min_count),
         "ess": ratio.sum() ** 2 / np.square(ratio).sum() / len(records),

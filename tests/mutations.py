@@ -22,7 +22,7 @@ METRICS, COLUMNS, RECORDS, MICROBATCH, FOLDER = (
     (f"observe/{name}.py",) for name in ("metrics", "columns", "records", "microbatch", "folder")
 )
 LAUNCH, COMPOSITION, HISTORY = ((f"launch/{name}.py",) for name in ("view", "composition", "history"))
-RESAMPLING, LENGTH_EFFECT = (("analysis/resampling.py",), ("analysis/length_effect.py",))
+LENGTH_EFFECT, FIT = (("analysis/length_effect.py",), ("analysis/fit.py",))
 PAIRED = ("compare/paired.py",)
 TESTS = [
     f"tests/{name}.py" for name in ("test_loss", "test_policy_loss", "observe/test_columns", "observe/test_records")
@@ -32,7 +32,7 @@ TESTS_OF = {  # files with tests of their own, which are long: those that a plan
     LAUNCH: ["tests/launch/test_launch.py", "-k", "fully_asynchronous_trainer"],
     COMPOSITION: ["tests/launch/test_launch_table.py", "-k", "hidden"],
     HISTORY: ["tests/launch/test_launch.py", "-k", "kept_for_resumes or step_of_a_checkpoint"],
-    RESAMPLING: ["tests/analysis/test_fairness.py", "-k", "students_t"],
+    FIT: ["tests/analysis/test_calibrate.py", "-k", "measured"],
     LENGTH_EFFECT: ["tests/analysis/test_length_effect.py"],
     PAIRED: ["tests/compare/test_compare.py", "-k", "sign_flips or fewer_than_six or five_equal"],
 }
@@ -47,9 +47,11 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("sqrt(L) dropped", LOSS, "else length.pow(self.length_power)", "else torch.ones_like(length)"),
     ("length power ignored", LOSS, "else length.pow(self.length_power)", "else length.sqrt()"),
     ("L for sqrt(L)", LOSS, "else length.pow(self.length_power)", "else length.pow(2 * self.length_power)"),
-    ("studentised width without the root", LOSS, "scale = q.sqrt() if", "scale = q if"),
-    ("limit of the studentised band ignored", LOSS, "q = q.minimum(", "q.minimum("),
-    ("limit without its square", LOSS, "length.pow(self.length_power)).square()", "length.pow(self.length_power))"),
+    ("studentised width without the root", LOSS, "return quadratic_variation.sqrt() if",
+     "return quadratic_variation if"),
+    ("measured width of the wrong knot", LOSS, "length >= tokens", "length > 2 * tokens"),
+    ("measured width constant between knots", LOSS, "(length / tokens).pow(power)", "(length / tokens).pow(0)"),
+    ("measured width going on with its last slope", LOSS, "[*powers, beyond]", "[*powers, powers[-1]]"),
     ("centre forgotten", LOSS, "else -q / 2", "else torch.zeros_like(q)"),
     ("centre of the wrong sign", LOSS, "else -q / 2", "else q / 2"),
     ("centre without its half", LOSS, "else -q / 2", "else -q"),
@@ -130,7 +132,12 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("verdicts of several losses not adjusted", PAIRED, "order[place:]]", "[loss]]"),
     ("steps that do not count as clusters", LENGTH_EFFECT, "variance = max(two_way, variance)", "pass"),
     ("sides compared with each other", LENGTH_EFFECT, ', records["advantage"] > 0]', "]"),
-    ("bootstrap without sqrt(n/(n-1))", RESAMPLING, "deviation * np.sqrt(count / (count - 1))", "deviation"),
+    ("a width measured without strata", FIT, "relative, found = score / spread[stratum], []",
+     "relative, found = score, []"),
+    ("knots that are not shrunk", FIT,
+     "return line + variance / (variance + np.square(error)) * (y - line)", "return y"),
+    ("a slope that is not shrunk", FIT, "slope *= max(0.0, 1 - 1 / (slope**2 * spread)) if slope else 0.0", "pass"),
+    ("a width of another unit than sqrt(L)", FIT, "bend -= np.interp(", "bend + np.interp("),
 ]  # fmt: skip
 
 

@@ -207,6 +207,7 @@ def test_every_clip_has_a_name_of_its_own_and_says_where_it_is_from():
             Band(normalization="drift_corrected"),
         ),
         ({"loss": "fspo", "band": {"length_power": 0.25}, "of_2030": 1}, None, Band(length_power=0.25)),
+        ({"loss": "fspo", "band": {"shape": [[10, 3], [99, 9]]}}, None, Band(shape=[[10, 3], [99, 9]])),
     ],
 )
 def test_method_and_band_of_a_run(settings, method, band):

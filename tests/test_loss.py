@@ -21,7 +21,7 @@ AGG_MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-su
 NORMALIZATIONS = [
     *({"normalization": name, "length_power": p} for name in ("plain", "drift_corrected") for p in (0.0, 0.5, 1.0)),
     {"normalization": "studentized"},
-    {"normalization": "studentized", "length_power": 0.3, "realized_limit": 0.4},
+    {"shape": [[2, 1.2], [7, 3.0], [40, 5.0], [250, 30.0]]},
 ]
 SIDES = [
     {"eps": 0.4, "eps_high": 0.3},  # the dual clip is at 0.9
@@ -120,19 +120,22 @@ def _near_an_edge(log_ratio, edges, length, tolerance):
     )
 
 
-def test_a_limit_bounds_the_studentised_band_and_leaves_it_alone_below():
-    free = Band(eps_low=1.5, eps_high=1.2, eps_dual=4.0, normalization="studentized")
-    limited = dataclasses.replace(free, realized_limit=0.05, length_power=0.4)
-    length = torch.logspace(0, 4.5, 400, dtype=torch.float64)
-    largest = 0.05 * length.pow(0.4)  # of sqrt(Q)
-    for times in (0.0, 0.5, 1.0):
-        q = (times * largest).square()
-        assert all(map(torch.equal, limited.edges(length, q), free.edges(length, q)))
-    for times in (1.01, 10.0, 1e4):  # however far the policy has moved
-        edges = limited.edges(length, (times * largest).square())
-        torch.testing.assert_close(edges, free.edges(length, largest.square()))
-        torch.testing.assert_close(edges.high + largest.square() / 2, 1.2 * largest)
-        torch.testing.assert_close(-largest.square() / 2 - edges.low, 1.5 * largest)
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-13), (torch.float32, 2e-6)])
+def test_a_measured_width_passes_its_knots_and_is_a_power_of_length_between_them(dtype, tolerance):
+    shape = [[10, 3.1], [32, 4.5], [100, 12.0], [900, 11.0]]
+    at = lambda *length: Band(shape=shape).scale(torch.tensor(length, dtype=dtype), torch.ones(len(length)))  # noqa: E731
+    tokens, widths = zip(*shape, strict=True)
+    assert at(*tokens).tolist() == torch.tensor(widths, dtype=dtype).tolist()  # to the bit
+    expected = [math.exp(reference.log_width(math.log(n), shape)) for n in range(1, 3000)]
+    torch.testing.assert_close(at(*range(1, 3000)), torch.tensor(expected, dtype=dtype), rtol=tolerance, atol=0)
+    # A quarter of the first length and four times the last: half and twice as wide, as for sqrt(L).
+    torch.testing.assert_close(at(2.5, 3600), torch.tensor([3.1 / 2, 2 * 11.0], dtype=dtype))
+
+
+@given(batch=batches(), eps=st.sampled_from(SIDES))
+def test_knots_on_the_root_of_the_length_give_the_band_of_fspo(batch, eps):
+    on_root = fspo_loss(*batch, Band(**eps, shape=[[1, 1.0], [4, 2.0], [64, 8.0]]))
+    torch.testing.assert_close(on_root.edges, fspo_loss(*batch, Band(**eps)).edges)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +150,7 @@ def test_a_limit_bounds_the_studentised_band_and_leaves_it_alone_below():
         ({"eps_dual": math.inf}, 0.03, 0.03, math.inf),
         ({"eps_high": math.inf}, 0.03, math.inf, math.inf),
         ({"eps": math.inf}, math.inf, math.inf, math.inf),
+        ({"shape": [[10, 3.1], [100, 9]]}, 0.03, 0.03, 0.09),
     ],
 )
 def test_one_number_sets_the_sides_that_are_not_set(fields, low, high, dual):
@@ -154,6 +158,9 @@ def test_one_number_sets_the_sides_that_are_not_set(fields, low, high, dual):
     assert (band.low, band.high, band.dual) == (low, high, dual)
     kept = Band.from_json(json.loads(json.dumps(band.to_json(), allow_nan=False)))
     assert (kept.low, kept.high, kept.dual) == (low, high, dual) and kept.to_json() == band.to_json()
+    assert Band.from_json(band.to_json() | {"unknown": None}) == kept
+    with pytest.raises(TypeError, match="unknown"):
+        Band.from_json(band.to_json() | {"unknown": 1})
 
 
 @pytest.mark.parametrize(
@@ -171,8 +178,16 @@ def test_one_number_sets_the_sides_that_are_not_set(fields, low, high, dual):
         ({"length_power": 1.5}, "length_power=1.5"),
         ({"length_power": 0.4, "normalization": "studentized"}, "length_power=0.4.*no effect"),
         ({"normalization": "sqrt"}, "normalization='sqrt'.*plain, drift_corrected, studentized"),
-        ({"realized_limit": 0.1}, "realized_limit=0.1.*normalization=studentized"),
-        ({"realized_limit": 0.0, "normalization": "studentized"}, "realized_limit=0.0"),
+        ({"shape": [[10, 3.1]]}, "shape=.*at least two knots"),
+        ({"shape": [[10, 3.1], [10, 4.0]]}, "shape=.*rising"),
+        ({"shape": [[0.5, 3.1], [10, 4.0]]}, "shape=.*1 or more"),
+        ({"shape": [[10, 3.1], [100, 0.0]]}, "shape=.*positive finite"),
+        ({"shape": [[10, 3.1], [100, math.inf]]}, "shape=.*positive finite"),
+        ({"shape": [[10, 3.1], [100, "9"]]}, "shape=.*positive finite"),
+        ({"shape": [[10, 3.1], 100]}, r"shape=.*\[tokens, width\]"),
+        ({"shape": "sqrt"}, "shape='sqrt'"),
+        ({"shape": [[10, 3], [100, 9]], "length_power": 1.0}, "shape=.*length_power=0.5"),
+        ({"shape": [[10, 3], [100, 9]], "normalization": "studentized"}, "shape=.*normalization=plain"),
     ],
 )
 def test_a_band_out_of_bounds_is_refused(fields, refused):

@@ -7,12 +7,13 @@ clip rate is Σ clipped over the responses that have a gradient to lose (advanta
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from fspo_verl.analysis import resampling
-from fspo_verl.analysis.resampling import CONFIDENCE, t_quantile
+CONFIDENCE = 0.95
+"""Of all intervals."""
 
 # What a length bin needs to take part in an LRE, or in a regression over bins. Prompts count as well, as the responses
 # to a few of them tell little, however many they are.
@@ -20,10 +21,35 @@ MIN_COUNT = 50  # responses
 MIN_PROMPTS = 10
 
 
-def clip_rate(records: pd.DataFrame) -> float:
-    """Σ clipped over the number of responses with advantage != 0; NaN where there is none."""
-    clipped = records["clipped"].to_numpy()[sides(records)["all"]]
-    return float(clipped.mean(dtype=np.float64)) if len(clipped) else math.nan
+class Estimate(NamedTuple):
+    """A number (or an array of them) with its confidence interval; NaN where it cannot be estimated."""
+
+    value: float
+    lower: float
+    upper: float
+
+    def __format__(self, form: str) -> str:
+        value, lower, upper = (number(part, form) for part in self)
+        return f"{value} [{lower}, {upper}]"
+
+
+def number(value: float, form: str) -> str:
+    """A number in this format, or - where it is not known."""
+    return "-" if math.isnan(value) else format(value, form)
+
+
+def clusters(records: pd.DataFrame) -> np.ndarray:
+    """Integer code ``[rows]`` of the cluster (step, prompt) of each row, from 0 without gaps."""
+    (step, _), (prompt, prompts) = (pd.factorize(records[name], use_na_sentinel=False) for name in ("step", "prompt"))
+    return pd.factorize(step * np.int64(len(prompts)) + prompt)[0]
+
+
+def t_quantile(freedom=None, confidence: float = CONFIDENCE):
+    """Of Student's t, or of the normal law without ``freedom``: ``confidence`` lies between its negative and itself."""
+    from scipy import stats  # here: a run that trains takes its LRE from this module, and scipy comes with an extra
+
+    law = stats.norm() if freedom is None else stats.t(freedom)
+    return law.ppf((1 + confidence) / 2)
 
 
 def sides(records: pd.DataFrame) -> dict[str, np.ndarray]:
@@ -64,7 +90,7 @@ def rate_by_length(
         clipped: ``[rows]`` bool, or shares between 0 and 1.
         edges: of :func:`length_edges`.
         confidence: of the interval.
-        clusters: ``[rows]`` codes of :func:`fspo_verl.analysis.resampling.clusters`, or of what else varies as a whole.
+        clusters: ``[rows]`` codes of :func:`clusters`, or of what else varies as a whole.
         rerun: the interval is to hold the rate of other data of the same size, and not that of endless data: its
             variance is then twice as large, once for either.
 
@@ -78,12 +104,26 @@ def rate_by_length(
         rate = np.bincount(cell, clipped, cells) / n
         quantile, effective, counts = t_quantile(confidence=confidence), n, {}
         if clusters is not None:
-            groups, variance = resampling.cluster_variance(np.asarray(clusters), cell, cells, clipped - rate[cell])
+            groups, variance = _between_clusters(np.asarray(clusters), cell, cells, clipped - rate[cell])
             counts, quantile = {"clusters": groups}, t_quantile(groups - 1, confidence)
             binomial = rate * (1 - rate) / n
             effective = np.where(binomial > 0, n / np.maximum(variance / binomial, 1), groups)
         lower, upper = _wilson(rate, effective / 2 if rerun else effective, quantile)
     return length_table(edges, n=n, rate=rate, lower=lower, upper=upper, **counts)
+
+
+def ratio_of_sums(part, whole) -> Estimate:
+    """Σ part / Σ whole of two numbers of each of several independent draws, such as steps.
+
+    The interval is that of the linearised ratio, with Student's t; NaN for a single draw.
+    """
+    part, whole = np.asarray(part, dtype=np.float64), np.asarray(whole, dtype=np.float64)
+    count, ratio = len(part), part.sum() / whole.sum()
+    if count < 2:
+        return Estimate(ratio, math.nan, math.nan)
+    variance = count / (count - 1) * np.square(part - ratio * whole).sum() / whole.sum() ** 2
+    half = t_quantile(count - 1) * math.sqrt(variance)
+    return Estimate(ratio, ratio - half, ratio + half)
 
 
 def takes_part(table: pd.DataFrame, min_count: int = MIN_COUNT) -> pd.Series:
@@ -133,6 +173,15 @@ def length_table(edges, **columns) -> pd.DataFrame:
     """Columns low and high (both lengths in the bin), and those given, a row per bin."""
     edges = np.asarray(edges)
     return pd.DataFrame({"low": edges[:-1], "high": edges[1:] - 1, **columns})
+
+
+def _between_clusters(cluster, cell, cells, residual) -> tuple[np.ndarray, np.ndarray]:
+    """Number of clusters in each bin, and the variance of the bin's mean if clusters are independent draws."""
+    codes = int(cluster.max()) + 1 if len(cluster) else 0
+    place = cluster * np.int64(cells) + cell
+    count, total = (np.bincount(place, of, codes * cells).reshape(codes, cells) for of in (None, residual))
+    groups = np.count_nonzero(count, axis=0)
+    return groups, groups / (groups - 1) * np.square(total).sum(0) / count.sum(0) ** 2
 
 
 def _wilson(rate, n, quantile) -> tuple[np.ndarray, np.ndarray]:

@@ -6,37 +6,48 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from fspo_verl.analysis.clip_rates import (
+    clusters,
     length_reweighting_error,
     lre_of_an_unclipped_bin,
     rate_by_length,
     sides,
 )
 from fspo_verl.analysis.length_effect import length_effect
-from fspo_verl.analysis.resampling import clusters
 from fspo_verl.clips import CLIPS, Clip, TokenClip
 
 
 class Counterfactuals(NamedTuple):
-    """What :func:`counterfactuals` returns. ``side`` is all, upper or lower (see :func:`sides`)."""
+    """What :func:`counterfactuals` returns: tables whose index is the clip's name, ``method``."""
 
-    by_length: pd.DataFrame  # method, side, low, high, n, rate, lower, upper
-    summary: pd.DataFrame
-    """method, side, eps_low, eps_high, eps_dual, n, rate, lower, upper, lre, lre_unclipped (its value where a length
-    loses nothing), and for side all the length effect: exponent, exponent_lower, exponent_upper, p; NaN without one."""
+    by_length: pd.DataFrame  # low, high, n, rate, lower, upper, clusters
+    summary: pd.DataFrame  # eps_low, eps_high, eps_dual, and the numbers of measures
 
-    @property
-    def overall(self) -> "Counterfactuals":
-        """The rows of side all, indexed by method."""
-        return Counterfactuals(*(table[table["side"] == "all"].set_index("method") for table in self))
+
+def measures(records: pd.DataFrame, clipped: np.ndarray, edges) -> tuple[pd.DataFrame, dict[str, float]]:
+    """What a clip does to the responses with an advantage, by length bin and in all.
+
+    Returns:
+        The table of :func:`rate_by_length`; and n, rate, lower, upper, lre, lre_unclipped (its value where a length
+        loses nothing), and the length effect: exponent, exponent_lower, exponent_upper, p; NaN without one.
+    """
+    counted = sides(records)["all"]
+    length, shares, cluster = records["length"][counted], np.asarray(clipped)[counted], clusters(records[counted])
+    table, whole = (rate_by_length(length, shares, bins, clusters=cluster) for bins in (edges, edges[[0, -1]]))
+    overall = whole.iloc[0][["n", "rate", "lower", "upper"]].to_dict()
+    effect = length_effect(records, clipped)
+    numbers = [math.nan] * 4 if effect is None else effect[:4]
+    lre = {"lre": length_reweighting_error(table), "lre_unclipped": lre_of_an_unclipped_bin(overall["rate"])}
+    return table, overall | lre | dict(zip(("exponent", "exponent_lower", "exponent_upper", "p"), numbers, strict=True))
 
 
 def counterfactuals(
     records: pd.DataFrame, edges, match_rate: float | None = None, clips: Mapping[str, Clip] = CLIPS
 ) -> Counterfactuals:
-    """What each clip would have taken on these records, per length bin and side.
+    """What each clip would have taken on these records.
 
     It is the answer for the recorded updates: trained with another clip, the policy would have moved otherwise.
 
@@ -51,26 +62,13 @@ def counterfactuals(
     Raises:
         ValueError: a clip cannot reach ``match_rate`` on these records.
     """
-    cluster = clusters(records)
-    tables, rows = [], []
+    tables, rows = {}, {}
     for name, clip in clips.items():
         if clip.lacks(records) or (match_rate is not None and isinstance(clip, TokenClip)):
             continue
         if match_rate is not None:
             clip = clip.matched(records, match_rate)
-        clipped = clip.clipped(records)
-        for side, mask in sides(records).items():
-            part, values = records[mask], clipped[mask]
-            table = rate_by_length(part["length"], values, edges, clusters=cluster[mask])
-            overall = rate_by_length(part["length"], values, edges[[0, -1]], clusters=cluster[mask]).iloc[0]
-            effect = length_effect(records, clipped) if side == "all" else None
-            numbers = [math.nan] * 4 if effect is None else [effect.exponent, effect.lower, effect.upper, effect.p]
-            tables.append(pd.DataFrame({"method": name, "side": side}, table.index).join(table))
-            rows.append(
-                {"method": name, "side": side, **clip.eps}
-                | overall[["n", "rate", "lower", "upper"]].to_dict()
-                | {"lre": length_reweighting_error(table), "lre_unclipped": lre_of_an_unclipped_bin(overall["rate"])}
-                | dict(zip(("exponent", "exponent_lower", "exponent_upper", "p"), numbers, strict=True))
-            )
-    by_length = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["method", "side"])
-    return Counterfactuals(by_length, pd.DataFrame(rows))
+        tables[name], found = measures(records, clip.clipped(records), edges)
+        rows[name] = {**clip.eps, **found}
+    by_length = pd.concat(tables).droplevel(1) if tables else pd.DataFrame()
+    return Counterfactuals(by_length.rename_axis("method"), pd.DataFrame.from_dict(rows, "index").rename_axis("method"))

@@ -26,7 +26,7 @@ import pandas as pd
 from scipy.optimize import brentq
 from scipy.stats import t as student
 
-from fspo_verl.analysis.resampling import CONFIDENCE
+from fspo_verl.analysis.clip_rates import CONFIDENCE
 
 MIN_PROMPTS = 20
 """Prompts with a clip, below which the test says nothing."""

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from fspo_verl.analysis import band_fit
+from fspo_verl.analysis import fit
 from fspo_verl.analysis.length_effect import MIN_PROMPTS, LengthEffect, length_effect, prompts_of
-from fspo_verl.band import Band
 from fspo_verl.clips import MATCHED_RATE
 from fspo_verl.observe import noise
 
@@ -153,21 +152,16 @@ def _fairer(records: pd.DataFrame, target: float) -> tuple[str, dict[str, float 
     """Advice where the clip depends on length, and the overrides of the band to take."""
     settings = records.attrs.get("settings")
     try:
-        best = band_fit.fits(records, target)[0]
-    except band_fit.Unreachable as error:
+        best = fit.fits(records, target)[0]
+    except fit.Unreachable as error:
         return f"No fairer band was found: {error}.", {}
-    assert best.band is not None, "fits puts a shape that has a band first"
     trained = settings and settings.trained_band
-    if trained is not None and _shape(trained) == _shape(best.band):
+    if trained is not None and trained.form == best.band.form:
         return f"Keep the clip: of the bands tried none depends less on length than a width of {best.width}.", {}
     return (
         f"Take a band whose width follows {best.width}; it clips {percent(target)} of these responses on each side.",
-        band_fit.overrides(best.band, settings),
+        fit.overrides(best.band, settings),
     )
-
-
-def _shape(band: Band) -> tuple:
-    return band.length_power, band.normalization, band.realized_limit
 
 
 def _notes(records: pd.DataFrame) -> tuple[str, ...]:

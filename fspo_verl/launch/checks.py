@@ -300,7 +300,7 @@ def band_beyond_use(launch: Launch) -> Iterator[Finding]:
     band, longest = launch.band, launch.max_response_length
     if band.is_studentized or not longest:
         return  # where the data decide
-    spread, scale = _LARGEST_SIGMA * math.sqrt(longest), longest**band.length_power
+    spread, scale = _LARGEST_SIGMA * math.sqrt(longest), band.scale_at(longest)
     # An infinite edge is no mistake: it says that nothing is to be clipped.
     edges = {"eps_low": band.low, "eps_high": band.high}
     far = {key: eps for key, eps in edges.items() if _STANDARD_DEVIATIONS * spread <= eps * scale < math.inf}

@@ -235,7 +235,7 @@ def judge_eps(launch: Launch, sigma: float) -> Iterator[Finding]:
     rates = ", ".join(f"{rate:.2g} at L={length}" for length, rate in outside.items())
     yield Finding("note", "outside_band", f"share of responses outside the band at sigma={sigma:.3g}: {rates}")
     # The unit of eps is such that the longest response's S has standard deviation 1.
-    unit = 1 if band.is_studentized else sigma * max(outside) ** (0.5 - band.length_power)
+    unit = 1 if band.is_studentized else sigma * math.sqrt(max(outside)) / band.scale_at(max(outside))
     wanted = launch.with_eps(2 * unit, 2 * unit)  # leaves about 5% of undrifted responses outside
     responses = (launch.prompts_per_rollout or 1) * launch.config.actor_rollout_ref.rollout.n
     eps = f"eps_low={band.low:g}, eps_high={band.high:g}"
@@ -263,7 +263,7 @@ def judge_noise(launch: Launch, sigma: float) -> Iterator[Finding]:
     outside = max(_outside(band, length, sigma, drift=0.0) for length in lengths)
     what = f"with nothing moved, {outside:.2g} of the responses lie outside the band (noise of {sigma:.2g} per token)"
     if outside > noise.SHARE and not band.is_studentized:
-        spread = sigma * max(length ** (0.5 - band.length_power) for length in lengths)
+        spread = sigma * max(math.sqrt(length) / band.scale_at(length) for length in lengths)
         widen = noise.EPS_IN_SIGMA * spread / min(band.low, band.high)
         fix = launch.with_eps(*(noise.rounded_up(widen * eps) for eps in (band.low, band.high)))
         yield Finding("warning", "eps_below_noise", what, "it clips rounding, not moves", f"{fix}, or {noise.HELP}")

@@ -92,7 +92,7 @@ def changed_on_resume(config: DictConfig) -> Iterator[Finding]:
         yield Finding("warning", "unknown_before_resume", what, f"{FILE} in {folder} does not say", fix)
         return
     losses = loss_settings(config), history[-1]["loss"]
-    now, before = ({k: "null" if v is None else v for k, v in loss.items()} for loss in losses)
+    now, before = ({key: _as_override(value) for key, value in loss.items()} for loss in losses)
     changed = [key for key in now if key in before and now[key] != before[key]]
     if changed:
         values = ", ".join(f"{ACTOR}.{key}={now[key]} (until then {before[key]})" for key in changed)
@@ -101,6 +101,11 @@ def changed_on_resume(config: DictConfig) -> Iterator[Finding]:
         back = [f"{ACTOR}.policy_loss.eps=null"] if sides <= set(changed) else []  # or eps would have no effect
         back += [f"{ACTOR}.{key}={before[key]}" for key in changed]
         yield Finding("warning", "changed_on_resume", what, why, f"if that is not meant: {' '.join(back)}")
+
+
+def _as_override(value) -> str:
+    """A value as Hydra reads it on a command line."""
+    return "null" if value is None else str(value).replace(" ", "")
 
 
 def keep(config: DictConfig) -> None:

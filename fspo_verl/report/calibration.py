@@ -9,8 +9,9 @@ cannot be clipped: this is the rate that a report shows, and the metrics of a ru
 fspo/clip_rate/all. (Their actor/fspo/clip_fraction is of all responses.)
 
 The width is that of FSPO, sqrt(length), unless a test says that it would clip lengths unlike at
-this rate. Then the width is taken whose clip depends least on length in the later half of the
-steps, with its shape fitted on the earlier half.
+this rate. Then a curve is measured, too, the width that clips every length alike, and of the two
+that one is taken whose clip depends less on length in the later half of the steps, by a curve
+measured in the earlier half.
 
 The answer is that of the recorded updates. Trained with another band, learning rate or batch
 size, the policy moves otherwise: calibrate again from the records of that run.
@@ -23,20 +24,50 @@ import dataclasses
 import json
 import math
 import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
-from fspo_verl.analysis.band_fit import Fit, overrides
-from fspo_verl.analysis.calibrate import Calibration, calibrate
-from fspo_verl.analysis.coarse import Coarse, coarse
+from fspo_verl.analysis import clip_rates, fit
+from fspo_verl.analysis.clip_rates import Estimate
+from fspo_verl.analysis.fit import ACTOR, NOTHING_MOVED, ROOT, Fit, overrides
+from fspo_verl.analysis.from_metrics import FromMetrics, from_metrics
 from fspo_verl.analysis.length_effect import LengthEffect
-from fspo_verl.analysis.resampling import Estimate
 from fspo_verl.analysis.runs import RECORDS_DIR, Run, read_run
-from fspo_verl.analysis.verdict import percent
+from fspo_verl.analysis.verdict import Verdict, percent, verdict
+from fspo_verl.band import DUAL, Band
+from fspo_verl.clips import CLIPS, BandClip, Clip
 from fspo_verl.observe import noise
+from fspo_verl.observe.noise import Noise
 
 _WIDTH = 100
 _CAVEAT = "this holds for the recorded updates: with another band, learning rate or batch size, calibrate again"
+_FEW_CLIPPED = 50
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Another clip of the catalogue at the target rate."""
+
+    name: str  # for readers
+    range: str  # what would have to be set, or why that is not known
+    overrides: dict[str, float | str | None]  # empty where verl has no such loss, or the range is not known
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What :func:`calibrate` finds."""
+
+    target: float
+    verdict: Verdict  # on the clip that trained
+    trained: Band | None  # the band that trained; None for a loss without one
+    rerun_by: str  # what varies in a re-run: steps or prompts
+    fits: tuple[Fit, ...]  # of each width, that to take first
+    rules: tuple[Rule, ...]
+    warnings: tuple[str, ...]
+    noise: Noise | None  # against the band to take; None where no response is known not to have moved
 
 
 def main(args: argparse.Namespace) -> int:
@@ -46,10 +77,10 @@ def main(args: argparse.Namespace) -> int:
     if args.max_rows < 1:
         raise ValueError(f"--max-rows={args.max_rows} must be at least 1")
     run = read_run(args.run, args.run.name, args.max_rows)
-    result: Coarse | Calibration
+    result: FromMetrics | Calibration
     if run.records.empty:
-        source, result = "metrics", coarse(run.metrics, args.target_clip_rate)
-        print(coarse_text(result, run))
+        source, result = "metrics", from_metrics(run.metrics, args.target_clip_rate)
+        print(text_from_metrics(result, run))
     else:
         source, result = "records", calibrate(run.records, args.target_clip_rate)
         print(text(result, run))
@@ -61,50 +92,124 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def calibrate(records: pd.DataFrame, target: float) -> Calibration:
+    """Fit the bands that clip a target share of each side, and say what every other clip would need.
+
+    Args:
+        records: of a run, with on-policy responses.
+        target: share between 0 and 1.
+
+    Raises:
+        ValueError: nothing has moved, a sign of the advantage is missing, or no band reaches the target.
+    """
+    _check(records)
+    settings, fits = records.attrs.get("settings"), fit.fits(records, target)
+    others = [clip for clip in CLIPS.values() if clip.name != "fspo" and not clip.lacks(records)]
+    return Calibration(
+        target,
+        verdict(records, target),
+        settings and settings.trained_band,
+        fit.resampled(records)[0],
+        fits,
+        tuple(_rule(clip, records, target) for clip in others),
+        tuple(_warnings(records, target, fits[0])),
+        noise.of_records(records, settings, fits[0].band),
+    )
+
+
+def _check(records: pd.DataFrame) -> None:
+    """ValueError if nothing in the records can be clipped."""
+    side = clip_rates.sides(records)
+    for name, sign in (("upper", ">"), ("lower", "<")):
+        if not side[name].any():
+            raise ValueError(
+                f"no recorded response has an advantage {sign} 0, so there is nothing to clip on that side"
+            )
+    if not (records["quadratic_variation"].to_numpy()[side["all"]] > 0).any():
+        raise ValueError(NOTHING_MOVED)
+    if clip_rates.clusters(records).max() == 0:
+        raise ValueError("all records are of one prompt in one step, and no other says what holds beyond it")
+
+
+def _rule(clip: Clip, records: pd.DataFrame, target: float) -> Rule:
+    """What a clip of the catalogue needs to take the target share on each side (one that rejects: of all)."""
+    if not isinstance(clip, BandClip):
+        share = clip.clipped(records)[clip_rates.sides(records)["all"]].mean()
+        return Rule(clip.label, f"{percent(share)} of tokens at {clip.range}; records hold this range only", {})
+    try:
+        band = clip.matched(records, target).band if clip.rejects else fit.with_eps(records, clip.band, target)
+    except ValueError as error:
+        return Rule(clip.label, str(error), {})
+    if clip.loss_mode == "fspo":
+        return Rule(clip.label, band.describe(), overrides(band, records.attrs.get("settings")))
+    low, high = fit.digits(-math.expm1(-band.low)), fit.digits(math.expm1(band.high))
+    mean = "the ratio to the power 1/length" if band.length_power == 1 else "the ratio"
+    found = Rule(clip.label, f"{mean} from {1 - low:g} to {1 + high:g}", {})
+    if clip.loss_mode != "gspo":
+        return found
+    ends = {f"{ACTOR}clip_ratio_low": low, f"{ACTOR}clip_ratio_high": high}
+    return dataclasses.replace(found, overrides={"+algorithm.policy_loss": "gspo", **ends})
+
+
+def _warnings(records: pd.DataFrame, target: float, chosen: Fit) -> Iterator[str]:
+    """The more important ones first."""
+    for name, side in (("eps_high", "upper"), ("eps_low", "lower")):
+        clipped = target * clip_rates.sides(records)[side].sum()
+        if clipped < _FEW_CLIPPED:
+            yield f"{name} rests on {clipped:.0f} clipped responses: record more steps, or take a higher target"
+    if not chosen.is_fair:
+        yield "no band that was tried treats lengths alike; this one comes nearest"
+    if fit.resampled(records)[0] == "prompts":
+        yield "all records are of one step: eps and clip rate hold for its update, and another may move further or less"
+    if chosen.band.dual > 1.01 * DUAL * chosen.band.high:
+        yield (
+            "responses with A < 0 move far upwards here; eps_dual is more than three times eps_high, so that the dual "
+            "clip takes at most a tenth of the target"
+        )
+
+
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
 def text(result: Calibration, run: Run) -> str:
     """The answer in at most 15 lines: the verdict, eps now and then, what to paste, and one caveat."""
-    chosen, trained = result.chosen, result.trained
-    band, rates = chosen.band, chosen.rates
-    assert band is not None and rates is not None, "a calibration chooses a shape that has a band"
-    rate, lower, upper = map(percent, rates["all"])
-    title = f"A width of {chosen.width} clips {rate} of these responses, and {lower} to {upper} of those of a re-run."
-    root = next((found.effect for found in result.fits[1:] if found.shape == "sqrt(length)"), None)
-    if root:
-        who = "shorter" if root.exponent < 0 else "longer"
-        title += f" A width of sqrt(length) would clip {who} ones more."
-    now = {}
-    if trained and (trained.length_power, trained.normalization) == (band.length_power, band.normalization):
-        now = {"eps_low": trained.low, "eps_high": trained.high}
-    eps = (("eps_low", chosen.eps_low), ("eps_high", chosen.eps_high))
-    change = [f"{name} {f'{now[name]:.4g} -> ' if now else ''}{estimate:.3g}" for name, estimate in eps]
+    chosen, trained = result.fits[0], result.trained
+    rate, lower, upper = map(percent, chosen.rate)
+    title = f"A width that follows {chosen.width} clips {rate} of these responses, and {lower} to {upper} in a re-run."
+    root = next(found.effect for found in result.fits if found.width == ROOT)
+    if chosen.width != ROOT and root:
+        title += f" A width of {ROOT} would clip {'shorter' if root.exponent < 0 else 'longer'} ones more."
+    now, then = trained if trained and trained.form == chosen.band.form else None, chosen.band
+    change = [
+        f"{name} {f'{getattr(now, side):.4g} -> ' if now else ''}{getattr(then, side):.4g}"
+        for name, side in (("eps_low", "low"), ("eps_high", "high"))
+    ]
     caveat = (*result.warnings, _CAVEAT)[0]
     lines = [
         _wrap(f"{run.name}: {result.verdict.sentence}"),
         _wrap(title),
         "  " + "   ".join(change),
-        _lines(overrides(band, run.settings)),
+        _lines(overrides(chosen.band, run.settings)),
         _wrap(f"{caveat}.", "Note: "),
     ]
     return "\n".join(lines)
 
 
 def details(result: Calibration, run: Run) -> str:
-    """What ``--all`` adds: every shape, every other clip of the catalogue, and all that a reader should know."""
+    """What ``--all`` adds: every width, every other clip of the catalogue, and all that a reader should know."""
     blocks = [_wrap(note) for note in (*result.verdict.notes, *(f"{text}." for text in result.warnings[1:]))]
-    band = result.chosen.band
-    if result.noise and band and (warned := noise.warning(result.noise, band)):
+    if result.noise and (warned := noise.warning(result.noise, result.fits[0].band)):
         blocks.append(_wrap(f"{warned}.", "Warning: "))
     blocks.append(
         _wrap(
             f"Each width at a clip rate of {percent(result.target)} on each side. k: clip rate ~ length^k, 0 where "
-            "lengths are clipped alike; held out: the later half of the steps, by a shape fitted on the earlier half. "
-            f"Intervals are 95% and resample {result.rerun_by}."
+            "lengths are clipped alike; held out: the later half of the steps, by a curve measured in the earlier half."
+            f" Intervals are 95%, with {result.rerun_by} as clusters."
         )
     )
-    blocks += [_of_fit(found, run) for found in result.fits]
+    for found in result.fits:
+        tests = f"k {_effect(found.effect)}, held out {_effect(found.held_out)}; clip rate {found.rate:.3f}"
+        blocks.append(f"{_wrap(f'{found.width}: {tests}')}\n{_lines(overrides(found.band, run.settings))}")
     blocks.append("What other clips need to take as much of these records")
     for rule in result.rules:
         block = _wrap(f"{rule.name}: {rule.range}")
@@ -112,19 +217,11 @@ def details(result: Calibration, run: Run) -> str:
     return "\n\n".join(blocks)
 
 
-def _of_fit(found: Fit, run: Run) -> str:
-    if found.band is None or found.rates is None:
-        return _wrap(f"{found.shape}: {found.refused}")
-    tests = f"k {_effect(found.effect)}, held out {_effect(found.held_out)}"
-    eps = f"eps_low {found.eps_low:.3g}, eps_high {found.eps_high:.3g}, clip rate {found.rates['all']:.3f}"
-    return f"{_wrap(f'{found.width}: {tests}; {eps}')}\n{_lines(overrides(found.band, run.settings))}"
-
-
 def _effect(effect: LengthEffect | None) -> str:
     return "-" if effect is None else f"{Estimate(effect.exponent, effect.lower, effect.upper):.2f}"
 
 
-def coarse_text(result: Coarse, run: Run) -> str:
+def text_from_metrics(result: FromMetrics, run: Run) -> str:
     """What the metrics say."""
     moved = "all, as the metrics do not tell," if result.moved is None else f"{result.moved:.0%} of the responses"
     found = (
@@ -151,7 +248,7 @@ def _wrap(text: str, first: str = "") -> str:
 
 def _lines(items: dict[str, float | str | None]) -> str:
     """Hydra overrides, one a line."""
-    return " \\\n".join(f"  {key}={'null' if value is None else value}" for key, value in items.items())
+    return " \\\n".join(f"  {item}" for item in fit.pasted(items))
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
@@ -161,7 +258,7 @@ def _plain(value):
     """Built-in types only; NaN and infinity as None, a NamedTuple by its fields, a band with its overrides."""
     if dataclasses.is_dataclass(value):
         fields = dict(vars(value))
-        if isinstance(value, Coarse | Fit) and value.band:
+        if isinstance(value, FromMetrics | Fit):
             fields["overrides"] = overrides(value.band)
         return _plain(fields)
     if isinstance(value, dict):

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from fspo_verl.analysis import clip_rates, resampling, verdict
-from fspo_verl.analysis.counterfactuals import Counterfactuals, counterfactuals
+from fspo_verl.analysis import clip_rates, verdict
+from fspo_verl.analysis.counterfactuals import Counterfactuals, counterfactuals, measures
 from fspo_verl.analysis.runs import RECORDS_DIR, Run, config_differences, live_clip_rates
 from fspo_verl.analysis.verdict import Verdict
 from fspo_verl.clips import CLIPS, MATCHED_RATE
@@ -31,22 +31,13 @@ class Analysis:
     matched: Counterfactuals | None = None  # None where no clip can take MATCHED_RATE of these responses, too
 
 
-def analyse(run: Run, edges: np.ndarray, rng: np.random.Generator) -> Analysis:
-    """All numbers of one run; ``edges`` are of length bins that cover all its lengths, ``rng`` resamples steps."""
+def analyse(run: Run, edges: np.ndarray) -> Analysis:
+    """All numbers of one run; ``edges`` are of length bins that cover all its lengths."""
     records, found = run.records, verdict_of(run)
     counted = records[records.advantage != 0]
     if counted.empty:
-        return Analysis(run, found, live_rates(run, rng))
-    clusters = resampling.clusters(counted)
-    rates, whole = (
-        clip_rates.rate_by_length(counted.length, counted.clipped, bins, clusters=clusters)
-        for bins in (edges, edges[[0, -1]])
-    )
-    overall = whole.iloc[0][["n", "rate", "lower", "upper"]].to_dict()
-    overall["lre"] = clip_rates.length_reweighting_error(rates)
-    overall["lre_unclipped"] = clip_rates.lre_of_an_unclipped_bin(overall["rate"])
-    effect = (math.nan,) * 4 if found.effect is None else found.effect[:4]
-    overall |= dict(zip(("exponent", "exponent_lower", "exponent_upper", "p"), effect, strict=True))
+        return Analysis(run, found, live_rates(run))
+    rates, overall = measures(records, records.clipped.to_numpy(), edges)
     clips = {name: clip for name, clip in CLIPS.items() if _reaches(clip, records)}
     matched = counterfactuals(records, edges, MATCHED_RATE, clips) if clips else None
     return Analysis(run, found, rates, pd.Series(overall), counterfactuals(records, edges), matched)
@@ -85,20 +76,18 @@ def verdict_of(run: Run) -> Verdict:
     return Verdict(sentence, f"{how}.", rate, 0, notes=tuple(notes))
 
 
-def live_rates(run: Run, rng: np.random.Generator) -> pd.DataFrame:
+def live_rates(run: Run) -> pd.DataFrame:
     """Clip rate by length from a run's metrics: columns low, high, steps, rate, lower, upper.
 
-    ``steps`` have a response in the bin, and the interval resamples them: how many responses stand behind a step's rate
-    is not logged.
+    ``steps`` have a response in the bin, and the interval takes them for independent: how many responses stand behind a
+    step's rate is not logged.
     """
     rows = []
     longest = run.metrics.reindex(columns=NAMES["longest"]).max().item()
     for low, part in live_clip_rates(run.metrics).query("responses > 0").groupby("low"):
-        rate = resampling.clustered_bootstrap(
-            np.arange(len(part)), part[["clipped", "responses"]], lambda totals: totals[..., :1] / totals[..., 1:], rng
-        )
+        rate = clip_rates.ratio_of_sums(part.clipped, part.responses)
         high = np.fmax(longest, low) if part.high.isna().any() else part.high.max()
-        rows.append((low, high, len(part), *(np.asarray(number).item() for number in rate)))
+        rows.append((low, high, len(part), *rate))
     return pd.DataFrame(rows, columns=["low", "high", "steps", "rate", "lower", "upper"])
 
 
@@ -115,8 +104,12 @@ def tables(analyses: Sequence[Analysis]) -> dict[str, pd.DataFrame]:
         "summary": pd.DataFrame([_summary(a) for a in analyses]),
         "clip_rate_by_length": _stacked({a.run.name: a.rates for a in analyses if a.overall is not None}),
         "live_clip_rate_by_length": _stacked({a.run.name: a.rates for a in analyses if a.overall is None}),
-        "counterfactuals_by_length": _stacked({k: found.by_length for k, found in methods.items()}, by_method),
-        "counterfactuals_summary": _stacked({k: found.summary for k, found in methods.items()}, by_method),
+        "counterfactuals_by_length": _stacked(
+            {k: found.by_length.reset_index() for k, found in methods.items()}, by_method
+        ),
+        "counterfactuals_summary": _stacked(
+            {k: found.summary.reset_index() for k, found in methods.items()}, by_method
+        ),
         "metrics": _stacked({run.name: run.metrics.reset_index() for run in runs}),
         "config_differences": config_differences(runs).reset_index(),
     }

@@ -26,9 +26,9 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from fspo_verl import terminal
-from fspo_verl.analysis.clip_rates import length_edges
+from fspo_verl.analysis import fit
+from fspo_verl.analysis.clip_rates import Estimate, length_edges, number
 from fspo_verl.analysis.counterfactuals import Counterfactuals
-from fspo_verl.analysis.resampling import Estimate, number
 from fspo_verl.analysis.runs import Run, config_differences, read_runs, written
 from fspo_verl.clips import CLIPS, MATCHED_RATE, of_run
 from fspo_verl.files import to_csv, write_whole
@@ -125,9 +125,7 @@ def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]
     """All files of a report: name, relative to its folder, to content. The same for the same input."""
     # One set of bins for all runs, so that they can be compared.
     edges = length_edges(np.concatenate([run.records.length for run in runs]), bins)
-    analyses = [
-        analyse(run, edges, np.random.default_rng([seed, i])) for i, run in enumerate(tqdm(runs, "numbers", delay=2))
-    ]
+    analyses = [analyse(run, edges) for run in tqdm(runs, "numbers", delay=2)]
     clips = [of_run(run.settings.loss, run.settings.trained_band) if run.settings else None for run in runs]
     styles = {run.name: style for run, style in zip(runs, figures.run_styles(clips), strict=True)}
     parts = {
@@ -159,7 +157,7 @@ def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]
                 "run": a.run.name,
                 "sentence": a.verdict.sentence,
                 "advice": a.verdict.advice,
-                "overrides": [f"{k}={'null' if v is None else v}" for k, v in a.verdict.overrides.items()],
+                "overrides": fit.pasted(a.verdict.overrides),
                 "notes": a.verdict.notes,
             }
             for a in analyses
@@ -292,14 +290,14 @@ def _measures(row: pd.Series) -> dict[str, str]:
 
 def _clip_series(found: Counterfactuals) -> list[Series]:
     """The clips that a figure shows; the tables have the others."""
-    by_length = found.overall.by_length
+    by_length = found.by_length
     shown = [name for name in CLIPS if name in STYLES and name in by_length.index]
     return [Series(CLIPS[name].label, STYLES[name], by_length.loc[[name]]) for name in shown]
 
 
 def _clip_table(found: Counterfactuals) -> pd.DataFrame:
     rows = []
-    for name, row in found.overall.summary.iterrows():
+    for name, row in found.summary.iterrows():
         eps = ", ".join(f"{value:.2g}" for value in row[["eps_low", "eps_high"]].dropna()) or _DASH
         rows.append({"clip": CLIPS[name].title, "eps": eps} | _measures(row))
     return pd.DataFrame(rows)

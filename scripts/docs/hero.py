@@ -43,7 +43,7 @@ def real_model() -> pd.DataFrame:
     updates = [read_records(ROOT / "scripts/studies/law/records" / name) for name in UPDATES]
     edges = clip_rates.length_edges(updates[0].length, _LENGTH_BINS)
     clips = {name: CLIPS[name] for name in LOSSES}
-    rates = pd.concat(counterfactuals(records, edges, MATCHED_RATE, clips).overall.by_length for records in updates)
+    rates = pd.concat(counterfactuals(records, edges, MATCHED_RATE, clips).by_length for records in updates)
     bins = rates.rename_axis("loss").groupby(["loss", "low", "high"]).rate
     table = bins.agg(rate="mean", smallest="min", largest="max").reset_index()
     cell, _ = clip_rates.length_cells(updates[0].length, edges)

@@ -112,7 +112,7 @@ BAD = [  # override, what the message must hold
     ("eps_dual=0.01", ["eps_dual=0.01", "upper half-width 0.03"]),
     ("length_power=2", ["length_power=2", "from 0"]),
     ("normalization=sqrt", ["normalization='sqrt'", "plain, drift_corrected, studentized"]),
-    ("realized_limit=0.1", ["realized_limit=0.1", "normalization=studentized"]),
+    ("shape=[[10,3],[5,4]]", ["shape=[[10, 3], [5, 4]]", "rising"]),
     ("loss_mode=gspo", ["loss_mode='gspo'", "algorithm.policy_loss=fspo"]),
 ]
 
@@ -250,6 +250,8 @@ def test_a_loss_that_changes_at_a_resume_is_a_warning(tmp_path):
         ("eps=0.03", "eps_dual=0.09", None),
         ("eps_dual=inf", "eps=0.03", "eps_dual=inf"),
         ("eps=0.02", "eps=0.04", "eps=null eps_low=0.02 eps_high=0.02 eps_dual=0.06"),
+        ("shape=[[10,3.1],[100,9]]", "shape=null", "shape=[[10,3.1],[100,9]]"),
+        ("eps=0.03", "shape=[[10,3.1],[100,9]]", "shape=null"),
     ],
 )
 def test_the_band_in_effect_is_what_a_resume_compares(before, after, back, tmp_path):

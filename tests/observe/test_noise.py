@@ -17,7 +17,6 @@ from test_policy_loss import CUTS, actor_config, padded_batch
 from test_records import counted_ppo_loss, train, writers  # noqa: F401  fixtures
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
-from fspo_verl.analysis.calibrate import calibrate
 from fspo_verl.analysis.runs import Run
 from fspo_verl.analysis.verdict import verdict
 from fspo_verl.band import Band
@@ -225,7 +224,7 @@ def test_calibrate_and_report_tell_the_noise(sigma, warned, tmp_path):
     records = noisy(sigma)
     records.attrs = {"settings": RunSettings("fspo", Band()), "rows": len(records)}
     run = Run("run", tmp_path, pd.DataFrame(), records, None, [])
-    calibrated = calibrate(records, 0.1)
+    calibrated = calibration.calibrate(records, 0.1)
     assert calibrated.noise.sigma == pytest.approx(sigma, rel=1e-3)
     assert ("numerical noise" in calibration.details(calibrated, run)) == warned
     assert any("Eps lies below" in note for note in verdict(records).notes) == warned

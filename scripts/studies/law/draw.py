@@ -16,14 +16,15 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from bootstrap import UNKNOWN, clustered_bootstrap
 from matplotlib.axes import Axes
 from spread import law_of_s
 from tqdm import tqdm
 from write_records import POSITIONS
 
-from fspo_verl.analysis import clip_rates, resampling
+from fspo_verl.analysis import clip_rates
+from fspo_verl.analysis.clip_rates import Estimate
 from fspo_verl.analysis.counterfactuals import Counterfactuals, counterfactuals
-from fspo_verl.analysis.resampling import UNKNOWN, Estimate
 from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.files import write_whole
 from fspo_verl.observe.records import read_records
@@ -79,7 +80,7 @@ def _rng() -> np.random.Generator:
 def _estimate(cluster, columns: Sequence, statistic: Callable) -> Estimate:
     if not len(cluster):
         return UNKNOWN
-    estimate = resampling.clustered_bootstrap(cluster, np.column_stack(columns), statistic, _rng(), _DRAWS)
+    estimate = clustered_bootstrap(cluster, np.column_stack(columns), statistic, _rng(), _DRAWS)
     return Estimate(*(value.item() for value in estimate))
 
 
@@ -91,7 +92,7 @@ def rms(records: pd.DataFrame, over: str) -> Estimate:
     """Root mean square, over the responses that moved, of S/√L (``over`` length) or S/√Q (quadratic_variation)."""
     moved = records[records.quadratic_variation > 0]
     squares = moved.log_ratio.to_numpy(float) ** 2 / moved[over].to_numpy(float)
-    return _estimate(resampling.clusters(moved), [np.ones(len(moved)), squares], _root_of_ratio)
+    return _estimate(clip_rates.clusters(moved), [np.ones(len(moved)), squares], _root_of_ratio)
 
 
 def by_position(positions: pd.DataFrame, shortest: int = _SAME_RESPONSES) -> pd.DataFrame:
@@ -152,7 +153,7 @@ def _scaled_clips(records: pd.DataFrame) -> dict:
 def _rates(cell: Measured, edges: np.ndarray) -> Counterfactuals | None:
     """Clip rates by length and LRE at one rate overall; None where no clip can be scaled to it."""
     clips = _scaled_clips(cell.records)
-    return counterfactuals(cell.records, edges, None, clips).overall if clips else None
+    return counterfactuals(cell.records, edges, None, clips) if clips else None
 
 
 def numbers(cell: Measured) -> Iterator[tuple[str, Estimate]]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from bootstrap import bootstrap_totals, pool, sum_by
 
-from fspo_verl.analysis.clip_rates import MIN_COUNT, MIN_PROMPTS, length_cells, length_table
-from fspo_verl.analysis.resampling import Estimate, bootstrap_totals, clusters, pool, sum_by
+from fspo_verl.analysis.clip_rates import MIN_COUNT, MIN_PROMPTS, Estimate, clusters, length_cells, length_table
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ Writes FOLDER/predictions.json, and the table of FOLDER/results.md between its t
 """
 
 import argparse
+import contextlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +35,7 @@ def main() -> None:
     args = parse_args()
     from tqdm import tqdm  # not at the top: --help must work before anything is installed
 
-    from fspo_verl.analysis import band_fit
+    from fspo_verl.analysis import fit
     from fspo_verl.files import publish
     from fspo_verl.observe.records import read_records
 
@@ -43,11 +44,11 @@ def main() -> None:
         records = read_records(folder)
         if records.empty:
             continue
-        earlier, later = band_fit.halves(records)
-        for shape in band_fit.SHAPES:
-            fit = band_fit.fit(earlier, shape, args.target_clip_rate)
-            if fit.band is not None and (later["advantage"] != 0).any():
-                rows.append({"run": folder.resolve().name} | _row(fit, records, later, args.target_clip_rate))
+        earlier, later = fit.halves(records)
+        for width in fit.WIDTHS:
+            with contextlib.suppress(fit.Unreachable):
+                found = fit.fitted(earlier, width, args.target_clip_rate)
+                rows.append({"run": folder.resolve().name} | _row(found, records, later, args.target_clip_rate))
     if not rows:
         raise SystemExit("none of the runs has records from which a band can be calibrated")
     result = {"target": args.target_clip_rate, "rows": rows}
@@ -55,15 +56,15 @@ def main() -> None:
     print(table(result))
 
 
-def _row(fit, records, later, target: float) -> dict:
+def _row(fitted, records, later, target: float) -> dict:
     """What the fit says of the clip rate, and what its band, and one scaled to the target, do in the later half."""
-    from fspo_verl.analysis import band_fit
+    from fspo_verl.analysis import fit
 
-    found = float(band_fit.clipped_by(fit.band, later)[(later["advantage"] != 0).to_numpy()].mean())
-    effect = band_fit.held_out(records, fit.shape, target)
+    found = float(fit.clipped_by(fitted.band, later)[(later["advantage"] != 0).to_numpy()].mean())
+    effect = fit.held_out(records, fitted.width, target)
     return {
-        "band": fit.width,
-        "predicted": list(fit.rates["all"]),
+        "band": fitted.width,
+        "predicted": list(fitted.rate),
         "found": found,
         "exponent": effect and [end if math.isfinite(end) else None for end in effect[:3]],
     }

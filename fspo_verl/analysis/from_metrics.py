@@ -2,18 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the live metrics of a run, where there are no records, to a band that clips about a target share."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from scipy import optimize, stats
 
-from fspo_verl.analysis.calibrate import NOTHING_MOVED
+from fspo_verl.analysis.fit import NOTHING_MOVED, digits
 from fspo_verl.analysis.runs import RECORDS_DIR
 from fspo_verl.band import Band
 from fspo_verl.observe import noise
-from fspo_verl.observe.metrics import NAMES, PREFIX
+from fspo_verl.observe.metrics import PREFIX
 from fspo_verl.observe.noise import Noise
 
 _MEAN, _SQUARE = (f"{PREFIX}log_ratio_per_sqrt_length{which}" for which in ("", "_squared"))
@@ -21,26 +20,23 @@ _SEQUENCES, _ON_POLICY = (f"{PREFIX}{which}_fraction" for which in ("sequence", 
 
 
 @dataclass(frozen=True)
-class Coarse:
-    """What :func:`coarse` finds."""
+class FromMetrics:
+    """What :func:`from_metrics` finds."""
 
     target: float
     steps: int
     moved: float | None  # share of the responses that move at all, mean over steps; None if the metrics do not tell
     eps_low: float
     eps_high: float
-    kappa: float
-    spread: float  # sigma·sqrt(L) at the longest response
     noise: Noise | None
 
     @property
     def band(self) -> Band:
         """With eps in two digits."""
-        low, high = (float(f"{eps:.2g}") for eps in (self.eps_low, self.eps_high))
-        return Band(eps=None, eps_low=low, eps_high=high)
+        return Band(eps=None, eps_low=digits(self.eps_low, 2), eps_high=digits(self.eps_high, 2))
 
 
-def coarse(metrics: pd.DataFrame, target: float) -> Coarse:
+def from_metrics(metrics: pd.DataFrame, target: float) -> FromMetrics:
     """Band with centre 0 and width sqrt(L) from live metrics alone.
 
     Each step contributes the Gaussian that has the mean and the mean square of S/sqrt(L) of its responses; the band is
@@ -65,16 +61,12 @@ def coarse(metrics: pd.DataFrame, target: float) -> Coarse:
     mean = (metrics[_MEAN] / share).to_numpy()
     spread = np.sqrt(np.maximum(metrics[_SQUARE] / share - mean**2, 0)).to_numpy()
     moved = np.where(spread > 0, moving, 0.0)
-    drift, variance = (metrics.reindex(columns=NAMES[name]).mean().item() for name in ("drift", "sigma_squared"))
-    longest = metrics.reindex(columns=NAMES["longest"]).max().item()
-    return Coarse(
+    return FromMetrics(
         target=target,
         steps=len(metrics),
         moved=None if known is None else float(np.mean(moved)),
         eps_low=_eps(-mean, spread, moved, target, "below"),
         eps_high=_eps(mean, spread, moved, target, "above"),
-        kappa=float(-2 * drift / variance),
-        spread=math.sqrt(variance / np.mean(moved) * longest),
         noise=noise.of_metrics(metrics),
     )
 

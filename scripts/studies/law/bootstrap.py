@@ -1,66 +1,19 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Estimates with confidence intervals that resample whole prompts.
-
-The responses to one prompt resemble each other: the cluster is (step, prompt). The intervals hold for the updates that
-were recorded, with other prompts; another run takes other updates.
-"""
+"""Estimates with confidence intervals that resample whole prompts, for the law of S."""
 
 import math
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
+
+from fspo_verl.analysis.clip_rates import Estimate, t_quantile
 
 # Clusters are pooled at random into at most this many blocks before they are resampled. Sums of independent clusters
 # are independent, so the interval stays valid; its width is then known to 1/sqrt(2000), and the cost is bounded.
 _BLOCKS = 1000
-CONFIDENCE = 0.95
-"""Of all intervals."""
-
-
-class Estimate(NamedTuple):
-    """A number (or an array of them) with its confidence interval; NaN where it cannot be estimated."""
-
-    value: float
-    lower: float
-    upper: float
-
-    def __format__(self, form: str) -> str:
-        value, lower, upper = (number(part, form) for part in self)
-        return f"{value} [{lower}, {upper}]"
-
-
 UNKNOWN = Estimate(math.nan, math.nan, math.nan)
-
-
-def number(value: float, form: str) -> str:
-    """A number in this format, or - where it is not known."""
-    return "-" if math.isnan(value) else format(value, form)
-
-
-def clusters(records: pd.DataFrame) -> np.ndarray:
-    """Integer code ``[rows]`` of the cluster (step, prompt) of each row, from 0 without gaps."""
-    (step, _), (prompt, prompts) = (pd.factorize(records[name], use_na_sentinel=False) for name in ("step", "prompt"))
-    return pd.factorize(step * np.int64(len(prompts)) + prompt)[0]
-
-
-def t_quantile(freedom=None, confidence: float = CONFIDENCE):
-    """Of Student's t, or of the normal law without ``freedom``: ``confidence`` lies between its negative and itself."""
-    from scipy import stats  # here: a run that trains takes its LRE from this module, and scipy comes with an extra
-
-    law = stats.norm() if freedom is None else stats.t(freedom)
-    return law.ppf((1 + confidence) / 2)
-
-
-def cluster_variance(cluster, cell, cells, residual) -> tuple[np.ndarray, np.ndarray]:
-    """Number of clusters in each bin, and the variance of the bin's mean if clusters are independent draws."""
-    totals = sum_by(cluster, [np.ones(len(cell)), residual], cell, cells)
-    groups = np.count_nonzero(totals[..., 0], axis=0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return groups, groups / (groups - 1) * np.square(totals[..., 1]).sum(0) / totals[..., 0].sum(0) ** 2
 
 
 def clustered_bootstrap(cluster, columns, statistic: Callable, rng: np.random.Generator, draws: int = 400) -> Estimate:
@@ -72,7 +25,7 @@ def clustered_bootstrap(cluster, columns, statistic: Callable, rng: np.random.Ge
     than percentiles. NaN for a single cluster; a draw without a value (NaN) is left out.
 
     Args:
-        cluster: ``[rows]`` codes from 0, see :func:`clusters`.
+        cluster: ``[rows]`` codes from 0, of the cluster.
         columns: ``[rows, K]`` numbers.
         statistic: maps totals ``[..., K]`` to ``[..., M]``, of which the estimates are; the dots run over the draws.
         rng, draws: source of the draws, and how many.

@@ -1,0 +1,305 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Fits a clip band to the records of a run: its shape, eps for a wished clip rate, and what it does elsewhere.
+
+``records`` is a DataFrame of :mod:`fspo_verl.observe.records`. All responses with an advantage count, on-policy ones
+included.
+
+The interval of a clip rate is for a re-run of the same size at the fitted eps, with other steps: its variance counts
+twice, once for these records, which fixed the eps, and once for the re-run. A cluster is a training step, whose
+responses share an update, or, with records of one step, a prompt: the interval then holds for this update alone. What
+another seed does to the course of a whole run is not in it.
+"""
+
+import dataclasses
+import math
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fspo_verl.analysis import clip_rates
+from fspo_verl.analysis.clip_rates import Estimate
+from fspo_verl.analysis.length_effect import LengthEffect, length_effect, prompts_of
+from fspo_verl.band import DUAL, Band
+from fspo_verl.clips import BandClip, standardized, upper_quantile
+from fspo_verl.observe.settings import RunSettings
+
+ACTOR = "actor_rollout_ref.actor."
+KEY = f"{ACTOR}policy_loss."
+WIDTHS = ROOT, MEASURED = ("sqrt(length)", "a measured curve")
+"""What the width of a band may follow."""
+NOTHING_MOVED = (
+    "no recorded response has moved (Q = 0 in all of them): with one optimiser step per rollout the ratio stays 1 and "
+    "no clip can act; lower actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size"
+)
+_DUAL_SHARE = 0.1  # of the target: what the dual clip may take of the responses with A < 0 before it is widened
+_KNOTS = 6
+_ONE_SIGMA = 0.6827  # of the normal law: the confidence of plus and minus one standard error
+_TURNS = 5  # of strata and curve; the last one moves no width by 1%
+
+
+class Unreachable(ValueError):
+    """No band of this shape has the wished clip rate on these records; the text says why."""
+
+
+# --- eps for a clip rate ---------------------------------------------------------------------------------------------
+
+
+def with_eps(records: pd.DataFrame, band: Band, target: float) -> Band:
+    """The band with the smallest eps, in four digits, that clip the share ``target`` of the responses of each side.
+
+    Its dual clip is three times as wide as the upper side, or wider: beyond it lies at most a tenth of the target.
+
+    Raises:
+        Unreachable: fewer than that lie on one side of the centre, or there are none with one sign of the advantage.
+    """
+    score, sides = standardized(records, band), clip_rates.sides(records)
+    upper, lower = score[sides["upper"]], -score[sides["lower"]]
+    if not (len(upper) and len(lower)):
+        raise Unreachable(f"no response has an advantage {'<' if len(upper) else '>'} 0")
+    high, low = upper_quantile(upper, target), upper_quantile(lower, target)
+    refused = [
+        _unreachable(records[sides[name]], where, float(np.mean(values > 0)), target)
+        for name, where, values, eps in (
+            ("upper", "> 0 lie above", upper, high),
+            ("lower", "< 0 lie below", lower, low),
+        )
+        if eps <= 0
+    ]
+    if refused:
+        raise Unreachable(
+            f"no band clips {target:g} of the responses on each side of a width of this shape: {'; '.join(refused)}"
+        )
+    dual = upper_quantile(-lower, _DUAL_SHARE * target)
+    eps: dict[str, Any] = {"eps_low": digits(low), "eps_high": digits(high)}
+    eps["eps_dual"] = digits(dual) if dual > DUAL * high else None
+    return dataclasses.replace(band, eps=None, **eps)
+
+
+def _unreachable(side: pd.DataFrame, where: str, share: float, target: float) -> str:
+    moved = (side["quadratic_variation"] > 0).mean()
+    text = f"only {share:.1%} of the responses with A {where} the centre, and eps must be positive"
+    if moved < target:
+        text += (
+            f"; {1 - moved:.1%} have not moved, as those of the first of {side['mini_batch'].max() + 1} mini-batches "
+            f"of each rollout, which no clip can reach: lower the target, or {ACTOR}ppo_mini_batch_size"
+        )
+    return text
+
+
+def clipped_by(band: Band, records: pd.DataFrame) -> np.ndarray:
+    """What a band clips, 0 or 1 ``[rows]``."""
+    return BandClip("", "", band).clipped(records)
+
+
+def resampled(records: pd.DataFrame) -> tuple[str, np.ndarray]:
+    """What varies as a whole from one run to the next, and its code ``[rows]``: steps, or prompts of the only step."""
+    if records["step"].nunique() > 1:
+        return "steps", pd.factorize(records["step"])[0]
+    return "prompts", clip_rates.clusters(records)
+
+
+# --- the measured shape ----------------------------------------------------------------------------------------------
+
+
+def measured_shape(records: pd.DataFrame, target: float) -> list[list[float]]:
+    """Knots [tokens, width] of the width that clips the target share of the responses at every length.
+
+    A response counts with sign(A)·S/√L, each side in units of its upper quantile at the target, so that one curve
+    serves both. At each of six ranges of length that hold equally many responses that have moved:
+
+    1. The curve is this upper quantile given the length. Responses enter over the root mean square of their stratum
+       (step, mini-batch, sign of A) about the curve, in turns of curve and strata: lengths and moves that rise over
+       training together are then no effect of length. The standard error of a quantile is that of Woodruff (1952,
+       doi:10.1080/01621459.1952.10483443), with prompts as clusters.
+    2. It is shrunk towards √L, twice: its slope in log L by the positive-part rule of James and Stein, and then every
+       knot towards the line of this slope as in the model of Fay and Herriot (1979,
+       doi:10.1080/01621459.1979.10482505),
+       with the moment estimate of the variance about the line. Where knots scatter no more than their standard errors
+       say, the curve is the line; where the slope does not either, it is √L.
+    3. At the median length of these responses it is √L, so that eps means there what it means for FSPO.
+
+    That a clip sees one side, and the two steps of shrinkage, were chosen on the records of
+    ``scripts/studies/measured_shape``, which has the comparison.
+
+    Raises:
+        Unreachable: there are too few lengths, prompts or moved responses.
+    """
+    used = records[(records["advantage"] != 0) & (records["quadratic_variation"] > 0) & (records["length"] > 0)]
+    length, sign = used["length"].to_numpy(np.float64), np.sign(used["advantage"].to_numpy())
+    score = sign * used["log_ratio"].to_numpy(np.float64) / np.sqrt(length)
+    for side in (sign > 0, sign < 0):
+        if not side.any() or (unit := upper_quantile(score[side], target)) <= 0:
+            raise Unreachable("too few responses have moved to where they can be clipped to measure a width")
+        score[side] /= unit
+    knot = np.searchsorted(np.quantile(length, np.arange(1, _KNOTS) / _KNOTS), length, "right")
+    knot, prompt = pd.factorize(knot, sort=True)[0], prompts_of(used)
+    clusters = [pd.factorize(prompt[knot == number])[0] for number in range(knot.max() + 1)]
+    if len(clusters) < 3 or min(cluster.max() + 1 for cluster in clusters) < clip_rates.MIN_PROMPTS:
+        raise Unreachable("too few lengths and prompts to measure a width")
+    stratum = used.groupby(["step", "mini_batch", used["advantage"] > 0], observed=True).ngroup().to_numpy()
+    log_length = np.log(length)
+    place = np.bincount(knot, log_length) / np.bincount(knot)
+    bend = np.zeros(len(clusters))  # log(g/√L) at the knots
+    for _ in range(_TURNS):
+        unit = np.exp(np.interp(log_length, place, bend))
+        spread = np.sqrt(np.bincount(stratum, np.square(score / unit)) / np.bincount(stratum))
+        relative, found = score / spread[stratum], []
+        for number, cluster in enumerate(clusters):
+            part = relative[knot == number]
+            quantile = upper_quantile(part, target)
+            found.append((math.log(quantile), _error_of_log_quantile(part, quantile, cluster)))
+        bend = _shrunk(place, *np.array(found).T)
+    bend -= np.interp(np.log(np.median(length)), place, bend)
+    tokens = np.rint(np.exp(place)).astype(int)
+    widths = np.exp(bend) * np.sqrt(tokens)
+    return [[int(at), digits(width, 3)] for at, width in zip(tokens, widths, strict=True)]
+
+
+def _error_of_log_quantile(score: np.ndarray, quantile: float, cluster: np.ndarray) -> float:
+    """Its standard error: half of what lies between the quantiles at the rate beyond it plus and minus its own.
+
+    Raises:
+        Unreachable: the quantile, or the lower one, is not above 0.
+    """
+    beyond = score > quantile
+    interval = clip_rates.rate_by_length(np.ones(len(score)), beyond, [1, 2], _ONE_SIGMA, cluster).iloc[0]
+    low = upper_quantile(score, min(interval["upper"], 1 - 1 / len(score)))
+    if not low > 0:
+        raise Unreachable("too few responses have moved at some lengths to measure a width")
+    return math.log(upper_quantile(score, interval["lower"]) / low) / 2
+
+
+def _shrunk(x: np.ndarray, y: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """Values ``[knots]`` with these standard errors, drawn to their line in x, and that to slope 0."""
+    weight = 1 / np.square(error)
+    x_mean, y_mean = np.average(x, weights=weight), np.average(y, weights=weight)
+    spread = np.sum(weight * np.square(x - x_mean))
+    slope = np.sum(weight * (x - x_mean) * (y - y_mean)) / spread
+    slope *= max(0.0, 1 - 1 / (slope**2 * spread)) if slope else 0.0
+    line = y_mean + slope * (x - x_mean)
+    # The trace of weight · (1 − hat matrix): what a unit variance about the line adds to the sum of squares.
+    trace = weight.sum() - np.sum(np.square(weight)) / weight.sum() - np.sum(np.square(weight * (x - x_mean))) / spread
+    variance = max(0.0, (np.sum(weight * np.square(y - line)) - (len(x) - 2)) / trace)
+    return line + variance / (variance + np.square(error)) * (y - line)
+
+
+# --- fitted bands ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The band of one shape that has the target rate on both sides of these records."""
+
+    width: str
+    """What its width follows: :data:`ROOT` or :data:`MEASURED`."""
+
+    band: Band
+    rate: Estimate
+    """The clip rate on these records, and the interval in which that of a re-run lands."""
+
+    effect: LengthEffect | None
+    """Whether the clip of this band depends on length here."""
+
+    held_out: LengthEffect | None = None
+    """The same on the later half of the steps, of the band whose shape was fitted on the earlier half."""
+
+    @property
+    def is_fair(self) -> bool:
+        """Whether no dependence on length is shown."""
+        return self.effect is None or not self.effect.depends
+
+
+def fits(records: pd.DataFrame, target: float) -> tuple[Fit, ...]:
+    """The bands that clip the target share on each side, that to take first.
+
+    That is the width sqrt(length), alone, unless the test says that it is not fair. Then there is a measured one, too,
+    and the one comes first whose clip depends less on length on the held-out half of the steps: the smaller abs(k) of
+    clip rate ~ length^k, at the target rate.
+
+    Raises:
+        Unreachable: a width of sqrt(length) does not reach the target.
+    """
+    root = fitted(records, ROOT, target)
+    if root.is_fair:
+        return (root,)
+    found = [dataclasses.replace(root, held_out=held_out(records, ROOT, target))]
+    try:
+        found.append(
+            dataclasses.replace(fitted(records, MEASURED, target), held_out=held_out(records, MEASURED, target))
+        )
+    except Unreachable:
+        pass
+    found.sort(key=lambda one: abs(one.held_out.exponent) if one.held_out else math.inf)
+    return tuple(found)
+
+
+def fitted(records: pd.DataFrame, width: str, target: float) -> Fit:
+    """The band of one width, without a held-out test.
+
+    Raises:
+        Unreachable: this width does not reach the target, or cannot be measured.
+    """
+    band = with_eps(records, _shape(records, width, target), target)
+    clipped, counted = clipped_by(band, records), clip_rates.sides(records)["all"]
+    return Fit(width, band, rerun_rate(records[counted], clipped[counted]), length_effect(records, clipped))
+
+
+def _shape(records: pd.DataFrame, width: str, target: float) -> Band:
+    return Band() if width == ROOT else Band(shape=measured_shape(records, target))
+
+
+def rerun_rate(records: pd.DataFrame, clipped: np.ndarray) -> Estimate:
+    """The rate, and the interval in which that of a re-run of the same size lands."""
+    cluster = pd.factorize(resampled(records)[1])[0]
+    table = clip_rates.rate_by_length(np.ones(len(clipped)), clipped, [1, 2], clusters=cluster, rerun=True)
+    return Estimate(*table.iloc[0][["rate", "lower", "upper"]])
+
+
+def held_out(records: pd.DataFrame, width: str, target: float) -> LengthEffect | None:
+    """The length effect in the later half of a band whose shape is fitted on the earlier one, at the target rate."""
+    earlier, later = halves(records)
+    try:
+        band = with_eps(later, _shape(earlier, width, target), target)
+    except Unreachable:
+        return None
+    return length_effect(later, clipped_by(band, later))
+
+
+def halves(records: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The earlier and the later half of the steps; of one step every other prompt."""
+    if records["step"].nunique() > 1:
+        steps = np.unique(records["step"])
+        later = (records["step"] > steps[(len(steps) - 1) // 2]).to_numpy()
+    else:
+        later = clip_rates.clusters(records) % 2 == 1
+    return records[~later], records[later]
+
+
+def overrides(band: Band, settings: RunSettings | None = None) -> dict[str, float | str | None]:
+    """Hydra overrides that give this band in a launch like that of the run; None stands for null.
+
+    Args:
+        settings: of the run, whose loss and band have to be undone; a launch of the loss fspo at its defaults if None.
+    """
+    trained = settings.band if settings and settings.band else Band()
+    values: dict[str, Any] = {"eps": None, "eps_low": band.low, "eps_high": band.high, "eps_dual": band.eps_dual}
+    for name in ("normalization", "length_power", "shape"):
+        value = getattr(band, name)
+        if not value == getattr(trained, name) == getattr(Band, name):
+            values[name] = str(value).replace(" ", "") if isinstance(value, list) else value
+    loss = {"+algorithm.policy_loss": "fspo"} if settings and settings.loss != "fspo" else {}
+    return loss | {KEY + name: value for name, value in values.items()}
+
+
+def pasted(items: dict[str, float | str | None]) -> list[str]:
+    """Hydra overrides as a shell takes them."""
+    return [f"{key}={'null' if value is None else shlex.quote(str(value))}" for key, value in items.items()]
+
+
+def digits(value: float, count: int = 4) -> float:
+    """The number in so many digits."""
+    return float(f"{value:.{count}g}")
