@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo import core_algos
 
 from fspo_verl import versions
+from fspo_verl.adaptive import AdaptiveBand
 from fspo_verl.band import Band
 from fspo_verl.config import INTERNAL, FSPOPolicyLossConfig, Observation
 from fspo_verl.launch import composition, history
@@ -177,7 +178,7 @@ def unregistered_loss(launch: Launch) -> Iterator[Finding]:
 
 def misplaced_fields(launch: Launch) -> Iterator[Finding]:
     """A field of the policy loss in a section above it, where nothing reads it."""
-    fields = {field.name for kind in (Band, Observation) for field in dataclasses.fields(kind)} - INTERNAL
+    fields = {field.name for kind in (AdaptiveBand, Observation) for field in dataclasses.fields(kind)} - INTERNAL
     sections = ("", "algorithm", "actor_rollout_ref", ACTOR)
     for key, value in leaves(launch.config).items():
         section, _, name = key.rpartition(".")
@@ -239,6 +240,20 @@ def bypassed_loss(launch: Launch) -> Iterator[Finding]:
         what = f"algorithm.rollout_correction.bypass_mode=True with verl {version}, which was not tested"
         why = f"a later verl may train its loss bypass_mode in place of loss_mode={launch.loss_mode} (verl #4930)"
         yield warning(what, why, "algorithm.rollout_correction.bypass_mode=False")
+
+
+def unreachable_clip_rate(launch: Launch) -> Iterator[Finding]:
+    """``target_clip_rate`` where the clip rate is not known, or is 0 whatever eps is."""
+    if (target := launch.band.target_clip_rate) is None:
+        return
+    what, off = f"{POLICY_LOSS}.target_clip_rate={target:g}", f"{POLICY_LOSS}.target_clip_rate=null"
+    dynamic = f"{ACTOR}.megatron.dynamic_context_parallel"
+    if launch.get(dynamic):
+        why = "no rank knows which responses it was dealt, so that they cannot be counted"
+        yield error(f"{what} with {dynamic}=True", why, f"{dynamic}=False, or {off}")
+    if launch.optimizer_steps_per_rollout == 1 and not launch.bypasses:
+        why = "nothing can be clipped, and eps would shrink with every step"
+        yield error(f"{what} with one optimiser step per rollout", why, f"{off}, or a smaller ppo_mini_batch_size")
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
@@ -331,7 +346,7 @@ def mean_over_own_length(launch: Launch) -> Iterator[Finding]:
 def band_beyond_use(launch: Launch) -> Iterator[Finding]:
     """An edge that no response reaches, mostly a ratio bound of another loss taken for this one's."""
     band, longest = launch.band, launch.max_response_length
-    if band.is_studentized or not longest:
+    if band.is_studentized or not longest or band.target_clip_rate is not None:
         return  # where the data decide
     spread, scale = _LARGEST_SIGMA * math.sqrt(longest), longest**band.length_power
     # An infinite edge is no mistake: it says that nothing is to be clipped.
@@ -392,6 +407,8 @@ def range_of_another_loss(launch: Launch) -> Iterator[Finding]:
 def band_in_effect(launch: Launch) -> Iterator[Finding]:
     """The band, and what it is as importance-sampling ratios at a tenth of the longest response and at the longest."""
     text = f"policy loss fspo: {launch.band.describe()}"
+    if (target := launch.band.target_clip_rate) is not None:
+        text += f" at the start; eps follows a clip rate of {target:g}"
     longest = launch.max_response_length
     if longest and launch.band.normalization == "plain":
         ratios = launch.band_as_ratios([max(1, longest // 10), longest])
@@ -413,5 +430,8 @@ _CONFIG_ALONE = (
 )
 _NO_BAND = ("no_loss_mode", "unknown_fields", "band_fields")  # after these there is no band to judge
 _FOLDERS = (used_records_dir, lost_checkpoint)
-_FSPO = (idle_clip_ratio, mean_over_own_length, band_beyond_use, rollout_log_probs, band_in_effect)
+_FSPO = (
+    *(unreachable_clip_rate, idle_clip_ratio, mean_over_own_length, band_beyond_use, rollout_log_probs),
+    band_in_effect,
+)
 _BASELINE = (gspo_aggregation, range_of_another_loss, loss_in_effect)

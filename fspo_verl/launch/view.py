@@ -156,14 +156,15 @@ class Launch:
 
     @cached_property
     def band(self):
-        """The :class:`fspo_verl.band.Band` of an fspo launch.
+        """The :class:`fspo_verl.adaptive.AdaptiveBand` of an fspo launch.
 
         Raises:
             ValueError: a field has a bad value.
         """
         from fspo_verl.config import FSPOPolicyLossConfig
 
-        return FSPOPolicyLossConfig(**FSPOPolicyLossConfig.fields_in(self.policy_loss))
+        follows = {name: self.policy_loss.get(name) for name in ("target_clip_rate", "eps_max")}
+        return FSPOPolicyLossConfig(**FSPOPolicyLossConfig.fields_in(self.policy_loss), **follows)
 
     @property
     def clip_range(self) -> tuple[float, float]:
