@@ -4,7 +4,7 @@
 
 After each training step, the eps of each side moves towards the clip rate that ``target_clip_rate`` asks for. Within a
 step it is constant, and it is the same on every rank: the counts of a step are summed over all ranks once, after the
-update, and integers add up to the same in every order. Checkpoints keep it.
+update. Checkpoints keep it.
 
 verl (0.9.1) has no hook around an update. :func:`install` wraps three methods of its ``TrainingWorker``:
 ``train_mini_batch``, ``save_checkpoint`` and ``load_checkpoint``. Without ``target_clip_rate`` nothing is wrapped.
@@ -17,7 +17,7 @@ import logging
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +29,10 @@ from fspo_verl.files import write_whole
 
 logger = logging.getLogger("fspo_verl")
 
-GAIN = 0.5
-"""Largest change of log eps in one step."""
-
-EPS_MIN = 1e-6
-"""Lower bound of eps: below it even the rounding of float32 moves a response further."""
-
-EPS_MAX_FACTOR = 10
-"""The default upper bound, in units of the eps that a run starts with."""
-
-FILE = "fspo_eps.json"
-"""Holds the eps in force, in the actor's folder of a checkpoint."""
-
-SIDES = ("low", "high")
+GAIN = 0.5  # the largest change of log eps in one step
+EPS_MIN = 1e-6  # below it the rounding of float32 alone moves a response further
+EPS_MAX_FACTOR = 10  # the default upper bound, in units of the eps that a run starts with
+FILE = "fspo_eps.json"  # the eps in force, in the actor's folder of a checkpoint
 
 
 def next_eps(eps: float, rate: float, target: float, eps_max: float) -> float:
@@ -68,40 +59,32 @@ class AdaptiveBand(Band):
     """
 
     target_clip_rate: float | None = None
-    """Share of the responses with an advantage that the clip is to take on each side, for example 0.1; null keeps eps
-    as it is set. eps_low and eps_high are then where a run starts. After each training step each side moves towards the
-    target: by a factor of at most 1.65, and the less the nearer its rate is. A side is the sign of the advantage."""
+    """Share of the responses with an advantage that the clip is to take, for example 0.1; null keeps eps as it is set.
+    eps_low and eps_high are then where a run starts. After each training step each side moves towards the target, by a
+    factor of at most 1.65. The upper side is judged by the responses with A > 0, the lower one by those with A < 0."""
 
     eps_max: float | None = None
     """Largest half-width that target_clip_rate may set; null takes ten times the one that the side starts with."""
 
     def __post_init__(self):
         super().__post_init__()
-
-        def require(condition: bool, field: str, allowed: str) -> None:
-            if not condition:
-                raise ValueError(f"{self.key_prefix}{field}={getattr(self, field)!r} is not allowed: {allowed}")
-
-        target, widest = self.target_clip_rate, self.eps_max
-        is_share = isinstance(target, float) and 0 < target < 1
-        require(target is None or is_share, "target_clip_rate", "null (eps stays as set) or between 0 and 1")
+        target, widest, start = self.target_clip_rate, self.eps_max, max(self.low, self.high)
+        name, allowed = "target_clip_rate", None
         if target is None:
-            require(widest is None, "eps_max", "null without target_clip_rate, as it has no effect")
-            return
-        require(
-            max(self.low, self.high) < math.inf,
-            "target_clip_rate",
-            "null where a side of eps is inf, as it starts at a finite eps; set eps, eps_low and eps_high",
-        )
-        require(
-            widest is None or max(self.low, self.high) <= widest < math.inf,
-            "eps_max",
-            f"null (ten times the start) or a finite number of at least the start, {max(self.low, self.high):g}",
-        )
+            if widest is not None:
+                name, allowed = "eps_max", "null without target_clip_rate, as it has no effect"
+        elif not (isinstance(target, float) and 0 < target < 1):
+            allowed = "null (eps stays as it is set) or a share between 0 and 1"
+        elif math.isinf(start):
+            allowed = "null where a side of eps is inf: a run starts from a finite eps, eps_low and eps_high"
+        elif widest is not None and not start <= widest < math.inf:
+            name, allowed = "eps_max", f"null (ten times the start) or a finite number of at least the start, {start:g}"
+        if allowed is not None:
+            raise ValueError(f"{self.key_prefix}{name}={getattr(self, name)!r} is not allowed: {allowed}")
 
 
 class Controller:
-    """The eps in force of one run, on one rank.
+    """The band in force of one run, on one rank.
 
     Args:
         config: where the run starts, and its target, which is set.
@@ -110,17 +93,18 @@ class Controller:
     def __init__(self, config: AdaptiveBand):
         assert config.target_clip_rate is not None
         self.target = config.target_clip_rate
-        self._fields = {field.name: getattr(config, field.name) for field in fields(Band)} | {"eps": None}
-        dual = math.inf if config.eps_dual is None else config.eps_dual  # a dual clip inside the band would undo it
         widest = [config.eps_max or EPS_MAX_FACTOR * start for start in (config.low, config.high)]
-        self._largest = {"low": widest[0], "high": min(widest[1], dual)}
+        dual = math.inf if config.eps_dual is None else config.eps_dual  # a dual clip inside the band would undo it
+        self._largest = {"eps_low": widest[0], "eps_high": min(widest[1], dual)}
         self._counts: np.ndarray | None = None  # clipped and counted of each side, ``[2, 2]``; None between two steps
         self._said: set[str] = set()
-        self._set({"low": config.low, "high": config.high})
+        start = {field.name: getattr(config, field.name) for field in fields(Band)}
+        self.band = Band(**start | {"eps": None, "eps_low": config.low, "eps_high": config.high})
 
-    def _set(self, eps: Mapping[str, float]) -> None:
-        self.eps = {side: max(EPS_MIN, min(eps[side], self._largest[side])) for side in SIDES}
-        self.band = Band(**self._fields | {f"eps_{side}": self.eps[side] for side in SIDES})
+    @property
+    def eps(self) -> dict[str, float]:
+        """The half-widths in force, of the lower side first."""
+        return {"eps_low": self.band.low, "eps_high": self.band.high}
 
     def count(self, columns: Mapping[str, np.ndarray]) -> None:
         """Take in the responses of one micro-batch, ``[B]`` columns of :mod:`fspo_verl.observe.columns`.
@@ -135,43 +119,46 @@ class Controller:
                 "target_clip_rate cannot be followed: this trainer calls the loss outside verl's "
                 "TrainingWorker.train_mini_batch, after which eps moves; set target_clip_rate=null"
             )
-        advantage = columns["advantage"]
-        lower = (advantage < 0) & (columns["clipped_lower"] + columns["clipped_dual"] > 0)
-        upper = (advantage > 0) & (columns["clipped_upper"] > 0)
-        self._counts += [[lower.sum(), (advantage < 0).sum()], [upper.sum(), (advantage > 0).sum()]]
+        below, above = columns["advantage"] < 0, columns["advantage"] > 0
+        lower = below & (columns["clipped_lower"] + columns["clipped_dual"] > 0)
+        upper = above & (columns["clipped_upper"] > 0)
+        self._counts += [[lower.sum(), below.sum()], [upper.sum(), above.sum()]]
 
     @contextlib.contextmanager
-    def step(self, counts_here: bool = True) -> Iterator[None]:
-        """One training step: eps is constant inside, and moves at the end. All ranks of the process group take part.
+    def step(self, device: str = "cpu", counts_here: bool = True) -> Iterator[None]:
+        """One training step: eps is constant inside, and moves at the end. All ranks of the default group take part.
 
         Args:
-            counts_here: whether this rank's responses count. Of ranks that share responses one does, as each response
-                counts once.
+            device: of the tensor that is summed over the ranks.
+            counts_here: whether this rank's responses count. Of ranks that share responses one does.
         """
         self._counts = np.zeros((2, 2), dtype=np.int64)
         yield
-        counts, self._counts = self._counts * counts_here, None
-        self.move(_sum_over_ranks(counts))
+        counts, self._counts = torch.from_numpy(self._counts * counts_here).to(device), None
+        torch.distributed.all_reduce(counts)
+        self.move(counts.cpu().numpy())
 
     def move(self, counts: np.ndarray) -> None:
         """Set the eps of the next step from the clipped and counted responses of each side, ``[2, 2]``."""
-        for side, (clipped, counted) in zip(SIDES, counts.tolist(), strict=True):
-            if counted:
-                rate, largest = clipped / counted, self._largest[side]
-                self._set(self.eps | {side: next_eps(self.eps[side], rate, self.target, largest)})
-                if self.eps[side] in (EPS_MIN, largest) and side not in self._said:
-                    self._said.add(side)
-                    logger.warning(
-                        "eps_%s has reached its bound %g, where %.1f%% of its responses are clipped and "
-                        "target_clip_rate asks for %g%%; training goes on with it. eps_max sets the upper bound, which "
-                        "eps_dual limits. Said once.",
-                        *(side, self.eps[side], 100 * rate, 100 * self.target),
-                    )
+        for (name, eps), (clipped, counted) in zip(self.eps.items(), counts.tolist(), strict=True):
+            if not counted:
+                continue
+            changed: dict[str, Any] = {name: next_eps(eps, clipped / counted, self.target, self._largest[name])}
+            self.band = replace(self.band, **changed)
+            if self._is_at_bound(name) and name not in self._said:
+                self._said.add(name)
+                logger.warning(
+                    "%s has reached its bound %g: %.1f%% of the responses of its side are clipped, instead of %g%%. "
+                    "Training goes on. The upper bounds are eps_max and, if it is set, eps_dual. Said once.",
+                    *(name, self.eps[name], 100 * clipped / counted, 100 * self.target),
+                )
+
+    def _is_at_bound(self, name: str) -> bool:
+        return self.eps[name] in (EPS_MIN, self._largest[name])
 
     def metrics(self) -> dict[str, float]:
-        """The eps in force, and the number of sides whose eps is at a bound, under the names of verl's metrics."""
-        at_bound = sum(self.eps[side] in (EPS_MIN, self._largest[side]) for side in SIDES)
-        values = {f"eps_{side}": self.eps[side] for side in SIDES} | {"eps_at_bound": float(at_bound)}
+        """The eps in force, and the number of sides at a bound, under the names of verl's metrics."""
+        values = self.eps | {"eps_at_bound": float(sum(map(self._is_at_bound, self.eps)))}
         return {f"actor/fspo/{name}": value for name, value in values.items()}
 
     def save(self, folder: str | Path) -> None:
@@ -180,32 +167,20 @@ class Controller:
         Raises:
             OSError: the folder cannot be written.
         """
-        if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+        if torch.distributed.get_rank() == 0:
             write_whole([(Path(folder) / FILE, json.dumps(self.eps).encode())])
 
     def load(self, folder: str | Path) -> None:
         """Go on with the eps of a checkpoint, read by the first rank for all; without one with that of the config."""
-        distributed, file = torch.distributed.is_initialized(), Path(folder) / FILE
-        found: list[dict | None] = [None]
-        if not distributed or torch.distributed.get_rank() == 0:
-            found = [json.loads(file.read_text()) if file.exists() else None]
-        if distributed:
-            torch.distributed.broadcast_object_list(found, src=0)
+        file, found = Path(folder) / FILE, [None]
+        if torch.distributed.get_rank() == 0 and file.exists():
+            found = [json.loads(file.read_text())]
+        torch.distributed.broadcast_object_list(found, src=0)
         if found[0] is None:
-            logger.warning("%s is not there: target_clip_rate starts at the eps of the config", file)
-        else:
-            self._set(found[0])
-
-
-def _sum_over_ranks(counts: np.ndarray) -> np.ndarray:
-    """Sum over the ranks of the default process group, which are those of the training worker."""
-    if not torch.distributed.is_initialized():
-        return counts
-    from verl.utils.device import get_device_name  # not at the top: readers of records may have no verl
-
-    total = torch.from_numpy(counts).to(get_device_name())
-    torch.distributed.all_reduce(total)
-    return total.cpu().numpy()
+            logger.warning("%s is not there: target_clip_rate starts from the eps of the config", file)
+            return
+        bounded = {name: min(found[0][name], largest) for name, largest in self._largest.items()}
+        self.band = replace(self.band, **bounded)
 
 
 def install() -> None:
@@ -213,15 +188,15 @@ def install() -> None:
     workers: Any = sys.modules.get("verl.workers.engine_workers")
     if workers is None or hasattr(workers.TrainingWorker.train_mini_batch, "moves_eps"):
         return
-    worker = workers.TrainingWorker
+    worker, device = workers.TrainingWorker, workers.get_device_name()
     train, save, load = worker.train_mini_batch, worker.save_checkpoint, worker.load_checkpoint
 
     @functools.wraps(train)  # with what verl's dispatch has noted on the method
     def train_mini_batch(self, *args, **kwargs):
-        controller = _controller_of(self)
-        # One rank of those that share responses has outputs: the first of its tensor, context and pipeline groups.
-        step = controller.step(self.engine.is_mp_src_rank_with_outputs()) if controller else contextlib.nullcontext()
-        with step:
+        if (controller := _controller_of(self)) is None:
+            return train(self, *args, **kwargs)
+        # Of the tensor, context and pipeline ranks that share responses verl has one return outputs.
+        with controller.step(device, self.engine.is_mp_src_rank_with_outputs()):
             return train(self, *args, **kwargs)
 
     @functools.wraps(save)
@@ -238,11 +213,8 @@ def install() -> None:
         return load(self, local_path, *args, **kwargs)
 
     train_mini_batch.moves_eps = True  # type: ignore[attr-defined]  # a mark on a function
-    worker.train_mini_batch, worker.save_checkpoint, worker.load_checkpoint = (
-        train_mini_batch,
-        save_checkpoint,
-        load_checkpoint,
-    )
+    worker.train_mini_batch = train_mini_batch
+    worker.save_checkpoint, worker.load_checkpoint = save_checkpoint, load_checkpoint
 
 
 def _controller_of(worker) -> Controller | None:

@@ -25,6 +25,13 @@ from fspo_verl.observe.settings import RunSettings
 BAND = {"eps_low": 0.05, "eps_high": 0.04}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def a_process_group_of_one():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
 def controller(target=0.1, **band):
     made = FSPOPolicyLossConfig(target_clip_rate=target, **(band or BAND)).controller
     assert made is not None
@@ -144,15 +151,14 @@ def test_eps_does_not_depend_on_how_the_batch_is_cut(cut):
     """The same responses replayed: eps after each step is the same to the bit, and the gradient is that of its band."""
     _, _, whole = train(0.3, "one")
     _, _, parts = train(0.3, cut)
-    assert parts.eps == whole.eps and whole.eps["low"] != 0.05 and whole.eps["high"] != 0.04
+    assert parts.eps == whole.eps and whole.eps["eps_low"] != 0.05 and whole.eps["eps_high"] != 0.04
     batch, metrics, _ = train(0.3, cut, steps=3)
     plain = MiniBatch()
-    fixed = {"eps_low": whole.eps["low"], "eps_high": whole.eps["high"]}
-    expected = plain.step(CUTS[cut], actor_config(policy_loss=FSPOPolicyLossConfig(**fixed)))
+    expected = plain.step(CUTS[cut], actor_config(policy_loss=FSPOPolicyLossConfig(**whole.eps)))
     assert torch.equal(batch.gradient, plain.gradient) and (plain.gradient != 0).any()
     assert metrics.pop("actor/fspo/eps_at_bound") == 0
-    for side in ("low", "high"):
-        assert metrics.pop(f"actor/fspo/eps_{side}") == pytest.approx(whole.eps[side], rel=1e-12)
+    for name, eps in whole.eps.items():
+        assert metrics.pop(f"actor/fspo/{name}") == pytest.approx(eps, rel=1e-12)
     assert metrics == expected
 
 
@@ -169,8 +175,8 @@ def test_each_side_counts_the_responses_with_its_sign_of_the_advantage():
     expected = controller()
     expected.move(np.array([[2, 4], [1, 3]]))
     assert follows.eps == expected.eps == {
-        "low": next_eps(0.05, 2 / 4, 0.1, 0.5),
-        "high": next_eps(0.04, 1 / 3, 0.1, 0.4),
+        "eps_low": next_eps(0.05, 2 / 4, 0.1, 0.5),
+        "eps_high": next_eps(0.04, 1 / 3, 0.1, 0.4),
     }  # fmt: skip
 
 
@@ -178,7 +184,7 @@ def test_a_step_without_advantages_or_on_a_rank_that_does_not_count_moves_nothin
     follows = controller()
     with follows.step(counts_here=False):
         follows.count({name: np.ones(3) for name in ("advantage", "clipped_upper", "clipped_lower", "clipped_dual")})
-    assert follows.eps == {"low": 0.05, "high": 0.04}
+    assert follows.eps == BAND
 
 
 def test_off_is_a_step_of_the_plain_band():
@@ -205,13 +211,13 @@ def test_a_checkpoint_keeps_eps_to_the_last_bit(tmp_path, caplog):
     follows.save(tmp_path)
     resumed = controller(eps=0.2)
     resumed.load(tmp_path)
-    assert resumed.eps == follows.eps and resumed.band.low == follows.eps["low"]
+    assert resumed.eps == follows.eps and resumed.band.low == follows.eps["eps_low"]
     bounded = controller(eps=0.02, eps_max=0.03)
     bounded.load(tmp_path)
-    assert bounded.eps == {"low": 0.03, "high": 0.03}
+    assert bounded.eps == {"eps_low": 0.03, "eps_high": 0.03}
     fresh = controller(eps=0.2)
     fresh.load(tmp_path / "elsewhere")
-    assert fresh.eps == {"low": 0.2, "high": 0.2} and "elsewhere" in caplog.text
+    assert fresh.eps == {"eps_low": 0.2, "eps_high": 0.2} and "elsewhere" in caplog.text
 
 
 def test_records_hold_the_eps_in_force_of_each_response(tmp_path):

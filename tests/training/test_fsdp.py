@@ -164,9 +164,9 @@ def test_eps_that_follows_a_clip_rate_is_the_same_on_every_rank_and_number_of_ra
         output = tmp_path / f"{ranks}.pt"
         metrics = train(untrained_model, output, ranks, cut, "--target-clip-rate=0.3", "--steps=3")["metrics"]
         found.append(eps_of_ranks(output, ranks))
-        assert metrics["actor/fspo/eps_low"] == pytest.approx(found[-1][1]["low"], rel=1e-12)
+        assert metrics["actor/fspo/eps_low"] == pytest.approx(found[-1][1]["eps_low"], rel=1e-12)
     assert found[0] == found[1] == found[2]
-    assert len({step[side] for step in found[0] for side in ("low", "high")} - {0.5}) > 3
+    assert len({eps for step in found[0] for eps in step.values()} - {0.5}) > 3
 
 
 def test_a_resumed_run_goes_on_with_the_eps_of_its_checkpoint(untrained_model, tmp_path):
