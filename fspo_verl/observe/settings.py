@@ -41,12 +41,12 @@ class RunSettings:
     """None for a loss without one. With ``target_clip_rate`` where a run starts, as records store it; of records that
     were read its typical eps."""
 
-    target_clip_rate: float | None = None
-    """The clip rate that eps follows; None for a fixed eps."""
-
     clip_ratio_low: float | None = None
     clip_ratio_high: float | None = None
     clip_ratio_c: float | None = None
+
+    target_clip_rate: float | None = None
+    """The clip rate that eps follows; None for a fixed eps."""
 
     old_log_probs_from_rollout: bool = False
     """Bypass mode: the old log-probs are those of the rollout engine."""
