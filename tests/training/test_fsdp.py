@@ -165,6 +165,9 @@ def test_eps_that_follows_a_clip_rate_is_the_same_on_every_rank_and_number_of_ra
         metrics = train(untrained_model, output, ranks, cut, "--target-clip-rate=0.3", "--steps=3")["metrics"]
         found.append(eps_of_ranks(output, ranks))
         assert metrics["actor/fspo/eps_low"] == pytest.approx(found[-1][1]["eps_low"], rel=1e-12)
+        records = read_records(f"{output}.records")
+        for name in ("eps_low", "eps_high"):
+            assert set(records[name]) == {0.5, *(step[name] for step in found[-1][:-1])}
     assert found[0] == found[1] == found[2]
     assert len({eps for step in found[0] for eps in step.values()} - {0.5}) > 3
 
