@@ -61,9 +61,9 @@ class AdaptiveBand(Band):
     target_clip_rate: float | None = None
     """Share of the responses with an advantage that the clip is to take, for example 0.1; null keeps eps as it is set.
     eps_low and eps_high are then where a run starts. After each training step each side moves towards the target, by a
-    factor of at most 1.65. The upper side is judged by the responses with A > 0, the lower one by those with A < 0, dual
-    clips included. The default eps_dual is three times eps_high: where the upper side narrows, the dual clip takes much
-    of the lower side's share, and eps_low widens up to its bound. An eps_dual that is set, such as inf, prevents it."""
+    factor of at most 1.65. The upper side is judged by the responses with A > 0, the lower one by those with A < 0, of
+    which dual clips count, too. The default eps_dual is three times eps_high: where the upper side narrows, the dual
+    clip takes much of the lower side's share, and eps_low widens up to its bound. eps_dual=inf prevents it."""
 
     eps_max: float | None = None
     """Largest half-width that target_clip_rate may set; null takes ten times the one that the side starts with."""
