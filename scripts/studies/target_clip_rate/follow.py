@@ -48,7 +48,7 @@ def table(steps: pd.DataFrame) -> str:
 
 
 def draw(steps: pd.DataFrame) -> Figure:
-    """Clip rate above eps, over the steps: a column per name, a line per seed."""
+    """Clip rate, dashed what was asked for, above eps: a column per name, a line per seed, blue the upper side."""
     names = list(dict.fromkeys(steps.dropna(subset="eps_low").name))
     figure = Figure(figsize=(3.4 * len(names), 4.6), layout="constrained")
     panels = figure.subplots(2, len(names), squeeze=False, sharex=True, sharey="row")
@@ -60,9 +60,9 @@ def draw(steps: pd.DataFrame) -> Figure:
         upper.axhline(TARGET, color="tab:red", lw=1, ls="--")
         upper.set_title(name, fontsize=10)
         lower.set(xlabel="training step", yscale="log")
-    panels[0, 0].set_ylabel("clip rate (dashed: asked for)")
+    panels[0, 0].set_ylabel("clip rate")
     panels[0, 0].yaxis.set_major_formatter(PercentFormatter(1.0))
-    panels[1, 0].set_ylabel("eps (blue: upper, orange: lower)")
+    panels[1, 0].set_ylabel("eps")
     return figure
 
 
