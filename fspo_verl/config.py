@@ -13,7 +13,8 @@ from pathlib import Path
 
 from verl.workers.config import PolicyLossConfig
 
-from fspo_verl import live, versions
+from fspo_verl import adaptive, live, versions
+from fspo_verl.adaptive import AdaptiveBand, Controller
 from fspo_verl.band import Band
 from fspo_verl.observe import microbatch, observer
 from fspo_verl.observe.metrics import LENGTH_BINS
@@ -82,8 +83,11 @@ class Observation:
 
 
 @dataclass
-class FSPOPolicyLossConfig(Band, Observation, PolicyLossConfig):
-    """verl's policy-loss config plus the clip band; the band's fields are documented in :class:`fspo_verl.band.Band`.
+class FSPOPolicyLossConfig(AdaptiveBand, Observation, PolicyLossConfig):
+    """verl's policy-loss config plus the clip band, whose fields :class:`fspo_verl.band.Band` documents.
+
+    Attributes:
+        controller: what moves eps after each training step; None without ``target_clip_rate``.
 
     Raises:
         ValueError: a field has a bad value or no effect beside others, or ``loss_mode`` is not ``fspo``.
@@ -108,6 +112,9 @@ class FSPOPolicyLossConfig(Band, Observation, PolicyLossConfig):
             )
         self._check_observation()
         plug_in()
+        self.controller = None if self.target_clip_rate is None else Controller(self)
+        if self.controller is not None:
+            adaptive.install()
 
 
 @dataclass

@@ -43,11 +43,14 @@ def compute_policy_loss_fspo(
     """
     if config is None:
         raise ValueError("the fspo policy loss needs verl's ActorConfig as config, got None")
-    band = _band(config.policy_loss)
+    band, controller = _band(config.policy_loss), getattr(config.policy_loss, "controller", None)
     tokens = (log_prob, old_log_prob, _weighted(advantages, response_mask, rollout_is_weights), response_mask)
     sequences = fspo_loss(*tokens, band)
     loss = _aggregate(sequences, response_mask.shape[-1], loss_agg_mode, dict(config.global_batch_info))
     columns, metrics = observer.observe(loss_columns(sequences), tokens, config, "fspo", band)
+    if controller is not None:
+        controller.count(columns)
+        metrics |= controller.metrics()
     return loss, _verl_metrics(columns) | metrics
 
 
@@ -129,8 +132,14 @@ def _aggregate(sequences: SequenceLoss, width: int, loss_agg_mode: str, batch_in
 
 
 def _band(policy_loss) -> Band:
-    """The band of a policy-loss config: the schema itself, or the default band for verl's own ``PolicyLossConfig``."""
-    return policy_loss if isinstance(policy_loss, Band) else _default_band()
+    """The band in force: the schema itself, or what follows its ``target_clip_rate``.
+
+    verl's own ``PolicyLossConfig`` has the default band.
+    """
+    if not isinstance(policy_loss, Band):
+        return _default_band()
+    controller = getattr(policy_loss, "controller", None)
+    return policy_loss if controller is None else controller.band
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).parents[1]
 LOSS = ("loss.py", "band.py", "token_sums.py")
-REGISTER = ("register.py",)
+REGISTER, ADAPTIVE = ("register.py",), ("adaptive.py",)
 METRICS, COLUMNS, RECORDS, MICROBATCH, FOLDER = (
     (f"observe/{name}.py",) for name in ("metrics", "columns", "records", "microbatch", "folder")
 )
@@ -29,6 +29,7 @@ TESTS = [
 ]
 TESTS_OF = {  # files with tests of their own, which are long: those that a planted fault is for
     METRICS: [*TESTS, "tests/test_live.py"],
+    ADAPTIVE: ["tests/test_adaptive.py"],
     LAUNCH: ["tests/launch/test_launch.py", "-k", "fully_asynchronous_trainer"],
     COMPOSITION: ["tests/launch/test_launch_table.py", "-k", "hidden"],
     HISTORY: ["tests/launch/test_launch.py", "-k", "kept_for_resumes or step_of_a_checkpoint"],
@@ -91,6 +92,15 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
      "loss_mat=sequences.loss.unsqueeze(-1)"),
     ("batch totals ignored", REGISTER, "dict(config.global_batch_info))", "{})"),
     ("scale factor of one column", REGISTER, '["loss_scale_factor"] = width', '["loss_scale_factor"] = 1'),
+    ("eps moved away from the target", ADAPTIVE, "math.exp(GAIN * surplus)", "math.exp(-GAIN * surplus)"),
+    ("eps beyond its bound", ADAPTIVE, "min(eps * math.exp(GAIN * surplus), eps_max)",
+     "eps * math.exp(GAIN * surplus)"),
+    ("one side's clips for the other's", ADAPTIVE, "[[lower.sum(), below.sum()], [upper.sum(), above.sum()]]",
+     "[[upper.sum(), above.sum()], [lower.sum(), below.sum()]]"),
+    ("dual clips not counted", ADAPTIVE, 'columns["clipped_lower"] + columns["clipped_dual"] > 0',
+     'columns["clipped_lower"] > 0'),
+    ("responses counted on every rank that shares them", ADAPTIVE, "self._counts * counts_here", "self._counts"),
+    ("eps of the config after a resume", ADAPTIVE, "self.band = replace(self.band, **bounded)", "pass"),
     ("metrics averaged per call", METRICS, "metric.values = values.tolist()", "metric.values = [float(values.mean())]"),
     ("a bin that keeps its upper edge", METRICS, "(length < high)", "(length <= high)"),
     ("bins that count every response", METRICS, '{"responses": has_advantage,', '{"responses": is_sequence,'),

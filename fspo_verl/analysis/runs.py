@@ -69,7 +69,9 @@ class Run:
             return recorded
         loss = policy_loss.get("loss_mode", "vanilla")
         band = Band(**Band.fields_in(policy_loss)) if loss == "fspo" else None
-        return RunSettings(loss, band, **clip_ratios(lambda key: _select(self.config, f"{_ACTOR}.{key}")))
+        target = policy_loss.get("target_clip_rate")
+        clip_range = clip_ratios(lambda key: _select(self.config, f"{_ACTOR}.{key}"))
+        return RunSettings(loss, band, target_clip_rate=target, **clip_range)
 
 
 def read_runs(paths: Sequence[Path], names: Sequence[str] | None = None, max_rows: int | None = None) -> Iterator[Run]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from fspo_verl.adaptive import AdaptiveBand
 from fspo_verl.band import Band
 from fspo_verl.config import INTERNAL, Observation
 from fspo_verl.launch import composition, history
@@ -164,7 +165,7 @@ def no_loss_mode(launch: Launch) -> Iterator[Finding]:
 
 def misplaced_fields(launch: Launch) -> Iterator[Finding]:
     """A field of the policy loss in a section above it, where nothing reads it."""
-    fields = {field.name for kind in (Band, Observation) for field in dataclasses.fields(kind)} - INTERNAL
+    fields = {field.name for kind in (AdaptiveBand, Observation) for field in dataclasses.fields(kind)} - INTERNAL
     sections = ("", "algorithm", "actor_rollout_ref", ACTOR)
     for key, value in leaves(launch.config).items():
         section, _, name = key.rpartition(".")
@@ -206,6 +207,20 @@ def dropped_by_distillation(launch: Launch) -> Iterator[Finding]:
         why = "only the distillation loss would train"
         fix = "distillation.distillation_loss.use_task_rewards=True, or distillation.enabled=False"
         yield error(what, why, fix)
+
+
+def unreachable_clip_rate(launch: Launch) -> Iterator[Finding]:
+    """``target_clip_rate`` where the clip rate is not known, or is 0 whatever eps is."""
+    if (target := launch.band.target_clip_rate) is None:
+        return
+    what, off = f"{POLICY_LOSS}.target_clip_rate={target:g}", f"{POLICY_LOSS}.target_clip_rate=null"
+    dynamic = f"{ACTOR}.megatron.dynamic_context_parallel"
+    if launch.get(dynamic):
+        why = "no rank knows which responses it was dealt, so that they cannot be counted"
+        yield error(f"{what} with {dynamic}=True", why, f"{dynamic}=False, or {off}")
+    if launch.optimizer_steps_per_rollout == 1 and not launch.bypasses:
+        why = "nothing can be clipped, and eps would shrink with every step"
+        yield error(f"{what} with one optimiser step per rollout", why, f"{off}, or a smaller ppo_mini_batch_size")
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
@@ -298,7 +313,7 @@ def mean_over_own_length(launch: Launch) -> Iterator[Finding]:
 def band_beyond_use(launch: Launch) -> Iterator[Finding]:
     """An edge that no response reaches, mostly a ratio bound of another loss taken for this one's."""
     band, longest = launch.band, launch.max_response_length
-    if band.is_studentized or not longest:
+    if band.is_studentized or not longest or band.target_clip_rate is not None:
         return  # where the data decide
     spread, scale = _LARGEST_SIGMA * math.sqrt(longest), band.scale_at(longest)
     # An infinite edge is no mistake: it says that nothing is to be clipped.
@@ -360,6 +375,8 @@ def range_of_another_loss(launch: Launch) -> Iterator[Finding]:
 def band_in_effect(launch: Launch) -> Iterator[Finding]:
     """The band, and what it is as importance-sampling ratios at a tenth of the longest response and at the longest."""
     text = f"policy loss fspo: {launch.band.describe()}"
+    if (target := launch.band.target_clip_rate) is not None:
+        text += f" at the start; eps follows a clip rate of {target:g}"
     longest = launch.max_response_length
     if longest and launch.band.normalization == "plain":
         ratios = launch.band_as_ratios([max(1, longest // 10), longest])
@@ -381,5 +398,8 @@ _CONFIG_ALONE = (
 )
 _NO_BAND = ("no_loss_mode", "band_fields")  # after these there is no band to judge
 _FOLDERS = (used_records_dir, lost_checkpoint)
-_FSPO = (idle_clip_ratio, mean_over_own_length, band_beyond_use, rollout_log_probs, band_in_effect)
+_FSPO = (
+    *(unreachable_clip_rate, idle_clip_ratio, mean_over_own_length, band_beyond_use, rollout_log_probs),
+    band_in_effect,
+)
 _BASELINE = (gspo_aggregation, range_of_another_loss, loss_in_effect)

@@ -66,7 +66,7 @@ def loss_settings(config: DictConfig) -> dict:
     if launch.is_fspo:
         # to_json has null where there is no edge, and in the config that is inf.
         band = {key: "inf" if key.startswith("eps") and v is None else v for key, v in launch.band.to_json().items()}
-        policy_loss = {"loss_mode": launch.loss_mode} | band
+        policy_loss = {"loss_mode": launch.loss_mode} | band | {"target_clip_rate": launch.band.target_clip_rate}
     else:
         idle = {field.name for field in dataclasses.fields(Observation)} | {"_target_"}
         set_there: Any = OmegaConf.to_container(launch.policy_loss, resolve=True)

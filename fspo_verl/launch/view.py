@@ -165,14 +165,15 @@ class Launch:
 
     @cached_property
     def band(self):
-        """The :class:`fspo_verl.band.Band` of an fspo launch.
+        """The :class:`fspo_verl.adaptive.AdaptiveBand` of an fspo launch.
 
         Raises:
             ValueError: a field has a bad value.
         """
         from fspo_verl.config import FSPOPolicyLossConfig
 
-        return FSPOPolicyLossConfig(**FSPOPolicyLossConfig.fields_in(self.policy_loss))
+        follows = {name: self.policy_loss.get(name) for name in ("target_clip_rate", "eps_max")}
+        return FSPOPolicyLossConfig(**FSPOPolicyLossConfig.fields_in(self.policy_loss), **follows)
 
     def with_eps(self, low: float | None, high: float | None) -> str:
         """Overrides that give the band these half-widths, in the keys that the launch sets."""

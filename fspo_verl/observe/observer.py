@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import verl
 
@@ -36,7 +37,7 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
         tokens: log_prob, old_log_prob, advantages and response_mask, ``[B, T]``.
         config: verl's ``ActorConfig``.
         loss: the name of the loss that trains.
-        band: None for a loss without one.
+        band: in force in this call; None for a loss without one.
 
     Raises:
         ValueError: ``records_dir`` cannot be written, or belongs to another run.
@@ -46,6 +47,9 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
     writer = _writer(config, micro_batch, loss, band)
     if writer is not None and micro_batch is not None and micro_batch.step % config.policy_loss.records_freq == 0:
         columns = to_numpy(columns | token_columns(*tokens))
+        if config.policy_loss.get("target_clip_rate") is not None and band is not None:
+            eps = {"eps_low": band.low, "eps_high": band.high, "eps_dual": band.dual}
+            columns |= {name: np.full(len(columns["length"]), value) for name, value in eps.items()}
         writer.add(columns, micro_batch)
     else:
         columns = to_numpy(columns)
@@ -93,7 +97,8 @@ def _new_writer(config, loss: str, band: Band | None, resumes: bool):
     path, checkpoints = Path(observation.records_dir), observation.checkpoint_dir
     settings = RunSettings(
         loss=loss,
-        band=band,
+        band=observation if isinstance(observation, Band) else band,  # of a band that adapts, where it starts
+        target_clip_rate=observation.get("target_clip_rate"),
         **clip_ratios(config.get),
         old_log_probs_from_rollout=bool(observation.old_log_probs_from_rollout),
         versions={"fspo_verl": fspo_verl.__version__, "verl": verl.__version__, "torch": torch.__version__},

@@ -19,6 +19,7 @@ import warnings
 import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,9 @@ COLUMNS = {
     # What single clips need; see fspo_verl.clips.
     **{column.name: pa.type_for_alias(column.dtype) for column in clips.COLUMNS},
 }
+EPS_COLUMNS = {name: pa.float64() for name in ("eps_low", "eps_high", "eps_dual")}
+"""The band in force when a response was trained on, of runs with ``target_clip_rate`` only; see :class:`Band`."""
+
 _SETTINGS = b"fspo_verl"  # key of the metadata entry of a file
 _PENDING = 64  # steps that wait for a slow disk before records are dropped
 
@@ -98,7 +102,8 @@ class RecordWriter:
         self._claim, self._last_step = claim, last_step
         folders.try_folder(self.folder)
         run = claim.read_text() if claim else "{}"
-        self._schema = pa.schema(COLUMNS).with_metadata({_SETTINGS: json.dumps(settings.to_json()), "claim": run})
+        columns = COLUMNS if settings.target_clip_rate is None else COLUMNS | EPS_COLUMNS
+        self._schema = pa.schema(columns).with_metadata({_SETTINGS: json.dumps(settings.to_json()), "claim": run})
         self._step: list[tuple[dict, MicroBatch]] = []  # the micro-batches of the step that is being trained
         self._is_written = True  # as far as it has come
         self._is_slow = False
@@ -177,7 +182,7 @@ class RecordWriter:
         columns["clipped"] = sides["upper"] + sides["lower"] + sides["dual"]
         columns["decision"] = np.select(is_so, ["nonfinite", *sides], "kept").astype(object)
         chosen = self._chosen(columns["length"], columns["prompt"])
-        arrays = [pa.array(columns[name][chosen], dtype) for name, dtype in COLUMNS.items()]
+        arrays = [pa.array(columns[field.name][chosen], field.type) for field in self._schema]
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
     def _write(self, step: list[tuple[dict, MicroBatch]]) -> None:
@@ -244,7 +249,7 @@ def read_records(folder: str | Path, columns: Sequence[str] | None = None, max_r
 
     Args:
         folder: searched with all folders in it.
-        columns: names out of :data:`COLUMNS`; all by default.
+        columns: names out of :data:`COLUMNS`; by default all, and :data:`EPS_COLUMNS` of a run that has them.
         max_rows: read about this many rows, a random choice (the same at every call) where there are more.
 
     Returns:
@@ -271,13 +276,14 @@ def read_records(folder: str | Path, columns: Sequence[str] | None = None, max_r
     for file, count in rows.items():
         try:
             opened = pq.ParquetFile(file, page_checksum_verification=True)
-            table = opened.read(names).select(names).replace_schema_metadata(None)
+            held = [*names, *(name for name in EPS_COLUMNS if columns is None and name in opened.schema_arrow.names)]
+            table = opened.read(held).select(held).replace_schema_metadata(None)
         except _UNREADABLE as error:
             _warn_left_out(file, error)
             total -= count
             continue
         tables.append(table if share == 1 else table.filter(pa.array(generator.random(len(table)) < share)))
-    frame = pa.concat_tables(tables).unify_dictionaries().to_pandas()
+    frame = pa.concat_tables(tables, promote_options="default").unify_dictionaries().to_pandas()
     losses = [loss for file in folders.loss_files(folder) for loss in folders.losses(file)]
     lost = len({step for step, _ in losses}), sum(count for _, count in losses)
     if losses:
@@ -287,7 +293,7 @@ def read_records(folder: str | Path, columns: Sequence[str] | None = None, max_r
     if differing := sorted({key for one in found for key in one if one[key] != found[-1][key]}):
         text = f"{folder} holds records with different settings ({', '.join(differing)}); the last ones count"
         warnings.warn(text, stacklevel=2)
-    frame.attrs = {"settings": settings[-1] if settings else None, "rows": total, "lost": lost}
+    frame.attrs = {"settings": _in_force(settings[-1], frame) if settings else None, "rows": total, "lost": lost}
     return frame
 
 
@@ -311,6 +317,14 @@ def _settings(schema: pa.Schema, names: Sequence[str]) -> RunSettings:
         if found != COLUMNS[name]:
             raise ValueError(f"its column {name} is {found}, where {COLUMNS[name]} is expected")
     return settings
+
+
+def _in_force(settings: RunSettings, frame: pd.DataFrame) -> RunSettings:
+    """The settings with the median of eps over the responses, where it followed a clip rate."""
+    if settings.band is None or not set(EPS_COLUMNS) <= set(frame):
+        return settings
+    eps = frame[[*EPS_COLUMNS]].median().dropna()
+    return replace(settings, band=replace(settings.band, eps=None, **eps)) if len(eps) else settings
 
 
 def _warn_left_out(file: Path, error: Exception) -> None:

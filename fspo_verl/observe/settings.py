@@ -38,11 +38,15 @@ class RunSettings:
     """verl's ``loss_mode``; of the loss ``observed`` the one that trained."""
 
     band: Band | None = None
-    """None for a loss without one."""
+    """None for a loss without one. With ``target_clip_rate`` where a run starts, as records store it; of records that
+    were read its typical eps."""
 
     clip_ratio_low: float | None = None
     clip_ratio_high: float | None = None
     clip_ratio_c: float | None = None
+
+    target_clip_rate: float | None = None
+    """The clip rate that eps follows; None for a fixed eps."""
 
     old_log_probs_from_rollout: bool = False
     """Bypass mode: the old log-probs are those of the rollout engine."""
@@ -64,7 +68,8 @@ class RunSettings:
     def clip(self) -> str | None:
         """What was clipped, in one line; None where it is not known."""
         if self.band is not None:
-            return self.band.describe()
+            follows = "" if self.target_clip_rate is None else f", eps follows a clip rate of {self.target_clip_rate:g}"
+            return f"{self.band.describe()}{follows}"
         if self.loss not in _CLIP_A_RATIO or self.clip_ratio_low is None or self.clip_ratio_high is None:
             return None
         dual = f", dual clip {self.clip_ratio_c:g}" if self.loss == "vanilla" and self.clip_ratio_c else ""

@@ -97,7 +97,7 @@ def update(worker, batch: TensorDict, policy_loss, cut: dict, mini_batch: int, s
         loss_scale_factor=scale,
         policy_loss=policy_loss,
     )
-    worker.set_loss_fn(functools.partial(engine_workers.ppo_loss, actor))
+    worker.set_loss_fn(functools.partial(engine_workers.ppo_loss, config=actor))
     loader = {"epochs": 1, "seed": 0, "dataloader_kwargs": {"shuffle": False}, "temperature": 1.0}
     tu.assign_non_tensor(batch, **cut, **loader, global_batch_size=mini_batch, mini_batch_size=mini_batch)
     metrics = reduce_metrics(dict(tu.get(worker.train_mini_batch(batch), "metrics")))

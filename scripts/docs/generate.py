@@ -38,6 +38,8 @@ def configuration() -> str:
         "before Ray starts, with the full key and what is allowed; verl refuses unknown fields.",
         "## The clip band (fspo, and fixed_band as one of its members)",
         fields("fspo_verl/band.py", "Band"),
+        "## An eps that follows a clip rate",
+        fields("fspo_verl/adaptive.py", "AdaptiveBand"),
         "## What is measured (fspo, and every observed loss)",
         fields("fspo_verl/config.py", "Observation"),
         "## What each option of the group sets",

@@ -191,6 +191,23 @@ LAUNCHES = {
     "a per-token mean with FSPO's eps": Launch(f"{FSPO} {LOSS}.length_power=1", "band_beyond_use"),
     "standard deviations": Launch(f"{STUDENTIZED} {LOSS}.eps=1.5", "trains", {"policy_loss.eps": 1.5}),
     "an eps beside both sides": Launch(f"+algorithm.policy_loss=fixed_band {LOSS}.eps=0.1", "refused: band_fields"),
+    "a clip rate to follow": Launch(
+        f"{FSPO} {LOSS}.target_clip_rate=0.1 {LOSS}.eps=1", "trains", {"policy_loss.target_clip_rate": 0.1}
+    ),
+    "a clip rate that is no share": Launch(f"{FSPO} {LOSS}.target_clip_rate=10", "refused: band_fields"),
+    "a clip rate to follow from an infinite eps": Launch(
+        f"+algorithm.policy_loss=no_clip {LOSS}.target_clip_rate=0.1", "refused: band_fields"
+    ),
+    "a clip rate in the wrong section": Launch(f"{FSPO} +algorithm.target_clip_rate=0.1", "refused: misplaced_fields"),
+    "a clip rate for a baseline": Launch(f"{GSPO} +{LOSS}.target_clip_rate=0.1", "refused: target_clip_rate"),
+    "a clip rate where nothing can be clipped": Launch(
+        f"{FSPO} {LOSS}.target_clip_rate=0.1 {ACTOR}.ppo_mini_batch_size=1024", "refused: unreachable_clip_rate"
+    ),
+    "a clip rate under dynamic context parallelism": Launch(
+        f"--config-name ppo_megatron_trainer {FSPO} {LOSS}.target_clip_rate=0.1 "
+        f"{ACTOR}.megatron.dynamic_context_parallel=true {ACTOR}.megatron.max_seqlen_per_dp_cp_rank=1024",
+        "refused: unreachable_clip_rate",
+    ),
     # --- leftovers of other scripts
     "another loss_mode": Launch(f"{FSPO} {LOSS}.loss_mode=gspo", "refused: overridden_group"),
     "another loss_mode, taken back": Launch(f"{FSPO} {LOSS}.loss_mode=gspo {LOSS}.loss_mode=fspo", "trains", IS_FSPO),

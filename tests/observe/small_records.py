@@ -30,10 +30,10 @@ def columns(rows=4, seed=0):
     return values | {"log_ratio": generator.standard_normal(rows), "length": np.arange(1.0, rows + 1)}
 
 
-def add(writer, step, mini_batch=0, rank=0, ranks=1, rows=4, seed=0):
+def add(writer, step, mini_batch=0, rank=0, ranks=1, rows=4, seed=0, values=None):
     """A micro-batch with two responses to each prompt."""
     prompts, texts = [f"prompt {step}-{row // 2}" for row in range(rows)], [problem(row // 2) for row in range(rows)]
-    writer.add(columns(rows, seed), MicroBatch(step, mini_batch, rank, ranks, prompts, texts))
+    writer.add(values or columns(rows, seed), MicroBatch(step, mini_batch, rank, ranks, prompts, texts))
 
 
 def write(folder, steps, settings=SETTINGS, **kwargs):

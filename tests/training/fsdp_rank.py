@@ -9,16 +9,20 @@ dynamic:MAX_TOKENS. Records go to the folder OUTPUT.records.
 """
 
 import argparse
+import json
 import os
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from verl.models.transformers.dense_common import forward_with_torch_backend
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import PolicyLossConfig
+from verl.workers.utils.losses import ppo_loss
 
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.observe import observer
@@ -42,9 +46,9 @@ def mini_batch(vocabulary: int):
     return batch
 
 
-def policy_loss(loss: str, observed: bool, records_dir: str) -> PolicyLossConfig:
+def policy_loss(loss: str, observed: bool, records_dir: str, target: float | None = None) -> PolicyLossConfig:
     if loss == "fspo":
-        return FSPOPolicyLossConfig(eps=0.5, records_dir=records_dir)
+        return FSPOPolicyLossConfig(eps=0.5, target_clip_rate=target, records_dir=records_dir)
     if observed:
         return ObservedPolicyLossConfig(loss_mode=loss, records_dir=records_dir)
     return PolicyLossConfig(loss_mode=loss)
@@ -80,6 +84,10 @@ def train(arguments: list[str]) -> None:
     parser.add_argument("--observed", action="store_true")
     parser.add_argument("--mini-batch-size", type=int, default=len(RESPONSES))
     parser.add_argument("--lr", type=float, default=0.0)
+    parser.add_argument("--target-clip-rate", type=float)
+    parser.add_argument("--steps", type=int, default=1, help="training steps, all on the same batch")
+    parser.add_argument("--save", help="folder of a checkpoint to write before the last step")
+    parser.add_argument("--load", help="folder of a checkpoint to go on from")
     args = parser.parse_args(arguments)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     kind, _, size = args.cut.rpartition(":")
@@ -100,9 +108,19 @@ def train(arguments: list[str]) -> None:
         return optimizer_step()
 
     trainer.engine.optimizer_step = keep_gradient
-    loss = policy_loss(args.loss, args.observed, f"{args.output}.records")
-    with Collectives() as collectives:
-        metrics = engine.update(trainer, data, loss, cut, args.mini_batch_size, scale=128)
+    loss = policy_loss(args.loss, args.observed, f"{args.output}.records", args.target_clip_rate)
+    if args.load:
+        trainer.set_loss_fn(partial(ppo_loss, config=SimpleNamespace(policy_loss=loss)))
+        trainer.load_checkpoint(args.load)
+    eps = []
+    for step in range(args.steps):
+        if args.save and step == args.steps - 1:
+            trainer.save_checkpoint(args.save, global_step=step)
+        with Collectives() as collectives:
+            metrics = engine.update(trainer, data, loss, cut, args.mini_batch_size, scale=128)
+        if args.target_clip_rate:
+            eps.append(dict(loss.controller.eps))
+    Path(f"{args.output}.eps.{rank}").write_text(json.dumps(eps))
     observer.settle_records()  # as the weight sync at the end of a step does
     weights = {name: parameter.full_tensor() for name, parameter in trainer.engine.module.named_parameters()}
     if rank == 0:

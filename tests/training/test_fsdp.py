@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One mini-batch over real FSDP2 ranks and every cut into micro-batches: the same gradient, metrics and records."""
 
+import json
 import multiprocessing
 import socket
 from multiprocessing import forkserver
@@ -148,3 +149,35 @@ def test_no_collective_is_added(untrained_model, tmp_path):
     stock = train(untrained_model, tmp_path / "stock.pt", 2, "dynamic:110", *options, "--loss=gspo")["collectives"]
     assert sum(stock.values()) > 0, stock
     assert train(untrained_model, tmp_path / "fspo.pt", 2, "dynamic:110", *options)["collectives"] == stock
+
+
+def eps_of_ranks(output, ranks):
+    """The eps after each step, which all ranks have."""
+    first, *others = (json.loads(Path(f"{output}.eps.{rank}").read_text()) for rank in range(ranks))
+    assert others == [first] * (ranks - 1)
+    return first
+
+
+def test_eps_that_follows_a_clip_rate_is_the_same_on_every_rank_and_number_of_ranks(untrained_model, tmp_path):
+    found = []
+    for ranks, cut in ((1, "8"), (2, "dynamic:110"), (4, "1")):
+        output = tmp_path / f"{ranks}.pt"
+        metrics = train(untrained_model, output, ranks, cut, "--target-clip-rate=0.3", "--steps=3")["metrics"]
+        found.append(eps_of_ranks(output, ranks))
+        assert metrics["actor/fspo/eps_low"] == pytest.approx(found[-1][1]["eps_low"], rel=1e-12)
+        records = read_records(f"{output}.records")
+        for name in ("eps_low", "eps_high"):
+            assert set(records[name]) == {0.5, *(step[name] for step in found[-1][:-1])}
+    assert found[0] == found[1] == found[2]
+    assert len({eps for step in found[0] for eps in step.values()} - {0.5}) > 3
+
+
+def test_a_resumed_run_goes_on_with_the_eps_of_its_checkpoint(untrained_model, tmp_path):
+    options = ("--target-clip-rate=0.3", "--lr=1e-3", "--mini-batch-size=4")
+    checkpoint = tmp_path / "checkpoint"
+    whole = train(untrained_model, tmp_path / "whole.pt", 2, "2", *options, "--steps=3", f"--save={checkpoint}")
+    rest = train(untrained_model, tmp_path / "rest.pt", 2, "2", *options, f"--load={checkpoint}")
+    assert eps_of_ranks(tmp_path / "rest.pt", 2) == eps_of_ranks(tmp_path / "whole.pt", 2)[-1:]
+    assert rest["metrics"]["actor/fspo/eps_low"] == whole["metrics"]["actor/fspo/eps_low"] != 0.5
+    for name, weight in whole["weights"].items():
+        assert torch.equal(rest["weights"][name], weight), name

@@ -1,0 +1,225 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A band whose eps follows a wished clip rate, as verl's adaptive KL controller follows a wished KL.
+
+After each training step, the eps of each side moves towards the clip rate that ``target_clip_rate`` asks for. Within a
+step it is constant, and it is the same on every rank: the counts of a step are summed over all ranks once, after the
+update. Checkpoints keep it.
+
+verl (0.9.1) has no hook around an update. :func:`install` wraps three methods of its ``TrainingWorker``:
+``train_mini_batch``, ``save_checkpoint`` and ``load_checkpoint``. Without ``target_clip_rate`` nothing is wrapped.
+"""
+
+import contextlib
+import functools
+import json
+import logging
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fspo_verl.band import Band
+from fspo_verl.files import write_whole
+
+logger = logging.getLogger("fspo_verl")
+
+GAIN = 0.5  # the largest change of log eps in one step
+EPS_MIN = 1e-6  # below it the rounding of float32 alone moves a response further
+EPS_MAX_FACTOR = 10  # the default upper bound, in units of the eps that a run starts with
+FILE = "fspo_eps.json"  # the eps in force, in the actor's folder of a checkpoint
+
+
+def next_eps(eps: float, rate: float, target: float, eps_max: float) -> float:
+    """The eps of one side for the next step; a clip rate above the target widens the band (derived here).
+
+        log eps ← log eps + GAIN · clip((rate − target) / target, −1, 1), kept between EPS_MIN and eps_max
+
+    Args:
+        eps: in force until now, above 0.
+        rate: share of the side's responses that was clipped in the step.
+        target: the share to be clipped, between 0 and 1.
+        eps_max: upper bound.
+    """
+    surplus = max(-1.0, min((rate - target) / target, 1.0))
+    return max(EPS_MIN, min(eps * math.exp(GAIN * surplus), eps_max))
+
+
+@dataclass
+class AdaptiveBand(Band):
+    """A band with what makes its eps follow a clip rate.
+
+    Raises:
+        ValueError: a field has a bad value, or no effect.
+    """
+
+    target_clip_rate: float | None = None
+    """Share of the responses with an advantage that the clip is to take, for example 0.1; null keeps eps as it is set.
+    eps_low and eps_high are then where a run starts. After each training step each side moves towards the target, by a
+    factor of at most 1.65. The upper side is judged by the responses with A > 0, the lower one by those with A < 0, of
+    which dual clips count, too. The default eps_dual is three times eps_high: where the upper side narrows, the dual
+    clip takes much of the lower side's share, and eps_low widens up to its bound. eps_dual=inf prevents it."""
+
+    eps_max: float | None = None
+    """Largest half-width that target_clip_rate may set; null takes ten times the one that the side starts with."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        target, widest, start = self.target_clip_rate, self.eps_max, max(self.low, self.high)
+        name, allowed = "target_clip_rate", None
+        if target is None:
+            if widest is not None:
+                name, allowed = "eps_max", "null without target_clip_rate, as it has no effect"
+        elif not (isinstance(target, float) and 0 < target < 1):
+            allowed = "null (eps stays as it is set) or a share between 0 and 1"
+        elif math.isinf(start):
+            allowed = "null where a side of eps is inf: a run starts from a finite eps, eps_low and eps_high"
+        elif widest is not None and not start <= widest < math.inf:
+            name, allowed = "eps_max", f"null (ten times the start) or a finite number of at least the start, {start:g}"
+        if allowed is not None:
+            raise ValueError(f"{self.key_prefix}{name}={getattr(self, name)!r} is not allowed: {allowed}")
+
+
+class Controller:
+    """The band in force of one run, on one rank.
+
+    Args:
+        config: where the run starts, and its target, which is set.
+    """
+
+    def __init__(self, config: AdaptiveBand):
+        assert config.target_clip_rate is not None
+        self.target = config.target_clip_rate
+        widest = [config.eps_max or EPS_MAX_FACTOR * start for start in (config.low, config.high)]
+        dual = math.inf if config.eps_dual is None else config.eps_dual  # a dual clip inside the band would undo it
+        self._largest = {"eps_low": widest[0], "eps_high": min(widest[1], dual)}
+        self._counts: np.ndarray | None = None  # clipped and counted of each side, ``[2, 2]``; None between two steps
+        self._said: set[str] = set()
+        start = {field.name: getattr(config, field.name) for field in fields(Band)}
+        self.band = Band(**start | {"eps": None, "eps_low": config.low, "eps_high": config.high})
+
+    @property
+    def eps(self) -> dict[str, float]:
+        """The half-widths in force, of the lower side first."""
+        return {"eps_low": self.band.low, "eps_high": self.band.high}
+
+    def count(self, columns: Mapping[str, np.ndarray]) -> None:
+        """Take in the responses of one micro-batch, ``[B]`` columns of :mod:`fspo_verl.observe.columns`.
+
+        The dual clip counts for the lower side, as it takes responses with A < 0.
+
+        Raises:
+            RuntimeError: outside :meth:`step`, where nobody would ever move eps.
+        """
+        if self._counts is None:
+            raise RuntimeError(
+                "target_clip_rate cannot be followed: this trainer calls the loss outside verl's "
+                "TrainingWorker.train_mini_batch, after which eps moves; set target_clip_rate=null"
+            )
+        below, above = columns["advantage"] < 0, columns["advantage"] > 0
+        lower = below & (columns["clipped_lower"] + columns["clipped_dual"] > 0)
+        upper = above & (columns["clipped_upper"] > 0)
+        self._counts += [[lower.sum(), below.sum()], [upper.sum(), above.sum()]]
+
+    @contextlib.contextmanager
+    def step(self, device: str = "cpu", counts_here: bool = True) -> Iterator[None]:
+        """One training step: eps is constant inside, and moves at the end. All ranks of the default group take part.
+
+        Args:
+            device: of the tensor that is summed over the ranks.
+            counts_here: whether this rank's responses count. Of ranks that share responses one does.
+        """
+        self._counts = np.zeros((2, 2), dtype=np.int64)
+        yield
+        counts, self._counts = torch.from_numpy(self._counts * counts_here).to(device), None
+        torch.distributed.all_reduce(counts)
+        self.move(counts.cpu().numpy())
+
+    def move(self, counts: np.ndarray) -> None:
+        """Set the eps of the next step from the clipped and counted responses of each side, ``[2, 2]``."""
+        for (name, eps), (clipped, counted) in zip(self.eps.items(), counts.tolist(), strict=True):
+            if not counted:
+                continue
+            changed: dict[str, Any] = {name: next_eps(eps, clipped / counted, self.target, self._largest[name])}
+            self.band = replace(self.band, **changed)
+            if self._is_at_bound(name) and name not in self._said:
+                self._said.add(name)
+                logger.warning(
+                    "%s has reached its bound %g: %.1f%% of the responses of its side are clipped, instead of %g%%. "
+                    "Training goes on. The upper bounds are eps_max and, if it is set, eps_dual. Said once.",
+                    *(name, self.eps[name], 100 * clipped / counted, 100 * self.target),
+                )
+
+    def _is_at_bound(self, name: str) -> bool:
+        return self.eps[name] in (EPS_MIN, self._largest[name])
+
+    def metrics(self) -> dict[str, float]:
+        """The eps in force, and the number of sides at a bound, under the names of verl's metrics."""
+        values = self.eps | {"eps_at_bound": float(sum(map(self._is_at_bound, self.eps)))}
+        return {f"actor/fspo/{name}": value for name, value in values.items()}
+
+    def save(self, folder: str | Path) -> None:
+        """Write the eps in force beside a checkpoint; the first rank does, as all have the same.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        if torch.distributed.get_rank() == 0:
+            write_whole([(Path(folder) / FILE, json.dumps(self.eps).encode())])
+
+    def load(self, folder: str | Path) -> None:
+        """Go on with the eps of a checkpoint, read by the first rank for all; without one with that of the config."""
+        file, found = Path(folder) / FILE, [None]
+        if torch.distributed.get_rank() == 0 and file.exists():
+            found = [json.loads(file.read_text())]
+        torch.distributed.broadcast_object_list(found, src=0)
+        if found[0] is None:
+            logger.warning("%s is not there: target_clip_rate starts from the eps of the config", file)
+            return
+        bounded = {name: min(found[0][name], largest) for name, largest in self._largest.items()}
+        self.band = replace(self.band, **bounded)
+
+
+def install() -> None:
+    """Wrap verl's training worker in a process that has loaded it, once; a driver only checks the config."""
+    workers: Any = sys.modules.get("verl.workers.engine_workers")
+    if workers is None or hasattr(workers.TrainingWorker.train_mini_batch, "moves_eps"):
+        return
+    worker, device = workers.TrainingWorker, workers.get_device_name()
+    train, save, load = worker.train_mini_batch, worker.save_checkpoint, worker.load_checkpoint
+
+    @functools.wraps(train)  # with what verl's dispatch has noted on the method
+    def train_mini_batch(self, *args, **kwargs):
+        if (controller := _controller_of(self)) is None:
+            return train(self, *args, **kwargs)
+        # Of the tensor, context and pipeline ranks that share responses verl has one return outputs.
+        with controller.step(device, self.engine.is_mp_src_rank_with_outputs()):
+            return train(self, *args, **kwargs)
+
+    @functools.wraps(save)
+    def save_checkpoint(self, local_path, *args, **kwargs):
+        saved = save(self, local_path, *args, **kwargs)
+        if (controller := _controller_of(self)) and local_path is not None:
+            controller.save(local_path)
+        return saved
+
+    @functools.wraps(load)
+    def load_checkpoint(self, local_path, *args, **kwargs):
+        if (controller := _controller_of(self)) and local_path is not None:
+            controller.load(local_path)
+        return load(self, local_path, *args, **kwargs)
+
+    train_mini_batch.moves_eps = True  # type: ignore[attr-defined]  # a mark on a function
+    worker.train_mini_batch = train_mini_batch
+    worker.save_checkpoint, worker.load_checkpoint = save_checkpoint, load_checkpoint
+
+
+def _controller_of(worker) -> Controller | None:
+    """The controller of a worker's policy loss; None for a critic, and without ``target_clip_rate``."""
+    config = getattr(worker.loss_fn, "keywords", {}).get("config")
+    return getattr(getattr(config, "policy_loss", None), "controller", None)

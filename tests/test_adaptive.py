@@ -1,0 +1,246 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A band that follows a clip rate: the rule, one training step under every cut, records and checkpoints."""
+
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from small_records import add, columns
+from test_policy_loss import CUTS, MiniBatch, actor_config, padded_batch
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
+
+from fspo_verl import live
+from fspo_verl.adaptive import EPS_MIN, GAIN, next_eps
+from fspo_verl.band import Band
+from fspo_verl.config import FSPOPolicyLossConfig
+from fspo_verl.loss import fspo_loss
+from fspo_verl.observe.records import COLUMNS, EPS_COLUMNS, RecordWriter, read_records
+from fspo_verl.observe.settings import RunSettings
+
+BAND = {"eps_low": 0.05, "eps_high": 0.04}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def a_process_group_of_one():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def controller(target=0.1, **band):
+    made = FSPOPolicyLossConfig(target_clip_rate=target, **(band or BAND)).controller
+    assert made is not None
+    return made
+
+
+# --- the rule --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rate, log_change", [(0.0, -0.5), (0.05, -0.25), (0.1, 0.0), (0.15, 0.25), (0.2, 0.5), (1.0, 0.5)]
+)
+def test_eps_moves_by_the_relative_distance_from_the_target(rate, log_change):
+    assert next_eps(0.03, rate, 0.1, 1.0) == pytest.approx(0.03 * math.exp(log_change), rel=1e-12)
+
+
+@given(
+    eps=st.floats(1e-5, 1.0),
+    rates=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    target=st.floats(0.001, 0.999),
+    eps_max=st.floats(1.0, 10.0),
+)
+def test_eps_rises_with_the_rate_and_stays_in_its_bounds(eps, rates, target, eps_max):
+    small, large = (next_eps(eps, rate, target, eps_max) for rate in sorted(rates))
+    assert EPS_MIN <= small <= large <= eps_max
+    assert eps * math.exp(-GAIN) * (1 - 1e-12) <= small and large <= eps * math.exp(GAIN) * (1 + 1e-12)
+    assert next_eps(eps, target, target, eps_max) == eps
+
+
+@pytest.mark.parametrize("start", [0.01, 0.1, 1.0])
+@pytest.mark.parametrize("mini_batches", [4, 16])
+@pytest.mark.parametrize("drift", [1.0, 1.1])
+def test_the_clip_rate_comes_to_the_target_on_simulated_responses(start, mini_batches, drift):
+    """S spreads with the root of the length and of the updates so far, and by a factor more with every step."""
+    random = np.random.default_rng(0)
+    follows, rates = controller(eps=start, eps_max=10.0), []
+    for step in range(60):
+        moved = np.repeat(np.arange(mini_batches), 64)  # updates between the rollout and this mini-batch
+        length = np.exp(random.uniform(1, 7, len(moved))).round()
+        spread = 0.02 * drift ** (step % 20) * np.sqrt(length * moved)
+        s, advantage = spread * random.standard_normal(len(moved)), random.choice([-1.0, 1.0], len(moved))
+        low, high, dual = follows.band.edges(torch.tensor(length), torch.tensor(s**2))
+        clipped = {
+            "clipped_upper": (advantage > 0) & (s > high.numpy()),
+            "clipped_lower": (advantage < 0) & (s < low.numpy()),
+            "clipped_dual": (advantage < 0) & (s > dual.numpy()),
+        }
+        with follows.step():
+            follows.count({"advantage": advantage} | {name: value * 1.0 for name, value in clipped.items()})
+        rates.append(sum(value.sum() for value in clipped.values()) / len(moved))
+    assert np.mean(rates[20:]) == pytest.approx(0.1, abs=0.02)
+
+
+# --- the config ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields, name",
+    [
+        ({"target_clip_rate": 0.0}, "target_clip_rate"),
+        ({"target_clip_rate": 1.0}, "target_clip_rate"),
+        ({"target_clip_rate": -0.1}, "target_clip_rate"),
+        ({"target_clip_rate": "ten"}, "target_clip_rate"),
+        ({"target_clip_rate": 0.1, "eps": math.inf}, "target_clip_rate"),
+        ({"target_clip_rate": 0.1, "eps_high": math.inf}, "target_clip_rate"),
+        ({"target_clip_rate": 0.1, "eps_max": 0.029}, "eps_max"),
+        ({"target_clip_rate": 0.1, "eps_max": math.inf}, "eps_max"),
+        ({"eps_max": 0.3}, "eps_max"),
+    ],
+)
+def test_a_target_that_cannot_be_followed_is_refused(fields, name):
+    with pytest.raises(ValueError, match=rf"policy_loss\.{name}="):
+        FSPOPolicyLossConfig(**fields)
+
+
+@pytest.mark.parametrize("dual", [None, 0.06, math.inf])
+def test_the_dual_clip_stays_where_it_is_set_or_at_three_times_the_upper_side(dual):
+    follows = controller(**BAND, eps_dual=dual, length_power=0.3)
+    for _ in range(10):
+        follows.move(np.array([[5, 10], [5, 10]]))
+        assert follows.band.dual == (3 * follows.band.high if dual is None else dual) >= follows.band.high
+    assert follows.band.low == 0.5 and follows.band.high == min(0.4, dual or math.inf)
+    assert (follows.band.length_power, follows.band.normalization) == (0.3, "plain")
+
+
+def test_a_bound_is_said_once_and_counted(caplog):
+    follows = controller(eps_max=0.06, **BAND)
+    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
+        for at_bound in (0, 1, 2, 2):
+            assert follows.metrics()["actor/fspo/eps_at_bound"] == at_bound
+            follows.move(np.array([[10, 10], [12, 100]]) if at_bound == 0 else np.array([[9, 10], [9, 10]]))
+    assert len(caplog.messages) == 2 and "eps_low has reached its bound 0.06" in caplog.messages[0]
+    for _ in range(40):
+        follows.move(np.array([[0, 10], [0, 10]]))
+    assert follows.band.low == follows.band.high == EPS_MIN
+
+
+# --- a training step -------------------------------------------------------------------------------------------------
+
+
+def train(target, cut, steps=2):
+    """Steps on the same responses; returns the last batch, its metrics, and the controller."""
+    config = actor_config(policy_loss=FSPOPolicyLossConfig(target_clip_rate=target, **BAND))
+    follows = config.policy_loss.controller
+    for _ in range(steps):
+        batch = MiniBatch()
+        if follows is None:
+            metrics = batch.step(CUTS[cut], config)
+        else:
+            with follows.step():
+                metrics = batch.step(CUTS[cut], config)
+    return batch, metrics, follows
+
+
+@pytest.mark.parametrize("cut", ["even", "ragged", "single rows", "two ranks"])
+def test_eps_does_not_depend_on_how_the_batch_is_cut(cut):
+    """The same responses replayed: eps after each step is the same to the bit, and the gradient is that of its band."""
+    _, _, whole = train(0.3, "one")
+    _, _, parts = train(0.3, cut)
+    assert parts.eps == whole.eps and whole.eps["eps_low"] != 0.05 and whole.eps["eps_high"] != 0.04
+    batch, metrics, _ = train(0.3, cut, steps=3)
+    plain = MiniBatch()
+    expected = plain.step(CUTS[cut], actor_config(policy_loss=FSPOPolicyLossConfig(**whole.eps)))
+    assert torch.equal(batch.gradient, plain.gradient) and (plain.gradient != 0).any()
+    assert metrics.pop("actor/fspo/eps_at_bound") == 0
+    for name, eps in whole.eps.items():
+        assert metrics.pop(f"actor/fspo/{name}") == pytest.approx(eps, rel=1e-12)
+    assert metrics == expected
+
+
+def test_each_side_counts_the_responses_with_its_sign_of_the_advantage():
+    follows = controller(0.4)
+    table = {  # a response with A = 0 counts on no side
+        "advantage": [1, 1, 1, -1, -1, -1, -1, 0],
+        "clipped_upper": [1, 0, 0, 0, 0, 0, 0, 0],
+        "clipped_lower": [0, 0, 0, 1, 0, 0, 0, 0],
+        "clipped_dual": [0, 0, 0, 0, 0.5, 0, 0, 0],
+    }
+    with follows.step():
+        follows.count({name: np.array(values, dtype=float) for name, values in table.items()})
+    assert follows.eps == {"eps_low": next_eps(0.05, 2 / 4, 0.4, 0.5), "eps_high": next_eps(0.04, 1 / 3, 0.4, 0.4)}
+
+
+def test_a_step_without_advantages_or_on_a_rank_that_does_not_count_moves_nothing():
+    follows = controller()
+    with follows.step(counts_here=False):
+        follows.count({name: np.ones(3) for name in ("advantage", "clipped_upper", "clipped_lower", "clipped_dual")})
+    assert follows.eps == BAND
+
+
+def test_off_is_a_step_of_the_plain_band():
+    batch, metrics, follows = train(None, "ragged")
+    assert follows is None and not [name for name in metrics if "/eps_" in name]
+    config = actor_config(policy_loss=FSPOPolicyLossConfig(**BAND))
+    padded = padded_batch()
+    loss, _ = get_policy_loss_fn("fspo")(**padded, loss_agg_mode="token-sum", config=config)
+    assert torch.equal(loss, fspo_loss(**padded_batch(), band=Band(**BAND)).loss.sum())
+
+
+def test_a_trainer_that_would_never_move_eps_is_refused():
+    config = actor_config(policy_loss=FSPOPolicyLossConfig(target_clip_rate=0.1))
+    with pytest.raises(RuntimeError, match="target_clip_rate"):
+        get_policy_loss_fn("fspo")(**padded_batch(), loss_agg_mode="token-mean", config=config)
+
+
+# --- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_keeps_eps_to_the_last_bit(tmp_path, caplog):
+    follows = controller()
+    follows.move(np.array([[1, 7], [2, 9]]))
+    follows.save(tmp_path)
+    resumed = controller(eps=0.2)
+    resumed.load(tmp_path)
+    assert resumed.eps == follows.eps and resumed.band.low == follows.eps["eps_low"]
+    bounded = controller(eps=0.02, eps_max=0.03)
+    bounded.load(tmp_path)
+    assert bounded.eps == {"eps_low": 0.03, "eps_high": 0.03}
+    fresh = controller(eps=0.2)
+    fresh.load(tmp_path / "elsewhere")
+    assert fresh.eps == {"eps_low": 0.2, "eps_high": 0.2} and "elsewhere" in caplog.text
+
+
+def test_records_hold_the_eps_in_force_of_each_response(tmp_path):
+    settings = RunSettings("fspo", Band(**BAND), target_clip_rate=0.1)
+    writer = RecordWriter(tmp_path, settings)
+    for step, eps in ((1, 0.1), (2, 0.2), (3, 0.4)):
+        values = columns() | {name: np.full(4, eps) for name in EPS_COLUMNS}
+        add(writer, step, values=values)
+    writer.close()
+    records = read_records(tmp_path)
+    assert list(records.columns) == [*COLUMNS, *EPS_COLUMNS]
+    for name in EPS_COLUMNS:
+        assert records.groupby("step")[name].unique().map(list).to_dict() == {1: [0.1], 2: [0.2], 3: [0.4]}
+    found = records.attrs["settings"]
+    assert (found.band.low, found.band.high, found.band.dual, found.target_clip_rate) == (0.2, 0.2, 0.2, 0.1)
+    assert list(read_records(tmp_path, ["step"]).columns) == ["step"]
+
+
+def test_records_of_a_run_that_began_with_a_fixed_eps_are_read_with_the_others(tmp_path):
+    for step, target in ((1, None), (2, 0.1)):
+        writer = RecordWriter(tmp_path, RunSettings("fspo", Band(**BAND), target_clip_rate=target))
+        add(writer, step, values=columns() | {name: np.full(4, 0.3) for name in EPS_COLUMNS})
+        writer.close()
+    with pytest.warns(UserWarning, match="target_clip_rate"):
+        records = read_records(tmp_path)
+    assert records.eps_low.isna().tolist() == [True] * 4 + [False] * 4
+
+
+def test_the_live_series_show_the_eps_in_force():
+    shown = live.series(controller().metrics())
+    assert shown == {"fspo/eps_low": 0.05, "fspo/eps_high": 0.04, "fspo/eps_at_bound": 0.0}
