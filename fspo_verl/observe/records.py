@@ -41,15 +41,12 @@ COLUMNS = {
     "length": pa.int32(),  # L, response tokens
     "log_ratio": pa.float32(),  # S, nats; 0 where not finite
     "quadratic_variation": pa.float32(),  # Q, nats²; 0 where not finite
-    "quadratic_variation_last": pa.float32(),  # the part of Q in the last 4 tokens
-    "quadratic_variation_top": pa.float32(),  # the part of Q in the largest ceil(L/100) tokens
     "advantage": pa.float32(),  # mean over the response tokens
     "clipped": pa.float32(),  # share of the response's tokens that lost their gradient to the clip
     # Which side of the clip took (part of) the gradient: kept (none), upper (A > 0), lower (A < 0, S low), dual (A < 0,
     # S high); nonfinite for a response that holds NaN or inf.
     "decision": pa.dictionary(pa.int32(), pa.string()),
-    # What single clips need; see fspo_verl.clips.
-    **{column.name: pa.type_for_alias(column.dtype) for column in clips.COLUMNS},
+    **dict.fromkeys(clips.COLUMNS, pa.int32()),  # numbers of tokens that single clips drop
 }
 _SETTINGS = b"fspo_verl"  # key of the metadata entry of a file
 _PENDING = 64  # steps that wait for a slow disk before records are dropped

@@ -24,7 +24,7 @@ from fspo_verl.analysis.length_effect import length_effect
 from fspo_verl.analysis.resampling import clusters
 from fspo_verl.analysis.verdict import verdict
 from fspo_verl.band import Band
-from fspo_verl.clips import CLIPS, COLUMNS, BandClip, TokenClip, upper_quantile
+from fspo_verl.clips import CLIPS, BandClip, TokenClip, upper_quantile
 from fspo_verl.loss import fspo_loss
 from fspo_verl.observe.columns import token_columns
 
@@ -204,13 +204,12 @@ def token_batch(seed, rows=400, width=300, dtype=torch.float32):
 def records_of(batch):
     """The columns that a run would record of a batch."""
     sequences = fspo_loss(*batch, Band())
-    columns = token_columns(*batch)
     return frame(
         sequences.length.numpy(),
         sequences.log_ratio.numpy(),
         sequences.quadratic_variation.numpy(),
         sequences.advantage.numpy(),
-        **{column.name: columns[column.name].numpy().astype(column.dtype) for column in COLUMNS},
+        **{name: column.numpy().astype(np.int32) for name, column in token_columns(*batch).items()},
     )
 
 

@@ -52,8 +52,7 @@ def test_eps_is_judged_by_records(tmp_path, capsys):
     sigma = 0.01
     variation = sigma**2 * length
     names = ("advantage", "clipped_upper", "clipped_lower", "clipped_dual")
-    columns = dict.fromkeys((*names, *(column.name for column in clips.COLUMNS)), np.zeros(3000))
-    columns |= {"quadratic_variation_last": variation / 9, "quadratic_variation_top": variation / 9}
+    columns = dict.fromkeys((*names, *clips.COLUMNS), np.zeros(3000))
     columns |= {"length": length, "quadratic_variation": variation, "finite": np.ones(3000)}
     columns["log_ratio"] = rng.normal(-variation / 2, np.sqrt(variation))
     writer = RecordWriter(tmp_path, RunSettings("fspo"))
