@@ -69,7 +69,6 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", type=Path, metavar="DIR", help=place)
     add("--names", nargs="+", metavar="NAME", help="what to call the runs (default: as their folders)")
     add("--bins", type=int, default=8, help="length bins, at most (default: %(default)s)")
-    add("--seed", type=int, default=0, help="of resampling and of thinned points (default: %(default)s)")
     rows = "records to use, over all runs; of more a random part is taken (default: %(default)s)"
     add("--max-rows", type=int, default=2_000_000, help=rows)
     watch = (
