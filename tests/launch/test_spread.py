@@ -57,7 +57,7 @@ def test_eps_is_judged_by_records(tmp_path, capsys):
     columns["log_ratio"] = rng.normal(-variation / 2, np.sqrt(variation))
     writer = RecordWriter(tmp_path, RunSettings("fspo"))
     writer.add(columns, MicroBatch(step=1, mini_batch=1, rank=0, ranks=1, prompts=["p"] * 3000, texts=["p"] * 3000))
-    writer.close()
+    writer.flush()
 
     def note(eps):
         report = diagnose("--records", str(tmp_path), SELECT, f"{POLICY_LOSS}.eps={eps}", capsys=capsys)[1]

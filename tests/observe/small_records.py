@@ -39,7 +39,7 @@ def write(folder, steps, settings=SETTINGS, **kwargs):
     writer = RecordWriter(folder, settings)
     for step in steps:
         add(writer, step, **kwargs)
-    writer.close()
+    writer.flush()
 
 
 def end_in_a_step(folder):

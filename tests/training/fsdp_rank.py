@@ -103,7 +103,7 @@ def train(arguments: list[str]) -> None:
     loss = policy_loss(args.loss, args.observed, f"{args.output}.records")
     with Collectives() as collectives:
         metrics = engine.update(trainer, data, loss, cut, args.mini_batch_size, scale=128)
-    observer.settle_records()  # as the weight sync at the end of a step does
+    observer.flush_records()  # as the weight sync at the end of a step does
     weights = {name: parameter.full_tensor() for name, parameter in trainer.engine.module.named_parameters()}
     if rank == 0:
         saved = {"gradient": gradient, "weights": weights, "metrics": metrics, "collectives": dict(collectives.counts)}
