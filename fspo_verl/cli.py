@@ -75,14 +75,7 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
         "make the page anew whenever a run has written something, asked for every so many seconds (30 if not "
         "given); waits for a run that is not there yet; Ctrl-C ends it"
     )
-    add("--watch", nargs="?", type=_seconds, const=30.0, metavar="SECONDS", help=watch)
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds; --watch alone goes last") from None
+    add("--watch", nargs="?", type=float, const=30.0, metavar="SECONDS", help=watch)
 
 
 def compare_arguments(parser: argparse.ArgumentParser) -> None:
