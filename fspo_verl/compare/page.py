@@ -23,7 +23,7 @@ from fspo_verl.compare import figure, thresholds
 from fspo_verl.compare.comparison import Comparison, compare, load
 from fspo_verl.compare.measures import METRICS
 from fspo_verl.compare.paired import MIN_SEEDS, SAME
-from fspo_verl.files import between, write_whole
+from fspo_verl.output import between, write_whole
 
 NAME = "comparison"
 _BEGIN, _END = "<!-- begin of what `fspo-verl compare` writes -->", "<!-- end of what `fspo-verl compare` writes -->"

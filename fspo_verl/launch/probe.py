@@ -7,7 +7,7 @@ All that this package assumes of verl is in tests/verl_contract. What fails with
 
 from collections.abc import Iterator
 
-from fspo_verl import terminal, versions
+from fspo_verl import output, versions
 from fspo_verl.launch.view import Finding
 
 
@@ -27,7 +27,7 @@ def findings() -> Iterator[Finding]:
 def problems() -> list[str]:
     """What the installed verl does otherwise than the losses need. Takes about a second, without Ray."""
     try:
-        with terminal.reserved():
+        with output.reserved():
             return [*_loss()]
     except Exception as error:  # another signature, type or name: whatever verl made of it
         return [f"the loss cannot be called: {type(error).__name__}: {error}"]

@@ -25,14 +25,13 @@ import torch
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from fspo_verl import terminal
 from fspo_verl.analysis.clip_rates import length_edges
 from fspo_verl.analysis.counterfactuals import Counterfactuals
 from fspo_verl.analysis.resampling import Estimate, number
 from fspo_verl.analysis.runs import Run, config_differences, read_runs, written
 from fspo_verl.clips import CLIPS, MATCHED_RATE, of_run
-from fspo_verl.files import write_whole
 from fspo_verl.observe.metrics import NAMES
+from fspo_verl.output import show, write_whole
 from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES, Series, Style
 from fspo_verl.report.numbers import Analysis, analyse, steps, tables
@@ -111,7 +110,7 @@ def report(args: argparse.Namespace, updated: str = "") -> None:
     for one in found:
         advice = " ".join([one["advice"], *one["overrides"]])
         rows.append(("next", f"{one['run']}: {advice}" if len(found) > 1 else advice))
-    terminal.show(rows, widths=(8,))
+    show(rows, widths=(8,))
 
 
 def watch(args: argparse.Namespace) -> None:

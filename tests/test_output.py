@@ -4,7 +4,7 @@
 
 import pytest
 
-from fspo_verl.files import between
+from fspo_verl.output import between
 
 BEGIN, END = "<!-- begin -->", "<!-- end -->"
 
