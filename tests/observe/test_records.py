@@ -31,7 +31,7 @@ from verl.workers import engine_workers
 from verl.workers.utils.losses import ppo_loss
 
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
-from fspo_verl.observe import folder, microbatch, observer
+from fspo_verl.observe import folder, microbatch, noise, observer
 from fspo_verl.observe.folder import record_files
 from fspo_verl.observe.records import COLUMNS, RecordWriter, read_records, text_hash
 from fspo_verl.observe.settings import RunSettings
@@ -86,12 +86,14 @@ def train(counted_ppo_loss, config, steps, cut):
     return values
 
 
+@pytest.mark.parametrize("cut", ["one", "ragged", "single rows"])
 @pytest.mark.parametrize("schema, loss", [(FSPOPolicyLossConfig, "fspo"), (ObservedPolicyLossConfig, "gspo")])
-def test_metrics_equal_what_the_records_give(counted_ppo_loss, writers, tmp_path, schema, loss):
+def test_metrics_equal_what_the_records_give(counted_ppo_loss, writers, tmp_path, schema, loss, cut):
     band = {"eps_low": 0.05, "eps_high": 0.04} if loss == "fspo" else {"loss_mode": loss}
     where = {"records_dir": str(tmp_path), "checkpoint_dir": str(tmp_path / "checkpoints")}
     config = actor_config(policy_loss=schema(**where, **band), clip_ratio_low=3e-4)
-    values = train(counted_ppo_loss, config, steps=[7, 8], cut=CUTS["ragged"])
+    values = train(counted_ppo_loss, config, steps=[7, 8], cut=CUTS[cut])
+    assert {len(rows) for rows in values.values()} == {len(values["rows"])}  # at every call, a value per row
     (writer,) = writers
     writer.flush()
     records = read_records(tmp_path)
@@ -137,6 +139,15 @@ def test_metrics_equal_what_the_records_give(counted_ppo_loss, writers, tmp_path
         outside = np.sum(values["outside_band_fraction"])
         scale = np.sqrt(records.length)
         assert outside == ((records.log_ratio > 0.04 * scale) | (records.log_ratio < -0.05 * scale)).sum()
+
+    # verl logs means over the rows of a step, which hold two mini-batches; nothing has moved in the first.
+    logged = pd.DataFrame([{f"actor/fspo/{name}": np.mean(rows) for name, rows in values.items()}])
+    live, recorded = noise.of_metrics(logged), noise.of_records(records, settings, settings.band)
+    first = records[records.mini_batch == 0]
+    sigma = np.sqrt((first.quadratic_variation / first.length).mean())
+    assert (live.sigma, recorded.sigma) == pytest.approx((sigma, sigma), rel=1e-6)
+    assert live.outside == pytest.approx(recorded.outside, nan_ok=True)
+    assert 0 < live.outside < 1 if loss == "fspo" else np.isnan(live.outside)
 
 
 def test_one_step_of_several_is_recorded(counted_ppo_loss, writers, tmp_path):
