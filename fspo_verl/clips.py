@@ -52,10 +52,6 @@ class Clip:
         """Its name with its constants, for tables."""
         return f"{self.label}, {self.range}" if self.range else self.label
 
-    def lacks(self, records: pd.DataFrame) -> bool:
-        """Whether the records hold too little for :meth:`clipped`."""
-        return False
-
     @property
     def eps(self) -> dict[str, float | None]:
         """Its range as eps_low, eps_high and eps_dual; None for what it has not."""
@@ -67,14 +63,6 @@ class Clip:
         An advantage that varies along a response counts with its mean.
         """
         raise NotImplementedError
-
-    def outside(self, records: pd.DataFrame) -> np.ndarray:
-        """bool ``[rows]``: outside the range, whatever the advantage; an edge is inside.
-
-        Raises:
-            ValueError: the clip works token by token.
-        """
-        raise ValueError(f"{self.name} clips token by token: the records do not tell what is outside its range")
 
     def matched(self, records: pd.DataFrame, rate: float) -> "Clip":
         """The clip with its range multiplied by the one number at which :meth:`clipped` has this overall rate.
@@ -106,7 +94,8 @@ class BandClip(Clip):
         low, high, dual = _edges(self.band, records, np.float32)
         return np.where(advantage < 0, (s < low) | (s > dual), (advantage > 0) & (s > high)).astype(np.float64)
 
-    def outside(self, records):
+    def outside(self, records: pd.DataFrame) -> np.ndarray:
+        """bool ``[rows]``: outside the range, whatever the advantage; an edge is inside."""
         s = records["log_ratio"].to_numpy()
         low, high, _ = _edges(self.band, records, np.float32)
         return (s < low) | (s > high)
@@ -145,9 +134,6 @@ class TokenClip(Clip):
     _: KW_ONLY
     column: str  # of the records: the number of tokens of a response that it drops
     drops: Callable[[Tokens], Tensor]  # bool ``[B, T]``; whatever at padding
-
-    def lacks(self, records):
-        return self.column not in records
 
     def clipped(self, records):
         return np.where(records["advantage"] != 0, records[self.column] / records["length"], 0.0)

@@ -72,9 +72,7 @@ def calibrate(records: pd.DataFrame, target: float) -> Calibration:
         settings and settings.trained_band,
         band_fit.resampled(records)[0],
         fits,
-        tuple(
-            rule(clip, records, target) for clip in CLIPS.values() if clip.name != "fspo" and not clip.lacks(records)
-        ),
+        tuple(rule(clip, records, target) for clip in CLIPS.values() if clip.name != "fspo"),
         tuple(_warnings(records, target, fits[0])),
         noise.of_records(records, settings, fits[0].band),
     )
