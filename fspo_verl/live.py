@@ -73,9 +73,10 @@ def _bin_name(low: int, high: float) -> str:
 def install() -> None:
     """Add the series to whatever a trainer of verl logs in this process, once; without them where verl is another."""
     try:
-        import verl.utils.tracking
+        # Not `import verl.utils.tracking`: while that import goes on, verl.utils has no such attribute yet.
+        from verl.utils.tracking import Tracking
 
-        log = verl.utils.tracking.Tracking.log
+        log = Tracking.log
     except (ImportError, AttributeError) as error:
         logger.warning("no live series %s* with this verl: %s", PREFIX, error)
         return
@@ -87,7 +88,7 @@ def install() -> None:
         return log(self, {**data, **_series_or_warning(data)}, *args, **kwargs)
 
     log_with_series.adds_live_series = True  # type: ignore[attr-defined]  # a mark on a function
-    verl.utils.tracking.Tracking.log = log_with_series
+    Tracking.log = log_with_series
 
 
 def _series_or_warning(data: Mapping) -> dict[str, float]:
