@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from fspo_verl.band import Band
-from fspo_verl.files import write_whole
+from fspo_verl.output import write_whole
 
 logger = logging.getLogger("fspo_verl")
 

@@ -68,21 +68,13 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", type=Path, metavar="DIR", help=place)
     add("--names", nargs="+", metavar="NAME", help="what to call the runs (default: as their folders)")
     add("--bins", type=int, default=8, help="length bins, at most (default: %(default)s)")
-    add("--seed", type=int, default=0, help="of resampling and of thinned points (default: %(default)s)")
     rows = "records to use, over all runs; of more a random part is taken (default: %(default)s)"
     add("--max-rows", type=int, default=2_000_000, help=rows)
     watch = (
         "make the page anew whenever a run has written something, asked for every so many seconds (30 if not "
         "given); waits for a run that is not there yet; Ctrl-C ends it"
     )
-    add("--watch", nargs="?", type=_seconds, const=30.0, metavar="SECONDS", help=watch)
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds; --watch alone goes last") from None
+    add("--watch", nargs="?", type=float, const=30.0, metavar="SECONDS", help=watch)
 
 
 def compare_arguments(parser: argparse.ArgumentParser) -> None:

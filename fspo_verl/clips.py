@@ -3,9 +3,8 @@
 """The catalogue of clips: what is known of each, and which gradient it takes from recorded responses.
 
 A clip works on whole responses (:class:`BandClip`) or token by token (:class:`TokenClip`).
-``records`` is a DataFrame of :mod:`fspo_verl.observe.records`. A clip that needs more of a response than L, S, Q and A
-names a :class:`Column`, which is computed where records are written, and only there. Log-ratios are in nats. This
-module knows nothing of verl.
+``records`` is a DataFrame of :mod:`fspo_verl.observe.records`. The tokens that a :class:`TokenClip` drops are counted
+where records are written, and only there. Log-ratios are in nats. This module knows nothing of verl.
 """
 
 import dataclasses
@@ -35,14 +34,6 @@ class Tokens(NamedTuple):
     mask: Tensor  # bool
 
 
-class Column(NamedTuple):
-    """A record column that a clip needs."""
-
-    name: str
-    dtype: str  # of Arrow
-    of: Callable[[Tokens], Tensor]  # ``[B]``
-
-
 @dataclass(frozen=True)
 class Clip:
     """A clip that can be applied to records after the fact, and what the catalogue says of it."""
@@ -54,16 +45,11 @@ class Clip:
     source: str = ""  # arXiv id, and where its range is from if not from there
     loss_mode: str | None = None  # verl's name of the loss that clips so
     note: str = ""  # what a reader should know before choosing it
-    column: Column | None = None
 
     @property
     def title(self) -> str:
         """Its name with its constants, for tables."""
         return f"{self.label}, {self.range}" if self.range else self.label
-
-    def lacks(self, records: pd.DataFrame) -> bool:
-        """Whether the records have no :attr:`column`."""
-        return self.column is not None and self.column.name not in records
 
     @property
     def eps(self) -> dict[str, float | None]:
@@ -76,14 +62,6 @@ class Clip:
         An advantage that varies along a response counts with its mean.
         """
         raise NotImplementedError
-
-    def outside(self, records: pd.DataFrame) -> np.ndarray:
-        """bool ``[rows]``: outside the range, whatever the advantage; an edge is inside.
-
-        Raises:
-            ValueError: the clip works token by token.
-        """
-        raise ValueError(f"{self.name} clips token by token: the records do not tell what is outside its range")
 
     def matched(self, records: pd.DataFrame, rate: float) -> "Clip":
         """The clip with its range multiplied by the one number at which :meth:`clipped` has this overall rate.
@@ -115,7 +93,8 @@ class BandClip(Clip):
         low, high, dual = _edges(self.band, records, np.float32)
         return np.where(advantage < 0, (s < low) | (s > dual), (advantage > 0) & (s > high)).astype(np.float64)
 
-    def outside(self, records):
+    def outside(self, records: pd.DataFrame) -> np.ndarray:
+        """bool ``[rows]``: outside the range, whatever the advantage; an edge is inside."""
         s = records["log_ratio"].to_numpy()
         low, high, _ = _edges(self.band, records, np.float32)
         return (s < low) | (s > high)
@@ -149,13 +128,14 @@ class BandClip(Clip):
 
 @dataclass(frozen=True)
 class TokenClip(Clip):
-    """Drops single tokens; its :attr:`column` counts those of each response."""
+    """Drops single tokens."""
 
     _: KW_ONLY
-    column: Column
+    column: str  # of the records: the number of tokens of a response that it drops
+    drops: Callable[[Tokens], Tensor]  # bool ``[B, T]``; whatever at padding
 
     def clipped(self, records):
-        return np.where(records["advantage"] != 0, records[self.column.name] / records["length"], 0.0)
+        return np.where(records["advantage"] != 0, records[self.column] / records["length"], 0.0)
 
 
 def standardized(records: pd.DataFrame, band: Band) -> np.ndarray:
@@ -179,12 +159,7 @@ def _edges(band: Band, records: pd.DataFrame, dtype) -> tuple[np.ndarray, np.nda
     return low.numpy(), high.numpy(), dual.numpy()
 
 
-# --- what single clips need -------------------------------------------------------------------------------------------
-
-
-def _tokens(name: str, drops: Callable[[Tokens], Tensor]) -> Column:
-    """The number of response tokens that ``drops``, bool ``[B, T]``, names."""
-    return Column(name, "int32", lambda tokens: (drops(tokens) & tokens.mask).sum(-1))
+# --- the tokens that single clips drop --------------------------------------------------------------------------------
 
 
 def _ratio(tokens: Tokens) -> Tensor:
@@ -243,7 +218,8 @@ CLIPS: dict[str, Clip] = {
             source="1707.06347, 2402.03300; range: verl's defaults",
             loss_mode="vanilla",
             note="clips tokens: its rate is the mean share of a response",
-            column=_tokens("tokens_clipped", _ppo),
+            column="tokens_clipped",
+            drops=_ppo,
         ),
         BandClip(
             "fixed_band",
@@ -260,7 +236,8 @@ CLIPS: dict[str, Clip] = {
             source="2602.04879; range: verl's examples/dppo_trainer",
             loss_mode="dppo_tv",
             note="clips tokens by the change of their probability, not of its logarithm",
-            column=_tokens("tokens_clipped_dppo_tv", _dppo_tv),
+            column="tokens_clipped_dppo_tv",
+            drops=_dppo_tv,
         ),
         TokenClip(
             "cispo",
@@ -269,7 +246,8 @@ CLIPS: dict[str, Clip] = {
             source="2506.13585; range: verl's examples/cispo_trainer",
             loss_mode="cispo",
             note="counts the tokens whose weight it cuts; they keep a gradient",
-            column=_tokens("tokens_clipped_cispo", _cispo),
+            column="tokens_clipped_cispo",
+            drops=_cispo,
         ),
         BandClip(
             "seq_is",
@@ -294,8 +272,8 @@ CLIPS: dict[str, Clip] = {
 """Every clip at its usual range: FSPO's defaults, 1.5 standard deviations where eps counts those, and the range that a
 paper or verl publishes for the others."""
 
-COLUMNS: tuple[Column, ...] = tuple(clip.column for clip in CLIPS.values() if clip.column)
-"""What records hold for the sake of single clips."""
+COLUMNS = {clip.column: clip.drops for clip in CLIPS.values() if isinstance(clip, TokenClip)}
+"""What records hold for the sake of single clips: the number of tokens that each drops, by column."""
 
 LOSSES = ("fspo", "gspo", "grpo", "fixed_band")
 """The clips that this package trains with from a config of their own."""

@@ -30,7 +30,7 @@ def plug_in() -> None:
     There the losses are registered even where verl was told not to load plugins (VERL_USE_EXTERNAL_PLUGINS=none).
     """
     versions.warn_unsupported_verl()
-    microbatch.install(observer.settle_records)
+    microbatch.install(observer.flush_records)
     live.install()
 
 

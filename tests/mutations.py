@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).parents[1]
 LOSS = ("loss.py", "band.py", "token_sums.py")
-REGISTER, ADAPTIVE = ("register.py",), ("adaptive.py",)
+REGISTER, ADAPTIVE, CLIPS = ("register.py",), ("adaptive.py",), ("clips.py",)
 METRICS, COLUMNS, RECORDS, MICROBATCH, FOLDER = (
     (f"observe/{name}.py",) for name in ("metrics", "columns", "records", "microbatch", "folder")
 )
@@ -35,6 +35,7 @@ TESTS_OF = {  # files with tests of their own, which are long: those that a plan
     HISTORY: ["tests/launch/test_launch.py", "-k", "kept_for_resumes or step_of_a_checkpoint"],
     FIT: ["tests/analysis/test_calibrate.py", "-k", "measured"],
     LENGTH_EFFECT: ["tests/analysis/test_length_effect.py"],
+    CLIPS: ["tests/test_clips.py", "-k", "definition"],
     PAIRED: ["tests/compare/test_compare.py", "-k", "sign_flips or fewer_than_six or five_equal"],
 }
 
@@ -112,8 +113,9 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("dual clip told from the lower by nothing", COLUMNS, "torch.where(upward, 0.0, negative)", "negative"),
     ("random numbers drawn twice", COLUMNS,
      'torch.random.fork_rng([device] if device.type == "cuda" else [])', "torch.enable_grad()"),
-    ("first tokens for the last", COLUMNS, "mask.flip(-1).cumsum(-1).flip(-1)", "mask.cumsum(-1)"),
-    ("largest token only", COLUMNS, "rank < top, largest", "rank < 1, largest"),
+    ("dual clip of tokens not counted", CLIPS, "(ratio < 0.8) | (ratio > 3)", "(ratio < 0.8)"),
+    ("tokens of the other sign counted", CLIPS, "tokens.advantages > 0, ratio >",
+     "tokens.advantages < 0, ratio >"),
     ("a step written before it has ended", RECORDS,
      "if self._step and micro_batch.step != self._step[-1][1].step:", "if self._step:"),
     ("a part of a step left after a full disk", RECORDS, "self._file_of(batch).unlink(missing_ok=True)", "pass"),

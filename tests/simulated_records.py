@@ -25,12 +25,10 @@ def frame(length, log_ratio=0.0, quadratic_variation=0.0, advantage=1.0, prompt=
             "length": np.asarray(length, np.int32),
             "log_ratio": log_ratio,
             "quadratic_variation": np.broadcast_to(quadratic_variation, n).astype(np.float32),
-            "quadratic_variation_last": np.zeros(n, np.float32),
-            "quadratic_variation_top": np.zeros(n, np.float32),
             "advantage": np.broadcast_to(advantage, n).astype(np.float32),
             "clipped": np.zeros(n, np.float32),
             "decision": pd.Categorical(["kept"] * n),
-            **{column.name: np.zeros(n, column.dtype) for column in clips.COLUMNS},
+            **{name: np.zeros(n, np.int32) for name in clips.COLUMNS},
         }
         | columns
     )
@@ -55,11 +53,8 @@ def simulate_tokens(rng, prompts=100, group=4, sigma=0.02, kappa=0.8, spread=0.8
     tokens = np.exp(spread * rng.standard_normal(length.sum()) - spread**2)
     v = sigma * np.repeat(scale, length) * tokens
     x = v * rng.standard_normal(len(v)) - kappa * v**2 / 2
-    squares = x**2
-    s, q = np.add.reduceat(x, starts), np.add.reduceat(squares, starts)
-    squares[np.arange(len(v)) - np.repeat(starts + length - 4, length) < 0] = 0
+    s, q = np.add.reduceat(x, starts), np.add.reduceat(x**2, starts)
     records = frame(length, s, q, prompt=prompt, step=prompt // 25)
-    records["quadratic_variation_last"] = np.add.reduceat(squares, starts)
     fourth = sigma**4 * math.exp(4 * prompt_spread**2 + 4 * spread**2)  # E v⁴
     variance = sigma**2 + kappa**2 * fourth / 4  # E x²
     truth = {"sigma": math.sqrt(variance), "kappa": kappa * sigma**2 / variance, "std_slope": 0.5}

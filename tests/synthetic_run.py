@@ -71,14 +71,12 @@ def records(
             "length": length,
             "log_ratio": np.sqrt(variation) * (noise + np.sign(advantage) * 0.1) - 0.9 * variation / 2,
             "quadratic_variation": variation,
-            "quadratic_variation_last": np.minimum(last, variation),
-            "quadratic_variation_top": np.minimum(top + last / 2, variation),
             "advantage": advantage,
         }
     )
     numbers = {name: dtype.to_pandas_dtype() for name, dtype in COLUMNS.items() if not pa.types.is_dictionary(dtype)}
     table = table.astype({name: dtype for name, dtype in numbers.items() if name in table})
-    for name in (column.name for column in COLUMNS_OF_CLIPS if column.dtype == "int32"):
+    for name in COLUMNS_OF_CLIPS:
         table[name] = rng.binomial(length, np.clip(own * 0.08 * (advantage != 0), 0, 1)).astype(np.int32)
     clipped = CLIPS["grpo" if loss == "vanilla" else loss].clipped(table)
     table["clipped"] = clipped.astype(np.float32)

@@ -57,14 +57,14 @@ def counterfactuals(
         match_rate: None for the clips' own constants. A number scales each clip to take this share of the
             responses with advantage != 0, so that shapes are compared and not constants; those that work token by token
             are then left out.
-        clips: one whose column the records lack is left out.
+        clips: of the catalogue, by name.
 
     Raises:
         ValueError: a clip cannot reach ``match_rate`` on these records.
     """
     tables, rows = {}, {}
     for name, clip in clips.items():
-        if clip.lacks(records) or (match_rate is not None and isinstance(clip, TokenClip)):
+        if match_rate is not None and isinstance(clip, TokenClip):
             continue
         if match_rate is not None:
             clip = clip.matched(records, match_rate)

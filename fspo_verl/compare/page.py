@@ -25,7 +25,7 @@ from fspo_verl.compare import thresholds
 from fspo_verl.compare.comparison import Comparison, compare, counted, load
 from fspo_verl.compare.measures import MEASURES
 from fspo_verl.compare.paired import MIN_SEEDS, SAME
-from fspo_verl.files import between, markdown_table, write_whole
+from fspo_verl.output import between, markdown_table, write_whole
 from fspo_verl.report import figures
 
 NAME = "comparison"

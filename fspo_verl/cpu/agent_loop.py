@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Single-turn rollouts a batch at a time (``rollout.agent.agent_loop_manager_class``), and a replay buffer to match.
+"""Single-turn rollouts a batch at a time (``rollout.agent.agent_loop_manager_class``).
 
 verl runs one agent loop per response: a Hydra instantiation, three Ray calls and a Ray call for the reward each. On a
 model that a CPU can train this takes several times longer than the generation itself.
@@ -15,7 +15,6 @@ import transfer_queue as tq
 from tensordict import NonTensorData, TensorDict
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.reward import get_custom_reward_fn
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.reward_score import default_compute_score
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -145,13 +144,3 @@ def _unwrap(batch: TensorDict, row: int) -> dict:
         key: value.data if isinstance(value, NonTensorData) else getattr(value[row], "data", value[row])
         for key, value in batch.items()
     }
-
-
-class FastReplayBuffer(ReplayBuffer):
-    """verl's replay buffer, which looks for finished rollouts every 2 s, looking every 50 ms instead.
-
-    For ``trainer.v1.sampler.custom_sampler``, with rollout engines that use verl's own agent loop.
-    """
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, poll_interval=0.05, **kwargs)

@@ -20,7 +20,7 @@ from unittest import mock
 
 from omegaconf import DictConfig, OmegaConf
 
-from fspo_verl import terminal
+from fspo_verl import output
 
 OWN_CONFIGS = "pkg://fspo_verl.configs"
 
@@ -71,7 +71,7 @@ def with_config(module: str, arguments: list[str], look: Callable):
             mock.patch.object(sys, "argv", argv),
             mock.patch.object(verl.utils.device, "auto_set_device", take),
             mock.patch.dict(os.environ, HYDRA_FULL_ERROR="1"),  # errors are raised, not printed
-            terminal.reserved(),  # what verl warns about, it says again at the launch
+            output.reserved(),  # what verl warns about, it says again at the launch
         ):
             try:
                 runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig
 
-from fspo_verl import terminal, versions
+from fspo_verl import output, versions
 from fspo_verl.launch import installation
 from fspo_verl.launch.composition import with_config
 from fspo_verl.launch.view import ACTOR, POLICY_LOSS, Finding, Launch, by_severity
@@ -58,9 +58,9 @@ def main(args: argparse.Namespace) -> int:
         found, rows = examine(module, overrides, args, workers)
     counts = Counter(finding.severity for finding in found)
     if args.json:
-        output = {"main": module, "overrides": overrides, "errors": counts["error"], "warnings": counts["warning"]}
-        output |= {"plan": [row._asdict() for row in rows], "findings": [*map(dataclasses.asdict, found)]}
-        print(json.dumps(output, indent=1))
+        told = {"main": module, "overrides": overrides, "errors": counts["error"], "warnings": counts["warning"]}
+        told |= {"plan": [row._asdict() for row in rows], "findings": [*map(dataclasses.asdict, found)]}
+        print(json.dumps(told, indent=1))
     else:
         _print(found, rows, counts, args.launch)
     return int(counts["error"] > 0 or (args.strict and counts["warning"] > 0))
@@ -170,7 +170,7 @@ def verls_own_checks(module: str, config: DictConfig) -> Iterator[Finding]:
         return
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
 
-    with terminal.reserved():
+    with output.reserved():
         critic = need_critic(config)
     config = config.copy()
     if critic and not (Path(str(config.critic.model.path)).expanduser() / "config.json").is_file():
@@ -179,7 +179,7 @@ def verls_own_checks(module: str, config: DictConfig) -> Iterator[Finding]:
         model = config.actor_rollout_ref.model
         model.lora.rank = model.lora_rank = 0
     try:
-        with terminal.reserved():
+        with output.reserved():
             validate(config, use_reference_policy=need_reference_policy(config), use_critic=critic)
     except Exception as error:  # AssertionError, ValueError and Hydra's own
         said = " ".join(str(error).split()) or type(error).__name__
@@ -288,11 +288,11 @@ def _print(found: list[Finding], rows: list, counts: Counter, launch: list[str])
     """The conclusion, the plan, the findings, and what to do next."""
     said = [f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}" for severity in ("error", "warning")]
     print(f"fspo-verl doctor: {', '.join(said)}")
-    terminal.show([(row.name, row.value.rjust(20), row.how) for row in rows], widths=(34, 20))
+    output.show([(row.name, row.value.rjust(20), row.how) for row in rows], widths=(34, 20))
     for finding in found:
         lines = [(finding.severity, finding.what), ("", finding.why), ("fix:", finding.fix)]
-        terminal.show([line for line in lines if line[1]], widths=(8,))
-    terminal.show([("next:", _next_step(counts["error"], launch))], widths=(8,))
+        output.show([line for line in lines if line[1]], widths=(8,))
+    output.show([("next:", _next_step(counts["error"], launch))], widths=(8,))
 
 
 def _next_step(errors: int, launch: list[str]) -> str:

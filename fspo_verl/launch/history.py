@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-import fspo_verl.files
+import fspo_verl.output
 from fspo_verl.launch.view import ACTOR, Finding, Launch
 
 FILE = "policy_loss.json"
@@ -119,7 +119,7 @@ def keep(config: DictConfig) -> None:
         _, step = resume_point(config) or (None, 0)
         history.append({"after_step": step, "loss": settings})
     file = Path(config.trainer.default_local_dir) / FILE
-    fspo_verl.files.write_whole([(file, json.dumps(history, indent=1).encode())])
+    fspo_verl.output.write_whole([(file, json.dumps(history, indent=1).encode())])
 
 
 def _history(config: DictConfig) -> list[dict]:

@@ -16,7 +16,7 @@ from importlib import metadata
 
 from omegaconf import DictConfig
 
-from fspo_verl import terminal, versions
+from fspo_verl import output, versions
 from fspo_verl.launch.view import Finding, Launch
 
 INSTALL = "pip install . in a clone of fspo_verl"
@@ -62,7 +62,7 @@ def untested_verl() -> Iterator[Finding]:
 def problems() -> list[str]:
     """What the installed verl does otherwise than the losses need. Takes about a second, without Ray."""
     try:
-        with terminal.reserved():
+        with output.reserved():
             return [*_loss()]
     except Exception as error:  # another signature, type or name: whatever verl made of it
         return [f"the loss cannot be called: {type(error).__name__}: {error}"]

@@ -17,9 +17,6 @@ from fspo_verl.loss import SequenceLoss, fspo_loss
 
 _OF_SEQUENCES = ("length", "log_ratio", "quadratic_variation", "advantage", "finite")
 CLIPPED = ("clipped_upper", "clipped_lower", "clipped_dual")
-# Columns that only records hold; see :func:`token_columns`.
-LAST_TOKENS = 4
-TOP_SHARE = 100  # one token in this many
 
 
 @torch.no_grad()
@@ -76,26 +73,13 @@ def observed_columns(
 def token_columns(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, response_mask: Tensor
 ) -> dict[str, Tensor]:
-    """Columns ``[B]`` that need another pass over the tokens, for records only.
-
-    ``quadratic_variation_last``: the part of Q in the last 4 response tokens. ``quadratic_variation_top``: the part in
-    the largest ceil(L/100) tokens. And the columns that single clips need, see :data:`fspo_verl.clips.COLUMNS`.
-    """
+    """The columns ``[B]`` that single clips need, see :data:`fspo_verl.clips.COLUMNS`; for records only."""
     from fspo_verl import clips  # not at the top: it imports pandas, which the losses do without
 
     mask = response_mask.bool()
     log_prob, old_log_prob = (torch.where(mask, values.float(), 0.0) for values in (log_prob, old_log_prob))
     tokens = clips.Tokens(log_prob, old_log_prob, log_prob - old_log_prob, advantages, mask)
-    squared = tokens.log_ratio.square()
-    tokens_left = mask.flip(-1).cumsum(-1).flip(-1)  # of this response, from each token on
-    top = (mask.sum(-1, keepdim=True) + TOP_SHARE - 1) // TOP_SHARE
-    largest = squared.topk((mask.shape[-1] + TOP_SHARE - 1) // TOP_SHARE, dim=-1).values
-    rank = torch.arange(largest.shape[-1], device=largest.device)
-    return {
-        "quadratic_variation_last": torch.where(tokens_left <= LAST_TOKENS, squared, 0.0).sum(-1),
-        "quadratic_variation_top": torch.where(rank < top, largest, 0.0).sum(-1),
-        **{column.name: column.of(tokens) for column in clips.COLUMNS},
-    }
+    return {name: (drops(tokens) & mask).sum(-1) for name, drops in clips.COLUMNS.items()}
 
 
 def to_numpy(columns: dict[str, Tensor]) -> dict[str, np.ndarray]:

@@ -7,7 +7,7 @@ Records need all of it, and the metrics of numerical noise the mini-batch. verl 
 a weight sync alone. It offers no hook at either place. :func:`install` therefore wraps the method
 ``ActorRolloutRefWorker.update_weights``, and ``ppo_loss`` in the two modules of verl that call it: ``engine_workers``,
 from which every engine (FSDP, Megatron, VeOmni, TorchTitan) takes it, and the distillation loss. The wrappers look and
-pass on, in microseconds; a weight sync also waits for records that are still being written.
+pass on, in microseconds; at a weight sync the records of the step are written.
 """
 
 import functools

@@ -66,10 +66,10 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
 _WRITERS: dict[str, "RecordWriter"] = {}  # by folder
 
 
-def settle_records() -> None:
-    """A step has ended: see :meth:`fspo_verl.observe.records.RecordWriter.settle`."""
+def flush_records() -> None:
+    """A step has ended: have its records written."""
     for writer in _WRITERS.values():
-        writer.settle()
+        writer.flush()
 
 
 def _writer(config, micro_batch: MicroBatch | None, loss: str, band: Band | None):

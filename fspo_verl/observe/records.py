@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Per-response records of a training run: one Parquet file per training step and rank, and a reader.
 
-A row is a response in one optimiser step; :data:`COLUMNS` says what it holds. Once a run trains, writing can neither
-stop nor slow it: it happens in a thread of its own, and a disk that is full, or too slow for the end of a step, is a
-warning. A file appears at the end of its step, with all mini-batches of the step or not at all; what is lost is counted
-in the folder (:mod:`fspo_verl.observe.folder`). A run that goes on from a checkpoint replaces its own later steps.
+A row is a response in one optimiser step; :data:`COLUMNS` says what it holds. A file appears at the end of its step,
+with all mini-batches of the step or not at all. A disk that is full is a warning, and training goes on; what is lost is
+counted in the folder (:mod:`fspo_verl.observe.folder`). A run that goes on from a checkpoint replaces its own later
+steps.
 """
 
 import atexit
@@ -18,7 +18,6 @@ import re
 import warnings
 import zlib
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,21 +41,17 @@ COLUMNS = {
     "length": pa.int32(),  # L, response tokens
     "log_ratio": pa.float32(),  # S, nats; 0 where not finite
     "quadratic_variation": pa.float32(),  # Q, nats²; 0 where not finite
-    "quadratic_variation_last": pa.float32(),  # the part of Q in the last 4 tokens
-    "quadratic_variation_top": pa.float32(),  # the part of Q in the largest ceil(L/100) tokens
     "advantage": pa.float32(),  # mean over the response tokens
     "clipped": pa.float32(),  # share of the response's tokens that lost their gradient to the clip
     # Which side of the clip took (part of) the gradient: kept (none), upper (A > 0), lower (A < 0, S low), dual (A < 0,
     # S high); nonfinite for a response that holds NaN or inf.
     "decision": pa.dictionary(pa.int32(), pa.string()),
-    # What single clips need; see fspo_verl.clips.
-    **{column.name: pa.type_for_alias(column.dtype) for column in clips.COLUMNS},
+    **dict.fromkeys(clips.COLUMNS, pa.int32()),  # numbers of tokens that single clips drop
 }
 EPS_COLUMNS = {name: pa.float64() for name in ("eps_low", "eps_high", "eps_dual")}
 """The band in force when a response was trained on, of runs with ``target_clip_rate`` only; see :class:`Band`."""
 
 _SETTINGS = b"fspo_verl"  # key of the metadata entry of a file
-_PENDING = 64  # steps that wait for a slow disk before records are dropped
 
 
 def text_hash(prompt) -> int:
@@ -106,13 +101,9 @@ class RecordWriter:
         self._schema = pa.schema(columns).with_metadata({_SETTINGS: json.dumps(settings.to_json()), "claim": run})
         self._step: list[tuple[dict, MicroBatch]] = []  # the micro-batches of the step that is being trained
         self._is_written = True  # as far as it has come
-        self._is_slow = False
-        self._jobs: list[Future] = []
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="records")
-        # From here on only the thread's business.
         self._sizes: dict[Path, int] = {}
         self._said: set[str] = set()
-        atexit.register(self._write_the_rest)
+        atexit.register(self.flush)  # some trainers sync no weights after their last step
 
     def add(self, columns: dict[str, np.ndarray], micro_batch: MicroBatch) -> None:
         """Take the rows of one micro-batch; the file of a step is written when the step ends.
@@ -121,46 +112,23 @@ class RecordWriter:
             columns: ``[B]`` arrays of :mod:`fspo_verl.observe.columns`, token columns included.
         """
         if self._step and micro_batch.step != self._step[-1][1].step:
-            self._hand_over()
+            self.flush()
             self._step = []
         self._step.append((columns, micro_batch))
         self._is_written = False
 
-    def settle(self, seconds: float = 10.0) -> None:
-        """A step has ended: write its file, and wait for it, but not long; where that was in vain once, not again.
-
-        A run may end with any step, and Ray then leaves a worker a fraction of a second.
-        """
-        self._hand_over()
-        if not self._is_slow and wait(self._jobs, seconds).not_done:
-            self._is_slow = True
-            self._warn(f"not written within {seconds:g} s of the end of a step; those of the last steps may be lost")
-
-    def close(self) -> None:
-        """Write all that was taken, and wait for it."""
-        self._hand_over()
-        self._thread.shutdown()
-
-    def _hand_over(self) -> None:
-        """Have the thread write the step, as far as it has come."""
+    def flush(self) -> None:
+        """Write the file of the step as far as it has come; count the step as lost where that fails."""
         if self._is_written:
             return
         self._is_written = True
-        self._jobs = [job for job in self._jobs if not job.done()]
-        if len(self._jobs) < _PENDING:
-            job = self._thread.submit(self._write, list(self._step))
-        else:
-            job = self._thread.submit(self._lose, self._step[-1][1], self._count(self._step), "the disk is too slow")
-        self._jobs.append(job)
-
-    def _write_the_rest(self) -> None:
-        """At the end of the process, when the thread has ended: some trainers sync no weights after their last step."""
-        if not self._is_written:
-            self._write(self._step)
-
-    def _count(self, step: list[tuple[dict, MicroBatch]]) -> int:
-        """The number of responses to record."""
-        return int(sum(self._chosen(columns["length"], batch.prompts).sum() for columns, batch in step))
+        if self._claim and folders.successor(self._claim).exists():
+            self._warn("another run has taken the folder over, nothing more is recorded")
+            return
+        try:
+            self._write_file(self._step[-1][1], self._table())
+        except Exception as error:  # recording must not stop training
+            self._lose(self._step[-1][1], error)
 
     def _chosen(self, length: np.ndarray, prompts: Iterable[str]) -> np.ndarray:
         """bool ``[rows]``: the responses to record, by prompt, so that groups stay whole, and alike on all ranks."""
@@ -169,7 +137,8 @@ class RecordWriter:
         draw = np.array([zlib.crc32(prompt.encode()) / 2**32 for prompt in prompts])
         return (length > 0) & (draw < self.fraction)
 
-    def _table(self, step: list[tuple[dict, MicroBatch]]) -> pa.Table:
+    def _table(self) -> pa.Table:
+        step = self._step
         columns = {name: np.concatenate([columns[name] for columns, _ in step]) for name in step[0][0]}
         sizes = [len(batch.prompts) for _, batch in step]
         for name in ("step", "mini_batch"):
@@ -184,17 +153,6 @@ class RecordWriter:
         chosen = self._chosen(columns["length"], columns["prompt"])
         arrays = [pa.array(columns[field.name][chosen], field.type) for field in self._schema]
         return pa.Table.from_arrays(arrays, schema=self._schema)
-
-    def _write(self, step: list[tuple[dict, MicroBatch]]) -> None:
-        """Write a step as far as it has come; count it as lost where that fails."""
-        if self._claim and folders.successor(self._claim).exists():
-            self._warn("another run has taken the folder over, nothing more is recorded")
-            return
-        last = step[-1][1]
-        try:
-            self._write_file(last, self._table(step))
-        except Exception as error:  # recording must not stop training
-            self._lose(last, self._count(step), error)
 
     def _write_file(self, batch: MicroBatch, table: pa.Table) -> None:
         file = self._file_of(batch)
@@ -227,11 +185,12 @@ class RecordWriter:
             kept = [f"{step},{count}\n" for step, count in folders.losses(lost) if step < batch.step]
             lost.write_text("".join(kept))
 
-    def _lose(self, batch: MicroBatch, responses: int, error: Exception | str) -> None:
-        """Count a step as lost, and leave no part of it: that would pass for the whole."""
+    def _lose(self, batch: MicroBatch, error: Exception) -> None:
+        """Count the step as lost, and leave no part of it: that would pass for the whole."""
         self._warn(f"step {batch.step} of rank {batch.rank} is lost: {error}")
         with contextlib.suppress(OSError):
             self._file_of(batch).unlink(missing_ok=True)
+        responses = int(sum(self._chosen(columns["length"], batch.prompts).sum() for columns, batch in self._step))
         lost = self.folder / folders.LOST.format(rank=batch.rank)
         with contextlib.suppress(OSError), lost.open("a") as file:  # a few bytes often fit where a step did not
             file.write(f"{batch.step},{responses}\n")

@@ -25,11 +25,6 @@ def clip_ratios(read: Callable[[str], Any]) -> dict[str, Any]:
     return sides | {"clip_ratio_c": read("clip_ratio_c")}
 
 
-def log_range(low: float, high: float) -> tuple[float, float]:
-    """How far below and above 0 the logarithm of a ratio from 1 − low to 1 + high reaches; no ratio is below 0."""
-    return -math.log1p(-low) if low < 1 else math.inf, math.log1p(high)
-
-
 @dataclass(frozen=True)
 class RunSettings:
     """What a run trained with; all but the loss may be unknown."""
@@ -60,8 +55,8 @@ class RunSettings:
             low, high = self.clip_ratio_low, self.clip_ratio_high
             if low is None or high is None or low <= 0 or high <= 0:
                 return None
-            lowest, highest = log_range(low, high)
-            return Band(eps_low=lowest, eps_high=highest, eps_dual=math.inf, length_power=1.0)
+            lowest = -math.log1p(-low) if low < 1 else math.inf  # no ratio is below 0
+            return Band(eps_low=lowest, eps_high=math.log1p(high), eps_dual=math.inf, length_power=1.0)
         return self.band
 
     @property

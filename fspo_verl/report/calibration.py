@@ -104,7 +104,7 @@ def calibrate(records: pd.DataFrame, target: float) -> Calibration:
     """
     _check(records)
     settings, fits = records.attrs.get("settings"), fit.fits(records, target)
-    others = [clip for clip in CLIPS.values() if clip.name != "fspo" and not clip.lacks(records)]
+    others = [clip for clip in CLIPS.values() if clip.name != "fspo"]
     return Calibration(
         target,
         verdict(records, target),

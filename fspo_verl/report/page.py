@@ -14,7 +14,7 @@ import json
 import platform
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,14 +25,13 @@ import torch
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from fspo_verl import terminal
 from fspo_verl.analysis import fit
 from fspo_verl.analysis.clip_rates import Estimate, length_edges, number
 from fspo_verl.analysis.counterfactuals import Counterfactuals
 from fspo_verl.analysis.runs import Run, config_differences, read_runs, written
 from fspo_verl.clips import CLIPS, MATCHED_RATE, of_run
-from fspo_verl.files import to_csv, write_whole
 from fspo_verl.observe.metrics import NAMES
+from fspo_verl.output import show, to_csv, write_whole
 from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES, Series, Style
 from fspo_verl.report.numbers import Analysis, analyse, steps, tables
@@ -40,9 +39,19 @@ from fspo_verl.versions import installed
 
 _MADE_BY = "fspo-verl report"
 _MADE_WITH = ("fspo-verl", "numpy", "scipy", "pandas", "matplotlib")
-_OWN_FILE = re.compile(r"report\.(html|json)|(figures|tables)/\w+\.(svg|png|csv)")
 _POINTS = 4000  # of a scatter plot
+_FIGURES = ("clip_rate_by_length", "counterfactuals", "log_ratio_by_length", "curves")
+_TABLES = (
+    *("summary", "clip_rate_by_length", "live_clip_rate_by_length", "counterfactuals_by_length"),
+    *("counterfactuals_summary", "metrics", "config_differences"),
+)
 _DASH = "–"
+FILES = (
+    *("report.json", "report.html"),
+    *(f"figures/{name}.{kind}" for name in _FIGURES for kind in ("svg", "png")),
+    *(f"tables/{name}.csv" for name in _TABLES),
+)
+"""What a report may consist of, by its place in the folder."""
 
 # Panels of the training curves: title, unit, and names of metrics, of which the first counts that any run logs.
 _CURVES = [
@@ -85,7 +94,7 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.output} is a run itself; choose another folder, such as {args.output / 'report'}")
     if args.watch is not None and not args.watch > 0:
         raise ValueError(f"--watch={args.watch:g} has to be more than 0 seconds")
-    _refuse_foreign(args.output, ["report.html", "report.json"])  # before minutes of work
+    _refuse_foreign(args.output)  # before minutes of work
     (report if args.watch is None else watch)(args)
     return 0
 
@@ -93,7 +102,7 @@ def main(args: argparse.Namespace) -> int:
 def report(args: argparse.Namespace, updated: str = "") -> None:
     """Read the runs and write their report; print the verdicts, the place of the page, and what to do next."""
     runs = list(tqdm(read_runs(args.runs, args.names, args.max_rows), "runs", len(args.runs), delay=2))
-    files = build(runs, args.bins, args.seed)
+    files = build(runs, args.bins)
     write(args.output, files)
     found = json.loads(files["report.json"])["verdicts"]
     rows = [(one["run"], one["sentence"]) for one in found]
@@ -101,7 +110,7 @@ def report(args: argparse.Namespace, updated: str = "") -> None:
     for one in found:
         advice = " ".join([one["advice"], *one["overrides"]])
         rows.append(("next", f"{one['run']}: {advice}" if len(found) > 1 else advice))
-    terminal.show(rows, widths=(8,))
+    show(rows, widths=(8,))
 
 
 def watch(args: argparse.Namespace) -> None:
@@ -121,8 +130,11 @@ def watch(args: argparse.Namespace) -> None:
             time.sleep(args.watch)
 
 
-def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]:
-    """All files of a report: name, relative to its folder, to content. The same for the same input."""
+def build(runs: Sequence[Run], bins: int = 8) -> dict[str, bytes]:
+    """All files of a report: name, relative to its folder, to content. The same for the same input.
+
+    The first one, report.json, says who has written the others.
+    """
     # One set of bins for all runs, so that they can be compared.
     edges = length_edges(np.concatenate([run.records.length for run in runs]), bins)
     analyses = [analyse(run, edges) for run in tqdm(runs, "numbers", delay=2)]
@@ -132,7 +144,7 @@ def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]
         "clip_rate_by_length": clip_rates(analyses, styles),
         "trained": trained(analyses),
         "counterfactuals": counterfactuals(analyses),
-        "log_ratio_by_length": log_ratios(analyses, styles, np.random.default_rng(seed)),
+        "log_ratio_by_length": log_ratios(analyses, styles, np.random.default_rng(0)),
         "curves": curves(runs, styles),
     }
     files: dict[str, bytes] = {}
@@ -148,7 +160,6 @@ def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]
     facts = {
         "made_by": _MADE_BY,
         "versions": {name: installed(name) for name in _MADE_WITH} | {"Python": platform.python_version()},
-        "seed": seed,
         "length_edges": edges.tolist(),
         "matched_rate": MATCHED_RATE,
         "runs": summary.where(summary.notna(), None).to_dict("records"),
@@ -163,44 +174,34 @@ def build(runs: Sequence[Run], bins: int = 8, seed: int = 0) -> dict[str, bytes]
             for a in analyses
         ],
     }
-    files["report.html"] = _page(runs, parts, facts)
-    files["report.json"] = _json(facts | {"files": sorted([*files, "report.json"])})
-    return files
+    text = json.dumps(facts, indent=1, allow_nan=False) + "\n"
+    return {"report.json": text.encode(), "report.html": _page(runs, parts, facts)} | files
 
 
 def write(folder: Path, files: dict[str, bytes]) -> None:
     """Write the files of a report, all of them or none; remove those of an earlier report that it lacks.
 
     Raises:
-        ValueError: a file of that name is there, and no report has written it.
+        ValueError: a file of a report's name is there, and no report has written it.
         OSError: the disk is full, or the folder cannot be written; what is there stays.
     """
-    manifest = folder / "report.json"
-    own = _listed(manifest)
-    _refuse_foreign(folder, files)
-    # The list of files goes first, so that a report that was interrupted can be made again.
-    of_both = _json(json.loads(files["report.json"]) | {"files": sorted(own | set(files))})
-    write_whole([(manifest, of_both), *((folder / name, content) for name, content in files.items())])
-    for name in own - set(files):
+    _refuse_foreign(folder)
+    write_whole((folder / name, content) for name, content in files.items())
+    for name in set(FILES) - set(files):
         (folder / name).unlink(missing_ok=True)
 
 
-def _refuse_foreign(folder: Path, names: Iterable[str]) -> None:
-    own = _listed(folder / "report.json")
-    foreign = sorted(name for name in names if (folder / name).exists() and name not in own)
-    if foreign:
+def _refuse_foreign(folder: Path) -> None:
+    foreign = [name for name in FILES if (folder / name).exists()]
+    if foreign and not _is_of_a_report(folder / "report.json"):
         raise ValueError(f"{folder} holds {', '.join(foreign)}, which no report has written; choose another folder")
 
 
-def _listed(manifest: Path) -> set[str]:
-    """The files of the report that wrote this manifest; none where another program wrote it, or nothing is there."""
+def _is_of_a_report(file: Path) -> bool:
     try:
-        match json.loads(manifest.read_bytes()):
-            case {"made_by": made_by, "files": list(names)} if made_by == _MADE_BY:
-                return {name for name in names if _OWN_FILE.fullmatch(name)}
-    except (FileNotFoundError, ValueError):
-        pass
-    return set()
+        return json.loads(file.read_bytes())["made_by"] == _MADE_BY
+    except (FileNotFoundError, ValueError, TypeError, KeyError):  # nothing, or what another program has written
+        return False
 
 
 # --- sections --------------------------------------------------------------------------------------------------------
@@ -322,7 +323,3 @@ def _page(runs: Sequence[Run], parts: dict[str, Part], facts: dict) -> bytes:
         lstrip_blocks=True,
     )
     return environment.get_template("page.html.jinja").render(runs=runs, parts=parts, facts=facts).encode()
-
-
-def _json(value: dict) -> bytes:
-    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()

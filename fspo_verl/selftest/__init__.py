@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from fspo_verl import terminal, versions
+from fspo_verl import output, versions
 from fspo_verl.band import Band
 from fspo_verl.loss import MAX_LOG_RATIO, fspo_loss
 from fspo_verl.observe import columns, noise
@@ -47,14 +47,14 @@ def main(args: argparse.Namespace) -> int:
     machine = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
     for package in ("fspo-verl", "verl", "torch", "transformers"):
         machine += f", {package} {versions.installed(package)}"
-    with terminal.reserved():  # for this package: verl prints as well
+    with output.reserved():  # for this package: verl prints as well
         checks = examine(device, args.model)
     conclusion, advice = summary(checks)
     if args.json:
         print(json.dumps({"conclusion": conclusion, "machine": machine, "checks": checks, "next": advice}, indent=1))
     else:
         print(f"{conclusion}\n{machine}")
-        terminal.show([(check["status"], check["name"], check["text"]) for check in checks], widths=(8, 13))
+        output.show([(check["status"], check["name"], check["text"]) for check in checks], widths=(8, 13))
         print(f"Next: {advice}")
     return int(any(check["status"] == "error" for check in checks))
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
 import report  # noqa: E402
 
 from fspo_verl.analysis import runs  # noqa: E402
-from fspo_verl.files import between  # noqa: E402
+from fspo_verl.output import between  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- begin of what `scripts/real/table.py` writes -->", "<!-- end of what it writes -->"

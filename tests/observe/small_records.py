@@ -24,8 +24,7 @@ def problem(number):
 def columns(rows=4, seed=0):
     generator = np.random.default_rng(seed)
     names = ("length", "log_ratio", "quadratic_variation", "advantage", "finite")
-    values = {name: np.ones(rows) for name in (*names, *(column.name for column in clips.COLUMNS))}
-    values |= {f"quadratic_variation_{part}": np.ones(rows) for part in ("last", "top")}
+    values = {name: np.ones(rows) for name in (*names, *clips.COLUMNS)}
     values |= {f"clipped_{side}": np.zeros(rows) for side in ("upper", "lower", "dual")}
     return values | {"log_ratio": generator.standard_normal(rows), "length": np.arange(1.0, rows + 1)}
 
@@ -40,7 +39,7 @@ def write(folder, steps, settings=SETTINGS, **kwargs):
     writer = RecordWriter(folder, settings)
     for step in steps:
         add(writer, step, **kwargs)
-    writer.close()
+    writer.flush()
 
 
 def end_in_a_step(folder):

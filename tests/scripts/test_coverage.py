@@ -16,7 +16,7 @@ sys.path[:0] = [str(COVERAGE), str(STUDIES / "predictions")]
 import predict_halves  # noqa: E402
 import simulate_paired  # noqa: E402
 
-from fspo_verl.files import between  # noqa: E402
+from fspo_verl.output import between  # noqa: E402
 
 
 @pytest.mark.parametrize(

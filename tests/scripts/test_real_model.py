@@ -21,8 +21,8 @@ from hydra import compose, initialize_config_module
 from real_experiment import RealExperiment, launch
 
 from fspo_verl.analysis.runs import metric_files, read_metrics
-from fspo_verl.files import between
 from fspo_verl.observe.records import read_records
+from fspo_verl.output import between
 
 real = pytest.mark.real
 ROOT = Path(__file__).parents[2]

@@ -121,7 +121,7 @@ def train(arguments: list[str]) -> None:
         if args.target_clip_rate:
             eps.append(dict(loss.controller.eps))
     Path(f"{args.output}.eps.{rank}").write_text(json.dumps(eps))
-    observer.settle_records()  # as the weight sync at the end of a step does
+    observer.flush_records()  # as the weight sync at the end of a step does
     weights = {name: parameter.full_tensor() for name, parameter in trainer.engine.module.named_parameters()}
     if rank == 0:
         saved = {"gradient": gradient, "weights": weights, "metrics": metrics, "collectives": dict(collectives.counts)}

@@ -55,7 +55,7 @@ def main() -> None:
     args = parse_args()
     from tqdm import tqdm  # not at the top: --help must work before anything is installed
 
-    from fspo_verl.files import publish
+    from fspo_verl.output import publish
 
     cells = [(law, seeds) for law in LAWS for seeds in SEEDS]
     rows = [coverage(law, seeds, args.comparisons, args.seed) for law, seeds in tqdm(cells, unit="row")]
@@ -91,7 +91,7 @@ def coverage(law: str, seeds: int, comparisons: int, seed: int) -> dict[str, str
 
 def table(result: dict) -> str:
     """The table of the page: coverage in percent, of 95% intervals."""
-    from fspo_verl.files import markdown_table
+    from fspo_verl.output import markdown_table
 
     forms = {name: ".2f" if name == "width" else ".1%" for name in COLUMNS}
     rows = [

@@ -26,8 +26,8 @@ from fspo_verl.analysis import clip_rates
 from fspo_verl.analysis.clip_rates import Estimate
 from fspo_verl.analysis.counterfactuals import Counterfactuals, counterfactuals
 from fspo_verl.clips import CLIPS, MATCHED_RATE
-from fspo_verl.files import write_whole
 from fspo_verl.observe.records import read_records
+from fspo_verl.output import write_whole
 from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES, Series, Style
 

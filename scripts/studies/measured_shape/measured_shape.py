@@ -20,8 +20,8 @@ from fspo_verl.analysis.fit import Unreachable, measured_shape
 from fspo_verl.analysis.length_effect import length_effect, length_score
 from fspo_verl.band import Band
 from fspo_verl.clips import standardized, upper_quantile
-from fspo_verl.files import markdown_table
 from fspo_verl.observe.records import read_records
+from fspo_verl.output import markdown_table
 
 LAW = Path(__file__).resolve().parents[1] / "law" / "records"
 TARGET, SPLITS, BINS = 0.1, 5, 5

@@ -36,8 +36,8 @@ def main() -> None:
     from tqdm import tqdm  # not at the top: --help must work before anything is installed
 
     from fspo_verl.analysis import fit
-    from fspo_verl.files import publish
     from fspo_verl.observe.records import read_records
+    from fspo_verl.output import publish
 
     rows = []
     for folder in tqdm(args.runs, unit="run"):
@@ -72,7 +72,7 @@ def _row(fitted, records, later, target: float) -> dict:
 
 def table(result: dict) -> str:
     """The table of the page."""
-    from fspo_verl.files import markdown_table
+    from fspo_verl.output import markdown_table
 
     rows, missed = [], 0
     for row in result["rows"]:

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure  # noqa: E402
 
 from fspo_verl.compare.measures import measure  # noqa: E402
 from fspo_verl.compare.trials import read_trials  # noqa: E402
-from fspo_verl.files import between, markdown_table, write_whole  # noqa: E402
+from fspo_verl.output import between, markdown_table, write_whole  # noqa: E402
 from fspo_verl.report import figures  # noqa: E402
 
 LOSSES, SEEDS = "fspo,no_clip", "10"

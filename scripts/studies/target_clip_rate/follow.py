@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from fspo_verl.analysis import runs
-from fspo_verl.files import between, markdown_table, to_csv, write_whole
+from fspo_verl.output import between, markdown_table, to_csv, write_whole
 
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- begin of what follow.py writes -->", "<!-- end of what it writes -->"

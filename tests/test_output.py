@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of which a program writes the part between two marks, and tables as CSV."""
+"""Pages of which a program writes the part between two marks, and tables for spreadsheets."""
 
 import csv
 import io
@@ -8,7 +8,7 @@ import io
 import pandas as pd
 import pytest
 
-from fspo_verl.files import between, to_csv
+from fspo_verl.output import between, to_csv
 
 BEGIN, END = "<!-- begin -->", "<!-- end -->"
 
