@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fspo_verl.band import Band
+from fspo_verl.band import DUAL, Band
 from fspo_verl.output import write_whole
 
 logger = logging.getLogger("fspo_verl")
@@ -62,8 +62,8 @@ class AdaptiveBand(Band):
     """Share of the responses with an advantage that the clip is to take, for example 0.1; null keeps eps as it is set.
     eps_low and eps_high are then where a run starts. After each training step each side moves towards the target, by a
     factor of at most 1.65. The upper side is judged by the responses with A > 0, the lower one by those with A < 0, of
-    which dual clips count, too. The default eps_dual is three times eps_high: where the upper side narrows, the dual
-    clip takes much of the lower side's share, and eps_low widens up to its bound. eps_dual=inf prevents it."""
+    which dual clips count, too. Unless eps_dual is set, the dual clip is at three times the wider side: at three times
+    eps_high it would take most of the lower side's share where the upper side narrows."""
 
     eps_max: float | None = None
     """Largest half-width that target_clip_rate may set; null takes ten times the one that the side starts with."""
@@ -96,12 +96,18 @@ class Controller:
         assert config.target_clip_rate is not None
         self.target = config.target_clip_rate
         widest = [config.eps_max or EPS_MAX_FACTOR * start for start in (config.low, config.high)]
-        dual = math.inf if config.eps_dual is None else config.eps_dual  # a dual clip inside the band would undo it
-        self._largest = {"eps_low": widest[0], "eps_high": min(widest[1], dual)}
+        self._dual = config.eps_dual
+        # A dual clip inside the band would undo it.
+        self._largest = {"eps_low": widest[0], "eps_high": min(widest[1], self._dual or math.inf)}
         self._counts: np.ndarray | None = None  # clipped and counted of each side, ``[2, 2]``; None between two steps
         self._said: set[str] = set()
         start = {field.name: getattr(config, field.name) for field in fields(Band)}
-        self.band = Band(**start | {"eps": None, "eps_low": config.low, "eps_high": config.high})
+        self.band = Band(**start | {"eps": None} | self._edges(config.low, config.high))
+
+    def _edges(self, low: float, high: float) -> dict[str, Any]:
+        """The fields of a band with these half-widths."""
+        dual = DUAL * max(low, high) if self._dual is None else self._dual
+        return {"eps_low": low, "eps_high": high, "eps_dual": dual}
 
     @property
     def eps(self) -> dict[str, float]:
@@ -142,17 +148,18 @@ class Controller:
 
     def move(self, counts: np.ndarray) -> None:
         """Set the eps of the next step from the clipped and counted responses of each side, ``[2, 2]``."""
-        for (name, eps), (clipped, counted) in zip(self.eps.items(), counts.tolist(), strict=True):
-            if not counted:
-                continue
-            changed: dict[str, Any] = {name: next_eps(eps, clipped / counted, self.target, self._largest[name])}
-            self.band = replace(self.band, **changed)
+        eps = self.eps
+        rates = {name: c / n for name, (c, n) in zip(eps, counts.tolist(), strict=True) if n}
+        for name, rate in rates.items():
+            eps[name] = next_eps(eps[name], rate, self.target, self._largest[name])
+        self.band = replace(self.band, **self._edges(*eps.values()))
+        for name, rate in rates.items():
             if self._is_at_bound(name) and name not in self._said:
                 self._said.add(name)
                 logger.warning(
                     "%s has reached its bound %g: %.1f%% of the responses of its side are clipped, instead of %g%%. "
                     "Training goes on. The upper bounds are eps_max and, if it is set, eps_dual. Said once.",
-                    *(name, self.eps[name], 100 * clipped / counted, 100 * self.target),
+                    *(name, eps[name], 100 * rate, 100 * self.target),
                 )
 
     def _is_at_bound(self, name: str) -> bool:
@@ -181,8 +188,8 @@ class Controller:
         if found[0] is None:
             logger.warning("%s is not there: target_clip_rate starts from the eps of the config", file)
             return
-        bounded = {name: min(found[0][name], largest) for name, largest in self._largest.items()}
-        self.band = replace(self.band, **bounded)
+        bounded = [min(found[0][name], self._largest[name]) for name in self.eps]
+        self.band = replace(self.band, **self._edges(*bounded))
 
 
 def install() -> None:
