@@ -125,7 +125,8 @@ def _rates(counted: pd.DataFrame, rate: float, effect: LengthEffect) -> str:
 def _dependence(responses: int, effect: LengthEffect) -> str:
     if effect.depends:
         who = "Shorter" if effect.exponent < 0 else "Longer"
-        form = ".1f" if min(abs(effect.lower), abs(effect.upper)) >= 0.05 else ".2f"
+        narrow = effect.upper - effect.lower < 0.2 or min(abs(effect.lower), abs(effect.upper)) < 0.05
+        form = ".2f" if narrow else ".1f"
         ends = f"between {effect.lower:{form}} and {effect.upper:{form}}"
         if math.isinf(effect.lower):
             ends = f"at most {effect.upper:{form}}"
@@ -190,8 +191,8 @@ def _of_noise(records: pd.DataFrame) -> list[str]:
         return []
     said = []
     moved = records[~noise.on_policy(records["mini_batch"], settings)]
-    if len(moved):
-        share = found.sigma**2 / (moved["quadratic_variation"] / moved["length"]).mean()
+    if (variance := (moved["quadratic_variation"] / moved["length"]).mean()) > 0:
+        share = found.sigma**2 / variance
         if share >= _NOISY:
             said.append(
                 f"About {min(share, 1):.0%} of how far responses move is numerical noise: responses that no update "
