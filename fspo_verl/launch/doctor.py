@@ -100,7 +100,7 @@ def examine(module: str, overrides: list[str], args: argparse.Namespace, workers
     launch, errors = Launch(config), {finding.check for finding in composed if finding.severity == "error"}
     found += selects_no_loss_of_ours(launch)
     if "-m" in args.launch:
-        found += data_files(config, "warning" if args.dry_run else "error")
+        found += [*data_files(config, "warning" if args.dry_run else "error"), *model_folders(config)]
         found += verls_own_checks(module, config) if errors <= {"unjudged"} else ()  # or verl would refuse it again
     if launch.is_fspo and not errors:
         found += [] if args.sigma is None else judge_eps(launch, args.sigma)
@@ -159,6 +159,27 @@ def data_files(config: DictConfig, severity: str) -> Iterator[Finding]:
                 yield Finding(severity, "data_files", f"data.{key}: {file} does not exist", fix=fix)
 
 
+def model_folders(config: DictConfig) -> Iterator[Finding]:
+    """Models of the actor and the critic that are neither a folder with a model nor a name on a hub."""
+    for section in ("actor_rollout_ref", *(["critic"] if _needs_critic(config) else [])):
+        key, path = f"{section}.model.path", str(config[section].model.path)
+        on_a_hub = "://" in path or (re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not Path(path).exists())
+        if not on_a_hub and not _holds_model(path):
+            fix = f"{key}=FOLDER or NAME/ON-THE-HUB"
+            yield Finding("error", "model_folder", f"{key}={path} is no folder with a config.json", fix=fix)
+
+
+def _holds_model(path: str) -> bool:
+    return (Path(path).expanduser() / "config.json").is_file()
+
+
+def _needs_critic(config: DictConfig) -> bool:
+    from verl.trainer.ppo.utils import need_critic
+
+    with output.reserved():
+        return need_critic(config)
+
+
 def verls_own_checks(module: str, config: DictConfig) -> Iterator[Finding]:
     """What verl's ``validate_config`` refuses, where the main would call it.
 
@@ -168,12 +189,10 @@ def verls_own_checks(module: str, config: DictConfig) -> Iterator[Finding]:
     validate = getattr(importlib.import_module(module), "validate_config", None)
     if validate is None:
         return
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.trainer.ppo.utils import need_reference_policy
 
-    with output.reserved():
-        critic = need_critic(config)
-    config = config.copy()
-    if critic and not (Path(str(config.critic.model.path)).expanduser() / "config.json").is_file():
+    critic, config = _needs_critic(config), config.copy()
+    if critic and not _holds_model(config.critic.model.path):
         config.critic.model = None
     if importlib.util.find_spec("vllm") is None:
         model = config.actor_rollout_ref.model

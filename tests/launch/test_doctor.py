@@ -93,12 +93,14 @@ PLANTED = {  # overrides -> check, severity
     f"{POLICY_LOSS}.loss_mode=gspo": ("overridden_group", "error"),
     f"{POLICY_LOSS}.records_dir=RECORDS": ("used_records_dir", "error"),
     "data.train_files=/no/such.parquet": ("data_files", "error"),
+    "actor_rollout_ref.model.path=/no/model/here": ("model_folder", "error"),
+    "algorithm.adv_estimator=gae critic.model.path=/no/model/here": ("model_folder", "error"),
     "algorithm.adv_estimator=gae critic.model.path=A/critic critic.use_dynamic_bsz=false": ("validate_config", "error"),
     f"{ACTOR}.use_dynamic_bsz=false": ("validate_config", "error"),
     f"{ACTOR}.ppo_mini_batch_size=0": ("unjudged", "error"),
     "trainer.no_such_key=1": ("composition", "error"),
 }
-NAMES_NO_OVERRIDE = {"data_files", "validate_config", "composition", "unjudged"}
+NAMES_NO_OVERRIDE = {"data_files", "model_folder", "validate_config", "composition", "unjudged"}
 
 
 @pytest.mark.parametrize("planted", PLANTED)
