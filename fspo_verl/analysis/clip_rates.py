@@ -112,20 +112,6 @@ def rate_by_length(
     return length_table(edges, n=n, rate=rate, lower=lower, upper=upper, **counts)
 
 
-def ratio_of_sums(part, whole) -> Estimate:
-    """Σ part / Σ whole of two numbers of each of several independent draws, such as steps.
-
-    The interval is that of the linearised ratio, with Student's t; NaN for a single draw.
-    """
-    part, whole = np.asarray(part, dtype=np.float64), np.asarray(whole, dtype=np.float64)
-    count, ratio = len(part), part.sum() / whole.sum()
-    if count < 2:
-        return Estimate(ratio, math.nan, math.nan)
-    variance = count / (count - 1) * np.square(part - ratio * whole).sum() / whole.sum() ** 2
-    half = t_quantile(count - 1) * math.sqrt(variance)
-    return Estimate(ratio, ratio - half, ratio + half)
-
-
 def takes_part(table: pd.DataFrame, min_count: int = MIN_COUNT) -> pd.Series:
     """bool per bin of a table: ``min_count`` responses or more, and 10 prompts (``clusters``) where the table tells."""
     enough = table["n"] >= min_count

@@ -202,26 +202,20 @@ def read_metrics(files: Iterable[Path], events: Iterable[Path] = ()) -> pd.DataF
 
 
 def live_clip_rates(metrics: pd.DataFrame) -> pd.DataFrame:
-    """Clip rate by length bin of the ``actor/fspo/length_*`` metrics, which a run logs without any records.
+    """Clip rate by length bin, over all steps, of the ``actor/fspo/length_*`` metrics, which need no records.
 
     Returns:
-        One row per step and length bin, columns ``step``, ``low``, ``high`` (tokens, both in the bin; the last bin has
-        no ``high``), ``responses``, ``clipped``, ``outside`` (shares of the step's rows, counting those with an
-        advantage; ``outside`` is NaN for losses without a band) and ``rate`` = clipped / responses, NaN for an empty
-        bin.
+        One row per length bin with a response, columns ``low``, ``high`` (tokens, both in the bin; the last bin has no
+        ``high``), ``responses``, ``clipped`` (shares of a step's rows, counting those with an advantage, summed over
+        the steps) and ``rate`` = clipped / responses.
     """
-    long = [
-        {"step": step, "low": int(match[1]), "high": float(match[2] or "nan"), "share": match[3], "value": value}
-        for match in map(LENGTH_BIN.fullmatch, metrics.columns)
-        if match
-        for step, value in metrics[match[0]].dropna().items()
-    ]
-    shares = ["responses", "clipped", "outside"]
-    if not long:
-        return pd.DataFrame(columns=["step", "low", "high", *shares, "rate"], dtype=float)
-    table = pd.DataFrame(long).pivot(index=["step", "low", "high"], columns="share", values="value")
-    table = table.reindex(columns=shares).rename_axis(columns=None).reset_index()
-    return table.assign(rate=table.clipped / table.responses.where(table.responses > 0))
+    bins: dict[tuple[str, str | None], dict[str, float]] = {}
+    for match in filter(None, map(LENGTH_BIN.fullmatch, metrics.columns)):
+        low, high, share = match.groups()
+        bins.setdefault((low, high), {"low": float(low), "high": float(high or "nan")})[share] = metrics[match[0]].sum()
+    table = pd.DataFrame(list(bins.values()), columns=["low", "high", "responses", "clipped"], dtype=float)
+    table = table[table.responses > 0].astype({"low": int}).sort_values("low", ignore_index=True)
+    return table.assign(rate=table.clipped / table.responses)
 
 
 def config_differences(runs: Sequence[Run]) -> pd.DataFrame:

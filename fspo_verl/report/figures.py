@@ -85,7 +85,7 @@ def run_styles(losses: Sequence[str | None]) -> list[Style]:
 
 
 class Series(NamedTuple):
-    """A table by length, with columns low, high, n (or steps), ``column``, lower and upper, and how to draw it."""
+    """A table by length, with columns low, high, ``column``, lower, upper and, where known, n; and how to draw it."""
 
     label: str
     style: Style
@@ -124,13 +124,13 @@ def grid(panels: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
 def by_length(axes: Axes, series: Sequence[Series]) -> None:
     """Values by length bin with their intervals, on a logarithmic length axis.
 
-    Bins with too few responses or prompts to take part in an LRE, or with one step of live metrics, are pale marks
-    without bars, to which no line leads and the vertical axis does not stretch.
+    Bins with too few responses or prompts to take part in an LRE are pale marks without bars, to which no line
+    leads and the vertical axis does not stretch.
     """
     for i, (label, style, table, column) in enumerate(series):
         # Bars of different series would hide each other at one and the same place.
         table = table.assign(place=np.sqrt(table.low * table.high) * 1.02 ** (i - (len(series) - 1) / 2))
-        drawn = takes_part(table) if "n" in table else table.steps > 1
+        drawn = takes_part(table) if "n" in table else table[column].notna()
         solid, pale = table[drawn], table[~drawn & table[column].notna()]
         _bars(axes, solid.place, solid[[column, "lower", "upper"]], label, style)
         marks = Line2D(pale.place, pale[column], **style._replace(line="none").line_kwargs(), alpha=0.3)

@@ -3,7 +3,7 @@
 """One page on length fairness: who is clipped, how sure that is, and what to do, from one or several runs of verl.
 
 A RUN is the folder of a training run, or one metrics file of verl's file logger. The page needs no network and no other
-file; DIR also gets every figure as PNG and SVG (figures/) and every number as CSV and JSON (tables/, report.json).
+file; DIR also gets every figure as PNG and SVG (figures/) and the numbers as JSON (report.json).
 A run may still go on: with --watch the page is made anew whenever a run has written something, until Ctrl-C.
 """
 
@@ -27,30 +27,21 @@ from tqdm import tqdm
 
 from fspo_verl.analysis import fit
 from fspo_verl.analysis.clip_rates import Estimate, length_edges, number
-from fspo_verl.analysis.counterfactuals import Counterfactuals
 from fspo_verl.analysis.runs import Run, config_differences, read_runs, written
-from fspo_verl.clips import CLIPS, MATCHED_RATE, of_run
+from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, of_run
 from fspo_verl.observe.metrics import NAMES
-from fspo_verl.output import show, to_csv, write_whole
+from fspo_verl.output import show, write_whole
 from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES, Series, Style
-from fspo_verl.report.numbers import Analysis, analyse, steps, tables
+from fspo_verl.report.numbers import Analysis, Counterfactuals, analyse, steps, summary
 from fspo_verl.versions import installed
 
 _MADE_BY = "fspo-verl report"
 _MADE_WITH = ("fspo-verl", "numpy", "scipy", "pandas", "matplotlib")
 _POINTS = 4000  # of a scatter plot
 _FIGURES = ("clip_rate_by_length", "counterfactuals", "log_ratio_by_length", "curves")
-_TABLES = (
-    *("summary", "clip_rate_by_length", "live_clip_rate_by_length", "counterfactuals_by_length"),
-    *("counterfactuals_summary", "metrics", "config_differences"),
-)
 _DASH = "–"
-FILES = (
-    *("report.json", "report.html"),
-    *(f"figures/{name}.{kind}" for name in _FIGURES for kind in ("svg", "png")),
-    *(f"tables/{name}.csv" for name in _TABLES),
-)
+FILES = ("report.json", "report.html", *(f"figures/{name}.{kind}" for name in _FIGURES for kind in ("svg", "png")))
 """What a report may consist of, by its place in the folder."""
 
 # Panels of the training curves: title, unit, and names of metrics, of which the first counts that any run logs.
@@ -154,15 +145,16 @@ def build(runs: Sequence[Run], bins: int = 8) -> dict[str, bytes]:
             files |= {f"figures/{name}.svg": svg, f"figures/{name}.png": png}
             images = [base64.b64encode(image).decode() for image in (svg, *figures.render(part.draw, 1, "svg"))]
             part.wide, part.narrow = (f"data:image/svg+xml;base64,{image}" for image in images)
-    numbers = tables(analyses)
-    files |= {f"tables/{name}.csv": to_csv(t) for name, t in numbers.items() if len(t)}
-    summary = numbers["summary"].replace([np.inf, -np.inf], np.nan).astype(object)
     facts = {
         "made_by": _MADE_BY,
         "versions": {name: installed(name) for name in _MADE_WITH} | {"Python": platform.python_version()},
         "length_edges": edges.tolist(),
         "matched_rate": MATCHED_RATE,
-        "runs": summary.where(summary.notna(), None).to_dict("records"),
+        "runs": _rows(pd.DataFrame(map(summary, analyses))),
+        "clip_rate_by_length": {a.run.name: _rows(a.rates) for a in analyses},
+        "counterfactuals": {
+            a.run.name: _rows(a.others.summary.reset_index()) for a in analyses if a.others is not None
+        },
         "verdicts": [
             {
                 "run": a.run.name,
@@ -228,11 +220,10 @@ def trained(analyses: Sequence[Analysis]) -> Part:
 def counterfactuals(analyses: Sequence[Analysis]) -> Part:
     tables, panels = {}, []
     for a in analyses:
-        for found, title in ((a.stock, "usual constants"), (a.matched, f"re-scaled to {MATCHED_RATE:.0%}")):
-            if found is not None:
-                tables[f"{a.run.name}: {title}"] = _clip_table(found)
-                level = MATCHED_RATE if found is a.matched else None
-                panels.append((figures.clip_rates, f"{a.run.name}: {title}", _clip_series(found), level))
+        if a.others is not None:
+            tables[f"{a.run.name}: each clip scaled to {MATCHED_RATE:.0%}"] = _clip_table(a.others)
+            if series := _clip_series(a.others):
+                panels.append((figures.clip_rates, a.run.name, series, MATCHED_RATE))
     return Part([f"{clip.label}: {clip.note}." for clip in CLIPS.values() if clip.note], tables, panels, height=2.7)
 
 
@@ -290,17 +281,16 @@ def _measures(row: pd.Series) -> dict[str, str]:
 
 
 def _clip_series(found: Counterfactuals) -> list[Series]:
-    """The clips that a figure shows; the tables have the others."""
-    by_length = found.by_length
-    shown = [name for name in CLIPS if name in STYLES and name in by_length.index]
-    return [Series(CLIPS[name].label, STYLES[name], by_length.loc[[name]]) for name in shown]
+    """The scaled clips that a figure shows; the table has the others."""
+    shown = [name for name in found.summary.index if name in STYLES and isinstance(CLIPS[name], BandClip)]
+    return [Series(CLIPS[name].label, STYLES[name], found.by_length.loc[[name]]) for name in shown]
 
 
 def _clip_table(found: Counterfactuals) -> pd.DataFrame:
     rows = []
     for name, row in found.summary.iterrows():
-        eps = ", ".join(f"{value:.2g}" for value in row[["eps_low", "eps_high"]].dropna()) or _DASH
-        rows.append({"clip": CLIPS[name].title, "eps": eps} | _measures(row))
+        eps = ", ".join(f"{value:.2g}" for value in row[["eps_low", "eps_high"]].dropna()) or CLIPS[name].range
+        rows.append({"clip": CLIPS[name].label, "eps": eps} | _measures(row))
     return pd.DataFrame(rows)
 
 
@@ -312,6 +302,12 @@ def _band(run: Run, drawn: pd.DataFrame) -> pd.DataFrame | None:
     length = torch.as_tensor(np.linspace(drawn.length.min() ** 0.5, drawn.length.max() ** 0.5, 100) ** 2)
     low, high, _ = band.edges(length, (drawn.quadratic_variation / drawn.length).mean() * length)
     return pd.DataFrame({"length": length, "low": low, "high": high})
+
+
+def _rows(table: pd.DataFrame) -> list[dict]:
+    """The rows of a table for JSON; None for what is not known, or has no bound."""
+    table = table.replace([np.inf, -np.inf], np.nan).astype(object)
+    return table.where(table.notna(), None).to_dict("records")
 
 
 def _page(runs: Sequence[Run], parts: dict[str, Part], facts: dict) -> bytes:

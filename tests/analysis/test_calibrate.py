@@ -16,8 +16,7 @@ from simulated_records import assert_covered, frame, holds, simulate_run
 
 from fspo_verl import cli
 from fspo_verl.analysis import clip_rates, fit
-from fspo_verl.analysis.fit import MEASURED, ROOT, WIDTHS, measured_shape
-from fspo_verl.analysis.from_metrics import from_metrics
+from fspo_verl.analysis.fit import MEASURED, ROOT, WIDTHS, from_metrics, measured_shape
 from fspo_verl.analysis.length_effect import length_effect
 from fspo_verl.band import Band
 from fspo_verl.clips import BandClip, ratio_band, standardized, upper_quantile
@@ -414,17 +413,16 @@ def test_metrics_alone_give_nearly_the_band_of_the_records(bypass, target):
     result = from_metrics(metrics_of(records, bypass), target)
     score = standardized(records, Band())
     assert result.moved == pytest.approx(1.0 if bypass else 0.75)
-    assert result.eps_high == pytest.approx(upper_quantile(score, target), rel=0.05)
-    assert result.eps_low == pytest.approx(upper_quantile(-score, target), rel=0.05)
+    assert result.band.high == pytest.approx(upper_quantile(score, target), rel=0.05)
+    assert result.band.low == pytest.approx(upper_quantile(-score, target), rel=0.05)
     assert result.band.normalization == "plain"
 
 
-def test_metrics_that_do_not_tell_who_moved():
-    metrics = metrics_of(gaussian_run(np.random.default_rng(0), mini_batches=1000))  # all but two have moved
-    result = from_metrics(metrics.drop(columns="actor/fspo/on_policy_fraction").iloc[[20]], 0.1)
-    assert result.moved is None
-    mean, square = (metrics.iloc[20][f"actor/fspo/log_ratio_per_sqrt_length{x}"] for x in ("", "_squared"))
-    assert result.eps_high == pytest.approx(norm.isf(0.1, mean, math.sqrt(square - mean**2)))
+def test_metrics_of_one_step_give_the_quantile_of_its_gaussian():
+    metrics = metrics_of(gaussian_run(np.random.default_rng(0))).iloc[[20]]
+    mean, square = (metrics[f"actor/fspo/log_ratio_per_sqrt_length{x}"].item() / 0.75 for x in ("", "_squared"))
+    expected = norm.isf(0.1 / 0.75, mean, math.sqrt(square - mean**2))
+    assert from_metrics(metrics, 0.1).band.high == pytest.approx(expected, rel=5e-3)
 
 
 def test_the_command_falls_back_on_metrics(tmp_path, capsys):

@@ -19,30 +19,19 @@ from verl.workers.config import FSDPActorConfig
 
 from fspo_verl.analysis import clip_rates
 from fspo_verl.analysis.clip_rates import clusters, length_edges
-from fspo_verl.analysis.counterfactuals import counterfactuals
 from fspo_verl.analysis.length_effect import length_effect
 from fspo_verl.analysis.verdict import verdict
 from fspo_verl.band import Band
-from fspo_verl.clips import CLIPS, BandClip, TokenClip, upper_quantile
+from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, TokenClip, upper_quantile
 from fspo_verl.loss import fspo_loss
 from fspo_verl.observe.columns import token_columns
+from fspo_verl.report.numbers import at_one_rate, counterfactuals
 
 SEEDS = 200
 EDGES = np.array([1, 30, 100, 1000])
 
 
 # --- intervals -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("draws", [4, 15])
-def test_the_interval_of_a_ratio_of_sums_covers(draws):
-    hits = []
-    for seed in range(SEEDS):
-        rng = np.random.default_rng(seed)
-        whole = rng.uniform(50, 150, draws)
-        hits.append(holds(clip_rates.ratio_of_sums(whole * (0.1 + 0.03 * rng.standard_normal(draws)), whole), 0.1))
-    assert_covered(hits)
-    assert math.isnan(clip_rates.ratio_of_sums([1.0], [4.0]).lower)
 
 
 @pytest.mark.parametrize("correlated", [False, True])
@@ -317,7 +306,7 @@ def test_upper_quantile_is_the_smallest_value_with_at_most_the_share_beyond(valu
 def test_counterfactual_tables_add_up():
     records = records_of(token_batch(0, rows=2000))
     edges = length_edges(records.length, 4)
-    result = counterfactuals(records, edges)
+    result = counterfactuals(records, edges, CLIPS)
     assert set(result.summary.index) == set(CLIPS)
     counted = (records.advantage != 0).to_numpy()
     for row in result.summary.itertuples():
@@ -333,10 +322,15 @@ def test_counterfactual_tables_add_up():
         # Two ways to add the same numbers: equal but for the rounding of a sum.
         assert row.lre == pytest.approx(clip_rates.length_reweighting_error(part), rel=1e-14, abs=0)
         assert row.eps_low == method.band.low if isinstance(method, BandClip) else math.isnan(row.eps_low)
-    matched = counterfactuals(records, edges, match_rate=0.1).summary
-    by_token = {name for name, clip in CLIPS.items() if isinstance(clip, TokenClip)}
-    assert set(matched.index) == set(CLIPS) - by_token and "grpo" in by_token
-    assert matched.rate.tolist() == pytest.approx([0.1] * (len(CLIPS) - len(by_token)), abs=2 / len(records))
+    scaled = at_one_rate(records)
+    for name, rate in counterfactuals(records, edges, scaled).summary.rate.items():
+        if isinstance(CLIPS[name], TokenClip):
+            assert scaled[name] is CLIPS[name]
+        else:
+            assert rate == pytest.approx(MATCHED_RATE, abs=2 / len(records))
+    assert list(scaled) == list(CLIPS) and "grpo" in scaled
+    still = records.assign(log_ratio=np.float32(0), quadratic_variation=np.float32(0))
+    assert all(isinstance(clip, TokenClip) for clip in at_one_rate(still).values())
 
 
 @pytest.mark.parametrize(
@@ -351,7 +345,7 @@ def test_at_one_clip_rate_the_shapes_rank_as_the_law_says(sigma, kappa, fair):
     records = frame(length, s, q, rng.choice([-1, 1], len(q)), prompt)
     edges = length_edges(length, 6)
     bands = {name: CLIPS[name] for name in BANDS}
-    rows = counterfactuals(records, edges, match_rate=0.2, clips=bands).summary
+    rows = counterfactuals(records, edges, at_one_rate(records, bands)).summary
     for name in fair:
         assert rows.p[name] > 0.01
         for unfair in {"gspo", "fixed_band"} if kappa == 0 else {"gspo", "fixed_band", "fspo"}:
@@ -377,7 +371,7 @@ LITTLE = {
 def test_little_data_gives_nan_and_no_error(case):
     records = LITTLE[case]
     edges = length_edges(records.length)
-    fspo = counterfactuals(records, edges).summary.loc["fspo"]
+    fspo = counterfactuals(records, edges, CLIPS).summary.loc["fspo"]
     clipped = records.assign(clipped=CLIPS["fspo"].clipped(records))
     assert fspo.rate == pytest.approx(clipped.clipped[clipped.advantage != 0].mean(), nan_ok=True)
     assert math.isnan(fspo.rate) == (case in ("nothing recorded", "no advantage"))

@@ -204,23 +204,23 @@ def test_names(tmp_path):
             runs.read_runs(paths, names)
 
 
-def test_live_clip_rates(tmp_path):
-    shares = {"length_1_to_15/responses": 0.5, "length_1_to_15/clipped": 0.25, "length_16_up/responses": 0.0}
-    shares |= {"length_16_up/clipped": 0.0, "length_1_to_15/outside": 0.5, "clip_fraction": 0.25}
-    file = write(tmp_path / "m.jsonl", line(0, a=1), line(1, **{f"actor/fspo/{k}": v for k, v in shares.items()}))
-    table = runs.live_clip_rates(runs.read_metrics([file]))
-    expected = pd.DataFrame(
+def test_live_clip_rates_weigh_steps_by_their_responses():
+    short, long = "actor/fspo/length_1_to_15/", "actor/fspo/length_16_up/"
+    metrics = pd.DataFrame(
         {
-            "step": [1, 1],
-            "low": [1, 16],
-            "high": [15.0, np.nan],
-            "responses": [0.5, 0.0],
-            "clipped": [0.25, 0.0],
-            "outside": [0.5, np.nan],
-            "rate": [0.5, np.nan],
+            f"{long}responses": [0.5, 0.1, np.nan],
+            f"{long}clipped": [0.1, 0.1, np.nan],
+            f"{long}outside": [0.2, 0.1, np.nan],
+            f"{short}responses": [0.5, 0.0, np.nan],
+            f"{short}clipped": [0.25, 0.0, np.nan],
+            "actor/fspo/length_64_up/responses": [0.0, 0.0, np.nan],
+            "actor/fspo/length_64_up/clipped": [0.0, 0.0, np.nan],
+            "actor/fspo/clip_fraction": [0.25, 0.1, np.nan],
         }
     )
-    pd.testing.assert_frame_equal(table, expected)
+    expected = {"low": [1, 16], "high": [15, np.nan], "responses": [0.5, 0.6], "clipped": [0.25, 0.2]}
+    expected["rate"] = [0.5, 0.2 / 0.6]
+    pd.testing.assert_frame_equal(runs.live_clip_rates(metrics), pd.DataFrame(expected))
 
 
 def test_config_differences(tmp_path):
