@@ -175,7 +175,7 @@ def _error_of_log_quantile(score: np.ndarray, quantile: float, cluster: np.ndarr
         Unreachable: the quantile, or the lower one, is not above 0.
     """
     beyond = score > quantile
-    interval = clip_rates.rate_by_length(np.ones(len(score)), beyond, [1, 2], _ONE_SIGMA, cluster).iloc[0]
+    interval = clip_rates.rate_by_length(np.ones(len(score)), beyond, [1, 2], cluster, _ONE_SIGMA).iloc[0]
     low = upper_quantile(score, min(interval["upper"], 1 - 1 / len(score)))
     if not low > 0:
         raise Unreachable("too few responses have moved at some lengths to measure a width")
@@ -264,7 +264,7 @@ def _shape(records: pd.DataFrame, width: str, target: float) -> Band:
 def rerun_rate(records: pd.DataFrame, clipped: np.ndarray) -> Estimate:
     """The rate, and the interval in which that of a re-run of the same size lands."""
     cluster = pd.factorize(resampled(records)[1])[0]
-    table = clip_rates.rate_by_length(np.ones(len(clipped)), clipped, [1, 2], clusters=cluster, rerun=True)
+    table = clip_rates.rate_by_length(np.ones(len(clipped)), clipped, [1, 2], cluster, rerun=True)
     return Estimate(*table.iloc[0][["rate", "lower", "upper"]])
 
 

@@ -28,15 +28,7 @@ logger = logging.getLogger("fspo_verl")
 
 _ACTOR = "actor_rollout_ref.actor"
 RECORDS_DIR = f"{_ACTOR}.policy_loss.records_dir"
-_NOT_SET = "(not set)"
-# Where a run writes to, and what it is called: these differ between any two runs and say nothing about them.
-_OUTPUT_KEYS = {
-    "trainer.experiment_name",
-    "trainer.default_local_dir",
-    "trainer.rollout_data_dir",
-    "trainer.validation_data_dir",
-    RECORDS_DIR,
-}
+_NAME = "trainer.experiment_name"
 
 
 @dataclass
@@ -221,15 +213,14 @@ def live_clip_rates(metrics: pd.DataFrame) -> pd.DataFrame:
 def config_differences(runs: Sequence[Run]) -> pd.DataFrame:
     """Config keys whose values differ between runs: a row per key (dotted), a text column per run that has a config.
 
-    Left out is what differs between any two runs: output folders, the experiment's name, and values that agree once
-    this name, or that of the run's folder, is taken out of their paths.
+    Left out is what differs between any two runs: the experiment's name, and values that agree once this name, or that
+    of the run's folder, is taken out of their paths.
     """
-    configured = [(run, run.config) for run in runs if run.config is not None]
-    texts = {run.name: _flat_texts(config) for run, config in configured}
-    table = pd.DataFrame(texts, dtype=object).fillna(_NOT_SET)
-    neutral = pd.DataFrame({run.name: _without_own_names(table[run.name], run) for run, _ in configured})
-    differs = (neutral.nunique(axis=1) > 1) & ~table.index.isin(_OUTPUT_KEYS)
-    return table[differs].sort_index().rename_axis("key")
+    configured = {run.name: run for run in runs if run.config is not None}
+    texts = {name: pd.json_normalize(run.config).iloc[0].map(str) for name, run in configured.items()}
+    table = pd.DataFrame(texts, dtype=object).fillna("(not set)")
+    neutral = pd.DataFrame({name: _without_own_names(table[name], run) for name, run in configured.items()})
+    return table[(neutral.nunique(axis=1) > 1) & (table.index != _NAME)].sort_index().rename_axis("key")
 
 
 def _is_metrics_file(file: Path) -> bool:
@@ -315,17 +306,7 @@ def _modified(file: Path) -> float:
     return file.stat().st_mtime
 
 
-def _flat_texts(config: dict, prefix: str = "") -> dict[str, str]:
-    texts: dict[str, str] = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            texts |= _flat_texts(value, f"{prefix}{key}.")
-        else:
-            texts[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value)
-    return texts
-
-
 def _without_own_names(texts: pd.Series, run: Run) -> pd.Series:
     """The values, the run's own names in their paths replaced; only whole parts of a path count as a name."""
-    own = {run.folder.resolve().name, _select(run.config, "trainer.experiment_name")}
+    own = {run.folder.resolve().name, _select(run.config, _NAME)}
     return texts.map(lambda t: "/".join("*" if part in own else part for part in t.split("/")) if "/" in t else t)

@@ -157,11 +157,6 @@ def round_ticks(axis: Axis) -> None:
     axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"))
 
 
-def _step_axis(axes: Axes) -> None:
-    axes.set_xlabel("training step")
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
-
-
 def of_panels(panels: Sequence[tuple], columns: int, height: float) -> Figure:
     """A figure of panels, each a function below and its arguments but the axes, with one legend for all of them."""
     figure, axes = grid(len(panels), columns, height)
@@ -207,18 +202,3 @@ def log_ratio_by_length(
     axes.xaxis.set_major_formatter(FuncFormatter(lambda length, _: f"{length:,.0f}"))
     axes.set(xlim=(0, points.length.max() * 1.05), xlabel=_LENGTH)
     axes.set(ylim=(-limit, limit), ylabel="log-ratio S (nats)", title=title)
-
-
-def curves(axes: Axes, title: str, label: str, series: Sequence[tuple[str, Style, pd.Series]]) -> None:
-    """Metrics over steps, from series of (label, style, values indexed by step).
-
-    A series of more than 100 steps is drawn pale, with a centred running mean over a thirtieth of its steps.
-    """
-    for name, style, values in series:
-        kwargs = style.line_kwargs() if len(values) <= 20 else {"color": style.color, "ls": style.line}
-        if len(values) > 100:
-            axes.plot(values, color=style.color, alpha=0.25, lw=0.8)
-            values = values.rolling(math.ceil(len(values) / 30), center=True, min_periods=1).mean()
-        axes.plot(values, label=name, **kwargs)
-    axes.set(title=title, ylabel=label)
-    _step_axis(axes)

@@ -12,7 +12,6 @@ import base64
 import contextlib
 import json
 import platform
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,6 @@ from fspo_verl.analysis import fit
 from fspo_verl.analysis.clip_rates import Estimate, length_edges, number
 from fspo_verl.analysis.runs import Run, config_differences, read_runs, written
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, of_run
-from fspo_verl.observe.metrics import NAMES
 from fspo_verl.output import show, write_whole
 from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES, Series, Style
@@ -39,22 +37,10 @@ from fspo_verl.versions import installed
 _MADE_BY = "fspo-verl report"
 _MADE_WITH = ("fspo-verl", "numpy", "scipy", "pandas", "matplotlib")
 _POINTS = 4000  # of a scatter plot
-_FIGURES = ("clip_rate_by_length", "counterfactuals", "log_ratio_by_length", "curves")
+_FIGURES = ("clip_rate_by_length", "counterfactuals", "log_ratio_by_length")
 _DASH = "–"
 FILES = ("report.json", "report.html", *(f"figures/{name}.{kind}" for name in _FIGURES for kind in ("svg", "png")))
 """What a report may consist of, by its place in the folder."""
-
-# Panels of the training curves: title, unit, and names of metrics, of which the first counts that any run logs.
-_CURVES = [
-    ("reward", "mean", NAMES["reward"]),
-    ("response length", "mean (tokens)", NAMES["response_length"]),
-    ("entropy", "nats, aggregated as the loss", NAMES["entropy"]),
-    ("clip rate", "share of responses, A ≠ 0", NAMES["clip_rate"]),
-    ("clipped", "of all responses, or of tokens", NAMES["clip_fraction"]),
-    ("gradient norm", "of the loss, before clipping", NAMES["grad_norm"]),
-    ("squared move of a token", "mean of Q/L (nats²)", NAMES["sigma_squared"]),
-    ("drift of a token", "mean of S/L (nats)", NAMES["drift"]),
-]
 
 
 @dataclass
@@ -136,7 +122,6 @@ def build(runs: Sequence[Run], bins: int = 8) -> dict[str, bytes]:
         "trained": trained(analyses),
         "counterfactuals": counterfactuals(analyses),
         "log_ratio_by_length": log_ratios(analyses, styles, np.random.default_rng(0)),
-        "curves": curves(runs, styles),
     }
     files: dict[str, bytes] = {}
     for name, part in tqdm(parts.items(), "figures", delay=2):
@@ -237,18 +222,6 @@ def log_ratios(analyses: Sequence[Analysis], styles: dict[str, Style], rng) -> P
             title = f"{name}: {len(points):,} of {len(drawable):,}"
             panels.append((figures.log_ratio_by_length, title, styles[name], points, _band(a.run, drawable), limit))
     return Part(panels=panels, height=3.7, columns=3)
-
-
-def curves(runs: Sequence[Run], styles: dict[str, Style]) -> Part:
-    accuracies = {name for run in runs for name in run.metrics if re.match("val-core/.+/acc/", name)}
-    panels = []
-    for title, unit, names in [*(("validation", "accuracy", [name]) for name in sorted(accuracies)), *_CURVES]:
-        name = next((name for name in names if any(name in run.metrics for run in runs)), None)
-        having = [run for run in runs if name in run.metrics]
-        if having:
-            series = [(run.name, styles[run.name], run.metrics[name].dropna()) for run in having]
-            panels.append((figures.curves, f"{title}\n{name}", unit, series))
-    return Part(panels=panels, height=2.6, columns=3)
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------

@@ -47,20 +47,17 @@ def test_rate_intervals_cover(correlated):
         clipped = np.where(correlated & (rng.random(len(length)) < 0.5), shared, own) < rate
         table = clip_rates.rate_by_length(length, clipped, EDGES, clusters=prompt)
         hits.append([holds(row, value) for row, value in zip(table.itertuples(), truth, strict=True)])
-        if not correlated:
-            plain = clip_rates.rate_by_length(length, clipped, EDGES)
-            hits[-1] += [holds(row, value) for row, value in zip(plain.itertuples(), truth, strict=True)]
     for covered in zip(*hits, strict=True):
         assert_covered(covered)
 
 
-@given(st.integers(1, 400), st.integers(0, 400), st.sampled_from([0.8, 0.95, 0.999]))
-def test_without_clusters_the_rate_interval_is_wilsons(n, k, confidence):
-    k = min(k, n)
-    table = clip_rates.rate_by_length(np.full(n, 7), np.arange(n) < k, [7, 8], confidence)
-    expected = stats.binomtest(k, n).proportion_ci(confidence, method="wilson")
-    assert table.loc[0, ["n", "rate"]].tolist() == [n, pytest.approx(k / n)]
-    assert table.loc[0, ["lower", "upper"]].tolist() == pytest.approx([expected.low, expected.high], abs=1e-12)
+@given(st.integers(2, 400), st.integers(1, 399), st.sampled_from([0.8, 0.95, 0.999]))
+def test_the_rate_interval_is_wilsons_with_students_t(n, k, confidence):
+    k = min(k, n - 1)
+    row = clip_rates.rate_by_length(np.full(n, 7), np.arange(n) < k, [7, 8], np.arange(n), confidence).loc[0]
+    ends, quantile = np.array([row.lower, row.upper]), stats.t.ppf((1 + confidence) / 2, n - 1)
+    assert (row.n, row.rate) == (n, pytest.approx(k / n))
+    assert np.square(ends - k / n) == pytest.approx(quantile**2 * ends * (1 - ends) / (n - 1))
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
@@ -74,8 +71,8 @@ def test_a_response_repeated_in_its_prompt_tells_nothing_more(rate):
 def test_prompts_that_differ_less_than_chance_do_not_narrow_the_interval():
     clipped = np.tile([True, False], 400)  # one of two responses of every prompt
     clustered = clip_rates.rate_by_length(np.full(800, 5), clipped, [5, 6], clusters=np.arange(800) // 2).loc[0]
-    independent = clip_rates.rate_by_length(np.full(800, 5), clipped, [5, 6]).loc[0]
-    assert clustered.lower <= independent.lower < 0.5 < independent.upper <= clustered.upper
+    independent = stats.binomtest(400, 800).proportion_ci(method="wilson")
+    assert clustered.lower <= independent.low < 0.5 < independent.high <= clustered.upper
 
 
 # --- bins, rates, LRE ------------------------------------------------------------------------------------------------
@@ -86,7 +83,7 @@ def test_edges_cover_all_lengths(lengths, bins):
     edges = length_edges(lengths, bins)
     assert 1 <= len(edges) - 1 <= bins and (np.diff(edges) > 0).all() and np.issubdtype(edges.dtype, np.integer)
     assert edges[0] == min(lengths) and edges[-1] == max(lengths) + 1
-    table = clip_rates.rate_by_length(lengths, np.zeros(len(lengths)), edges)
+    table = clip_rates.rate_by_length(lengths, np.zeros(len(lengths)), edges, np.arange(len(lengths)))
     for row in table.itertuples():
         assert row.n == sum(row.low <= length <= row.high for length in lengths)
     assert table.n.sum() == len(lengths)
@@ -96,7 +93,7 @@ def test_bad_lengths_are_refused():
     with pytest.raises(ValueError, match="at least 1, got 0"):
         length_edges([3, 0])
     with pytest.raises(ValueError, match="lengths 3 to 9 are not covered by the edges"):
-        clip_rates.rate_by_length([3, 9], [0, 0], [3, 9])
+        clip_rates.rate_by_length([3, 9], [0, 0], [3, 9], [0, 1])
 
 
 def test_clusters_are_prompts_within_a_step():

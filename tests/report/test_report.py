@@ -65,6 +65,11 @@ def edges_of(found) -> np.ndarray:
     return clip_rates.length_edges(np.concatenate([run.records.length for run in found]), BINS)
 
 
+def rates_by_length(made, run, clipped) -> pd.DataFrame:
+    counted = run.records[run.records.advantage != 0]
+    return clip_rates.rate_by_length(counted.length, clipped, edges_of(made.runs), clip_rates.clusters(counted))
+
+
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
@@ -73,8 +78,7 @@ def test_clip_rates_are_those_of_the_records(made):
     page = made.page.table("run", "responses with an advantage")
     for run, row in zip(made.runs, made.facts["runs"], strict=True):
         counted = run.records[run.records.advantage != 0]
-        cluster = clip_rates.clusters(counted)
-        expected = clip_rates.rate_by_length(counted.length, counted.clipped, edges_of(made.runs), clusters=cluster)
+        expected = rates_by_length(made, run, counted.clipped)
         written = pd.DataFrame(made.facts["clip_rate_by_length"][run.name])
         pd.testing.assert_frame_equal(written, expected, check_dtype=False)
         rate, lre = counted.clipped.mean(), clip_rates.length_reweighting_error(expected)
@@ -97,7 +101,7 @@ def test_counterfactuals_are_those_of_the_clips_scaled_to_one_rate(made):
         for found, clip in zip(made.facts["counterfactuals"][run.name], CLIPS.values(), strict=True):
             applied = clip if isinstance(clip, TokenClip) else clip.matched(run.records, MATCHED_RATE)
             clipped = applied.clipped(counted)
-            table = clip_rates.rate_by_length(counted.length, clipped, edges_of(made.runs))
+            table = rates_by_length(made, run, clipped)
             assert (found["method"], found["eps_high"]) == (clip.name, applied.eps["eps_high"])
             assert found["rate"] == pytest.approx(clipped.mean())
             assert found["lre"] == pytest.approx(clip_rates.length_reweighting_error(table))
@@ -124,7 +128,7 @@ def test_page_needs_nothing_else(made):
 def test_same_input_gives_the_same_files(made):
     written = on_disk(made.folder)
     assert page.build(made.runs, BINS) == written and set(written) <= set(page.FILES)
-    for name in ("clip_rate_by_length", "counterfactuals", "log_ratio_by_length", "curves"):
+    for name in ("clip_rate_by_length", "counterfactuals", "log_ratio_by_length"):
         assert written[f"figures/{name}.png"].startswith(b"\x89PNG") and b"</svg>" in written[f"figures/{name}.svg"]
 
 
@@ -138,11 +142,11 @@ def on_disk(folder):
 
 
 def test_a_second_report_replaces_the_first_and_nothing_else(tmp_path):
-    page.write(tmp_path, as_report("curves", "counterfactuals"))
+    page.write(tmp_path, as_report("log_ratio_by_length", "counterfactuals"))
     mine = {"notes.txt": b"mine", "figures/mine.svg": b"mine"}
     for name, content in mine.items():
         (tmp_path / name).write_bytes(content)
-    page.write(tmp_path, second := as_report("curves", "clip_rate_by_length"))
+    page.write(tmp_path, second := as_report("log_ratio_by_length", "clip_rate_by_length"))
     assert on_disk(tmp_path) == second | mine
 
 
@@ -169,9 +173,9 @@ def test_an_interrupted_report_can_be_made_again(tmp_path, monkeypatch, writes):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Path, "replace", stop)
-        page.write(tmp_path, as_report("curves", "counterfactuals"))
-    page.write(tmp_path, as_report("curves"))
-    assert on_disk(tmp_path) == as_report("curves")
+        page.write(tmp_path, as_report("log_ratio_by_length", "counterfactuals"))
+    page.write(tmp_path, as_report("log_ratio_by_length"))
+    assert on_disk(tmp_path) == as_report("log_ratio_by_length")
 
 
 @pytest.mark.parametrize(
@@ -255,7 +259,7 @@ def test_everything_that_can_go_wrong_at_once(tmp_path, monkeypatch):
     assert summary.clip_rate["only metrics <b>&"] == pytest.approx(live.clipped.sum() / live.responses.sum())
     assert [row["low"] for row in facts["clip_rate_by_length"]["only metrics <b>&"]] == live.low.to_list()
     assert "nan" not in shown.text.lower()
-    assert {f"figures/{name}.png" for name in ("curves", "clip_rate_by_length")} <= set(files)
+    assert "figures/clip_rate_by_length.png" in files
 
 
 # --- small parts -----------------------------------------------------------------------------------------------------
