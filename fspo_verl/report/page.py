@@ -34,7 +34,6 @@ from fspo_verl.report.figures import STYLES, Series, Style
 from fspo_verl.report.numbers import Analysis, Counterfactuals, analyse, steps, summary
 from fspo_verl.versions import installed
 
-_MADE_BY = "fspo-verl report"
 _MADE_WITH = ("fspo-verl", "numpy", "scipy", "pandas", "matplotlib")
 _POINTS = 4000  # of a scatter plot
 _FIGURES = ("clip_rate_by_length", "counterfactuals", "log_ratio_by_length")
@@ -67,11 +66,8 @@ def main(args: argparse.Namespace) -> int:
         if len(args.runs) > 1:
             raise ValueError(f"a report on {len(args.runs)} runs needs a folder of its own: -o DIR")
         args.output = (args.runs[0].parent if args.runs[0].is_file() else args.runs[0]) / "report"
-    if args.output.resolve() in {run.resolve() for run in args.runs}:
-        raise ValueError(f"{args.output} is a run itself; choose another folder, such as {args.output / 'report'}")
     if args.watch is not None and not args.watch > 0:
         raise ValueError(f"--watch={args.watch:g} has to be more than 0 seconds")
-    _refuse_foreign(args.output)  # before minutes of work
     (report if args.watch is None else watch)(args)
     return 0
 
@@ -108,10 +104,7 @@ def watch(args: argparse.Namespace) -> None:
 
 
 def build(runs: Sequence[Run], bins: int = 8) -> dict[str, bytes]:
-    """All files of a report: name, relative to its folder, to content. The same for the same input.
-
-    The first one, report.json, says who has written the others.
-    """
+    """All files of a report: name, relative to its folder, to content. The same for the same input."""
     # One set of bins for all runs, so that they can be compared.
     edges = length_edges(np.concatenate([run.records.length for run in runs]), bins)
     analyses = [analyse(run, edges) for run in tqdm(runs, "numbers", delay=2)]
@@ -131,7 +124,6 @@ def build(runs: Sequence[Run], bins: int = 8) -> dict[str, bytes]:
             images = [base64.b64encode(image).decode() for image in (svg, *figures.render(part.draw, 1, "svg"))]
             part.wide, part.narrow = (f"data:image/svg+xml;base64,{image}" for image in images)
     facts = {
-        "made_by": _MADE_BY,
         "versions": {name: installed(name) for name in _MADE_WITH} | {"Python": platform.python_version()},
         "length_edges": edges.tolist(),
         "matched_rate": MATCHED_RATE,
@@ -159,26 +151,11 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
     """Write the files of a report, all of them or none; remove those of an earlier report that it lacks.
 
     Raises:
-        ValueError: a file of a report's name is there, and no report has written it.
         OSError: the disk is full, or the folder cannot be written; what is there stays.
     """
-    _refuse_foreign(folder)
     write_whole((folder / name, content) for name, content in files.items())
     for name in set(FILES) - set(files):
         (folder / name).unlink(missing_ok=True)
-
-
-def _refuse_foreign(folder: Path) -> None:
-    foreign = [name for name in FILES if (folder / name).exists()]
-    if foreign and not _is_of_a_report(folder / "report.json"):
-        raise ValueError(f"{folder} holds {', '.join(foreign)}, which no report has written; choose another folder")
-
-
-def _is_of_a_report(file: Path) -> bool:
-    try:
-        return json.loads(file.read_bytes())["made_by"] == _MADE_BY
-    except (FileNotFoundError, ValueError, TypeError, KeyError):  # nothing, or what another program has written
-        return False
 
 
 # --- sections --------------------------------------------------------------------------------------------------------

@@ -54,15 +54,6 @@ def test_the_rate_of_a_re_run_lands_in_its_interval(steps, step_spread, prompts)
     assert_covered(hits)
 
 
-def test_the_suggested_band_has_the_stated_clip_rate_on_a_re_run():
-    hits = []
-    for seed in range(SEEDS // 2):
-        run, again = (simulate_run(np.random.default_rng([seed, i]), 12, 8, step_spread=0.43) for i in range(2))
-        found = fit.fitted(run, ROOT, 0.1)
-        hits.append(holds(found.rate, fit.clipped_by(found.band, again)[again.advantage != 0].mean()))
-    assert_covered(hits)
-
-
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_suggested_bands_clip_the_target_on_both_sides(width):
     run = simulate_run(np.random.default_rng(0), step_spread=0.2, power=0.3)
@@ -156,7 +147,7 @@ def test_a_measured_width_does_not_take_a_course_of_training_for_a_length():
 @pytest.mark.parametrize(
     "records, reason",
     [
-        (simulate_run(np.random.default_rng(0), low=50, high=50.01, alike=False).assign(length=50), "too few lengths"),
+        (simulate_run(np.random.default_rng(0)).assign(length=50), "too few lengths"),
         (simulate_run(np.random.default_rng(0), 2, 8), "too few lengths and prompts"),
         (simulate_run(np.random.default_rng(0)).query("advantage > 0"), "too few responses have moved"),
         (simulate_run(np.random.default_rng(0)).assign(quadratic_variation=0.0), "too few responses have moved"),
@@ -311,30 +302,11 @@ def records_without(**columns):
 
 
 ERRORS = {
-    "nothing moved": (
-        records_without(log_ratio=0.0, quadratic_variation=0.0),
-        (),
-        "no recorded response has moved (Q = 0 in all of them): with one optimiser step per rollout the ratio stays 1 "
-        "and no clip can act; lower actor_rollout_ref.actor.ppo_mini_batch_size",
-    ),
+    "nothing moved": (records_without(log_ratio=0.0, quadratic_variation=0.0), (), "no recorded response has moved"),
     "no A > 0": (records_without(advantage=-1.0), (), "no recorded response has an advantage > 0"),
-    "one prompt": (
-        records_without().query("prompt == prompt.iloc[-1]"),
-        (),
-        "all records are of one prompt in one step",
-    ),
     "no A < 0": (records_without(advantage=1.0), (), "no recorded response has an advantage < 0"),
-    "target out of reach": (
-        records_without(),
-        ("--target-clip-rate", 0.8),
-        "have not moved, as those of the first of 4 mini-batches of each rollout, which no clip can reach: lower the "
-        "target, or actor_rollout_ref.actor.ppo_mini_batch_size",
-    ),
-    "target beyond the centre": (
-        records_without(),
-        ("--target-clip-rate", 0.6),
-        "of the responses with A < 0 lie below the centre, and eps must be positive",
-    ),
+    "one prompt": (records_without().query("prompt == prompt.iloc[-1]"), (), "of one prompt in one step"),
+    "target out of reach": (records_without(), ("--target-clip-rate", 0.8), "which no clip can reach"),
     "target 0": (records_without(), ("--target-clip-rate", 0), "--target-clip-rate=0 must lie between 0 and 1"),
     "target 1": (records_without(), ("--target-clip-rate", 1), "--target-clip-rate=1 must lie between 0 and 1"),
     "no rows": (records_without(), ("--max-rows", 0), "--max-rows=0 must be at least 1"),

@@ -20,7 +20,6 @@ from verl.workers.config import FSDPActorConfig
 from fspo_verl.analysis import clip_rates
 from fspo_verl.analysis.clip_rates import clusters, length_edges
 from fspo_verl.analysis.length_effect import length_effect
-from fspo_verl.analysis.verdict import verdict
 from fspo_verl.band import Band
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, TokenClip, upper_quantile
 from fspo_verl.loss import fspo_loss
@@ -348,33 +347,3 @@ def test_at_one_clip_rate_the_shapes_rank_as_the_law_says(sigma, kappa, fair):
         for unfair in {"gspo", "fixed_band"} if kappa == 0 else {"gspo", "fixed_band", "fspo"}:
             assert rows.p[unfair] < 1e-6 and abs(rows.exponent[unfair]) > 3 * abs(rows.exponent[name])
     assert rows.exponent["gspo"] < 0 < rows.exponent["fixed_band"]
-
-
-# --- little data -----------------------------------------------------------------------------------------------------
-
-LITTLE = {
-    "nothing recorded": frame([]),
-    "one response": frame([50], 0.1, 0.01),
-    "one length": frame([50] * 200, np.linspace(-1, 1, 200), 0.01, prompt=np.arange(200) // 4),
-    "nothing moved": frame([50, 90] * 100),
-    "no advantage": frame([50, 90] * 100, np.linspace(-1, 1, 200), 0.01, 0.0),
-    "everything clipped": frame([50, 90] * 100, np.linspace(29, 31, 200), 1.0),
-    "nothing clipped": frame([50, 90] * 100, np.linspace(-1e-6, 1e-6, 200), 1e-6),
-}
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("case", LITTLE)
-def test_little_data_gives_nan_and_no_error(case):
-    records = LITTLE[case]
-    edges = length_edges(records.length)
-    fspo = counterfactuals(records, edges, CLIPS).summary.loc["fspo"]
-    clipped = records.assign(clipped=CLIPS["fspo"].clipped(records))
-    assert fspo.rate == pytest.approx(clipped.clipped[clipped.advantage != 0].mean(), nan_ok=True)
-    assert math.isnan(fspo.rate) == (case in ("nothing recorded", "no advantage"))
-    if case in ("nothing moved", "nothing clipped"):
-        assert (fspo.rate, fspo.lre) == (0, 0) and 0 < fspo.upper < 0.05
-    else:
-        assert math.isnan(fspo.lre)
-    assert math.isnan(fspo.exponent) and verdict(clipped).effect is None
-    assert case != "everything clipped" or fspo.rate == 1
