@@ -132,7 +132,11 @@ def by_length(axes: Axes, series: Sequence[Series]) -> None:
         table = table.assign(place=np.sqrt(table.low * table.high) * 1.02 ** (i - (len(series) - 1) / 2))
         drawn = takes_part(table) if "n" in table else table[column].notna()
         solid, pale = table[drawn], table[~drawn & table[column].notna()]
-        _bars(axes, solid.place, solid[[column, "lower", "upper"]], label, style)
+        value, lower, upper = solid[[column, "lower", "upper"]].to_numpy().T
+        # matplotlib refuses negative bars, which rounding can bring about where an end of the interval is the value.
+        bars = np.maximum([value - lower, upper - value], 0)
+        place = solid.place.to_numpy()
+        axes.errorbar(place, value, bars, label=label, capsize=2, elinewidth=0.9, **style.line_kwargs())
         marks = Line2D(pale.place, pale[column], **style._replace(line="none").line_kwargs(), alpha=0.3)
         axes.add_artist(marks) if drawn.any() else axes.add_line(marks)  # an artist has no part in the axis's limits
     binned = [table for *_, table, _ in series if len(table)]
@@ -141,13 +145,6 @@ def by_length(axes: Axes, series: Sequence[Series]) -> None:
     axes.set_xscale("log")
     axes.set(xlim=(low / 1.15, high * 1.15), xlabel=_LENGTH)
     round_ticks(axes.xaxis)
-
-
-def _bars(axes: Axes, place: pd.Series, intervals: pd.DataFrame, label: str, style: Style) -> None:
-    value, lower, upper = intervals.to_numpy().T
-    # matplotlib refuses negative bars, which rounding can bring about where an end of the interval is the value.
-    bars = np.maximum([value - lower, upper - value], 0)
-    axes.errorbar(place.to_numpy(), value, bars, label=label, capsize=2, elinewidth=0.9, **style.line_kwargs())
 
 
 def round_ticks(axis: Axis) -> None:
