@@ -44,12 +44,11 @@ def clusters(records: pd.DataFrame) -> np.ndarray:
     return pd.factorize(step * np.int64(len(prompts)) + prompt)[0]
 
 
-def t_quantile(freedom=None, confidence: float = CONFIDENCE):
-    """Of Student's t, or of the normal law without ``freedom``: ``confidence`` lies between its negative and itself."""
+def t_quantile(freedom, confidence: float = CONFIDENCE):
+    """Of Student's t: ``confidence`` lies between its negative and itself."""
     from scipy import stats  # here: a run that trains takes its LRE from this module, and scipy comes with an extra
 
-    law = stats.norm() if freedom is None else stats.t(freedom)
-    return law.ppf((1 + confidence) / 2)
+    return stats.t(freedom).ppf((1 + confidence) / 2)
 
 
 def sides(records: pd.DataFrame) -> dict[str, np.ndarray]:
