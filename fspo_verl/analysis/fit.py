@@ -70,8 +70,8 @@ def with_eps(records: pd.DataFrame, band: Band, target: float) -> Band:
     if not (len(upper) and len(lower)):
         raise Unreachable(f"no response has an advantage {'<' if len(upper) else '>'} 0")
     high, low = upper_quantile(upper, target), upper_quantile(lower, target)
-    for name, where, values, eps in (("upper", "> 0 lie above", upper, high), ("lower", "< 0 lie below", lower, low)):
-        if eps <= 0:
+    for name, where, values, end in (("upper", "> 0 lie above", upper, high), ("lower", "< 0 lie below", lower, low)):
+        if end <= 0:
             why = _unreachable(records[sides[name]], where, float(np.mean(values > 0)), target)
             raise Unreachable(f"no band clips {target:g} of the responses on each side of a width of this shape: {why}")
     dual = upper_quantile(-lower, _DUAL_SHARE * target)
