@@ -101,7 +101,10 @@ def calibrate(records: pd.DataFrame, target: float) -> Calibration:
     Raises:
         ValueError: nothing has moved, a sign of the advantage is missing, or no band reaches the target.
     """
-    _check(records)
+    if not (records["quadratic_variation"] > 0).any():
+        raise ValueError(NOTHING_MOVED)
+    if clip_rates.clusters(records).max() == 0:
+        raise ValueError("all records are of one prompt in one step, and no other says what holds beyond it")
     settings, fits = records.attrs.get("settings"), fit.fits(records, target)
     others = [clip for clip in CLIPS.values() if clip.name != "fspo"]
     return Calibration(
@@ -114,20 +117,6 @@ def calibrate(records: pd.DataFrame, target: float) -> Calibration:
         tuple(_warnings(records, target, fits[0])),
         noise.of_records(records, settings, fits[0].band),
     )
-
-
-def _check(records: pd.DataFrame) -> None:
-    """ValueError if nothing in the records can be clipped."""
-    side = clip_rates.sides(records)
-    for name, sign in (("upper", ">"), ("lower", "<")):
-        if not side[name].any():
-            raise ValueError(
-                f"no recorded response has an advantage {sign} 0, so there is nothing to clip on that side"
-            )
-    if not (records["quadratic_variation"].to_numpy()[side["all"]] > 0).any():
-        raise ValueError(NOTHING_MOVED)
-    if clip_rates.clusters(records).max() == 0:
-        raise ValueError("all records are of one prompt in one step, and no other says what holds beyond it")
 
 
 def _rule(clip: Clip, records: pd.DataFrame, target: float) -> Rule:

@@ -303,8 +303,8 @@ def records_without(**columns):
 
 ERRORS = {
     "nothing moved": (records_without(log_ratio=0.0, quadratic_variation=0.0), (), "no recorded response has moved"),
-    "no A > 0": (records_without(advantage=-1.0), (), "no recorded response has an advantage > 0"),
-    "no A < 0": (records_without(advantage=1.0), (), "no recorded response has an advantage < 0"),
+    "no A > 0": (records_without(advantage=-1.0), (), "no response has an advantage > 0"),
+    "no A < 0": (records_without(advantage=1.0), (), "no response has an advantage < 0"),
     "one prompt": (records_without().query("prompt == prompt.iloc[-1]"), (), "of one prompt in one step"),
     "target out of reach": (records_without(), ("--target-clip-rate", 0.8), "which no clip can reach"),
     "target 0": (records_without(), ("--target-clip-rate", 0), "--target-clip-rate=0 must lie between 0 and 1"),
