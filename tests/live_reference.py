@@ -19,12 +19,12 @@ def series(records: pd.DataFrame, length_bins: list[int], min_count: int = 1) ->
     """
     edges = np.array([1, *length_bins, 2**31])
     counted = records[records.advantage != 0]
-    table = clip_rates.rate_by_length(counted.length, counted.clipped, edges)
+    table = clip_rates.rate_by_length(counted.length, counted.clipped, edges, np.arange(len(counted)))
     ratio = np.exp(np.minimum(records.log_ratio.to_numpy(np.float64), 20))
     values = {
         "clip_rate/all": counted.clipped.mean(),
         **{f"clip_rate/{name}": rate for name, rate in zip(names(length_bins), table.rate, strict=True)},
-        "lre": clip_rates.length_reweighting_error(table, min_count),
+        "lre": clip_rates.length_reweighting_error(table.drop(columns="clusters"), min_count),
         "ess": ratio.sum() ** 2 / np.square(ratio).sum() / len(records),
         "noise_sigma": noise.of_records(records, records.attrs.get("settings"), None).sigma,
     }

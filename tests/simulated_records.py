@@ -34,12 +34,11 @@ def frame(length, log_ratio=0.0, quadratic_variation=0.0, advantage=1.0, prompt=
     )
 
 
-def group_lengths(rng, prompts, group, low=10, high=400, alike=True):
-    """Lengths of the responses, alike within a prompt or not; and the prompt of each."""
+def group_lengths(rng, prompts, group, low=10, high=400):
+    """Lengths of the responses, alike within a prompt; and the prompt of each."""
     prompt = np.repeat(np.arange(prompts), group)
-    center = rng.uniform(math.log(low), math.log(high), prompts if alike else len(prompt))
-    center = center[prompt] if alike else center
-    return np.exp(center + 0.3 * rng.standard_normal(len(prompt))).astype(int).clip(1), prompt
+    center = rng.uniform(math.log(low), math.log(high), prompts)
+    return np.exp(center[prompt] + 0.3 * rng.standard_normal(len(prompt))).astype(int).clip(1), prompt
 
 
 def simulate_tokens(rng, prompts=100, group=4, sigma=0.02, kappa=0.8, spread=0.8, prompt_spread=0.2):
@@ -61,20 +60,12 @@ def simulate_tokens(rng, prompts=100, group=4, sigma=0.02, kappa=0.8, spread=0.8
     return records, truth | {"drift": -kappa * sigma**2 / 2}
 
 
-def simulate_law(rng, power=None, variance=(0.002, 4e-4, 4e-7), prompts=100, group=8, low=10, high=400):
-    """Records with E[S | L] = −Q/2 and Var(S | L) = (0.02·L^power)² or a + bL + cL², S being alike within a prompt."""
+def simulate_law(rng, power, prompts=100, group=8, low=10, high=400):
+    """Records with E[S | L] = −Q/2 and Var(S | L) = (0.02·L^power)², S being alike within a prompt."""
     length, prompt = group_lengths(rng, prompts, group, low, high)
     own, shared = rng.standard_normal(len(prompt)), rng.standard_normal(prompts)[prompt]
     scale = np.exp(0.2 * rng.standard_normal(prompts) - 0.04)[prompt]
-    if power is not None:
-        s = scale * 0.02 * length**power * (math.sqrt(0.7) * own + math.sqrt(0.3) * shared)
-    else:
-        a, b, c = variance
-        s = (
-            math.sqrt(a) * own
-            + scale * np.sqrt(b * length) * rng.standard_normal(len(own))
-            + math.sqrt(c) * length * shared
-        )
+    s = scale * 0.02 * length**power * (math.sqrt(0.7) * own + math.sqrt(0.3) * shared)
     q = 4e-4 * length
     return frame(length, s - q / 2, q, prompt=prompt, step=prompt // 25)
 
@@ -92,40 +83,27 @@ def simulate_run(
     high=400,
     *,
     power=0.5,
-    prompt_spread=0.0,
-    shared=0.2,
-    tails=None,
-    alike=True,
 ):
-    """Records of a run with rollouts of ``prompts`` groups.
+    """Records of a run with rollouts of ``prompts`` groups, whose responses share a fifth of the variance of S.
 
     The first mini-batch of a step has not moved, the k-th has k times the variance. Q grows like L^(2·power).
-
-    Args:
-        step_spread, prompt_spread: standard deviation of log sigma between steps, and between prompts.
-        shared: part of the variance of S that the responses to a prompt share.
-        tails: degrees of freedom of a Student's t for the rest; None is the normal law.
-        alike: whether lengths are alike within a prompt.
+    ``step_spread`` is the standard deviation of log sigma between steps.
     """
-    length, prompt = group_lengths(rng, steps * prompts, group, low, high, alike)
+    length, prompt = group_lengths(rng, steps * prompts, group, low, high)
     step = prompt // prompts
     mini_batch = prompt % prompts * mini_batches // prompts
     update = np.exp(step_spread * rng.standard_normal(steps))[step]
-    update *= np.exp(prompt_spread * rng.standard_normal(steps * prompts))[prompt]
     q = (sigma * update) ** 2 * mini_batch * length ** (2 * power) * rng.gamma(10, 0.1, len(length))
-    own = rng.standard_normal(len(length)) if tails is None else rng.standard_t(tails, len(length))
-    s = np.sqrt(q) * (math.sqrt(1 - shared) * own + math.sqrt(shared) * rng.standard_normal(steps * prompts)[prompt])
+    own, shared = rng.standard_normal(len(length)), rng.standard_normal(steps * prompts)[prompt]
+    s = np.sqrt(q) * (math.sqrt(0.8) * own + math.sqrt(0.2) * shared)
     advantage = rng.choice([-1.0, 0.0, 1.0], len(length), p=[0.45, 0.1, 0.45])
     return frame(length, s - kappa * q / 2, q, advantage, prompt, step, mini_batch=mini_batch.astype(np.int32))
 
 
-def assert_covered(hits, confidence=0.95, at_least=False):
-    """The share of intervals that hold the truth is what a binomial with the nominal level gives, 999 times in 1000.
-
-    With ``at_least`` more is allowed, too.
-    """
+def assert_covered(hits, confidence=0.95):
+    """The share of intervals that hold the truth is what a binomial with the nominal level gives, 999 times in 1000."""
     low, high = stats.binom.interval(0.999, len(hits), confidence)
-    assert low <= sum(hits) <= (len(hits) if at_least else high), f"{sum(hits)} of {len(hits)}"
+    assert low <= sum(hits) <= high, f"{sum(hits)} of {len(hits)}"
 
 
 def holds(estimate, truth):

@@ -106,11 +106,8 @@ def write_metrics(file: Path, rng: np.random.Generator, loss: str, steps: int) -
                 "critic/score/mean": solved - 0.05 + rng.normal(0, 0.02),
                 "response_length/mean": 40 + 0.2 * step + rng.normal(0, 1),
                 "response_length/max": 80,
-                "actor/entropy": 0.3 / (1 + step / 20) + rng.normal(0, 0.005),
                 "actor/grad_norm": 0.08 * rng.lognormal(0, 0.3),
                 "actor/pg_clipfrac": {"fspo": 0.05, "gspo": 0.3, "vanilla": 0.003}[loss] * rng.lognormal(0, 0.2),
-                "actor/fspo/sigma_squared": 4e-4 * rng.lognormal(0, 0.1),
-                "actor/fspo/log_ratio_per_token": -2e-4 * rng.lognormal(0, 0.1),
             }
             for name, share in (("length_1_to_15", 0.2), ("length_16_to_63", 0.5), ("length_64_up", 0.2)):
                 data[f"actor/fspo/{name}/responses"] = share

@@ -44,12 +44,11 @@ def clusters(records: pd.DataFrame) -> np.ndarray:
     return pd.factorize(step * np.int64(len(prompts)) + prompt)[0]
 
 
-def t_quantile(freedom=None, confidence: float = CONFIDENCE):
-    """Of Student's t, or of the normal law without ``freedom``: ``confidence`` lies between its negative and itself."""
+def t_quantile(freedom, confidence: float = CONFIDENCE):
+    """Of Student's t: ``confidence`` lies between its negative and itself."""
     from scipy import stats  # here: a run that trains takes its LRE from this module, and scipy comes with an extra
 
-    law = stats.norm() if freedom is None else stats.t(freedom)
-    return law.ppf((1 + confidence) / 2)
+    return stats.t(freedom).ppf((1 + confidence) / 2)
 
 
 def sides(records: pd.DataFrame) -> dict[str, np.ndarray]:
@@ -75,22 +74,21 @@ def length_edges(length, bins: int = 8) -> np.ndarray:
 
 
 def rate_by_length(
-    length, clipped, edges, confidence: float = CONFIDENCE, clusters=None, rerun: bool = False
+    length, clipped, edges, clusters, confidence: float = CONFIDENCE, rerun: bool = False
 ) -> pd.DataFrame:
-    """Rate in each length bin with its Wilson interval: columns low, high, n, rate, lower, upper, clusters if given.
+    """Rate in each length bin with its interval: columns low, high, n, rate, lower, upper, clusters.
 
-    ``high`` is the last length in the bin; an empty bin has NaN for its rate and interval. Without ``clusters`` the
-    interval takes responses for independent (and is then wider than necessary for shares between 0 and 1). With them
-    it is Wilson's interval at n over the design effect, the ratio of the variance of the rate between clusters to the
-    binomial one, at least 1, and with Student's t for the normal quantile; where every response of a bin has the same
-    outcome, each cluster counts as one response. One cluster alone has no interval.
+    ``high`` is the last length in the bin; an empty bin has NaN for its rate and interval. The interval is Wilson's at
+    n over the design effect, the ratio of the variance of the rate between clusters to the binomial one, at least 1,
+    and with Student's t for the normal quantile; where every response of a bin has the same outcome, each cluster
+    counts as one response. One cluster alone has no interval.
 
     Args:
         length: ``[rows]`` tokens.
         clipped: ``[rows]`` bool, or shares between 0 and 1.
         edges: of :func:`length_edges`.
-        confidence: of the interval.
         clusters: ``[rows]`` codes of :func:`clusters`, or of what else varies as a whole.
+        confidence: of the interval.
         rerun: the interval is to hold the rate of other data of the same size, and not that of endless data: its
             variance is then twice as large, once for either.
 
@@ -102,28 +100,11 @@ def rate_by_length(
     n = np.bincount(cell, minlength=cells)
     with np.errstate(invalid="ignore", divide="ignore"):
         rate = np.bincount(cell, clipped, cells) / n
-        quantile, effective, counts = t_quantile(confidence=confidence), n, {}
-        if clusters is not None:
-            groups, variance = _between_clusters(np.asarray(clusters), cell, cells, clipped - rate[cell])
-            counts, quantile = {"clusters": groups}, t_quantile(groups - 1, confidence)
-            binomial = rate * (1 - rate) / n
-            effective = np.where(binomial > 0, n / np.maximum(variance / binomial, 1), groups)
-        lower, upper = _wilson(rate, effective / 2 if rerun else effective, quantile)
-    return length_table(edges, n=n, rate=rate, lower=lower, upper=upper, **counts)
-
-
-def ratio_of_sums(part, whole) -> Estimate:
-    """Σ part / Σ whole of two numbers of each of several independent draws, such as steps.
-
-    The interval is that of the linearised ratio, with Student's t; NaN for a single draw.
-    """
-    part, whole = np.asarray(part, dtype=np.float64), np.asarray(whole, dtype=np.float64)
-    count, ratio = len(part), part.sum() / whole.sum()
-    if count < 2:
-        return Estimate(ratio, math.nan, math.nan)
-    variance = count / (count - 1) * np.square(part - ratio * whole).sum() / whole.sum() ** 2
-    half = t_quantile(count - 1) * math.sqrt(variance)
-    return Estimate(ratio, ratio - half, ratio + half)
+        groups, variance = _between_clusters(np.asarray(clusters), cell, cells, clipped - rate[cell])
+        binomial = rate * (1 - rate) / n
+        effective = np.where(binomial > 0, n / np.maximum(variance / binomial, 1), groups)
+        lower, upper = _wilson(rate, effective / 2 if rerun else effective, t_quantile(groups - 1, confidence))
+    return length_table(edges, n=n, rate=rate, lower=lower, upper=upper, clusters=groups)
 
 
 def takes_part(table: pd.DataFrame, min_count: int = MIN_COUNT) -> pd.Series:

@@ -9,6 +9,8 @@ The interval of a clip rate is for a re-run of the same size at the fitted eps, 
 twice, once for these records, which fixed the eps, and once for the re-run. A cluster is a training step, whose
 responses share an update, or, with records of one step, a prompt: the interval then holds for this update alone. What
 another seed does to the course of a whole run is not in it.
+
+Without records :func:`from_metrics` takes eps from the live metrics of a run, by a Gaussian law.
 """
 
 import dataclasses
@@ -19,12 +21,17 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy import optimize, stats
 
 from fspo_verl.analysis import clip_rates
 from fspo_verl.analysis.clip_rates import Estimate
 from fspo_verl.analysis.length_effect import LengthEffect, length_effect, prompts_of
+from fspo_verl.analysis.runs import RECORDS_DIR
 from fspo_verl.band import DUAL, Band
 from fspo_verl.clips import BandClip, standardized, upper_quantile
+from fspo_verl.observe import noise
+from fspo_verl.observe.metrics import PREFIX
+from fspo_verl.observe.noise import Noise
 from fspo_verl.observe.settings import RunSettings
 
 ACTOR = "actor_rollout_ref.actor."
@@ -39,6 +46,8 @@ _DUAL_SHARE = 0.1  # of the target: what the dual clip may take of the responses
 _KNOTS = 6
 _ONE_SIGMA = 0.6827  # of the normal law: the confidence of plus and minus one standard error
 _TURNS = 5  # of strata and curve; the last one moves no width by 1%
+_MEAN, _SQUARE = (f"{PREFIX}log_ratio_per_sqrt_length{which}" for which in ("", "_squared"))
+_SEQUENCES, _ON_POLICY = (f"{PREFIX}{which}_fraction" for which in ("sequence", "on_policy"))
 
 
 class Unreachable(ValueError):
@@ -61,18 +70,10 @@ def with_eps(records: pd.DataFrame, band: Band, target: float) -> Band:
     if not (len(upper) and len(lower)):
         raise Unreachable(f"no response has an advantage {'<' if len(upper) else '>'} 0")
     high, low = upper_quantile(upper, target), upper_quantile(lower, target)
-    refused = [
-        _unreachable(records[sides[name]], where, float(np.mean(values > 0)), target)
-        for name, where, values, eps in (
-            ("upper", "> 0 lie above", upper, high),
-            ("lower", "< 0 lie below", lower, low),
-        )
-        if eps <= 0
-    ]
-    if refused:
-        raise Unreachable(
-            f"no band clips {target:g} of the responses on each side of a width of this shape: {'; '.join(refused)}"
-        )
+    for name, where, values, end in (("upper", "> 0 lie above", upper, high), ("lower", "< 0 lie below", lower, low)):
+        if end <= 0:
+            why = _unreachable(records[sides[name]], where, float(np.mean(values > 0)), target)
+            raise Unreachable(f"no band clips {target:g} of the responses on each side of a width of this shape: {why}")
     dual = upper_quantile(-lower, _DUAL_SHARE * target)
     eps: dict[str, Any] = {"eps_low": digits(low), "eps_high": digits(high)}
     eps["eps_dual"] = digits(dual) if dual > DUAL * high else None
@@ -166,7 +167,7 @@ def _error_of_log_quantile(score: np.ndarray, quantile: float, cluster: np.ndarr
         Unreachable: the quantile, or the lower one, is not above 0.
     """
     beyond = score > quantile
-    interval = clip_rates.rate_by_length(np.ones(len(score)), beyond, [1, 2], _ONE_SIGMA, cluster).iloc[0]
+    interval = clip_rates.rate_by_length(np.ones(len(score)), beyond, [1, 2], cluster, _ONE_SIGMA).iloc[0]
     low = upper_quantile(score, min(interval["upper"], 1 - 1 / len(score)))
     if not low > 0:
         raise Unreachable("too few responses have moved at some lengths to measure a width")
@@ -255,7 +256,7 @@ def _shape(records: pd.DataFrame, width: str, target: float) -> Band:
 def rerun_rate(records: pd.DataFrame, clipped: np.ndarray) -> Estimate:
     """The rate, and the interval in which that of a re-run of the same size lands."""
     cluster = pd.factorize(resampled(records)[1])[0]
-    table = clip_rates.rate_by_length(np.ones(len(clipped)), clipped, [1, 2], clusters=cluster, rerun=True)
+    table = clip_rates.rate_by_length(np.ones(len(clipped)), clipped, [1, 2], cluster, rerun=True)
     return Estimate(*table.iloc[0][["rate", "lower", "upper"]])
 
 
@@ -277,6 +278,77 @@ def halves(records: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     else:
         later = clip_rates.clusters(records) % 2 == 1
     return records[~later], records[later]
+
+
+# --- eps from metrics alone -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FromMetrics:
+    """What :func:`from_metrics` finds."""
+
+    target: float
+    steps: int
+    moved: float  # share of the responses that move at all, mean over steps
+    band: Band  # with eps in three digits
+    noise: Noise | None
+
+
+def from_metrics(metrics: pd.DataFrame, target: float) -> FromMetrics:
+    """Band with centre 0 and width sqrt(L) from live metrics alone.
+
+    Each step contributes the Gaussian that has the mean and the mean square of S/sqrt(L) of its responses; the band is
+    the one beyond which the steps have the target share on average. The first mini-batch of a rollout has not moved:
+    its rows are taken out of the means. In bypass mode, and where a step has one mini-batch only, all have moved.
+
+    Args:
+        metrics: of :class:`fspo_verl.analysis.runs.Run`.
+        target: share between 0 and 1.
+
+    Raises:
+        ValueError: the metrics lack what is needed here, nothing moved, or too little moved for the target.
+    """
+    needed = [_MEAN, _SQUARE, _SEQUENCES, _ON_POLICY]
+    if missing := [name for name in needed if name not in metrics]:
+        raise ValueError(
+            f"there are no records, and the metrics lack {', '.join(missing)}: train with "
+            f"+algorithm.policy_loss=fspo, and with {RECORDS_DIR}=DIR for the full answer"
+        )
+    mean, square, sequences, on_policy = metrics[needed].dropna().to_numpy().T
+    if not (square > 0).any():
+        raise ValueError(NOTHING_MOVED)
+    share = sequences - np.where(on_policy < 0.999 * sequences, on_policy, 0.0)  # of the rows: those that have moved
+    mean = mean / share
+    spread = np.sqrt(np.maximum(square / share - mean**2, 0))
+    moved = np.where(spread > 0, share / sequences, 0.0)
+    eps_low, eps_high = (
+        digits(_gaussian_eps(sign * mean, spread, moved, target, where), 3)
+        for sign, where in ((-1, "below"), (1, "above"))
+    )
+    return FromMetrics(
+        target=target,
+        steps=len(mean),
+        moved=float(moved.mean()),
+        band=Band(eps=None, eps_low=eps_low, eps_high=eps_high),
+        noise=noise.of_metrics(metrics),
+    )
+
+
+def _gaussian_eps(mean: np.ndarray, spread: np.ndarray, moved: np.ndarray, target: float, where: str) -> float:
+    """The number beyond which the target share lies, of Gaussians ``[steps]`` that hold the share ``moved`` each."""
+
+    def excess(eps: float) -> float:
+        return np.mean(moved * stats.norm.sf(eps, mean, np.where(spread > 0, spread, 1.0))) - target
+
+    if excess(0.0) <= 0:
+        raise ValueError(
+            f"no band with centre 0 clips {target:g} of the responses {where} it: only {excess(0.0) + target:.1%} lie "
+            f"there; lower the target, or {ACTOR}ppo_mini_batch_size"
+        )
+    return optimize.brentq(excess, 0.0, np.max(np.abs(mean) + 40 * spread))
+
+
+# --- overrides --------------------------------------------------------------------------------------------------------
 
 
 def overrides(band: Band, settings: RunSettings | None = None) -> dict[str, float | str | None]:

@@ -28,15 +28,7 @@ logger = logging.getLogger("fspo_verl")
 
 _ACTOR = "actor_rollout_ref.actor"
 RECORDS_DIR = f"{_ACTOR}.policy_loss.records_dir"
-_NOT_SET = "(not set)"
-# Where a run writes to, and what it is called: these differ between any two runs and say nothing about them.
-_OUTPUT_KEYS = {
-    "trainer.experiment_name",
-    "trainer.default_local_dir",
-    "trainer.rollout_data_dir",
-    "trainer.validation_data_dir",
-    RECORDS_DIR,
-}
+_NAME = "trainer.experiment_name"
 
 
 @dataclass
@@ -116,14 +108,12 @@ def read_run(path: Path, name: str, max_rows: int | None = None) -> Run:
         raise FileNotFoundError(f"{path}: no such folder or file")
 
     config, overrides = _read_hydra(sorted(path.rglob(".hydra/config.yaml"), key=_modified))
-    metrics = read_metrics(metric_files(path), event_files(path))
+    metrics = read_metrics(metric_files(path))
     run = Run(name, path, metrics, _read_records(path, config, max_rows), config, overrides)
     if metrics.empty and run.records.empty and config is None:
         raise FileNotFoundError(
             f"{path} holds no run. Looked in it and all folders below for metrics of verl's file logger (*.jsonl, "
-            "trainer.logger=[console,file]), TensorBoard event files (events.out.tfevents.*, "
-            f"trainer.logger=[console,tensorboard]), records (step-*-rank-*.parquet, {RECORDS_DIR}=DIR) and "
-            ".hydra/config.yaml"
+            f"trainer.logger=[console,file]), records (step-*-rank-*.parquet, {RECORDS_DIR}=DIR) and .hydra/config.yaml"
         )
     return run
 
@@ -135,7 +125,7 @@ def written(path: Path) -> set[tuple[Path, int, int]]:
     """
     path = Path(path)
     configs = sorted(path.rglob(".hydra/config.yaml"), key=_modified)
-    files = [path, *configs, *path.rglob("*.jsonl"), *path.rglob("events.out.tfevents.*"), *record_files(path)]
+    files = [path, *configs, *path.rglob("*.jsonl"), *record_files(path)]
     elsewhere = _select(_read_hydra(configs)[0], RECORDS_DIR)
     if elsewhere is not None:
         files += record_files(elsewhere)
@@ -170,28 +160,14 @@ def metric_files(folder: Path) -> list[Path]:
     return sorted(files, key=_modified)
 
 
-def event_files(folder: Path) -> list[Path]:
-    """The TensorBoard event files below a folder, the earliest first (their names hold the time of their creation).
-
-    Raises:
-        ValueError: the files lie in several folders.
-    """
-    files = [file for file in folder.rglob("events.out.tfevents.*") if file.is_file()]
-    return sorted(_of_one_run(files, folder, "TensorBoard events"), key=lambda file: file.name)
-
-
-def read_metrics(files: Iterable[Path], events: Iterable[Path] = ()) -> pd.DataFrame:
+def read_metrics(files: Iterable[Path]) -> pd.DataFrame:
     """All metrics of a run: index ``step``, one float column per metric, NaN where a step has not logged it.
 
     Args:
         files: files of verl's file logger, the earliest attempt first. Where attempts logged the same step, the latest
             value counts. A last line that is cut off, as in a run that was killed or goes on, is left out.
-        events: TensorBoard event files, likewise. They hold float32, so a value from ``files`` goes before theirs.
     """
     rows: dict[int, dict[str, float]] = {}
-    for file in events:
-        for step, name, value in _event_scalars(file):
-            rows.setdefault(step, {})[name] = value
     for file in files:
         for step, data in _metric_lines(file):
             # Metrics of one step may come in several lines: a resumed run validates the step of its checkpoint again.
@@ -202,40 +178,33 @@ def read_metrics(files: Iterable[Path], events: Iterable[Path] = ()) -> pd.DataF
 
 
 def live_clip_rates(metrics: pd.DataFrame) -> pd.DataFrame:
-    """Clip rate by length bin of the ``actor/fspo/length_*`` metrics, which a run logs without any records.
+    """Clip rate by length bin, over all steps, of the ``actor/fspo/length_*`` metrics, which need no records.
 
     Returns:
-        One row per step and length bin, columns ``step``, ``low``, ``high`` (tokens, both in the bin; the last bin has
-        no ``high``), ``responses``, ``clipped``, ``outside`` (shares of the step's rows, counting those with an
-        advantage; ``outside`` is NaN for losses without a band) and ``rate`` = clipped / responses, NaN for an empty
-        bin.
+        One row per length bin with a response, columns ``low``, ``high`` (tokens, both in the bin; the last bin has no
+        ``high``), ``responses``, ``clipped`` (shares of a step's rows, counting those with an advantage, summed over
+        the steps) and ``rate`` = clipped / responses.
     """
-    long = [
-        {"step": step, "low": int(match[1]), "high": float(match[2] or "nan"), "share": match[3], "value": value}
-        for match in map(LENGTH_BIN.fullmatch, metrics.columns)
-        if match
-        for step, value in metrics[match[0]].dropna().items()
-    ]
-    shares = ["responses", "clipped", "outside"]
-    if not long:
-        return pd.DataFrame(columns=["step", "low", "high", *shares, "rate"], dtype=float)
-    table = pd.DataFrame(long).pivot(index=["step", "low", "high"], columns="share", values="value")
-    table = table.reindex(columns=shares).rename_axis(columns=None).reset_index()
-    return table.assign(rate=table.clipped / table.responses.where(table.responses > 0))
+    bins: dict[tuple[str, str | None], dict[str, float]] = {}
+    for match in filter(None, map(LENGTH_BIN.fullmatch, metrics.columns)):
+        low, high, share = match.groups()
+        bins.setdefault((low, high), {"low": float(low), "high": float(high or "nan")})[share] = metrics[match[0]].sum()
+    table = pd.DataFrame(list(bins.values()), columns=["low", "high", "responses", "clipped"], dtype=float)
+    table = table[table.responses > 0].astype({"low": int}).sort_values("low", ignore_index=True)
+    return table.assign(rate=table.clipped / table.responses)
 
 
 def config_differences(runs: Sequence[Run]) -> pd.DataFrame:
     """Config keys whose values differ between runs: a row per key (dotted), a text column per run that has a config.
 
-    Left out is what differs between any two runs: output folders, the experiment's name, and values that agree once
-    this name, or that of the run's folder, is taken out of their paths.
+    Left out is what differs between any two runs: the experiment's name, and values that agree once this name, or that
+    of the run's folder, is taken out of their paths.
     """
-    configured = [(run, run.config) for run in runs if run.config is not None]
-    texts = {run.name: _flat_texts(config) for run, config in configured}
-    table = pd.DataFrame(texts, dtype=object).fillna(_NOT_SET)
-    neutral = pd.DataFrame({run.name: _without_own_names(table[run.name], run) for run, _ in configured})
-    differs = (neutral.nunique(axis=1) > 1) & ~table.index.isin(_OUTPUT_KEYS)
-    return table[differs].sort_index().rename_axis("key")
+    configured = {run.name: run for run in runs if run.config is not None}
+    texts = {name: pd.json_normalize(run.config).iloc[0].map(str) for name, run in configured.items()}
+    table = pd.DataFrame(texts, dtype=object).fillna("(not set)")
+    neutral = pd.DataFrame({name: _without_own_names(table[name], run) for name, run in configured.items()})
+    return table[(neutral.nunique(axis=1) > 1) & (table.index != _NAME)].sort_index().rename_axis("key")
 
 
 def _is_metrics_file(file: Path) -> bool:
@@ -262,22 +231,6 @@ def _metric_lines(file: Path) -> Iterator[tuple[int, dict]]:
                 yield entry
             elif line.endswith(b"\n"):
                 logger.warning("%s: line %d is left out, as it is no metrics of verl", file, number)
-
-
-def _event_scalars(file: Path) -> Iterator[tuple[int, str, float]]:
-    # Imported here: it takes longer than all else in this module, and most runs are read without it.
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-    from tensorboard.util.tensor_util import make_ndarray
-
-    for event in EventFileLoader(str(file)).Load():
-        for value in event.summary.value:
-            if value.metadata.plugin_data.plugin_name == "scalars":
-                yield event.step, _verl_name(value.tag), make_ndarray(value.tensor).item()
-
-
-def _verl_name(tag: str) -> str:
-    """verl's name of a metric: TensorBoard's writer turns the @ of ``val-core/<source>/acc/mean@4`` into _."""
-    return re.sub(r"(/(?:mean|std|best|worst|maj))_(\d+)", r"\1@\2", tag) if tag.startswith("val-") else tag
 
 
 def _of_one_run(files: list[Path], folder: Path, what: str) -> list[Path]:
@@ -321,17 +274,7 @@ def _modified(file: Path) -> float:
     return file.stat().st_mtime
 
 
-def _flat_texts(config: dict, prefix: str = "") -> dict[str, str]:
-    texts: dict[str, str] = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            texts |= _flat_texts(value, f"{prefix}{key}.")
-        else:
-            texts[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value)
-    return texts
-
-
 def _without_own_names(texts: pd.Series, run: Run) -> pd.Series:
     """The values, the run's own names in their paths replaced; only whole parts of a path count as a name."""
-    own = {run.folder.resolve().name, _select(run.config, "trainer.experiment_name")}
+    own = {run.folder.resolve().name, _select(run.config, _NAME)}
     return texts.map(lambda t: "/".join("*" if part in own else part for part in t.split("/")) if "/" in t else t)

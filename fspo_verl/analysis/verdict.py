@@ -10,8 +10,11 @@ import pandas as pd
 
 from fspo_verl.analysis import fit
 from fspo_verl.analysis.length_effect import MIN_PROMPTS, LengthEffect, length_effect, prompts_of
+from fspo_verl.analysis.runs import RECORDS_DIR, Run, live_clip_rates
+from fspo_verl.band import Band
 from fspo_verl.clips import MATCHED_RATE
 from fspo_verl.observe import noise
+from fspo_verl.observe.noise import Noise
 
 _SMALL_FACTOR = 2.0  # between the lengths of a run: a difference that a user may leave alone
 _LARGE_FACTOR = 100.0  # beyond which naming it helps nobody
@@ -75,6 +78,29 @@ def verdict(records: pd.DataFrame, target: float | None = None) -> Verdict:
         else:
             advice = "Keep the clip."
     return Verdict(sentence, advice, rate, len(counted), effect, _notes(records), overrides)
+
+
+def verdict_of(run: Run) -> Verdict:
+    """:func:`verdict` of a run's records; from its metrics rates only, without a test."""
+    if len(run.records):
+        return verdict(run.records)
+    live = live_clip_rates(run.metrics)
+    sentence, rate = "Nothing to say: there are no records, and the metrics hold no clip rates.", math.nan
+    if len(live):
+        rate = live.clipped.sum() / live.responses.sum()
+        share = f"{percent(rate)} of the responses with an advantage"
+        sentence = f"Clips {share}. These are rates only, no test: there are no records."
+    settings, notes = run.settings, []
+    how = f"Record more: train with {RECORDS_DIR}=DIR"
+    if settings is None or settings.loss != "fspo":
+        how += " and +algorithm.policy_loss=observed (algorithm.policy_loss=gspo and grpo include it)"
+    if (found := noise.of_metrics(run.metrics)) is not None:
+        notes.append(
+            f"{found.responses:,} responses of first mini-batches, which no update has moved, show numerical noise: a "
+            f"token's log-ratio spreads by {found.sigma:.2g} nats."
+        )
+        notes += _too_narrow(found, settings.trained_band if settings else None)
+    return Verdict(sentence, f"{how}.", rate, 0, notes=tuple(notes))
 
 
 def percent(share: float) -> str:
@@ -170,17 +196,18 @@ def _notes(records: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _movement(records: pd.DataFrame) -> str | None:
-    if len(records) and not (records["quadratic_variation"] > 0).any():
-        return (
-            "Nothing moved, so no clip can act. With one optimiser step per rollout the ratio stays 1: lower "
-            "actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size."
-        )
-    if len(records) and noise.on_policy(records["mini_batch"], records.attrs.get("settings")).all():
-        return (
-            "Nothing moved but for numerical noise: with one optimiser step per rollout, every clip is noise. Lower "
-            "actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size."
-        )
-    return None
+    if not len(records):
+        return None
+    if not (records["quadratic_variation"] > 0).any():
+        what = "Nothing moved, so no clip can act"
+    elif noise.on_policy(records["mini_batch"], records.attrs.get("settings")).all():
+        what = "Nothing moved but for numerical noise, so every clip is noise"
+    else:
+        return None
+    return (
+        f"{what}. With one optimiser step per rollout the ratio stays 1: lower "
+        "actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size."
+    )
 
 
 def _of_noise(records: pd.DataFrame) -> list[str]:
@@ -198,8 +225,12 @@ def _of_noise(records: pd.DataFrame) -> list[str]:
                 f"About {min(share, 1):.0%} of how far responses move is numerical noise: responses that no update "
                 "has moved show as much (docs/noise.md)."
             )
+    return said + _too_narrow(found, band)
+
+
+def _too_narrow(found: Noise, band: Band | None) -> list[str]:
     warned = noise.warning(found, band) if band is not None else None
-    return said + ([f"{warned[0].upper()}{warned[1:]}."] if warned else [])
+    return [f"{warned[0].upper()}{warned[1:]}."] if warned else []
 
 
 def _incomplete(records: pd.DataFrame) -> list[str]:

@@ -19,6 +19,7 @@ import jinja2
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fspo_verl.clips import MATCHED_RATE
 from fspo_verl.compare import thresholds
@@ -77,13 +78,13 @@ def draw(comparison: Comparison, columns: int) -> Figure:
     rates = comparison.clip_rates.rename(columns={"smallest": "lower", "largest": "upper"})
 
     def learning(axes: Axes) -> None:
-        means = []
         for loss, style in styles.items():
             seeds = [pd.Series(trial.validation) for trial in comparison.trials if trial.loss == loss]
-            means.append((loss, style, pd.concat(seeds, axis=1).mean(axis=1)))
             for seed in seeds:
                 axes.plot(seed, color=style.color, lw=0.5, alpha=0.4)
-        figures.curves(axes, "accuracy (thin: each seed)", "share of right answers", means)
+            axes.plot(pd.concat(seeds, axis=1).mean(axis=1), label=loss, **style.line_kwargs())
+        axes.set(title="accuracy (thin: each seed)", xlabel="training step", ylabel="share of right answers")
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
 
     def by_length(kind: str) -> list[figures.Series]:
         of_kind = rates[rates.kind == kind].groupby("loss")

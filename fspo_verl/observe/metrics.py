@@ -36,14 +36,10 @@ NAMES = {
     "response_length": ("response_length/mean",),
     "shortest": ("response_length/min",),
     "longest": ("response_length/max",),
-    "clip_fraction": (f"{PREFIX}clip_fraction", "actor/pg_clipfrac"),
     "clip_rate": ("fspo/clip_rate/all",),
-    "entropy": ("actor/entropy", "actor/entropy_loss"),
     "grad_norm": ("actor/grad_norm",),
     "loss": ("actor/pg_loss",),
     "nonfinite_responses": (f"{PREFIX}nonfinite_fraction",),
-    "sigma_squared": (f"{PREFIX}sigma_squared",),
-    "drift": (f"{PREFIX}log_ratio_per_token",),
     "seconds": ("timing_s/step",),
 }
 """What readers of a run look for among its metrics; of several names the first that is logged counts."""

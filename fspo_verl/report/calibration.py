@@ -32,8 +32,7 @@ import pandas as pd
 
 from fspo_verl.analysis import clip_rates, fit
 from fspo_verl.analysis.clip_rates import Estimate
-from fspo_verl.analysis.fit import ACTOR, NOTHING_MOVED, ROOT, Fit, overrides
-from fspo_verl.analysis.from_metrics import FromMetrics, from_metrics
+from fspo_verl.analysis.fit import ACTOR, NOTHING_MOVED, ROOT, Fit, FromMetrics, from_metrics, overrides
 from fspo_verl.analysis.length_effect import LengthEffect
 from fspo_verl.analysis.runs import RECORDS_DIR, Run, read_run
 from fspo_verl.analysis.verdict import Verdict, percent, verdict
@@ -102,7 +101,10 @@ def calibrate(records: pd.DataFrame, target: float) -> Calibration:
     Raises:
         ValueError: nothing has moved, a sign of the advantage is missing, or no band reaches the target.
     """
-    _check(records)
+    if not (records["quadratic_variation"] > 0).any():
+        raise ValueError(NOTHING_MOVED)
+    if clip_rates.clusters(records).max() == 0:
+        raise ValueError("all records are of one prompt in one step, and no other says what holds beyond it")
     settings, fits = records.attrs.get("settings"), fit.fits(records, target)
     others = [clip for clip in CLIPS.values() if clip.name != "fspo"]
     return Calibration(
@@ -115,20 +117,6 @@ def calibrate(records: pd.DataFrame, target: float) -> Calibration:
         tuple(_warnings(records, target, fits[0])),
         noise.of_records(records, settings, fits[0].band),
     )
-
-
-def _check(records: pd.DataFrame) -> None:
-    """ValueError if nothing in the records can be clipped."""
-    side = clip_rates.sides(records)
-    for name, sign in (("upper", ">"), ("lower", "<")):
-        if not side[name].any():
-            raise ValueError(
-                f"no recorded response has an advantage {sign} 0, so there is nothing to clip on that side"
-            )
-    if not (records["quadratic_variation"].to_numpy()[side["all"]] > 0).any():
-        raise ValueError(NOTHING_MOVED)
-    if clip_rates.clusters(records).max() == 0:
-        raise ValueError("all records are of one prompt in one step, and no other says what holds beyond it")
 
 
 def _rule(clip: Clip, records: pd.DataFrame, target: float) -> Rule:
@@ -223,11 +211,10 @@ def _effect(effect: LengthEffect | None) -> str:
 
 def text_from_metrics(result: FromMetrics, run: Run) -> str:
     """What the metrics say."""
-    moved = "all, as the metrics do not tell," if result.moved is None else f"{result.moved:.0%} of the responses"
     found = (
         f"{run.name}: rates only, no test, from the metrics of {result.steps} steps, as there are no records. It takes "
-        f"S/sqrt(length) of {moved} that move for Gaussian and independent of the advantage; real tails are heavier. "
-        f"For intervals and a test set {RECORDS_DIR}=DIR and train."
+        f"S/sqrt(length) of the {result.moved:.0%} of the responses that move for Gaussian and independent of the "
+        f"advantage; real tails are heavier. For intervals and a test set {RECORDS_DIR}=DIR and train."
     )
     blocks = [
         _wrap(found),
@@ -235,7 +222,7 @@ def text_from_metrics(result: FromMetrics, run: Run) -> str:
         _lines(overrides(result.band, run.settings)),
     ]
     floor = 0.0 if result.noise is None else noise.EPS_IN_SIGMA * result.noise.sigma
-    if min(result.eps_low, result.eps_high) < floor:
+    if min(result.band.low, result.band.high) < floor:
         blocks.append(
             _wrap(f"Warning: eps lies below the numerical noise, {floor:.2g}. What helps: a wider eps, {noise.HELP}")
         )

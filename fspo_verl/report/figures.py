@@ -85,7 +85,7 @@ def run_styles(losses: Sequence[str | None]) -> list[Style]:
 
 
 class Series(NamedTuple):
-    """A table by length, with columns low, high, n (or steps), ``column``, lower and upper, and how to draw it."""
+    """A table by length, with columns low, high, ``column``, lower, upper and, where known, n; and how to draw it."""
 
     label: str
     style: Style
@@ -124,15 +124,19 @@ def grid(panels: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
 def by_length(axes: Axes, series: Sequence[Series]) -> None:
     """Values by length bin with their intervals, on a logarithmic length axis.
 
-    Bins with too few responses or prompts to take part in an LRE, or with one step of live metrics, are pale marks
-    without bars, to which no line leads and the vertical axis does not stretch.
+    Bins with too few responses or prompts to take part in an LRE are pale marks without bars, to which no line
+    leads and the vertical axis does not stretch.
     """
     for i, (label, style, table, column) in enumerate(series):
         # Bars of different series would hide each other at one and the same place.
         table = table.assign(place=np.sqrt(table.low * table.high) * 1.02 ** (i - (len(series) - 1) / 2))
-        drawn = takes_part(table) if "n" in table else table.steps > 1
+        drawn = takes_part(table) if "n" in table else table[column].notna()
         solid, pale = table[drawn], table[~drawn & table[column].notna()]
-        _bars(axes, solid.place, solid[[column, "lower", "upper"]], label, style)
+        value, lower, upper = solid[[column, "lower", "upper"]].to_numpy().T
+        # matplotlib refuses negative bars, which rounding can bring about where an end of the interval is the value.
+        bars = np.maximum([value - lower, upper - value], 0)
+        place = solid.place.to_numpy()
+        axes.errorbar(place, value, bars, label=label, capsize=2, elinewidth=0.9, **style.line_kwargs())
         marks = Line2D(pale.place, pale[column], **style._replace(line="none").line_kwargs(), alpha=0.3)
         axes.add_artist(marks) if drawn.any() else axes.add_line(marks)  # an artist has no part in the axis's limits
     binned = [table for *_, table, _ in series if len(table)]
@@ -143,23 +147,11 @@ def by_length(axes: Axes, series: Sequence[Series]) -> None:
     round_ticks(axes.xaxis)
 
 
-def _bars(axes: Axes, place: pd.Series, intervals: pd.DataFrame, label: str, style: Style) -> None:
-    value, lower, upper = intervals.to_numpy().T
-    # matplotlib refuses negative bars, which rounding can bring about where an end of the interval is the value.
-    bars = np.maximum([value - lower, upper - value], 0)
-    axes.errorbar(place.to_numpy(), value, bars, label=label, capsize=2, elinewidth=0.9, **style.line_kwargs())
-
-
 def round_ticks(axis: Axis) -> None:
     """Round numbers on a logarithmic axis."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"))
-
-
-def _step_axis(axes: Axes) -> None:
-    axes.set_xlabel("training step")
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
 
 
 def of_panels(panels: Sequence[tuple], columns: int, height: float) -> Figure:
@@ -207,18 +199,3 @@ def log_ratio_by_length(
     axes.xaxis.set_major_formatter(FuncFormatter(lambda length, _: f"{length:,.0f}"))
     axes.set(xlim=(0, points.length.max() * 1.05), xlabel=_LENGTH)
     axes.set(ylim=(-limit, limit), ylabel="log-ratio S (nats)", title=title)
-
-
-def curves(axes: Axes, title: str, label: str, series: Sequence[tuple[str, Style, pd.Series]]) -> None:
-    """Metrics over steps, from series of (label, style, values indexed by step).
-
-    A series of more than 100 steps is drawn pale, with a centred running mean over a thirtieth of its steps.
-    """
-    for name, style, values in series:
-        kwargs = style.line_kwargs() if len(values) <= 20 else {"color": style.color, "ls": style.line}
-        if len(values) > 100:
-            axes.plot(values, color=style.color, alpha=0.25, lw=0.8)
-            values = values.rolling(math.ceil(len(values) / 30), center=True, min_periods=1).mean()
-        axes.plot(values, label=name, **kwargs)
-    axes.set(title=title, ylabel=label)
-    _step_axis(axes)

@@ -4,19 +4,32 @@
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from fspo_verl.analysis import clip_rates, verdict
-from fspo_verl.analysis.counterfactuals import Counterfactuals, counterfactuals, measures
-from fspo_verl.analysis.runs import RECORDS_DIR, Run, config_differences, live_clip_rates
-from fspo_verl.analysis.verdict import Verdict
-from fspo_verl.clips import CLIPS, MATCHED_RATE
-from fspo_verl.observe import noise
+from fspo_verl.analysis.clip_rates import (
+    clusters,
+    length_reweighting_error,
+    lre_of_an_unclipped_bin,
+    rate_by_length,
+    sides,
+)
+from fspo_verl.analysis.length_effect import length_effect
+from fspo_verl.analysis.runs import Run, live_clip_rates
+from fspo_verl.analysis.verdict import Verdict, verdict_of
+from fspo_verl.clips import CLIPS, MATCHED_RATE, Clip, TokenClip
 from fspo_verl.observe.metrics import NAMES
+
+
+class Counterfactuals(NamedTuple):
+    """What :func:`counterfactuals` returns: tables whose index is the clip's name, ``method``."""
+
+    by_length: pd.DataFrame  # low, high, n, rate, lower, upper, clusters
+    summary: pd.DataFrame  # eps_low, eps_high, eps_dual, and the numbers of measures
 
 
 @dataclass
@@ -25,100 +38,68 @@ class Analysis:
 
     run: Run
     verdict: Verdict
-    rates: pd.DataFrame  # by length; from live metrics with steps in place of n where nothing is recorded
+    rates: pd.DataFrame  # by length; without records from live metrics, without n and with unknown intervals
     overall: pd.Series | None = None  # over all lengths, named as in Counterfactuals.summary; None without records
-    stock: Counterfactuals | None = None
-    matched: Counterfactuals | None = None  # None where no clip can take MATCHED_RATE of these responses, too
+    others: Counterfactuals | None = None  # of the clips of at_one_rate; None without records
 
 
 def analyse(run: Run, edges: np.ndarray) -> Analysis:
     """All numbers of one run; ``edges`` are of length bins that cover all its lengths."""
     records, found = run.records, verdict_of(run)
-    counted = records[records.advantage != 0]
-    if counted.empty:
-        return Analysis(run, found, live_rates(run))
+    if not (records.advantage != 0).any():
+        live = live_clip_rates(run.metrics)
+        longest = np.fmax(run.metrics.reindex(columns=NAMES["longest"]).max().item(), live.low)
+        return Analysis(run, found, live.assign(high=live.high.fillna(longest), lower=math.nan, upper=math.nan))
     rates, overall = measures(records, records.clipped.to_numpy(), edges)
-    clips = {name: clip for name, clip in CLIPS.items() if _reaches(clip, records)}
-    matched = counterfactuals(records, edges, MATCHED_RATE, clips) if clips else None
-    return Analysis(run, found, rates, pd.Series(overall), counterfactuals(records, edges), matched)
+    others = counterfactuals(records, edges, at_one_rate(records))
+    return Analysis(run, found, rates, pd.Series(overall), others)
 
 
-def _reaches(clip, records: pd.DataFrame) -> bool:
-    """Whether a clip can be scaled to take MATCHED_RATE of these responses."""
-    with contextlib.suppress(ValueError):
-        clip.matched(records, MATCHED_RATE)
-        return True
-    return False
+def measures(records: pd.DataFrame, clipped: np.ndarray, edges) -> tuple[pd.DataFrame, dict[str, float]]:
+    """What a clip does to the responses with an advantage, by length bin and in all.
 
-
-def verdict_of(run: Run) -> Verdict:
-    """:func:`fspo_verl.analysis.verdict.verdict` of a run's records; from its metrics rates only, without a test."""
-    if len(run.records):
-        return verdict.verdict(run.records)
-    live = live_clip_rates(run.metrics).query("responses > 0")
-    sentence, rate = "Nothing to say: there are no records, and the metrics hold no clip rates.", math.nan
-    if len(live):
-        rate = live.clipped.sum() / live.responses.sum()
-        share = f"{verdict.percent(rate)} of the responses with an advantage"
-        sentence = f"Clips {share}. These are rates only, no test: there are no records."
-    settings, notes = run.settings, []
-    how = f"Record more: train with {RECORDS_DIR}=DIR"
-    if settings is None or settings.loss != "fspo":
-        how += " and +algorithm.policy_loss=observed (algorithm.policy_loss=gspo and grpo include it)"
-    if (found := noise.of_metrics(run.metrics)) is not None:
-        notes.append(
-            f"{found.responses:,} responses of first mini-batches, which no update has moved, show numerical noise: a "
-            f"token's log-ratio spreads by {found.sigma:.2g} nats."
-        )
-        band = settings.trained_band if settings else None
-        if band is not None and (warned := noise.warning(found, band)):
-            notes.append(f"{warned[0].upper()}{warned[1:]}.")
-    return Verdict(sentence, f"{how}.", rate, 0, notes=tuple(notes))
-
-
-def live_rates(run: Run) -> pd.DataFrame:
-    """Clip rate by length from a run's metrics: columns low, high, steps, rate, lower, upper.
-
-    ``steps`` have a response in the bin, and the interval takes them for independent: how many responses stand behind a
-    step's rate is not logged.
+    Returns:
+        The table of :func:`rate_by_length`; and n, rate, lower, upper, lre, lre_unclipped (its value where a length
+        loses nothing), and the length effect: exponent, exponent_lower, exponent_upper, p; NaN without one.
     """
-    rows = []
-    longest = run.metrics.reindex(columns=NAMES["longest"]).max().item()
-    for low, part in live_clip_rates(run.metrics).query("responses > 0").groupby("low"):
-        rate = clip_rates.ratio_of_sums(part.clipped, part.responses)
-        high = np.fmax(longest, low) if part.high.isna().any() else part.high.max()
-        rows.append((low, high, len(part), *rate))
-    return pd.DataFrame(rows, columns=["low", "high", "steps", "rate", "lower", "upper"])
+    counted = sides(records)["all"]
+    length, shares, cluster = records["length"][counted], np.asarray(clipped)[counted], clusters(records[counted])
+    table, whole = (rate_by_length(length, shares, bins, clusters=cluster) for bins in (edges, edges[[0, -1]]))
+    overall = whole.iloc[0][["n", "rate", "lower", "upper"]].to_dict()
+    effect = length_effect(records, clipped)
+    numbers = [math.nan] * 4 if effect is None else effect[:4]
+    lre = {"lre": length_reweighting_error(table), "lre_unclipped": lre_of_an_unclipped_bin(overall["rate"])}
+    return table, overall | lre | dict(zip(("exponent", "exponent_lower", "exponent_upper", "p"), numbers, strict=True))
 
 
-def tables(analyses: Sequence[Analysis]) -> dict[str, pd.DataFrame]:
-    """Every number of a report, by the name of its file."""
-    methods = {
-        (a.run.name, constants): found
-        for a in analyses
-        for constants, found in (("stock", a.stock), ("matched", a.matched))
-        if found is not None
-    }
-    by_method, runs = ("run", "constants"), [a.run for a in analyses]
-    return {
-        "summary": pd.DataFrame([_summary(a) for a in analyses]),
-        "clip_rate_by_length": _stacked({a.run.name: a.rates for a in analyses if a.overall is not None}),
-        "live_clip_rate_by_length": _stacked({a.run.name: a.rates for a in analyses if a.overall is None}),
-        "counterfactuals_by_length": _stacked(
-            {k: found.by_length.reset_index() for k, found in methods.items()}, by_method
-        ),
-        "counterfactuals_summary": _stacked(
-            {k: found.summary.reset_index() for k, found in methods.items()}, by_method
-        ),
-        "metrics": _stacked({run.name: run.metrics.reset_index() for run in runs}),
-        "config_differences": config_differences(runs).reset_index(),
-    }
+def counterfactuals(records: pd.DataFrame, edges, clips: Mapping[str, Clip]) -> Counterfactuals:
+    """What each clip would have taken on these records.
+
+    It is the answer for the recorded updates: trained with another clip, the policy would have moved otherwise.
+
+    Args:
+        records: the run; all responses, moved or not.
+        edges: of :func:`fspo_verl.analysis.clip_rates.length_edges`.
+        clips: at least one, by name.
+    """
+    tables, rows = {}, {}
+    for name, clip in clips.items():
+        tables[name], found = measures(records, clip.clipped(records), edges)
+        rows[name] = {**clip.eps, **found}
+    by_length = pd.concat(tables).droplevel(1).rename_axis("method")
+    return Counterfactuals(by_length, pd.DataFrame.from_dict(rows, "index").rename_axis("method"))
 
 
-def _stacked(frames: dict, keys: Sequence[str] = ("run",)) -> pd.DataFrame:
-    """One table of all; its first columns, ``keys``, say which."""
-    # Copied into one block: pandas warns of new columns in a table of a hundred blocks, as those of metrics are.
-    return pd.concat(frames, names=keys).copy().reset_index(keys) if frames else pd.DataFrame()
+def at_one_rate(records: pd.DataFrame, clips: Mapping[str, Clip] = CLIPS) -> dict[str, Clip]:
+    """The clips, each scaled to take :data:`MATCHED_RATE` of the responses with an advantage: shapes, not constants.
+
+    Those that work token by token stay as they are; those that cannot reach the rate on these records are left out.
+    """
+    found = {}
+    for name, clip in clips.items():
+        with contextlib.suppress(ValueError):
+            found[name] = clip if isinstance(clip, TokenClip) else clip.matched(records, MATCHED_RATE)
+    return found
 
 
 def steps(run: Run) -> int:
@@ -126,7 +107,8 @@ def steps(run: Run) -> int:
     return len(set(run.metrics.index[run.metrics.index > 0]) | set(run.records.step.unique()))
 
 
-def _summary(a: Analysis) -> dict:
+def summary(a: Analysis) -> dict:
+    """A run in one row of report.json."""
     run = a.run
     row: dict[str, object] = {"run": run.name, "loss": run.settings.loss if run.settings else None}
     row |= {"steps": steps(run), "records": len(run.records)}
@@ -134,5 +116,4 @@ def _summary(a: Analysis) -> dict:
         return row | {"clip_rate": a.verdict.rate}
     length = run.records.length
     row |= {"length_shortest": length.min(), "length_median": length.median(), "length_longest": length.max()}
-    row |= {"moved": int((run.records.quadratic_variation > 0).sum())}
     return row | a.overall.rename({name: f"clip_{name}" for name in ("rate", "lower", "upper")}).to_dict()

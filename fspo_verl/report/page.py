@@ -3,7 +3,7 @@
 """One page on length fairness: who is clipped, how sure that is, and what to do, from one or several runs of verl.
 
 A RUN is the folder of a training run, or one metrics file of verl's file logger. The page needs no network and no other
-file; DIR also gets every figure as PNG and SVG (figures/) and every number as CSV and JSON (tables/, report.json).
+file; DIR also gets every figure as PNG and SVG (figures/) and the numbers as JSON (report.json).
 A run may still go on: with --watch the page is made anew whenever a run has written something, until Ctrl-C.
 """
 
@@ -12,7 +12,6 @@ import base64
 import contextlib
 import json
 import platform
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,43 +26,20 @@ from tqdm import tqdm
 
 from fspo_verl.analysis import fit
 from fspo_verl.analysis.clip_rates import Estimate, length_edges, number
-from fspo_verl.analysis.counterfactuals import Counterfactuals
 from fspo_verl.analysis.runs import Run, config_differences, read_runs, written
-from fspo_verl.clips import CLIPS, MATCHED_RATE, of_run
-from fspo_verl.observe.metrics import NAMES
-from fspo_verl.output import show, to_csv, write_whole
+from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, of_run
+from fspo_verl.output import show, write_whole
 from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES, Series, Style
-from fspo_verl.report.numbers import Analysis, analyse, steps, tables
+from fspo_verl.report.numbers import Analysis, Counterfactuals, analyse, steps, summary
 from fspo_verl.versions import installed
 
-_MADE_BY = "fspo-verl report"
 _MADE_WITH = ("fspo-verl", "numpy", "scipy", "pandas", "matplotlib")
 _POINTS = 4000  # of a scatter plot
-_FIGURES = ("clip_rate_by_length", "counterfactuals", "log_ratio_by_length", "curves")
-_TABLES = (
-    *("summary", "clip_rate_by_length", "live_clip_rate_by_length", "counterfactuals_by_length"),
-    *("counterfactuals_summary", "metrics", "config_differences"),
-)
+_FIGURES = ("clip_rate_by_length", "counterfactuals", "log_ratio_by_length")
 _DASH = "–"
-FILES = (
-    *("report.json", "report.html"),
-    *(f"figures/{name}.{kind}" for name in _FIGURES for kind in ("svg", "png")),
-    *(f"tables/{name}.csv" for name in _TABLES),
-)
+FILES = ("report.json", "report.html", *(f"figures/{name}.{kind}" for name in _FIGURES for kind in ("svg", "png")))
 """What a report may consist of, by its place in the folder."""
-
-# Panels of the training curves: title, unit, and names of metrics, of which the first counts that any run logs.
-_CURVES = [
-    ("reward", "mean", NAMES["reward"]),
-    ("response length", "mean (tokens)", NAMES["response_length"]),
-    ("entropy", "nats, aggregated as the loss", NAMES["entropy"]),
-    ("clip rate", "share of responses, A ≠ 0", NAMES["clip_rate"]),
-    ("clipped", "of all responses, or of tokens", NAMES["clip_fraction"]),
-    ("gradient norm", "of the loss, before clipping", NAMES["grad_norm"]),
-    ("squared move of a token", "mean of Q/L (nats²)", NAMES["sigma_squared"]),
-    ("drift of a token", "mean of S/L (nats)", NAMES["drift"]),
-]
 
 
 @dataclass
@@ -90,11 +66,8 @@ def main(args: argparse.Namespace) -> int:
         if len(args.runs) > 1:
             raise ValueError(f"a report on {len(args.runs)} runs needs a folder of its own: -o DIR")
         args.output = (args.runs[0].parent if args.runs[0].is_file() else args.runs[0]) / "report"
-    if args.output.resolve() in {run.resolve() for run in args.runs}:
-        raise ValueError(f"{args.output} is a run itself; choose another folder, such as {args.output / 'report'}")
     if args.watch is not None and not args.watch > 0:
         raise ValueError(f"--watch={args.watch:g} has to be more than 0 seconds")
-    _refuse_foreign(args.output)  # before minutes of work
     (report if args.watch is None else watch)(args)
     return 0
 
@@ -131,10 +104,7 @@ def watch(args: argparse.Namespace) -> None:
 
 
 def build(runs: Sequence[Run], bins: int = 8) -> dict[str, bytes]:
-    """All files of a report: name, relative to its folder, to content. The same for the same input.
-
-    The first one, report.json, says who has written the others.
-    """
+    """All files of a report: name, relative to its folder, to content. The same for the same input."""
     # One set of bins for all runs, so that they can be compared.
     edges = length_edges(np.concatenate([run.records.length for run in runs]), bins)
     analyses = [analyse(run, edges) for run in tqdm(runs, "numbers", delay=2)]
@@ -145,7 +115,6 @@ def build(runs: Sequence[Run], bins: int = 8) -> dict[str, bytes]:
         "trained": trained(analyses),
         "counterfactuals": counterfactuals(analyses),
         "log_ratio_by_length": log_ratios(analyses, styles, np.random.default_rng(0)),
-        "curves": curves(runs, styles),
     }
     files: dict[str, bytes] = {}
     for name, part in tqdm(parts.items(), "figures", delay=2):
@@ -154,15 +123,15 @@ def build(runs: Sequence[Run], bins: int = 8) -> dict[str, bytes]:
             files |= {f"figures/{name}.svg": svg, f"figures/{name}.png": png}
             images = [base64.b64encode(image).decode() for image in (svg, *figures.render(part.draw, 1, "svg"))]
             part.wide, part.narrow = (f"data:image/svg+xml;base64,{image}" for image in images)
-    numbers = tables(analyses)
-    files |= {f"tables/{name}.csv": to_csv(t) for name, t in numbers.items() if len(t)}
-    summary = numbers["summary"].replace([np.inf, -np.inf], np.nan).astype(object)
     facts = {
-        "made_by": _MADE_BY,
         "versions": {name: installed(name) for name in _MADE_WITH} | {"Python": platform.python_version()},
         "length_edges": edges.tolist(),
         "matched_rate": MATCHED_RATE,
-        "runs": summary.where(summary.notna(), None).to_dict("records"),
+        "runs": _rows(pd.DataFrame(map(summary, analyses))),
+        "clip_rate_by_length": {a.run.name: _rows(a.rates) for a in analyses},
+        "counterfactuals": {
+            a.run.name: _rows(a.others.summary.reset_index()) for a in analyses if a.others is not None
+        },
         "verdicts": [
             {
                 "run": a.run.name,
@@ -182,26 +151,11 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
     """Write the files of a report, all of them or none; remove those of an earlier report that it lacks.
 
     Raises:
-        ValueError: a file of a report's name is there, and no report has written it.
         OSError: the disk is full, or the folder cannot be written; what is there stays.
     """
-    _refuse_foreign(folder)
     write_whole((folder / name, content) for name, content in files.items())
     for name in set(FILES) - set(files):
         (folder / name).unlink(missing_ok=True)
-
-
-def _refuse_foreign(folder: Path) -> None:
-    foreign = [name for name in FILES if (folder / name).exists()]
-    if foreign and not _is_of_a_report(folder / "report.json"):
-        raise ValueError(f"{folder} holds {', '.join(foreign)}, which no report has written; choose another folder")
-
-
-def _is_of_a_report(file: Path) -> bool:
-    try:
-        return json.loads(file.read_bytes())["made_by"] == _MADE_BY
-    except (FileNotFoundError, ValueError, TypeError, KeyError):  # nothing, or what another program has written
-        return False
 
 
 # --- sections --------------------------------------------------------------------------------------------------------
@@ -228,11 +182,10 @@ def trained(analyses: Sequence[Analysis]) -> Part:
 def counterfactuals(analyses: Sequence[Analysis]) -> Part:
     tables, panels = {}, []
     for a in analyses:
-        for found, title in ((a.stock, "usual constants"), (a.matched, f"re-scaled to {MATCHED_RATE:.0%}")):
-            if found is not None:
-                tables[f"{a.run.name}: {title}"] = _clip_table(found)
-                level = MATCHED_RATE if found is a.matched else None
-                panels.append((figures.clip_rates, f"{a.run.name}: {title}", _clip_series(found), level))
+        if a.others is not None:
+            tables[f"{a.run.name}: each clip scaled to {MATCHED_RATE:.0%}"] = _clip_table(a.others)
+            if series := _clip_series(a.others):
+                panels.append((figures.clip_rates, a.run.name, series, MATCHED_RATE))
     return Part([f"{clip.label}: {clip.note}." for clip in CLIPS.values() if clip.note], tables, panels, height=2.7)
 
 
@@ -246,18 +199,6 @@ def log_ratios(analyses: Sequence[Analysis], styles: dict[str, Style], rng) -> P
             title = f"{name}: {len(points):,} of {len(drawable):,}"
             panels.append((figures.log_ratio_by_length, title, styles[name], points, _band(a.run, drawable), limit))
     return Part(panels=panels, height=3.7, columns=3)
-
-
-def curves(runs: Sequence[Run], styles: dict[str, Style]) -> Part:
-    accuracies = {name for run in runs for name in run.metrics if re.match("val-core/.+/acc/", name)}
-    panels = []
-    for title, unit, names in [*(("validation", "accuracy", [name]) for name in sorted(accuracies)), *_CURVES]:
-        name = next((name for name in names if any(name in run.metrics for run in runs)), None)
-        having = [run for run in runs if name in run.metrics]
-        if having:
-            series = [(run.name, styles[run.name], run.metrics[name].dropna()) for run in having]
-            panels.append((figures.curves, f"{title}\n{name}", unit, series))
-    return Part(panels=panels, height=2.6, columns=3)
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------
@@ -290,17 +231,16 @@ def _measures(row: pd.Series) -> dict[str, str]:
 
 
 def _clip_series(found: Counterfactuals) -> list[Series]:
-    """The clips that a figure shows; the tables have the others."""
-    by_length = found.by_length
-    shown = [name for name in CLIPS if name in STYLES and name in by_length.index]
-    return [Series(CLIPS[name].label, STYLES[name], by_length.loc[[name]]) for name in shown]
+    """The scaled clips that a figure shows; the table has the others."""
+    shown = [name for name in found.summary.index if name in STYLES and isinstance(CLIPS[name], BandClip)]
+    return [Series(CLIPS[name].label, STYLES[name], found.by_length.loc[[name]]) for name in shown]
 
 
 def _clip_table(found: Counterfactuals) -> pd.DataFrame:
     rows = []
     for name, row in found.summary.iterrows():
-        eps = ", ".join(f"{value:.2g}" for value in row[["eps_low", "eps_high"]].dropna()) or _DASH
-        rows.append({"clip": CLIPS[name].title, "eps": eps} | _measures(row))
+        eps = ", ".join(f"{value:.2g}" for value in row[["eps_low", "eps_high"]].dropna()) or CLIPS[name].range
+        rows.append({"clip": CLIPS[name].label, "eps": eps} | _measures(row))
     return pd.DataFrame(rows)
 
 
@@ -312,6 +252,12 @@ def _band(run: Run, drawn: pd.DataFrame) -> pd.DataFrame | None:
     length = torch.as_tensor(np.linspace(drawn.length.min() ** 0.5, drawn.length.max() ** 0.5, 100) ** 2)
     low, high, _ = band.edges(length, (drawn.quadratic_variation / drawn.length).mean() * length)
     return pd.DataFrame({"length": length, "low": low, "high": high})
+
+
+def _rows(table: pd.DataFrame) -> list[dict]:
+    """The rows of a table for JSON; None for what is not known, or has no bound."""
+    table = table.replace([np.inf, -np.inf], np.nan).astype(object)
+    return table.where(table.notna(), None).to_dict("records")
 
 
 def _page(runs: Sequence[Run], parts: dict[str, Part], facts: dict) -> bytes:

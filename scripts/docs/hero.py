@@ -18,12 +18,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from fspo_verl.analysis import clip_rates
-from fspo_verl.analysis.counterfactuals import counterfactuals
 from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.compare.comparison import compare, load
 from fspo_verl.observe.records import read_records
 from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES
+from fspo_verl.report.numbers import at_one_rate, counterfactuals
 
 ROOT = Path(__file__).parents[2]
 LOSSES = {"fixed_band": "fixed band", "fspo": "FSPO, ∝ √L", "gspo": "GSPO, ∝ L"}
@@ -43,7 +43,7 @@ def real_model() -> pd.DataFrame:
     updates = [read_records(ROOT / "scripts/studies/law/records" / name) for name in UPDATES]
     edges = clip_rates.length_edges(updates[0].length, _LENGTH_BINS)
     clips = {name: CLIPS[name] for name in LOSSES}
-    rates = pd.concat(counterfactuals(records, edges, MATCHED_RATE, clips).by_length for records in updates)
+    rates = pd.concat(counterfactuals(records, edges, at_one_rate(records, clips)).by_length for records in updates)
     bins = rates.rename_axis("loss").groupby(["loss", "low", "high"]).rate
     table = bins.agg(rate="mean", smallest="min", largest="max").reset_index()
     cell, _ = clip_rates.length_cells(updates[0].length, edges)

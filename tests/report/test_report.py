@@ -12,14 +12,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic_run
-from matplotlib.figure import Figure
 
 from fspo_verl import cli
 from fspo_verl.analysis import clip_rates, runs
 from fspo_verl.analysis.verdict import verdict
 from fspo_verl.clips import CLIPS, MATCHED_RATE, TokenClip
 from fspo_verl.observe.settings import RunSettings
-from fspo_verl.report import figures, numbers, page
+from fspo_verl.report import figures, page
 from fspo_verl.report.figures import STYLES
 
 BINS = 5
@@ -33,8 +32,8 @@ def made(tmp_path_factory):
     paths = [synthetic_run.write_run(folder / loss, loss, seed, **SMALL) for seed, loss in enumerate(("fspo", "gspo"))]
     output = folder / "report"
     assert cli.main(["report", *map(str, paths), "-o", str(output), "--bins", str(BINS)]) == 0
-    page = Page((output / "report.html").read_text())
-    return types.SimpleNamespace(folder=output, paths=paths, runs=list(runs.read_runs(paths)), page=page)
+    page, facts = Page((output / "report.html").read_text()), json.loads((output / "report.json").read_text())
+    return types.SimpleNamespace(folder=output, paths=paths, runs=list(runs.read_runs(paths)), page=page, facts=facts)
 
 
 class Page:
@@ -66,64 +65,49 @@ def edges_of(found) -> np.ndarray:
     return clip_rates.length_edges(np.concatenate([run.records.length for run in found]), BINS)
 
 
-def read_table(made, name: str) -> pd.DataFrame:
-    return pd.read_csv(made.folder / "tables" / f"{name}.csv")
+def rates_by_length(made, run, clipped) -> pd.DataFrame:
+    counted = run.records[run.records.advantage != 0]
+    return clip_rates.rate_by_length(counted.length, clipped, edges_of(made.runs), clip_rates.clusters(counted))
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
 def test_clip_rates_are_those_of_the_records(made):
-    written, page = read_table(made, "clip_rate_by_length"), made.page.table("run", "responses with an advantage")
-    summary = read_table(made, "summary").set_index("run")
-    for run in made.runs:
+    assert made.facts["length_edges"] == edges_of(made.runs).tolist()
+    page = made.page.table("run", "responses with an advantage")
+    for run, row in zip(made.runs, made.facts["runs"], strict=True):
         counted = run.records[run.records.advantage != 0]
-        cluster = clip_rates.clusters(counted)
-        expected = clip_rates.rate_by_length(counted.length, counted.clipped, edges_of(made.runs), clusters=cluster)
-        mine = written[written.run == run.name].drop(columns="run").reset_index(drop=True)
-        pd.testing.assert_frame_equal(mine, expected, check_dtype=False)
-        row, rate = summary.loc[run.name], counted.clipped.mean()
-        assert row.clip_rate == pytest.approx(rate) and row.n == len(counted)
-        assert row.lre == pytest.approx(clip_rates.length_reweighting_error(expected))
-        assert row.lre_unclipped == pytest.approx(rate / (1 - rate))
+        expected = rates_by_length(made, run, counted.clipped)
+        written = pd.DataFrame(made.facts["clip_rate_by_length"][run.name])
+        pd.testing.assert_frame_equal(written, expected, check_dtype=False)
+        rate, lre = counted.clipped.mean(), clip_rates.length_reweighting_error(expected)
+        assert (row["run"], row["n"], row["records"]) == (run.name, len(counted), len(run.records))
+        assert (row["clip_rate"], row["lre"]) == pytest.approx((rate, lre))
+        assert row["lre_unclipped"] == pytest.approx(rate / (1 - rate))
         shown = page.loc[run.name]
         assert shown["responses with an advantage"] == f"{len(counted):,}"
         assert shown["clip rate (%)"].split()[0] == f"{100 * rate:.3g}"
         assert shown[["LRE", "LRE if one length were never clipped"]].to_list() == [
-            f"{value:.2g}" for value in (row.lre, row.lre_unclipped)
+            f"{value:.2g}" for value in (lre, rate / (1 - rate))
         ]
 
 
-def test_counterfactuals_are_those_of_the_methods(made):
-    written = read_table(made, "counterfactuals_summary").set_index(["run", "constants", "method"])
+def test_counterfactuals_are_those_of_the_clips_scaled_to_one_rate(made):
     tables = iter([rows for rows in made.page.tables if rows[0][:2] == ["clip", "eps"]])
     for run in made.runs:
         counted = run.records[run.records.advantage != 0]
-        for constants in ("stock", "matched"):
-            shown = [row[0] for row in next(tables)[1:]]
-            known = [name for name, clip in CLIPS.items() if constants == "stock" or not isinstance(clip, TokenClip)]
-            assert shown == [CLIPS[name].title for name in known]
-            for name in known:
-                clip = CLIPS[name] if constants == "stock" else CLIPS[name].matched(run.records, MATCHED_RATE)
-                table = clip_rates.rate_by_length(counted.length, clip.clipped(counted), edges_of(made.runs))
-                found = written.loc[run.name, constants, name]
-                assert found.rate == pytest.approx(clip.clipped(counted).mean())
-                assert found.lre == pytest.approx(clip_rates.length_reweighting_error(table))
+        assert [row[0] for row in next(tables)[1:]] == [clip.label for clip in CLIPS.values()]
+        for found, clip in zip(made.facts["counterfactuals"][run.name], CLIPS.values(), strict=True):
+            applied = clip if isinstance(clip, TokenClip) else clip.matched(run.records, MATCHED_RATE)
+            clipped = applied.clipped(counted)
+            table = rates_by_length(made, run, clipped)
+            assert (found["method"], found["eps_high"]) == (clip.name, applied.eps["eps_high"])
+            assert found["rate"] == pytest.approx(clipped.mean())
+            assert found["lre"] == pytest.approx(clip_rates.length_reweighting_error(table))
 
 
-def test_json_says_what_the_tables_say(made):
-    facts = json.loads((made.folder / "report.json").read_text())
-    summary = read_table(made, "summary")
-    pd.testing.assert_frame_equal(pd.DataFrame(facts["runs"]), summary, check_dtype=False)
-    assert facts["length_edges"] == edges_of(made.runs).tolist()
-
-
-def test_metrics_and_config_are_kept(made):
-    metrics = read_table(made, "metrics").set_index(["run", "step"])
-    for run in made.runs:
-        np.testing.assert_allclose(
-            metrics.loc[run.name, "actor/grad_norm"].dropna(), run.metrics["actor/grad_norm"].dropna()
-        )
+def test_what_differs_between_the_launches_is_shown(made):
     key = "actor_rollout_ref.actor.policy_loss.loss_mode"
     assert made.page.table("key").loc[key].to_dict() == {"fspo": "fspo", "gspo": "gspo"}
     assert f"{key}=gspo" in made.page.text
@@ -144,13 +128,12 @@ def test_page_needs_nothing_else(made):
 def test_same_input_gives_the_same_files(made):
     written = on_disk(made.folder)
     assert page.build(made.runs, BINS) == written and set(written) <= set(page.FILES)
-    for name in ("clip_rate_by_length", "counterfactuals", "log_ratio_by_length", "curves"):
+    for name in ("clip_rate_by_length", "counterfactuals", "log_ratio_by_length"):
         assert written[f"figures/{name}.png"].startswith(b"\x89PNG") and b"</svg>" in written[f"figures/{name}.svg"]
 
 
-def as_report(*tables: str) -> dict[str, bytes]:
-    files = {"report.json": json.dumps({"made_by": "fspo-verl report"}).encode(), "report.html": b"page"}
-    return files | {f"tables/{name}.csv": name.encode() for name in tables}
+def as_report(*names: str) -> dict[str, bytes]:
+    return {"report.json": b"{}", "report.html": b"page"} | {f"figures/{name}.svg": name.encode() for name in names}
 
 
 def on_disk(folder):
@@ -158,46 +141,17 @@ def on_disk(folder):
 
 
 def test_a_second_report_replaces_the_first_and_nothing_else(tmp_path):
-    page.write(tmp_path, as_report("summary", "metrics"))
-    mine = {"notes.txt": b"mine", "tables/mine.csv": b"mine"}
+    page.write(tmp_path, as_report("log_ratio_by_length", "counterfactuals"))
+    mine = {"notes.txt": b"mine", "figures/mine.svg": b"mine"}
     for name, content in mine.items():
         (tmp_path / name).write_bytes(content)
-    page.write(tmp_path, second := as_report("summary", "config_differences"))
+    page.write(tmp_path, second := as_report("log_ratio_by_length", "clip_rate_by_length"))
     assert on_disk(tmp_path) == second | mine
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("report.html", "mine")] + [("report.json", text) for text in ("", "[]", '{"made_by": "x"}')],
-)
-def test_what_another_program_has_written_is_not_touched(tmp_path, name, content):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=f"holds {name}, which no report has written"):
-        page.write(tmp_path, as_report())
-    assert [file.name for file in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == content
-
-
-@pytest.mark.parametrize("writes", range(4))
-def test_an_interrupted_report_can_be_made_again(tmp_path, monkeypatch, writes):
-    replace, done = Path.replace, []
-
-    def stop(file, target):
-        if len(done) == writes:
-            raise KeyboardInterrupt
-        done.append(file)
-        return replace(file, target)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Path, "replace", stop)
-        page.write(tmp_path, as_report("summary", "metrics"))
-    page.write(tmp_path, as_report("summary"))
-    assert on_disk(tmp_path) == as_report("summary")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["RUN", "-o", "RUN"], r"is a run itself; choose another folder, such as .*/report"),
         (["RUN", "-o", "OUT", "--bins", "1"], "--bins=1 has to be 2 or more"),
         (["RUN", "-o", "OUT", "--max-rows", "0"], "--max-rows=0 one per run or more"),
         (["RUN", "-o", "OUT", "--names", "a", "b"], "1 runs need as many different names"),
@@ -273,22 +227,9 @@ def test_everything_that_can_go_wrong_at_once(tmp_path, monkeypatch):
     assert summary.n["one response"] == 1 and np.isnan(summary.lre["one response"])
     live = runs.live_clip_rates(runs.read_metrics([tmp_path / "m.jsonl"]))
     assert summary.clip_rate["only metrics <b>&"] == pytest.approx(live.clipped.sum() / live.responses.sum())
-    assert b"only metrics <b>&,1," in files["tables/live_clip_rate_by_length.csv"]
+    assert [row["low"] for row in facts["clip_rate_by_length"]["only metrics <b>&"]] == live.low.to_list()
     assert "nan" not in shown.text.lower()
-    assert {f"figures/{name}.png" for name in ("curves", "clip_rate_by_length")} <= set(files)
-
-
-def test_live_rates_weigh_steps_by_their_responses(tmp_path):
-    name = "actor/fspo/length_1_to_15/"
-    metrics = pd.DataFrame({f"{name}responses": [0.5, 0.1, 0.0], f"{name}clipped": [0.1, 0.1, 0.0]}, index=[1, 2, 3])
-    table = numbers.live_rates(run_of("a", metrics=metrics))
-    assert table[["low", "high", "steps"]].to_numpy().tolist() == [[1, 15, 2]]
-    assert table.rate.item() == pytest.approx(0.2 / 0.6)
-    assert (table.lower <= table.rate).all() and (table.rate <= table.upper).all()
-    axes = Figure().subplots()
-    figures.by_length(axes, [figures.Series("a", *figures.run_styles([None]), table)])
-    (drawn,) = axes.containers
-    assert len(drawn.lines[0].get_xdata()) == 1  # two steps are enough for a bar
+    assert "figures/clip_rate_by_length.png" in files
 
 
 # --- small parts -----------------------------------------------------------------------------------------------------
@@ -308,7 +249,7 @@ def test_runs_of_one_loss_share_colour_and_marker():
 
 @pytest.mark.usefixtures("no_pictures")
 def test_the_verdict_opens_the_page_and_is_printed(made, capsys):
-    for run, found in zip(made.runs, json.loads((made.folder / "report.json").read_text())["verdicts"], strict=True):
+    for run, found in zip(made.runs, made.facts["verdicts"], strict=True):
         expected = verdict(run.records)
         assert (found["run"], found["sentence"]) == (run.name, expected.sentence)
         assert found["advice"] == expected.advice and list(expected.notes) == found["notes"]
@@ -345,6 +286,6 @@ def test_a_watched_run_is_drawn_again_when_it_has_written_and_only_then(tmp_path
     monkeypatch.setattr(page.time, "sleep", run_goes_on)
     assert cli.main(["report", str(metrics.parent), "-o", str(output), "--watch", "5"]) == 0
     assert pages[0] is None and pages[1] == pages[2] and pages[2] < pages[3]
-    assert (output / "tables/metrics.csv").read_text().count("\n") == 1 + 3
+    assert json.loads((output / "report.json").read_text())["runs"][0]["steps"] == 3
     said = capsys.readouterr().out
     assert said.startswith("waiting: ") and said.count("waiting") == 1 and said.count("report.html (updated at ") == 2

@@ -24,12 +24,12 @@ from write_records import POSITIONS
 
 from fspo_verl.analysis import clip_rates
 from fspo_verl.analysis.clip_rates import Estimate
-from fspo_verl.analysis.counterfactuals import Counterfactuals, counterfactuals
 from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.observe.records import read_records
 from fspo_verl.output import write_whole
 from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES, Series, Style
+from fspo_verl.report.numbers import Counterfactuals, at_one_rate, counterfactuals
 
 HERE = Path(__file__).resolve().parent
 SHAPES = {
@@ -140,20 +140,13 @@ def exponent_within(positions: pd.DataFrame, first: int = 8, last: int = _SAME_R
 
 
 def _scaled_clips(records: pd.DataFrame) -> dict:
-    """The clips that can be scaled to :data:`fspo_verl.clips.MATCHED_RATE` on these records, so scaled."""
-    clips = {}
-    for name in SHAPES:
-        try:
-            clips[name] = CLIPS[name].matched(records, MATCHED_RATE)
-        except ValueError:  # too few of the responses have moved
-            continue
-    return clips
+    return at_one_rate(records, {name: CLIPS[name] for name in SHAPES})
 
 
 def _rates(cell: Measured, edges: np.ndarray) -> Counterfactuals | None:
     """Clip rates by length and LRE at one rate overall; None where no clip can be scaled to it."""
     clips = _scaled_clips(cell.records)
-    return counterfactuals(cell.records, edges, None, clips) if clips else None
+    return counterfactuals(cell.records, edges, clips) if clips else None
 
 
 def numbers(cell: Measured) -> Iterator[tuple[str, Estimate]]:
