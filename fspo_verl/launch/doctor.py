@@ -20,7 +20,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
-import math
 import os
 import re
 import shlex
@@ -28,7 +27,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import NormalDist
 from typing import NamedTuple
 
 from omegaconf import DictConfig
@@ -46,9 +44,6 @@ _EXAMPLE = "as an example, for no launch was given, +algorithm.policy_loss=fspo 
 def main(args: argparse.Namespace) -> int:
     """Print the findings; returns the exit code that the module's text promises."""
     module, overrides = split_command(args.launch)
-    for option, spread in (("sigma", args.sigma), ("noise", args.noise)):
-        if spread is not None and not 0 < spread < math.inf:
-            raise ValueError(f"--{option}={spread:g} must be a positive number")
     if os.getcwd() not in sys.path:  # where `python -m` looks first: in a checkout of verl, that one runs
         sys.path.insert(0, os.getcwd())
     if versions.installed("verl") is None:
@@ -102,9 +97,6 @@ def examine(module: str, overrides: list[str], args: argparse.Namespace, workers
     if "-m" in args.launch:
         found += data_files(config, "warning" if args.dry_run else "error")
         found += verls_own_checks(module, config) if errors <= {"unjudged"} else ()  # or verl would refuse it again
-    if launch.is_fspo and not errors:
-        found += [] if args.sigma is None else judge_eps(launch, args.sigma)
-        found += [] if args.noise is None else judge_noise(launch, args.noise)
     if args.plan and not errors:
         try:
             rows = [*batches(launch)]
@@ -206,79 +198,8 @@ def batches(launch: Launch) -> Iterator[Row]:
         how = f"{mini} x {fully_async.require_batches} require_batches x {launch.rounds_per_sync} rounds between syncs"
     yield Row("prompts per rollout", f"{prompts:,}", how)
     yield Row("responses per rollout", f"{prompts * n:,}", f"{prompts} prompts x {n}")
-    yield Row("responses per mini-batch", f"{mini * n:,}", f"{mini} prompts x {n}")
     how = f"{prompts} prompts / {mini}, rounded up, x {launch.actor.ppo_epochs} ppo_epochs"
     yield Row("optimiser steps per rollout", str(launch.optimizer_steps_per_rollout), how)
-
-
-# --- eps against a measured spread -----------------------------------------------------------------------------------
-
-
-def typical_lengths(launch: Launch) -> list[int]:
-    """Response lengths at which to look at a band, up to the longest of this launch."""
-    longest = launch.max_response_length
-    if longest is None:
-        raise ValueError("data.max_response_length is null")
-    return [*(length for length in (64, 256, 1024, 4096, 16384) if length < longest), longest]
-
-
-def judge_eps(launch: Launch, sigma: float) -> Iterator[Finding]:
-    """Whether the band lets (nearly) everything through, or (nearly) nothing, at the spread that was measured.
-
-    Args:
-        launch: of the loss fspo.
-        sigma: standard deviation of a token's log-ratio, nats. S of L tokens is taken as normal with variance
-            Q = L·sigma² and mean −Q/2 (derived here from E_old[e^S] = 1).
-    """
-    band = launch.band
-    outside = {length: _outside(band, length, sigma, drift=1.0) for length in typical_lengths(launch)}
-    rates = ", ".join(f"{rate:.2g} at L={length}" for length, rate in outside.items())
-    yield Finding("note", "outside_band", f"share of responses outside the band at sigma={sigma:.3g}: {rates}")
-    # The unit of eps is such that the longest response's S has standard deviation 1.
-    unit = 1 if band.is_studentized else sigma * math.sqrt(max(outside)) / band.scale_at(max(outside))
-    wanted = launch.with_eps(2 * unit, 2 * unit)  # leaves about 5% of undrifted responses outside
-    responses = (launch.prompts_per_rollout or 1) * launch.config.actor_rollout_ref.rollout.n
-    eps = f"eps_low={band.low:g}, eps_high={band.high:g}"
-    if max(outside.values()) < 1 / responses:
-        what = f"{eps} clip less than one response a step"
-        yield Finding("warning", "eps_never_binds", what, f"share outside the band: {rates}", wanted)
-    if crowded := [f"L={length}" for length, rate in outside.items() if rate > 0.5]:
-        drifts = min(outside.values()) < 0.5 and band.normalization == "plain"
-        corrected = f"{POLICY_LOSS}.normalization=drift_corrected (long responses drift), or fewer stale steps"
-        why = f"at {', '.join(crowded)}; {rates}"
-        fix = corrected if drifts else wanted
-        yield Finding("warning", "eps_always_binds", f"{eps} leave most responses outside", why, fix)
-
-
-def judge_noise(launch: Launch, sigma: float) -> Iterator[Finding]:
-    """Whether the band tells a move from numerical noise (:mod:`fspo_verl.observe.noise`).
-
-    Args:
-        launch: of the loss fspo.
-        sigma: standard deviation of a token's log-ratio where the policy has not moved, nats. The mean of S is then 0.
-    """
-    from fspo_verl.observe import noise
-
-    band, lengths = launch.band, typical_lengths(launch)
-    outside = max(_outside(band, length, sigma, drift=0.0) for length in lengths)
-    what = f"with nothing moved, {outside:.2g} of the responses lie outside the band (noise of {sigma:.2g} per token)"
-    if outside > noise.SHARE and not band.is_studentized:
-        spread = sigma * max(math.sqrt(length) / band.scale_at(length) for length in lengths)
-        widen = noise.EPS_IN_SIGMA * spread / min(band.low, band.high)
-        fix = launch.with_eps(*(noise.rounded_up(widen * eps) for eps in (band.low, band.high)))
-        yield Finding("warning", "eps_below_noise", what, "it clips rounding, not moves", f"{fix}, or {noise.HELP}")
-    else:
-        yield Finding("note", "noise", what)
-
-
-def _outside(band, length: int, sigma: float, drift: float) -> float:
-    """Probability that S, normal with variance Q = L·sigma² and mean −drift·Q/2, lies outside the band."""
-    import torch
-
-    variation = length * sigma**2
-    low, high, _ = (edge.item() for edge in band.edges(*torch.tensor([[length], [variation]], dtype=torch.float64)))
-    law = NormalDist(-drift * variation / 2, variation**0.5)
-    return law.cdf(low) + 1 - law.cdf(high)
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
