@@ -21,6 +21,11 @@ ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 _PACKAGED = Path(__file__).parents[1] / "configs" / GROUP
 OPTIONS = tuple(sorted(file.stem for file in _PACKAGED.glob("*.yaml")))
+KEPT_LOSSES = "policy_loss.json"
+"""In a folder of checkpoints, the losses that trained them: a list, a new entry for every change,
+``{"after_step": n, "loss": {key: value}}``. verl's checkpoints hold no config."""
+TRACKER = "latest_checkpointed_iteration.txt"
+"""In a folder of checkpoints, the step of the last one; what verl's find_latest_ckpt_path looks for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,6 +224,36 @@ class Launch:
     def bypasses(self) -> bool:
         """Whether the rollout engine's log-probs are taken as those of the old policy."""
         return bool(self.get("algorithm.rollout_correction.bypass_mode"))
+
+    @property
+    def tracked_step(self) -> int | None:
+        """The step of the checkpoint that the tracker names, be it there or not; None if there is none to follow."""
+        trainer = self.config.trainer
+        tracker = Path(trainer.default_local_dir) / TRACKER
+        text = tracker.read_text().strip() if trainer.resume_mode == "auto" and tracker.exists() else ""
+        return int(text) if text.isdigit() else None  # verl itself fails on a tracker that holds something else
+
+    @property
+    def resume_point(self) -> tuple[Path, int] | None:
+        """Folder of the checkpoints, and training step, from which a launch goes on; None if it starts anew.
+
+        verl starts anew where the checkpoint that the tracker names is gone.
+        """
+        trainer = self.config.trainer
+        if (step := self.tracked_step) is not None:
+            folder = Path(trainer.default_local_dir)
+            return (folder, step) if (folder / f"global_step_{step}").exists() else None
+        if trainer.resume_mode == "resume_path":
+            checkpoint = Path(str(trainer.resume_from_path))
+            name = re.fullmatch(r"global_step_(\d+)", checkpoint.name)
+            return checkpoint.parent, int(name[1]) if name else 0
+        return None
+
+    @property
+    def resumes_ours(self) -> bool:
+        """Whether a loss of this package has trained the run that this launch goes on with."""
+        resumed = self.resume_point
+        return resumed is not None and (resumed[0] / KEPT_LOSSES).exists()
 
 
 def leaves(content, prefix: str = "") -> dict[str, object]:

@@ -20,7 +20,7 @@ import report
 from options import Failure
 
 from fspo_verl.launch.composition import override
-from fspo_verl.launch.history import TRACKER
+from fspo_verl.launch.view import TRACKER
 
 
 def stop_on_signals() -> None:

@@ -18,7 +18,8 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 import fspo_verl.configs
 from fspo_verl.config import FSPOPolicyLossConfig
-from fspo_verl.launch import checks, history, hook
+from fspo_verl.launch import checks, hook
+from fspo_verl.launch.view import KEPT_LOSSES, Launch
 
 POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
 # What stock verl wants of any launch.
@@ -167,10 +168,10 @@ def test_a_hydra_with_other_internals_lets_the_loss_train_and_names_what_is_not_
 
 
 def test_a_check_that_fails_on_a_launch_of_ours_refuses_it(monkeypatch):
-    def fails(_config):
+    def fails(_self):
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr(history, "changed_on_resume", fails)
+    monkeypatch.setattr(Launch, "resume_point", property(fails))
     with pytest.raises(ValueError, match="changed_on_resume cannot judge this config: RuntimeError: on purpose"):
         hook.check(launch("+algorithm.policy_loss=fspo"))
 
@@ -200,7 +201,7 @@ def test_main_ppo_says_which_band_is_in_effect(tmp_path):
 def test_steps_between_syncs_of_the_fully_asynchronous_trainer():
     actor, trainer = {"ppo_mini_batch_size": 8, "ppo_epochs": 2}, {"trigger_parameter_sync_step": 4}
     config = {"actor_rollout_ref": {"actor": actor}, "async_training": trainer | {"require_batches": 3}}
-    launch = checks.Launch(OmegaConf.create(config))
+    launch = Launch(OmegaConf.create(config))
     assert launch.prompts_per_rollout == 4 * 3 * 8
     assert launch.optimizer_steps_per_rollout == 4 * 3 * 2
 
@@ -219,8 +220,9 @@ def start(folder: Path, *overrides: str, latest: int | None = None, mode: str = 
         (folder / f"global_step_{latest}").mkdir(exist_ok=True)
     config = composed_once(*overrides).copy()
     config.trainer.update({"save_freq": 20, "default_local_dir": str(folder), "resume_mode": mode})
-    looked_at = checks.Launch(config).is_ours or history.is_kept(config)  # as checks.findings has it
-    found = [*history.changed_on_resume(config)] if looked_at else []
+    launched = Launch(config)
+    looked_at = launched.is_ours or launched.resumes_ours  # as checks.findings has it
+    found = [*checks.changed_on_resume(launched)] if looked_at else []
     hook.keep_loss_settings(config)
     return [str(finding) for finding in found]
 
@@ -279,11 +281,11 @@ SHAPES_THE_LOSS |= {"use_kl_loss": True, "kl_loss_coef": 0.7, "kl_loss_type": "m
 
 def test_what_shapes_the_loss_and_nothing_else_is_kept_for_resumes():
     config = launch("+algorithm.policy_loss=fspo")
-    before = history.loss_settings(config)
+    before = checks.loss_settings(Launch(config))
     for key, value in (SHAPES_THE_LOSS | {"policy_loss.records_freq": 2, "ppo_epochs": 3}).items():
         other = config.copy()
         OmegaConf.update(other.actor_rollout_ref.actor, key, value)
-        after = history.loss_settings(other)
+        after = checks.loss_settings(Launch(other))
         changed = [name for name in before if before[name] != after[name]]
         assert changed == ([key] if key in SHAPES_THE_LOSS else []), key
 
@@ -291,7 +293,7 @@ def test_what_shapes_the_loss_and_nothing_else_is_kept_for_resumes():
 @pytest.mark.parametrize(("path", "step"), [("/run/global_step_20", 20), ("/run/global_step_20/", 20), ("/run/x", 0)])
 def test_the_step_of_a_checkpoint_that_is_named_by_its_path(path, step):
     trainer = {"resume_mode": "resume_path", "resume_from_path": path, "default_local_dir": "/elsewhere"}
-    assert history.resume_point(OmegaConf.create({"trainer": trainer})) == (Path("/run"), step)
+    assert Launch(OmegaConf.create({"trainer": trainer})).resume_point == (Path("/run"), step)
 
 
 def test_a_resume_that_forgets_the_loss_is_a_warning(tmp_path):
@@ -308,9 +310,9 @@ def test_a_resume_that_forgets_the_loss_is_a_warning(tmp_path):
 @pytest.mark.parametrize("text", ["[", "[1]", '[{"after_step": 0}]', '[{"after_step": "x", "loss": {}}]'])
 @pytest.mark.parametrize("select", [["+algorithm.policy_loss=fspo"], []], ids=["fspo", "stock"])
 def test_a_broken_file_of_losses_tells_nothing_and_is_written_anew(text, select, tmp_path):
-    (tmp_path / history.FILE).write_text(text)
+    (tmp_path / KEPT_LOSSES).write_text(text)
     (said,) = start(tmp_path, *select, latest=20)
-    assert f"{history.FILE} in {tmp_path} does not say" in said and "resumes after step 20" in said
+    assert f"{KEPT_LOSSES} in {tmp_path} does not say" in said and "resumes after step 20" in said
     assert start(tmp_path, *select, latest=40) == []
 
 

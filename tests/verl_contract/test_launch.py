@@ -16,7 +16,7 @@ from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
-from fspo_verl.launch.history import TRACKER
+from fspo_verl.launch.view import TRACKER
 
 # Programs of verl that train no policy with a policy loss.
 OTHER_MAINS = {
