@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl import output
@@ -31,7 +32,6 @@ from fspo_verl.launch.view import (
     TRACKER,
     Finding,
     Launch,
-    by_severity,
     leaves,
 )
 from fspo_verl.observe import folder as folders
@@ -54,7 +54,7 @@ _ACTOR_KEYS = (
 
 
 def findings(config: DictConfig) -> list[Finding]:
-    """Everything the config says about a launch, errors first; empty where it selects no loss of this package.
+    """Everything the config says about a launch; empty where it selects no loss of this package.
 
     A key that plainly was to select one is an error all the same, and a resume that forgets the loss a warning.
     """
@@ -68,7 +68,7 @@ def findings(config: DictConfig) -> list[Finding]:
             found += _run((changed_on_resume, *(_FSPO if launch.is_fspo else _BASELINE)), launch)
     elif launch.has_actor and launch.resumes_ours:
         found += _run((changed_on_resume,), launch)
-    return by_severity(found)
+    return found
 
 
 def errors_of_the_config_alone(config: DictConfig) -> list[Finding]:
@@ -413,12 +413,14 @@ def band_beyond_use(launch: Launch) -> Iterator[Finding]:
     edges = {"eps_low": band.low, "eps_high": band.high}
     far = {key: eps for key, eps in edges.items() if _STANDARD_DEVIATIONS * spread <= eps * scale < math.inf}
     if far:
+        set_by = ("eps" if getattr(band, key) is None else key for key in far)
+        usual = Band.eps * math.sqrt(longest) / scale  # as far out as the default band at the longest response
         values = (f"{POLICY_LOSS}.{key}={eps:g} is a log-ratio of {eps * scale:.3g}" for key, eps in far.items())
         yield warning(
             f"{', '.join(values)} at a response of {longest} tokens",
             f"the clip will never act on long responses: even where a token's log-ratio spreads by {_LARGEST_SIGMA}, "
             f"that of a response spreads by {spread:.2g}; eps is not a ratio bound like clip_ratio=0.2",
-            launch.with_eps(Band.eps, Band.eps),
+            " ".join(dict.fromkeys(f"{POLICY_LOSS}.{key}={usual:.3g}" for key in set_by)),
         )
 
 
@@ -472,8 +474,13 @@ def band_in_effect(launch: Launch) -> Iterator[Finding]:
         text += f" at the start; eps follows a clip rate of {target:g}"
     longest = launch.max_response_length
     if longest and launch.band.normalization == "plain":
-        ratios = launch.band_as_ratios([max(1, longest // 10), longest])
-        text += "; as ratios " + ", ".join(f"{low:.3g} to {high:.3g} at L={n}" for n, (low, high) in ratios.items())
+        lengths = [max(1, longest // 10), longest]
+        length = torch.tensor(lengths, dtype=torch.float64)
+        low, high, _ = launch.band.edges(
+            length, torch.ones_like(length)
+        )  # a plain band reads of Q only that it is not 0
+        edges = zip(lengths, low.exp().tolist(), high.exp().tolist(), strict=True)
+        text += "; as ratios " + ", ".join(f"{low:.3g} to {high:.3g} at L={n}" for n, low, high in edges)
     yield note(text)
 
 

@@ -34,7 +34,7 @@ from omegaconf import DictConfig
 from fspo_verl import output, versions
 from fspo_verl.launch import installation
 from fspo_verl.launch.composition import with_config
-from fspo_verl.launch.view import ACTOR, POLICY_LOSS, Finding, Launch, by_severity
+from fspo_verl.launch.view import ACTOR, POLICY_LOSS, SEVERITIES, Finding, Launch
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
 _DEFAULT_OVERRIDES = ["+algorithm.policy_loss=fspo"]
@@ -51,6 +51,7 @@ def main(args: argparse.Namespace) -> int:
     # Ray starts while this process imports verl, which takes both of them some seconds.
     with contextlib.nullcontext() if args.no_worker else contextlib.closing(installation.Workers()) as workers:
         found, rows = examine(module, overrides, args, workers)
+    found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     counts = Counter(finding.severity for finding in found)
     if args.json:
         told = {"main": module, "overrides": overrides, "errors": counts["error"], "warnings": counts["warning"]}
@@ -79,7 +80,7 @@ def split_command(launch: list[str]) -> tuple[str, list[str]]:
 
 
 def examine(module: str, overrides: list[str], args: argparse.Namespace, workers: installation.Workers | None):
-    """All findings about the installation and the launch, errors first, and the rows of the plan.
+    """All findings about the installation and the launch, and the rows of the plan.
 
     Data and verl's own checks are looked at for a whole command line (``-m``) only.
     """
@@ -91,7 +92,7 @@ def examine(module: str, overrides: list[str], args: argparse.Namespace, workers
     if workers:
         found += installation.worker_findings(workers, config)
     if config is None:
-        return by_severity(found), rows
+        return found, rows
     launch, errors = Launch(config), {finding.check for finding in composed if finding.severity == "error"}
     found += selects_no_loss_of_ours(launch)
     if "-m" in args.launch:
@@ -102,7 +103,7 @@ def examine(module: str, overrides: list[str], args: argparse.Namespace, workers
             rows = [*batches(launch)]
         except (ArithmeticError, TypeError, ValueError) as error:  # a number is missing, 0 or a text
             found.append(Finding("warning", "plan", f"no plan can be made: {type(error).__name__}: {error}"))
-    return by_severity(found), rows
+    return found, rows
 
 
 # --- the config, from the main that would run ------------------------------------------------------------------------
@@ -191,12 +192,9 @@ class Row(NamedTuple):
 
 
 def batches(launch: Launch) -> Iterator[Row]:
-    """Prompts, responses and optimiser steps between two refreshes of the old policy."""
+    """Responses and optimiser steps between two refreshes of the old policy."""
     mini, n = launch.actor.ppo_mini_batch_size, launch.config.actor_rollout_ref.rollout.n
-    prompts, how = launch.prompts_per_rollout, "data.train_batch_size"
-    if (fully_async := launch.get("async_training")) is not None:
-        how = f"{mini} x {fully_async.require_batches} require_batches x {launch.rounds_per_sync} rounds between syncs"
-    yield Row("prompts per rollout", f"{prompts:,}", how)
+    prompts = launch.prompts_per_rollout
     yield Row("responses per rollout", f"{prompts * n:,}", f"{prompts} prompts x {n}")
     how = f"{prompts} prompts / {mini}, rounded up, x {launch.actor.ppo_epochs} ppo_epochs"
     yield Row("optimiser steps per rollout", str(launch.optimizer_steps_per_rollout), how)

@@ -47,11 +47,6 @@ class Finding:
         return "; ".join(filter(None, (": ".join(filter(None, (self.what, self.why))), self.fix)))
 
 
-def by_severity(found: list[Finding]) -> list[Finding]:
-    """The findings, errors first, then warnings, then notes."""
-    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
-
-
 @dataclasses.dataclass(frozen=True)
 class Launch:
     """What the checks read: a composed config, and what follows from it."""
@@ -97,7 +92,8 @@ class Launch:
         section = self.get(POLICY_LOSS)
         if not OmegaConf.is_dict(section):
             return False
-        return section.get("loss_mode") in ("fspo", "observed") or _is_schema(section.get("_target_"))
+        has_schema = str(section.get("_target_")).startswith("fspo_verl.")
+        return has_schema or section.get("loss_mode") in ("fspo", "observed")
 
     @property
     def selects_ours(self) -> bool:
@@ -180,22 +176,6 @@ class Launch:
         follows = {name: self.policy_loss.get(name) for name in ("target_clip_rate", "eps_max")}
         return FSPOPolicyLossConfig(**FSPOPolicyLossConfig.fields_in(self.policy_loss), **follows)
 
-    def with_eps(self, low: float | None, high: float | None) -> str:
-        """Overrides that give the band these half-widths, in the keys that the launch sets."""
-        band = self.band
-        one_number = low == high and band.eps_low is None and band.eps_high is None
-        values = {"eps": low} if one_number else {"eps": None, "eps_low": low, "eps_high": high}
-        values |= {} if band.eps_dual is None else {"eps_dual": None}
-        return " ".join(f"{POLICY_LOSS}.{k}={'null' if v is None else format(v, '.3g')}" for k, v in values.items())
-
-    def band_as_ratios(self, lengths: list[int]) -> dict[int, tuple[float, float]]:
-        """Length -> lowest and highest unclipped ratio exp(S), for a band that does not depend on the data."""
-        import torch
-
-        length = torch.tensor(lengths, dtype=torch.float64)
-        low, high, _ = self.band.edges(length, torch.ones_like(length))  # these bands read of Q only that it is not 0
-        return dict(zip(lengths, zip(low.exp().tolist(), high.exp().tolist(), strict=True), strict=True))
-
     @property
     def rounds_per_sync(self) -> int | None:
         """Rounds of old log-probs and update between two weight syncs of an asynchronous trainer; None in others."""
@@ -271,7 +251,3 @@ def _is_close(text: str, word: str) -> bool:
     """Whether a text is a word, or the word with its letters mixed up, or one of them too many or too few."""
     text = text.lower().replace("-", "_")
     return sorted(text) == sorted(word) or difflib.SequenceMatcher(None, text, word).ratio() > 0.8
-
-
-def _is_schema(target) -> bool:
-    return isinstance(target, str) and target.startswith("fspo_verl.")
