@@ -22,7 +22,7 @@ from fspo_verl import output
 from fspo_verl.adaptive import AdaptiveBand
 from fspo_verl.band import Band
 from fspo_verl.config import INTERNAL, Observation
-from fspo_verl.launch import composition
+from fspo_verl.launch import view
 from fspo_verl.launch.view import (
     ACTOR,
     GROUP,
@@ -105,7 +105,7 @@ def _run(checks, launch: Launch) -> list[Finding]:
 
 def missing_choice(launch: Launch) -> Iterator[Finding]:
     """``optional algorithm.policy_loss: NAME`` with a name that no file has: Hydra passes over it."""
-    choice = launch.choice if composition.has_files_of_the_user() else None
+    choice = launch.choice if view.has_files_of_the_user() else None
     if choice and not any(part.name == f"{GROUP}/{choice}" for part in launch.parts):
         what = f"{GROUP}={choice} is optional in the defaults list, and no file has that name"
         yield error(what, "nothing is selected", f"{GROUP}: fspo without `optional`")
@@ -113,24 +113,23 @@ def missing_choice(launch: Launch) -> Iterator[Finding]:
 
 def hidden_files(_launch: Launch) -> Iterator[Finding]:
     """Hydra takes the first file of a name, and searches --config-dir and hydra.searchpath last."""
-    for hidden in composition.passed_over():
+    for hidden in view.passed_over():
         why = "fspo_verl packages a config of that name, and Hydra takes the first it finds"
         yield error(f"{hidden} is not read", why, f"rename {hidden.name}")
 
 
 def lost_to_group(launch: Launch) -> Iterator[Finding]:
     """A value in a config file of the user's that the selected group, merged after that file, replaces."""
-    if not composition.has_files_of_the_user():
+    if not view.has_files_of_the_user():
         return
-    group = [
-        part for part in launch.parts if part.source == composition.OWN_CONFIGS and part.name.startswith(f"{GROUP}/")
-    ]
+    parts = launch.parts
+    group = [part for part in parts if part.source == view.OWN_CONFIGS and part.name.startswith(f"{GROUP}/")]
     if not group:
         return
     sets = dict(leaf for part in group for leaf in leaves(part.content).items())
     final = leaves(launch.config)
-    before = launch.parts[: launch.parts.index(group[0])]
-    for part in (part for part in before if composition.is_of_user(part.source)):
+    before = parts[: parts.index(group[0])]
+    for part in (part for part in before if view.is_of_user(part.source)):
         lost = {
             key: value
             for key, value in leaves(part.content).items()
@@ -146,7 +145,7 @@ def lost_to_group(launch: Launch) -> Iterator[Finding]:
             yield error(what, why, f"{fix}; or remove them from the file")
 
 
-def _is_verls_own(part: composition.Part, key: str, value) -> bool:
+def _is_verls_own(part: view.Part, key: str, value) -> bool:
     """Whether a value in a user's file says nothing against the group: which loss to train, or verl's default."""
     if key == f"{POLICY_LOSS}.loss_mode" or str(value).startswith(("verl.workers.config.", "fspo_verl.config.")):
         return True
@@ -414,7 +413,7 @@ def band_beyond_use(launch: Launch) -> Iterator[Finding]:
     far = {key: eps for key, eps in edges.items() if _STANDARD_DEVIATIONS * spread <= eps * scale < math.inf}
     if far:
         set_by = ("eps" if getattr(band, key) is None else key for key in far)
-        usual = Band.eps * math.sqrt(longest) / scale  # as far out as the default band at the longest response
+        usual = Band().high * math.sqrt(longest) / scale  # as far out as the default band at the longest response
         values = (f"{POLICY_LOSS}.{key}={eps:g} is a log-ratio of {eps * scale:.3g}" for key, eps in far.items())
         yield warning(
             f"{', '.join(values)} at a response of {longest} tokens",

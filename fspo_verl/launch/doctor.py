@@ -22,18 +22,20 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import shlex
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 from omegaconf import DictConfig
 
 from fspo_verl import output, versions
-from fspo_verl.launch import installation
-from fspo_verl.launch.composition import with_config
+from fspo_verl.launch import installation, override
 from fspo_verl.launch.view import ACTOR, POLICY_LOSS, SEVERITIES, Finding, Launch
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
@@ -130,6 +132,50 @@ def compose(module: str, overrides: list[str]) -> tuple[DictConfig | None, list[
     except Exception as error:
         what = f"{module} composes no config"
         return None, [Finding("error", "composition", what, str(error).strip())]
+
+
+class _Composed(BaseException):
+    """Leaves a verl main at the point where it hands its config to verl."""
+
+
+def with_config(module: str, arguments: list[str], look: Callable):
+    """Run a verl main as ``python -m`` does, up to its call of ``auto_set_device(config)``; returns ``look(config)``.
+
+    That call is where a launch is checked, too (:mod:`fspo_verl.launch.hook`). Hydra's own state (config sources,
+    choices of groups) is there while ``look`` runs. Hydra's output goes to a temporary folder.
+
+    Raises:
+        ValueError: the module makes no such call, so that it could not be stopped.
+        Exception: what Hydra raises on a config that it cannot compose.
+    """
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None or "auto_set_device(config)" not in Path(spec.origin).read_text():
+        raise ValueError(f"{module} is no main of verl: it does not call auto_set_device(config)")
+    import verl.utils.device
+
+    def take(config):
+        raise _Composed(look(config))
+
+    # A mark on a function: the launch's own check is not to run before it.
+    take.checks_launches = True  # type: ignore[attr-defined]
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = [override(f"hydra.{mode}.dir", scratch) for mode in ("run", "sweep")]
+        # Hydra wants all overrides together: ours come after the last one that is given.
+        given = [place for place, text in enumerate(arguments, 1) if re.match(r"~|[^-=][^=]*=", text)]
+        last = max(given, default=len(arguments))
+        argv = [spec.origin, *arguments[:last], *folders, "hydra.output_subdir=null", *arguments[last:]]
+        with (
+            mock.patch.object(sys, "argv", argv),
+            mock.patch.object(verl.utils.device, "auto_set_device", take),
+            mock.patch.dict(os.environ, HYDRA_FULL_ERROR="1"),  # errors are raised, not printed
+            output.reserved(),  # what verl warns about, it says again at the launch
+        ):
+            try:
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
+            except _Composed as composed:
+                return composed.args[0]
+    raise ValueError(f"{module} ended before it handed over its config")
 
 
 # --- checks of the launch that verl or the machine decide -------------------------------------------------------------

@@ -1,17 +1,20 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A launch as the checks read it: what it selects, and what follows from its config. Imports neither verl nor Hydra.
+"""A launch as the checks read it: what it selects, what follows from its config, and the files it was composed from.
 
-Every launch of verl passes here, also those that have nothing to do with this package.
+Every launch of verl passes here, also those that have nothing to do with this package: verl and Hydra are imported only
+where they are asked.
 """
 
 import dataclasses
 import difflib
+import importlib.util
 import re
 import sys
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -19,6 +22,7 @@ SEVERITIES = ("error", "warning", "note")
 GROUP = "algorithm.policy_loss"
 ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
+OWN_CONFIGS = "pkg://fspo_verl.configs"
 _PACKAGED = Path(__file__).parents[1] / "configs" / GROUP
 OPTIONS = tuple(sorted(file.stem for file in _PACKAGED.glob("*.yaml")))
 KEPT_LOSSES = "policy_loss.json"
@@ -141,11 +145,9 @@ class Launch:
             yield Finding("warning", "unregistered_loss", what, why, fix)
 
     @cached_property
-    def parts(self) -> list:
-        """The files that the config was composed from; see :func:`fspo_verl.launch.composition.parts`."""
-        from fspo_verl.launch import composition
-
-        return composition.parts()
+    def parts(self) -> "list[Part]":
+        """The files that the config was composed from, in their order."""
+        return parts()
 
     @property
     def policy_loss(self) -> DictConfig:
@@ -251,3 +253,96 @@ def _is_close(text: str, word: str) -> bool:
     """Whether a text is a word, or the word with its letters mixed up, or one of them too many or too few."""
     text = text.lower().replace("-", "_")
     return sorted(text) == sorted(word) or difflib.SequenceMatcher(None, text, word).ratio() > 0.8
+
+
+# --- the files of the config -----------------------------------------------------------------------------------------
+# Hydra tells a running application its sources, the overrides and the choices of groups. The defaults list, in which a
+# later file wins, is computed from these once more with internals of Hydra (1.3): there is no public way.
+
+
+class Part(NamedTuple):
+    """One config file that went into the composed config."""
+
+    name: str  # as in the defaults list, such as actor/dp_actor
+    source: str  # the entry of Hydra's search path that holds it, such as pkg://verl.trainer.config
+    content: DictConfig  # under the package it was composed into, interpolations as written
+
+    @property
+    def file(self) -> str:
+        return f"{self.source.removeprefix('file://')}/{self.name}.yaml"
+
+
+def is_of_user(source: str) -> bool:
+    """Whether neither verl nor this package nor Hydra ships what an entry of Hydra's search path holds."""
+    if source.startswith("pkg://"):
+        return source.removeprefix("pkg://").split(".")[0] not in ("verl", "fspo_verl", "hydra")
+    # A main that is started as a file, and the asynchronous ones, name verl's own folders by path.
+    verl = importlib.util.find_spec("verl")
+    if verl is None or verl.origin is None:
+        return True
+    return not Path(source.removeprefix("file://")).is_relative_to(Path(verl.origin).parent)
+
+
+def has_files_of_the_user() -> bool:
+    """Whether the search path of the running Hydra application has an entry of a user's."""
+    return any(is_of_user(source) for source in _sources() if not source.startswith("structured://"))
+
+
+def _sources() -> list[str]:
+    """The search path of the running Hydra application, first entry first; empty outside of one."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return []
+    return [f"{source.schema}://{source.path}" for source in HydraConfig.get().runtime.config_sources]
+
+
+def parts() -> list[Part]:
+    """The files of the running Hydra application in the order in which they were merged; empty outside of one."""
+    from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
+    from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+    from hydra._internal.defaults_list import create_defaults_list
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    if not HydraConfig.initialized():
+        return []
+    hydra = HydraConfig.get()
+    search_path = ConfigSearchPathImpl()
+    for source in hydra.runtime.config_sources:
+        search_path.append(source.provider, f"{source.schema}://{source.path}")
+    # Cached, as each file is needed twice: for its defaults and for its content.
+    repository = CachingConfigRepository(ConfigRepository(search_path))
+    overrides = OverridesParser.create().parse_overrides([*hydra.overrides.hydra, *hydra.overrides.task])
+    name = hydra.job.config_name
+    defaults = create_defaults_list(repository, name, overrides, prepend_hydra=True, skip_missing=False).defaults
+    found = []
+    for default in defaults:
+        loaded = repository.load_config(default.config_path)
+        if loaded is None or loaded.provider == "hydra":
+            continue
+        package = loaded.header["package"] if default.package is None else default.package
+        content = OmegaConf.create() if package else loaded.config
+        if package:
+            OmegaConf.update(content, package, loaded.config)
+        found.append(Part(default.config_path, loaded.path, content))
+    return found
+
+
+def passed_over() -> list[Path]:
+    """Files of a user's that Hydra does not read, as this package ships one of the same name and comes first."""
+    sources, own = _sources(), _folder(OWN_CONFIGS)
+    if OWN_CONFIGS not in sources or own is None:
+        return []
+    names = [file.relative_to(own) for file in own.rglob("*.yaml")]
+    later = filter(None, map(_folder, sources[sources.index(OWN_CONFIGS) + 1 :]))
+    return [folder / name for folder in later for name in names if (folder / name).exists()]
+
+
+def _folder(source: str) -> Path | None:
+    """The folder of an entry of Hydra's search path; None for one that is no folder."""
+    scheme, path = source.split("://", 1)
+    if scheme == "pkg":
+        spec = importlib.util.find_spec(path)
+        return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+    return Path(path) if scheme == "file" else None

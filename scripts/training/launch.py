@@ -19,7 +19,7 @@ import psutil
 import report
 from options import Failure
 
-from fspo_verl.launch.composition import override
+from fspo_verl.launch import override
 from fspo_verl.launch.view import TRACKER
 
 

@@ -15,7 +15,8 @@ from composed import composed
 from hydra.core.hydra_config import HydraConfig
 
 from fspo_verl import cli
-from fspo_verl.launch import composition, doctor, hook
+from fspo_verl.launch import doctor, hook
+from fspo_verl.launch.doctor import with_config as of_a_started_main
 from fspo_verl.launch.view import Launch
 from fspo_verl.observe import folder
 
@@ -34,7 +35,7 @@ def in_process(module: str, arguments: list[str], look):
     if module == ASYNC_MAIN:
         name = ["--config-name", "fully_async_ppo_trainer"]
         return composed([*name, *arguments], look, "experimental.fully_async_policy.config")
-    return composition.with_config(module, arguments, look)
+    return of_a_started_main(module, arguments, look)
 
 
 def diagnose(*options_and_launch: str, capsys, with_config=in_process) -> tuple[int, dict]:
@@ -240,7 +241,7 @@ def test_what_only_another_machine_has_is_no_error(elsewhere, sound, capsys, wit
 def test_of_several_jobs_the_first_is_examined_and_that_is_said(sound, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     launch = [*sound, f"{POLICY_LOSS}.eps_low=0.02,-1", "--multirun"]
-    code, report = diagnose("--", *launch, capsys=capsys, with_config=composition.with_config)
+    code, report = diagnose("--", *launch, capsys=capsys, with_config=of_a_started_main)
     assert code == 0 and list(found(report)) == ["multirun"]
     assert any("[-0.02, +0.03]" in finding["what"] for finding in report["findings"])
     assert not {"multirun", "outputs"} & {path.name for path in tmp_path.iterdir()}
@@ -248,7 +249,7 @@ def test_of_several_jobs_the_first_is_examined_and_that_is_said(sound, tmp_path,
 
 @pytest.mark.parametrize("malformed", ["data.x=[1", "data.no_such_key=1", "+algorithm.policy_loss fspo"])
 def test_what_hydra_refuses_is_an_error(malformed, capsys):
-    code, report = diagnose(SELECT, malformed, capsys=capsys, with_config=composition.with_config)
+    code, report = diagnose(SELECT, malformed, capsys=capsys, with_config=of_a_started_main)
     assert code == 1 and found(report)["composition"]["why"]
 
 
@@ -273,7 +274,7 @@ def test_the_environment_stays_as_it_was(value, monkeypatch):
     if value:
         monkeypatch.setenv("HYDRA_FULL_ERROR", value)
     before = dict(os.environ), list(sys.argv)
-    composition.with_config(doctor.DEFAULT_MAIN, [SELECT], lambda config: os.environ["HYDRA_FULL_ERROR"])
+    of_a_started_main(doctor.DEFAULT_MAIN, [SELECT], lambda config: os.environ["HYDRA_FULL_ERROR"])
     assert (os.environ.get("HYDRA_FULL_ERROR"), sys.argv) == (value, before[1])
 
 
