@@ -30,7 +30,10 @@ TESTS = [
 TESTS_OF = {  # files with tests of their own, which are long: those that a planted fault is for
     METRICS: [*TESTS, "tests/test_live.py"],
     ADAPTIVE: ["tests/test_adaptive.py"],
-    LAUNCH: ["tests/launch", "-k", "fully_asynchronous_trainer or step_of_a_checkpoint or hidden"],
+    LAUNCH: [
+        *("tests/launch/test_launch.py", "tests/launch/test_launch_table.py"),
+        *("-k", "fully_asynchronous_trainer or step_of_a_checkpoint or hidden"),
+    ],
     CHECKS: ["tests/launch/test_launch.py", "-k", "kept_for_resumes"],
     FIT: ["tests/analysis/test_calibrate.py", "-k", "measured"],
     LENGTH_EFFECT: ["tests/analysis/test_length_effect.py"],

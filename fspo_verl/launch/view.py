@@ -298,15 +298,13 @@ def _sources() -> list[str]:
 
 
 def parts() -> list[Part]:
-    """The files of the running Hydra application in the order in which they were merged; empty outside of one."""
+    """The files of the running Hydra application in the order in which they were merged."""
     from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
     from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
     from hydra._internal.defaults_list import create_defaults_list
     from hydra.core.hydra_config import HydraConfig
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    if not HydraConfig.initialized():
-        return []
     hydra = HydraConfig.get()
     search_path = ConfigSearchPathImpl()
     for source in hydra.runtime.config_sources:

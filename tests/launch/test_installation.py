@@ -49,7 +49,7 @@ def one_position_late(no_padding_2_padding):
 
 PLANTED = [  # what is replaced, by what, words of the warning
     (losses, "get_policy_loss_fn", lambda _: lambda name: core_algos.POLICY_LOSS_REGISTRY["vanilla"], "gives"),
-    (core_algos, "POLICY_LOSS_REGISTRY", lambda losses: losses | {"fspo": losses["gspo"]}, "gives"),
+    (core_algos, "POLICY_LOSS_REGISTRY", lambda known: known | {"fspo": known["gspo"]}, "gives"),
     (losses, "get_policy_loss_fn", one_argument_less, "TypeError"),
     (losses, "no_padding_2_padding", one_position_late, "gives"),
     (losses, "no_padding_2_padding", lambda pad: lambda *args: pad(*args).detach(), "RuntimeError"),
