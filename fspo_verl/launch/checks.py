@@ -475,10 +475,9 @@ def band_in_effect(launch: Launch) -> Iterator[Finding]:
     if longest and launch.band.normalization == "plain":
         lengths = [max(1, longest // 10), longest]
         length = torch.tensor(lengths, dtype=torch.float64)
-        low, high, _ = launch.band.edges(
-            length, torch.ones_like(length)
-        )  # a plain band reads of Q only that it is not 0
-        edges = zip(lengths, low.exp().tolist(), high.exp().tolist(), strict=True)
+        q = torch.ones_like(length)  # of which a plain band reads only that it is not 0
+        low, high, _ = (edge.exp().tolist() for edge in launch.band.edges(length, q))
+        edges = zip(lengths, low, high, strict=True)
         text += "; as ratios " + ", ".join(f"{low:.3g} to {high:.3g} at L={n}" for n, low, high in edges)
     yield note(text)
 

@@ -86,6 +86,7 @@ PLANTED = {  # overrides -> check, severity
     f"{ACTOR}.loss_scale_factor=null": ("no_divisor", "warning"),
     f"{ACTOR}.clip_ratio_c=10": ("idle_clip_ratio", "warning"),
     f"{POLICY_LOSS}.eps_high=0.5": ("band_beyond_use", "warning"),
+    f"{POLICY_LOSS}.length_power=1": ("band_beyond_use", "warning"),
     "algorithm.rollout_correction.bypass_mode=true": ("rollout_log_probs", "warning"),
     f"{POLICY_LOSS}.loss_mode=gspo": ("overridden_group", "error"),
     f"{POLICY_LOSS}.records_dir=RECORDS": ("used_records_dir", "error"),
