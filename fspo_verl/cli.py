@@ -31,8 +31,6 @@ def doctor_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("launch", nargs="*", help="Hydra overrides of main_ppo, or after -- a command with -m MAIN")
     add("--plan", action="store_true", help="also show the batches and optimiser steps of the launch")
-    add("--sigma", type=float, help="spread of a token's log-ratio (root of actor/fspo/sigma_squared), to judge eps by")
-    add("--noise", type=float, metavar="SIGMA", help="the same of a policy that has not moved, by `fspo-verl selftest`")
     add("--dry-run", action="store_true", help="the launch is for later or elsewhere: data may be missing (a warning)")
     add("--no-worker", action="store_true", help="do not ask a Ray worker")
     add("--strict", action="store_true", help="exit with 1 on warnings, too")

@@ -21,7 +21,7 @@ REGISTER, ADAPTIVE, CLIPS = ("register.py",), ("adaptive.py",), ("clips.py",)
 METRICS, COLUMNS, RECORDS, MICROBATCH, FOLDER = (
     (f"observe/{name}.py",) for name in ("metrics", "columns", "records", "microbatch", "folder")
 )
-LAUNCH, COMPOSITION, HISTORY = ((f"launch/{name}.py",) for name in ("view", "composition", "history"))
+LAUNCH, CHECKS = ((f"launch/{name}.py",) for name in ("view", "checks"))
 LENGTH_EFFECT, FIT = (("analysis/length_effect.py",), ("analysis/fit.py",))
 PAIRED = ("compare/paired.py",)
 TESTS = [
@@ -30,9 +30,11 @@ TESTS = [
 TESTS_OF = {  # files with tests of their own, which are long: those that a planted fault is for
     METRICS: [*TESTS, "tests/test_live.py"],
     ADAPTIVE: ["tests/test_adaptive.py"],
-    LAUNCH: ["tests/launch/test_launch.py", "-k", "fully_asynchronous_trainer"],
-    COMPOSITION: ["tests/launch/test_launch_table.py", "-k", "hidden"],
-    HISTORY: ["tests/launch/test_launch.py", "-k", "kept_for_resumes or step_of_a_checkpoint"],
+    LAUNCH: [
+        *("tests/launch/test_launch.py", "tests/launch/test_launch_table.py"),
+        *("-k", "fully_asynchronous_trainer or step_of_a_checkpoint or hidden"),
+    ],
+    CHECKS: ["tests/launch/test_launch.py", "-k", "kept_for_resumes"],
     FIT: ["tests/analysis/test_calibrate.py", "-k", "measured"],
     LENGTH_EFFECT: ["tests/analysis/test_length_effect.py"],
     CLIPS: ["tests/test_clips.py", "-k", "definition"],
@@ -137,9 +139,9 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("damaged pages read", RECORDS, "page_checksum_verification=True", "page_checksum_verification=False"),
     ("asynchronous steps without require_batches", LAUNCH, "self.rounds_per_sync * fully_async.require_batches *",
      "self.rounds_per_sync *"),
-    ("hidden files of a group passed over", COMPOSITION, 'own.rglob("*.yaml")', 'own.glob("*.yaml")'),
-    ("loss_scale_factor not kept for resumes", HISTORY, '"loss_agg_mode", "loss_scale_factor")', '"loss_agg_mode")'),
-    ("step of resume_path always 0", HISTORY, "int(name[1]) if name else 0", "0"),
+    ("hidden files of a group passed over", LAUNCH, 'own.rglob("*.yaml")', 'own.glob("*.yaml")'),
+    ("loss_scale_factor not kept for resumes", CHECKS, '"loss_agg_mode", "loss_scale_factor")', '"loss_agg_mode")'),
+    ("step of resume_path always 0", LAUNCH, "int(name[1]) if name else 0", "0"),
     ("interval over seeds one rank too narrow", PAIRED, "float(means[-outside])", "float(means[-outside - 1])"),
     ("interval with too few seeds", PAIRED, "count < MIN_SEEDS", "count < 2"),
     ("verdicts of several losses not adjusted", PAIRED, "order[place:]]", "[loss]]"),

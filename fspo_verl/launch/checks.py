@@ -3,22 +3,37 @@
 """Checks of a launch that selects a loss of this package: functions from a launch to findings.
 
 :func:`findings` runs them all, for the launch itself (:mod:`fspo_verl.launch.hook`) and for ``fspo-verl doctor``.
+:func:`keep` notes the loss of a launch beside its checkpoints, so that the check of a resume can tell a change.
 """
 
 import dataclasses
 import functools
+import json
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 
+from fspo_verl import output
 from fspo_verl.adaptive import AdaptiveBand
 from fspo_verl.band import Band
 from fspo_verl.config import INTERNAL, Observation
-from fspo_verl.launch import composition, history
-from fspo_verl.launch.view import ACTOR, GROUP, POLICY_LOSS, SEVERITIES, Finding, Launch, by_severity, leaves
+from fspo_verl.launch import view
+from fspo_verl.launch.view import (
+    ACTOR,
+    GROUP,
+    KEPT_LOSSES,
+    POLICY_LOSS,
+    SEVERITIES,
+    TRACKER,
+    Finding,
+    Launch,
+    leaves,
+)
 from fspo_verl.observe import folder as folders
 from fspo_verl.observe.settings import clip_ratios
 
@@ -31,10 +46,15 @@ _LARGEST_SIGMA = 0.1
 _STANDARD_DEVIATIONS = 2  # of S, beyond which an edge counts as out of reach
 _TOKEN_RANGE = 0.01  # a ratio range below this is one of GSPO's, for the mean over a response
 _UNUSUAL = 100  # times larger or smaller than the longest response: no divisor that anybody means
+# What shapes the loss besides ``policy_loss`` itself.
+_ACTOR_KEYS = (
+    *("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode", "loss_scale_factor"),
+    *("entropy_coeff", "use_kl_loss", "kl_loss_coef", "kl_loss_type"),
+)
 
 
 def findings(config: DictConfig) -> list[Finding]:
-    """Everything the config says about a launch, errors first; empty where it selects no loss of this package.
+    """Everything the config says about a launch; empty where it selects no loss of this package.
 
     A key that plainly was to select one is an error all the same, and a resume that forgets the loss a warning.
     """
@@ -46,9 +66,9 @@ def findings(config: DictConfig) -> list[Finding]:
         found += _run((*_CONFIG_ALONE, *_FOLDERS), launch)
         if not any(finding.check in _NO_BAND for finding in found):
             found += _run((changed_on_resume, *(_FSPO if launch.is_fspo else _BASELINE)), launch)
-    elif launch.has_actor and history.is_kept(config):
+    elif launch.has_actor and launch.resumes_ours:
         found += _run((changed_on_resume,), launch)
-    return by_severity(found)
+    return found
 
 
 def errors_of_the_config_alone(config: DictConfig) -> list[Finding]:
@@ -85,7 +105,7 @@ def _run(checks, launch: Launch) -> list[Finding]:
 
 def missing_choice(launch: Launch) -> Iterator[Finding]:
     """``optional algorithm.policy_loss: NAME`` with a name that no file has: Hydra passes over it."""
-    choice = launch.choice if composition.has_files_of_the_user() else None
+    choice = launch.choice if view.has_files_of_the_user() else None
     if choice and not any(part.name == f"{GROUP}/{choice}" for part in launch.parts):
         what = f"{GROUP}={choice} is optional in the defaults list, and no file has that name"
         yield error(what, "nothing is selected", f"{GROUP}: fspo without `optional`")
@@ -93,24 +113,23 @@ def missing_choice(launch: Launch) -> Iterator[Finding]:
 
 def hidden_files(_launch: Launch) -> Iterator[Finding]:
     """Hydra takes the first file of a name, and searches --config-dir and hydra.searchpath last."""
-    for hidden in composition.passed_over():
+    for hidden in view.passed_over():
         why = "fspo_verl packages a config of that name, and Hydra takes the first it finds"
         yield error(f"{hidden} is not read", why, f"rename {hidden.name}")
 
 
 def lost_to_group(launch: Launch) -> Iterator[Finding]:
     """A value in a config file of the user's that the selected group, merged after that file, replaces."""
-    if not composition.has_files_of_the_user():
+    if not view.has_files_of_the_user():
         return
-    group = [
-        part for part in launch.parts if part.source == composition.OWN_CONFIGS and part.name.startswith(f"{GROUP}/")
-    ]
+    parts = launch.parts
+    group = [part for part in parts if part.source == view.OWN_CONFIGS and part.name.startswith(f"{GROUP}/")]
     if not group:
         return
     sets = dict(leaf for part in group for leaf in leaves(part.content).items())
     final = leaves(launch.config)
-    before = launch.parts[: launch.parts.index(group[0])]
-    for part in (part for part in before if composition.is_of_user(part.source)):
+    before = parts[: parts.index(group[0])]
+    for part in (part for part in before if view.is_of_user(part.source)):
         lost = {
             key: value
             for key, value in leaves(part.content).items()
@@ -126,7 +145,7 @@ def lost_to_group(launch: Launch) -> Iterator[Finding]:
             yield error(what, why, f"{fix}; or remove them from the file")
 
 
-def _is_verls_own(part: composition.Part, key: str, value) -> bool:
+def _is_verls_own(part: view.Part, key: str, value) -> bool:
     """Whether a value in a user's file says nothing against the group: which loss to train, or verl's default."""
     if key == f"{POLICY_LOSS}.loss_mode" or str(value).startswith(("verl.workers.config.", "fspo_verl.config.")):
         return True
@@ -232,7 +251,7 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
         return
     folder, key = Path(records_dir), f"{POLICY_LOSS}.records_dir"
     checkpoints = Path(launch.config.trainer.default_local_dir)
-    resumed = history.resume_point(launch.config)
+    resumed = launch.resume_point
     try:
         place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
         writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
@@ -254,18 +273,91 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
         yield error(f"{key}={records_dir} is taken: {reason}", why, f"{key}={free}")
 
 
-def changed_on_resume(launch: Launch) -> Iterator[Finding]:
-    """A run that goes on from a checkpoint with another loss than trained it, as far as that is known."""
-    yield from history.changed_on_resume(launch.config)
+# --- resumes ---------------------------------------------------------------------------------------------------------
 
 
 def lost_checkpoint(launch: Launch) -> Iterator[Finding]:
     """A tracker of checkpoints that names one that is gone."""
-    step = history.tracked(launch.config)
-    if step is not None and history.resume_point(launch.config) is None:
-        tracker = Path(launch.config.trainer.default_local_dir) / history.TRACKER
+    step = launch.tracked_step
+    if step is not None and launch.resume_point is None:
+        tracker = Path(launch.config.trainer.default_local_dir) / TRACKER
         what = f"{tracker} names a checkpoint of step {step}, which is gone"
         yield warning(what, "verl starts anew, and only prints it", "write the step of one that is there, or remove it")
+
+
+def loss_settings(launch: Launch) -> dict:
+    """Everything in ``actor_rollout_ref.actor`` that shapes the loss, by key; how it is observed does not count.
+
+    Of a band the values in effect count, however they are set.
+
+    Raises:
+        ValueError: a field of the band has a bad value.
+    """
+    if launch.is_fspo:
+        # to_json has null where there is no edge, and in the config that is inf.
+        band = {key: "inf" if key.startswith("eps") and v is None else v for key, v in launch.band.to_json().items()}
+        policy_loss = {"loss_mode": launch.loss_mode} | band | {"target_clip_rate": launch.band.target_clip_rate}
+    else:
+        idle = {field.name for field in dataclasses.fields(Observation)} | {"_target_"}
+        set_there: Any = OmegaConf.to_container(launch.policy_loss, resolve=True)
+        policy_loss = {key: value for key, value in set_there.items() if key not in idle}
+    settings = {f"policy_loss.{key}": value for key, value in policy_loss.items()}
+    return settings | {key: launch.actor.get(key) for key in _ACTOR_KEYS}
+
+
+def changed_on_resume(launch: Launch) -> Iterator[Finding]:
+    """A run that goes on from a checkpoint with another loss than trained it, as far as that is known."""
+    if (resumed := launch.resume_point) is None:
+        return
+    folder, step = resumed
+    if not (kept := _kept_until(launch)):
+        what = f"this run resumes after step {step}, and which loss trained it until then is not known"
+        fix = "compare .hydra/config.yaml of that run with this one; the loss of this launch is kept from now on"
+        yield Finding("warning", "unknown_before_resume", what, f"{KEPT_LOSSES} in {folder} does not say", fix)
+        return
+    losses = loss_settings(launch), kept[-1]["loss"]
+    now, before = ({key: _as_override(value) for key, value in loss.items()} for loss in losses)
+    changed = [key for key in now if key in before and now[key] != before[key]]
+    if changed:
+        values = ", ".join(f"{ACTOR}.{key}={now[key]} (until then {before[key]})" for key in changed)
+        what, why = f"this run resumes after step {step} with {values}", "its later steps train another loss"
+        sides = {"policy_loss.eps_low", "policy_loss.eps_high"}
+        back = [f"{ACTOR}.policy_loss.eps=null"] if sides <= set(changed) else []  # or eps would have no effect
+        back += [f"{ACTOR}.{key}={before[key]}" for key in changed]
+        yield warning(what, why, f"if that is not meant: {' '.join(back)}")
+
+
+def _as_override(value) -> str:
+    """A value as Hydra reads it on a command line."""
+    return "null" if value is None else str(value).replace(" ", "")
+
+
+def keep(launch: Launch) -> None:
+    """Note what the launch trains with beside its checkpoints, after what is known of those it goes on from.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    kept, settings = _kept_until(launch), loss_settings(launch)
+    if not kept or kept[-1]["loss"] != settings:
+        _, step = launch.resume_point or (None, 0)
+        kept.append({"after_step": step, "loss": settings})
+    file = Path(launch.config.trainer.default_local_dir) / KEPT_LOSSES
+    output.write_whole([(file, json.dumps(kept, indent=1).encode())])
+
+
+def _kept_until(launch: Launch) -> list[dict]:
+    """The entries up to the checkpoint; later ones belong to steps that will be done again. None of a broken file."""
+    if (resumed := launch.resume_point) is None or not launch.resumes_ours:
+        return []
+    folder, step = resumed
+    try:
+        entries = [
+            (entry["after_step"], dict(entry["loss"])) for entry in json.loads((folder / KEPT_LOSSES).read_text())
+        ]
+        return [{"after_step": after, "loss": loss} for after, loss in entries if after < step]
+    except (KeyError, TypeError, ValueError):
+        return []
 
 
 # --- warnings: it trains, but not as FSPO means to -------------------------------------------------------------------
@@ -320,12 +412,14 @@ def band_beyond_use(launch: Launch) -> Iterator[Finding]:
     edges = {"eps_low": band.low, "eps_high": band.high}
     far = {key: eps for key, eps in edges.items() if _STANDARD_DEVIATIONS * spread <= eps * scale < math.inf}
     if far:
+        set_by = ("eps" if getattr(band, key) is None else key for key in far)
+        usual = Band().high * math.sqrt(longest) / scale  # as far out as the default band at the longest response
         values = (f"{POLICY_LOSS}.{key}={eps:g} is a log-ratio of {eps * scale:.3g}" for key, eps in far.items())
         yield warning(
             f"{', '.join(values)} at a response of {longest} tokens",
             f"the clip will never act on long responses: even where a token's log-ratio spreads by {_LARGEST_SIGMA}, "
             f"that of a response spreads by {spread:.2g}; eps is not a ratio bound like clip_ratio=0.2",
-            launch.with_eps(Band.eps, Band.eps),
+            " ".join(dict.fromkeys(f"{POLICY_LOSS}.{key}={usual:.3g}" for key in set_by)),
         )
 
 
@@ -379,8 +473,12 @@ def band_in_effect(launch: Launch) -> Iterator[Finding]:
         text += f" at the start; eps follows a clip rate of {target:g}"
     longest = launch.max_response_length
     if longest and launch.band.normalization == "plain":
-        ratios = launch.band_as_ratios([max(1, longest // 10), longest])
-        text += "; as ratios " + ", ".join(f"{low:.3g} to {high:.3g} at L={n}" for n, (low, high) in ratios.items())
+        lengths = [max(1, longest // 10), longest]
+        length = torch.tensor(lengths, dtype=torch.float64)
+        q = torch.ones_like(length)  # of which a plain band reads only that it is not 0
+        low, high, _ = (edge.exp().tolist() for edge in launch.band.edges(length, q))
+        edges = zip(lengths, low, high, strict=True)
+        text += "; as ratios " + ", ".join(f"{low:.3g} to {high:.3g} at L={n}" for n, low, high in edges)
     yield note(text)
 
 

@@ -20,23 +20,23 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
-import math
 import os
 import re
+import runpy
 import shlex
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import NormalDist
 from typing import NamedTuple
+from unittest import mock
 
 from omegaconf import DictConfig
 
 from fspo_verl import output, versions
-from fspo_verl.launch import installation
-from fspo_verl.launch.composition import with_config
-from fspo_verl.launch.view import ACTOR, POLICY_LOSS, Finding, Launch, by_severity
+from fspo_verl.launch import installation, override
+from fspo_verl.launch.view import ACTOR, POLICY_LOSS, SEVERITIES, Finding, Launch
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
 _DEFAULT_OVERRIDES = ["+algorithm.policy_loss=fspo"]
@@ -46,9 +46,6 @@ _EXAMPLE = "as an example, for no launch was given, +algorithm.policy_loss=fspo 
 def main(args: argparse.Namespace) -> int:
     """Print the findings; returns the exit code that the module's text promises."""
     module, overrides = split_command(args.launch)
-    for option, spread in (("sigma", args.sigma), ("noise", args.noise)):
-        if spread is not None and not 0 < spread < math.inf:
-            raise ValueError(f"--{option}={spread:g} must be a positive number")
     if os.getcwd() not in sys.path:  # where `python -m` looks first: in a checkout of verl, that one runs
         sys.path.insert(0, os.getcwd())
     if versions.installed("verl") is None:
@@ -56,6 +53,7 @@ def main(args: argparse.Namespace) -> int:
     # Ray starts while this process imports verl, which takes both of them some seconds.
     with contextlib.nullcontext() if args.no_worker else contextlib.closing(installation.Workers()) as workers:
         found, rows = examine(module, overrides, args, workers)
+    found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     counts = Counter(finding.severity for finding in found)
     if args.json:
         told = {"main": module, "overrides": overrides, "errors": counts["error"], "warnings": counts["warning"]}
@@ -84,7 +82,7 @@ def split_command(launch: list[str]) -> tuple[str, list[str]]:
 
 
 def examine(module: str, overrides: list[str], args: argparse.Namespace, workers: installation.Workers | None):
-    """All findings about the installation and the launch, errors first, and the rows of the plan.
+    """All findings about the installation and the launch, and the rows of the plan.
 
     Data and verl's own checks are looked at for a whole command line (``-m``) only.
     """
@@ -96,21 +94,18 @@ def examine(module: str, overrides: list[str], args: argparse.Namespace, workers
     if workers:
         found += installation.worker_findings(workers, config)
     if config is None:
-        return by_severity(found), rows
+        return found, rows
     launch, errors = Launch(config), {finding.check for finding in composed if finding.severity == "error"}
     found += selects_no_loss_of_ours(launch)
     if "-m" in args.launch:
         found += [*data_files(config, "warning" if args.dry_run else "error"), *model_folders(config)]
         found += verls_own_checks(module, config) if errors <= {"unjudged"} else ()  # or verl would refuse it again
-    if launch.is_fspo and not errors:
-        found += [] if args.sigma is None else judge_eps(launch, args.sigma)
-        found += [] if args.noise is None else judge_noise(launch, args.noise)
     if args.plan and not errors:
         try:
             rows = [*batches(launch)]
         except (ArithmeticError, TypeError, ValueError) as error:  # a number is missing, 0 or a text
             found.append(Finding("warning", "plan", f"no plan can be made: {type(error).__name__}: {error}"))
-    return by_severity(found), rows
+    return found, rows
 
 
 # --- the config, from the main that would run ------------------------------------------------------------------------
@@ -137,6 +132,50 @@ def compose(module: str, overrides: list[str]) -> tuple[DictConfig | None, list[
     except Exception as error:
         what = f"{module} composes no config"
         return None, [Finding("error", "composition", what, str(error).strip())]
+
+
+class _Composed(BaseException):
+    """Leaves a verl main at the point where it hands its config to verl."""
+
+
+def with_config(module: str, arguments: list[str], look: Callable):
+    """Run a verl main as ``python -m`` does, up to its call of ``auto_set_device(config)``; returns ``look(config)``.
+
+    That call is where a launch is checked, too (:mod:`fspo_verl.launch.hook`). Hydra's own state (config sources,
+    choices of groups) is there while ``look`` runs. Hydra's output goes to a temporary folder.
+
+    Raises:
+        ValueError: the module makes no such call, so that it could not be stopped.
+        Exception: what Hydra raises on a config that it cannot compose.
+    """
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None or "auto_set_device(config)" not in Path(spec.origin).read_text():
+        raise ValueError(f"{module} is no main of verl: it does not call auto_set_device(config)")
+    import verl.utils.device
+
+    def take(config):
+        raise _Composed(look(config))
+
+    # A mark on a function: the launch's own check is not to run before it.
+    take.checks_launches = True  # type: ignore[attr-defined]
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = [override(f"hydra.{mode}.dir", scratch) for mode in ("run", "sweep")]
+        # Hydra wants all overrides together: ours come after the last one that is given.
+        given = [place for place, text in enumerate(arguments, 1) if re.match(r"~|[^-=][^=]*=", text)]
+        last = max(given, default=len(arguments))
+        argv = [spec.origin, *arguments[:last], *folders, "hydra.output_subdir=null", *arguments[last:]]
+        with (
+            mock.patch.object(sys, "argv", argv),
+            mock.patch.object(verl.utils.device, "auto_set_device", take),
+            mock.patch.dict(os.environ, HYDRA_FULL_ERROR="1"),  # errors are raised, not printed
+            output.reserved(),  # what verl warns about, it says again at the launch
+        ):
+            try:
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
+            except _Composed as composed:
+                return composed.args[0]
+    raise ValueError(f"{module} ended before it handed over its config")
 
 
 # --- checks of the launch that verl or the machine decide -------------------------------------------------------------
@@ -218,86 +257,12 @@ class Row(NamedTuple):
 
 
 def batches(launch: Launch) -> Iterator[Row]:
-    """Prompts, responses and optimiser steps between two refreshes of the old policy."""
+    """Responses and optimiser steps between two refreshes of the old policy."""
     mini, n = launch.actor.ppo_mini_batch_size, launch.config.actor_rollout_ref.rollout.n
-    prompts, how = launch.prompts_per_rollout, "data.train_batch_size"
-    if (fully_async := launch.get("async_training")) is not None:
-        how = f"{mini} x {fully_async.require_batches} require_batches x {launch.rounds_per_sync} rounds between syncs"
-    yield Row("prompts per rollout", f"{prompts:,}", how)
+    prompts = launch.prompts_per_rollout
     yield Row("responses per rollout", f"{prompts * n:,}", f"{prompts} prompts x {n}")
-    yield Row("responses per mini-batch", f"{mini * n:,}", f"{mini} prompts x {n}")
     how = f"{prompts} prompts / {mini}, rounded up, x {launch.actor.ppo_epochs} ppo_epochs"
     yield Row("optimiser steps per rollout", str(launch.optimizer_steps_per_rollout), how)
-
-
-# --- eps against a measured spread -----------------------------------------------------------------------------------
-
-
-def typical_lengths(launch: Launch) -> list[int]:
-    """Response lengths at which to look at a band, up to the longest of this launch."""
-    longest = launch.max_response_length
-    if longest is None:
-        raise ValueError("data.max_response_length is null")
-    return [*(length for length in (64, 256, 1024, 4096, 16384) if length < longest), longest]
-
-
-def judge_eps(launch: Launch, sigma: float) -> Iterator[Finding]:
-    """Whether the band lets (nearly) everything through, or (nearly) nothing, at the spread that was measured.
-
-    Args:
-        launch: of the loss fspo.
-        sigma: standard deviation of a token's log-ratio, nats. S of L tokens is taken as normal with variance
-            Q = L·sigma² and mean −Q/2 (derived here from E_old[e^S] = 1).
-    """
-    band = launch.band
-    outside = {length: _outside(band, length, sigma, drift=1.0) for length in typical_lengths(launch)}
-    rates = ", ".join(f"{rate:.2g} at L={length}" for length, rate in outside.items())
-    yield Finding("note", "outside_band", f"share of responses outside the band at sigma={sigma:.3g}: {rates}")
-    # The unit of eps is such that the longest response's S has standard deviation 1.
-    unit = 1 if band.is_studentized else sigma * math.sqrt(max(outside)) / band.scale_at(max(outside))
-    wanted = launch.with_eps(2 * unit, 2 * unit)  # leaves about 5% of undrifted responses outside
-    responses = (launch.prompts_per_rollout or 1) * launch.config.actor_rollout_ref.rollout.n
-    eps = f"eps_low={band.low:g}, eps_high={band.high:g}"
-    if max(outside.values()) < 1 / responses:
-        what = f"{eps} clip less than one response a step"
-        yield Finding("warning", "eps_never_binds", what, f"share outside the band: {rates}", wanted)
-    if crowded := [f"L={length}" for length, rate in outside.items() if rate > 0.5]:
-        drifts = min(outside.values()) < 0.5 and band.normalization == "plain"
-        corrected = f"{POLICY_LOSS}.normalization=drift_corrected (long responses drift), or fewer stale steps"
-        why = f"at {', '.join(crowded)}; {rates}"
-        fix = corrected if drifts else wanted
-        yield Finding("warning", "eps_always_binds", f"{eps} leave most responses outside", why, fix)
-
-
-def judge_noise(launch: Launch, sigma: float) -> Iterator[Finding]:
-    """Whether the band tells a move from numerical noise (:mod:`fspo_verl.observe.noise`).
-
-    Args:
-        launch: of the loss fspo.
-        sigma: standard deviation of a token's log-ratio where the policy has not moved, nats. The mean of S is then 0.
-    """
-    from fspo_verl.observe import noise
-
-    band, lengths = launch.band, typical_lengths(launch)
-    outside = max(_outside(band, length, sigma, drift=0.0) for length in lengths)
-    what = f"with nothing moved, {outside:.2g} of the responses lie outside the band (noise of {sigma:.2g} per token)"
-    if outside > noise.SHARE and not band.is_studentized:
-        spread = sigma * max(math.sqrt(length) / band.scale_at(length) for length in lengths)
-        widen = noise.EPS_IN_SIGMA * spread / min(band.low, band.high)
-        fix = launch.with_eps(*(noise.rounded_up(widen * eps) for eps in (band.low, band.high)))
-        yield Finding("warning", "eps_below_noise", what, "it clips rounding, not moves", f"{fix}, or {noise.HELP}")
-    else:
-        yield Finding("note", "noise", what)
-
-
-def _outside(band, length: int, sigma: float, drift: float) -> float:
-    """Probability that S, normal with variance Q = L·sigma² and mean −drift·Q/2, lies outside the band."""
-    import torch
-
-    variation = length * sigma**2
-    low, high, _ = (edge.item() for edge in band.edges(*torch.tensor([[length], [variation]], dtype=torch.float64)))
-    law = NormalDist(-drift * variation / 2, variation**0.5)
-    return law.cdf(low) + 1 - law.cdf(high)
 
 
 # --- output ----------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def check(config: DictConfig) -> None:
         meant = [*installation.untested_verl(), *checks.findings(config)]  # which has what was meant as well
     _refuse_or_say(meant)
     if not selected and launch.has_actor:
-        _say_a_forgotten_loss(config)
+        _say_a_forgotten_loss(launch)
 
 
 def _refuse_or_say(found: list[Finding]) -> None:
@@ -62,13 +62,13 @@ def _refuse_or_say(found: list[Finding]) -> None:
         logger.log(logging.WARNING if finding.severity == "warning" else logging.INFO, "%s", finding)
 
 
-def _say_a_forgotten_loss(config: DictConfig) -> None:
+def _say_a_forgotten_loss(launch: Launch) -> None:
     """Warn of a resume without the loss of this package that has trained the run so far."""
     try:
-        from fspo_verl.launch import history
+        if launch.resumes_ours:
+            from fspo_verl.launch import checks
 
-        for finding in history.changed_on_resume(config) if history.is_kept(config) else ():
-            logger.warning("%s", finding)
+            _refuse_or_say([*checks.changed_on_resume(launch)])
     except Exception as problem:
         logger.warning("fspo_verl did not compare this launch with its checkpoint: %s", problem)
 
@@ -76,16 +76,16 @@ def _say_a_forgotten_loss(config: DictConfig) -> None:
 def keep_loss_settings(config: DictConfig) -> None:
     """Keep what a launch trains with beside its checkpoints, if a loss of this package trains, or has until now.
 
-    The next launch is compared with it (:mod:`fspo_verl.launch.history`).
+    The next launch is compared with it (:func:`fspo_verl.launch.checks.changed_on_resume`).
     """
     try:
         launch = Launch(config)
         if not launch.has_actor or config.trainer.save_freq <= 0:
             return
-        from fspo_verl.launch import history
+        if launch.selects_ours or launch.resumes_ours:
+            from fspo_verl.launch import checks
 
-        if launch.selects_ours or history.is_kept(config):
-            history.keep(config)
+            checks.keep(launch)
     except Exception as problem:  # the run itself needs none of it
         logger.warning("if this run is resumed with another loss, no warning will follow: %s", problem)
 
@@ -101,13 +101,12 @@ def claim_records(config: DictConfig) -> None:
     launch = Launch(config)
     if not launch.is_ours or (observation := launch.policy_loss).get("records_dir") is None:
         return
-    from fspo_verl.launch import history
     from fspo_verl.observe import folder
 
     with open_dict(observation):
         observation.records_run = uuid.uuid4().hex
         observation.checkpoint_dir = str(Path(config.trainer.default_local_dir).absolute())
-    resumes = history.resume_point(config) is not None
+    resumes = launch.resume_point is not None
     with contextlib.suppress(OSError):
         folder.claim(Path(observation.records_dir), observation.records_run, Path(observation.checkpoint_dir), resumes)
 

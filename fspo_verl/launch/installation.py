@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether what is installed can train the losses: on this machine, and in the workers of a Ray cluster.
 
-A verl that was never tested is tried: whether the loss trains what it says. All that this package assumes of verl is in
+A verl that was never tested is tried: whether the loss trains what it says. Whatever else could break in silence is in
 tests/verl_contract; what fails with an error of its own is not tried here.
 """
 

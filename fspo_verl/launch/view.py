@@ -1,17 +1,20 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A launch as the checks read it: what it selects, and what follows from its config. Imports neither verl nor Hydra.
+"""A launch as the checks read it: what it selects, what follows from its config, and the files it was composed from.
 
-Every launch of verl passes here, also those that have nothing to do with this package.
+Every launch of verl passes here, also those that have nothing to do with this package: verl and Hydra are imported only
+where they are asked.
 """
 
 import dataclasses
 import difflib
+import importlib.util
 import re
 import sys
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -19,8 +22,14 @@ SEVERITIES = ("error", "warning", "note")
 GROUP = "algorithm.policy_loss"
 ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
+OWN_CONFIGS = "pkg://fspo_verl.configs"
 _PACKAGED = Path(__file__).parents[1] / "configs" / GROUP
 OPTIONS = tuple(sorted(file.stem for file in _PACKAGED.glob("*.yaml")))
+KEPT_LOSSES = "policy_loss.json"
+"""In a folder of checkpoints, the losses that trained them: a list, a new entry for every change,
+``{"after_step": n, "loss": {key: value}}``. verl's checkpoints hold no config."""
+TRACKER = "latest_checkpointed_iteration.txt"
+"""In a folder of checkpoints, the step of the last one; what verl's find_latest_ckpt_path looks for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +49,6 @@ class Finding:
 
     def __str__(self) -> str:
         return "; ".join(filter(None, (": ".join(filter(None, (self.what, self.why))), self.fix)))
-
-
-def by_severity(found: list[Finding]) -> list[Finding]:
-    """The findings, errors first, then warnings, then notes."""
-    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +96,8 @@ class Launch:
         section = self.get(POLICY_LOSS)
         if not OmegaConf.is_dict(section):
             return False
-        return section.get("loss_mode") in ("fspo", "observed") or _is_schema(section.get("_target_"))
+        has_schema = str(section.get("_target_")).startswith("fspo_verl.")
+        return has_schema or section.get("loss_mode") in ("fspo", "observed")
 
     @property
     def selects_ours(self) -> bool:
@@ -140,11 +145,9 @@ class Launch:
             yield Finding("warning", "unregistered_loss", what, why, fix)
 
     @cached_property
-    def parts(self) -> list:
-        """The files that the config was composed from; see :func:`fspo_verl.launch.composition.parts`."""
-        from fspo_verl.launch import composition
-
-        return composition.parts()
+    def parts(self) -> "list[Part]":
+        """The files that the config was composed from, in their order."""
+        return parts()
 
     @property
     def policy_loss(self) -> DictConfig:
@@ -175,22 +178,6 @@ class Launch:
         follows = {name: self.policy_loss.get(name) for name in ("target_clip_rate", "eps_max")}
         return FSPOPolicyLossConfig(**FSPOPolicyLossConfig.fields_in(self.policy_loss), **follows)
 
-    def with_eps(self, low: float | None, high: float | None) -> str:
-        """Overrides that give the band these half-widths, in the keys that the launch sets."""
-        band = self.band
-        one_number = low == high and band.eps_low is None and band.eps_high is None
-        values = {"eps": low} if one_number else {"eps": None, "eps_low": low, "eps_high": high}
-        values |= {} if band.eps_dual is None else {"eps_dual": None}
-        return " ".join(f"{POLICY_LOSS}.{k}={'null' if v is None else format(v, '.3g')}" for k, v in values.items())
-
-    def band_as_ratios(self, lengths: list[int]) -> dict[int, tuple[float, float]]:
-        """Length -> lowest and highest unclipped ratio exp(S), for a band that does not depend on the data."""
-        import torch
-
-        length = torch.tensor(lengths, dtype=torch.float64)
-        low, high, _ = self.band.edges(length, torch.ones_like(length))  # these bands read of Q only that it is not 0
-        return dict(zip(lengths, zip(low.exp().tolist(), high.exp().tolist(), strict=True), strict=True))
-
     @property
     def rounds_per_sync(self) -> int | None:
         """Rounds of old log-probs and update between two weight syncs of an asynchronous trainer; None in others."""
@@ -220,6 +207,36 @@ class Launch:
         """Whether the rollout engine's log-probs are taken as those of the old policy."""
         return bool(self.get("algorithm.rollout_correction.bypass_mode"))
 
+    @property
+    def tracked_step(self) -> int | None:
+        """The step of the checkpoint that the tracker names, be it there or not; None if there is none to follow."""
+        trainer = self.config.trainer
+        tracker = Path(trainer.default_local_dir) / TRACKER
+        text = tracker.read_text().strip() if trainer.resume_mode == "auto" and tracker.exists() else ""
+        return int(text) if text.isdigit() else None  # verl itself fails on a tracker that holds something else
+
+    @property
+    def resume_point(self) -> tuple[Path, int] | None:
+        """Folder of the checkpoints, and training step, from which a launch goes on; None if it starts anew.
+
+        verl starts anew where the checkpoint that the tracker names is gone.
+        """
+        trainer = self.config.trainer
+        if (step := self.tracked_step) is not None:
+            folder = Path(trainer.default_local_dir)
+            return (folder, step) if (folder / f"global_step_{step}").exists() else None
+        if trainer.resume_mode == "resume_path":
+            checkpoint = Path(str(trainer.resume_from_path))
+            name = re.fullmatch(r"global_step_(\d+)", checkpoint.name)
+            return checkpoint.parent, int(name[1]) if name else 0
+        return None
+
+    @property
+    def resumes_ours(self) -> bool:
+        """Whether a loss of this package has trained the run that this launch goes on with."""
+        resumed = self.resume_point
+        return resumed is not None and (resumed[0] / KEPT_LOSSES).exists()
+
 
 def leaves(content, prefix: str = "") -> dict[str, object]:
     """Dotted key to value of every leaf of a config, interpolations as written; a list or empty mapping is a leaf."""
@@ -238,5 +255,92 @@ def _is_close(text: str, word: str) -> bool:
     return sorted(text) == sorted(word) or difflib.SequenceMatcher(None, text, word).ratio() > 0.8
 
 
-def _is_schema(target) -> bool:
-    return isinstance(target, str) and target.startswith("fspo_verl.")
+# --- the files of the config -----------------------------------------------------------------------------------------
+# Hydra tells a running application its sources, the overrides and the choices of groups. The defaults list, in which a
+# later file wins, is computed from these once more with internals of Hydra (1.3): there is no public way.
+
+
+class Part(NamedTuple):
+    """One config file that went into the composed config."""
+
+    name: str  # as in the defaults list, such as actor/dp_actor
+    source: str  # the entry of Hydra's search path that holds it, such as pkg://verl.trainer.config
+    content: DictConfig  # under the package it was composed into, interpolations as written
+
+    @property
+    def file(self) -> str:
+        return f"{self.source.removeprefix('file://')}/{self.name}.yaml"
+
+
+def is_of_user(source: str) -> bool:
+    """Whether neither verl nor this package nor Hydra ships what an entry of Hydra's search path holds."""
+    if source.startswith("pkg://"):
+        return source.removeprefix("pkg://").split(".")[0] not in ("verl", "fspo_verl", "hydra")
+    # A main that is started as a file, and the asynchronous ones, name verl's own folders by path.
+    verl = importlib.util.find_spec("verl")
+    if verl is None or verl.origin is None:
+        return True
+    return not Path(source.removeprefix("file://")).is_relative_to(Path(verl.origin).parent)
+
+
+def has_files_of_the_user() -> bool:
+    """Whether the search path of the running Hydra application has an entry of a user's."""
+    return any(is_of_user(source) for source in _sources() if not source.startswith("structured://"))
+
+
+def _sources() -> list[str]:
+    """The search path of the running Hydra application, first entry first; empty outside of one."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return []
+    return [f"{source.schema}://{source.path}" for source in HydraConfig.get().runtime.config_sources]
+
+
+def parts() -> list[Part]:
+    """The files of the running Hydra application in the order in which they were merged."""
+    from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
+    from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+    from hydra._internal.defaults_list import create_defaults_list
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    hydra = HydraConfig.get()
+    search_path = ConfigSearchPathImpl()
+    for source in hydra.runtime.config_sources:
+        search_path.append(source.provider, f"{source.schema}://{source.path}")
+    # Cached, as each file is needed twice: for its defaults and for its content.
+    repository = CachingConfigRepository(ConfigRepository(search_path))
+    overrides = OverridesParser.create().parse_overrides([*hydra.overrides.hydra, *hydra.overrides.task])
+    name = hydra.job.config_name
+    defaults = create_defaults_list(repository, name, overrides, prepend_hydra=True, skip_missing=False).defaults
+    found = []
+    for default in defaults:
+        loaded = repository.load_config(default.config_path)
+        if loaded is None or loaded.provider == "hydra":
+            continue
+        package = loaded.header["package"] if default.package is None else default.package
+        content = OmegaConf.create() if package else loaded.config
+        if package:
+            OmegaConf.update(content, package, loaded.config)
+        found.append(Part(default.config_path, loaded.path, content))
+    return found
+
+
+def passed_over() -> list[Path]:
+    """Files of a user's that Hydra does not read, as this package ships one of the same name and comes first."""
+    sources, own = _sources(), _folder(OWN_CONFIGS)
+    if OWN_CONFIGS not in sources or own is None:
+        return []
+    names = [file.relative_to(own) for file in own.rglob("*.yaml")]
+    later = filter(None, map(_folder, sources[sources.index(OWN_CONFIGS) + 1 :]))
+    return [folder / name for folder in later for name in names if (folder / name).exists()]
+
+
+def _folder(source: str) -> Path | None:
+    """The folder of an entry of Hydra's search path; None for one that is no folder."""
+    scheme, path = source.split("://", 1)
+    if scheme == "pkg":
+        spec = importlib.util.find_spec(path)
+        return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+    return Path(path) if scheme == "file" else None

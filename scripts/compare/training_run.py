@@ -24,7 +24,7 @@ from ledger_experiment import LedgerExperiment, launch  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 
 import fspo_verl.configs  # noqa: E402
-from fspo_verl.launch.composition import override  # noqa: E402
+from fspo_verl.launch import override  # noqa: E402
 from fspo_verl.output import write_whole  # noqa: E402
 
 POOL, TRAIN_PROBLEMS = 32_768, 4_096

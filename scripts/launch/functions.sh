@@ -16,7 +16,7 @@ fail() {
     exit 1
 }
 
-# A Hydra override from a value that is not known in advance, such as a path; for Python see fspo_verl.launch.composition.py.
+# A Hydra override from a value that is not known in advance, such as a path; for Python see fspo_verl/launch/__init__.py.
 quoted() { # text: the same in quotes, so that Hydra reads it as it is, whatever characters it holds
     # Backslashes count only before a quote, and the last one stands before the closing quote.
     LC_ALL=C sed -E "s/(\\\\*)'/\1\1\\\\'/g; s/(\\\\+)\$/\1\1/; s/.*/'&'/" <<<"$1"

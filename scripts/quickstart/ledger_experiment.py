@@ -12,7 +12,7 @@ sys.path.insert(0, str(HERE.parent / "training"))
 import launch  # noqa: E402
 import ledger  # noqa: E402
 
-from fspo_verl.launch.composition import override  # noqa: E402
+from fspo_verl.launch import override  # noqa: E402
 from fspo_verl.output import write_whole  # noqa: E402
 
 # The band of this task: a little tighter than the default of 0.03.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import gguf_to_hf
 
-from fspo_verl.launch.composition import override
+from fspo_verl.launch import override
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "training"))

@@ -19,8 +19,8 @@ import psutil
 import report
 from options import Failure
 
-from fspo_verl.launch.composition import override
-from fspo_verl.launch.history import TRACKER
+from fspo_verl.launch import override
+from fspo_verl.launch.view import TRACKER
 
 
 def stop_on_signals() -> None:

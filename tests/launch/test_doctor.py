@@ -1,25 +1,22 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The doctor: planted misconfigurations and what mends them, the plan's arithmetic, eps against a measured spread."""
+"""The doctor: planted misconfigurations and what mends them, and the plan's arithmetic."""
 
 import contextlib
 import importlib.util
 import json
 import os
 import sys
-from statistics import NormalDist
 from unittest import mock
 
 import pytest
 import verl  # noqa: F401  loads the plugin, as a launch does
 from composed import composed
 from hydra.core.hydra_config import HydraConfig
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fspo_verl import cli
-from fspo_verl.band import Band
-from fspo_verl.launch import composition, doctor, hook
+from fspo_verl.launch import doctor, hook
+from fspo_verl.launch.doctor import with_config as of_a_started_main
 from fspo_verl.launch.view import Launch
 from fspo_verl.observe import folder
 
@@ -38,7 +35,7 @@ def in_process(module: str, arguments: list[str], look):
     if module == ASYNC_MAIN:
         name = ["--config-name", "fully_async_ppo_trainer"]
         return composed([*name, *arguments], look, "experimental.fully_async_policy.config")
-    return composition.with_config(module, arguments, look)
+    return of_a_started_main(module, arguments, look)
 
 
 def diagnose(*options_and_launch: str, capsys, with_config=in_process) -> tuple[int, dict]:
@@ -89,6 +86,7 @@ PLANTED = {  # overrides -> check, severity
     f"{ACTOR}.loss_scale_factor=null": ("no_divisor", "warning"),
     f"{ACTOR}.clip_ratio_c=10": ("idle_clip_ratio", "warning"),
     f"{POLICY_LOSS}.eps_high=0.5": ("band_beyond_use", "warning"),
+    f"{POLICY_LOSS}.length_power=1": ("band_beyond_use", "warning"),
     "algorithm.rollout_correction.bypass_mode=true": ("rollout_log_probs", "warning"),
     f"{POLICY_LOSS}.loss_mode=gspo": ("overridden_group", "error"),
     f"{POLICY_LOSS}.records_dir=RECORDS": ("used_records_dir", "error"),
@@ -196,21 +194,6 @@ def test_a_lost_checkpoint_is_a_warning(tracker, warned, tmp_path, capsys):
     assert not warned or "names a checkpoint of step 30, which is gone" in report["lost_checkpoint"]["what"]
 
 
-@pytest.mark.parametrize("option", [("--sigma", "0"), ("--sigma", "nan"), ("--noise", "inf")])
-def test_bad_options_are_refused(option, capsys):
-    assert cli.main(["doctor", "--no-worker", *option]) == 2
-    assert option[1] in capsys.readouterr().err
-
-
-def test_without_a_launch_the_band_is_marked_as_an_example(capsys):
-    def note(*launch):
-        report = diagnose(*launch, capsys=capsys)[1]
-        return next(finding["what"] for finding in report["findings"] if finding["check"] == "band_in_effect")
-
-    assert note().startswith("as an example, for no launch was given") and note().endswith(note(SELECT))
-    assert note(SELECT).startswith("policy loss fspo")
-
-
 def test_a_launch_without_the_package_is_said_to_be_one(capsys):
     code, report = diagnose("data.train_batch_size=512", capsys=capsys)
     assert code == 0 and found(report)["not_selected"]["fix"] == SELECT
@@ -261,7 +244,7 @@ def test_what_only_another_machine_has_is_no_error(elsewhere, sound, capsys, wit
 def test_of_several_jobs_the_first_is_examined_and_that_is_said(sound, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     launch = [*sound, f"{POLICY_LOSS}.eps_low=0.02,-1", "--multirun"]
-    code, report = diagnose("--", *launch, capsys=capsys, with_config=composition.with_config)
+    code, report = diagnose("--", *launch, capsys=capsys, with_config=of_a_started_main)
     assert code == 0 and list(found(report)) == ["multirun"]
     assert any("[-0.02, +0.03]" in finding["what"] for finding in report["findings"])
     assert not {"multirun", "outputs"} & {path.name for path in tmp_path.iterdir()}
@@ -269,7 +252,7 @@ def test_of_several_jobs_the_first_is_examined_and_that_is_said(sound, tmp_path,
 
 @pytest.mark.parametrize("malformed", ["data.x=[1", "data.no_such_key=1", "+algorithm.policy_loss fspo"])
 def test_what_hydra_refuses_is_an_error(malformed, capsys):
-    code, report = diagnose(SELECT, malformed, capsys=capsys, with_config=composition.with_config)
+    code, report = diagnose(SELECT, malformed, capsys=capsys, with_config=of_a_started_main)
     assert code == 1 and found(report)["composition"]["why"]
 
 
@@ -294,7 +277,7 @@ def test_the_environment_stays_as_it_was(value, monkeypatch):
     if value:
         monkeypatch.setenv("HYDRA_FULL_ERROR", value)
     before = dict(os.environ), list(sys.argv)
-    composition.with_config(doctor.DEFAULT_MAIN, [SELECT], lambda config: os.environ["HYDRA_FULL_ERROR"])
+    of_a_started_main(doctor.DEFAULT_MAIN, [SELECT], lambda config: os.environ["HYDRA_FULL_ERROR"])
     assert (os.environ.get("HYDRA_FULL_ERROR"), sys.argv) == (value, before[1])
 
 
@@ -306,50 +289,23 @@ def test_a_program_that_could_not_be_stopped_is_not_started(capsys):
 # --- the plan --------------------------------------------------------------------------------------------------------
 
 
-def test_the_plan_of_a_launch(sound, capsys):
-    launch = [*sound, "actor_rollout_ref.rollout.n=8"]
-    plan = {row["name"]: row["value"] for row in diagnose("--plan", "--", *launch, capsys=capsys)[1]["plan"]}
-    assert plan["responses per rollout"] == "8,192"
-    assert plan["responses per mini-batch"] == "2,048"  # verl's ppo_mini_batch_size=256
-    assert plan["optimiser steps per rollout"] == "4"
-
-
-@pytest.mark.parametrize("trainer", ["fully_async", "separate_async"])
-def test_the_plan_of_an_asynchronous_launch(trainer, sound, capsys):
-    launch = separate_async(sound, 4)
-    if trainer == "fully_async":
-        launch = [*FULLY_ASYNC, "async_training.require_batches=2", "async_training.trigger_parameter_sync_step=2"]
-        launch += [f"{ACTOR}.ppo_mini_batch_size=64"]
+@pytest.mark.parametrize("trainer", ["synchronous", "separate_async", "fully_async"])
+def test_the_plan_of_a_launch(trainer, sound, capsys):
+    launch = {
+        "synchronous": [*sound, "data.train_batch_size=256", f"{ACTOR}.ppo_mini_batch_size=64"],
+        "separate_async": separate_async(sound, 4),
+        "fully_async": [
+            *(*FULLY_ASYNC, f"{ACTOR}.ppo_mini_batch_size=64"),
+            *("async_training.require_batches=2", "async_training.trigger_parameter_sync_step=2"),
+        ],
+    }[trainer]
     launch += ["actor_rollout_ref.rollout.n=8", f"{ACTOR}.ppo_epochs=2"]
     plan = diagnose("--plan", "--", *launch, capsys=capsys)[1]["plan"]
-    values = {row["name"]: row["value"] for row in plan}
-    assert (values["prompts per rollout"], values["responses per rollout"]) == ("256", "2,048")
-    assert values["optimiser steps per rollout"] == "8"  # 4 mini-batches x 2 epochs
-
-
-# --- eps against a measured spread -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("sigma", "check"), [(1e-3, "eps_never_binds"), (0.015, None), (0.3, "eps_always_binds")])
-def test_eps_is_judged_by_sigma(sigma, check, capsys):
-    report = diagnose("--sigma", str(sigma), SELECT, capsys=capsys)[1]
-    assert set(found(report)) == ({check} if check else set())
-    if check:
-        mended = diagnose("--sigma", str(sigma), SELECT, *found(report)[check]["fix"].split(), capsys=capsys)[1]
-        assert "eps_never_binds" not in found(mended)
-
-
-def test_drift_is_told_from_a_narrow_band(capsys):
-    launch = ["--sigma", "0.03", SELECT, "data.max_response_length=32768"]
-    fix = f"{POLICY_LOSS}.normalization=drift_corrected"
-    assert fix in found(diagnose(*launch, capsys=capsys)[1])["eps_always_binds"]["fix"]
-    assert found(diagnose(*launch, fix, capsys=capsys)[1]) == {}
-
-
-@given(st.integers(1, 65536), st.floats(1e-6, 0.1), st.floats(0.2, 4))
-def test_outside_the_studentized_band_is_the_normal_tail_at_every_length(length, sigma, z):
-    outside = doctor._outside(Band(z, normalization="studentized"), length, sigma, drift=1.0)
-    assert outside == pytest.approx(2 * NormalDist().cdf(-z), rel=1e-6)
+    # 256 prompts in 4 mini-batches, twice
+    assert [(row["name"], row["value"]) for row in plan] == [
+        ("responses per rollout", "2,048"),
+        ("optimiser steps per rollout", "8"),
+    ]
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------
@@ -358,6 +314,11 @@ def test_outside_the_studentized_band_is_the_normal_tail_at_every_length(length,
 @pytest.mark.parametrize(
     ("launch", "conclusion", "next_step"),
     [
+        (
+            [],
+            "0 errors, 0 warnings",
+            "fspo-verl doctor -- python3 -m verl.trainer.main_ppo ..., the command of your launch",
+        ),
         ([SELECT], "0 errors, 0 warnings", f"python3 -m verl.trainer.main_ppo {SELECT}"),
         ([SELECT, f"{POLICY_LOSS}.eps_low=-1"], "1 error, 0 warnings", "mend the errors, and run this again"),
     ],

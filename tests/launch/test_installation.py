@@ -19,7 +19,6 @@ from packaging.specifiers import SpecifierSet
 from verl.trainer.ppo import core_algos
 from verl.workers.utils import losses
 
-import fspo_verl.register
 from fspo_verl import versions
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.launch import hook, installation
@@ -50,6 +49,7 @@ def one_position_late(no_padding_2_padding):
 
 PLANTED = [  # what is replaced, by what, words of the warning
     (losses, "get_policy_loss_fn", lambda _: lambda name: core_algos.POLICY_LOSS_REGISTRY["vanilla"], "gives"),
+    (core_algos, "POLICY_LOSS_REGISTRY", lambda known: known | {"fspo": known["gspo"]}, "gives"),
     (losses, "get_policy_loss_fn", one_argument_less, "TypeError"),
     (losses, "no_padding_2_padding", one_position_late, "gives"),
     (losses, "no_padding_2_padding", lambda pad: lambda *args: pad(*args).detach(), "RuntimeError"),
@@ -63,14 +63,6 @@ PLANTED = [  # what is replaced, by what, words of the warning
 def test_a_verl_that_would_train_something_else_is_told(module, name, change, words, monkeypatch):
     monkeypatch.setattr(module, name, change(getattr(module, name)))
     assert words in installation.problems()[0]
-
-
-def test_another_loss_under_our_name_is_told(monkeypatch):
-    gspo = core_algos.POLICY_LOSS_REGISTRY["gspo"]
-    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "fspo", gspo)
-    assert installation.problems() != []
-    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "fspo", fspo_verl.register.compute_policy_loss_fspo)
-    assert installation.problems() == []
 
 
 # --- who is told -----------------------------------------------------------------------------------------------------
@@ -124,21 +116,15 @@ def test_tested_versions_are_the_pinned_ones():
         assert pinned and pinned <= set(tested), package
 
 
-def test_an_unsupported_verl_is_named_where_a_schema_is_built(monkeypatch, caplog):
+def test_an_unsupported_verl_is_named_where_a_schema_is_built_and_by_the_doctor(monkeypatch, caplog):
     installed = versions.installed
     monkeypatch.setattr(versions, "installed", lambda package: "0.8.0" if package == "verl" else installed(package))
     versions.warn_unsupported_verl.cache_clear()
     FSPOPolicyLossConfig()
-    assert f"verl 0.8.0 is not supported by fspo_verl, which needs {versions.SUPPORTED_VERL}" in caplog.text
-    assert f"pip install 'verl{versions.SUPPORTED_VERL}'" in caplog.text
-
-
-def test_an_unsupported_verl_is_an_error_with_its_reason_and_its_remedy(monkeypatch):
-    installed = versions.installed
-    monkeypatch.setattr(versions, "installed", lambda package: "0.8.0" if package == "verl" else installed(package))
     finding = next(finding for finding in installation.findings() if finding.check == "verl_version")
-    assert "verl 0.8.0 is not supported" in finding.what and "the loss may be missing" in finding.why
-    assert finding.fix == f"pip install 'verl{versions.SUPPORTED_VERL}'"
+    assert f"verl 0.8.0 is not supported by fspo_verl, which needs {versions.SUPPORTED_VERL}" in finding.what
+    assert "the loss may be missing" in finding.why and finding.fix == f"pip install 'verl{versions.SUPPORTED_VERL}'"
+    assert all(text in caplog.text for text in (finding.what, finding.why, finding.fix))
 
 
 # --- workers --------------------------------------------------------------------------------------------------------

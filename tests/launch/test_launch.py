@@ -18,7 +18,8 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 import fspo_verl.configs
 from fspo_verl.config import FSPOPolicyLossConfig
-from fspo_verl.launch import checks, history, hook
+from fspo_verl.launch import checks, hook
+from fspo_verl.launch.view import KEPT_LOSSES, Launch
 
 POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
 # What stock verl wants of any launch.
@@ -106,33 +107,26 @@ def test_the_configs_shown_at_the_top_are_the_packaged_ones():
 
 # --- bad values, in verl's validate_config and in the checks ----------------------------------------------------------
 
-BAD = [  # override, what the message must hold
+BAD = [  # overrides, what the message must hold
     ("eps=0", ["eps=0", "a positive number"]),
     ("eps_low=small", ["eps_low='small'", "a positive number"]),
     ("eps_dual=0.01", ["eps_dual=0.01", "upper half-width 0.03"]),
     ("length_power=2", ["length_power=2", "from 0"]),
     ("normalization=sqrt", ["normalization='sqrt'", "plain, drift_corrected, studentized"]),
     ("shape=[[10,3],[5,4]]", ["shape=[[10, 3], [5, 4]]", "rising"]),
+    ("eps=0.1 eps_low=0.2 eps_high=0.2", ["eps=0.1", "without effect"]),
     ("loss_mode=gspo", ["loss_mode='gspo'", "algorithm.policy_loss=fspo"]),
 ]
 
 
-@pytest.mark.parametrize("override, words", BAD, ids=[override for override, _ in BAD])
-def test_a_bad_value_is_refused_with_its_full_key(override, words):
-    config = launch("+algorithm.policy_loss=fspo", f"{POLICY_LOSS}.{override}")
+@pytest.mark.parametrize("overrides, words", BAD, ids=[overrides for overrides, _ in BAD])
+def test_a_bad_value_is_refused_with_its_full_key(overrides, words):
+    config = launch("+algorithm.policy_loss=fspo", *(f"{POLICY_LOSS}.{override}" for override in overrides.split()))
     for check in (validate, hook.check):
         with pytest.raises(Exception) as error:
             check(config)
         for word in [POLICY_LOSS, *words]:
             assert word in str(error.value)
-
-
-@pytest.mark.parametrize("loss, idle", [("fspo", "eps=0.1 eps_low=0.2 eps_high=0.2"), ("fixed_band", "eps=0.1")])
-def test_an_eps_without_effect_is_refused(loss, idle):
-    config = launch(f"+algorithm.policy_loss={loss}", *(f"{POLICY_LOSS}.{o}" for o in idle.split()))
-    for check in (validate, hook.check):
-        with pytest.raises(Exception, match=f"{POLICY_LOSS}.eps=0.1.*without effect"):
-            check(config)
 
 
 # --- what a launch is told -------------------------------------------------------------------------------------------
@@ -142,12 +136,6 @@ def test_a_band_too_wide_for_floating_point_is_shown_all_the_same(caplog):
     with caplog.at_level(logging.INFO, logger="fspo_verl"):
         hook.check(launch("+algorithm.policy_loss=fspo", f"{POLICY_LOSS}.eps_high=50"))
     assert "never act" in caplog.text and "to inf at L=512" in caplog.text
-
-
-def test_loss_mode_without_the_schema_names_its_band(caplog):
-    with caplog.at_level(logging.INFO, logger="fspo_verl"):
-        hook.check(launch(f"{POLICY_LOSS}.loss_mode=fspo"))
-    assert "policy loss fspo: log-ratio band 0 [-0.03, +0.03]*L^0.5" in caplog.text
 
 
 @pytest.mark.parametrize("internal", ["defaults_list.create_defaults_list", "config_repository.ConfigRepository"])
@@ -164,15 +152,6 @@ def test_a_hydra_with_other_internals_lets_the_loss_train_and_names_what_is_not_
     composed(["--config-path", str(tmp_path), "--config-name", "mine", "+algorithm.policy_loss=fspo", *BASE], look)
     warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert any("lost_to_group is not looked for" in text and "this Hydra" in text for text in warned)
-
-
-def test_a_check_that_fails_on_a_launch_of_ours_refuses_it(monkeypatch):
-    def fails(_config):
-        raise RuntimeError("on purpose")
-
-    monkeypatch.setattr(history, "changed_on_resume", fails)
-    with pytest.raises(ValueError, match="changed_on_resume cannot judge this config: RuntimeError: on purpose"):
-        hook.check(launch("+algorithm.policy_loss=fspo"))
 
 
 # --- the stock main, as a user starts it -----------------------------------------------------------------------------
@@ -200,7 +179,7 @@ def test_main_ppo_says_which_band_is_in_effect(tmp_path):
 def test_steps_between_syncs_of_the_fully_asynchronous_trainer():
     actor, trainer = {"ppo_mini_batch_size": 8, "ppo_epochs": 2}, {"trigger_parameter_sync_step": 4}
     config = {"actor_rollout_ref": {"actor": actor}, "async_training": trainer | {"require_batches": 3}}
-    launch = checks.Launch(OmegaConf.create(config))
+    launch = Launch(OmegaConf.create(config))
     assert launch.prompts_per_rollout == 4 * 3 * 8
     assert launch.optimizer_steps_per_rollout == 4 * 3 * 2
 
@@ -219,8 +198,9 @@ def start(folder: Path, *overrides: str, latest: int | None = None, mode: str = 
         (folder / f"global_step_{latest}").mkdir(exist_ok=True)
     config = composed_once(*overrides).copy()
     config.trainer.update({"save_freq": 20, "default_local_dir": str(folder), "resume_mode": mode})
-    looked_at = checks.Launch(config).is_ours or history.is_kept(config)  # as checks.findings has it
-    found = [*history.changed_on_resume(config)] if looked_at else []
+    launched = Launch(config)
+    looked_at = launched.is_ours or launched.resumes_ours  # as checks.findings has it
+    found = [*checks.changed_on_resume(launched)] if looked_at else []
     hook.keep_loss_settings(config)
     return [str(finding) for finding in found]
 
@@ -279,11 +259,11 @@ SHAPES_THE_LOSS |= {"use_kl_loss": True, "kl_loss_coef": 0.7, "kl_loss_type": "m
 
 def test_what_shapes_the_loss_and_nothing_else_is_kept_for_resumes():
     config = launch("+algorithm.policy_loss=fspo")
-    before = history.loss_settings(config)
+    before = checks.loss_settings(Launch(config))
     for key, value in (SHAPES_THE_LOSS | {"policy_loss.records_freq": 2, "ppo_epochs": 3}).items():
         other = config.copy()
         OmegaConf.update(other.actor_rollout_ref.actor, key, value)
-        after = history.loss_settings(other)
+        after = checks.loss_settings(Launch(other))
         changed = [name for name in before if before[name] != after[name]]
         assert changed == ([key] if key in SHAPES_THE_LOSS else []), key
 
@@ -291,7 +271,7 @@ def test_what_shapes_the_loss_and_nothing_else_is_kept_for_resumes():
 @pytest.mark.parametrize(("path", "step"), [("/run/global_step_20", 20), ("/run/global_step_20/", 20), ("/run/x", 0)])
 def test_the_step_of_a_checkpoint_that_is_named_by_its_path(path, step):
     trainer = {"resume_mode": "resume_path", "resume_from_path": path, "default_local_dir": "/elsewhere"}
-    assert history.resume_point(OmegaConf.create({"trainer": trainer})) == (Path("/run"), step)
+    assert Launch(OmegaConf.create({"trainer": trainer})).resume_point == (Path("/run"), step)
 
 
 def test_a_resume_that_forgets_the_loss_is_a_warning(tmp_path):
@@ -305,21 +285,21 @@ def test_a_resume_that_forgets_the_loss_is_a_warning(tmp_path):
     assert not (tmp_path / "none").exists()  # nothing to resume from
 
 
-@pytest.mark.parametrize("text", ["[", "[1]", '[{"after_step": 0}]', '[{"after_step": "x", "loss": {}}]'])
+BROKEN = ["[", "[1]", '[{"after_step": 0}]', '[{"after_step": "x", "loss": {}}]']
+
+
+@pytest.mark.parametrize("text", [None, *BROKEN])
 @pytest.mark.parametrize("select", [["+algorithm.policy_loss=fspo"], []], ids=["fspo", "stock"])
-def test_a_broken_file_of_losses_tells_nothing_and_is_written_anew(text, select, tmp_path):
-    (tmp_path / history.FILE).write_text(text)
-    (said,) = start(tmp_path, *select, latest=20)
-    assert f"{history.FILE} in {tmp_path} does not say" in said and "resumes after step 20" in said
+def test_a_resume_of_an_unknown_loss_is_said_and_its_loss_kept(text, select, tmp_path):
+    if text is not None:
+        (tmp_path / KEPT_LOSSES).write_text(text)
+    said = start(tmp_path, *select, latest=20)
+    if text is None and not select:
+        assert said == [] and not (tmp_path / KEPT_LOSSES).exists()  # not our business
+        return
+    assert len(said) == 1 and f"{KEPT_LOSSES} in {tmp_path} does not say" in said[0]
+    assert "resumes after step 20" in said[0] and ".hydra/config.yaml" in said[0]
     assert start(tmp_path, *select, latest=40) == []
-
-
-def test_a_resume_of_an_unknown_loss_is_said(tmp_path):
-    (said,) = start(tmp_path, "+algorithm.policy_loss=fspo", latest=20)
-    assert "resumes after step 20, and which loss trained it until then is not known" in said
-    assert f"policy_loss.json in {tmp_path} does not say" in said and ".hydra/config.yaml" in said
-    assert start(tmp_path, "+algorithm.policy_loss=fspo", latest=40) == []
-    assert start(tmp_path / "stock", latest=20) == []
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog):

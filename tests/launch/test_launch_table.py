@@ -14,7 +14,7 @@ import pytest
 from composed import composed
 from verl.utils.config import omega_conf_to_dataclass
 
-from fspo_verl.launch import checks, composition, doctor
+from fspo_verl.launch import checks, doctor
 
 MAIN = "verl.trainer.main_ppo"
 ACTOR = "actor_rollout_ref.actor"
@@ -337,7 +337,7 @@ def examine(launch: Launch, folder: Path, model: Path) -> tuple[list, dict]:
         return found, {**vars(omega_conf_to_dataclass(config.actor_rollout_ref.actor))}
 
     if "--config-dir" in arguments:  # which Hydra reads on a command line alone
-        return composition.with_config(MAIN, arguments, look)
+        return doctor.with_config(MAIN, arguments, look)
     return composed(arguments, look)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from simulated_records import frame
-from test_doctor import POLICY_LOSS, SELECT, diagnose, found
+from test_doctor import POLICY_LOSS, SELECT
 from test_policy_loss import CUTS, actor_config, padded_batch
 from test_records import counted_ppo_loss, train, writers  # noqa: F401  fixtures
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
@@ -153,7 +153,7 @@ def test_the_override_that_is_named_is_one():
     assert told.param_dtype == "fp32"
 
 
-# --- doctor, calibrate and report ------------------------------------------------------------------------------------
+# --- calibrate and report --------------------------------------------------------------------------------------------
 
 
 def noisy(sigma: float, rows: int = 2000) -> pd.DataFrame:
@@ -166,15 +166,6 @@ def noisy(sigma: float, rows: int = 2000) -> pd.DataFrame:
     advantage = np.where(rng.random(rows) < 0.5, 1.0, -1.0)
     prompt = np.arange(rows) // 4
     return frame(length, log_ratio, spread**2 * length, advantage, prompt, mini_batch=mini_batch.astype(np.int32))
-
-
-def test_the_doctor_judges_eps_by_a_noise(capsys):
-    def finding(*launch):
-        return found(diagnose("--noise", *launch, capsys=capsys)[1]).get("eps_below_noise")
-
-    assert finding("0.009", SELECT) is None
-    (fix,) = finding("0.02", SELECT)["fix"].split(", or ")[0].split()
-    assert f"{POLICY_LOSS}.eps=" in fix and finding("0.02", SELECT, fix) is None
 
 
 @pytest.mark.parametrize(("sigma", "warned"), [(0.03, True), (1e-6, False)])

@@ -24,7 +24,7 @@ from small_training import REWARD
 import fspo_verl.configs
 from fspo_verl.analysis.clip_rates import MIN_COUNT
 from fspo_verl.analysis.runs import read_metrics
-from fspo_verl.launch.composition import override
+from fspo_verl.launch import override
 from fspo_verl.observe import folder
 from fspo_verl.observe.metrics import LENGTH_BINS
 from fspo_verl.observe.records import read_records

@@ -25,7 +25,7 @@ from small_training import overrides as small_overrides
 from small_training import write_task
 
 from fspo_verl.analysis.runs import read_metrics
-from fspo_verl.launch.history import TRACKER
+from fspo_verl.launch.view import TRACKER
 from fspo_verl.observe.folder import numbered, record_files
 from fspo_verl.observe.records import read_records
 

@@ -7,7 +7,6 @@ import inspect
 import pytest
 from verl.single_controller.base.decorator import MAGIC_ATTR
 from verl.workers import engine_workers
-from verl.workers.engine import BaseEngine
 
 from fspo_verl import adaptive
 
@@ -39,8 +38,3 @@ def test_wrapping_keeps_how_verl_dispatches_a_method(monkeypatch):
     before = worker.train_mini_batch
     adaptive.install()
     assert worker.train_mini_batch is before
-
-
-def test_one_of_the_ranks_that_share_responses_has_outputs():
-    """Lost: responses count several times under tensor parallelism."""
-    assert callable(BaseEngine.is_mp_src_rank_with_outputs)

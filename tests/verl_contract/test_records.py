@@ -6,7 +6,6 @@ import importlib
 import inspect
 
 import pytest
-from verl.utils import tensordict_utils
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 # The modules that take ppo_loss out of verl.workers.utils.losses, each a name of its own that is wrapped.
@@ -41,12 +40,6 @@ def test_every_binding_of_ppo_loss_is_wrapped(modules, imported):
 def test_a_micro_batch_says_its_step_and_prompts(key, modules):
     """Lost: steps or prompts of the records are wrong, and with them every figure of the report (read)."""
     assert f'"{key}"' in modules[BATCH_KEYS[key]] or f"{key}=" in modules[BATCH_KEYS[key]]
-
-
-def test_a_key_that_is_missing_gives_the_default():
-    """Lost: a micro-batch without prompts stops the run."""
-    data = tensordict_utils.get_tensordict({}, {"dp_size": 1})
-    assert tensordict_utils.get(data, "dp_size") == 1 and tensordict_utils.get(data, "uid", ["p"]) == ["p"]
 
 
 def test_weights_go_to_the_rollout_engines_through_one_method():

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ledger_experiment import LedgerExperiment
 from real_experiment import RealExperiment
 
-from fspo_verl.launch.composition import override
+from fspo_verl.launch import override
 
 QUOTED = Path(__file__).parents[2] / "scripts/launch/functions.sh"
 NASTY = "ö ( ) = { } [ ' # & ~ , \" : + $x % ! ; \\ 漢"
