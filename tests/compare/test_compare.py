@@ -68,7 +68,7 @@ def write_run(
         lines.append({"step": step, "data": data | {name: values[step - 1] for name, values in metrics.items()}})
     for step, share in ((0, 0.3), (STEPS // 2, 0.5), (STEPS, 0.7)):
         right = rng.binomial(64, share + 0.1 * (loss == "fspo")) if step else 19  # runs of a seed start alike
-        lines[step]["data"]["val-core/ledger/acc/mean@1"] = right / 64
+        lines[step]["data"].setdefault("val-core/ledger/acc/mean@1", right / 64)
     (run / "metrics-1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -336,24 +336,17 @@ def test_what_contradicts_is_not_pooled(trials):
         pool(trials[1:], [binned])
 
 
-def test_the_first_steps_of_a_trial(trials):
-    whole = trials[0]
-    part = whole.first(STEPS // 2)
-    assert part.steps == STEPS // 2 and list(part.validation) == [0, STEPS // 2]
-    assert part.clips.clipped == whole.clips.clipped[: STEPS // 2]
-    assert whole.first(STEPS) == whole
-    with pytest.raises(ValueError, match="fewer than 9"):
-        whole.first(9)
-
-
-def test_the_first_steps_do_not_replace_what_is_kept(written, tmp_path, capsys):
+def test_the_first_steps_do_not_replace_what_is_kept(written, trials, tmp_path, capsys):
+    assert trials[0].first(STEPS) == trials[0]
+    assert trials[0].first(4).clips.clipped == trials[0].clips.clipped[:4]
     kept = Path(shutil.copy(written / "comparison.json", tmp_path))
-    for steps in ("4", "0"):
-        assert cli.main(["compare", str(kept), "--steps", steps]) != 0
-    assert "name an --output" in capsys.readouterr().err
+    for options, why in (("4", "name an --output"), ("0", "one step or more"), (f"9 -o {tmp_path}", "fewer than 9")):
+        assert cli.main(["compare", str(kept), "--steps", *options.split()]) != 0
+        assert why in capsys.readouterr().err
     assert cli.main(["compare", str(kept), "--steps", "4", "--output", str(tmp_path / "first")]) == 0
     assert kept.read_bytes() == (written / "comparison.json").read_bytes()
-    assert json.loads((tmp_path / "first/comparison.json").read_text())["trials"][0]["validation"].keys() == {"0", "4"}
+    first = load(tmp_path / "first/comparison.json")
+    assert {trial.steps for trial in first} == {4} and list(first[0].validation) == [0, 4]
 
 
 def test_gspos_range_is_its_band_under_any_name(tmp_path, monkeypatch):
@@ -411,31 +404,19 @@ def test_what_has_not_changed_is_kept(limits, sound):
     assert kept, report
 
 
-def clipped_by(band: Band):
-    """Of the trial of fspo: the one of the same responses, had this band clipped them."""
-
-    def faulty(_: Trial, folder: Path) -> Trial:
-        write_run(folder, "fspo", 77, BandClip("fspo", "", band))
-        return read_trials(folder)[0]
-
-    return faulty
-
-
 @pytest.mark.parametrize(
-    ("loss", "fault", "noticed"),
+    ("loss", "band", "metrics", "noticed"),
     [
-        ("fspo", clipped_by(Band(length_power=0.0)), ["fspo clip rate", "k, the fixed band - fspo's band"]),
-        ("fspo", clipped_by(Band(0.2)), ["fspo clip rate"]),  # an eps taken from clip_ratio
-        ("fspo", lambda t, _: dataclasses.replace(t, validation={0: 0.3, STEPS: 0.1}), ["fspo accuracy gain"]),
-        ("gspo", lambda t, _: dataclasses.replace(t, training=t.training | {"grad_norm": [None] * STEPS}),
-         ["gspo non-finite steps"]),
+        ("fspo", Band(length_power=0.0), {}, ["fspo clip rate", "k, the fixed band - fspo's band"]),
+        ("fspo", Band(0.2), {}, ["fspo clip rate"]),
+        ("fspo", None, {"val-core/ledger/acc/mean@1": [0.3, 0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 0.1]}, [thresholds.GAIN]),
+        ("gspo", None, {"actor/grad_norm": [0.1] * 7 + [math.nan]}, ["gspo non-finite steps"]),
     ],
-    ids=["root of L dropped", "eps of another clip", "advantages flipped", "gradient not finite"],
-)  # fmt: skip
-def test_planted_regressions_are_noticed(limits, sound, tmp_path, loss, fault, noticed):
-    (trial,) = (trial for trial in sound if trial.loss == loss)
-    faulty = fault(trial, tmp_path)
-    report, kept = thresholds.check(limits, [faulty, *(trial for trial in sound if trial.loss != loss)])
+    ids=["root of L dropped", "eps of clip_ratio", "advantages flipped", "gradient not finite"],
+)
+def test_planted_regressions_are_noticed(limits, sound, tmp_path, loss, band, metrics, noticed):
+    write_run(tmp_path, loss, 77, band and BandClip(loss, "", band), **metrics)
+    report, kept = thresholds.check(limits, [*read_trials(tmp_path), *(t for t in sound if t.loss != loss)])
     assert not kept and all(f"FAIL {name}" in report for name in noticed), report
 
 
