@@ -133,12 +133,14 @@ class Comparison:
         against, base, rows = self.differences.set_index(["metric", "loss"]), self.baseline, []
         for (name, of), loss in itertools.product(MEASURES.items(), self.losses):
             values = self.values[name][self.values.loss == loss].dropna()
+            if values.empty:
+                continue
             row = {
                 "measure": of.label.format(target=self.target) + {1: " ↑", -1: " ↓", 0: ""}[of.better],
                 "loss": loss,
                 "seeds": str(len(values)),
-                "mean": number(values.mean(), of.form),
-                "smallest to largest": f"{number(values.min(), of.form)} to {number(values.max(), of.form)}",
+                "mean": f"{values.mean():{of.form}}",
+                "smallest to largest": f"{values.min():{of.form}} to {values.max():{of.form}}",
             }
             if of.better and (name, loss) in against.index:
                 found = against.loc[(name, loss)]
@@ -149,8 +151,7 @@ class Comparison:
                     "p, adjusted": number(found.p, ".2g"),
                     "verdict": found.verdict,
                 }
-            if len(values):
-                rows.append(row)
+            rows.append(row)
         for loss in self.losses:
             told = Counter(t.clipped_more for t in self.trials if t.loss == loss and t.clipped_more)
             text = ", ".join(f"{which} in {runs}" for which, runs in sorted(told.items()))
@@ -172,14 +173,10 @@ class Comparison:
 
     def to_markdown(self, picture: str) -> str:
         """The page: the conclusion first, what to do next last."""
-        seeds, of_loss = sorted(set(self.values.seed)), self.values.groupby("loss").size()
-        fewer = [
-            f" Of {loss} only {counted(of_loss[loss], 'seed')}." for loss in self.losses if of_loss[loss] < len(seeds)
-        ]
-        numbers = counted(len(self.losses), "loss"), counted(len(seeds), "seed"), ", ".join(map(str, seeds))
+        numbers = {"loss": len(self.losses), "seed": self.values.seed.nunique(), "training step": self.trials[0].steps}
         paragraphs = [
             *(f"**{text}**" for text in (self.headline, *self.warnings)),
-            "{}, {} ({}), {}.".format(*numbers, counted(self.trials[0].steps, "training step")) + "".join(fewer),
+            ", ".join(counted(number, noun) for noun, number in numbers.items()) + ".",
             f"![Learning and clip rates by length]({picture})",
             _table(self.reached),
             _NOTES.format(base=self.baseline, min_seeds=measures.MIN_SEEDS),
