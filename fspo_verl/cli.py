@@ -103,7 +103,7 @@ COMMANDS = {
         "report.page", "one page of figures and numbers on length fairness, from one or several runs", report_arguments
     ),
     "compare": Command(
-        "compare.page", "several losses over several seeds: paired differences with intervals", compare_arguments
+        "compare", "several losses over several seeds: paired differences with intervals", compare_arguments
     ),
 }
 

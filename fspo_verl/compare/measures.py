@@ -1,9 +1,15 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What one trial has reached: a number per measure."""
+"""A number per measure and trial, the paired differences between losses, and what can be told from them.
 
+A handful of seeds does not show how differences are distributed, so neither intervals nor verdicts take them for
+normal, only for as likely to lie some way above their mean as below it.
+"""
+
+import itertools
 import math
 from collections.abc import Callable, Sequence
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +17,18 @@ import pandas as pd
 from scipy import integrate, optimize
 
 from fspo_verl.clips import MATCHED_RATE
-from fspo_verl.compare.trials import Trial
+from fspo_verl.compare.trials import Trial, losses
 
 LATE = 5  # steps whose mean is the value at the end of a run
+CONFIDENCE = 0.95
+MIN_SEEDS = 6
+"""Of an interval: all signs of 5 differences flipped give 32 outcomes, too few for 2.5% on either side."""
+SAME = "the same in every seed"  # verdicts, here and below
+TOO_FEW = f"fewer than {MIN_SEEDS} seeds"
+NOT_SHOWN = "no difference shown"
+UNSURE = (TOO_FEW, NOT_SHOWN)
+_POWER = 0.8
+_SUBSETS = 2**16  # of more than 16 seeds, so many are drawn
 
 
 class Measure(NamedTuple):
@@ -110,3 +125,113 @@ def measure(trials: Sequence[Trial], target: float) -> pd.DataFrame:
         | {name: of_trial.of(trial, target) for name, of_trial in MEASURES.items()}
         for trial in trials
     )
+
+
+def _subsets(count: int) -> np.ndarray:
+    """0 or 1 ``[subsets, seeds]``: every subset of the seeds but the empty one, or a random choice of them."""
+    if 2**count <= _SUBSETS:
+        return np.arange(1, 2**count)[:, None] >> np.arange(count) & 1
+    chosen = np.random.default_rng(0).integers(0, 2, (_SUBSETS - 1, count))
+    return chosen[chosen.any(1)]
+
+
+def sign_flip_interval(values: np.ndarray) -> tuple[float, float]:
+    """95% interval of the mean of some seeds' values ``[seeds]``, by the test that flips all their signs.
+
+    It holds the means that this test does not reject. Its ends are order statistics of the means of all subsets of the
+    seeds, which part the line into 2^seeds pieces that hold the true mean with one probability each, whatever the
+    distribution, if it is symmetric (Hartigan 1969, "Using subsample values as typical values"). So 6 seeds give
+    96.9%, from the smallest to the largest value; NaN for fewer.
+    """
+    count = len(values)
+    if count < MIN_SEEDS:
+        return math.nan, math.nan
+    chosen = _subsets(count)
+    means = np.sort(chosen @ values / chosen.sum(1))
+    outside = int((1 - CONFIDENCE) / 2 * (len(means) + 1))
+    return float(means[outside - 1]), float(means[-outside])
+
+
+def adjusted_p(differences: np.ndarray) -> np.ndarray:
+    """p-value ``[losses]`` that a mean difference is 0, adjusted for the number of losses.
+
+    Step-down maxT (Westfall and Young 1993): signs flip in all losses at once, seed by seed, and a loss is held against
+    the largest statistic of those not yet told apart. The chance that any of several equal losses gets p <= 0.05 is at
+    most about 5%. Unlike Holm's correction it can tell several losses apart with six seeds: the smallest p of a sign
+    flip test is then 2/64, however many losses there are.
+
+    Args:
+        differences: ``[seeds, losses]`` paired differences, 0 where a seed lacks one; no column of zeros alone.
+    """
+    flips = 1 - 2 * _subsets(len(differences))
+    signs = np.vstack([np.ones(len(differences)), flips])
+    statistic = np.abs(signs @ (differences / np.sqrt(np.square(differences).sum(0))))
+    order, found, largest = np.argsort(-statistic[0]), np.empty(differences.shape[1]), 0.0
+    for place, loss in enumerate(order):
+        rivals = statistic[:, order[place:]].max(1)
+        largest = max(largest, float(np.mean(rivals >= statistic[0, loss] - 1e-9)))
+        found[loss] = largest
+    return found
+
+
+def seeds_to_show(size: float, spread: float, losses: int) -> int:
+    """Seeds that show a mean difference of this size in 4 of 5 comparisons, 6 or more.
+
+    By the normal law, with Bonferroni's correction, and so a rough number.
+
+    Args:
+        size: of the difference.
+        spread: standard deviation of the differences between seeds.
+        losses: that are compared with the baseline.
+    """
+    normal = NormalDist()
+    quantiles = normal.inv_cdf(1 - (1 - CONFIDENCE) / 2 / losses) + normal.inv_cdf(_POWER)
+    return max(MIN_SEEDS, math.ceil((quantiles * spread / size) ** 2))
+
+
+def differences(values: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Paired differences of the baseline to every other loss: a row per measure and loss.
+
+    Columns: metric, loss, seeds (pairs), difference (baseline − loss), spread (standard deviation over the pairs),
+    lower, upper, improvement (share of pairs in which the baseline is better, ties count half; NaN for a measure of
+    which neither more nor less is better), p (adjusted for the losses of the measure), verdict. A seed in which one of
+    the two losses has no value is no pair.
+    """
+    found = []
+    for name, of_trial in MEASURES.items():
+        table = values.pivot(index="seed", columns="loss", values=name)
+        pairs = table.rsub(table[baseline], axis=0).drop(columns=baseline).dropna(axis=1, how="all")
+        gain = pairs * of_trial.better
+        rows = pd.DataFrame({"metric": name, "seeds": pairs.count(), "difference": pairs.mean(), "spread": pairs.std()})
+        ends = [sign_flip_interval(pairs[loss].dropna().to_numpy()) for loss in pairs]
+        rows["lower"], rows["upper"] = np.reshape(ends, (len(pairs.columns), 2)).T
+        rows["improvement"] = ((gain > 0).sum() + (gain == 0).sum() / 2) / rows.seeds if of_trial.better else math.nan
+        differs = (pairs.fillna(0) != 0).any()
+        tested = differs & (rows.seeds >= MIN_SEEDS)
+        rows["p"] = math.nan
+        if tested.any():
+            rows.loc[tested, "p"] = adjusted_p(pairs.loc[:, tested].dropna(how="all").fillna(0).to_numpy())
+        told = np.where(rows.difference > 0, f"{baseline} higher", f"{baseline} lower")
+        which = [~differs, ~tested, rows.p > 1 - CONFIDENCE]
+        rows["verdict"] = np.select(which, [SAME, TOO_FEW, NOT_SHOWN], told)
+        found.append(rows.rename_axis("loss").reset_index())
+    columns = "metric loss seeds difference spread lower upper improvement p verdict".split()
+    return pd.concat(found, ignore_index=True)[columns]
+
+
+def clip_rates(trials: Sequence[Trial]) -> pd.DataFrame:
+    """Clip rate by loss and length bin: mean, smallest and largest of the rates of the seeds that have one.
+
+    Columns: loss, kind (``clipped``, or ``matched`` for the loss's band scaled to one rate), seeds (that have one),
+    low, high, length (geometric mean of the lengths in the bin; NaN if it is empty), n (responses with advantage != 0),
+    rate, smallest, largest.
+    """
+    rows = []
+    for loss, kind in itertools.product(losses(trials), ("clipped", "matched")):
+        tables = [clip_table(trial, None if kind == "clipped" else loss) for trial in trials if trial.loss == loss]
+        known = [table for table in tables if table is not None]
+        for (low, high), seeds in pd.concat(known).groupby(["low", "high"]) if known else ():
+            length, rate = np.exp(seeds.mean_log[seeds.n > 0].mean()), seeds.rate
+            rows.append((loss, kind, len(known), low, high, length, seeds.n.sum(), rate.mean(), rate.min(), rate.max()))
+    columns = ["loss", "kind", "seeds", "low", "high", "length", "n", "rate", "smallest", "largest"]
+    return pd.DataFrame(rows, columns=columns)

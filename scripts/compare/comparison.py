@@ -7,7 +7,8 @@ with verl's own trainer, on the same prompts in the same order. First every loss
 packaged clip range on the tuning seeds; the one with the highest mean training reward is used on the other seeds.
 
 A finished training run is never run again; one that was interrupted is started afresh, as only then the result is that
-of an uninterrupted one. Results: OUTPUT/comparison.md, .json and .png, and a folder per run in OUTPUT/runs.
+of an uninterrupted one. Results: OUTPUT/comparison.md, .json and .png, and a folder per run in OUTPUT/runs;
+OUTPUT/setup.json says how they were made.
 """
 
 from __future__ import annotations  # so that a Python too old to train with can still say what is wrong with a call
@@ -204,19 +205,19 @@ def compare(args: argparse.Namespace) -> int:
     """Run what is missing, write the comparison; returns the exit code."""
     from fspo_verl import cli
 
-    factors, tuning = args.factors, None
+    factors, scores = args.factors, None
     final = [training_run(args, arm, seed, 1.0) for seed in args.seeds for arm in args.arms]
     refuse_others(final)  # before hours are spent on tuning
     if not factors:
         tuned = [arm for arm in args.arms if arm.tuned]
         of_tuning = itertools.product(tuned, args.tuning_seeds, FACTORS)
         run_all(args, [training_run(args, *of, tuning=True) for of in of_tuning])
-        factors, tuning = choose_factors(args)
+        factors, scores = choose_factors(args)
     final = [training_run(args, arm, seed, factors[arm.name]) for seed in args.seeds for arm in args.arms]
     run_all(args, final)
-    runs, setup = args.output / "runs", describe(args, final) | ({"tuning": tuning} if tuning else {})
-    (runs / "setup.json").write_text(json.dumps(setup, indent=1))
-    options = [runs, "--output", args.output, "--baseline", args.arms[0].name, "--target", args.target]
+    setup = describe(final) | {"clip range of each, as a multiple of its own": factors, "tuning": scores}
+    (args.output / "setup.json").write_text(json.dumps(setup, indent=1))
+    options = [args.output / "runs", "--output", args.output, "--baseline", args.arms[0].name, "--target", args.target]
     options += ["--check", args.check] if args.check else []
     return cli.main(["compare", *map(str, options)])
 
@@ -319,8 +320,8 @@ def _start(phase: str, run) -> subprocess.Popen:
         return subprocess.Popen(command, stdout=file, stderr=file, env=env, start_new_session=True)
 
 
-def choose_factors(args: argparse.Namespace) -> tuple[dict[str, float], dict]:
-    """The multiple per loss with the highest mean training reward over the tuning seeds, and the table of all."""
+def choose_factors(args: argparse.Namespace) -> tuple[dict[str, float], dict[str, list[dict]]]:
+    """The multiple per loss with the highest mean training reward over the tuning seeds, and what each reached."""
     from fspo_verl.compare.measures import measure
     from fspo_verl.compare.trials import read_trials
 
@@ -329,35 +330,20 @@ def choose_factors(args: argparse.Namespace) -> tuple[dict[str, float], dict]:
         values = measure(read_trials(args.output / f"tuning-x{factor:.3g}"), target=1.0)
         values = values[values.seed.isin(args.tuning_seeds) & values.loss.isin(scores)]
         for loss, means in values.groupby("loss")[["reward", "clip_rate", "accuracy"]].mean().iterrows():
-            scores[loss].append(means.round(4).to_dict())
-    chosen = {
-        loss: max(zip(FACTORS, means, strict=True), key=lambda pair: pair[1]["reward"])[0]
-        for loss, means in scores.items()
-    }
-    table = {
-        "what": f"{len(FACTORS)} multiples of its packaged clip range, chosen by mean training reward",
-        "seeds": args.tuning_seeds,
-        "steps": TUNING_STEPS,
-        "factors": FACTORS,
-        "scores": scores,
-        "chosen": chosen,
-    }
-    return {arm.name: 1.0 for arm in args.arms} | chosen, table
+            scores[loss].append({"factor": factor, **means.round(4)})
+    chosen = {loss: max(tried, key=lambda score: score["reward"])["factor"] for loss, tried in scores.items()}
+    return {arm.name: 1.0 for arm in args.arms} | chosen, scores
 
 
-def describe(args: argparse.Namespace, final: Sequence) -> dict[str, str]:
-    """How the comparison was run, for its report."""
+def describe(runs: Sequence) -> dict[str, str]:
+    """How a comparison was run."""
     from fspo_verl.versions import installed
 
-    seconds = [json.loads((run.folder / "run.json").read_text())["seconds"] for run in final]
     versions = [f"{name} {installed(name)}" for name in ("verl", "torch", "transformers", "ray")]
     return {
-        "command": f"bash scripts/compare_baselines.sh {shlex.join(sys.argv[1:])}".strip(),
-        "all runs": " ".join(final[0].overrides),
+        "command": shlex.join(["python", *sys.argv]),
+        "all runs": " ".join(runs[0].overrides),
         "versions": ", ".join([*versions, f"Python {platform.python_version()}"]),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores; {args.jobs} runs at a time, one thread each",
-        "wall time of a run": f"{sum(seconds) / len(seconds):.0f} s ({min(seconds):.0f} to {max(seconds):.0f} s), "
-        f"{len(seconds)} runs",
     }
 
 

@@ -12,7 +12,6 @@ import operator
 import os
 import signal
 import sys
-import time
 from importlib import resources
 from pathlib import Path
 
@@ -122,10 +121,8 @@ def train(run: TrainingRun) -> None:
     ]
     common = (run.output, run.arm.trains, "hf", run.seed, run.steps, tuple(overrides))
     experiment = _Experiment(*common, run_folder=attempt)
-    begin = time.monotonic()
     launch.train(experiment)
-    seconds = round(time.monotonic() - begin, 1)
-    (attempt / "run.json").write_text(json.dumps({"settings": run.settings, "seconds": seconds}))
+    (attempt / "run.json").write_text(json.dumps({"settings": run.settings}))
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     attempt.rename(run.folder)
 

@@ -19,7 +19,7 @@ from matplotlib.ticker import NullLocator
 
 from fspo_verl.analysis import clip_rates
 from fspo_verl.clips import CLIPS, MATCHED_RATE
-from fspo_verl.compare.comparison import compare, load
+from fspo_verl.compare import compare, load
 from fspo_verl.observe.records import read_records
 from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES
@@ -33,8 +33,8 @@ _LENGTH_BINS = 4  # of the law's lengths, so that each holds 50 responses and mo
 
 def small_models() -> pd.DataFrame:
     """Clip rates of the comparison: columns loss, low, high, place, rate, smallest, largest."""
-    trials, setup = load(ROOT / "scripts/studies/comparison/comparison.json")
-    rates = compare(trials, setup).clip_rates.query("kind == 'matched' and loss in @LOSSES")
+    trials = load(ROOT / "scripts/studies/comparison/comparison.json")
+    rates = compare(trials).clip_rates.query("kind == 'matched' and loss in @LOSSES")
     return rates.rename(columns={"length": "place"})
 
 

@@ -69,13 +69,13 @@ def coverage(law: str, seeds: int, comparisons: int, seed: int) -> dict[str, str
     import numpy as np
     from scipy import stats
 
-    from fspo_verl.compare import paired
+    from fspo_verl.compare import measures
 
     draw, mean = LAWS[law]
     rng = np.random.default_rng([seed, list(LAWS).index(law), seeds])
     found = []
     for difference in draw(rng, (comparisons, seeds)):
-        lower, upper = paired.sign_flip_interval(difference)
+        lower, upper = measures.sign_flip_interval(difference)
         middle, error = difference.mean(), difference.std(ddof=1) / seeds**0.5
         half = stats.t.ppf(0.975, seeds - 1) * error
         found.append(

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     comparison.refuse_others(runs)
     comparison.run_all(args, runs)
     found = [cell for epochs, rate in regimes for cell in results(folder(args, epochs, rate), epochs * STEPS, rate)]
-    write({"setup": comparison.describe(args, runs), "cells": found}, args.output)
+    write({"setup": comparison.describe(runs), "cells": found}, args.output)
     return 0
 
 
