@@ -5,16 +5,11 @@ which a program writes a part.
 """
 
 import contextlib
-import json
 import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim", "fix:": "green"}
 
@@ -81,31 +76,6 @@ def between(page: str, begin: str, end: str, text: str) -> str:
     if len(rest) != 1 or len(parts := rest[0].split(end)) != 2:
         raise ValueError(f"the page needs {begin!r} and {end!r} once each")
     return f"{before}{begin}\n\n{text.strip()}\n\n{end}{parts[1]}"
-
-
-def publish(numbers: Path, result: dict, page: Path, begin: str, end: str, text: str) -> None:
-    """Write a result as JSON, and a text made of it into a page :func:`between` its marks; a missing page is begun."""
-    content = between(page.read_text() if page.exists() else "", begin, end, text)
-    write_whole([(numbers, f"{json.dumps(result, indent=1)}\n".encode()), (page, content.encode())])
-
-
-def to_csv(table: "pd.DataFrame") -> bytes:
-    """A table as CSV, without its index; a text that a spreadsheet would take for a formula gets a quote before it."""
-
-    def as_text(value):
-        is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@"))
-        return f"'{value}" if is_formula and not _is_number(value) else value
-
-    texts = table.apply(lambda column: column if column.dtype.kind in "biufM" else column.map(as_text))
-    return texts.rename(columns=as_text).to_csv(index=False).encode()
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

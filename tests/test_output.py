@@ -1,14 +1,10 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of which a program writes the part between two marks, and tables for spreadsheets."""
+"""Pages of which a program writes the part between two marks."""
 
-import csv
-import io
-
-import pandas as pd
 import pytest
 
-from fspo_verl.output import between, to_csv
+from fspo_verl.output import between
 
 BEGIN, END = "<!-- begin -->", "<!-- end -->"
 
@@ -25,12 +21,3 @@ def test_only_what_stands_between_the_marks_changes():
 def test_a_page_without_both_marks_once_is_refused(page):
     with pytest.raises(ValueError, match="once each"):
         between(page, BEGIN, END, "text")
-
-
-@pytest.mark.parametrize("first", ["=", "+", "-", "@"])
-def test_a_text_in_a_csv_is_no_formula(first):
-    texts = [f"{first}cmd|' /C calc'!A0", "-0.5", "fspo", None]
-    table = pd.DataFrame({f"{first}run": texts, "k": [-0.5, 1e-9, 2.0, -3.0]})
-    header, *rows = csv.reader(io.StringIO(to_csv(table).decode(), newline=""))
-    assert header == [f"'{first}run", "k"] and [float(row[1]) for row in rows] == table.k.tolist()
-    assert [row[0] for row in rows] == [f"'{texts[0]}", "-0.5", "fspo", ""]

@@ -214,7 +214,7 @@ def read_records(folder: str | Path, columns: Sequence[str] | None = None, max_r
     Returns:
         One row per response and optimiser step; without any record an empty table. ``attrs["settings"]`` are the
         :class:`fspo_verl.observe.settings.RunSettings`, None without any record, ``attrs["rows"]`` the number of rows
-        recorded, ``attrs["lost"]`` the (steps, responses) whose records were lost while the run trained.
+        recorded.
 
     A file that is damaged, or that this package has not written, is left out with a warning. Lost records, and
     different settings in one folder, are warnings.
@@ -244,15 +244,15 @@ def read_records(folder: str | Path, columns: Sequence[str] | None = None, max_r
         tables.append(table if share == 1 else table.filter(pa.array(generator.random(len(table)) < share)))
     frame = pa.concat_tables(tables, promote_options="default").unify_dictionaries().to_pandas()
     losses = [loss for file in folders.loss_files(folder) for loss in folders.losses(file)]
-    lost = len({step for step, _ in losses}), sum(count for _, count in losses)
     if losses:
-        text = f"{folder}: the records of {lost[1]:,} responses in {lost[0]:,} steps were lost while the run trained"
+        steps, responses = len({step for step, _ in losses}), sum(count for _, count in losses)
+        text = f"{folder}: the records of {responses:,} responses in {steps:,} steps were lost while the run trained"
         warnings.warn(text, stacklevel=2)
     found = [one.to_json() for one in settings]
     if differing := sorted({key for one in found for key in one if one[key] != found[-1][key]}):
         text = f"{folder} holds records with different settings ({', '.join(differing)}); the last ones count"
         warnings.warn(text, stacklevel=2)
-    frame.attrs = {"settings": _in_force(settings[-1], frame) if settings else None, "rows": total, "lost": lost}
+    frame.attrs = {"settings": _in_force(settings[-1], frame) if settings else None, "rows": total}
     return frame
 
 

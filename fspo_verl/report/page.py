@@ -31,7 +31,7 @@ from fspo_verl.analysis.counterfactuals import Counterfactuals
 from fspo_verl.analysis.runs import Run, config_differences, read_runs, written
 from fspo_verl.clips import CLIPS, MATCHED_RATE, of_run
 from fspo_verl.observe.metrics import NAMES
-from fspo_verl.output import show, to_csv, write_whole
+from fspo_verl.output import show, write_whole
 from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES, Series, Style
 from fspo_verl.report.numbers import Analysis, analyse, steps, tables
@@ -155,7 +155,7 @@ def build(runs: Sequence[Run], bins: int = 8) -> dict[str, bytes]:
             images = [base64.b64encode(image).decode() for image in (svg, *figures.render(part.draw, 1, "svg"))]
             part.wide, part.narrow = (f"data:image/svg+xml;base64,{image}" for image in images)
     numbers = tables(analyses)
-    files |= {f"tables/{name}.csv": to_csv(t) for name, t in numbers.items() if len(t)}
+    files |= {f"tables/{name}.csv": t.to_csv(index=False).encode() for name, t in numbers.items() if len(t)}
     summary = numbers["summary"].replace([np.inf, -np.inf], np.nan).astype(object)
     facts = {
         "made_by": _MADE_BY,

@@ -305,10 +305,10 @@ def test_a_step_that_a_full_disk_cuts_is_counted_and_leaves_no_part(tmp_path, mo
     assert caplog.text.count("training goes on") == 1 and "step 2 of rank 0 is lost" in caplog.text
     with pytest.warns(UserWarning, match="the records of 12 responses in 2 steps were lost"):
         records = read_records(tmp_path)
-    assert set(records.step) == {1, 4} and records.attrs["lost"] == (2, 12) and len(records) == records.attrs["rows"]
+    assert set(records.step) == {1, 4} and len(records) == records.attrs["rows"]
     write(tmp_path, [3, 4])  # resumed after step 2: what is done again is not lost
     with pytest.warns(UserWarning, match="the records of 8 responses in 1 steps were lost"):
-        assert read_records(tmp_path).attrs["lost"] == (1, 8)
+        read_records(tmp_path)
 
 
 def test_a_folder_that_is_removed_is_said(tmp_path, caplog):

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from fspo_verl.analysis import runs
-from fspo_verl.output import between, markdown_table, to_csv, write_whole
+from fspo_verl.output import between, markdown_table, write_whole
 
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- begin of what follow.py writes -->", "<!-- end of what it writes -->"
@@ -72,7 +72,8 @@ def main() -> None:
     picture, page = io.BytesIO(), HERE / "README.md"
     draw(steps).savefig(picture, dpi=110, metadata={"Software": None})
     content = between(page.read_text(), BEGIN, END, table(steps))
-    files = {"steps.csv": to_csv(steps), "follow.png": picture.getvalue(), "README.md": content.encode()}
+    table_of_steps = steps.to_csv(index=False).encode()
+    files = {"steps.csv": table_of_steps, "follow.png": picture.getvalue(), "README.md": content.encode()}
     write_whole((HERE / name, data) for name, data in files.items())
 
 
