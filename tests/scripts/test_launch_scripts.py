@@ -182,9 +182,6 @@ def test_the_arguments_of_the_asynchronous_script_train(task, tmp_path):
     by_update = records.groupby("mini_batch")
     assert by_update.quadratic_variation.max()[0] < 1e-9 < 1e-7 < by_update.quadratic_variation.max()[3]
     assert by_update.clipped.mean()[0] == 0 and 0 < by_update.clipped.mean()[3] < 1
-    print(records.groupby(["step", "mini_batch"]).quadratic_variation.agg(["min", "max"]))
-    print(records.groupby(["step", "mini_batch"]).clipped.mean())
-    print(metrics.T.to_string())
 
 
 def train_small(script: str, task: dict, run_dir: Path, *overrides: str, **variables: str) -> None:
