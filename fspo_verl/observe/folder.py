@@ -28,7 +28,7 @@ _CLAIM = "claim-{number:04d}.json"
 
 
 def numbered(files: Iterable[Path]) -> Iterator[tuple[int, int, Path]]:
-    """Step, rank and path of the record files among these; copies and other strays are passed over."""
+    """Step, rank and path of the record files among these; copies and other files are skipped."""
     for file in files:
         if match := _RECORD.fullmatch(file.name):
             yield int(match[1]), int(match[2]), file
