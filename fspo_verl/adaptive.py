@@ -16,7 +16,7 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -94,25 +94,20 @@ class Controller:
 
     def __init__(self, config: AdaptiveBand):
         assert config.target_clip_rate is not None
-        self.target = config.target_clip_rate
-        widest = [config.eps_max or EPS_MAX_FACTOR * start for start in (config.low, config.high)]
-        self._dual = config.eps_dual
+        self.target, self._dual = config.target_clip_rate, config.eps_dual
+        self._form = Band(**{field.name: getattr(config, field.name) for field in fields(Band)})
+        self.eps = {"eps_low": config.low, "eps_high": config.high}  # the half-widths in force
+        self._largest = {name: config.eps_max or EPS_MAX_FACTOR * start for name, start in self.eps.items()}
         # A dual clip inside the band would undo it.
-        self._largest = {"eps_low": widest[0], "eps_high": min(widest[1], self._dual or math.inf)}
+        self._largest["eps_high"] = min(self._largest["eps_high"], self._dual or math.inf)
         self._counts: np.ndarray | None = None  # clipped and counted of each side, ``[2, 2]``; None between two steps
         self._said: set[str] = set()
-        start = {field.name: getattr(config, field.name) for field in fields(Band)}
-        self.band = Band(**start | {"eps": None} | self._edges(config.low, config.high))
-
-    def _edges(self, low: float, high: float) -> dict[str, Any]:
-        """The fields of a band with these half-widths."""
-        dual = DUAL * max(low, high) if self._dual is None else self._dual
-        return {"eps_low": low, "eps_high": high, "eps_dual": dual}
 
     @property
-    def eps(self) -> dict[str, float]:
-        """The half-widths in force, of the lower side first."""
-        return {"eps_low": self.band.low, "eps_high": self.band.high}
+    def band(self) -> Band:
+        """The band in force."""
+        dual = DUAL * max(self.eps.values()) if self._dual is None else self._dual
+        return replace(self._form, eps=None, eps_low=self.eps["eps_low"], eps_high=self.eps["eps_high"], eps_dual=dual)
 
     def count(self, columns: Mapping[str, np.ndarray]) -> None:
         """Take in the responses of one micro-batch, ``[B]`` columns of :mod:`fspo_verl.observe.columns`.
@@ -148,27 +143,17 @@ class Controller:
 
     def move(self, counts: np.ndarray) -> None:
         """Set the eps of the next step from the clipped and counted responses of each side, ``[2, 2]``."""
-        eps = self.eps
-        rates = {name: c / n for name, (c, n) in zip(eps, counts.tolist(), strict=True) if n}
-        for name, rate in rates.items():
-            eps[name] = next_eps(eps[name], rate, self.target, self._largest[name])
-        self.band = replace(self.band, **self._edges(*eps.values()))
-        for name, rate in rates.items():
-            if self._is_at_bound(name) and name not in self._said:
+        for (name, eps), (clipped, counted) in zip([*self.eps.items()], counts.tolist(), strict=True):
+            if not counted:
+                continue
+            self.eps[name] = eps = next_eps(eps, clipped / counted, self.target, self._largest[name])
+            if eps in (EPS_MIN, self._largest[name]) and name not in self._said:
                 self._said.add(name)
                 logger.warning(
                     "%s has reached its bound %g: %.1f%% of the responses of its side are clipped, instead of %g%%. "
                     "Training goes on. The upper bounds are eps_max and, if it is set, eps_dual. Said once.",
-                    *(name, eps[name], 100 * rate, 100 * self.target),
+                    *(name, eps, 100 * clipped / counted, 100 * self.target),
                 )
-
-    def _is_at_bound(self, name: str) -> bool:
-        return self.eps[name] in (EPS_MIN, self._largest[name])
-
-    def metrics(self) -> dict[str, float]:
-        """The eps in force, and the number of sides at a bound, under the names of verl's metrics."""
-        values = self.eps | {"eps_at_bound": float(sum(map(self._is_at_bound, self.eps)))}
-        return {f"actor/fspo/{name}": value for name, value in values.items()}
 
     def save(self, folder: str | Path) -> None:
         """Write the eps in force beside a checkpoint; the first rank does, as all have the same.
@@ -187,9 +172,8 @@ class Controller:
         torch.distributed.broadcast_object_list(found, src=0)
         if found[0] is None:
             logger.warning("%s is not there: target_clip_rate starts from the eps of the config", file)
-            return
-        bounded = [min(found[0][name], self._largest[name]) for name in self.eps]
-        self.band = replace(self.band, **self._edges(*bounded))
+        else:
+            self.eps = {name: min(found[0][name], largest) for name, largest in self._largest.items()}
 
 
 def install() -> None:
@@ -198,7 +182,7 @@ def install() -> None:
     if workers is None or hasattr(workers.TrainingWorker.train_mini_batch, "moves_eps"):
         return
     worker, device = workers.TrainingWorker, workers.get_device_name()
-    train, save, load = worker.train_mini_batch, worker.save_checkpoint, worker.load_checkpoint
+    train = worker.train_mini_batch
 
     @functools.wraps(train)  # with what verl's dispatch has noted on the method
     def train_mini_batch(self, *args, **kwargs):
@@ -208,22 +192,22 @@ def install() -> None:
         with controller.step(device, self.engine.is_mp_src_rank_with_outputs()):
             return train(self, *args, **kwargs)
 
-    @functools.wraps(save)
-    def save_checkpoint(self, local_path, *args, **kwargs):
-        saved = save(self, local_path, *args, **kwargs)
-        if (controller := _controller_of(self)) and local_path is not None:
-            controller.save(local_path)
-        return saved
-
-    @functools.wraps(load)
-    def load_checkpoint(self, local_path, *args, **kwargs):
-        if (controller := _controller_of(self)) and local_path is not None:
-            controller.load(local_path)
-        return load(self, local_path, *args, **kwargs)
-
     train_mini_batch.moves_eps = True  # type: ignore[attr-defined]  # a mark on a function
     worker.train_mini_batch = train_mini_batch
-    worker.save_checkpoint, worker.load_checkpoint = save_checkpoint, load_checkpoint
+    worker.save_checkpoint = _after(Controller.save, worker.save_checkpoint)
+    worker.load_checkpoint = _after(Controller.load, worker.load_checkpoint)
+
+
+def _after(keep: Callable[[Controller, str], None], method: Callable) -> Callable:
+    """A method of verl's worker that saves or loads a checkpoint, once ``keep`` has done so with the eps."""
+
+    @functools.wraps(method)
+    def save_or_load(self, local_path, *args, **kwargs):
+        if (controller := _controller_of(self)) and local_path is not None:
+            keep(controller, local_path)
+        return method(self, local_path, *args, **kwargs)
+
+    return save_or_load
 
 
 def _controller_of(worker) -> Controller | None:

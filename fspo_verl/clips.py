@@ -42,7 +42,6 @@ class Clip:
     label: str  # its name for readers, the same everywhere
     _: KW_ONLY
     range: str = ""  # its constants, for tables
-    source: str = ""  # arXiv id, and where its range is from if not from there
     loss_mode: str | None = None  # verl's name of the loss that clips so
     note: str = ""  # what a reader should know before choosing it
 
@@ -130,9 +129,9 @@ class BandClip(Clip):
 class TokenClip(Clip):
     """Drops single tokens."""
 
+    drops: Callable[[Tokens], Tensor]  # bool ``[B, T]``; whatever at padding
     _: KW_ONLY
     column: str  # of the records: the number of tokens of a response that it drops
-    drops: Callable[[Tokens], Tensor]  # bool ``[B, T]``; whatever at padding
 
     def clipped(self, records):
         return np.where(records["advantage"] != 0, records[self.column] / records["length"], 0.0)
@@ -194,83 +193,68 @@ def ratio_band(low: float, high: float, length_power: float) -> Band:
 CLIPS: dict[str, Clip] = {
     clip.name: clip
     for clip in (
-        BandClip("fspo", "FSPO", Band(), source="2509.09177", loss_mode="fspo"),
+        BandClip("fspo", "FSPO", Band(), loss_mode="fspo"),  # 2509.09177
+        # Derived here.
         BandClip(
-            "fspo_drift_corrected",
-            "FSPO, drift-corrected",
-            Band(normalization="drift_corrected"),
-            source="derived here",
-            loss_mode="fspo",
+            "fspo_drift_corrected", "FSPO, drift-corrected", Band(normalization="drift_corrected"), loss_mode="fspo"
         ),
         BandClip(
             "fspo_studentized",
             "FSPO, studentised",
             Band(eps=1.5, normalization="studentized"),
-            source="derived here",
             loss_mode="fspo",
             note="eps counts standard deviations; the width grows with the policy's move: no trust region",
         ),
-        BandClip("gspo", "GSPO", ratio_band(1 - 3e-4, 1 + 4e-4, 1.0), source="2507.18071", loss_mode="gspo"),
-        TokenClip(
+        BandClip("gspo", "GSPO", ratio_band(1 - 3e-4, 1 + 4e-4, 1.0), loss_mode="gspo"),  # 2507.18071
+        TokenClip(  # 1707.06347, 2402.03300
             "grpo",
             "GRPO",
+            _ppo,
+            column="tokens_clipped",
             range="token ratio 1 ± 0.2",
-            source="1707.06347, 2402.03300; range: verl's defaults",
             loss_mode="vanilla",
             note="clips tokens: its rate is the mean share of a response",
-            column="tokens_clipped",
-            drops=_ppo,
         ),
-        BandClip(
-            "fixed_band",
-            "fixed band",
-            ratio_band(1 - 0.2, 1 + 0.2, 0.0),
-            range="ratio 1 ± 0.2",
-            source="the baseline of 2509.09177; range: verl's defaults",
-            loss_mode="fspo",
-        ),
-        TokenClip(
+        # The baseline of 2509.09177.
+        BandClip("fixed_band", "fixed band", ratio_band(0.8, 1.2, 0.0), range="ratio 1 ± 0.2", loss_mode="fspo"),
+        TokenClip(  # 2602.04879, verl's examples/dppo_trainer
             "dppo_tv",
             "DPPO",
+            _dppo_tv,
+            column="tokens_clipped_dppo_tv",
             range="token TV 0.15",
-            source="2602.04879; range: verl's examples/dppo_trainer",
             loss_mode="dppo_tv",
             note="clips tokens by the change of their probability, not of its logarithm",
-            column="tokens_clipped_dppo_tv",
-            drops=_dppo_tv,
         ),
-        TokenClip(
+        TokenClip(  # 2506.13585, verl's examples/cispo_trainer
             "cispo",
             "CISPO",
+            _cispo,
+            column="tokens_clipped_cispo",
             range="token ratio up to 1.2",
-            source="2506.13585; range: verl's examples/cispo_trainer",
             loss_mode="cispo",
             note="counts the tokens whose weight it cuts; they keep a gradient",
-            column="tokens_clipped_cispo",
-            drops=_cispo,
         ),
-        BandClip(
+        BandClip(  # verl's RolloutCorrectionConfig.decoupled_seq_is_rs
             "seq_is",
             "rejection by S",
             ratio_band(0.5, 2.0, 0.0),
             range="ratio 0.5 to 2",
-            source="verl, RolloutCorrectionConfig.decoupled_seq_is_rs (seq_sum_k1)",
             rejects=True,
             note="drops what is outside on either side, whatever its advantage",
         ),
-        BandClip(
+        BandClip(  # verl's RolloutCorrectionConfig.decoupled_geo_rs; it bounds the ratio of the old policy to the new
             "geo_rs",
             "rejection by S/L",
-            ratio_band(1 / 1.001, 1 / 0.999, 1.0),  # verl bounds the ratio of the old policy to the new one
+            ratio_band(1 / 1.001, 1 / 0.999, 1.0),
             range="ratio 0.999 to 1.001",
-            source="verl, RolloutCorrectionConfig.decoupled_geo_rs (seq_mean_k1)",
             rejects=True,
             note="verl's remedy for the rejection of long responses: a band on the mean log-ratio",
         ),
     )
 }
-"""Every clip at its usual range: FSPO's defaults, 1.5 standard deviations where eps counts those, and the range that a
-paper or verl publishes for the others."""
+"""Every clip at its usual range: FSPO's defaults, 1.5 standard deviations where eps counts those, verl's defaults for
+GRPO and the fixed band, and the range that a paper or verl publishes for the others."""
 
 COLUMNS = {clip.column: clip.drops for clip in CLIPS.values() if isinstance(clip, TokenClip)}
 """What records hold for the sake of single clips: the number of tokens that each drops, by column."""

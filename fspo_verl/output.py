@@ -5,7 +5,6 @@ which a program writes a part.
 """
 
 import contextlib
-import json
 import os
 import sys
 import warnings
@@ -77,12 +76,6 @@ def between(page: str, begin: str, end: str, text: str) -> str:
     if len(rest) != 1 or len(parts := rest[0].split(end)) != 2:
         raise ValueError(f"the page needs {begin!r} and {end!r} once each")
     return f"{before}{begin}\n\n{text.strip()}\n\n{end}{parts[1]}"
-
-
-def publish(numbers: Path, result: dict, page: Path, begin: str, end: str, text: str) -> None:
-    """Write a result as JSON, and a text made of it into a page :func:`between` its marks; a missing page is begun."""
-    content = between(page.read_text() if page.exists() else "", begin, end, text)
-    write_whole([(numbers, f"{json.dumps(result, indent=1)}\n".encode()), (page, content.encode())])
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -11,24 +11,6 @@ import pytest
 from fspo_verl import cli
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
-def test_every_command_explains_itself(command, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        cli.main([command, "--help"])
-    shown = capsys.readouterr().out
-    assert exit_.value.code == 0 and f"usage: fspo-verl {command}" in shown and len(shown.splitlines()) > 8
-
-
-def test_the_commands_are_listed_and_a_typo_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    shown = capsys.readouterr().out
-    assert all(command.summary in shown for command in cli.COMMANDS.values())
-    with pytest.raises(SystemExit) as exit_:
-        cli.main(["reprot"])
-    assert exit_.value.code == 2 and "report" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("command", ["report", "calibrate", "compare"])
 def test_what_a_user_can_mend_is_one_line(command, tmp_path, capsys):
     options = ["-o", str(tmp_path / "out")] if command == "report" else []
@@ -56,18 +38,20 @@ def test_a_missing_package_names_the_extra(monkeypatch, capsys):
 
 def test_help_and_version_import_nothing_heavy():
     code = """
-import contextlib, io, sys
+import sys
 from fspo_verl import cli
 for options in (["--help"], ["--version"], *([command, "--help"] for command in cli.COMMANDS)):
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    try:
         cli.main(options)
+    except SystemExit as ended:
+        assert ended.code == 0
 print(*sys.modules)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    imported = run.stdout.split()
-    assert run.returncode == 0 and "fspo_verl.cli" in imported, run.stderr
+    assert run.returncode == 0, run.stderr
+    assert all(f"usage: fspo-verl {command}" in run.stdout for command in cli.COMMANDS)
     heavy = {"torch", "verl", "ray", "transformers", "hydra", "omegaconf", "numpy", "pandas", "scipy", "matplotlib"}
-    assert heavy.isdisjoint(imported)
+    assert heavy.isdisjoint(run.stdout.splitlines()[-1].split())
 
 
 def test_the_version_is_that_of_the_package_and_of_verl(capsys):

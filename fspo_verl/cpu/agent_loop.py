@@ -6,8 +6,6 @@ verl runs one agent loop per response: a Hydra instantiation, three Ray calls an
 model that a CPU can train this takes several times longer than the generation itself.
 """
 
-import inspect
-
 import numpy as np
 import ray
 import torch
@@ -52,8 +50,6 @@ class BatchAgentLoopManager:
         if config.reward.reward_model.enable or config.reward.reward_manager.name != "naive":
             raise ValueError(f"{type(self).__name__} scores with a function: reward models need verl's own agent loop")
         self.compute_score = get_custom_reward_fn(config) or default_compute_score
-        if inspect.iscoroutinefunction(self.compute_score):
-            raise ValueError(f"{type(self).__name__} needs a plain reward function, not a coroutine")
 
         self.tokenizer = omega_conf_to_dataclass(config.actor_rollout_ref.model).tokenizer
         self.template_arguments = config.data.get("apply_chat_template_kwargs", {})

@@ -16,34 +16,21 @@ def _nothing(*_args, **_kwargs) -> None:
     """Stands in for device calls that mean nothing on a CPU."""
 
 
-def _zero(*_args, **_kwargs) -> int:
-    return 0
-
-
 def _device_module() -> types.ModuleType:
-    """The part of ``torch.cuda``'s interface that verl uses, for a CPU."""
+    """The part of ``torch.cuda``'s interface that verl uses, for a CPU; some of it is in ``torch.cpu``."""
     module = types.ModuleType("fspo_verl.cpu.device")
     vars(module).update(
-        is_available=lambda: True,
-        current_device=lambda: "cpu",
-        device_count=lambda: 1,
+        {name: getattr(cpu, name) for name in cpu.__all__},
         get_device_name=lambda *_: "cpu",
         device=nullcontext,
-        Stream=cpu.Stream,
-        stream=cpu.stream,
-        current_stream=cpu.current_stream,
         manual_seed=torch.manual_seed,
         manual_seed_all=torch.manual_seed,
         get_rng_state=lambda *_: torch.get_rng_state(),
         set_rng_state=lambda state, *_: torch.set_rng_state(state),
         mem_get_info=_memory_info,
+        **dict.fromkeys(("empty_cache", "ipc_collect", "reset_peak_memory_stats"), _nothing),
         **dict.fromkeys(
-            ("set_device", "synchronize", "empty_cache", "ipc_collect", "reset_peak_memory_stats"),
-            _nothing,
-        ),
-        **dict.fromkeys(
-            ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"),
-            _zero,
+            ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"), lambda *_: 0
         ),
     )
     return module

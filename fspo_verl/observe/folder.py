@@ -22,13 +22,13 @@ IDLE = 3600
 """Seconds without a write after which a run on another machine counts as ended."""
 
 RECORD = "step-{step:06d}-rank-{rank:04d}.parquet"
-LOST = "lost-rank-{rank:04d}.csv"
+LOST, LOST_FILES = "lost-rank-{rank:04d}.csv", "lost-rank-*.csv"  # where the writers note lost records
 _RECORD = re.compile(r"step-(\d+)-rank-(\d+)\.parquet")
 _CLAIM = "claim-{number:04d}.json"
 
 
 def numbered(files: Iterable[Path]) -> Iterator[tuple[int, int, Path]]:
-    """Step, rank and path of the record files among these; copies and other strays are passed over."""
+    """Step, rank and path of the record files among these; copies and other files are skipped."""
     for file in files:
         if match := _RECORD.fullmatch(file.name):
             yield int(match[1]), int(match[2]), file
@@ -37,11 +37,6 @@ def numbered(files: Iterable[Path]) -> Iterator[tuple[int, int, Path]]:
 def record_files(folder: str | Path) -> list[Path]:
     """The record files below a folder, in the order of steps and ranks."""
     return sorted(file for _, _, file in numbered(Path(folder).rglob("step-*.parquet")))
-
-
-def loss_files(folder: str | Path) -> list[Path]:
-    """The files below a folder in which the writers note lost records."""
-    return sorted(Path(folder).rglob("lost-rank-*.csv"))
 
 
 def losses(file: Path) -> list[tuple[int, int]]:
@@ -53,26 +48,12 @@ def losses(file: Path) -> list[tuple[int, int]]:
     return found
 
 
-def try_folder(folder: Path) -> None:
-    """Make the folder and write to it.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    probe = folder / f".try-{socket.gethostname()}-{os.getpid()}"
-    try:
-        probe.write_bytes(b"0")
-    finally:
-        probe.unlink(missing_ok=True)
-
-
 def claim(folder: Path, run: str, checkpoints: Path | None, resumes: bool) -> Path:
     """Make the folder that of a run; the claim in force. Every process of the run may call this.
 
     Args:
         run: the identity of the run, the same in all its processes and in no other run.
-        checkpoints: where the run saves its checkpoints; a run that crashed is told by them.
+        checkpoints: where the run saves its checkpoints; a run that goes on after a crash is known by them.
         resumes: whether the run goes on from one of these checkpoints.
 
     Raises:
@@ -87,7 +68,7 @@ def claim(folder: Path, run: str, checkpoints: Path | None, resumes: bool) -> Pa
             one = "one folder is for the records of one run"
             raise ValueError(f"records_dir={folder} is taken: {reason}; {one}; records_dir={free(folder)}")
         mine = folder / _CLAIM.format(number=1) if last is None else successor(last)
-        # Another run may be as fast: it then owns the folder, and is looked at in the next round.
+        # Another run may have been faster. It then owns the folder, and the next round looks at it.
         with contextlib.suppress(FileExistsError), mine.open("x") as file:
             json.dump(values, file)
     return last

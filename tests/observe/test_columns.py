@@ -124,22 +124,6 @@ def test_every_clip_of_a_mixed_response_is_seen():
     assert min(seen.values()) > 0
 
 
-def test_grpos_clipped_tokens_are_those_of_verls_loss():
-    batch = padded_batch(rows=50, width=60)
-    with torch.no_grad():
-        batch["log_prob"] += 0.6 * torch.randn(50, 60, generator=torch.Generator().manual_seed(1))
-    config = actor_config("token-mean", ObservedPolicyLossConfig(loss_mode="vanilla"))
-    loss = get_policy_loss_fn("vanilla")
-    arguments = {name: value for name, value in batch.items() if name != "log_prob"}
-    found = columns.observed_columns(
-        lambda log_prob: loss(log_prob=log_prob, **arguments, loss_agg_mode="token-mean", config=config)[0],
-        *(batch[name] for name in ("log_prob", "old_log_prob", "advantages", "response_mask")),
-    )
-    shares = found["clipped_upper"] + found["clipped_lower"] + found["clipped_dual"]
-    counts = columns.token_columns(**batch)["tokens_clipped"]
-    assert (counts > 0).any() and torch.equal(counts, (shares * found["length"]).round().long())
-
-
 @pytest.mark.parametrize(
     "settings, message",
     [

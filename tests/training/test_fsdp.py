@@ -101,18 +101,12 @@ def test_metrics_of_several_mini_batches_equal_what_the_records_give(untrained_m
     assert len(records) == 7 and set(records.step) == {12}
     assert [rank for _, rank, _ in numbered(record_files(f"{output}.records"))] == list(range(ranks))
     assert set(records.mini_batch) == {0, 1} and set(records.prompt) == {f"prompt {i}" for i in range(4)}
-    edges = [1, *LENGTH_BINS]
     sums = {
         "sequence_fraction": len(records),
         "clip_fraction": records.clipped.sum(),
         **{f"clip_fraction_{side}": (records.decision == side).sum() for side in ("upper", "lower", "dual")},
         "nonzero_advantage_fraction": (records.advantage != 0).sum(),
         "outside_band_fraction": (records.log_ratio.abs() > 0.5 * np.sqrt(records.length)).sum(),
-        **{
-            f"length_{low}_to_{high - 1}/{name}": values[(records.length >= low) & (records.length < high)].sum()
-            for low, high in zip(edges, edges[1:], strict=False)
-            for name, values in (("responses", records.advantage != 0), ("clipped", records.clipped))
-        },
         "on_policy_fraction": (records.mini_batch == 0).sum(),
         "log_ratio": records.log_ratio.sum(),
         "sigma_squared": (records.quadratic_variation / records.length).sum(),

@@ -7,6 +7,7 @@ comparisons are drawn. Writes FOLDER/paired_coverage.json, and the table of FOLD
 """
 
 import argparse
+import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,12 +56,15 @@ def main() -> None:
     args = parse_args()
     from tqdm import tqdm  # not at the top: --help must work before anything is installed
 
-    from fspo_verl.output import publish
+    from fspo_verl.output import between, write_whole
 
     cells = [(law, seeds) for law in LAWS for seeds in SEEDS]
     rows = [coverage(law, seeds, args.comparisons, args.seed) for law, seeds in tqdm(cells, unit="row")]
     result = {"comparisons": args.comparisons, "seed": args.seed, "rows": rows}
-    publish(args.output / "paired_coverage.json", result, args.output / "results.md", BEGIN, END, table(result))
+    page = args.output / "results.md"
+    content = between(page.read_text() if page.exists() else "", BEGIN, END, table(result))
+    kept = f"{json.dumps(result, indent=1)}\n"
+    write_whole([(args.output / "paired_coverage.json", kept.encode()), (page, content.encode())])
     print(table(result))
 
 

@@ -9,6 +9,7 @@ Writes FOLDER/predictions.json, and the table of FOLDER/results.md between its t
 
 import argparse
 import contextlib
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ def main() -> None:
 
     from fspo_verl.analysis import fit
     from fspo_verl.observe.records import read_records
-    from fspo_verl.output import publish
+    from fspo_verl.output import between, write_whole
 
     rows = []
     for folder in tqdm(args.runs, unit="run"):
@@ -52,7 +53,10 @@ def main() -> None:
     if not rows:
         raise SystemExit("none of the runs has records from which a band can be calibrated")
     result = {"target": args.target_clip_rate, "rows": rows}
-    publish(args.output / "predictions.json", result, args.output / "results.md", BEGIN, END, table(result))
+    page = args.output / "results.md"
+    content = between(page.read_text() if page.exists() else "", BEGIN, END, table(result))
+    kept = f"{json.dumps(result, indent=1)}\n"
+    write_whole([(args.output / "predictions.json", kept.encode()), (page, content.encode())])
     print(table(result))
 
 

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights from trainer to rollout where they share no process (verl's asynchronous trainers), without a GPU.
 
-For ``actor_rollout_ref.rollout.checkpoint_engine.backend=tcp``, with ``custom_backend_module`` naming this module,
-which registers the backend. All of verl's own need an accelerator or RDMA.
+It is what the test of an asynchronous training needs: all of verl's own backends need an accelerator or RDMA.
 """
 
 import io
