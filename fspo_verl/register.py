@@ -44,7 +44,8 @@ def compute_policy_loss_fspo(
     """
     if config is None:
         raise ValueError("the fspo policy loss needs verl's ActorConfig as config, got None")
-    band, controller = _band(config.policy_loss), getattr(config.policy_loss, "controller", None)
+    controller = getattr(config.policy_loss, "controller", None)
+    band = _band(config.policy_loss) if controller is None else controller.band
     tokens = (log_prob, old_log_prob, _weighted(advantages, response_mask, rollout_is_weights), response_mask)
     sequences = fspo_loss(*tokens, band)
     loss = _aggregate(sequences, response_mask.shape[-1], loss_agg_mode, dict(config.global_batch_info))
@@ -133,14 +134,8 @@ def _aggregate(sequences: SequenceLoss, width: int, loss_agg_mode: str, batch_in
 
 
 def _band(policy_loss) -> Band:
-    """The band in force: the schema itself, or what follows its ``target_clip_rate``.
-
-    verl's own ``PolicyLossConfig`` has the default band.
-    """
-    if not isinstance(policy_loss, Band):
-        return _default_band()
-    controller = getattr(policy_loss, "controller", None)
-    return policy_loss if controller is None else controller.band
+    """The band of a policy-loss config: the schema itself, or the default band for verl's own ``PolicyLossConfig``."""
+    return policy_loss if isinstance(policy_loss, Band) else _default_band()
 
 
 @functools.cache

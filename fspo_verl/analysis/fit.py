@@ -363,6 +363,8 @@ def overrides(band: Band, settings: RunSettings | None = None) -> dict[str, floa
         value = getattr(band, name)
         if not value == getattr(trained, name) == getattr(Band, name):
             values[name] = str(value).replace(" ", "") if isinstance(value, list) else value
+    if settings and settings.target_clip_rate is not None:
+        values["target_clip_rate"] = None  # or eps would move on from these values
     loss = {"+algorithm.policy_loss": "fspo"} if settings and settings.loss != "fspo" else {}
     return loss | {KEY + name: value for name, value in values.items()}
 

@@ -129,6 +129,19 @@ class Launch:
                 yield Finding("error", "lost_selection", f"{key}={value!r} selects nothing", why, fix)
                 break
         yield from self._unregistered_loss()
+        yield from self._loss_as_advantages()
+
+    def _loss_as_advantages(self) -> Iterator[Finding]:
+        """A loss named as the advantage estimator, unless a plugin has registered an estimator of that name."""
+        estimator = self.get("algorithm.adv_estimator")
+        if estimator != "fspo" and not (self.selects_ours and estimator in OPTIONS):
+            return
+        from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+        if estimator not in ADV_ESTIMATOR_REGISTRY:
+            what = f"algorithm.adv_estimator={estimator} names a policy loss"
+            fix = "algorithm.adv_estimator=grpo" + ("" if self.selects_ours else f" +{GROUP}={estimator}")
+            yield Finding("error", "loss_as_advantages", what, "the run fails after its first rollout", fix)
 
     def _unregistered_loss(self) -> Iterator[Finding]:
         """A loss to observe, or one of nearly the name fspo, that no plugin has registered in this process."""

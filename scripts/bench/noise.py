@@ -12,7 +12,6 @@ and then takes optimiser steps on them with a learning rate of 0: nothing has mo
 
 import argparse
 import tempfile
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -20,7 +19,7 @@ from tqdm import tqdm
 
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
-from fspo_verl.observe import noise
+from fspo_verl.observe import noise, observer
 from fspo_verl.observe.records import read_records
 from fspo_verl.selftest import engine
 from fspo_verl.selftest.engine import micro_batches
@@ -51,8 +50,8 @@ def measure(model: str, count: int, longest: int, setting: tuple[str, str, bool]
     batch["old_log_probs"] = engine.nested(engine.log_probs(trainer, batch, CUTS[cut][0]))
     loss = FSPOPolicyLossConfig(records_dir=str(folder))
     engine.update(trainer, batch, loss, CUTS[cut][1], count // 2)
-    while len(records := read_records(folder)) < count:  # they are written in a thread
-        time.sleep(0.1)
+    observer.flush_records()  # as the weight sync at the end of a step does
+    records = read_records(folder)
     found = {name: noise.of_records(records, None, band) for name, band in BANDS.items()}
     return {
         "sigma of a token": f"{found['sqrt(L)'].sigma:.2g}",

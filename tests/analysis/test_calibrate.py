@@ -288,6 +288,12 @@ def test_overrides_undo_what_contradicts_them(tmp_path, capsys, monkeypatch):
     assert {overrides[f"{fit.KEY}length_power"] for overrides in blocks} >= {"0.5"} and chosen in blocks
 
 
+def test_the_eps_that_is_advised_stays_as_it_is_pasted():
+    follows = RunSettings("fspo", Band(), target_clip_rate=0.1)
+    assert fit.overrides(Band(), follows)[f"{fit.KEY}target_clip_rate"] is None
+    assert f"{fit.KEY}target_clip_rate" not in fit.overrides(Band(), RunSettings("fspo", Band()))
+
+
 def test_a_measured_width_that_trained_is_undone():
     band = Band(shape=[[10, 3.0], [100, 12.0]])
     run = RunSettings("fspo", band)

@@ -180,6 +180,9 @@ LAUNCHES = {
     ),
     "no loss_mode": Launch(f"{FSPO} {LOSS}.loss_mode=null", "refused: no_loss_mode"),
     "nothing to observe": Launch(f"{LOSS}.loss_mode=observed", "refused: no_loss_mode"),
+    "no length bins": Launch(f"{FSPO} {LOSS}.length_bins=[]", "refused: length_bins"),
+    "the loss as advantages": Launch("algorithm.adv_estimator=fspo", "refused: loss_as_advantages"),
+    "a baseline as advantages": Launch(f"{FSPO} algorithm.adv_estimator=gspo", "refused: loss_as_advantages"),
     # --- bands
     "a band field in the wrong section": Launch(f"{FSPO} +algorithm.eps_low=0.1", "refused: misplaced_fields"),
     "a band field in the actor": Launch(f"{FSPO} +{ACTOR}.eps_high=0.1", "refused: misplaced_fields"),
