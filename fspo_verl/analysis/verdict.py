@@ -196,18 +196,17 @@ def _notes(records: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _movement(records: pd.DataFrame) -> str | None:
-    if not len(records):
-        return None
-    if not (records["quadratic_variation"] > 0).any():
-        what = "Nothing moved, so no clip can act"
-    elif noise.on_policy(records["mini_batch"], records.attrs.get("settings")).all():
-        what = "Nothing moved but for numerical noise, so every clip is noise"
-    else:
-        return None
-    return (
-        f"{what}. With one optimiser step per rollout the ratio stays 1: lower "
-        "actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size."
-    )
+    if len(records) and not (records["quadratic_variation"] > 0).any():
+        return (
+            "Nothing moved, so no clip can act. With one optimiser step per rollout the ratio stays 1: lower "
+            "actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size."
+        )
+    if len(records) and noise.on_policy(records["mini_batch"], records.attrs.get("settings")).all():
+        return (
+            "Nothing moved but for numerical noise: with one optimiser step per rollout, every clip is noise. Lower "
+            "actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size."
+        )
+    return None
 
 
 def _of_noise(records: pd.DataFrame) -> list[str]:
