@@ -217,7 +217,7 @@ def read_records(folder: str | Path, columns: Sequence[str] | None = None, max_r
     Returns:
         One row per response and optimiser step; without any record an empty table. ``attrs["settings"]`` are the
         :class:`fspo_verl.observe.settings.RunSettings`, None without any record, ``attrs["rows"]`` the number of rows
-        recorded.
+        recorded, ``attrs["lost"]`` the (steps, responses) whose records were lost while the run trained.
 
     A file that is damaged, or that this package has not written, is left out with a warning. Lost records, and
     different settings in one folder, are warnings.
@@ -241,15 +241,16 @@ def read_records(folder: str | Path, columns: Sequence[str] | None = None, max_r
             total += count
     frame = pa.concat_tables(tables, promote_options="default").unify_dictionaries().to_pandas()
     losses = [loss for file in Path(folder).rglob(folders.LOST_FILES) for loss in folders.losses(file)]
+    steps, responses = len({step for step, _ in losses}), sum(count for _, count in losses)
     if losses:
-        steps, responses = len({step for step, _ in losses}), sum(count for _, count in losses)
         text = f"{folder}: the records of {responses:,} responses in {steps:,} steps were lost while the run trained"
         warnings.warn(text, stacklevel=2)
     found = [one.to_json() for one in settings]
     if differing := sorted({key for one in found for key in one if one[key] != found[-1][key]}):
         text = f"{folder} holds records with different settings ({', '.join(differing)}); the last ones count"
         warnings.warn(text, stacklevel=2)
-    frame.attrs = {"settings": _in_force(settings[-1], frame) if settings else None, "rows": total}
+    in_force = _in_force(settings[-1], frame) if settings else None
+    frame.attrs = {"settings": in_force, "rows": total, "lost": (steps, responses)}
     return frame
 
 

@@ -301,6 +301,7 @@ def test_a_step_that_a_full_disk_cuts_is_counted_and_leaves_no_part(tmp_path, mo
     with pytest.warns(UserWarning, match="the records of 12 responses in 2 steps were lost"):
         records = read_records(tmp_path)
     assert set(records.step) == {1, 4} and len(records) == records.attrs["rows"]
+    assert records.attrs["lost"] == (2, 12)
     write(tmp_path, [3, 4])  # resumed after step 2: what is done again is not lost
     with pytest.warns(UserWarning, match="the records of 8 responses in 1 steps were lost"):
         read_records(tmp_path)
