@@ -37,6 +37,10 @@ def doctor_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object instead of text")
 
 
+def switch_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("script", nargs="*", help="after --, the command line that runs a script of yours")
+
+
 def selftest_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
@@ -92,6 +96,9 @@ COMMANDS = {
         "launch.doctor",
         "what is wrong with an installation or a launch, before anything is trained",
         doctor_arguments,
+    ),
+    "switch": Command(
+        "launch.switch", "the command of a script of yours, mended so that it trains FSPO", switch_arguments
     ),
     "selftest": Command(
         "selftest", "whether a machine trains FSPO right, and how small an eps means anything there", selftest_arguments
