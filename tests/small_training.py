@@ -2,9 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A task and settings with which an untrained small model trains in seconds, and every part of the loss acts."""
 
+import json
+from importlib import resources
 from pathlib import Path
 
 import ledger
+from omegaconf import OmegaConf
+
+import fspo_verl.configs
 
 # A random model gets no sum right; a reward that knows nothing of sums still has advantages of both signs.
 REWARD = (
@@ -38,3 +43,19 @@ def overrides(task: Path, model: Path) -> list[str]:
         "trainer.logger=[console,file]",
         "trainer.val_before_train=false",
     ]
+
+
+def cpu_overrides() -> list[str]:
+    """The settings of ``fspo_cpu.yaml`` as overrides that come after those of a script."""
+    packaged = [resources.files(fspo_verl.configs) / name for name in ("fspo_cpu.yaml", "cpu_rollout/hf.yaml")]
+    settings = OmegaConf.merge(*(OmegaConf.create(file.read_text()) for file in packaged))
+    del settings["defaults"]
+
+    def flat(prefix: str, value):
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                yield from flat(f"{prefix}.{key}" if prefix else key, inner)
+        else:
+            yield f"++{prefix}={json.dumps(value)}"
+
+    return list(flat("", OmegaConf.to_container(settings)))

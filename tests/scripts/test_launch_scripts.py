@@ -12,17 +12,14 @@ import re
 import shlex
 import subprocess
 import sys
-from importlib import resources
 from pathlib import Path
 
 import ledger
 import live_reference
 import pytest
 import tcp_checkpoint_engine
-from omegaconf import OmegaConf
-from small_training import REWARD
+from small_training import REWARD, cpu_overrides
 
-import fspo_verl.configs
 from fspo_verl.analysis.clip_rates import MIN_COUNT
 from fspo_verl.analysis.runs import read_metrics
 from fspo_verl.launch import override
@@ -98,22 +95,6 @@ def test_a_dry_run_needs_no_data_and_prints_a_command_to_paste(task, tmp_path):
     assert pasted[:3] == [sys.executable, "-m", "verl.trainer.main_ppo"] and "trainer.n_gpus_per_node=2" in pasted
     assert len(pasted) == len(command.splitlines()) + 2  # one override a line
     assert f"data.train_files=['{tmp_path}/else(where)/dapo.parquet']" in pasted
-
-
-def cpu_overrides() -> list[str]:
-    """The settings of ``fspo_cpu.yaml`` as overrides that come after those of a script."""
-    packaged = [resources.files(fspo_verl.configs) / name for name in ("fspo_cpu.yaml", "cpu_rollout/hf.yaml")]
-    settings = OmegaConf.merge(*(OmegaConf.create(file.read_text()) for file in packaged))
-    del settings["defaults"]
-
-    def flat(prefix: str, value):
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                yield from flat(f"{prefix}.{key}" if prefix else key, inner)
-        else:
-            yield f"++{prefix}={json.dumps(value)}"
-
-    return list(flat("", OmegaConf.to_container(settings)))
 
 
 @pytest.mark.long
