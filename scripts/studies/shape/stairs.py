@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 STEPS = 16
-DEADLINES = (12, 24, 96)  # tokens, equally likely
+DEADLINES = (20, 96)  # tokens, equally likely
 MAX_RESPONSE = max(DEADLINES)
 CARELESS = 0.03  # the chance of a wrong place in a demonstration, each time that one is written
 LETTER = 10  # the token of the first step; digits are their own tokens
