@@ -79,7 +79,7 @@ def test_the_gradient_is_that_of_verls_worker(loss, aggregation):
 
 def test_a_cell_repeats_itself_to_the_last_digit(monkeypatch, tmp_path):
     monkeypatch.setattr(stairs, "WARM_UPDATES", 3)
-    monkeypatch.setattr(lab, "HELD_OUT", 16)
+    monkeypatch.setattr(lab, "EVALUATED", 16)
     monkeypatch.setattr(lab, "PROMPTS", 8)
     monkeypatch.setattr("run.cells", lambda experiment, seed: [lab.Cell(experiment, "sqrt", seed, steps=2)])
     for folder in ("first", "second"):

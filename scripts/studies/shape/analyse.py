@@ -43,7 +43,7 @@ END_POINTS = {
     "length": EndPoint("log response length, last 5 steps", lambda cell: math.log(np.mean(cell["length"][-LATE:]))),
     "drift": EndPoint("drift of log length per 10 steps", drift),
     "reward": EndPoint("training reward, mean over the run", lambda cell: float(np.mean(cell["reward"]))),
-    "accuracy": EndPoint("accuracy on held-out problems", lambda cell: cell["accuracy"]),
+    "accuracy": EndPoint("accuracy on the fixed problems", lambda cell: cell["accuracy"]),
 }
 
 
@@ -85,7 +85,7 @@ def tables(found: pd.DataFrame, levels: pd.DataFrame, baseline: str) -> str:
     verdicts = found.pivot(index="arm", columns="end_point", values="verdict")[[*END_POINTS]]
     first = markdown_table(["arm", *END_POINTS], ([arm, *row] for arm, row in verdicts.T.items()))
     numbers = [
-        [row.end_point, row.arm, f"{row.difference:+.3f} [{row.lower:+.3f}, {row.upper:+.3f}]"]
+        [END_POINTS[row.end_point].label, row.arm, f"{row.difference:+.3f} [{row.lower:+.3f}, {row.upper:+.3f}]"]
         + [f"{row.p:.3f}", f"{row.smallest_effect:.3f}", str(row.seeds)]
         for row in found.itertuples()
     ]

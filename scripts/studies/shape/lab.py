@@ -24,7 +24,7 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, get_poli
 from verl.workers.config import ActorConfig, FSDPActorConfig
 
 import fspo_verl.register  # noqa: F401  # the policy loss fspo
-from fspo_verl.analysis.fit import measured_shape
+from fspo_verl.analysis.fit import Unreachable, measured_shape
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.loss import fspo_loss
@@ -32,11 +32,12 @@ from fspo_verl.observe.columns import CLIPPED, loss_columns, to_numpy
 
 POWERS = {"fixed": 0.0, "sqrt": 0.5, "linear": 1.0, "measured": 0.5}  # of the width where an arm starts
 ARMS = [*POWERS, "random", "none"]
-PROMPTS, RESPONSES, MINI_BATCHES, MICRO_BATCHES = 32, 8, 4, 4  # a step, its prompts' responses, and how it is cut
+PROMPTS, RESPONSES, MINI_BATCHES, MICRO_BATCHES = 64, 8, 4, 4  # a step, its prompts' responses, and how it is cut
 LEARNING_RATE = 3e-4
 EPS, EPS_LENGTH = 0.05, 15  # eps of sqrt(length) at the start; all widths are equal at this length there
-RECORDED = 5  # steps after which the arm ``measured`` takes its shape
-HELD_OUT = 1024  # problems
+EPS_MAX = 1e3  # out of reach: with four epochs eps rises to more than the default, ten times its start
+RECORDED = 5  # steps from which the arm ``measured`` takes its shape; until then it is ``sqrt``
+EVALUATED = 1024  # problems at the end, the same for every cell; training draws from the same 1,440
 QUANTILES = (0.1, 0.5, 0.9)
 
 
@@ -60,12 +61,12 @@ class Cell(NamedTuple):
 def actor_config(cell: Cell, **band) -> ActorConfig:
     """verl's config of the actor, with the arm's band or with the fields of another one.
 
-    ``none`` and ``random`` have a band without edges.
+    Those of ``none`` and ``random`` have no edges.
     """
     if not band and cell.arm in POWERS:
         band = {"length_power": POWERS[cell.arm], "eps": EPS * EPS_LENGTH ** (0.5 - POWERS[cell.arm])}
-    target = cell.rate if cell.arm in POWERS else None
-    policy_loss = FSPOPolicyLossConfig(**band or {"eps": math.inf}, target_clip_rate=target)
+    held = {"target_clip_rate": cell.rate, "eps_max": EPS_MAX} if cell.arm in POWERS else {"eps": math.inf}
+    policy_loss = FSPOPolicyLossConfig(**band, **held)
     return FSDPActorConfig(
         rollout_n=RESPONSES,
         ppo_micro_batch_size_per_gpu=1,
@@ -154,11 +155,12 @@ def train(cell: Cell, warm: Policy, shares: Sequence[float] | None = None) -> di
         if cell.arm == "measured" and step + 1 == RECORDED:
             # Of the first update the ratio is 1: it has not moved, but for rounding.
             moved = pd.concat(records).query("update > 0").rename(columns={"update": "mini_batch"})
-            config = actor_config(cell, **controller.eps, shape=measured_shape(moved, cell.rate))
-    held_out = [draw_problem(random.Random(-1 - number)) for number in range(HELD_OUT)]
-    end = roll_out(policy, held_out, 1, torch.Generator().manual_seed(0))
+            with contextlib.suppress(Unreachable):  # too little has moved: the width stays sqrt(length)
+                config = actor_config(cell, **controller.eps, shape=measured_shape(moved, cell.rate))
+    rng = random.Random("evaluation")
+    end = roll_out(policy, [draw_problem(rng) for _ in range(EVALUATED)], 1, torch.Generator().manual_seed(0))
     found = {name: [_rounded(row[name]) for row in series] for name in series[0]}
-    found["accuracy"], found["length_held_out"] = end.rewards.mean().item(), end.mask.sum(1).float().mean().item()
+    found["accuracy"], found["length_evaluated"] = end.rewards.mean().item(), end.mask.sum(1).float().mean().item()
     return {**cell._asdict(), "shape": config.policy_loss.shape, **found}
 
 
