@@ -1,0 +1,89 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The laboratory of the shape study trains on the gradients of verl's worker, and repeats itself to the last digit."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+from verl.workers.utils.losses import ppo_loss
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts/studies/shape"))
+
+import lab  # noqa: E402
+import stairs  # noqa: E402
+from run import run_seed  # noqa: E402
+
+from fspo_verl.config import FSPOPolicyLossConfig  # noqa: E402
+
+LENGTHS = (1, 3, 40, 17, 96, 8)
+MICRO_BATCHES = ([0, 1], [3, 5], [2, 4])
+
+
+def tokens_of(rows, log_prob):
+    """log_prob, old_log_prob, advantages and mask of some rows, padded to the longest of them."""
+    generator = torch.Generator().manual_seed(0)
+    noise = 0.2 * torch.randn(len(LENGTHS), max(LENGTHS), generator=generator)
+    advantage = torch.randn(len(LENGTHS), 1, generator=generator)
+    mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    width = max(LENGTHS[row] for row in rows)
+    every = log_prob, log_prob.detach() + noise, advantage.expand_as(mask), mask
+    return [column[rows, :width] for column in every]
+
+
+def gradient_of_laboratory(config, log_prob):
+    for rows in MICRO_BATCHES:
+        lab.policy_loss(config, tokens_of(rows, log_prob), sum(LENGTHS), len(LENGTHS)).backward()
+
+
+def gradient_of_worker(config, log_prob):
+    """verl's ``ppo_loss`` on what its engine hands over: nested tensors, the output at place i scoring token i + 1."""
+    nest = lambda rows: torch.nested.as_nested_tensor(rows, layout=torch.jagged)  # noqa: E731
+    prompt = torch.zeros(stairs.PROMPT, dtype=torch.long)
+    for rows in MICRO_BATCHES:
+        columns = zip(*tokens_of(rows, log_prob), strict=True)
+        new, old, advantages, mask = zip(*([part[row[3]] for part in row] for row in columns), strict=True)
+        outputs = [torch.cat([torch.zeros(len(prompt) - 1), row, torch.zeros(1)]) for row in new]
+        data = {
+            "prompts": nest([prompt] * len(rows)),
+            "responses": nest([row.long() for row in mask]),
+            "response_mask": nest([row.long() for row in mask]),
+            "old_log_probs": nest(list(old)),
+            "advantages": nest(list(advantages)),
+        }
+        totals = {"dp_size": 1, "batch_num_tokens": sum(LENGTHS), "global_batch_size": len(LENGTHS)}
+        loss, _ = ppo_loss(config, {"log_probs": nest(outputs)}, tu.get_tensordict(data, totals))
+        loss.backward()
+
+
+@pytest.mark.parametrize("aggregation", ["seq-mean-token-sum", "token-mean", "seq-mean-token-mean"])
+@pytest.mark.parametrize("loss", ["fspo", "vanilla"])
+def test_the_gradient_is_that_of_verls_worker(loss, aggregation):
+    band = FSPOPolicyLossConfig(eps=0.2) if loss == "fspo" else PolicyLossConfig(loss_mode=loss)
+    gradients = []
+    for of in (gradient_of_laboratory, gradient_of_worker):
+        config = FSDPActorConfig(
+            rollout_n=2, ppo_micro_batch_size_per_gpu=1, policy_loss=band, loss_agg_mode=aggregation
+        )
+        log_prob = torch.full((len(LENGTHS), max(LENGTHS)), -1.0, requires_grad=True)
+        of(config, log_prob)
+        gradients.append(log_prob.grad)
+    assert torch.equal(*gradients)
+    trained = (gradients[0] != 0).sum(1)
+    assert 0 < trained.sum() < sum(LENGTHS)  # the clip took some and left some
+
+
+def test_a_cell_repeats_itself_to_the_last_digit(monkeypatch, tmp_path):
+    monkeypatch.setattr(stairs, "WARM_UPDATES", 3)
+    monkeypatch.setattr(lab, "EVALUATED", 16)
+    monkeypatch.setattr(lab, "PROMPTS", 8)
+    monkeypatch.setattr("run.cells", lambda experiment, seed: [lab.Cell(experiment, "sqrt", seed, steps=2)])
+    for folder in ("first", "second"):
+        run_seed("a", 3, tmp_path / folder)
+    first, second = (file.read_text() for file in sorted(tmp_path.rglob("*.json")))
+    assert first == second and len(json.loads(first)["length"]) == 2
+    torch.distributed.destroy_process_group()
