@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the cells of the study; those that have a file already are left out, so that a run can be stopped at any time.
 
-python scripts/studies/shape/run.py a d --jobs 2             experiments, of 20 seeds
+python scripts/studies/shape/run.py a d --jobs 2             experiments, of 40 seeds
 python scripts/studies/shape/run.py a --seeds 1000 1002      pilot seeds, which never count
 """
 
@@ -19,7 +19,7 @@ from tqdm import tqdm
 from fspo_verl.output import write_whole
 
 HERE = Path(__file__).resolve().parent
-SUM, SEEDS = "seq-mean-token-sum", 20
+SUM, SEEDS = "seq-mean-token-sum", 40
 AGGREGATIONS = SUM, "token-mean", "seq-mean-token-mean"
 
 
