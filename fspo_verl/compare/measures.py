@@ -56,11 +56,16 @@ def steps_to(trial: Trial, target: float) -> float:
     return float(np.interp(target, values[around], steps[around]))
 
 
-def nonfinite_steps(trial: Trial) -> int:
-    """Steps whose loss or gradient norm is not finite, or in which some response held NaN or inf."""
-    logged = [~np.isfinite(trial.series(name)) for name in ("loss", "grad_norm") if name in trial.training]
-    responses = trial.series("nonfinite_responses") > 0
-    return int(np.logical_or.reduce([responses, *logged]).sum())
+def nonfinite_steps(trial: Trial) -> float:
+    """Steps whose loss or gradient norm is not finite, or in which some response held NaN or inf.
+
+    NaN where one of the three is not logged: a zero would pass for a sound run.
+    """
+    needed = ("loss", "grad_norm", "nonfinite_responses")
+    if not trial.training.keys() >= set(needed):
+        return math.nan
+    loss, grad_norm, responses = map(trial.series, needed)
+    return float(np.sum(~np.isfinite(loss + grad_norm) | (responses > 0)))
 
 
 def clip_table(trial: Trial, band: str | None = None) -> pd.DataFrame | None:

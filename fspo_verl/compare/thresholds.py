@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from fspo_verl.analysis.fit import digits
 from fspo_verl.clips import LOSSES
 from fspo_verl.compare.measures import MEASURES, clip_rate, length_exponent, nonfinite_steps
 from fspo_verl.compare.trials import Trial
@@ -147,5 +148,4 @@ def _read(file: Path) -> dict:
 
 
 def _round(value: float | None) -> float | None:
-    """4 significant digits."""
-    return None if value is None else float(f"{value:.4g}")
+    return None if value is None else digits(value)

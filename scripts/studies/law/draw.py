@@ -27,9 +27,8 @@ from fspo_verl.analysis.clip_rates import Estimate
 from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.observe.records import read_records
 from fspo_verl.output import write_whole
-from fspo_verl.report import figures
+from fspo_verl.report import Counterfactuals, at_one_rate, counterfactuals, figures
 from fspo_verl.report.figures import STYLES, Series, Style
-from fspo_verl.report.numbers import Counterfactuals, at_one_rate, counterfactuals
 
 HERE = Path(__file__).resolve().parent
 SHAPES = {
