@@ -108,6 +108,10 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.1 or share == 0 else f"{share:.1%}" if share >= 0.001 else f"{share:.2%}"
 
 
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
 def _by_token(counted: pd.DataFrame) -> bool:
     return bool(((counted["clipped"] > 0) & (counted["clipped"] < 1)).any())
 
@@ -177,7 +181,7 @@ def _hidden_factor(effect: LengthEffect) -> float:
 
 def _fairer(records: pd.DataFrame, target: float) -> tuple[str, dict[str, float | str | None]]:
     """Advice where the clip depends on length, and the overrides of the band to take."""
-    settings = records.attrs.get("settings")
+    settings = records.attrs["settings"]
     try:
         best = fit.fits(records, target)[0]
     except fit.Unreachable as error:
@@ -185,10 +189,8 @@ def _fairer(records: pd.DataFrame, target: float) -> tuple[str, dict[str, float 
     trained = settings and settings.trained_band
     if trained is not None and trained.form == best.band.form:
         return f"Keep the clip: of the bands tried none depends less on length than a width of {best.width}.", {}
-    return (
-        f"Take a band whose width follows {best.width}; it clips {percent(target)} of these responses on each side.",
-        fit.overrides(best.band, settings),
-    )
+    take = f"Take a band whose width follows {best.width}; it clips {percent(target)} of these responses on each side."
+    return " ".join(filter(None, [take, fit.ends_following(settings)])), fit.overrides(best.band, settings)
 
 
 def _notes(records: pd.DataFrame) -> tuple[str, ...]:
@@ -197,20 +199,17 @@ def _notes(records: pd.DataFrame) -> tuple[str, ...]:
 
 def _movement(records: pd.DataFrame) -> str | None:
     if len(records) and not (records["quadratic_variation"] > 0).any():
+        return _sentence(fit.NOTHING_MOVED)
+    if len(records) and noise.on_policy(records["mini_batch"], records.attrs["settings"]).all():
         return (
-            "Nothing moved, so no clip can act. With one optimiser step per rollout the ratio stays 1: lower "
-            "actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size."
-        )
-    if len(records) and noise.on_policy(records["mini_batch"], records.attrs.get("settings")).all():
-        return (
-            "Nothing moved but for numerical noise: with one optimiser step per rollout, every clip is noise. Lower "
-            "actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size."
+            "Nothing moved but for numerical noise: with one optimiser step per rollout, every clip is noise. "
+            f"{_sentence(fit.SMALLER_MINI_BATCHES)}"
         )
     return None
 
 
 def _of_noise(records: pd.DataFrame) -> list[str]:
-    settings = records.attrs.get("settings")
+    settings = records.attrs["settings"]
     band = settings and settings.trained_band
     found = noise.of_records(records, settings, band) if len(records) else None
     if found is None:
@@ -229,13 +228,13 @@ def _of_noise(records: pd.DataFrame) -> list[str]:
 
 def _too_narrow(found: Noise, band: Band | None) -> list[str]:
     warned = noise.warning(found, band) if band is not None else None
-    return [f"{warned[0].upper()}{warned[1:]}."] if warned else []
+    return [_sentence(warned)] if warned else []
 
 
 def _incomplete(records: pd.DataFrame) -> list[str]:
-    said, (steps, responses) = [], records.attrs.get("lost", (0, 0))
+    said, (steps, responses) = [], records.attrs["lost"]
     if responses:
         said.append(f"The records of {responses:,} responses in {steps:,} steps were lost while it trained.")
-    if (rows := records.attrs.get("rows", len(records))) > len(records):
+    if (rows := records.attrs["rows"]) > len(records):
         said.append(f"A random {len(records):,} of its {rows:,} records are used (--max-rows).")
     return said

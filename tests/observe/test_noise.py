@@ -164,7 +164,7 @@ def test_calibrate_and_report_tell_the_noise(sigma, warned, tmp_path):
     spread = np.sqrt(sigma**2 + (mini_batch * 0.02) ** 2)
     log_ratio, advantage = spread * np.sqrt(length) * rng.standard_normal(2000), rng.choice([-1.0, 1.0], 2000)
     records = frame(length, log_ratio, spread**2 * length, advantage, np.arange(2000) // 4, mini_batch=mini_batch)
-    records.attrs = {"settings": RunSettings("fspo", Band()), "rows": len(records)}
+    records.attrs["settings"] = RunSettings("fspo", Band())
     run = Run("run", tmp_path, pd.DataFrame(), records, None, [])
     calibrated = calibration.calibrate(records, 0.1)
     assert calibrated.noise.sigma == pytest.approx(sigma, rel=1e-3)
