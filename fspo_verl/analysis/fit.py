@@ -25,8 +25,8 @@ import pandas as pd
 from scipy import optimize, stats
 
 from fspo_verl.analysis import clip_rates
-from fspo_verl.analysis.clip_rates import Estimate
-from fspo_verl.analysis.length_effect import LengthEffect, length_effect, prompts_of
+from fspo_verl.analysis.clip_rates import Estimate, prompts_of
+from fspo_verl.analysis.length_effect import LengthEffect, length_effect
 from fspo_verl.analysis.runs import RECORDS_DIR
 from fspo_verl.band import DUAL, Band
 from fspo_verl.clips import BandClip, standardized, upper_quantile
@@ -101,7 +101,7 @@ def resampled(records: pd.DataFrame) -> tuple[str, np.ndarray]:
     """What varies as a whole from one run to the next, and its code ``[rows]``: steps, or prompts of the only step."""
     if records["step"].nunique() > 1:
         return "steps", pd.factorize(records["step"])[0]
-    return "prompts", clip_rates.clusters(records)
+    return "prompts", prompts_of(records)
 
 
 # --- the measured shape ----------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def measured_shape(records: pd.DataFrame, target: float) -> list[list[float]]:
     knot = np.searchsorted(np.quantile(length, np.arange(1, _KNOTS) / _KNOTS), length, "right")
     knot, prompt = pd.factorize(knot, sort=True)[0], prompts_of(used)
     clusters = [pd.factorize(prompt[knot == number])[0] for number in range(knot.max() + 1)]
-    if len(clusters) < 3 or min(cluster.max() + 1 for cluster in clusters) < clip_rates.MIN_PROMPTS:
+    if len(clusters) < 3 or min(cluster.max() + 1 for cluster in clusters) < clip_rates.MIN_BIN_PROMPTS:
         raise Unreachable("too few lengths and prompts to measure a width")
     stratum = used.groupby(["step", "mini_batch", used["advantage"] > 0], observed=True).ngroup().to_numpy()
     log_length = np.log(length)
@@ -274,7 +274,7 @@ def halves(records: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         steps = np.unique(records["step"])
         later = (records["step"] > steps[(len(steps) - 1) // 2]).to_numpy()
     else:
-        later = clip_rates.clusters(records) % 2 == 1
+        later = prompts_of(records) % 2 == 1
     return records[~later], records[later]
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 
 from fspo_verl.analysis import fit
-from fspo_verl.analysis.length_effect import MIN_PROMPTS, LengthEffect, length_effect, prompts_of
+from fspo_verl.analysis.clip_rates import prompts_of
+from fspo_verl.analysis.length_effect import MIN_PROMPTS, LengthEffect, length_effect
 from fspo_verl.analysis.runs import RECORDS_DIR, Run, live_clip_rates
 from fspo_verl.band import Band
 from fspo_verl.clips import MATCHED_RATE
@@ -47,12 +48,11 @@ class Verdict:
     """Hydra overrides of the clip to take, by key; None stands for null. Empty where there is none."""
 
 
-def verdict(records: pd.DataFrame, target: float | None = None) -> Verdict:
+def verdict(records: pd.DataFrame) -> Verdict:
     """Say what the clip of a run does to lengths; too little data is an answer, not an error.
 
     Args:
         records: of :mod:`fspo_verl.observe.records`, all responses, moved or not.
-        target: clip rate of the band to advise, on each side; by default that of the run, or 0.1 where it clips tokens.
     """
     counted = records[(records["advantage"] != 0) & (records["length"] > 0)]
     if counted.empty:
@@ -70,9 +70,7 @@ def verdict(records: pd.DataFrame, target: float | None = None) -> Verdict:
     else:
         sentence = f"{_rates(counted, rate, effect)} {_dependence(len(counted), effect)}"
         if effect.depends:
-            advice, overrides = _fairer(
-                records, (MATCHED_RATE if _by_token(counted) else rate) if target is None else target
-            )
+            advice, overrides = _fairer(records, MATCHED_RATE if _by_token(counted) else rate)
         elif _hidden_factor(effect) > _SMALL_FACTOR:
             advice = "Keep the clip; record more steps to see smaller differences."
         else:
@@ -180,7 +178,7 @@ def _hidden_factor(effect: LengthEffect) -> float:
 
 
 def _fairer(records: pd.DataFrame, target: float) -> tuple[str, dict[str, float | str | None]]:
-    """Advice where the clip depends on length, and the overrides of the band to take."""
+    """Advice where the clip depends on length, and the overrides of the band to take, with this rate on each side."""
     settings = records.attrs["settings"]
     try:
         best = fit.fits(records, target)[0]

@@ -16,11 +16,11 @@ import numpy as np
 import pandas as pd
 from scipy import integrate, optimize
 
+from fspo_verl.analysis.clip_rates import CONFIDENCE, length_table
 from fspo_verl.clips import MATCHED_RATE
 from fspo_verl.compare.trials import Trial, losses
 
 LATE = 5  # steps whose mean is the value at the end of a run
-CONFIDENCE = 0.95
 MIN_SEEDS = 6
 """Of an interval: all signs of 5 differences flipped give 32 outcomes, too few for 2.5% on either side."""
 SAME = "the same in every seed"  # verdicts, here and below
@@ -74,9 +74,8 @@ def clip_table(trial: Trial, band: str | None = None) -> pd.DataFrame | None:
         return None
     counts = trial.clips.clipped if band is None else trial.clips.matched[band]
     n, clipped = np.sum(trial.clips.responses, axis=0), np.sum(counts, axis=0)
-    low, high = trial.clips.edges[:-1], np.array(trial.clips.edges[1:]) - 1
     rate = np.where(n > 0, clipped / np.maximum(n, 1), np.nan)
-    return pd.DataFrame({"low": low, "high": high, "n": n, "rate": rate, "mean_log": trial.clips.mean_log})
+    return length_table(trial.clips.edges, n=n, rate=rate, mean_log=trial.clips.mean_log)
 
 
 def clip_rate(trial: Trial) -> float:

@@ -132,10 +132,10 @@ def update(file: Path, trials: Sequence[Trial]) -> None:
     data, measured = _read(file), quantities(trials)
     if len(measured) < MIN_SEEDS:
         raise ValueError(f"thresholds come from {MIN_SEEDS} seeds or more, these are {list(measured.index)}")
-    rounded = {name: [_round(value) for value in column] for name, column in measured.items()}
+    rounded = {name: [digits(value) for value in column] for name, column in measured.items()}
     for name, limits in data["expected"].items():
         ends = interval(name, limits["direction"], np.array(rounded[name]), len(data["setup"]["seeds"]))
-        limits["low"], limits["high"] = map(_round, ends)
+        limits["low"], limits["high"] = (end if end is None else digits(end) for end in ends)
     data["measured"] = {"seeds": measured.index.tolist(), **rounded}
     file.write_text(json.dumps(data, indent=1) + "\n")
 
@@ -145,7 +145,3 @@ def _read(file: Path) -> dict:
     if differing := sorted(data["expected"].keys() ^ QUANTITIES.keys()):
         raise ValueError(f"{file} does not fit this version; names that differ: {differing}")
     return data
-
-
-def _round(value: float | None) -> float | None:
-    return None if value is None else digits(value)

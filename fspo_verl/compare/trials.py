@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fspo_verl.analysis.clip_rates import length_edges, sides
+from fspo_verl.analysis.clip_rates import length_cells, length_edges, sides
 from fspo_verl.analysis.length_effect import length_effect
 from fspo_verl.analysis.runs import Run, read_runs
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip
@@ -190,8 +190,9 @@ def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]
     row = pd.Index(steps).get_indexer(records["step"])
     records, row = records[row >= 0], row[row >= 0]  # a run may end between records and metrics
     counted = sides(records)["all"]
-    length, bins = records["length"].to_numpy(), len(edges) - 1
-    cell = row * bins + np.searchsorted(edges, length, side="right") - 1
+    length = records["length"].to_numpy()
+    cell, bins = length_cells(length, edges)
+    cell = row * bins + cell
 
     def count(weights: np.ndarray) -> np.ndarray:
         return np.bincount(cell[counted], weights[counted], len(steps) * bins).reshape(len(steps), bins)

@@ -29,11 +29,11 @@ from tqdm import tqdm
 from fspo_verl.analysis import fit
 from fspo_verl.analysis.clip_rates import (
     Estimate,
-    clusters,
     length_edges,
     length_reweighting_error,
     lre_of_an_unclipped_bin,
     number,
+    prompts_of,
     rate_by_length,
     sides,
 )
@@ -212,7 +212,7 @@ def measures(records: pd.DataFrame, clipped: np.ndarray, edges) -> tuple[pd.Data
         loses nothing), and the length effect: exponent, exponent_lower, exponent_upper, p; NaN without one.
     """
     counted = sides(records)["all"]
-    length, shares, cluster = records["length"][counted], np.asarray(clipped)[counted], clusters(records[counted])
+    length, shares, cluster = records["length"][counted], np.asarray(clipped)[counted], prompts_of(records[counted])
     table, whole = (rate_by_length(length, shares, bins, clusters=cluster) for bins in (edges, edges[[0, -1]]))
     overall = whole.iloc[0][["n", "rate", "lower", "upper"]].to_dict()
     effect = length_effect(records, clipped)

@@ -113,13 +113,13 @@ def calibrate(records: pd.DataFrame, target: float) -> Calibration:
     """
     if not (records["quadratic_variation"] > 0).any():
         raise ValueError(NOTHING_MOVED)
-    if clip_rates.clusters(records).max() == 0:
+    if fit.resampled(records)[1].max() == 0:
         raise ValueError("all records are of one prompt in one step, and no other says what holds beyond it")
     settings, fits = records.attrs["settings"], fit.fits(records, target)
     others = [clip for clip in CLIPS.values() if clip.name != "fspo"]
     return Calibration(
         target,
-        verdict(records, target),
+        verdict(records),
         settings and settings.trained_band,
         fit.resampled(records)[0],
         fits,

@@ -372,12 +372,8 @@ def metrics_of(records, bypass=False):
         rows[step] = {
             "actor/fspo/log_ratio_per_sqrt_length": per_sqrt.mean(),
             "actor/fspo/log_ratio_per_sqrt_length_squared": (per_sqrt**2).mean(),
-            "actor/fspo/log_ratio_per_token": (part.log_ratio / part.length).mean(),
-            "actor/fspo/sigma_squared": (part.quadratic_variation / part.length).mean(),
             "actor/fspo/sequence_fraction": 1.0,
             "actor/fspo/on_policy_fraction": 0.0 if bypass else (part.mini_batch == 0).mean(),
-            "response_length/mean": part.length.mean(),
-            "response_length/max": part.length.max(),
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("step")
 

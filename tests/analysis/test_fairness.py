@@ -13,7 +13,7 @@ from scipy import stats
 from simulated_records import assert_covered, frame, group_lengths, holds
 
 from fspo_verl.analysis import clip_rates
-from fspo_verl.analysis.clip_rates import clusters, length_edges
+from fspo_verl.analysis.clip_rates import length_edges
 from fspo_verl.clips import CLIPS, TokenClip
 from fspo_verl.report import at_one_rate, counterfactuals
 
@@ -84,13 +84,6 @@ def test_bad_lengths_are_refused():
         length_edges([3, 0])
     with pytest.raises(ValueError, match="lengths 3 to 9 are not covered by the edges"):
         clip_rates.rate_by_length([3, 9], [0, 0], [3, 9], [0, 1])
-
-
-def test_clusters_are_prompts_within_a_step():
-    records = frame([1] * 6, prompt=["a", "b", "a", "a", "b", "a"], step=[1, 1, 1, 2, 2, 2])
-    code = clusters(records)
-    assert sorted(set(code)) == [0, 1, 2, 3]
-    assert code[0] == code[2] and code[3] == code[5] and len({code[0], code[1], code[3], code[4]}) == 4
 
 
 def table_of(counts, rates):

@@ -446,7 +446,7 @@ def test_committed_thresholds_come_from_what_was_measured():
     for name, limits in data["expected"].items():
         measured, seeds = np.array(data["measured"][name]), len(data["setup"]["seeds"])
         ends = thresholds.interval(name, limits["direction"], measured, seeds)
-        assert [limits["low"], limits["high"]] == [thresholds._round(end) for end in ends]
+        assert [limits["low"], limits["high"]] == [end if end is None else thresholds.digits(end) for end in ends]
 
 
 # --- the script -------------------------------------------------------------------------------------------------------
@@ -585,18 +585,6 @@ def test_the_studies_answer_from_their_records(tmp_path):
     for name in ("parts", "solvable"):
         trials = load(ROOT / f"scripts/studies/{name}/{name}.json")
         assert compare(trials).losses[0] == "fspo"
-
-
-def test_regimes_are_trained_apart(runs, tmp_path):
-    args = comparison.parse_args(["--seeds", "1,2", "--losses", "fspo,gspo", "--output", str(tmp_path), "--", "a.b=1"])
-    of_regime = regimes.runs_of(args, 16, 1e-3)
-    assert {run.folder.parent for run in of_regime} == {regimes.folder(args, 16, 1e-3)} and len(of_regime) == 4
-    for run in of_regime:
-        asked = {"actor_rollout_ref.actor.ppo_epochs=16", "actor_rollout_ref.actor.optim.lr=0.001", "a.b=1"}
-        assert asked <= set(run.overrides)
-        shutil.copytree(runs / run.folder.name, run.folder)
-    found = regimes.results(regimes.folder(args, 16, 1e-3), 64, 1e-3)
-    assert [(cell["loss"], cell["steps_per_rollout"]) for cell in found] == [("fspo", 64)] * 2 + [("gspo", 64)] * 2
 
 
 def test_a_training_run_reaches_its_process_whole(tmp_path):

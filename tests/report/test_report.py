@@ -68,7 +68,7 @@ def edges_of(found) -> np.ndarray:
 
 def rates_by_length(made, run, clipped) -> pd.DataFrame:
     counted = run.records[run.records.advantage != 0]
-    return clip_rates.rate_by_length(counted.length, clipped, edges_of(made.runs), clip_rates.clusters(counted))
+    return clip_rates.rate_by_length(counted.length, clipped, edges_of(made.runs), clip_rates.prompts_of(counted))
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
