@@ -65,7 +65,7 @@ def nonfinite_steps(trial: Trial) -> float:
     if not trial.training.keys() >= set(needed):
         return math.nan
     loss, grad_norm, responses = map(trial.series, needed)
-    return float(np.sum(~np.isfinite(loss + grad_norm) | (responses > 0)))
+    return int(np.sum(~np.isfinite(loss + grad_norm) | (responses > 0)))
 
 
 def clip_table(trial: Trial, band: str | None = None) -> pd.DataFrame | None:

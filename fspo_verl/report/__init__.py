@@ -12,7 +12,6 @@ import base64
 import contextlib
 import json
 import math
-import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ import torch
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
+from fspo_verl import __version__
 from fspo_verl.analysis import fit
 from fspo_verl.analysis.clip_rates import (
     Estimate,
@@ -45,9 +45,7 @@ from fspo_verl.observe.metrics import NAMES
 from fspo_verl.output import show, write_whole
 from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES, Series, Style
-from fspo_verl.versions import installed
 
-_MADE_WITH = ("fspo-verl", "numpy", "scipy", "pandas", "matplotlib")
 _POINTS = 4000  # of a scatter plot
 _FIGURES = ("clip_rate_by_length", "counterfactuals", "log_ratio_by_length")
 _DASH = "–"
@@ -137,7 +135,7 @@ def build(runs: Sequence[Run], bins: int = 8) -> dict[str, bytes]:
             images = [base64.b64encode(image).decode() for image in (svg, *figures.render(part.draw, 1, "svg"))]
             part.wide, part.narrow = (f"data:image/svg+xml;base64,{image}" for image in images)
     facts = {
-        "versions": {name: installed(name) for name in _MADE_WITH} | {"Python": platform.python_version()},
+        "version": __version__,
         "length_edges": edges.tolist(),
         "matched_rate": MATCHED_RATE,
         "runs": _rows(pd.DataFrame(map(summary, analyses))),
