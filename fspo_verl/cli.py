@@ -96,7 +96,7 @@ COMMANDS = {
         "selftest", "whether a machine trains FSPO right, and how small an eps means anything there", selftest_arguments
     ),
     "calibrate": Command(
-        "report.calibration", "the band that gives a target clip rate, from the records of a run", calibrate_arguments
+        "analysis.calibration", "the band that gives a target clip rate, from the records of a run", calibrate_arguments
     ),
     "report": Command(
         "report", "one page of figures and numbers on length fairness, from one or several runs", report_arguments

@@ -16,6 +16,7 @@ from simulated_records import assert_covered, frame, holds, simulate_run
 
 from fspo_verl import cli
 from fspo_verl.analysis import clip_rates, fit
+from fspo_verl.analysis.calibration import calibrate
 from fspo_verl.analysis.fit import MEASURED, ROOT, WIDTHS, from_metrics, measured_shape
 from fspo_verl.analysis.length_effect import length_effect
 from fspo_verl.analysis.verdict import verdict
@@ -24,7 +25,6 @@ from fspo_verl.clips import BandClip, ratio_band, standardized, upper_quantile
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings
-from fspo_verl.report.calibration import calibrate
 
 SEEDS = 200
 

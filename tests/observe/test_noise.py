@@ -17,6 +17,7 @@ from test_policy_loss import CUTS, actor_config, padded_batch
 from test_records import counted_ppo_loss, train, writers  # noqa: F401  fixtures
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
+from fspo_verl.analysis import calibration
 from fspo_verl.analysis.runs import Run
 from fspo_verl.analysis.verdict import verdict, verdict_of
 from fspo_verl.band import Band
@@ -25,7 +26,6 @@ from fspo_verl.launch import doctor
 from fspo_verl.observe import noise, observer
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings
-from fspo_verl.report import calibration
 
 ON_POLICY = ("on_policy_fraction", "on_policy_sigma_squared", "on_policy_outside_fraction")
 
