@@ -85,7 +85,6 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", type=Path, metavar="DIR", help="where results go (default: the first PATH, or its folder)")
     add("--baseline", default="fspo", metavar="LOSS", help="loss that others are compared to (default: %(default)s)")
     add("--target", type=float, default=0.5, help="the accuracy to which steps are counted (default: %(default)s)")
-    add("--steps", type=int, metavar="N", help="compare the runs as they stood after N steps")
     one = parser.add_mutually_exclusive_group().add_argument
     one("--check", type=Path, metavar="JSON", help="fail unless every number is within these thresholds")
     one("--update", type=Path, metavar="JSON", help="write the thresholds that these runs give")
@@ -104,10 +103,10 @@ COMMANDS = {
         "selftest", "whether a machine trains FSPO right, and how small an eps means anything there", selftest_arguments
     ),
     "calibrate": Command(
-        "report.calibration", "the band that gives a target clip rate, from the records of a run", calibrate_arguments
+        "analysis.calibration", "the band that gives a target clip rate, from the records of a run", calibrate_arguments
     ),
     "report": Command(
-        "report.page", "one page of figures and numbers on length fairness, from one or several runs", report_arguments
+        "report", "one page of figures and numbers on length fairness, from one or several runs", report_arguments
     ),
     "compare": Command(
         "compare", "several losses over several seeds: paired differences with intervals", compare_arguments

@@ -46,11 +46,6 @@ class Clip:
     note: str = ""  # what a reader should know before choosing it
 
     @property
-    def title(self) -> str:
-        """Its name with its constants, for tables."""
-        return f"{self.label}, {self.range}" if self.range else self.label
-
-    @property
     def eps(self) -> dict[str, float | None]:
         """Its range as eps_low, eps_high and eps_dual; None for what it has not."""
         return dict.fromkeys(("eps_low", "eps_high", "eps_dual"))

@@ -16,7 +16,7 @@ def frame(length, log_ratio=0.0, quadratic_variation=0.0, advantage=1.0, prompt=
     n = len(length)
     log_ratio = np.broadcast_to(log_ratio, n).astype(np.float32)
     prompt = pd.Categorical(range(n) if prompt is None else prompt)
-    return pd.DataFrame(
+    records = pd.DataFrame(
         {
             "step": np.broadcast_to(step, n).astype(np.int32),
             "mini_batch": np.zeros(n, np.int32),
@@ -32,6 +32,8 @@ def frame(length, log_ratio=0.0, quadratic_variation=0.0, advantage=1.0, prompt=
         }
         | columns
     )
+    records.attrs = {"settings": None, "rows": n, "lost": (0, 0)}
+    return records
 
 
 def group_lengths(rng, prompts, group, low=10, high=400):

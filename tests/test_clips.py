@@ -12,13 +12,17 @@ import pandas as pd
 import pytest
 import synthetic_run
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from simulated_records import frame
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 from verl.workers.config import FSDPActorConfig
 
 from fspo_verl.band import Band
-from fspo_verl.clips import CLIPS, LOSSES, BandClip, TokenClip, of_run
+from fspo_verl.clips import CLIPS, LOSSES, BandClip, TokenClip, of_run, upper_quantile
 from fspo_verl.loss import fspo_loss
 from fspo_verl.observe.columns import token_columns
 from fspo_verl.observe.settings import RunSettings
@@ -135,16 +139,18 @@ def test_a_clip_takes_what_its_definition_says(batch, records, name):
     [
         ("grpo", {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0}),
         ("dppo_tv", {"clip_ratio_low": 0.15, "clip_ratio_high": 0.15, "clip_ratio_c": 1e4}),
+        ("gspo", {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}),
     ],
 )
-def test_a_token_clip_drops_what_verls_loss_gives_no_gradient(batch, records, name, ranges):
+def test_a_clip_drops_what_verls_loss_gives_no_gradient(batch, records, name, ranges):
     log_prob, old, advantages, mask = batch
     log_prob = torch.where(mask, log_prob, 0.0).requires_grad_()
     config, clip = FSDPActorConfig(rollout_n=4, ppo_micro_batch_size_per_gpu=1, **ranges), CLIPS[name]
     loss, _ = get_policy_loss_fn(clip.loss_mode)(old, log_prob, advantages, mask, "token-sum", config)
     loss.backward()
-    dropped = ((log_prob.grad == 0) & mask & (advantages != 0)).sum(-1)
-    np.testing.assert_array_equal(records[clip.column], dropped)
+    share = ((log_prob.grad == 0) & mask & (advantages != 0)).sum(-1) / mask.sum(-1)
+    assert 0 < share.mean() < 0.8
+    np.testing.assert_allclose(clip.clipped(records), share, rtol=1e-6)
 
 
 REJECTIONS = {
@@ -165,13 +171,69 @@ def test_rejections_are_those_of_verls_rollout_correction(batch, records, name):
 # --- the catalogue ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name, clip in CLIPS.items() if isinstance(clip, BandClip)])
-@pytest.mark.parametrize("rate", [0.05, 0.3])
-def test_a_matched_clip_takes_the_rate(records, name, rate):
+BANDS = [name for name, clip in CLIPS.items() if isinstance(clip, BandClip)]
+
+
+@pytest.mark.parametrize("name", BANDS)
+@pytest.mark.parametrize("rate", [0.02, 0.1, 0.4])
+def test_a_matched_clip_takes_the_rate_and_keeps_its_shape(records, name, rate):
     counted = (records.advantage != 0).sum()
+    before, matched = CLIPS[name].band, CLIPS[name].matched(records, rate)
     # A single token has S/√Q of 1 or -1: ties, which cannot be parted.
-    clipped = CLIPS[name].matched(records, rate).clipped(records)
-    assert clipped.sum() == pytest.approx(math.floor(rate * counted), abs=8 if CLIPS[name].band.is_studentized else 1)
+    assert matched.clipped(records).sum() == pytest.approx(
+        math.floor(rate * counted), abs=8 if before.is_studentized else 1
+    )
+    factor = matched.band.low / before.low
+    assert (matched.band.high, matched.band.dual) == pytest.approx((factor * before.high, factor * before.dual))
+    assert matched.band.form == before.form
+
+
+@pytest.mark.parametrize("name", [name for name in BANDS if not CLIPS[name].rejects])
+def test_an_edge_is_inside_in_the_precision_of_the_loss(name):
+    length, q = torch.arange(1.0, 1001), torch.linspace(0.01, 2, 1000)
+    low, high, dual = (edge.numpy() for edge in CLIPS[name].band.edges(length, q))
+    for s, advantage, beyond in ((high, 1, np.inf), (low, -1, -np.inf), (dual, -1, np.inf)):
+        if np.isfinite(s).all():
+            on_edge = frame(length.numpy(), s, q.numpy(), advantage)
+            assert not CLIPS[name].clipped(on_edge).any()
+            assert CLIPS[name].clipped(on_edge.assign(log_ratio=np.nextafter(s, np.float32(beyond)))).all()
+
+
+def test_a_rate_that_too_few_responses_can_reach_is_refused():
+    records = frame([10] * 8, [0.4, 0.5, 0.6] + [0.0] * 5, [0.1] * 3 + [0.0] * 5)
+    assert CLIPS["fixed_band"].matched(records, 0.25).clipped(records).sum() == 2
+    with pytest.raises(ValueError, match="fixed_band cannot clip 0.5 of these responses, as only 0.375 of them"):
+        CLIPS["fixed_band"].matched(records, 0.5)
+    with pytest.raises(ValueError, match="no response has an advantage"):
+        CLIPS["fixed_band"].matched(records.assign(advantage=0.0), 0.1)
+
+
+@given(st.lists(st.integers(-9, 9).map(float), min_size=1), st.floats(0, 0.999))
+def test_upper_quantile_is_the_smallest_value_with_at_most_the_share_beyond(values, share):
+    found = upper_quantile(values, share)
+    values = np.array(values)
+    assert found in values and (values > found).sum() <= share * len(values) + 1e-9
+    for smaller in values[values < found]:
+        assert (values > smaller).sum() > share * len(values) + 1e-9
+
+
+@pytest.mark.parametrize("name", ["fspo", "fixed_band", "gspo"])
+def test_stock_constants_are_those_of_the_packaged_configs(name):
+    group = resources.files("fspo_verl.configs") / "algorithm.policy_loss"
+    actor = OmegaConf.create((group / f"{name}.yaml").read_text()).actor_rollout_ref.actor
+    band = CLIPS[name].band
+    if name == "gspo":
+        expected = {
+            "eps_low": -math.log(1 - actor.clip_ratio_low),
+            "eps_high": math.log(1 + actor.clip_ratio_high),
+            "eps_dual": math.inf,
+            "length_power": 1.0,
+        }
+    else:
+        expected = Band.fields_in(actor.policy_loss)
+    for field, value in expected.items():
+        assert getattr(band, field) == (pytest.approx(value, rel=1e-12) if isinstance(value, float) else value)
+    assert band.normalization == "plain"
 
 
 def test_a_token_clip_has_one_range():

@@ -18,7 +18,7 @@ CONFIDENCE = 0.95
 # What a length bin needs to take part in an LRE, or in a regression over bins. Prompts count as well, as the responses
 # to a few of them tell little, however many they are.
 MIN_COUNT = 50  # responses
-MIN_PROMPTS = 10
+MIN_BIN_PROMPTS = 10
 
 
 class Estimate(NamedTuple):
@@ -38,10 +38,10 @@ def number(value: float, form: str) -> str:
     return "-" if math.isnan(value) else format(value, form)
 
 
-def clusters(records: pd.DataFrame) -> np.ndarray:
-    """Integer code ``[rows]`` of the cluster (step, prompt) of each row, from 0 without gaps."""
-    (step, _), (prompt, prompts) = (pd.factorize(records[name], use_na_sentinel=False) for name in ("step", "prompt"))
-    return pd.factorize(step * np.int64(len(prompts)) + prompt)[0]
+def prompts_of(records: pd.DataFrame) -> np.ndarray:
+    """Integer code ``[rows]`` of the prompt, the same in every epoch where the records tell; from 0 without gaps."""
+    name = "prompt_text_hash" if "prompt_text_hash" in records else "prompt"
+    return pd.factorize(records[name], use_na_sentinel=False)[0]
 
 
 def t_quantile(freedom, confidence: float = CONFIDENCE):
@@ -87,7 +87,7 @@ def rate_by_length(
         length: ``[rows]`` tokens.
         clipped: ``[rows]`` bool, or shares between 0 and 1.
         edges: of :func:`length_edges`.
-        clusters: ``[rows]`` codes of :func:`clusters`, or of what else varies as a whole.
+        clusters: ``[rows]`` codes of :func:`prompts_of`, or of what else varies as a whole.
         confidence: of the interval.
         rerun: the interval is to hold the rate of other data of the same size, and not that of endless data: its
             variance is then twice as large, once for either.
@@ -110,7 +110,7 @@ def rate_by_length(
 def takes_part(table: pd.DataFrame, min_count: int = MIN_COUNT) -> pd.Series:
     """bool per bin of a table: ``min_count`` responses or more, and 10 prompts (``clusters``) where the table tells."""
     enough = table["n"] >= min_count
-    return enough & (table["clusters"] >= MIN_PROMPTS) if "clusters" in table else enough
+    return enough & (table["clusters"] >= MIN_BIN_PROMPTS) if "clusters" in table else enough
 
 
 def length_reweighting_error(table: pd.DataFrame, min_count: int = MIN_COUNT) -> float:

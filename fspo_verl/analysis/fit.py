@@ -13,6 +13,7 @@ another seed does to the course of a whole run is not in it.
 Without records :func:`from_metrics` takes eps from the live metrics of a run, by a Gaussian law.
 """
 
+import contextlib
 import dataclasses
 import math
 import shlex
@@ -24,8 +25,8 @@ import pandas as pd
 from scipy import optimize, stats
 
 from fspo_verl.analysis import clip_rates
-from fspo_verl.analysis.clip_rates import Estimate
-from fspo_verl.analysis.length_effect import LengthEffect, length_effect, prompts_of
+from fspo_verl.analysis.clip_rates import Estimate, prompts_of
+from fspo_verl.analysis.length_effect import LengthEffect, length_effect
 from fspo_verl.analysis.runs import RECORDS_DIR
 from fspo_verl.band import DUAL, Band
 from fspo_verl.clips import BandClip, standardized, upper_quantile
@@ -38,9 +39,9 @@ ACTOR = "actor_rollout_ref.actor."
 KEY = f"{ACTOR}policy_loss."
 WIDTHS = ROOT, MEASURED = ("sqrt(length)", "a measured curve")
 """What the width of a band may follow."""
+SMALLER_MINI_BATCHES = f"lower {ACTOR}ppo_mini_batch_size below data.train_batch_size"
 NOTHING_MOVED = (
-    "no recorded response has moved (Q = 0 in all of them): with one optimiser step per rollout the ratio stays 1 and "
-    "no clip can act; lower actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size"
+    f"nothing moved, so no clip can act: with one optimiser step per rollout the ratio stays 1; {SMALLER_MINI_BATCHES}"
 )
 _DUAL_SHARE = 0.1  # of the target: what the dual clip may take of the responses with A < 0 before it is widened
 _KNOTS = 6
@@ -100,7 +101,7 @@ def resampled(records: pd.DataFrame) -> tuple[str, np.ndarray]:
     """What varies as a whole from one run to the next, and its code ``[rows]``: steps, or prompts of the only step."""
     if records["step"].nunique() > 1:
         return "steps", pd.factorize(records["step"])[0]
-    return "prompts", clip_rates.clusters(records)
+    return "prompts", prompts_of(records)
 
 
 # --- the measured shape ----------------------------------------------------------------------------------------------
@@ -139,7 +140,7 @@ def measured_shape(records: pd.DataFrame, target: float) -> list[list[float]]:
     knot = np.searchsorted(np.quantile(length, np.arange(1, _KNOTS) / _KNOTS), length, "right")
     knot, prompt = pd.factorize(knot, sort=True)[0], prompts_of(used)
     clusters = [pd.factorize(prompt[knot == number])[0] for number in range(knot.max() + 1)]
-    if len(clusters) < 3 or min(cluster.max() + 1 for cluster in clusters) < clip_rates.MIN_PROMPTS:
+    if len(clusters) < 3 or min(cluster.max() + 1 for cluster in clusters) < clip_rates.MIN_BIN_PROMPTS:
         raise Unreachable("too few lengths and prompts to measure a width")
     stratum = used.groupby(["step", "mini_batch", used["advantage"] > 0], observed=True).ngroup().to_numpy()
     log_length = np.log(length)
@@ -227,13 +228,10 @@ def fits(records: pd.DataFrame, target: float) -> tuple[Fit, ...]:
     root = fitted(records, ROOT, target)
     if root.is_fair:
         return (root,)
-    found = [dataclasses.replace(root, held_out=held_out(records, ROOT, target))]
-    try:
-        found.append(
-            dataclasses.replace(fitted(records, MEASURED, target), held_out=held_out(records, MEASURED, target))
-        )
-    except Unreachable:
-        pass
+    found = [root]
+    with contextlib.suppress(Unreachable):
+        found.append(fitted(records, MEASURED, target))
+    found = [dataclasses.replace(one, held_out=held_out(records, one.width, target)) for one in found]
     found.sort(key=lambda one: abs(one.held_out.exponent) if one.held_out else math.inf)
     return tuple(found)
 
@@ -276,7 +274,7 @@ def halves(records: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
         steps = np.unique(records["step"])
         later = (records["step"] > steps[(len(steps) - 1) // 2]).to_numpy()
     else:
-        later = clip_rates.clusters(records) % 2 == 1
+        later = prompts_of(records) % 2 == 1
     return records[~later], records[later]
 
 
@@ -367,6 +365,16 @@ def overrides(band: Band, settings: RunSettings | None = None) -> dict[str, floa
         values["target_clip_rate"] = None  # or eps would move on from these values
     loss = {"+algorithm.policy_loss": "fspo"} if settings and settings.loss != "fspo" else {}
     return loss | {KEY + name: value for name, value in values.items()}
+
+
+def ends_following(settings: RunSettings | None) -> str | None:
+    """What a reader of :func:`overrides` has to know of a run whose eps followed a clip rate; None of any other."""
+    if settings is None or settings.target_clip_rate is None:
+        return None
+    return (
+        f"The eps of this run followed a clip rate of {settings.target_clip_rate:g}, and these overrides fix it. With "
+        "target_clip_rate=RATE for null it starts there and follows RATE."
+    )
 
 
 def pasted(items: dict[str, float | str | None]) -> list[str]:

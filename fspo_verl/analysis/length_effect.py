@@ -26,7 +26,7 @@ import pandas as pd
 from scipy.optimize import brentq
 from scipy.stats import t as student
 
-from fspo_verl.analysis.clip_rates import CONFIDENCE
+from fspo_verl.analysis.clip_rates import CONFIDENCE, prompts_of
 
 MIN_PROMPTS = 20
 """Prompts with a clip, below which the test says nothing."""
@@ -94,12 +94,6 @@ def length_score(records: pd.DataFrame, clipped: np.ndarray) -> float:
     """The statistic of the test of k = 0: above 0 where longer responses are clipped more; NaN where there is none."""
     data = _Strata.of(records, clipped)
     return math.nan if data is None else data.statistic(0.0)
-
-
-def prompts_of(records: pd.DataFrame) -> np.ndarray:
-    """Integer code ``[rows]`` of the prompt, the same in every epoch where the records tell."""
-    name = "prompt_text_hash" if "prompt_text_hash" in records else "prompt"
-    return pd.factorize(records[name], use_na_sentinel=False)[0]
 
 
 class _Strata(NamedTuple):

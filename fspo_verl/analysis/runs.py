@@ -28,7 +28,6 @@ logger = logging.getLogger("fspo_verl")
 
 _ACTOR = "actor_rollout_ref.actor"
 RECORDS_DIR = f"{_ACTOR}.policy_loss.records_dir"
-_NAME = "trainer.experiment_name"
 
 
 @dataclass
@@ -55,11 +54,11 @@ class Run:
     @property
     def settings(self) -> RunSettings | None:
         """As the records have them, or else loss, band and clip range out of the config; None without either."""
-        recorded = self.records.attrs.get("settings")
-        policy_loss = _select(self.config, f"{_ACTOR}.policy_loss")
-        if recorded or policy_loss is None:
+        recorded = self.records.attrs["settings"]
+        policy_loss = _select(self.config, f"{_ACTOR}.policy_loss") or {}
+        if recorded or "loss_mode" not in policy_loss:
             return recorded
-        loss = policy_loss.get("loss_mode", "vanilla")
+        loss = policy_loss["loss_mode"]
         band = Band(**Band.fields_in(policy_loss)) if loss == "fspo" else None
         target = policy_loss.get("target_clip_rate")
         clip_range = clip_ratios(lambda key: _select(self.config, f"{_ACTOR}.{key}"))
@@ -210,17 +209,11 @@ def live_clip_rates(metrics: pd.DataFrame) -> pd.DataFrame:
     return table.assign(rate=table.clipped / table.responses)
 
 
-def config_differences(runs: Sequence[Run]) -> pd.DataFrame:
-    """Config keys whose values differ between runs: a row per key (dotted), a text column per run that has a config.
-
-    Left out is what differs between any two runs: the experiment's name, and values that agree once this name, or that
-    of the run's folder, is taken out of their paths.
-    """
-    configured = {run.name: run for run in runs if run.config is not None}
-    texts = {name: pd.json_normalize(run.config).iloc[0].map(str) for name, run in configured.items()}
-    table = pd.DataFrame(texts, dtype=object).fillna("(not set)")
-    neutral = pd.DataFrame({name: _without_own_names(table[name], run) for name, run in configured.items()})
-    return table[(neutral.nunique(axis=1) > 1) & (table.index != _NAME)].sort_index().rename_axis("key")
+def override_differences(runs: Sequence[Run]) -> pd.DataFrame:
+    """Overrides that not all of these runs were launched with: a row per key, a text column per run."""
+    given = {run.name: dict(text.partition("=")[::2] for text in run.overrides) for run in runs if run.overrides}
+    table = pd.DataFrame(given, dtype=object).fillna("(not set)")
+    return table[table.nunique(axis=1) > 1].sort_index().rename_axis("key")
 
 
 def _is_metrics_file(file: Path) -> bool:
@@ -304,9 +297,3 @@ def _select(config: dict | None, key: str):
 
 def _modified(file: Path) -> float:
     return file.stat().st_mtime
-
-
-def _without_own_names(texts: pd.Series, run: Run) -> pd.Series:
-    """The values, the run's own names in their paths replaced; only whole parts of a path count as a name."""
-    own = {run.folder.resolve().name, _select(run.config, _NAME)}
-    return texts.map(lambda t: "/".join("*" if part in own else part for part in t.split("/")) if "/" in t else t)

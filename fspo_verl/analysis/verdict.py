@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 
 from fspo_verl.analysis import fit
-from fspo_verl.analysis.length_effect import MIN_PROMPTS, LengthEffect, length_effect, prompts_of
+from fspo_verl.analysis.clip_rates import prompts_of
+from fspo_verl.analysis.length_effect import MIN_PROMPTS, LengthEffect, length_effect
 from fspo_verl.analysis.runs import RECORDS_DIR, Run, live_clip_rates
 from fspo_verl.band import Band
 from fspo_verl.clips import MATCHED_RATE
@@ -47,12 +48,11 @@ class Verdict:
     """Hydra overrides of the clip to take, by key; None stands for null. Empty where there is none."""
 
 
-def verdict(records: pd.DataFrame, target: float | None = None) -> Verdict:
+def verdict(records: pd.DataFrame) -> Verdict:
     """Say what the clip of a run does to lengths; too little data is an answer, not an error.
 
     Args:
         records: of :mod:`fspo_verl.observe.records`, all responses, moved or not.
-        target: clip rate of the band to advise, on each side; by default that of the run, or 0.1 where it clips tokens.
     """
     counted = records[(records["advantage"] != 0) & (records["length"] > 0)]
     if counted.empty:
@@ -70,9 +70,7 @@ def verdict(records: pd.DataFrame, target: float | None = None) -> Verdict:
     else:
         sentence = f"{_rates(counted, rate, effect)} {_dependence(len(counted), effect)}"
         if effect.depends:
-            advice, overrides = _fairer(
-                records, (MATCHED_RATE if _by_token(counted) else rate) if target is None else target
-            )
+            advice, overrides = _fairer(records, MATCHED_RATE if _by_token(counted) else rate)
         elif _hidden_factor(effect) > _SMALL_FACTOR:
             advice = "Keep the clip; record more steps to see smaller differences."
         else:
@@ -106,6 +104,10 @@ def verdict_of(run: Run) -> Verdict:
 def percent(share: float) -> str:
     """A share in per cent, with two digits below 10%."""
     return f"{share:.0%}" if share >= 0.1 or share == 0 else f"{share:.1%}" if share >= 0.001 else f"{share:.2%}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _by_token(counted: pd.DataFrame) -> bool:
@@ -176,8 +178,8 @@ def _hidden_factor(effect: LengthEffect) -> float:
 
 
 def _fairer(records: pd.DataFrame, target: float) -> tuple[str, dict[str, float | str | None]]:
-    """Advice where the clip depends on length, and the overrides of the band to take."""
-    settings = records.attrs.get("settings")
+    """Advice where the clip depends on length, and the overrides of the band to take, with this rate on each side."""
+    settings = records.attrs["settings"]
     try:
         best = fit.fits(records, target)[0]
     except fit.Unreachable as error:
@@ -185,10 +187,8 @@ def _fairer(records: pd.DataFrame, target: float) -> tuple[str, dict[str, float 
     trained = settings and settings.trained_band
     if trained is not None and trained.form == best.band.form:
         return f"Keep the clip: of the bands tried none depends less on length than a width of {best.width}.", {}
-    return (
-        f"Take a band whose width follows {best.width}; it clips {percent(target)} of these responses on each side.",
-        fit.overrides(best.band, settings),
-    )
+    take = f"Take a band whose width follows {best.width}; it clips {percent(target)} of these responses on each side."
+    return " ".join(filter(None, [take, fit.ends_following(settings)])), fit.overrides(best.band, settings)
 
 
 def _notes(records: pd.DataFrame) -> tuple[str, ...]:
@@ -197,20 +197,17 @@ def _notes(records: pd.DataFrame) -> tuple[str, ...]:
 
 def _movement(records: pd.DataFrame) -> str | None:
     if len(records) and not (records["quadratic_variation"] > 0).any():
+        return _sentence(fit.NOTHING_MOVED)
+    if len(records) and noise.on_policy(records["mini_batch"], records.attrs["settings"]).all():
         return (
-            "Nothing moved, so no clip can act. With one optimiser step per rollout the ratio stays 1: lower "
-            "actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size."
-        )
-    if len(records) and noise.on_policy(records["mini_batch"], records.attrs.get("settings")).all():
-        return (
-            "Nothing moved but for numerical noise: with one optimiser step per rollout, every clip is noise. Lower "
-            "actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size."
+            "Nothing moved but for numerical noise: with one optimiser step per rollout, every clip is noise. "
+            f"{_sentence(fit.SMALLER_MINI_BATCHES)}"
         )
     return None
 
 
 def _of_noise(records: pd.DataFrame) -> list[str]:
-    settings = records.attrs.get("settings")
+    settings = records.attrs["settings"]
     band = settings and settings.trained_band
     found = noise.of_records(records, settings, band) if len(records) else None
     if found is None:
@@ -229,13 +226,13 @@ def _of_noise(records: pd.DataFrame) -> list[str]:
 
 def _too_narrow(found: Noise, band: Band | None) -> list[str]:
     warned = noise.warning(found, band) if band is not None else None
-    return [f"{warned[0].upper()}{warned[1:]}."] if warned else []
+    return [_sentence(warned)] if warned else []
 
 
 def _incomplete(records: pd.DataFrame) -> list[str]:
-    said, (steps, responses) = [], records.attrs.get("lost", (0, 0))
+    said, (steps, responses) = [], records.attrs["lost"]
     if responses:
         said.append(f"The records of {responses:,} responses in {steps:,} steps were lost while it trained.")
-    if (rows := records.attrs.get("rows", len(records))) > len(records):
+    if (rows := records.attrs["rows"]) > len(records):
         said.append(f"A random {len(records):,} of its {rows:,} records are used (--max-rows).")
     return said

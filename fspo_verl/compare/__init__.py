@@ -206,7 +206,7 @@ def compare(trials: Sequence[Trial], baseline: str = "fspo", target: float = 0.5
     if baseline not in losses(trials):
         raise ValueError(f"no run of the baseline {baseline!r}; there are {', '.join(losses(trials))}")
     if unlike := _unlike(trials, lambda trial: trial.steps):
-        raise ValueError(f"the runs have different numbers of steps: {unlike}; --steps N compares the first N")
+        raise ValueError(f"the runs have different numbers of steps: {unlike}")
     if unlike := _unlike(trials, lambda trial: tuple(trial.validation)):
         raise ValueError(f"the runs were validated at different steps: {unlike}")
     values = measures.measure(trials, target)
@@ -248,12 +248,6 @@ def main(args: argparse.Namespace) -> int:
     """Compare, and check or update thresholds; returns 1 where a threshold is not kept."""
     trials = load(*args.paths)
     first = args.paths[0]
-    if args.steps is not None:
-        if args.steps < 1:
-            raise ValueError(f"--steps {args.steps}: a comparison takes one step or more")
-        if first.is_file() and args.output is None:
-            raise ValueError(f"--steps would leave the first {args.steps} steps in {first}; name an --output")
-        trials = [trial.first(args.steps) for trial in trials]
     comparison = compare(trials, args.baseline, args.target)
     if args.update:
         thresholds.update(args.update, trials)

@@ -16,11 +16,11 @@ import numpy as np
 import pandas as pd
 from scipy import integrate, optimize
 
+from fspo_verl.analysis.clip_rates import CONFIDENCE, length_table
 from fspo_verl.clips import MATCHED_RATE
 from fspo_verl.compare.trials import Trial, losses
 
 LATE = 5  # steps whose mean is the value at the end of a run
-CONFIDENCE = 0.95
 MIN_SEEDS = 6
 """Of an interval: all signs of 5 differences flipped give 32 outcomes, too few for 2.5% on either side."""
 SAME = "the same in every seed"  # verdicts, here and below
@@ -56,11 +56,16 @@ def steps_to(trial: Trial, target: float) -> float:
     return float(np.interp(target, values[around], steps[around]))
 
 
-def nonfinite_steps(trial: Trial) -> int:
-    """Steps whose loss or gradient norm is not finite, or in which some response held NaN or inf."""
-    logged = [~np.isfinite(trial.series(name)) for name in ("loss", "grad_norm") if name in trial.training]
-    responses = trial.series("nonfinite_responses") > 0
-    return int(np.logical_or.reduce([responses, *logged]).sum())
+def nonfinite_steps(trial: Trial) -> float:
+    """Steps whose loss or gradient norm is not finite, or in which some response held NaN or inf.
+
+    NaN where one of the three is not logged: a zero would pass for a sound run.
+    """
+    needed = ("loss", "grad_norm", "nonfinite_responses")
+    if not trial.training.keys() >= set(needed):
+        return math.nan
+    loss, grad_norm, responses = map(trial.series, needed)
+    return int(np.sum(~np.isfinite(loss + grad_norm) | (responses > 0)))
 
 
 def clip_table(trial: Trial, band: str | None = None) -> pd.DataFrame | None:
@@ -69,9 +74,8 @@ def clip_table(trial: Trial, band: str | None = None) -> pd.DataFrame | None:
         return None
     counts = trial.clips.clipped if band is None else trial.clips.matched[band]
     n, clipped = np.sum(trial.clips.responses, axis=0), np.sum(counts, axis=0)
-    low, high = trial.clips.edges[:-1], np.array(trial.clips.edges[1:]) - 1
     rate = np.where(n > 0, clipped / np.maximum(n, 1), np.nan)
-    return pd.DataFrame({"low": low, "high": high, "n": n, "rate": rate, "mean_log": trial.clips.mean_log})
+    return length_table(trial.clips.edges, n=n, rate=rate, mean_log=trial.clips.mean_log)
 
 
 def clip_rate(trial: Trial) -> float:

@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from fspo_verl.analysis.fit import digits
 from fspo_verl.clips import LOSSES
 from fspo_verl.compare.measures import MEASURES, clip_rate, length_exponent, nonfinite_steps
 from fspo_verl.compare.trials import Trial
@@ -131,10 +132,10 @@ def update(file: Path, trials: Sequence[Trial]) -> None:
     data, measured = _read(file), quantities(trials)
     if len(measured) < MIN_SEEDS:
         raise ValueError(f"thresholds come from {MIN_SEEDS} seeds or more, these are {list(measured.index)}")
-    rounded = {name: [_round(value) for value in column] for name, column in measured.items()}
+    rounded = {name: [digits(value) for value in column] for name, column in measured.items()}
     for name, limits in data["expected"].items():
         ends = interval(name, limits["direction"], np.array(rounded[name]), len(data["setup"]["seeds"]))
-        limits["low"], limits["high"] = map(_round, ends)
+        limits["low"], limits["high"] = (end if end is None else digits(end) for end in ends)
     data["measured"] = {"seeds": measured.index.tolist(), **rounded}
     file.write_text(json.dumps(data, indent=1) + "\n")
 
@@ -144,8 +145,3 @@ def _read(file: Path) -> dict:
     if differing := sorted(data["expected"].keys() ^ QUANTITIES.keys()):
         raise ValueError(f"{file} does not fit this version; names that differ: {differing}")
     return data
-
-
-def _round(value: float | None) -> float | None:
-    """4 significant digits."""
-    return None if value is None else float(f"{value:.4g}")

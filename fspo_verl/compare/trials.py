@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fspo_verl.analysis.clip_rates import length_edges, sides
+from fspo_verl.analysis.clip_rates import length_cells, length_edges, sides
 from fspo_verl.analysis.length_effect import length_effect
 from fspo_verl.analysis.runs import Run, read_runs
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip
@@ -89,28 +89,6 @@ class Trial:
     def series(self, name: str) -> np.ndarray:
         """A per-step list as an array; NaN where a value is not finite, or nothing is logged under the name."""
         return np.array(self.training.get(name, [None] * self.steps), dtype=np.float64)
-
-    def first(self, steps: int) -> "Trial":
-        """The trial as it stood after so many steps.
-
-        Raises:
-            ValueError: it is shorter.
-        """
-        if steps > self.steps:
-            raise ValueError(f"{self.loss}, seed {self.seed} has {self.steps} steps, fewer than {steps}")
-        clips = self.clips and dataclasses.replace(
-            self.clips,
-            responses=self.clips.responses[:steps],
-            clipped=self.clips.clipped[:steps],
-            matched={name: counts[:steps] for name, counts in self.clips.matched.items()},
-        )
-        return dataclasses.replace(
-            self,
-            training={name: values[:steps] for name, values in self.training.items()},
-            validation={step: value for step, value in self.validation.items() if step <= steps},
-            clips=clips,
-            clipped_more=self.clipped_more if steps == self.steps else None,
-        )
 
     def to_json(self) -> dict:
         """Plain lists and numbers; floats with 7 significant digits."""
@@ -188,13 +166,13 @@ def _trial(run: Run, loss: str, seed: int, edges: np.ndarray) -> Trial:
     if not names or metrics.empty:
         raise ValueError(f"{run.folder} has not logged any {'step' if metrics.empty else 'val-core/*/acc/mean@*'}")
     accuracy = run.metrics[names].mean(axis=1).dropna()
-    logged = {key: next((name for name in NAMES[key] if name in metrics), None) for key in _SERIES}
+    logged = {key: NAMES[key] for key in _SERIES if NAMES[key] in metrics}
     finite = metrics.astype(object).where(np.isfinite(metrics), None)
     return Trial(
         loss=loss,
         seed=seed,
         settings=run.settings,
-        training={key: finite[name].tolist() for key, name in logged.items() if name},
+        training={key: finite[name].tolist() for key, name in logged.items()},
         validation=accuracy.to_dict(),
         clips=None if run.records.empty else _clips(run.records, loss, edges, list(metrics.index)),
         clipped_more=None if run.records.empty else _clipped_more(run.records),
@@ -212,8 +190,9 @@ def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]
     row = pd.Index(steps).get_indexer(records["step"])
     records, row = records[row >= 0], row[row >= 0]  # a run may end between records and metrics
     counted = sides(records)["all"]
-    length, bins = records["length"].to_numpy(), len(edges) - 1
-    cell = row * bins + np.searchsorted(edges, length, side="right") - 1
+    length = records["length"].to_numpy()
+    cell, bins = length_cells(length, edges)
+    cell = row * bins + cell
 
     def count(weights: np.ndarray) -> np.ndarray:
         return np.bincount(cell[counted], weights[counted], len(steps) * bins).reshape(len(steps), bins)

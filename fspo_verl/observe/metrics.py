@@ -32,17 +32,17 @@ LENGTH_BIN = re.compile(rf"{PREFIX}length_(\d+)_(?:to_(\d+)|up)/(responses|clipp
 """Name of a metric of one length bin: its first and last length (none of the last bin), and what is counted."""
 
 NAMES = {
-    "reward": ("critic/score/mean",),
-    "response_length": ("response_length/mean",),
-    "shortest": ("response_length/min",),
-    "longest": ("response_length/max",),
-    "clip_rate": ("fspo/clip_rate/all",),
-    "grad_norm": ("actor/grad_norm",),
-    "loss": ("actor/pg_loss",),
-    "nonfinite_responses": (f"{PREFIX}nonfinite_fraction",),
-    "seconds": ("timing_s/step",),
+    "reward": "critic/score/mean",
+    "response_length": "response_length/mean",
+    "shortest": "response_length/min",
+    "longest": "response_length/max",
+    "clip_rate": "fspo/clip_rate/all",
+    "grad_norm": "actor/grad_norm",
+    "loss": "actor/pg_loss",
+    "nonfinite_responses": f"{PREFIX}nonfinite_fraction",
+    "seconds": "timing_s/step",
 }
-"""What readers of a run look for among its metrics; of several names the first that is logged counts."""
+"""What readers of a run look for among its metrics."""
 
 
 def metrics(

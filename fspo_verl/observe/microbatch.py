@@ -35,7 +35,7 @@ class MicroBatch(NamedTuple):
     mini_batch: int  # optimiser step within the training step, from 0
     rank: int  # data-parallel rank
     ranks: int  # data-parallel ranks
-    prompts: list[str]  # per row; rows with the same id are responses to the same prompt
+    prompts: list[str]  # per row; rows with the same id are responses to one prompt. Empty where verl names no ids
     texts: list  # per row, what the prompt says: chat messages, or its id where verl does not pass them on
 
 
@@ -114,7 +114,7 @@ class _Position:
         if step != self.step:
             self.step, self.mini_batch, self.rows = step, 0, 0
         self.trained = True
-        prompts = list(tu.get(data, "uid", [""] * len(data)))
+        prompts = list(tu.get(data, "uid", []))
         micro_batch = MicroBatch(
             step=self.step,
             mini_batch=self.mini_batch,

@@ -77,7 +77,7 @@ def _writer(config, micro_batch: MicroBatch | None, loss: str, band: Band | None
     path = config.policy_loss.get("records_dir")
     if path is None:
         return None
-    if micro_batch is None:
+    if micro_batch is None or not micro_batch.prompts:
         _warn_unknown_step()
         return None
     if path not in _WRITERS:
@@ -133,7 +133,7 @@ def _last_recorded_step(config) -> int | None:
 @functools.cache
 def _warn_unknown_step():
     logger.warning(
-        "records_dir is set, but step and prompts of a micro-batch are not known here (a trainer that calls the loss "
+        "records_dir is set, but step or prompts of a micro-batch are not known here (a trainer that calls the loss "
         "outside verl's ppo_loss, or dynamic context parallelism): nothing is recorded"
     )
 

@@ -1,2 +1,379 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
+"""One page on length fairness: who is clipped, how sure that is, and what to do, from one or several runs of verl.
+
+A RUN is the folder of a training run, or one metrics file of verl's file logger. The page needs no network and no other
+file; DIR also gets every figure as PNG and SVG (figures/) and the numbers as JSON (report.json).
+A run may still go on: with --watch the page is made anew whenever a run has written something, until Ctrl-C.
+"""
+
+import argparse
+import base64
+import contextlib
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import jinja2
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from fspo_verl import __version__
+from fspo_verl.analysis import fit
+from fspo_verl.analysis.clip_rates import (
+    Estimate,
+    length_edges,
+    length_reweighting_error,
+    lre_of_an_unclipped_bin,
+    number,
+    prompts_of,
+    rate_by_length,
+    sides,
+)
+from fspo_verl.analysis.length_effect import length_effect
+from fspo_verl.analysis.runs import Run, live_clip_rates, override_differences, read_runs, written
+from fspo_verl.analysis.verdict import Verdict, verdict_of
+from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, Clip, TokenClip, of_run
+from fspo_verl.observe.metrics import NAMES
+from fspo_verl.output import show, write_whole
+from fspo_verl.report import figures
+from fspo_verl.report.figures import STYLES, Series, Style
+
+_POINTS = 4000  # of a scatter plot
+_FIGURES = ("clip_rate_by_length", "counterfactuals", "log_ratio_by_length")
+_DASH = "–"
+FILES = ("report.json", "report.html", *(f"figures/{name}.{kind}" for name in _FIGURES for kind in ("svg", "png")))
+"""What a report may consist of, by its place in the folder."""
+
+
+@dataclass
+class Part:
+    """What a section of the page shows; its prose is in the template."""
+
+    sentences: Sequence[str] = ()
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)  # texts, by caption
+    panels: Sequence[tuple] = ()  # as figures.of_panels takes them
+    height: float = 0.0  # of a panel, inches
+    columns: int = 2
+    wide: str = ""  # the figure as data URI
+    narrow: str = ""  # for a narrow screen
+
+    def draw(self, columns: int) -> Figure:
+        """The figure with so many panels in a row."""
+        return figures.of_panels(self.panels, columns, self.height)
+
+
+def main(args: argparse.Namespace) -> int:
+    if args.bins < 2 or args.max_rows < len(args.runs):
+        raise ValueError(f"--bins={args.bins} has to be 2 or more, --max-rows={args.max_rows} one per run or more")
+    if args.output is None:
+        if len(args.runs) > 1:
+            raise ValueError(f"a report on {len(args.runs)} runs needs a folder of its own: -o DIR")
+        args.output = (args.runs[0].parent if args.runs[0].is_file() else args.runs[0]) / "report"
+    if args.watch is not None and not args.watch > 0:
+        raise ValueError(f"--watch={args.watch:g} has to be more than 0 seconds")
+    (report if args.watch is None else watch)(args)
+    return 0
+
+
+def report(args: argparse.Namespace, updated: str = "") -> None:
+    """Read the runs and write their report; print the verdicts, the place of the page, and what to do next."""
+    runs = list(tqdm(read_runs(args.runs, args.names, args.max_rows), "runs", len(args.runs), delay=2))
+    files = build(runs, args.bins)
+    write(args.output, files)
+    found = json.loads(files["report.json"])["verdicts"]
+    rows = [(one["run"], one["sentence"]) for one in found]
+    rows.append(("page", f"{args.output / 'report.html'}{updated}"))
+    for one in found:
+        advice = " ".join([one["advice"], *one["overrides"]])
+        rows.append(("next", f"{one['run']}: {advice}" if len(found) > 1 else advice))
+    show(rows, widths=(8,))
+
+
+def watch(args: argparse.Namespace) -> None:
+    """:func:`report` whenever a run has written something, until Ctrl-C; a run need not be there yet."""
+    seen = said = None
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            # Before the runs are read, so that what they write meanwhile counts as new.
+            now = set().union(*map(written, args.runs))
+            if now != seen:
+                try:
+                    report(args, f" (updated at {time.strftime('%H:%M:%S')})")
+                    seen = now
+                except FileNotFoundError as error:
+                    if said != (said := str(error)):
+                        print(f"waiting: {error}", flush=True)
+            time.sleep(args.watch)
+
+
+def build(runs: Sequence[Run], bins: int = 8) -> dict[str, bytes]:
+    """All files of a report: name, relative to its folder, to content. The same for the same input."""
+    # One set of bins for all runs, so that they can be compared.
+    edges = length_edges(np.concatenate([run.records.length for run in runs]), bins)
+    analyses = [analyse(run, edges) for run in tqdm(runs, "numbers", delay=2)]
+    clips = [of_run(run.settings.loss, run.settings.trained_band) if run.settings else None for run in runs]
+    styles = {run.name: style for run, style in zip(runs, figures.run_styles(clips), strict=True)}
+    parts = {
+        "clip_rate_by_length": rates_part(analyses, styles),
+        "trained": trained_part(analyses),
+        "counterfactuals": others_part(analyses),
+        "log_ratio_by_length": log_ratios_part(analyses, styles, np.random.default_rng(0)),
+    }
+    files: dict[str, bytes] = {}
+    for name, part in tqdm(parts.items(), "figures", delay=2):
+        if part.panels:
+            svg, png = figures.render(part.draw, part.columns, "svg", "png")
+            files |= {f"figures/{name}.svg": svg, f"figures/{name}.png": png}
+            images = [base64.b64encode(image).decode() for image in (svg, *figures.render(part.draw, 1, "svg"))]
+            part.wide, part.narrow = (f"data:image/svg+xml;base64,{image}" for image in images)
+    facts = {
+        "version": __version__,
+        "length_edges": edges.tolist(),
+        "matched_rate": MATCHED_RATE,
+        "runs": _rows(pd.DataFrame(map(summary, analyses))),
+        "clip_rate_by_length": {a.run.name: _rows(a.rates) for a in analyses},
+        "counterfactuals": {
+            a.run.name: _rows(a.others.summary.reset_index()) for a in analyses if a.others is not None
+        },
+        "verdicts": [
+            {
+                "run": a.run.name,
+                "sentence": a.verdict.sentence,
+                "advice": a.verdict.advice,
+                "overrides": fit.pasted(a.verdict.overrides),
+                "notes": a.verdict.notes,
+            }
+            for a in analyses
+        ],
+    }
+    text = json.dumps(facts, indent=1, allow_nan=False) + "\n"
+    return {"report.json": text.encode(), "report.html": _page(runs, parts, facts)} | files
+
+
+def write(folder: Path, files: dict[str, bytes]) -> None:
+    """Write the files of a report, all of them or none; remove those of an earlier report that it lacks.
+
+    Raises:
+        OSError: the disk is full, or the folder cannot be written; what is there stays.
+    """
+    write_whole((folder / name, content) for name, content in files.items())
+    for name in set(FILES) - set(files):
+        (folder / name).unlink(missing_ok=True)
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+class Counterfactuals(NamedTuple):
+    """What :func:`counterfactuals` returns: tables whose index is the clip's name, ``method``."""
+
+    by_length: pd.DataFrame  # low, high, n, rate, lower, upper, clusters
+    summary: pd.DataFrame  # eps_low, eps_high, eps_dual, and the numbers of measures
+
+
+@dataclass
+class Analysis:
+    """What is known of one run; clip rates are of responses with an advantage."""
+
+    run: Run
+    verdict: Verdict
+    rates: pd.DataFrame  # by length; without records from live metrics, without n and with unknown intervals
+    overall: pd.Series | None = None  # over all lengths, named as in Counterfactuals.summary; None without records
+    others: Counterfactuals | None = None  # of the clips of at_one_rate; None without records
+
+
+def analyse(run: Run, edges: np.ndarray) -> Analysis:
+    """All numbers of one run; ``edges`` are of length bins that cover all its lengths."""
+    records, found = run.records, verdict_of(run)
+    if not (records.advantage != 0).any():
+        live = live_clip_rates(run.metrics)
+        longest = np.fmax(run.metrics.reindex(columns=[NAMES["longest"]]).max().item(), live.low)
+        return Analysis(run, found, live.assign(high=live.high.fillna(longest), lower=math.nan, upper=math.nan))
+    rates, overall = measures(records, records.clipped.to_numpy(), edges)
+    others = counterfactuals(records, edges, at_one_rate(records))
+    return Analysis(run, found, rates, pd.Series(overall), others)
+
+
+def measures(records: pd.DataFrame, clipped: np.ndarray, edges) -> tuple[pd.DataFrame, dict[str, float]]:
+    """What a clip does to the responses with an advantage, by length bin and in all.
+
+    Returns:
+        The table of :func:`rate_by_length`; and n, rate, lower, upper, lre, lre_unclipped (its value where a length
+        loses nothing), and the length effect: exponent, exponent_lower, exponent_upper, p; NaN without one.
+    """
+    counted = sides(records)["all"]
+    length, shares, cluster = records["length"][counted], np.asarray(clipped)[counted], prompts_of(records[counted])
+    table, whole = (rate_by_length(length, shares, bins, clusters=cluster) for bins in (edges, edges[[0, -1]]))
+    overall = whole.iloc[0][["n", "rate", "lower", "upper"]].to_dict()
+    effect = length_effect(records, clipped)
+    numbers = [math.nan] * 4 if effect is None else effect[:4]
+    lre = {"lre": length_reweighting_error(table), "lre_unclipped": lre_of_an_unclipped_bin(overall["rate"])}
+    return table, overall | lre | dict(zip(("exponent", "exponent_lower", "exponent_upper", "p"), numbers, strict=True))
+
+
+def counterfactuals(records: pd.DataFrame, edges, clips: Mapping[str, Clip]) -> Counterfactuals:
+    """What each clip would have taken on these records.
+
+    It is the answer for the recorded updates: trained with another clip, the policy would have moved otherwise.
+
+    Args:
+        records: the run; all responses, moved or not.
+        edges: of :func:`fspo_verl.analysis.clip_rates.length_edges`.
+        clips: at least one, by name.
+    """
+    tables, rows = {}, {}
+    for name, clip in clips.items():
+        tables[name], found = measures(records, clip.clipped(records), edges)
+        rows[name] = {**clip.eps, **found}
+    by_length = pd.concat(tables).droplevel(1).rename_axis("method")
+    return Counterfactuals(by_length, pd.DataFrame.from_dict(rows, "index").rename_axis("method"))
+
+
+def at_one_rate(records: pd.DataFrame, clips: Mapping[str, Clip] = CLIPS) -> dict[str, Clip]:
+    """The clips, each scaled to take :data:`MATCHED_RATE` of the responses with an advantage: shapes, not constants.
+
+    Those that work token by token stay as they are; those that cannot reach the rate on these records are left out.
+    """
+    found = {}
+    for name, clip in clips.items():
+        with contextlib.suppress(ValueError):
+            found[name] = clip if isinstance(clip, TokenClip) else clip.matched(records, MATCHED_RATE)
+    return found
+
+
+def steps(run: Run) -> int:
+    """Number of training steps that left metrics or records."""
+    return len(set(run.metrics.index[run.metrics.index > 0]) | set(run.records.step.unique()))
+
+
+def summary(a: Analysis) -> dict:
+    """A run in one row of report.json."""
+    run = a.run
+    row: dict[str, object] = {"run": run.name, "loss": run.settings.loss if run.settings else None}
+    row |= {"steps": steps(run), "records": len(run.records)}
+    if a.overall is None:
+        return row | {"clip_rate": a.verdict.rate}
+    length = run.records.length
+    row |= {"length_shortest": length.min(), "length_median": length.median(), "length_longest": length.max()}
+    return row | a.overall.rename({name: f"clip_{name}" for name in ("rate", "lower", "upper")}).to_dict()
+
+
+# --- sections --------------------------------------------------------------------------------------------------------
+
+
+def rates_part(analyses: Sequence[Analysis], styles: dict[str, Style]) -> Part:
+    series = []
+    for a in analyses:
+        label = a.run.name if a.overall is not None else f"{a.run.name} (live metrics)"
+        series += [Series(label, styles[a.run.name], a.rates)] if len(a.rates) else []
+    return Part(panels=[(figures.clip_rates, "clip rate by response length", series)] if series else [], height=3.9)
+
+
+def trained_part(analyses: Sequence[Analysis]) -> Part:
+    runs = [a.run for a in analyses]
+    found = {"What trained": pd.DataFrame(map(_settings, runs))}
+    if rows := [{"run": a.run.name} | _measures(a.overall) for a in analyses if a.overall is not None]:
+        found["What its clip did [95% intervals]"] = pd.DataFrame(rows)
+    if len(differences := override_differences(runs)):
+        found["Overrides that differ"] = differences.reset_index()
+    return Part(tables=found)
+
+
+def others_part(analyses: Sequence[Analysis]) -> Part:
+    tables, panels = {}, []
+    for a in analyses:
+        if a.others is not None:
+            tables[f"{a.run.name}: each clip scaled to {MATCHED_RATE:.0%}"] = _clip_table(a.others)
+            if series := _clip_series(a.others):
+                panels.append((figures.clip_rates, a.run.name, series, MATCHED_RATE))
+    return Part([f"{clip.label}: {clip.note}." for clip in CLIPS.values() if clip.note], tables, panels, height=2.7)
+
+
+def log_ratios_part(analyses: Sequence[Analysis], styles: dict[str, Style], rng) -> Part:
+    panels = []
+    for a in analyses:
+        name, drawable = a.run.name, a.run.records.query("quadratic_variation > 0 and advantage != 0")
+        if len(drawable):
+            points = drawable.sample(min(_POINTS, len(drawable)), random_state=rng)
+            limit = 1.1 * float(drawable.log_ratio.abs().quantile(0.995)) or 1.0
+            title = f"{name}: {len(points):,} of {len(drawable):,}"
+            panels.append((figures.log_ratio_by_length, title, styles[name], points, _band(a.run, drawable), limit))
+    return Part(panels=panels, height=3.7, columns=3)
+
+
+# --- texts -----------------------------------------------------------------------------------------------------------
+
+
+def _settings(run: Run) -> dict[str, str]:
+    settings, length = run.settings, run.records.length
+    versions = settings.versions.items() if settings else ()
+    return {
+        "run": run.name,
+        "loss": settings.loss if settings else _DASH,
+        "clip": (settings and settings.clip) or _DASH,
+        "steps": f"{steps(run):,}",
+        "responses": f"{run.records.attrs['rows']:,}",
+        "shortest to longest": f"{length.min():,} to {length.max():,} tokens" if len(length) else _DASH,
+        "versions": ", ".join(f"{name} {version}" for name, version in versions) or _DASH,
+    }
+
+
+def _measures(row: pd.Series) -> dict[str, str]:
+    """Texts of one row of :attr:`Counterfactuals.summary`."""
+    return {
+        "responses with an advantage": f"{row.n:,.0f}",
+        "clip rate (%)": f"{Estimate(100 * row.rate, 100 * row.lower, 100 * row.upper):.3g}",
+        "exponent k": f"{Estimate(row.exponent, row.exponent_lower, row.exponent_upper):.2f}",
+        "p of k = 0": number(row.p, ".2g"),
+        "LRE": number(row.lre, ".2g"),
+        "LRE if one length were never clipped": number(row.lre_unclipped, ".2g"),
+    }
+
+
+def _clip_series(found: Counterfactuals) -> list[Series]:
+    """The scaled clips that a figure shows; the table has the others."""
+    shown = [name for name in found.summary.index if name in STYLES and isinstance(CLIPS[name], BandClip)]
+    return [Series(CLIPS[name].label, STYLES[name], found.by_length.loc[[name]]) for name in shown]
+
+
+def _clip_table(found: Counterfactuals) -> pd.DataFrame:
+    rows = []
+    for name, row in found.summary.iterrows():
+        eps = ", ".join(f"{value:.2g}" for value in row[["eps_low", "eps_high"]].dropna()) or CLIPS[name].range
+        rows.append({"clip": CLIPS[name].label, "eps": eps} | _measures(row))
+    return pd.DataFrame(rows)
+
+
+def _band(run: Run, drawn: pd.DataFrame) -> pd.DataFrame | None:
+    """Columns length, low, high of the run's band at the typical Q of a length; None where it has none."""
+    band = run.settings.trained_band if run.settings else None
+    if band is None:
+        return None
+    length = torch.as_tensor(np.linspace(drawn.length.min() ** 0.5, drawn.length.max() ** 0.5, 100) ** 2)
+    low, high, _ = band.edges(length, (drawn.quadratic_variation / drawn.length).mean() * length)
+    return pd.DataFrame({"length": length, "low": low, "high": high})
+
+
+def _rows(table: pd.DataFrame) -> list[dict]:
+    """The rows of a table for JSON; None for what is not known, or has no bound."""
+    table = table.replace([np.inf, -np.inf], np.nan).astype(object)
+    return table.where(table.notna(), None).to_dict("records")
+
+
+def _page(runs: Sequence[Run], parts: dict[str, Part], facts: dict) -> bytes:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("fspo_verl.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html.jinja").render(runs=runs, parts=parts, facts=facts).encode()

@@ -21,9 +21,8 @@ from fspo_verl.analysis import clip_rates
 from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.compare import compare, load
 from fspo_verl.observe.records import read_records
-from fspo_verl.report import figures
+from fspo_verl.report import at_one_rate, counterfactuals, figures
 from fspo_verl.report.figures import STYLES
-from fspo_verl.report.numbers import at_one_rate, counterfactuals
 
 ROOT = Path(__file__).parents[2]
 LOSSES = {"fixed_band": "fixed band", "fspo": "FSPO, ∝ √L", "gspo": "GSPO, ∝ L"}

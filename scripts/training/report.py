@@ -15,7 +15,7 @@ from fspo_verl.analysis import runs
 from fspo_verl.observe.metrics import NAMES
 from fspo_verl.report import figures
 
-COLUMNS = {key: NAMES[key] for key in ("reward", "clip_rate", "shortest", "longest", "seconds")}
+COLUMNS = {key: [NAMES[key]] for key in ("reward", "clip_rate", "shortest", "longest", "seconds")}
 ACCURACY = re.compile(r"val-core/[^/]+/acc/mean@1")  # the data set's name is in between
 EDGE = 3  # steps at each end of a run whose mean reward is shown, if there are as many
 

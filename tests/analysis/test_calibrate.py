@@ -16,13 +16,15 @@ from simulated_records import assert_covered, frame, holds, simulate_run
 
 from fspo_verl import cli
 from fspo_verl.analysis import clip_rates, fit
+from fspo_verl.analysis.calibration import calibrate
 from fspo_verl.analysis.fit import MEASURED, ROOT, WIDTHS, from_metrics, measured_shape
 from fspo_verl.analysis.length_effect import length_effect
+from fspo_verl.analysis.verdict import verdict
 from fspo_verl.band import Band
 from fspo_verl.clips import BandClip, ratio_band, standardized, upper_quantile
 from fspo_verl.config import FSPOPolicyLossConfig
+from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings
-from fspo_verl.report.calibration import calibrate
 
 SEEDS = 200
 
@@ -288,10 +290,20 @@ def test_overrides_undo_what_contradicts_them(tmp_path, capsys, monkeypatch):
     assert {overrides[f"{fit.KEY}length_power"] for overrides in blocks} >= {"0.5"} and chosen in blocks
 
 
-def test_the_eps_that_is_advised_stays_as_it_is_pasted():
-    follows = RunSettings("fspo", Band(), target_clip_rate=0.1)
-    assert fit.overrides(Band(), follows)[f"{fit.KEY}target_clip_rate"] is None
-    assert f"{fit.KEY}target_clip_rate" not in fit.overrides(Band(), RunSettings("fspo", Band()))
+@pytest.mark.parametrize("target", [None, 0.1])
+def test_the_eps_that_is_advised_stays_as_it_is_pasted_and_is_said_to(tmp_path, capsys, monkeypatch, target):
+    monkeypatch.setitem(synthetic_run.RANGES["fspo"], "target_clip_rate", target)
+    monkeypatch.setitem(synthetic_run.RANGES["fspo"], "band", {"eps": 0.2, "length_power": 0.0})
+    records = simulate_run(np.random.default_rng(0), 40, 32, kappa=0.0)
+    long_ones = (records.log_ratio > 0.2) & (records.advantage > 0)  # what a band without sqrt(L) clips
+    run = write_records(tmp_path, records.assign(clipped=long_ones.astype(np.float32)))
+    _, out, _ = run_cli(capsys, run)
+    (block,) = pasted(out)
+    advice = verdict(read_records(tmp_path)).advice
+    assert (block.get(f"{fit.KEY}target_clip_rate") == "null") == (target is not None)
+    for said in (" ".join(out.split()), advice):
+        assert ("followed a clip rate of 0.1, and these overrides fix it" in said) == (target is not None)
+    assert len(out.splitlines()) <= 15
 
 
 def test_a_measured_width_that_trained_is_undone():
@@ -308,7 +320,7 @@ def records_without(**columns):
 
 
 ERRORS = {
-    "nothing moved": (records_without(log_ratio=0.0, quadratic_variation=0.0), (), "no recorded response has moved"),
+    "nothing moved": (records_without(log_ratio=0.0, quadratic_variation=0.0), (), "nothing moved, so no clip can act"),
     "no A > 0": (records_without(advantage=-1.0), (), "no response has an advantage > 0"),
     "no A < 0": (records_without(advantage=1.0), (), "no response has an advantage < 0"),
     "one prompt": (records_without().query("prompt == prompt.iloc[-1]"), (), "of one prompt in one step"),
@@ -360,12 +372,8 @@ def metrics_of(records, bypass=False):
         rows[step] = {
             "actor/fspo/log_ratio_per_sqrt_length": per_sqrt.mean(),
             "actor/fspo/log_ratio_per_sqrt_length_squared": (per_sqrt**2).mean(),
-            "actor/fspo/log_ratio_per_token": (part.log_ratio / part.length).mean(),
-            "actor/fspo/sigma_squared": (part.quadratic_variation / part.length).mean(),
             "actor/fspo/sequence_fraction": 1.0,
             "actor/fspo/on_policy_fraction": 0.0 if bypass else (part.mini_batch == 0).mean(),
-            "response_length/mean": part.length.mean(),
-            "response_length/max": part.length.max(),
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("step")
 
@@ -420,5 +428,5 @@ def test_the_command_falls_back_on_metrics(tmp_path, capsys):
 
 def test_metrics_of_a_run_that_never_moved():
     metrics = metrics_of(gaussian_run(np.random.default_rng(0), sigma=0.0))
-    with pytest.raises(ValueError, match="no recorded response has moved"):
+    with pytest.raises(ValueError, match="nothing moved, so no clip can act"):
         from_metrics(metrics, 0.1)

@@ -106,7 +106,7 @@ def test_the_sentence_says_who_is_clipped_more_and_the_advice_what_to_paste():
     fixed = Band(eps=0.2, length_power=0.0)
     records["clipped"] = (np.abs(records.log_ratio) > 0.2) & (records.advantage * records.log_ratio > 0)
     records.attrs["settings"] = RunSettings("fspo", fixed)
-    said = verdict(records, 0.1)
+    said = verdict(records)
     assert "Longer responses are clipped more (clip rate ~ length^" in said.sentence
     assert said.sentence.startswith(f"Clips {percent(said.rate)} of {said.responses:,} responses: ")
     assert "sqrt(length)" in said.advice and said.overrides["actor_rollout_ref.actor.policy_loss.length_power"] == 0.5

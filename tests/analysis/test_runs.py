@@ -223,25 +223,18 @@ def test_live_clip_rates_weigh_steps_by_their_responses():
     pd.testing.assert_frame_equal(runs.live_clip_rates(metrics), pd.DataFrame(expected))
 
 
-def test_config_differences(tmp_path):
-    config = """
-    trainer: {{experiment_name: {name}, default_local_dir: /out/{name}/ckpt, n: [{n}]}}
-    actor: {{loss: {name}, lr: 1e-6, empty: {{}}{extra}}}
-    data: {{cache: /data/{name}/cache, train: {train}, length: '${{data.max}}'}}
-    """
-    for name, n, extra, train in (("fspo", 1, ", eps: 0.03", "/d/a.parquet"), ("gspo", 2, "", "/d/b.parquet")):
-        write_config(tmp_path / name, config.format(name=name, n=n, extra=extra, train=train))
-    write(tmp_path / "c.jsonl", line(1, a=1))
-    differences = runs.config_differences(
-        list(runs.read_runs([tmp_path / "fspo", tmp_path / "gspo", tmp_path / "c.jsonl"]))
-    )
-    assert differences.T.to_dict() == {
-        "actor.eps": {"fspo": "0.03", "gspo": "(not set)"},
-        "actor.loss": {"fspo": "fspo", "gspo": "gspo"},
-        "data.train": {"fspo": "/d/a.parquet", "gspo": "/d/b.parquet"},
-        "trainer.n": {"fspo": "[1]", "gspo": "[2]"},
+def test_overrides_that_differ(tmp_path):
+    given = {"a": ["loss=fspo", "lr=1", "data.seed=3"], "b": ["loss=gspo", "data.seed=3", "+x.y={z: 1=2}"], "none": []}
+    found = []
+    for name, overrides in given.items():
+        write_config(tmp_path / name).with_name("overrides.yaml").write_text(json.dumps(overrides))
+        found.append(runs.read_run(tmp_path / name, name))
+    assert runs.override_differences(found).T.to_dict() == {
+        "+x.y": {"a": "(not set)", "b": "{z: 1=2}"},
+        "loss": {"a": "fspo", "b": "gspo"},
+        "lr": {"a": "1", "b": "(not set)"},
     }
-    assert runs.config_differences([runs.read_run(tmp_path / "c.jsonl", "c")]).empty
+    assert runs.override_differences(found[:1]).empty and runs.override_differences(found[2:]).empty
 
 
 def test_what_a_run_has_written_knows_of_records_elsewhere(tmp_path):

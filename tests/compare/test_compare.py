@@ -14,17 +14,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import ledger
 import numpy as np
 import pandas as pd
 import pytest
 import synthetic_run
-import warm_start
 from compare import comparison, training_run
 from scipy import stats
 from studies.regimes import regimes
-from studies.solvable import solvable
-from transformers import AutoModelForCausalLM
 
 from fspo_verl import cli
 from fspo_verl.analysis.length_effect import length_effect
@@ -32,7 +28,6 @@ from fspo_verl.band import Band
 from fspo_verl.clips import CLIPS, LOSSES, BandClip
 from fspo_verl.compare import compare, load, measures, thresholds
 from fspo_verl.compare.trials import BANDS, Clips, Trial, pool, read_trials
-from fspo_verl.cpu import decode
 from fspo_verl.observe.records import read_records
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +60,7 @@ def write_run(
     lines = [{"step": 0, "data": {}}]
     for step in range(1, STEPS + 1):
         data = {"critic/score/mean": 0.5, "actor/grad_norm": 0.1, "actor/pg_loss": -0.01}
+        data["actor/fspo/nonfinite_fraction"] = 0.0
         lines.append({"step": step, "data": data | {name: values[step - 1] for name, values in metrics.items()}})
     for step, share in ((0, 0.3), (STEPS // 2, 0.5), (STEPS, 0.7)):
         right = rng.binomial(64, share + 0.1 * (loss == "fspo")) if step else 19  # runs of a seed start alike
@@ -119,10 +115,22 @@ def test_steps_to_an_accuracy(target, expected):
 
 
 def test_steps_that_are_not_finite_are_counted_once():
-    assert measures.nonfinite_steps(trial()) == 0
-    assert measures.nonfinite_steps(trial(grad_norm=[1, 1, 1, None, 5.1, 5, 1, 1])) == 1
-    poisoned = trial(loss=[0.0] * 7 + [None], nonfinite_responses=[0.1, *[0.0] * 6, 0.1])
-    assert measures.nonfinite_steps(poisoned) == 2
+    sound = {"loss": [0.0] * 8, "grad_norm": [1.0] * 8, "nonfinite_responses": [0.0] * 8}
+    assert measures.nonfinite_steps(trial(**sound)) == 0
+    assert measures.nonfinite_steps(trial(**sound | {"grad_norm": [1, 1, 1, None, 5.1, 5, 1, 1]})) == 1
+    poisoned = {"loss": [0.0] * 7 + [None], "nonfinite_responses": [0.1, *[0.0] * 6, 0.1]}
+    assert measures.nonfinite_steps(trial(**sound | poisoned)) == 2
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm", "nonfinite_responses"])
+def test_steps_of_which_something_is_not_logged_are_not_taken_for_finite(limits, sound, name):
+    without = [
+        dataclasses.replace(t, training={key: of for key, of in t.training.items() if key != name})
+        if t.loss == "gspo" else t
+        for t in sound
+    ]  # fmt: skip
+    report, kept = thresholds.check(limits, without)
+    assert not kept and "FAIL gspo non-finite steps: nan" in report
 
 
 # --- intervals --------------------------------------------------------------------------------------------------------
@@ -247,7 +255,6 @@ def test_dependence_on_length_is_that_of_the_one_test(trials, runs):
             else "longer" if effect.exponent > 0 else "shorter"
         )  # fmt: skip
     assert {t.clipped_more for t in trials} >= {"longer", "not shown"}
-    assert trials[0].first(2).clipped_more is None
 
 
 # --- records of trials ------------------------------------------------------------------------------------------------
@@ -336,19 +343,6 @@ def test_what_contradicts_is_not_pooled(trials):
         pool(trials[1:], [binned])
 
 
-def test_the_first_steps_do_not_replace_what_is_kept(written, trials, tmp_path, capsys):
-    assert trials[0].first(STEPS) == trials[0]
-    assert trials[0].first(4).clips.clipped == trials[0].clips.clipped[:4]
-    kept = Path(shutil.copy(written / "comparison.json", tmp_path))
-    for options, why in (("4", "name an --output"), ("0", "one step or more"), (f"9 -o {tmp_path}", "fewer than 9")):
-        assert cli.main(["compare", str(kept), "--steps", *options.split()]) != 0
-        assert why in capsys.readouterr().err
-    assert cli.main(["compare", str(kept), "--steps", "4", "--output", str(tmp_path / "first")]) == 0
-    assert kept.read_bytes() == (written / "comparison.json").read_bytes()
-    first = load(tmp_path / "first/comparison.json")
-    assert {trial.steps for trial in first} == {4} and list(first[0].validation) == [0, 4]
-
-
 def test_gspos_range_is_its_band_under_any_name(tmp_path, monkeypatch):
     monkeypatch.setitem(synthetic_run.RANGES, "gspo", {"clip_ratio_low": 0.04, "clip_ratio_high": 0.03})
     write_run(tmp_path, "gspo", 1)
@@ -361,8 +355,9 @@ def test_gspos_range_is_its_band_under_any_name(tmp_path, monkeypatch):
 
 def test_runs_that_cannot_be_compared(trials, tmp_path):
     short = f"{trials[1].loss} seed {trials[1].seed}"
-    with pytest.raises(ValueError, match=f"different numbers of steps: most have 8, {short} has 4; --steps N"):
-        compare([trials[0], trials[1].first(4), *trials[2:]], baseline=trials[0].loss)
+    with pytest.raises(ValueError, match=f"different numbers of steps: most have 8, {short} has 4"):
+        half = {name: values[:4] for name, values in trials[1].training.items()}
+        compare([trials[0], dataclasses.replace(trials[1], training=half), *trials[2:]], baseline=trials[0].loss)
     with pytest.raises(ValueError, match="no run of the baseline 'dapo'"):
         compare(trials, baseline="dapo")
     later = dataclasses.replace(trials[1], validation={**trials[1].validation, STEPS + 1: 0.7})
@@ -451,7 +446,7 @@ def test_committed_thresholds_come_from_what_was_measured():
     for name, limits in data["expected"].items():
         measured, seeds = np.array(data["measured"][name]), len(data["setup"]["seeds"])
         ends = thresholds.interval(name, limits["direction"], measured, seeds)
-        assert [limits["low"], limits["high"]] == [thresholds._round(end) for end in ends]
+        assert [limits["low"], limits["high"]] == [end if end is None else thresholds.digits(end) for end in ends]
 
 
 # --- the script -------------------------------------------------------------------------------------------------------
@@ -590,42 +585,6 @@ def test_the_studies_answer_from_their_records(tmp_path):
     for name in ("parts", "solvable"):
         trials = load(ROOT / f"scripts/studies/{name}/{name}.json")
         assert compare(trials).losses[0] == "fspo"
-
-
-def test_regimes_are_trained_apart(runs, tmp_path):
-    args = comparison.parse_args(["--seeds", "1,2", "--losses", "fspo,gspo", "--output", str(tmp_path), "--", "a.b=1"])
-    of_regime = regimes.runs_of(args, 16, 1e-3)
-    assert {run.folder.parent for run in of_regime} == {regimes.folder(args, 16, 1e-3)} and len(of_regime) == 4
-    for run in of_regime:
-        asked = {"actor_rollout_ref.actor.ppo_epochs=16", "actor_rollout_ref.actor.optim.lr=0.001", "a.b=1"}
-        assert asked <= set(run.overrides)
-        shutil.copytree(runs / run.folder.name, run.folder)
-    found = regimes.results(regimes.folder(args, 16, 1e-3), 64, 1e-3)
-    assert [(cell["loss"], cell["steps_per_rollout"]) for cell in found] == [("fspo", 64)] * 2 + [("gspo", 64)] * 2
-
-
-@pytest.mark.parametrize("candidates", [3, 1])
-def test_solvable_problems_are_those_that_the_start_solves_sometimes(tmp_path, monkeypatch, candidates):
-    problems = ledger.data_set(64, seed=1)
-    prompts = [ledger.encode_prompt(prompt[0]["content"]) for prompt in problems.prompt]
-    answers = {tuple(p): r["ground_truth"] for p, r in zip(prompts, problems.reward_model, strict=True)}
-    shares = {tuple(prompt): i % 5 / 4 for i, prompt in enumerate(prompts)}  # 0, 1/4, 1/2, 3/4, 1
-    tries = itertools.cycle(range(solvable.TRIES))
-
-    def sample(policy, asked, sampling, eos, size):
-        assert {s.temperature for s in sampling} == {0.7}
-        done = next(tries) / solvable.TRIES
-        texts = [f"={answers[tuple(p)]}" if shares[tuple(p)] > done else "a" for p in asked]
-        return [decode.Response(ledger.encode_response(text), []) for text in texts]
-
-    monkeypatch.setattr(warm_start, "sample", sample)
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda model: argparse.Namespace(eval=lambda: None))
-    monkeypatch.setattr(solvable, "CANDIDATES", candidates)
-    found = solvable.solvable_problems(problems, tmp_path, 20, 0.7)
-    asked = [i for i in range(60) if i % 5 in (1, 2, 3)][:20]
-    assert [info["index"] for info in found.extra_info] == asked
-    with pytest.raises(comparison.Failure, match="of 15 of 24 problems, fewer than 21"):
-        solvable.solvable_problems(problems[:24], tmp_path, 21, 0.7)
 
 
 def test_a_training_run_reaches_its_process_whole(tmp_path):

@@ -17,6 +17,7 @@ from test_policy_loss import CUTS, actor_config, padded_batch
 from test_records import counted_ppo_loss, train, writers  # noqa: F401  fixtures
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
+from fspo_verl.analysis import calibration
 from fspo_verl.analysis.runs import Run
 from fspo_verl.analysis.verdict import verdict, verdict_of
 from fspo_verl.band import Band
@@ -25,7 +26,6 @@ from fspo_verl.launch import doctor
 from fspo_verl.observe import noise, observer
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings
-from fspo_verl.report import calibration
 
 ON_POLICY = ("on_policy_fraction", "on_policy_sigma_squared", "on_policy_outside_fraction")
 
@@ -164,7 +164,7 @@ def test_calibrate_and_report_tell_the_noise(sigma, warned, tmp_path):
     spread = np.sqrt(sigma**2 + (mini_batch * 0.02) ** 2)
     log_ratio, advantage = spread * np.sqrt(length) * rng.standard_normal(2000), rng.choice([-1.0, 1.0], 2000)
     records = frame(length, log_ratio, spread**2 * length, advantage, np.arange(2000) // 4, mini_batch=mini_batch)
-    records.attrs = {"settings": RunSettings("fspo", Band()), "rows": len(records)}
+    records.attrs["settings"] = RunSettings("fspo", Band())
     run = Run("run", tmp_path, pd.DataFrame(), records, None, [])
     calibrated = calibration.calibrate(records, 0.1)
     assert calibrated.noise.sigma == pytest.approx(sigma, rel=1e-3)

@@ -226,6 +226,15 @@ def test_a_loss_called_outside_verls_ppo_loss_says_that_nothing_is_recorded(tmp_
     assert "nothing is recorded" in caplog.text and not list(tmp_path.iterdir())
 
 
+def test_responses_to_prompts_without_ids_are_not_recorded_as_if_to_one(counted_ppo_loss, tmp_path, caplog):
+    observer._warn_unknown_step.cache_clear()
+    config = actor_config(policy_loss=FSPOPolicyLossConfig(records_dir=str(tmp_path)))
+    output, data = MiniBatch().micro_batch(CUTS["one"][0][0], dp_size=1)
+    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
+        counted_ppo_loss(config, output, data)
+    assert "step or prompts of a micro-batch are not known" in caplog.text and not list(tmp_path.iterdir())
+
+
 def test_a_file_appears_with_its_whole_step(tmp_path):
     writer = RecordWriter(tmp_path, SETTINGS)
     for step, mini_batch in ((1, 0), (1, 1), (2, 0)):

@@ -13,12 +13,13 @@ import pandas as pd
 import pytest
 import synthetic_run
 
-from fspo_verl import cli
+from fspo_verl import cli, report
 from fspo_verl.analysis import clip_rates, runs
+from fspo_verl.analysis.length_effect import length_effect
 from fspo_verl.analysis.verdict import verdict
 from fspo_verl.clips import CLIPS, MATCHED_RATE, TokenClip
 from fspo_verl.observe.settings import RunSettings
-from fspo_verl.report import figures, page
+from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES
 
 BINS = 5
@@ -67,7 +68,7 @@ def edges_of(found) -> np.ndarray:
 
 def rates_by_length(made, run, clipped) -> pd.DataFrame:
     counted = run.records[run.records.advantage != 0]
-    return clip_rates.rate_by_length(counted.length, clipped, edges_of(made.runs), clip_rates.clusters(counted))
+    return clip_rates.rate_by_length(counted.length, clipped, edges_of(made.runs), clip_rates.prompts_of(counted))
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
@@ -105,6 +106,8 @@ def test_counterfactuals_are_those_of_the_clips_scaled_to_one_rate(made):
             assert (found["method"], found["eps_high"]) == (clip.name, applied.eps["eps_high"])
             assert found["rate"] == pytest.approx(clipped.mean())
             assert found["lre"] == pytest.approx(clip_rates.length_reweighting_error(table))
+            effect = length_effect(run.records, applied.clipped(run.records))
+            assert found["exponent"] == pytest.approx(effect and effect.exponent) and found["n"] == len(counted)
 
 
 def test_what_differs_between_the_launches_is_shown(made):
@@ -127,7 +130,7 @@ def test_page_needs_nothing_else(made):
 
 def test_same_input_gives_the_same_files(made):
     written = on_disk(made.folder)
-    assert page.build(made.runs, BINS) == written and set(written) <= set(page.FILES)
+    assert report.build(made.runs, BINS) == written and set(written) <= set(report.FILES)
     for name in ("clip_rate_by_length", "counterfactuals", "log_ratio_by_length"):
         assert written[f"figures/{name}.png"].startswith(b"\x89PNG") and b"</svg>" in written[f"figures/{name}.svg"]
 
@@ -141,11 +144,11 @@ def on_disk(folder):
 
 
 def test_a_second_report_replaces_the_first_and_nothing_else(tmp_path):
-    page.write(tmp_path, as_report("log_ratio_by_length", "counterfactuals"))
+    report.write(tmp_path, as_report("log_ratio_by_length", "counterfactuals"))
     mine = {"notes.txt": b"mine", "figures/mine.svg": b"mine"}
     for name, content in mine.items():
         (tmp_path / name).write_bytes(content)
-    page.write(tmp_path, second := as_report("log_ratio_by_length", "clip_rate_by_length"))
+    report.write(tmp_path, second := as_report("log_ratio_by_length", "clip_rate_by_length"))
     assert on_disk(tmp_path) == second | mine
 
 
@@ -180,7 +183,7 @@ def no_pictures(monkeypatch):
 def run_of(name, records=None, loss="fspo", metrics=None, config=None):
     frame = synthetic_run.records(np.random.default_rng(0), loss, **SMALL) if records is None else records
     settings = RunSettings.from_json(synthetic_run.settings(loss)) if len(frame) else None
-    frame.attrs = {"settings": settings, "rows": len(frame)}
+    frame.attrs = {"settings": settings, "rows": len(frame), "lost": (0, 0)}
     metrics = pd.DataFrame(index=pd.Index([], dtype=int, name="step")) if metrics is None else metrics
     return runs.Run(name, Path(name), metrics, frame, config, [])
 
@@ -205,7 +208,7 @@ def test_everything_that_can_go_wrong_at_once(tmp_path, monkeypatch):
         run_of("no advantage", base.assign(advantage=np.float32(0))),
         run_of("one response", one, metrics=pd.DataFrame({"actor/grad_norm": [0.1]}, index=[1])),
     ]
-    files = page.build(found, BINS)
+    files = report.build(found, BINS)
     shown, facts = Page(files["report.html"].decode()), json.loads(files["report.json"])
     said = {one["run"]: " ".join([one["sentence"], one["advice"], *one["notes"]]) for one in facts["verdicts"]}
     for run, expected in {
@@ -283,7 +286,7 @@ def test_a_watched_run_is_drawn_again_when_it_has_written_and_only_then(tmp_path
         elif len(pages) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(page.time, "sleep", run_goes_on)
+    monkeypatch.setattr(report.time, "sleep", run_goes_on)
     assert cli.main(["report", str(metrics.parent), "-o", str(output), "--watch", "5"]) == 0
     assert pages[0] is None and pages[1] == pages[2] and pages[2] < pages[3]
     assert json.loads((output / "report.json").read_text())["runs"][0]["steps"] == 3

@@ -27,9 +27,8 @@ from fspo_verl.analysis.clip_rates import Estimate
 from fspo_verl.clips import CLIPS, MATCHED_RATE
 from fspo_verl.observe.records import read_records
 from fspo_verl.output import write_whole
-from fspo_verl.report import figures
+from fspo_verl.report import Counterfactuals, at_one_rate, counterfactuals, figures
 from fspo_verl.report.figures import STYLES, Series, Style
-from fspo_verl.report.numbers import Counterfactuals, at_one_rate, counterfactuals
 
 HERE = Path(__file__).resolve().parent
 SHAPES = {
@@ -92,7 +91,7 @@ def rms(records: pd.DataFrame, over: str) -> Estimate:
     """Root mean square, over the responses that moved, of S/√L (``over`` length) or S/√Q (quadratic_variation)."""
     moved = records[records.quadratic_variation > 0]
     squares = moved.log_ratio.to_numpy(float) ** 2 / moved[over].to_numpy(float)
-    return _estimate(clip_rates.clusters(moved), [np.ones(len(moved)), squares], _root_of_ratio)
+    return _estimate(clip_rates.prompts_of(moved), [np.ones(len(moved)), squares], _root_of_ratio)
 
 
 def by_position(positions: pd.DataFrame, shortest: int = _SAME_RESPONSES) -> pd.DataFrame:

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from bootstrap import bootstrap_totals, pool, sum_by
 
-from fspo_verl.analysis.clip_rates import MIN_COUNT, MIN_PROMPTS, Estimate, clusters, length_cells, length_table
+from fspo_verl.analysis.clip_rates import MIN_BIN_PROMPTS, MIN_COUNT, Estimate, length_cells, length_table, prompts_of
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ def law_of_s(
     """
     moved = records[records["quadratic_variation"] > 0]
     cell, cells = length_cells(moved["length"], edges)
-    columns, cluster = _columns(moved), clusters(moved)
+    columns, cluster = _columns(moved), prompts_of(moved)
     count = sum_by(cluster, [np.ones(len(cell))], cell, cells)[..., 0]
-    usable = (count.sum(0) >= min_count) & (np.count_nonzero(count, axis=0) >= MIN_PROMPTS)
+    usable = (count.sum(0) >= min_count) & (np.count_nonzero(count, axis=0) >= MIN_BIN_PROMPTS)
 
     def statistic(totals):
         with np.errstate(invalid="ignore", divide="ignore"):

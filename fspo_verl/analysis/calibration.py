@@ -32,7 +32,16 @@ import pandas as pd
 
 from fspo_verl.analysis import clip_rates, fit
 from fspo_verl.analysis.clip_rates import Estimate
-from fspo_verl.analysis.fit import ACTOR, NOTHING_MOVED, ROOT, Fit, FromMetrics, from_metrics, overrides
+from fspo_verl.analysis.fit import (
+    ACTOR,
+    NOTHING_MOVED,
+    ROOT,
+    Fit,
+    FromMetrics,
+    ends_following,
+    from_metrics,
+    overrides,
+)
 from fspo_verl.analysis.length_effect import LengthEffect
 from fspo_verl.analysis.runs import RECORDS_DIR, Run, read_run
 from fspo_verl.analysis.verdict import Verdict, percent, verdict
@@ -40,6 +49,7 @@ from fspo_verl.band import DUAL, Band
 from fspo_verl.clips import CLIPS, BandClip, Clip
 from fspo_verl.observe import noise
 from fspo_verl.observe.noise import Noise
+from fspo_verl.observe.settings import RunSettings
 
 _WIDTH = 100
 _CAVEAT = "this holds for the recorded updates: with another band, learning rate or batch size, calibrate again"
@@ -103,13 +113,13 @@ def calibrate(records: pd.DataFrame, target: float) -> Calibration:
     """
     if not (records["quadratic_variation"] > 0).any():
         raise ValueError(NOTHING_MOVED)
-    if clip_rates.clusters(records).max() == 0:
+    if fit.resampled(records)[1].max() == 0:
         raise ValueError("all records are of one prompt in one step, and no other says what holds beyond it")
-    settings, fits = records.attrs.get("settings"), fit.fits(records, target)
+    settings, fits = records.attrs["settings"], fit.fits(records, target)
     others = [clip for clip in CLIPS.values() if clip.name != "fspo"]
     return Calibration(
         target,
-        verdict(records, target),
+        verdict(records),
         settings and settings.trained_band,
         fit.resampled(records)[0],
         fits,
@@ -129,7 +139,7 @@ def _rule(clip: Clip, records: pd.DataFrame, target: float) -> Rule:
     except ValueError as error:
         return Rule(clip.label, str(error), {})
     if clip.loss_mode == "fspo":
-        return Rule(clip.label, band.describe(), overrides(band, records.attrs.get("settings")))
+        return Rule(clip.label, band.describe(), overrides(band, records.attrs["settings"]))
     low, high = fit.digits(-math.expm1(-band.low)), fit.digits(math.expm1(band.high))
     mean = "the ratio to the power 1/length" if band.length_power == 1 else "the ratio"
     found = Rule(clip.label, f"{mean} from {1 - low:g} to {1 + high:g}", {})
@@ -177,7 +187,7 @@ def text(result: Calibration, run: Run) -> str:
         _wrap(f"{run.name}: {result.verdict.sentence}"),
         _wrap(title),
         "  " + "   ".join(change),
-        _lines(overrides(chosen.band, run.settings)),
+        _paste_block(chosen.band, run.settings),
         _wrap(f"{caveat}.", "Note: "),
     ]
     return "\n".join(lines)
@@ -219,7 +229,7 @@ def text_from_metrics(result: FromMetrics, run: Run) -> str:
     blocks = [
         _wrap(found),
         f"Width sqrt(length), for a clip rate of {result.target:g} on each side:",
-        _lines(overrides(result.band, run.settings)),
+        _paste_block(result.band, run.settings),
     ]
     floor = 0.0 if result.noise is None else noise.EPS_IN_SIGMA * result.noise.sigma
     if min(result.band.low, result.band.high) < floor:
@@ -231,6 +241,12 @@ def text_from_metrics(result: FromMetrics, run: Run) -> str:
 
 def _wrap(text: str, first: str = "") -> str:
     return textwrap.fill(text, _WIDTH, initial_indent=first, break_long_words=False, break_on_hyphens=False)
+
+
+def _paste_block(band: Band, settings: RunSettings | None) -> str:
+    """The overrides of a band, and what they change besides it."""
+    block, change = _lines(overrides(band, settings)), ends_following(settings)
+    return f"{block}\n{_wrap(change)}" if change else block
 
 
 def _lines(items: dict[str, float | str | None]) -> str:
