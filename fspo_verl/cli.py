@@ -133,9 +133,9 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
 
 class _Version(argparse.Action):
     def __call__(self, parser, *_):
-        from fspo_verl import versions
+        from fspo_verl import output
 
-        verl = versions.installed("verl")
+        verl = output.installed("verl")
         print(f"fspo-verl {__version__}, {f'verl {verl}' if verl else 'verl is not installed'}")
         parser.exit()
 

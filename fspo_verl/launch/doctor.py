@@ -34,7 +34,7 @@ from unittest import mock
 
 from omegaconf import DictConfig
 
-from fspo_verl import output, versions
+from fspo_verl import output
 from fspo_verl.launch import installation, override
 from fspo_verl.launch.view import ACTOR, POLICY_LOSS, SEVERITIES, Finding, Launch
 
@@ -48,8 +48,8 @@ def main(args: argparse.Namespace) -> int:
     module, overrides = split_command(args.launch)
     if os.getcwd() not in sys.path:  # where `python -m` looks first: in a checkout of verl, that one runs
         sys.path.insert(0, os.getcwd())
-    if versions.installed("verl") is None:
-        raise ValueError(f"verl is not installed in {sys.prefix}: pip install 'verl{versions.SUPPORTED_VERL}'")
+    if output.installed("verl") is None:
+        raise ValueError(f"verl is not installed in {sys.prefix}: pip install 'verl{installation.SUPPORTED_VERL}'")
     # Ray starts while this process imports verl, which takes both of them some seconds.
     with contextlib.nullcontext() if args.no_worker else contextlib.closing(installation.Workers()) as workers:
         found, rows = examine(module, overrides, args, workers)

@@ -28,11 +28,10 @@ from fspo_verl.analysis import fit
 from fspo_verl.analysis.clip_rates import Estimate, length_edges, number
 from fspo_verl.analysis.runs import Run, config_differences, read_runs, written
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, of_run
-from fspo_verl.output import show, write_whole
+from fspo_verl.output import installed, show, write_whole
 from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES, Series, Style
 from fspo_verl.report.numbers import Analysis, Counterfactuals, analyse, steps, summary
-from fspo_verl.versions import installed
 
 _MADE_WITH = ("fspo-verl", "numpy", "scipy", "pandas", "matplotlib")
 _POINTS = 4000  # of a scatter plot

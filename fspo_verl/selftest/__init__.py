@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from fspo_verl import output, versions
+from fspo_verl import output
 from fspo_verl.band import Band
 from fspo_verl.loss import MAX_LOG_RATIO, fspo_loss
 from fspo_verl.observe import columns, noise
@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError(f"--model={args.model} holds no config.json: name the folder of a model")
     machine = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
     for package in ("fspo-verl", "verl", "torch", "transformers"):
-        machine += f", {package} {versions.installed(package)}"
+        machine += f", {package} {output.installed(package)}"
     with output.reserved():  # for this package: verl prints as well
         checks = examine(device, args.model)
     conclusion, advice = summary(checks)
@@ -71,7 +71,7 @@ def examine(device: str, model: Path | None = None, loss=fspo_loss) -> list[dict
         "ranks": lambda: check_ranks(loss, device),
         "waits": lambda: check_waits(loss, device),
     }
-    if versions.installed("verl"):
+    if output.installed("verl"):
         os.environ |= {"VERL_PLATFORM": "cpu"} if device == "cpu" else {}  # verl chooses it once, when it is imported
         checks["step"] = lambda: engine().check_step()
         checks["noise_fp32"] = lambda: engine().check_noise("fp32", model)
