@@ -20,7 +20,6 @@ import fspo_verl.token_sums
 from fspo_verl import cli, output, selftest
 from fspo_verl.band import Band
 from fspo_verl.loss import fspo_loss
-from fspo_verl.observe import columns
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,14 +87,6 @@ def test_a_planted_fault_turns_its_line_red_and_no_other(fault, monkeypatch):
 def test_a_failing_rank_is_named():
     with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="TypeError"):
         selftest.check_ranks(torch.add, "cpu")
-
-
-def test_the_metrics_are_fetched_in_one_copy(monkeypatch):
-    new, old, advantages, mask = selftest.make_batch(8, 50)
-    copies, cpu = [], torch.Tensor.cpu
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: copies.append(tensor) or cpu(tensor))
-    columns.to_numpy(columns.loss_columns(fspo_loss(new, old, advantages, mask, Band())))
-    assert len(copies) == 1
 
 
 class Sizes(TorchDispatchMode):
