@@ -73,7 +73,7 @@ setup(
         # verl imports this module in every process that imports verl; importing it registers the loss.
         "verl.plugins": ["fspo_verl = fspo_verl.plugin"],
         # vLLM calls this in each of its processes; it acts only when VERL_PLATFORM=cpu.
-        "vllm.general_plugins": ["fspo_verl_cpu = fspo_verl.cpu.vllm:register"],
+        "vllm.general_plugins": ["fspo_verl_cpu = fspo_verl.cpu:register"],
     },
     classifiers=[
         "Development Status :: 4 - Beta",

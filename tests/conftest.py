@@ -31,10 +31,12 @@ def default_log_level():
 @pytest.fixture(scope="session", autouse=True)
 def tested_verl():
     """The installed verl counts as tested: these tests are what it takes (scripts/test_versions.sh)."""
-    from fspo_verl import versions
+    from fspo_verl import output
+    from fspo_verl.launch import installation
 
-    if version := versions.untested_verl():
-        versions.TESTED["verl"] += (version,)
+    version = output.installed("verl")
+    if version and version not in installation.TESTED["verl"]:
+        installation.TESTED["verl"] += (version,)
 
 
 @pytest.fixture(scope="session")

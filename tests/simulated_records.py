@@ -43,35 +43,6 @@ def group_lengths(rng, prompts, group, low=10, high=400):
     return np.exp(center[prompt] + 0.3 * rng.standard_normal(len(prompt))).astype(int).clip(1), prompt
 
 
-def simulate_tokens(rng, prompts=100, group=4, sigma=0.02, kappa=0.8, spread=0.8, prompt_spread=0.2):
-    """Records from token log-ratios N(−kappa·v²/2, v²) whose v differs between tokens and between prompts.
-
-    Returns the records and the true values of what :func:`law_of_s` estimates.
-    """
-    length, prompt = group_lengths(rng, prompts, group, high=250)
-    starts = np.r_[0, np.cumsum(length)[:-1]]
-    scale = np.exp(prompt_spread * rng.standard_normal(prompts) - prompt_spread**2)[prompt]  # E scale² = 1
-    tokens = np.exp(spread * rng.standard_normal(length.sum()) - spread**2)
-    v = sigma * np.repeat(scale, length) * tokens
-    x = v * rng.standard_normal(len(v)) - kappa * v**2 / 2
-    s, q = np.add.reduceat(x, starts), np.add.reduceat(x**2, starts)
-    records = frame(length, s, q, prompt=prompt, step=prompt // 25)
-    fourth = sigma**4 * math.exp(4 * prompt_spread**2 + 4 * spread**2)  # E v⁴
-    variance = sigma**2 + kappa**2 * fourth / 4  # E x²
-    truth = {"sigma": math.sqrt(variance), "kappa": kappa * sigma**2 / variance, "std_slope": 0.5}
-    return records, truth | {"drift": -kappa * sigma**2 / 2}
-
-
-def simulate_law(rng, power, prompts=100, group=8, low=10, high=400):
-    """Records with E[S | L] = −Q/2 and Var(S | L) = (0.02·L^power)², S being alike within a prompt."""
-    length, prompt = group_lengths(rng, prompts, group, low, high)
-    own, shared = rng.standard_normal(len(prompt)), rng.standard_normal(prompts)[prompt]
-    scale = np.exp(0.2 * rng.standard_normal(prompts) - 0.04)[prompt]
-    s = scale * 0.02 * length**power * (math.sqrt(0.7) * own + math.sqrt(0.3) * shared)
-    q = 4e-4 * length
-    return frame(length, s - q / 2, q, prompt=prompt, step=prompt // 25)
-
-
 def simulate_run(
     rng,
     steps=25,

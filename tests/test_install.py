@@ -117,12 +117,3 @@ def test_a_worker_without_the_package_refuses_loudly(environment):
     worker = "import sys; from omegaconf import OmegaConf; from verl.utils.config import omega_conf_to_dataclass as f; "
     run = environment.run("-c", worker + "f(OmegaConf.create(sys.argv[1]))", actor)
     assert run.returncode != 0 and "fspo_verl.config.FSPOPolicyLossConfig" in run.stderr
-
-
-def test_a_broken_install_is_named_although_verl_swallows_plugin_errors(environment, source):
-    environment.pip("install", "--no-deps", "--no-index", str(build(source, "bdist_wheel")))
-    site = environment.output("-c", "import fspo_verl; print(fspo_verl.__path__[0])").strip()
-    Path(site, "loss.py").write_text("raise RuntimeError('broken on purpose')\n")
-    run = environment.run("-c", "import verl.trainer.ppo.core_algos")
-    environment.pip("uninstall", "--yes", "fspo-verl")
-    assert run.returncode == 0 and "broken on purpose" in run.stderr

@@ -1,12 +1,15 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A CPU as a verl platform: no device memory, gloo collectives, Ray's logical GPUs as slots for workers."""
+"""A CPU as a verl platform: no device memory, gloo collectives, Ray's logical GPUs as slots for workers, FSDP2."""
 
+import dataclasses
+import functools
 import os
 import types
 from contextlib import contextmanager, nullcontext
 
 import torch
+import torch.distributed
 import verl.plugin.platform.platform_base
 import verl.plugin.platform.platform_manager
 from torch import cpu
@@ -43,6 +46,52 @@ def _memory_info(*_args) -> tuple[int, int]:
     return memory.available, memory.total
 
 
+def _join_process_group() -> None:
+    """Join the gloo process group that verl's Ray worker environment describes, and share the cores among the ranks."""
+    if torch.distributed.is_initialized():
+        return
+    world_size = int(os.environ["WORLD_SIZE"])
+    # Ray starts an actor with as many threads as the logical CPUs it books, here one.
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
+    torch.distributed.init_process_group("cpu:gloo", rank=int(os.environ["RANK"]), world_size=world_size)
+
+
+@functools.cache
+def _prepare_engines() -> None:
+    """Register verl's FSDP2 engine for a CPU, in a worker: the driver does without its imports."""
+    import verl.utils.fsdp_utils
+    from verl.workers.config import FSDPEngineConfig
+    from verl.workers.engine.base import EngineRegistry
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    @EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
+    class CPUEngineWithLMHead(FSDPEngineWithLMHead):
+        """FSDP2 without parameter offloading, which would pin memory for an accelerator."""
+
+        engine_config: FSDPEngineConfig
+
+        def _build_fsdp_module(self, module):
+            # verl offloads every forward-only model (the reference policy). Wrap it like the others, then restore.
+            engine_config = self.engine_config
+            self.engine_config = dataclasses.replace(engine_config, forward_only=False)
+            try:
+                return super()._build_fsdp_module(module)
+            finally:
+                self.engine_config = engine_config
+
+    # verl's asynchronous trainer refers its log-probs to the weights of the last sync. verl (0.9.1) takes this
+    # snapshot with `tensor.cpu()`, which on a CPU is the tensor itself: the snapshot would follow the training, every
+    # ratio would stay 1 and no clip could act. There is no registration point.
+    save = verl.utils.fsdp_utils.fsdp2_sharded_save_to_cpu
+
+    @functools.wraps(save)
+    def save_copy(model):
+        shards, spec = save(model)
+        return {name: (shard.clone(), shard_spec) for name, (shard, shard_spec) in shards.items()}, spec
+
+    verl.utils.fsdp_utils.fsdp2_sharded_save_to_cpu = save_copy
+
+
 @verl.plugin.platform.platform_manager.PlatformRegistry.register(platform="cpu")
 class PlatformCPU(verl.plugin.platform.platform_base.PlatformBase):
     """Chosen by ``VERL_PLATFORM=cpu`` and by nothing else."""
@@ -67,9 +116,8 @@ class PlatformCPU(verl.plugin.platform.platform_base.PlatformBase):
         # verl asks for this right before a worker joins its process group, with a backend string that torch rejects
         # for a CPU ("cpu:gloo,cpu:gloo"); it skips its own group when one exists.
         if "WG_BACKEND" in os.environ:
-            import fspo_verl.cpu.engine
-
-            fspo_verl.cpu.engine.prepare_worker()
+            _prepare_engines()
+            _join_process_group()
         return "gloo"
 
     def ray_resource_name(self) -> str:

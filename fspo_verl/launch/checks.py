@@ -37,7 +37,7 @@ from fspo_verl.launch.view import (
 from fspo_verl.observe import folder as folders
 from fspo_verl.observe.settings import clip_ratios
 
-# What a check yields; _run gives it the check's name.
+# What a check yields; run gives it the check's name.
 error, warning, note = (functools.partial(Finding, severity, "") for severity in SEVERITIES)
 # verl's defaults (ActorConfig): any other value next to fspo is taken for an attempt to set its clip range.
 _CLIP_RATIO_DEFAULTS = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0}
@@ -61,23 +61,23 @@ def findings(config: DictConfig) -> list[Finding]:
     launch = Launch(config)
     found = [*launch.lost_selections()]
     if launch.selects_ours:
-        found += _run(_SELECTION, launch)
+        found += run(_SELECTION, launch)
     if launch.is_ours:
-        found += _run((*_CONFIG_ALONE, *_FOLDERS), launch)
+        found += run((*_CONFIG_ALONE, *_FOLDERS), launch)
         if not any(finding.check in _NO_BAND for finding in found):
-            found += _run((changed_on_resume, *(_FSPO if launch.is_fspo else _BASELINE)), launch)
+            found += run((changed_on_resume, *(_FSPO if launch.is_fspo else _BASELINE)), launch)
     elif launch.has_actor and launch.resumes_ours:
-        found += _run((changed_on_resume,), launch)
+        found += run((changed_on_resume,), launch)
     return found
 
 
 def errors_of_the_config_alone(config: DictConfig) -> list[Finding]:
     """The errors that take neither Hydra's choices nor folders to find."""
-    found = _run(_CONFIG_ALONE, Launch(config))
+    found = run(_CONFIG_ALONE, Launch(config))
     return [finding for finding in found if finding.severity == "error" and finding.check != "unjudged"]
 
 
-def _run(checks, launch: Launch) -> list[Finding]:
+def run(checks, launch: Launch) -> list[Finding]:
     """Run the checks. One that raises is an error, for the launch asks for a loss of this package and is not judged.
 
     A check of the config files that raises is a warning: it needs internals of Hydra, and another Hydra may lack them.

@@ -29,12 +29,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 from unittest import mock
 
 from omegaconf import DictConfig
 
-from fspo_verl import output, versions
+from fspo_verl import output
 from fspo_verl.launch import installation, override
 from fspo_verl.launch.view import ACTOR, POLICY_LOSS, SEVERITIES, Finding, Launch
 
@@ -48,19 +47,18 @@ def main(args: argparse.Namespace) -> int:
     module, overrides = split_command(args.launch)
     if os.getcwd() not in sys.path:  # where `python -m` looks first: in a checkout of verl, that one runs
         sys.path.insert(0, os.getcwd())
-    if versions.installed("verl") is None:
-        raise ValueError(f"verl is not installed in {sys.prefix}: pip install 'verl{versions.SUPPORTED_VERL}'")
+    if output.installed("verl") is None:
+        raise ValueError(f"verl is not installed in {sys.prefix}: pip install 'verl{installation.SUPPORTED_VERL}'")
     # Ray starts while this process imports verl, which takes both of them some seconds.
     with contextlib.nullcontext() if args.no_worker else contextlib.closing(installation.Workers()) as workers:
-        found, rows = examine(module, overrides, args, workers)
+        found = examine(module, overrides, args, workers)
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     counts = Counter(finding.severity for finding in found)
     if args.json:
         told = {"main": module, "overrides": overrides, "errors": counts["error"], "warnings": counts["warning"]}
-        told |= {"plan": [row._asdict() for row in rows], "findings": [*map(dataclasses.asdict, found)]}
-        print(json.dumps(told, indent=1))
+        print(json.dumps(told | {"findings": [*map(dataclasses.asdict, found)]}, indent=1))
     else:
-        _print(found, rows, counts, args.launch)
+        _print(found, counts, args.launch)
     return int(counts["error"] > 0 or (args.strict and counts["warning"] > 0))
 
 
@@ -81,31 +79,29 @@ def split_command(launch: list[str]) -> tuple[str, list[str]]:
     return DEFAULT_MAIN, launch or list(_DEFAULT_OVERRIDES)
 
 
-def examine(module: str, overrides: list[str], args: argparse.Namespace, workers: installation.Workers | None):
-    """All findings about the installation and the launch, and the rows of the plan.
+def examine(
+    module: str, overrides: list[str], args: argparse.Namespace, workers: installation.Workers | None
+) -> list[Finding]:
+    """All findings about the installation and the launch.
 
     Data and verl's own checks are looked at for a whole command line (``-m``) only.
     """
+    from fspo_verl.launch import checks
+
     config, composed = compose(module, overrides)
     if not args.launch:
         composed = [dataclasses.replace(finding, what=f"{_EXAMPLE}: {finding.what}") for finding in composed]
     found: list[Finding] = [*installation.findings(), *composed]
-    rows: list[Row] = []
     if workers:
         found += installation.worker_findings(workers, config)
     if config is None:
-        return found, rows
+        return found
     launch, errors = Launch(config), {finding.check for finding in composed if finding.severity == "error"}
     found += selects_no_loss_of_ours(launch)
     if "-m" in args.launch:
         found += [*data_files(config, "warning" if args.dry_run else "error"), *model_folders(config)]
         found += verls_own_checks(module, config) if errors <= {"unjudged"} else ()  # or verl would refuse it again
-    if args.plan and not errors:
-        try:
-            rows = [*batches(launch)]
-        except (ArithmeticError, TypeError, ValueError) as error:  # a number is missing, 0 or a text
-            found.append(Finding("warning", "plan", f"no plan can be made: {type(error).__name__}: {error}"))
-    return found, rows
+    return found + ([] if errors else checks.run((batches,), launch))
 
 
 # --- the config, from the main that would run ------------------------------------------------------------------------
@@ -244,35 +240,22 @@ def verls_own_checks(module: str, config: DictConfig) -> Iterator[Finding]:
         yield Finding("error", "validate_config", f"verl refuses this config: {said}")
 
 
-# --- the launch in numbers -------------------------------------------------------------------------------------------
-
-
-class Row(NamedTuple):
-    """One line of the plan."""
-
-    name: str
-    value: str
-    how: str
-    """The arithmetic, or where the value comes from."""
-
-
-def batches(launch: Launch) -> Iterator[Row]:
+def batches(launch: Launch) -> Iterator[Finding]:
     """Responses and optimiser steps between two refreshes of the old policy."""
-    mini, n = launch.actor.ppo_mini_batch_size, launch.config.actor_rollout_ref.rollout.n
-    prompts = launch.prompts_per_rollout
-    yield Row("responses per rollout", f"{prompts * n:,}", f"{prompts} prompts x {n}")
-    how = f"{prompts} prompts / {mini}, rounded up, x {launch.actor.ppo_epochs} ppo_epochs"
-    yield Row("optimiser steps per rollout", str(launch.optimizer_steps_per_rollout), how)
+    prompts, n = launch.prompts_per_rollout, launch.config.actor_rollout_ref.rollout.n
+    what = f"{prompts} prompts x {n} = {prompts * n:,} responses per rollout"
+    mini, epochs = launch.actor.ppo_mini_batch_size, launch.actor.ppo_epochs
+    steps = f"{launch.optimizer_steps_per_rollout} optimiser steps on them ({prompts} / {mini}, rounded up, x {epochs})"
+    yield Finding("note", "batches", f"{what}, {steps}")
 
 
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
-def _print(found: list[Finding], rows: list, counts: Counter, launch: list[str]) -> None:
-    """The conclusion, the plan, the findings, and what to do next."""
+def _print(found: list[Finding], counts: Counter, launch: list[str]) -> None:
+    """The conclusion, the findings, and what to do next."""
     said = [f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}" for severity in ("error", "warning")]
     print(f"fspo-verl doctor: {', '.join(said)}")
-    output.show([(row.name, row.value.rjust(20), row.how) for row in rows], widths=(34, 20))
     for finding in found:
         lines = [(finding.severity, finding.what), ("", finding.why), ("fix:", finding.fix)]
         output.show([line for line in lines if line[1]], widths=(8,))

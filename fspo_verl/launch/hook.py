@@ -49,7 +49,7 @@ def check(config: DictConfig) -> None:
     if selected:
         from fspo_verl.launch import checks, installation
 
-        meant = [*installation.untested_verl(), *checks.findings(config)]  # which has what was meant as well
+        meant = [*installation.verl_version(), *checks.findings(config)]  # which has what was meant as well
     _refuse_or_say(meant)
     if not selected and launch.has_actor:
         _say_a_forgotten_loss(launch)

@@ -15,10 +15,21 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from omegaconf import DictConfig
+from packaging.specifiers import SpecifierSet
 
-from fspo_verl import output, versions
+from fspo_verl import output
 from fspo_verl.launch.view import Finding, Launch
 
+# No upper bound: a newer verl is tried, not told by its number.
+SUPPORTED_VERL = ">=0.9.0"
+# What `bash scripts/test.sh` and `bash scripts/test_versions.sh` run.
+TESTED = {
+    "verl": ("0.9.0", "0.9.1"),
+    "torch": ("2.13.0",),
+    "transformers": ("5.10.4",),
+    "vllm": ("0.27.1",),
+    "ray": ("2.60.0",),
+}
 INSTALL = "pip install . in a clone of fspo_verl"
 _WORKER_SECONDS = 60
 # Where verl's trainers keep their batches: a named actor, so one for all runs on a cluster.
@@ -27,13 +38,11 @@ _TRANSFER_QUEUE = {"name": "TransferQueueController", "namespace": "transfer_que
 
 def findings() -> Iterator[Finding]:
     """Versions, and whether verl and Hydra find this package here."""
-    found = {package: versions.installed(package) for package in versions.TESTED}
+    found = {package: output.installed(package) for package in TESTED}
     text = ", ".join(f"{package} {version or 'not installed'}" for package, version in found.items())
-    tested = "; ".join(f"{package} {', '.join(known)}" for package, known in versions.TESTED.items())
+    tested = "; ".join(f"{package} {', '.join(known)}" for package, known in TESTED.items())
     yield Finding("note", "versions", f"{text}, Python {sys.version.split()[0]}", f"tested are {tested}")
-    if problem := versions.unsupported_verl():
-        yield Finding("error", "verl_version", *problem)
-    yield from untested_verl()
+    yield from verl_version()
     if not any(point.value == "fspo_verl.plugin" for point in metadata.entry_points(group="verl.plugins")):
         why = "the package is imported, not installed"
         yield Finding("error", "entry_point", "verl finds no plugin fspo_verl", why, INSTALL)
@@ -43,19 +52,27 @@ def findings() -> Iterator[Finding]:
         yield Finding("error", "search_path", "hydra_plugins.fspo_verl_searchpath is missing", why, INSTALL)
 
 
-# --- a verl that was never tested ------------------------------------------------------------------------------------
+# --- a verl that is too old, or was never tested ---------------------------------------------------------------------
 
 
-def untested_verl() -> Iterator[Finding]:
-    """Two warnings at most: that the installed verl was never tested, and what it does otherwise than needed."""
-    if not (version := versions.untested_verl()):
+def verl_version() -> Iterator[Finding]:
+    """An error where the installed verl is too old; at most two warnings where it was never tested.
+
+    A development version counts as never tested, as it names no certain sources.
+    """
+    version = output.installed("verl")
+    if version is None or version in TESTED["verl"]:
         return
-    tested = versions.TESTED["verl"]
+    if not SpecifierSet(SUPPORTED_VERL).contains(version, prereleases=True):
+        what = f"verl {version} is not supported by fspo_verl, which needs {SUPPORTED_VERL}"
+        why = "verl's workers load no plugins, so that the loss may be missing"
+        yield Finding("error", "verl_version", what, why, f"pip install 'verl{SUPPORTED_VERL}'")
+        return
     what = f"verl {version} was not tested with fspo_verl"
-    yield Finding("warning", "untested_verl", what, f"tested are {', '.join(tested)}")
+    yield Finding("warning", "untested_verl", what, f"tested are {', '.join(TESTED['verl'])}")
     if wrong := problems():
         what = f"verl {version} does not do what fspo_verl needs of it: {'; '.join(wrong)}"
-        fix = f"a newer fspo_verl, or pip install verl=={tested[-1]}"
+        fix = f"a newer fspo_verl, or pip install verl=={TESTED['verl'][-1]}"
         yield Finding("warning", "probe", what, "the loss would fail, or train something else than it says", fix)
 
 

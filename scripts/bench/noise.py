@@ -17,12 +17,12 @@ from pathlib import Path
 import pandas as pd
 from tqdm import tqdm
 
+from fspo_verl import selftest
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.observe import noise, observer
 from fspo_verl.observe.records import read_records
-from fspo_verl.selftest import engine
-from fspo_verl.selftest.engine import micro_batches
+from fspo_verl.selftest import micro_batches
 
 DYNAMIC = {"use_dynamic_bsz": True, "micro_batch_size_per_gpu": None, "max_token_len_per_gpu": 1024}
 DYNAMIC |= {"use_remove_padding": False}
@@ -44,12 +44,12 @@ BANDS = {
 def measure(model: str, count: int, longest: int, setting: tuple[str, str, bool], folder: Path, step: int) -> dict:
     """One row of the table; half of the responses are in the first mini-batch of its step, and count."""
     dtype, cut, fused = setting
-    batch = engine.sample(model, count, 8, longest, step)
+    batch = selftest.sample(model, count, 8, longest, step)
     fused = {"use_fused_kernels": fused, "fused_kernel_options": {"impl_backend": "torch"}}
-    trainer = engine.training_worker(model, dtype, **fused)
-    batch["old_log_probs"] = engine.nested(engine.log_probs(trainer, batch, CUTS[cut][0]))
+    trainer = selftest.training_worker(model, dtype, **fused)
+    batch["old_log_probs"] = selftest.nested(selftest.log_probs(trainer, batch, CUTS[cut][0]))
     loss = FSPOPolicyLossConfig(records_dir=str(folder))
-    engine.update(trainer, batch, loss, CUTS[cut][1], count // 2)
+    selftest.update(trainer, batch, loss, CUTS[cut][1], count // 2)
     observer.flush_records()  # as the weight sync at the end of a step does
     records = read_records(folder)
     found = {name: noise.of_records(records, None, band) for name, band in BANDS.items()}
@@ -71,7 +71,7 @@ def main() -> None:
     rows = {}
     for step, name in enumerate(tqdm(args.settings, "settings"), 1):
         with tempfile.TemporaryDirectory() as scratch:
-            model = args.model or engine.small_model(f"{scratch}/model")
+            model = args.model or selftest.small_model(f"{scratch}/model")
             rows[name] = measure(model, args.responses, args.longest, SETTINGS[name], Path(scratch) / "records", step)
     print(pd.DataFrame.from_dict(rows, orient="index").to_string())
 

@@ -90,7 +90,7 @@ def checks() -> str:
         "is wrong, why, and the override that mends it.",
         "### At every launch, before Ray starts",
         "The launch itself runs these (`fspo_verl/launch/checks.py`), and so does `fspo-verl doctor`.",
-        _table([*_rows("checks"), *_rows("installation", "untested_verl")]),
+        _table([*_rows("checks"), *_rows("installation", "verl_version")]),
         "### Only by `fspo-verl doctor`",
         "These look at the machine, the files and the cluster.",
         _table([*_rows("doctor"), *_rows("installation", "findings", "worker_findings")]),

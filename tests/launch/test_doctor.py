@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The doctor: planted misconfigurations and what mends them, and the plan's arithmetic."""
+"""The doctor: planted misconfigurations and what mends them, and the arithmetic of the batches."""
 
 import contextlib
 import importlib.util
@@ -256,11 +256,6 @@ def test_what_hydra_refuses_is_an_error(malformed, capsys):
     assert code == 1 and found(report)["composition"]["why"]
 
 
-def test_a_plan_that_cannot_be_made_is_said(capsys):
-    code, report = diagnose("--plan", SELECT, "actor_rollout_ref.rollout.n=null", capsys=capsys)
-    assert code == 0 and report["plan"] == [] and "TypeError" in found(report)["plan"]["what"]
-
-
 @pytest.mark.parametrize(
     "launch", [["ls"], ["bash", "train.sh"], ["./train.sh", "a=1"], ["python3", "train.py"], ["foo"]]
 )
@@ -286,11 +281,8 @@ def test_a_program_that_could_not_be_stopped_is_not_started(capsys):
     assert code == 1 and "does not call auto_set_device" in found(report)["composition"]["why"]
 
 
-# --- the plan --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("trainer", ["synchronous", "separate_async", "fully_async"])
-def test_the_plan_of_a_launch(trainer, sound, capsys):
+def test_the_batches_of_a_launch(trainer, sound, capsys):
     launch = {
         "synchronous": [*sound, "data.train_batch_size=256", f"{ACTOR}.ppo_mini_batch_size=64"],
         "separate_async": separate_async(sound, 4),
@@ -300,12 +292,15 @@ def test_the_plan_of_a_launch(trainer, sound, capsys):
         ],
     }[trainer]
     launch += ["actor_rollout_ref.rollout.n=8", f"{ACTOR}.ppo_epochs=2"]
-    plan = diagnose("--plan", "--", *launch, capsys=capsys)[1]["plan"]
+    findings = diagnose("--", *launch, capsys=capsys)[1]["findings"]
+    (said,) = (finding["what"] for finding in findings if finding["check"] == "batches")
     # 256 prompts in 4 mini-batches, twice
-    assert [(row["name"], row["value"]) for row in plan] == [
-        ("responses per rollout", "2,048"),
-        ("optimiser steps per rollout", "8"),
-    ]
+    assert said.startswith("256 prompts x 8 = 2,048 responses per rollout, 8 optimiser steps")
+
+
+def test_batches_of_a_number_that_is_missing_are_an_error(capsys):
+    code, report = diagnose(SELECT, "actor_rollout_ref.rollout.n=null", capsys=capsys)
+    assert code == 1 and "batches cannot judge this config: TypeError" in found(report)["unjudged"]["what"]
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------

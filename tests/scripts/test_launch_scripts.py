@@ -59,15 +59,13 @@ DRY_RUNS += [(script, "fspo") for script in LAUNCH_SCRIPTS if script != "run_qwe
 @pytest.mark.parametrize(
     ("script", "loss"), [DRY_RUNS[0], *(pytest.param(*run, marks=pytest.mark.long) for run in DRY_RUNS[1:])]
 )
-def test_a_dry_run_finds_nothing_wrong_and_shows_the_plan(script, loss, task, tmp_path):
+def test_a_dry_run_finds_nothing_wrong_and_shows_the_batches(script, loss, task, tmp_path):
     run_dir = tmp_path / "ö ( ) = { [ ' # & ~ ,"  # what Hydra's grammar has a meaning for
     run = launch(script, DRY_RUN="1", POLICY_LOSS=loss, RUN_DIR=str(run_dir), **task)
     assert run.returncode == 0, run.stderr
     warnings = run.stdout.count("untested_verl")  # the only one there may be: that of the installed verl
     assert f"fspo-verl doctor: 0 errors, {warnings} warning" in run.stdout and warnings <= 1
-    rows = dict(line.split("  ", 1) for line in run.stdout.splitlines() if "  " in line)
-    assert rows["responses per rollout"].split() == ["8,192", "512", "prompts", "x", "16"]
-    assert rows["optimiser steps per rollout"].split()[0] == "4"
+    assert "512 prompts x 16 = 8,192 responses per rollout, 4 optimiser steps" in run.stdout
     shown = shlex.split(run.stdout.split("\n\n")[0])
     assert f"+algorithm.policy_loss={loss}" in shown
     for key, place in {"hydra.run.dir": "hydra", "trainer.default_local_dir": "checkpoints"}.items():

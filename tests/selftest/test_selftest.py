@@ -17,10 +17,9 @@ from torch.utils._pytree import tree_leaves
 
 import fspo_verl.loss
 import fspo_verl.token_sums
-from fspo_verl import cli, selftest, versions
+from fspo_verl import cli, output, selftest
 from fspo_verl.band import Band
 from fspo_verl.loss import fspo_loss
-from fspo_verl.observe import columns
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,7 +77,7 @@ PLANTED = {
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_turns_its_line_red_and_no_other(fault, monkeypatch):
     sound, wrong, red = PLANTED[fault]
-    monkeypatch.setattr(versions, "installed", lambda package: None)  # no verl: the loss alone
+    monkeypatch.setattr(output, "installed", lambda package: None)  # no verl: the loss alone
     monkeypatch.setattr(selftest, "check_ranks", lambda *_: {"text": "a planted loss cannot be pickled"})
     checks = selftest.examine("cpu", loss=planted(sound, wrong))
     assert {check["name"] for check in checks if check["status"] == "error"} == red
@@ -88,14 +87,6 @@ def test_a_planted_fault_turns_its_line_red_and_no_other(fault, monkeypatch):
 def test_a_failing_rank_is_named():
     with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="TypeError"):
         selftest.check_ranks(torch.add, "cpu")
-
-
-def test_the_metrics_are_fetched_in_one_copy(monkeypatch):
-    new, old, advantages, mask = selftest.make_batch(8, 50)
-    copies, cpu = [], torch.Tensor.cpu
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: copies.append(tensor) or cpu(tensor))
-    columns.to_numpy(columns.loss_columns(fspo_loss(new, old, advantages, mask, Band())))
-    assert len(copies) == 1
 
 
 class Sizes(TorchDispatchMode):
@@ -158,7 +149,7 @@ def test_without_verl_the_loss_is_checked_and_the_rest_skipped():
     absent = ("verl", "ray", "tensordict", "omegaconf", "hydra", "transformers")
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({absent}))\n"  # Python then finds none of them
-        "from fspo_verl import cli, versions; versions.installed = lambda package: None\n"
+        "from fspo_verl import cli, output; output.installed = lambda package: None\n"
         "sys.exit(cli.main(['selftest', '--device', 'cpu']))\n"
     )
     first, *_, last = run("-c", code).splitlines()

@@ -24,9 +24,9 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
+from fspo_verl import selftest
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.observe import observer
-from fspo_verl.selftest import engine
 
 PROMPT, RESPONSES, STEP = 5, [1, 3, 60, 17, 30, 90, 8, 2], 12
 
@@ -40,9 +40,9 @@ def mini_batch(vocabulary: int):
     mask[2][10:20] = 0
     old = [-3 + 0.2 * torch.randn(n, generator=generator) for n in RESPONSES]
     advantages = torch.randn(len(RESPONSES), generator=generator).tolist()
-    batch = engine.batch_of([x[:PROMPT] for x in ids], [x[PROMPT:] for x in ids], advantages, STEP)
-    batch["response_mask"] = batch["loss_mask"] = engine.nested(mask)
-    batch["old_log_probs"] = engine.nested(old)
+    batch = selftest.batch_of([x[:PROMPT] for x in ids], [x[PROMPT:] for x in ids], advantages, STEP)
+    batch["response_mask"] = batch["loss_mask"] = selftest.nested(mask)
+    batch["old_log_probs"] = selftest.nested(old)
     return batch
 
 
@@ -93,8 +93,8 @@ def train(arguments: list[str]) -> None:
     kind, _, size = args.cut.rpartition(":")
     packed = kind in ("packed", "fused")
     fused = {"use_fused_kernels": kind == "fused", "fused_kernel_options": {"impl_backend": "torch"}}
-    trainer = engine.training_worker(args.model, lr=args.lr, use_remove_padding=packed, **fused)
-    cut = engine.micro_batches(int(size), packed)
+    trainer = selftest.training_worker(args.model, lr=args.lr, use_remove_padding=packed, **fused)
+    cut = selftest.micro_batches(int(size), packed)
     if kind == "dynamic":
         cut |= {"use_dynamic_bsz": True, "max_token_len_per_gpu": int(size)}
     batch = mini_batch(trainer.engine.module.config.vocab_size)
@@ -117,7 +117,7 @@ def train(arguments: list[str]) -> None:
         if args.save and step == args.steps - 1:
             trainer.save_checkpoint(args.save, global_step=step)
         with Collectives() as collectives:
-            metrics = engine.update(trainer, data, loss, cut, args.mini_batch_size, scale=128)
+            metrics = selftest.update(trainer, data, loss, cut, args.mini_batch_size, scale=128)
         if args.target_clip_rate:
             eps.append(dict(loss.controller.eps))
     Path(f"{args.output}.eps.{rank}").write_text(json.dumps(eps))

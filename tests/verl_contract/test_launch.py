@@ -68,7 +68,7 @@ def test_a_resume_goes_by_the_tracker(tmp_path):
 
 
 def test_the_asynchronous_trainer_syncs_after_whole_mini_batches(modules):
-    """Lost: the plan's optimiser steps, and the advice on mini-batches, are wrong there (read)."""
+    """Lost: the optimiser steps that are counted, and the advice on mini-batches, are wrong there (read)."""
     asserted = "assert train_batch_size == parameter_sync_step * ppo_mini_batch_size"
     assert asserted in modules["verl.trainer.ppo.v1.trainer_separate_async"]
 

@@ -1,7 +1,9 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The study of the law of S: its measurement on a tiny model, and its numbers against its published records."""
+"""The studies of the law of S and of coverage: estimates by definition, and published numbers against their records."""
 
+import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -11,20 +13,24 @@ import pandas as pd
 import pytest
 import torch
 from scipy import stats
-from simulated_records import assert_covered, holds
+from simulated_records import frame, simulate_run
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from fspo_verl.observe.records import read_records
 
 STUDY = Path(__file__).parents[2] / "scripts/studies/law"
-sys.path.insert(0, str(STUDY))
+COVERAGE = STUDY.with_name("coverage")
+sys.path[:0] = [str(STUDY), str(COVERAGE)]
 import bootstrap  # noqa: E402
 import draw  # noqa: E402
 import law  # noqa: E402
 import measure  # noqa: E402
+import simulate_paired  # noqa: E402
+from spread import law_of_s  # noqa: E402
 
 CHAT = "{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}|{% endif %}"
+EDGES = np.array([1, 12, 25, 50, 100, 200, 400, 2000])
 SMALL = "--responses 120 --group 4 --max-tokens 60 --train-tokens 20 --mini-batch 1 --lr 1e-3 --rows 100".split()
 CELLS = "grpo-4-float32:01 random-4-float32 grpo-rollout-float32 grpo-4-float32:trained still-0-bfloat16".split()
 
@@ -59,19 +65,6 @@ def log_probs_by_hand(policy, prompt, response, temperature):
     return torch.log_softmax(logits / temperature, -1).gather(-1, torch.tensor(response)[:, None]).squeeze(-1)
 
 
-@pytest.mark.parametrize("clusters_count, size", [(60, 8), (1500, 2)])
-def test_the_clustered_bootstrap_covers_a_mean_and_pools_many_clusters(clusters_count, size):
-    hits = []
-    cluster = np.repeat(np.arange(clusters_count), size)
-    for seed in range(200):
-        rng = np.random.default_rng(seed)
-        value = rng.exponential(size=clusters_count)[cluster] + rng.standard_normal(len(cluster))
-        columns = np.stack([np.ones(len(value)), value], -1)
-        estimate = bootstrap.clustered_bootstrap(cluster, columns, lambda t: t[..., 1:] / t[..., :1], rng, draws=100)
-        hits.append(holds(estimate, 1.0)[0])
-    assert_covered(hits)
-
-
 @pytest.mark.parametrize("count", [2, 4, 10])
 def test_the_clustered_bootstrap_of_few_equal_deviations_is_students_t_interval(count):
     value = 0.3 + np.resize([1.0, -1.0], count)
@@ -85,23 +78,19 @@ def test_the_clustered_bootstrap_of_few_equal_deviations_is_students_t_interval(
     )
 
 
-def test_training_takes_the_steps_of_adamw_on_the_policy_gradient(model):
-    rng = np.random.default_rng(1)
-    responses = [rng.integers(1, 200, n).tolist() for n in (5, 9, 3, 12)]
-    prompt, advantages = rng.integers(1, 200, 11).tolist(), [1.0, -1.0, 0.5, -0.5]
-    policy, reference = (measure.load(str(model), torch.float32, "cpu") for _ in range(2))
-    batches = [[measure.Group(prompt, responses, advantages)]] * 2
-    measure.train(policy, batches, [], 1e-3, 0.7, tokens=20, done=lambda *_: None, dtype=torch.float32)
-
-    optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-3, weight_decay=0.01)
-    for _ in batches:
-        sums = [a * log_probs_by_hand(reference, prompt, r, 0.7).sum() for r, a in zip(responses, advantages)]  # noqa: B905
-        (-sum(sums) / sum(map(len, responses))).backward()
-        torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    for ours, theirs in zip(policy.parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
+def test_estimates_are_plain_means():
+    rng = np.random.default_rng(0)
+    records = simulate_run(rng).query("mini_batch > 0")  # the others have not moved, and are left out
+    law = law_of_s(pd.concat([records, frame([20, 300], prompt=["x", "y"])], ignore_index=True), EDGES, rng)
+    for row in law.std_by_length.itertuples():
+        part = records[records.length.between(row.low, row.high)].astype({"length": float, "log_ratio": float})
+        residual = part.log_ratio - part.log_ratio.sum() / part.length.sum() * part.length
+        assert row.n == len(part)
+        if len(part) > 1:
+            assert row.value == pytest.approx(math.sqrt((residual**2).sum() / (len(part) - 1)), rel=1e-6)
+    assert law.sigma.value == pytest.approx(math.sqrt((records.quadratic_variation / records.length).mean()), rel=1e-5)
+    kappa = -2 * records.log_ratio.mean() / records.quadratic_variation.mean()
+    assert law.kappa.value == pytest.approx(kappa, rel=1e-4)
 
 
 @pytest.mark.long
@@ -150,3 +139,19 @@ def test_the_published_numbers_are_those_of_the_published_records(tmp_path):
     for name in ("numbers.csv", "rates.csv"):
         pd.testing.assert_frame_equal(pd.read_csv(tmp_path / name), pd.read_csv(STUDY / name), rtol=1e-3)
     assert (tmp_path / "law.png").stat().st_size > 50_000
+
+
+def test_the_published_coverage_is_that_of_the_scripts_settings():
+    paired = json.loads((COVERAGE / "paired_coverage.json").read_text())
+    cells = [(law, seeds) for law in simulate_paired.LAWS for seeds in simulate_paired.SEEDS]
+    assert [(row["law"], row["seeds"]) for row in paired["rows"]] == cells
+    # What is exact for six seeds of a symmetric law, within three standard errors.
+    exact = next(row["flips"] for row in paired["rows"] if row["law"] == "normal" and row["seeds"] == 6)
+    assert exact == pytest.approx(1 - 2 / 64, abs=3 * (2 / 64 / paired["comparisons"]) ** 0.5)
+
+
+@pytest.mark.long
+def test_a_small_simulation_writes_numbers_and_table(tmp_path):
+    command = [sys.executable, COVERAGE / "simulate_paired.py", "--comparisons", "2", "--output", tmp_path]
+    subprocess.run(command, check=True, capture_output=True)
+    assert "| normal | 6 |" in (tmp_path / "results.md").read_text()

@@ -11,23 +11,30 @@ It takes minutes, and writes nothing. What needs verl is skipped where there is 
 Exit code: 0 if nothing failed, 1 if something did, 2 for a wrong call.
 """
 
+from __future__ import annotations  # TensorDict is there only where verl is
+
 import argparse
 import functools
-import importlib
 import json
 import os
 import platform
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from fspo_verl import output, versions
+from fspo_verl import output
 from fspo_verl.band import Band
 from fspo_verl.loss import MAX_LOG_RATIO, fspo_loss
 from fspo_verl.observe import columns, noise
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 EPS = {torch.float32: 0.03, torch.bfloat16: 0.3}  # rounding to bfloat16 moves S/sqrt(L) by some thousandths
 # Relative errors. Sums of 32,768 float32 numbers are right to some 1e-5; a gradient in bfloat16 is rounded once.
@@ -46,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError(f"--model={args.model} holds no config.json: name the folder of a model")
     machine = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
     for package in ("fspo-verl", "verl", "torch", "transformers"):
-        machine += f", {package} {versions.installed(package)}"
+        machine += f", {package} {output.installed(package)}"
     with output.reserved():  # for this package: verl prints as well
         checks = examine(device, args.model)
     conclusion, advice = summary(checks)
@@ -64,18 +71,17 @@ def examine(device: str, model: Path | None = None, loss=fspo_loss) -> list[dict
 
     On ``cuda`` or ``cpu``; a model of None is a small random one, and tests bring another loss.
     """
-    engine = functools.partial(importlib.import_module, "fspo_verl.selftest.engine")
     checks = {
         "loss_float32": lambda: check_loss(loss, torch.float32, device),
         "loss_bfloat16": lambda: check_loss(loss, torch.bfloat16, device),
         "ranks": lambda: check_ranks(loss, device),
         "waits": lambda: check_waits(loss, device),
     }
-    if versions.installed("verl"):
+    if output.installed("verl"):
         os.environ |= {"VERL_PLATFORM": "cpu"} if device == "cpu" else {}  # verl chooses it once, when it is imported
-        checks["step"] = lambda: engine().check_step()
-        checks["noise_fp32"] = lambda: engine().check_noise("fp32", model)
-        checks["noise_bf16"] = lambda: engine().check_noise("bf16", model)
+        checks["step"] = lambda: check_step()
+        checks["noise_fp32"] = lambda: check_noise("fp32", model)
+        checks["noise_bf16"] = lambda: check_noise("bf16", model)
     found = {}
     for name, check in tqdm(checks.items(), leave=False):
         try:
@@ -100,6 +106,9 @@ def summary(checks: list[dict]) -> tuple[str, str]:
     if eps["bf16"] > Band().high:
         return conclusion, f"in bf16 set eps to {eps['bf16']:g} or more, or use {noise.HELP}"
     return conclusion, f"`fspo-verl doctor` with your launch; the default eps of {Band().high:g} is above the noise"
+
+
+# --- the loss, without verl ------------------------------------------------------------------------------------------
 
 
 def make_batch(rows: int, width: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
@@ -186,3 +195,165 @@ def check_waits(loss, device: str) -> dict:
         if device == "cuda":
             torch.cuda.set_sync_debug_mode("default")
     return {"text": "a call of the loss waits for the device once, when its metrics are fetched"}
+
+
+# --- verl's training worker in this process: what a Ray worker runs, without Ray and trainer -------------------------
+
+
+def micro_batches(rows: int, packed: bool = False) -> dict:
+    """verl's settings for micro-batches of so many rows, padded or packed."""
+    return {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": rows, "use_remove_padding": packed}
+
+
+def training_worker(model: str | Path, dtype: str = "fp32", lr: float = 0.0, **model_settings):
+    """The worker, its model loaded and sharded over the ranks that RANK and WORLD_SIZE describe (default: this one).
+
+    Args:
+        model: folder of a model.
+        dtype: ``fp32`` or ``bf16``: of the weights in the forward pass, and of autocast.
+        lr: of AdamW.
+        model_settings: further fields of verl's ``HFModelConfig``.
+    """
+    import verl  # noqa: F401  first: it loads this package's plugin, as in every worker
+    from verl.trainer.config import CheckpointConfig
+    from verl.utils.device import get_platform
+    from verl.workers import config, engine_workers
+
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    os.environ.update({"WG_BACKEND": "ray"} | alone | dict(os.environ))
+    get_platform().communication_backend_name()  # on a CPU, joins the gloo group
+    attention = {"attn_implementation": "sdpa"}
+    usual = {"load_tokenizer": False, "enable_gradient_checkpointing": False, "override_config": attention}
+    precision = {"param_dtype": dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    worker = engine_workers.TrainingWorker(
+        config.TrainingWorkerConfig(
+            model_type="language_model",
+            model_config=config.HFModelConfig(path=str(model), **usual | model_settings),
+            engine_config=config.FSDPEngineConfig(strategy="fsdp2", use_torch_compile=False, mixed_precision=precision),
+            optimizer_config=config.FSDPOptimizerConfig(lr=lr, clip_grad=1e9),
+            checkpoint_config=CheckpointConfig(),
+        )
+    )
+    worker.reset()
+    return worker
+
+
+def batch_of(prompts: list[Tensor], responses: list[Tensor], advantages: Iterable, step: int = 1) -> TensorDict:
+    """Sequences of ``[tokens]`` ids of a training step, two to a group, in the nested layout of verl's v1 trainer."""
+    from verl.utils import tensordict_utils as tu
+
+    ids = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
+    ones = [torch.ones_like(response) for response in responses]
+    tensors = {
+        "input_ids": ids,
+        "position_ids": [torch.arange(len(x)) for x in ids],
+        "prompts": prompts,
+        "responses": responses,
+        "response_mask": ones,
+        "loss_mask": ones,
+        "advantages": [float(a) * one for a, one in zip(advantages, ones, strict=True)],
+    }
+    groups = {"uid": [f"prompt {i // 2}" for i in range(len(ids))], "global_steps": [step] * len(ids)}
+    return tu.get_tensordict({name: nested(rows) for name, rows in tensors.items()} | groups, {})
+
+
+def nested(rows: Iterable[Tensor]) -> Tensor:
+    """Rows ``[tokens]`` of several lengths as one tensor, as verl has them."""
+    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+
+
+def log_probs(worker, batch: TensorDict, cut: dict) -> list[Tensor]:
+    """Log-probs of each response, ``[tokens]`` float32, as verl's trainer computes those of the old policy."""
+    from verl.utils import tensordict_utils as tu
+
+    data = batch.copy()
+    tu.assign_non_tensor(data, **cut, temperature=1.0, compute_loss=False, global_batch_size=len(batch))
+    found = worker.infer_batch(data)["log_probs"].unbind()
+    # The output at a position scores the token after it.
+    return [x[len(prompt) - 1 : -1].float().clone() for x, prompt in zip(found, batch["prompts"].unbind(), strict=True)]
+
+
+def update(worker, batch: TensorDict, policy_loss, cut: dict, mini_batch: int, scale: float = 1.0) -> dict[str, float]:
+    """Optimiser steps over the rows of this rank, each of ``mini_batch`` rows of all ranks; verl's reduced metrics."""
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.metric import reduce_metrics
+    from verl.workers import config, engine_workers
+
+    actor = config.FSDPActorConfig(
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        loss_agg_mode="seq-mean-token-sum-norm",
+        loss_scale_factor=scale,
+        policy_loss=policy_loss,
+    )
+    worker.set_loss_fn(functools.partial(engine_workers.ppo_loss, config=actor))
+    loader = {"epochs": 1, "seed": 0, "dataloader_kwargs": {"shuffle": False}, "temperature": 1.0}
+    tu.assign_non_tensor(batch, **cut, **loader, global_batch_size=mini_batch, mini_batch_size=mini_batch)
+    metrics = reduce_metrics(dict(tu.get(worker.train_mini_batch(batch), "metrics")))
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def small_model(folder: str | Path) -> str:
+    """Write a random Qwen3 of 7 million parameters; returns the folder."""
+    import transformers
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "num_attention_heads": 4}
+    shape |= {"vocab_size": 4096, "num_key_value_heads": 2, "head_dim": 64, "tie_word_embeddings": True}
+    # Wider weights than the usual 0.02, with which layers do nearly nothing: a token then has a log-prob of -3 on
+    # average, as that of a trained model.
+    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(initializer_range=0.08, **shape))
+    torch.nn.init.constant_(model.model.norm.weight, 3.0)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+@torch.no_grad()
+def sample(model: str | Path, count: int, shortest: int, longest: int, step: int = 1) -> TensorDict:
+    """A batch of responses sampled from the model at temperature 1, of lengths spread evenly on a log scale."""
+    import transformers
+    from verl.utils.device import get_platform
+
+    torch.manual_seed(0)
+    policy = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="auto").to(get_platform().device_name)
+    prompts = torch.full((count, 1), policy.config.bos_token_id or 0, device=policy.device)
+    settings = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "attention_mask": prompts * 0 + 1}
+    ids = policy.generate(prompts, min_new_tokens=longest, max_new_tokens=longest, pad_token_id=0, **settings).cpu()
+    lengths = np.random.default_rng(0).permutation(np.geomspace(shortest, longest, count)).round().astype(int)
+    responses = [row[1 : 1 + length] for row, length in zip(ids, lengths, strict=True)]
+    return batch_of(list(prompts.cpu()), responses, np.resize([-1.0, 1.0], count), step)
+
+
+def check_step() -> dict:
+    """One optimiser step with fspo in float32 on a small model."""
+    from fspo_verl.config import FSPOPolicyLossConfig
+
+    with tempfile.TemporaryDirectory() as folder:
+        small_model(folder)
+        batch, worker, cut = sample(folder, 16, 1, 96), training_worker(folder, lr=1e-4), micro_batches(4)
+    # As if the tokens had moved by 0.2 nats: two half-widths of the band, so that some responses are clipped.
+    batch["old_log_probs"] = nested(x + 0.2 * torch.randn_like(x) for x in log_probs(worker, batch, cut))
+    metrics = update(worker, batch, FSPOPolicyLossConfig(eps=0.1), cut, len(batch))
+    norm, clipped = metrics["grad_norm"], metrics["actor/fspo/clip_fraction"]
+    text = f"an optimiser step of verl's FSDP engine: gradient norm {norm:.4g}, {clipped:.1%} of the responses clipped"
+    if not (0 < norm < float("inf") and 0 < clipped < 1):
+        raise ArithmeticError(f"nothing is learnt by {text}")
+    return {"text": text}
+
+
+def check_noise(dtype: str, model: Path | None) -> dict:
+    """How far a token's log-prob (sigma, nats) is from that in padded rows of 8, by layout; the smallest eps above."""
+    from verl.utils.device import get_platform
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = model or small_model(scratch)
+        batch = sample(folder, 32, 16, 128 if get_platform().device_name == "cpu" else 1024)
+        worker = training_worker(folder, dtype)
+    old = torch.cat(log_probs(worker, batch, micro_batches(8)))
+    layouts = {"1 row": micro_batches(1), "32 rows": micro_batches(32), "packed": micro_batches(4, packed=True)}
+    new = {name: torch.cat(log_probs(worker, batch, layout)) for name, layout in layouts.items()}
+    sigma = {name: (x - old).double().square().mean().sqrt().item() for name, x in new.items()}
+    eps = noise.rounded_up(noise.EPS_IN_SIGMA * max(sigma.values())) if any(sigma.values()) else 0.0
+    moves = ", ".join(f"{value:.2g} ({name})" for name, value in sigma.items())
+    text = f"an eps below {eps:g} is lost in rounding, which moves a token by sigma = {moves}"
+    return {"text": text, "sigma": sigma, "eps": eps}
