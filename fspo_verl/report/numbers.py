@@ -19,6 +19,7 @@ from fspo_verl.analysis.clip_rates import (
     sides,
 )
 from fspo_verl.analysis.length_effect import length_effect
+from fspo_verl.analysis.mismatch import Mismatch, mismatch
 from fspo_verl.analysis.runs import Run, live_clip_rates
 from fspo_verl.analysis.verdict import Verdict, verdict_of
 from fspo_verl.clips import CLIPS, MATCHED_RATE, Clip, TokenClip
@@ -41,6 +42,7 @@ class Analysis:
     rates: pd.DataFrame  # by length; without records from live metrics, without n and with unknown intervals
     overall: pd.Series | None = None  # over all lengths, named as in Counterfactuals.summary; None without records
     others: Counterfactuals | None = None  # of the clips of at_one_rate; None without records
+    mismatch: Mismatch | None = None  # of trainer and rollout engine; None where records do not hold it
 
 
 def analyse(run: Run, edges: np.ndarray) -> Analysis:
@@ -52,7 +54,7 @@ def analyse(run: Run, edges: np.ndarray) -> Analysis:
         return Analysis(run, found, live.assign(high=live.high.fillna(longest), lower=math.nan, upper=math.nan))
     rates, overall = measures(records, records.clipped.to_numpy(), edges)
     others = counterfactuals(records, edges, at_one_rate(records))
-    return Analysis(run, found, rates, pd.Series(overall), others)
+    return Analysis(run, found, rates, pd.Series(overall), others, mismatch(run.rollouts))
 
 
 def measures(records: pd.DataFrame, clipped: np.ndarray, edges) -> tuple[pd.DataFrame, dict[str, float]]:

@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from fspo_verl.analysis import fit
 from fspo_verl.analysis.clip_rates import Estimate, length_edges, number
+from fspo_verl.analysis.mismatch import Mismatch
 from fspo_verl.analysis.runs import Run, config_differences, read_runs, written
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, of_run
 from fspo_verl.output import show, write_whole
@@ -114,6 +115,7 @@ def build(runs: Sequence[Run], bins: int = 8) -> dict[str, bytes]:
         "clip_rate_by_length": clip_rates(analyses, styles),
         "trained": trained(analyses),
         "counterfactuals": counterfactuals(analyses),
+        "mismatch": mismatches(analyses),
         "log_ratio_by_length": log_ratios(analyses, styles, np.random.default_rng(0)),
     }
     files: dict[str, bytes] = {}
@@ -131,6 +133,12 @@ def build(runs: Sequence[Run], bins: int = 8) -> dict[str, bytes]:
         "clip_rate_by_length": {a.run.name: _rows(a.rates) for a in analyses},
         "counterfactuals": {
             a.run.name: _rows(a.others.summary.reset_index()) for a in analyses if a.others is not None
+        },
+        "mismatch": {
+            a.run.name: _rows(pd.DataFrame([_numbers(a.mismatch)]))[0]
+            | {"dropped": _rows(a.mismatch.dropped.reset_index())}
+            for a in analyses
+            if a.mismatch is not None
         },
         "verdicts": [
             {
@@ -189,6 +197,25 @@ def counterfactuals(analyses: Sequence[Analysis]) -> Part:
     return Part([f"{clip.label}: {clip.note}." for clip in CLIPS.values() if clip.note], tables, panels, height=2.7)
 
 
+def mismatches(analyses: Sequence[Analysis]) -> Part:
+    tables = {}
+    for name, found in ((a.run.name, a.mismatch) for a in analyses if a.mismatch is not None):
+        row = {
+            "responses": f"{found.responses:,}",
+            "σ of a token": f"{found.sigma:.2g}",
+            "mean of a token": f"{found.mean:.2g}",
+            "−σ²/2": f"{-(found.sigma**2) / 2:.2g}",
+            "KL (k3)": f"{found.kl:.2g}",
+            "p of spread ~ L^p": f"{found.exponent:.2f}",
+            "steps of staleness": number(found.staleness, ".2g"),
+            "rejected (%)": f"{100 * found.rejected:.3g}",
+        }
+        tables[f"{name}: log-probs of the trainer minus those of the rollout engine"] = pd.DataFrame([row])
+        shares = found.dropped.map(lambda share: number(100 * share, ".3g")).add_suffix(" (%)")
+        tables[f"{name}: what rules take of all responses and of each third by length"] = shares.reset_index()
+    return Part(tables=tables)
+
+
 def log_ratios(analyses: Sequence[Analysis], styles: dict[str, Style], rng) -> Part:
     panels = []
     for a in analyses:
@@ -228,6 +255,13 @@ def _measures(row: pd.Series) -> dict[str, str]:
         "LRE": number(row.lre, ".2g"),
         "LRE if one length were never clipped": number(row.lre_unclipped, ".2g"),
     }
+
+
+def _numbers(found: Mismatch) -> dict[str, float]:
+    numbers = found._asdict()
+    del numbers["dropped"]
+    exponent = numbers.pop("exponent")
+    return numbers | dict(zip(("exponent", "exponent_lower", "exponent_upper"), exponent, strict=True))
 
 
 def _clip_series(found: Counterfactuals) -> list[Series]:
