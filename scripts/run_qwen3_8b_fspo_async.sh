@@ -31,7 +31,6 @@ EXTRA=(
     actor_rollout_ref.rollout.nnodes="$ROLLOUT_NNODES"
     actor_rollout_ref.rollout.n_gpus_per_node="$ROLLOUT_NGPUS_PER_NODE"
     actor_rollout_ref.rollout.checkpoint_engine.backend=nccl
-    actor_rollout_ref.rollout.calculate_log_probs=True
     algorithm.rollout_correction.rollout_is=token
     algorithm.rollout_correction.rollout_is_threshold=2.0
 )

@@ -28,6 +28,10 @@ def series(records: pd.DataFrame, length_bins: list[int], min_count: int = 1) ->
         "ess": ratio.sum() ** 2 / np.square(ratio).sum() / len(records),
         "noise_sigma": noise.of_records(records, records.attrs.get("settings"), None).sigma,
     }
+    if "rollout_length" in records:
+        tokens = records.rollout_length.sum()
+        squares, k3 = (records[f"rollout_{name}"].astype(np.float64).sum() for name in ("quadratic_variation", "k3"))
+        values |= {"mismatch_sigma": np.sqrt(squares / tokens), "mismatch_kl": k3 / tokens}
     return {f"fspo/{name}": value for name, value in values.items() if not np.isnan(value)}
 
 

@@ -10,7 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -50,6 +50,14 @@ class Run:
 
     overrides: list[str]
     """The Hydra overrides of the launch."""
+
+    rejected: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """Records of responses that a rollout correction has taken out of the loss; no others hold them."""
+
+    @property
+    def rollouts(self) -> pd.DataFrame:
+        """The records of all responses, those of :attr:`rejected` included."""
+        return self.records if self.rejected.empty else pd.concat([self.records, self.rejected], ignore_index=True)
 
     @property
     def settings(self) -> RunSettings | None:
@@ -108,7 +116,8 @@ def read_run(path: Path, name: str, max_rows: int | None = None) -> Run:
 
     config, overrides = _read_hydra(sorted(path.rglob(".hydra/config.yaml"), key=_modified))
     metrics = read_metrics(metric_files(path), event_files(path))
-    run = Run(name, path, metrics, _read_records(path, config, max_rows), config, overrides)
+    records, rejected = _read_records(path, config, max_rows)
+    run = Run(name, path, metrics, records, config, overrides, rejected)
     if metrics.empty and run.records.empty and config is None:
         raise FileNotFoundError(
             f"{path} holds no run. Looked in it and all folders below for metrics of verl's file logger (*.jsonl, "
@@ -282,10 +291,14 @@ def _read_hydra(files: Sequence[Path]) -> tuple[dict | None, list[str]]:
     return None, []
 
 
-def _read_records(folder: Path, config: dict | None, max_rows: int | None) -> pd.DataFrame:
+def _read_records(folder: Path, config: dict | None, max_rows: int | None) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Those of the responses that trained, and those of the rejected ones."""
     files = _of_one_run(record_files(folder), folder, "records")
     elsewhere = _select(config, RECORDS_DIR)
-    return read_records(folder if files or elsewhere is None else elsewhere, max_rows=max_rows)
+    records = read_records(folder if files or elsewhere is None else elsewhere, max_rows=max_rows, rejected=True)
+    is_rejected = records["length"] == 0
+    records.attrs["rows"] -= int(is_rejected.sum())
+    return records[~is_rejected], records[is_rejected]
 
 
 def _select(config: dict | None, key: str):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from fspo_verl.analysis import fit
+from fspo_verl.analysis import fit, mismatch
 from fspo_verl.analysis.clip_rates import prompts_of
 from fspo_verl.analysis.length_effect import MIN_PROMPTS, LengthEffect, length_effect
 from fspo_verl.analysis.runs import RECORDS_DIR, Run, live_clip_rates
@@ -192,7 +192,7 @@ def _fairer(records: pd.DataFrame, target: float) -> tuple[str, dict[str, float 
 
 
 def _notes(records: pd.DataFrame) -> tuple[str, ...]:
-    return tuple(filter(None, (_movement(records), *_of_noise(records), *_incomplete(records))))
+    return tuple(filter(None, (_movement(records), *_of_noise(records), mismatch.note(records), *_incomplete(records))))
 
 
 def _movement(records: pd.DataFrame) -> str | None:

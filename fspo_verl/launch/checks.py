@@ -432,6 +432,29 @@ def rollout_log_probs(launch: Launch) -> Iterator[Finding]:
     yield warning(what, why, "algorithm.rollout_correction.bypass_mode=False, or a wider eps")
 
 
+def mismatch_of_engines(launch: Launch) -> Iterator[Finding]:
+    """Log-probs of the rollout engine that are not there, or of another distribution than the trainer's."""
+    if launch.bypasses:
+        return  # where there are no others to compare them with
+    rollout = launch.config.actor_rollout_ref.rollout
+    key = "actor_rollout_ref.rollout"
+    if not rollout.get("calculate_log_probs"):
+        what = f"{key}.calculate_log_probs=False: the mismatch of trainer and rollout engine is not measured"
+        yield note(what, "fspo/mismatch_* and its columns in the records need it", f"{key}.calculate_log_probs=True")
+        return
+    # Of the engines known here: vLLM's documentation of logprobs_mode, and fspo_verl.cpu.decode.
+    mode = {"hf": "processed_logprobs", "vllm": rollout.get("logprobs_mode")}.get(rollout.name)
+    cut = {"top_p": 1.0} if rollout.top_p < 1 else {}
+    cut |= {"top_k": -1} if rollout.top_k > 0 else {}
+    if mode == "processed_logprobs" and cut:
+        what = ", ".join(f"{key}.{name}={rollout[name]}" for name in cut)
+        why = (
+            "the engine's log-probs are of the tokens that this leaves, the trainer's of all: their difference is then "
+            "no noise, grows with length, and enters every rule that weighs or rejects by it"
+        )
+        yield warning(what, why, " ".join(f"{key}.{name}={off}" for name, off in cut.items()))
+
+
 # --- warnings about a baseline ---------------------------------------------------------------------------------------
 
 
@@ -498,6 +521,6 @@ _NO_BAND = ("no_loss_mode", "band_fields")  # after these there is no band to ju
 _FOLDERS = (used_records_dir, lost_checkpoint)
 _FSPO = (
     *(unreachable_clip_rate, idle_clip_ratio, mean_over_own_length, band_beyond_use, rollout_log_probs),
-    band_in_effect,
+    *(mismatch_of_engines, band_in_effect),
 )
-_BASELINE = (gspo_aggregation, range_of_another_loss, loss_in_effect)
+_BASELINE = (gspo_aggregation, range_of_another_loss, mismatch_of_engines, loss_in_effect)

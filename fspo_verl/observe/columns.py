@@ -6,6 +6,7 @@ For the fspo loss they come with the loss. Any other policy loss is observed fro
 gradient to the clip when its advantage is not 0 and the gradient of the loss with respect to its log-probability is.
 """
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -13,10 +14,20 @@ import torch
 from torch import Tensor
 
 from fspo_verl.band import Band
-from fspo_verl.loss import SequenceLoss, fspo_loss
+from fspo_verl.loss import MAX_LOG_RATIO, SequenceLoss, fspo_loss
 
 _OF_SEQUENCES = ("length", "log_ratio", "quadratic_variation", "advantage", "finite")
 CLIPPED = ("clipped_upper", "clipped_lower", "clipped_dual")
+MISMATCH = (
+    "rollout_length",
+    "rollout_log_ratio",
+    "rollout_quadratic_variation",
+    "rollout_k3",
+    "tokens_masked_icepop",
+)
+"""What :func:`mismatch_columns` returns."""
+ICEPOP = (0.5, 5.0)
+"""Ratios of trainer to rollout engine that IcePop keeps; a token outside weighs nothing (verl's ``"0.5_5.0"``)."""
 
 
 @torch.no_grad()
@@ -80,6 +91,31 @@ def token_columns(
     log_prob, old_log_prob = (torch.where(mask, values.float(), 0.0) for values in (log_prob, old_log_prob))
     tokens = clips.Tokens(log_prob, old_log_prob, log_prob - old_log_prob, advantages, mask)
     return {name: (drops(tokens) & mask).sum(-1) for name, drops in clips.COLUMNS.items()}
+
+
+@torch.no_grad()
+def mismatch_columns(old_log_prob: Tensor, rollout_log_prob: Tensor, loss_mask: Tensor) -> dict[str, Tensor]:
+    """Columns ``[B]`` of the trainer against the rollout engine, both at the policy before the update.
+
+    With d = log π_trainer − log π_engine of a token, in nats, they are ``rollout_length`` (L_r, tokens),
+    ``rollout_log_ratio`` (S_r = Σ d), ``rollout_quadratic_variation`` (Q_r = Σ d²), ``rollout_k3`` (Σ exp(d) − 1 − d,
+    whose mean over tokens is verl's ``rollout_corr/k3_kl``, an estimate of KL(engine ‖ trainer)) and
+    ``tokens_masked_icepop``. A response with NaN or inf is not measured: its sums are NaN, and its length is 0.
+
+    Args:
+        old_log_prob, rollout_log_prob: ``[B, T]`` of trainer and engine.
+        loss_mask: ``[B, T]``, response tokens before any rejection: verl's rollout correction reduces
+            ``response_mask``, and a response that it has rejected is to be measured, too.
+    """
+    mask = loss_mask.bool()
+    d = torch.where(mask, old_log_prob.float() - rollout_log_prob.float(), 0.0)
+    ratio = d.clamp(max=MAX_LOG_RATIO)
+    low, high = map(math.log, ICEPOP)
+    columns = (mask, d, d.square(), ratio.expm1() - ratio, (d < low) | (d > high))
+    length, *sums = (column.sum(-1).float() for column in columns)
+    finite = sums[1].isfinite()
+    sums = [torch.where(finite, column, math.nan) for column in sums]
+    return dict(zip(MISMATCH, (torch.where(finite, length, 0.0), *sums), strict=True))
 
 
 def to_numpy(columns: dict[str, Tensor]) -> dict[str, np.ndarray]:

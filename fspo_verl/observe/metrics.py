@@ -9,7 +9,8 @@ verl adds to fill a batch) count with 0. What is not a mean over rows is a quoti
 length bin is its ``clipped`` over its ``responses``, the effective sample size relative to the number of responses is
 ``ratio``² over ``ratio_squared`` (over ``sequence_fraction``), and the numerical noise of a token's log-ratio is the
 root of ``on_policy_sigma_squared`` over ``on_policy_fraction``; both are 0 on rows of later mini-batches, and where it
-is not known that the first one has not moved. :mod:`fspo_verl.live` logs these quotients.
+is not known that the first one has not moved. Likewise the mismatch of trainer and rollout engine is the root of
+``rollout_quadratic_variation`` over ``rollout_length``. :mod:`fspo_verl.live` logs these quotients.
 
 The asynchronous trainers take another mean, over the updates between two weight syncs, each weighted by its responses
 (or, in the fully asynchronous one, all alike); that is the mean over rows as long as these updates have as many.
@@ -24,7 +25,7 @@ from itertools import pairwise
 import numpy as np
 
 from fspo_verl.loss import MAX_LOG_RATIO
-from fspo_verl.observe.columns import CLIPPED
+from fspo_verl.observe.columns import CLIPPED, MISMATCH
 
 PREFIX = "actor/fspo/"
 LENGTH_BINS = (16, 64, 256, 1024, 4096, 16384)  # default inner edges, in response tokens
@@ -102,6 +103,9 @@ def row_values(
         values["outside_band_fraction"] = columns["outside"]
         values["on_policy_outside_fraction"] = columns["outside"] * on_policy
         counted["outside"] = columns["outside"] * has_advantage
+    if "rollout_length" in columns:
+        values |= {name: np.nan_to_num(columns[name]) for name in MISMATCH}  # a row that is not measured has length 0
+        values["rollout_rejected_fraction"] = ~is_sequence & (columns["rollout_length"] > 0)
     for name, in_bin in _bins(length, length_bins).items():
         values |= {f"{name}/{key}": value * in_bin for key, value in counted.items()}
     return {name: value.astype(np.float64) for name, value in values.items()}

@@ -7,11 +7,12 @@ Records need all of it; the metrics of numerical noise need the mini-batch. verl
 a weight sync alone. It offers no hook at either place. :func:`install` therefore wraps the method
 ``ActorRolloutRefWorker.update_weights``, and ``ppo_loss`` in the two modules of verl that call it: ``engine_workers``,
 from which every engine (FSDP, Megatron, VeOmni, TorchTitan) takes it, and the distillation loss. The wrappers only
-look, within microseconds. At a weight sync the records of the step are written.
+look: they read what verl does not pass on, and change nothing. At a weight sync the records of the step are written.
 """
 
 import functools
 import logging
+import math
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -19,6 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from fspo_verl.observe.columns import mismatch_columns
 
 logger = logging.getLogger("fspo_verl")
 
@@ -37,6 +40,8 @@ class MicroBatch(NamedTuple):
     ranks: int  # data-parallel ranks
     prompts: list[str]  # per row; rows with the same id are responses to one prompt. Empty where verl names no ids
     texts: list  # per row, what the prompt says: chat messages, or its id where verl does not pass them on
+    staleness: list[float]  # per row, training steps that its oldest token is behind; NaN where verl does not tell
+    mismatch: dict[str, torch.Tensor]  # columns of trainer against rollout engine; empty where neither is known
 
 
 def current() -> MicroBatch | None:
@@ -122,6 +127,8 @@ class _Position:
             ranks=ranks,
             prompts=prompts,
             texts=list(tu.get(data, "raw_prompt", prompts)),
+            staleness=_staleness(self.step, tu.get(data, "extra_fields"), len(data)),
+            mismatch=_mismatch(data),
         )
         self.rows += len(data)
         if self.rows >= mini_batch_rows // ranks:
@@ -136,3 +143,19 @@ class _Position:
         # A v1 trainer syncs at the end of a step. An asynchronous one may have drawn its prompts in an earlier step.
         after_sync = 1 if self.synced is None else self.synced + 1
         return max(after_sync, int(np.max(drawn)))
+
+
+def _mismatch(data) -> dict[str, torch.Tensor]:
+    """Columns of trainer against rollout engine; none where the engine has not handed on its log-probs."""
+    names = ("old_log_probs", "rollout_log_probs", "loss_mask")
+    if not all(name in data for name in names):
+        return {}
+    padded = data.select(*names).to_padded_tensor()
+    return mismatch_columns(*(padded[name] for name in names))
+
+
+def _staleness(step: int, extra_fields, rows: int) -> list[float]:
+    """Steps from the weights that sampled a response's first token to those that the training step starts from."""
+    per_row = extra_fields if isinstance(extra_fields, list) else [extra_fields] * rows
+    first = (fields.get("min_global_steps") if isinstance(fields, dict) else None for fields in per_row)
+    return [math.nan if weights is None else float(step - 1 - weights) for weights in first]

@@ -43,6 +43,9 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
         ValueError: ``records_dir`` cannot be written, or belongs to another run.
     """
     micro_batch = microbatch.current()
+    from_rollout = config.policy_loss.get("old_log_probs_from_rollout")
+    if micro_batch is not None and not from_rollout:  # or both log-probs would be the engine's, and agree
+        columns = columns | micro_batch.mismatch
     mini_batch = 0 if micro_batch is None else micro_batch.mini_batch
     writer = _writer(config, micro_batch, loss, band)
     if writer is not None and micro_batch is not None and micro_batch.step % config.policy_loss.records_freq == 0:
@@ -50,11 +53,10 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
         if config.policy_loss.get("target_clip_rate") is not None and band is not None:
             eps = {"eps_low": band.low, "eps_high": band.high, "eps_dual": band.dual}
             columns |= {name: np.full(len(columns["length"]), value) for name, value in eps.items()}
-        writer.add(columns, micro_batch)
+        writer.add(columns, micro_batch._replace(mismatch={}))
     else:
         columns = to_numpy(columns)
     # Whether the weights of this call are those of the old log-probs, as far as that is known.
-    from_rollout = config.policy_loss.get("old_log_probs_from_rollout")
     on_policy = micro_batch is not None and mini_batch == 0 and not from_rollout
     if on_policy and band is not None and micro_batch is not None and micro_batch.rank == 0:
         _noise_watch().add(band, *(columns[name] for name in ("length", "quadratic_variation", "outside")))

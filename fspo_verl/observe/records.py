@@ -18,17 +18,19 @@ import re
 import tempfile
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fspo_verl import clips
 from fspo_verl.observe import folder as folders
+from fspo_verl.observe.columns import MISMATCH
 from fspo_verl.observe.microbatch import MicroBatch
 from fspo_verl.observe.settings import RunSettings
 
@@ -45,12 +47,16 @@ COLUMNS = {
     "advantage": pa.float32(),  # mean over the response tokens
     "clipped": pa.float32(),  # share of the response's tokens that lost their gradient to the clip
     # Which side of the clip took (part of) the gradient: kept (none), upper (A > 0), lower (A < 0, S low), dual (A < 0,
-    # S high); nonfinite for a response that holds NaN or inf.
+    # S high); nonfinite for a response that holds NaN or inf; rejected for one that a rollout correction left no token.
     "decision": pa.dictionary(pa.int32(), pa.string()),
     **dict.fromkeys(clips.COLUMNS, pa.int32()),  # numbers of tokens that single clips drop
 }
 EPS_COLUMNS = {name: pa.float64() for name in ("eps_low", "eps_high", "eps_dual")}
 """The band in force when a response was trained on, of runs with ``target_clip_rate`` only; see :class:`Band`."""
+MISMATCH_COLUMNS = dict.fromkeys(MISMATCH, pa.float32()) | {"staleness": pa.float32()}
+"""Trainer against rollout engine (:func:`fspo_verl.observe.columns.mismatch_columns`), and by how many training steps
+the weights that sampled a response's first token are behind; of runs whose engine hands on its log-probs."""
+_OPTIONAL = EPS_COLUMNS | MISMATCH_COLUMNS
 
 _SETTINGS = b"fspo_verl"  # key of the metadata entry of a file
 
@@ -100,8 +106,7 @@ class RecordWriter:
         with tempfile.TemporaryFile(dir=self.folder, buffering=0) as probe:
             probe.write(b"0")
         run = claim.read_text() if claim else "{}"
-        columns = COLUMNS if settings.target_clip_rate is None else COLUMNS | EPS_COLUMNS
-        self._schema = pa.schema(columns).with_metadata({_SETTINGS: json.dumps(settings.to_json()), "claim": run})
+        self._metadata = {_SETTINGS: json.dumps(settings.to_json()), b"claim": run}
         self._step: list[tuple[dict, MicroBatch]] = []  # the micro-batches of the step that is being trained
         self._is_written = True  # as far as it has come
         self._sizes: dict[Path, int] = {}
@@ -117,6 +122,8 @@ class RecordWriter:
         if self._step and micro_batch.step != self._step[-1][1].step:
             self.flush()
             self._step = []
+        if "rollout_length" in columns:
+            columns = columns | {"staleness": np.array(micro_batch.staleness)}
         self._step.append((columns, micro_batch))
         self._is_written = False
 
@@ -133,12 +140,16 @@ class RecordWriter:
         except Exception as error:  # recording must not stop training
             self._lose(self._step[-1][1], error)
 
-    def _chosen(self, length: np.ndarray, prompts: Iterable[str]) -> np.ndarray:
-        """bool ``[rows]``: the responses to record, by prompt, so that groups stay whole, and alike on all ranks."""
+    def _chosen(self, columns: Mapping[str, np.ndarray], prompts: Iterable[str]) -> np.ndarray:
+        """bool ``[rows]``: the responses to record, by prompt, so that groups stay whole, and alike on all ranks.
+
+        Those that a rollout correction has rejected are recorded, too: they have tokens, though none in the loss.
+        """
+        is_response = np.maximum(columns["length"], columns.get("rollout_length", 0)) > 0
         if self.fraction == 1:
-            return length > 0
+            return is_response
         draw = np.array([zlib.crc32(prompt.encode()) / 2**32 for prompt in prompts])
-        return (length > 0) & (draw < self.fraction)
+        return is_response & (draw < self.fraction)
 
     def _table(self) -> pa.Table:
         step = self._step
@@ -150,12 +161,13 @@ class RecordWriter:
         hashes = [text_hash(text) for _, batch in step for text in batch.texts]
         columns["prompt_text_hash"] = np.array(hashes, dtype=np.int64)
         sides = {side: columns[f"clipped_{side}"] for side in ("upper", "lower", "dual")}
-        is_so = [columns["finite"] == 0, *(share > 0 for share in sides.values())]
+        is_so = [columns["length"] == 0, columns["finite"] == 0, *(share > 0 for share in sides.values())]
         columns["clipped"] = sides["upper"] + sides["lower"] + sides["dual"]
-        columns["decision"] = np.select(is_so, ["nonfinite", *sides], "kept").astype(object)
-        chosen = self._chosen(columns["length"], columns["prompt"])
-        arrays = [pa.array(columns[field.name][chosen], field.type) for field in self._schema]
-        return pa.Table.from_arrays(arrays, schema=self._schema)
+        columns["decision"] = np.select(is_so, ["rejected", "nonfinite", *sides], "kept").astype(object)
+        chosen = self._chosen(columns, columns["prompt"])
+        kinds = COLUMNS | {name: kind for name, kind in _OPTIONAL.items() if name in columns}
+        arrays = [pa.array(columns[name][chosen], kind) for name, kind in kinds.items()]
+        return pa.Table.from_arrays(arrays, schema=pa.schema(kinds, self._metadata))
 
     def _write_file(self, batch: MicroBatch, table: pa.Table) -> None:
         file = self._file_of(batch)
@@ -193,7 +205,7 @@ class RecordWriter:
         self._warn(f"step {batch.step} of rank {batch.rank} is lost: {error}")
         with contextlib.suppress(OSError):
             self._file_of(batch).unlink(missing_ok=True)
-        responses = int(sum(self._chosen(columns["length"], batch.prompts).sum() for columns, batch in self._step))
+        responses = int(sum(self._chosen(columns, batch.prompts).sum() for columns, batch in self._step))
         lost = self.folder / folders.LOST.format(rank=batch.rank)
         with contextlib.suppress(OSError), lost.open("a") as file:  # a few bytes often fit where a step did not
             file.write(f"{batch.step},{responses}\n")
@@ -206,18 +218,22 @@ class RecordWriter:
             logger.warning("records in %s: %s; training goes on. Said once.", self.folder, message)
 
 
-def read_records(folder: str | Path, columns: Sequence[str] | None = None, max_rows: int | None = None) -> pd.DataFrame:
+def read_records(
+    folder: str | Path, columns: Sequence[str] | None = None, max_rows: int | None = None, rejected: bool = False
+) -> pd.DataFrame:
     """The records below a folder as one table, of a run that is going on, has ended or was killed.
 
     Args:
         folder: searched with all folders in it.
-        columns: names out of :data:`COLUMNS`; by default all, and :data:`EPS_COLUMNS` of a run that has them.
+        columns: names out of :data:`COLUMNS`; by default all, and :data:`EPS_COLUMNS` and :data:`MISMATCH_COLUMNS` of
+            a run that has them.
         max_rows: read about this many rows, a random choice (the same at every call) where there are more.
+        rejected: also the responses that a rollout correction has taken out of the loss, whose length is 0.
 
     Returns:
         One row per response and optimiser step; without any record an empty table. ``attrs["settings"]`` are the
-        :class:`fspo_verl.observe.settings.RunSettings`, None without any record, ``attrs["rows"]`` the number of rows
-        recorded, ``attrs["lost"]`` the (steps, responses) whose records were lost while the run trained.
+        :class:`fspo_verl.observe.settings.RunSettings`, None without any record, ``attrs["rows"]`` how many such rows
+        were recorded, ``attrs["lost"]`` the (steps, responses) whose records were lost while the run trained.
 
     A file that is damaged, or that this package has not written, is left out with a warning. Lost records, and
     different settings in one folder, are warnings.
@@ -232,13 +248,16 @@ def read_records(folder: str | Path, columns: Sequence[str] | None = None, max_r
     share = 1.0 if max_rows is None else min(max_rows / max(sum(rows.values()), 1), 1.0)
     generator = np.random.default_rng(0)
     tables, total = [pa.schema(COLUMNS).empty_table().select(names)], 0
-    for file, count in rows.items():
+    for file in rows:
         with _left_out_if_unreadable(file):
             opened = pq.ParquetFile(file, page_checksum_verification=True)
-            held = [*names, *(name for name in EPS_COLUMNS if columns is None and name in opened.schema_arrow.names)]
-            table = opened.read(held).select(held).replace_schema_metadata(None)
-            tables.append(table if share == 1 else table.filter(pa.array(generator.random(count) < share)))
-            total += count
+            held = [*names, *(name for name in _OPTIONAL if columns is None and name in opened.schema_arrow.names)]
+            table = opened.read([*held, "length"])
+            if not rejected:
+                table = table.filter(pc.greater(table["length"], 0))
+            table = table.select(held).replace_schema_metadata(None)
+            tables.append(table if share == 1 else table.filter(pa.array(generator.random(len(table)) < share)))
+            total += len(table)
     frame = pa.concat_tables(tables, promote_options="default").unify_dictionaries().to_pandas()
     losses = [loss for file in Path(folder).rglob(folders.LOST_FILES) for loss in folders.losses(file)]
     steps, responses = len({step for step, _ in losses}), sum(count for _, count in losses)

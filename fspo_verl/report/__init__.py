@@ -38,6 +38,7 @@ from fspo_verl.analysis.clip_rates import (
     sides,
 )
 from fspo_verl.analysis.length_effect import length_effect
+from fspo_verl.analysis.mismatch import Mismatch, mismatch
 from fspo_verl.analysis.runs import Run, live_clip_rates, override_differences, read_runs, written
 from fspo_verl.analysis.verdict import Verdict, verdict_of
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, Clip, TokenClip, of_run
@@ -125,6 +126,7 @@ def build(runs: Sequence[Run], bins: int = 8) -> dict[str, bytes]:
         "clip_rate_by_length": rates_part(analyses, styles),
         "trained": trained_part(analyses),
         "counterfactuals": others_part(analyses),
+        "mismatch": mismatch_part(analyses),
         "log_ratio_by_length": log_ratios_part(analyses, styles, np.random.default_rng(0)),
     }
     files: dict[str, bytes] = {}
@@ -142,6 +144,12 @@ def build(runs: Sequence[Run], bins: int = 8) -> dict[str, bytes]:
         "clip_rate_by_length": {a.run.name: _rows(a.rates) for a in analyses},
         "counterfactuals": {
             a.run.name: _rows(a.others.summary.reset_index()) for a in analyses if a.others is not None
+        },
+        "mismatch": {
+            a.run.name: _rows(pd.DataFrame([_numbers(a.mismatch)]))[0]
+            | {"dropped": _rows(a.mismatch.dropped.reset_index())}
+            for a in analyses
+            if a.mismatch is not None
         },
         "verdicts": [
             {
@@ -188,6 +196,7 @@ class Analysis:
     rates: pd.DataFrame  # by length; without records from live metrics, without n and with unknown intervals
     overall: pd.Series | None = None  # over all lengths, named as in Counterfactuals.summary; None without records
     others: Counterfactuals | None = None  # of the clips of at_one_rate; None without records
+    mismatch: Mismatch | None = None  # of trainer and rollout engine; None where records do not hold it
 
 
 def analyse(run: Run, edges: np.ndarray) -> Analysis:
@@ -199,7 +208,7 @@ def analyse(run: Run, edges: np.ndarray) -> Analysis:
         return Analysis(run, found, live.assign(high=live.high.fillna(longest), lower=math.nan, upper=math.nan))
     rates, overall = measures(records, records.clipped.to_numpy(), edges)
     others = counterfactuals(records, edges, at_one_rate(records))
-    return Analysis(run, found, rates, pd.Series(overall), others)
+    return Analysis(run, found, rates, pd.Series(overall), others, mismatch(run.rollouts))
 
 
 def measures(records: pd.DataFrame, clipped: np.ndarray, edges) -> tuple[pd.DataFrame, dict[str, float]]:
@@ -297,6 +306,25 @@ def others_part(analyses: Sequence[Analysis]) -> Part:
     return Part([f"{clip.label}: {clip.note}." for clip in CLIPS.values() if clip.note], tables, panels, height=2.7)
 
 
+def mismatch_part(analyses: Sequence[Analysis]) -> Part:
+    tables = {}
+    for name, found in ((a.run.name, a.mismatch) for a in analyses if a.mismatch is not None):
+        row = {
+            "responses": f"{found.responses:,}",
+            "σ of a token": f"{found.sigma:.2g}",
+            "mean of a token": f"{found.mean:.2g}",
+            "−σ²/2": f"{-(found.sigma**2) / 2:.2g}",
+            "KL (k3)": f"{found.kl:.2g}",
+            "p of spread ~ L^p": f"{found.exponent:.2f}",
+            "steps of staleness": number(found.staleness, ".2g"),
+            "rejected (%)": f"{100 * found.rejected:.3g}",
+        }
+        tables[f"{name}: log-probs of the trainer minus those of the rollout engine"] = pd.DataFrame([row])
+        shares = found.dropped.map(lambda share: number(100 * share, ".3g")).add_suffix(" (%)")
+        tables[f"{name}: what rules take of all responses and of each third by length"] = shares.reset_index()
+    return Part(tables=tables)
+
+
 def log_ratios_part(analyses: Sequence[Analysis], styles: dict[str, Style], rng) -> Part:
     panels = []
     for a in analyses:
@@ -336,6 +364,13 @@ def _measures(row: pd.Series) -> dict[str, str]:
         "LRE": number(row.lre, ".2g"),
         "LRE if one length were never clipped": number(row.lre_unclipped, ".2g"),
     }
+
+
+def _numbers(found: Mismatch) -> dict[str, float]:
+    numbers = found._asdict()
+    del numbers["dropped"]
+    exponent = numbers.pop("exponent")
+    return numbers | dict(zip(("exponent", "exponent_lower", "exponent_upper"), exponent, strict=True))
 
 
 def _clip_series(found: Counterfactuals) -> list[Series]:

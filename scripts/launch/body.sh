@@ -125,6 +125,7 @@ ROLLOUT=(
     actor_rollout_ref.rollout.max_model_len=$((MAX_PROMPT_LENGTH + MAX_RESPONSE_LENGTH))
     actor_rollout_ref.rollout.n="$ROLLOUT_N"
     actor_rollout_ref.rollout.seed="$SEED"
+    actor_rollout_ref.rollout.calculate_log_probs=True # to measure the mismatch of trainer and rollout engine
     actor_rollout_ref.rollout.val_kwargs.n="$VAL_N"
     actor_rollout_ref.rollout.val_kwargs.do_sample=True
     actor_rollout_ref.rollout.val_kwargs.temperature=1.0

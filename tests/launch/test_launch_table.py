@@ -58,6 +58,7 @@ USERS_BAND = {"policy_loss.eps_low": 0.004, "policy_loss.eps_high": 0.005}
 WIDE = f"{ACTOR}.clip_ratio_low=0.2 {ACTOR}.clip_ratio_high=0.28"
 NARROW = f"{ACTOR}.clip_ratio_low=3e-4 {ACTOR}.clip_ratio_high=4e-4"
 CORRECTION = "algorithm.rollout_correction"
+ROLLOUT = "actor_rollout_ref.rollout"
 STUDENTIZED = f"{FSPO} {LOSS}.normalization=studentized"
 COPY = (
     "{_target_: verl.workers.config.FSDPActorConfig, loss_agg_mode: token-mean, clip_ratio_low: 0.2, "
@@ -285,6 +286,13 @@ LAUNCHES = {
         "range_of_another_loss",
     ),
     "engine log-probs": Launch(f"{FSPO} algorithm.rollout_correction.bypass_mode=true", "rollout_log_probs"),
+    "nucleus sampling": Launch(f"{GRPO} {ROLLOUT}.top_p=0.9", "mismatch_of_engines"),
+    "nucleus sampling, log-probs of the whole distribution": Launch(
+        f"{GRPO} {ROLLOUT}.top_p=0.9 {ROLLOUT}.logprobs_mode=raw_logprobs", "trains"
+    ),
+    "log-probs of the engine are not asked for": Launch(
+        f"{FSPO} {ROLLOUT}.calculate_log_probs=false", "mismatch_of_engines"
+    ),
     "distillation beside the rewards": Launch(f"{FSPO} {DISTIL.format('true')}", "trains", IS_FSPO),
     "distillation in place of the rewards": Launch(
         f"{FSPO} {DISTIL.format('false')}", "refused: dropped_by_distillation"

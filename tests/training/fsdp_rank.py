@@ -43,6 +43,8 @@ def mini_batch(vocabulary: int):
     batch = selftest.batch_of([x[:PROMPT] for x in ids], [x[PROMPT:] for x in ids], advantages, STEP)
     batch["response_mask"] = batch["loss_mask"] = selftest.nested(mask)
     batch["old_log_probs"] = selftest.nested(old)
+    # A rollout engine that is 0.1 nats off.
+    batch["rollout_log_probs"] = selftest.nested(x - 0.1 * torch.randn(len(x), generator=generator) for x in old)
     return batch
 
 

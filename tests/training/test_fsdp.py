@@ -109,17 +109,33 @@ def test_metrics_of_several_mini_batches_equal_what_the_records_give(untrained_m
         "outside_band_fraction": (records.log_ratio.abs() > 0.5 * np.sqrt(records.length)).sum(),
         "on_policy_fraction": (records.mini_batch == 0).sum(),
         "log_ratio": records.log_ratio.sum(),
+        "rollout_length": records.length.sum(),
+        "rollout_log_ratio": records.rollout_log_ratio.sum(),
+        "rollout_quadratic_variation": records.rollout_quadratic_variation.sum(),
         "sigma_squared": (records.quadratic_variation / records.length).sum(),
         "on_policy_sigma_squared": (records.quadratic_variation / records.length)[records.mini_batch == 0].sum(),
     }
     for name, value in sums.items():
-        is_count = name not in ("log_ratio", "sigma_squared", "on_policy_sigma_squared")
+        is_count = "fraction" in name
         assert metrics[f"actor/fspo/{name}"] * rows == (value if is_count else pytest.approx(value, rel=1e-5)), name
     assert 0 < sums["clip_fraction"] < 7 and 0 < sums["on_policy_fraction"] < 7
     assert metrics["actor/fspo/step_rows"] == rows
     series = live.series(metrics, min_count=1)
     assert series == pytest.approx(live_reference.series(records, LENGTH_BINS), rel=1e-12, abs=0)
     assert {"fspo/clip_rate/len_00064_00255", "fspo/lre", "fspo/ess", "fspo/noise_sigma"} < series.keys()
+    assert series["fspo/mismatch_sigma"] == pytest.approx(0.1, rel=0.2)
+    assert series["fspo/mismatch_kl"] == pytest.approx(0.1**2 / 2, rel=0.4)
+    by_hand = [(d.sum().item(), d.square().sum().item()) for d in mismatch_of_tokens() if len(d)]
+    got = zip(records.rollout_log_ratio, records.rollout_quadratic_variation, strict=True)
+    for pair, expected in zip(sorted(got), sorted(by_hand), strict=True):
+        assert pair == pytest.approx(expected, rel=1e-5)
+
+
+def mismatch_of_tokens():
+    """Trainer's minus engine's log-probs of the tokens of each response; the vocabulary has no say in them."""
+    batch = fsdp_rank.mini_batch(8)
+    parts = (batch[name].unbind() for name in ("old_log_probs", "rollout_log_probs", "loss_mask"))
+    return [(old - engine)[mask.bool()] for old, engine, mask in zip(*parts, strict=True)]
 
 
 @pytest.mark.parametrize("loss", ["vanilla", "gspo"])

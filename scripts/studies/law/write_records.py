@@ -39,7 +39,7 @@ def write_cell(folder: Path, rows: Sequence[Row]) -> None:
         for steps in sorted({row[2] for row in rows[start : start + _BATCH]}):
             part = [row for row in rows[start : start + _BATCH] if row[2] == steps]
             prompts = [row[0] for row in part]
-            writer.add(_columns(part), MicroBatch(1, steps, rank=0, ranks=1, prompts=prompts, texts=prompts))
+            writer.add(_columns(part), MicroBatch(1, steps, 0, 1, prompts, prompts, staleness=[], mismatch={}))
     writer.flush()
     positions(rows).to_parquet(folder / POSITIONS, index=False)
 

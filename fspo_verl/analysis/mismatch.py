@@ -1,0 +1,160 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The trainer against the rollout engine: how far apart, how that grows with length, and whom rules drop by it.
+
+d is a token's log π_trainer − log π_engine before the update, in nats; S_r and Q_r are the sums of d and d² over a
+response (:func:`fspo_verl.observe.columns.mismatch_columns`). It holds numerical noise, and where the engine's weights
+were behind (``staleness``) the updates in between.
+"""
+
+import contextlib
+import dataclasses
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fspo_verl.analysis.clip_rates import CONFIDENCE, Estimate, prompts_of
+from fspo_verl.analysis.length_effect import MIN_PROMPTS
+from fspo_verl.band import Band
+from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip
+from fspo_verl.observe import noise
+from fspo_verl.observe.columns import ICEPOP
+
+_BINS = 8  # of equally many responses, for the growth with length
+_DRAWS = 400  # of the bootstrap
+TRUNCATION = 2.0  # of importance weights: verl's rollout_is_threshold
+
+RULES = (
+    BandClip("sqrt_length", "width √L", Band(), rejects=True, range="|S_r| up to 0.03·√L"),  # derived here
+    dataclasses.replace(CLIPS["seq_is"], label="verl, sum of tokens"),
+    dataclasses.replace(CLIPS["geo_rs"], label="verl, mean of tokens"),
+    BandClip(  # TRL's vllm_importance_sampling_mode=sequence_mask and its cap
+        *("trl", "TRL, sum of tokens", Band(None, math.inf, math.log(3), math.inf, length_power=0.0)),
+        rejects=True,
+        range="ratio up to 3",
+    ),
+    BandClip(  # DeepSeek-V3.2 (2512.02556); slime's default delta. On S + S_r, and where A < 0
+        *("opsm", "OPSM, mean of tokens", Band(None, 1e-4, math.inf, math.inf, length_power=1.0)),
+        range="A < 0 and −(S + S_r)/L up to 0.0001",
+    ),
+)
+"""Rules in use that drop responses, as bands on S_r, each at a usual range."""
+
+
+class Mismatch(NamedTuple):
+    """What :func:`mismatch` finds."""
+
+    responses: int
+    sigma: float  # root mean square of d, nats
+    mean: float  # of d: its systematic part; independent noise alone has −sigma²/2
+    kl: float  # mean of exp(d) − 1 − d over the tokens, KL(engine ‖ trainer)
+    exponent: Estimate  # p in: S_r, its systematic part taken out, spreads like L^p; 0.5 for independent tokens
+    staleness: float  # mean, training steps; NaN where it is not known
+    rejected: float  # share that a rollout correction took out of the loss
+    dropped: pd.DataFrame  # by rule and range: share of all responses that it drops, and of each third by length
+
+
+def mismatch(records: pd.DataFrame) -> Mismatch | None:
+    """What the records say of trainer and rollout engine; None where they do not hold it.
+
+    Args:
+        records: of :func:`fspo_verl.observe.records.read_records`, rejected responses included.
+    """
+    if "rollout_length" not in records or not (records["rollout_length"] > 0).any():
+        return None
+    records = records[records["rollout_length"] > 0]
+    length, s, q, k3 = (
+        records[f"rollout_{name}"].to_numpy(np.float64) for name in ("length", "log_ratio", "quadratic_variation", "k3")
+    )
+    tokens = length.sum()
+    return Mismatch(
+        responses=len(records),
+        sigma=math.sqrt(q.sum() / tokens),
+        mean=s.sum() / tokens,
+        kl=k3.sum() / tokens,
+        exponent=growth(length, s - length * s.sum() / tokens, prompts_of(records)),
+        staleness=float(records["staleness"].mean()),
+        rejected=float((records["length"] == 0).mean()),
+        dropped=dropped(records),
+    )
+
+
+def growth(length: np.ndarray, deviation: np.ndarray, cluster: np.ndarray) -> Estimate:
+    """p in: ``deviation`` ``[rows]`` spreads like length^p, with an interval from a bootstrap of the clusters.
+
+    Least squares of the log of the spread on the mean log of the length, over bins of equally many responses (derived
+    here). NaN with fewer than three bins or 20 clusters.
+    """
+    inner = np.unique(np.quantile(length, np.arange(1, _BINS) / _BINS))
+    cell, clusters = np.digitize(length, inner), cluster.max() + 1
+    cells = np.unique(cell)
+    if len(cells) < 3 or clusters < MIN_PROMPTS:
+        return Estimate(math.nan, math.nan, math.nan)
+    sums = np.zeros((3, clusters, len(cells)))
+    for total, values in zip(sums, (np.ones_like(length), np.log(length), np.square(deviation)), strict=True):
+        np.add.at(total, (cluster, np.searchsorted(cells, cell)), values)
+
+    def slope(weight: np.ndarray) -> float:
+        count, log_length, squares = weight @ sums
+        with np.errstate(divide="ignore", invalid="ignore"):
+            x, y = log_length / count, np.log(squares / count) / 2
+        seen = np.isfinite(x + y)
+        return float(np.polyfit(x[seen], y[seen], 1)[0]) if seen.sum() > 1 else math.nan
+
+    rng = np.random.default_rng(0)
+    draws = [slope(np.bincount(rng.integers(clusters, size=clusters), minlength=clusters)) for _ in range(_DRAWS)]
+    tail = (1 - CONFIDENCE) / 2
+    return Estimate(slope(np.ones(clusters)), *np.nanquantile(draws, [tail, 1 - tail]))
+
+
+def dropped(records: pd.DataFrame) -> pd.DataFrame:
+    """Share that each rule takes, at its usual range and scaled to 10% overall where it can be.
+
+    Returns:
+        Index ``rule`` and ``range``, columns ``all``, ``shortest``, ``middle`` and ``longest`` (thirds by length). For
+        IcePop it is the share of a response's tokens, for a truncated importance weight that of its weight. OPSM, which
+        asks for the sign of A, is measured on the responses with an advantage.
+    """
+    length, s, q = (records[f"rollout_{name}"] for name in ("length", "log_ratio", "quadratic_variation"))
+    every = pd.DataFrame({"length": length, "log_ratio": s, "quadratic_variation": q, "advantage": 1.0})
+    moved = every.assign(log_ratio=s + records["log_ratio"], advantage=records["advantage"])
+    shares = {}
+    for rule in RULES:
+        rows = moved if rule.name == "opsm" else every
+        counted = rows["advantage"] != 0
+        shares[rule.label, rule.range] = np.where(counted, rule.clipped(rows), np.nan)
+        with contextlib.suppress(ValueError):  # too few responses on the side that it drops
+            scaled = rule.matched(rows, MATCHED_RATE).clipped(rows)
+            shares[rule.label, f"scaled to {MATCHED_RATE:.0%}"] = np.where(counted, scaled, np.nan)
+    shares["IcePop", "token ratio {:g} to {:g}".format(*ICEPOP)] = records["tokens_masked_icepop"] / length
+    cut = -np.expm1(np.minimum(math.log(TRUNCATION) - s, 0))
+    shares["truncated weight", f"ratio up to {TRUNCATION:g}"] = cut
+    table = pd.DataFrame({name: np.asarray(share, np.float64) for name, share in shares.items()})
+    third = np.digitize(length, np.quantile(length, [1 / 3, 2 / 3]))
+    thirds = table.groupby(third).mean().reindex(range(3)).set_axis(["shortest", "middle", "longest"])
+    return pd.concat([table.mean().rename("all"), thirds.T], axis=1).rename_axis(["rule", "range"])
+
+
+def note(records: pd.DataFrame) -> str | None:
+    """How much of the way from the rollout engine to the policy that trains is mismatch; None where it is not known."""
+    settings = records.attrs.get("settings")
+    if settings is not None and settings.old_log_probs_from_rollout:
+        return (
+            "Old log-probs are the rollout engine's: what moves a response here is mismatch of the two engines and "
+            "staleness as well as training, and these records cannot tell them apart (docs/noise.md)."
+        )
+    if "rollout_length" not in records or not (tokens := records["rollout_length"].sum()):
+        return None
+    variance = records["rollout_quadratic_variation"].sum() / tokens
+    moved = records[~noise.on_policy(records["mini_batch"], settings)]
+    movement = moved["quadratic_variation"].sum() / max(moved["length"].sum(), 1)
+    share = variance / (variance + movement) if variance else 0.0
+    age = records["staleness"].mean()
+    behind = f" (with what {age:.2g} steps of staleness add)" if age > 0 else ""
+    return (
+        f"Trainer and rollout engine differ by {math.sqrt(variance):.2g} nats per token{behind}: {share:.0%} of how "
+        "far responses are from the policy that sampled them. The clip does not see it; rejections and weights by the "
+        "engine's log-probs do."
+    )

@@ -1,0 +1,152 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Trainer against rollout engine: each rule against its definition in plain Python, and laws of S_r that are known."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from simulated_records import frame
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+
+from fspo_verl import report
+from fspo_verl.analysis import runs
+from fspo_verl.analysis.mismatch import dropped, mismatch, note
+from fspo_verl.analysis.verdict import verdict
+from fspo_verl.observe.columns import MISMATCH, mismatch_columns
+from fspo_verl.observe.settings import RunSettings
+
+
+def responses(rng, count, sigma, shared=0.0, low=20, high=2000):
+    """Token mismatches d of responses that an engine sampled, so that E exp(d) = 1; ``shared``: alike in a response."""
+    lengths = np.exp(rng.uniform(math.log(low), math.log(high), count)).astype(int)
+    noise = sigma * rng.standard_normal(lengths.sum()) - sigma**2 / 2
+    common = np.repeat(shared * rng.standard_normal(count), lengths)
+    return lengths, np.split(noise + common, np.cumsum(lengths)[:-1])
+
+
+def records_of(lengths, tokens, advantage=1.0, log_ratio=0.0, **columns):
+    """What would be recorded of them, four to a prompt, a quarter of them in the first mini-batch."""
+    width = max(lengths)
+    padded = torch.tensor(np.stack([np.pad(d, (0, width - len(d))) for d in tokens]), dtype=torch.float32)
+    mask = torch.arange(width) < torch.tensor(lengths)[:, None]
+    measured = mismatch_columns(padded, torch.zeros_like(padded), mask)
+    measured = {name: column.numpy() for name, column in measured.items()}
+    prompt = np.arange(len(lengths)) // 4
+    records = frame(lengths, log_ratio, 4e-4 * np.asarray(lengths), advantage, prompt, staleness=0.0, **measured)
+    return records.assign(mini_batch=(prompt % 4).astype(np.int32), **columns)
+
+
+# --- each rule, of one response: its d, and S and A of the update -----------------------------------------------------
+
+
+def ratio(d):
+    return math.exp(sum(d))
+
+
+DEFINITIONS = {
+    "width √L": lambda d, s, a: abs(sum(d)) > 0.03 * math.sqrt(len(d)),
+    "verl, sum of tokens": lambda d, s, a: not 0.5 <= 1 / ratio(d) <= 2,
+    "verl, mean of tokens": lambda d, s, a: not 0.999 <= math.exp(-sum(d) / len(d)) <= 1.001,
+    "TRL, sum of tokens": lambda d, s, a: ratio(d) > 3,
+    "OPSM, mean of tokens": lambda d, s, a: math.nan if a == 0 else a < 0 and -(s + sum(d)) / len(d) > 1e-4,
+    "IcePop": lambda d, s, a: sum(not 0.5 <= math.exp(x) <= 5 for x in d) / len(d),
+    "truncated weight": lambda d, s, a: 1 - min(ratio(d), 2) / ratio(d),
+}
+
+
+def test_every_rule_takes_what_its_definition_says():
+    rng = np.random.default_rng(0)
+    lengths, tokens = responses(rng, 600, 0.04, shared=0.003)
+    tokens[7][:3] = 2.0, -1.0, 0.1  # a token that IcePop masks on either side
+    advantage = rng.choice([-1.0, 0.0, 1.0], 600)
+    log_ratio = 0.02 * np.sqrt(lengths) * rng.standard_normal(600)
+    table = dropped(records_of(lengths, tokens, advantage, log_ratio))
+    usual = table[~table.index.get_level_values("range").str.startswith("scaled")].droplevel("range")
+    assert set(usual.index) == set(DEFINITIONS)
+    third = np.digitize(lengths, np.quantile(lengths, [1 / 3, 2 / 3]))
+    for name, definition in DEFINITIONS.items():
+        each = [
+            float(definition(*row)) for row in zip(map(np.ndarray.tolist, tokens), log_ratio, advantage, strict=True)
+        ]
+        expected = [np.nanmean(each), *(np.nanmean(np.array(each)[third == number]) for number in range(3))]
+        assert 0 < expected[0] < 1 and usual.loc[name].tolist() == pytest.approx(expected, rel=1e-5), name
+
+
+def test_a_truncated_weight_is_verls():
+    rng = np.random.default_rng(1)
+    lengths, tokens = responses(rng, 200, 0.05, low=100, high=400)
+    padded = torch.tensor(np.stack([np.pad(d, (0, 400 - len(d))) for d in tokens]))
+    mask = torch.arange(400) < torch.tensor(lengths)[:, None]
+    weights, _ = compute_rollout_correction_weights(padded, mask, rollout_is="sequence", rollout_is_threshold=2.0)
+    kept = weights[:, 0] / (padded * mask).sum(-1).exp()
+    got = dropped(records_of(lengths, tokens)).loc["truncated weight", "all"].item()
+    assert got == pytest.approx(1 - kept.mean().item(), rel=1e-4) and got > 0.01
+
+
+# --- laws that are known ----------------------------------------------------------------------------------------------
+
+
+def test_independent_noise_spreads_like_the_root_and_only_that_width_is_even():
+    found = mismatch(records_of(*responses(np.random.default_rng(2), 8000, 0.01)))
+    assert found.sigma == pytest.approx(0.01, rel=0.01) and found.kl == pytest.approx(0.01**2 / 2, rel=0.02)
+    assert found.mean == pytest.approx(-(0.01**2) / 2, abs=4 * 0.01 / math.sqrt(8000 * 400))
+    assert found.exponent.lower < 0.5 < found.exponent.upper and found.exponent.upper - found.exponent.lower < 0.05
+    scaled = found.dropped.xs("scaled to 10%", level="range")
+    assert scaled["all"].to_numpy() == pytest.approx(0.1, abs=0.001)
+    assert scaled.loc["width √L", "shortest"] == pytest.approx(scaled.loc["width √L", "longest"], abs=0.03)
+    assert scaled.loc["verl, sum of tokens", "longest"] > 0.25 > 0.001 > scaled.loc["verl, sum of tokens", "shortest"]
+    assert scaled.loc["verl, mean of tokens", "shortest"] > 0.25 > 0.001 > scaled.loc["verl, mean of tokens", "longest"]
+
+
+def test_what_a_response_has_in_common_grows_faster():
+    exponent = mismatch(records_of(*responses(np.random.default_rng(3), 4000, 0.0, shared=0.005))).exponent
+    assert 0.9 < exponent.lower < exponent.value < exponent.upper < 1.1
+
+
+def test_the_interval_of_the_exponent_holds_the_truth_as_often_as_it_says():
+    rng, held = np.random.default_rng(4), 0
+    for _ in range(60):
+        exponent = mismatch(records_of(*responses(rng, 400, 0.01, high=300))).exponent
+        held += exponent.lower < 0.5 < exponent.upper
+    assert held >= 52  # 57 are expected; fewer than 52 happen in 3 of 1,000 such tests
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+def test_the_note_of_a_verdict_weighs_mismatch_against_movement():
+    records = records_of(*responses(np.random.default_rng(5), 400, 0.02))  # tokens move by 0.02, too
+    records.attrs["settings"] = RunSettings("fspo")
+    (said,) = [text for text in verdict(records).notes if "rollout engine" in text]
+    assert "0.02 nats per token" in said and "50% of how far" in said and "staleness" not in said
+    assert "1.5 steps of staleness" in note(records.assign(staleness=1.5))
+    records.attrs["settings"] = RunSettings("fspo", old_log_probs_from_rollout=True)
+    assert "cannot tell them apart" in note(records)
+    plain = frame([10, 20])
+    assert note(plain) is None and mismatch(plain) is None
+
+
+def test_the_report_shows_it_where_records_hold_it_and_rejected_responses_count(monkeypatch):
+    monkeypatch.setattr(report.figures, "render", lambda draw, columns, *kinds: [b"picture"] * len(kinds))
+    records = records_of(*responses(np.random.default_rng(6), 400, 0.03))
+    records.attrs = {"settings": RunSettings("gspo"), "rows": len(records)}
+    is_rejected = records.rollout_log_ratio.abs() > math.log(2)
+    rejected = records[is_rejected].assign(length=0, advantage=0.0, log_ratio=0.0, quadratic_variation=0.0)
+    trained = records[~is_rejected]
+    metrics = pd.DataFrame(index=pd.Index([], dtype=int, name="step"))
+    measured = runs.Run("measured", Path("measured"), metrics, trained, None, [], rejected)
+    without = trained.drop(columns=[*MISMATCH, "staleness"])
+    plain = runs.Run("plain", Path("plain"), metrics, without, None, [])
+    files = report.build([measured, plain])
+    assert "Trainer and rollout engine" in files["report.html"].decode()
+    (name,) = facts = json.loads(files["report.json"])["mismatch"]
+    assert name == "measured" and facts[name]["responses"] == 400 and 0.02 < facts[name]["sigma"] < 0.04
+    assert facts[name]["rejected"] == is_rejected.mean() > 0
+    shares = {(row["rule"], row["range"]): row["all"] for row in facts[name]["dropped"]}
+    assert shares["verl, sum of tokens", "ratio 0.5 to 2"] == pytest.approx(is_rejected.mean())
+    assert "rollout engine</summary>" not in report.build([plain])["report.html"].decode()

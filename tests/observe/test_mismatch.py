@@ -1,0 +1,143 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The trainer's log-probs against the rollout engine's: columns by hand, the same however a batch is cut."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_policy_loss import CUTS, MiniBatch, actor_config
+from test_records import counted_ppo_loss, writers  # noqa: F401  fixtures
+from verl.trainer.ppo.rollout_corr_helper import (
+    compute_offpolicy_metrics,
+    compute_rollout_correction_and_rejection_mask,
+)
+from verl.utils import tensordict_utils as tu
+
+from fspo_verl import live
+from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
+from fspo_verl.observe.columns import MISMATCH, mismatch_columns
+from fspo_verl.observe.records import read_records
+
+REJECTED, BROKEN, PADDING = 3, 6, 4  # rows of a batch
+
+
+class Rollout(MiniBatch):
+    """A mini-batch whose engine was 0.3 nats off per token; of one response all tokens were rejected."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.loss_masks = [mask.clone() for mask in self.masks]
+        self.masks[REJECTED][:] = 0
+        off = [0.3 * torch.randn(len(old), generator=generator) for old in self.old]
+        off[5][:2], self.loss_masks[5][:2] = torch.tensor([2.0, -3.0]), 1
+        self.engine = [old - d for old, d in zip(self.old, off, strict=True)]
+        self.engine[BROKEN][0], self.loss_masks[BROKEN][0] = math.nan, 1
+        self.engine[2][self.loss_masks[2] == 0] = math.nan  # tokens that nobody samples, of a tool
+
+    def micro_batch(self, rows, dp_size=1):
+        output, data = super().micro_batch(rows, dp_size)
+        nest = lambda xs: torch.nested.as_nested_tensor(list(xs), layout=torch.jagged)  # noqa: E731
+        data["rollout_log_probs"] = nest(self.engine[i] for i in rows)
+        data["loss_mask"] = nest(self.loss_masks[i] for i in rows)
+        tu.assign_non_tensor_stack(data, "uid", [f"prompt {row}" for row in rows])
+        fields = [{"min_global_steps": 6 - row % 3} if row else {} for row in rows]
+        tu.assign_non_tensor_stack(data, "extra_fields", fields)
+        tu.assign_non_tensor_stack(data, "global_steps", [7] * len(rows))
+        return output, data
+
+    def by_hand(self, row):
+        """What the columns of a row have to be, in plain Python."""
+        pairs = zip(self.old[row].tolist(), self.engine[row].tolist(), strict=True)
+        d = [old - new for (old, new), kept in zip(pairs, self.loss_masks[row].tolist(), strict=True) if kept]
+        icepop = sum(not 0.5 <= math.exp(x) <= 5 for x in d)
+        return [len(d), sum(d), sum(x * x for x in d), sum(math.exp(x) - 1 - x for x in d), icepop]
+
+
+def run(ppo_loss, config, cut):
+    """The metrics of one optimiser step, every value of all micro-batches and ranks."""
+    values, batch = {}, Rollout()
+    for micro_batches in CUTS[cut]:
+        for rows in micro_batches:
+            metrics = ppo_loss(config, *batch.micro_batch(rows, dp_size=len(CUTS[cut])))[1]
+            for name, metric in metrics.items():
+                if name.startswith("actor/fspo/"):
+                    values.setdefault(name, []).extend(metric.values)
+    return values
+
+
+def config_of(tmp_path, **settings):
+    return FSPOPolicyLossConfig(records_dir=str(tmp_path), checkpoint_dir=str(tmp_path / "checkpoints"), **settings)
+
+
+@pytest.mark.parametrize("cut", ["one", "ragged", "single rows", "two ranks"])
+@pytest.mark.parametrize("loss", ["fspo", "gspo"])
+def test_columns_and_series_equal_those_by_hand_whatever_the_cut(counted_ppo_loss, writers, tmp_path, loss, cut):  # noqa: F811
+    policy_loss = config_of(tmp_path)
+    if loss != "fspo":
+        policy_loss = ObservedPolicyLossConfig(loss_mode=loss, records_dir=str(tmp_path))
+    values = run(counted_ppo_loss, actor_config(policy_loss=policy_loss), cut)
+    batch = Rollout()
+    hand = {row: batch.by_hand(row) for row in range(8) if row not in (BROKEN, PADDING)}
+    logged = {name: np.mean(rows) for name, rows in values.items()}
+    totals = dict(zip(MISMATCH, np.sum(list(hand.values()), axis=0), strict=True))
+    for name, total in totals.items():
+        assert 8 * logged[f"actor/fspo/{name}"] == pytest.approx(total, rel=1e-5), name
+    assert logged["actor/fspo/rollout_rejected_fraction"] == 1 / 8
+    assert totals["tokens_masked_icepop"] >= 2
+    series = live.series(logged)
+    tokens = totals["rollout_length"]
+    assert series["fspo/mismatch_sigma"] == pytest.approx(
+        math.sqrt(totals["rollout_quadratic_variation"] / tokens), rel=1e-5
+    )
+    assert series["fspo/mismatch_kl"] == pytest.approx(totals["rollout_k3"] / tokens, rel=1e-5)
+
+    (writer,) = writers
+    writer.flush()
+    if cut == "two ranks":  # of which this one process can only be the first
+        return
+    records = read_records(tmp_path, rejected=True).set_index("prompt")
+    assert len(records) == 7
+    for row, expected in hand.items():
+        got = records.loc[f"prompt {row}"]
+        assert got[list(MISMATCH)].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-6), row
+        assert got.decision == "rejected" if row == REJECTED else got.length == expected[0]
+        assert got.staleness == row % 3 if row else math.isnan(got.staleness)
+    broken = records.loc[f"prompt {BROKEN}"]
+    assert broken.rollout_length == 0 and broken[list(MISMATCH[1:])].isna().all() and broken.length > 0
+    trained = read_records(tmp_path)
+    assert sorted(trained.prompt) == sorted(set(records.index) - {f"prompt {REJECTED}"})
+    assert trained.attrs["rows"] == 6
+
+
+def test_nothing_is_measured_where_the_old_log_probs_are_the_engines(counted_ppo_loss, writers, tmp_path):  # noqa: F811
+    policy_loss = config_of(tmp_path, old_log_probs_from_rollout=True)
+    values = run(counted_ppo_loss, actor_config(policy_loss=policy_loss), "one")
+    next(iter(writers)).flush()
+    records = read_records(tmp_path, rejected=True)
+    assert len(records) == 6 and not {*MISMATCH, "staleness"} & set(records)
+    assert not any("rollout" in name for name in values)
+    series = live.series({name: np.mean(rows) for name, rows in values.items()})
+    assert "fspo/ess" in series and not any("mismatch" in name for name in series)
+
+
+@given(seed=st.integers(0, 10_000), scale=st.sampled_from([1e-3, 0.03, 0.5]))
+def test_sums_are_those_of_verls_own_metrics_and_decisions(seed, scale):
+    generator = torch.Generator().manual_seed(seed)
+    old = -torch.rand(12, 30, generator=generator)
+    engine = old - scale * torch.randn(12, 30, generator=generator)
+    mask = torch.rand(12, 30, generator=generator) < 0.7
+    got = {name: column.double() for name, column in mismatch_columns(old, engine, mask).items()}
+    verls = compute_offpolicy_metrics(old.double(), engine.double(), mask)
+    tokens = got["rollout_length"].sum()
+    assert (got["rollout_k3"].sum() / tokens).item() == pytest.approx(verls["k3_kl"], rel=2e-3)
+    assert (-got["rollout_log_ratio"].sum() / tokens).item() == pytest.approx(verls["kl"], rel=1e-4, abs=1e-8)
+    weights, _, _ = compute_rollout_correction_and_rejection_mask(
+        old, engine, mask, rollout_is="token", rollout_is_threshold="0.5_5.0"
+    )
+    masked = ((weights.batch["rollout_is_weights"] == 0) & mask).sum(-1)
+    assert got["tokens_masked_icepop"].tolist() == masked.tolist()
