@@ -443,7 +443,7 @@ def mismatch_of_engines(launch: Launch) -> Iterator[Finding]:
         yield note(what, "fspo/mismatch_* and its columns in the records need it", f"{key}.calculate_log_probs=True")
         return
     # Of the engines known here: vLLM's documentation of logprobs_mode, and fspo_verl.cpu.decode.
-    mode = {"hf": "processed_logprobs", "vllm": rollout.get("logprobs_mode")}.get(rollout.name)
+    mode = {"hf": "processed_logprobs", "vllm": rollout.get("logprobs_mode")}.get(launch.get(f"{key}.name"))
     cut = {"top_p": 1.0} if rollout.top_p < 1 else {}
     cut |= {"top_k": -1} if rollout.top_k > 0 else {}
     if mode == "processed_logprobs" and cut:
