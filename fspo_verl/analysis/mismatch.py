@@ -24,6 +24,7 @@ from fspo_verl.observe.columns import ICEPOP
 
 _BINS = 8  # of equally many responses, for the growth with length
 _DRAWS = 400  # of the bootstrap
+_NOTABLE = 0.05  # of the way from the engine to the policy, below which a verdict does not mention the mismatch
 TRUNCATION = 2.0  # of importance weights: verl's rollout_is_threshold
 
 RULES = (
@@ -138,7 +139,7 @@ def dropped(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def note(records: pd.DataFrame) -> str | None:
-    """How much of the way from the rollout engine to the policy that trains is mismatch; None where it is not known."""
+    """How much of the way from the rollout engine to the policy that trains is mismatch; None below 5%, or unknown."""
     settings = records.attrs.get("settings")
     if settings is not None and settings.old_log_probs_from_rollout:
         return (
@@ -151,6 +152,8 @@ def note(records: pd.DataFrame) -> str | None:
     moved = records[~noise.on_policy(records["mini_batch"], settings)]
     movement = moved["quadratic_variation"].sum() / max(moved["length"].sum(), 1)
     share = variance / (variance + movement) if variance else 0.0
+    if share < _NOTABLE:
+        return None
     age = records["staleness"].mean()
     behind = f" (with what {age:.2g} steps of staleness add)" if age > 0 else ""
     return (

@@ -125,6 +125,7 @@ def test_the_note_of_a_verdict_weighs_mismatch_against_movement():
     (said,) = [text for text in verdict(records).notes if "rollout engine" in text]
     assert "0.02 nats per token" in said and "50% of how far" in said and "staleness" not in said
     assert "1.5 steps of staleness" in note(records.assign(staleness=1.5))
+    assert note(records.assign(rollout_quadratic_variation=records.rollout_quadratic_variation / 100)) is None
     records.attrs["settings"] = RunSettings("fspo", old_log_probs_from_rollout=True)
     assert "cannot tell them apart" in note(records)
     plain = frame([10, 20])
