@@ -49,6 +49,18 @@ def selftest_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object instead of text")
 
 
+def forecast_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("run", nargs="?", type=Path, metavar="RUN", help="folder of any run of verl with the file logger")
+    lengths = "response lengths, such as 200,2000,8000 (default: those of RUN)"
+    add("--lengths", type=lambda text: [*map(int, text.split(","))], metavar="L,L", help=lengths)
+    add("--sigma", type=float, help="noise: root mean square of a token's log-ratio, nats")
+    add("--k3", type=float, help="instead of --sigma: verl's rollout_corr/k3_kl, half of its square")
+    add("--moved", type=float, metavar="SIGMA", help="movement of the policy, as --sigma (default: that of RUN, or 0)")
+    add("--loss", help="one rule alone, by its name, such as fspo, gspo, fixed_band, seq_is, geo_rs, trl")
+    add("--clip", nargs=2, type=float, metavar=("LOW", "HIGH"), help="its range: clip_ratio_low and _high, or eps")
+
+
 def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of the run: its records, or else its metrics")
@@ -103,6 +115,9 @@ COMMANDS = {
     ),
     "calibrate": Command(
         "analysis.calibration", "the band that gives a target clip rate, from the records of a run", calibrate_arguments
+    ),
+    "forecast": Command(
+        "analysis.forecast", "the clip rate to expect at each length, before any run", forecast_arguments
     ),
     "report": Command(
         "report", "one page of figures and numbers on length fairness, from one or several runs", report_arguments
