@@ -98,8 +98,10 @@ def given(args: argparse.Namespace) -> tuple[Spread, list[int]]:
     """Spread and lengths, by option or else from the metrics of a run."""
     metrics = read_run(args.run, args.run.name).metrics.median() if args.run else pd.Series(dtype=float)
     k3 = metrics.get(K3, math.nan) if args.k3 is None else args.k3
-    noise = math.sqrt(2 * k3) if args.sigma is None else args.sigma
-    if not noise >= 0:
+    noise = args.sigma
+    if noise is None and k3 >= 0:
+        noise = math.sqrt(2 * k3)
+    if noise is None or not noise >= 0:
         raise ValueError(f"give --sigma (nats per token) or --k3, or a run with the metric {K3}")
     moved = math.sqrt(2 * max(metrics.get(KL, 0.0), 0.0)) if args.moved is None else args.moved
     lengths = args.lengths or [round(metrics[name]) for name in LENGTHS if name in metrics]

@@ -50,6 +50,8 @@ def test_a_run_gives_noise_movement_and_lengths(tmp_path, capsys):
     [
         ("--sigma 0.01", "--lengths"),
         ("--lengths 10", "--sigma"),
+        ("--lengths 10 --k3 -1", "--sigma"),
+        ("--lengths 10 --sigma -1", "--sigma"),
         ("--lengths 10 --sigma 0.01 --clip 1 2", "--loss"),
         ("--lengths 10 --sigma 0.01 --loss vanilla", "gspo"),
     ],
