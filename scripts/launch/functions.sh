@@ -2,7 +2,7 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# What the launch scripts and evaluate.sh share.
+# Functions of the launch scripts.
 
 show_help() { # files with variables, in the order in which they are set: the comment at the top of $0, then the variables
     sed -n '/^# SPDX/,/^set -/{/^# SPDX/d;/^set -/d;s/^# \{0,1\}//;p}' "$0"
