@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from markdown.extensions.toc import slugify
 
 ROOT = Path(__file__).parents[1]
@@ -90,3 +91,14 @@ def test_versions_agree():
     assert f'version="{version}"' in (ROOT / "setup.py").read_text()
     assert f"version: {version}" in (ROOT / "CITATION.cff").read_text()
     assert re.search(rf"version += {{{re.escape(version)}}}", (ROOT / "README.md").read_text())
+
+
+def test_the_block_of_settings_is_what_fspo_sets():
+    """Its own choices of data apart: a reader who pastes it trains what the group alone trains."""
+    block = yaml.safe_load(re.search(r"```yaml\n(.*?)```", (ROOT / "docs/settings.md").read_text(), re.DOTALL)[1])
+    group = yaml.safe_load((ROOT / "fspo_verl/configs/algorithm.policy_loss/fspo.yaml").read_text())
+    written, set_by_group = (config["actor_rollout_ref"]["actor"] for config in (block, group))
+    del written["ppo_mini_batch_size"]
+    assert block["defaults"][1] == {"algorithm.policy_loss": "fspo"}
+    assert written.pop("policy_loss").items() <= set_by_group.pop("policy_loss").items()
+    assert written.items() <= set_by_group.items()

@@ -13,6 +13,7 @@ import ast
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,7 +135,7 @@ def _finding(call: ast.Call, function: str) -> tuple[str, str] | None:
 
 
 def commands() -> str:
-    os.environ["COLUMNS"] = "110"  # of argparse
+    os.environ["COLUMNS"] = "80"  # of argparse, and of a block of code on the site
     sys.path.insert(0, str(ROOT))
     from fspo_verl import cli
 
@@ -144,8 +145,19 @@ def commands() -> str:
         "the end.",
     ]
     for command in cli.COMMANDS:
-        parts += [f"## fspo-verl {command}", f"```text\n{cli.parser(command).format_help().strip()}\n```"]
+        parser = cli.parser(command)
+        said, parser.description = parser.description, None
+        parts += [f"## fspo-verl {command}", *map(_paragraph, said.strip().split("\n\n")), _code(parser.format_help())]
     return "\n\n".join(parts)
+
+
+def _paragraph(text: str) -> str:
+    """Of a description: what is indented there is code."""
+    return _code(textwrap.dedent(text)) if text.startswith(" ") else markdown(text)
+
+
+def _code(text: str) -> str:
+    return f"```text\n{text.strip()}\n```"
 
 
 def main() -> int:
