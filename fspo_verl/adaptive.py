@@ -212,5 +212,10 @@ def _after(keep: Callable[[Controller, str], None], method: Callable) -> Callabl
 
 def _controller_of(worker) -> Controller | None:
     """The controller of a worker's policy loss; None for a critic, and without ``target_clip_rate``."""
+    return getattr(policy_loss_of(worker), "controller", None)
+
+
+def policy_loss_of(worker):
+    """The policy-loss config of a training worker of verl; None for a critic."""
     config = getattr(worker.loss_fn, "keywords", {}).get("config")
-    return getattr(getattr(config, "policy_loss", None), "controller", None)
+    return getattr(config, "policy_loss", None)

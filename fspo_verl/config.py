@@ -13,7 +13,7 @@ from pathlib import Path
 
 from verl.workers.config import PolicyLossConfig
 
-from fspo_verl import adaptive, live
+from fspo_verl import adaptive, live, mask
 from fspo_verl.adaptive import AdaptiveBand, Controller
 from fspo_verl.band import Band
 from fspo_verl.observe import microbatch, observer
@@ -82,7 +82,28 @@ class Observation:
 
 
 @dataclass
-class FSPOPolicyLossConfig(AdaptiveBand, Observation, PolicyLossConfig):
+class MismatchMask:
+    """Which responses are kept out of the gradient because trainer and rollout engine disagree on them."""
+
+    mismatch_eps: float | None = None
+    """Half-width, in nats per √token, of a band on S_r, the trainer's log-probs of a response minus the rollout
+    engine's: outside c·L_r ± mismatch_eps·√L_r a response trains with advantage 0 (derived here). c is the mean per
+    token over the responses of the update. Null masks nothing. Needs ``rollout.calculate_log_probs=True``; see
+    docs/noise.md."""
+
+    def _plug_in_mask(self):
+        if self.mismatch_eps is None:
+            return
+        if not (isinstance(self.mismatch_eps, int | float) and self.mismatch_eps > 0):
+            raise ValueError(
+                f"{KEY_PREFIX}mismatch_eps={self.mismatch_eps!r} is not allowed: null (nothing is masked) or a number "
+                "above 0"
+            )
+        mask.install()
+
+
+@dataclass
+class FSPOPolicyLossConfig(AdaptiveBand, MismatchMask, Observation, PolicyLossConfig):
     """verl's policy-loss config plus the clip band, whose fields :class:`fspo_verl.band.Band` documents.
 
     Attributes:
@@ -111,13 +132,14 @@ class FSPOPolicyLossConfig(AdaptiveBand, Observation, PolicyLossConfig):
             )
         self._check_observation()
         plug_in()
+        self._plug_in_mask()
         self.controller = None if self.target_clip_rate is None else Controller(self)
         if self.controller is not None:
             adaptive.install()
 
 
 @dataclass
-class ObservedPolicyLossConfig(Observation, PolicyLossConfig):
+class ObservedPolicyLossConfig(MismatchMask, Observation, PolicyLossConfig):
     """verl's policy-loss config for a loss that is trained as it is and observed: metrics and records as fspo has.
 
     ``loss_mode`` names the loss, as without observation. In the built config it is ``observed``, the registered
@@ -143,3 +165,4 @@ class ObservedPolicyLossConfig(Observation, PolicyLossConfig):
             )
         self._check_observation()
         plug_in()
+        self._plug_in_mask()

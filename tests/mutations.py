@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).parents[1]
 LOSS = ("loss.py", "band.py", "token_sums.py")
-REGISTER, ADAPTIVE, CLIPS = ("register.py",), ("adaptive.py",), ("clips.py",)
+REGISTER, ADAPTIVE, CLIPS, MASK = ("register.py",), ("adaptive.py",), ("clips.py",), ("mask.py",)
 METRICS, COLUMNS, RECORDS, MICROBATCH, FOLDER = (
     (f"observe/{name}.py",) for name in ("metrics", "columns", "records", "microbatch", "folder")
 )
@@ -30,6 +30,7 @@ TESTS = [
 TESTS_OF = {  # files with tests of their own, which are long: those that a planted fault is for
     METRICS: [*TESTS, "tests/test_live.py"],
     ADAPTIVE: ["tests/test_adaptive.py"],
+    MASK: ["tests/observe/test_mismatch_mask.py"],
     LAUNCH: [
         *("tests/launch/test_launch.py", "tests/launch/test_launch_table.py"),
         *("-k", "fully_asynchronous_trainer or step_of_a_checkpoint or hidden"),
@@ -106,6 +107,13 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
      'DUAL * self.eps["eps_high"]'),
     ("responses counted on every rank that shares them", ADAPTIVE, "self._counts * counts_here", "self._counts"),
     ("eps of the config after a resume", ADAPTIVE, "self.eps = {name: min(found", "_ = {name: min(found"),
+    ("mask of a constant width", MASK, "eps * length.sqrt()", "eps"),
+    ("mask of the mean over tokens", MASK, "eps * length.sqrt()", "eps * length"),
+    ("mask around 0", MASK, "(s - total / max(tokens, 1) * length)", "s"),
+    ("mask of one side", MASK, "* length).abs() >", "* length) >"),
+    ("mask that counts shared responses twice", MASK, " * counts_here", ""),
+    ("mask that changes nothing", MASK, "advantages[row].zero_()", "advantages[row]"),
+    ("mask in verl's own batch", MASK, 'data["advantages"].clone()', 'data["advantages"]'),
     ("metrics averaged per call", METRICS, "metric.values = values.tolist()", "metric.values = [float(values.mean())]"),
     ("a bin that keeps its upper edge", METRICS, "(length < high)", "(length <= high)"),
     ("bins that count every response", METRICS, '{"responses": has_advantage,', '{"responses": is_sequence,'),

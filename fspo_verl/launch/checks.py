@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from fspo_verl import output
 from fspo_verl.adaptive import AdaptiveBand
 from fspo_verl.band import Band
-from fspo_verl.config import INTERNAL, Observation
+from fspo_verl.config import INTERNAL, MismatchMask, Observation
 from fspo_verl.launch import view
 from fspo_verl.launch.view import (
     ACTOR,
@@ -184,7 +184,9 @@ def no_loss_mode(launch: Launch) -> Iterator[Finding]:
 
 def misplaced_fields(launch: Launch) -> Iterator[Finding]:
     """A field of the policy loss in a section above it, where nothing reads it."""
-    fields = {field.name for kind in (AdaptiveBand, Observation) for field in dataclasses.fields(kind)} - INTERNAL
+    fields = {
+        field.name for kind in (AdaptiveBand, MismatchMask, Observation) for field in dataclasses.fields(kind)
+    } - INTERNAL
     sections = ("", "algorithm", "actor_rollout_ref", ACTOR)
     for key, value in leaves(launch.config).items():
         section, _, name = key.rpartition(".")
@@ -242,6 +244,21 @@ def unreachable_clip_rate(launch: Launch) -> Iterator[Finding]:
         yield error(f"{what} with one optimiser step per rollout", why, f"{off}, or a smaller ppo_mini_batch_size")
 
 
+def unknown_mismatch(launch: Launch) -> Iterator[Finding]:
+    """``mismatch_eps`` where the mismatch of trainer and rollout engine is not known."""
+    if (eps := launch.policy_loss.get("mismatch_eps")) is None:
+        return
+    conditions = {
+        "algorithm.rollout_correction.bypass_mode": (False, "the old log-probs are the rollout engine's own"),
+        "actor_rollout_ref.rollout.calculate_log_probs": (True, "the rollout engine hands on no log-probs"),
+        f"{ACTOR}.megatron.dynamic_context_parallel": (False, "no rank knows which responses it was dealt"),
+    }
+    for key, (needed, why) in conditions.items():
+        if bool(launch.get(key)) != needed:
+            what, fix = f"{POLICY_LOSS}.mismatch_eps={eps} with {key}={not needed}", f"{POLICY_LOSS}.mismatch_eps=null"
+            yield error(what, f"{why}, so that nothing can be masked", f"{key}={needed}, or {fix}")
+
+
 # --- folders ---------------------------------------------------------------------------------------------------------
 
 
@@ -297,6 +314,7 @@ def loss_settings(launch: Launch) -> dict:
         # to_json has null where there is no edge, and in the config that is inf.
         band = {key: "inf" if key.startswith("eps") and v is None else v for key, v in launch.band.to_json().items()}
         policy_loss = {"loss_mode": launch.loss_mode} | band | {"target_clip_rate": launch.band.target_clip_rate}
+        policy_loss["mismatch_eps"] = launch.policy_loss.get("mismatch_eps")
     else:
         idle = {field.name for field in dataclasses.fields(Observation)} | {"_target_"}
         set_there: Any = OmegaConf.to_container(launch.policy_loss, resolve=True)
@@ -515,7 +533,7 @@ def loss_in_effect(launch: Launch) -> Iterator[Finding]:
 _SELECTION = (missing_choice, hidden_files, lost_to_group, overridden_group)
 _CONFIG_ALONE = (
     *(no_loss_mode, misplaced_fields, band_fields),
-    *(no_divisor, dropped_by_distillation, one_step_per_rollout),
+    *(no_divisor, dropped_by_distillation, unknown_mismatch, one_step_per_rollout),
 )
 _NO_BAND = ("no_loss_mode", "band_fields")  # after these there is no band to judge
 _FOLDERS = (used_records_dir, lost_checkpoint)

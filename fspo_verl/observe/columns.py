@@ -26,6 +26,10 @@ MISMATCH = (
     "tokens_masked_icepop",
 )
 """What :func:`mismatch_columns` returns."""
+OF_ENGINES = ("old_log_probs", "rollout_log_probs", "loss_mask")
+"""verl's names of what the mismatch is computed from."""
+MASKED = "mismatch_masked"
+"""Column ``[B]`` of runs with ``mismatch_eps``: whether :mod:`fspo_verl.mask` masks the response."""
 ICEPOP = (0.5, 5.0)
 """Ratios of trainer to rollout engine that IcePop keeps; a token outside weighs nothing (verl's ``"0.5_5.0"``)."""
 
@@ -107,12 +111,12 @@ def mismatch_columns(old_log_prob: Tensor, rollout_log_prob: Tensor, loss_mask: 
         loss_mask: ``[B, T]``, response tokens before any rejection: verl's rollout correction reduces
             ``response_mask``, and a response that it has rejected is to be measured, too.
     """
-    mask = loss_mask.bool()
-    d = torch.where(mask, old_log_prob.float() - rollout_log_prob.float(), 0.0)
+    mask, dtype = loss_mask.bool(), torch.promote_types(old_log_prob.dtype, torch.float32)
+    d = torch.where(mask, old_log_prob.to(dtype) - rollout_log_prob.to(dtype), 0.0)
     ratio = d.clamp(max=MAX_LOG_RATIO)
     low, high = map(math.log, ICEPOP)
     columns = (mask, d, d.square(), ratio.expm1() - ratio, (d < low) | (d > high))
-    length, *sums = (column.sum(-1).float() for column in columns)
+    length, *sums = (column.sum(-1).to(dtype) for column in columns)
     finite = sums[1].isfinite()
     sums = [torch.where(finite, column, math.nan) for column in sums]
     return dict(zip(MISMATCH, (torch.where(finite, length, 0.0), *sums), strict=True))

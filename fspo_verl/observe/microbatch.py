@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fspo_verl.observe.columns import mismatch_columns
+from fspo_verl.observe.columns import MASKED, OF_ENGINES, mismatch_columns
 
 logger = logging.getLogger("fspo_verl")
 
@@ -147,11 +147,11 @@ class _Position:
 
 def _mismatch(data) -> dict[str, torch.Tensor]:
     """Columns of trainer against rollout engine; none where the engine has not handed on its log-probs."""
-    names = ("old_log_probs", "rollout_log_probs", "loss_mask")
-    if not all(name in data for name in names):
+    if not all(name in data for name in OF_ENGINES):
         return {}
-    padded = data.select(*names).to_padded_tensor()
-    return mismatch_columns(*(padded[name] for name in names))
+    padded = data.select(*OF_ENGINES).to_padded_tensor()
+    columns = mismatch_columns(*(padded[name] for name in OF_ENGINES))
+    return columns | ({MASKED: data[MASKED]} if MASKED in data else {})
 
 
 def _staleness(step: int, extra_fields, rows: int) -> list[float]:

@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from fspo_verl import clips
 from fspo_verl.observe import folder as folders
-from fspo_verl.observe.columns import MISMATCH
+from fspo_verl.observe.columns import MASKED, MISMATCH
 from fspo_verl.observe.microbatch import MicroBatch
 from fspo_verl.observe.settings import RunSettings
 
@@ -44,7 +44,7 @@ COLUMNS = {
     "length": pa.int32(),  # L, response tokens
     "log_ratio": pa.float32(),  # S, nats; 0 where not finite
     "quadratic_variation": pa.float32(),  # Q, nats²; 0 where not finite
-    "advantage": pa.float32(),  # mean over the response tokens
+    "advantage": pa.float32(),  # mean over the response tokens; 0 where mismatch_masked
     "clipped": pa.float32(),  # share of the response's tokens that lost their gradient to the clip
     # Which side of the clip took (part of) the gradient: kept (none), upper (A > 0), lower (A < 0, S low), dual (A < 0,
     # S high); nonfinite for a response that holds NaN or inf; rejected for one that a rollout correction left no token.
@@ -56,7 +56,7 @@ EPS_COLUMNS = {name: pa.float64() for name in ("eps_low", "eps_high", "eps_dual"
 MISMATCH_COLUMNS = dict.fromkeys(MISMATCH, pa.float32()) | {"staleness": pa.float32()}
 """Trainer against rollout engine (:func:`fspo_verl.observe.columns.mismatch_columns`), and by how many training steps
 the weights that sampled a response's first token are behind; of runs whose engine hands on its log-probs."""
-_OPTIONAL = EPS_COLUMNS | MISMATCH_COLUMNS
+_OPTIONAL = EPS_COLUMNS | MISMATCH_COLUMNS | {MASKED: pa.float32()}  # 0 or 1, of runs with mismatch_eps
 
 _SETTINGS = b"fspo_verl"  # key of the metadata entry of a file
 
@@ -225,8 +225,8 @@ def read_records(
 
     Args:
         folder: searched with all folders in it.
-        columns: names out of :data:`COLUMNS`; by default all, and :data:`EPS_COLUMNS` and :data:`MISMATCH_COLUMNS` of
-            a run that has them.
+        columns: names out of :data:`COLUMNS`; by default all, and of a run that has them :data:`EPS_COLUMNS`,
+            :data:`MISMATCH_COLUMNS` and ``mismatch_masked``.
         max_rows: read about this many rows, a random choice (the same at every call) where there are more.
         rejected: also the responses that a rollout correction has taken out of the loss, whose length is 0.
 

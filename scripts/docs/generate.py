@@ -41,6 +41,8 @@ def configuration() -> str:
         fields("fspo_verl/band.py", "Band"),
         "## An eps that follows a clip rate",
         fields("fspo_verl/adaptive.py", "AdaptiveBand"),
+        "## A mask by trainer and rollout engine (fspo, and every observed loss)",
+        fields("fspo_verl/config.py", "MismatchMask"),
         "## What is measured (fspo, and every observed loss)",
         fields("fspo_verl/config.py", "Observation"),
         "## What each option of the group sets",

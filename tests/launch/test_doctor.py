@@ -89,6 +89,10 @@ PLANTED = {  # overrides -> check, severity
     f"{POLICY_LOSS}.length_power=1": ("band_beyond_use", "warning"),
     "algorithm.rollout_correction.bypass_mode=true": ("rollout_log_probs", "warning"),
     "actor_rollout_ref.rollout.top_p=0.95 actor_rollout_ref.rollout.top_k=50": ("mismatch_of_engines", "warning"),
+    f"{POLICY_LOSS}.mismatch_eps=0.1 actor_rollout_ref.rollout.calculate_log_probs=false": (
+        "unknown_mismatch",
+        "error",
+    ),
     f"{POLICY_LOSS}.loss_mode=gspo": ("overridden_group", "error"),
     f"{POLICY_LOSS}.records_dir=RECORDS": ("used_records_dir", "error"),
     "data.train_files=/no/such.parquet": ("data_files", "error"),

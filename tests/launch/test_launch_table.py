@@ -212,6 +212,22 @@ LAUNCHES = {
         f"{ACTOR}.megatron.dynamic_context_parallel=true {ACTOR}.megatron.max_seqlen_per_dp_cp_rank=1024",
         "refused: unreachable_clip_rate",
     ),
+    # --- a mask by trainer and rollout engine
+    "a mask": Launch(f"{FSPO} {LOSS}.mismatch_eps=0.1", "trains", {"policy_loss.mismatch_eps": 0.1}),
+    "a mask for a baseline": Launch(f"{GSPO} {LOSS}.mismatch_eps=0.1", "trains", {"policy_loss.mismatch_eps": 0.1}),
+    "a mask of width 0": Launch(f"{GSPO} {LOSS}.mismatch_eps=0", "refused: mismatch_eps"),
+    "a mask in the wrong section": Launch(f"{FSPO} +algorithm.mismatch_eps=0.1", "refused: misplaced_fields"),
+    "a mask in bypass mode": Launch(
+        f"{GSPO} {LOSS}.mismatch_eps=0.1 {CORRECTION}.bypass_mode=true", "refused: unknown_mismatch"
+    ),
+    "a mask without the engine's log-probs": Launch(
+        f"{FSPO} {LOSS}.mismatch_eps=0.1 {ROLLOUT}.calculate_log_probs=false", "refused: unknown_mismatch"
+    ),
+    "a mask under dynamic context parallelism": Launch(
+        f"--config-name ppo_megatron_trainer {FSPO} {LOSS}.mismatch_eps=0.1 "
+        f"{ACTOR}.megatron.dynamic_context_parallel=true {ACTOR}.megatron.max_seqlen_per_dp_cp_rank=1024",
+        "refused: unknown_mismatch",
+    ),
     # --- leftovers of other scripts
     "another loss_mode": Launch(f"{FSPO} {LOSS}.loss_mode=gspo", "refused: overridden_group"),
     "another loss_mode, taken back": Launch(f"{FSPO} {LOSS}.loss_mode=gspo {LOSS}.loss_mode=fspo", "trains", IS_FSPO),

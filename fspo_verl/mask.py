@@ -1,0 +1,74 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A length-fair mask: responses on which trainer and rollout engine disagree too much train nothing.
+
+d is a token's log π_trainer − log π_engine before the update, in nats; S_r is its sum over the L_r tokens of a
+response. With c, the mean of d over all tokens of an update on all ranks, a response is masked where
+
+    |S_r − c·L_r| > mismatch_eps·√L_r
+
+(derived here), and its advantages are 0. Everything is known before the update, so it is decided there once, and does
+not depend on mini-batches and micro-batches; nothing is carried from one update to the next. Masks of tokens stay as
+they are: losses have the same denominators, and entropy and KL the same tokens.
+
+verl (0.9.1) has no hook before an update. :func:`install` wraps its ``TrainingWorker.train_mini_batch``. Without
+``mismatch_eps`` nothing is wrapped.
+"""
+
+import functools
+import sys
+from typing import Any
+
+import torch
+
+from fspo_verl.adaptive import policy_loss_of
+from fspo_verl.observe.columns import MASKED, OF_ENGINES, mismatch_columns
+
+
+def masked_copy(data, eps: float, device: str = "cpu", counts_here: bool = True):
+    """The rows with advantage 0 where they are masked. All ranks of the default group take part.
+
+    Args:
+        data: TensorDict of the rows of this rank, as verl's trainer hands it to an update. It stays as it is.
+        eps: half-width, nats per √token.
+        device: of the tensor that is summed over the ranks.
+        counts_here: whether this rank's responses count. Of ranks that share responses one does.
+
+    Returns:
+        A copy that also tells of each row whether it is masked. One with NaN or inf is not, and has no part in c.
+
+    Raises:
+        KeyError: the rows do not hold ``old_log_probs``, ``rollout_log_probs`` and ``loss_mask``.
+    """
+    padded = data.select(*OF_ENGINES).to_padded_tensor()
+    columns = mismatch_columns(*(padded[name].double() for name in OF_ENGINES))
+    length, s = columns["rollout_length"], columns["rollout_log_ratio"]  # 0 and NaN where it is not finite
+    sums = torch.stack([s.nansum(), length.sum()]).to(device) * counts_here
+    torch.distributed.all_reduce(sums)
+    total, tokens = sums.tolist()
+    masked = (s - total / max(tokens, 1) * length).abs() > eps * length.sqrt()
+    advantages = data["advantages"].clone()
+    for row in masked.nonzero().flatten().tolist():
+        advantages[row].zero_()
+    data = data.copy()
+    data["advantages"], data[MASKED] = advantages, masked
+    return data
+
+
+def install() -> None:
+    """Wrap verl's training worker in a process that has loaded it, once; a driver only checks the config."""
+    workers: Any = sys.modules.get("verl.workers.engine_workers")
+    if workers is None or hasattr(workers.TrainingWorker.train_mini_batch, "masks_mismatch"):
+        return
+    train, device = workers.TrainingWorker.train_mini_batch, workers.get_device_name()
+
+    @functools.wraps(train)  # with what verl's dispatch has noted on the method
+    def train_mini_batch(self, data, *args, **kwargs):
+        eps = getattr(policy_loss_of(self), "mismatch_eps", None)
+        if eps is not None:
+            # Of the tensor, context and pipeline ranks that share responses verl has one return outputs.
+            data = masked_copy(data, eps, device, self.engine.is_mp_src_rank_with_outputs())
+        return train(self, data, *args, **kwargs)
+
+    train_mini_batch.masks_mismatch = True  # type: ignore[attr-defined]  # a mark on a function
+    workers.TrainingWorker.train_mini_batch = train_mini_batch

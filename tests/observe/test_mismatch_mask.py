@@ -1,0 +1,246 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The mask by trainer and rollout engine: whom it takes, and that it takes nothing but their advantages."""
+
+import functools
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_mismatch import BROKEN, PADDING, REJECTED, Rollout
+from test_policy_loss import CUTS, actor_config
+from test_records import writers  # noqa: F401  a fixture
+from verl.utils import tensordict_utils as tu
+from verl.workers import engine_workers
+from verl.workers.config import PolicyLossConfig
+from verl.workers.utils.losses import ppo_loss
+
+from fspo_verl import live, mask
+from fspo_verl.analysis.mismatch import dropped
+from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
+from fspo_verl.observe import microbatch
+from fspo_verl.observe.columns import MASKED
+from fspo_verl.observe.records import read_records
+
+EPS = 0.3  # masks two of the seven responses of Rollout
+LOSSES = {"fspo": FSPOPolicyLossConfig, "gspo": functools.partial(ObservedPolicyLossConfig, loss_mode="gspo")}
+
+
+class Batch(Rollout):
+    """With what entropy and KL losses need, another mismatch per seed, and one that is the same for all tokens."""
+
+    def __init__(self, seed=1, scale=1.0, shift=0.0):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        if seed != 1:
+            noise = [torch.randn(len(old), generator=generator) for old in self.old]
+            self.engine = [old - 0.3 * scale * d - shift for old, d in zip(self.old, noise, strict=True)]
+            self.engine[BROKEN][0] = -math.inf if seed % 2 else math.nan
+        self.reference = [old + 0.1 * torch.randn(len(old), generator=generator) for old in self.old]
+
+    def micro_batch(self, rows, dp_size=1):
+        output, data = super().micro_batch(rows, dp_size)
+        nest = functools.partial(torch.nested.as_nested_tensor, layout=torch.jagged)
+        data["ref_log_prob"] = nest([self.reference[i] for i in rows])
+        # Any function of the log-probs stands for the entropy.
+        output["entropy"] = nest([x.square() for x in output["log_probs"].unbind()])
+        return output, data
+
+    def masked_by_hand(self, eps):
+        """Plain Python in float64, over all rows."""
+        hand = {row: self.by_hand(row)[:2] for row in range(8) if row not in (BROKEN, PADDING)}
+        c = math.fsum(s for _, s in hand.values()) / sum(length for length, _ in hand.values())
+        return [
+            row in hand and abs(hand[row][1] - c * hand[row][0]) > eps * math.sqrt(hand[row][0]) for row in range(8)
+        ]
+
+
+def masked_ranks(ranks, eps):
+    """What each rank's worker trains on, and the sums over all ranks, for the rows of each rank."""
+    sums = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.distributed, "all_reduce", lambda own: sums.append(own.clone()))
+        for data in ranks:
+            mask.masked_copy(data, eps)
+        whole = torch.stack(sums).sum(0)
+        patch.setattr(torch.distributed, "all_reduce", lambda own: own.copy_(whole))
+        return [mask.masked_copy(data, eps) for data in ranks], whole.tolist()
+
+
+def step(batch, config, cut, eps=None, loss=ppo_loss):
+    """(loss, gradient, every metric's values) of one optimiser step, masked first where there is an eps."""
+    ranks = [[row for rows in micro_batches for row in rows] for micro_batches in CUTS[cut]]
+    every = [batch.micro_batch(rows, len(ranks))[1] for rows in ranks]
+    if eps is not None:
+        every, _ = masked_ranks(every, eps)
+    total, values = 0.0, {}
+    for data, of_rank, micro_batches in zip(every, ranks, CUTS[cut], strict=True):
+        for rows in micro_batches:
+            part = tu.index_select_tensor_dict(data, [of_rank.index(row) for row in rows])
+            value, metrics = loss(config, batch.micro_batch(rows, len(ranks))[0], part)
+            value.backward()
+            total += value.item()
+            for name, metric in metrics.items():
+                values.setdefault(name, []).extend(getattr(metric, "values", [metric]))
+    return total, batch.gradient, values
+
+
+@pytest.fixture
+def fresh_ppo_loss(monkeypatch):
+    """Makes verl's ``ppo_loss`` as its workers call it, before the first mini-batch."""
+
+    def fresh():
+        monkeypatch.setattr(engine_workers, "ppo_loss", ppo_loss)
+        microbatch.install(lambda: None)
+        return engine_workers.ppo_loss
+
+    return fresh
+
+
+def config_of(kind, **fields):
+    losses = {"use_kl_loss": True, "kl_loss_coef": 0.3, "entropy_coeff": 0.2}
+    return actor_config(policy_loss=LOSSES[kind](**fields), **losses)
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(2, 10_000),
+    scale=st.floats(0.01, 3.0),
+    shift=st.floats(-1.0, 1.0),
+    eps=st.floats(0.01, 1.0),
+    cut=st.sampled_from(["one", "ragged", "two ranks"]),
+)
+def test_the_mask_is_that_of_float64_whatever_the_ranks(seed, scale, shift, eps, cut):
+    batch = Batch(seed, scale, shift)
+    ranks = [[row for rows in micro_batches for row in rows] for micro_batches in CUTS[cut]]
+    datas = [batch.micro_batch(rows)[1] for rows in ranks]
+    before = [[row.clone() for row in data["advantages"].unbind()] for data in datas]
+    copies, (total, tokens) = masked_ranks(datas, eps)
+    hand = [batch.by_hand(row)[:2] for row in range(8) if row not in (BROKEN, PADDING)]
+    assert tokens == sum(length for length, _ in hand)
+    assert total == pytest.approx(math.fsum(s for _, s in hand), rel=1e-12, abs=1e-12)
+    expected = batch.masked_by_hand(eps)
+    for rows, data, copy, advantages in zip(ranks, datas, copies, before, strict=True):
+        assert copy[MASKED].tolist() == [expected[row] for row in rows] and MASKED not in data
+        for masked, old, kept, new in zip(
+            copy[MASKED], advantages, data["advantages"].unbind(), copy["advantages"].unbind(), strict=True
+        ):
+            assert torch.equal(kept, old) and torch.equal(new, torch.zeros_like(old) if masked else old)
+        for name in set(data.keys()) - {"advantages"}:
+            assert copy.get(name) is data.get(name) or copy[name] == data[name], name
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("cut", ["one", "ragged", "two ranks"])
+def test_a_masked_response_is_one_with_advantage_0_and_nothing_else_changes(fresh_ppo_loss, kind, cut):
+    drop = torch.tensor(Batch().masked_by_hand(EPS))
+    assert drop.tolist().count(True) == 2 and drop[REJECTED]
+
+    def by_hand(kept):
+        batch = Batch()
+        batch.advantage = torch.where(kept, batch.advantage, 0.0)
+        return step(batch, config_of(kind), cut, loss=fresh_ppo_loss())
+
+    loss, gradient, values = step(Batch(), config_of(kind, mismatch_eps=EPS), cut, EPS, fresh_ppo_loss())
+    expected_loss, expected_gradient, expected = by_hand(~drop)
+    _, _, unmasked = by_hand(torch.ones(8, dtype=bool))
+    _, _, others = by_hand(drop)
+    assert loss == expected_loss and torch.equal(gradient, expected_gradient) and (gradient != 0).any()
+    masked = values.pop(f"actor/fspo/{MASKED}_fraction")
+    assert values == expected
+    rows = [row for micro_batches in CUTS[cut] for rows in micro_batches for row in rows]
+    assert masked == [float(drop[row] and row != REJECTED) for row in rows]
+    for name in ("kl_loss", "actor/entropy_loss"):
+        assert values[name] == unmasked[name] != 0, name
+    parts = sum(sum(run["actor/pg_loss"]) for run in (values, others))  # denominators are those of all responses
+    assert float(parts) == pytest.approx(float(sum(unmasked["actor/pg_loss"])), rel=1e-5)
+
+
+def test_records_and_series_tell_who_is_masked(fresh_ppo_loss, writers, tmp_path):  # noqa: F811
+    batch, folders = Batch(), {"masked": EPS, "plain": None}
+    for name, eps in folders.items():
+        config = config_of("fspo", mismatch_eps=eps, records_dir=str(tmp_path / name))
+        _, _, values = step(Batch(), config, "ragged", eps, fresh_ppo_loss())
+        series = live.series({key: np.mean(rows) for key, rows in values.items() if key.startswith("actor/fspo/")})
+        assert series.get("fspo/mismatch_masked") == (None if eps is None else pytest.approx(1 / 6))
+    for writer in writers:
+        writer.flush()
+    plain, records = (read_records(tmp_path / name, rejected=True).set_index("prompt") for name in ("plain", "masked"))
+    assert MASKED not in plain and "this run's mask" not in dropped(plain).index
+    expected = {f"prompt {row}": masked for row, masked in enumerate(batch.masked_by_hand(EPS)) if row != PADDING}
+    assert records[MASKED].to_dict() == expected
+    for prompt, masked in expected.items():
+        assert records.advantage[prompt] == (0 if masked else plain.advantage[prompt])
+    assert dropped(records).loc["this run's mask", "all"].item() == pytest.approx(2 / 7)
+
+
+# --- the worker ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """What verl's update is called with."""
+    calls = []
+    monkeypatch.setattr(
+        engine_workers.TrainingWorker, "train_mini_batch", lambda self, data, **more: calls.append((data, more))
+    )
+    monkeypatch.setattr(engine_workers, "get_device_name", lambda: "cpu")
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda own: None)
+    mask.install()
+    mask.install()
+    return calls
+
+
+def worker_of(policy_loss):
+    loss_fn = functools.partial(ppo_loss, config=SimpleNamespace(policy_loss=policy_loss)) if policy_loss else None
+    return SimpleNamespace(loss_fn=loss_fn, engine=SimpleNamespace(is_mp_src_rank_with_outputs=lambda: True))
+
+
+@pytest.mark.parametrize("policy_loss", [None, PolicyLossConfig, *LOSSES.values()])
+def test_off_an_update_gets_the_very_object_that_verl_passes_on(trained, policy_loss):
+    data = Batch().micro_batch(range(8))[1]
+    engine_workers.TrainingWorker.train_mini_batch(worker_of(policy_loss and policy_loss()), data=data)
+    assert len(trained) == 1 and trained[0][0] is data
+
+
+def test_on_an_update_gets_the_masked_rows(trained):
+    batch = Batch()
+    data = batch.micro_batch(range(8))[1]
+    engine_workers.TrainingWorker.train_mini_batch(worker_of(FSPOPolicyLossConfig(mismatch_eps=EPS)), data, more=1)
+    assert len(trained) == 1 and trained[0][1] == {"more": 1}
+    assert trained[0][0][MASKED].tolist() == batch.masked_by_hand(EPS)
+
+
+def test_of_ranks_that_share_responses_one_counts():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.distributed, "all_reduce", lambda own: seen.append(own.tolist()))
+        seen = []
+        for counts_here in (True, False):
+            mask.masked_copy(Batch().micro_batch(range(8))[1], EPS, counts_here=counts_here)
+    assert seen[0][1] > 0 and seen[1] == [0, 0]
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("eps", [0, -0.1, math.nan, "wide"])
+def test_a_half_width_that_is_none_is_refused(kind, eps):
+    with pytest.raises(ValueError, match=r"policy_loss\.mismatch_eps="):
+        LOSSES[kind](mismatch_eps=eps)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_trainer_whose_responses_nobody_masks_is_refused(fresh_ppo_loss, kind):
+    for loss in (fresh_ppo_loss(), ppo_loss):
+        with pytest.raises(RuntimeError, match="mismatch_eps"):
+            step(Batch(), config_of(kind, mismatch_eps=EPS), "one", loss=loss)
+
+
+def test_a_batch_without_the_engines_log_probs_is_refused():
+    with pytest.raises(KeyError, match="rollout_log_probs"):
+        mask.masked_copy(Batch().micro_batch(range(8))[1].exclude("rollout_log_probs"), EPS)
