@@ -2,21 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Examine an installation and a launch, before anything is trained.
 
-  fspo-verl doctor                                          the installation, here and in a Ray worker
+  fspo-verl doctor                                          the installation
   fspo-verl doctor +algorithm.policy_loss=fspo data.train_batch_size=512 ...
                                                             ... and what these overrides make of verl's main_ppo
   fspo-verl doctor -- python3 -m verl.trainer.main_ppo --config-name fspo_trainer ...
                                                             ... and a whole command line: data and verl's own checks
 
-The config is composed by the main itself, which is stopped where it would go on. A Ray worker is asked what it sees:
-one of the running cluster (RAY_ADDRESS, or the one that `ray start` left on this machine), on every node, or one of a
-local Ray that is started for this and stopped again.
+The config is composed by the main itself, which is stopped where it would go on. Nothing else starts.
 
 Exit code: 0 without errors (warnings are printed), 1 with errors, or with --strict warnings; 2 for a wrong call.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -49,9 +46,7 @@ def main(args: argparse.Namespace) -> int:
         sys.path.insert(0, os.getcwd())
     if output.installed("verl") is None:
         raise ValueError(f"verl is not installed in {sys.prefix}: pip install 'verl{installation.SUPPORTED_VERL}'")
-    # Ray starts while this process imports verl, which takes both of them some seconds.
-    with contextlib.nullcontext() if args.no_worker else contextlib.closing(installation.Workers()) as workers:
-        found = examine(module, overrides, args, workers)
+    found = examine(module, overrides, args)
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     counts = Counter(finding.severity for finding in found)
     if args.json:
@@ -79,9 +74,7 @@ def split_command(launch: list[str]) -> tuple[str, list[str]]:
     return DEFAULT_MAIN, launch or list(_DEFAULT_OVERRIDES)
 
 
-def examine(
-    module: str, overrides: list[str], args: argparse.Namespace, workers: installation.Workers | None
-) -> list[Finding]:
+def examine(module: str, overrides: list[str], args: argparse.Namespace) -> list[Finding]:
     """All findings about the installation and the launch.
 
     Data and verl's own checks are looked at for a whole command line (``-m``) only.
@@ -92,8 +85,6 @@ def examine(
     if not args.launch:
         composed = [dataclasses.replace(finding, what=f"{_EXAMPLE}: {finding.what}") for finding in composed]
     found: list[Finding] = [*installation.findings(), *composed]
-    if workers:
-        found += installation.worker_findings(workers, config)
     if config is None:
         return found
     launch, errors = Launch(config), {finding.check for finding in composed if finding.severity == "error"}

@@ -39,8 +39,8 @@ def in_process(module: str, arguments: list[str], look):
 
 
 def diagnose(*options_and_launch: str, capsys, with_config=in_process) -> tuple[int, dict]:
-    """Exit code and JSON of ``fspo-verl doctor`` without a Ray worker."""
-    arguments = cli.parser("doctor").parse_args(["--no-worker", "--json", *options_and_launch])
+    """Exit code and JSON of ``fspo-verl doctor``."""
+    arguments = cli.parser("doctor").parse_args(["--json", *options_and_launch])
     with mock.patch.object(doctor, "with_config", with_config):
         code = doctor.main(arguments)
     assert not HydraConfig.initialized()
@@ -261,7 +261,7 @@ def test_what_hydra_refuses_is_an_error(malformed, capsys):
     "launch", [["ls"], ["bash", "train.sh"], ["./train.sh", "a=1"], ["python3", "train.py"], ["foo"]]
 )
 def test_what_is_no_launch_is_refused_with_what_is(launch, capsys):
-    assert cli.main(["doctor", "--no-worker", "--", *launch]) == 2
+    assert cli.main(["doctor", "--", *launch]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"fspo-verl doctor: {launch[0]} begins neither overrides (KEY=VALUE ...) nor a command with")
     assert len(said.splitlines()) == 1
@@ -321,6 +321,6 @@ def test_batches_of_a_number_that_is_missing_are_an_error(capsys):
 )
 def test_the_first_line_is_the_conclusion_and_the_last_what_to_do_next(launch, conclusion, next_step, capsys):
     with mock.patch.object(doctor, "with_config", in_process):
-        doctor.main(cli.parser("doctor").parse_args(["--no-worker", *launch]))
+        doctor.main(cli.parser("doctor").parse_args(launch))
     first, *_, last = capsys.readouterr().out.splitlines()
     assert first == f"fspo-verl doctor: {conclusion}" and last.split(maxsplit=1) == ["next:", next_step]

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed: versions, planted changes of a verl that was never tested, workers; and who is told."""
+"""What is installed: versions, planted changes of a verl that was never tested, and who is told."""
 
 import logging
 import re
@@ -8,7 +8,6 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -92,7 +91,7 @@ def test_the_doctor_examines_the_checkout_in_which_it_is_called(tmp_path):
             (tmp_path / "verl" / entry.name).symlink_to(entry)
     (tmp_path / "verl" / "version").mkdir()
     (tmp_path / "verl" / "version" / "version").write_text("0.99.dev\n")
-    command = [str(Path(sys.executable).with_name("fspo-verl")), "doctor", "--no-worker"]
+    command = [str(Path(sys.executable).with_name("fspo-verl")), "doctor"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     assert "verl 0.99.dev0 was not tested with fspo_verl" in run.stdout
@@ -123,55 +122,3 @@ def test_an_unsupported_verl_is_refused_by_a_launch_of_ours_and_by_the_doctor(mo
     composed([], hook.check)
     with pytest.raises(ValueError, match=re.escape(str(finding))):
         composed(["+algorithm.policy_loss=fspo"], hook.check)
-
-
-# --- workers --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_a_ray_worker_is_asked_and_another_run_of_verl_is_seen(monkeypatch):
-    import ray
-
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(installation, "_WORKER_SECONDS", 600)  # a busy machine is no fault
-    asked = installation.Workers()
-    try:
-        assert not asked.shares_queue
-        assert [finding.severity for finding in installation.worker_findings(asked, None)] == ["note"]
-        ((_, sees),) = [(node, ray.get(answer)) for node, answer in asked.answers]
-        assert "fspo" in sees["losses"] and sees["fspo_verl"]
-        queue = ray.remote(type("Queue", (), {})).options(**installation._TRANSFER_QUEUE, num_cpus=0).remote()
-        ray.get(queue.__ray_ready__.remote())
-        assert installation._TRANSFER_QUEUE in ray.util.list_named_actors(all_namespaces=True)
-    finally:
-        asked.close()
-    for lacking, words in [
-        ({"losses": ["vanilla"]}, "does not know loss_mode=fspo"),
-        ({"verl": "0.1"}, "has verl 0.1"),
-    ]:
-        lacks, fix = installation.missing(sees | lacking, None)
-        assert words in lacks and fix
-
-
-def test_a_second_run_on_a_cluster_is_warned_of():
-    there = SimpleNamespace(problem=None, answers=[], where="the running cluster", shares_queue=True)
-    finding = next(installation.worker_findings(there, None))  # the next one would start Ray
-    assert finding.severity == "warning" and "another run of verl is on the running cluster" in finding.what
-
-
-def test_a_cluster_that_does_not_answer_is_named(monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    asked = installation.Workers()
-    (finding,) = installation.worker_findings(asked, None)
-    asked.close()
-    assert finding.severity == "error" and "RAY_ADDRESS=127.0.0.1:1 does not answer" in finding.what
-
-
-def test_a_ray_that_does_not_start_is_a_finding(monkeypatch):
-    def init(**_):
-        raise Exception("The current node timed out during startup.")
-
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("ray.init", init)
-    (finding,) = installation.worker_findings(installation.Workers(), None)
-    assert finding.severity == "error" and "timed out during startup" in finding.what and "RAY_TMPDIR" in finding.fix
