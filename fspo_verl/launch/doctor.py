@@ -6,7 +6,7 @@
   fspo-verl doctor +algorithm.policy_loss=fspo data.train_batch_size=512 ...
                                                             ... and what these overrides make of verl's main_ppo
   fspo-verl doctor -- python3 -m verl.trainer.main_ppo --config-name fspo_trainer ...
-                                                            ... and a whole command line: data and verl's own checks
+                                                            ... and a whole command line, of any of its mains
 
 The config is composed by the main itself, which is stopped where it would go on. Nothing else starts.
 
@@ -36,7 +36,7 @@ from fspo_verl.launch.view import ACTOR, POLICY_LOSS, SEVERITIES, Finding, Launc
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
 _DEFAULT_OVERRIDES = ["+algorithm.policy_loss=fspo"]
-_EXAMPLE = "as an example, for no launch was given, +algorithm.policy_loss=fspo on verl's defaults"
+_EXAMPLE = "no launch was given; what is said of one is of +algorithm.policy_loss=fspo on verl's defaults"
 
 
 def main(args: argparse.Namespace) -> int:
@@ -46,7 +46,9 @@ def main(args: argparse.Namespace) -> int:
         sys.path.insert(0, os.getcwd())
     if output.installed("verl") is None:
         raise ValueError(f"verl is not installed in {sys.prefix}: pip install 'verl{installation.SUPPORTED_VERL}'")
-    found = examine(module, overrides, args)
+    found = examine(module, overrides)
+    if not args.launch:
+        found.append(Finding("note", "example", _EXAMPLE))
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     counts = Counter(finding.severity for finding in found)
     if args.json:
@@ -74,25 +76,16 @@ def split_command(launch: list[str]) -> tuple[str, list[str]]:
     return DEFAULT_MAIN, launch or list(_DEFAULT_OVERRIDES)
 
 
-def examine(module: str, overrides: list[str], args: argparse.Namespace) -> list[Finding]:
-    """All findings about the installation and the launch.
-
-    Data and verl's own checks are looked at for a whole command line (``-m``) only.
-    """
+def examine(module: str, overrides: list[str]) -> list[Finding]:
+    """All findings about the installation and the launch."""
     from fspo_verl.launch import checks
 
-    config, composed = compose(module, overrides)
-    if not args.launch:
-        composed = [dataclasses.replace(finding, what=f"{_EXAMPLE}: {finding.what}") for finding in composed]
-    found: list[Finding] = [*installation.findings(), *composed]
-    if config is None:
-        return found
-    launch, errors = Launch(config), {finding.check for finding in composed if finding.severity == "error"}
-    found += selects_no_loss_of_ours(launch)
-    if "-m" in args.launch:
-        found += [*data_files(config, "warning" if args.dry_run else "error"), *model_folders(config)]
-        found += verls_own_checks(module, config) if errors <= {"unjudged"} else ()  # or verl would refuse it again
-    return found + ([] if errors else checks.run((batches,), launch))
+    config, found = compose(module, overrides)
+    if config is not None:
+        launch = Launch(config)
+        sound = not any(finding.severity == "error" for finding in found)
+        found += [*selects_no_loss_of_ours(launch), *(checks.run((batches,), launch) if sound else ())]
+    return [*installation.findings(), *found]
 
 
 # --- the config, from the main that would run ------------------------------------------------------------------------
@@ -165,7 +158,7 @@ def with_config(module: str, arguments: list[str], look: Callable):
     raise ValueError(f"{module} ended before it handed over its config")
 
 
-# --- checks of the launch that verl or the machine decide -------------------------------------------------------------
+# --- checks of the doctor alone --------------------------------------------------------------------------------------
 
 
 def selects_no_loss_of_ours(launch: Launch) -> Iterator[Finding]:
@@ -173,62 +166,6 @@ def selects_no_loss_of_ours(launch: Launch) -> Iterator[Finding]:
     if not launch.is_ours:
         what, why = f"{POLICY_LOSS}.loss_mode={launch.loss_mode} trains", "neither FSPO nor one of its baselines"
         yield Finding("warning", "not_selected", what, why, "+algorithm.policy_loss=fspo")
-
-
-def data_files(config: DictConfig, severity: str) -> Iterator[Finding]:
-    """Data sets that are not there."""
-    for key in ("train_files", "val_files"):
-        files = config.data[key]
-        for file in [files] if isinstance(files, str) else files:
-            if "://" not in file and not Path(file).expanduser().exists():
-                fix = f"data.{key}=[FILE, ...]; scripts/prepare_data.py makes them"
-                yield Finding(severity, "data_files", f"data.{key}: {file} does not exist", fix=fix)
-
-
-def model_folders(config: DictConfig) -> Iterator[Finding]:
-    """Models of the actor and the critic that are neither a folder with a model nor a name on a hub."""
-    for section in ("actor_rollout_ref", *(["critic"] if _needs_critic(config) else [])):
-        key, path = f"{section}.model.path", str(config[section].model.path)
-        on_a_hub = "://" in path or (re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not Path(path).exists())
-        if not on_a_hub and not _holds_model(path):
-            fix = f"{key}=FOLDER or NAME/ON-THE-HUB"
-            yield Finding("error", "model_folder", f"{key}={path} is no folder with a config.json", fix=fix)
-
-
-def _holds_model(path: str) -> bool:
-    return (Path(path).expanduser() / "config.json").is_file()
-
-
-def _needs_critic(config: DictConfig) -> bool:
-    from verl.trainer.ppo.utils import need_critic
-
-    with output.reserved():
-        return need_critic(config)
-
-
-def verls_own_checks(module: str, config: DictConfig) -> Iterator[Finding]:
-    """What verl's ``validate_config`` refuses, where the main would call it.
-
-    Two of its checks look beyond the config: they load the critic's model, and vLLM. Where these are elsewhere, the
-    rest is checked.
-    """
-    validate = getattr(importlib.import_module(module), "validate_config", None)
-    if validate is None:
-        return
-    from verl.trainer.ppo.utils import need_reference_policy
-
-    critic, config = _needs_critic(config), config.copy()
-    if critic and not _holds_model(config.critic.model.path):
-        config.critic.model = None
-    if importlib.util.find_spec("vllm") is None:
-        model = config.actor_rollout_ref.model
-        model.lora.rank = model.lora_rank = 0
-    try:
-        with output.reserved():
-            validate(config, use_reference_policy=need_reference_policy(config), use_critic=critic)
-    except Exception as error:  # AssertionError, ValueError and Hydra's own
-        said = " ".join(str(error).split()) or type(error).__name__
-        yield Finding("error", "validate_config", f"verl refuses this config: {said}")
 
 
 def batches(launch: Launch) -> Iterator[Finding]:

@@ -3,7 +3,6 @@
 """The doctor: planted misconfigurations and what mends them, and the arithmetic of the batches."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import sys
@@ -53,15 +52,11 @@ def found(report: dict) -> dict[str, dict]:
 
 
 @pytest.fixture
-def sound(tmp_path, untrained_model) -> list[str]:
+def sound(tmp_path) -> list[str]:
     """A whole launch with which nothing is wrong."""
-    (tmp_path / "train.parquet").touch()
     return [
         *("python3", "-m", "verl.trainer.main_ppo", SELECT, "algorithm.adv_estimator=grpo"),
-        f"data.train_files={tmp_path}/train.parquet",
-        f"data.val_files=[{tmp_path}/train.parquet]",
-        f"actor_rollout_ref.model.path={untrained_model}",
-        *(f"{ACTOR}.use_dynamic_bsz=true", "actor_rollout_ref.rollout.name=vllm", "data.train_batch_size=1024"),
+        *("actor_rollout_ref.rollout.name=vllm", "data.train_batch_size=1024"),
         f"trainer.default_local_dir={tmp_path}/checkpoints",
     ]
 
@@ -70,14 +65,6 @@ def test_a_sound_launch_is_left_in_peace(sound, capsys):
     code, report = diagnose("--", *sound, capsys=capsys)
     assert code == 0 and found(report) == {}
     assert any("log-ratio band 0 [-0.03, +0.03]*L^0.5" in finding["what"] for finding in report["findings"])
-
-
-@pytest.fixture
-def without_vllm(monkeypatch):
-    """A machine on which vLLM is not installed."""
-    find_spec = importlib.util.find_spec
-    without = lambda name, *args: None if name == "vllm" else find_spec(name, *args)  # noqa: E731
-    monkeypatch.setattr(importlib.util, "find_spec", without)
 
 
 PLANTED = {  # overrides -> check, severity
@@ -91,19 +78,14 @@ PLANTED = {  # overrides -> check, severity
     "actor_rollout_ref.rollout.top_p=0.95 actor_rollout_ref.rollout.top_k=50": ("mismatch_of_engines", "warning"),
     f"{POLICY_LOSS}.loss_mode=gspo": ("overridden_group", "error"),
     f"{POLICY_LOSS}.records_dir=RECORDS": ("used_records_dir", "error"),
-    "data.train_files=/no/such.parquet": ("data_files", "error"),
-    "actor_rollout_ref.model.path=/no/model/here": ("model_folder", "error"),
-    "algorithm.adv_estimator=gae critic.model.path=/no/model/here": ("model_folder", "error"),
-    "algorithm.adv_estimator=gae critic.model.path=A/critic critic.use_dynamic_bsz=false": ("validate_config", "error"),
-    f"{ACTOR}.use_dynamic_bsz=false": ("validate_config", "error"),
     f"{ACTOR}.ppo_mini_batch_size=0": ("unjudged", "error"),
     "trainer.no_such_key=1": ("composition", "error"),
 }
-NAMES_NO_OVERRIDE = {"data_files", "model_folder", "validate_config", "composition", "unjudged"}
+NAMES_NO_OVERRIDE = {"composition", "unjudged"}
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-def test_a_planted_fault_is_found_and_its_remedy_mends_it(planted, sound, tmp_path, capsys, without_vllm):
+def test_a_planted_fault_is_found_and_its_remedy_mends_it(planted, sound, tmp_path, capsys):
     check, severity = PLANTED[planted]
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / "step-000001-rank-0000.parquet").touch()
@@ -233,13 +215,6 @@ def test_one_step_between_syncs_of_separate_async_is_mended_as_verl_wants_it(sou
     assert found(diagnose("--", *once, f"{ACTOR}.ppo_epochs=2", capsys=capsys)[1]) == {}
     v0 = found(diagnose("--", *once, "trainer.use_v1=false", capsys=capsys)[1])
     assert v0["one_step_per_rollout"]["fix"] == f"{ACTOR}.ppo_mini_batch_size=16"
-
-
-@pytest.mark.parametrize("elsewhere", ["algorithm.adv_estimator=gae critic.model.path=Some/critic", "LORA"])
-def test_what_only_another_machine_has_is_no_error(elsewhere, sound, capsys, without_vllm):
-    lora = "actor_rollout_ref.model.lora_rank=32"
-    code, report = diagnose("--", *sound, *elsewhere.replace("LORA", lora).split(), capsys=capsys)
-    assert code == 0 and found(report) == {}
 
 
 def test_of_several_jobs_the_first_is_examined_and_that_is_said(sound, tmp_path, monkeypatch, capsys):

@@ -27,9 +27,8 @@ KEYS = {
         *("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"),
         *("use_kl_loss", "kl_loss_coef", "kl_loss_type", "ppo_mini_batch_size", "ppo_epochs"),
     ),
-    "actor_rollout_ref.model": ("path", "lora_rank", "lora.rank"),
     "actor_rollout_ref.rollout": ("name", "n"),
-    "data": ("train_files", "val_files", "train_batch_size", "max_response_length"),
+    "data": ("train_batch_size", "max_response_length"),
     "trainer": (
         *("save_freq", "resume_mode", "resume_from_path", "default_local_dir"),
         *("use_v1", "v1.trainer_mode", "v1.separate_async.parameter_sync_step"),
