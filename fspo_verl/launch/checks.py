@@ -44,7 +44,6 @@ _CLIP_RATIO_DEFAULTS = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_hi
 # Spread of a token's log-ratio, nats. Measured so far: 0.005 to 0.1 (numerical noise under bfloat16 included).
 _LARGEST_SIGMA = 0.1
 _STANDARD_DEVIATIONS = 2  # of S, beyond which an edge counts as out of reach
-_TOKEN_RANGE = 0.01  # a ratio range below this is one of GSPO's, for the mean over a response
 _UNUSUAL = 100  # times larger or smaller than the longest response: no divisor that anybody means
 # What shapes the loss besides ``policy_loss`` itself.
 _ACTOR_KEYS = (
@@ -455,37 +454,6 @@ def mismatch_of_engines(launch: Launch) -> Iterator[Finding]:
         yield warning(what, why, " ".join(f"{key}.{name}={off}" for name, off in cut.items()))
 
 
-# --- warnings about a baseline ---------------------------------------------------------------------------------------
-
-
-def gspo_aggregation(launch: Launch) -> Iterator[Finding]:
-    """GSPO under an aggregation that is not its paper's."""
-    if launch.loss_mode == "gspo" and launch.actor.loss_agg_mode != "seq-mean-token-mean":
-        what = f"{ACTOR}.loss_agg_mode={launch.actor.loss_agg_mode} with loss_mode=gspo"
-        why = "GSPO's objective is the mean over responses of a mean over tokens (arXiv 2507.18071)"
-        fix = f"{ACTOR}.loss_agg_mode=seq-mean-token-mean"
-        yield warning(what, why, fix)
-
-
-def range_of_another_loss(launch: Launch) -> Iterator[Finding]:
-    """A range for tokens beside GSPO, which clips their mean; or GSPO's beside a loss that clips tokens."""
-    ratios = clip_ratios(launch.actor.get)
-    low, high = ratios["clip_ratio_low"], ratios["clip_ratio_high"]
-    values = f"{ACTOR}.clip_ratio_low={low} {ACTOR}.clip_ratio_high={high}"
-    # The standard deviation of the mean over the longest response is that of a token by the root of its length.
-    longest = launch.max_response_length
-    assert longest is not None, "data.max_response_length is null"
-    unreached = _STANDARD_DEVIATIONS * _LARGEST_SIGMA / math.sqrt(longest)
-    if launch.loss_mode == "gspo" and max(low, high) >= unreached:
-        why = "GSPO clips the mean over a response, which moves much less than a token: the clip will never act"
-        fix = f"{ACTOR}.clip_ratio_low=0.0003 {ACTOR}.clip_ratio_high=0.0004"
-        yield warning(f"{values} with loss_mode=gspo", why, fix)
-    if launch.loss_mode == "vanilla" and max(low, high) < _TOKEN_RANGE:
-        why = "that loss clips the ratio of each token: nearly every token that moved would be clipped"
-        fix = f"{ACTOR}.clip_ratio_low=0.2 {ACTOR}.clip_ratio_high=0.2"
-        yield warning(f"{values} with loss_mode=vanilla", why, fix)
-
-
 # --- notes -----------------------------------------------------------------------------------------------------------
 
 
@@ -507,7 +475,7 @@ def band_in_effect(launch: Launch) -> Iterator[Finding]:
 
 def loss_in_effect(launch: Launch) -> Iterator[Finding]:
     """An observed loss, with what shapes it: leftovers of another script show here."""
-    ranges = (f"{key}={launch.actor.get(key)}" for key in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c"))
+    ranges = (f"{key}={value}" for key, value in clip_ratios(launch.actor.get).items())
     mode = f"loss_agg_mode={launch.actor.loss_agg_mode}"
     yield note(f"policy loss {launch.loss_mode}, trained as verl has it and observed: {', '.join((mode, *ranges))}")
 
@@ -523,4 +491,4 @@ _FSPO = (
     *(unreachable_clip_rate, idle_clip_ratio, mean_over_own_length, band_beyond_use, rollout_log_probs),
     *(mismatch_of_engines, band_in_effect),
 )
-_BASELINE = (gspo_aggregation, range_of_another_loss, mismatch_of_engines, loss_in_effect)
+_BASELINE = (mismatch_of_engines, loss_in_effect)

@@ -217,13 +217,7 @@ LAUNCHES = {
     "another loss_mode, taken back": Launch(f"{FSPO} {LOSS}.loss_mode=gspo {LOSS}.loss_mode=fspo", "trains", IS_FSPO),
     "another loss_mode under a baseline": Launch(f"{GSPO} {LOSS}.loss_mode=vanilla", "refused: overridden_group"),
     "DAPO's range beside fspo": Launch(f"{FSPO} {WIDE}", "idle_clip_ratio"),
-    "DAPO's range in the gspo baseline": Launch(f"{GSPO} {WIDE}", "range_of_another_loss"),
-    "an aggregation in the gspo baseline": Launch(f"{GSPO} {ACTOR}.loss_agg_mode=token-mean", "gspo_aggregation"),
     "DAPO's range in the grpo baseline": Launch(f"{GRPO} {WIDE}", "loss_in_effect", {"clip_ratio_high": 0.28}),
-    "GSPO's range in the grpo baseline": Launch(f"{GRPO} {NARROW}", "range_of_another_loss"),
-    "clip_ratio in the grpo baseline": Launch(
-        f"{GRPO} {ACTOR}.clip_ratio=0.1", "loss_in_effect", {"clip_ratio_high": 0.2}
-    ),
     "GSPO's aggregation beside fspo": Launch(
         f"{FSPO} {ACTOR}.loss_agg_mode=seq-mean-token-mean", "mean_over_own_length"
     ),
@@ -276,14 +270,6 @@ LAUNCHES = {
     "a rollout correction": Launch(f"{FSPO} {CORRECTION}.rollout_is=token", "trains", IS_FSPO),
     "the loss of bypass mode": Launch(
         f"{FSPO} {CORRECTION}.loss_type=reinforce {CORRECTION}.bypass_mode=true", "rollout_log_probs"
-    ),
-    "GSPO's range by the key for both sides": Launch(
-        f"{GSPO} {ACTOR}.clip_ratio=3e-4 {ACTOR}.clip_ratio_low=null {ACTOR}.clip_ratio_high=null", "trains"
-    ),
-    "GRPO's range with GSPO, by the key for both sides": Launch(
-        f"{GSPO} {ACTOR}.clip_ratio=0.2 {ACTOR}.clip_ratio_low=null {ACTOR}.clip_ratio_high=null "
-        "data.max_response_length=8192",
-        "range_of_another_loss",
     ),
     "engine log-probs": Launch(f"{FSPO} algorithm.rollout_correction.bypass_mode=true", "rollout_log_probs"),
     "nucleus sampling": Launch(f"{GRPO} {ROLLOUT}.top_p=0.9", "mismatch_of_engines"),
