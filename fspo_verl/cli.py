@@ -30,8 +30,6 @@ class Command(NamedTuple):
 def doctor_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("launch", nargs="*", help="Hydra overrides of main_ppo, or after -- a command with -m MAIN")
-    add("--dry-run", action="store_true", help="the launch is for later or elsewhere: data may be missing (a warning)")
-    add("--no-worker", action="store_true", help="do not ask a Ray worker")
     add("--strict", action="store_true", help="exit with 1 on warnings, too")
     add("--json", action="store_true", help="print one JSON object instead of text")
 

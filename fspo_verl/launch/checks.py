@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import json
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,8 +43,6 @@ _CLIP_RATIO_DEFAULTS = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_hi
 # Spread of a token's log-ratio, nats. Measured so far: 0.005 to 0.1 (numerical noise under bfloat16 included).
 _LARGEST_SIGMA = 0.1
 _STANDARD_DEVIATIONS = 2  # of S, beyond which an edge counts as out of reach
-_TOKEN_RANGE = 0.01  # a ratio range below this is one of GSPO's, for the mean over a response
-_UNUSUAL = 100  # times larger or smaller than the longest response: no divisor that anybody means
 # What shapes the loss besides ``policy_loss`` itself.
 _ACTOR_KEYS = (
     *("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode", "loss_scale_factor"),
@@ -56,7 +53,7 @@ _ACTOR_KEYS = (
 def findings(config: DictConfig) -> list[Finding]:
     """Everything the config says about a launch; empty where it selects no loss of this package.
 
-    A key that plainly was to select one is an error all the same, and a resume that forgets the loss a warning.
+    A key that plainly was to select one is an error all the same.
     """
     launch = Launch(config)
     found = [*launch.lost_selections()]
@@ -64,10 +61,8 @@ def findings(config: DictConfig) -> list[Finding]:
         found += run(_SELECTION, launch)
     if launch.is_ours:
         found += run((*_CONFIG_ALONE, *_FOLDERS), launch)
-        if not any(finding.check in _NO_BAND for finding in found):
+        if not any(finding.check == "band_fields" for finding in found):  # or there is no band to judge
             found += run((changed_on_resume, *(_FSPO if launch.is_fspo else _BASELINE)), launch)
-    elif launch.has_actor and launch.resumes_ours:
-        found += run((changed_on_resume,), launch)
     return found
 
 
@@ -171,13 +166,9 @@ def overridden_group(launch: Launch) -> Iterator[Finding]:
 # --- errors: another loss would train than the one asked for, or none ------------------------------------------------
 
 
-def no_loss_mode(launch: Launch) -> Iterator[Finding]:
-    """No name where the loss is named, or none of a loss to observe."""
-    observes = str(launch.policy_loss.get("_target_")).endswith("ObservedPolicyLossConfig")
-    if not isinstance(launch.loss_mode, str) or not launch.loss_mode:
-        what = f"{POLICY_LOSS}.loss_mode={launch.loss_mode} names no loss"
-        yield error(what, "the run would fail at its first actor update", f"remove it, or {POLICY_LOSS}.loss_mode=fspo")
-    elif launch.loss_mode == "observed" and not observes:
+def nothing_to_observe(launch: Launch) -> Iterator[Finding]:
+    """``loss_mode=observed`` without the group, which says what to observe."""
+    if launch.loss_mode == "observed" and not str(launch.policy_loss.get("_target_")).startswith("fspo_verl."):
         what, why = f"{POLICY_LOSS}.loss_mode=observed alone", "it does not say which loss is to be observed"
         yield error(what, why, f"+{GROUP}=observed {POLICY_LOSS}.loss_mode=vanilla, or another loss that trains")
 
@@ -204,20 +195,17 @@ def band_fields(launch: Launch) -> Iterator[Finding]:
 
 
 def no_divisor(launch: Launch) -> Iterator[Finding]:
-    """A normaliser that is zero or negative, differs between micro-batches, or that nobody means."""
-    factor, longest = launch.actor.get("loss_scale_factor"), launch.max_response_length
+    """A normaliser that is zero or negative, or differs between micro-batches."""
+    factor = launch.actor.get("loss_scale_factor")
     if launch.actor.loss_agg_mode != "seq-mean-token-sum-norm":
         return
-    fix = f"{ACTOR}.loss_scale_factor={longest}"
+    fix = f"{ACTOR}.loss_scale_factor={launch.max_response_length}"
     what = f"{ACTOR}.loss_scale_factor={factor} is what {ACTOR}.loss_agg_mode=seq-mean-token-sum-norm divides by"
     if factor is None:
         what = f"{ACTOR}.loss_scale_factor=null makes verl divide by the padded width of each micro-batch"
         yield warning(what, "the loss then depends on how the batch is cut", fix)
     elif not factor > 0:
         yield error(what, "zero makes the loss infinite, and a negative number trains towards lower rewards", fix)
-    elif longest and not 1 / _UNUSUAL <= factor / longest <= _UNUSUAL:
-        scale = f"the loss is {longest / factor:.2g} times that of a division by the longest response, {longest} tokens"
-        yield warning(what, scale, fix)
 
 
 def dropped_by_distillation(launch: Launch) -> Iterator[Finding]:
@@ -263,22 +251,15 @@ def unknown_mismatch(launch: Launch) -> Iterator[Finding]:
 
 
 def used_records_dir(launch: Launch) -> Iterator[Finding]:
-    """A folder for records that belongs to another run, or that this machine cannot write."""
+    """A folder for records that belongs to another run."""
     if (records_dir := launch.policy_loss.get("records_dir")) is None:
         return
     folder, key = Path(records_dir), f"{POLICY_LOSS}.records_dir"
     checkpoints = Path(launch.config.trainer.default_local_dir)
     resumed = launch.resume_point
     try:
-        place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-        writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
-        reason = folders.why_taken(folder, checkpoints, resumed is not None) if writable else None
-        files = folders.record_files(folder) if writable else []
-    except OSError:  # such as a loop of symbolic links
-        writable = False
-    if not writable:
-        why = "a node with a disk of its own may have it; each worker tries it before its first update"
-        yield warning(f"{key}={records_dir} cannot be written on this machine", why, f"{key}=DIR that can be")
+        reason, files = folders.why_taken(folder, checkpoints, resumed is not None), folders.record_files(folder)
+    except OSError:  # a node with a disk of its own may read it; each worker tries it before its first update
         return
     if reason is None and files and resumed is not None and resumed[0].resolve() != checkpoints.resolve():
         (first, _, _), *_ = folders.numbered(files)
@@ -370,10 +351,8 @@ def _kept_until(launch: Launch) -> list[dict]:
         return []
     folder, step = resumed
     try:
-        entries = [
-            (entry["after_step"], dict(entry["loss"])) for entry in json.loads((folder / KEPT_LOSSES).read_text())
-        ]
-        return [{"after_step": after, "loss": loss} for after, loss in entries if after < step]
+        entries = json.loads((folder / KEPT_LOSSES).read_text())
+        return [entry | {"loss": dict(entry["loss"])} for entry in entries if entry["after_step"] < step]
     except (KeyError, TypeError, ValueError):
         return []
 
@@ -388,15 +367,11 @@ def one_step_per_rollout(launch: Launch) -> Iterator[Finding]:
         return
     why = "the ratio stays 1 and no clip can act"
     batch, mini = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
-    what = f"{batch} <= {mini} and ppo_epochs=1"
+    what, fix = f"{batch} <= {mini} and ppo_epochs=1", f"{mini}={max(1, prompts // 4)}"
     if launch.get("async_training") is not None:
         what = "trigger_parameter_sync_step * require_batches * ppo_epochs = 1"
         fix = "async_training.trigger_parameter_sync_step=4"
-    elif launch.rounds_per_sync is not None:  # verl insists on parameter_sync_step mini-batches
-        fix = f"trainer.v1.separate_async.parameter_sync_step=4 {batch}={4 * launch.actor.ppo_mini_batch_size}"
-    else:
-        fix = f"{mini}={max(1, prompts // 4)}"
-    yield warning(f"one optimiser step per rollout ({what})", why, fix)
+    yield warning(f"one optimiser step per rollout ({what})", why, f"{fix}, or {ACTOR}.ppo_epochs=2")
 
 
 def idle_clip_ratio(launch: Launch) -> Iterator[Finding]:
@@ -473,37 +448,6 @@ def mismatch_of_engines(launch: Launch) -> Iterator[Finding]:
         yield warning(what, why, " ".join(f"{key}.{name}={off}" for name, off in cut.items()))
 
 
-# --- warnings about a baseline ---------------------------------------------------------------------------------------
-
-
-def gspo_aggregation(launch: Launch) -> Iterator[Finding]:
-    """GSPO under an aggregation that is not its paper's."""
-    if launch.loss_mode == "gspo" and launch.actor.loss_agg_mode != "seq-mean-token-mean":
-        what = f"{ACTOR}.loss_agg_mode={launch.actor.loss_agg_mode} with loss_mode=gspo"
-        why = "GSPO's objective is the mean over responses of a mean over tokens (arXiv 2507.18071)"
-        fix = f"{ACTOR}.loss_agg_mode=seq-mean-token-mean"
-        yield warning(what, why, fix)
-
-
-def range_of_another_loss(launch: Launch) -> Iterator[Finding]:
-    """A range for tokens beside GSPO, which clips their mean; or GSPO's beside a loss that clips tokens."""
-    ratios = clip_ratios(launch.actor.get)
-    low, high = ratios["clip_ratio_low"], ratios["clip_ratio_high"]
-    values = f"{ACTOR}.clip_ratio_low={low} {ACTOR}.clip_ratio_high={high}"
-    # The standard deviation of the mean over the longest response is that of a token by the root of its length.
-    longest = launch.max_response_length
-    assert longest is not None, "data.max_response_length is null"
-    unreached = _STANDARD_DEVIATIONS * _LARGEST_SIGMA / math.sqrt(longest)
-    if launch.loss_mode == "gspo" and max(low, high) >= unreached:
-        why = "GSPO clips the mean over a response, which moves much less than a token: the clip will never act"
-        fix = f"{ACTOR}.clip_ratio_low=0.0003 {ACTOR}.clip_ratio_high=0.0004"
-        yield warning(f"{values} with loss_mode=gspo", why, fix)
-    if launch.loss_mode == "vanilla" and max(low, high) < _TOKEN_RANGE:
-        why = "that loss clips the ratio of each token: nearly every token that moved would be clipped"
-        fix = f"{ACTOR}.clip_ratio_low=0.2 {ACTOR}.clip_ratio_high=0.2"
-        yield warning(f"{values} with loss_mode=vanilla", why, fix)
-
-
 # --- notes -----------------------------------------------------------------------------------------------------------
 
 
@@ -514,31 +458,28 @@ def band_in_effect(launch: Launch) -> Iterator[Finding]:
         text += f" at the start; eps follows a clip rate of {target:g}"
     longest = launch.max_response_length
     if longest and launch.band.normalization == "plain":
-        lengths = [max(1, longest // 10), longest]
-        length = torch.tensor(lengths, dtype=torch.float64)
-        q = torch.ones_like(length)  # of which a plain band reads only that it is not 0
-        low, high, _ = (edge.exp().tolist() for edge in launch.band.edges(length, q))
-        edges = zip(lengths, low, high, strict=True)
-        text += "; as ratios " + ", ".join(f"{low:.3g} to {high:.3g} at L={n}" for n, low, high in edges)
+        for length in (max(1, longest // 10), longest):
+            edges = torch.tensor([-launch.band.low, launch.band.high]) * launch.band.scale_at(length)
+            low, high = edges.exp().tolist()
+            text += f"; a ratio of {low:.3g} to {high:.3g} at L={length}"
     yield note(text)
 
 
 def loss_in_effect(launch: Launch) -> Iterator[Finding]:
     """An observed loss, with what shapes it: leftovers of another script show here."""
-    ranges = (f"{key}={launch.actor.get(key)}" for key in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c"))
+    ranges = (f"{key}={value}" for key, value in clip_ratios(launch.actor.get).items())
     mode = f"loss_agg_mode={launch.actor.loss_agg_mode}"
     yield note(f"policy loss {launch.loss_mode}, trained as verl has it and observed: {', '.join((mode, *ranges))}")
 
 
 _SELECTION = (missing_choice, hidden_files, lost_to_group, overridden_group)
 _CONFIG_ALONE = (
-    *(no_loss_mode, misplaced_fields, band_fields),
+    *(nothing_to_observe, misplaced_fields, band_fields),
     *(no_divisor, dropped_by_distillation, unknown_mismatch, one_step_per_rollout),
 )
-_NO_BAND = ("no_loss_mode", "band_fields")  # after these there is no band to judge
 _FOLDERS = (used_records_dir, lost_checkpoint)
 _FSPO = (
     *(unreachable_clip_rate, idle_clip_ratio, mean_over_own_length, band_beyond_use, rollout_log_probs),
     *(mismatch_of_engines, band_in_effect),
 )
-_BASELINE = (gspo_aggregation, range_of_another_loss, mismatch_of_engines, loss_in_effect)
+_BASELINE = (mismatch_of_engines, loss_in_effect)

@@ -2,28 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Examine an installation and a launch, before anything is trained.
 
-  fspo-verl doctor                                          the installation, here and in a Ray worker
+  fspo-verl doctor                                          the installation
   fspo-verl doctor +algorithm.policy_loss=fspo data.train_batch_size=512 ...
                                                             ... and what these overrides make of verl's main_ppo
   fspo-verl doctor -- python3 -m verl.trainer.main_ppo --config-name fspo_trainer ...
-                                                            ... and a whole command line: data and verl's own checks
+                                                            ... and a whole command line, of any of its mains
 
-The config is composed by the main itself, which is stopped where it would go on. A Ray worker is asked what it sees:
-one of the running cluster (RAY_ADDRESS, or the one that `ray start` left on this machine), on every node, or one of a
-local Ray that is started for this and stopped again.
+The config is composed by the main itself, which is stopped where it would go on. Nothing else starts.
 
 Exit code: 0 without errors (warnings are printed), 1 with errors, or with --strict warnings; 2 for a wrong call.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import importlib.util
 import json
 import os
 import re
 import runpy
-import shlex
 import sys
 import tempfile
 from collections import Counter
@@ -35,11 +31,9 @@ from omegaconf import DictConfig
 
 from fspo_verl import output
 from fspo_verl.launch import installation, override
-from fspo_verl.launch.view import ACTOR, POLICY_LOSS, SEVERITIES, Finding, Launch
+from fspo_verl.launch.view import ACTOR, POLICY_LOSS, SELECT, SEVERITIES, Finding, Launch
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
-_DEFAULT_OVERRIDES = ["+algorithm.policy_loss=fspo"]
-_EXAMPLE = "as an example, for no launch was given, +algorithm.policy_loss=fspo on verl's defaults"
 
 
 def main(args: argparse.Namespace) -> int:
@@ -49,9 +43,7 @@ def main(args: argparse.Namespace) -> int:
         sys.path.insert(0, os.getcwd())
     if output.installed("verl") is None:
         raise ValueError(f"verl is not installed in {sys.prefix}: pip install 'verl{installation.SUPPORTED_VERL}'")
-    # Ray starts while this process imports verl, which takes both of them some seconds.
-    with contextlib.nullcontext() if args.no_worker else contextlib.closing(installation.Workers()) as workers:
-        found = examine(module, overrides, args, workers)
+    found = examine(module, overrides)
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     counts = Counter(finding.severity for finding in found)
     if args.json:
@@ -76,52 +68,35 @@ def split_command(launch: list[str]) -> tuple[str, list[str]]:
             f"{launch[0]} begins neither overrides (KEY=VALUE ...) nor a command with `-m MAIN` (a module of Python); "
             "for a script, write down the command that it runs"
         )
-    return DEFAULT_MAIN, launch or list(_DEFAULT_OVERRIDES)
+    return DEFAULT_MAIN, launch or [SELECT]
 
 
-def examine(
-    module: str, overrides: list[str], args: argparse.Namespace, workers: installation.Workers | None
-) -> list[Finding]:
-    """All findings about the installation and the launch.
-
-    Data and verl's own checks are looked at for a whole command line (``-m``) only.
-    """
+def examine(module: str, overrides: list[str]) -> list[Finding]:
+    """All findings about the installation and the launch."""
     from fspo_verl.launch import checks
 
-    config, composed = compose(module, overrides)
-    if not args.launch:
-        composed = [dataclasses.replace(finding, what=f"{_EXAMPLE}: {finding.what}") for finding in composed]
-    found: list[Finding] = [*installation.findings(), *composed]
-    if workers:
-        found += installation.worker_findings(workers, config)
-    if config is None:
-        return found
-    launch, errors = Launch(config), {finding.check for finding in composed if finding.severity == "error"}
-    found += selects_no_loss_of_ours(launch)
-    if "-m" in args.launch:
-        found += [*data_files(config, "warning" if args.dry_run else "error"), *model_folders(config)]
-        found += verls_own_checks(module, config) if errors <= {"unjudged"} else ()  # or verl would refuse it again
-    return found + ([] if errors else checks.run((batches,), launch))
+    config, found = compose(module, overrides)
+    if config is not None:
+        launch = Launch(config)
+        sound = not any(finding.severity == "error" for finding in found)
+        found += [*selects_no_loss_of_ours(launch), *(checks.run((batches,), launch) if sound else ())]
+    return [*installation.findings(), *found]
 
 
 # --- the config, from the main that would run ------------------------------------------------------------------------
 
 
 def compose(module: str, overrides: list[str]) -> tuple[DictConfig | None, list[Finding]]:
-    """What stops Hydra or the import of the main; the config, if nothing does, and what its checks find."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
+    """What stops Hydra or the import of the main; the config, if nothing does, and what its checks find.
 
+    Of several jobs (``--multirun``) the first.
+    """
     from fspo_verl.launch import checks
 
     def look(config):
         if Launch(config).get(ACTOR) is None:
             raise ValueError(f"the config has no {ACTOR}: no launch of policy training")
-        found = checks.findings(config)
-        if HydraConfig.get().mode == RunMode.MULTIRUN:
-            what = "of a launch with --multirun only the first job is examined"
-            found.append(Finding("warning", "multirun", what, fix="examine each job by its own overrides"))
-        return config, found
+        return config, checks.findings(config)
 
     try:
         return with_config(module, overrides, look)
@@ -174,70 +149,14 @@ def with_config(module: str, arguments: list[str], look: Callable):
     raise ValueError(f"{module} ended before it handed over its config")
 
 
-# --- checks of the launch that verl or the machine decide -------------------------------------------------------------
+# --- checks of the doctor alone --------------------------------------------------------------------------------------
 
 
 def selects_no_loss_of_ours(launch: Launch) -> Iterator[Finding]:
     """A launch that trains without this package."""
     if not launch.is_ours:
         what, why = f"{POLICY_LOSS}.loss_mode={launch.loss_mode} trains", "neither FSPO nor one of its baselines"
-        yield Finding("warning", "not_selected", what, why, "+algorithm.policy_loss=fspo")
-
-
-def data_files(config: DictConfig, severity: str) -> Iterator[Finding]:
-    """Data sets that are not there."""
-    for key in ("train_files", "val_files"):
-        files = config.data[key]
-        for file in [files] if isinstance(files, str) else files:
-            if "://" not in file and not Path(file).expanduser().exists():
-                fix = f"data.{key}=[FILE, ...]; scripts/prepare_data.py makes them"
-                yield Finding(severity, "data_files", f"data.{key}: {file} does not exist", fix=fix)
-
-
-def model_folders(config: DictConfig) -> Iterator[Finding]:
-    """Models of the actor and the critic that are neither a folder with a model nor a name on a hub."""
-    for section in ("actor_rollout_ref", *(["critic"] if _needs_critic(config) else [])):
-        key, path = f"{section}.model.path", str(config[section].model.path)
-        on_a_hub = "://" in path or (re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not Path(path).exists())
-        if not on_a_hub and not _holds_model(path):
-            fix = f"{key}=FOLDER or NAME/ON-THE-HUB"
-            yield Finding("error", "model_folder", f"{key}={path} is no folder with a config.json", fix=fix)
-
-
-def _holds_model(path: str) -> bool:
-    return (Path(path).expanduser() / "config.json").is_file()
-
-
-def _needs_critic(config: DictConfig) -> bool:
-    from verl.trainer.ppo.utils import need_critic
-
-    with output.reserved():
-        return need_critic(config)
-
-
-def verls_own_checks(module: str, config: DictConfig) -> Iterator[Finding]:
-    """What verl's ``validate_config`` refuses, where the main would call it.
-
-    Two of its checks look beyond the config: they load the critic's model, and vLLM. Where these are elsewhere, the
-    rest is checked.
-    """
-    validate = getattr(importlib.import_module(module), "validate_config", None)
-    if validate is None:
-        return
-    from verl.trainer.ppo.utils import need_reference_policy
-
-    critic, config = _needs_critic(config), config.copy()
-    if critic and not _holds_model(config.critic.model.path):
-        config.critic.model = None
-    if importlib.util.find_spec("vllm") is None:
-        model = config.actor_rollout_ref.model
-        model.lora.rank = model.lora_rank = 0
-    try:
-        with output.reserved():
-            validate(config, use_reference_policy=need_reference_policy(config), use_critic=critic)
-    except Exception as error:  # AssertionError, ValueError and Hydra's own
-        said = " ".join(str(error).split()) or type(error).__name__
-        yield Finding("error", "validate_config", f"verl refuses this config: {said}")
+        yield Finding("warning", "not_selected", what, why, SELECT)
 
 
 def batches(launch: Launch) -> Iterator[Finding]:
@@ -253,18 +172,11 @@ def batches(launch: Launch) -> Iterator[Finding]:
 
 
 def _print(found: list[Finding], counts: Counter, launch: list[str]) -> None:
-    """The conclusion, the findings, and what to do next."""
+    """The conclusion, and the findings."""
     said = [f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}" for severity in ("error", "warning")]
     print(f"fspo-verl doctor: {', '.join(said)}")
+    if not launch:
+        print(f"the launch is an example, {SELECT}; for yours: fspo-verl doctor -- python3 -m {DEFAULT_MAIN} ...")
     for finding in found:
         lines = [(finding.severity, finding.what), ("", finding.why), ("fix:", finding.fix)]
         output.show([line for line in lines if line[1]], widths=(8,))
-    output.show([("next:", _next_step(counts["error"], launch))], widths=(8,))
-
-
-def _next_step(errors: int, launch: list[str]) -> str:
-    if errors:
-        return "mend the errors, and run this again"
-    if not launch:
-        return f"fspo-verl doctor -- python3 -m {DEFAULT_MAIN} ..., the command of your launch"
-    return "start the launch" if "-m" in launch else f"python3 -m {DEFAULT_MAIN} {shlex.join(launch)}"

@@ -1,24 +1,19 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Whether what is installed can train the losses: on this machine, and in the workers of a Ray cluster.
+"""Whether what is installed on this machine can train the losses.
 
 A verl that was never tested is tried: whether the loss trains what it says. Whatever else could break in silence is in
 tests/verl_contract; what fails with an error of its own is not tried here.
 """
 
-import importlib.util
-import os
-import re
-import socket
 import sys
 from collections.abc import Iterator
 from importlib import metadata
 
-from omegaconf import DictConfig
 from packaging.specifiers import SpecifierSet
 
 from fspo_verl import output
-from fspo_verl.launch.view import Finding, Launch
+from fspo_verl.launch.view import Finding
 
 # No upper bound: a newer verl is tried, not told by its number.
 SUPPORTED_VERL = ">=0.9.0"
@@ -30,14 +25,10 @@ TESTED = {
     "vllm": ("0.27.1",),
     "ray": ("2.60.0",),
 }
-INSTALL = "pip install . in a clone of fspo_verl"
-_WORKER_SECONDS = 60
-# Where verl's trainers keep their batches: a named actor, so one for all runs on a cluster.
-_TRANSFER_QUEUE = {"name": "TransferQueueController", "namespace": "transfer_queue"}
 
 
 def findings() -> Iterator[Finding]:
-    """Versions, and whether verl and Hydra find this package here."""
+    """Versions, and whether verl finds this package here."""
     found = {package: output.installed(package) for package in TESTED}
     text = ", ".join(f"{package} {version or 'not installed'}" for package, version in found.items())
     tested = "; ".join(f"{package} {', '.join(known)}" for package, known in TESTED.items())
@@ -45,11 +36,7 @@ def findings() -> Iterator[Finding]:
     yield from verl_version()
     if not any(point.value == "fspo_verl.plugin" for point in metadata.entry_points(group="verl.plugins")):
         why = "the package is imported, not installed"
-        yield Finding("error", "entry_point", "verl finds no plugin fspo_verl", why, INSTALL)
-    plugins = importlib.util.find_spec("hydra_plugins")
-    if plugins is None or importlib.util.find_spec("hydra_plugins.fspo_verl_searchpath") is None:
-        why = "Hydra does not see the packaged configs, and +algorithm.policy_loss=fspo would be a dead value"
-        yield Finding("error", "search_path", "hydra_plugins.fspo_verl_searchpath is missing", why, INSTALL)
+        yield Finding("error", "entry_point", "verl finds no plugin fspo_verl", why, "pip install . in a clone of it")
 
 
 # --- a verl that is too old, or was never tested ---------------------------------------------------------------------
@@ -128,126 +115,3 @@ def _nested(row):
     import torch
 
     return torch.nested.as_nested_tensor([row], layout=torch.jagged)
-
-
-# --- the workers of a cluster ----------------------------------------------------------------------------------------
-
-
-class Workers:
-    """A question to a Ray worker on each node, put when this is made and answered by :func:`worker_findings`.
-
-    Where it cannot be put, ``problem`` is what is wrong, and what mends it.
-    """
-
-    def __init__(self):
-        import ray
-
-        self.where, self.shares_queue = "a local Ray", False
-        self.answers: list[tuple] = []
-        self.problem: tuple[str, str] | None = None
-        if (problem := _unreachable(os.environ.get("RAY_ADDRESS", ""))) is not None:
-            self.problem = problem, "start the cluster, or unset RAY_ADDRESS"
-            return
-        options = {"log_to_driver": False, "logging_level": "error", "include_dashboard": False}
-        try:
-            # As verl calls it, this finds the same cluster; without one it starts Ray here, and needs only one CPU.
-            try:
-                ray.init(num_cpus=1, **options)
-            except ValueError:  # what Ray says to num_cpus where there is a cluster
-                self.where = "the running cluster"
-                ray.init(**options)
-        except Exception as error:  # Ray raises a plain one where its own processes do not come up
-            said = str(error.__cause__ or error).strip().splitlines()[-1]  # the cause names a token that is asked for
-            fix = "RAY_AUTH_MODE=token for a cluster with a token, RAY_TMPDIR=/tmp for a long path, or see Ray's logs"
-            self.problem = f"{self.where} cannot be used: {said}", fix
-            return
-        self.shares_queue = _TRANSFER_QUEUE in ray.util.list_named_actors(all_namespaces=True)
-        # By node: several may run at one address.
-        alive = [node for node in ray.nodes() if node["Alive"]]
-        self.answers = [(node["NodeManagerAddress"], _ask(node["NodeID"])) for node in alive]
-
-    def close(self) -> None:
-        """Leave the cluster, or stop the local Ray."""
-        import ray
-
-        ray.shutdown()
-
-
-def _unreachable(address: str) -> str | None:
-    """What is wrong with a cluster's address where nobody listens; Ray itself tries for minutes."""
-    if found := re.fullmatch(r"(?:ray://)?([^:/]+):(\d+)", address):
-        try:
-            socket.create_connection((found[1], int(found[2])), timeout=5).close()
-        except OSError as error:
-            return f"RAY_ADDRESS={address} does not answer: {error}"
-    return None
-
-
-def _ask(node: str):
-    """Reference to what a worker on a node sees."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    # Defined here, so that it travels by value: a worker may lack this package.
-    def sees() -> dict:
-        from importlib.util import find_spec
-
-        import verl
-        from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
-        here = {name: find_spec(name) is not None for name in ("fspo_verl", "vllm")}
-        return {"verl": verl.__version__, "losses": sorted(POLICY_LOSS_REGISTRY)} | here
-
-    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-    return ray.remote(sees).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy).remote()
-
-
-def worker_findings(workers: Workers, config: DictConfig | None) -> Iterator[Finding]:
-    """What the workers lack of what a launch needs, and another run whose end would stop this one.
-
-    Args:
-        config: None where no launch was given, or none composed.
-    """
-    import ray
-
-    if workers.problem:
-        what, fix = workers.problem
-        yield Finding("error", "worker", what, fix=fix)
-        return
-    if workers.shares_queue:
-        why = "both would use one TransferQueue, and the end of one run closes it for the other, which then hangs"
-        what = f"another run of verl is on {workers.where}"
-        yield Finding("warning", "shared_queue", what, why, "wait for its end, or start a Ray cluster for each run")
-    ray.wait([answer for _, answer in workers.answers], num_returns=len(workers.answers), timeout=_WORKER_SECONDS)
-    good = 0
-    for node, answer in workers.answers:
-        place = f"a worker of {workers.where} on {node}"
-        try:
-            lacks, fix = missing(ray.get(answer, timeout=0), config)
-        except ray.exceptions.GetTimeoutError:
-            what = f"{place} gave no answer within {_WORKER_SECONDS} s"
-            yield Finding("warning", "worker", what, "it is not checked")
-            continue
-        except ray.exceptions.RayError as error:
-            lacks, fix = f"cannot import verl: {getattr(error, 'cause', error)!r}", "pip install verl"
-        if lacks:
-            yield Finding("error", "worker", f"{place} {lacks}", fix=f"there: {fix}")
-        good += not lacks
-    if good:
-        yield Finding("note", "worker", f"{good} worker(s) of {workers.where} import verl and have the loss")
-
-
-def missing(sees: dict, config: DictConfig | None) -> tuple[str, str]:
-    """What a worker lacks, and what mends it; two empty strings if nothing."""
-    import verl
-
-    launch = config and Launch(config)
-    mode = str(launch.loss_mode) if launch else "fspo"
-    if sees["verl"] != verl.__version__:
-        return f"has verl {sees['verl']}, here it is {verl.__version__}", f"pip install verl=={verl.__version__}"
-    # A schema of this package registers the loss by itself, where verl was told to load no plugins.
-    if mode not in sees["losses"] and not (launch and launch.is_ours and sees["fspo_verl"]):
-        return f"does not know loss_mode={mode}: the run would fail at its first actor update", INSTALL
-    if launch and launch.config.actor_rollout_ref.rollout.get("name") == "vllm" and not sees["vllm"]:
-        return "cannot import vllm, which actor_rollout_ref.rollout.name=vllm needs", "pip install verl[vllm]"
-    return "", ""

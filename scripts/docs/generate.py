@@ -95,8 +95,8 @@ def checks() -> str:
         "The launch itself runs these (`fspo_verl/launch/checks.py`), and so does `fspo-verl doctor`.",
         _table([*_rows("checks"), *_rows("installation", "verl_version")]),
         "### Only by `fspo-verl doctor`",
-        "These look at the machine, the files and the cluster.",
-        _table([*_rows("doctor"), *_rows("installation", "findings", "worker_findings")]),
+        "These look at the installation, and at what a launch says beyond its loss.",
+        _table([*_rows("doctor"), *_rows("installation", "findings")]),
     ]
     return "\n\n".join(parts)
 

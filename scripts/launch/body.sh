@@ -166,7 +166,7 @@ if [[ $DRY_RUN != 0 ]]; then
         printf ' \\\n    %s' "$(as_typed "$argument")"
     done
     printf '\n\n'
-    exec "$PYTHON" -m fspo_verl.cli doctor --no-worker --dry-run -- "${command[@]}"
+    exec "$PYTHON" -m fspo_verl.cli doctor -- "${command[@]}"
 fi
 "$PYTHON" -m fspo_verl.cli doctor -- "${command[@]}" || fail "not started, see the errors above"
 mkdir -p "$RUN_DIR"

@@ -8,7 +8,6 @@ checked.
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -86,7 +85,6 @@ def test_a_dry_run_needs_no_data_and_prints_a_command_to_paste(task, tmp_path):
     run = launch("run_qwen3_8b_fspo.sh", **{**task, "RUN_DIR": str(tmp_path / "run")} | variables)
     assert run.returncode == 0, run.stderr
     assert "train.parquet" not in run.stdout and "else(where)/dapo.parquet']\"" in run.stdout
-    assert len(re.findall(r"^warning +data\.(train|val)_files: .* does not exist", run.stdout, re.MULTILINE)) == 4
     command, _ = run.stdout.split("\n\n", 1)
     assert all(line.endswith(" \\") for line in command.splitlines()[:-1])
     pasted = shlex.split(command.replace("\\\n", ""))  # as a shell joins lines
@@ -216,7 +214,6 @@ def test_help_shows_every_variable_with_its_value(script, tmp_path):
     [
         ({"TRAIN_FILE": "/no/such.parquet"}, ["no file /no/such.parquet", "prepare_data.py", "TRAIN_FILE"]),
         ({"TEST_FILES": "/no/such.parquet"}, ["no file /no/such.parquet", "TEST_FILES"]),
-        pytest.param({"MODEL_PATH": "/no/model"}, ["model.path=/no/model"], marks=pytest.mark.long),
         pytest.param({"POLICY_LOSS": "ppo"}, ["algorithm.policy_loss/ppo", "fspo", "gspo"], marks=pytest.mark.long),
         pytest.param({"PPO_MINI_BATCH_SIZE": "many"}, ["ppo_mini_batch_size", "many"], marks=pytest.mark.long),
     ],
