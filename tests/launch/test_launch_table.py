@@ -182,7 +182,7 @@ LAUNCHES = {
     "a mask of width 0": Launch(f"{GSPO} {LOSS}.mismatch_eps=0", "refused: mismatch_eps"),
     "a mask in the wrong section": Launch(f"{FSPO} +algorithm.mismatch_eps=0.1", "refused: misplaced_fields"),
     "a mask in bypass mode": Launch(
-        f"{GSPO} {LOSS}.mismatch_eps=0.1 {CORRECTION}.bypass_mode=true", "refused: unknown_mismatch"
+        f"{GSPO} {LOSS}.mismatch_eps=0.1 algorithm.rollout_correction.bypass_mode=true", "refused: unknown_mismatch"
     ),
     "a mask without the engine's log-probs": Launch(
         f"{FSPO} {LOSS}.mismatch_eps=0.1 {ROLLOUT}.calculate_log_probs=false", "refused: unknown_mismatch"
