@@ -21,7 +21,6 @@ from typing import NamedTuple
 import jinja2
 import numpy as np
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
@@ -47,8 +46,7 @@ from fspo_verl.output import show, write_whole
 from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES, Series, Style
 
-_POINTS = 4000  # of a scatter plot
-_FIGURES = ("clip_rate_by_length", "counterfactuals", "log_ratio_by_length")
+_FIGURES = ("clip_rate_by_length", "counterfactuals")
 _DASH = "–"
 FILES = ("report.json", "report.html", *(f"figures/{name}.{kind}" for name in _FIGURES for kind in ("svg", "png")))
 """What a report may consist of, by its place in the folder."""
@@ -62,7 +60,6 @@ class Part:
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)  # texts, by caption
     panels: Sequence[tuple] = ()  # as figures.of_panels takes them
     height: float = 0.0  # of a panel, inches
-    columns: int = 2
     wide: str = ""  # the figure as data URI
     narrow: str = ""  # for a narrow screen
 
@@ -127,12 +124,11 @@ def build(runs: Sequence[Run], bins: int = 8) -> dict[str, bytes]:
         "trained": trained_part(analyses),
         "counterfactuals": others_part(analyses),
         "mismatch": mismatch_part(analyses),
-        "log_ratio_by_length": log_ratios_part(analyses, styles, np.random.default_rng(0)),
     }
     files: dict[str, bytes] = {}
     for name, part in tqdm(parts.items(), "figures", delay=2):
         if part.panels:
-            svg, png = figures.render(part.draw, part.columns, "svg", "png")
+            svg, png = figures.render(part.draw, 2, "svg", "png")
             files |= {f"figures/{name}.svg": svg, f"figures/{name}.png": png}
             images = [base64.b64encode(image).decode() for image in (svg, *figures.render(part.draw, 1, "svg"))]
             part.wide, part.narrow = (f"data:image/svg+xml;base64,{image}" for image in images)
@@ -325,18 +321,6 @@ def mismatch_part(analyses: Sequence[Analysis]) -> Part:
     return Part(tables=tables)
 
 
-def log_ratios_part(analyses: Sequence[Analysis], styles: dict[str, Style], rng) -> Part:
-    panels = []
-    for a in analyses:
-        name, drawable = a.run.name, a.run.records.query("quadratic_variation > 0 and advantage != 0")
-        if len(drawable):
-            points = drawable.sample(min(_POINTS, len(drawable)), random_state=rng)
-            limit = 1.1 * float(drawable.log_ratio.abs().quantile(0.995)) or 1.0
-            title = f"{name}: {len(points):,} of {len(drawable):,}"
-            panels.append((figures.log_ratio_by_length, title, styles[name], points, _band(a.run, drawable), limit))
-    return Part(panels=panels, height=3.7, columns=3)
-
-
 # --- texts -----------------------------------------------------------------------------------------------------------
 
 
@@ -385,16 +369,6 @@ def _clip_table(found: Counterfactuals) -> pd.DataFrame:
         eps = ", ".join(f"{value:.2g}" for value in row[["eps_low", "eps_high"]].dropna()) or CLIPS[name].range
         rows.append({"clip": CLIPS[name].label, "eps": eps} | _measures(row))
     return pd.DataFrame(rows)
-
-
-def _band(run: Run, drawn: pd.DataFrame) -> pd.DataFrame | None:
-    """Columns length, low, high of the run's band at the typical Q of a length; None where it has none."""
-    band = run.settings.trained_band if run.settings else None
-    if band is None:
-        return None
-    length = torch.as_tensor(np.linspace(drawn.length.min() ** 0.5, drawn.length.max() ** 0.5, 100) ** 2)
-    low, high, _ = band.edges(length, (drawn.quadratic_variation / drawn.length).mean() * length)
-    return pd.DataFrame({"length": length, "low": low, "high": high})
 
 
 def _rows(table: pd.DataFrame) -> list[dict]:
