@@ -99,6 +99,12 @@ def test_on_policy_responses_count_in_the_target():
 # --- shapes ----------------------------------------------------------------------------------------------------------
 
 
+def short_ones_inwards(records):
+    """Records whose short responses have all moved to the side on which no clip acts."""
+    inwards = -np.sign(records.advantage) * records.log_ratio.abs()
+    return records.assign(log_ratio=records.log_ratio.where(records.length > 30, inwards))
+
+
 def slope_of(shape):
     tokens, widths = np.log(np.array(shape)).T
     return np.polyfit(tokens, widths, 1)[0]
@@ -153,6 +159,7 @@ def test_a_measured_width_does_not_take_a_course_of_training_for_a_length():
         (simulate_run(np.random.default_rng(0), 2, 8), "too few lengths and prompts"),
         (simulate_run(np.random.default_rng(0)).query("advantage > 0"), "too few responses have moved"),
         (simulate_run(np.random.default_rng(0)).assign(quadratic_variation=0.0), "too few responses have moved"),
+        (short_ones_inwards(simulate_run(np.random.default_rng(0))), "at some lengths"),
     ],
 )
 def test_a_width_that_cannot_be_measured_says_why(records, reason):
