@@ -28,6 +28,10 @@ logger = logging.getLogger("fspo_verl")
 
 _ACTOR = "actor_rollout_ref.actor"
 RECORDS_DIR = f"{_ACTOR}.policy_loss.records_dir"
+_OUTPUTS = (  # overrides that only name what a run writes
+    *("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir"),
+    *("trainer.experiment_name", "hydra.run.dir", RECORDS_DIR),
+)
 
 
 @dataclass
@@ -204,9 +208,12 @@ def live_clip_rates(metrics: pd.DataFrame) -> pd.DataFrame:
 
 
 def override_differences(runs: Sequence[Run]) -> pd.DataFrame:
-    """Overrides that not all of these runs were launched with: a row per key, a text column per run."""
+    """Overrides that not all of these runs were launched with: a row per key, a text column per run.
+
+    Those that only name what a run writes are left out.
+    """
     given = {run.name: dict(text.partition("=")[::2] for text in run.overrides) for run in runs if run.overrides}
-    table = pd.DataFrame(given, dtype=object).fillna("(not set)")
+    table = pd.DataFrame(given, dtype=object).drop(index=[*_OUTPUTS], errors="ignore").fillna("(not set)")
     return table[table.nunique(axis=1) > 1].sort_index().rename_axis("key")
 
 

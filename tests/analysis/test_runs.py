@@ -197,7 +197,8 @@ def test_overrides_that_differ(tmp_path):
     given = {"a": ["loss=fspo", "lr=1", "data.seed=3"], "b": ["loss=gspo", "data.seed=3", "+x.y={z: 1=2}"], "none": []}
     found = []
     for name, overrides in given.items():
-        write_config(tmp_path / name).with_name("overrides.yaml").write_text(json.dumps(overrides))
+        outputs = [f"{key}={tmp_path / name}" for key in ("trainer.default_local_dir", "hydra.run.dir") if overrides]
+        write_config(tmp_path / name).with_name("overrides.yaml").write_text(json.dumps(overrides + outputs))
         found.append(runs.read_run(tmp_path / name, name))
     assert runs.override_differences(found).T.to_dict() == {
         "+x.y": {"a": "(not set)", "b": "{z: 1=2}"},
