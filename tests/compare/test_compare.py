@@ -178,7 +178,7 @@ def test_an_adjusted_p_is_that_of_all_joint_flips():
     expected[second] = np.mean(alone[:, [second, third]].max(1) >= observed[second] - 1e-9)
     expected[third] = np.mean(alone[:, third] >= observed[third] - 1e-9)
     expected[[second, third]] = np.maximum.accumulate([*expected[[first, second, third]]])[1:]
-    np.testing.assert_allclose(measures.adjusted_p(differences), expected)
+    np.testing.assert_allclose(measures.adjusted_p(np.c_[differences, np.zeros(6)]), [*expected, 1])
 
 
 @pytest.mark.parametrize(("size", "spread", "losses"), [(0.05, 0.1, 1), (0.05, 0.06, 5), (0.1, 0.3, 3)])
