@@ -69,8 +69,8 @@ class Part:
 
 
 def main(args: argparse.Namespace) -> int:
-    if args.bins < 2 or args.max_rows < len(args.runs):
-        raise ValueError(f"--bins={args.bins} has to be 2 or more, --max-rows={args.max_rows} one per run or more")
+    if args.max_rows < len(args.runs):
+        raise ValueError(f"--max-rows={args.max_rows} has to be one per run or more")
     if args.output is None:
         if len(args.runs) > 1:
             raise ValueError(f"a report on {len(args.runs)} runs needs a folder of its own: -o DIR")
@@ -84,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
 def report(args: argparse.Namespace, updated: str = "") -> None:
     """Read the runs and write their report; print the verdicts, the place of the page, and what to do next."""
     runs = list(tqdm(read_runs(args.runs, args.names, args.max_rows), "runs", len(args.runs), delay=2))
-    files = build(runs, args.bins)
+    files = build(runs)
     write(args.output, files)
     found = json.loads(files["report.json"])["verdicts"]
     rows = [(one["run"], one["sentence"]) for one in found]
@@ -112,10 +112,10 @@ def watch(args: argparse.Namespace) -> None:
             time.sleep(args.watch)
 
 
-def build(runs: Sequence[Run], bins: int = 8) -> dict[str, bytes]:
+def build(runs: Sequence[Run]) -> dict[str, bytes]:
     """All files of a report: name, relative to its folder, to content. The same for the same input."""
     # One set of bins for all runs, so that they can be compared.
-    edges = length_edges(np.concatenate([run.records.length for run in runs]), bins)
+    edges = length_edges(np.concatenate([run.records.length for run in runs]))
     analyses = [analyse(run, edges) for run in tqdm(runs, "numbers", delay=2)]
     clips = [of_run(run.settings.loss, run.settings.trained_band) if run.settings else None for run in runs]
     styles = {run.name: style for run, style in zip(runs, figures.run_styles(clips), strict=True)}
@@ -135,7 +135,6 @@ def build(runs: Sequence[Run], bins: int = 8) -> dict[str, bytes]:
     facts = {
         "version": __version__,
         "length_edges": edges.tolist(),
-        "matched_rate": MATCHED_RATE,
         "runs": _rows(pd.DataFrame(map(summary, analyses))),
         "clip_rate_by_length": {a.run.name: _rows(a.rates) for a in analyses},
         "counterfactuals": {
@@ -266,8 +265,6 @@ def summary(a: Analysis) -> dict:
     row |= {"steps": steps(run), "records": len(run.records)}
     if a.overall is None:
         return row | {"clip_rate": a.verdict.rate}
-    length = run.records.length
-    row |= {"length_shortest": length.min(), "length_median": length.median(), "length_longest": length.max()}
     return row | a.overall.rename({name: f"clip_{name}" for name in ("rate", "lower", "upper")}).to_dict()
 
 
