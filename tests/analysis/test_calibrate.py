@@ -214,22 +214,6 @@ def test_every_other_clip_gets_the_range_that_clips_as_much():
     assert "of tokens" in rules["GRPO"].range and not rules["GRPO"].overrides
 
 
-# --- warnings --------------------------------------------------------------------------------------------------------
-
-
-def test_nothing_to_warn_about():
-    assert calibrate(simulate_run(np.random.default_rng(1), kappa=0.0), 0.1).warnings == ()
-
-
-def test_little_data_is_said():
-    records = simulate_run(np.random.default_rng(0), steps=1, prompts=24, group=8)
-    warnings = calibrate(records, 0.05).warnings
-    counts = [0.05 * mask.sum() for mask in (records.advantage > 0, records.advantage < 0)]
-    expected = [f"{eps} rests on {n:.0f} clipped" for eps, n in zip(("eps_high", "eps_low"), counts, strict=True)]
-    for text in [*expected, "all records are of one step"]:
-        assert sum(warning.startswith(text) for warning in warnings) == 1, text
-
-
 # --- the command -----------------------------------------------------------------------------------------------------
 
 

@@ -48,9 +48,9 @@ def test_the_shipped_float64_is_that_of_the_tests(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "width"), [(36, 4096), (72, 32768)])
-def test_the_batch_is_clear_of_every_edge_and_every_part_of_the_loss_acts(dtype, rows, width):
-    new, old, advantages, mask = selftest.make_batch(rows, width, dtype)
+@pytest.mark.parametrize("width", [4096, 32768])
+def test_the_batch_is_clear_of_every_edge_and_every_part_of_the_loss_acts(dtype, width):
+    new, old, advantages, mask = selftest.make_batch(72, width, dtype)
     band = Band(selftest.EPS[dtype])
     found = fspo_loss(new.double(), old.double(), advantages.double(), mask, band)
     assert found.clipped_upper.any() and found.clipped_lower.any() and found.clipped_dual.any()
