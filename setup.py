@@ -58,7 +58,7 @@ setup(
         # What a run without a GPU needs beyond verl's own requirements; requirements/ pins tested versions.
         "cpu": ["TransferQueue>=0.1.10", "cachetools", "fastapi", "uvicorn", "psutil"],
         # `fspo-verl calibrate`, `report` and `compare`.
-        "report": ["jinja2>=3", "matplotlib>=3.8", "scipy>=1.11", "tensorboard", "tqdm"],
+        "report": ["jinja2>=3", "matplotlib>=3.8", "scipy>=1.11", "tqdm"],
         # The documentation site: `mkdocs build --strict`.
         "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.5"],
         # scripts/real_model.sh; the model itself is in requirements/real.txt.

@@ -54,7 +54,6 @@ def forecast_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lengths", type=lambda text: [*map(int, text.split(","))], metavar="L,L", help=lengths)
     add("--sigma", type=float, help="noise: root mean square of a token's log-ratio, nats")
     add("--k3", type=float, help="instead of --sigma: verl's rollout_corr/k3_kl, half of its square")
-    add("--moved", type=float, metavar="SIGMA", help="movement of the policy, as --sigma (default: that of RUN, or 0)")
     add("--loss", help="one rule alone, by its name, such as fspo, gspo, fixed_band, seq_is, geo_rs, trl")
     add("--clip", nargs=2, type=float, metavar=("LOW", "HIGH"), help="its range: clip_ratio_low and _high, or eps")
 
@@ -78,7 +77,6 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     place = "folder for the page, its figures and tables (default: RUN/report)"
     add("-o", "--output", type=Path, metavar="DIR", help=place)
     add("--names", nargs="+", metavar="NAME", help="what to call the runs (default: as their folders)")
-    add("--bins", type=int, default=8, help="length bins, at most (default: %(default)s)")
     rows = "records to use, over all runs; of more a random part is taken (default: %(default)s)"
     add("--max-rows", type=int, default=2_000_000, help=rows)
     watch = (

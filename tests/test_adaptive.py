@@ -225,8 +225,6 @@ def test_records_hold_the_eps_in_force_of_each_response_once_there_is_one(tmp_pa
         assert records[name].isna().tolist() == [True] * 4 + [False] * 12
     found = records.attrs["settings"]
     assert (found.band.low, found.band.high, found.band.dual, found.target_clip_rate) == (0.2, 0.2, 0.2, 0.1)
-    with pytest.warns(UserWarning):
-        assert list(read_records(tmp_path, ["step"]).columns) == ["step"]
 
 
 def test_the_live_series_show_the_eps_in_force():

@@ -149,11 +149,8 @@ def measured_shape(records: pd.DataFrame, target: float) -> list[list[float]]:
     for _ in range(_TURNS):
         unit = np.exp(np.interp(log_length, place, bend))
         spread = np.sqrt(np.bincount(stratum, np.square(score / unit)) / np.bincount(stratum))
-        relative, found = score / spread[stratum], []
-        for number, cluster in enumerate(clusters):
-            part = relative[knot == number]
-            quantile = upper_quantile(part, target)
-            found.append((math.log(quantile), _error_of_log_quantile(part, quantile, cluster)))
+        relative = score / spread[stratum]
+        found = [_log_quantile(relative[knot == number], target, of) for number, of in enumerate(clusters)]
         bend = _shrunk(place, *np.array(found).T)
     bend -= np.interp(np.log(np.median(length)), place, bend)
     tokens = np.rint(np.exp(place)).astype(int)
@@ -161,18 +158,19 @@ def measured_shape(records: pd.DataFrame, target: float) -> list[list[float]]:
     return [[int(at), digits(width, 3)] for at, width in zip(tokens, widths, strict=True)]
 
 
-def _error_of_log_quantile(score: np.ndarray, quantile: float, cluster: np.ndarray) -> float:
-    """Its standard error: half of what lies between the quantiles at the rate beyond it plus and minus its own.
+def _log_quantile(score: np.ndarray, target: float, cluster: np.ndarray) -> tuple[float, float]:
+    """Log of the upper quantile of scores ``[rows]`` and its standard error: half of what lies between the quantiles at
+    the rate beyond it plus and minus the standard error of this rate.
 
     Raises:
         Unreachable: the quantile, or the lower one, is not above 0.
     """
-    beyond = score > quantile
-    interval = clip_rates.rate_by_length(np.ones(len(score)), beyond, [1, 2], cluster, _ONE_SIGMA).iloc[0]
-    low = upper_quantile(score, min(interval["upper"], 1 - 1 / len(score)))
-    if not low > 0:
+    quantile = upper_quantile(score, target)
+    rate = clip_rates.rate_by_length(np.ones(len(score)), score > quantile, [1, 2], cluster, _ONE_SIGMA).iloc[0]
+    low = upper_quantile(score, min(rate["upper"], 1 - 1 / len(score)))
+    if not min(low, quantile) > 0:
         raise Unreachable("too few responses have moved at some lengths to measure a width")
-    return math.log(upper_quantile(score, interval["lower"]) / low) / 2
+    return math.log(quantile), math.log(upper_quantile(score, rate["lower"]) / low) / 2
 
 
 def _shrunk(x: np.ndarray, y: np.ndarray, error: np.ndarray) -> np.ndarray:

@@ -103,7 +103,7 @@ def given(args: argparse.Namespace) -> tuple[Spread, list[int]]:
         noise = math.sqrt(2 * k3)
     if noise is None or not noise >= 0:
         raise ValueError(f"give --sigma (nats per token) or --k3, or a run with the metric {K3}")
-    moved = math.sqrt(2 * max(metrics.get(KL, 0.0), 0.0)) if args.moved is None else args.moved
+    moved = math.sqrt(2 * max(metrics.get(KL, 0.0), 0.0))
     lengths = args.lengths or [round(metrics[name]) for name in LENGTHS if name in metrics]
     if not lengths:
         raise ValueError("give --lengths, such as --lengths 200,2000,8000")

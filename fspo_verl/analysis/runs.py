@@ -28,6 +28,10 @@ logger = logging.getLogger("fspo_verl")
 
 _ACTOR = "actor_rollout_ref.actor"
 RECORDS_DIR = f"{_ACTOR}.policy_loss.records_dir"
+_OUTPUTS = (  # overrides that only name what a run writes
+    *("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir"),
+    *("trainer.experiment_name", "hydra.run.dir", RECORDS_DIR),
+)
 
 
 @dataclass
@@ -115,14 +119,13 @@ def read_run(path: Path, name: str, max_rows: int | None = None) -> Run:
         raise FileNotFoundError(f"{path}: no such folder or file")
 
     config, overrides = _read_hydra(sorted(path.rglob(".hydra/config.yaml"), key=_modified))
-    metrics = read_metrics(metric_files(path), event_files(path))
+    metrics = read_metrics(metric_files(path))
     records, rejected = _read_records(path, config, max_rows)
     run = Run(name, path, metrics, records, config, overrides, rejected)
     if metrics.empty and run.records.empty and config is None:
         raise FileNotFoundError(
             f"{path} holds no run. Looked in it and all folders below for metrics of verl's file logger (*.jsonl, "
-            "trainer.logger=[console,file]), TensorBoard event files (events.out.tfevents.*, "
-            f"trainer.logger=[console,tensorboard]), records (step-*-rank-*.parquet, {RECORDS_DIR}=DIR) and "
+            f"trainer.logger=[console,file]), records (step-*-rank-*.parquet, {RECORDS_DIR}=DIR) and "
             ".hydra/config.yaml"
         )
     return run
@@ -135,7 +138,7 @@ def written(path: Path) -> set[tuple[Path, int, int]]:
     """
     path = Path(path)
     configs = sorted(path.rglob(".hydra/config.yaml"), key=_modified)
-    files = [path, *configs, *path.rglob("*.jsonl"), *path.rglob("events.out.tfevents.*"), *record_files(path)]
+    files = [path, *configs, *path.rglob("*.jsonl"), *record_files(path)]
     elsewhere = _select(_read_hydra(configs)[0], RECORDS_DIR)
     if elsewhere is not None:
         files += record_files(elsewhere)
@@ -170,28 +173,14 @@ def metric_files(folder: Path) -> list[Path]:
     return sorted(files, key=_modified)
 
 
-def event_files(folder: Path) -> list[Path]:
-    """The TensorBoard event files below a folder, the earliest first (their names hold the time of their creation).
-
-    Raises:
-        ValueError: the files lie in several folders.
-    """
-    files = [file for file in folder.rglob("events.out.tfevents.*") if file.is_file()]
-    return sorted(_of_one_run(files, folder, "TensorBoard events"), key=lambda file: file.name)
-
-
-def read_metrics(files: Iterable[Path], events: Iterable[Path] = ()) -> pd.DataFrame:
+def read_metrics(files: Iterable[Path]) -> pd.DataFrame:
     """All metrics of a run: index ``step``, one float column per metric, NaN where a step has not logged it.
 
     Args:
         files: files of verl's file logger, the earliest attempt first. Where attempts logged the same step, the latest
             value counts. A last line that is cut off, as in a run that was killed or goes on, is left out.
-        events: TensorBoard event files, likewise. They hold float32, so a value from ``files`` goes before theirs.
     """
     rows: dict[int, dict[str, float]] = {}
-    for file in events:
-        for step, name, value in _event_scalars(file):
-            rows.setdefault(step, {})[name] = value
     for file in files:
         for step, data in _metric_lines(file):
             # Metrics of one step may come in several lines: a resumed run validates the step of its checkpoint again.
@@ -219,9 +208,12 @@ def live_clip_rates(metrics: pd.DataFrame) -> pd.DataFrame:
 
 
 def override_differences(runs: Sequence[Run]) -> pd.DataFrame:
-    """Overrides that not all of these runs were launched with: a row per key, a text column per run."""
+    """Overrides that not all of these runs were launched with: a row per key, a text column per run.
+
+    Those that only name what a run writes are left out.
+    """
     given = {run.name: dict(text.partition("=")[::2] for text in run.overrides) for run in runs if run.overrides}
-    table = pd.DataFrame(given, dtype=object).fillna("(not set)")
+    table = pd.DataFrame(given, dtype=object).drop(index=[*_OUTPUTS], errors="ignore").fillna("(not set)")
     return table[table.nunique(axis=1) > 1].sort_index().rename_axis("key")
 
 
@@ -249,22 +241,6 @@ def _metric_lines(file: Path) -> Iterator[tuple[int, dict]]:
                 yield entry
             elif line.endswith(b"\n"):
                 logger.warning("%s: line %d is left out, as it is no metrics of verl", file, number)
-
-
-def _event_scalars(file: Path) -> Iterator[tuple[int, str, float]]:
-    # Imported here: it takes longer than all else in this module, and most runs are read without it.
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-    from tensorboard.util.tensor_util import make_ndarray
-
-    for event in EventFileLoader(str(file)).Load():
-        for value in event.summary.value:
-            if value.metadata.plugin_data.plugin_name == "scalars":
-                yield event.step, _verl_name(value.tag), make_ndarray(value.tensor).item()
-
-
-def _verl_name(tag: str) -> str:
-    """verl's name of a metric: TensorBoard's writer turns the @ of ``val-core/<source>/acc/mean@4`` into _."""
-    return re.sub(r"(/(?:mean|std|best|worst|maj))_(\d+)", r"\1@\2", tag) if tag.startswith("val-") else tag
 
 
 def _of_one_run(files: list[Path], folder: Path, what: str) -> list[Path]:

@@ -165,11 +165,12 @@ def adjusted_p(differences: np.ndarray) -> np.ndarray:
     flip test is then 2/64, however many losses there are.
 
     Args:
-        differences: ``[seeds, losses]`` paired differences, 0 where a seed lacks one; no column of zeros alone.
+        differences: ``[seeds, losses]`` paired differences, 0 where a seed lacks one. A column of zeros gets 1.
     """
     flips = 1 - 2 * _subsets(len(differences))
     signs = np.vstack([np.ones(len(differences)), flips])
-    statistic = np.abs(signs @ (differences / np.sqrt(np.square(differences).sum(0))))
+    size = np.sqrt(np.square(differences).sum(0))
+    statistic = np.abs(signs @ (differences / np.where(size > 0, size, 1.0)))
     order, found, largest = np.argsort(-statistic[0]), np.empty(differences.shape[1]), 0.0
     for place, loss in enumerate(order):
         rivals = statistic[:, order[place:]].max(1)

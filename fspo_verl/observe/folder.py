@@ -3,23 +3,19 @@
 """The folder of a run's records: names of its files, which run owns it, and what was lost.
 
 A run claims its folder before it writes there, so that two runs never overwrite each other. A claim is a file
-``claim-0001.json``, made in one step that fails where the file exists. A run that takes the folder over, such as the
-resumption of the run that owned it, makes the next number; the highest number is in force.
+``claim-0001.json``, made in one step that fails where the file exists. The highest number is in force. A run with the
+same checkpoints takes the folder over by the next number if it resumes, or if the run that owned it has not finished;
+the earlier run then records nothing more.
 """
 
 import contextlib
 import csv
 import itertools
 import json
-import os
 import re
-import socket
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-IDLE = 3600
-"""Seconds without a write after which a run on another machine counts as ended."""
 
 RECORD = "step-{step:06d}-rank-{rank:04d}.parquet"
 LOST, LOST_FILES = "lost-rank-{rank:04d}.csv", "lost-rank-*.csv"  # where the writers note lost records
@@ -49,7 +45,7 @@ def losses(file: Path) -> list[tuple[int, int]]:
 
 
 def claim(folder: Path, run: str, checkpoints: Path | None, resumes: bool) -> Path:
-    """Make the folder that of a run; the claim in force. Every process of the run may call this.
+    """Make the folder that of a run; its claim, though another may be in force by now. Every process may call this.
 
     Args:
         run: the identity of the run, the same in all its processes and in no other run.
@@ -61,22 +57,26 @@ def claim(folder: Path, run: str, checkpoints: Path | None, resumes: bool) -> Pa
         OSError: it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    values: dict[str, str | int | None] = {"run": run, "checkpoints": _resolved(checkpoints)}
-    values |= {"host": socket.gethostname(), "process": os.getpid(), "started": _started(os.getpid())}
-    while (last := in_force(folder)) is None or _values(last).get("run") != run:
+    while not (own := [one for one in claims(folder) if _values(one).get("run") == run]):
+        last = in_force(folder)
         if reason := why_taken(folder, checkpoints, resumes):
             one = "one folder is for the records of one run"
             raise ValueError(f"records_dir={folder} is taken: {reason}; {one}; records_dir={free(folder)}")
-        mine = folder / _CLAIM.format(number=1) if last is None else successor(last)
+        new = folder / _CLAIM.format(number=1) if last is None else successor(last)
         # Another run may have been faster. It then owns the folder, and the next round looks at it.
-        with contextlib.suppress(FileExistsError), mine.open("x") as file:
-            json.dump(values, file)
-    return last
+        with contextlib.suppress(FileExistsError), new.open("x") as file:
+            json.dump({"run": run, "checkpoints": _resolved(checkpoints)}, file)
+    return own[-1]
+
+
+def claims(folder: Path) -> list[Path]:
+    """The claims to a folder, in the order in which they were made."""
+    return sorted(folder.glob("claim-*.json"), key=_number)
 
 
 def in_force(folder: Path) -> Path | None:
     """The claim of the run that owns a folder."""
-    return max(folder.glob("claim-*.json"), key=_number, default=None)
+    return next(reversed(claims(folder)), None)
 
 
 def successor(claim: Path) -> Path:
@@ -93,14 +93,9 @@ def why_taken(folder: Path, checkpoints: str | Path | None, resumes: bool) -> st
     """Why a new run must not write to a folder; None if it may. Arguments as for :func:`claim`."""
     if (last := in_force(folder)) is None:
         return "it holds records that no run has claimed" if record_files(folder) else None
-    owner = _values(last)
-    if checkpoints is None or owner.get("checkpoints") != _resolved(checkpoints):
-        return f"it is that of another run, with checkpoints in {owner.get('checkpoints')}"
-    if owner.get("host") == socket.gethostname():
-        if owner["process"] != os.getpid() and _started(owner["process"]) == owner["started"] is not None:
-            return f"its run goes on, as process {owner['process']}"
-    elif not resumes and time.time() - _last_write(folder, last) < IDLE:
-        return f"its run on {owner.get('host')} wrote to it within the last hour, and no checkpoint of it is resumed"
+    owners = _values(last).get("checkpoints")
+    if checkpoints is None or owners != _resolved(checkpoints):
+        return f"it is that of another run, with checkpoints in {owners}"
     if not resumes and finished(last).exists():
         return "it holds the records of a run that has finished"
     return None
@@ -127,15 +122,3 @@ def _values(claim: Path) -> dict:
 
 def _resolved(checkpoints: str | Path | None) -> str | None:
     return None if checkpoints is None else str(Path(checkpoints).resolve())
-
-
-def _last_write(folder: Path, claim: Path) -> float:
-    files = [claim, *record_files(folder)[-1:]]
-    return max(file.stat().st_mtime for file in files)
-
-
-def _started(process: int) -> str | None:
-    """When a process of this machine started, in ticks since it booted; None of one that has ended."""
-    with contextlib.suppress(OSError):  # no such process, or no Linux
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
-    return None

@@ -18,7 +18,7 @@ import re
 import tempfile
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -218,44 +218,38 @@ class RecordWriter:
             logger.warning("records in %s: %s; training goes on. Said once.", self.folder, message)
 
 
-def read_records(
-    folder: str | Path, columns: Sequence[str] | None = None, max_rows: int | None = None, rejected: bool = False
-) -> pd.DataFrame:
+def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool = False) -> pd.DataFrame:
     """The records below a folder as one table, of a run that is going on, has ended or was killed.
 
     Args:
         folder: searched with all folders in it.
-        columns: names out of :data:`COLUMNS`; by default all, and of a run that has them :data:`EPS_COLUMNS`,
-            :data:`MISMATCH_COLUMNS` and ``mismatch_masked``.
         max_rows: read about this many rows, a random choice (the same at every call) where there are more.
         rejected: also the responses that a rollout correction has taken out of the loss, whose length is 0.
 
     Returns:
-        One row per response and optimiser step; without any record an empty table. ``attrs["settings"]`` are the
-        :class:`fspo_verl.observe.settings.RunSettings`, None without any record, ``attrs["rows"]`` how many such rows
-        were recorded, ``attrs["lost"]`` the (steps, responses) whose records were lost while the run trained.
+        One row per response and optimiser step, of :data:`COLUMNS`, and of :data:`EPS_COLUMNS` and
+        :data:`MISMATCH_COLUMNS` where the run has them; without any record an empty table. ``attrs["settings"]`` are
+        the :class:`fspo_verl.observe.settings.RunSettings`, None without any record, ``attrs["rows"]`` how many such
+        rows were recorded, ``attrs["lost"]`` the (steps, responses) whose records were lost while the run trained.
 
     A file that is damaged, or that this package has not written, is left out with a warning. Lost records, and
     different settings in one folder, are warnings.
     """
-    names = list(columns or COLUMNS)
     rows, settings = {}, []
     for file in folders.record_files(folder):
         with _left_out_if_unreadable(file):
             opened = pq.ParquetFile(file)
-            settings.append(_settings(opened.schema_arrow, names))
+            settings.append(_settings(opened.schema_arrow))
             rows[file] = opened.metadata.num_rows
     share = 1.0 if max_rows is None else min(max_rows / max(sum(rows.values()), 1), 1.0)
     generator = np.random.default_rng(0)
-    tables, total = [pa.schema(COLUMNS).empty_table().select(names)], 0
+    tables, total = [pa.schema(COLUMNS).empty_table()], 0
     for file in rows:
         with _left_out_if_unreadable(file):
             opened = pq.ParquetFile(file, page_checksum_verification=True)
-            held = [*names, *(name for name in _OPTIONAL if columns is None and name in opened.schema_arrow.names)]
-            table = opened.read([*held, "length"])
+            table = opened.read([*COLUMNS, *_OPTIONAL]).replace_schema_metadata(None)
             if not rejected:
                 table = table.filter(pc.greater(table["length"], 0))
-            table = table.select(held).replace_schema_metadata(None)
             tables.append(table if share == 1 else table.filter(pa.array(generator.random(len(table)) < share)))
             total += len(table)
     frame = pa.concat_tables(tables, promote_options="default").unify_dictionaries().to_pandas()
@@ -282,8 +276,8 @@ def _left_out_if_unreadable(file: Path) -> Iterator[None]:
         warnings.warn(f"{file} is left out, it cannot be read: {error}", stacklevel=4)
 
 
-def _settings(schema: pa.Schema, names: Sequence[str]) -> RunSettings:
-    """The settings of a record file that holds these columns.
+def _settings(schema: pa.Schema) -> RunSettings:
+    """The settings of a record file that holds all of :data:`COLUMNS`.
 
     Raises:
         ValueError: it does not; says what is wrong.
@@ -294,10 +288,10 @@ def _settings(schema: pa.Schema, names: Sequence[str]) -> RunSettings:
         raise ValueError(
             f"its settings are not those of a run, so that fspo_verl has not written it: {error}"
         ) from None
-    for name in names:
+    for name, kind in COLUMNS.items():
         found = schema.field(name).type if name in schema.names else "missing"
-        if found != COLUMNS[name]:
-            raise ValueError(f"its column {name} is {found}, where {COLUMNS[name]} is expected")
+        if found != kind:
+            raise ValueError(f"its column {name} is {found}, where {kind} is expected")
     return settings
 
 

@@ -21,7 +21,6 @@ from typing import NamedTuple
 import jinja2
 import numpy as np
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
@@ -47,8 +46,7 @@ from fspo_verl.output import show, write_whole
 from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES, Series, Style
 
-_POINTS = 4000  # of a scatter plot
-_FIGURES = ("clip_rate_by_length", "counterfactuals", "log_ratio_by_length")
+_FIGURES = ("clip_rate_by_length", "counterfactuals")
 _DASH = "–"
 FILES = ("report.json", "report.html", *(f"figures/{name}.{kind}" for name in _FIGURES for kind in ("svg", "png")))
 """What a report may consist of, by its place in the folder."""
@@ -62,7 +60,6 @@ class Part:
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)  # texts, by caption
     panels: Sequence[tuple] = ()  # as figures.of_panels takes them
     height: float = 0.0  # of a panel, inches
-    columns: int = 2
     wide: str = ""  # the figure as data URI
     narrow: str = ""  # for a narrow screen
 
@@ -72,8 +69,8 @@ class Part:
 
 
 def main(args: argparse.Namespace) -> int:
-    if args.bins < 2 or args.max_rows < len(args.runs):
-        raise ValueError(f"--bins={args.bins} has to be 2 or more, --max-rows={args.max_rows} one per run or more")
+    if args.max_rows < len(args.runs):
+        raise ValueError(f"--max-rows={args.max_rows} has to be one per run or more")
     if args.output is None:
         if len(args.runs) > 1:
             raise ValueError(f"a report on {len(args.runs)} runs needs a folder of its own: -o DIR")
@@ -87,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
 def report(args: argparse.Namespace, updated: str = "") -> None:
     """Read the runs and write their report; print the verdicts, the place of the page, and what to do next."""
     runs = list(tqdm(read_runs(args.runs, args.names, args.max_rows), "runs", len(args.runs), delay=2))
-    files = build(runs, args.bins)
+    files = build(runs)
     write(args.output, files)
     found = json.loads(files["report.json"])["verdicts"]
     rows = [(one["run"], one["sentence"]) for one in found]
@@ -115,10 +112,10 @@ def watch(args: argparse.Namespace) -> None:
             time.sleep(args.watch)
 
 
-def build(runs: Sequence[Run], bins: int = 8) -> dict[str, bytes]:
+def build(runs: Sequence[Run]) -> dict[str, bytes]:
     """All files of a report: name, relative to its folder, to content. The same for the same input."""
     # One set of bins for all runs, so that they can be compared.
-    edges = length_edges(np.concatenate([run.records.length for run in runs]), bins)
+    edges = length_edges(np.concatenate([run.records.length for run in runs]))
     analyses = [analyse(run, edges) for run in tqdm(runs, "numbers", delay=2)]
     clips = [of_run(run.settings.loss, run.settings.trained_band) if run.settings else None for run in runs]
     styles = {run.name: style for run, style in zip(runs, figures.run_styles(clips), strict=True)}
@@ -127,19 +124,17 @@ def build(runs: Sequence[Run], bins: int = 8) -> dict[str, bytes]:
         "trained": trained_part(analyses),
         "counterfactuals": others_part(analyses),
         "mismatch": mismatch_part(analyses),
-        "log_ratio_by_length": log_ratios_part(analyses, styles, np.random.default_rng(0)),
     }
     files: dict[str, bytes] = {}
     for name, part in tqdm(parts.items(), "figures", delay=2):
         if part.panels:
-            svg, png = figures.render(part.draw, part.columns, "svg", "png")
+            svg, png = figures.render(part.draw, 2, "svg", "png")
             files |= {f"figures/{name}.svg": svg, f"figures/{name}.png": png}
             images = [base64.b64encode(image).decode() for image in (svg, *figures.render(part.draw, 1, "svg"))]
             part.wide, part.narrow = (f"data:image/svg+xml;base64,{image}" for image in images)
     facts = {
         "version": __version__,
         "length_edges": edges.tolist(),
-        "matched_rate": MATCHED_RATE,
         "runs": _rows(pd.DataFrame(map(summary, analyses))),
         "clip_rate_by_length": {a.run.name: _rows(a.rates) for a in analyses},
         "counterfactuals": {
@@ -270,8 +265,6 @@ def summary(a: Analysis) -> dict:
     row |= {"steps": steps(run), "records": len(run.records)}
     if a.overall is None:
         return row | {"clip_rate": a.verdict.rate}
-    length = run.records.length
-    row |= {"length_shortest": length.min(), "length_median": length.median(), "length_longest": length.max()}
     return row | a.overall.rename({name: f"clip_{name}" for name in ("rate", "lower", "upper")}).to_dict()
 
 
@@ -325,18 +318,6 @@ def mismatch_part(analyses: Sequence[Analysis]) -> Part:
     return Part(tables=tables)
 
 
-def log_ratios_part(analyses: Sequence[Analysis], styles: dict[str, Style], rng) -> Part:
-    panels = []
-    for a in analyses:
-        name, drawable = a.run.name, a.run.records.query("quadratic_variation > 0 and advantage != 0")
-        if len(drawable):
-            points = drawable.sample(min(_POINTS, len(drawable)), random_state=rng)
-            limit = 1.1 * float(drawable.log_ratio.abs().quantile(0.995)) or 1.0
-            title = f"{name}: {len(points):,} of {len(drawable):,}"
-            panels.append((figures.log_ratio_by_length, title, styles[name], points, _band(a.run, drawable), limit))
-    return Part(panels=panels, height=3.7, columns=3)
-
-
 # --- texts -----------------------------------------------------------------------------------------------------------
 
 
@@ -385,16 +366,6 @@ def _clip_table(found: Counterfactuals) -> pd.DataFrame:
         eps = ", ".join(f"{value:.2g}" for value in row[["eps_low", "eps_high"]].dropna()) or CLIPS[name].range
         rows.append({"clip": CLIPS[name].label, "eps": eps} | _measures(row))
     return pd.DataFrame(rows)
-
-
-def _band(run: Run, drawn: pd.DataFrame) -> pd.DataFrame | None:
-    """Columns length, low, high of the run's band at the typical Q of a length; None where it has none."""
-    band = run.settings.trained_band if run.settings else None
-    if band is None:
-        return None
-    length = torch.as_tensor(np.linspace(drawn.length.min() ** 0.5, drawn.length.max() ** 0.5, 100) ** 2)
-    low, high, _ = band.edges(length, (drawn.quadratic_variation / drawn.length).mean() * length)
-    return pd.DataFrame({"length": length, "low": low, "high": high})
 
 
 def _rows(table: pd.DataFrame) -> list[dict]:

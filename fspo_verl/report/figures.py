@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from fspo_verl.analysis.clip_rates import takes_part
 
@@ -175,27 +175,3 @@ def clip_rates(axes: Axes, title: str, series: Sequence[Series], level: float | 
     axes.set_title(title)
     axes.set(ylim=(0, None), ylabel="clip rate")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
-
-
-def log_ratio_by_length(
-    axes: Axes, title: str, style: Style, points: pd.DataFrame, band: pd.DataFrame | None, limit: float
-) -> None:
-    """S against L, what was clipped, and the band. The length axis is square-root scaled: FSPO's band is a wedge.
-
-    Args:
-        axes, title, style: of the panel.
-        points: columns length, log_ratio, clipped.
-        band: columns length, low, high.
-        limit: of the vertical axis, both ways.
-    """
-    kept, clipped = points[points.clipped == 0], points[points.clipped > 0]
-    some = "some tokens clipped" if (clipped.clipped < 1).any() else "clipped"
-    for part, size, color, alpha, label in ((kept, 3, GREY, 0.35, "kept"), (clipped, 8, style.color, 0.7, some)):
-        axes.scatter(part.length, part.log_ratio, s=size, color=color, alpha=alpha, lw=0, rasterized=True, label=label)
-    if band is not None:
-        axes.plot(band.length, band[["low", "high"]], color=BLACK, lw=1.1, label=["its band", None])
-    axes.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0)), np.square))
-    axes.xaxis.set_major_locator(MaxNLocator(3))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda length, _: f"{length:,.0f}"))
-    axes.set(xlim=(0, points.length.max() * 1.05), xlabel=_LENGTH)
-    axes.set(ylim=(-limit, limit), ylabel="log-ratio S (nats)", title=title)

@@ -35,7 +35,7 @@ def damaged(tmp_path_factory):
 
 def run_command(command: str, run: Path, output: Path) -> int:
     options = {
-        "report": [run, "-o", output, "--bins", "4"],
+        "report": [run, "-o", output],
         "calibrate": [run],
         "compare": [run.parent, "--output", output],
     }

@@ -33,15 +33,6 @@ def write_config(run, config="trainer: {experiment_name: a}\n", folder="hydra"):
     return write(run / folder / ".hydra/config.yaml", config)
 
 
-def write_events(folder, values):
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(folder) as writer:
-        for step, data in values:
-            for name, value in data.items():
-                writer.add_scalar(name, value, step)
-
-
 def write_records(folder, step=1, loss="gspo", rows=3):
     columns = {
         name: pa.array(["x"] * rows, pa.string()).cast(dtype)
@@ -106,26 +97,6 @@ def test_null_and_text_are_no_numbers(tmp_path):
     assert np.isnan(frame.a[1]) and frame.a[2] == 1.5
 
 
-def test_event_files(tmp_path):
-    first = {"actor/grad_norm": 0.125, "val-core/ledger/acc/mean@4": 0.5, "val-core/a_1/acc/best@4/mean": 0.25}
-    write_events(tmp_path / "tensorboard", [(1, first), (2, {"actor/grad_norm": 0.1})])
-    run = runs.read_run(tmp_path, "a")
-    assert run.metrics.loc[1].to_dict() == first
-    assert run.metrics.loc[2, "actor/grad_norm"] == np.float32(0.1)
-    write(tmp_path / "metrics-1.jsonl", line(2, **{"actor/grad_norm": 0.1}))
-    metrics = runs.read_run(tmp_path, "a").metrics
-    assert metrics["actor/grad_norm"].tolist() == [0.125, 0.1]  # the file logger's, which is not rounded
-
-
-def test_cut_event_file(tmp_path):
-    write_events(tmp_path, [(step, {"a": step}) for step in range(1, 50)])
-    (file,) = runs.event_files(tmp_path)
-    whole = runs.read_metrics([], [file])
-    file.write_bytes(file.read_bytes()[:-20])
-    cut = runs.read_metrics([], [file])
-    pd.testing.assert_frame_equal(cut, whole.iloc[:-1])
-
-
 def test_whole_run(tmp_path):
     write(tmp_path / "metrics-1.jsonl", line(1, a=1))
     write(tmp_path / "rollouts/1.jsonl", '{"input": "x", "output": "y", "step": 1}\n')
@@ -163,7 +134,7 @@ def test_what_is_no_run(tmp_path, text):
     file = write(tmp_path / "a.jsonl", text)
     with pytest.raises(ValueError, match="no metrics file of verl"):
         runs.read_run(file, "a")
-    with pytest.raises(FileNotFoundError, match=r"events\.out\.tfevents.*records_dir=DIR.*\.hydra"):
+    with pytest.raises(FileNotFoundError, match=r"\*\.jsonl.*records_dir=DIR.*\.hydra"):
         runs.read_run(tmp_path, "a")
     with pytest.raises(FileNotFoundError, match="no such folder or file"):
         runs.read_run(tmp_path / "absent", "a")
@@ -186,7 +157,6 @@ def test_folder_of_several_runs_is_refused(tmp_path):
     for what, make in {
         "metrics": lambda folder: write(folder / "metrics-1.jsonl", line(1, a=1)),
         "records": write_records,
-        "TensorBoard events": lambda folder: write_events(folder, [(1, {"a": 1})]),
     }.items():
         make(tmp_path / what / "one")
         runs.read_run(tmp_path / what, "a")
@@ -227,7 +197,8 @@ def test_overrides_that_differ(tmp_path):
     given = {"a": ["loss=fspo", "lr=1", "data.seed=3"], "b": ["loss=gspo", "data.seed=3", "+x.y={z: 1=2}"], "none": []}
     found = []
     for name, overrides in given.items():
-        write_config(tmp_path / name).with_name("overrides.yaml").write_text(json.dumps(overrides))
+        outputs = [f"{key}={tmp_path / name}" for key in ("trainer.default_local_dir", "hydra.run.dir") if overrides]
+        write_config(tmp_path / name).with_name("overrides.yaml").write_text(json.dumps(overrides + outputs))
         found.append(runs.read_run(tmp_path / name, name))
     assert runs.override_differences(found).T.to_dict() == {
         "+x.y": {"a": "(not set)", "b": "{z: 1=2}"},

@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM
 
 import fspo_verl.configs
 from fspo_verl.analysis.clip_rates import MIN_COUNT
-from fspo_verl.analysis.runs import event_files, read_metrics
 from fspo_verl.observe.metrics import LENGTH_BINS
 from fspo_verl.observe.records import read_records, text_hash
 
@@ -94,11 +93,10 @@ def test_training(task, untrained_model, tmp_path, way_in, overrides, main):
         "actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]",
         f"trainer.default_local_dir={tmp_path / 'checkpoints'}",
         f"hydra.run.dir={tmp_path / 'hydra'}",
-        "trainer.logger=[console,file,tensorboard]",
+        "trainer.logger=[console,file]",
         *overrides,
     ]
     env = os.environ | {"VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics.jsonl")}
-    env |= {"TENSORBOARD_DIR": str(tmp_path / "tensorboard")}
     # Ray's workers keep the pipe open, so a file.
     with (tmp_path / "log").open("w") as log:
         code = subprocess.run(command, env=env, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path).returncode
@@ -134,8 +132,6 @@ def test_training(task, untrained_model, tmp_path, way_in, overrides, main):
         assert (step.rollout_length == step.length).all() and (step.staleness == 0).all()
         assert (step.rollout_log_ratio.abs() < 1e-3).all() and series["fspo/mismatch_sigma"] < 1e-4
     assert "val-core/ledger/acc/mean@1" in log[-1]["data"]
-    shown = read_metrics([], event_files(tmp_path / "tensorboard"))["fspo/clip_rate/all"]
-    assert shown.tolist() == pytest.approx([line["data"]["fspo/clip_rate/all"] for line in log], rel=1e-6)
 
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / f"checkpoints/global_step_{STEPS}/actor/huggingface")
     before = AutoModelForCausalLM.from_pretrained(untrained_model).state_dict()

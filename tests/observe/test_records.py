@@ -350,31 +350,30 @@ def claim(where, run, checkpoints="checkpoints", resumes=False):
     return folder.claim(where, run, where.parent / checkpoints, resumes)
 
 
-def claimed_by(where, run="a", ended=True, **changes):
-    """A folder with records of step 1 whose run was another process, on this machine or not."""
+def written_by(where, run="a", last_step=None):
+    """A folder with records of step 1; its claim."""
     file = claim(where, run)
-    process = {"process": 2**22 + 1} if ended else {"process": 1, "started": folder._started(1)}
-    file.write_text(json.dumps(json.loads(file.read_text()) | process | changes))
-    write(where, [1])
+    writer = RecordWriter(where, SETTINGS, claim=file, last_step=last_step)
+    add(writer, 1)
+    writer.flush()
     return file
 
 
-TAKEN = {  # the run that has the folder, how the new one goes on -> why it may not; None if it may
-    "crashed": ({}, {}, None),
-    "crashed, resumed": ({}, {"resumes": True}, None),
-    "goes on": ({"ended": False}, {}, "its run goes on, as process 1"),
-    "goes on, resumed twice": ({"ended": False}, {"resumes": True}, "its run goes on"),
-    "other checkpoints": ({}, {"checkpoints": "others"}, "another run, with checkpoints in"),
-    "elsewhere, just now": ({"host": "other"}, {}, "wrote to it within the last hour"),
-    "elsewhere, resumed": ({"host": "other"}, {"resumes": True}, None),
+TAKEN = {  # the last step of the run that has the folder, how the new one goes on -> why it may not; None if it may
+    "unfinished": (2, {}, None),
+    "unfinished, resumed": (2, {"resumes": True}, None),
+    "finished": (1, {}, "the records of a run that has finished"),
+    "finished, resumed": (1, {"resumes": True}, None),
+    "other checkpoints": (2, {"checkpoints": "others", "resumes": True}, "another run, with checkpoints in"),
+    "unclaimed": (None, {}, "no run has claimed"),
 }
 
 
 @pytest.mark.parametrize("case", TAKEN)
 def test_a_folder_that_is_taken_is_refused_and_a_free_one_named(tmp_path, case):
-    owner, new, reason = TAKEN[case]
+    last_step, new, reason = TAKEN[case]
     where = tmp_path / "records"
-    claimed_by(where, **owner)
+    written_by(where, last_step=last_step) if last_step else write(where, [1])
     (tmp_path / "records-2").mkdir()
     if reason is None:
         writer = RecordWriter(where, SETTINGS, claim=claim(where, "b", **new))
@@ -386,29 +385,6 @@ def test_a_folder_that_is_taken_is_refused_and_a_free_one_named(tmp_path, case):
         with pytest.raises(ValueError, match=f"is taken: .*{reason}.*; records_dir={where}-3$"):
             claim(where, "b", **new)
         assert sorted(where.iterdir()) == before
-
-
-def test_an_hour_after_the_last_write_a_run_on_another_machine_has_ended(tmp_path, monkeypatch):
-    claimed_by(tmp_path / "records", host="other")
-    later = time.time() + folder.IDLE + 1
-    monkeypatch.setattr(time, "time", lambda: later)
-    assert claim(tmp_path / "records", "b").name == "claim-0002.json"
-
-
-def test_the_records_of_a_finished_run_are_kept_and_a_resumed_one_adds_to_them(tmp_path):
-    finished = claimed_by(tmp_path / "records")
-    writer = RecordWriter(tmp_path / "records", SETTINGS, claim=finished, last_step=2)
-    add(writer, 2)
-    writer.flush()
-    with pytest.raises(ValueError, match="the records of a run that has finished"):
-        claim(tmp_path / "records", "b")
-    assert claim(tmp_path / "records", "b", resumes=True)
-
-
-def test_records_that_no_run_has_claimed_are_left_alone(tmp_path):
-    write(tmp_path / "records", [1])
-    with pytest.raises(ValueError, match="no run has claimed"):
-        claim(tmp_path / "records", "a")
 
 
 def test_of_many_that_start_at_once_one_run_gets_the_folder_and_all_its_workers_do(tmp_path):
@@ -431,16 +407,16 @@ def test_of_many_that_start_at_once_one_run_gets_the_folder_and_all_its_workers_
 
 
 def test_a_run_whose_folder_was_taken_over_writes_no_more(tmp_path, caplog):
-    """As where a machine that was cut off comes back after its run was resumed elsewhere."""
+    """Two that train at once, or a machine that comes back after its run was resumed elsewhere."""
     where = tmp_path / "records"
-    old = RecordWriter(where, SETTINGS, claim=claimed_by(where))
-    new = RecordWriter(where, SETTINGS, claim=claim(where, "b", resumes=True))
-    add(new, 2, seed=1)
-    new.flush()
-    add(old, 2)
-    old.flush()
+    old = RecordWriter(where, SETTINGS, claim=written_by(where))
+    new = RecordWriter(where, SETTINGS, claim=claim(where, "b"))
+    late = RecordWriter(where, SETTINGS, claim=claim(where, "a"))  # a rank that had not recorded before
+    for seed, (rank, writer) in enumerate(((0, new), (0, old), (1, late)), start=1):
+        add(writer, 2, rank=rank, seed=seed)
+        writer.flush()
     records = read_records(where).query("step == 2")
-    assert "another run has taken the folder over" in caplog.text
+    assert caplog.text.count("another run has taken the folder over") == 2
     assert records.log_ratio.to_numpy() == pytest.approx(columns(seed=1)["log_ratio"], rel=1e-6)
 
 
@@ -515,12 +491,6 @@ def test_a_bad_file_is_named_and_the_others_are_read(tmp_path, fault):
         assert set(records.step) <= {1, 3} and (max_rows or len(records) == 8)
 
 
-def test_a_column_that_is_not_asked_for_may_lack(tmp_path):
-    write(tmp_path, [1])
-    rewrite(tmp_path / "step-000001-rank-0000.parquet", lambda table: table.drop_columns(["tokens_clipped"]))
-    assert len(read_records(tmp_path, columns=["step", "length"])) == 4
-
-
 def test_records_of_two_losses_in_one_folder_are_a_warning(tmp_path):
     write(tmp_path / "a", [1])
     writer = RecordWriter(tmp_path / "b", RunSettings("gspo"))
@@ -530,12 +500,12 @@ def test_records_of_two_losses_in_one_folder_are_a_warning(tmp_path):
         read_records(tmp_path)
 
 
-def test_a_choice_of_rows_and_columns(tmp_path):
+def test_a_choice_of_rows(tmp_path):
     writer = RecordWriter(tmp_path, SETTINGS)
     for step in range(10):
         add(writer, step, rows=1000)
     writer.flush()
-    records = read_records(tmp_path, columns=["step", "length"], max_rows=2000)
-    assert list(records.columns) == ["step", "length"] and records.attrs["rows"] == 10_000
+    records = read_records(tmp_path, max_rows=2000)
+    assert records.attrs["rows"] == 10_000
     assert 2000 - 160 < len(records) < 2000 + 160  # four standard deviations
-    pd.testing.assert_frame_equal(records, read_records(tmp_path, columns=["step", "length"], max_rows=2000))
+    pd.testing.assert_frame_equal(records, read_records(tmp_path, max_rows=2000))

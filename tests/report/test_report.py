@@ -22,7 +22,6 @@ from fspo_verl.observe.settings import RunSettings
 from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES
 
-BINS = 5
 SMALL = {"steps": 6, "prompts": 16}
 
 
@@ -32,7 +31,7 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     paths = [synthetic_run.write_run(folder / loss, loss, seed, **SMALL) for seed, loss in enumerate(("fspo", "gspo"))]
     output = folder / "report"
-    assert cli.main(["report", *map(str, paths), "-o", str(output), "--bins", str(BINS)]) == 0
+    assert cli.main(["report", *map(str, paths), "-o", str(output)]) == 0
     page, facts = Page((output / "report.html").read_text()), json.loads((output / "report.json").read_text())
     return types.SimpleNamespace(folder=output, paths=paths, runs=list(runs.read_runs(paths)), page=page, facts=facts)
 
@@ -63,7 +62,7 @@ def text_of(source: str) -> str:
 
 
 def edges_of(found) -> np.ndarray:
-    return clip_rates.length_edges(np.concatenate([run.records.length for run in found]), BINS)
+    return clip_rates.length_edges(np.concatenate([run.records.length for run in found]))
 
 
 def rates_by_length(made, run, clipped) -> pd.DataFrame:
@@ -130,8 +129,8 @@ def test_page_needs_nothing_else(made):
 
 def test_same_input_gives_the_same_files(made):
     written = on_disk(made.folder)
-    assert report.build(made.runs, BINS) == written and set(written) <= set(report.FILES)
-    for name in ("clip_rate_by_length", "counterfactuals", "log_ratio_by_length"):
+    assert report.build(made.runs) == written and set(written) <= set(report.FILES)
+    for name in ("clip_rate_by_length", "counterfactuals"):
         assert written[f"figures/{name}.png"].startswith(b"\x89PNG") and b"</svg>" in written[f"figures/{name}.svg"]
 
 
@@ -144,19 +143,18 @@ def on_disk(folder):
 
 
 def test_a_second_report_replaces_the_first_and_nothing_else(tmp_path):
-    report.write(tmp_path, as_report("log_ratio_by_length", "counterfactuals"))
+    report.write(tmp_path, as_report("counterfactuals"))
     mine = {"notes.txt": b"mine", "figures/mine.svg": b"mine"}
     for name, content in mine.items():
         (tmp_path / name).write_bytes(content)
-    report.write(tmp_path, second := as_report("log_ratio_by_length", "clip_rate_by_length"))
+    report.write(tmp_path, second := as_report("clip_rate_by_length"))
     assert on_disk(tmp_path) == second | mine
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["RUN", "-o", "OUT", "--bins", "1"], "--bins=1 has to be 2 or more"),
-        (["RUN", "-o", "OUT", "--max-rows", "0"], "--max-rows=0 one per run or more"),
+        (["RUN", "-o", "OUT", "--max-rows", "0"], "--max-rows=0 has to be one per run or more"),
         (["RUN", "-o", "OUT", "--names", "a", "b"], "1 runs need as many different names"),
         (["RUN/absent", "-o", "OUT"], "no such folder or file"),
         (["RUN", "RUN/records"], "a report on 2 runs needs a folder of its own: -o DIR"),
@@ -208,7 +206,7 @@ def test_everything_that_can_go_wrong_at_once(tmp_path, monkeypatch):
         run_of("no advantage", base.assign(advantage=np.float32(0))),
         run_of("one response", one, metrics=pd.DataFrame({"actor/grad_norm": [0.1]}, index=[1])),
     ]
-    files = report.build(found, BINS)
+    files = report.build(found)
     shown, facts = Page(files["report.html"].decode()), json.loads(files["report.json"])
     said = {one["run"]: " ".join([one["sentence"], one["advice"], *one["notes"]]) for one in facts["verdicts"]}
     for run, expected in {
@@ -260,7 +258,7 @@ def test_the_verdict_opens_the_page_and_is_printed(made, capsys):
         assert places == sorted(places)
         assert all(f"{key}={value}" in made.page.text for key, value in expected.overrides.items() if value is not None)
     run, before = made.paths[0], runs.written(made.paths[0])
-    assert cli.main(["report", str(run), "--bins", str(BINS)]) == 0
+    assert cli.main(["report", str(run)]) == 0
     first, *_, page, last = capsys.readouterr().out.splitlines()
     expected = verdict(made.runs[0].records)
     assert expected.sentence in first and expected.advice in last and page.endswith(str(run / "report/report.html"))

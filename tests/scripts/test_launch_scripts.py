@@ -185,7 +185,6 @@ def train_small(script: str, task: dict, run_dir: Path, *overrides: str, **varia
 @pytest.mark.long
 def test_the_same_command_resumes_and_another_start_is_refused(task, tmp_path):
     claim = folder.claim(tmp_path / "records", "before", tmp_path / "checkpoints", resumes=False)
-    claim.write_text(json.dumps(json.loads(claim.read_text()) | {"process": 0}))  # a process that has ended
     folder.finished(claim).touch()
     (tmp_path / "records/step-000001-rank-0000.parquet").touch()
     (tmp_path / "metrics-1.jsonl").touch()
