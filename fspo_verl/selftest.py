@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does this machine train FSPO right, and which is the smallest eps that means anything on it?
 
-  fspo-verl selftest                     loss and waits for the GPU; a step of verl's engine, and its noise
+  fspo-verl selftest                     loss, ranks and waits for the GPU; a step of verl's engine, and its noise
   fspo-verl selftest --model FOLDER      ... with the noise of a model of yours
   fspo-verl selftest --device cpu        on the CPU, in smaller sizes
 
@@ -74,11 +74,12 @@ def examine(device: str, model: Path | None = None, loss=fspo_loss) -> list[dict
     checks = {
         "loss_float32": lambda: check_loss(loss, torch.float32, device),
         "loss_bfloat16": lambda: check_loss(loss, torch.bfloat16, device),
+        "ranks": lambda: check_ranks(loss, device),
         "waits": lambda: check_waits(loss, device),
     }
     if output.installed("verl"):
         os.environ |= {"VERL_PLATFORM": "cpu"} if device == "cpu" else {}  # verl chooses it once, when it is imported
-        checks["step"] = check_step
+        checks["step"] = lambda: check_step()
         checks["noise_fp32"] = lambda: check_noise("fp32", model)
         checks["noise_bf16"] = lambda: check_noise("bf16", model)
     found = {}
@@ -139,16 +140,43 @@ def reference(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> tup
     return (length * term)[:, 0], torch.where(mask & (used == s), term, 0.0)
 
 
-def check_loss(loss, dtype: torch.dtype, device: str) -> dict:
-    """Values, gradients and clips of short and long responses on a device are those of :func:`reference`."""
-    width = 32768 if device == "cuda" else 4096
-    batch = make_batch(72, width, dtype)
+def compare(loss, batch: tuple[Tensor, ...], device: str) -> Tensor:
+    """Assert that a loss on a device is :func:`reference`, and clips the same; returns its values ``[rows]``."""
     new, old, advantages, mask = (x.to(device, copy=True) for x in batch)
-    values = loss(new.requires_grad_(), old, advantages, mask, Band(EPS[dtype])).loss
+    eps = EPS[new.dtype]
+    values = loss(new.requires_grad_(), old, advantages, mask, Band(eps)).loss
     values.sum().backward()
     for found, true in zip((values.detach(), new.grad), reference(*batch), strict=True):
-        torch.testing.assert_close(found.double().cpu(), true, rtol=TOLERANCE[dtype], atol=0)
+        torch.testing.assert_close(found.double().cpu(), true, rtol=TOLERANCE[new.dtype], atol=0)
+    return values.detach().double()
+
+
+def check_loss(loss, dtype: torch.dtype, device: str) -> dict:
+    """Short and long responses against float64; returns what was found."""
+    width = 32768 if device == "cuda" else 4096
+    compare(loss, make_batch(72, width, dtype), device)
     return {"text": f"values and gradients within {TOLERANCE[dtype]:.1%} of float64, up to {width:,} tokens"}
+
+
+def check_ranks(loss, device: str) -> dict:
+    """The loss cut over ranks, a GPU each (NCCL) or two processes (gloo): each share is right, and so is their sum."""
+    ranks = torch.cuda.device_count() if device == "cuda" else 2
+    with tempfile.TemporaryDirectory() as scratch:
+        torch.multiprocessing.spawn(_rank, (ranks, f"file://{scratch}/ranks", loss, device), nprocs=ranks)
+    return {"text": f"each share of {ranks} ranks is that of float64, and so is their sum"}
+
+
+def _rank(rank: int, ranks: int, rendezvous: str, loss, device: str) -> None:
+    own = f"cuda:{rank}" if device == "cuda" else device
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    torch.distributed.init_process_group(init_method=rendezvous, rank=rank, world_size=ranks)
+    whole = make_batch(36, 4096)
+    total = compare(loss, tuple(part[rank::ranks] for part in whole), own).sum()
+    torch.distributed.all_reduce(total)
+    true, _ = reference(*whole)
+    torch.testing.assert_close(total.cpu(), true.sum(), rtol=0, atol=1e-3 * true.abs().sum().item())
+    torch.distributed.destroy_process_group()
 
 
 def check_waits(loss, device: str) -> dict:

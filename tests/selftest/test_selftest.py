@@ -78,9 +78,15 @@ PLANTED = {
 def test_a_planted_fault_turns_its_line_red_and_no_other(fault, monkeypatch):
     sound, wrong, red = PLANTED[fault]
     monkeypatch.setattr(output, "installed", lambda package: None)  # no verl: the loss alone
+    monkeypatch.setattr(selftest, "check_ranks", lambda *_: {"text": "a planted loss cannot be pickled"})
     checks = selftest.examine("cpu", loss=planted(sound, wrong))
     assert {check["name"] for check in checks if check["status"] == "error"} == red
     assert all(check["text"] for check in checks)
+
+
+def test_a_failing_rank_is_named():
+    with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="TypeError"):
+        selftest.check_ranks(torch.add, "cpu")
 
 
 class Sizes(TorchDispatchMode):
@@ -108,7 +114,7 @@ def test_nothing_of_the_forward_pass_is_as_large_as_the_batch():
 @pytest.mark.parametrize(
     ("failed", "eps", "conclusion", "advice"),
     [
-        (["waits"], {"bf16": 0.1}, "does not train FSPO right: waits failed", "report"),
+        (["ranks"], {"bf16": 0.1}, "does not train FSPO right: ranks failed", "report"),
         ([], {}, "verl is not installed", "install verl"),
         ([], {"fp32": 1e-6, "bf16": 0.031}, "1e-06 in fp32 and 0.031 in bf16", "eps to 0.031 or more"),
         ([], {"fp32": 1e-6, "bf16": 0.03}, "0.03 in bf16", "0.03 is above the noise"),
@@ -134,7 +140,7 @@ def test_the_command_on_a_cpu():
     report = json.loads(run("-m", "fspo_verl.cli", "selftest", "--device", "cpu", "--json"))
     found = {check["name"]: check for check in report["checks"]}
     assert {check["status"] for check in found.values()} == {"ok"}
-    assert "step" in found
+    assert "2 ranks" in found["ranks"]["text"] and "step" in found
     assert 0 < found["noise_fp32"]["eps"] < 1e-3 < found["noise_bf16"]["eps"]
 
 
