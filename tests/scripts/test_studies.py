@@ -123,6 +123,7 @@ def test_the_study_finds_a_known_law_and_who_is_clipped(tmp_path):
     assert judged.lengths_largest["fixed"] == pytest.approx(max(m for _, m in used))
 
 
+@pytest.mark.long
 def test_the_records_hold_what_was_measured_and_the_study_draws_them(model, tmp_path, monkeypatch):
     command = [
         "--model",

@@ -223,7 +223,8 @@ def draw(records: pd.DataFrame, columns: int):
         kinds = {kind: of_kind for kind, of_kind in by_kind(part) if kind != ALL and len(of_kind)}
         _draw_kinds(spread, kinds, by_length, f"temperature {temperature:g}: spread of S", "rms of S (nats)")
         spread.set_yscale("log")
-        spread.legend()
+        figures.round_ticks(spread.yaxis)
+        spread.legend(loc="lower right")
         _draw_kinds(position, kinds, lambda of: by_position(of, PREFIXES[0]), "spread of a token", "sigma (nats)")
         position.set(xlabel="position in the response (tokens)", ylim=(0, None))
         _draw_probabilities(probability, kinds)
@@ -255,7 +256,7 @@ def _draw_rates(axes: Axes, records: pd.DataFrame) -> None:
         series.append(Series(width, style, rate_by_length(part.length, clips, edges, prompts_of(part))))
     if series:
         figures.clip_rates(axes, "clip rates, scaled", series, MATCHED_RATE)
-        axes.legend()
+        axes.legend(loc="upper right")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
