@@ -1,266 +1,262 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the records of the law say: law.png, numbers.csv and rates.csv, from the records alone.
+"""What the records of the law say: law.png, numbers.csv and fairness.csv, from the records alone.
 
   python scripts/studies/law/draw.py [RECORDS] [--output FOLDER]
 
-numbers.csv has a row per cell and quantity, with a 95% interval clustered by prompt; k is that of clip rate ~ length^k
-of a clip scaled to the common rate. rates.csv has the clip rate of every clip by length and by mini-batch.
+numbers.csv has a row per state, kind of prompt, part and quantity, with a 95% interval clustered by prompt. The part
+"loops" are the responses of whose 4-grams fewer than 80% are different, "plain" the others. fairness.csv says how four
+widths clip at one rate overall: k in clip rate ~ length^k, and how far the weight of a length, or of a kind, moves.
 """
 
 import argparse
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from bootstrap import UNKNOWN, clustered_bootstrap
+from estimates import UNKNOWN, exponent, interval, root_mean
+from law import PROBABILITIES
 from matplotlib.axes import Axes
-from spread import law_of_s
-from tqdm import tqdm
-from write_records import POSITIONS
+from prompts import KINDS
 
 from fspo_verl.analysis import clip_rates
-from fspo_verl.analysis.clip_rates import Estimate
-from fspo_verl.clips import CLIPS, MATCHED_RATE
-from fspo_verl.observe.records import read_records
+from fspo_verl.analysis.clip_rates import Estimate, length_edges, prompts_of, rate_by_length
+from fspo_verl.analysis.fit import measured_shape
+from fspo_verl.analysis.length_effect import length_effect
+from fspo_verl.band import Band
+from fspo_verl.clips import MATCHED_RATE, BandClip
 from fspo_verl.output import write_whole
-from fspo_verl.report import Counterfactuals, at_one_rate, counterfactuals, figures
+from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES, Series, Style
 
 HERE = Path(__file__).resolve().parent
-SHAPES = {
-    "fspo": "√L (FSPO)",
-    "fspo_drift_corrected": "√L, centre −Q/2",
-    "fixed_band": "fixed",
-    "gspo": "L (GSPO)",
-    "fspo_studentized": "√Q, centre −Q/2",
+STATE = ["temperature", "direction", "mini_batch"]
+ALL = "all"
+LOOP = 0.8  # of a response whose 4-grams are less distinct than this
+PREFIXES = 127, 511  # tokens that a response needs where its prefixes are compared, and up to which they are
+_FIRST = 3  # the shortest prefix has 2^3 − 1 tokens
+_BINS = 6  # of length
+WIDTHS: dict[str, Callable[[pd.DataFrame], Band]] = {
+    "sqrt(L)": lambda other: Band(),
+    "measured": lambda other: Band(shape=measured_shape(other, MATCHED_RATE)),
+    "fixed": lambda other: Band(length_power=0.0),
+    "L": lambda other: Band(length_power=1.0),
 }
-_STYLES = {"grpo": Style("#0072B2", "o"), "warm": Style("#009E73", "^", ":"), "random": Style("#D55E00", "s", "--")}
-_DRAWS = 400
-_SAME_RESPONSES = 128  # tokens: positions are compared within responses of at least so many
+"""Band whose width is judged on some prompts, from the records of the others."""
+_KIND_STYLES = {"text": Style("#0072B2", "o"), "chat": Style("#D55E00", "s"), "steps": Style("#009E73", "^")}
+_WIDTH_STYLES = dict(zip(WIDTHS, (STYLES[name] for name in ("fspo", "grpo", "fixed_band", "gspo")), strict=True))
 
 
-class Measured(NamedTuple):
-    """The records of one cell, the sums by position of its responses, and its bins of length."""
-
-    name: str
-    records: pd.DataFrame
-    positions: pd.DataFrame
-    edges: np.ndarray
-
-
-def read(folder: Path) -> dict[str, Measured]:
-    """Every cell below a folder, by name.
+def read(folder: Path) -> pd.DataFrame:
+    """The records of all cells below a folder, a row per response and state, with S, Q and is_loop.
 
     Raises:
         SystemExit: there is none.
     """
-    cells = {}
-    for file in sorted(folder.glob(f"*/{POSITIONS}")):
-        records = read_records(file.parent)
-        # Fewer bins for fewer responses: a bin needs 50 to take part.
-        edges = clip_rates.length_edges(records.length, int(np.clip(len(records) // 100, 3, 7)))
-        cells[file.parent.name] = Measured(file.parent.name, records, pd.read_parquet(file), edges)
-    if not cells:
+    files = sorted(folder.glob("*.parquet"))
+    if not files:
         raise SystemExit(f"{folder} holds no records; python scripts/studies/law/law.py writes them")
-    return cells
+    records = pd.concat(map(pd.read_parquet, files), ignore_index=True)
+    totals = {"log_ratio": records.s.map(np.sum), "quadratic_variation": records.q.map(np.sum)}
+    return records.assign(step=1, is_loop=records.distinct < LOOP, **totals)
 
 
-def _rng() -> np.random.Generator:
-    return np.random.default_rng(0)
+def by_kind(records: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The responses of every kind, and all of them."""
+    for kind in KINDS:
+        yield kind, records[records.kind == kind]
+    yield ALL, records
 
 
-# --- estimates that only this study needs ----------------------------------------------------------------------------
+# --- the spread of S -------------------------------------------------------------------------------------------------
 
 
-def _estimate(cluster, columns: Sequence, statistic: Callable) -> Estimate:
-    if not len(cluster):
+def _block(column: pd.Series, block: int) -> np.ndarray:
+    return np.array([values[block] for values in column], np.float64)
+
+
+def exponent_within(records: pd.DataFrame, last: int) -> Estimate:
+    """p over the prefixes of 7, 15, ..., ``last`` tokens of the responses with so many: content cannot explain it."""
+    long = records[records.length >= last]
+    if long.empty:
         return UNKNOWN
-    estimate = clustered_bootstrap(cluster, np.column_stack(columns), statistic, _rng(), _DRAWS)
-    return Estimate(*(value.item() for value in estimate))
+    blocks = last.bit_length()
+    sums = np.cumsum([_block(long.s, block) for block in range(blocks)], axis=0)[_FIRST - 1 :]
+    tokens = 2 ** np.arange(_FIRST, blocks + 1) - 1
+    return exponent(sums.ravel(), np.repeat(tokens, len(long)), np.tile(prompts_of(long), len(tokens)))
 
 
-def _root_of_ratio(totals: np.ndarray) -> np.ndarray:
-    return np.sqrt(totals[..., 1:] / totals[..., :1])
+def by_position(records: pd.DataFrame, last: int) -> pd.DataFrame:
+    """Spread of a token by its position, in the responses with ``last`` tokens: low, high, value, lower, upper."""
+    long, rows = records[records.length >= last], []
+    for block in range(last.bit_length() if len(long) else 0):
+        size = np.full(len(long), 2**block)
+        rows.append((2**block, 2 ** (block + 1) - 1, *root_mean(_block(long.q, block), size, prompts_of(long))))
+    return pd.DataFrame(rows, columns=["low", "high", "value", "lower", "upper"])
 
 
-def rms(records: pd.DataFrame, over: str) -> Estimate:
-    """Root mean square, over the responses that moved, of S/√L (``over`` length) or S/√Q (quadratic_variation)."""
-    moved = records[records.quadratic_variation > 0]
-    squares = moved.log_ratio.to_numpy(float) ** 2 / moved[over].to_numpy(float)
-    return _estimate(clip_rates.prompts_of(moved), [np.ones(len(moved)), squares], _root_of_ratio)
-
-
-def by_position(positions: pd.DataFrame, shortest: int = _SAME_RESPONSES) -> pd.DataFrame:
-    """Spread sqrt(ΣQ/Σtokens) of a token's log-ratio by its position, within the same responses.
-
-    Of the responses with at least ``shortest`` tokens, up to that position. Columns low, high, n, value, lower, upper.
-    """
-    same = positions[(positions.length >= shortest) & (2 * positions.low - 1 <= shortest)]
+def by_probability(records: pd.DataFrame) -> pd.DataFrame:
+    """Spread of a token by its old probability: low, high, value, lower, upper, and its shares of tokens and of Q."""
+    tokens, squares = (np.stack(records[name]) for name in ("tokens_by_probability", "q_by_probability"))
     rows = []
-    for low, part in same.groupby("low"):
-        cluster = pd.factorize(part.prompt)[0]
-        estimate = _estimate(cluster, [part.tokens, part.quadratic_variation.astype(float)], _root_of_ratio)
-        rows.append((low, 2 * low - 1, len(part), *estimate))
+    for cell, (low, high) in enumerate(zip(PROBABILITIES, PROBABILITIES[1:], strict=False)):
+        count, q = tokens[:, cell], squares[:, cell]
+        shares = (count.sum() / tokens.sum(), q.sum() / squares.sum() if squares.any() else math.nan)
+        rows.append((low, high, *root_mean(q, count, prompts_of(records)), *shares))
+    return pd.DataFrame(rows, columns=["low", "high", "value", "lower", "upper", "of_tokens", "of_q"])
+
+
+def by_length(records: pd.DataFrame) -> pd.DataFrame:
+    """Root mean square of S by length: low, high, n, value, lower, upper."""
+    edges, rows = length_edges(records.length, _BINS), []
+    for low, high in zip(edges, edges[1:], strict=False):
+        part = records[records.length.between(low, high - 1)]
+        found = root_mean(np.square(part.log_ratio), np.ones(len(part)), prompts_of(part)) if len(part) else UNKNOWN
+        rows.append((low, high - 1, len(part), *found))
     return pd.DataFrame(rows, columns=["low", "high", "n", "value", "lower", "upper"])
 
 
-def exponent_within(positions: pd.DataFrame, first: int = 8, last: int = _SAME_RESPONSES) -> Estimate:
-    """p in std(S of the first l tokens) ~ l^p, over the prefixes l = first, 2·first, ..., last of the same responses.
+def quantities(records: pd.DataFrame) -> Iterator[tuple[str, Estimate]]:
+    """Every quantity of some responses by its name."""
+    yield "responses", UNKNOWN._replace(value=len(records))
+    if records.empty:
+        return
+    yield "p by length", exponent(records.log_ratio, records.length, prompts_of(records))
+    for last in PREFIXES:
+        yield f"p within responses, to {last} tokens", exponent_within(records, last)
+        for row in by_position(records, last).itertuples():
+            name = f"sigma of tokens {row.low} to {row.high} of at least {last}"
+            yield name, Estimate(row.value, row.lower, row.upper)
+    for row in by_probability(records).itertuples():
+        name = f"old probability {row.low} to {row.high}"
+        yield f"sigma at {name}", Estimate(row.value, row.lower, row.upper)
+        yield f"share of tokens at {name}", UNKNOWN._replace(value=row.of_tokens)
+        yield f"share of Q at {name}", UNKNOWN._replace(value=row.of_q)
 
-    Other than the exponent over responses of different lengths it is not mixed with what distinguishes prompts with
-    short answers from those with long ones. Least-squares slope; NaN without responses as long as ``last``, and where
-    none has moved in the first prefix.
+
+def numbers(records: pd.DataFrame) -> pd.DataFrame:
+    """numbers.csv."""
+    rows = []
+    for state, of_state in records.groupby(STATE):
+        for kind, part in by_kind(of_state):
+            share = part.is_loop.mean()
+            influence = (part.is_loop - share) / len(part)
+            rows.append((*state, kind, ALL, "share of loops", *interval(share, influence, prompts_of(part))))
+            for name, responses in (("plain", part[~part.is_loop]), ("loops", part[part.is_loop])):
+                rows += [(*state, kind, name, *found[:1], *found[1]) for found in quantities(responses)]
+    return pd.DataFrame(rows, columns=[*STATE, "kind", "part", "quantity", "value", "lower", "upper"])
+
+
+# --- who is clipped --------------------------------------------------------------------------------------------------
+
+
+def clipped(records: pd.DataFrame, width: str) -> np.ndarray:
+    """What a width clips, 0 or 1 ``[rows]``, at one rate on each half of the prompts; it is measured on the other half.
+
+    Raises:
+        Unreachable: the width cannot be measured.
+        ValueError: too few responses are where they can be clipped.
     """
-    same = positions[(positions.length >= last) & (positions.low < last)]
-    if same.empty:
-        return UNKNOWN
-    table = same.pivot(index="response", columns="low", values="log_ratio").cumsum(axis=1)
-    prefixes = [low for low in table if first <= 2 * low <= last]  # the sum through 2·low − 1 tokens
-    prompt = same.drop_duplicates("response").set_index("response").prompt[table.index]
-    s = table[prefixes].to_numpy(float)
-    if not s[:, 0].any():
-        return UNKNOWN
-    x = np.log([2 * low - 1 for low in prefixes])
-    x = x - x.mean()
-
-    def slope(totals):
-        n, mean, square = totals[..., :1], totals[..., 1 : 1 + len(x)], totals[..., 1 + len(x) :]
-        y = np.log(np.maximum(square / n - (mean / n) ** 2, 1e-30)) / 2
-        return (y @ x / (x @ x))[..., None]
-
-    return _estimate(pd.factorize(prompt)[0], [np.ones(len(s)), s, s**2], slope)
+    first, found = prompts_of(records) % 2 == 0, np.zeros(len(records))
+    for half in (first, ~first):
+        band = WIDTHS[width](records[~half])
+        found[half] = BandClip("", "", band).matched(records[half], MATCHED_RATE).clipped(records[half])
+    return found
 
 
-# --- numbers ---------------------------------------------------------------------------------------------------------
+def weight_moved(table: pd.DataFrame) -> tuple[float, float]:
+    """abs(acceptance of a bin / acceptance overall − 1): the mean over responses, and the largest (LRE)."""
+    used = table[clip_rates.takes_part(table)]
+    overall = 1 - np.average(table.rate.fillna(0), weights=table.n)
+    moved = (1 - used.rate) / overall - 1
+    mean = np.average(moved.abs(), weights=used.n) if len(used) > 1 else math.nan
+    return float(mean), clip_rates.length_reweighting_error(table)
 
 
-def _scaled_clips(records: pd.DataFrame) -> dict:
-    return at_one_rate(records, {name: CLIPS[name] for name in SHAPES})
+def judge(records: pd.DataFrame, clips: np.ndarray) -> dict[str, float]:
+    """Numbers of a clip: its rate, k with its interval and p, and the weight moved between lengths and kinds."""
+    counted, effect = (records.advantage != 0).to_numpy(), length_effect(records, clips)
+    records, clips = records[counted], clips[counted]
+    found = {"n": len(records), "rate": clips.mean()}
+    names = ("k", "k_lower", "k_upper", "p")
+    found |= dict(zip(names, effect[:4] if effect else [math.nan] * 4, strict=True))
+    by = rate_by_length(records.length, clips, length_edges(records.length, _BINS), prompts_of(records))
+    found |= dict(zip(("lengths_mean", "lengths_largest"), weight_moved(by), strict=True))
+    kind = records.kind.map(list(KINDS).index)
+    by = rate_by_length(kind, clips, range(len(KINDS) + 1), prompts_of(records))
+    found |= dict(zip(("kinds_mean", "kinds_largest"), weight_moved(by), strict=True))
+    for name, row in zip(KINDS, by.itertuples(), strict=True):
+        found |= {name: row.rate, f"{name}_lower": row.lower, f"{name}_upper": row.upper}
+    return found
 
 
-def _rates(cell: Measured, edges: np.ndarray) -> Counterfactuals | None:
-    """Clip rates by length and LRE at one rate overall; None where no clip can be scaled to it."""
-    clips = _scaled_clips(cell.records)
-    return counterfactuals(cell.records, edges, clips) if clips else None
-
-
-def numbers(cell: Measured) -> Iterator[tuple[str, Estimate]]:
-    """Every quantity of a cell by its name."""
-    records = cell.records
-    law = law_of_s(records, cell.edges, _rng(), _DRAWS)
-    yield "sigma of a token", law.sigma
-    yield "exponent by length", law.std_slope
-    yield "exponent within responses", exponent_within(cell.positions)
-    yield "kappa", law.kappa
-    yield "rms S/sqrt(Q)", rms(records, "quadratic_variation")
-    for row in law.std_by_length[law.std_by_length.n > 0].itertuples():
-        yield f"std of S, L {row.low} to {row.high}", Estimate(row.value, row.lower, row.upper)
-        part = records[records.length.between(row.low, row.high)]
-        yield f"rms S/sqrt(Q), L {row.low} to {row.high}", rms(part, "quadratic_variation")
-    for name in ("fspo", "gspo", "fixed_band"):
-        yield f"outside the usual {name}", UNKNOWN._replace(value=CLIPS[name].outside(records).mean())
-    if records.mini_batch.nunique() > 1:
-        for mini_batch, part in records[records.mini_batch > 0].groupby("mini_batch"):
-            yield f"rms S/sqrt(L), mini-batch {mini_batch}", rms(part, "length")
-            yield f"rms S/sqrt(Q), mini-batch {mini_batch}", rms(part, "quadratic_variation")
-    elif found := _rates(cell, cell.edges):
-        for row in found.summary.itertuples():
-            yield f"k of {row.Index}", Estimate(row.exponent, row.exponent_lower, row.exponent_upper)
-
-
-def rates(cell: Measured) -> pd.DataFrame:
-    """Clip rates at one rate overall: columns clip, of (length or mini_batch), low, high, n, rate."""
-    columns, tables = ["clip", "of", "low", "high", "n", "rate"], []
-    if found := _rates(cell, cell.edges):
-        by_length = found.by_length.query("n > 0").rename_axis("clip").reset_index()
-        tables.append(by_length.assign(of="length")[columns])
-    counted = cell.records[(cell.records.advantage != 0) & (cell.records.mini_batch > 0)]
-    if counted.mini_batch.nunique() > 1:  # mini-batch 0 has not moved: no clip takes anything from it
-        for name, clip in _scaled_clips(counted).items():
-            clipped = pd.Series(clip.clipped(counted)).groupby(counted.mini_batch.to_numpy()).agg(["size", "mean"])
-            bins = {"low": clipped.index, "high": clipped.index, "n": clipped["size"], "rate": clipped["mean"]}
-            tables.append(pd.DataFrame({"clip": name, "of": "mini_batch"} | bins))
-    return pd.concat(tables) if tables else pd.DataFrame(columns=columns)
-
-
-def tables(cells: dict[str, Measured]) -> dict[str, pd.DataFrame]:
-    """numbers.csv and rates.csv."""
-    found, by_bin = [], []
-    for name, cell in tqdm(cells.items(), desc="cells", leave=False):
-        found += [(name, quantity, *estimate) for quantity, estimate in numbers(cell)]
-        by_bin.append(rates(cell).assign(cell=name).set_index("cell").reset_index())
-    columns = ["cell", "quantity", "value", "lower", "upper"]
-    return {"numbers.csv": pd.DataFrame(found, columns=columns), "rates.csv": pd.concat(by_bin, ignore_index=True)}
+def fairness(records: pd.DataFrame) -> pd.DataFrame:
+    """fairness.csv: a row per state, kind, part and width; a width that cannot be judged is left out."""
+    rows = []
+    for state, of_state in records.groupby(STATE):
+        for kind, of_kind in by_kind(of_state):
+            for part, responses in (("plain", of_kind[~of_kind.is_loop]), (ALL, of_kind)):
+                for width in WIDTHS:
+                    try:
+                        found = judge(responses, clipped(responses, width))
+                    except ValueError:  # Unreachable is one
+                        continue
+                    key = dict(zip(STATE, state, strict=True))
+                    rows.append(key | {"kind": kind, "part": part, "width": width} | found)
+    return pd.DataFrame(rows)
 
 
 # --- figure ----------------------------------------------------------------------------------------------------------
 
 
-def draw(cells: dict[str, Measured], columns: int):
-    """Three panels, of the cells after four steps: spread of S by length, of a token by position, and clip rates.
-
-    Raises:
-        SystemExit: there is no such cell.
-    """
-    strong = {d: cell for d in _STYLES if (cell := cells.get(f"{d}-4-float32"))}
-    if not strong:
-        raise SystemExit(f"the figure shows {', '.join(f'{name}-4-float32' for name in _STYLES)}; none is measured")
-    figure, (spread, position, clipped) = figures.grid(3, columns, height=3.9)
-    laws = {direction: law_of_s(cell.records, cell.edges, _rng(), _DRAWS) for direction, cell in strong.items()}
-    series = [
-        Series(f"{direction}, p = {law.std_slope.value:.2f}", _STYLES[direction], law.std_by_length, "value")
-        for direction, law in laws.items()
-    ]
-    _draw_spread(spread, series, [law.std_slope.value for law in laws.values()])
-    _draw_positions(position, strong)
-    direction, cell = next(iter(strong.items()))
-    if found := _rates(cell, cell.edges):
-        table = found.by_length
-        names = [name for name in ("fspo", "fixed_band", "gspo", "fspo_studentized") if name in table.index]
-        shown = [Series(SHAPES[name], STYLES[name], table.loc[[name]]) for name in names]
-        figures.clip_rates(clipped, f"clip rates, scaled ({direction})", shown, MATCHED_RATE)
-        _legend_below(clipped)
+def draw(records: pd.DataFrame, columns: int):
+    """Four panels for each temperature, of the last state of GRPO and without loops."""
+    grpo = records[(records.direction == "grpo") & ~records.is_loop]
+    grpo = grpo[grpo.mini_batch == grpo.mini_batch.max()]
+    temperatures = sorted(grpo.temperature.unique(), reverse=True)
+    figure, axes = figures.grid(4 * len(temperatures), columns, height=3.0)
+    for number, temperature in enumerate(temperatures):
+        spread, position, probability, rates = axes[4 * number : 4 * number + 4]
+        part = grpo[grpo.temperature == temperature]
+        kinds = {kind: of_kind for kind, of_kind in by_kind(part) if kind != ALL and len(of_kind)}
+        _draw_kinds(spread, kinds, by_length, f"temperature {temperature:g}: spread of S", "rms of S (nats)")
+        spread.set_yscale("log")
+        figures.round_ticks(spread.yaxis)
+        spread.legend(loc="lower right")
+        _draw_kinds(position, kinds, lambda of: by_position(of, PREFIXES[0]), "spread of a token", "sigma (nats)")
+        position.set(xlabel="position in the response (tokens)", ylim=(0, None))
+        _draw_probabilities(probability, kinds)
+        _draw_rates(rates, part)
     return figure
 
 
-def _legend_below(axes: Axes) -> None:
-    place = {"loc": "upper left", "bbox_to_anchor": (0, -0.19), "borderaxespad": 0.0}
-    axes.legend(alignment="left", **place)
+def _draw_kinds(axes: Axes, kinds: dict, table: Callable, title: str, label: str) -> None:
+    figures.by_length(axes, [Series(kind, _KIND_STYLES[kind], table(part), "value") for kind, part in kinds.items()])
+    axes.set(title=title, ylabel=label)
 
 
-def _draw_spread(axes: Axes, series: Sequence[Series], slopes: Sequence[float]) -> None:
-    """The spread of S by length with the fitted power of L, and √L through the same points."""
-    figures.by_length(axes, [one._replace(style=one.style._replace(line="none")) for one in series])
-    axes.set(ylabel="standard deviation of S (nats)", title="spread of a response's log-ratio S")
-    points = [one.table[one.table[one.column] > 0] for one in series]
-    logs = [(np.log(t.low * t.high) / 2, np.log(t[one.column]), t.n) for t, one in zip(points, series, strict=True)]
-    if any(map(len, points)):
-        axes.set_yscale("log")
-        figures.round_ticks(axes.yaxis)
-    for log, one, slope in zip(logs, series, slopes, strict=True):
-        if math.isfinite(slope):
-            _power(axes, *log, slope, color=one.style.color, ls="--")
-    _power(axes, *map(np.concatenate, zip(*logs, strict=True)), 0.5, color=figures.GREY, ls="-", label="√L")
-    _legend_below(axes)
+def _draw_probabilities(axes: Axes, kinds: dict) -> None:
+    names = [f"{low:g}–{high:g}" for low, high in zip(PROBABILITIES, PROBABILITIES[1:], strict=False)]
+    for kind, part in kinds.items():
+        axes.plot(names, by_probability(part).value, **_KIND_STYLES[kind].line_kwargs())
+    axes.set(title="spread of a token", xlabel="old probability", ylabel="sigma (nats)", ylim=(0, None))
 
 
-def _power(axes: Axes, length, level, weight, power: float, **kwargs) -> None:
-    """A power of the length through the centre of points that are given by their logarithms."""
-    if len(length):
-        ends = np.array([length.min(), length.max()])
-        line = np.average(level, weights=weight) + power * (ends - np.average(length, weights=weight))
-        axes.plot(np.exp(ends), np.exp(line), lw=1, **kwargs)
-
-
-def _draw_positions(axes: Axes, cells: dict[str, Measured]) -> None:
-    profiles = {direction: by_position(cell.positions) for direction, cell in cells.items()}
-    figures.by_length(axes, [Series(name, _STYLES[name], table, "value") for name, table in profiles.items()])
-    axes.set(xlabel="position in the response (tokens)", ylabel="spread of a token's log-ratio (nats)", ylim=(0, None))
-    axes.set_title("spread of a token by its position")
+def _draw_rates(axes: Axes, records: pd.DataFrame) -> None:
+    series, edges = [], length_edges(records.length, _BINS)
+    counted = (records.advantage != 0).to_numpy()
+    for width, style in _WIDTH_STYLES.items():
+        try:
+            clips = clipped(records, width)[counted]
+        except ValueError:  # Unreachable is one
+            continue
+        part = records[counted]
+        series.append(Series(width, style, rate_by_length(part.length, clips, edges, prompts_of(part))))
+    if series:
+        figures.clip_rates(axes, "clip rates, scaled", series, MATCHED_RATE)
+        axes.legend(loc="upper right")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -268,9 +264,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("records", nargs="?", type=Path, default=HERE / "records", help="default: the published ones")
     parser.add_argument("--output", type=Path, default=HERE, metavar="FOLDER", help="default: the study's folder")
     args = parser.parse_args(argv)
-    cells = read(args.records)
-    files = {name: table.to_csv(index=False, float_format="%.4g").encode() for name, table in tables(cells).items()}
-    (files["law.png"],) = figures.render(lambda columns: draw(cells, columns), 3, "png")
+    records = read(args.records)
+    tables = {"numbers.csv": numbers(records), "fairness.csv": fairness(records)}
+    files = {name: table.to_csv(index=False, float_format="%.4g").encode() for name, table in tables.items()}
+    (files["law.png"],) = figures.render(lambda columns: draw(records, columns), 2, "png")
     write_whole((args.output / name, content) for name, content in files.items())
     print("\n".join(str(args.output / name) for name in files))
 

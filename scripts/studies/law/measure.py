@@ -1,9 +1,8 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the law needs from a model: token log-probabilities, and the weights after a few steps of training."""
+"""What the law needs from a model: token log-probabilities, and a few steps of training."""
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 _LOGITS = 512  # rows of the vocabulary-wide logits at a time
+_TRAIN_TOKENS, _MEASURE_TOKENS = 1024, 4096  # per forward pass, with padding
 
 
 class Group(NamedTuple):
@@ -57,11 +57,11 @@ def token_log_probs(
     return torch.cat(log_probs).split(lengths.tolist())
 
 
-def micro_batches(lengths: Sequence[int], rows: int, tokens: int) -> Iterator[list[int]]:
-    """Indices of responses of similar length, at most ``rows`` and about ``tokens`` with their padding at a time."""
+def micro_batches(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Indices of responses of similar length, about ``tokens`` with their padding at a time."""
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batch and (len(batch) == rows or (len(batch) + 1) * lengths[index] > tokens):
+        if batch and (len(batch) + 1) * lengths[index] > tokens:
             yield batch
             batch = []
         batch.append(index)
@@ -69,53 +69,32 @@ def micro_batches(lengths: Sequence[int], rows: int, tokens: int) -> Iterator[li
 
 
 @torch.inference_mode()
-def measure(model: PreTrainedModel, group: Group, temperature: float, rows: int, tokens: int) -> list[np.ndarray]:
-    """Token log-probabilities of a group's responses, in their order; ``rows`` and ``tokens`` of micro_batches."""
+def measure(model: PreTrainedModel, group: Group, temperature: float) -> list[np.ndarray]:
+    """Token log-probabilities ``[L]`` (float32) of a group's responses, in their order."""
     result: list[np.ndarray] = [np.empty(0)] * len(group.responses)
-    for batch in micro_batches([len(response) for response in group.responses], rows, tokens):
+    for batch in micro_batches([len(response) for response in group.responses], _MEASURE_TOKENS):
         found = token_log_probs(model, group.prompt, [group.responses[i] for i in batch], temperature)
         for index, values in zip(batch, found, strict=True):
             result[index] = values.cpu().numpy()
     return result
 
 
-def train(
-    model: PreTrainedModel,
-    batches: Sequence[Sequence[Group]],
-    warmup: Sequence[Sequence[Group]],
-    lr: float,
-    temperature: float,
-    tokens: int,
-    done: Callable[[int, PreTrainedModel], None],
-    dtype: torch.dtype = torch.bfloat16,
-) -> None:
-    """Steps of AdamW on the policy gradient, one per batch; ``done(k, model)`` after the k-th, from 1.
+def train(model: PreTrainedModel, batches: Sequence[Sequence[Group]], lr: float, temperature: float) -> Iterator[int]:
+    """Steps of AdamW on the policy gradient, one per batch; yields the number of each, from 1, when it is taken.
 
     As in verl's defaults the gradient is that of Σ A_i log π(y_it) over all tokens of the batch, divided by their
-    number, and clipped to norm 1; weight decay is 0.01; passes are computed in bfloat16, and gradients, moments and
-    weights kept in float32. The ratio that multiplies the gradient in later mini-batches (near 1) is left out.
-
-    ``warmup`` comes first at learning rate 0: Adam's moments become those of a run that has trained for as many steps,
-    and the policy stays the one that the responses were sampled from.
+    number, and clipped to norm 1; weight decay is 0.01. Everything is float32, and Adam's state is fresh. The ratio
+    that multiplies the gradient in later mini-batches (near 1) is left out.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.999), weight_decay=0.01)
-    working = copy.deepcopy(model).to(dtype)
-    for step, batch in enumerate([*warmup, *batches], 1 - len(warmup)):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.999), weight_decay=0.01)
+    for step, batch in enumerate(batches, 1):
         count = sum(len(response) for group in batch for response in group.responses)
         for group in batch:
-            for rows in micro_batches([len(r) for r in group.responses], len(group.responses), tokens):
-                values = token_log_probs(working, group.prompt, [group.responses[row] for row in rows], temperature)
+            for rows in micro_batches([len(response) for response in group.responses], _TRAIN_TOKENS):
+                values = token_log_probs(model, group.prompt, [group.responses[row] for row in rows], temperature)
                 loss = -sum(group.advantages[row] * value.sum() for row, value in zip(rows, values, strict=True))
                 (loss / count).backward()
-                for kept, used in zip(model.parameters(), working.parameters(), strict=True):
-                    kept.grad = used.grad.float() if kept.grad is None else kept.grad.add_(used.grad)
-                    used.grad = None
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for settings in optimizer.param_groups:
-            settings["lr"] = lr if step > 0 else 0.0
         optimizer.step()
         optimizer.zero_grad()
-        with torch.no_grad():
-            for kept, used in zip(model.parameters(), working.parameters(), strict=True):
-                used.copy_(kept)
-        done(step, model)
+        yield step

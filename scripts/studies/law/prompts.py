@@ -1,180 +1,100 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Instructions that a small model can follow in part, whose responses have from 2 to some thousands of tokens.
+"""Three kinds of prompts, whose responses have from a few to a thousand tokens, each with a reward of a program.
 
-Each has a reward between 0 and 1 that a program can check, in the manner of instruction-following benchmarks: an
-answer, a count, a number of words, sentences or chapters, words that must occur.
+text: plain text goes on; it is cut by chance, so that its length says nothing of its content. chat: an answer of about
+so many words. steps: a sum worked out line by line, as in a chain of thought.
 """
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import accumulate
 from typing import NamedTuple
 
 
 class Prompt(NamedTuple):
-    """One instruction."""
+    """One prompt."""
 
-    name: str
     kind: str
     text: str
     target: str  # what the reward of its kind checks
 
 
 class Kind(NamedTuple):
-    """A kind of instruction: how to draw one, and its reward."""
+    """A kind of prompt."""
 
     draw: Callable[[random.Random], tuple[str, str]]  # text and target
-    reward: Callable[[str, str], float]  # of a response and a target
-    weight: int  # share of the prompts
-    long: bool = False  # too long to train on here: only measured, few responses to a prompt
+    reward: Callable[[str, str], float]  # of a response and a target, 0 to 1
+    is_chat: bool = True  # else the text is handed to the model as it is, and chance cuts the response
 
 
-_CAPITALS = dict(
-    pair.split(":")
-    for pair in (
-        "France:Paris Japan:Tokyo Italy:Rome Egypt:Cairo Brazil:Brasilia Canada:Ottawa Spain:Madrid Germany:Berlin "
-        "India:Delhi China:Beijing Russia:Moscow Mexico:Mexico Peru:Lima Kenya:Nairobi Norway:Oslo Sweden:Stockholm "
-        "Greece:Athens Turkey:Ankara Iran:Tehran Iraq:Baghdad Cuba:Havana Chile:Santiago Poland:Warsaw Austria:Vienna "
-        "Portugal:Lisbon Ireland:Dublin Finland:Helsinki Denmark:Copenhagen Hungary:Budapest Belgium:Brussels "
-        "Argentina:Aires Australia:Canberra Thailand:Bangkok Vietnam:Hanoi Ukraine:Kyiv Romania:Bucharest "
-        "Bulgaria:Sofia Croatia:Zagreb Serbia:Belgrade Nigeria:Abuja Ghana:Accra Senegal:Dakar Syria:Damascus "
-        "Lebanon:Beirut Jordan:Amman Qatar:Doha Nepal:Kathmandu Mongolia:Ulaanbaatar Iceland:Reykjavik Latvia:Riga "
-        "Estonia:Tallinn Lithuania:Vilnius Ecuador:Quito Colombia:Bogota Venezuela:Caracas Uruguay:Montevideo "
-        "Jamaica:Kingston Tunisia:Tunis Morocco:Rabat Algeria:Algiers"
-    ).split()
-)
 _TOPICS = (
-    "photosynthesis|the French Revolution|how airplanes fly|the water cycle|black holes|the history of bread|volcanoes|"
-    "the human heart|democracy|the internet|elephants|electric cars|the Roman Empire|dreams|solar panels|chess|"
-    "the moon landing|vaccines|coral reefs|the printing press|jazz music|friendship|inflation|bees|the Sahara desert|"
-    "recycling|mountain climbing|the violin|gravity|Shakespeare|earthquakes|coffee|penguins|time management|"
-    "the Amazon rainforest|learning a language|the immune system|steam engines|robots|the ocean tides|glaciers|sleep|"
-    "architecture|honesty|the Great Wall of China|batteries|dinosaurs|healthy eating"
+    "photosynthesis|the French Revolution|the airplane|the water cycle|the black hole|the history of bread|the volcano|"
+    "the human heart|democracy|the internet|the elephant|the electric car|the Roman Empire|dreaming|solar power|chess|"
+    "the moon landing|vaccination|the coral reef|the printing press|jazz music|friendship|inflation|the honey bee|"
+    "the Sahara desert|recycling|mountain climbing|the violin|gravity|William Shakespeare|the earthquake|coffee|"
+    "the penguin|time management|the Amazon rainforest|language learning|the immune system|the steam engine|"
+    "the robot|the tide|the glacier|sleep|architecture|honesty|the Great Wall of China|the battery|the dinosaur|tea"
 ).split("|")
-_WORDS = "river stone apple cloud green horse music paper seven table water yellow garden house light moon".split()
+_OPENINGS = (
+    "{} is one of the|When people first heard of {}, they|The history of {} began|In my childhood, {} was|"
+    "A common mistake about {} is|Few people know that {}|The book about {} starts with|Last year, {} made"
+).split("|")
+_SENTENCE = 12  # words in a sentence of a text that earns most
 
 
 def _log_uniform(rng: random.Random, low: float, high: float) -> int:
     return round(low * (high / low) ** rng.random())
 
 
-def _capital(rng):
-    country = rng.choice(list(_CAPITALS))
-    return f"What is the capital of {country}? Answer with one word.", _CAPITALS[country]
+def _text(rng):
+    text = rng.choice(_OPENINGS).format(rng.choice(_TOPICS))
+    return text[0].upper() + text[1:], str(_SENTENCE)
 
 
-def _add(rng):
-    a, b = rng.randint(2, 60), rng.randint(2, 60)
-    return f"What is {a} + {b}? Give only the number.", str(a + b)
+def _chat(rng):
+    words = _log_uniform(rng, 5, 400)
+    return f"Write about {rng.choice(_TOPICS)} in about {words} words.", str(words)
 
 
-def _count(low: int, high: int):
-    def draw(rng):
-        start, steps = rng.randint(1, 40), _log_uniform(rng, low, high)
-        return f"Count from {start} to {start + steps}.", f"{start} {start + steps}"
-
-    return draw
-
-
-def _repeat(rng):
-    word, times = rng.choice(_WORDS), _log_uniform(rng, 2, 60)
-    return f"Write the word '{word}' {times} times.", f"{word} {times}"
-
-
-def _sentence(rng):
-    words = rng.randint(8, 30)
-    return f"Describe {rng.choice(_TOPICS)} in one sentence of {words} words.", str(words)
-
-
-def _explain(rng):
-    words = _log_uniform(rng, 30, 150)
-    return f"Explain {rng.choice(_TOPICS)} to a child in about {words} words.", str(words)
-
-
-def _essay(rng):
-    words = rng.sample(_WORDS, 3)
-    return f"Write a long and detailed essay about {rng.choice(_TOPICS)}. Use the words {', '.join(words)}.", " ".join(
-        words
-    )
-
-
-def _story(rng):
-    chapters = rng.randint(12, 30)
-    topic = rng.choice(_TOPICS)
+def _steps(rng):
+    terms = [str(rng.randint(2, 40)) for _ in range(_log_uniform(rng, 2, 24))]
     return (
-        f"Write a very long story about {topic} in {chapters} chapters. Start each with 'Chapter' and its number.",
-        str(chapters),
+        f"Add the numbers {', '.join(terms)} step by step. Write each step on a line of its own, then the sum.",
+        " ".join(terms),
     )
 
 
-def _closeness(found: int, wanted: int) -> float:
+def _closeness(found: float, wanted: float) -> float:
     return max(0.0, 1.0 - abs(found - wanted) / wanted)
 
 
-def _one_word(text, target):
-    words = re.findall(r"\w+", text.lower())
-    return (target.lower() in words) / max(len(words), 1)
-
-
-def _last_number(text, target):
-    numbers = re.findall(r"\d+", text)
-    return (numbers[-1:] == [target]) / max(len(numbers), 1)
-
-
-def _in_order(text, target):
-    """Share of the numbers that come in order before the first mistake; every further number is one."""
-    start, end = map(int, target.split())
-    numbers = [int(number[:9]) for number in re.findall(r"\d+", text)]
-    right = next((i for i, number in enumerate(numbers) if number != start + i), len(numbers))
-    return min(right, end - start + 1) / max(end - start + 1, len(numbers))
-
-
-def _times(text, target):
-    word, times = target.split()
-    return _closeness(len(re.findall(rf"\b{word}\b", text.lower())), int(times))
-
-
-def _one_sentence(text, target):
-    return _number_of_words(text, target) / max(len(re.findall(r"[.!?](?:\s|$)", text)), 1)
+def _words_per_sentence(text, target):
+    return _closeness(len(text.split()) / max(len(re.findall(r"[.!?](?:\s|$)", text)), 1), int(target))
 
 
 def _number_of_words(text, target):
     return _closeness(len(text.split()), int(target))
 
 
-def _words_used(text, target):
-    words = target.split()
-    return sum(word in text.lower() for word in words) / len(words)
-
-
-def _chapters(text, target):
-    return _closeness(len(set(re.findall(r"chapter (\d+)", text.lower()))), int(target))
+def _running_sums(text, target):
+    """Share of the running sums that stand in the text, in their order, before the first that does not."""
+    sums = list(accumulate(map(int, target.split())))[1:]
+    numbers = (int(number[:9]) for number in re.findall(r"\d+", text))
+    return sum(value in numbers for value in sums) / len(sums)  # each is sought behind the one before
 
 
 KINDS = {
-    "capital": Kind(_capital, _one_word, 40),
-    "add": Kind(_add, _last_number, 30),
-    "sentence": Kind(_sentence, _one_sentence, 50),
-    "count": Kind(_count(3, 50), _in_order, 45),
-    "repeat": Kind(_repeat, _times, 30),
-    "explain": Kind(_explain, _number_of_words, 42),
-    "essay": Kind(_essay, _words_used, 30, long=True),
-    "long count": Kind(_count(150, 500), _in_order, 16, long=True),
-    "story": Kind(_story, _chapters, 24, long=True),
+    "text": Kind(_text, _words_per_sentence, is_chat=False),
+    "chat": Kind(_chat, _number_of_words),
+    "steps": Kind(_steps, _running_sums),
 }
 
 
-def draw(count: int, seed: int, kinds: Sequence[str] | None = None) -> list[Prompt]:
-    """About ``count`` different prompts, of each kind by its weight and at least one; the same at every call."""
-    kinds = list(KINDS) if kinds is None else kinds
-    total = sum(KINDS[kind].weight for kind in kinds)
-    prompts = []
-    for kind in kinds:
-        rng, found = random.Random(f"{seed} {kind}"), {}
-        for _ in range(100 * count):  # a kind may have fewer different prompts than are asked for
-            if len(found) == max(1, round(count * KINDS[kind].weight / total)):
-                break
-            found.setdefault(*KINDS[kind].draw(rng))
-        prompts += [Prompt(f"{kind} {i}", kind, text, target) for i, (text, target) in enumerate(found.items())]
-    return prompts
+def draw(kind: str, count: int, seed: int) -> list[Prompt]:
+    """So many different prompts of a kind, the same at every call."""
+    rng, found = random.Random(f"{seed} {kind}"), {}
+    while len(found) < count:
+        found.setdefault(*KINDS[kind].draw(rng))
+    return [Prompt(kind, text, target) for text, target in found.items()]

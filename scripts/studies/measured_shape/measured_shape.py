@@ -23,14 +23,14 @@ from fspo_verl.clips import standardized, upper_quantile
 from fspo_verl.observe.records import read_records
 from fspo_verl.output import markdown_table
 
-LAW = Path(__file__).resolve().parents[1] / "law" / "records"
+RECORDS = Path(__file__).resolve().parent / "records"
 TARGET, SPLITS, BINS = 0.1, 5, 5
 FEW = 1000  # responses; a run of fewer is passed over
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folder with records (default: the law's)")
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folder with records (default: the study's)")
     return parser.parse_args(argv)
 
 
@@ -114,7 +114,7 @@ def simulated(power: float, drift: float = 0.0, steps: int = 25) -> pd.DataFrame
 
 def main() -> None:
     args = parse_args()
-    runs = {folder.name: read_records(folder) for folder in args.runs or sorted(LAW.glob("*/"))}
+    runs = {folder.name: read_records(folder) for folder in args.runs or sorted(RECORDS.glob("*/"))}
     runs = {name: records for name, records in runs.items() if len(records) >= FEW}
     for p in (0.5, 0.3, 0.8):
         runs[f"simulated, S ~ L^{p}"] = simulated(p)

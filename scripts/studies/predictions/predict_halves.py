@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 EXAMPLES = """example, with the records in the repository:
-  python scripts/studies/predictions/predict_halves.py scripts/studies/law/records/*/
+  python scripts/studies/predictions/predict_halves.py scripts/studies/measured_shape/records/*/
 """
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- begin of what `predict_halves.py` writes -->", "<!-- end of what it writes -->"
