@@ -45,7 +45,9 @@ def draw(columns: int) -> Figure:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set(xlabel="response length (tokens)", ylabel=f"clipped, {MATCHED_RATE:.0%} overall", ylim=(0, None))
     axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-    axes.set_title("Who is clipped? GSPO: short. Fixed band: long. FSPO: both alike.", fontsize=11, fontweight="bold", loc="left")
+    axes.set_title(
+        "Who is clipped? GSPO: short. Fixed band: long. FSPO: both alike.", fontsize=11, fontweight="bold", loc="left"
+    )
     return figure
 
 

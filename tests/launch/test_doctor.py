@@ -4,7 +4,6 @@
 
 import contextlib
 import json
-import os
 from unittest import mock
 
 import pytest
