@@ -57,16 +57,17 @@ def claim(folder: Path, run: str, checkpoints: Path | None, resumes: bool) -> Pa
         OSError: it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    while not (own := [one for one in claims(folder) if _values(one).get("run") == run]):
-        last = in_force(folder)
+    while True:
+        made = claims(folder)  # looked at once per round: a process of the same run may make the claim meanwhile
+        if own := [one for one in made if _values(one).get("run") == run]:
+            return own[-1]
         if reason := why_taken(folder, checkpoints, resumes):
             one = "one folder is for the records of one run"
             raise ValueError(f"records_dir={folder} is taken: {reason}; {one}; records_dir={free(folder)}")
-        new = folder / _CLAIM.format(number=1) if last is None else successor(last)
+        new = successor(made[-1]) if made else folder / _CLAIM.format(number=1)
         # Another run may have been faster. It then owns the folder, and the next round looks at it.
         with contextlib.suppress(FileExistsError), new.open("x") as file:
             json.dump({"run": run, "checkpoints": _resolved(checkpoints)}, file)
-    return own[-1]
 
 
 def claims(folder: Path) -> list[Path]:
