@@ -172,11 +172,13 @@ def batches(launch: Launch) -> Iterator[Finding]:
 
 
 def _print(found: list[Finding], counts: Counter, launch: list[str]) -> None:
-    """The conclusion, and the findings."""
+    """The conclusion, the findings, and what to do next."""
     said = [f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}" for severity in ("error", "warning")]
     print(f"fspo-verl doctor: {', '.join(said)}")
     if not launch:
-        print(f"the launch is an example, {SELECT}; for yours: fspo-verl doctor -- python3 -m {DEFAULT_MAIN} ...")
+        print(f"the launch is an example: {SELECT}")
     for finding in found:
         lines = [(finding.severity, finding.what), ("", finding.why), ("fix:", finding.fix)]
         output.show([line for line in lines if line[1]], widths=(8,))
+    after = "start the launch" if launch else f"fspo-verl doctor -- python3 -m {DEFAULT_MAIN} ..., your command"
+    output.show([("next:", "mend the errors, and run this again" if counts["error"] else after)], widths=(8,))
