@@ -121,10 +121,11 @@ class Launch:
                 continue
             options = OPTIONS if any(_is_close(name, "policy_loss") for name in names) else ()
             options = options or (("fspo",) if any(_is_close(name, "loss_mode") for name in names) else ())
-            if option := next((option for option in options if _is_close(value, option)), None):
+            for option in (option for option in options if _is_close(value, option)):
                 why = f"verl reads no such key and would train loss_mode={self.get(f'{POLICY_LOSS}.loss_mode')!r}"
                 fix = f"+{GROUP}={option}, or in your YAML `defaults: [ppo_trainer, {GROUP}: {option}, _self_]`"
                 yield Finding("error", "lost_selection", f"{key}={value!r} selects nothing", why, fix)
+                break
 
     @cached_property
     def parts(self) -> "list[Part]":

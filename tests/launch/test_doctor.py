@@ -4,6 +4,8 @@
 
 import contextlib
 import json
+import os
+import sys
 from unittest import mock
 
 import pytest
@@ -74,10 +76,6 @@ PLANTED = {  # overrides -> check, severity
     f"{POLICY_LOSS}.length_power=1": ("band_beyond_use", "warning"),
     "algorithm.rollout_correction.bypass_mode=true": ("rollout_log_probs", "warning"),
     "actor_rollout_ref.rollout.top_p=0.95 actor_rollout_ref.rollout.top_k=50": ("mismatch_of_engines", "warning"),
-    f"{POLICY_LOSS}.mismatch_eps=0.1 actor_rollout_ref.rollout.calculate_log_probs=false": (
-        "unknown_mismatch",
-        "error",
-    ),
     f"{POLICY_LOSS}.loss_mode=gspo": ("overridden_group", "error"),
     f"{POLICY_LOSS}.records_dir=RECORDS": ("used_records_dir", "error"),
     f"{ACTOR}.ppo_mini_batch_size=0": ("unjudged", "error"),
@@ -110,12 +108,14 @@ def test_a_planted_fault_is_found_and_its_remedy_mends_it(planted, sound, tmp_pa
 @pytest.mark.parametrize(
     ("owner", "finished", "resumed", "words"),
     [
+        ("run", False, None, None),
         ("run", True, None, "the records of a run that has finished"),
         ("run", True, "run", None),
+        ("other", False, "run", "another run, with checkpoints in"),
         ("run", False, "other", "it holds records from step 1 on, and this run branches off after step 20"),
         (None, False, "run", "records that no run has claimed"),
     ],
-    ids=["finished", "resumed", "resumed from another", "unclaimed"],
+    ids=["crashed", "finished", "resumed", "another's", "resumed from another", "unclaimed"],
 )
 def test_a_launch_refuses_the_records_of_another_run(owner, finished, resumed, words, tmp_path):
     """``owner``: whose records they are; ``resumed``: whose checkpoint is used, None for a start anew."""
@@ -139,7 +139,7 @@ def test_a_launch_refuses_the_records_of_another_run(owner, finished, resumed, w
     assert words is None or f"{POLICY_LOSS}.records_dir={records}-2" in str(refused.value)
 
 
-def test_the_workers_of_a_launch_are_told_whose_records_they_write(tmp_path):
+def test_two_launches_of_one_command_do_not_share_a_folder(tmp_path, monkeypatch):
     records = tmp_path / "records"
     overrides = [SELECT, f"{POLICY_LOSS}.records_dir={records}", f"trainer.default_local_dir={tmp_path}/saved"]
 
@@ -152,14 +152,20 @@ def test_the_workers_of_a_launch_are_told_whose_records_they_write(tmp_path):
     claim = json.loads(folder.in_force(records).read_text())
     assert (workers_are_told.records_run, workers_are_told.checkpoint_dir) == (claim["run"], claim["checkpoints"])
     assert claim["checkpoints"] == f"{tmp_path}/saved"
-    assert composed(overrides, start).records_run != claim["run"]  # the same command, as after a crash
+    monkeypatch.setattr(os, "getpid", lambda: 2**30)  # another process; the first goes on
+    with pytest.raises(ValueError, match=f"records_dir={records}-2"):
+        composed(overrides, start)
+    folder.in_force(records).write_text(json.dumps(claim | {"process": 2**30 - 1}))  # the first has crashed
+    assert composed(overrides, start).records_run != claim["run"]
 
 
 @pytest.mark.parametrize("place", ["file/records", "loop/records", "/dev/full/records"])
-def test_a_records_dir_that_this_machine_cannot_read_is_left_to_the_workers(place, tmp_path, capsys):
+def test_a_records_dir_that_cannot_be_written_here_is_a_warning(place, tmp_path, capsys):
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    assert found(diagnose(SELECT, f"{POLICY_LOSS}.records_dir={tmp_path / place}", capsys=capsys)[1]) == {}
+    told = found(diagnose(SELECT, f"{POLICY_LOSS}.records_dir={tmp_path / place}", capsys=capsys)[1])
+    assert told["used_records_dir"]["severity"] == "warning"
+    assert "cannot be written on this machine" in told["used_records_dir"]["what"]
 
 
 @pytest.mark.parametrize(("tracker", "warned"), [("20", False), ("30", True)])
@@ -199,8 +205,30 @@ def test_a_fully_asynchronous_launch_counts_the_steps_between_syncs(steps, warne
     assert "rollout_log_probs" in found(diagnose("--", *launch, capsys=capsys)[1])
 
 
-def test_what_hydra_refuses_is_an_error(capsys):
-    code, report = diagnose(SELECT, "data.x=[1", capsys=capsys, with_config=of_a_started_main)
+def test_one_step_between_syncs_of_separate_async_is_mended_as_verl_wants_it(sound, capsys):
+    once = separate_async(sound, 1)
+    fix = found(diagnose("--", *once, capsys=capsys)[1])["one_step_per_rollout"]["fix"]
+    # verl asserts data.train_batch_size == parameter_sync_step * ppo_mini_batch_size.
+    assert fix == "trainer.v1.separate_async.parameter_sync_step=4 data.train_batch_size=256"
+    assert found(diagnose("--", *once, *fix.split(), capsys=capsys)[1]) == {}
+    # ppo_epochs are steps between syncs as well; and the old trainer does not read trainer.v1.
+    assert found(diagnose("--", *once, f"{ACTOR}.ppo_epochs=2", capsys=capsys)[1]) == {}
+    v0 = found(diagnose("--", *once, "trainer.use_v1=false", capsys=capsys)[1])
+    assert v0["one_step_per_rollout"]["fix"] == f"{ACTOR}.ppo_mini_batch_size=16"
+
+
+def test_of_several_jobs_the_first_is_examined_and_that_is_said(sound, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    launch = [*sound, f"{POLICY_LOSS}.eps_low=0.02,-1", "--multirun"]
+    code, report = diagnose("--", *launch, capsys=capsys, with_config=of_a_started_main)
+    assert code == 0 and list(found(report)) == ["multirun"]
+    assert any("[-0.02, +0.03]" in finding["what"] for finding in report["findings"])
+    assert not {"multirun", "outputs"} & {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("malformed", ["data.x=[1", "data.no_such_key=1", "+algorithm.policy_loss fspo"])
+def test_what_hydra_refuses_is_an_error(malformed, capsys):
+    code, report = diagnose(SELECT, malformed, capsys=capsys, with_config=of_a_started_main)
     assert code == 1 and found(report)["composition"]["why"]
 
 
@@ -212,6 +240,16 @@ def test_what_is_no_launch_is_refused_with_what_is(launch, capsys):
     said = capsys.readouterr().err
     assert said.startswith(f"fspo-verl doctor: {launch[0]} begins neither overrides (KEY=VALUE ...) nor a command with")
     assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("value", [None, "0"])
+def test_the_environment_stays_as_it_was(value, monkeypatch):
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    if value:
+        monkeypatch.setenv("HYDRA_FULL_ERROR", value)
+    before = dict(os.environ), list(sys.argv)
+    of_a_started_main(doctor.DEFAULT_MAIN, [SELECT], lambda config: os.environ["HYDRA_FULL_ERROR"])
+    assert (os.environ.get("HYDRA_FULL_ERROR"), sys.argv) == (value, before[1])
 
 
 def test_a_program_that_could_not_be_stopped_is_not_started(capsys):
@@ -236,19 +274,28 @@ def test_the_batches_of_a_launch(trainer, sound, capsys):
     assert said.startswith("256 prompts x 8 = 2,048 responses per rollout, 8 optimiser steps")
 
 
+def test_batches_of_a_number_that_is_missing_are_an_error(capsys):
+    code, report = diagnose(SELECT, "actor_rollout_ref.rollout.n=null", capsys=capsys)
+    assert code == 1 and "batches cannot judge this config: TypeError" in found(report)["unjudged"]["what"]
+
+
 # --- what is printed -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("launch", "conclusion"),
+    ("launch", "conclusion", "next_step"),
     [
-        ([], "0 errors, 0 warnings"),
-        ([SELECT], "0 errors, 0 warnings"),
-        ([SELECT, f"{POLICY_LOSS}.eps_low=-1"], "1 error, 0 warnings"),
+        (
+            [],
+            "0 errors, 0 warnings",
+            "fspo-verl doctor -- python3 -m verl.trainer.main_ppo ..., the command of your launch",
+        ),
+        ([SELECT], "0 errors, 0 warnings", f"python3 -m verl.trainer.main_ppo {SELECT}"),
+        ([SELECT, f"{POLICY_LOSS}.eps_low=-1"], "1 error, 0 warnings", "mend the errors, and run this again"),
     ],
 )
-def test_the_first_line_is_the_conclusion_and_an_example_is_said_to_be_one(launch, conclusion, capsys):
+def test_the_first_line_is_the_conclusion_and_the_last_what_to_do_next(launch, conclusion, next_step, capsys):
     with mock.patch.object(doctor, "with_config", in_process):
         doctor.main(cli.parser("doctor").parse_args(launch))
-    first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first == f"fspo-verl doctor: {conclusion}" and ("example" in second) == (not launch)
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first == f"fspo-verl doctor: {conclusion}" and last.split(maxsplit=1) == ["next:", next_step]

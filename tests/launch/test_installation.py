@@ -29,6 +29,14 @@ def without_totals(agg_loss):
     return lambda loss_mat, loss_mask, loss_agg_mode, **totals: agg_loss(loss_mat, loss_mask, loss_agg_mode)
 
 
+def one_argument_less(get_policy_loss_fn):
+    return lambda name: (
+        lambda rollout_is_weights, **others: get_policy_loss_fn(name)(
+            **{key: value for key, value in others.items() if key != "advantages"}
+        )
+    )
+
+
 def one_position_late(no_padding_2_padding):
     def other(values, data):
         late = torch.nested.nested_tensor_from_jagged(values.values().roll(1), values.offsets())
@@ -40,8 +48,10 @@ def one_position_late(no_padding_2_padding):
 PLANTED = [  # what is replaced, by what, words of the warning
     (losses, "get_policy_loss_fn", lambda _: lambda name: core_algos.POLICY_LOSS_REGISTRY["vanilla"], "gives"),
     (core_algos, "POLICY_LOSS_REGISTRY", lambda known: known | {"fspo": known["gspo"]}, "gives"),
+    (losses, "get_policy_loss_fn", one_argument_less, "TypeError"),
     (losses, "no_padding_2_padding", one_position_late, "gives"),
     (losses, "no_padding_2_padding", lambda pad: lambda *args: pad(*args).detach(), "RuntimeError"),
+    (core_algos, "agg_loss", lambda agg: lambda **arguments: 2 * agg(**arguments), "loss_mode=fspo gives"),
     (core_algos, "agg_loss", without_totals, "loss_mode=fspo gives"),
     (core_algos, "POLICY_LOSS_REGISTRY", lambda _: {}, "loss cannot be called"),
 ]

@@ -165,6 +165,14 @@ def test_main_ppo_refuses_before_ray_starts(tmp_path):
     assert "ray init kwargs" not in run.stdout  # what main_ppo prints right before ray.init
 
 
+@pytest.mark.long
+def test_main_ppo_says_which_band_is_in_effect(tmp_path):
+    # An impossible batch size ends the run in verl's validation, right after this package's check.
+    run = main_ppo("+algorithm.policy_loss=fspo", "actor_rollout_ref.actor.ppo_mini_batch_size=4096", cwd=tmp_path)
+    assert run.returncode != 0 and "ppo_mini_batch_size (4096)" in run.stderr
+    assert "policy loss fspo: log-ratio band 0 [-0.03, +0.03]*L^0.5" in run.stdout + run.stderr
+
+
 def test_steps_between_syncs_of_the_fully_asynchronous_trainer():
     actor, trainer = {"ppo_mini_batch_size": 8, "ppo_epochs": 2}, {"trigger_parameter_sync_step": 4}
     config = {"actor_rollout_ref": {"actor": actor}, "async_training": trainer | {"require_batches": 3}}

@@ -19,7 +19,23 @@ from fspo_verl.launch import override
 
 QUOTED = Path(__file__).parents[2] / "scripts/launch/functions.sh"
 NASTY = "ö ( ) = { } [ ' # & ~ , \" : + $x % ! ; \\ 漢"
-PATHS = [NASTY, *NASTY.split(), *r"\ \\ a\'b a\\' ' '' null 1e3 true ~a ?".split(), "", "a b "]
+PATHS = [
+    NASTY,
+    *NASTY.split(),
+    "\\",
+    "\\\\",
+    "a\\'b",
+    "a\\\\'",
+    "'",
+    "''",
+    "",
+    "null",
+    "1e3",
+    "true",
+    "a b ",
+    "~a",
+    "?",
+]
 
 
 def read(text: str) -> str:

@@ -29,7 +29,10 @@ KEYS = {
     ),
     "actor_rollout_ref.rollout": ("name", "n"),
     "data": ("train_batch_size", "max_response_length"),
-    "trainer": (*("save_freq", "resume_mode", "resume_from_path", "default_local_dir"),),
+    "trainer": (
+        *("save_freq", "resume_mode", "resume_from_path", "default_local_dir"),
+        *("use_v1", "v1.trainer_mode", "v1.separate_async.parameter_sync_step"),
+    ),
     "algorithm": ("adv_estimator", "rollout_correction.bypass_mode"),
 }
 
@@ -74,7 +77,7 @@ def test_a_resume_goes_by_the_tracker(tmp_path):
 
 
 def test_the_asynchronous_trainer_syncs_after_whole_mini_batches(modules):
-    """Lost: the optimiser steps that are counted are wrong there (read)."""
+    """Lost: the optimiser steps that are counted, and the advice on mini-batches, are wrong there (read)."""
     asserted = "assert train_batch_size == parameter_sync_step * ppo_mini_batch_size"
     assert asserted in modules["verl.trainer.ppo.v1.trainer_separate_async"]
 
