@@ -21,22 +21,22 @@ def _register_losses(_core_algos) -> None:
     import fspo_verl.register  # noqa: F401
 
 
-def _check_launches_of_mains(device) -> None:
+def _check_launches_of_mains(_device) -> None:
     from fspo_verl.launch import hook
 
-    hook.look_before(device, "auto_set_device", hook.check_once)
+    hook.install_on_mains()
 
 
-def _check_launches_of_own_mains(main_ppo) -> None:
+def _check_launches_of_own_mains(_main_ppo) -> None:
     from fspo_verl.launch import hook
 
-    hook.look_before(main_ppo, "run_ppo", hook.check_once)
+    hook.install_on_run_ppo()
 
 
-def _check_launches_at_the_logger(tracking) -> None:
+def _check_launches_at_the_logger(_tracking) -> None:
     from fspo_verl.launch import hook
 
-    hook.look_before(tracking.Tracking, "__init__", hook.refuse_the_config, place=4)
+    hook.install_on_tracking()
 
 
 def _log_live_series(_tracking) -> None:

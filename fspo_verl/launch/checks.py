@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ _CLIP_RATIO_DEFAULTS = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_hi
 # Spread of a token's log-ratio, nats. Measured so far: 0.005 to 0.1 (numerical noise under bfloat16 included).
 _LARGEST_SIGMA = 0.1
 _STANDARD_DEVIATIONS = 2  # of S, beyond which an edge counts as out of reach
+_UNUSUAL = 100  # times larger or smaller than the longest response: no divisor that anybody means
 # What shapes the loss besides ``policy_loss`` itself.
 _ACTOR_KEYS = (
     *("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode", "loss_scale_factor"),
@@ -53,7 +55,7 @@ _ACTOR_KEYS = (
 def findings(config: DictConfig) -> list[Finding]:
     """Everything the config says about a launch; empty where it selects no loss of this package.
 
-    A key that plainly was to select one is an error all the same.
+    A key that plainly was to select one is an error all the same, and a resume that forgets the loss a warning.
     """
     launch = Launch(config)
     found = [*launch.lost_selections()]
@@ -61,8 +63,10 @@ def findings(config: DictConfig) -> list[Finding]:
         found += run(_SELECTION, launch)
     if launch.is_ours:
         found += run((*_CONFIG_ALONE, *_FOLDERS), launch)
-        if not any(finding.check == "band_fields" for finding in found):  # or there is no band to judge
+        if not any(finding.check in _NO_BAND for finding in found):
             found += run((changed_on_resume, *(_FSPO if launch.is_fspo else _BASELINE)), launch)
+    elif launch.has_actor and launch.resumes_ours:
+        found += run((changed_on_resume,), launch)
     return found
 
 
@@ -166,9 +170,13 @@ def overridden_group(launch: Launch) -> Iterator[Finding]:
 # --- errors: another loss would train than the one asked for, or none ------------------------------------------------
 
 
-def nothing_to_observe(launch: Launch) -> Iterator[Finding]:
-    """``loss_mode=observed`` without the group, which says what to observe."""
-    if launch.loss_mode == "observed" and not str(launch.policy_loss.get("_target_")).startswith("fspo_verl."):
+def no_loss_mode(launch: Launch) -> Iterator[Finding]:
+    """No name where the loss is named, or none of a loss to observe."""
+    observes = str(launch.policy_loss.get("_target_")).endswith("ObservedPolicyLossConfig")
+    if not isinstance(launch.loss_mode, str) or not launch.loss_mode:
+        what = f"{POLICY_LOSS}.loss_mode={launch.loss_mode} names no loss"
+        yield error(what, "the run would fail at its first actor update", f"remove it, or {POLICY_LOSS}.loss_mode=fspo")
+    elif launch.loss_mode == "observed" and not observes:
         what, why = f"{POLICY_LOSS}.loss_mode=observed alone", "it does not say which loss is to be observed"
         yield error(what, why, f"+{GROUP}=observed {POLICY_LOSS}.loss_mode=vanilla, or another loss that trains")
 
@@ -195,17 +203,20 @@ def band_fields(launch: Launch) -> Iterator[Finding]:
 
 
 def no_divisor(launch: Launch) -> Iterator[Finding]:
-    """A normaliser that is zero or negative, or differs between micro-batches."""
-    factor = launch.actor.get("loss_scale_factor")
+    """A normaliser that is zero or negative, differs between micro-batches, or that nobody means."""
+    factor, longest = launch.actor.get("loss_scale_factor"), launch.max_response_length
     if launch.actor.loss_agg_mode != "seq-mean-token-sum-norm":
         return
-    fix = f"{ACTOR}.loss_scale_factor={launch.max_response_length}"
+    fix = f"{ACTOR}.loss_scale_factor={longest}"
     what = f"{ACTOR}.loss_scale_factor={factor} is what {ACTOR}.loss_agg_mode=seq-mean-token-sum-norm divides by"
     if factor is None:
         what = f"{ACTOR}.loss_scale_factor=null makes verl divide by the padded width of each micro-batch"
         yield warning(what, "the loss then depends on how the batch is cut", fix)
     elif not factor > 0:
         yield error(what, "zero makes the loss infinite, and a negative number trains towards lower rewards", fix)
+    elif longest and not 1 / _UNUSUAL <= factor / longest <= _UNUSUAL:
+        scale = f"the loss is {longest / factor:.2g} times that of a division by the longest response, {longest} tokens"
+        yield warning(what, scale, fix)
 
 
 def dropped_by_distillation(launch: Launch) -> Iterator[Finding]:
@@ -251,15 +262,22 @@ def unknown_mismatch(launch: Launch) -> Iterator[Finding]:
 
 
 def used_records_dir(launch: Launch) -> Iterator[Finding]:
-    """A folder for records that belongs to another run."""
+    """A folder for records that belongs to another run, or that this machine cannot write."""
     if (records_dir := launch.policy_loss.get("records_dir")) is None:
         return
     folder, key = Path(records_dir), f"{POLICY_LOSS}.records_dir"
     checkpoints = Path(launch.config.trainer.default_local_dir)
     resumed = launch.resume_point
     try:
-        reason, files = folders.why_taken(folder, checkpoints, resumed is not None), folders.record_files(folder)
-    except OSError:  # a node with a disk of its own may read it; each worker tries it before its first update
+        place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+        reason = folders.why_taken(folder, checkpoints, resumed is not None) if writable else None
+        files = folders.record_files(folder) if writable else []
+    except OSError:  # such as a loop of symbolic links
+        writable = False
+    if not writable:
+        why = "a node with a disk of its own may have it; each worker tries it before its first update"
+        yield warning(f"{key}={records_dir} cannot be written on this machine", why, f"{key}=DIR that can be")
         return
     if reason is None and files and resumed is not None and resumed[0].resolve() != checkpoints.resolve():
         (first, _, _), *_ = folders.numbered(files)
@@ -351,8 +369,10 @@ def _kept_until(launch: Launch) -> list[dict]:
         return []
     folder, step = resumed
     try:
-        entries = json.loads((folder / KEPT_LOSSES).read_text())
-        return [entry | {"loss": dict(entry["loss"])} for entry in entries if entry["after_step"] < step]
+        entries = [
+            (entry["after_step"], dict(entry["loss"])) for entry in json.loads((folder / KEPT_LOSSES).read_text())
+        ]
+        return [{"after_step": after, "loss": loss} for after, loss in entries if after < step]
     except (KeyError, TypeError, ValueError):
         return []
 
@@ -367,11 +387,15 @@ def one_step_per_rollout(launch: Launch) -> Iterator[Finding]:
         return
     why = "the ratio stays 1 and no clip can act"
     batch, mini = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
-    what, fix = f"{batch} <= {mini} and ppo_epochs=1", f"{mini}={max(1, prompts // 4)}"
+    what = f"{batch} <= {mini} and ppo_epochs=1"
     if launch.get("async_training") is not None:
         what = "trigger_parameter_sync_step * require_batches * ppo_epochs = 1"
         fix = "async_training.trigger_parameter_sync_step=4"
-    yield warning(f"one optimiser step per rollout ({what})", why, f"{fix}, or {ACTOR}.ppo_epochs=2")
+    elif launch.rounds_per_sync is not None:  # verl insists on parameter_sync_step mini-batches
+        fix = f"trainer.v1.separate_async.parameter_sync_step=4 {batch}={4 * launch.actor.ppo_mini_batch_size}"
+    else:
+        fix = f"{mini}={max(1, prompts // 4)}"
+    yield warning(f"one optimiser step per rollout ({what})", why, fix)
 
 
 def idle_clip_ratio(launch: Launch) -> Iterator[Finding]:
@@ -458,10 +482,12 @@ def band_in_effect(launch: Launch) -> Iterator[Finding]:
         text += f" at the start; eps follows a clip rate of {target:g}"
     longest = launch.max_response_length
     if longest and launch.band.normalization == "plain":
-        for length in (max(1, longest // 10), longest):
-            edges = torch.tensor([-launch.band.low, launch.band.high]) * launch.band.scale_at(length)
-            low, high = edges.exp().tolist()
-            text += f"; a ratio of {low:.3g} to {high:.3g} at L={length}"
+        lengths = [max(1, longest // 10), longest]
+        length = torch.tensor(lengths, dtype=torch.float64)
+        q = torch.ones_like(length)  # of which a plain band reads only that it is not 0
+        low, high, _ = (edge.exp().tolist() for edge in launch.band.edges(length, q))
+        edges = zip(lengths, low, high, strict=True)
+        text += "; as ratios " + ", ".join(f"{low:.3g} to {high:.3g} at L={n}" for n, low, high in edges)
     yield note(text)
 
 
@@ -474,9 +500,10 @@ def loss_in_effect(launch: Launch) -> Iterator[Finding]:
 
 _SELECTION = (missing_choice, hidden_files, lost_to_group, overridden_group)
 _CONFIG_ALONE = (
-    *(nothing_to_observe, misplaced_fields, band_fields),
+    *(no_loss_mode, misplaced_fields, band_fields),
     *(no_divisor, dropped_by_distillation, unknown_mismatch, one_step_per_rollout),
 )
+_NO_BAND = ("no_loss_mode", "band_fields")  # after these there is no band to judge
 _FOLDERS = (used_records_dir, lost_checkpoint)
 _FSPO = (
     *(unreachable_clip_rate, idle_clip_ratio, mean_over_own_length, band_beyond_use, rollout_log_probs),

@@ -20,6 +20,7 @@ import json
 import os
 import re
 import runpy
+import shlex
 import sys
 import tempfile
 from collections import Counter
@@ -31,9 +32,11 @@ from omegaconf import DictConfig
 
 from fspo_verl import output
 from fspo_verl.launch import installation, override
-from fspo_verl.launch.view import ACTOR, POLICY_LOSS, SELECT, SEVERITIES, Finding, Launch
+from fspo_verl.launch.view import ACTOR, POLICY_LOSS, SEVERITIES, Finding, Launch
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
+_DEFAULT_OVERRIDES = ["+algorithm.policy_loss=fspo"]
+_EXAMPLE = "no launch was given; what is said of one is of +algorithm.policy_loss=fspo on verl's defaults"
 
 
 def main(args: argparse.Namespace) -> int:
@@ -44,6 +47,8 @@ def main(args: argparse.Namespace) -> int:
     if output.installed("verl") is None:
         raise ValueError(f"verl is not installed in {sys.prefix}: pip install 'verl{installation.SUPPORTED_VERL}'")
     found = examine(module, overrides)
+    if not args.launch:
+        found.append(Finding("note", "example", _EXAMPLE))
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     counts = Counter(finding.severity for finding in found)
     if args.json:
@@ -68,7 +73,7 @@ def split_command(launch: list[str]) -> tuple[str, list[str]]:
             f"{launch[0]} begins neither overrides (KEY=VALUE ...) nor a command with `-m MAIN` (a module of Python); "
             "for a script, write down the command that it runs"
         )
-    return DEFAULT_MAIN, launch or [SELECT]
+    return DEFAULT_MAIN, launch or list(_DEFAULT_OVERRIDES)
 
 
 def examine(module: str, overrides: list[str]) -> list[Finding]:
@@ -87,16 +92,20 @@ def examine(module: str, overrides: list[str]) -> list[Finding]:
 
 
 def compose(module: str, overrides: list[str]) -> tuple[DictConfig | None, list[Finding]]:
-    """What stops Hydra or the import of the main; the config, if nothing does, and what its checks find.
+    """What stops Hydra or the import of the main; the config, if nothing does, and what its checks find."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
 
-    Of several jobs (``--multirun``) the first.
-    """
     from fspo_verl.launch import checks
 
     def look(config):
         if Launch(config).get(ACTOR) is None:
             raise ValueError(f"the config has no {ACTOR}: no launch of policy training")
-        return config, checks.findings(config)
+        found = checks.findings(config)
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            what = "of a launch with --multirun only the first job is examined"
+            found.append(Finding("warning", "multirun", what, fix="examine each job by its own overrides"))
+        return config, found
 
     try:
         return with_config(module, overrides, look)
@@ -156,7 +165,7 @@ def selects_no_loss_of_ours(launch: Launch) -> Iterator[Finding]:
     """A launch that trains without this package."""
     if not launch.is_ours:
         what, why = f"{POLICY_LOSS}.loss_mode={launch.loss_mode} trains", "neither FSPO nor one of its baselines"
-        yield Finding("warning", "not_selected", what, why, SELECT)
+        yield Finding("warning", "not_selected", what, why, "+algorithm.policy_loss=fspo")
 
 
 def batches(launch: Launch) -> Iterator[Finding]:
@@ -175,10 +184,15 @@ def _print(found: list[Finding], counts: Counter, launch: list[str]) -> None:
     """The conclusion, the findings, and what to do next."""
     said = [f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}" for severity in ("error", "warning")]
     print(f"fspo-verl doctor: {', '.join(said)}")
-    if not launch:
-        print(f"the launch is an example: {SELECT}")
     for finding in found:
         lines = [(finding.severity, finding.what), ("", finding.why), ("fix:", finding.fix)]
         output.show([line for line in lines if line[1]], widths=(8,))
-    after = "start the launch" if launch else f"fspo-verl doctor -- python3 -m {DEFAULT_MAIN} ..., your command"
-    output.show([("next:", "mend the errors, and run this again" if counts["error"] else after)], widths=(8,))
+    output.show([("next:", _next_step(counts["error"], launch))], widths=(8,))
+
+
+def _next_step(errors: int, launch: list[str]) -> str:
+    if errors:
+        return "mend the errors, and run this again"
+    if not launch:
+        return f"fspo-verl doctor -- python3 -m {DEFAULT_MAIN} ..., the command of your launch"
+    return "start the launch" if "-m" in launch else f"python3 -m {DEFAULT_MAIN} {shlex.join(launch)}"

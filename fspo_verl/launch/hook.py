@@ -40,23 +40,19 @@ def check(config: DictConfig) -> None:
     Raises:
         ValueError: the config asks for a loss that it would not train, or a field of the band is wrong.
     """
-    found: list[Finding] = []
-    ours = False
     try:
         launch = Launch(config)
-        ours = launch.selects_ours
-        found += launch.lost_selections()
-        if not ours and launch.has_actor and launch.resumes_ours:
-            from fspo_verl.launch import checks
-
-            found += checks.changed_on_resume(launch)
+        selected, meant = launch.selects_ours, [*launch.lost_selections()]
     except Exception as problem:
         logger.warning("fspo_verl did not look at this launch: %s: %s", type(problem).__name__, problem)
-    if ours:
+        return
+    if selected:
         from fspo_verl.launch import checks, installation
 
-        found = [*installation.verl_version(), *checks.findings(config)]  # which has the lost selections as well
-    _refuse_or_say(found)
+        meant = [*installation.verl_version(), *checks.findings(config)]  # which has what was meant as well
+    _refuse_or_say(meant)
+    if not selected and launch.has_actor:
+        _say_a_forgotten_loss(launch)
 
 
 def _refuse_or_say(found: list[Finding]) -> None:
@@ -64,6 +60,17 @@ def _refuse_or_say(found: list[Finding]) -> None:
         raise ValueError("\n".join(errors))
     for finding in found:
         logger.log(logging.WARNING if finding.severity == "warning" else logging.INFO, "%s", finding)
+
+
+def _say_a_forgotten_loss(launch: Launch) -> None:
+    """Warn of a resume without the loss of this package that has trained the run so far."""
+    try:
+        if launch.resumes_ours:
+            from fspo_verl.launch import checks
+
+            _refuse_or_say([*checks.changed_on_resume(launch)])
+    except Exception as problem:
+        logger.warning("fspo_verl did not compare this launch with its checkpoint: %s", problem)
 
 
 def keep_loss_settings(config: DictConfig) -> None:
@@ -86,7 +93,7 @@ def keep_loss_settings(config: DictConfig) -> None:
 def claim_records(config: DictConfig) -> None:
     """Make ``records_dir`` that of this run, and tell its workers the identity of the run in the config.
 
-    A folder that only the workers can write is claimed by them.
+    A folder that only the workers can write is claimed by them; :func:`check` has warned of it.
 
     Raises:
         ValueError: the folder is that of another run; names a free one.
@@ -107,7 +114,28 @@ def claim_records(config: DictConfig) -> None:
 # --- where a launch is seen ------------------------------------------------------------------------------------------
 
 
-def look_before(owner, name: str, look: Callable, place: int = 0) -> None:
+def install_on_mains() -> None:
+    """Check the config of every launch by a main of verl, before Ray starts; keep its loss and claim its records."""
+    import verl.utils.device
+
+    _look_before(verl.utils.device, "auto_set_device", _check_once)
+
+
+def install_on_run_ppo() -> None:
+    """The same for a user's own main that calls ``run_ppo(config, ...)``."""
+    from verl.trainer import main_ppo
+
+    _look_before(main_ppo, "run_ppo", _check_once)
+
+
+def install_on_tracking() -> None:
+    """Refuse at the trainer's logger what :func:`check` refuses on the config alone."""
+    from verl.utils.tracking import Tracking
+
+    _look_before(Tracking, "__init__", _refuse_the_config, place=4)
+
+
+def _look_before(owner, name: str, look: Callable, place: int = 0) -> None:
     """Wrap a function of verl, so that ``look`` sees its argument ``config``, at ``place`` where it has no name."""
     function = getattr(owner, name)
     if hasattr(function, _MARK):
@@ -128,8 +156,7 @@ def look_before(owner, name: str, look: Callable, place: int = 0) -> None:
 _checked: list = []  # the config of this launch: verl's asynchronous mains call both functions
 
 
-def check_once(config) -> None:
-    """Check a launch by a main, keep its loss and claim its records."""
+def _check_once(config) -> None:
     if any(config is known for known in _checked):
         return
     check(config)
@@ -138,8 +165,7 @@ def check_once(config) -> None:
     _checked[:] = [config]
 
 
-def refuse_the_config(config) -> None:
-    """Refuse at the trainer's logger what :func:`check` refuses on the config alone."""
+def _refuse_the_config(config) -> None:
     try:
         launch = Launch(OmegaConf.create(config or {}))
         errors = [*launch.lost_selections()]

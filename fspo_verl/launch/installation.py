@@ -6,6 +6,7 @@ A verl that was never tested is tried: whether the loss trains what it says. Wha
 tests/verl_contract; what fails with an error of its own is not tried here.
 """
 
+import importlib.util
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -25,10 +26,11 @@ TESTED = {
     "vllm": ("0.27.1",),
     "ray": ("2.60.0",),
 }
+INSTALL = "pip install . in a clone of fspo_verl"
 
 
 def findings() -> Iterator[Finding]:
-    """Versions, and whether verl finds this package here."""
+    """Versions, and whether verl and Hydra find this package here."""
     found = {package: output.installed(package) for package in TESTED}
     text = ", ".join(f"{package} {version or 'not installed'}" for package, version in found.items())
     tested = "; ".join(f"{package} {', '.join(known)}" for package, known in TESTED.items())
@@ -36,7 +38,11 @@ def findings() -> Iterator[Finding]:
     yield from verl_version()
     if not any(point.value == "fspo_verl.plugin" for point in metadata.entry_points(group="verl.plugins")):
         why = "the package is imported, not installed"
-        yield Finding("error", "entry_point", "verl finds no plugin fspo_verl", why, "pip install . in a clone of it")
+        yield Finding("error", "entry_point", "verl finds no plugin fspo_verl", why, INSTALL)
+    plugins = importlib.util.find_spec("hydra_plugins")
+    if plugins is None or importlib.util.find_spec("hydra_plugins.fspo_verl_searchpath") is None:
+        why = "Hydra does not see the packaged configs, and +algorithm.policy_loss=fspo would be a dead value"
+        yield Finding("error", "search_path", "hydra_plugins.fspo_verl_searchpath is missing", why, INSTALL)
 
 
 # --- a verl that is too old, or was never tested ---------------------------------------------------------------------

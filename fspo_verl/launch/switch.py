@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fspo_verl.launch import doctor
-from fspo_verl.launch.view import ACTOR, GROUP, POLICY_LOSS, SELECT, Finding, Launch
+from fspo_verl.launch.view import ACTOR, GROUP, POLICY_LOSS, Finding, Launch
 
+SELECT = f"+{GROUP}=fspo"
 TIME_LIMIT = 300
 """Seconds after which a script is stopped: with stand-ins for its programs it does next to nothing."""
 
@@ -72,6 +73,7 @@ def main(args: argparse.Namespace) -> int:
     """Print the mended command; returns the exit code that the module's text promises."""
     if not args.script:
         raise ValueError("name a script: fspo-verl switch -- bash my_script.sh ...")
+    print("Only the script itself runs; whatever it starts is noted instead of started.", file=sys.stderr)
     command = command_of(args.script)
     mended, changes, found = switched(command)
     left = [finding for finding in found if finding.severity == "error"]
@@ -84,7 +86,8 @@ def main(args: argparse.Namespace) -> int:
     for finding in found:
         if finding.severity != "note":
             print(f"  {finding.severity + ':':8} {finding}")
-    print(f"\n{mended}")
+    print(f"\n{mended}\n")
+    print(f"next: {'mend what is left, and run this again' if left else 'start it'}")
     return int(bool(left))
 
 

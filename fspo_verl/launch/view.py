@@ -20,7 +20,6 @@ from omegaconf import DictConfig, OmegaConf
 
 SEVERITIES = ("error", "warning", "note")
 GROUP = "algorithm.policy_loss"
-SELECT = f"+{GROUP}=fspo"
 ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 OWN_CONFIGS = "pkg://fspo_verl.configs"
@@ -123,43 +122,45 @@ class Launch:
             options = options or (("fspo",) if any(_is_close(name, "loss_mode") for name in names) else ())
             for option in (option for option in options if _is_close(value, option)):
                 why = f"verl reads no such key and would train loss_mode={self.get(f'{POLICY_LOSS}.loss_mode')!r}"
-                fix = f"+{GROUP}={option}, or in your YAML `defaults: [ppo_trainer, {GROUP}: {option}, _self_]`"
+                fix = (
+                    f"select the config group instead: +{GROUP}={option} on the command line, or in your YAML "
+                    f"`defaults: [ppo_trainer, {GROUP}: {option}, _self_]`"
+                )
                 yield Finding("error", "lost_selection", f"{key}={value!r} selects nothing", why, fix)
                 break
+        yield from self._unregistered_loss()
+        yield from self._loss_as_advantages()
+
+    def _loss_as_advantages(self) -> Iterator[Finding]:
+        """A loss named as the advantage estimator, unless a plugin has registered an estimator of that name."""
+        estimator = self.get("algorithm.adv_estimator")
+        if estimator != "fspo" and not (self.selects_ours and estimator in OPTIONS):
+            return
+        from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+        if estimator not in ADV_ESTIMATOR_REGISTRY:
+            what = f"algorithm.adv_estimator={estimator} names a policy loss"
+            fix = "algorithm.adv_estimator=grpo" + ("" if self.selects_ours else f" +{GROUP}={estimator}")
+            yield Finding("error", "loss_as_advantages", what, "the run fails after its first rollout", fix)
+
+    def _unregistered_loss(self) -> Iterator[Finding]:
+        """A loss to observe, or one of nearly the name fspo, that no plugin has registered in this process."""
+        mode = self.get(f"{POLICY_LOSS}.loss_mode")
+        if not isinstance(mode, str) or not (self.is_ours or _is_close(mode, "fspo")):
+            return
+        from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+        if mode not in POLICY_LOSS_REGISTRY:
+            what = f"{POLICY_LOSS}.loss_mode={mode!r} is not registered here"
+            why = "unless a worker registers it, the run fails at its first actor update, after a whole rollout"
+            known = ", ".join(sorted(POLICY_LOSS_REGISTRY))
+            fix = f"+{GROUP}=fspo if it was to be FSPO, or one of {known}"
+            yield Finding("warning", "unregistered_loss", what, why, fix)
 
     @cached_property
     def parts(self) -> "list[Part]":
-        """The files of the running Hydra application in the order in which they were merged.
-
-        Hydra tells an application its sources, the overrides and the choices of groups. The defaults list, in which a
-        later file wins, is computed from these once more with internals of Hydra (1.3): there is no public way.
-        """
-        from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
-        from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-        from hydra._internal.defaults_list import create_defaults_list
-        from hydra.core.hydra_config import HydraConfig
-        from hydra.core.override_parser.overrides_parser import OverridesParser
-
-        hydra = HydraConfig.get()
-        search_path = ConfigSearchPathImpl()
-        for source in hydra.runtime.config_sources:
-            search_path.append(source.provider, f"{source.schema}://{source.path}")
-        # Cached, as each file is needed twice: for its defaults and for its content.
-        repository = CachingConfigRepository(ConfigRepository(search_path))
-        overrides = OverridesParser.create().parse_overrides([*hydra.overrides.hydra, *hydra.overrides.task])
-        name = hydra.job.config_name
-        defaults = create_defaults_list(repository, name, overrides, prepend_hydra=True, skip_missing=False).defaults
-        found = []
-        for default in defaults:
-            loaded = repository.load_config(default.config_path)
-            if loaded is None or loaded.provider == "hydra":
-                continue
-            package = loaded.header["package"] if default.package is None else default.package
-            content = OmegaConf.create() if package else loaded.config
-            if package:
-                OmegaConf.update(content, package, loaded.config)
-            found.append(Part(default.config_path, loaded.path, content))
-        return found
+        """The files that the config was composed from, in their order."""
+        return parts()
 
     @property
     def policy_loss(self) -> DictConfig:
@@ -191,11 +192,18 @@ class Launch:
         return FSPOPolicyLossConfig(**FSPOPolicyLossConfig.fields_in(self.policy_loss), **follows)
 
     @property
+    def rounds_per_sync(self) -> int | None:
+        """Rounds of old log-probs and update between two weight syncs of an asynchronous trainer; None in others."""
+        if (fully_async := self.get("async_training")) is not None:
+            return fully_async.trigger_parameter_sync_step
+        separate = self.get("trainer.use_v1") and self.config.trainer.v1.trainer_mode == "separate_async"
+        return self.config.trainer.v1.separate_async.parameter_sync_step if separate else None
+
+    @property
     def prompts_per_rollout(self) -> int | None:
         """Prompts between two refreshes of the policy that responses are compared with; None if unknown."""
         if (fully_async := self.get("async_training")) is not None:
-            batches = fully_async.trigger_parameter_sync_step * fully_async.require_batches
-            return batches * self.actor.ppo_mini_batch_size
+            return self.rounds_per_sync * fully_async.require_batches * self.actor.ppo_mini_batch_size
         return self.get("data.train_batch_size")
 
     @property
@@ -261,6 +269,8 @@ def _is_close(text: str, word: str) -> bool:
 
 
 # --- the files of the config -----------------------------------------------------------------------------------------
+# Hydra tells a running application its sources, the overrides and the choices of groups. The defaults list, in which a
+# later file wins, is computed from these once more with internals of Hydra (1.3): there is no public way.
 
 
 class Part(NamedTuple):
@@ -298,6 +308,36 @@ def _sources() -> list[str]:
     if not HydraConfig.initialized():
         return []
     return [f"{source.schema}://{source.path}" for source in HydraConfig.get().runtime.config_sources]
+
+
+def parts() -> list[Part]:
+    """The files of the running Hydra application in the order in which they were merged."""
+    from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
+    from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+    from hydra._internal.defaults_list import create_defaults_list
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    hydra = HydraConfig.get()
+    search_path = ConfigSearchPathImpl()
+    for source in hydra.runtime.config_sources:
+        search_path.append(source.provider, f"{source.schema}://{source.path}")
+    # Cached, as each file is needed twice: for its defaults and for its content.
+    repository = CachingConfigRepository(ConfigRepository(search_path))
+    overrides = OverridesParser.create().parse_overrides([*hydra.overrides.hydra, *hydra.overrides.task])
+    name = hydra.job.config_name
+    defaults = create_defaults_list(repository, name, overrides, prepend_hydra=True, skip_missing=False).defaults
+    found = []
+    for default in defaults:
+        loaded = repository.load_config(default.config_path)
+        if loaded is None or loaded.provider == "hydra":
+            continue
+        package = loaded.header["package"] if default.package is None else default.package
+        content = OmegaConf.create() if package else loaded.config
+        if package:
+            OmegaConf.update(content, package, loaded.config)
+        found.append(Part(default.config_path, loaded.path, content))
+    return found
 
 
 def passed_over() -> list[Path]:

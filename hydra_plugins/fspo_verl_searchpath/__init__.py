@@ -27,13 +27,11 @@ def _check_launches() -> None:
     if "verl" not in sys.modules:
         return
     try:
-        import verl.utils.device
-
         from fspo_verl.launch import hook
 
-        hook.look_before(verl.utils.device, "auto_set_device", hook.check_once)
-        if main_ppo := sys.modules.get("verl.trainer.main_ppo"):
-            hook.look_before(main_ppo, "run_ppo", hook.check_once)
+        hook.install_on_mains()
+        if "verl.trainer.main_ppo" in sys.modules:
+            hook.install_on_run_ppo()
     except Exception:
         logging.getLogger("fspo_verl").exception("fspo_verl does not check launches")
 
