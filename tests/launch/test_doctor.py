@@ -16,7 +16,6 @@ from hydra.core.hydra_config import HydraConfig
 from fspo_verl import cli
 from fspo_verl.launch import doctor, hook
 from fspo_verl.launch.doctor import with_config as of_a_started_main
-from fspo_verl.launch.view import Launch
 from fspo_verl.observe import folder
 
 ACTOR = "actor_rollout_ref.actor"
@@ -137,26 +136,6 @@ def test_a_launch_refuses_the_records_of_another_run(owner, finished, resumed, w
         composed(overrides, hook.check)
     assert sorted(records.iterdir()) == before  # a look claims nothing
     assert words is None or f"{POLICY_LOSS}.records_dir={records}-2" in str(refused.value)
-
-
-def test_two_launches_of_one_command_do_not_share_a_folder(tmp_path, monkeypatch):
-    records = tmp_path / "records"
-    overrides = [SELECT, f"{POLICY_LOSS}.records_dir={records}", f"trainer.default_local_dir={tmp_path}/saved"]
-
-    def start(config):
-        hook.check(config)
-        hook.claim_records(config)
-        return Launch(config).policy_loss
-
-    workers_are_told = composed(overrides, start)
-    claim = json.loads(folder.in_force(records).read_text())
-    assert (workers_are_told.records_run, workers_are_told.checkpoint_dir) == (claim["run"], claim["checkpoints"])
-    assert claim["checkpoints"] == f"{tmp_path}/saved"
-    monkeypatch.setattr(os, "getpid", lambda: 2**30)  # another process; the first goes on
-    with pytest.raises(ValueError, match=f"records_dir={records}-2"):
-        composed(overrides, start)
-    folder.in_force(records).write_text(json.dumps(claim | {"process": 2**30 - 1}))  # the first has crashed
-    assert composed(overrides, start).records_run != claim["run"]
 
 
 @pytest.mark.parametrize("place", ["file/records", "loop/records", "/dev/full/records"])
