@@ -23,13 +23,14 @@ def _number(value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _positive(value) -> bool:
+def is_positive(value) -> bool:
+    """Whether this is a number above 0, inf included; True is none."""
     return _number(value) and value > 0
 
 
 def _is_knot(knot) -> bool:
     return (
-        isinstance(knot, Sequence) and len(knot) == 2 and all(_positive(value) and value < math.inf for value in knot)
+        isinstance(knot, Sequence) and len(knot) == 2 and all(is_positive(value) and value < math.inf for value in knot)
     )
 
 
@@ -42,13 +43,13 @@ def _is_curve(shape) -> bool:
 
 _BOUNDS = {  # field -> what has to hold of a band and the value, and what is allowed; in the order of the checks
     "eps": (
-        lambda band, eps: _positive(eps) or (eps is None and None not in (band.eps_low, band.eps_high)),
+        lambda band, eps: is_positive(eps) or (eps is None and None not in (band.eps_low, band.eps_high)),
         "a positive number, inf (clips nothing), or null where eps_low and eps_high are set",
     ),
-    "eps_low": (lambda band, eps: eps is None or _positive(eps), "null (takes eps) or a positive number"),
-    "eps_high": (lambda band, eps: eps is None or _positive(eps), "null (takes eps) or a positive number"),
+    "eps_low": (lambda band, eps: eps is None or is_positive(eps), "null (takes eps) or a positive number"),
+    "eps_high": (lambda band, eps: eps is None or is_positive(eps), "null (takes eps) or a positive number"),
     "eps_dual": (
-        lambda band, eps: eps is None or (_positive(eps) and eps >= band.high),
+        lambda band, eps: eps is None or (is_positive(eps) and eps >= band.high),
         "null (three times the upper half-width), inf (no dual clip) or a number of at least the upper half-width "
         "{band.high:g}, as a dual clip inside the band would undo it",
     ),

@@ -15,7 +15,7 @@ from verl.workers.config import PolicyLossConfig
 
 from fspo_verl import adaptive, live, mask
 from fspo_verl.adaptive import AdaptiveBand, Controller
-from fspo_verl.band import Band
+from fspo_verl.band import Band, is_positive
 from fspo_verl.observe import microbatch, observer
 from fspo_verl.observe.metrics import LENGTH_BINS
 
@@ -94,7 +94,7 @@ class MismatchMask:
     def _plug_in_mask(self):
         if self.mismatch_eps is None:
             return
-        if not (isinstance(self.mismatch_eps, int | float) and self.mismatch_eps > 0):
+        if not is_positive(self.mismatch_eps):
             raise ValueError(
                 f"{KEY_PREFIX}mismatch_eps={self.mismatch_eps!r} is not allowed: null (nothing is masked) or a number "
                 "above 0"

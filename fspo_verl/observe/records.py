@@ -227,10 +227,11 @@ def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool
         rejected: also the responses that a rollout correction has taken out of the loss, whose length is 0.
 
     Returns:
-        One row per response and optimiser step, of :data:`COLUMNS`, and of :data:`EPS_COLUMNS` and
-        :data:`MISMATCH_COLUMNS` where the run has them; without any record an empty table. ``attrs["settings"]`` are
-        the :class:`fspo_verl.observe.settings.RunSettings`, None without any record, ``attrs["rows"]`` how many such
-        rows were recorded, ``attrs["lost"]`` the (steps, responses) whose records were lost while the run trained.
+        One row per response and optimiser step, of :data:`COLUMNS`, and of :data:`EPS_COLUMNS`,
+        :data:`MISMATCH_COLUMNS` and ``mismatch_masked`` where the run has them; without any record an empty table.
+        ``attrs["settings"]`` are the :class:`fspo_verl.observe.settings.RunSettings`, None without any record,
+        ``attrs["rows"]`` how many such rows were recorded, ``attrs["lost"]`` the (steps, responses) whose records were
+        lost while the run trained.
 
     A file that is damaged, or that this package has not written, is left out with a warning. Lost records, and
     different settings in one folder, are warnings.

@@ -228,7 +228,7 @@ def test_of_ranks_that_share_responses_one_counts():
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-@pytest.mark.parametrize("eps", [0, -0.1, math.nan, "wide"])
+@pytest.mark.parametrize("eps", [0, -0.1, math.nan, "wide", True])
 def test_a_half_width_that_is_none_is_refused(kind, eps):
     with pytest.raises(ValueError, match=r"policy_loss\.mismatch_eps="):
         LOSSES[kind](mismatch_eps=eps)
