@@ -123,17 +123,13 @@ def test_the_study_finds_a_known_law_and_who_is_clipped(tmp_path):
     assert judged.lengths_largest["fixed"] == pytest.approx(max(m for _, m in used))
 
 
+def small_study(model, folder):
+    return [*("--model", str(model), "--output", str(folder / "work"), "--records", str(folder / "records")), *SMALL]
+
+
 @pytest.mark.long
 def test_the_records_hold_what_was_measured_and_the_study_draws_them(model, tmp_path, monkeypatch):
-    command = [
-        "--model",
-        str(model),
-        "--output",
-        str(tmp_path / "work"),
-        "--records",
-        str(tmp_path / "records"),
-        *SMALL,
-    ]
+    command = small_study(model, tmp_path)
     law.main([*command, "--temperatures", "1.0"])
     law.main(command)
     monkeypatch.setattr(measure, "load", None)
@@ -172,15 +168,7 @@ def test_the_records_hold_what_was_measured_and_the_study_draws_them(model, tmp_
 
 
 def test_a_step_of_the_study_is_that_of_adamw_on_responses_of_all_kinds(model, tmp_path):
-    command = [
-        "--model",
-        str(model),
-        "--output",
-        str(tmp_path / "work"),
-        "--records",
-        str(tmp_path / "records"),
-        *SMALL,
-    ]
+    command = small_study(model, tmp_path)
     args = law.parse_args(command)
     law.claim(args)
     law.train(args, 1.0, "grpo")
