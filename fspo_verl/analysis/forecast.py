@@ -27,9 +27,9 @@ from fspo_verl.output import show
 
 _POINTS = 4000  # of the normal law, equally likely
 _RULES = {rule.name: rule for rule in (*CLIPS.values(), *RULES) if isinstance(rule, BandClip) and rule.name != "opsm"}
-# What a forecast reads of verl's metrics: k3 of trainer and rollout engine, and k1 of the policy's move. The mean of
-# either is half of a token's squared log-ratio.
-K3, KL = "rollout_corr/k3_kl", "actor/ppo_kl"
+# What a forecast reads of metrics: k3 of trainer and rollout engine, ours or else verl's, and k1 of the policy's move.
+# The mean of either is half of a token's squared log-ratio.
+K3, KL = ("fspo/mismatch_kl", "rollout_corr/k3_kl"), "actor/ppo_kl"
 LENGTHS = tuple(f"response_length/{name}" for name in ("min", "mean", "max"))
 
 
@@ -97,12 +97,13 @@ def with_range(rule: BandClip, low: float, high: float) -> BandClip:
 def given(args: argparse.Namespace) -> tuple[Spread, list[int]]:
     """Spread and lengths, by option or else from the metrics of a run."""
     metrics = read_run(args.run, args.run.name).metrics.median() if args.run else pd.Series(dtype=float)
-    k3 = metrics.get(K3, math.nan) if args.k3 is None else args.k3
+    logged = (metrics[name] for name in K3 if name in metrics)
+    k3 = next(logged, math.nan) if args.k3 is None else args.k3
     noise = args.sigma
     if noise is None and k3 >= 0:
         noise = math.sqrt(2 * k3)
     if noise is None or not noise >= 0:
-        raise ValueError(f"give --sigma (nats per token) or --k3, or a run with the metric {K3}")
+        raise ValueError(f"give --sigma (nats per token) or --k3, or a run with the metric {' or '.join(K3)}")
     moved = math.sqrt(2 * max(metrics.get(KL, 0.0), 0.0))
     lengths = args.lengths or [round(metrics[name]) for name in LENGTHS if name in metrics]
     if not lengths:

@@ -35,6 +35,7 @@ from fspo_verl.launch.view import (
     leaves,
 )
 from fspo_verl.observe import folder as folders
+from fspo_verl.observe.noise import EPS_IN_SIGMA
 from fspo_verl.observe.settings import clip_ratios
 
 # What a check yields; run gives it the check's name.
@@ -44,6 +45,7 @@ _CLIP_RATIO_DEFAULTS = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_hi
 # Spread of a token's log-ratio, nats. Measured so far: 0.005 to 0.1 (numerical noise under bfloat16 included).
 _LARGEST_SIGMA = 0.1
 _STANDARD_DEVIATIONS = 2  # of S, beyond which an edge counts as out of reach
+_BF16_SIGMA = (0.0084, 0.042)  # the like of it by bfloat16 alone: dynamic batches, and 8 rows cut anew into 1
 _UNUSUAL = 100  # times larger or smaller than the longest response: no divisor that anybody means
 # What shapes the loss besides ``policy_loss`` itself.
 _ACTOR_KEYS = (
@@ -491,6 +493,18 @@ def band_in_effect(launch: Launch) -> Iterator[Finding]:
     yield note(text)
 
 
+def noise_of_half_precision(launch: Launch) -> Iterator[Finding]:
+    """Log-probs of FSDP in bfloat16, whose noise a narrow band may not leave behind; docs/noise.md has its size."""
+    fsdp, band = launch.actor.get("fsdp_config"), launch.band
+    precision = fsdp and (fsdp.get("mixed_precision") or {"param_dtype": "bf16"}).get("param_dtype", "bf16")
+    low, high = (EPS_IN_SIGMA * sigma for sigma in _BF16_SIGMA)
+    eps = min(band.low, band.high)
+    if precision in ("bf16", "bfloat16") and band.form == Band().form and eps < high:
+        what = f"log-probs in bfloat16 and eps={eps:g}"
+        why = f"on a CPU noise alone fills a band of eps < {low:.2g} to {high:.2g}, depending on micro-batches"
+        yield note(what, why, f"look at fspo/noise_sigma in the first step: eps has to be {EPS_IN_SIGMA:.1f} times it")
+
+
 def loss_in_effect(launch: Launch) -> Iterator[Finding]:
     """An observed loss, with what shapes it: leftovers of another script show here."""
     ranges = (f"{key}={value}" for key, value in clip_ratios(launch.actor.get).items())
@@ -507,6 +521,6 @@ _NO_BAND = ("no_loss_mode", "band_fields")  # after these there is no band to ju
 _FOLDERS = (used_records_dir, lost_checkpoint)
 _FSPO = (
     *(unreachable_clip_rate, idle_clip_ratio, mean_over_own_length, band_beyond_use, rollout_log_probs),
-    *(mismatch_of_engines, band_in_effect),
+    *(mismatch_of_engines, noise_of_half_precision, band_in_effect),
 )
 _BASELINE = (mismatch_of_engines, loss_in_effect)

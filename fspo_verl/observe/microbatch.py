@@ -41,7 +41,7 @@ class MicroBatch(NamedTuple):
     prompts: list[str]  # per row; rows with the same id are responses to one prompt. Empty where verl names no ids
     texts: list  # per row, what the prompt says: chat messages, or its id where verl does not pass them on
     staleness: list[float]  # per row, training steps that its oldest token is behind; NaN where verl does not tell
-    mismatch: dict[str, torch.Tensor]  # columns of trainer against rollout engine; empty where neither is known
+    mismatch: Callable[[], dict[str, torch.Tensor]]  # columns of trainer against rollout engine; empty if not known
 
 
 def current() -> MicroBatch | None:
@@ -128,7 +128,7 @@ class _Position:
             prompts=prompts,
             texts=list(tu.get(data, "raw_prompt", prompts)),
             staleness=_staleness(self.step, tu.get(data, "extra_fields"), len(data)),
-            mismatch=_mismatch(data),
+            mismatch=functools.partial(_mismatch, data),
         )
         self.rows += len(data)
         if self.rows >= mini_batch_rows // ranks:

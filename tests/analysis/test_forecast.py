@@ -34,9 +34,10 @@ def test_the_answer_names_the_loss_first_and_what_to_do_last(capsys):
     assert last.startswith("next: ")
 
 
-def test_a_run_gives_noise_movement_and_lengths(tmp_path, capsys):
+@pytest.mark.parametrize("k3", forecast.K3)
+def test_a_run_gives_noise_movement_and_lengths(k3, tmp_path, capsys):
     lengths = dict(zip(forecast.LENGTHS, (20, 50, 400), strict=True))
-    lines = [{"step": step, "data": {forecast.K3: 5e-5, forecast.KL: 2e-4} | lengths} for step in (1, 2)]
+    lines = [{"step": step, "data": {k3: 5e-5, forecast.KL: 2e-4} | lengths} for step in (1, 2)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert cli.main(["forecast", str(tmp_path), "--loss", "fspo"]) == 0
     shown = capsys.readouterr().out

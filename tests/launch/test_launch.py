@@ -57,7 +57,7 @@ def test_one_override_selects_the_documented_defaults(caplog):
     config = launch("+algorithm.policy_loss=fspo")
     with caplog.at_level(logging.INFO, logger="fspo_verl"):
         hook.check(config)
-    assert [record.levelno for record in caplog.records] == [logging.INFO]
+    assert {record.levelno for record in caplog.records} == {logging.INFO}
     assert "policy loss fspo: log-ratio band 0 [-0.03, +0.03]*L^0.5" in caplog.text
     packaged = config.actor_rollout_ref.actor.policy_loss
     assert packaged.checkpoint_dir == config.trainer.default_local_dir
@@ -246,6 +246,19 @@ def test_the_band_in_effect_is_what_a_resume_compares(before, after, back, tmp_p
     if back:
         assert said[0].endswith("if that is not meant: " + " ".join(f"{POLICY_LOSS}.{o}" for o in back.split()))
         assert launched(f"{after} {back}", latest=20) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ([], True),
+        ([f"{POLICY_LOSS}.eps=0.2"], False),
+        (["++actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32}"], False),
+    ],
+)
+def test_a_band_that_noise_of_bfloat16_may_fill_is_noted(overrides, says):
+    found = checks.noise_of_half_precision(Launch(launch("+algorithm.policy_loss=fspo", *overrides)))
+    assert bool([*found]) == says
 
 
 SHAPES_THE_LOSS = {"policy_loss.eps_dual": 0.5, "policy_loss.length_power": 0.4, "policy_loss.target_clip_rate": 0.2}

@@ -32,7 +32,7 @@ def columns(rows=4, seed=0):
 def add(writer, step, mini_batch=0, rank=0, ranks=1, rows=4, seed=0, values=None):
     """A micro-batch with two responses to each prompt."""
     prompts, texts = [f"prompt {step}-{row // 2}" for row in range(rows)], [problem(row // 2) for row in range(rows)]
-    where = MicroBatch(step, mini_batch, rank, ranks, prompts, texts, staleness=[0.0] * rows, mismatch={})
+    where = MicroBatch(step, mini_batch, rank, ranks, prompts, texts, staleness=[0.0] * rows, mismatch=dict)
     writer.add(values or columns(rows, seed), where)
 
 
