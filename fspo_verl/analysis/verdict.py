@@ -153,14 +153,12 @@ def _rates(counted: pd.DataFrame, rate: float, effect: LengthEffect) -> str:
 def _dependence(responses: int, effect: LengthEffect) -> str:
     if effect.depends:
         who = "Shorter" if effect.exponent < 0 else "Longer"
-        narrow = effect.upper - effect.lower < 0.2 or min(abs(effect.lower), abs(effect.upper)) < 0.05
-        form = ".2f" if narrow else ".1f"
-        ends = f"between {effect.lower:{form}} and {effect.upper:{form}}"
+        ends = f"95% interval {effect.lower:.2f} to {effect.upper:.2f}"
         if math.isinf(effect.lower):
-            ends = f"at most {effect.upper:{form}}"
+            ends = f"at most {effect.upper:.2f}"
         elif math.isinf(effect.upper):
-            ends = f"at least {effect.lower:{form}}"
-        return f"{who} responses are clipped more (clip rate ~ length^{effect.exponent:{form}}, {ends})."
+            ends = f"at least {effect.lower:.2f}"
+        return f"{who} responses are clipped more (clip rate ~ length^{effect.exponent:.2f}, {ends})."
     short, long = effect.thirds[0].median, effect.thirds[-1].median
     between = f"between {short:,.0f} and {long:,.0f} tokens"
     factor = _hidden_factor(effect)
