@@ -49,8 +49,8 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--model", required=True, help="folder (or name) of a chat model that transformers reads")
-    add("--output", type=Path, default=Path("runs/law"), help="responses and weights (default: %(default)s)")
-    add("--records", type=Path, default=HERE / "records", help="what is measured (default: the study's records)")
+    add("--output", type=Path, default=Path("runs/law"), help="weights (default: %(default)s)")
+    add("--records", type=Path, default=HERE / "records", help="responses and what is measured (default: the study's records)")
     add("--temperatures", type=float, nargs="+", default=[1.0, 0.7], help="default: %(default)s")
     add("--prompts", type=int, default=100, help="to measure, of each kind (default: %(default)s)")
     add("--group", type=int, default=4, help="responses to each of them (default: %(default)s)")
@@ -89,8 +89,9 @@ def responses(args, temperature: float, kind: str, role: str) -> pd.DataFrame:
 
     Columns prompt, step (the one that trains on it), prompt_ids, ids, reward, and advantage (GRPO's).
     """
-    file = args.output / f"t{temperature}-{role}-{kind}.parquet"
+    file = args.records / "responses" / f"t{temperature}-{role}-{kind}.parquet"
     if not file.exists():
+        file.parent.mkdir(exist_ok=True)
         prompts = draw(kind, args.prompts + STEPS * args.train_prompts, args.seed)
         chosen = prompts[: args.prompts] if role == "measured" else prompts[args.prompts :]
         torch.manual_seed(args.seed)
