@@ -184,7 +184,8 @@ def _fairer(records: pd.DataFrame, target: float) -> tuple[str, dict[str, float 
         return f"No fairer band was found: {error}.", {}
     trained = settings and settings.trained_band
     if trained is not None and trained.form == best.band.form:
-        return f"Keep the clip: of the bands tried none depends less on length than a width of {best.width}.", {}
+        shape = f"Keep the shape: no other width that was tried is more even than {best.width}."
+        return f"{shape} For fewer or more clips `fspo-verl calibrate` finds eps.", {}
     take = f"Take a band whose width follows {best.width}; it clips {percent(target)} of these responses on each side."
     return " ".join(filter(None, [take, fit.ends_following(settings)])), fit.overrides(best.band, settings)
 
