@@ -50,7 +50,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--model", required=True, help="folder (or name) of a chat model that transformers reads")
     add("--output", type=Path, default=Path("runs/law"), help="weights (default: %(default)s)")
-    add("--records", type=Path, default=HERE / "records", help="responses and what is measured (default: the study's records)")
+    add("--records", type=Path, default=HERE / "records", help="responses and measurements (default: the study's)")
     add("--temperatures", type=float, nargs="+", default=[1.0, 0.7], help="default: %(default)s")
     add("--prompts", type=int, default=100, help="to measure, of each kind (default: %(default)s)")
     add("--group", type=int, default=4, help="responses to each of them (default: %(default)s)")
