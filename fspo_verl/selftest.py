@@ -83,7 +83,7 @@ def examine(device: str, model: Path | None = None, loss=fspo_loss) -> list[dict
         checks["noise_fp32"] = lambda: check_noise("fp32", model)
         checks["noise_bf16"] = lambda: check_noise("bf16", model)
     found = {}
-    for name, check in tqdm(checks.items(), leave=False):
+    for name, check in tqdm(checks.items(), leave=False, disable=None):
         try:
             found[name] = {"status": "ok"} | check()
         except Exception as error:  # of a device, a driver, another package: it is shown, and the other checks go on

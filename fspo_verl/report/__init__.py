@@ -83,7 +83,7 @@ def main(args: argparse.Namespace) -> int:
 
 def report(args: argparse.Namespace, updated: str = "") -> None:
     """Read the runs and write their report; print the verdicts, the place of the page, and what to do next."""
-    runs = list(tqdm(read_runs(args.runs, args.names, args.max_rows), "runs", len(args.runs), delay=2))
+    runs = list(tqdm(read_runs(args.runs, args.names, args.max_rows), "runs", len(args.runs), delay=2, disable=None))
     files = build(runs)
     write(args.output, files)
     found = json.loads(files["report.json"])["verdicts"]
@@ -116,7 +116,7 @@ def build(runs: Sequence[Run]) -> dict[str, bytes]:
     """All files of a report: name, relative to its folder, to content. The same for the same input."""
     # One set of bins for all runs, so that they can be compared.
     edges = length_edges(np.concatenate([run.records.length for run in runs]))
-    analyses = [analyse(run, edges) for run in tqdm(runs, "numbers", delay=2)]
+    analyses = [analyse(run, edges) for run in tqdm(runs, "numbers", delay=2, disable=None)]
     clips = [of_run(run.settings.loss, run.settings.trained_band) if run.settings else None for run in runs]
     styles = {run.name: style for run, style in zip(runs, figures.run_styles(clips), strict=True)}
     parts = {
@@ -126,7 +126,7 @@ def build(runs: Sequence[Run]) -> dict[str, bytes]:
         "mismatch": mismatch_part(analyses),
     }
     files: dict[str, bytes] = {}
-    for name, part in tqdm(parts.items(), "figures", delay=2):
+    for name, part in tqdm(parts.items(), "figures", delay=2, disable=None):
         if part.panels:
             svg, png = figures.render(part.draw, 2, "svg", "png")
             files |= {f"figures/{name}.svg": svg, f"figures/{name}.png": png}

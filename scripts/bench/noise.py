@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="default: all")
     args = parser.parse_args()
     rows = {}
-    for step, name in enumerate(tqdm(args.settings, "settings"), 1):
+    for step, name in enumerate(tqdm(args.settings, "settings", disable=None), 1):
         with tempfile.TemporaryDirectory() as scratch:
             model = args.model or selftest.small_model(f"{scratch}/model")
             rows[name] = measure(model, args.responses, args.longest, SETTINGS[name], Path(scratch) / "records", step)

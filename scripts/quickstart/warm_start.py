@@ -55,7 +55,7 @@ def train(seed: int, steps: int = STEPS) -> Qwen3ForCausalLM:
     rng = random.Random(seed)
     model = small_qwen3()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), fused=True)
-    progress = trange(steps, desc="warm start", unit="step", mininterval=2)
+    progress = trange(steps, desc="warm start", unit="step", mininterval=2, disable=None)
     for step in progress:
         done = step / steps
         optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(1, (step + 1) / 50) * max(0.05, 1 - done)
