@@ -9,6 +9,8 @@ token that begins a message, has no padding token, and does not split numbers in
 
 import argparse
 import shutil
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -16,6 +18,9 @@ from gguf import MODEL_ARCH, GGUFReader, TokenType, dequantize, get_tensor_name_
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
+
+# On Python 3.10 transformers (5.10) cannot tell which package the module is of, and asks the module for its version.
+sys.modules["gguf"].__version__ = metadata.version("gguf")
 
 
 class ConversionError(Exception):
