@@ -106,7 +106,7 @@ def install() -> None:
         found = _series_or_warning(data)
         if found and not hasattr(self, "has_fspo_dashboard"):
             self.has_fspo_dashboard = True
-            _write_dashboard(self.logger)
+            _write_dashboard(self)
         return log(self, {**data, **found}, *args, **kwargs)
 
     log_with_series.adds_live_series = True  # type: ignore[attr-defined]  # a mark on a function
@@ -121,12 +121,12 @@ def _series_or_warning(data: Mapping) -> dict[str, float]:
         return {}
 
 
-def _write_dashboard(loggers: Mapping) -> None:
+def _write_dashboard(tracking) -> None:
     """Lay the series out on TensorBoard's page of custom scalars; a run without TensorBoard has none."""
     try:
-        if "tensorboard" in loggers:
+        if "tensorboard" in tracking.logger:
             charts = {title: ["Multiline", [PREFIX + name for name in names]] for title, names in _CHARTS.items()}
-            loggers["tensorboard"].writer.add_custom_scalars({"fspo": charts})
+            tracking.logger["tensorboard"].writer.add_custom_scalars({"fspo": charts})
     except Exception as error:  # nor must a dashboard
         logger.warning("no dashboard for TensorBoard: %s: %s", type(error).__name__, error)
 
