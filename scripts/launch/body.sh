@@ -162,8 +162,11 @@ command=(
 )
 if [[ $DRY_RUN != 0 ]]; then
     printf '%s %s %s' "$(as_typed "${command[0]}")" "${command[@]:1:2}"
+    width=999 # of the line so far
     for argument in "${command[@]:3}"; do
-        printf ' \\\n    %s' "$(as_typed "$argument")"
+        argument=$(as_typed "$argument")
+        ((width += ${#argument} + 1, width < 115)) || { printf ' \\\n   ' && width=${#argument}; }
+        printf ' %s' "$argument"
     done
     printf '\n\n'
     exec "$PYTHON" -m fspo_verl.cli doctor -- "${command[@]}"
