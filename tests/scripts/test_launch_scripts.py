@@ -89,7 +89,7 @@ def test_a_dry_run_needs_no_data_and_prints_a_command_to_paste(task, tmp_path):
     assert all(line.endswith(" \\") for line in command.splitlines()[:-1])
     pasted = shlex.split(command.replace("\\\n", ""))  # as a shell joins lines
     assert pasted[:3] == [sys.executable, "-m", "verl.trainer.main_ppo"] and "trainer.n_gpus_per_node=2" in pasted
-    assert len(pasted) == len(command.splitlines()) + 2  # one override a line
+    assert all("=" in override for override in pasted[3:]) and len(command.splitlines()) <= 40 < len(pasted)
     assert f"data.train_files=['{tmp_path}/else(where)/dapo.parquet']" in pasted
 
 
