@@ -165,8 +165,12 @@ if [[ $DRY_RUN != 0 ]]; then
     width=999 # of the line so far
     for argument in "${command[@]:3}"; do
         argument=$(as_typed "$argument")
-        ((width += ${#argument} + 1, width < 115)) || { printf ' \\\n   ' && width=${#argument}; }
+        if ((width + ${#argument} > 115)); then
+            printf ' \\\n   '
+            width=0
+        fi
         printf ' %s' "$argument"
+        width=$((width + ${#argument} + 1))
     done
     printf '\n\n'
     exec "$PYTHON" -m fspo_verl.cli doctor -- "${command[@]}"
