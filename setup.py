@@ -55,8 +55,6 @@ setup(
         "wrapt>=1.16",
     ],
     extras_require={
-        # What a run without a GPU needs beyond verl's own requirements; requirements/ pins tested versions.
-        "cpu": ["TransferQueue>=0.1.10", "cachetools", "fastapi", "uvicorn", "psutil"],
         # `fspo-verl calibrate`, `report` and `compare`.
         "report": ["jinja2>=3", "matplotlib>=3.8", "scipy>=1.11", "tqdm"],
         # The documentation site: `mkdocs build --strict`.
@@ -72,8 +70,6 @@ setup(
         "console_scripts": ["fspo-verl = fspo_verl.cli:main"],
         # verl imports this module in every process that imports verl; importing it registers the loss.
         "verl.plugins": ["fspo_verl = fspo_verl.plugin"],
-        # vLLM calls this in each of its processes; it acts only when VERL_PLATFORM=cpu.
-        "vllm.general_plugins": ["fspo_verl_cpu = fspo_verl.cpu:register"],
     },
     classifiers=[
         "Development Status :: 4 - Beta",

@@ -10,7 +10,6 @@ verl before 0.9 has no entry points and imports it only where ``VERL_USE_EXTERNA
 """
 
 import logging
-import os
 
 import wrapt
 
@@ -64,7 +63,5 @@ def _when_imported(module: str, add, missing: str) -> None:
     wrapt.register_post_import_hook(hook, module)
 
 
-if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
-    import fspo_verl.cpu  # noqa: F401  verl looks for its platform before anything else
 for _addition in ADDITIONS:
     _when_imported(*_addition)

@@ -77,7 +77,7 @@ def examine(device: str, model: Path | None = None, loss=fspo_loss) -> list[dict
         "ranks": lambda: check_ranks(loss, device),
         "waits": lambda: check_waits(loss, device),
     }
-    if output.installed("verl"):
+    if output.installed("verl") and (device == "cuda" or output.installed("fspo-verl-cpu")):
         os.environ |= {"VERL_PLATFORM": "cpu"} if device == "cpu" else {}  # verl chooses it once, when it is imported
         checks["step"] = lambda: check_step()
         checks["noise_fp32"] = lambda: check_noise("fp32", model)
@@ -99,8 +99,9 @@ def summary(checks: list[dict]) -> tuple[str, str]:
         return conclusion, "report these lines with `pip freeze`; until then, train with another torch or driver"
     eps = {check["name"].removeprefix("noise_"): check["eps"] for check in checks if "eps" in check}
     if not eps:
-        conclusion = "The loss of FSPO is exact on this machine. A step and noise were skipped: verl is not installed."
-        return conclusion, "install verl, and run this again"
+        needed = "fspo-verl-cpu (pip install ./cpu in a clone)" if output.installed("verl") else "verl"
+        conclusion = f"The loss of FSPO is exact on this machine. A step and noise were skipped: they need {needed}."
+        return conclusion, "install it, and run this again"
     above_noise = " and ".join(f"{smallest:g} in {dtype}" for dtype, smallest in eps.items())
     conclusion = f"This machine trains FSPO right. The smallest eps above its noise is {above_noise}."
     if eps["bf16"] > Band().high:

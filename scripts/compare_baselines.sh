@@ -21,5 +21,5 @@ done
 
 # Before the installation, as far as there is a Python: a wrong call need not cost half a minute.
 ! command -v python3 >/dev/null || python3 "$run" --parse-only ${options[@]+"${options[@]}"}
-bash scripts/install.sh "$venv" requirements/cpu.txt cpu,report
+bash scripts/install.sh "$venv" requirements/cpu.txt report
 exec "$venv/bin/python" "$run" ${options[@]+"${options[@]}"}

@@ -2,10 +2,11 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# bash scripts/install.sh VENV [REQUIREMENTS=requirements/cpu.txt] [EXTRAS=cpu,report]
+# bash scripts/install.sh VENV [REQUIREMENTS=requirements/cpu.txt] [EXTRAS=report]
 #
 # Makes the virtual environment VENV, if need be, and installs the pinned REQUIREMENTS (one file, or several separated by
-# spaces), a CPU build of torch, and this package (editable) with EXTRAS. Run again with the same files it returns at once.
+# spaces), a CPU build of torch, and this package with EXTRAS and that in cpu/, both editable. Run again with the same files
+# it returns at once.
 # PYTHON names the interpreter to use.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,12 +22,12 @@ case ${1:-} in
 esac
 VENV=$1
 read -ra REQUIREMENTS <<<"${2:-requirements/cpu.txt}"
-EXTRAS=${3:-cpu,report}
+EXTRAS=${3:-report}
 for file in "${REQUIREMENTS[@]}"; do
     [[ -f $file ]] || fail "no file $file; there are $(echo requirements/*.txt)"
 done
 
-stamp=$VENV/.installed-$(cat "${REQUIREMENTS[@]}" requirements/{test,docs}.txt setup.py <(echo "$EXTRAS $PWD") | sha256sum | cut -c1-16)
+stamp=$VENV/.installed-$(cat "${REQUIREMENTS[@]}" requirements/{test,docs}.txt {.,cpu}/setup.py <(echo "$EXTRAS $PWD") | sha256sum | cut -c1-16)
 [[ -f $stamp ]] && exit 0
 
 if [[ ! -x $VENV/bin/python ]]; then
@@ -58,5 +59,6 @@ fi
 pinned=("${REQUIREMENTS[@]/#/--requirement=}")
 uv pip install --no-deps "${pinned[@]}" || pip install --no-deps "${pinned[@]}"
 constraints=("${REQUIREMENTS[@]/#/--constraint=}" --constraint=requirements/{test,docs}.txt)
-uv pip install "${constraints[@]}" -e ".[$EXTRAS]" || pip install "${constraints[@]}" -e ".[$EXTRAS]"
+packages=(-e ./cpu -e ".[$EXTRAS]")
+uv pip install "${constraints[@]}" "${packages[@]}" || pip install "${constraints[@]}" "${packages[@]}"
 touch "$stamp"

@@ -8,5 +8,5 @@
 # or on a GPU. See --help.
 # What follows changes the folder, so a model's becomes absolute.
 [[ ! -d ${MODEL_PATH:-} ]] || export MODEL_PATH=$(realpath "$MODEL_PATH")
-RUN=scripts/real/run.py EXTRAS=cpu,report,real MORE_REQUIREMENTS=requirements/real.txt
+RUN=scripts/real/run.py EXTRAS=report,real MORE_REQUIREMENTS=requirements/real.txt
 source "$(dirname "$0")/training/start.sh"

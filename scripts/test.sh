@@ -26,7 +26,7 @@ esac
 threads=$(($(nproc) / WORKERS))
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
 
-bash scripts/install.sh "$VENV" requirements/cpu.txt cpu,report,test,docs
+bash scripts/install.sh "$VENV" requirements/cpu.txt report,test,docs
 "$VENV/bin/ruff" check .
 "$VENV/bin/ruff" format --check .
 "$VENV/bin/python" -m mypy
@@ -38,9 +38,9 @@ verl_tests=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("
 
 [[ $tier ]] || exit 0
 # vLLM pins its dependencies, so it has an environment of its own.
-bash scripts/install.sh "$VENV_VLLM" requirements/cpu-vllm.txt cpu,test
+bash scripts/install.sh "$VENV_VLLM" requirements/cpu-vllm.txt test
 "$VENV_VLLM/bin/python" -m pytest -k vllm tests/cpu/test_cpu_vllm.py tests/cpu/test_cpu_training.py
 
 [[ $tier == --real ]] || exit 0
-bash scripts/install.sh "$VENV" "requirements/cpu.txt requirements/real.txt" cpu,report,real,test
+bash scripts/install.sh "$VENV" "requirements/cpu.txt requirements/real.txt" report,real,test
 "$VENV/bin/python" -m pytest -m real tests/scripts/test_real_model.py

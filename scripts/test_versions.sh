@@ -21,7 +21,7 @@ VENV=${VENV:-.venv}
 LOGS=$(realpath -m "${LOGS:-runs/test-versions}")
 
 [[ ${1:-} != --help ]] || { sed -n '5,/^set -/s/^# \{0,1\}//p' "$0"; exit; }
-bash scripts/install.sh "$VENV" requirements/cpu.txt cpu,report,test,docs
+bash scripts/install.sh "$VENV" requirements/cpu.txt report,test,docs
 python=$(realpath -s "$VENV/bin/python")
 pip() { "$python" -m pip --quiet --disable-pip-version-check "$@"; }
 

@@ -461,7 +461,7 @@ def mismatch_of_engines(launch: Launch) -> Iterator[Finding]:
         what = f"{key}.calculate_log_probs=False: the mismatch of trainer and rollout engine is not measured"
         yield note(what, "fspo/mismatch_* and its columns in the records need it", f"{key}.calculate_log_probs=True")
         return
-    # Of the engines known here: vLLM's documentation of logprobs_mode, and fspo_verl.cpu.decode.
+    # Of the engines known here: vLLM's documentation of logprobs_mode, and fspo_verl_cpu.decode.
     mode = {"hf": "processed_logprobs", "vllm": rollout.get("logprobs_mode")}.get(launch.get(f"{key}.name"))
     cut = {"top_p": 1.0} if rollout.top_p < 1 else {}
     cut |= {"top_k": -1} if rollout.top_k > 0 else {}

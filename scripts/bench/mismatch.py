@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from fspo_verl import selftest
 from fspo_verl.analysis.mismatch import mismatch
-from fspo_verl.cpu.decode import Response, Sampling, sample
+from fspo_verl_cpu.decode import Response, Sampling, sample
 from fspo_verl.observe.columns import mismatch_columns
 
 PROMPT = [1, 2, 3]

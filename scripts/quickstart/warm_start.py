@@ -14,7 +14,7 @@ from tqdm import trange
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
-from fspo_verl.cpu.decode import Sampling, sample
+from fspo_verl_cpu.decode import Sampling, sample
 
 STEPS = 2200
 TOKENS_PER_STEP = 1000

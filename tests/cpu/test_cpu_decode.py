@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from fspo_verl.cpu.decode import Sampling, sample
+from fspo_verl_cpu.decode import Sampling, sample
 
 VOCABULARY, EOS, MAX_TOKENS = 23, 1, 40
 SIZES = dict(

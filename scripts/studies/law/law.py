@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
-from fspo_verl.cpu.decode import Sampling, eos_token_ids, sample
+from fspo_verl_cpu.decode import Sampling, eos_token_ids, sample
 
 HERE = Path(__file__).resolve().parent
 SETTINGS = "settings.json"

@@ -14,7 +14,7 @@ import torch
 import verl.workers.rollout.base
 import verl.workers.rollout.replica
 
-from fspo_verl.cpu.decode import Response, Sampling, eos_token_ids, sample
+from fspo_verl_cpu.decode import Response, Sampling, eos_token_ids, sample
 
 # How long the first request waits for others to share its batch, in seconds.
 _GATHER_SECONDS = 0.02

@@ -18,7 +18,7 @@ from verl.utils.reward_score import default_compute_score
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.utils.tokenizer.chat_template import apply_chat_template
 
-from fspo_verl.cpu.rollout import server_name
+from fspo_verl_cpu.rollout import server_name
 
 
 class BatchAgentLoopManager:

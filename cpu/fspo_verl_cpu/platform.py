@@ -21,7 +21,7 @@ def _nothing(*_args, **_kwargs) -> None:
 
 def _device_module() -> types.ModuleType:
     """The part of ``torch.cuda``'s interface that verl uses, for a CPU; some of it is in ``torch.cpu``."""
-    module = types.ModuleType("fspo_verl.cpu.device")
+    module = types.ModuleType("fspo_verl_cpu.device")
     vars(module).update(
         {name: getattr(cpu, name) for name in cpu.__all__},
         get_device_name=lambda *_: "cpu",

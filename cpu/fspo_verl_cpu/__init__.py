@@ -76,8 +76,8 @@ class _VllmDistribution(metadata.Distribution):
 if is_selected():
     alias_vllm_metadata()  # first: verl asks for vLLM's version where it imports it
 
-    import fspo_verl.cpu.platform  # registers the platform
-    import fspo_verl.cpu.rollout  # noqa: F401  registers `rollout.name=hf`
+    import fspo_verl_cpu.platform  # registers the platform
+    import fspo_verl_cpu.rollout  # noqa: F401  registers `rollout.name=hf`
 
     # Ray lowers the priority of its workers. Where the cores are shared, a run would then get what is left over.
     os.environ.setdefault("RAY_worker_niceness", "0")
