@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM
 
 from fspo_verl import selftest
 from fspo_verl.analysis.mismatch import mismatch
-from fspo_verl_cpu.decode import Response, Sampling, sample
 from fspo_verl.observe.columns import mismatch_columns
+from fspo_verl_cpu.decode import Response, Sampling, sample
 
 PROMPT = [1, 2, 3]
 ROWS = 128  # that are decoded at once

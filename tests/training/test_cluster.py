@@ -192,9 +192,10 @@ class Run:
 
 
 def test_two_nodes_lose_a_worker_the_driver_and_a_raylet_and_go_on(cluster, untrained_model, tmp_path):
-    wheel = str(build(copy_sources(tmp_path / "source"), "bdist_wheel"))
+    source = copy_sources(tmp_path / "source")
+    wheels = [str(build(folder, "bdist_wheel")) for folder in (source, source / "cpu")]
     for number in (0, 1):
-        cluster.nodes[number].pip("install", "--no-deps", "--no-index", wheel)
+        cluster.nodes[number].pip("install", "--no-deps", "--no-index", *wheels)
         cluster.start(number)
 
     run = Run(cluster, tmp_path, untrained_model)
