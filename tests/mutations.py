@@ -16,7 +16,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 ROOT = Path(__file__).parents[1]
-LOSS = ("loss.py", "band.py", "token_sums.py")
+LOSS = ("loss.py", "band.py")
 REGISTER, ADAPTIVE, CLIPS, MASK = ("register.py",), ("adaptive.py",), ("clips.py",), ("mask.py",)
 METRICS, COLUMNS, RECORDS, MICROBATCH, FOLDER = (
     (f"observe/{name}.py",) for name in ("metrics", "columns", "records", "microbatch", "folder")

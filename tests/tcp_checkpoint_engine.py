@@ -2,10 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights from trainer to rollout where they share no process (verl's asynchronous trainers), without a GPU.
 
-It is what the test of an asynchronous training needs: all of verl's own backends need an accelerator or RDMA.
+It is what the test of an asynchronous training needs: all of verl's own backends need an accelerator or RDMA. A trainer
+that loads it for DUMP_LOG_PROBS, a folder, also leaves there what each update is trained on.
 """
 
+import functools
 import io
+import os
+import uuid
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -62,3 +66,24 @@ class TCPCheckpointEngine(CheckpointEngine):
         """Yield name and weight, once all of them are there."""
         for number in range(int(self.store.get("count"))):
             yield torch.load(io.BytesIO(self.store.get(str(number))))
+
+
+def dump_log_probs(folder: str) -> None:
+    """Have every update of this process leave its prompts and log-probs, of trainer and engine, in the folder."""
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.engine_workers import TrainingWorker
+
+    train = TrainingWorker.train_mini_batch
+
+    @functools.wraps(train)
+    def train_mini_batch(self, data, *args, **kwargs):
+        names = ("old_log_probs", "rollout_log_probs", "loss_mask")
+        rows = zip(tu.get(data, "uid"), *(data[name].unbind() for name in names), strict=True)
+        torch.save([(prompt, *map(torch.clone, parts)) for prompt, *parts in rows], f"{folder}/{uuid.uuid4()}.pt")
+        return train(self, data, *args, **kwargs)
+
+    TrainingWorker.train_mini_batch = train_mini_batch
+
+
+if "DUMP_LOG_PROBS" in os.environ:
+    dump_log_probs(os.environ["DUMP_LOG_PROBS"])

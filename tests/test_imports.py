@@ -10,7 +10,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "fspo_verl"
 LAYERS = (  # the lowest first; what stands in one layer does not know its neighbours
-    {"band", "token_sums", "output", "configs"},
+    {"band", "output", "configs"},
     {"loss", "clips", "adaptive"},
     {"observe"},
     {"analysis"},

@@ -4,6 +4,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,8 +12,10 @@ import pytest
 
 from fspo_verl import cli
 from fspo_verl.analysis import forecast
+from fspo_verl.clips import CLIPS, MATCHED_RATE
 
 RULES = sorted(forecast._RULES)
+LAW = Path(__file__).parents[2] / "scripts/studies/law/records"
 
 
 @pytest.mark.parametrize("sigma", [0.003, 0.03])
@@ -25,6 +28,21 @@ def test_a_rate_is_that_of_independent_tokens(name, sigma):
     simulated = rule.clipped(pd.DataFrame(columns).assign(length=length)).mean()
     error = math.sqrt(max(simulated * (1 - simulated), 1e-3) / 4000)
     assert forecast.expected_rate(rule, length, sigma) == pytest.approx(simulated, abs=4 * error)
+
+
+@pytest.mark.parametrize("name", ["fspo", "gspo", "fixed_band"])
+def test_a_forecast_meets_recorded_responses_where_tokens_are_alike_and_misses_others(name):
+    """Plain text of a real model, where tokens spread alike, and chat, where those of short responses spread more."""
+    found = {}
+    for kind in ("text", "chat"):
+        rows = pd.read_parquet(LAW / f"t1.0-grpo-4-{kind}.parquet").query("advantage != 0")
+        rows = rows.assign(log_ratio=rows.s.map(np.sum), quadratic_variation=rows.q.map(np.sum))
+        sigma = math.sqrt(rows.quadratic_variation.sum() / rows.length.sum())
+        rule = CLIPS[name].matched(rows, MATCHED_RATE)
+        lengths = rows.length.sort_values()[::8]
+        found[kind] = np.mean([forecast.expected_rate(rule, length, sigma) for length in lengths])
+    assert found["text"] == pytest.approx(MATCHED_RATE, abs=0.05)
+    assert name != "fspo" or found["chat"] < MATCHED_RATE / 3  # what the help says
 
 
 def test_the_answer_names_the_loss_first_and_what_to_do_last(capsys):

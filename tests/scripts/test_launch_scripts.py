@@ -17,6 +17,7 @@ import ledger
 import live_reference
 import pytest
 import tcp_checkpoint_engine
+import torch
 from small_training import REWARD, cpu_overrides
 
 from fspo_verl.analysis.clip_rates import MIN_COUNT
@@ -141,6 +142,7 @@ def test_the_arguments_of_the_asynchronous_script_train(task, tmp_path):
         "TRAIN_BATCH_SIZE": "8",
         "TOTAL_STEPS": "3",
         "PYTHONPATH": str(Path(tcp_checkpoint_engine.__file__).parent),
+        "DUMP_LOG_PROBS": str(tmp_path),
     }
     train_small("run_qwen3_8b_fspo_async.sh", task, tmp_path / "run", *overrides, **pools, **steps)
 
@@ -160,6 +162,13 @@ def test_the_arguments_of_the_asynchronous_script_train(task, tmp_path):
         series = metrics.loc[step].filter(regex="^fspo/").dropna().to_dict()
         assert series == pytest.approx(live_reference.series(of_step, LENGTH_BINS, MIN_COUNT), rel=1e-12, abs=0)
         assert "fspo/clip_rate/all" in series
+    # S_r of every response, by hand.
+    dumped = [row for file in tmp_path.glob("*.pt") for row in torch.load(file)]
+    by_hand = [(prompt, ((old - engine) * mask).sum().item()) for prompt, old, engine, mask in dumped]
+    got = records[["prompt", "rollout_log_ratio"]].astype({"prompt": str}).itertuples(index=False, name=None)
+    for (prompt, value), (expected_prompt, expected) in zip(sorted(got), sorted(by_hand), strict=True):
+        assert prompt == expected_prompt and value == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert max(abs(value) for _, value in by_hand) > 1e-4  # of those that are older
     # The band refers to the weights of the last sync: at the first update S is 0, then it moves on and out.
     by_update = records.groupby("mini_batch")
     assert by_update.quadratic_variation.max()[0] < 1e-9 < 1e-7 < by_update.quadratic_variation.max()[3]
