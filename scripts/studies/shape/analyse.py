@@ -115,7 +115,7 @@ def draw(cells: pd.DataFrame, baseline: str) -> Figure:
         panel.axhline(0, color="0.5", lw=0.8)
         panel.set_title(arm, fontsize=10)
         panel.set_xlabel("training step")
-    figure.axes[0].set_ylabel(f"length relative to {baseline} (log)")
+    figure.axes[0].set_ylabel(f"length relative to\n{baseline} (log)")
     return figure
 
 
