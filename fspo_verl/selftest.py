@@ -99,9 +99,10 @@ def summary(checks: list[dict]) -> tuple[str, str]:
         return conclusion, "report these lines with `pip freeze`; until then, train with another torch or driver"
     eps = {check["name"].removeprefix("noise_"): check["eps"] for check in checks if "eps" in check}
     if not eps:
-        needed = "fspo-verl-cpu (pip install ./cpu in a clone)" if output.installed("verl") else "verl"
-        conclusion = f"The loss of FSPO is exact on this machine. A step and noise were skipped: they need {needed}."
-        return conclusion, "install it, and run this again"
+        cpu = "fspo-verl-cpu", " (pip install ./cpu in a clone)"
+        missing, how = cpu if output.installed("verl") else ("verl", "")
+        skipped = f"A step and noise were skipped: {missing} is not installed."
+        return f"The loss of FSPO is exact on this machine. {skipped}", f"install {missing}{how}, and run this again"
     above_noise = " and ".join(f"{smallest:g} in {dtype}" for dtype, smallest in eps.items())
     conclusion = f"This machine trains FSPO right. The smallest eps above its noise is {above_noise}."
     if eps["bf16"] > Band().high:

@@ -8,8 +8,8 @@
 
 The log-ratio S of a response of L tokens is taken as normal, with variance sigma^2 L and mean -sigma^2 L / 2, as of
 independent tokens that all spread alike. The advantage is above 0 for one response in two. Rejections, which act on the
-rollout engine's log-probs, know noise alone. Where tokens move together, or those of short responses spread more, the
-forecast is off: of recorded responses to which it gave 2%, FSPO's band took 10%. Only records tell.
+rollout engine's log-probs, know noise alone. The forecast is off where tokens move together, or where those of short
+responses spread more: in one record of chat it says 2%, and FSPO's band takes 10%. Only records tell.
 """
 
 import argparse
