@@ -92,9 +92,6 @@ def compare_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", type=Path, metavar="DIR", help="where results go (default: the first PATH, or its folder)")
     add("--baseline", default="fspo", metavar="LOSS", help="loss that others are compared to (default: %(default)s)")
     add("--target", type=float, default=0.5, help="the accuracy to which steps are counted (default: %(default)s)")
-    one = parser.add_mutually_exclusive_group().add_argument
-    one("--check", type=Path, metavar="JSON", help="fail unless every number is within these thresholds")
-    one("--update", type=Path, metavar="JSON", help="write the thresholds that these runs give")
 
 
 COMMANDS = {

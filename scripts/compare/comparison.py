@@ -202,8 +202,11 @@ def guarded(args: argparse.Namespace, run: Callable[[argparse.Namespace], int]) 
 
 
 def compare(args: argparse.Namespace) -> int:
-    """Run what is missing, write the comparison; returns the exit code."""
+    """Run what is missing, write the comparison; returns the exit code, which is 1 where a threshold is not kept."""
+    from thresholds import check
+
     from fspo_verl import cli
+    from fspo_verl.compare import load
 
     factors, scores = args.factors, None
     final = [training_run(args, arm, seed, 1.0) for seed in args.seeds for arm in args.arms]
@@ -218,8 +221,12 @@ def compare(args: argparse.Namespace) -> int:
     setup = describe(final) | {"clip range of each, as a multiple of its own": factors, "tuning": scores}
     (args.output / "setup.json").write_text(json.dumps(setup, indent=1))
     options = [args.output / "runs", "--output", args.output, "--baseline", args.arms[0].name, "--target", args.target]
-    options += ["--check", args.check] if args.check else []
-    return cli.main(["compare", *map(str, options)])
+    failed = cli.main(["compare", *map(str, options)])
+    if failed or not args.check:
+        return failed
+    report, kept = check(args.check, load(args.output / "runs"))
+    print(report)
+    return 0 if kept else 1
 
 
 def training_run(args: argparse.Namespace, arm: Arm, seed: int, factor: float, tuning: bool = False):

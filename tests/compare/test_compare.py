@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic_run
-from compare import comparison, training_run
+from compare import comparison, thresholds, training_run
 from scipy import stats
 from studies.regimes import regimes
 
@@ -26,7 +26,7 @@ from fspo_verl import cli
 from fspo_verl.analysis.length_effect import length_effect
 from fspo_verl.band import Band
 from fspo_verl.clips import CLIPS, LOSSES, BandClip
-from fspo_verl.compare import compare, load, measures, thresholds
+from fspo_verl.compare import compare, load, measures
 from fspo_verl.compare.trials import BANDS, Clips, Trial, pool, read_trials
 from fspo_verl.observe.records import read_records
 

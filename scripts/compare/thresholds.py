@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Thresholds that tell a regression of the method in a small comparison: checked against, and derived from, trials.
 
+  bash scripts/compare_baselines.sh --check JSON      runs the small comparison and checks it
+  python scripts/compare/thresholds.py JSON RUNS ...  derives the thresholds anew from folders of runs
+
 A threshold file is JSON::
 
-    {"setup": {...},         how the small comparison is run, see scripts/compare/comparison.py --check
+    {"setup": {...},         how the small comparison is run
      "measured": {...},      the trials the intervals come from: seeds, and every value
      "expected": {name: {"low": number or null, "high": number or null, "direction": text, "why": text}}}
 
@@ -13,6 +16,7 @@ direction says which ends an interval has: both ("neither"), no upper one ("more
 whatever was measured ("less is better").
 """
 
+import argparse
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -24,6 +28,7 @@ from scipy import stats
 
 from fspo_verl.analysis.fit import digits
 from fspo_verl.clips import LOSSES
+from fspo_verl.compare import load
 from fspo_verl.compare.measures import MEASURES, clip_rate, length_exponent, nonfinite_steps
 from fspo_verl.compare.trials import Trial
 
@@ -49,10 +54,6 @@ def _flatter(of: dict[str, Trial]) -> float:
     return bias(of["gspo"], 0) - bias(of["fspo"], 0)
 
 
-def _nonfinite(loss: str) -> OfSeed:
-    return lambda of: nonfinite_steps(of[loss])
-
-
 QUANTITIES: dict[str, OfSeed] = {
     GAIN: _gain,
     "fspo clip rate": lambda of: clip_rate(of["fspo"]),
@@ -61,7 +62,7 @@ QUANTITIES: dict[str, OfSeed] = {
     "k, fspo's band - gspo's band": _gap("fspo", "gspo"),
     "k, the fixed band - fspo's band": _gap("fixed_band", "fspo"),
     "|k| at one clip rate, gspo - fspo": _flatter,
-    **{f"{loss} non-finite steps": _nonfinite(loss) for loss in LOSSES},
+    **{f"{loss} non-finite steps": lambda of, loss=loss: nonfinite_steps(of[loss]) for loss in LOSSES},
 }
 
 
@@ -107,9 +108,6 @@ def check(file: Path, trials: Sequence[Trial]) -> tuple[str, bool]:
     """Hold the means over the seeds against a threshold file; a report of a line per name, and whether all are kept.
 
     A quantity that is not known (NaN), as clip rates are without records, is not within its interval.
-
-    Raises:
-        ValueError: the file does not name what is in :data:`QUANTITIES`.
     """
     means, lines, all_kept = quantities(trials).mean(skipna=False), [], True
     for name, limits in _read(file)["expected"].items():
@@ -124,11 +122,7 @@ def check(file: Path, trials: Sequence[Trial]) -> tuple[str, bool]:
 
 
 def update(file: Path, trials: Sequence[Trial]) -> None:
-    """Derive the intervals of a threshold file anew from trials, for as many seeds as its ``setup`` names.
-
-    Raises:
-        ValueError: the trials have fewer than 3 seeds, or the file does not name what is in :data:`QUANTITIES`.
-    """
+    """Derive the intervals of a threshold file anew from trials, for as many seeds as its ``setup`` names."""
     data, measured = _read(file), quantities(trials)
     if len(measured) < MIN_SEEDS:
         raise ValueError(f"thresholds come from {MIN_SEEDS} seeds or more, these are {list(measured.index)}")
@@ -145,3 +139,15 @@ def _read(file: Path) -> dict:
     if differing := sorted(data["expected"].keys() ^ QUANTITIES.keys()):
         raise ValueError(f"{file} does not fit this version; names that differ: {differing}")
     return data
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, metavar="JSON", help="the thresholds, written anew")
+    parser.add_argument("paths", type=Path, metavar="RUNS", nargs="+", help="what `fspo-verl compare` takes")
+    args = parser.parse_args()
+    update(args.file, load(*args.paths))
+
+
+if __name__ == "__main__":
+    main()
