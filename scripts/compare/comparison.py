@@ -224,7 +224,7 @@ def compare(args: argparse.Namespace) -> int:
     failed = cli.main(["compare", *map(str, options)])
     if failed or not args.check:
         return failed
-    report, kept = check(args.check, load(args.output / "runs"))
+    report, kept = check(args.check, load(args.output / "comparison.json"))
     print(report)
     return 0 if kept else 1
 
