@@ -10,6 +10,7 @@ place, within a deadline that it cannot see: short is right for hurried problems
 """
 
 import random
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ CARELESS = 0.03  # the chance of a wrong place in a demonstration, each time tha
 LETTER = 10  # the token of the first step; digits are their own tokens
 PAD, START, EOS = range(LETTER + STEPS, LETTER + STEPS + 3)
 VOCABULARY = EOS + 1
+TEXT = "0123456789abcdefghijklmnop"  # the characters of digits and letters, by token
 PROMPT = 4  # tokens
 
 # The styles of a demonstration, equally likely: the longest jump, and the chance to write a place once more.
@@ -53,6 +55,13 @@ class Problem(NamedTuple):
         in_time = response[-1] == EOS and len(response) <= self.deadline
         step = next((token for token in reversed(response) if LETTER <= token < PAD), None)
         return float(in_time and step == self.prompt[0] and response[-2] == self.place(self.steps))
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: dict) -> float:
+    """verl's reward function: :meth:`Problem.reward` of a response as text, which has no end of its own."""
+    problem = Problem(*(int(extra_info[name]) for name in Problem._fields))
+    tokens = [TEXT.index(character) for character in solution_str]
+    return problem.reward([*tokens, EOS]) if tokens else 0.0
 
 
 def draw_problem(rng: random.Random) -> Problem:
@@ -118,10 +127,10 @@ class Policy(nn.Module):
         return -functional.cross_entropy(logits.transpose(1, 2), responses, reduction="none")
 
 
-def warm_start(seed: int) -> Policy:
+def warm_start(seed: int, make: Callable[[], nn.Module] = Policy) -> nn.Module:
     """A policy that imitates :func:`demonstrate`, the same for a seed to the last digit."""
     torch.manual_seed(seed)
-    rng, policy = random.Random(seed), Policy()
+    rng, policy = random.Random(seed), make()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=WARM_RATE)
     for update in range(WARM_UPDATES):
         optimizer.param_groups[0]["lr"] = WARM_RATE * min(1.0, 2 * (1 - update / WARM_UPDATES))
