@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The clip band of FSPO in log space: an interval of sequence log-ratios S, per response.
 
-Source: FSPO, arXiv 2509.09177 (v2/v3: centre 0, width √L). The drift-corrected, the studentised and the measured
-band are derived here; see :class:`Band`. Log-ratios are in nats. This module knows nothing of verl.
+Source: FSPO, arXiv 2509.09177 (v2/v3: centre 0, width √L). The drift-corrected and the measured band are derived
+here; see :class:`Band`. Log-ratios are in nats. This module knows nothing of verl.
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-NORMALIZATIONS = ("plain", "drift_corrected", "studentized")
+NORMALIZATIONS = ("plain", "drift_corrected")
 DUAL = 3  # the default dual clip, in units of the upper half-width
 
 
@@ -54,9 +54,8 @@ _BOUNDS = {  # field -> what has to hold of a band and the value, and what is al
         "{band.high:g}, as a dual clip inside the band would undo it",
     ),
     "length_power": (
-        lambda band, power: _number(power) and (power == 0.5 if band.is_studentized else 0 <= power <= 1),
-        "a number from 0 (fixed band) over 0.5 (FSPO) to 1 (per-token mean); 0.5 with normalization=studentized, where "
-        "it has no effect",
+        lambda band, power: _number(power) and 0 <= power <= 1,
+        "a number from 0 (fixed band) over 0.5 (FSPO) to 1 (per-token mean)",
     ),
     "normalization": (lambda band, name: name in NORMALIZATIONS, f"one of {', '.join(NORMALIZATIONS)}"),
     "shape": (
@@ -102,9 +101,8 @@ class Band:
 
     normalization: str = "plain"
     """How S is normalised before it is compared with eps. Q = Σ_t (log-ratio of token t)² is the realised variation.
-    ``plain``: c = 0, s = L^length_power (paper v2/v3). ``drift_corrected``: c = −Q/2, the drift that E_old[w] = 1
-    implies, per sequence; s as before (derived here). ``studentized``: c = −Q/2 and s = √Q, so that eps counts standard
-    deviations of S (derived here); this width grows with the policy's move and is no trust region."""
+    ``plain``: c = 0 (paper v2/v3). ``drift_corrected``: c = −Q/2, the drift that E_old[w] = 1 implies, per sequence
+    (derived here)."""
 
     shape: list[list[float]] | None = None
     """Knots [tokens, width] of a measured width: s = g(L) in place of √L. Null is s = L^length_power. Between two knots
@@ -141,24 +139,17 @@ class Band:
         return width
 
     @property
-    def is_studentized(self) -> bool:
-        """Whether eps counts standard deviations of S."""
-        return self.normalization == "studentized"
-
-    @property
     def form(self) -> tuple:
         """What centre and width follow, whatever eps is."""
         return self.normalization, self.length_power, self.shape
 
-    def scale(self, length: Tensor, quadratic_variation: Tensor) -> Tensor:
-        """s ``[B]``, the unit of eps, for sequences of ``length`` tokens ``[B]`` and realised variation Q ``[B]``."""
-        if self.shape is not None:
-            return self._curve(length)
-        return quadratic_variation.sqrt() if self.is_studentized else length.pow(self.length_power)
+    def scale(self, length: Tensor) -> Tensor:
+        """s ``[B]``, the unit of eps, for sequences of ``length`` tokens ``[B]``."""
+        return length.pow(self.length_power) if self.shape is None else self._curve(length)
 
     def scale_at(self, length: int) -> float:
-        """s of a response of ``length`` tokens, for a band whose width does not depend on the data."""
-        return self.scale(torch.tensor([length], dtype=torch.float64), torch.ones(1, dtype=torch.float64)).item()
+        """s of a response of ``length`` tokens."""
+        return self.scale(torch.tensor([length], dtype=torch.float64)).item()
 
     def _curve(self, length: Tensor) -> Tensor:
         """g(L): at each knot its width, from there to the next knot the power of L that leads to it."""
@@ -178,15 +169,9 @@ class Band:
         A sequence whose tokens all have log-ratio 0 (the on-policy case) has drifted nowhere: its centre is 0 under
         every normalisation, so that the first update is the plain policy gradient.
         """
-        q = quadratic_variation
-        scale = self.scale(length, q)
+        q, scale = quadratic_variation, self.scale(length)
         center = torch.zeros_like(q) if self.normalization == "plain" else -q / 2
-
-        def edge(eps: float) -> Tensor:
-            # An infinite eps times a scale of 0 would be NaN.
-            return torch.full_like(q, eps) if math.isinf(eps) else center + eps * scale
-
-        return Edges(edge(-self.low), edge(self.high), edge(self.dual))
+        return Edges(center - self.low * scale, center + self.high * scale, center + self.dual * scale)
 
     def to_json(self) -> dict:
         """The values in effect by field, without ``eps``; null where there is no edge."""
@@ -217,7 +202,7 @@ class Band:
 
     def describe(self) -> str:
         """The band in one line, for logs."""
-        scale, curve = "sqrt(Q)" if self.is_studentized else f"L^{self.length_power:g}", ""
+        scale, curve = f"L^{self.length_power:g}", ""
         if self.shape is not None:
             scale, curve = "g(L)", "".join(f", g({tokens:g})={width:g}" for tokens, width in self.shape)
         center = "0" if self.normalization == "plain" else "-Q/2"

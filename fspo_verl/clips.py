@@ -133,11 +133,11 @@ class TokenClip(Clip):
 
 
 def standardized(records: pd.DataFrame, band: Band) -> np.ndarray:
-    """(S − c) / s ``[rows]`` with the band's centre c and scale s; 0 where s is 0, as S is then too."""
+    """(S − c) / s ``[rows]`` with the band's centre c and scale s."""
     unit = dataclasses.replace(band, eps=1.0, eps_low=None, eps_high=None, eps_dual=None)
     low, high, _ = _edges(unit, records, np.float64)
     center, scale = (high + low) / 2, (high - low) / 2
-    return np.where(scale > 0, records["log_ratio"].to_numpy(np.float64) - center, 0.0) / np.where(scale > 0, scale, 1)
+    return (records["log_ratio"].to_numpy(np.float64) - center) / scale
 
 
 def upper_quantile(values, share: float) -> float:
@@ -193,13 +193,6 @@ CLIPS: dict[str, Clip] = {
         BandClip(
             "fspo_drift_corrected", "FSPO, drift-corrected", Band(normalization="drift_corrected"), loss_mode="fspo"
         ),
-        BandClip(
-            "fspo_studentized",
-            "FSPO, studentised",
-            Band(eps=1.5, normalization="studentized"),
-            loss_mode="fspo",
-            note="eps counts standard deviations; the width grows with the policy's move: no trust region",
-        ),
         BandClip("gspo", "GSPO", ratio_band(1 - 3e-4, 1 + 4e-4, 1.0), loss_mode="gspo"),  # 2507.18071
         TokenClip(  # 1707.06347, 2402.03300
             "grpo",
@@ -248,8 +241,8 @@ CLIPS: dict[str, Clip] = {
         ),
     )
 }
-"""Every clip at its usual range: FSPO's defaults, 1.5 standard deviations where eps counts those, verl's defaults for
-GRPO and the fixed band, and the range that a paper or verl publishes for the others."""
+"""Every clip at its usual range: FSPO's defaults, verl's defaults for GRPO and the fixed band, and the range that a
+paper or verl publishes for the others."""
 
 COLUMNS = {clip.column: clip.drops for clip in CLIPS.values() if isinstance(clip, TokenClip)}
 """What records hold for the sake of single clips: the number of tokens that each drops, by column."""

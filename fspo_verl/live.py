@@ -20,14 +20,6 @@ from fspo_verl.observe.metrics import PREFIX as RAW
 logger = logging.getLogger("fspo_verl")
 
 PREFIX = "fspo/"
-_CHARTS = {
-    "clip rate": ("clip_rate/.*",),
-    "numerical noise and mismatch of a token, nats": ("noise_sigma", "mismatch_sigma"),
-    "eps": ("eps_low", "eps_high"),
-    "effective sample size": ("ess",),
-    "share masked": ("mismatch_masked",),
-}
-"""The dashboard of TensorBoard: a chart to a row, its series as regular expressions."""
 
 
 def series(metrics: Mapping[str, float], min_count: int | None = None) -> dict[str, float]:
@@ -103,11 +95,7 @@ def install() -> None:
 
     @functools.wraps(log)
     def log_with_series(self, data, *args, **kwargs):
-        found = _series_or_warning(data)
-        if found and not hasattr(self, "has_fspo_dashboard"):
-            self.has_fspo_dashboard = True
-            _write_dashboard(self)
-        return log(self, {**data, **found}, *args, **kwargs)
+        return log(self, {**data, **_series_or_warning(data)}, *args, **kwargs)
 
     log_with_series.adds_live_series = True  # type: ignore[attr-defined]  # a mark on a function
     Tracking.log = log_with_series
@@ -119,16 +107,6 @@ def _series_or_warning(data: Mapping) -> dict[str, float]:
     except Exception as error:  # logging must not stop training
         _warn(f"{type(error).__name__}: {error}")
         return {}
-
-
-def _write_dashboard(tracking) -> None:
-    """Lay the series out on TensorBoard's page of custom scalars; a run without TensorBoard has none."""
-    try:
-        if "tensorboard" in tracking.logger:
-            charts = {title: ["Multiline", [PREFIX + name for name in names]] for title, names in _CHARTS.items()}
-            tracking.logger["tensorboard"].writer.add_custom_scalars({"fspo": charts})
-    except Exception as error:  # nor must a dashboard
-        logger.warning("no dashboard for TensorBoard: %s: %s", type(error).__name__, error)
 
 
 @functools.cache

@@ -16,7 +16,7 @@ def edges(log_ratios, band):
     dual = 3 * high if band["eps_dual"] is None else band["eps_dual"]
     length = max(len(log_ratios), 1)
     q = sum(d * d for d in log_ratios)
-    scale = math.sqrt(q) if band["normalization"] == "studentized" else length ** band["length_power"]
+    scale = length ** band["length_power"]
     if band["shape"] is not None:
         scale = math.exp(log_width(math.log(length), band["shape"]))
     center = 0.0 if band["normalization"] == "plain" else -q / 2

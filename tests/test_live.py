@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import json
 import logging
-import re
 from unittest.mock import MagicMock
 
 import live_reference
@@ -14,8 +13,6 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 from simulated_records import frame
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from verl.utils.metric import Metric, reduce_metrics
 from verl.utils.tracking import Tracking
 
@@ -193,21 +190,6 @@ def test_the_trainers_own_metrics_are_left_alone(tracking):
     assert mine == raw(SUMS) and tracking.logger["kept"].data.keys() > mine.keys()
     tracking.log(data={"timing_s/step": 1.0}, step=1)
     assert tracking.logger["kept"].data == {"timing_s/step": 1.0}
-
-
-def test_tensorboard_gets_one_dashboard_of_series_that_are_logged(tmp_path, monkeypatch):
-    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path))
-    tracking = Tracking("p", "e", ["tensorboard"])
-    tracking.log({"timing_s/step": 1.0}, 1)
-    tracking.log(raw(SUMS), 2)
-    tracking.log(raw(SUMS), 3)
-    tracking.logger["tensorboard"].writer.flush()
-    events = EventAccumulator(str(tmp_path)).Reload()
-    (layout,) = events.Tensors("custom_scalars__config__")
-    (category,) = Layout.FromString(layout.tensor_proto.string_val[0]).category
-    tags = [tag for chart in category.chart for tag in chart.multiline.tag]
-    shown = {name for name in events.Tags()["scalars"] if any(re.fullmatch(tag, name) for tag in tags)}
-    assert shown == SERIES.keys()
 
 
 def test_verls_logger_is_wrapped_once_and_one_that_is_not_there_is_named(monkeypatch, caplog):

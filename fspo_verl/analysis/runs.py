@@ -28,10 +28,6 @@ logger = logging.getLogger("fspo_verl")
 
 _ACTOR = "actor_rollout_ref.actor"
 RECORDS_DIR = f"{_ACTOR}.policy_loss.records_dir"
-_OUTPUTS = (  # overrides that only name what a run writes
-    *("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir"),
-    *("trainer.experiment_name", "hydra.run.dir", RECORDS_DIR),
-)
 
 
 @dataclass
@@ -205,16 +201,6 @@ def live_clip_rates(metrics: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(list(bins.values()), columns=["low", "high", "responses", "clipped"], dtype=float)
     table = table[table.responses > 0].astype({"low": int}).sort_values("low", ignore_index=True)
     return table.assign(rate=table.clipped / table.responses)
-
-
-def override_differences(runs: Sequence[Run]) -> pd.DataFrame:
-    """Overrides that not all of these runs were launched with: a row per key, a text column per run.
-
-    Those that only name what a run writes are left out.
-    """
-    given = {run.name: dict(text.partition("=")[::2] for text in run.overrides) for run in runs if run.overrides}
-    table = pd.DataFrame(given, dtype=object).drop(index=[*_OUTPUTS], errors="ignore").fillna("(not set)")
-    return table[table.nunique(axis=1) > 1].sort_index().rename_axis("key")
 
 
 def _is_metrics_file(file: Path) -> bool:

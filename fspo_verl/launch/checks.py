@@ -424,7 +424,7 @@ def mean_over_own_length(launch: Launch) -> Iterator[Finding]:
 def band_beyond_use(launch: Launch) -> Iterator[Finding]:
     """An edge that no response reaches, mostly a ratio bound of another loss taken for this one's."""
     band, longest = launch.band, launch.max_response_length
-    if band.is_studentized or not longest or band.target_clip_rate is not None:
+    if not longest or band.target_clip_rate is not None:
         return  # where the data decide
     spread, scale = _LARGEST_SIGMA * math.sqrt(longest), band.scale_at(longest)
     # An infinite edge is no mistake: it says that nothing is to be clipped.

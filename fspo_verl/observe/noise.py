@@ -114,12 +114,11 @@ def warning(noise: Noise, band: Band) -> str | None:
     """What to say where a band is narrower than the noise; None where it is not.
 
     That is, where more than :data:`SHARE` of the on-policy responses lie outside, by two standard deviations of a
-    Poisson count, which assumes independent responses. A width of sqrt(Q) is in units of whatever made S, noise
-    included: it has no eps that lies above the noise.
+    Poisson count, which assumes independent responses.
     """
     count = noise.outside * noise.responses
     # The comparison is False for NaN, where there is no band to leave.
-    if band.is_studentized or not count - 2 * math.sqrt(count) > SHARE * noise.responses:
+    if not count - 2 * math.sqrt(count) > SHARE * noise.responses:
         return None
     wide = f" ({rounded_up(noise.widen):g} times as wide leaves {SHARE:.0%} outside)" if noise.widen > 0 else ""
     return (

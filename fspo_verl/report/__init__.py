@@ -38,7 +38,7 @@ from fspo_verl.analysis.clip_rates import (
 )
 from fspo_verl.analysis.length_effect import length_effect
 from fspo_verl.analysis.mismatch import Mismatch, mismatch
-from fspo_verl.analysis.runs import Run, live_clip_rates, override_differences, read_runs, written
+from fspo_verl.analysis.runs import Run, live_clip_rates, read_runs, written
 from fspo_verl.analysis.verdict import Verdict, verdict_of
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, Clip, TokenClip, of_run
 from fspo_verl.observe.metrics import NAMES
@@ -280,12 +280,9 @@ def rates_part(analyses: Sequence[Analysis], styles: dict[str, Style]) -> Part:
 
 
 def trained_part(analyses: Sequence[Analysis]) -> Part:
-    runs = [a.run for a in analyses]
-    found = {"What trained": pd.DataFrame(map(_settings, runs))}
+    found = {"What trained": pd.DataFrame([_settings(a.run) for a in analyses])}
     if rows := [{"run": a.run.name} | _measures(a.overall) for a in analyses if a.overall is not None]:
         found["What its clip did [95% intervals]"] = pd.DataFrame(rows)
-    if len(differences := override_differences(runs)):
-        found["Overrides that differ"] = differences.reset_index()
     return Part(tables=found)
 
 

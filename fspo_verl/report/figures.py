@@ -40,7 +40,6 @@ class Style(NamedTuple):
 STYLES = {
     "fspo": Style("#0072B2", "o"),
     "fspo_drift_corrected": Style("#56B4E9", "v", "--"),
-    "fspo_studentized": Style("#E69F00", "P", "--"),
     "gspo": Style("#D55E00", "s"),
     "grpo": Style("#009E73", "^"),
     "fixed_band": Style("#CC79A7", "D"),

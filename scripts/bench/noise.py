@@ -35,10 +35,6 @@ CUTS = {  # into micro-batches: of the old log-probs, then of the update
 # of the model's class for them.
 SETTINGS = {f"{dtype}, {cut}": (dtype, cut, False) for dtype in ("bf16", "fp32") for cut in CUTS}
 SETTINGS["bf16, softmax in fp32, 8 rows, then 1"] = ("bf16", "8 rows, then 1", True)
-BANDS = {
-    "sqrt(L)": Band(),
-    "sqrt(Q)": Band(1.645, normalization="studentized"),  # 10% of a normal S
-}
 
 
 def measure(model: str, count: int, longest: int, setting: tuple[str, str, bool], folder: Path, step: int) -> dict:
@@ -52,12 +48,11 @@ def measure(model: str, count: int, longest: int, setting: tuple[str, str, bool]
     selftest.update(trainer, batch, loss, CUTS[cut][1], count // 2)
     observer.flush_records()  # as the weight sync at the end of a step does
     records = read_records(folder)
-    found = {name: noise.of_records(records, None, band) for name, band in BANDS.items()}
+    found = noise.of_records(records, None, Band())
     return {
-        "sigma of a token": f"{found['sqrt(L)'].sigma:.2g}",
-        "outside +-0.03 sqrt(L)": f"{found['sqrt(L)'].outside:.0%}",
-        "eps with 1% outside": f"{found['sqrt(L)'].widen * BANDS['sqrt(L)'].high:.2g}",
-        "outside +-1.645 sqrt(Q)": f"{found['sqrt(Q)'].outside:.0%}",
+        "sigma of a token": f"{found.sigma:.2g}",
+        "outside +-0.03 sqrt(L)": f"{found.outside:.0%}",
+        "eps with 1% outside": f"{found.widen * Band().high:.2g}",
     }
 
 

@@ -204,7 +204,7 @@ def test_every_other_clip_gets_the_range_that_clips_as_much():
     gspo = rules["GSPO"].overrides
     low, high = (gspo[f"{fit.ACTOR}clip_ratio_{side}"] for side in ("low", "high"))
     clips = {"GSPO": ratio_band(1 - low, 1 + high, 1.0)}
-    for name in ("fixed band", "FSPO, drift-corrected", "FSPO, studentised"):
+    for name in ("fixed band", "FSPO, drift-corrected"):
         clips[name] = FSPOPolicyLossConfig(**as_hydra_reads(rules[name].overrides))
     for band in clips.values():
         clipped = BandClip("", "", band).clipped(records)
@@ -256,7 +256,7 @@ def test_prints_the_verdict_and_overrides_that_give_the_rate_in_fifteen_lines(tm
     assert clipped[records.advantage > 0].mean() == pytest.approx(0.05, abs=0.003)
     everything = run_cli(capsys, run, "--target-clip-rate", 0.05, "--all")[1]
     assert everything.startswith(out.rstrip()) and longest_sentence(everything) <= 100
-    assert len(pasted(everything)) == 1 + (1 if power == 0.5 else 2) + 4
+    assert len(pasted(everything)) == 1 + (1 if power == 0.5 else 2) + 3
 
 
 @pytest.mark.parametrize("loss", ["gspo", "vanilla"])

@@ -193,21 +193,6 @@ def test_live_clip_rates_weigh_steps_by_their_responses():
     pd.testing.assert_frame_equal(runs.live_clip_rates(metrics), pd.DataFrame(expected))
 
 
-def test_overrides_that_differ(tmp_path):
-    given = {"a": ["loss=fspo", "lr=1", "data.seed=3"], "b": ["loss=gspo", "data.seed=3", "+x.y={z: 1=2}"], "none": []}
-    found = []
-    for name, overrides in given.items():
-        outputs = [f"{key}={tmp_path / name}" for key in ("trainer.default_local_dir", "hydra.run.dir") if overrides]
-        write_config(tmp_path / name).with_name("overrides.yaml").write_text(json.dumps(overrides + outputs))
-        found.append(runs.read_run(tmp_path / name, name))
-    assert runs.override_differences(found).T.to_dict() == {
-        "+x.y": {"a": "(not set)", "b": "{z: 1=2}"},
-        "loss": {"a": "fspo", "b": "gspo"},
-        "lr": {"a": "1", "b": "(not set)"},
-    }
-    assert runs.override_differences(found[:1]).empty and runs.override_differences(found[2:]).empty
-
-
 def test_what_a_run_has_written_knows_of_records_elsewhere(tmp_path):
     run, elsewhere = tmp_path / "run", tmp_path / "records"
     assert runs.written(run) == set()

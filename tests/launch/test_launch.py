@@ -109,7 +109,7 @@ def test_the_configs_shown_at_the_top_are_the_packaged_ones():
 
 BAD = [  # overrides, what the message must hold
     ("eps=0", ["eps=0", "a positive number"]),
-    ("normalization=sqrt", ["normalization='sqrt'", "plain, drift_corrected, studentized"]),
+    ("normalization=sqrt", ["normalization='sqrt'", "plain, drift_corrected"]),
     ("shape=[[10,3],[5,4]]", ["shape=[[10, 3], [5, 4]]", "rising"]),
     ("eps=0.1 eps_low=0.2 eps_high=0.2", ["eps=0.1", "without effect"]),
     ("loss_mode=gspo", ["loss_mode='gspo'", "algorithm.policy_loss=fspo"]),

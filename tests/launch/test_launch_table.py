@@ -59,7 +59,6 @@ WIDE = f"{ACTOR}.clip_ratio_low=0.2 {ACTOR}.clip_ratio_high=0.28"
 NARROW = f"{ACTOR}.clip_ratio_low=3e-4 {ACTOR}.clip_ratio_high=4e-4"
 CORRECTION = "algorithm.rollout_correction"
 ROLLOUT = "actor_rollout_ref.rollout"
-STUDENTIZED = f"{FSPO} {LOSS}.normalization=studentized"
 COPY = (
     "{_target_: verl.workers.config.FSDPActorConfig, loss_agg_mode: token-mean, clip_ratio_low: 0.2, "
     "clip_ratio_high: 0.2, policy_loss: {_target_: verl.workers.config.PolicyLossConfig, loss_mode: vanilla}}"
@@ -193,7 +192,6 @@ LAUNCHES = {
     "verl's ratio range as eps": Launch(f"{FSPO} {LOSS}.eps=0.2", "band_beyond_use"),
     "verl's ratio range as eps_low": Launch(f"{FSPO} {LOSS}.eps_low=0.2", "band_beyond_use"),
     "a per-token mean with FSPO's eps": Launch(f"{FSPO} {LOSS}.length_power=1", "band_beyond_use"),
-    "standard deviations": Launch(f"{STUDENTIZED} {LOSS}.eps=1.5", "trains", {"policy_loss.eps": 1.5}),
     "an eps beside both sides": Launch(f"+algorithm.policy_loss=fixed_band {LOSS}.eps=0.1", "refused: band_fields"),
     "a clip rate to follow": Launch(
         f"{FSPO} {LOSS}.target_clip_rate=0.1 {LOSS}.eps=1", "trains", {"policy_loss.target_clip_rate": 0.1}

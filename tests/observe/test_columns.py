@@ -80,7 +80,7 @@ def test_the_clip_range_is_read_as_verls_losses_read_it(inner, null):
 BANDS = [
     Band(eps_low=0.04, eps_high=0.03, eps_dual=0.05),
     Band(eps_low=0.2, eps_high=0.1, eps_dual=math.inf, length_power=0.0),
-    Band(1.0, eps_dual=2.0, normalization="studentized"),
+    Band(0.1, eps_dual=0.2, normalization="drift_corrected"),
 ]
 
 

@@ -80,7 +80,6 @@ def test_a_band_widened_as_told_leaves_the_share_outside(seed, sigma, rows, band
         (0.008, Band(), False),
         (1e-7, Band(), False),
         (0.054, Band(0.15), False),
-        (0.054, Band(1.5, normalization="studentized"), False),
     ],
 )
 def test_the_warning_names_what_helps_and_its_band_ends_it(sigma, band, warned):

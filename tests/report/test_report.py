@@ -109,10 +109,9 @@ def test_counterfactuals_are_those_of_the_clips_scaled_to_one_rate(made):
             assert found["exponent"] == pytest.approx(effect and effect.exponent) and found["n"] == len(counted)
 
 
-def test_what_differs_between_the_launches_is_shown(made):
-    key = "actor_rollout_ref.actor.policy_loss.loss_mode"
-    assert made.page.table("key").loc[key].to_dict() == {"fspo": "fspo", "gspo": "gspo"}
-    assert f"{key}=gspo" in made.page.text
+def test_the_overrides_of_each_launch_are_shown(made):
+    for loss in ("fspo", "gspo"):
+        assert f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}" in made.page.text
 
 
 # --- page and files --------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import pandas as pd
 import torch
 from lab import EPS, EPS_LENGTH, EPS_MAX, EVALUATED, LEARNING_RATE, MINI_BATCHES, POWERS, PROMPTS, RESPONSES, Cell
 from run import HERE
-from stairs import EOS, LETTER, MAX_RESPONSE, PAD, PROMPT, START, STEPS, TEXT, VOCABULARY, draw_problem, warm_start
+from stairs import EOS, MAX_RESPONSE, PAD, PROMPT, START, TEXT, VOCABULARY, draw_problem, warm_start
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from tqdm import tqdm
