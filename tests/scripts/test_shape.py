@@ -3,11 +3,14 @@
 """The laboratory of the shape study trains on the gradients of verl's worker, and repeats itself to the last digit."""
 
 import json
+import random
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
@@ -16,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts/studies/shape"))
 
 import lab  # noqa: E402
 import stairs  # noqa: E402
+import through_verl  # noqa: E402
 from run import run_seed  # noqa: E402
 
 from fspo_verl.config import FSPOPolicyLossConfig  # noqa: E402
@@ -87,3 +91,15 @@ def test_a_cell_repeats_itself_to_the_last_digit(monkeypatch, tmp_path):
     first, second = (file.read_text() for file in sorted(tmp_path.rglob("*.json")))
     assert first == second and len(json.loads(first)["length"]) == 2
     torch.distributed.destroy_process_group()
+
+
+@given(seed=st.integers(0, 10_000))
+def test_verl_reads_and_rewards_the_tokens_of_the_laboratory(seed):
+    tokenizer, rng = through_verl.tokenizer(), random.Random(seed)
+    problem, other = stairs.draw_problem(rng), stairs.draw_problem(rng)
+    row = through_verl.data_set(random.Random(seed), 1).iloc[0]
+    assert tokenizer.apply_chat_template(row.prompt, add_generation_prompt=True)["input_ids"] == problem.prompt
+    for response in (stairs.demonstrate(problem, rng), stairs.demonstrate(other, rng), [stairs.EOS]):
+        text = tokenizer.decode(response, skip_special_tokens=True)
+        assert tokenizer(text).input_ids == response[:-1]
+        assert stairs.compute_score("", text, "", row.extra_info) == problem.reward(response)
