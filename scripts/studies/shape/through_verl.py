@@ -154,6 +154,7 @@ class Stairs(launch.Experiment):
 
 def run_seed(seed: int, output: Path, folder: Path) -> None:
     """Train what is missing of one seed."""
+    torch.set_num_threads(1)
     for arm in ARMS:
         cell = Cell("verl", arm, seed)
         file = folder / f"{cell.name}.json"
