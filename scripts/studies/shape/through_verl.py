@@ -1,11 +1,14 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The laboratory's experiment through verl's own trainer: Ray, FSDP workers, rollouts, a Qwen3 model of the same size.
+"""The laboratory's arms through verl's own trainer: Ray, FSDP workers, rollouts.
 
-python scripts/studies/shape/through_verl.py --jobs 2     cells/verl, 12 seeds; goes on where it was stopped
+python scripts/studies/shape/through_verl.py verl --jobs 2    the laboratory's task, 12 seeds
+python scripts/studies/shape/through_verl.py real             SmolLM2-135M, 6 seeds
 
-Needs what scripts/quickstart.sh installs. Problems, warm start, batches, learning rate and arms are those of the
-laboratory; all else is verl's default, such as AdamW's weight decay and the limit on the gradient's norm.
+Cells go to cells/verl and cells/real; a run goes on where it was stopped. Needs what scripts/quickstart.sh and
+scripts/real_model.sh install. In `verl`, a Qwen3 model of the laboratory's size has its problems, warm start, batches,
+learning rate and arms; all else is verl's default, such as AdamW's weight decay and the limit on the gradient's norm.
+`real` is scripts/real_model.sh.
 """
 
 import argparse
@@ -14,6 +17,7 @@ import json
 import os
 import random
 import shutil
+import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -36,7 +40,9 @@ from fspo_verl.analysis import runs
 from fspo_verl.launch import override
 from fspo_verl.output import write_whole
 
-ARMS, SEEDS = ("sqrt", "none", "fixed"), 12
+ARMS = {"verl": ("sqrt", "none", "fixed"), "real": ("sqrt", "none")}
+SEEDS = {"verl": range(12), "real": range(3, 9)}  # of the real model, 0 to 2 are known from another comparison
+STEPS = {"verl": Cell._field_defaults["steps"], "real": 12}
 SPECIAL = {"<pad>": PAD, "<start>": START, "<eos>": EOS}
 
 
@@ -105,8 +111,6 @@ def data_set(rng: random.Random, size: int) -> pd.DataFrame:
 class Stairs(launch.Experiment):
     """One cell; the arms of a seed share its warm start and its problems."""
 
-    arm: str = "sqrt"
-
     @property
     def start(self) -> Path:
         """Folder of what the seed's runs start from."""
@@ -124,14 +128,8 @@ class Stairs(launch.Experiment):
 
     def task(self) -> list[str]:
         actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-        band = {"records_dir": "null"}
-        if self.arm in POWERS:
-            power = POWERS[self.arm]
-            eps = EPS * EPS_LENGTH ** (0.5 - power)
-            band |= {"length_power": power, "eps": eps, "target_clip_rate": Cell._field_defaults["rate"]}
-            band["eps_max"] = EPS_MAX
         return [
-            *(f"{actor}.policy_loss.{name}={value}" for name, value in band.items()),
+            f"{actor}.policy_loss.records_dir=null",
             override("data.train_files", self.start / "train.parquet"),
             override("data.val_files", self.start / "validation.parquet"),
             f"data.max_prompt_length={PROMPT}",
@@ -152,40 +150,66 @@ class Stairs(launch.Experiment):
         ]
 
 
-def run_seed(seed: int, output: Path, folder: Path) -> None:
+def band_of(cell: Cell, **start: float) -> list[str]:
+    """Overrides of a cell's band, which starts at these fields and is held at the cell's clip rate."""
+    held = {"target_clip_rate": cell.rate, "eps_max": EPS_MAX}
+    return [f"actor_rollout_ref.actor.policy_loss.{name}={value}" for name, value in (start | held).items()]
+
+
+def train_stairs(cell: Cell, output: Path) -> Path:
+    """Train the laboratory's task; returns the folder of the run."""
+    power = POWERS.get(cell.arm)
+    loss = "no_clip" if power is None else "fspo"
+    band = [] if power is None else band_of(cell, length_power=power, eps=EPS * EPS_LENGTH ** (0.5 - power))
+    experiment = Stairs(output, loss, seed=cell.seed, steps=cell.steps, name=cell.arm, overrides=tuple(band))
+    experiment.prepare()
+    shutil.rmtree(experiment.run, ignore_errors=True)  # an attempt that was interrupted
+    experiment.run.mkdir(parents=True)
+    launch.train(experiment)
+    return experiment.run
+
+
+def train_real(cell: Cell, output: Path) -> Path:
+    """Train the real model as its script does; returns the folder of the run."""
+    loss, band = ("no_clip", []) if cell.arm == "none" else ("fspo", band_of(cell))
+    command = ["bash", HERE.parents[1] / "real_model.sh", "--python", sys.executable, "--output", output]
+    options = {"--loss": loss, "--name": cell.arm, "--seed": cell.seed, "--steps": cell.steps}
+    subprocess.run([*command, *(str(text) for pair in options.items() for text in pair), "--", *band], check=True)
+    return output / f"{cell.arm}-hf-seed{cell.seed}"
+
+
+def run_seed(experiment: str, seed: int, output: Path, folder: Path) -> None:
     """Train what is missing of one seed."""
     torch.set_num_threads(1)
-    for arm in ARMS:
-        cell = Cell("verl", arm, seed)
+    for arm in ARMS[experiment]:
+        cell = Cell(experiment, arm, seed, steps=STEPS[experiment])
         file = folder / f"{cell.name}.json"
         if file.exists():
             continue
-        loss = "no_clip" if arm == "none" else "fspo"
-        experiment = Stairs(output, loss, seed=seed, steps=cell.steps, name=arm, arm=arm)
-        experiment.prepare()
-        shutil.rmtree(experiment.run, ignore_errors=True)  # an attempt that was interrupted
-        experiment.run.mkdir(parents=True)
-        launch.train(experiment)
-        files = runs.metric_files(experiment.run)
+        run = {"verl": train_stairs, "real": train_real}[experiment](cell, output)
+        files = runs.metric_files(run)
         metrics, steps = report.read_metrics(files), runs.read_metrics(files)
         found = {"reward": metrics.reward, "length": steps["response_length/mean"], "clip_rate": metrics.clip_rate}
-        series = {name: [float(f"{value:.5g}") for value in column] for name, column in found.items()}
+        series = {name: [float(f"{value:.5g}") for value in column.dropna()] for name, column in found.items()}
         ended = {**cell._asdict(), **series, "accuracy": metrics.accuracy.dropna().iloc[-1]}
         write_whole([(file, json.dumps(ended).encode())])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", nargs=2, type=int, default=(0, SEEDS), metavar=("FIRST", "END"))
-    parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each")
-    parser.add_argument("--output", type=Path, default=Path("runs/shape"), help="of the runs (default: %(default)s)")
+    parser.add_argument("experiment", choices=ARMS)
+    parser.add_argument("--seeds", nargs=2, type=int, metavar=("FIRST", "END"), help="default: all")
+    parser.add_argument("--jobs", type=int, default=1, help="processes; more than one have a thread each")
+    parser.add_argument("--output", type=Path, help="of the runs (default: runs/shape/EXPERIMENT)")
     parser.add_argument("--folder", type=Path, default=HERE / "cells")
     args = parser.parse_args()
-    os.environ |= {"OMP_NUM_THREADS": "1", "OMP_THREAD_LIMIT": "1"}
-    todo = [(seed, args.output.resolve(), args.folder) for seed in range(*args.seeds)]
+    if args.jobs > 1 or args.experiment == "verl":
+        os.environ |= {"OMP_NUM_THREADS": "1", "OMP_THREAD_LIMIT": "1"}
+    output = (args.output or Path("runs/shape", args.experiment)).resolve()
+    seeds = range(*args.seeds) if args.seeds else SEEDS[args.experiment]
     with ProcessPoolExecutor(args.jobs) as pool:
-        futures = [pool.submit(run_seed, *one) for one in todo]
-        for future in tqdm(as_completed(futures), total=len(todo), unit="seed"):
+        futures = [pool.submit(run_seed, args.experiment, seed, output, args.folder) for seed in seeds]
+        for future in tqdm(as_completed(futures), total=len(seeds), unit="seed"):
             future.result()
 
 
