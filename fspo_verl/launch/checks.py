@@ -7,6 +7,7 @@
 """
 
 import dataclasses
+import difflib
 import functools
 import json
 import math
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl import output
@@ -194,6 +196,19 @@ def misplaced_fields(launch: Launch) -> Iterator[Finding]:
         if name in fields and section in sections:
             fix = f"{POLICY_LOSS}.{name}={value} instead of it"
             yield error(f"{key}={value!r} sets nothing", "verl reads no such key", fix)
+
+
+def unknown_fields(launch: Launch) -> Iterator[Finding]:
+    """A field that the schema lacks, of which no worker could be built, after Ray has started."""
+    target = launch.policy_loss.get("_target_", "verl.workers.config.PolicyLossConfig")
+    if not target.startswith(("fspo_verl.", "verl.")):
+        return  # another plugin's, which may not be installed here
+    known = [field.name for field in dataclasses.fields(get_class(target))]
+    for name in map(str, launch.policy_loss):
+        if name not in ("_target_", *known):
+            near, value = difflib.get_close_matches(name, known, 1), launch.policy_loss[name]
+            fix = f"{POLICY_LOSS}.{near[0]}={value}" if near else f"remove it, or +{GROUP}=fspo for a band"
+            yield error(f"{POLICY_LOSS}.{name}={value} sets nothing", f"{target} has no such field", fix)
 
 
 def band_fields(launch: Launch) -> Iterator[Finding]:
@@ -514,7 +529,7 @@ def loss_in_effect(launch: Launch) -> Iterator[Finding]:
 
 _SELECTION = (missing_choice, hidden_files, lost_to_group, overridden_group)
 _CONFIG_ALONE = (
-    *(no_loss_mode, misplaced_fields, band_fields),
+    *(no_loss_mode, misplaced_fields, unknown_fields, band_fields),
     *(no_divisor, dropped_by_distillation, unknown_mismatch, one_step_per_rollout),
 )
 _NO_BAND = ("no_loss_mode", "band_fields")  # after these there is no band to judge

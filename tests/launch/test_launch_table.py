@@ -186,9 +186,9 @@ LAUNCHES = {
     # --- bands
     "a band field in the wrong section": Launch(f"{FSPO} +algorithm.eps_low=0.1", "refused: misplaced_fields"),
     "a band field in the actor": Launch(f"{FSPO} +{ACTOR}.eps_high=0.1", "refused: misplaced_fields"),
-    "a misspelt band field": Launch(f"{FSPO} +{LOSS}.eps_hihg=0.1", "refused: eps_hihg"),
+    "a misspelt band field": Launch(f"{FSPO} +{LOSS}.eps_hihg=0.1", "refused: unknown_fields"),
     "a misspelt band field without plus": Launch(f"{FSPO} {LOSS}.eps_hihg=0.1", "refused: eps_hihg"),
-    "a band field without the group": Launch(f"{LOSS}.loss_mode=fspo +{LOSS}.eps_low=0.1", "refused: eps_low"),
+    "a band field without the group": Launch(f"{LOSS}.loss_mode=fspo +{LOSS}.eps_low=0.1", "refused: unknown_fields"),
     "verl's ratio range as eps": Launch(f"{FSPO} {LOSS}.eps=0.2", "band_beyond_use"),
     "verl's ratio range as eps_low": Launch(f"{FSPO} {LOSS}.eps_low=0.2", "band_beyond_use"),
     "a per-token mean with FSPO's eps": Launch(f"{FSPO} {LOSS}.length_power=1", "band_beyond_use"),
