@@ -259,7 +259,6 @@ def _read_records(folder: Path, config: dict | None, max_rows: int | None) -> tu
     elsewhere = _select(config, RECORDS_DIR)
     records = read_records(folder if files or elsewhere is None else elsewhere, max_rows=max_rows, rejected=True)
     is_rejected = records["length"] == 0
-    records.attrs["rows"] -= int(is_rejected.sum())
     return records[~is_rejected], records[is_rejected]
 
 

@@ -230,8 +230,8 @@ def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool
         One row per response and optimiser step, of :data:`COLUMNS`, and of :data:`EPS_COLUMNS`,
         :data:`MISMATCH_COLUMNS` and ``mismatch_masked`` where the run has them; without any record an empty table.
         ``attrs["settings"]`` are the :class:`fspo_verl.observe.settings.RunSettings`, None without any record,
-        ``attrs["rows"]`` how many such rows were recorded, ``attrs["lost"]`` the (steps, responses) whose records were
-        lost while the run trained.
+        ``attrs["rows"]`` how many rows of responses that trained were recorded, ``attrs["lost"]`` the (steps,
+        responses) whose records were lost while the run trained.
 
     A file that is damaged, or that this package has not written, is left out with a warning. Lost records, and
     different settings in one folder, are warnings.
@@ -249,10 +249,10 @@ def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool
         with _left_out_if_unreadable(file):
             opened = pq.ParquetFile(file, page_checksum_verification=True)
             table = opened.read([*COLUMNS, *_OPTIONAL]).replace_schema_metadata(None)
-            if not rejected:
-                table = table.filter(pc.greater(table["length"], 0))
+            trained = pc.greater(table["length"], 0)
+            total += pc.sum(trained).as_py() or 0
+            table = table if rejected else table.filter(trained)
             tables.append(table if share == 1 else table.filter(pa.array(generator.random(len(table)) < share)))
-            total += len(table)
     frame = pa.concat_tables(tables, promote_options="default").unify_dictionaries().to_pandas()
     losses = [loss for file in Path(folder).rglob(folders.LOST_FILES) for loss in folders.losses(file)]
     steps, responses = len({step for step, _ in losses}), sum(count for _, count in losses)

@@ -168,8 +168,6 @@ def clip_rates(axes: Axes, title: str, series: Sequence[Series], level: float | 
     """Clip rate by length, and a line at ``level``, the overall rate, where all series have the same."""
     if level is not None:
         axes.axhline(level, color=BLACK, lw=0.8)
-        place = axes.get_yaxis_transform()  # left edge of the panel, height of the line
-        axes.text(0.01, level, f"{level:.0%} overall", transform=place, va="bottom", fontsize=7.5)
     by_length(axes, series)
     axes.set_title(title)
     axes.set(ylim=(0, None), ylabel="clip rate")

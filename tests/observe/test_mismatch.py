@@ -111,7 +111,7 @@ def test_columns_and_series_equal_those_by_hand_whatever_the_cut(counted_ppo_los
     assert broken.rollout_length == 0 and broken[list(MISMATCH[1:])].isna().all() and broken.length > 0
     trained = read_records(tmp_path)
     assert sorted(trained.prompt) == sorted(set(records.index) - {f"prompt {REJECTED}"})
-    assert trained.attrs["rows"] == 6
+    assert trained.attrs["rows"] == records.attrs["rows"] == 6
 
 
 def test_nothing_is_measured_where_the_old_log_probs_are_the_engines(counted_ppo_loss, writers, tmp_path):  # noqa: F811
