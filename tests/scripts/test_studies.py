@@ -57,11 +57,6 @@ def model(tmp_path_factory):
     return folder
 
 
-def small(model, folder):
-    """The arguments of a small measurement, with responses and records below a folder."""
-    return ["--model", str(model), "--output", str(folder / "work"), "--records", str(folder / "records"), *SMALL]
-
-
 def log_probs_by_hand(policy, prompt, response, temperature):
     logits = policy(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
     return torch.log_softmax(logits / temperature, -1).gather(-1, torch.tensor(response)[:, None]).squeeze(-1)
@@ -124,6 +119,7 @@ def test_the_study_finds_a_known_law_and_who_is_clipped(tmp_path):
 
 
 def small_study(model, folder):
+    """The arguments of a small measurement, with responses and records below a folder."""
     return [*("--model", str(model), "--output", str(folder / "work"), "--records", str(folder / "records")), *SMALL]
 
 

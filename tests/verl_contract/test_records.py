@@ -14,7 +14,6 @@ BIND_PPO_LOSS = ["verl.workers.engine_workers", "verl.trainer.distillation.losse
 BATCH_KEYS = {
     "dp_size": "verl.workers.engine.fsdp.transformer_impl",
     "global_batch_size": "verl.trainer.ppo.v1.trainer_base",
-    "update_lr_scheduler": "verl.workers.engine_workers",
     "global_steps": "verl.trainer.ppo.v1.trainer_base",
     "uid": "verl.trainer.ppo.v1.trainer_base",
     "raw_prompt": "verl.trainer.ppo.v1.trainer_base",

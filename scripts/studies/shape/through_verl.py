@@ -178,21 +178,19 @@ def train_real(cell: Cell, output: Path) -> Path:
     return output / f"{cell.arm}-hf-seed{cell.seed}"
 
 
-def run_seed(experiment: str, seed: int, output: Path, folder: Path) -> None:
-    """Train what is missing of one seed."""
+def run_cell(cell: Cell, output: Path, folder: Path) -> None:
+    """Train a cell, unless it has a file."""
     torch.set_num_threads(1)
-    for arm in ARMS[experiment]:
-        cell = Cell(experiment, arm, seed, steps=STEPS[experiment])
-        file = folder / f"{cell.name}.json"
-        if file.exists():
-            continue
-        run = {"verl": train_stairs, "real": train_real}[experiment](cell, output)
-        files = runs.metric_files(run)
-        metrics, steps = report.read_metrics(files), runs.read_metrics(files)
-        found = {"reward": metrics.reward, "length": steps["response_length/mean"], "clip_rate": metrics.clip_rate}
-        series = {name: [float(f"{value:.5g}") for value in column.dropna()] for name, column in found.items()}
-        ended = {**cell._asdict(), **series, "accuracy": metrics.accuracy.dropna().iloc[-1]}
-        write_whole([(file, json.dumps(ended).encode())])
+    file = folder / f"{cell.name}.json"
+    if file.exists():
+        return
+    run = {"verl": train_stairs, "real": train_real}[cell.experiment](cell, output)
+    files = runs.metric_files(run)
+    metrics, steps = report.read_metrics(files), runs.read_metrics(files)
+    found = {"reward": metrics.reward, "length": steps["response_length/mean"], "clip_rate": metrics.clip_rate}
+    series = {name: [float(f"{value:.5g}") for value in column.dropna()] for name, column in found.items()}
+    ended = {**cell._asdict(), **series, "accuracy": metrics.accuracy.dropna().iloc[-1]}
+    write_whole([(file, json.dumps(ended).encode())])
 
 
 def main() -> None:
@@ -206,10 +204,11 @@ def main() -> None:
     if args.jobs > 1 or args.experiment == "verl":
         os.environ |= {"OMP_NUM_THREADS": "1", "OMP_THREAD_LIMIT": "1"}
     output = (args.output or Path("runs/shape", args.experiment)).resolve()
-    seeds = range(*args.seeds) if args.seeds else SEEDS[args.experiment]
+    name, seeds = args.experiment, range(*args.seeds) if args.seeds else SEEDS[args.experiment]
+    cells = [Cell(name, arm, seed, steps=STEPS[name]) for arm in ARMS[name] for seed in seeds]
     with ProcessPoolExecutor(args.jobs) as pool:
-        futures = [pool.submit(run_seed, args.experiment, seed, output, args.folder) for seed in seeds]
-        for future in tqdm(as_completed(futures), total=len(seeds), unit="seed"):
+        futures = [pool.submit(run_cell, cell, output, args.folder) for cell in cells]
+        for future in tqdm(as_completed(futures), total=len(cells), unit="cell"):
             future.result()
 
 
