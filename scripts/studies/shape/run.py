@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 from lab import ARMS, Cell, train
-from stairs import warm_start
+from qwen import Qwen
+from stairs import Policy, warm_start
 from tqdm import tqdm
 
 from fspo_verl.output import write_whole
@@ -27,6 +28,8 @@ def cells(experiment: str, seed: int) -> list[Cell]:
     """The cells of an experiment with one seed; ``sqrt`` comes before ``random``, which follows its clip rates."""
     if experiment == "d":
         return [Cell("d", "sqrt", seed, aggregation) for aggregation in AGGREGATIONS]
+    if experiment == "qwen":
+        return [Cell(experiment, arm, seed) for arm in ("sqrt", "none")]
     settings = {"a": {}, "e-25%": {"rate": 0.25}, "e-epochs": {"epochs": 4}}[experiment]
     return [Cell(experiment, arm, seed, **settings) for arm in sorted(ARMS, key=lambda arm: arm != "sqrt")]
 
@@ -38,7 +41,7 @@ def run_seed(experiment: str, seed: int, folder: Path) -> None:
         torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     files = {cell: folder / f"{cell.name}.json" for cell in cells(experiment, seed)}
     missing = [cell for cell, file in files.items() if not file.exists()]
-    warm = warm_start(seed) if missing else None
+    warm = warm_start(seed, Qwen if experiment == "qwen" else Policy) if missing else None
     for cell in missing:
         leader = files.get(cell._replace(arm="sqrt"))
         shares = json.loads(leader.read_text())["clip_rate"] if cell.arm == "random" else None
@@ -47,7 +50,7 @@ def run_seed(experiment: str, seed: int, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("experiments", nargs="+", choices=["a", "d", "e-25%", "e-epochs"])
+    parser.add_argument("experiments", nargs="+", choices=["a", "d", "e-25%", "e-epochs", "qwen"])
     parser.add_argument("--seeds", nargs=2, type=int, default=(0, SEEDS), metavar=("FIRST", "END"))
     parser.add_argument("--jobs", type=int, default=1, help="processes, of one thread each")
     parser.add_argument("--folder", type=Path, default=HERE / "cells")

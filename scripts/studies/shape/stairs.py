@@ -121,6 +121,16 @@ class Policy(nn.Module):
             x = x + think(x)
         return self.head(self.norms[-1](x))
 
+    def new_cache(self, rows: int) -> list[Tensor]:
+        """For :meth:`forward`."""
+        size = (2, rows, self.heads, PROMPT + MAX_RESPONSE, self.token.embedding_dim // self.heads)
+        return [torch.empty(size) for _ in self.attend]
+
+    @staticmethod
+    def kept(cache: list[Tensor], rows: Tensor) -> list[Tensor]:
+        """The cache of some rows."""
+        return [layer[:, rows] for layer in cache]
+
     def log_probs(self, prompts: Tensor, responses: Tensor) -> Tensor:
         """Log-probabilities ``[B, T]`` of responses ``[B, T]`` to prompts ``[B, PROMPT]``, nats."""
         logits = self(torch.cat([prompts, responses[:, :-1]], 1))[:, PROMPT - 1 :]
@@ -148,9 +158,7 @@ def warm_start(seed: int, make: Callable[[], nn.Module] = Policy) -> nn.Module:
 @torch.no_grad()
 def sample(policy: Policy, prompts: Tensor, generator: torch.Generator) -> Tensor:
     """Responses ``[B, T]`` at temperature 1, filled with ``PAD``, to prompts ``[B, PROMPT]``."""
-    width = policy.token.embedding_dim // policy.heads
-    size = (2, len(prompts), policy.heads, PROMPT + MAX_RESPONSE, width)
-    cache = [torch.empty(size) for _ in policy.attend]
+    cache = policy.new_cache(len(prompts))
     responses = torch.full((len(prompts), MAX_RESPONSE), PAD)
     rows, tokens, start = torch.arange(len(prompts)), prompts, 0
     for place in range(MAX_RESPONSE):
@@ -159,7 +167,7 @@ def sample(policy: Policy, prompts: Tensor, generator: torch.Generator) -> Tenso
         responses[rows, place] = tokens[:, 0]
         goes_on = tokens[:, 0] != EOS
         if not goes_on.all():
-            rows, tokens, cache = rows[goes_on], tokens[goes_on], [layer[:, goes_on] for layer in cache]
+            rows, tokens, cache = rows[goes_on], tokens[goes_on], policy.kept(cache, goes_on)
         if not len(rows):
             break
     return responses[:, : place + 1]

@@ -25,12 +25,12 @@ from pathlib import Path
 import pandas as pd
 import torch
 from lab import EPS, EPS_LENGTH, EPS_MAX, EVALUATED, LEARNING_RATE, MINI_BATCHES, POWERS, PROMPTS, RESPONSES, Cell
+from qwen import Qwen
 from run import HERE
-from stairs import EOS, MAX_RESPONSE, PAD, PROMPT, START, TEXT, VOCABULARY, draw_problem, warm_start
+from stairs import EOS, MAX_RESPONSE, PAD, PROMPT, START, TEXT, draw_problem, warm_start
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from torch import Tensor, nn
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 sys.path.insert(0, str(HERE.parents[1] / "training"))
 import launch
@@ -44,36 +44,6 @@ ARMS = {"verl": ("sqrt", "none", "fixed"), "real": ("sqrt", "none")}
 SEEDS = {"verl": range(12), "real": range(3, 9)}  # of the real model, 0 to 2 are known from another comparison
 STEPS = {"verl": Cell._field_defaults["steps"], "real": 12}
 SPECIAL = {"<pad>": PAD, "<start>": START, "<eos>": EOS}
-
-
-class Qwen(nn.Module):
-    """A small Qwen3 model, to be warmed up as the laboratory's policy is."""
-
-    def __init__(self):
-        super().__init__()
-        self.model = Qwen3ForCausalLM(
-            Qwen3Config(
-                vocab_size=VOCABULARY,
-                hidden_size=64,
-                intermediate_size=192,
-                num_hidden_layers=2,
-                num_attention_heads=2,
-                num_key_value_heads=1,
-                head_dim=32,
-                max_position_embeddings=PROMPT + MAX_RESPONSE,
-                initializer_range=0.1,  # Qwen's own 0.02 is too small a start for so narrow a model
-                tie_word_embeddings=False,
-                pad_token_id=PAD,
-                eos_token_id=EOS,
-                bos_token_id=None,
-            )
-        )
-
-    def log_probs(self, prompts: Tensor, responses: Tensor) -> Tensor:
-        """As :meth:`stairs.Policy.log_probs`."""
-        tokens = torch.cat([prompts, responses[:, :-1]], 1)
-        logits = self.model(tokens, use_cache=False, logits_to_keep=responses.shape[1]).logits
-        return -nn.functional.cross_entropy(logits.transpose(1, 2), responses, reduction="none")
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
