@@ -18,6 +18,7 @@ from verl.workers.utils.losses import ppo_loss
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts/studies/shape"))
 
 import lab  # noqa: E402
+import qwen  # noqa: E402
 import stairs  # noqa: E402
 import through_verl  # noqa: E402
 from run import run_seed  # noqa: E402
@@ -103,3 +104,19 @@ def test_verl_reads_and_rewards_the_tokens_of_the_laboratory(seed):
         text = tokenizer.decode(response, skip_special_tokens=True)
         assert tokenizer(text).input_ids == response[:-1]
         assert stairs.compute_score("", text, "", row.extra_info) == problem.reward(response)
+
+
+@pytest.mark.parametrize("make", [stairs.Policy, qwen.Qwen])
+def test_a_policy_samples_from_the_distribution_that_it_scores(make):
+    torch.manual_seed(0)
+    policy, rows, tokens = make(), torch.arange(8), torch.randint(0, stairs.PAD, (8, 14))
+    prompts, responses = tokens[:, : stairs.PROMPT], tokens[:, stairs.PROMPT :]
+    expected, cache = policy.log_probs(prompts, responses), policy.new_cache(8)
+    logits = policy(prompts, cache, 0)[:, -1]
+    for place in range(responses.shape[1]):
+        chosen = logits.log_softmax(-1).gather(-1, responses[rows, place, None])[:, 0]
+        torch.testing.assert_close(chosen, expected[rows, place], atol=1e-4, rtol=1e-4)
+        if place == 4:  # some responses end
+            kept = torch.arange(8) % 3 > 0
+            rows, cache = rows[kept], policy.kept(cache, kept)
+        logits = policy(responses[rows, place, None], cache, stairs.PROMPT + place)[:, -1]
