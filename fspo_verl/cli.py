@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fspo_verl import __version__, output
+from fspo_verl import __version__
 
 
 class Command(NamedTuple):
@@ -130,9 +130,7 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             epilog="commands:\n" + "\n".join(f"  {name:<10} {command.summary}" for name, command in COMMANDS.items()),
         )
-        verl = output.installed("verl")
-        versions = f"fspo-verl {__version__}, {f'verl {verl}' if verl else 'verl is not installed'}"
-        top.add_argument("--version", action="version", version=versions, help="of this package and of verl")
+        top.add_argument("--version", action=_Version, nargs=0, help="versions of this package and of verl")
         top.add_argument("command", choices=COMMANDS, metavar="command", help="see below; `fspo-verl COMMAND --help`")
         return top
     module = f"fspo_verl.{COMMANDS[command].module}"
@@ -144,6 +142,15 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
     )
     COMMANDS[command].add_arguments(of_command)
     return of_command
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser, *_):
+        from fspo_verl import output
+
+        verl = output.installed("verl")
+        print(f"fspo-verl {__version__}, {f'verl {verl}' if verl else 'verl is not installed'}")
+        parser.exit()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -199,7 +199,7 @@ def misplaced_fields(launch: Launch) -> Iterator[Finding]:
 
 
 def unknown_fields(launch: Launch) -> Iterator[Finding]:
-    """A field that the schema lacks, of which no worker could be built, after Ray has started."""
+    """A field that the config class does not have: the workers would fail on it, after Ray has started."""
     target = launch.policy_loss.get("_target_", "verl.workers.config.PolicyLossConfig")
     if not target.startswith(("fspo_verl.", "verl.")):
         return  # another plugin's, which may not be installed here
@@ -207,7 +207,9 @@ def unknown_fields(launch: Launch) -> Iterator[Finding]:
     for name in map(str, launch.policy_loss):
         if name not in ("_target_", *known):
             near, value = difflib.get_close_matches(name, known, 1), launch.policy_loss[name]
-            fix = f"{POLICY_LOSS}.{near[0]}={value}" if near else f"remove it, or +{GROUP}=fspo for a band"
+            fix = (
+                f"{POLICY_LOSS}.{near[0]}={value} instead of it" if near else f"remove it, or +{GROUP}=fspo for a band"
+            )
             yield error(f"{POLICY_LOSS}.{name}={value} sets nothing", f"{target} has no such field", fix)
 
 
@@ -501,7 +503,7 @@ def band_in_effect(launch: Launch) -> Iterator[Finding]:
     if longest and launch.band.normalization == "plain":
         lengths = [max(1, longest // 10), longest]
         length = torch.tensor(lengths, dtype=torch.float64)
-        q = torch.ones_like(length)  # of which a plain band reads only that it is not 0
+        q = torch.zeros_like(length)  # a plain band does not read it
         low, high, _ = (edge.exp().tolist() for edge in launch.band.edges(length, q))
         edges = zip(lengths, low, high, strict=True)
         text += "; as ratios " + ", ".join(f"{low:.3g} to {high:.3g} at L={n}" for n, low, high in edges)

@@ -26,24 +26,29 @@ SHORT_UNTIL, FULL_FROM = 0.25, 0.45
 MIN_COPIED = 0.9
 
 
-def small_qwen3() -> Qwen3ForCausalLM:
-    """A model of Qwen3's architecture with about 100,000 parameters."""
+def small_qwen3(
+    vocabulary: int = len(ledger.VOCABULARY),
+    longest: int = ledger.MAX_PROMPT_TOKENS + ledger.MAX_RESPONSE_TOKENS,
+    pad: int = ledger.PAD,
+    eos: int = ledger.EOS,
+) -> Qwen3ForCausalLM:
+    """A model of Qwen3's architecture with about 100,000 parameters, by default for the quickstart's tokens."""
     return Qwen3ForCausalLM(
         Qwen3Config(
             # As many as the tokenizer has: vLLM never samples rows beyond it, and log-probs would differ.
-            vocab_size=len(ledger.VOCABULARY),
+            vocab_size=vocabulary,
             hidden_size=64,
             intermediate_size=192,
             num_hidden_layers=2,
             num_attention_heads=2,
             num_key_value_heads=1,
             head_dim=32,
-            max_position_embeddings=ledger.MAX_PROMPT_TOKENS + ledger.MAX_RESPONSE_TOKENS,
+            max_position_embeddings=longest,
             # Qwen's own 0.02 is too small a start for so narrow a model: it barely learns.
             initializer_range=0.1,
             tie_word_embeddings=False,
-            pad_token_id=ledger.PAD,
-            eos_token_id=ledger.EOS,
+            pad_token_id=pad,
+            eos_token_id=eos,
             bos_token_id=None,
         )
     )

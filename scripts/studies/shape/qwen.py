@@ -2,10 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model that verl trains, as a policy of the laboratory."""
 
+import sys
+from pathlib import Path
+
 import torch
 from stairs import EOS, MAX_RESPONSE, PAD, PROMPT, VOCABULARY
 from torch import Tensor, nn
-from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
+from transformers import DynamicCache
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "quickstart"))  # last: it has a run.py, too
+from warm_start import small_qwen3
 
 
 class Qwen(nn.Module):
@@ -13,23 +19,7 @@ class Qwen(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.model = Qwen3ForCausalLM(
-            Qwen3Config(
-                vocab_size=VOCABULARY,
-                hidden_size=64,
-                intermediate_size=192,
-                num_hidden_layers=2,
-                num_attention_heads=2,
-                num_key_value_heads=1,
-                head_dim=32,
-                max_position_embeddings=PROMPT + MAX_RESPONSE,
-                initializer_range=0.1,  # Qwen's own 0.02 is too small a start for so narrow a model
-                tie_word_embeddings=False,
-                pad_token_id=PAD,
-                eos_token_id=EOS,
-                bos_token_id=None,
-            )
-        )
+        self.model = small_qwen3(VOCABULARY, PROMPT + MAX_RESPONSE, PAD, EOS)
 
     def log_probs(self, prompts: Tensor, responses: Tensor) -> Tensor:
         """As :meth:`stairs.Policy.log_probs`."""

@@ -10,6 +10,7 @@ place, within a deadline that it cannot see: short is right for hurried problems
 """
 
 import random
+import string
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ CARELESS = 0.03  # the chance of a wrong place in a demonstration, each time tha
 LETTER = 10  # the token of the first step; digits are their own tokens
 PAD, START, EOS = range(LETTER + STEPS, LETTER + STEPS + 3)
 VOCABULARY = EOS + 1
-TEXT = "0123456789abcdefghijklmnop"  # the characters of digits and letters, by token
+TEXT = string.digits + string.ascii_lowercase[:STEPS]  # the characters of digits and letters, by token
 PROMPT = 4  # tokens
 
 # The styles of a demonstration, equally likely: the longest jump, and the chance to write a place once more.

@@ -38,6 +38,7 @@ import report
 
 from fspo_verl.analysis import runs
 from fspo_verl.launch import override
+from fspo_verl.observe.metrics import NAMES
 from fspo_verl.output import write_whole
 
 ARMS = {"verl": ("sqrt", "none", "fixed"), "real": ("sqrt", "none")}
@@ -155,11 +156,12 @@ def run_cell(cell: Cell, output: Path, folder: Path) -> None:
     if file.exists():
         return
     run = {"verl": train_stairs, "real": train_real}[cell.experiment](cell, output)
-    files = runs.metric_files(run)
-    metrics, steps = report.read_metrics(files), runs.read_metrics(files)
-    found = {"reward": metrics.reward, "length": steps["response_length/mean"], "clip_rate": metrics.clip_rate}
-    series = {name: [float(f"{value:.5g}") for value in column.dropna()] for name, column in found.items()}
-    ended = {**cell._asdict(), **series, "accuracy": metrics.accuracy.dropna().iloc[-1]}
+    metrics = runs.read_metrics(runs.metric_files(run))
+    columns = {"reward": "reward", "length": "response_length", "clip_rate": "clip_rate"}
+    found = {name: metrics[NAMES[key]].dropna() for name, key in columns.items()}
+    series = {name: [float(f"{value:.5g}") for value in column] for name, column in found.items()}
+    accuracy = metrics.filter(regex=report.ACCURACY).iloc[:, 0].dropna().iloc[-1]
+    ended = {**cell._asdict(), **series, "accuracy": accuracy}
     write_whole([(file, json.dumps(ended).encode())])
 
 
