@@ -55,7 +55,7 @@ setup(
         "wrapt>=1.16",
     ],
     extras_require={
-        # `fspo-verl calibrate`, `report` and `compare`.
+        # `fspo-verl calibrate` and `report`.
         "report": ["jinja2>=3", "matplotlib>=3.8", "scipy>=1.11", "tqdm"],
         # The documentation site: `mkdocs build --strict`.
         "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.5"],

@@ -86,14 +86,6 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     add("--watch", nargs="?", type=float, const=30.0, metavar="SECONDS", help=watch)
 
 
-def compare_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("paths", type=Path, metavar="PATH", nargs="+", help="folder of runs, or the JSON of a comparison")
-    add("-o", "--output", type=Path, metavar="DIR", help="where results go (default: the first PATH, or its folder)")
-    add("--baseline", default="fspo", metavar="LOSS", help="loss that others are compared to (default: %(default)s)")
-    add("--target", type=float, default=0.5, help="the accuracy to which steps are counted (default: %(default)s)")
-
-
 COMMANDS = {
     "doctor": Command(
         "launch.doctor",
@@ -115,9 +107,6 @@ COMMANDS = {
     "report": Command(
         "report", "one page of figures and numbers on length fairness, from one or several runs", report_arguments
     ),
-    "compare": Command(
-        "compare", "several losses over several seeds: paired differences with intervals", compare_arguments
-    ),
 }
 
 
@@ -126,7 +115,7 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
     if command is None:
         top = argparse.ArgumentParser(
             prog="fspo-verl",
-            description="Length-fair clipping for verl: check a launch, look at a run, tune its band, compare losses.",
+            description="Length-fair clipping for verl: check a launch, look at a run, tune its band.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             epilog="commands:\n" + "\n".join(f"  {name:<10} {command.summary}" for name, command in COMMANDS.items()),
         )

@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-venv=.venv options=() run=scripts/compare/comparison.py
+venv=.venv options=() run=scripts/compare/baselines.py
 while (($#)); do
     case $1 in
         --help | -h) exec python3 "$run" --help ;;

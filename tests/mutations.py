@@ -23,7 +23,7 @@ METRICS, COLUMNS, RECORDS, MICROBATCH, FOLDER = (
 )
 LAUNCH, CHECKS = ((f"launch/{name}.py",) for name in ("view", "checks"))
 LENGTH_EFFECT, FIT = (("analysis/length_effect.py",), ("analysis/fit.py",))
-PAIRED = ("compare/measures.py",)
+PAIRED = ("../scripts/compare/measures.py",)
 TESTS = [
     f"tests/{name}.py" for name in ("test_loss", "test_policy_loss", "observe/test_columns", "observe/test_records")
 ]

@@ -11,7 +11,7 @@ import pytest
 from fspo_verl import cli
 
 
-@pytest.mark.parametrize("command", ["report", "calibrate", "compare"])
+@pytest.mark.parametrize("command", ["report", "calibrate"])
 def test_what_a_user_can_mend_is_one_line(command, tmp_path, capsys):
     options = ["-o", str(tmp_path / "out")] if command == "report" else []
     assert cli.main([command, str(tmp_path / "nothing"), *options]) == 2

@@ -17,7 +17,7 @@ LAYERS = (  # the lowest first; what stands in one layer does not know its neigh
     {"live", "register", "mask"},
     {"config"},
     {"launch", "report"},
-    {"compare", "selftest"},
+    {"selftest"},
     {"plugin", "cli"},
 )
 

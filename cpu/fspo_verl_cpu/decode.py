@@ -93,7 +93,11 @@ def sample(
 def _draw(
     logits: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token per row of ``logits`` [rows, vocab] (the rest: [rows]); return tokens and log-probs, [rows]."""
+    """Draw one token per row of ``logits`` [rows, vocab] (the rest: [rows]); return tokens and log-probs, [rows].
+
+    Raises:
+        FloatingPointError: a logit is NaN, as when training has diverged.
+    """
     greedy = temperature == 0
     log_p = torch.log_softmax(logits / temperature.masked_fill(greedy, 1.0)[:, None], dim=-1)
     if (top_p < 1).any() or (top_k > 0).any():
@@ -107,6 +111,8 @@ def _draw(
     # One random number a row: on a CPU many times as fast as torch.multinomial or a random number per token.
     cumulative = log_p.exp().cumsum(-1)
     total = cumulative[:, -1:]
+    if total.isnan().any():
+        raise FloatingPointError("the policy gives logits that are NaN")
     place = torch.minimum(torch.rand_like(total) * total, torch.nextafter(total, torch.zeros_like(total)))
     drawn = torch.searchsorted(cumulative, place, right=True).squeeze(-1)  # the first token that lies beyond
     drawn = torch.where(greedy, log_p.argmax(-1), drawn)

@@ -25,13 +25,19 @@ def server_name(replica_rank: int) -> str:
     return f"fspo_verl_hf_server_{replica_rank}"
 
 
+def _threads() -> int:
+    """All processors, or as many as OMP_THREAD_LIMIT allows: above it bfloat16 products of oneDNN are NaN."""
+    processors = os.cpu_count() or 1
+    return min(processors, int(os.environ.get("OMP_THREAD_LIMIT", processors)))
+
+
 class HFServer:
     """Token-in, token-out generation from a copy of the policy."""
 
     def __init__(self, path: str, dtype: str, seed: int, max_num_seqs: int, response_length: int):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        torch.set_num_threads(os.cpu_count() or 1)  # Ray gives an actor one; the trainer is idle while this one works
+        torch.set_num_threads(_threads())  # Ray gives an actor one; the trainer is idle while this one works
         torch.manual_seed(seed)
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
         tokenizer = AutoTokenizer.from_pretrained(path)

@@ -24,13 +24,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from compare import load
+from measures import MEASURES, clip_rate, length_exponent, nonfinite_steps
 from scipy import stats
+from trials import Trial
 
 from fspo_verl.analysis.fit import digits
 from fspo_verl.clips import LOSSES
-from fspo_verl.compare import load
-from fspo_verl.compare.measures import MEASURES, clip_rate, length_exponent, nonfinite_steps
-from fspo_verl.compare.trials import Trial
 
 CONFIDENCE = 0.99  # of an interval for the small comparison's mean, if nothing has changed
 MIN_SEEDS = 3  # to derive intervals from
@@ -51,7 +51,7 @@ def _gain(of: dict[str, Trial]) -> float:
 
 def _flatter(of: dict[str, Trial]) -> float:
     bias = MEASURES["length_bias_matched"].of
-    return bias(of["gspo"], 0) - bias(of["fspo"], 0)
+    return bias(of["gspo"]) - bias(of["fspo"])
 
 
 QUANTITIES: dict[str, OfSeed] = {
@@ -144,7 +144,7 @@ def _read(file: Path) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, metavar="JSON", help="the thresholds, written anew")
-    parser.add_argument("paths", type=Path, metavar="RUNS", nargs="+", help="what `fspo-verl compare` takes")
+    parser.add_argument("paths", type=Path, metavar="RUNS", nargs="+", help="what compare.py takes")
     args = parser.parse_args()
     update(args.file, load(*args.paths))
 

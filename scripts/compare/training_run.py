@@ -18,7 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "quickstart")]
 import ledger  # noqa: E402
-from comparison import ACTOR, BOUNDS, Arm  # noqa: E402
+from baselines import ACTOR, BOUNDS, Arm  # noqa: E402
 from ledger_experiment import LedgerExperiment, launch  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 

@@ -8,6 +8,7 @@ python scripts/docs/hero.py [--output docs/hero.png]
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +16,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from fspo_verl.clips import MATCHED_RATE
-from fspo_verl.compare import compare, load
 from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES
 
@@ -25,6 +25,9 @@ LOSSES = {"fixed_band": "fixed band", "fspo": "FSPO: ∝ √length", "gspo": "GS
 
 def small_models() -> pd.DataFrame:
     """Clip rates of the comparison: columns loss, low, high, length, rate, smallest, largest."""
+    sys.path.insert(0, str(ROOT / "scripts/compare"))
+    from compare import compare, load
+
     trials = load(ROOT / "scripts/studies/comparison/comparison.json")
     return compare(trials).clip_rates.query("kind == 'matched' and loss in @LOSSES")
 

@@ -8,8 +8,8 @@ token that begins a message, has no padding token, and does not split numbers in
 """
 
 import argparse
-import shutil
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 
@@ -44,11 +44,12 @@ def convert(gguf: Path, output: Path) -> None:
     model.config.update(roles)
     model.generation_config = GenerationConfig(**roles)
 
-    unfinished = output.with_name(f"{output.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    model.save_pretrained(unfinished)
-    words.save_pretrained(unfinished)
-    unfinished.rename(output)
+    with tempfile.TemporaryDirectory(dir=output.parent) as unfinished:
+        whole = Path(unfinished, output.name)
+        model.save_pretrained(whole)
+        words.save_pretrained(whole)
+        if not output.exists():  # another run may have been quicker
+            whole.rename(output)
 
 
 def tokenizer(reader: GGUFReader) -> PreTrainedTokenizerFast:

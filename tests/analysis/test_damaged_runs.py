@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+import compare
 import numpy as np
 import pytest
 import synthetic_run
@@ -34,19 +35,13 @@ def damaged(tmp_path_factory):
 
 
 def run_command(command: str, run: Path, output: Path) -> int:
-    options = {
-        "report": [run, "-o", output],
-        "calibrate": [run],
-        "compare": [run.parent, "--output", output],
-    }
-    return cli.main([command, *map(str, options[command])])
+    if command == "compare":
+        return compare.main([str(run.parent), "--output", str(output)])
+    return cli.main([command, str(run), *(["-o", str(output)] if command == "report" else [])])
 
 
-@pytest.mark.parametrize(
-    "command", sorted(set(cli.COMMANDS) - {"doctor", "switch", "selftest", "forecast"})
-)  # which read no run
+@pytest.mark.parametrize("command", ["calibrate", "compare", "report"])
 def test_every_command_reads_what_is_whole(command, damaged, tmp_path, caplog):
-    """Of those that read records."""
     with pytest.warns(UserWarning, match="step-000004-rank-0000.parquet is left out"):
         assert run_command(command, damaged, tmp_path) == 0
     assert f"{damaged}/hydra/.hydra is left out, it cannot be read" in caplog.text
@@ -100,5 +95,5 @@ def test_a_full_disk_leaves_the_earlier_result_as_it_was(command, damaged, tmp_p
     with pytest.warns(UserWarning):
         assert run_command(command, damaged, tmp_path) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith(f"fspo-verl {command}: No space left on device: {tmp_path}")
+    assert "No space left on device" in said and str(tmp_path) in said
     assert everything_in(tmp_path) == before

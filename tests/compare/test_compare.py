@@ -14,20 +14,22 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import baselines
+import measures
 import numpy as np
 import pandas as pd
 import pytest
 import synthetic_run
-from compare import comparison, thresholds, training_run
+import thresholds
+import training_run
+from compare import compare, load, main
 from scipy import stats
 from studies.regimes import regimes
+from trials import BANDS, Clips, Trial, pool, read_trials
 
-from fspo_verl import cli
 from fspo_verl.analysis.length_effect import length_effect
 from fspo_verl.band import Band
 from fspo_verl.clips import CLIPS, LOSSES, BandClip
-from fspo_verl.compare import compare, load, measures
-from fspo_verl.compare.trials import BANDS, Clips, Trial, pool, read_trials
 from fspo_verl.observe.records import read_records
 
 ROOT = Path(__file__).parents[2]
@@ -104,14 +106,6 @@ def test_area_is_the_mean_height_of_the_curve():
     fine = np.linspace(0, 11, 110_001)
     expected = np.interp(fine, steps, values).mean()
     assert measures.accuracy_area(trial(dict(zip(steps, values, strict=True)))) == pytest.approx(expected, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("target", "expected"), [(0.1, 0), (0.3, 0), (0.45, 2.5), (0.6, 5), (0.7, 15), (0.9, math.nan)]
-)
-def test_steps_to_an_accuracy(target, expected):
-    reached = measures.steps_to(trial({0: 0.3, 5: 0.6, 10: 0.5, 20: 0.9 - 1e-9}), target)
-    assert reached == pytest.approx(expected, nan_ok=True)
 
 
 def test_steps_that_are_not_finite_are_counted_once():
@@ -264,7 +258,7 @@ def test_dependence_on_length_is_that_of_the_one_test(trials, runs):
 def written(runs, tmp_path_factory) -> Path:
     """What the command writes of the runs."""
     folder = tmp_path_factory.mktemp("written")
-    assert cli.main(["compare", str(runs), "--output", str(folder)]) == 0
+    assert main([str(runs), "--output", str(folder)]) == 0
     return folder
 
 
@@ -272,7 +266,7 @@ def test_a_comparison_is_regenerated_from_its_json(written, trials, tmp_path, ca
     page_before = f"before\n{(written / 'comparison.md').read_text()}after\n"
     kept, file = Path(shutil.copy(written / "comparison.json", tmp_path / "kept.json")), tmp_path / "kept.md"
     file.write_text(page_before)
-    assert cli.main(["compare", str(kept)]) == 0
+    assert main([str(kept)]) == 0
     assert kept.read_bytes() == (written / "comparison.json").read_bytes()
     assert (tmp_path / "kept.png").read_bytes() == (written / "comparison.png").read_bytes()
     assert file.read_text() == page_before.replace("comparison.png", "kept.png")
@@ -287,14 +281,14 @@ def test_runs_are_added_to_what_is_kept_of_earlier_ones(runs, trials, tmp_path):
     for folder, seeds in ((first, (1, 2)), (second, (2, 3))):  # seed 2 is in both
         for loss, seed in itertools.product(("fspo", "gspo"), seeds):
             shutil.copytree(runs / f"{loss}-seed{seed}", folder / f"{loss}-seed{seed}")
-    assert cli.main(["compare", str(first)]) == 0
+    assert main([str(first)]) == 0
     data = json.loads((first / "comparison.json").read_text())
     for found in data["trials"]:
         del found["clipped_more"]  # as in the kept comparisons, which know clip rates alone
     kept.write_text(json.dumps(data))
     by_key = {(t.loss, t.seed): t for t in trials if t.loss in ("fspo", "gspo") and t.seed <= 3}
     for _ in range(2):  # what is there already changes nothing
-        assert cli.main(["compare", str(kept), str(second)]) == 0
+        assert main([str(kept), str(second)]) == 0
         pooled = [Trial.from_json(trial) for trial in json.loads(kept.read_text())["trials"]]
         assert {(t.loss, t.seed) for t in pooled} == by_key.keys() and len(pooled) == len(by_key)
         for trial in pooled:  # in other bins
@@ -371,7 +365,7 @@ def test_a_file_that_is_no_comparison_is_named(tmp_path, capsys):
     file = tmp_path / "other.json"
     for text in ("{", "[]", '{"trials": [{}]}'):
         file.write_text(text)
-        assert cli.main(["compare", str(file)]) == 2
+        assert main([str(file)]) == 2
         assert f"{file} is neither a folder of runs nor a comparison.json" in capsys.readouterr().err
 
 
@@ -449,10 +443,10 @@ def test_committed_thresholds_come_from_what_was_measured():
 @pytest.fixture
 def finished(runs, tmp_path) -> Path:
     """An output folder in which all training runs have finished."""
-    args = comparison.parse_args(["--output", str(tmp_path), "--steps", str(STEPS)])
+    args = baselines.parse_args(["--output", str(tmp_path), "--steps", str(STEPS)])
     (tmp_path / "runs").mkdir()
     for seed, loss in itertools.product((1, 2), LOSSES):
-        run = comparison.training_run(args, comparison.Arm(loss, loss), seed, 1.0)
+        run = baselines.training_run(args, baselines.Arm(loss, loss), seed, 1.0)
         shutil.copytree(runs / run.folder.name, run.folder)
         (run.folder / "run.json").write_text(json.dumps({"settings": run.settings}))
     return tmp_path
@@ -461,21 +455,21 @@ def finished(runs, tmp_path) -> Path:
 def test_finished_runs_are_not_run_again(finished, capsys):
     def args(*options: str) -> argparse.Namespace:
         factors = ["--factors", ",".join(f"{loss}=1" for loss in LOSSES)]
-        return comparison.parse_args(["--output", str(finished), "--steps", str(STEPS), *factors, *options])
+        return baselines.parse_args(["--output", str(finished), "--steps", str(STEPS), *factors, *options])
 
-    assert comparison.compare(args("--seeds", "1,2")) == 0
+    assert baselines.run(args("--seeds", "1,2")) == 0
     assert "8 runs finished before" in capsys.readouterr().out
     assert json.loads((finished / "setup.json").read_text())["all runs"].startswith("actor_rollout_ref.")
-    with pytest.raises(comparison.Failure, match="holds other runs, fixed_band-seed2, fspo-seed2"):
-        comparison.compare(args("--seeds", "1"))
-    with pytest.raises(comparison.Failure, match="choose another --output"):
-        comparison.compare(args("--seeds", "1,2", "--epochs", "4"))
+    with pytest.raises(baselines.Failure, match="holds other runs, fixed_band-seed2, fspo-seed2"):
+        baselines.run(args("--seeds", "1"))
+    with pytest.raises(baselines.Failure, match="choose another --output"):
+        baselines.run(args("--seeds", "1,2", "--epochs", "4"))
 
 
 @pytest.mark.parametrize("failures", [1, 2])
 def test_a_run_that_fails_is_run_once_more(finished, tmp_path, monkeypatch, capsys, failures):
-    args = comparison.parse_args(["--output", str(finished), "--steps", str(STEPS)])
-    run = comparison.training_run(args, comparison.Arm("fspo", "fspo"), 1, 1.0)
+    args = baselines.parse_args(["--output", str(finished), "--steps", str(STEPS)])
+    run = baselines.training_run(args, baselines.Arm("fspo", "fspo"), 1, 1.0)
     (finished / "warm-start-seed1/model").mkdir(parents=True)
     run.folder.rename(finished / "aside")
     (tmp_path / "training_run.py").write_text(f"""
@@ -487,10 +481,10 @@ if len(list(attempts.iterdir())) <= {failures}:
     sys.exit("Ray did not start")
 pathlib.Path({str(finished / "aside")!r}).rename({str(run.folder)!r})
 """)
-    monkeypatch.setattr(comparison, "HERE", tmp_path)
-    failure = pytest.raises(comparison.Failure, match="Ray did not start")
+    monkeypatch.setattr(baselines, "HERE", tmp_path)
+    failure = pytest.raises(baselines.Failure, match="Ray did not start")
     with failure if failures == 2 else contextlib.nullcontext():
-        comparison.run_all(args, [run])
+        baselines.run_all(args, [run])
     said = capsys.readouterr().out
     assert "fspo x 1, seed 1 failed, is run once more" in said
     assert ("[train] fspo x 1, seed 1: accuracy" in said) == (failures == 1)
@@ -498,7 +492,7 @@ pathlib.Path({str(finished / "aside")!r}).rename({str(run.folder)!r})
 
 
 def test_an_arm_has_settings_of_its_own_and_its_bounds_are_scaled():
-    arm, changes = comparison.own_arm, "policy_loss.eps_low=0.1,policy_loss.eps_dual=null,policy_loss.length_power=1"
+    arm, changes = baselines.own_arm, "policy_loss.eps_low=0.1,policy_loss.eps_dual=null,policy_loss.length_power=1"
     wide = arm(f"wide=fspo,{changes}")
     assert (wide.name, wide.trains, wide.tuned) == ("wide", "fspo", True)
     key = "actor_rollout_ref.actor.policy_loss."
@@ -510,14 +504,14 @@ def test_an_arm_has_settings_of_its_own_and_its_bounds_are_scaled():
 
 
 def test_each_loss_gets_the_multiple_that_earned_most(runs, tmp_path):
-    args = comparison.parse_args(["--losses", "fspo,no_clip", "--tuning-seeds", "1,2", "--output", str(tmp_path)])
-    for factor, reward in zip(comparison.FACTORS, (0.2, 0.3, 0.9, 0.4), strict=True):
+    args = baselines.parse_args(["--losses", "fspo,no_clip", "--tuning-seeds", "1,2", "--output", str(tmp_path)])
+    for factor, reward in zip(baselines.FACTORS, (0.2, 0.3, 0.9, 0.4), strict=True):
         for seed in (1, 2):
-            folder = comparison.training_run(args, args.arms[0], seed, factor, tuning=True).folder
+            folder = baselines.training_run(args, args.arms[0], seed, factor, tuning=True).folder
             shutil.copytree(runs / f"fspo-seed{seed}", folder)
             log = folder / "metrics-1.jsonl"
             log.write_text(log.read_text().replace('"critic/score/mean": 0.5', f'"critic/score/mean": {reward}'))
-    factors, scores = comparison.choose_factors(args)
+    factors, scores = baselines.choose_factors(args)
     assert factors == {"fspo": 3.0, "no_clip": 1.0} and scores.keys() == {"fspo"}
     assert [score["reward"] for score in scores["fspo"]] == [0.2, 0.3, 0.9, 0.4]
 
@@ -544,18 +538,18 @@ def test_each_loss_gets_the_multiple_that_earned_most(runs, tmp_path):
 )
 def test_what_would_be_passed_over_is_refused(options, capsys):
     with pytest.raises(SystemExit) as refused:
-        comparison.parse_args(options)
+        baselines.parse_args(options)
     assert refused.value.code == 2 and "error: " in capsys.readouterr().err
 
 
 def test_a_threshold_file_says_how_the_small_comparison_is_run():
-    args = comparison.parse_args(["--check", str(THRESHOLDS)])
+    args = baselines.parse_args(["--check", str(THRESHOLDS)])
     assert [arm.name for arm in args.arms] == ["fspo", "gspo", "grpo", "fixed_band"] == list(args.factors)
     assert (args.seeds, args.steps, set(args.factors.values())) == ([10], 12, {1.0})
 
 
 def test_help_needs_no_installed_package():
-    command = [sys.executable, "-I", "-S", ROOT / "scripts/compare/comparison.py", "--help"]
+    command = [sys.executable, "-I", "-S", ROOT / "scripts/compare/baselines.py", "--help"]
     shown = subprocess.run(command, capture_output=True, text=True)
     assert shown.returncode == 0 and "--losses" in shown.stdout
 
@@ -567,7 +561,7 @@ def test_help_needs_no_installed_package():
 def test_the_published_pages_are_those_of_their_records(name, tmp_path):
     for kind in ("json", "md"):
         shutil.copy(ROOT / f"scripts/studies/{name}/{name}.{kind}", tmp_path)
-    assert cli.main(["compare", str(tmp_path / f"{name}.json")]) == 0
+    assert main([str(tmp_path / f"{name}.json")]) == 0
     assert (tmp_path / f"{name}.md").read_text() == (ROOT / f"scripts/studies/{name}/{name}.md").read_text()
 
 
@@ -582,6 +576,6 @@ def test_the_studies_answer_from_their_records(tmp_path):
 
 
 def test_a_training_run_reaches_its_process_whole(tmp_path):
-    args = comparison.parse_args(["--output", str(tmp_path)])
-    run = comparison.training_run(args, comparison.own_arm("wide=fspo,policy_loss.eps_low=0.1"), 1, 3.0)
+    args = baselines.parse_args(["--output", str(tmp_path)])
+    run = baselines.training_run(args, baselines.own_arm("wide=fspo,policy_loss.eps_low=0.1"), 1, 3.0)
     assert vars(training_run.TrainingRun.from_json(json.loads(json.dumps(run.to_json())))) == vars(run)

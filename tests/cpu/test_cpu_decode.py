@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from fspo_verl_cpu.decode import Sampling, sample
+from fspo_verl_cpu.rollout import HFServer
 
 VOCABULARY, EOS, MAX_TOKENS = 23, 1, 40
 SIZES = dict(
@@ -120,3 +121,19 @@ def test_top_p_and_top_k_renormalise_what_they_keep(model, top_p, top_k):
         assert log_probs[0] == pytest.approx(torch.tensor(probs[token_ids[0]] / mass).log().item(), abs=1e-4)
     for token_ids, log_probs in responses[1::2]:
         assert log_probs[0] == pytest.approx(torch.tensor(probs[token_ids[0]]).log().item(), abs=1e-4)
+
+
+def test_a_policy_that_gives_nan_is_named(model, prompts):
+    model.lm_head.weight.data[3] = torch.nan
+    with pytest.raises(FloatingPointError, match="NaN"):
+        sample(model, prompts, [Sampling(8, 0.0)] * len(prompts), [EOS], VOCABULARY)
+
+
+def test_a_limit_on_threads_is_kept(untrained_model, monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setenv("OMP_THREAD_LIMIT", "1")
+    try:
+        HFServer(untrained_model, "bfloat16", seed=0, max_num_seqs=8, response_length=8)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""How often the intervals of fspo-verl compare hold the truth, with a handful of seeds, on simulated differences.
+"""How often the intervals of scripts/compare hold the truth, with a handful of seeds, on simulated differences.
 
 A law is a distribution of the difference between two losses in one seed. Of each law and number of seeds many
 comparisons are drawn. Writes FOLDER/paired_coverage.json, and the table of FOLDER/results.md between its two marks.
@@ -9,10 +9,12 @@ comparisons are drawn. Writes FOLDER/paired_coverage.json, and the table of FOLD
 import argparse
 import json
 import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1] / "compare"))
 BEGIN, END = "<!-- begin of what `simulate_paired.py` writes -->", "<!-- end of what simulate_paired writes -->"
 SEEDS = (6, 8, 12)
 # A law draws [comparisons, seeds] differences from a generator; then its mean.
@@ -70,10 +72,9 @@ def main() -> None:
 
 def coverage(law: str, seeds: int, comparisons: int, seed: int) -> dict[str, str | int | float]:
     """Share of the comparisons whose intervals hold the true mean, and how wide they are."""
+    import measures
     import numpy as np
     from scipy import stats
-
-    from fspo_verl.compare import measures
 
     draw, mean = LAWS[law]
     rng = np.random.default_rng([seed, list(LAWS).index(law), seeds])

@@ -21,11 +21,11 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "compare"))
-import comparison  # noqa: E402
+import baselines  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
+from measures import measure  # noqa: E402
+from trials import read_trials  # noqa: E402
 
-from fspo_verl.compare.measures import measure  # noqa: E402
-from fspo_verl.compare.trials import read_trials  # noqa: E402
 from fspo_verl.output import between, markdown_table, write_whole  # noqa: E402
 from fspo_verl.report import figures  # noqa: E402
 
@@ -33,7 +33,7 @@ LOSSES, SEEDS = "fspo,no_clip", "10"
 EPOCHS, LEARNING_RATES = (1, 4, 16), (5e-4, 1.5e-3)
 STEPS = 4  # optimiser steps of one pass over a rollout
 BEGIN, END = "<!-- begin of what regimes.py writes -->", "<!-- end of what it writes -->"
-COLUMNS = {  # names of fspo_verl.compare.measures.MEASURES: titles and formats
+COLUMNS = {  # names of measures.MEASURES: titles and formats
     "accuracy": ("accuracy at the end", ".3f"),
     "accuracy_area": ("mean over the run", ".3f"),
     "clip_rate": ("clip rate", ".1%"),
@@ -44,10 +44,10 @@ def run(args: argparse.Namespace) -> int:
     """Train what is missing and write what came out."""
     regimes = list(itertools.product(EPOCHS, LEARNING_RATES))
     runs = [run for regime in regimes for run in runs_of(args, *regime)]
-    comparison.refuse_others(runs)
-    comparison.run_all(args, runs)
+    baselines.refuse_others(runs)
+    baselines.run_all(args, runs)
     found = [cell for epochs, rate in regimes for cell in results(folder(args, epochs, rate), epochs * STEPS, rate)]
-    write({"setup": comparison.describe(runs), "cells": found}, args.output)
+    write({"setup": baselines.describe(runs), "cells": found}, args.output)
     return 0
 
 
@@ -59,14 +59,14 @@ def folder(args: argparse.Namespace, epochs: int, learning_rate: float) -> Path:
 def runs_of(args: argparse.Namespace, epochs: int, learning_rate: float) -> list:
     """The runs of a regime; warm starts are those of all regimes."""
     regime = argparse.Namespace(**vars(args) | {"epochs": epochs, "learning_rate": learning_rate})
-    runs = [comparison.training_run(regime, arm, seed, 1.0) for seed in args.seeds for arm in args.arms]
+    runs = [baselines.training_run(regime, arm, seed, 1.0) for seed in args.seeds for arm in args.arms]
     return [dataclasses.replace(run, folder=folder(args, epochs, learning_rate) / run.folder.name) for run in runs]
 
 
 def results(folder: Path, steps_per_rollout: int, learning_rate: float) -> list[dict]:
     """What each run of a regime came to."""
     trials = read_trials(folder)
-    rows = measure(trials, target=1.0).astype(object)
+    rows = measure(trials).astype(object)
     rows = rows.where(rows.notna(), None).to_dict("records")
     return [
         {"steps_per_rollout": steps_per_rollout, "learning_rate": learning_rate}
@@ -123,7 +123,7 @@ def main() -> None:
         write(json.loads((HERE / "regimes.json").read_text()), HERE)
         return
     args = ["--losses", LOSSES, "--seeds", SEEDS, "--output", "runs/regimes", *sys.argv[1:]]
-    comparison.guarded(comparison.parse_args(args), run)
+    baselines.guarded(baselines.parse_args(args), run)
 
 
 if __name__ == "__main__":

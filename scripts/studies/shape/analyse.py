@@ -9,6 +9,7 @@ import argparse
 import io
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import NormalDist
@@ -19,7 +20,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from run import HERE, SEEDS, SUM
 
-from fspo_verl.compare.measures import CONFIDENCE, LATE, MIN_SEEDS, adjusted_p, sign_flip_interval
+sys.path.insert(0, str(HERE.parents[1] / "compare"))
+from measures import CONFIDENCE, LATE, MIN_SEEDS, adjusted_p, sign_flip_interval
+
 from fspo_verl.output import markdown_table, write_whole
 
 MARGIN = 0.03  # of accuracy, within which arms are equivalent

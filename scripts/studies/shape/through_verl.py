@@ -177,7 +177,7 @@ def main() -> None:
         os.environ |= {"OMP_NUM_THREADS": "1", "OMP_THREAD_LIMIT": "1"}
     output = (args.output or Path("runs/shape", args.experiment)).resolve()
     name, seeds = args.experiment, range(*args.seeds) if args.seeds else SEEDS[args.experiment]
-    cells = [Cell(name, arm, seed, steps=STEPS[name]) for arm in ARMS[name] for seed in seeds]
+    cells = [Cell(name, arm, seed, steps=STEPS[name]) for seed in seeds for arm in ARMS[name]]  # a seed whole first
     with ProcessPoolExecutor(args.jobs) as pool:
         futures = [pool.submit(run_cell, cell, output, args.folder) for cell in cells]
         for future in tqdm(as_completed(futures), total=len(cells), unit="cell"):

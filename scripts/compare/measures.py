@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from scipy import integrate, optimize
+from trials import Trial, losses
 
 from fspo_verl.analysis.clip_rates import CONFIDENCE, length_table
 from fspo_verl.clips import MATCHED_RATE
-from fspo_verl.compare.trials import Trial, losses
 
 LATE = 5  # steps whose mean is the value at the end of a run
 MIN_SEEDS = 6
@@ -37,23 +37,13 @@ class Measure(NamedTuple):
     label: str
     better: int  # 1: more is better, -1: less is, 0: neither
     form: str  # of a value in a table
-    of: Callable[[Trial, float], float]  # given the stated accuracy
+    of: Callable[[Trial], float]
 
 
 def accuracy_area(trial: Trial) -> float:
     """Mean height of the curve of validation accuracy over the steps, straight lines between validations."""
     steps, values = list(trial.validation), list(trial.validation.values())
     return float(integrate.trapezoid(values, steps) / (steps[-1] - steps[0])) if len(steps) > 1 else values[0]
-
-
-def steps_to(trial: Trial, target: float) -> float:
-    """The step at which the straight lines between validations first reach an accuracy; NaN if they never do."""
-    steps, values = np.array(list(trial.validation.items())).T
-    reached = np.flatnonzero(values >= target)
-    if not len(reached):
-        return math.nan
-    around = slice(max(reached[0] - 1, 0), reached[0] + 1)
-    return float(np.interp(target, values[around], steps[around]))
 
 
 def nonfinite_steps(trial: Trial) -> float:
@@ -107,26 +97,25 @@ def length_exponent(trial: Trial, band: str | None = None) -> float:
 
 
 MEASURES = {
-    "accuracy": Measure("accuracy at the end", 1, ".3f", lambda t, _: t.validation[max(t.validation)]),
-    "accuracy_area": Measure("accuracy, mean over the run", 1, ".3f", lambda t, _: accuracy_area(t)),
-    "reward": Measure("training reward, mean over the run", 1, ".3f", lambda t, _: np.mean(t.series("reward"))),
-    "steps_to_target": Measure("steps to accuracy {target:g}", -1, ".1f", steps_to),
+    "accuracy": Measure("accuracy at the end", 1, ".3f", lambda t: t.validation[max(t.validation)]),
+    "accuracy_area": Measure("accuracy, mean over the run", 1, ".3f", accuracy_area),
+    "reward": Measure("training reward, mean over the run", 1, ".3f", lambda t: np.mean(t.series("reward"))),
     "response_length": Measure(
-        f"response length, last {LATE} steps", 0, ".1f", lambda t, _: np.mean(t.series("response_length")[-LATE:])
+        f"response length, last {LATE} steps", 0, ".1f", lambda t: np.mean(t.series("response_length")[-LATE:])
     ),
-    "clip_rate": Measure("clip rate", 0, ".2%", lambda t, _: clip_rate(t)),
+    "clip_rate": Measure("clip rate", 0, ".2%", clip_rate),
     "length_bias_matched": Measure(
-        f"size of k at clip rate {MATCHED_RATE:.0%}", -1, ".2f", lambda t, _: abs(length_exponent(t, t.loss))
+        f"size of k at clip rate {MATCHED_RATE:.0%}", -1, ".2f", lambda t: abs(length_exponent(t, t.loss))
     ),
-    "nonfinite_steps": Measure("non-finite steps", -1, ".1f", lambda t, _: nonfinite_steps(t)),
+    "nonfinite_steps": Measure("non-finite steps", -1, ".1f", nonfinite_steps),
 }
 
 
-def measure(trials: Sequence[Trial], target: float) -> pd.DataFrame:
+def measure(trials: Sequence[Trial]) -> pd.DataFrame:
     """A row per trial: columns loss, seed, accuracy_before, and all :data:`MEASURES`."""
     return pd.DataFrame(
         {"loss": trial.loss, "seed": trial.seed, "accuracy_before": trial.validation.get(0, math.nan)}
-        | {name: of_trial.of(trial, target) for name, of_trial in MEASURES.items()}
+        | {name: of_trial.of(trial) for name, of_trial in MEASURES.items()}
         for trial in trials
     )
 

@@ -116,7 +116,6 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--epochs", type=positive, default=1, help="passes over a rollout (default: %(default)s)")
     add("--factors", type=_factors, help="clip range per loss as a multiple of its own, instead of tuning")
     add("--tuning-seeds", type=integers, default=[100, 101], help="default: 100,101")
-    add("--target", type=float, default=0.5, help="the accuracy to which steps are counted (default: %(default)s)")
     add("--check", type=Path, metavar="JSON", help="run the small comparison of these thresholds, and check it")
     add("--jobs", type=positive, default=2, help="runs at a time, each with one thread (default: %(default)s)")
     add("--output", type=Path, default=Path("runs/compare"), help="folder for results (default: %(default)s)")
@@ -201,12 +200,10 @@ def guarded(args: argparse.Namespace, run: Callable[[argparse.Namespace], int]) 
         sys.exit(128 + signalled.args[0])
 
 
-def compare(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run what is missing, write the comparison; returns the exit code, which is 1 where a threshold is not kept."""
+    import compare
     from thresholds import check
-
-    from fspo_verl import cli
-    from fspo_verl.compare import load
 
     factors, scores = args.factors, None
     final = [training_run(args, arm, seed, 1.0) for seed in args.seeds for arm in args.arms]
@@ -220,11 +217,11 @@ def compare(args: argparse.Namespace) -> int:
     run_all(args, final)
     setup = describe(final) | {"clip range of each, as a multiple of its own": factors, "tuning": scores}
     (args.output / "setup.json").write_text(json.dumps(setup, indent=1))
-    options = [args.output / "runs", "--output", args.output, "--baseline", args.arms[0].name, "--target", args.target]
-    failed = cli.main(["compare", *map(str, options)])
+    options = [args.output / "runs", "--output", args.output, "--baseline", args.arms[0].name]
+    failed = compare.main([*map(str, options)])
     if failed or not args.check:
         return failed
-    report, kept = check(args.check, load(args.output / "comparison.json"))
+    report, kept = check(args.check, compare.load(args.output / "comparison.json"))
     print(report)
     return 0 if kept else 1
 
@@ -329,12 +326,12 @@ def _start(phase: str, run) -> subprocess.Popen:
 
 def choose_factors(args: argparse.Namespace) -> tuple[dict[str, float], dict[str, list[dict]]]:
     """The multiple per loss with the highest mean training reward over the tuning seeds, and what each reached."""
-    from fspo_verl.compare.measures import measure
-    from fspo_verl.compare.trials import read_trials
+    from measures import measure
+    from trials import read_trials
 
     scores = {arm.name: [] for arm in args.arms if arm.tuned}
     for factor in FACTORS:
-        values = measure(read_trials(args.output / f"tuning-x{factor:.3g}"), target=1.0)
+        values = measure(read_trials(args.output / f"tuning-x{factor:.3g}"))
         values = values[values.seed.isin(args.tuning_seeds) & values.loss.isin(scores)]
         for loss, means in values.groupby("loss")[["reward", "clip_rate", "accuracy"]].mean().iterrows():
             scores[loss].append({"factor": factor, **means.round(4)})
@@ -357,7 +354,7 @@ def describe(runs: Sequence) -> dict[str, str]:
 def main() -> None:
     args = parse_args()
     if not args.parse_only:
-        guarded(args, compare)
+        guarded(args, run)
 
 
 if __name__ == "__main__":

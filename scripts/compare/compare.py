@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses compared over paired seeds: which one ends higher, how sure that is, and what to do next.
 
+  python scripts/compare/compare.py runs/compare/runs
+
 PATH is a folder of runs called LOSS-seedN (as scripts/compare_baselines.sh makes them), or the JSON that an earlier
 comparison has written. DIR gets comparison.md, comparison.json and comparison.png; of a NAME.json, files of that name.
 Several PATHs are pooled, in the length bins of the first.
@@ -10,27 +12,28 @@ Several PATHs are pooled, in the length bins of the first.
 import argparse
 import itertools
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import measures
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from measures import MEASURES
+from trials import Trial, losses, pool, read_trials
 
 from fspo_verl.analysis.clip_rates import Estimate, number
 from fspo_verl.analysis.verdict import percent
 from fspo_verl.clips import MATCHED_RATE
-from fspo_verl.compare import measures
-from fspo_verl.compare.measures import MEASURES
-from fspo_verl.compare.trials import Trial, losses, pool, read_trials
 from fspo_verl.output import between, markdown_table, write_whole
 from fspo_verl.report import figures
 
 NAME = "comparison"
-_BEGIN, _END = "<!-- begin of what `fspo-verl compare` writes -->", "<!-- end of what `fspo-verl compare` writes -->"
+_BEGIN, _END = "<!-- begin of what compare.py writes -->", "<!-- end of what compare.py writes -->"
 _POINTS = 5  # of accuracy: a difference worth showing
 _NOTES = """\
 Means over the seeds. ↑: more is better, ↓: less is. k: clip rate ∝ length^k, 0 is flat. Differences are paired by seed,
@@ -46,7 +49,6 @@ class Comparison:
 
     trials: list[Trial]
     baseline: str
-    target: float
     values: pd.DataFrame
     differences: pd.DataFrame
     clip_rates: pd.DataFrame
@@ -137,7 +139,7 @@ class Comparison:
             if values.empty:
                 continue
             row = {
-                "measure": of.label.format(target=self.target) + {1: " ↑", -1: " ↓", 0: ""}[of.better],
+                "measure": of.label + {1: " ↑", -1: " ↓", 0: ""}[of.better],
                 "loss": loss,
                 "seeds": str(len(values)),
                 "mean": f"{values.mean():{of.form}}",
@@ -167,7 +169,6 @@ class Comparison:
             "headline": self.headline,
             "advice": self.advice,
             "baseline": self.baseline,
-            "target": self.target,
             **{name: json.loads(table.to_json(orient="records", double_precision=6)) for name, table in tables.items()},
             "trials": [trial.to_json() for trial in self.trials],
         }
@@ -196,7 +197,7 @@ def _table(rows: pd.DataFrame) -> str:
     return markdown_table(list(rows.columns), rows.itertuples(index=False))
 
 
-def compare(trials: Sequence[Trial], baseline: str = "fspo", target: float = 0.5) -> Comparison:
+def compare(trials: Sequence[Trial], baseline: str = "fspo") -> Comparison:
     """Compare trials, paired by seed.
 
     Raises:
@@ -209,9 +210,9 @@ def compare(trials: Sequence[Trial], baseline: str = "fspo", target: float = 0.5
         raise ValueError(f"the runs have different numbers of steps: {unlike}")
     if unlike := _unlike(trials, lambda trial: tuple(trial.validation)):
         raise ValueError(f"the runs were validated at different steps: {unlike}")
-    values = measures.measure(trials, target)
+    values = measures.measure(trials)
     differences, clip_rates = measures.differences(values, baseline), measures.clip_rates(trials)
-    return Comparison(list(trials), baseline, target, values, differences, clip_rates)
+    return Comparison(list(trials), baseline, values, differences, clip_rates)
 
 
 def _unlike(trials: Sequence[Trial], of: Callable[[Trial], object]) -> str:
@@ -244,13 +245,23 @@ def _load(path: Path, inner_edges: Sequence[int] | None) -> list[Trial]:
         raise ValueError(f"{path} is neither a folder of runs nor a comparison.json: {error!r}") from None
 
 
-def main(args: argparse.Namespace) -> int:
-    """Compare, write the page, and print the conclusion."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare, write the page, and print the conclusion; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("paths", type=Path, metavar="PATH", nargs="+", help="folder of runs, or the JSON of a comparison")
+    add("-o", "--output", type=Path, metavar="DIR", help="where results go (default: the first PATH, or its folder)")
+    add("--baseline", default="fspo", metavar="LOSS", help="loss that others are compared to (default: %(default)s)")
+    args = parser.parse_args(argv)
     first = args.paths[0]
-    comparison = compare(load(*args.paths), args.baseline, args.target)
     folder, name = (first, NAME) if first.is_dir() else (first.parent, first.stem)
     page = (args.output or folder) / f"{name}.md"
-    write(comparison, page)
+    try:
+        comparison = compare(load(*args.paths), args.baseline)
+        write(comparison, page)
+    except (OSError, ValueError) as error:
+        print(f"compare: {error}", file=sys.stderr)
+        return 2
     means = comparison.reached.pivot_table("mean", "measure", "loss", "first", sort=False).fillna("")
     print(f"{comparison.headline}\n\n{means.to_string()}\n")
     print("\n".join([*comparison.warnings, f"written: {page}, {name}.json, {name}.png"]))
@@ -293,3 +304,7 @@ def draw(comparison: Comparison, columns: int) -> Figure:
     trained = (figures.clip_rates, "clip rate (bars: the seeds)", by_length("clipped"))
     matched = (figures.clip_rates, f"scaled to {MATCHED_RATE:.0%} overall", by_length("matched"), MATCHED_RATE)
     return figures.of_panels([(learning,), trained, matched], columns, 3.2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
