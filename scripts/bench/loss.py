@@ -3,15 +3,13 @@
 """Time and memory of the fspo policy loss beside verl's own gspo and vanilla, forward and backward.
 
     python scripts/bench/loss.py                  # CPU, or CUDA where there is one
-    python scripts/bench/loss.py --sizes 8x512 512x2048 --rounds 5 --losses fspo compiled
+    python scripts/bench/loss.py --sizes 8x512 512x2048 --rounds 5 --losses fspo gspo
 
 On a CPU set MALLOC_MMAP_THRESHOLD_=1048576, so that freed memory goes back to the system and peaks can be seen.
 
 Every round runs each loss once, in turn, so that a slow moment of the machine meets all of them. Reported per loss:
-median time with its interquartile range; peak extra memory over the inputs, including the gradient that every loss must
-write; and the ratio to a copy: the time in which this machine, in the same round, copies as many bytes as a fused loss
-must move (log_prob, old_log_prob, advantages and mask read once forward, advantages and mask read once backward, and
-the gradient written). `compiled` is fspo under torch.compile.
+median time with its interquartile range, and peak extra memory over the inputs, including the gradient that every loss
+must write.
 """
 
 import argparse
@@ -53,17 +51,15 @@ def make_batch(rows: int, width: int, device: str) -> dict[str, Tensor]:
 def call(name: str, batch: dict[str, Tensor]) -> Callable[[], None]:
     """Forward and backward of a loss that verl has registered, under its contract."""
     rows, width = batch["log_prob"].shape
-    fspo = name in ("fspo", "compiled")
-    policy_loss = FSPOPolicyLossConfig() if fspo else PolicyLossConfig(loss_mode=name)
+    policy_loss = FSPOPolicyLossConfig() if name == "fspo" else PolicyLossConfig(loss_mode=name)
     config = FSDPActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=policy_loss)
     config.global_batch_info.update(
         dp_size=1,
         batch_num_tokens=rows * width // 2,
         global_batch_size=rows,
-        loss_scale_factor=width if fspo else None,
+        loss_scale_factor=width if name == "fspo" else None,
     )
-    function = get_policy_loss_fn("fspo" if fspo else name)
-    function = torch.compile(function) if name == "compiled" else function
+    function = get_policy_loss_fn(name)
 
     def forward_and_backward() -> None:
         batch["log_prob"].grad = None
@@ -107,11 +103,6 @@ def measure(rows: int, width: int, losses: list[str], rounds: int, device: str) 
         function()  # warms up
         batch["log_prob"].grad = None
         memory[name] = extra_memory(function, device) / 1e6
-    # Three float32 and one bool read forward, one float32 and one bool read backward and one float32 written. A copy
-    # of n bytes moves 2n.
-    source = torch.ones(rows * width * ((3 * 4 + 1) + (4 + 1) + 4) // 2, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    calls["copy"] = lambda: target.copy_(source)
     timers = {name: Timer("function()", globals={"function": function}) for name, function in calls.items()}
     bar = trange(rounds, desc=f"{rows} x {width}", leave=False)
     times = pd.DataFrame([{name: timer.timeit(1).median for name, timer in timers.items()} for _ in bar]) * 1e3
@@ -123,7 +114,6 @@ def measure(rows: int, width: int, losses: list[str], rounds: int, device: str) 
             "ms": median[name],
             "ms q25-q75": f"{low[name]:.3g}-{high[name]:.3g}",
             f"time / {losses[0]}": median[name] / median[losses[0]],
-            "time / copy": median[name] / median["copy"],
             "extra MB": memory[name],
             f"memory / {losses[0]}": memory[name] / memory[losses[0]] if memory[losses[0]] else float("nan"),
         }

@@ -4,10 +4,9 @@
 
 From scripts/studies/comparison/comparison.json: small models, mean and range of the seeds.
 
-python scripts/docs/hero.py [--output docs/hero.png]
+python scripts/docs/hero.py
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -55,11 +54,8 @@ def draw(columns: int) -> Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=ROOT / "docs/hero.png")
-    args = parser.parse_args()
-    args.output.write_bytes(figures.render(draw, 1, "png")[0])
-    print(args.output)
+    (picture,) = figures.render(draw, 1, "png")
+    (ROOT / "docs/hero.png").write_bytes(picture)
 
 
 if __name__ == "__main__":

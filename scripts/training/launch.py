@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs verl's stock trainer on this machine and watches it; what is trained, and on what, a subclass says."""
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -146,10 +145,10 @@ def main(experiment: Experiment, name: str, seconds: dict[str, float]) -> None:
         else:
             print(f"[train] {experiment.run.name}, {experiment.steps} steps (verl needs a minute to start)", flush=True)
             begin = time.monotonic()
-            peak = train(experiment)
+            train(experiment)
             seconds |= {"training": time.monotonic() - begin}
             report.draw(experiment.run, f"{experiment.shown_as}, seed {experiment.seed}")
-            summary = report.summarize(experiment.run) | {"seconds": seconds, "peak_memory_gb": peak / 1e9}
+            summary = report.summarize(experiment.run) | {"seconds": seconds}
             summary_file.write_text(json.dumps(summary, indent=1))
         report.show(json.loads(summary_file.read_text()), experiment.run)
         # A training that has finished does not fail for the sake of its page.
@@ -187,8 +186,8 @@ _CPU_ENV = {
 }
 
 
-def train(experiment: Experiment) -> int:
-    """Run verl's trainer to its end, printing a line per step; return the peak memory of its processes in bytes.
+def train(experiment: Experiment) -> None:
+    """Run verl's trainer to its end, printing a line per step.
 
     Raises:
         Failure: the trainer failed.
@@ -207,12 +206,11 @@ def train(experiment: Experiment) -> int:
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", config, *overrides(experiment)]
     with log.open("a") as log_file:
         trainer = subprocess.Popen(command, env=env, stdout=log_file, stderr=subprocess.STDOUT)
-    process, peak, printed = psutil.Process(trainer.pid), 0, 0
+    process, printed = psutil.Process(trainer.pid), 0
     try:
         running = True
         while running:
             running = trainer.poll() is None
-            peak = max(peak, _memory(process))
             rows = report.read_metrics([metrics])
             _print_steps(rows.iloc[printed:], experiment.steps)
             printed = len(rows)
@@ -222,7 +220,6 @@ def train(experiment: Experiment) -> int:
     if trainer.returncode:
         lines = [line for line in log.read_text(errors="replace").splitlines() if "warn" not in line.lower()]
         raise Failure("\n".join([*lines[-25:], f"verl's trainer ended with {trainer.returncode}; whole log: {log}"]))
-    return peak
 
 
 def _print_steps(rows: pd.DataFrame, steps: int) -> None:
@@ -234,18 +231,6 @@ def _print_steps(rows: pd.DataFrame, steps: int) -> None:
         if pd.notna(row.accuracy):
             line += f"  validation accuracy {row.accuracy:.2f}"
         print(line, flush=True)
-
-
-def _memory(process: psutil.Process) -> int:
-    """Memory of a process and all below it, in bytes; of what they share the largest part counts, once.
-
-    To ask for exact shares (PSS) has the kernel visit every page, which holds up a process that allocates meanwhile.
-    """
-    sizes = []
-    for member in _tree(process):
-        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie is one such
-            sizes.append(member.memory_info())
-    return sum(size.rss - size.shared for size in sizes) + max((size.shared for size in sizes), default=0)
 
 
 def _stop(process: psutil.Process) -> None:

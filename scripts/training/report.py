@@ -74,7 +74,7 @@ def _progress(metrics: pd.DataFrame, title: str) -> Figure:
 
 
 def show(summary: dict, run: Path) -> None:
-    """Print the summary of a run: what :func:`summarize` returns, ``seconds`` by phase and ``peak_memory_gb``."""
+    """Print the summary of a run: what :func:`summarize` returns and ``seconds`` by phase."""
     times = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in summary["seconds"].items())
     print(
         f"\nreward               {summary['reward_first']:.2f} at first, {summary['reward_last']:.2f} at last "
@@ -83,7 +83,6 @@ def show(summary: dict, run: Path) -> None:
         f"clip rate            {summary['clip_rate_median']:.1%} (median over the steps)\n"
         f"response lengths     {summary['shortest']:.0f} to {summary['longest']:.0f} tokens\n"
         f"time                 {times} ({summary['seconds_per_step']:.1f} s per step)\n"
-        f"peak memory          {summary['peak_memory_gb']:.1f} GB, all processes\n"
         f"picture              {run / 'progress.png'}\n"
         f"metrics and log      {run / 'metrics-*.jsonl'}, {run / 'train.log'}\n"
         f"trained model        {next(run.glob('checkpoints/global_step_*/actor/huggingface'), 'none')}"

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/real_model.sh: its task, its two ways to start, its table, and that it trains SmolLM2-135M-Instruct.
+"""scripts/real_model.sh: its task, its two ways to start, and that it trains SmolLM2-135M-Instruct.
 
 What needs reasoning-gym, the model's package and minutes runs by ``scripts/test.sh --real``.
 """
@@ -16,7 +16,6 @@ from pathlib import Path
 import gguf_to_hf
 import pytest
 import small_gguf
-import table
 from hydra import compose, initialize_config_module
 from real_experiment import RealExperiment, launch
 
@@ -92,21 +91,6 @@ def test_a_gpus_launch_composes():
     actor = config.actor_rollout_ref.actor
     assert config.trainer.device == "cuda" and config.actor_rollout_ref.rollout.name == "vllm"
     assert actor.fsdp_config.mixed_precision.param_dtype == "fp32" and actor.policy_loss.eps > 0
-
-
-def test_a_run_is_read_once_it_has_finished(tmp_path):
-    lines = [{"step": i, "data": {"critic/score/mean": i / 10, "val-core/sums/acc/mean@1": 0.5}} for i in (1, 2)]
-    (tmp_path / "metrics-1.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    (tmp_path / "settings.json").write_text(json.dumps({"steps": 2}))
-    with pytest.raises(SystemExit, match="holds no finished run"):
-        table.read(tmp_path)
-    numbers = {key: 0.25 for key, _ in table.ROWS.values()}
-    (tmp_path / "summary.json").write_text(json.dumps(numbers | {"seconds": {"a": 60, "b": 30}}))
-    kept = table.read(tmp_path)
-    assert [(row["reward"], row["accuracy"]) for row in kept["steps"]] == [(0.1, 0.5), (0.2, 0.5)]
-    assert kept["summary"]["minutes"] == 1.5
-    (tmp_path / "metrics-2.jsonl").touch()  # it was interrupted
-    assert table.read(tmp_path)["summary"]["minutes"] is None
 
 
 @real
