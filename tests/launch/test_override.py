@@ -7,7 +7,7 @@ from pathlib import Path
 
 import launch
 import pytest
-from compare import training_run
+import training_run
 from hydra import compose, initialize_config_module
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given

@@ -145,8 +145,10 @@ def train_real(cell: Cell, output: Path) -> Path:
     loss, band = ("no_clip", []) if cell.arm == "none" else ("fspo", band_of(cell))
     command = ["bash", HERE.parents[1] / "real_model.sh", "--python", sys.executable, "--output", output]
     options = {"--loss": loss, "--name": cell.arm, "--seed": cell.seed, "--steps": cell.steps}
+    run = output / f"{cell.arm}-hf-seed{cell.seed}"
+    shutil.rmtree(run, ignore_errors=True)  # an attempt that was interrupted
     subprocess.run([*command, *(str(text) for pair in options.items() for text in pair), "--", *band], check=True)
-    return output / f"{cell.arm}-hf-seed{cell.seed}"
+    return run
 
 
 def run_cell(cell: Cell, output: Path, folder: Path) -> None:
