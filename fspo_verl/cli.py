@@ -162,8 +162,9 @@ def _run(command: str, args: argparse.Namespace) -> int:
     try:
         return module.main(args)
     except (OSError, ValueError) as error:
-        said = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else error
-        print(f"fspo-verl {command}: {said}", file=sys.stderr)
+        from fspo_verl import output
+
+        print(f"fspo-verl {command}: {output.one_line(error)}", file=sys.stderr)
         return 2
 
 

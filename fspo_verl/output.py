@@ -68,6 +68,11 @@ def reserved() -> Iterator[None]:
         yield
 
 
+def one_line(error: OSError | ValueError) -> str:
+    """What a user can mend; of a file, the reason and then its name."""
+    return f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
+
+
 def write_whole(files: Iterable[tuple[Path, bytes]]) -> None:
     """Write files (path and content), in this order, once all of them are on the disk; make missing folders.
 

@@ -29,7 +29,7 @@ from trials import Trial, losses, pool, read_trials
 from fspo_verl.analysis.clip_rates import Estimate, number
 from fspo_verl.analysis.verdict import percent
 from fspo_verl.clips import MATCHED_RATE
-from fspo_verl.output import between, markdown_table, write_whole
+from fspo_verl.output import between, markdown_table, one_line, write_whole
 from fspo_verl.report import figures
 
 NAME = "comparison"
@@ -260,7 +260,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         comparison = compare(load(*args.paths), args.baseline)
         write(comparison, page)
     except (OSError, ValueError) as error:
-        print(f"compare: {error}", file=sys.stderr)
+        print(f"compare: {one_line(error)}", file=sys.stderr)
         return 2
     means = comparison.reached.pivot_table("mean", "measure", "loss", "first", sort=False).fillna("")
     print(f"{comparison.headline}\n\n{means.to_string()}\n")

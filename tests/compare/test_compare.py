@@ -362,6 +362,8 @@ def test_runs_that_cannot_be_compared(trials, tmp_path):
 
 
 def test_a_file_that_is_no_comparison_is_named(tmp_path, capsys):
+    assert main([str(tmp_path / "nothing")]) == 2
+    assert capsys.readouterr().err == f"compare: {tmp_path / 'nothing'}: no such folder or file\n"
     file = tmp_path / "other.json"
     for text in ("{", "[]", '{"trials": [{}]}'):
         file.write_text(text)
