@@ -46,7 +46,9 @@ error, warning, note = (functools.partial(Finding, severity, "") for severity in
 _CLIP_RATIO_DEFAULTS = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0}
 # Spread of a token's log-ratio, nats. Measured so far: 0.005 to 0.1 (numerical noise under bfloat16 included).
 _LARGEST_SIGMA = 0.1
-_STANDARD_DEVIATIONS = 2  # of S, beyond which an edge counts as out of reach
+# Of S, beyond which an edge counts as out of reach. Below 2, as eps=0.2 (mostly verl's clip_ratio) is 2 of 0.1, and a
+# processor's rounding of a power would then decide.
+_STANDARD_DEVIATIONS = 1.9
 _BF16_SIGMA = (0.0084, 0.042)  # the like of it by bfloat16 alone: dynamic batches, and 8 rows cut anew into 1
 _UNUSUAL = 100  # times larger or smaller than the longest response: no divisor that anybody means
 # What shapes the loss besides ``policy_loss`` itself.
