@@ -4,6 +4,7 @@
 
     VERL_PLATFORM=cpu python scripts/bench/noise.py                      # a small random model
     VERL_PLATFORM=cpu python scripts/bench/noise.py --model FOLDER       # a real one
+    python scripts/bench/noise.py --model FOLDER --longest 1024          # on a GPU
 
 Responses are sampled from the model. For each setting verl's worker computes their old log-probs as its trainer does,
 and then takes optimiser steps on them with a learning rate of 0: nothing has moved, and whatever S is, is noise.
@@ -15,7 +16,10 @@ import tempfile
 from pathlib import Path
 
 import pandas as pd
+import verl  # noqa: F401  first: it loads this package's plugin, as in every worker
+from tensordict import TensorDict
 from tqdm import tqdm
+from verl.utils import tensordict_utils as tu
 
 from fspo_verl import selftest
 from fspo_verl.band import Band
@@ -37,10 +41,11 @@ SETTINGS = {f"{dtype}, {cut}": (dtype, cut, False) for dtype in ("bf16", "fp32")
 SETTINGS["bf16, softmax in fp32, 8 rows, then 1"] = ("bf16", "8 rows, then 1", True)
 
 
-def measure(model: str, count: int, longest: int, setting: tuple[str, str, bool], folder: Path, step: int) -> dict:
+def measure(model: str, sampled: TensorDict, setting: tuple[str, str, bool], folder: Path, step: int) -> dict:
     """One row of the table; half of the responses are in the first mini-batch of its step, and count."""
     dtype, cut, fused = setting
-    batch = selftest.sample(model, count, 8, longest, step)
+    batch, count = sampled.copy(), len(sampled)
+    tu.assign_non_tensor_stack(batch, "global_steps", [step] * count)
     fused = {"use_fused_kernels": fused, "fused_kernel_options": {"impl_backend": "torch"}}
     trainer = selftest.training_worker(model, dtype, **fused)
     batch["old_log_probs"] = selftest.nested(selftest.log_probs(trainer, batch, CUTS[cut][0]))
@@ -64,10 +69,11 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="default: all")
     args = parser.parse_args()
     rows = {}
-    for step, name in enumerate(tqdm(args.settings, "settings", disable=None), 1):
-        with tempfile.TemporaryDirectory() as scratch:
-            model = args.model or selftest.small_model(f"{scratch}/model")
-            rows[name] = measure(model, args.responses, args.longest, SETTINGS[name], Path(scratch) / "records", step)
+    with tempfile.TemporaryDirectory() as scratch:
+        model = args.model or selftest.small_model(f"{scratch}/model")
+        sampled = selftest.sample(model, args.responses, 8, args.longest)
+        for step, name in enumerate(tqdm(args.settings, "settings", disable=None), 1):
+            rows[name] = measure(model, sampled, SETTINGS[name], Path(scratch, f"records-{step}"), step)
     print(pd.DataFrame.from_dict(rows, orient="index").to_string())
 
 

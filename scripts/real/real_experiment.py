@@ -111,7 +111,7 @@ class RealExperiment(launch.Experiment):
             f"{rollout}.log_prob_max_token_len_per_gpu={micro_batch}",
             "trainer.project_name=real_model",
             f"trainer.test_freq={self.steps}",
-            *(_GPU if self.gpu else [f"{rollout}.dtype={_cheap_dtype()}"]),
+            *(_GPU if self.config == "fspo_trainer" else [f"{rollout}.dtype={_cheap_dtype()}"]),
         ]
 
 

@@ -9,7 +9,8 @@ workers, rollouts, four optimiser steps per batch of 8 prompts x 8 responses) tr
 measured greedily on problems that are not trained on, before and after.
 
 MODEL_PATH=... takes any other chat model (a folder, or a name on the hub). Where torch sees a GPU it trains there, with
-rollouts from vLLM; use --python for an environment that has verl, vLLM and what requirements/real.txt lists.
+rollouts from vLLM, or without vLLM from transformers on the CPU; use --python for an environment that has verl, and what
+requirements/real.txt lists.
 
 A second run shows what the first one found; a run that was interrupted goes on from its last checkpoint.
 """
@@ -101,6 +102,8 @@ def main() -> None:
         import task  # noqa: F401  of reasoning-gym, whose lack is better told now
         import torch
         from real_experiment import RealExperiment, launch
+
+        from fspo_verl.output import installed
     except ModuleNotFoundError as error:
         sys.exit(f"{error}; in an environment of your own: pip install --no-deps -r requirements/real.txt -e '.[real]'")
 
@@ -109,7 +112,7 @@ def main() -> None:
     experiment = RealExperiment(
         args.output.resolve(),
         args.loss,
-        "vllm" if gpu else args.rollout,
+        "vllm" if gpu and installed("vllm") else args.rollout,
         args.seed,
         args.steps,
         tuple(args.overrides),

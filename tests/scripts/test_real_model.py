@@ -84,12 +84,13 @@ def test_score(response, truth, score):
     assert task.compute_score("basic_arithmetic", response, truth, {"entry": entry}) == score
 
 
-def test_a_gpus_launch_composes():
-    experiment = RealExperiment(ROOT, rollout="vllm", gpu=True, model="a/model", task_name="basic_arithmetic")
+@pytest.mark.parametrize("rollout", ["vllm", "hf"])
+def test_a_gpus_launch_composes(rollout):
+    experiment = RealExperiment(ROOT, rollout=rollout, gpu=True, model="a/model", task_name="basic_arithmetic")
     with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("fspo_trainer", launch.overrides(experiment))
+        config = compose(experiment.config, launch.overrides(experiment))
     actor = config.actor_rollout_ref.actor
-    assert config.trainer.device == "cuda" and config.actor_rollout_ref.rollout.name == "vllm"
+    assert config.trainer.device == "cuda" and config.actor_rollout_ref.rollout.name == rollout
     assert actor.fsdp_config.mixed_precision.param_dtype == "fp32" and actor.policy_loss.eps > 0
 
 
