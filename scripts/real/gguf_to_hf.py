@@ -40,6 +40,9 @@ def convert(gguf: Path, output: Path) -> None:
     logging.disable_progress_bar()  # transformers shows one per file that it reads or writes
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     check_weights(model, reader)
+    # Newer ones (seen: 5.17) take the model for a quantised one, and would not save it.
+    vars(model).pop("hf_quantizer", None)
+    vars(model.config).pop("quantization_config", None)
     roles = {f"{role}_token_id": getattr(words, f"{role}_token_id") for role in ("bos", "eos", "pad")}
     model.config.update(roles)
     model.generation_config = GenerationConfig(**roles)
