@@ -344,18 +344,24 @@ def check_step() -> dict:
 
 
 def check_noise(dtype: str, model: Path | None) -> dict:
-    """How far a token's log-prob (sigma, nats) is from that in padded rows of 8, by layout; the smallest eps above."""
+    """How far a token's log-prob moves (sigma, nats) between two cuts into micro-batches; the smallest eps above.
+
+    Padded rows are compared with padded ones, and packed with packed: a run of verl has one layout throughout.
+    """
     from verl.utils.device import get_platform
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = model or small_model(scratch)
         batch = sample(folder, 32, 16, 128 if get_platform().device_name == "cpu" else 1024)
         worker = training_worker(folder, dtype)
-    old = torch.cat(log_probs(worker, batch, micro_batches(8)))
-    layouts = {"1 row": micro_batches(1), "32 rows": micro_batches(32), "packed": micro_batches(4, packed=True)}
-    new = {name: torch.cat(log_probs(worker, batch, layout)) for name, layout in layouts.items()}
-    sigma = {name: (x - old).double().square().mean().sqrt().item() for name, x in new.items()}
+    sigma = {}
+    for packed, old, *others in ((False, 8, 1, 32), (True, 4, 16)):
+        reference = torch.cat(log_probs(worker, batch, micro_batches(old, packed)))
+        for rows in others:
+            moved = torch.cat(log_probs(worker, batch, micro_batches(rows, packed))) - reference
+            name = f"{'packed' if packed else 'padded'}, {old} rows and {rows}"
+            sigma[name] = moved.double().square().mean().sqrt().item()
     eps = noise.rounded_up(noise.EPS_IN_SIGMA * max(sigma.values())) if any(sigma.values()) else 0.0
-    moves = ", ".join(f"{value:.2g} ({name})" for name, value in sigma.items())
+    moves = "; ".join(f"{value:.2g} ({name})" for name, value in sigma.items())
     text = f"an eps below {eps:g} is lost in rounding, which moves a token by sigma = {moves}"
     return {"text": text, "sigma": sigma, "eps": eps}

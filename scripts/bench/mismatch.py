@@ -4,7 +4,6 @@
 
     VERL_PLATFORM=cpu python scripts/bench/mismatch.py                   # a small random model
     VERL_PLATFORM=cpu python scripts/bench/mismatch.py --model FOLDER    # a real one
-    python scripts/bench/mismatch.py --model FOLDER --longest 2048       # on a GPU
 
 The transformers rollout of this package samples responses in bfloat16, token by token with a cache, as engines do.
 verl's FSDP engine scores the same tokens with the same weights, as its trainer does for old log-probs.
@@ -17,7 +16,6 @@ import numpy as np
 import pandas as pd
 import torch
 from transformers import AutoModelForCausalLM
-from verl.utils.device import get_platform
 
 from fspo_verl import selftest
 from fspo_verl.analysis.mismatch import mismatch
@@ -25,23 +23,19 @@ from fspo_verl.observe.columns import mismatch_columns
 from fspo_verl_cpu.decode import Response, Sampling, sample
 
 PROMPT = [1, 2, 3]
-ROWS = {"cpu": 128, "cuda": 512}  # that are decoded at once
+ROWS = 128  # that are decoded at once
 NO_END = 10**9  # a token that no vocabulary has: responses end where they are to end
 
 
 def rollouts(model: str, count: int, longest: int) -> list[Response]:
     """Responses of 16 to ``longest`` tokens, spread evenly on a log scale."""
-    device = get_platform().device_name
-    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).to(device).eval()
-    lengths = np.random.default_rng(0).permutation(np.geomspace(16, longest, count))
-    limits = [Sampling(int(tokens)) for tokens in lengths]
-    parts = (limits[start : start + ROWS[device]] for start in range(0, count, ROWS[device]))
-    with torch.device(device):
-        return [
-            response
-            for part in parts
-            for response in sample(policy, [PROMPT] * len(part), part, [NO_END], policy.config.vocab_size)
-        ]
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+    limits = [
+        Sampling(int(tokens)) for tokens in np.random.default_rng(0).permutation(np.geomspace(16, longest, count))
+    ]
+    parts = (limits[start : start + ROWS] for start in range(0, count, ROWS))
+    vocabulary = policy.config.vocab_size
+    return [one for part in parts for one in sample(policy, [PROMPT] * len(part), part, [NO_END], vocabulary)]
 
 
 def measure(model: str, dtype: str, responses: list[Response]):

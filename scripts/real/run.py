@@ -9,7 +9,7 @@ workers, rollouts, four optimiser steps per batch of 8 prompts x 8 responses) tr
 measured greedily on problems that are not trained on, before and after.
 
 MODEL_PATH=... takes any other chat model (a folder, or a name on the hub). Where torch sees a GPU it trains there, with
-rollouts from vLLM, or without vLLM from transformers on the CPU; use --python for an environment that has verl, and what
+rollouts from vLLM, or without vLLM from transformers on the CPU; use --python for an environment that has verl and what
 requirements/real.txt lists.
 
 A second run shows what the first one found; a run that was interrupted goes on from its last checkpoint.

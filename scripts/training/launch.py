@@ -76,7 +76,7 @@ class Experiment:
 
     @property
     def config(self) -> str:
-        """The packaged config: without vLLM on a GPU, the one for CPUs, whose rollouts a GPU's trainer takes as well."""
+        """The packaged config: a GPU without vLLM takes the one for CPUs, whose rollouts serve its trainer, too."""
         return "fspo_trainer" if self.gpu and self.rollout == "vllm" else "fspo_cpu"
 
     @property
