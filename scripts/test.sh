@@ -39,7 +39,7 @@ verl_tests=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("
 [[ $tier ]] || exit 0
 # vLLM pins its dependencies, so it has an environment of its own.
 bash scripts/install.sh "$VENV_VLLM" requirements/cpu-vllm.txt test
-"$VENV_VLLM/bin/python" -m pytest -k vllm tests/cpu/test_cpu_vllm.py tests/cpu/test_cpu_training.py
+"$VENV_VLLM/bin/python" -m pytest -k vllm cpu/tests/test_vllm.py tests/training/test_cpu_training.py
 
 [[ $tier == --real ]] || exit 0
 bash scripts/install.sh "$VENV" "requirements/cpu.txt requirements/real.txt" report,real,test

@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from fspo_verl.analysis.clip_rates import length_edges, prompts_of
 
-STUDY = Path(__file__).parents[2] / "scripts/studies/law"
+STUDY = Path(__file__).parents[1] / "law"
 COVERAGE = STUDY.with_name("coverage")
 sys.path[:0] = [str(STUDY), str(COVERAGE)]
 import draw  # noqa: E402

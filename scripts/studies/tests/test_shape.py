@@ -15,7 +15,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts/studies/shape"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "shape"))
 
 import lab  # noqa: E402
 import qwen  # noqa: E402
