@@ -111,27 +111,13 @@ class RealExperiment(launch.Experiment):
             f"{rollout}.log_prob_max_token_len_per_gpu={micro_batch}",
             "trainer.project_name=real_model",
             f"trainer.test_freq={self.steps}",
-            *(_GPU if self.config == "fspo_trainer" else [f"{rollout}.dtype={_cheap_dtype()}"]),
+            # The trainer computes log-probs of its own, in float32: in bfloat16 noise alone exceeds a narrow band.
+            f"{rollout}.dtype={'bfloat16' if self.gpu and self.rollout == 'vllm' else _cheap_dtype()}",
         ]
 
 
-# What fspo_cpu sets for a CPU and a single GPU needs as well, and its share for vLLM. Log-probs in float32, as in
-# bfloat16 their noise alone exceeds a narrow band.
-_GPU = [
-    "actor_rollout_ref.actor.use_dynamic_bsz=true",
-    "actor_rollout_ref.actor.fsdp_config.model_dtype=fp32",
-    "actor_rollout_ref.actor.fsdp_config.dtype=float32",
-    "++actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}",
-    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
-    "actor_rollout_ref.rollout.gpu_memory_utilization=0.3",
-    "actor_rollout_ref.rollout.calculate_log_probs=true",
-    "trainer.nnodes=1",
-    "trainer.n_gpus_per_node=1",
-]
-
-
 def _cheap_dtype() -> str:
-    """bfloat16 where the processor multiplies its matrices. The trainer computes log-probs of its own, in float32."""
+    """bfloat16 where the processor multiplies its matrices."""
     cpu_info = Path("/proc/cpuinfo")
     flags = cpu_info.read_text().split() if cpu_info.exists() else ()
     return "bfloat16" if {"amx_bf16", "avx512_bf16"} & set(flags) else "float32"

@@ -61,7 +61,7 @@ class Experiment:
     seed: int = 0
     steps: int = 30
     overrides: tuple[str, ...] = ()
-    gpu: bool = False  # without one verl gets VERL_PLATFORM=cpu
+    gpu: bool = False  # trains on one, with what fspo_cpu sets; without one verl gets VERL_PLATFORM=cpu
     name: str | None = None
 
     @property
@@ -73,11 +73,6 @@ class Experiment:
     def run(self) -> Path:
         """Folder of the run."""
         return self.output / f"{self.shown_as}-{self.rollout}-seed{self.seed}"
-
-    @property
-    def config(self) -> str:
-        """The packaged config: a GPU without vLLM takes the one for CPUs, whose rollouts serve its trainer, too."""
-        return "fspo_trainer" if self.gpu and self.rollout == "vllm" else "fspo_cpu"
 
     @property
     def resumes(self) -> bool:
@@ -106,7 +101,7 @@ def overrides(experiment: Experiment) -> list[str]:
     run, policy_loss = experiment.run, "actor_rollout_ref.actor.policy_loss"
     return [
         f"algorithm.policy_loss={experiment.loss}",
-        ("cpu_rollout=" if experiment.config == "fspo_cpu" else "actor_rollout_ref.rollout.name=") + experiment.rollout,
+        f"cpu_rollout={experiment.rollout}",
         f"trainer.device={'cuda' if experiment.gpu else 'cpu'}",
         override(f"{policy_loss}.records_dir", run / "records"),
         f"data.seed={experiment.seed}",
@@ -208,10 +203,9 @@ def train(experiment: Experiment) -> None:
     env = os.environ | written | {"HYDRA_FULL_ERROR": "1"}
     if not experiment.gpu:
         env = _CPU_ENV | env | {"VERL_PLATFORM": "cpu"}
-    elif experiment.rollout == "hf":
+    else:
         env |= {"VERL_USE_EXTERNAL_MODULES": "fspo_verl_cpu.rollout"}
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", experiment.config]
-    command += overrides(experiment)
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", "fspo_cpu", *overrides(experiment)]
     with log.open("a") as log_file:
         trainer = subprocess.Popen(command, env=env, stdout=log_file, stderr=subprocess.STDOUT)
     process, printed = psutil.Process(trainer.pid), 0

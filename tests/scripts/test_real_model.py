@@ -88,7 +88,7 @@ def test_score(response, truth, score):
 def test_a_gpus_launch_composes(rollout):
     experiment = RealExperiment(ROOT, rollout=rollout, gpu=True, model="a/model", task_name="basic_arithmetic")
     with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose(experiment.config, launch.overrides(experiment))
+        config = compose("fspo_cpu", launch.overrides(experiment))
     actor = config.actor_rollout_ref.actor
     assert config.trainer.device == "cuda" and config.actor_rollout_ref.rollout.name == rollout
     assert actor.fsdp_config.mixed_precision.param_dtype == "fp32" and actor.policy_loss.eps > 0
