@@ -201,10 +201,10 @@ def train(experiment: Experiment) -> None:
     log, metrics = run / "train.log", run / f"metrics-{attempts + 1}.jsonl"
     written = {"VERL_FILE_LOGGER_PATH": str(metrics), "TENSORBOARD_DIR": str(run / "tensorboard")}
     env = os.environ | written | {"HYDRA_FULL_ERROR": "1"}
-    if not experiment.gpu:
-        env = _CPU_ENV | env | {"VERL_PLATFORM": "cpu"}
-    else:
+    if experiment.gpu:
         env |= {"VERL_USE_EXTERNAL_MODULES": "fspo_verl_cpu.rollout"}
+    else:
+        env = _CPU_ENV | env | {"VERL_PLATFORM": "cpu"}
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", "fspo_cpu", *overrides(experiment)]
     with log.open("a") as log_file:
         trainer = subprocess.Popen(command, env=env, stdout=log_file, stderr=subprocess.STDOUT)
