@@ -105,7 +105,7 @@ def main() -> None:
 
         from fspo_verl.output import installed
     except ModuleNotFoundError as error:
-        sys.exit(f"{error}; in an environment of your own: pip install --no-deps -r requirements/real.txt -e . -e ./cpu")
+        sys.exit(f"{error}; in your own environment: pip install --no-deps -r requirements/real.txt -e . -e ./cpu")
 
     gpu = torch.cuda.is_available()
     task_options, instruction = (TASK_OPTIONS, INSTRUCTION) if args.task == TASK else ({}, "")
