@@ -11,30 +11,21 @@ It takes minutes, and writes nothing. What needs verl is skipped where there is 
 Exit code: 0 if nothing failed, 1 if something did, 2 for a wrong call.
 """
 
-from __future__ import annotations  # TensorDict is there only where verl is
-
 import argparse
-import functools
 import json
 import os
 import platform
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from fspo_verl import output
+from fspo_verl import output, worker
 from fspo_verl.band import Band
 from fspo_verl.loss import MAX_LOG_RATIO, fspo_loss
 from fspo_verl.observe import columns, noise
-
-if TYPE_CHECKING:
-    from tensordict import TensorDict
 
 EPS = {torch.float32: 0.03, torch.bfloat16: 0.3}  # rounding to bfloat16 moves S/sqrt(L) by some thousandths
 # Relative errors. Sums of 32,768 float32 numbers are right to some 1e-5; a gradient in bfloat16 is rounded once.
@@ -199,131 +190,7 @@ def check_waits(loss, device: str) -> dict:
     return {"text": "a call of the loss waits for the device once, when its metrics are fetched"}
 
 
-# --- verl's training worker in this process: what a Ray worker runs, without Ray and trainer -------------------------
-
-
-def micro_batches(rows: int, packed: bool = False) -> dict:
-    """verl's settings for micro-batches of so many rows, padded or packed."""
-    return {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": rows, "use_remove_padding": packed}
-
-
-def training_worker(model: str | Path, dtype: str = "fp32", lr: float = 0.0, **model_settings):
-    """The worker, its model loaded and sharded over the ranks that RANK and WORLD_SIZE describe (default: this one).
-
-    Args:
-        model: folder of a model.
-        dtype: ``fp32`` or ``bf16``: of the weights in the forward pass, and of autocast.
-        lr: of AdamW.
-        model_settings: further fields of verl's ``HFModelConfig``.
-    """
-    import verl  # noqa: F401  first: it loads this package's plugin, as in every worker
-    from verl.trainer.config import CheckpointConfig
-    from verl.utils.device import get_platform
-    from verl.workers import config, engine_workers
-
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    os.environ.update({"WG_BACKEND": "ray"} | alone | dict(os.environ))
-    get_platform().communication_backend_name()  # on a CPU, joins the gloo group
-    attention = {"attn_implementation": "sdpa"}
-    usual = {"load_tokenizer": False, "enable_gradient_checkpointing": False, "override_config": attention}
-    precision = {"param_dtype": dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-    worker = engine_workers.TrainingWorker(
-        config.TrainingWorkerConfig(
-            model_type="language_model",
-            model_config=config.HFModelConfig(path=str(model), **usual | model_settings),
-            engine_config=config.FSDPEngineConfig(strategy="fsdp2", use_torch_compile=False, mixed_precision=precision),
-            optimizer_config=config.FSDPOptimizerConfig(lr=lr, clip_grad=1e9),
-            checkpoint_config=CheckpointConfig(),
-        )
-    )
-    worker.reset()
-    return worker
-
-
-def batch_of(prompts: list[Tensor], responses: list[Tensor], advantages: Iterable, step: int = 1) -> TensorDict:
-    """Sequences of ``[tokens]`` ids of a training step, two to a group, in the nested layout of verl's v1 trainer."""
-    from verl.utils import tensordict_utils as tu
-
-    ids = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
-    ones = [torch.ones_like(response) for response in responses]
-    tensors = {
-        "input_ids": ids,
-        "position_ids": [torch.arange(len(x)) for x in ids],
-        "prompts": prompts,
-        "responses": responses,
-        "response_mask": ones,
-        "loss_mask": ones,
-        "advantages": [float(a) * one for a, one in zip(advantages, ones, strict=True)],
-    }
-    groups = {"uid": [f"prompt {i // 2}" for i in range(len(ids))], "global_steps": [step] * len(ids)}
-    return tu.get_tensordict({name: nested(rows) for name, rows in tensors.items()} | groups, {})
-
-
-def nested(rows: Iterable[Tensor]) -> Tensor:
-    """Rows ``[tokens]`` of several lengths as one tensor, as verl has them."""
-    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
-
-
-def log_probs(worker, batch: TensorDict, cut: dict) -> list[Tensor]:
-    """Log-probs of each response, ``[tokens]`` float32, as verl's trainer computes those of the old policy."""
-    from verl.utils import tensordict_utils as tu
-
-    data = batch.copy()
-    tu.assign_non_tensor(data, **cut, temperature=1.0, compute_loss=False, global_batch_size=len(batch))
-    found = worker.infer_batch(data)["log_probs"].unbind()
-    # The output at a position scores the token after it.
-    return [x[len(prompt) - 1 : -1].float().clone() for x, prompt in zip(found, batch["prompts"].unbind(), strict=True)]
-
-
-def update(worker, batch: TensorDict, policy_loss, cut: dict, mini_batch: int, scale: float = 1.0) -> dict[str, float]:
-    """Optimiser steps over the rows of this rank, each of ``mini_batch`` rows of all ranks; verl's reduced metrics."""
-    from verl.utils import tensordict_utils as tu
-    from verl.utils.metric import reduce_metrics
-    from verl.workers import config, engine_workers
-
-    actor = config.FSDPActorConfig(
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        loss_agg_mode="seq-mean-token-sum-norm",
-        loss_scale_factor=scale,
-        policy_loss=policy_loss,
-    )
-    worker.set_loss_fn(functools.partial(engine_workers.ppo_loss, config=actor))
-    loader = {"epochs": 1, "seed": 0, "dataloader_kwargs": {"shuffle": False}, "temperature": 1.0}
-    tu.assign_non_tensor(batch, **cut, **loader, global_batch_size=mini_batch, mini_batch_size=mini_batch)
-    metrics = reduce_metrics(dict(tu.get(worker.train_mini_batch(batch), "metrics")))
-    return {name: float(value) for name, value in metrics.items()}
-
-
-def small_model(folder: str | Path) -> str:
-    """Write a random Qwen3 of 7 million parameters; returns the folder."""
-    import transformers
-
-    torch.manual_seed(0)
-    shape = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8, "num_attention_heads": 4}
-    shape |= {"vocab_size": 4096, "num_key_value_heads": 2, "head_dim": 64, "tie_word_embeddings": True}
-    # Wider weights than the usual 0.02, with which layers do nearly nothing: a token then has a log-prob of -3 on
-    # average, as that of a trained model.
-    model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(initializer_range=0.08, **shape))
-    torch.nn.init.constant_(model.model.norm.weight, 3.0)
-    model.save_pretrained(folder)
-    return str(folder)
-
-
-@torch.no_grad()
-def sample(model: str | Path, count: int, shortest: int, longest: int, step: int = 1) -> TensorDict:
-    """A batch of responses sampled from the model at temperature 1, of lengths spread evenly on a log scale."""
-    import transformers
-    from verl.utils.device import get_platform
-
-    torch.manual_seed(0)
-    policy = transformers.AutoModelForCausalLM.from_pretrained(model, dtype="auto").to(get_platform().device_name)
-    prompts = torch.full((count, 1), policy.config.bos_token_id or 0, device=policy.device)
-    settings = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "attention_mask": prompts * 0 + 1}
-    ids = policy.generate(prompts, min_new_tokens=longest, max_new_tokens=longest, pad_token_id=0, **settings).cpu()
-    lengths = np.random.default_rng(0).permutation(np.geomspace(shortest, longest, count)).round().astype(int)
-    responses = [row[1 : 1 + length] for row, length in zip(ids, lengths, strict=True)]
-    return batch_of(list(prompts.cpu()), responses, np.resize([-1.0, 1.0], count), step)
+# --- verl's FSDP engine, on a small model -----------------------------------------------------------------------------
 
 
 def check_step() -> dict:
@@ -331,11 +198,12 @@ def check_step() -> dict:
     from fspo_verl.config import FSPOPolicyLossConfig
 
     with tempfile.TemporaryDirectory() as folder:
-        small_model(folder)
-        batch, worker, cut = sample(folder, 16, 1, 96), training_worker(folder, lr=1e-4), micro_batches(4)
+        worker.small_model(folder)
+        batch, cut = worker.sample(folder, 16, 1, 96), worker.micro_batches(4)
+        trainer = worker.training_worker(folder, lr=1e-4)
     # As if the tokens had moved by 0.2 nats: two half-widths of the band, so that some responses are clipped.
-    batch["old_log_probs"] = nested(x + 0.2 * torch.randn_like(x) for x in log_probs(worker, batch, cut))
-    metrics = update(worker, batch, FSPOPolicyLossConfig(eps=0.1), cut, len(batch))
+    batch["old_log_probs"] = worker.nested(x + 0.2 * torch.randn_like(x) for x in worker.log_probs(trainer, batch, cut))
+    metrics = worker.update(trainer, batch, FSPOPolicyLossConfig(eps=0.1), cut, len(batch))
     norm, clipped = metrics["grad_norm"], metrics["actor/fspo/clip_fraction"]
     text = f"an optimiser step of verl's FSDP engine: gradient norm {norm:.4g}, {clipped:.1%} of the responses clipped"
     if not (0 < norm < float("inf") and 0 < clipped < 1):
@@ -351,14 +219,14 @@ def check_noise(dtype: str, model: Path | None) -> dict:
     from verl.utils.device import get_platform
 
     with tempfile.TemporaryDirectory() as scratch:
-        folder = model or small_model(scratch)
-        batch = sample(folder, 32, 16, 128 if get_platform().device_name == "cpu" else 1024)
-        worker = training_worker(folder, dtype)
+        folder = model or worker.small_model(scratch)
+        batch = worker.sample(folder, 32, 16, 128 if get_platform().device_name == "cpu" else 1024)
+        trainer = worker.training_worker(folder, dtype)
     sigma = {}
     for packed, old, *others in ((False, 8, 1, 32), (True, 4, 16)):
-        reference = torch.cat(log_probs(worker, batch, micro_batches(old, packed)))
+        reference = torch.cat(worker.log_probs(trainer, batch, worker.micro_batches(old, packed)))
         for rows in others:
-            moved = torch.cat(log_probs(worker, batch, micro_batches(rows, packed))) - reference
+            moved = torch.cat(worker.log_probs(trainer, batch, worker.micro_batches(rows, packed))) - reference
             name = f"{'packed' if packed else 'padded'}, {old} rows and {rows}"
             sigma[name] = moved.double().square().mean().sqrt().item()
     eps = noise.rounded_up(noise.EPS_IN_SIGMA * max(sigma.values())) if any(sigma.values()) else 0.0

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from transformers import AutoModelForCausalLM
 
-from fspo_verl import selftest
+from fspo_verl import worker
 from fspo_verl.analysis.mismatch import mismatch
 from fspo_verl.observe.columns import mismatch_columns
 from fspo_verl_cpu.decode import Response, Sampling, sample
@@ -41,10 +41,10 @@ def rollouts(model: str, count: int, longest: int) -> list[Response]:
 def measure(model: str, dtype: str, responses: list[Response]):
     """The mismatch where the trainer has this dtype."""
     ids = [torch.tensor(response.token_ids) for response in responses]
-    batch = selftest.batch_of([torch.tensor(PROMPT)] * len(ids), ids, [1.0] * len(ids))
-    trainer = selftest.log_probs(selftest.training_worker(model, dtype), batch, selftest.micro_batches(8))
-    sampled = selftest.nested(torch.tensor(response.log_probs) for response in responses)
-    padded = (x.to_padded_tensor(0.0) for x in (selftest.nested(trainer), sampled, batch["loss_mask"]))
+    batch = worker.batch_of([torch.tensor(PROMPT)] * len(ids), ids, [1.0] * len(ids))
+    trainer = worker.log_probs(worker.training_worker(model, dtype), batch, worker.micro_batches(8))
+    sampled = worker.nested(torch.tensor(response.log_probs) for response in responses)
+    padded = (x.to_padded_tensor(0.0) for x in (worker.nested(trainer), sampled, batch["loss_mask"]))
     columns = {name: column.numpy() for name, column in mismatch_columns(*padded).items()}
     others = {"length": columns["rollout_length"], "log_ratio": 0.0, "staleness": 0.0}
     # An advantage of either sign, whatever the response.
@@ -60,7 +60,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as scratch:
-        model = args.model or selftest.small_model(scratch)
+        model = args.model or worker.small_model(scratch)
         responses = rollouts(model, args.responses, args.longest)
         for dtype in ("bf16", "fp32"):
             found = measure(model, dtype, responses)

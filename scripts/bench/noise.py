@@ -21,12 +21,12 @@ from tensordict import TensorDict
 from tqdm import tqdm
 from verl.utils import tensordict_utils as tu
 
-from fspo_verl import selftest
+from fspo_verl import worker
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.observe import noise, observer
 from fspo_verl.observe.records import read_records
-from fspo_verl.selftest import micro_batches
+from fspo_verl.worker import micro_batches
 
 DYNAMIC = {"use_dynamic_bsz": True, "micro_batch_size_per_gpu": None, "max_token_len_per_gpu": 1024}
 DYNAMIC |= {"use_remove_padding": False}
@@ -47,10 +47,10 @@ def measure(model: str, sampled: TensorDict, setting: tuple[str, str, bool], fol
     batch, count = sampled.copy(), len(sampled)
     tu.assign_non_tensor_stack(batch, "global_steps", [step] * count)
     fused = {"use_fused_kernels": fused, "fused_kernel_options": {"impl_backend": "torch"}}
-    trainer = selftest.training_worker(model, dtype, **fused)
-    batch["old_log_probs"] = selftest.nested(selftest.log_probs(trainer, batch, CUTS[cut][0]))
+    trainer = worker.training_worker(model, dtype, **fused)
+    batch["old_log_probs"] = worker.nested(worker.log_probs(trainer, batch, CUTS[cut][0]))
     loss = FSPOPolicyLossConfig(records_dir=str(folder))
-    selftest.update(trainer, batch, loss, CUTS[cut][1], count // 2)
+    worker.update(trainer, batch, loss, CUTS[cut][1], count // 2)
     observer.flush_records()  # as the weight sync at the end of a step does
     records = read_records(folder)
     found = noise.of_records(records, None, Band())
@@ -70,8 +70,8 @@ def main() -> None:
     args = parser.parse_args()
     rows = {}
     with tempfile.TemporaryDirectory() as scratch:
-        model = args.model or selftest.small_model(f"{scratch}/model")
-        sampled = selftest.sample(model, args.responses, 8, args.longest)
+        model = args.model or worker.small_model(f"{scratch}/model")
+        sampled = worker.sample(model, args.responses, 8, args.longest)
         for step, name in enumerate(tqdm(args.settings, "settings", disable=None), 1):
             rows[name] = measure(model, sampled, SETTINGS[name], Path(scratch, f"records-{step}"), step)
     print(pd.DataFrame.from_dict(rows, orient="index").to_string())

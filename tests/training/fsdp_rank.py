@@ -24,7 +24,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
-from fspo_verl import selftest
+from fspo_verl import worker
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.observe import observer
 
@@ -40,11 +40,11 @@ def mini_batch(vocabulary: int):
     mask[2][10:20] = 0
     old = [-3 + 0.2 * torch.randn(n, generator=generator) for n in RESPONSES]
     advantages = torch.randn(len(RESPONSES), generator=generator).tolist()
-    batch = selftest.batch_of([x[:PROMPT] for x in ids], [x[PROMPT:] for x in ids], advantages, STEP)
-    batch["response_mask"] = batch["loss_mask"] = selftest.nested(mask)
-    batch["old_log_probs"] = selftest.nested(old)
+    batch = worker.batch_of([x[:PROMPT] for x in ids], [x[PROMPT:] for x in ids], advantages, STEP)
+    batch["response_mask"] = batch["loss_mask"] = worker.nested(mask)
+    batch["old_log_probs"] = worker.nested(old)
     # A rollout engine that is 0.1 nats off.
-    batch["rollout_log_probs"] = selftest.nested(x - 0.1 * torch.randn(len(x), generator=generator) for x in old)
+    batch["rollout_log_probs"] = worker.nested(x - 0.1 * torch.randn(len(x), generator=generator) for x in old)
     return batch
 
 
@@ -100,8 +100,8 @@ def train(arguments: list[str]) -> None:
     kind, _, size = args.cut.rpartition(":")
     packed = kind in ("packed", "fused")
     fused = {"use_fused_kernels": kind == "fused", "fused_kernel_options": {"impl_backend": "torch"}}
-    trainer = selftest.training_worker(args.model, lr=args.lr, use_remove_padding=packed, **fused)
-    cut = selftest.micro_batches(int(size), packed)
+    trainer = worker.training_worker(args.model, lr=args.lr, use_remove_padding=packed, **fused)
+    cut = worker.micro_batches(int(size), packed)
     if kind == "dynamic":
         cut |= {"use_dynamic_bsz": True, "max_token_len_per_gpu": int(size)}
     batch = mini_batch(trainer.engine.module.config.vocab_size)
@@ -124,7 +124,7 @@ def train(arguments: list[str]) -> None:
         if args.save and step == args.steps - 1:
             trainer.save_checkpoint(args.save, global_step=step)
         with Collectives() as collectives:
-            metrics = selftest.update(trainer, data, loss, cut, args.mini_batch_size, scale=128)
+            metrics = worker.update(trainer, data, loss, cut, args.mini_batch_size, scale=128)
         if args.target_clip_rate:
             eps.append(dict(loss.controller.eps))
     Path(f"{args.output}.eps.{rank}").write_text(json.dumps(eps))
