@@ -136,7 +136,8 @@ def main() -> None:
     results = {"differences": found.to_dict("records"), "means": levels.to_dict("index")}
     print(tables(found, levels, baseline))
     content = {"results.json": json.dumps(results, indent=1).encode() + b"\n", "length.png": picture.getvalue()}
-    write_whole((HERE / f"{args.experiment}_{name}", data) for name, data in content.items())
+    stem = args.experiment.replace("%", "")  # which links would have to escape
+    write_whole((HERE / f"{stem}_{name}", data) for name, data in content.items())
 
 
 if __name__ == "__main__":
