@@ -86,6 +86,15 @@ def train(counted_ppo_loss, config, steps, cut):
     return values
 
 
+def test_padding_is_not_recorded(tmp_path):
+    values = columns()
+    values["length"][1] = 0
+    writer = RecordWriter(tmp_path, SETTINGS)
+    add(writer, 1, values=values)
+    writer.flush()
+    assert read_records(tmp_path, rejected=True).length.tolist() == [1, 3, 4]
+
+
 @pytest.mark.parametrize("cut", ["one", "ragged", "single rows"])
 @pytest.mark.parametrize("schema, loss", [(FSPOPolicyLossConfig, "fspo"), (ObservedPolicyLossConfig, "gspo")])
 def test_metrics_equal_what_the_records_give(counted_ppo_loss, writers, tmp_path, schema, loss, cut):
