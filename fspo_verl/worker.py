@@ -130,7 +130,7 @@ def small_model(folder: str | Path) -> str:
 
 
 @torch.no_grad()
-def sample(model: str | Path, count: int, shortest: int, longest: int, step: int = 1) -> TensorDict:
+def sample(model: str | Path, count: int, shortest: int, longest: int) -> TensorDict:
     """A batch of responses sampled from the model at temperature 1, of lengths spread evenly on a log scale."""
     import transformers
     from verl.utils.device import get_platform
@@ -142,4 +142,4 @@ def sample(model: str | Path, count: int, shortest: int, longest: int, step: int
     ids = policy.generate(prompts, min_new_tokens=longest, max_new_tokens=longest, pad_token_id=0, **settings).cpu()
     lengths = np.random.default_rng(0).permutation(np.geomspace(shortest, longest, count)).round().astype(int)
     responses = [row[1 : 1 + length] for row, length in zip(ids, lengths, strict=True)]
-    return batch_of(list(prompts.cpu()), responses, np.resize([-1.0, 1.0], count), step)
+    return batch_of(list(prompts.cpu()), responses, np.resize([-1.0, 1.0], count))

@@ -4,7 +4,6 @@
 
     VERL_PLATFORM=cpu python scripts/bench/noise.py                      # a small random model
     VERL_PLATFORM=cpu python scripts/bench/noise.py --model FOLDER       # a real one
-    python scripts/bench/noise.py --model FOLDER --longest 1024          # on a GPU
 
 Responses are sampled from the model. For each setting verl's worker computes their old log-probs as its trainer does,
 and then takes optimiser steps on them with a learning rate of 0: nothing has moved, and whatever S is, is noise.
@@ -16,7 +15,6 @@ import tempfile
 from pathlib import Path
 
 import pandas as pd
-import verl  # noqa: F401  first: it loads this package's plugin, as in every worker
 from tensordict import TensorDict
 from tqdm import tqdm
 from verl.utils import tensordict_utils as tu
@@ -26,14 +24,13 @@ from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.observe import noise, observer
 from fspo_verl.observe.records import read_records
-from fspo_verl.worker import micro_batches
 
 DYNAMIC = {"use_dynamic_bsz": True, "micro_batch_size_per_gpu": None, "max_token_len_per_gpu": 1024}
 DYNAMIC |= {"use_remove_padding": False}
 CUTS = {  # into micro-batches: of the old log-probs, then of the update
-    "8 rows, then 1": (micro_batches(8), micro_batches(1)),
+    "8 rows, then 1": (worker.micro_batches(8), worker.micro_batches(1)),
     "dynamic": (DYNAMIC, DYNAMIC),
-    "4 rows both times": (micro_batches(4), micro_batches(4)),
+    "4 rows both times": (worker.micro_batches(4), worker.micro_batches(4)),
 }
 # Dtype, cut, and whether verl's fused kernels take the softmax in float32: last, as verl replaces the forward function
 # of the model's class for them.

@@ -108,11 +108,14 @@ def main() -> None:
         sys.exit(f"{error}; in your own environment: pip install --no-deps -r requirements/real.txt -e . -e ./cpu")
 
     gpu = torch.cuda.is_available()
+    rollout = "vllm" if gpu and installed("vllm") else args.rollout
+    if gpu and rollout == "hf":
+        print("[rollout] vLLM is not installed here: transformers generates, on the CPU")
     task_options, instruction = (TASK_OPTIONS, INSTRUCTION) if args.task == TASK else ({}, "")
     experiment = RealExperiment(
         args.output.resolve(),
         args.loss,
-        "vllm" if gpu and installed("vllm") else args.rollout,
+        rollout,
         args.seed,
         args.steps,
         tuple(args.overrides),

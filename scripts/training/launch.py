@@ -202,7 +202,8 @@ def train(experiment: Experiment) -> None:
     written = {"VERL_FILE_LOGGER_PATH": str(metrics), "TENSORBOARD_DIR": str(run / "tensorboard")}
     env = os.environ | written | {"HYDRA_FULL_ERROR": "1"}
     if experiment.gpu:
-        env |= {"VERL_USE_EXTERNAL_MODULES": "fspo_verl_cpu.rollout"}
+        modules = filter(None, (env.get("VERL_USE_EXTERNAL_MODULES"), "fspo_verl_cpu.rollout"))
+        env |= {"VERL_USE_EXTERNAL_MODULES": ",".join(modules)}
     else:
         env = _CPU_ENV | env | {"VERL_PLATFORM": "cpu"}
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", "fspo_cpu", *overrides(experiment)]
