@@ -4,9 +4,10 @@
 
     VERL_PLATFORM=cpu python scripts/bench/mismatch.py                   # a small random model
     VERL_PLATFORM=cpu python scripts/bench/mismatch.py --model FOLDER    # a real one
+    python scripts/bench/mismatch.py --engine vllm --longest 4096        # vLLM, on a GPU
 
-The transformers rollout of this package samples responses in bfloat16, token by token with a cache, as engines do.
-verl's FSDP engine scores the same tokens with the same weights, as its trainer does for old log-probs.
+The engine samples responses in bfloat16: vLLM, or transformers token by token with a cache. verl's FSDP engine scores
+the same tokens with the same weights, as its trainer does for old log-probs.
 """
 
 import argparse
@@ -27,15 +28,40 @@ ROWS = 128  # that are decoded at once
 NO_END = 10**9  # a token that no vocabulary has: responses end where they are to end
 
 
-def rollouts(model: str, count: int, longest: int) -> list[Response]:
-    """Responses of 16 to ``longest`` tokens, spread evenly on a log scale."""
+def by_transformers(model: str, lengths: list[int]) -> list[Response]:
+    """A response of each length."""
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
-    limits = [
-        Sampling(int(tokens)) for tokens in np.random.default_rng(0).permutation(np.geomspace(16, longest, count))
-    ]
-    parts = (limits[start : start + ROWS] for start in range(0, count, ROWS))
+    limits = [Sampling(tokens) for tokens in lengths]
+    parts = (limits[start : start + ROWS] for start in range(0, len(limits), ROWS))
     vocabulary = policy.config.vocab_size
     return [one for part in parts for one in sample(policy, [PROMPT] * len(part), part, [NO_END], vocabulary)]
+
+
+def by_vllm(model: str, lengths: list[int]) -> list[Response]:
+    """A response of each length."""
+    from vllm import LLM, SamplingParams  # not installed everywhere
+
+    limits = [SamplingParams(max_tokens=tokens, ignore_eos=True, logprobs=0, detokenize=False) for tokens in lengths]
+    # Most of the memory is left to the trainer.
+    engine = LLM(
+        model,
+        dtype="bfloat16",
+        skip_tokenizer_init=True,
+        gpu_memory_utilization=0.3,
+        max_model_len=len(PROMPT) + max(lengths) + 1,
+        enable_prefix_caching=False,
+        seed=0,
+    )
+    outputs = [found.outputs[0] for found in engine.generate([{"prompt_token_ids": PROMPT}] * len(limits), limits)]
+    return [
+        Response(
+            list(one.token_ids), [of[token].logprob for token, of in zip(one.token_ids, one.logprobs, strict=True)]
+        )
+        for one in outputs
+    ]
+
+
+ENGINES = {"transformers": by_transformers, "vllm": by_vllm}
 
 
 def measure(model: str, dtype: str, responses: list[Response]):
@@ -55,16 +81,20 @@ def measure(model: str, dtype: str, responses: list[Response]):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder of a model; by default a random one of 7 million parameters")
+    parser.add_argument("--engine", choices=ENGINES, default="transformers", help="that samples (default: %(default)s)")
     parser.add_argument("--responses", type=int, default=512)
     parser.add_argument("--longest", type=int, default=384, help="response tokens (default: %(default)s)")
     args = parser.parse_args()
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as scratch:
         model = args.model or worker.small_model(scratch)
-        responses = rollouts(model, args.responses, args.longest)
+        lengths = np.random.default_rng(0).permutation(np.geomspace(16, args.longest, args.responses)).astype(int)
+        responses = ENGINES[args.engine](model, lengths.tolist())
         for dtype in ("bf16", "fp32"):
             found = measure(model, dtype, responses)
-            print(f"engine bf16, trainer {dtype}: sigma {found.sigma:.2g}, mean {found.mean:.2g}", end=", ")
+            print(
+                f"{args.engine} in bf16, trainer in {dtype}: sigma {found.sigma:.2g}, mean {found.mean:.2g}", end=", "
+            )
             print(f"-sigma^2/2 {-(found.sigma**2) / 2:.2g}, k3 {found.kl:.2g}, spread ~ L^{found.exponent:.2f}\n")
             print(f"{found.dropped.map('{:.0%}'.format).to_string()}\n", flush=True)
 

@@ -11,6 +11,7 @@ stopped. --temperatures takes one of them to a process of its own.
 """
 
 import argparse
+import functools
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -61,6 +62,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--lr", type=float, default=5e-6, help="learning rate of AdamW (default: %(default)s)")
     add("--seed", type=int, default=0)
     add("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    add("--engine", choices=("transformers", "vllm"), default="transformers", help="samples (default: %(default)s)")
     add("--threads", type=int, default=1, help="of a CPU (default: %(default)s)")
     return parser.parse_args(argv)
 
@@ -103,7 +105,7 @@ def responses(args, temperature: float, kind: str, role: str) -> pd.DataFrame:
 
 
 def _sample(args, prompts: Sequence[Prompt], temperature: float, group: int) -> pd.DataFrame:
-    model, tokenizer = measure.load(args.model, torch.bfloat16, args.device), AutoTokenizer.from_pretrained(args.model)
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
     rows, limits = [], []
     for number, prompt in enumerate(prompts):
         longest, row = args.max_tokens, {"prompt": prompt.text, "target": prompt.target, "step": number % STEPS}
@@ -118,13 +120,37 @@ def _sample(args, prompts: Sequence[Prompt], temperature: float, group: int) -> 
                 longest = round(shortest * (args.max_tokens / shortest) ** torch.rand(()).item())
             limits.append(Sampling(longest, temperature))
             rows.append(dict(row))
-    ends = sorted({*eos_token_ids(model, tokenizer), *tokenizer.all_special_ids})
-    with torch.device(args.device):
-        found = sample(model, [row["prompt_ids"] for row in rows], limits, ends, len(tokenizer))
-    for row, response in zip(rows, found, strict=True):
-        text = tokenizer.decode(response.token_ids, skip_special_tokens=True)
-        row |= {"ids": response.token_ids, "reward": KINDS[prompts[0].kind].reward(text, row.pop("target"))}
+    prompt_ids, ends = [row["prompt_ids"] for row in rows], tokenizer.all_special_ids
+    if args.engine == "vllm":
+        found = _by_vllm(args.model, prompt_ids, limits, ends)
+    else:
+        model = measure.load(args.model, torch.bfloat16, args.device)
+        ends = sorted({*eos_token_ids(model, tokenizer), *ends})
+        with torch.device(args.device):
+            found = [one.token_ids for one in sample(model, prompt_ids, limits, ends, len(tokenizer))]
+    for row, ids in zip(rows, found, strict=True):
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        row |= {"ids": ids, "reward": KINDS[prompts[0].kind].reward(text, row.pop("target"))}
     return pd.DataFrame(rows)
+
+
+def _by_vllm(model: str, prompts: list[list[int]], limits: list[Sampling], ends: list[int]) -> list[list[int]]:
+    from vllm import SamplingParams  # not installed everywhere
+
+    settings = [
+        SamplingParams(temperature=one.temperature, max_tokens=one.max_tokens, stop_token_ids=ends, detokenize=False)
+        for one in limits
+    ]
+    found = _vllm(model).generate([{"prompt_token_ids": prompt} for prompt in prompts], settings)
+    return [list(one.outputs[0].token_ids) for one in found]
+
+
+@functools.cache
+def _vllm(model: str):
+    """vLLM's engine; it takes a minute to start, and stays beside the model that is trained and measured."""
+    from vllm import LLM
+
+    return LLM(model, dtype="bfloat16", gpu_memory_utilization=0.3, enable_prefix_caching=False, seed=0)
 
 
 def train(args, temperature: float, direction: str) -> None:
