@@ -47,7 +47,7 @@ def by_vllm(model: str, lengths: list[int]) -> list[Response]:
         model,
         dtype="bfloat16",
         skip_tokenizer_init=True,
-        gpu_memory_utilization=0.3,
+        gpu_memory_utilization=0.15,
         max_model_len=len(PROMPT) + max(lengths) + 1,
         enable_prefix_caching=False,
         seed=0,

@@ -150,7 +150,7 @@ def _vllm(model: str):
     """vLLM's engine; it takes a minute to start, and stays beside the model that is trained and measured."""
     from vllm import LLM
 
-    return LLM(model, dtype="bfloat16", gpu_memory_utilization=0.3, enable_prefix_caching=False, seed=0)
+    return LLM(model, dtype="bfloat16", gpu_memory_utilization=0.15, enable_prefix_caching=False, seed=0)
 
 
 def train(args, temperature: float, direction: str) -> None:
