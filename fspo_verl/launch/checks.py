@@ -49,7 +49,7 @@ _LARGEST_SIGMA = 0.1
 # Of S, beyond which an edge counts as out of reach. Below 2, as eps=0.2 (mostly verl's clip_ratio) is 2 of 0.1, and a
 # processor's rounding of a power would then decide.
 _STANDARD_DEVIATIONS = 1.9
-_BF16_SIGMA = (0.0084, 0.042)  # the like of it by bfloat16 alone: dynamic batches, and 8 rows cut anew into 1
+_BF16_SIGMA = (0.0084, 0.066)  # the like of it by bfloat16 alone: dynamic batches on a CPU, 8 rows and 1 on an H200
 _UNUSUAL = 100  # times larger or smaller than the longest response: no divisor that anybody means
 # What shapes the loss besides ``policy_loss`` itself.
 _ACTOR_KEYS = (
@@ -520,8 +520,9 @@ def noise_of_half_precision(launch: Launch) -> Iterator[Finding]:
     eps = min(band.low, band.high)
     if precision in ("bf16", "bfloat16") and band.form == Band().form and eps < high:
         what = f"log-probs in bfloat16 and eps={eps:g}"
-        why = f"on a CPU noise alone fills a band of eps < {low:.2g} to {high:.2g}, depending on micro-batches"
-        yield note(what, why, f"look at fspo/noise_sigma in the first step: eps has to be {EPS_IN_SIGMA:.1f} times it")
+        why = f"noise alone fills a band of eps < {low:.2g} to {high:.2g}, depending on machine and micro-batches"
+        fp32 = "++actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32}"
+        yield note(what, why, f"{fp32}, or an eps of {EPS_IN_SIGMA:.1f} times fspo/noise_sigma in the first step")
 
 
 def loss_in_effect(launch: Launch) -> Iterator[Finding]:

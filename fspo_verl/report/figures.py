@@ -150,7 +150,7 @@ def round_ticks(axis: Axis) -> None:
     """Round numbers on a logarithmic axis."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1000:g}k" if x >= 1000 else f"{x:.3g}"))
 
 
 def of_panels(panels: Sequence[tuple], columns: int, height: float) -> Figure:

@@ -16,28 +16,28 @@ import tempfile
 import numpy as np
 import pandas as pd
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fspo_verl import worker
 from fspo_verl.analysis.mismatch import mismatch
 from fspo_verl.observe.columns import mismatch_columns
 from fspo_verl_cpu.decode import Response, Sampling, sample
 
-PROMPT = [1, 2, 3]
+PROMPT = "The history of bread began"  # after one that a model never saw, the first tokens differ most
 ROWS = 128  # that are decoded at once
 NO_END = 10**9  # a token that no vocabulary has: responses end where they are to end
 
 
-def by_transformers(model: str, lengths: list[int]) -> list[Response]:
+def by_transformers(model: str, prompt: list[int], lengths: list[int]) -> list[Response]:
     """A response of each length."""
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
     limits = [Sampling(tokens) for tokens in lengths]
     parts = (limits[start : start + ROWS] for start in range(0, len(limits), ROWS))
     vocabulary = policy.config.vocab_size
-    return [one for part in parts for one in sample(policy, [PROMPT] * len(part), part, [NO_END], vocabulary)]
+    return [one for part in parts for one in sample(policy, [prompt] * len(part), part, [NO_END], vocabulary)]
 
 
-def by_vllm(model: str, lengths: list[int]) -> list[Response]:
+def by_vllm(model: str, prompt: list[int], lengths: list[int]) -> list[Response]:
     """A response of each length."""
     from vllm import LLM, SamplingParams  # not installed everywhere
 
@@ -48,11 +48,11 @@ def by_vllm(model: str, lengths: list[int]) -> list[Response]:
         dtype="bfloat16",
         skip_tokenizer_init=True,
         gpu_memory_utilization=0.15,
-        max_model_len=len(PROMPT) + max(lengths) + 1,
+        max_model_len=len(prompt) + max(lengths) + 1,
         enable_prefix_caching=False,
         seed=0,
     )
-    outputs = [found.outputs[0] for found in engine.generate([{"prompt_token_ids": PROMPT}] * len(limits), limits)]
+    outputs = [found.outputs[0] for found in engine.generate([{"prompt_token_ids": prompt}] * len(limits), limits)]
     return [
         Response(
             list(one.token_ids), [of[token].logprob for token, of in zip(one.token_ids, one.logprobs, strict=True)]
@@ -64,10 +64,10 @@ def by_vllm(model: str, lengths: list[int]) -> list[Response]:
 ENGINES = {"transformers": by_transformers, "vllm": by_vllm}
 
 
-def measure(model: str, dtype: str, responses: list[Response]):
+def measure(model: str, dtype: str, prompt: list[int], responses: list[Response]):
     """The mismatch where the trainer has this dtype."""
     ids = [torch.tensor(response.token_ids) for response in responses]
-    batch = worker.batch_of([torch.tensor(PROMPT)] * len(ids), ids, [1.0] * len(ids))
+    batch = worker.batch_of([torch.tensor(prompt)] * len(ids), ids, [1.0] * len(ids))
     trainer = worker.log_probs(worker.training_worker(model, dtype), batch, worker.micro_batches(8))
     sampled = worker.nested(torch.tensor(response.log_probs) for response in responses)
     padded = (x.to_padded_tensor(0.0) for x in (worker.nested(trainer), sampled, batch["loss_mask"]))
@@ -88,10 +88,11 @@ def main() -> None:
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as scratch:
         model = args.model or worker.small_model(scratch)
+        prompt = AutoTokenizer.from_pretrained(model)(PROMPT).input_ids if args.model else [1, 2, 3]
         lengths = np.random.default_rng(0).permutation(np.geomspace(16, args.longest, args.responses)).astype(int)
-        responses = ENGINES[args.engine](model, lengths.tolist())
+        responses = ENGINES[args.engine](model, prompt, lengths.tolist())
         for dtype in ("bf16", "fp32"):
-            found = measure(model, dtype, responses)
+            found = measure(model, dtype, prompt, responses)
             print(
                 f"{args.engine} in bf16, trainer in {dtype}: sigma {found.sigma:.2g}, mean {found.mean:.2g}", end=", "
             )

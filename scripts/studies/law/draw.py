@@ -124,7 +124,7 @@ def quantities(records: pd.DataFrame) -> Iterator[tuple[str, Estimate]]:
     if records.empty:
         return
     yield "p by length", exponent(records.log_ratio, records.length, prompts_of(records))
-    for last in PREFIXES:
+    for last in (tokens for tokens in PREFIXES if tokens <= records.length.max()):
         yield f"p within responses, to {last} tokens", exponent_within(records, last)
         for row in by_position(records, last).itertuples():
             name = f"sigma of tokens {row.low} to {row.high} of at least {last}"
