@@ -1,12 +1,11 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A random Llama of 50,000 parameters as a GGUF file, quantised as real ones are, and its logits by the file alone."""
+"""A random Llama of 50,000 parameters as a GGUF file, quantised as real ones are."""
 
 from pathlib import Path
 
 import gguf
 import torch
-import torch.nn.functional as F
 from gguf import GGMLQuantizationType as Kind
 from tokenizers import pre_tokenizers
 
@@ -75,37 +74,3 @@ def write(file: Path, tied: bool = True, pre: str = "smollm", seed: int = 0) -> 
     writer.write_tensors_to_file()
     writer.close()
     return file
-
-
-def logits(file: Path, token_ids: torch.Tensor) -> torch.Tensor:
-    """The logits that llama.cpp defines for this file, in float64: ``[T]`` token ids -> ``[T, vocab]``.
-
-    Rotary embedding turns neighbouring elements of a head (2i, 2i + 1) by position x base^(-2i / head size).
-    """
-    weights = {
-        tensor.name.removesuffix(".weight"): torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type)).double()
-        for tensor in gguf.GGUFReader(file).tensors
-    }
-    count = len(token_ids)
-    frequencies = ROPE_BASE ** (-torch.arange(0, HEAD, 2, dtype=torch.float64) / HEAD)
-    turn = torch.polar(torch.ones(1, dtype=torch.float64), torch.arange(count)[:, None] * frequencies)[:, None]
-
-    def normed(x, name):
-        return x / (x.square().mean(-1, keepdim=True) + EPSILON).sqrt() * weights[name]
-
-    def turned(x):  # [T, heads, HEAD]
-        return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * turn).flatten(-2)
-
-    x = weights["token_embd"][token_ids]
-    future = torch.ones(count, count, dtype=torch.bool).triu(1)
-    for layer in range(LAYERS):
-        w = {name.removeprefix(f"blk.{layer}."): weight for name, weight in weights.items()}
-        h = normed(x, f"blk.{layer}.attn_norm")
-        q, k, v = ((h @ w[f"attn_{name}"].T).unflatten(-1, (-1, HEAD)) for name in "qkv")
-        k, v = (states.repeat_interleave(HEADS // KV_HEADS, 1) for states in (turned(k), v))
-        scores = torch.einsum("thd,shd->hts", turned(q), k) / HEAD**0.5
-        mixed = torch.einsum("hts,shd->thd", scores.masked_fill(future, -torch.inf).softmax(-1), v)
-        x = x + mixed.flatten(1) @ w["attn_output"].T
-        h = normed(x, f"blk.{layer}.ffn_norm")
-        x = x + (F.silu(h @ w["ffn_gate"].T) * (h @ w["ffn_up"].T)) @ w["ffn_down"].T
-    return normed(x, "output_norm") @ weights.get("output", weights["token_embd"]).T

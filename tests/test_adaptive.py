@@ -14,11 +14,9 @@ from small_records import add, columns
 from test_policy_loss import CUTS, MiniBatch, actor_config, padded_batch
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
-from fspo_verl import live
 from fspo_verl.adaptive import EPS_MIN, GAIN, next_eps
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
-from fspo_verl.loss import fspo_loss
 from fspo_verl.observe.records import COLUMNS, EPS_COLUMNS, RecordWriter, read_records
 from fspo_verl.observe.settings import RunSettings
 
@@ -179,15 +177,6 @@ def test_a_step_without_advantages_or_on_a_rank_that_does_not_count_moves_nothin
     assert follows.eps == BAND
 
 
-def test_off_is_a_step_of_the_plain_band():
-    batch, metrics, follows = train(None, "ragged")
-    assert follows is None and not [name for name in metrics if "/eps_" in name]
-    config = actor_config(policy_loss=FSPOPolicyLossConfig(**BAND))
-    padded = padded_batch()
-    loss, _ = get_policy_loss_fn("fspo")(**padded, loss_agg_mode="token-sum", config=config)
-    assert torch.equal(loss, fspo_loss(**padded_batch(), band=Band(**BAND)).loss.sum())
-
-
 def test_a_trainer_that_would_never_move_eps_is_refused():
     config = actor_config(policy_loss=FSPOPolicyLossConfig(target_clip_rate=0.1))
     with pytest.raises(RuntimeError, match="target_clip_rate"):
@@ -225,8 +214,3 @@ def test_records_hold_the_eps_in_force_of_each_response_once_there_is_one(tmp_pa
         assert records[name].isna().tolist() == [True] * 4 + [False] * 12
     found = records.attrs["settings"]
     assert (found.band.low, found.band.high, found.band.dual, found.target_clip_rate) == (0.2, 0.2, 0.2, 0.1)
-
-
-def test_the_live_series_show_the_eps_in_force():
-    shown = live.series({f"actor/fspo/{name}": eps for name, eps in controller().eps.items()})
-    assert shown == {"fspo/eps_low": 0.05, "fspo/eps_high": 0.04}

@@ -4,7 +4,6 @@
 
 import subprocess
 import sys
-from importlib import metadata
 
 import pytest
 
@@ -52,10 +51,3 @@ print(*sys.modules)
     assert all(f"usage: fspo-verl {command}" in run.stdout for command in cli.COMMANDS)
     heavy = {"torch", "verl", "ray", "transformers", "hydra", "omegaconf", "numpy", "pandas", "scipy", "matplotlib"}
     assert heavy.isdisjoint(run.stdout.splitlines()[-1].split())
-
-
-def test_the_version_is_that_of_the_package_and_of_verl(capsys):
-    with pytest.raises(SystemExit) as exit_:
-        cli.main(["--version"])
-    assert exit_.value.code == 0
-    assert capsys.readouterr().out == f"fspo-verl {metadata.version('fspo-verl')}, verl {metadata.version('verl')}\n"

@@ -262,8 +262,3 @@ def test_only_the_metrics_read_a_value_and_once(info, monkeypatch):
         loss, _ = get_policy_loss_fn("fspo")(**batch, loss_agg_mode=config.loss_agg_mode, config=config)
         loss.backward()
     assert len(reads) == 1 and others.count == 0
-
-
-def test_a_missing_config_is_named():
-    with pytest.raises(ValueError, match="ActorConfig"):
-        get_policy_loss_fn("fspo")(**padded_batch(), config=None)

@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 import torch
 from simulated_records import frame
-from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
 from fspo_verl import report
 from fspo_verl.analysis import runs
@@ -77,17 +76,6 @@ def test_every_rule_takes_what_its_definition_says():
         assert 0 < expected[0] < 1 and usual.loc[name].tolist() == pytest.approx(expected, rel=1e-5), name
 
 
-def test_a_truncated_weight_is_verls():
-    rng = np.random.default_rng(1)
-    lengths, tokens = responses(rng, 200, 0.05, low=100, high=400)
-    padded = torch.tensor(np.stack([np.pad(d, (0, 400 - len(d))) for d in tokens]))
-    mask = torch.arange(400) < torch.tensor(lengths)[:, None]
-    weights, _ = compute_rollout_correction_weights(padded, mask, rollout_is="sequence", rollout_is_threshold=2.0)
-    kept = weights[:, 0] / (padded * mask).sum(-1).exp()
-    got = dropped(records_of(lengths, tokens)).loc["truncated weight", "all"].item()
-    assert got == pytest.approx(1 - kept.mean().item(), rel=1e-4) and got > 0.01
-
-
 # --- laws that are known ----------------------------------------------------------------------------------------------
 
 
@@ -101,11 +89,6 @@ def test_independent_noise_spreads_like_the_root_and_only_that_width_is_even():
     assert scaled.loc["width √L", "shortest"] == pytest.approx(scaled.loc["width √L", "longest"], abs=0.03)
     assert scaled.loc["verl, sum of tokens", "longest"] > 0.25 > 0.001 > scaled.loc["verl, sum of tokens", "shortest"]
     assert scaled.loc["verl, mean of tokens", "shortest"] > 0.25 > 0.001 > scaled.loc["verl, mean of tokens", "longest"]
-
-
-def test_what_a_response_has_in_common_grows_faster():
-    exponent = mismatch(records_of(*responses(np.random.default_rng(3), 4000, 0.0, shared=0.005))).exponent
-    assert 0.9 < exponent.lower < exponent.value < exponent.upper < 1.1
 
 
 def test_the_interval_of_the_exponent_holds_the_truth_as_often_as_it_says():

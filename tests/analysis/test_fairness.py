@@ -50,14 +50,6 @@ def test_the_rate_interval_is_wilsons_with_students_t(n, k, confidence):
     assert np.square(ends - k / n) == pytest.approx(quantile**2 * ends * (1 - ends) / (n - 1))
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
-def test_a_response_repeated_in_its_prompt_tells_nothing_more(rate):
-    clipped = np.random.default_rng(0).random(80) < rate
-    once = clip_rates.rate_by_length(np.full(80, 5), clipped, [5, 6], clusters=np.arange(80))
-    copies = clip_rates.rate_by_length(np.full(800, 5), np.repeat(clipped, 10), [5, 6], clusters=np.arange(800) // 10)
-    assert copies.loc[0, ["lower", "upper"]].tolist() == pytest.approx(once.loc[0, ["lower", "upper"]].tolist())
-
-
 def test_prompts_that_differ_less_than_chance_do_not_narrow_the_interval():
     clipped = np.tile([True, False], 400)  # one of two responses of every prompt
     clustered = clip_rates.rate_by_length(np.full(800, 5), clipped, [5, 6], clusters=np.arange(800) // 2).loc[0]
@@ -77,13 +69,6 @@ def test_edges_cover_all_lengths(lengths, bins):
     for row in table.itertuples():
         assert row.n == sum(row.low <= length <= row.high for length in lengths)
     assert table.n.sum() == len(lengths)
-
-
-def test_bad_lengths_are_refused():
-    with pytest.raises(ValueError, match="at least 1, got 0"):
-        length_edges([3, 0])
-    with pytest.raises(ValueError, match="lengths 3 to 9 are not covered by the edges"):
-        clip_rates.rate_by_length([3, 9], [0, 0], [3, 9], [0, 1])
 
 
 def table_of(counts, rates):

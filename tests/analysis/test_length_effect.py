@@ -114,10 +114,6 @@ def test_the_sentence_says_who_is_clipped_more_and_the_advice_what_to_paste():
     assert "No difference between lengths" in own.sentence and own.advice.startswith("Keep") and not own.overrides
 
 
-def test_losses_that_clip_tokens_speak_of_tokens():
-    assert "of the tokens" in verdict(frame([9, 20] * 40, clipped=np.tile([0.1, 0.2, 0.0, 0.4], 20))).sentence
-
-
 LITTLE = {
     "nothing recorded": (frame([]), "no response has an advantage"),
     "no advantage": (frame([5, 9], advantage=0), "no response has an advantage"),
@@ -143,23 +139,3 @@ def test_too_few_to_say_is_an_answer(case):
 def test_lengths_that_decide_alone_have_an_interval_that_is_open():
     effect = length_effect(frame([50, 90] * 100, clipped=np.arange(200) % 2))
     assert effect.p < 1e-6 and effect.lower > 1 and math.isinf(effect.upper)
-
-
-def test_noise_losses_and_samples_are_notes():
-    records = simulate_run(np.random.default_rng(0))
-    noise = np.random.default_rng(1).standard_normal(len(records)) * np.sqrt(records.length) * 0.02
-    noisy = records.assign(
-        log_ratio=records.log_ratio + noise, quadratic_variation=records.quadratic_variation + records.length * 0.02**2
-    )
-    noisy.attrs = {"settings": RunSettings("fspo", Band()), "rows": 10_000, "lost": (2, 30)}
-    notes = " ".join(verdict(noisy).notes)
-    for text in (
-        "is numerical noise",
-        "Eps lies below the numerical noise",
-        "30 responses in 2 steps",
-        "of its 10,000",
-    ):
-        assert text in notes
-    first = noisy[noisy.mini_batch == 0]
-    assert any("one optimiser step per rollout" in note for note in verdict(first).notes)
-    assert not verdict(records).notes

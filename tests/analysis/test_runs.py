@@ -78,23 +78,10 @@ def test_attempts_without_numbers_are_ordered_by_time(tmp_path, caplog):
     assert "middle.jsonl, newest.jsonl, oldest.jsonl are read as attempts of one run" in caplog.text
 
 
-def test_numbered_attempts_are_one_run_without_a_word(tmp_path, caplog):
-    for number in (10, 9, 1):
-        write(tmp_path / f"metrics-{number}.jsonl", line(1, a=number))
-    assert [file.stem for file in runs.metric_files(tmp_path)] == ["metrics-1", "metrics-9", "metrics-10"]
-    assert not caplog.text
-
-
 def test_broken_line_amid_others_is_said(tmp_path, caplog):
     file = write(tmp_path / "metrics-1.jsonl", line(1, a=1), '{"step": 2, "da\n', line(3, a=3))
     assert list(runs.read_metrics([file]).index) == [1, 3]
     assert f"{file}: line 2" in caplog.text
-
-
-def test_null_and_text_are_no_numbers(tmp_path):
-    frame = runs.read_metrics([write(tmp_path / "m.jsonl", line(1, a=None, b="text", c=2), line(2, a=1.5))])
-    assert list(frame.columns) == ["c", "a"]
-    assert np.isnan(frame.a[1]) and frame.a[2] == 1.5
 
 
 def test_whole_run(tmp_path):
@@ -120,13 +107,6 @@ def test_records_elsewhere(tmp_path):
     run = runs.read_run(tmp_path / "b", "b")
     assert run.records.empty and list(run.records.columns) == list(COLUMNS)
     assert run.settings.loss == "fspo"
-
-
-def test_one_file_is_a_run(tmp_path):
-    write(tmp_path / "b.jsonl", line(1, a=2))
-    (run,) = runs.read_runs([write(tmp_path / "a.jsonl", line(1, a=1))])
-    assert (run.name, run.metrics.a.item(), run.config, run.settings) == ("a", 1, None, None)
-    assert run.records.empty
 
 
 @pytest.mark.parametrize("text", ["{", "[1]\n", '{"step": 1}\n', "\xff\n"])

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import launch
 import pytest
-import training_run
 from hydra import compose, initialize_config_module
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
@@ -70,17 +69,3 @@ def test_scripts_that_train_give_their_paths_to_verl(experiment, model, problems
     assert config.actor_rollout_ref.model.path == f"{output}/{model}"
     assert config.data.train_files == f"{output}/{problems}/train.parquet"
     assert config.data.val_files == f"{output}/{problems}/validation.parquet"
-
-
-def test_the_comparison_gives_its_paths_to_verl(tmp_path, monkeypatch):
-    output, given = tmp_path / NASTY, []
-    monkeypatch.setattr(launch, "train", lambda experiment: given.extend(launch.overrides(experiment)))
-    monkeypatch.setattr(training_run, "POOL", 64)
-    monkeypatch.setattr(training_run, "TRAIN_PROBLEMS", 8)
-    arm = training_run.Arm("fspo", "fspo")
-    training_run.train(training_run.TrainingRun(output, output / "runs/fspo-seed1", arm, 1, 1.0, 2))
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("fspo_cpu", overrides=given, return_hydra_config=True)
-    assert config.data.train_files == f"{output}/train-seed1.parquet"
-    attempts = f"{output}/unfinished/runs-fspo-seed1-"
-    assert config.trainer.validation_data_dir.startswith(attempts) and config.hydra.run.dir.startswith(attempts)

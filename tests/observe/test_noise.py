@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from simulated_records import frame
 from test_doctor import POLICY_LOSS, SELECT
-from test_policy_loss import CUTS, actor_config, padded_batch
+from test_policy_loss import CUTS, actor_config
 from test_records import counted_ppo_loss, train, writers  # noqa: F401  fixtures
-from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
 from fspo_verl.analysis import calibration
 from fspo_verl.analysis.runs import Run
-from fspo_verl.analysis.verdict import verdict, verdict_of
+from fspo_verl.analysis.verdict import verdict
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.launch import doctor
@@ -41,12 +40,6 @@ def test_log_probs_of_the_rollout_engine_are_not_called_noise(counted_ppo_loss, 
         writer.flush()
     records = read_records(tmp_path)
     assert noise.of_records(records, records.attrs["settings"], Band()) is None
-
-
-def test_outside_verls_ppo_loss_nothing_is_known():
-    config, batch = actor_config(policy_loss=FSPOPolicyLossConfig()), padded_batch()
-    _, metrics = get_policy_loss_fn("fspo")(**batch, loss_agg_mode="token-mean", config=config)
-    assert all(set(metrics[f"actor/fspo/{name}"].values) == {0.0} for name in ON_POLICY)
 
 
 # --- whether the band lies below it ----------------------------------------------------------------------------------
@@ -95,22 +88,6 @@ def test_the_warning_names_what_helps_and_its_band_ends_it(sigma, band, warned):
         assert times == pytest.approx(found.widen, rel=0.1)
         wider = Band(times * band.eps)
         assert noise.warning(noise.of_records(records, None, wider), wider) is None
-
-
-def test_a_few_responses_are_no_evidence():
-    assert noise.warning(noise.Noise(4, 0.01, 0.25), Band()) is None
-    assert noise.warning(noise.Noise(400, 0.01, 0.25), Band()) is not None
-
-
-@given(st.floats(1e-9, 1e9))
-def test_rounding_up_never_narrows(eps):
-    assert eps * (1 - 1e-9) <= noise.rounded_up(eps) <= eps * 1.1001
-
-
-def test_eps_in_units_of_sigma_is_the_normal_quantile_of_the_share():
-    from statistics import NormalDist
-
-    assert noise.EPS_IN_SIGMA == pytest.approx(NormalDist().inv_cdf(1 - noise.SHARE / 2), abs=1e-3)
 
 
 def test_a_training_run_is_warned_once_by_its_first_rank(counted_ppo_loss, caplog, monkeypatch):  # noqa: F811
@@ -169,12 +146,3 @@ def test_calibrate_and_report_tell_the_noise(sigma, warned, tmp_path):
     assert calibrated.noise.sigma == pytest.approx(sigma, rel=1e-3)
     assert ("numerical noise" in calibration.details(calibrated, run)) == warned
     assert any("Eps lies below" in note for note in verdict(records).notes) == warned
-
-
-def test_the_report_of_a_run_without_records_tells_the_noise_of_its_metrics(tmp_path):
-    logged = {"on_policy_fraction": 0.25, "on_policy_sigma_squared": 0.25 * 0.05**2, "on_policy_outside_fraction": 0.1}
-    metrics = pd.DataFrame([{f"actor/fspo/{k}": v for k, v in (logged | {"rows": 128}).items()}] * 3)
-    run = Run("run", tmp_path, metrics, frame([]).assign(step=[]), None, [])
-    assert noise.of_metrics(metrics) == pytest.approx(noise.Noise(384, 0.05, 0.4, np.nan), nan_ok=True)
-    assert any("384 responses of first mini-batches" in note for note in verdict_of(run).notes)
-    assert noise.of_metrics(pd.DataFrame({"actor/fspo/rows": [1.0]})) is None

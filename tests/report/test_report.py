@@ -20,7 +20,6 @@ from fspo_verl.analysis.verdict import verdict
 from fspo_verl.clips import CLIPS, MATCHED_RATE, TokenClip
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.report import figures
-from fspo_verl.report.figures import STYLES
 
 SMALL = {"steps": 6, "prompts": 16}
 
@@ -107,11 +106,6 @@ def test_counterfactuals_are_those_of_the_clips_scaled_to_one_rate(made):
             assert found["lre"] == pytest.approx(clip_rates.length_reweighting_error(table))
             effect = length_effect(run.records, applied.clipped(run.records))
             assert found["exponent"] == pytest.approx(effect and effect.exponent) and found["n"] == len(counted)
-
-
-def test_the_overrides_of_each_launch_are_shown(made):
-    for loss in ("fspo", "gspo"):
-        assert f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}" in made.page.text
 
 
 # --- page and files --------------------------------------------------------------------------------------------------
@@ -233,18 +227,6 @@ def test_everything_that_can_go_wrong_at_once(tmp_path, monkeypatch):
 
 
 # --- small parts -----------------------------------------------------------------------------------------------------
-
-
-def test_runs_of_one_loss_share_colour_and_marker():
-    styles = figures.run_styles(["fspo", "gspo", "fspo", None, "fspo", "fspo"])
-    fspo = [styles[i] for i in (0, 2, 4, 5)]
-    assert {(style.color, style.marker) for style in fspo} == {STYLES["fspo"][:2]}
-    assert len({(style.line, style.hollow) for style in fspo}) == 4
-    alone, beside = figures.run_styles(["no_clip"])[0], figures.run_styles(["mine", "no_clip", "yours"])
-    assert beside[1] == alone and len({style.color for style in beside}) == 3
-    for part in ("color", "marker"):
-        assert len({getattr(style, part) for style in STYLES.values()}) == len(STYLES)
-    assert {*STYLES} - {"no_clip"} < {*CLIPS}
 
 
 @pytest.mark.usefixtures("no_pictures")

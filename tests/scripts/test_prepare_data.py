@@ -91,15 +91,6 @@ def test_every_published_form_becomes_verls_format(tmp_path, name, origin, suffi
     ]
 
 
-def test_verl_can_join_the_files(tmp_path):
-    rows = {"math500": MATH500, "aime24": AIME24, "aime25": AIME25, "dapo": DAPO}
-    raw = {name: write(tmp_path / f"{name}.json", [row(*p) for p in problems(30, name)]) for name, row in rows.items()}
-    prepare(tmp_path / "data", "--subset", **raw)
-    # As verl's RLHFDataset does.
-    parts = [datasets.Dataset.from_parquet(str(tmp_path / f"data/{name}.parquet")) for name in raw]
-    assert set(datasets.concatenate_datasets(parts)["data_source"]) == {SETS[name].data_source for name in raw}
-
-
 @pytest.mark.parametrize("data_set", SETS.values(), ids=SETS)
 def test_verls_scorer_wants_the_form_that_the_prompt_asks_for(data_set):
     def is_right(response: str) -> bool:
@@ -150,14 +141,6 @@ def test_refused(tmp_path, case):
     with pytest.raises(SystemExit, match=message):
         prepare(tmp_path / "data", "--subset", **{name: file})
     assert not list((tmp_path / "data").iterdir())
-
-
-def test_numbers_of_problems(tmp_path):
-    short = write(tmp_path / "short.jsonl", [AIME25(*pair) for pair in problems(29, "x")])
-    with pytest.raises(SystemExit, match="found 29 problems; the whole set has 30"):
-        prepare(tmp_path / "data", aime25=short)
-    whole = write(tmp_path / "whole.jsonl", [AIME25(*pair) for pair in problems(30, "x")])
-    assert len(prepare(tmp_path / "data", aime25=whole)["aime25"]) == 30
 
 
 def test_training_problems_that_contain_a_validation_problem_are_left_out(tmp_path):

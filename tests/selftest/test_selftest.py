@@ -176,6 +176,6 @@ def test_float32_and_one_layout_silence_the_noise():
 def test_a_bfloat16_engine_differs_from_a_trainer_of_either_precision():
     text = run("scripts/bench/mismatch.py", "--responses", "32", "--longest", "48")
     for dtype in ("bf16", "fp32"):
-        _, _, said = text.partition(f"engine bf16, trainer {dtype}: sigma ")
+        _, _, said = text.partition(f"transformers bf16, trainer {dtype}: sigma ")
         assert 1e-3 < float(said.split(",")[0]) < 1
         assert "width √L" in said

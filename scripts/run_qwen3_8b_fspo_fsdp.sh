@@ -1,1 +1,0 @@
-run_qwen3_8b_fspo.sh
