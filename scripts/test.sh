@@ -6,7 +6,7 @@
 #
 # Installs what the tests need (once) and runs them: this package's, with a real training run of each way to select the
 # loss, and those of verl's own tests that a new policy loss could break. Needs Python 3.10 to 3.12, no GPU.
-# --all adds what takes long: FSDP ranks, two Ray nodes, every launch script, vLLM in an environment of its own.
+# --all adds what takes long: FSDP ranks, every launch script, vLLM in an environment of its own.
 # --real also adds training steps of a real model (scripts/real_model.sh), which need a C compiler and minutes.
 # VENV (default .venv) and VENV_VLLM (default .venv-vllm) name the virtual environments, WORKERS (default 2) says how many
 # files of tests run at a time: each may start Ray and several workers.

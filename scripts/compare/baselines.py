@@ -50,8 +50,6 @@ OF_A_RUN = ("algorithm.policy_loss", "data.seed", "actor_rollout_ref.rollout.see
 
 EXAMPLES = r"""examples:
   bash scripts/compare_baselines.sh                                    everything, a hundred minutes on two cores
-  bash scripts/compare_baselines.sh --factors fspo=1,gspo=1,grpo=1,fixed_band=1,no_clip=1 --seeds 10,11,12 \
-      --output runs/compare-untuned                                    without tuning
   bash scripts/compare_baselines.sh --losses fspo,gspo --arm fspo_mean=fspo,loss_agg_mode=seq-mean-token-mean \
       --output runs/compare-mean                                       fspo with gspo's aggregation, too
   bash scripts/compare_baselines.sh --check tests/comparison_thresholds.json --output runs/compare-check

@@ -53,10 +53,6 @@ def draw(columns: int) -> Figure:
     return figure
 
 
-def main() -> None:
+if __name__ == "__main__":
     (picture,) = figures.render(draw, 1, "png")
     (ROOT / "docs/hero.png").write_bytes(picture)
-
-
-if __name__ == "__main__":
-    main()

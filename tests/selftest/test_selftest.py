@@ -170,12 +170,3 @@ def test_float32_and_one_layout_silence_the_noise():
     text = run("scripts/bench/noise.py", *options)
     rounded, full, same = (float(text.split(f"\n{name} ")[1].split()[0]) for name in settings)
     assert rounded > 1e-3 > 1e-5 > full and same < rounded / 10
-
-
-@pytest.mark.long
-def test_a_bfloat16_engine_differs_from_a_trainer_of_either_precision():
-    text = run("scripts/bench/mismatch.py", "--responses", "32", "--longest", "48")
-    for dtype in ("bf16", "fp32"):
-        _, _, said = text.partition(f"transformers bf16, trainer {dtype}: sigma ")
-        assert 1e-3 < float(said.split(",")[0]) < 1
-        assert "width √L" in said
