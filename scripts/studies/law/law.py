@@ -135,6 +135,7 @@ def _sample(args, prompts: Sequence[Prompt], temperature: float, group: int) -> 
 
 
 def _by_vllm(model: str, prompts: list[list[int]], limits: list[Sampling], ends: list[int]) -> list[list[int]]:
+    """The tokens of a response to each prompt."""
     from vllm import SamplingParams  # not installed everywhere
 
     settings = [
