@@ -184,6 +184,21 @@ def test_a_band_out_of_bounds_is_refused(fields, refused):
         Band(**fields)
 
 
+@pytest.mark.parametrize("band", BANDS, ids=Band.describe)
+def test_long_sequences_equal_the_reference(band):
+    length, generator = 32768, torch.Generator().manual_seed(0)  # several blocks of rows
+    old = -3 * torch.rand(3, length, generator=generator, dtype=torch.float64)
+    drift = torch.tensor([[0.0], [0.7], [-0.7]], dtype=torch.float64) / math.sqrt(length)
+    log_prob = old + drift + 0.01 * torch.randn(3, length, generator=generator, dtype=torch.float64)
+    advantages = torch.tensor([[1.0], [0.5], [-2.0]], dtype=torch.float64).expand(3, length)
+    args = (log_prob, old, advantages, torch.ones(3, length, dtype=torch.bool))
+    info = {"dp_size": 1, "batch_num_tokens": None, "global_batch_size": None, "loss_scale_factor": None}
+    value, gradient, *_ = expected(*args, band, "token-mean", info)
+    loss, grad, _ = aggregated(*args, band, "token-mean", info)
+    assert loss.item() == pytest.approx(value, rel=1e-10)
+    torch.testing.assert_close(grad, torch.tensor(gradient, dtype=torch.float64), rtol=1e-10, atol=0)
+
+
 # --- identities ------------------------------------------------------------------------------------------------------
 
 EDGE_CASES = [  # log-ratio of the single token, advantage, does a gradient flow; band [-0.5, +0.25], dual 1.0
