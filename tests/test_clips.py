@@ -266,7 +266,3 @@ def test_method_and_band_of_a_run(settings, method, band):
     assert (settings and of_run(settings.loss, settings.trained_band)) == method
     assert (settings and settings.trained_band) == band
     assert settings is None or RunSettings.from_json(settings.to_json()).to_json() == settings.to_json()
-
-
-def test_gspos_empty_range_is_no_band():
-    assert RunSettings("gspo", clip_ratio_low=0.0, clip_ratio_high=4e-4).trained_band is None

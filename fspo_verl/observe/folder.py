@@ -58,10 +58,12 @@ def claim(folder: Path, run: str, checkpoints: Path | None, resumes: bool) -> Pa
     """
     folder.mkdir(parents=True, exist_ok=True)
     while True:
-        made = claims(folder)  # looked at once per round: a process of the same run may make the claim meanwhile
+        made = claims(folder)
         if own := [one for one in made if _values(one).get("run") == run]:
             return own[-1]
         if reason := why_taken(folder, checkpoints, resumes):
+            if claims(folder) != made:  # one that was made meanwhile, perhaps by a process of the same run
+                continue
             one = "one folder is for the records of one run"
             raise ValueError(f"records_dir={folder} is taken: {reason}; {one}; records_dir={free(folder)}")
         new = successor(made[-1]) if made else folder / _CLAIM.format(number=1)

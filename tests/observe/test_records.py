@@ -415,6 +415,18 @@ def test_of_many_that_start_at_once_one_run_gets_the_folder_and_all_its_workers_
     assert [made for run, made in got if run == winner] == [where / "claim-0001.json"] * 8
 
 
+def test_a_claim_that_a_process_of_the_same_run_makes_meanwhile_is_its_own(tmp_path, monkeypatch):
+    where, why_taken = tmp_path / "records", folder.why_taken
+
+    def meanwhile(*args):
+        monkeypatch.undo()
+        folder.claim(where, "a", None, False)
+        return why_taken(*args)
+
+    monkeypatch.setattr(folder, "why_taken", meanwhile)
+    assert folder.claim(where, "a", None, False) == where / "claim-0001.json"
+
+
 def test_a_run_whose_folder_was_taken_over_writes_no_more(tmp_path, caplog):
     """Two that train at once, or a machine that comes back after its run was resumed elsewhere."""
     where = tmp_path / "records"
