@@ -145,11 +145,14 @@ class _TokenSums(torch.autograd.Function):
         ctx.advantages, ctx.mask, ctx.dtype = advantages, mask, log_prob.dtype
         # float32 or wider: over thousands of tokens bfloat16 cannot tell a sequence inside the band from one outside.
         dtype = torch.promote_types(torch.promote_types(log_prob.dtype, old_log_prob.dtype), torch.float32)
+        integer = torch.int64 if dtype == torch.float64 else torch.int32
         sums = log_prob.new_zeros((7, len(log_prob)), dtype=dtype)
         for rows in _row_blocks(log_prob):
-            padding = ~mask[rows]
-            token_log_ratio = (log_prob[rows].to(dtype) - old_log_prob[rows].to(dtype)).masked_fill_(padding, 0.0)
-            token_advantage = advantages[rows].to(dtype).masked_fill(padding, 0.0)
+            # All bits where a token counts, none in padding: several times as fast as a fill, and NaN & 0 is 0.
+            bits = mask[rows].to(integer).neg_()
+            difference = log_prob[rows].to(dtype) - old_log_prob[rows].to(dtype)
+            token_log_ratio = difference.view(integer).bitwise_and_(bits).view(dtype)
+            token_advantage = advantages[rows].to(dtype).view(integer).bitwise_and(bits).view(dtype)
             sums[0, rows] = mask[rows].sum(-1).to(dtype)
             sums[1, rows] = token_log_ratio.sum(-1)
             sums[2, rows] = token_log_ratio.square_().sum(-1)

@@ -60,11 +60,11 @@ def test_the_batch_is_clear_of_every_edge_and_every_part_of_the_loss_acts(dtype,
 
 
 LOSS = {"loss_float32", "loss_bfloat16"}
-SUMS, SAVE = "        sums = log_prob.new_zeros(", "        ctx.mark_non_differentiable("
+SUM, SAVE = "= token_log_ratio.sum(-1)", "        ctx.mark_non_differentiable("
 RETURN, BACKWARD = "    return SequenceLoss(\n", "        grad = torch.empty("
 PLANTED = {
-    "sums in bfloat16": (SUMS, f"        dtype = torch.bfloat16\n{SUMS}", LOSS),
-    "a mask that is off by one token": ("padding = ~mask[rows]", "padding = ~mask[rows].roll(1, -1)", LOSS),
+    "sums in bfloat16": (SUM, SUM.replace(".sum", ".bfloat16().sum"), LOSS),
+    "a mask that is off by one token": ("bits = mask[rows]", "bits = mask[rows].roll(1, -1)", LOSS),
     "padding that gets a gradient": ("idle = ~ctx.mask[rows] | (", "idle = (~ctx.mask[rows] & False) | (", LOSS),
     "a clip that keeps the gradient": ("torch.where(above, positive.detach(), positive)", "positive", LOSS),
     "an extra .item()": (RETURN, f"    length.sum().item()\n{RETURN}", {"waits"}),
