@@ -103,8 +103,7 @@ def measure(rows: int, width: int, losses: list[str], rounds: int, device: str) 
         function()  # warms up
         batch["log_prob"].grad = None
         memory[name] = extra_memory(function, device) / 1e6
-    threads = torch.get_num_threads()  # of a Timer there would be one
-    timers = {name: Timer("call()", globals={"call": of}, num_threads=threads) for name, of in calls.items()}
+    timers = {name: Timer("f()", globals={"f": f}, num_threads=torch.get_num_threads()) for name, f in calls.items()}
     bar = trange(rounds, desc=f"{rows} x {width}", leave=False)
     times = pd.DataFrame([{name: timer.timeit(1).median for name, timer in timers.items()} for _ in bar]) * 1e3
     low, median, high = (times.quantile(q) for q in (0.25, 0.5, 0.75))
