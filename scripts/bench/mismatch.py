@@ -3,7 +3,7 @@
 """The mismatch of trainer and rollout engine, and whom rules drop by it: the table of docs/noise.md.
 
     python scripts/bench/mismatch.py --model FOLDER --longest 4096            # on a GPU
-    VERL_PLATFORM=cpu python scripts/bench/mismatch.py --model FOLDER         # with vLLM for CPUs
+    VERL_PLATFORM=cpu python scripts/bench/mismatch.py --model FOLDER         # with vLLM for CPUs and a C++ compiler
 
 vLLM samples responses in bfloat16. verl's FSDP engine scores the same tokens with the same weights, as its trainer does
 for old log-probs.
