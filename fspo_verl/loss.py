@@ -148,7 +148,8 @@ class _TokenSums(torch.autograd.Function):
         integer = torch.int64 if dtype == torch.float64 else torch.int32
         sums = log_prob.new_zeros((7, len(log_prob)), dtype=dtype)
         for rows in _row_blocks(log_prob):
-            # All bits where a token counts, none in padding: several times as fast as a fill, and NaN & 0 is 0.
+            # A response token has all bits set, padding has none. `x & bits` is x or 0, also where x is NaN.
+            # On a CPU it is several times as fast as masked_fill.
             bits = mask[rows].to(integer).neg_()
             difference = log_prob[rows].to(dtype) - old_log_prob[rows].to(dtype)
             token_log_ratio = difference.view(integer).bitwise_and_(bits).view(dtype)

