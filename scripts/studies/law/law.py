@@ -73,7 +73,7 @@ def claim(args) -> None:
     Raises:
         SystemExit: a folder holds a measurement with others.
     """
-    names = "prompts group train_prompts train_group shortest_cut max_tokens lr seed".split()
+    names = "engine prompts group train_prompts train_group shortest_cut max_tokens lr seed".split()
     settings = {"model": Path(args.model).name} | {name: getattr(args, name) for name in names}
     for folder in (args.output, args.records):
         file = folder / SETTINGS
