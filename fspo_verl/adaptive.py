@@ -6,20 +6,16 @@ After each training step, the eps of each side moves towards the clip rate that 
 step it is constant, and it is the same on every rank: the counts of a step are summed over all ranks once, after the
 update. Checkpoints keep it.
 
-verl (0.9.1) has no hook around an update. :func:`install` wraps three methods of its ``TrainingWorker``:
-``train_mini_batch``, ``save_checkpoint`` and ``load_checkpoint``. Without ``target_clip_rate`` nothing is wrapped.
+:mod:`fspo_verl.verl_patches` calls the controller around an update, and where verl saves and loads a checkpoint.
 """
 
 import contextlib
-import functools
 import json
 import logging
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -174,48 +170,3 @@ class Controller:
             logger.warning("%s is not there: target_clip_rate starts from the eps of the config", file)
         else:
             self.eps = {name: min(found[0][name], largest) for name, largest in self._largest.items()}
-
-
-def install() -> None:
-    """Wrap verl's training worker in a process that has loaded it, once; a driver only checks the config."""
-    workers: Any = sys.modules.get("verl.workers.engine_workers")
-    if workers is None or hasattr(workers.TrainingWorker.train_mini_batch, "moves_eps"):
-        return
-    worker, device = workers.TrainingWorker, workers.get_device_name()
-    train = worker.train_mini_batch
-
-    @functools.wraps(train)  # with what verl's dispatch has noted on the method
-    def train_mini_batch(self, *args, **kwargs):
-        if (controller := _controller_of(self)) is None:
-            return train(self, *args, **kwargs)
-        # Of the tensor, context and pipeline ranks that share responses verl has one return outputs.
-        with controller.step(device, self.engine.is_mp_src_rank_with_outputs()):
-            return train(self, *args, **kwargs)
-
-    train_mini_batch.moves_eps = True  # type: ignore[attr-defined]  # a mark on a function
-    worker.train_mini_batch = train_mini_batch
-    worker.save_checkpoint = _after(Controller.save, worker.save_checkpoint)
-    worker.load_checkpoint = _after(Controller.load, worker.load_checkpoint)
-
-
-def _after(keep: Callable[[Controller, str], None], method: Callable) -> Callable:
-    """A method of verl's worker that saves or loads a checkpoint, once ``keep`` has done so with the eps."""
-
-    @functools.wraps(method)
-    def save_or_load(self, local_path, *args, **kwargs):
-        if (controller := _controller_of(self)) and local_path is not None:
-            keep(controller, local_path)
-        return method(self, local_path, *args, **kwargs)
-
-    return save_or_load
-
-
-def _controller_of(worker) -> Controller | None:
-    """The controller of a worker's policy loss; None for a critic, and without ``target_clip_rate``."""
-    return getattr(policy_loss_of(worker), "controller", None)
-
-
-def policy_loss_of(worker):
-    """The policy-loss config of a training worker of verl; None for a critic."""
-    config = getattr(worker.loss_fn, "keywords", {}).get("config")
-    return getattr(config, "policy_loss", None)

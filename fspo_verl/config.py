@@ -4,19 +4,20 @@
 
 Named by ``_target_`` in the packaged configs, a schema is built by verl's ``validate_config`` in the driver, before Ray
 starts, and again in every worker. Bad values and typos therefore fail at start, and so does a worker in which fspo_verl
-is not installed.
+is not installed. The import of this module registers the losses and arms the wraps that they need of verl.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from verl.workers.config import PolicyLossConfig
 
-from fspo_verl import adaptive, live, mask
+import fspo_verl.register  # noqa: F401  the losses, also where verl loads no plugins
+from fspo_verl import verl_patches
 from fspo_verl.adaptive import AdaptiveBand, Controller
 from fspo_verl.band import Band, is_positive
-from fspo_verl.observe import microbatch, observer
 from fspo_verl.observe.metrics import LENGTH_BINS
 
 KEY_PREFIX = "actor_rollout_ref.actor.policy_loss."
@@ -24,13 +25,7 @@ INTERNAL = {"checkpoint_dir", "records_run", "old_log_probs_from_rollout"}
 """Fields of :class:`Observation` that the launch sets, and no user."""
 
 
-def plug_in() -> None:
-    """Wrap what the losses need of verl, in a process that builds a schema.
-
-    There the losses are registered even where verl was told not to load plugins (VERL_USE_EXTERNAL_PLUGINS=none).
-    """
-    microbatch.install(observer.flush_records)
-    live.install()
+verl_patches.arm(verl_patches.WORKERS)
 
 
 @dataclass
@@ -71,14 +66,17 @@ class Observation:
                 raise ValueError(f"{KEY_PREFIX}{field}={getattr(self, field)!r} is not allowed: {allowed}")
 
         edges, freq, folder = self.length_bins, self.records_freq, self.records_dir
-        rising = all(isinstance(edge, int) for edge in edges) and all(a < b for a, b in pairwise([1, *edges]))
-        require(bool(edges) and rising, "length_bins", "rising whole numbers above 1, one at least")
+        whole = isinstance(edges, Sequence) and all(type(edge) is int for edge in edges) and bool(edges)
+        rising = whole and all(a < b for a, b in pairwise([1, *edges]))
+        require(rising, "length_bins", "rising whole numbers above 1, one at least")
         if folder is not None:
+            require(isinstance(folder, str), "records_dir", "null or an absolute path")
             own = f"as every Ray worker has a working directory of its own, for example {Path(folder).absolute()}"
             require(Path(folder).is_absolute(), "records_dir", f"an absolute path, {own}")
-        require(0 < self.records_fraction <= 1, "records_fraction", "a share above 0, up to 1")
-        require(isinstance(freq, int) and freq > 0, "records_freq", "a whole number above 0")
-        require(self.records_limit_mb > 0, "records_limit_mb", "above 0")
+        share = is_positive(self.records_fraction) and self.records_fraction <= 1
+        require(share, "records_fraction", "a share above 0, up to 1")
+        require(type(freq) is int and freq > 0, "records_freq", "a whole number above 0")
+        require(is_positive(self.records_limit_mb), "records_limit_mb", "a number above 0")
 
 
 @dataclass
@@ -91,15 +89,12 @@ class MismatchMask:
     token over the responses of the update. Null masks nothing. Needs ``rollout.calculate_log_probs=True``; see
     docs/noise.md."""
 
-    def _plug_in_mask(self):
-        if self.mismatch_eps is None:
-            return
-        if not is_positive(self.mismatch_eps):
+    def _check_mask(self):
+        if self.mismatch_eps is not None and not is_positive(self.mismatch_eps):
             raise ValueError(
                 f"{KEY_PREFIX}mismatch_eps={self.mismatch_eps!r} is not allowed: null (nothing is masked) or a number "
                 "above 0"
             )
-        mask.install()
 
 
 @dataclass
@@ -131,11 +126,8 @@ class FSPOPolicyLossConfig(AdaptiveBand, MismatchMask, Observation, PolicyLossCo
                 f"eps_high={self.eps_high:g}, which leave it without effect: remove eps, or set the two to null"
             )
         self._check_observation()
-        plug_in()
-        self._plug_in_mask()
+        self._check_mask()
         self.controller = None if self.target_clip_rate is None else Controller(self)
-        if self.controller is not None:
-            adaptive.install()
 
 
 @dataclass
@@ -164,5 +156,4 @@ class ObservedPolicyLossConfig(MismatchMask, Observation, PolicyLossConfig):
                 "or gspo; fspo measures itself, without algorithm.policy_loss=observed"
             )
         self._check_observation()
-        plug_in()
-        self._plug_in_mask()
+        self._check_mask()

@@ -5,8 +5,8 @@
 verl averages metrics, and a rate is no average (:mod:`fspo_verl.observe.metrics`): numerators and denominators reach
 the driver apart, as ``actor/fspo/*``. They are divided where a trainer hands the metrics of a step to its loggers, so
 that a rate is that of the step's responses, however these were cut into ranks and micro-batches, with the code that
-reports use. verl (0.9.0 to 0.10.0.dev) offers no hook there. All its trainers log through ``Tracking.log``, which
-:func:`install` wraps: the v1 trainers, ``RayPPOTrainer``, one-step-off and the fully asynchronous one.
+reports use. All trainers of verl log through ``Tracking.log``, around which :mod:`fspo_verl.verl_patches` adds them:
+the v1 trainers, ``RayPPOTrainer``, one-step-off and the fully asynchronous one.
 """
 
 import functools
@@ -80,31 +80,11 @@ def _bin_name(low: int, high: float) -> str:
     return f"len_{low:05d}_up" if math.isnan(high) else f"len_{low:05d}_{high:05.0f}"
 
 
-def install() -> None:
-    """Add the series to whatever a trainer of verl logs in this process, once; without them where verl is another."""
-    try:
-        # While the module is being imported, its package does not yet have it as an attribute.
-        from verl.utils.tracking import Tracking
-
-        log = Tracking.log
-    except (ImportError, AttributeError) as error:
-        logger.warning("no live series %s* with this verl: %s", PREFIX, error)
-        return
-    if hasattr(log, "adds_live_series"):
-        return
-
-    @functools.wraps(log)
-    def log_with_series(self, data, *args, **kwargs):
-        return log(self, {**data, **_series_or_warning(data)}, *args, **kwargs)
-
-    log_with_series.adds_live_series = True  # type: ignore[attr-defined]  # a mark on a function
-    Tracking.log = log_with_series
-
-
-def _series_or_warning(data: Mapping) -> dict[str, float]:
+def series_or_warning(data: Mapping) -> dict[str, float]:
+    """:func:`series`; none, with a warning, where that fails: logging must not stop training."""
     try:
         return series(data)
-    except Exception as error:  # logging must not stop training
+    except Exception as error:
         _warn(f"{type(error).__name__}: {error}")
         return {}
 

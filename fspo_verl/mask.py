@@ -11,17 +11,11 @@ response. With c, the mean of d over all tokens of an update on all ranks, a res
 not depend on mini-batches and micro-batches; nothing is carried from one update to the next. Masks of tokens stay as
 they are: losses have the same denominators, and entropy and KL the same tokens.
 
-verl (0.9.1) has no hook before an update. :func:`install` wraps its ``TrainingWorker.train_mini_batch``. Without
-``mismatch_eps`` nothing is wrapped.
+:mod:`fspo_verl.verl_patches` calls :func:`masked_copy` before an update.
 """
-
-import functools
-import sys
-from typing import Any
 
 import torch
 
-from fspo_verl.adaptive import policy_loss_of
 from fspo_verl.observe.columns import MASKED, OF_ENGINES, mismatch_columns
 
 
@@ -53,22 +47,3 @@ def masked_copy(data, eps: float, device: str = "cpu", counts_here: bool = True)
     data = data.copy()
     data["advantages"], data[MASKED] = advantages, masked
     return data
-
-
-def install() -> None:
-    """Wrap verl's training worker in a process that has loaded it, once; a driver only checks the config."""
-    workers: Any = sys.modules.get("verl.workers.engine_workers")
-    if workers is None or hasattr(workers.TrainingWorker.train_mini_batch, "masks_mismatch"):
-        return
-    train, device = workers.TrainingWorker.train_mini_batch, workers.get_device_name()
-
-    @functools.wraps(train)  # with what verl's dispatch has noted on the method
-    def train_mini_batch(self, data, *args, **kwargs):
-        eps = getattr(policy_loss_of(self), "mismatch_eps", None)
-        if eps is not None:
-            # Of the tensor, context and pipeline ranks that share responses verl has one return outputs.
-            data = masked_copy(data, eps, device, self.engine.is_mp_src_rank_with_outputs())
-        return train(self, data, *args, **kwargs)
-
-    train_mini_batch.masks_mismatch = True  # type: ignore[attr-defined]  # a mark on a function
-    workers.TrainingWorker.train_mini_batch = train_mini_batch

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim", "fix:": "green"}
 
@@ -52,12 +52,20 @@ def installed(package: str) -> str | None:
     return None
 
 
-def _verl_to_import() -> str | None:
-    """Version of the verl that ``import verl`` finds, which may be a checkout before an installed one."""
+def verl_folder() -> Path | None:
+    """The folder of the verl that is imported, or that ``import verl`` finds: maybe a copy before an installed one."""
     spec = importlib.util.find_spec("verl")
-    if spec is None or spec.origin is None:
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent
+
+
+def _verl_to_import() -> str | None:
+    """Its version; 0 where it names none, as a copy may."""
+    if (folder := verl_folder()) is None:
         return None
-    return str(Version(Path(spec.origin).with_name("version").joinpath("version").read_text().strip()))
+    try:
+        return str(Version((folder / "version" / "version").read_text().strip()))
+    except (OSError, InvalidVersion):
+        return "0"
 
 
 @contextlib.contextmanager

@@ -141,7 +141,7 @@ def _band(policy_loss) -> Band:
 @functools.cache
 def _default_band() -> Band:
     logger.warning(
-        "loss_mode=fspo without its config schema: %s is in effect. Set the band with +algorithm.policy_loss=fspo.",
+        "loss_mode=fspo without its config schema: %s is in effect. Set the band with algorithm.policy_loss=fspo.",
         Band().describe(),
     )
     return Band()

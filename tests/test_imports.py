@@ -15,6 +15,7 @@ LAYERS = (  # the lowest first; what stands in one layer does not know its neigh
     {"observe"},
     {"analysis"},
     {"live", "register", "mask"},
+    {"verl_patches"},
     {"config"},
     {"launch", "report"},
     {"selftest"},
@@ -65,6 +66,30 @@ def test_the_losses_register_without_pandas_pyarrow_and_scipy():
             assert not heavy & {name.split(".")[0] for name in names}, name
             queue += [name for name in names if name in files and name not in seen]
     assert "fspo_verl.observe.observer" in seen and "fspo_verl.observe.records" not in seen
+
+
+def test_one_file_alone_changes_verl_and_hydra():
+    """Whoever asks what this package does to the rest of a process reads verl_patches.py, and nothing else."""
+    elsewhere, not_ours = [], ("verl", "hydra", "unittest", "ray", "sys")
+    for name, file in modules().items():
+        if name == "fspo_verl.verl_patches":
+            continue
+        tree = ast.parse(file.read_text())
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        named = [(getattr(node, "module", None) or alias.name, alias) for node in nodes for alias in node.names]
+        foreign = {(a.asname or a.name).split(".")[0] for of, a in named if of.split(".")[0] in not_ours}
+        for node in ast.walk(tree):
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "mock.patch.object"):
+                targets = [ast.Attribute(node.args[0], "")]
+            for target in targets:
+                base = target
+                while isinstance(base, ast.Attribute | ast.Subscript):
+                    base = base.value
+                if isinstance(target, ast.Attribute) and isinstance(base, ast.Name) and base.id in foreign:
+                    elsewhere.append((name, ast.unparse(node)))
+    assert {name for name, _ in elsewhere} == {"fspo_verl.launch.doctor"}  # sys.argv, of the main that it runs
+    assert all("sys.argv" in text for _, text in elsewhere)
 
 
 def test_no_imports_go_round_in_a_circle():

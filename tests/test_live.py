@@ -3,7 +3,6 @@
 """The live series are those of the records, whatever the cut, and every trainer of verl logs them."""
 
 import asyncio
-import inspect
 import json
 import logging
 from unittest.mock import MagicMock
@@ -190,12 +189,3 @@ def test_the_trainers_own_metrics_are_left_alone(tracking):
     assert mine == raw(SUMS) and tracking.logger["kept"].data.keys() > mine.keys()
     tracking.log(data={"timing_s/step": 1.0}, step=1)
     assert tracking.logger["kept"].data == {"timing_s/step": 1.0}
-
-
-def test_verls_logger_is_wrapped_once_and_one_that_is_not_there_is_named(monkeypatch, caplog):
-    log = Tracking.log
-    live.install()
-    assert Tracking.log is log and not hasattr(inspect.unwrap(log), "adds_live_series")
-    monkeypatch.delattr("verl.utils.tracking.Tracking")
-    live.install()
-    assert "no live series fspo/* with this verl" in caplog.text and "Tracking" in caplog.text

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the installed package does to processes that import verl, and the ways by which a launch reaches its checks."""
 
+import ast
 import json
 import logging
 import subprocess
@@ -34,35 +35,50 @@ def test_an_import_of_verl_brings_in_nothing_but_the_plugin_and_wrapt():
     sees, without = (
         set(json.loads(python("-c", MODULES, VERL_USE_EXTERNAL_PLUGINS=plugins).stdout)) for plugins in ("auto", "none")
     )
-    own = {"fspo_verl", "fspo_verl.plugin", "fspo_verl.launch", "fspo_verl.launch.hook"}
-    own |= {"fspo_verl.launch.view"}
-    others = ("wrapt", "difflib", "_wrapt", "fspo_verl_cpu")
+    own = {"fspo_verl", "fspo_verl.plugin", "fspo_verl.verl_patches"}
+    others = ("wrapt", "_wrapt", "fspo_verl_cpu")
     assert {name for name in sees - without if name.split(".")[0] not in others} == own
 
 
-def test_every_addition_takes_effect_without_a_word(tmp_path):
-    program = """
-        import verl.trainer.main_ppo as main
-        from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-        from verl.utils import device, tracking
-        wrapped = main.run_ppo, device.auto_set_device, tracking.Tracking.__init__, tracking.Tracking.log
-        print({"fspo", "observed"} <= set(POLICY_LOSS_REGISTRY), *(hasattr(each, "__wrapped__") for each in wrapped))
-    """
-    run = python("-c", textwrap.dedent(program), cwd=tmp_path)
-    assert run.stdout.split()[-5:] == ["True"] * 5 and "fspo" not in run.stderr, run.stderr
+WRAPPED = """
+    import verl.trainer.distillation.losses
+    import verl.trainer.main_ppo
+    import verl.utils.tracking
+    import verl.workers.engine_workers
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+    from fspo_verl import verl_patches
+    assert all(hasattr(getattr(owner, name), "__wrapped__") for owner, name in verl_patches._wrapped)
+    print(sorted({"fspo", "observed"} & set(POLICY_LOSS_REGISTRY)), [name for _, name in verl_patches._wrapped])
+"""
+OF_LAUNCHES = ["auto_set_device", "run_ppo", "__init__"]
+OF_WORKERS = ["ppo_loss", "ppo_loss", "update_weights", "train_mini_batch", "save_checkpoint", "load_checkpoint", "log"]
 
 
-def test_the_losses_are_registered_whatever_else_fails(tmp_path):
+@pytest.mark.parametrize(
+    ("plugins", "before", "wrapped"),
+    [
+        ("auto", "import verl", OF_LAUNCHES),
+        ("auto", "import fspo_verl.config", OF_LAUNCHES + OF_WORKERS),
+        ("none", "import fspo_verl.config", OF_WORKERS),
+    ],
+)
+def test_what_a_process_has_wrapped_and_registered(plugins, before, wrapped, tmp_path):
+    """Workers build a config of this package, and have its losses and wraps also where verl loads no plugins."""
+    program = f"{before}\n{textwrap.dedent(WRAPPED)}"
+    run = python("-c", program, cwd=tmp_path, VERL_USE_EXTERNAL_PLUGINS=plugins)
+    losses, names = (ast.literal_eval(f"{text}]") for text in run.stdout.splitlines()[-1].split("]")[:2])
+    assert losses == ["fspo", "observed"] and sorted(names) == sorted(wrapped) and "fspo" not in run.stderr, run
+
+
+def test_an_addition_that_fails_is_named_and_takes_nothing_else_away(tmp_path):
     program = """
-        import sys
-        sys.modules["fspo_verl.launch.hook"] = sys.modules["fspo_verl.live"] = None  # an import of either fails
+        import fspo_verl.verl_patches as patches
+        patches.arm([patches.Addition("verl.trainer.ppo.core_algos", lambda module: module.gone, "X is lost")])
         from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-        import verl.utils.tracking
         print({"fspo", "observed"} <= set(POLICY_LOSS_REGISTRY))
     """
     run = python("-c", textwrap.dedent(program), cwd=tmp_path)
-    assert run.stdout.strip() == "True", run.stderr
-    assert "launches are not checked" in run.stderr and "no live series" in run.stderr
+    assert run.stdout.strip() == "True" and "X is lost" in run.stderr and "Traceback" not in run.stderr, run.stderr
 
 
 def test_a_loss_that_cannot_be_registered_is_named_and_does_not_end_the_import(tmp_path):
@@ -76,7 +92,7 @@ def test_a_loss_that_cannot_be_registered_is_named_and_does_not_end_the_import(t
     assert run.stdout.strip() == "goes on" and "the losses fspo and observed are not registered" in run.stderr
 
 
-@pytest.mark.parametrize("dead", ["+algorithm.policy_lost=fspo", "+policy_loss=gspo"])
+@pytest.mark.parametrize("dead", ["+algorithm.policy_lost=fspo", "+policy_loss=fspo"])
 def test_an_own_main_that_calls_run_ppo_is_checked_before_ray_starts(dead, tmp_path):
     (tmp_path / "own_main.py").write_text(OWN_MAIN)
     run = python("own_main.py", dead, cwd=tmp_path)

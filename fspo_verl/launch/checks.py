@@ -50,6 +50,7 @@ _LARGEST_SIGMA = 0.1
 # processor's rounding of a power would then decide.
 _STANDARD_DEVIATIONS = 1.9
 _BF16_SIGMA = (0.0084, 0.066)  # the like of it by bfloat16 alone: dynamic batches on a CPU, 8 rows and 1 on an H200
+_TOKEN_RANGE = 0.05  # a range of token ratios; of a mean ratio it is a token's log-ratio of 0.05 on average
 _UNUSUAL = 100  # times larger or smaller than the longest response: no divisor that anybody means
 # What shapes the loss besides ``policy_loss`` itself.
 _ACTOR_KEYS = (
@@ -79,11 +80,11 @@ def findings(config: DictConfig) -> list[Finding]:
 def errors_of_the_config_alone(config: DictConfig) -> list[Finding]:
     """The errors that take neither Hydra's choices nor folders to find."""
     found = run(_CONFIG_ALONE, Launch(config))
-    return [finding for finding in found if finding.severity == "error" and finding.check != "unjudged"]
+    return [finding for finding in found if finding.severity == "error" and finding.check != "check_crashed"]
 
 
 def run(checks, launch: Launch) -> list[Finding]:
-    """Run the checks. One that raises is an error, for the launch asks for a loss of this package and is not judged.
+    """Run the checks. One that raises is an error if it could have refused the launch, which is then not judged.
 
     A check of the config files that raises is a warning: it needs internals of Hydra, and another Hydra may lack them.
     """
@@ -101,7 +102,8 @@ def run(checks, launch: Launch) -> list[Finding]:
             what = f"{check.__name__} cannot judge this config: {type(problem).__name__}: {problem}"
             why = "a value in it is of another kind than verl expects, such as a text or 0 for a number"
             fix = f"look for it in {ACTOR}, data and trainer"
-            found.append(Finding("error", "unjudged", what, why, fix))
+            severity = "error" if check in _MAY_REFUSE else "warning"
+            found.append(Finding(severity, "check_crashed", what, why, fix))
     return found
 
 
@@ -184,7 +186,7 @@ def no_loss_mode(launch: Launch) -> Iterator[Finding]:
         yield error(what, "the run would fail at its first actor update", f"remove it, or {POLICY_LOSS}.loss_mode=fspo")
     elif launch.loss_mode == "observed" and not observes:
         what, why = f"{POLICY_LOSS}.loss_mode=observed alone", "it does not say which loss is to be observed"
-        yield error(what, why, f"+{GROUP}=observed {POLICY_LOSS}.loss_mode=vanilla, or another loss that trains")
+        yield error(what, why, f"{GROUP}=observed {POLICY_LOSS}.loss_mode=vanilla, or another loss that trains")
 
 
 def misplaced_fields(launch: Launch) -> Iterator[Finding]:
@@ -209,16 +211,19 @@ def unknown_fields(launch: Launch) -> Iterator[Finding]:
     for name in map(str, launch.policy_loss):
         if name not in ("_target_", *known):
             near, value = difflib.get_close_matches(name, known, 1), launch.policy_loss[name]
-            fix = (
-                f"{POLICY_LOSS}.{near[0]}={value} instead of it" if near else f"remove it, or +{GROUP}=fspo for a band"
-            )
+            fix = f"{POLICY_LOSS}.{near[0]}={value} instead of it" if near else f"remove it, or {GROUP}=fspo for a band"
             yield error(f"{POLICY_LOSS}.{name}={value} sets nothing", f"{target} has no such field", fix)
 
 
-def band_fields(launch: Launch) -> Iterator[Finding]:
-    """Values from which no band can be built."""
+def bad_values(launch: Launch) -> Iterator[Finding]:
+    """Values that the config class refuses: it is built here as in every worker."""
+    if not launch.has_our_schema:
+        return
+    kind = get_class(launch.policy_loss._target_)
+    values: Any = OmegaConf.to_container(launch.policy_loss, resolve=True)
+    known = {field.name for field in dataclasses.fields(kind)}
     try:
-        _ = launch.band if launch.is_fspo else None
+        kind(**{name: value for name, value in values.items() if name in known})
     except ValueError as problem:
         yield error(str(problem), fix=f"remove that override of {POLICY_LOSS}, or give an allowed value")
 
@@ -430,6 +435,27 @@ def idle_clip_ratio(launch: Launch) -> Iterator[Finding]:
         yield warning(what, why, fix)
 
 
+def longer_than_the_data_say(launch: Launch) -> Iterator[Finding]:
+    """Two lengths for the longest response, of which the engine's own counts."""
+    keys = "data.max_response_length", "actor_rollout_ref.rollout.response_length"
+    said, used = map(launch.get, keys)
+    if said and used and said < used:
+        what = f"{keys[0]}={said} is less than {keys[1]}={used}"
+        yield warning(what, f"responses grow to {used} tokens", f"{keys[0]}={used}, or {keys[1]}={said}")
+
+
+def range_of_tokens_for_gspo(launch: Launch) -> Iterator[Finding]:
+    """GSPO with a clip range that is meant for the ratios of single tokens."""
+    if launch.loss_mode != "gspo":
+        return
+    sides = clip_ratios(launch.actor.get)
+    wide = {key: sides[key] for key in ("clip_ratio_low", "clip_ratio_high") if (sides[key] or 0) >= _TOKEN_RANGE}
+    if wide:
+        given = ", ".join(f"{ACTOR}.{key}={value}" for key, value in wide.items())
+        why = "GSPO clips the mean ratio of a response, which no response moves so far: the clip will never act"
+        yield warning(f"{given} with loss_mode=gspo", why, f"{GROUP}=gspo sets its paper's range, 3e-4 and 4e-4")
+
+
 def mean_over_own_length(launch: Launch) -> Iterator[Finding]:
     """An aggregation that weighs responses by length."""
     if launch.actor.loss_agg_mode == "seq-mean-token-mean":
@@ -533,13 +559,18 @@ def loss_in_effect(launch: Launch) -> Iterator[Finding]:
 
 _SELECTION = (missing_choice, hidden_files, lost_to_group, overridden_group)
 _CONFIG_ALONE = (
-    *(no_loss_mode, misplaced_fields, unknown_fields, band_fields),
+    *(no_loss_mode, misplaced_fields, unknown_fields, bad_values),
     *(no_divisor, dropped_by_distillation, unknown_mismatch, one_step_per_rollout),
 )
-_NO_BAND = ("no_loss_mode", "band_fields")  # after these there is no band to judge
+_NO_BAND = ("no_loss_mode", "bad_values")  # after these there is no band to judge
 _FOLDERS = (used_records_dir, lost_checkpoint)
+_MAY_REFUSE = (  # what yields an error
+    *_SELECTION,
+    *(no_loss_mode, misplaced_fields, unknown_fields, bad_values, no_divisor, dropped_by_distillation),
+    *(unknown_mismatch, unreachable_clip_rate, used_records_dir),
+)
 _FSPO = (
     *(unreachable_clip_rate, idle_clip_ratio, mean_over_own_length, band_beyond_use, rollout_log_probs),
-    *(mismatch_of_engines, noise_of_half_precision, band_in_effect),
+    *(mismatch_of_engines, longer_than_the_data_say, noise_of_half_precision, band_in_effect),
 )
-_BASELINE = (mismatch_of_engines, loss_in_effect)
+_BASELINE = (range_of_tokens_for_gspo, mismatch_of_engines, longer_than_the_data_say, loss_in_effect)

@@ -3,7 +3,7 @@
 """Examine an installation and a launch, before anything is trained.
 
   fspo-verl doctor                                          the installation
-  fspo-verl doctor +algorithm.policy_loss=fspo data.train_batch_size=512 ...
+  fspo-verl doctor algorithm.policy_loss=fspo data.train_batch_size=512 ...
                                                             ... and what these overrides make of verl's main_ppo
   fspo-verl doctor -- python3 -m verl.trainer.main_ppo --config-name fspo_trainer ...
                                                             ... and a whole command line, of any of its mains
@@ -14,6 +14,7 @@ Exit code: 0 without errors (warnings are printed), 1 with errors, or with --str
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -26,17 +27,16 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from unittest import mock
 
 from omegaconf import DictConfig
 
-from fspo_verl import output
+from fspo_verl import output, verl_patches
 from fspo_verl.launch import installation, override
 from fspo_verl.launch.view import ACTOR, POLICY_LOSS, SEVERITIES, Finding, Launch
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
-_DEFAULT_OVERRIDES = ["+algorithm.policy_loss=fspo"]
-_EXAMPLE = "no launch was given; what is said of one is of +algorithm.policy_loss=fspo on verl's defaults"
+_DEFAULT_OVERRIDES = ["algorithm.policy_loss=fspo"]
+_EXAMPLE = "no launch given; checked verl's defaults with algorithm.policy_loss=fspo"
 
 
 def main(args: argparse.Namespace) -> int:
@@ -78,6 +78,8 @@ def split_command(launch: list[str]) -> tuple[str, list[str]]:
 
 def examine(module: str, overrides: list[str]) -> list[Finding]:
     """All findings about the installation and the launch."""
+    if installation.too_old() is not None:  # nothing of it can be composed here
+        return [*installation.findings()]
     from fspo_verl.launch import checks
 
     config, found = compose(module, overrides)
@@ -131,13 +133,9 @@ def with_config(module: str, arguments: list[str], look: Callable):
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None or "auto_set_device(config)" not in Path(spec.origin).read_text():
         raise ValueError(f"{module} is no main of verl: it does not call auto_set_device(config)")
-    import verl.utils.device
 
     def take(config):
         raise _Composed(look(config))
-
-    # A mark on a function: the launch's own check is not to run before it.
-    take.checks_launches = True  # type: ignore[attr-defined]
 
     with tempfile.TemporaryDirectory() as scratch:
         folders = [override(f"hydra.{mode}.dir", scratch) for mode in ("run", "sweep")]
@@ -146,9 +144,8 @@ def with_config(module: str, arguments: list[str], look: Callable):
         last = max(given, default=len(arguments))
         argv = [spec.origin, *arguments[:last], *folders, "hydra.output_subdir=null", *arguments[last:]]
         with (
-            mock.patch.object(sys, "argv", argv),
-            mock.patch.object(verl.utils.device, "auto_set_device", take),
-            mock.patch.dict(os.environ, HYDRA_FULL_ERROR="1"),  # errors are raised, not printed
+            _command_line(argv),
+            verl_patches.handed_over(take),
             output.reserved(),  # what verl warns about, it says again at the launch
         ):
             try:
@@ -158,6 +155,21 @@ def with_config(module: str, arguments: list[str], look: Callable):
     raise ValueError(f"{module} ended before it handed over its config")
 
 
+@contextlib.contextmanager
+def _command_line(argv: list[str]) -> Iterator[None]:
+    """Run a Hydra application as with these words, and have it raise its errors instead of printing them."""
+    before, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, "1"
+    try:
+        yield
+    finally:
+        sys.argv = before
+        if full_error is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full_error
+
+
 # --- checks of the doctor alone --------------------------------------------------------------------------------------
 
 
@@ -165,7 +177,7 @@ def selects_no_loss_of_ours(launch: Launch) -> Iterator[Finding]:
     """A launch that trains without this package."""
     if not launch.is_ours:
         what, why = f"{POLICY_LOSS}.loss_mode={launch.loss_mode} trains", "neither FSPO nor one of its baselines"
-        yield Finding("warning", "not_selected", what, why, "+algorithm.policy_loss=fspo")
+        yield Finding("warning", "not_selected", what, why, "algorithm.policy_loss=fspo")
 
 
 def batches(launch: Launch) -> Iterator[Finding]:

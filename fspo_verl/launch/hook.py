@@ -2,33 +2,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks a launch before Ray starts: what would train another loss than asked for is refused.
 
-verl (0.9.1) offers no hook between Hydra's composition and ``ray.init``, so functions are wrapped to which a launch
-hands its whole config:
-
-- ``auto_set_device``, the first thing that every main of verl calls;
-- ``run_ppo``, for a user's own main;
-- ``Tracking``, which every trainer builds before its first step, for a main that calls neither. That is late, in a Ray
-  worker, and without Hydra's choices.
+verl offers no hook between Hydra's composition and ``ray.init``: :mod:`fspo_verl.verl_patches` wraps functions to which
+a launch hands its whole config, and calls what is here.
 
 A launch that selects no loss of this package is refused only where it plainly meant to. Nothing else that goes wrong
 here ends or changes such a launch. Where a loss of this package is selected, a check that fails is an error.
 """
 
 import contextlib
-import functools
 import logging
 import sys
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fspo_verl.launch.view import Finding, Launch
+from fspo_verl import verl_patches
+from fspo_verl.launch.view import GROUP, Finding, Launch
 
 logger = logging.getLogger("fspo_verl")
-
-_MARK = "checks_launches"  # on a function that is wrapped already, or must not be
 
 
 def check(config: DictConfig) -> None:
@@ -114,49 +106,37 @@ def claim_records(config: DictConfig) -> None:
 # --- where a launch is seen ------------------------------------------------------------------------------------------
 
 
-def install_on_mains() -> None:
-    """Check the config of every launch by a main of verl, before Ray starts; keep its loss and claim its records."""
-    import verl.utils.device
-
-    _look_before(verl.utils.device, "auto_set_device", _check_once)
-
-
-def install_on_run_ppo() -> None:
-    """The same for a user's own main that calls ``run_ppo(config, ...)``."""
-    from verl.trainer import main_ppo
-
-    _look_before(main_ppo, "run_ppo", _check_once)
-
-
-def install_on_tracking() -> None:
-    """Refuse at the trainer's logger what :func:`check` refuses on the config alone."""
-    from verl.utils.tracking import Tracking
-
-    _look_before(Tracking, "__init__", _refuse_the_config, place=4)
-
-
-def _look_before(owner, name: str, look: Callable, place: int = 0) -> None:
-    """Wrap a function of verl, so that ``look`` sees its argument ``config``, at ``place`` where it has no name."""
-    function = getattr(owner, name)
-    if hasattr(function, _MARK):
+def begin_application_of_hydra() -> None:
+    """Before a Hydra application of verl composes its config."""
+    verl_patches.select_without_plus(GROUP, refuse_an_old_verl)
+    if "fspo_verl.plugin" in sys.modules:
         return
+    from fspo_verl.launch import installation
 
-    @functools.wraps(function)
-    def looked_at(*args, **kwargs):
-        look(kwargs["config"] if "config" in kwargs else args[place] if len(args) > place else None)
-        return function(*args, **kwargs)
-
-    setattr(looked_at, _MARK, True)
-    # A main that ran its imports before this, as under VERL_USE_EXTERNAL_PLUGINS=none, holds the function by its name.
-    for holder in (owner, sys.modules.get("__main__")):
-        if getattr(holder, name, None) is function:
-            setattr(holder, name, looked_at)
+    # Where verl loads no plugins (VERL_USE_EXTERNAL_PLUGINS), nothing else would check what the config selects.
+    if installation.too_old() is None:
+        verl_patches.see_launches(check_once, refuse_the_config)
 
 
-_checked: list = []  # the config of this launch: verl's asynchronous mains call both functions
+def refuse_an_old_verl(config: DictConfig) -> None:
+    """Refuse a composed config that selects a loss of this package where an old verl would train its own.
+
+    Such a verl in a folder shadows the installed one. Of this package it sees the configs alone.
+    """
+    if Launch(config).has_our_schema:
+        from hydra.errors import ConfigCompositionException
+
+        from fspo_verl.launch import installation
+
+        if (finding := installation.too_old()) is not None:
+            raise ConfigCompositionException(str(finding))  # which Hydra prints without a traceback
 
 
-def _check_once(config) -> None:
+_checked: list = []  # the config of this launch
+
+
+def check_once(config) -> None:
+    """Check a launch, keep its loss and claim its records; verl's asynchronous mains come here twice."""
     if any(config is known for known in _checked):
         return
     check(config)
@@ -165,7 +145,8 @@ def _check_once(config) -> None:
     _checked[:] = [config]
 
 
-def _refuse_the_config(config) -> None:
+def refuse_the_config(config) -> None:
+    """Refuse at the trainer's logger what :func:`check` refuses on the config alone."""
     try:
         launch = Launch(OmegaConf.create(config or {}))
         errors = [*launch.lost_selections()]

@@ -8,6 +8,7 @@ tests/verl_contract; what fails with an error of its own is not tried here.
 
 import importlib.util
 import sys
+import sysconfig
 from collections.abc import Iterator
 from importlib import metadata
 
@@ -41,7 +42,7 @@ def findings() -> Iterator[Finding]:
         yield Finding("error", "entry_point", "verl finds no plugin fspo_verl", why, INSTALL)
     plugins = importlib.util.find_spec("hydra_plugins")
     if plugins is None or importlib.util.find_spec("hydra_plugins.fspo_verl_searchpath") is None:
-        why = "Hydra does not see the packaged configs, and +algorithm.policy_loss=fspo would be a dead value"
+        why = "Hydra does not see the packaged configs, and algorithm.policy_loss=fspo selects nothing"
         yield Finding("error", "search_path", "hydra_plugins.fspo_verl_searchpath is missing", why, INSTALL)
 
 
@@ -56,10 +57,8 @@ def verl_version() -> Iterator[Finding]:
     version = output.installed("verl")
     if version is None or version in TESTED["verl"]:
         return
-    if not SpecifierSet(SUPPORTED_VERL).contains(version, prereleases=True):
-        what = f"verl {version} is not supported by fspo_verl, which needs {SUPPORTED_VERL}"
-        why = "verl's workers load no plugins, so that the loss may be missing"
-        yield Finding("error", "verl_version", what, why, f"pip install 'verl{SUPPORTED_VERL}'")
+    if (finding := too_old()) is not None:
+        yield finding
         return
     what = f"verl {version} was not tested with fspo_verl"
     yield Finding("warning", "untested_verl", what, f"tested are {', '.join(TESTED['verl'])}")
@@ -67,6 +66,19 @@ def verl_version() -> Iterator[Finding]:
         what = f"verl {version} does not do what fspo_verl needs of it: {'; '.join(wrong)}"
         fix = f"a newer fspo_verl, or pip install verl=={TESTED['verl'][-1]}"
         yield Finding("warning", "probe", what, "the loss would fail, or train something else than it says", fix)
+
+
+def too_old() -> Finding | None:
+    """An error where ``import verl`` finds one that is too old: an installed one, or a copy in a folder before it."""
+    version, folder = output.installed("verl"), output.verl_folder()
+    if version is None or SpecifierSet(SUPPORTED_VERL).contains(version, prereleases=True):
+        return None
+    what = f"Python imports verl {version} from {folder}, and fspo_verl needs verl {SUPPORTED_VERL}"
+    why = "the workers of an old verl load no plugins, and would train another loss"
+    fix = f"pip install 'verl{SUPPORTED_VERL}'"
+    if folder and not folder.is_relative_to(sysconfig.get_path("purelib")):
+        fix += f", and start where {folder} does not come before it; or select no loss of fspo_verl"
+    return Finding("error", "verl_version", what, why, fix)
 
 
 def problems() -> list[str]:

@@ -91,13 +91,17 @@ class Launch:
         return None
 
     @property
+    def has_our_schema(self) -> bool:
+        """Whether the policy loss is configured by a class of this package."""
+        section = self.get(POLICY_LOSS)
+        return OmegaConf.is_dict(section) and str(section.get("_target_")).startswith("fspo_verl.")
+
+    @property
     def is_ours(self) -> bool:
         """Whether a loss of this package trains, or one that it observes."""
         section = self.get(POLICY_LOSS)
-        if not OmegaConf.is_dict(section):
-            return False
-        has_schema = str(section.get("_target_")).startswith("fspo_verl.")
-        return has_schema or section.get("loss_mode") in ("fspo", "observed")
+        named = OmegaConf.is_dict(section) and section.get("loss_mode") in ("fspo", "observed")
+        return named or self.has_our_schema
 
     @property
     def selects_ours(self) -> bool:
@@ -105,31 +109,44 @@ class Launch:
         return self.has_actor and (self.is_ours or self.choice is not None)
 
     def lost_selections(self) -> Iterator[Finding]:
-        """Keys that plainly were to select a loss of this package, in a place where nothing reads them.
+        """Keys that look as if they were to select a loss of this package, where nothing reads them.
 
-        Such a key stands at the top, or below ``algorithm`` or ``actor_rollout_ref``. It is close to ``policy_loss``
-        (or to ``loss_mode``), and its value is, or nearly is, an option of the group (or ``fspo``). Any other key is
-        the user's.
+        Such a key stands at the top, or below ``algorithm`` or ``actor_rollout_ref``. It is an error where it can mean
+        nothing else: its value is ``fspo`` and its name close to ``policy_loss`` or ``loss_mode``, or it is the key of
+        the group and its value nearly an option. Other options, such as ``gspo``, are everybody's names: of the keys
+        that misspell the group and have one of those the first is a warning. Any other key is the user's.
         """
         if not self.has_actor:
             return
-        for key, value in leaves(self.config).items():
-            sections = re.split("[./@]", key)
-            names = sections[1:] if sections[0] in ("algorithm", "actor_rollout_ref") else sections[:1]
-            if key.startswith(f"{POLICY_LOSS}.") or not isinstance(value, str):
-                continue
-            options = OPTIONS if any(_is_close(name, "policy_loss") for name in names) else ()
-            options = options or (("fspo",) if any(_is_close(name, "loss_mode") for name in names) else ())
-            for option in (option for option in options if _is_close(value, option)):
-                why = f"verl reads no such key and would train loss_mode={self.get(f'{POLICY_LOSS}.loss_mode')!r}"
-                fix = (
-                    f"select the config group instead: +{GROUP}={option} on the command line, or in your YAML "
-                    f"`defaults: [ppo_trainer, {GROUP}: {option}, _self_]`"
-                )
-                yield Finding("error", "lost_selection", f"{key}={value!r} selects nothing", why, fix)
-                break
+        found = [*filter(None, (self._lost_selection(*leaf) for leaf in leaves(self.config).items()))]
+        yield from (finding for finding in found if finding.severity == "error")
+        yield from [finding for finding in found if finding.severity == "warning"][:1]
         yield from self._unregistered_loss()
         yield from self._loss_as_advantages()
+
+    def _lost_selection(self, key: str, value) -> Finding | None:
+        """What there is to say of one key of the config."""
+        sections = re.split("[./@]", key)
+        names = sections[1:] if sections[0] in ("algorithm", "actor_rollout_ref") else sections[:1]
+        if key.startswith(f"{POLICY_LOSS}.") or not isinstance(value, str):
+            return None
+        group = max(_likeness(name, "policy_loss") for name in names or [""])
+        mode = max(_likeness(name, "loss_mode") for name in names or [""])
+        option = next((option for option in ("fspo", *OPTIONS) if _is_close(value, option)), None)
+        if option == "fspo" and max(group, mode) > _CLOSE:
+            severity = "error"
+        elif option is not None and key == GROUP and value != option:
+            severity = "error"
+        elif option is not None and group > _MISSPELT:
+            severity = "warning"
+        else:
+            return None
+        why = f"verl reads no such key and would train loss_mode={self.get(f'{POLICY_LOSS}.loss_mode')!r}"
+        fix = (
+            f"if it was to select the config group: {GROUP}={option} on the command line, or in your YAML "
+            f"`defaults: [ppo_trainer, {GROUP}: {option}, _self_]`"
+        )
+        return Finding(severity, "lost_selection", f"{key}={value!r} selects nothing", why, fix)
 
     def _loss_as_advantages(self) -> Iterator[Finding]:
         """A loss named as the advantage estimator, unless a plugin has registered an estimator of that name."""
@@ -140,7 +157,7 @@ class Launch:
 
         if estimator not in ADV_ESTIMATOR_REGISTRY:
             what = f"algorithm.adv_estimator={estimator} names a policy loss"
-            fix = "algorithm.adv_estimator=grpo" + ("" if self.selects_ours else f" +{GROUP}={estimator}")
+            fix = "algorithm.adv_estimator=grpo" + ("" if self.selects_ours else f" {GROUP}={estimator}")
             yield Finding("error", "loss_as_advantages", what, "the run fails after its first rollout", fix)
 
     def _unregistered_loss(self) -> Iterator[Finding]:
@@ -154,7 +171,7 @@ class Launch:
             what = f"{POLICY_LOSS}.loss_mode={mode!r} is not registered here"
             why = "unless a worker registers it, the run fails at its first actor update, after a whole rollout"
             known = ", ".join(sorted(POLICY_LOSS_REGISTRY))
-            fix = f"+{GROUP}=fspo if it was to be FSPO, or one of {known}"
+            fix = f"{GROUP}=fspo if it was to be FSPO, or one of {known}"
             yield Finding("warning", "unregistered_loss", what, why, fix)
 
     @cached_property
@@ -262,10 +279,17 @@ def leaves(content, prefix: str = "") -> dict[str, object]:
     return found
 
 
+_CLOSE, _MISSPELT = 0.8, 0.9  # likenesses above which a name is close to another one, or a misspelling of it
+
+
 def _is_close(text: str, word: str) -> bool:
-    """Whether a text is a word, or the word with its letters mixed up, or one of them too many or too few."""
+    return _likeness(text, word) > _CLOSE
+
+
+def _likeness(text: str, word: str) -> float:
+    """1 for a word, and for the word with its letters mixed up; less for other letters, more or fewer."""
     text = text.lower().replace("-", "_")
-    return sorted(text) == sorted(word) or difflib.SequenceMatcher(None, text, word).ratio() > 0.8
+    return 1.0 if sorted(text) == sorted(word) else difflib.SequenceMatcher(None, text, word).ratio()
 
 
 # --- the files of the config -----------------------------------------------------------------------------------------

@@ -2,28 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which step, mini-batch and prompts a call of a policy loss is about: verl's loss contract does not say.
 
-Records need all of it; the metrics of numerical noise need the mini-batch. verl (0.9.1) calls a registered loss from
-``ppo_loss``, which has prompts and mini-batch at hand but passes on tensors, and tells a worker the training step with
-a weight sync alone. It offers no hook at either place. :func:`install` therefore wraps the method
-``ActorRolloutRefWorker.update_weights``, and ``ppo_loss`` in the two modules of verl that call it: ``engine_workers``,
-from which every engine (FSDP, Megatron, VeOmni, TorchTitan) takes it, and the distillation loss. The wrappers only
-look: they read what verl does not pass on, and change nothing. At a weight sync the records of the step are written.
+Records need all of it; the metrics of numerical noise need the mini-batch. :mod:`fspo_verl.verl_patches` enters a
+micro-batch around the function of verl that has its prompts at hand, and tells of each sync of weights.
 """
 
+import contextlib
 import functools
-import logging
 import math
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from fspo_verl.observe.columns import MASKED, OF_ENGINES, mismatch_columns
-
-logger = logging.getLogger("fspo_verl")
 
 # verl.utils.dynamic_cp_scheduler.DCP_SAMPLE_IDS: Megatron's dynamic context parallelism has dealt out this batch.
 _DEALT = "_dcp_sample_ids"
@@ -45,48 +38,23 @@ class MicroBatch(NamedTuple):
 
 
 def current() -> MicroBatch | None:
-    """The micro-batch whose loss is being computed; None outside verl's workers or before :func:`install`."""
+    """The micro-batch whose loss is being computed; None outside verl's workers."""
     return _CURRENT.get()
 
 
-def install(at_sync: Callable[[], None]) -> None:
-    """Wrap ``ppo_loss`` and ``update_weights`` in a process that has loaded verl's workers, once.
-
-    A worker has loaded them before it builds the config of its loss, from where this is called. A driver builds that
-    config too, to check it, and is spared the seconds of their import.
-
-    Args:
-        at_sync: called whenever weights go to the rollout engines: at the end of a step, the last one of a run as well.
-    """
-    engine_workers: Any = sys.modules.get("verl.workers.engine_workers")
-    if engine_workers is None or hasattr(getattr(engine_workers, "ppo_loss", None), "counts_micro_batches"):
-        return
+@contextlib.contextmanager
+def entered(data, dp_group) -> Iterator[None]:
+    """Count a micro-batch, the TensorDict of verl's ``ppo_loss``; inside it is the current one."""
+    token = _CURRENT.set(_POSITION.advance(data, dp_group))
     try:
-        import verl.trainer.distillation.losses as distillation
+        yield
+    finally:
+        _CURRENT.reset(token)
 
-        ppo_loss, worker = engine_workers.ppo_loss, engine_workers.ActorRolloutRefWorker
-        update_weights, position = worker.update_weights, _Position()
-    except (ImportError, AttributeError) as error:  # another verl: the loss trains without, as it must
-        logger.warning("no records and no metrics of numerical noise with this verl: %s", error)
-        return
 
-    @functools.wraps(ppo_loss)
-    def counting_ppo_loss(config, model_output, data, dp_group=None):
-        token = _CURRENT.set(position.advance(data, dp_group))
-        try:
-            return ppo_loss(config, model_output, data, dp_group)
-        finally:
-            _CURRENT.reset(token)
-
-    @functools.wraps(update_weights)  # with what verl's dispatch has noted on the method
-    async def counting_update_weights(self, global_steps=None, *args, **kwargs):
-        position.sync(global_steps)
-        at_sync()
-        return await update_weights(self, global_steps, *args, **kwargs)
-
-    counting_ppo_loss.counts_micro_batches = True  # type: ignore[attr-defined]  # a mark on a function
-    engine_workers.ppo_loss = distillation.ppo_loss = counting_ppo_loss
-    worker.update_weights = counting_update_weights
+def synced(step: int | None) -> None:
+    """Note that verl sends the weights of a training step to the rollout engines; None: it names no step."""
+    _POSITION.sync(step)
 
 
 class _Position:
@@ -98,7 +66,6 @@ class _Position:
         self.trained = False  # since then
 
     def sync(self, step: int | None) -> None:
-        """Note that verl sends the weights of a training step to the rollout engines; None: it names no step."""
         if step is None:
             return
         if self.synced is None:
@@ -143,6 +110,9 @@ class _Position:
         # A v1 trainer syncs at the end of a step. An asynchronous one may have drawn its prompts in an earlier step.
         after_sync = 1 if self.synced is None else self.synced + 1
         return max(after_sync, int(np.max(drawn)))
+
+
+_POSITION = _Position()
 
 
 def _mismatch(data) -> dict[str, torch.Tensor]:

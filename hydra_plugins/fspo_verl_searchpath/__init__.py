@@ -5,6 +5,7 @@
 Hydra imports every ``hydra_plugins.*`` module in every Hydra application, so this one imports only Hydra.
 """
 
+import importlib.util
 import logging
 import os
 import sys
@@ -12,28 +13,25 @@ import sys
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
+logger = logging.getLogger("fspo_verl")
+
 
 class FSPOVerlSearchPathPlugin(SearchPathPlugin):
     """Append ``pkg://fspo_verl.configs`` (lowest priority: it can shadow nothing), in verl applications only."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        if "verl" in sys.modules or any(_is_verl(element.path or "") for element in search_path.get_path()):
-            search_path.append(provider="fspo_verl", path="pkg://fspo_verl.configs")
-            _check_launches()
+        if not ("verl" in sys.modules or any(_is_verl(element.path or "") for element in search_path.get_path())):
+            return
+        if importlib.util.find_spec("fspo_verl") is None:
+            logger.warning("%s is left of an fspo_verl that is gone, and does nothing: remove it", __file__)
+            return
+        search_path.append(provider="fspo_verl", path="pkg://fspo_verl.configs")
+        try:
+            from fspo_verl.launch import hook
 
-
-def _check_launches() -> None:
-    """Where verl loads no plugins (VERL_USE_EXTERNAL_PLUGINS), nothing else would check what these configs select."""
-    if "verl" not in sys.modules:
-        return
-    try:
-        from fspo_verl.launch import hook
-
-        hook.install_on_mains()
-        if "verl.trainer.main_ppo" in sys.modules:
-            hook.install_on_run_ppo()
-    except Exception:
-        logging.getLogger("fspo_verl").exception("fspo_verl does not check launches")
+            hook.begin_application_of_hydra()
+        except Exception as error:
+            logger.warning("fspo_verl does not check this launch: %s: %s", type(error).__name__, error)
 
 
 def _is_verl(path: str) -> bool:

@@ -69,20 +69,24 @@ def test_one_override_selects_the_documented_defaults(caplog):
     assert (actor.loss_agg_mode, actor.loss_scale_factor) == ("seq-mean-token-sum-norm", 512)
 
 
+@pytest.mark.parametrize("option", ["fspo", "gspo", "observed"])
 @pytest.mark.parametrize(
     "folder, config_name",
     [
+        ("trainer.config", "ppo_trainer"),
+        ("trainer.config", "ppo_megatron_trainer"),
         ("experimental.fully_async_policy.config", "fully_async_ppo_trainer"),
         ("experimental.fully_async_policy.config", "fully_async_ppo_megatron_trainer"),
         ("experimental.one_step_off_policy.config", "one_step_off_ppo_trainer"),
     ],
 )
-def test_asynchronous_mains_compose(folder, config_name):
+def test_the_words_of_the_override_select_the_loss_on_every_main(folder, config_name, option):
     def look(config):
-        assert config.actor_rollout_ref.actor.policy_loss._target_ == "fspo_verl.config.FSPOPolicyLossConfig"
+        schema = "FSPO" if option == "fspo" else "Observed"
+        assert config.actor_rollout_ref.actor.policy_loss._target_ == f"fspo_verl.config.{schema}PolicyLossConfig"
         hook.check(config)
 
-    composed(["--config-name", config_name, "+algorithm.policy_loss=fspo"], look, folder)
+    composed(["--config-name", config_name, f"algorithm.policy_loss={option}"], look, folder)
 
 
 def test_the_configs_shown_at_the_top_are_the_packaged_ones():
@@ -134,6 +138,27 @@ def test_a_hydra_with_other_internals_lets_the_loss_train_and_names_what_is_not_
     composed(["--config-path", str(tmp_path), "--config-name", "mine", "+algorithm.policy_loss=fspo", *BASE], look)
     warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert any("lost_to_group is not looked for" in text and "this Hydra" in text for text in warned)
+
+
+@pytest.mark.parametrize("check", [checks.band_in_effect, checks.noise_of_half_precision, checks.idle_clip_ratio])
+def test_a_check_that_only_tells_refuses_nothing_where_it_crashes(check, monkeypatch, caplog):
+    def crash(_launch):
+        raise TypeError("on purpose")
+
+    every = tuple(crash if one is check else one for one in checks._FSPO)
+    monkeypatch.setattr(checks, "_FSPO", every)
+    hook.check(launch("+algorithm.policy_loss=fspo"))
+    assert "crash cannot judge this config" in caplog.text
+
+
+def test_a_check_that_could_have_refused_refuses_where_it_crashes(monkeypatch):
+    def crash(_launch):
+        raise TypeError("on purpose")
+
+    monkeypatch.setattr(checks, "_MAY_REFUSE", (crash,))
+    monkeypatch.setattr(checks, "_FSPO", (crash,))
+    with pytest.raises(ValueError, match="crash cannot judge this config"):
+        hook.check(launch("+algorithm.policy_loss=fspo"))
 
 
 # --- the stock main, as a user starts it -----------------------------------------------------------------------------

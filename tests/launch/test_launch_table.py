@@ -19,9 +19,9 @@ from fspo_verl.launch import checks, doctor
 MAIN = "verl.trainer.main_ppo"
 ACTOR = "actor_rollout_ref.actor"
 LOSS = f"{ACTOR}.policy_loss"
-FSPO = "+algorithm.policy_loss=fspo"
-GSPO = "+algorithm.policy_loss=gspo"
-GRPO = "+algorithm.policy_loss=grpo"
+FSPO = "algorithm.policy_loss=fspo"
+GSPO = "algorithm.policy_loss=gspo"
+GRPO = "algorithm.policy_loss=grpo"
 SOUND = (
     *("algorithm.adv_estimator=grpo", f"{ACTOR}.use_dynamic_bsz=true", "actor_rollout_ref.rollout.name=vllm"),
     *("data.train_batch_size=1024", "actor_rollout_ref.model.path=MODEL"),
@@ -73,14 +73,30 @@ LAUNCHES = {
     "stock verl": Launch("", "trains", IS_VANILLA),
     "the group": Launch(FSPO, "trains", IS_FSPO),
     "the group, twice plus": Launch("++algorithm.policy_loss=fspo", "refused: policy_loss"),
-    "the group without plus": Launch("algorithm.policy_loss=fspo", r"refused: +algorithm.policy_loss=fspo"),
+    "the group with plus": Launch("+algorithm.policy_loss=fspo", "trains", IS_FSPO),
+    "the group without plus, on megatron": Launch(
+        "--config-name ppo_megatron_trainer algorithm.policy_loss=gspo", "trains", {"policy_loss.inner": "gspo"}
+    ),
+    "the group without plus, misspelt": Launch("algorithm.policy_loss=fspoo", "refused: fspoo"),
+    "a misspelt group without plus": Launch("algorithm.policy_lost=fspo", "refused: Could not override"),
+    "the group without plus, on a key of the user's": Launch(
+        f"{MINE} algorithm.policy_loss=smooth",
+        "trains",
+        IS_VANILLA,
+        mine("ppo_trainer, _self_", more="algorithm: {policy_loss: clipped}\n"),
+    ),
+    "FSPO on a key of the user's": Launch(
+        f"{MINE} algorithm.policy_loss=fspo",
+        "refused: lost_selection",
+        files=mine("ppo_trainer, _self_", more="algorithm: {policy_loss: clipped}\n"),
+    ),
     "the packaged config": Launch("--config-name fspo_trainer", "trains", IS_FSPO),
     "another option of the packaged config": Launch(
         "--config-name fspo_trainer algorithm.policy_loss=gspo",
         "trains",
         {"policy_loss.inner": "gspo", "clip_ratio_high": 4e-4, "loss_agg_mode": "seq-mean-token-mean"},
     ),
-    "a plus too many on the packaged config": Launch("--config-name fspo_trainer " + FSPO, "refused: more than once"),
+    "a plus too many on the packaged config": Launch("--config-name fspo_trainer +" + FSPO, "refused: more than once"),
     "megatron": Launch("--config-name ppo_megatron_trainer " + FSPO, "trains", IS_FSPO),
     "veomni": Launch("model_engine=veomni " + FSPO, "trains", IS_FSPO),
     "torchtitan": Launch("model_engine=torchtitan " + FSPO, "trains", IS_FSPO),
@@ -165,6 +181,9 @@ LAUNCHES = {
     "a section at the root": Launch("+policy_loss.loss_mode=fspo", "refused: lost_selection"),
     "a misspelt group": Launch("+algorithm.policy_lost=fspo", "refused: lost_selection"),
     "a misspelt group and option": Launch("+algorithm.policy_lost=fsop", "refused: lost_selection"),
+    "a misspelt group and a baseline": Launch("+algorithm.policy_lost=gspo", "lost_selection"),
+    "a baseline as a value": Launch("++algorithm={policy_loss:gspo}", "lost_selection"),
+    "a misspelt option as a value": Launch("++algorithm={policy_loss:gsop}", "refused: lost_selection"),
     "a longer name": Launch("+algorithm.policy_loss_mode=fspo", "refused: lost_selection"),
     "a hyphen": Launch("+algorithm.policy-loss=fspo", "refused: lost_selection"),
     "another section": Launch("+actor_rollout_ref.policy_loss=fspo", "refused: lost_selection"),
@@ -180,7 +199,17 @@ LAUNCHES = {
     ),
     "no loss_mode": Launch(f"{FSPO} {LOSS}.loss_mode=null", "refused: no_loss_mode"),
     "nothing to observe": Launch(f"{LOSS}.loss_mode=observed", "refused: no_loss_mode"),
-    "no length bins": Launch(f"{FSPO} {LOSS}.length_bins=[]", "refused: length_bins"),
+    **{
+        f"{field} of {loss}": Launch(f"{loss} {LOSS}.{field}", f"refused: {LOSS}.{field.split('=')[0]}=")
+        for loss, field in (
+            *((FSPO, f"length_bins={bins}") for bins in ("16", "[]", "[16,16]", "[a]")),
+            *((GSPO, f"records_fraction={share}") for share in ("abc", "0", "true")),
+            *((FSPO, f"records_freq={freq}") for freq in ("1.5", "abc", "0")),
+            *((GRPO, f"records_limit_mb={limit}") for limit in ("abc", "-1")),
+            *((FSPO, f"records_dir={folder}") for folder in ("3", "new")),
+            *((GSPO, f"mismatch_eps={eps}") for eps in ("-1", "abc")),
+        )
+    },
     "the loss as advantages": Launch("algorithm.adv_estimator=fspo", "refused: loss_as_advantages"),
     "a baseline as advantages": Launch(f"{FSPO} algorithm.adv_estimator=gspo", "refused: loss_as_advantages"),
     # --- bands
@@ -192,13 +221,13 @@ LAUNCHES = {
     "verl's ratio range as eps": Launch(f"{FSPO} {LOSS}.eps=0.2", "band_beyond_use"),
     "verl's ratio range as eps_low": Launch(f"{FSPO} {LOSS}.eps_low=0.2", "band_beyond_use"),
     "a per-token mean with FSPO's eps": Launch(f"{FSPO} {LOSS}.length_power=1", "band_beyond_use"),
-    "an eps beside both sides": Launch(f"+algorithm.policy_loss=fixed_band {LOSS}.eps=0.1", "refused: band_fields"),
+    "an eps beside both sides": Launch(f"+algorithm.policy_loss=fixed_band {LOSS}.eps=0.1", "refused: bad_values"),
     "a clip rate to follow": Launch(
         f"{FSPO} {LOSS}.target_clip_rate=0.1 {LOSS}.eps=1", "trains", {"policy_loss.target_clip_rate": 0.1}
     ),
-    "a clip rate that is no share": Launch(f"{FSPO} {LOSS}.target_clip_rate=10", "refused: band_fields"),
+    "a clip rate that is no share": Launch(f"{FSPO} {LOSS}.target_clip_rate=10", "refused: bad_values"),
     "a clip rate to follow from an infinite eps": Launch(
-        f"+algorithm.policy_loss=no_clip {LOSS}.target_clip_rate=0.1", "refused: band_fields"
+        f"+algorithm.policy_loss=no_clip {LOSS}.target_clip_rate=0.1", "refused: bad_values"
     ),
     "a clip rate in the wrong section": Launch(f"{FSPO} +algorithm.target_clip_rate=0.1", "refused: misplaced_fields"),
     "a clip rate for a baseline": Launch(f"{GSPO} +{LOSS}.target_clip_rate=0.1", "refused: target_clip_rate"),
@@ -231,6 +260,7 @@ LAUNCHES = {
     "another loss_mode, taken back": Launch(f"{FSPO} {LOSS}.loss_mode=gspo {LOSS}.loss_mode=fspo", "trains", IS_FSPO),
     "another loss_mode under a baseline": Launch(f"{GSPO} {LOSS}.loss_mode=vanilla", "refused: overridden_group"),
     "DAPO's range beside fspo": Launch(f"{FSPO} {WIDE}", "idle_clip_ratio"),
+    "DAPO's range in the gspo baseline": Launch(f"{GSPO} {WIDE}", "range_of_tokens_for_gspo"),
     "DAPO's range in the grpo baseline": Launch(f"{GRPO} {WIDE}", "loss_in_effect", {"clip_ratio_high": 0.28}),
     "GSPO's aggregation beside fspo": Launch(
         f"{FSPO} {ACTOR}.loss_agg_mode=seq-mean-token-mean", "mean_over_own_length"
@@ -242,7 +272,7 @@ LAUNCHES = {
     "a divisor that nobody means": Launch(f"{FSPO} {ACTOR}.loss_scale_factor=1e9", "no_divisor"),
     "the longest response where the engine is told": Launch(
         f"{FSPO} actor_rollout_ref.rollout.response_length=81 data.max_response_length=10",
-        "trains",
+        "longer_than_the_data_say",
         {"loss_scale_factor": 81},
     ),
     "an unknown aggregation": Launch(f"{FSPO} {ACTOR}.loss_agg_mode=seq-mean", "refused: Invalid loss_agg_mode"),

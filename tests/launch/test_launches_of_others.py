@@ -65,6 +65,18 @@ OTHERS = {  # overrides, or (overrides, config name, folder of configs below ver
 }
 
 
+ALIKE = (  # keys of others that a misspelt selection of this package would resemble
+    *("+algorithm.policy_loss_type=gspo", "+algorithm.policy_loss_fn=grpo", "+policy_loss_name=grpo"),
+    *("+algorithm.my.policy_loss=gspo", "+algorithm.policyLoss=gspo", "+policy_loss=gspo", "+policy_loss=observed"),
+    *("+algorithm.policy_losses=[gspo,grpo]", "+algorithm.policy_loss_mode=gspo", "+algorithm.loss_mode=gspo"),
+    *("+actor_rollout_ref.policy_loss=grpo", "+algorithm.policy_loss_kwargs.name=gspo", "+algorithm.losses=gspo"),
+    *("+loss_mode=grpo", "+algorithm.policy.loss=gspo", "+algorithm.policy_loss_grpo=grpo", "+policy.loss=gspo"),
+    *("+algorithm.aux_policy_loss=grpo", "+algorithm.policy_loss_type=no_clip", "+algorithm.critic_policy_loss=gspo"),
+    *("+algorithm.policy_lost=gspo", "+algorithm.policy_loss_name=fixed_band", "+algorithm.base_policy_loss=observed"),
+    *("+algorithm.loss_type=gspo", "+algorithm.policy_loss_fn=gspo_token", "+actor_rollout_ref.loss_name=gspo"),
+)
+
+
 def _split(overrides: str) -> list[str]:
     """At blanks, but for those within braces."""
     words = []
@@ -83,7 +95,7 @@ def test_a_launch_of_others_is_neither_refused_nor_commented_on(name, caplog, mo
 
     def look(config):
         before = config.copy()
-        hook._check_once(config)
+        hook.check_once(config)
         assert config == before
 
     monkeypatch.chdir(tmp_path)
@@ -91,6 +103,14 @@ def test_a_launch_of_others_is_neither_refused_nor_commented_on(name, caplog, mo
         composed(["--config-name", config_name, *_split(overrides)], look, folder)
     assert [record.message for record in caplog.records if record.name.startswith("fspo_verl")] == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("override", ALIKE)
+def test_a_key_like_ours_with_a_value_that_is_everybodys_is_at_most_a_warning(override, caplog, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with caplog.at_level(logging.DEBUG, logger="fspo_verl"):
+        composed([override, *_split(GRPO)], hook.check_once)
+    assert len(caplog.records) <= 1 and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("problem", [ValueError, KeyError, AttributeError, RecursionError, ImportError, AssertionError])
@@ -107,4 +127,4 @@ def test_what_goes_wrong_in_a_check_does_not_end_a_launch_of_others(problem, cap
 @pytest.mark.parametrize("config", [None, 3, "text", [], {}, {"actor_rollout_ref": None}, {"actor_rollout_ref": 1}])
 def test_configs_that_are_none_of_verls_are_left_alone(config):
     for given in (config, OmegaConf.create(config) if isinstance(config, dict) else config):
-        hook._check_once(given)
+        hook.check_once(given)

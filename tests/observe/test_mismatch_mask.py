@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patched import wrapped_anew
 from test_mismatch import BROKEN, PADDING, REJECTED, Rollout
 from test_policy_loss import CUTS, actor_config
 from test_records import writers  # noqa: F401  a fixture
@@ -22,7 +23,6 @@ from verl.workers.utils.losses import ppo_loss
 from fspo_verl import live, mask
 from fspo_verl.analysis.mismatch import dropped
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
-from fspo_verl.observe import microbatch
 from fspo_verl.observe.columns import MASKED
 from fspo_verl.observe.records import read_records
 
@@ -94,8 +94,7 @@ def fresh_ppo_loss(monkeypatch):
     """Makes verl's ``ppo_loss`` as its workers call it, before the first mini-batch."""
 
     def fresh():
-        monkeypatch.setattr(engine_workers, "ppo_loss", ppo_loss)
-        microbatch.install(lambda: None)
+        wrapped_anew(monkeypatch, ppo_loss=ppo_loss)
         return engine_workers.ppo_loss
 
     return fresh
@@ -188,10 +187,8 @@ def trained(monkeypatch):
     monkeypatch.setattr(
         engine_workers.TrainingWorker, "train_mini_batch", lambda self, data, **more: calls.append((data, more))
     )
-    monkeypatch.setattr(engine_workers, "get_device_name", lambda: "cpu")
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda own: None)
-    mask.install()
-    mask.install()
+    wrapped_anew(monkeypatch)
     return calls
 
 

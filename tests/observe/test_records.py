@@ -21,10 +21,10 @@ import pytest
 import small_records
 import torch
 import verl
+from patched import wrapped_anew
 from small_records import SETTINGS, add, columns, problem, write
 from test_policy_loss import CUTS, MiniBatch, actor_config, padded_batch
 from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch, register
-from verl.trainer.distillation import losses as distillation
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.utils import tensordict_utils as tu
 from verl.workers import engine_workers
@@ -40,8 +40,7 @@ from fspo_verl.observe.settings import RunSettings
 @pytest.fixture
 def counted_ppo_loss(monkeypatch):
     """verl's ``ppo_loss`` as its workers call it where records are on."""
-    monkeypatch.setattr(engine_workers, "ppo_loss", ppo_loss)
-    microbatch.install(lambda: None)
+    wrapped_anew(monkeypatch, ppo_loss=ppo_loss)
     return engine_workers.ppo_loss
 
 
@@ -55,10 +54,9 @@ def worker(monkeypatch):
         synced.append((global_steps, mode))
 
     worker = engine_workers.ActorRolloutRefWorker
-    monkeypatch.setattr(engine_workers, "ppo_loss", lambda config, model_output, data, dp_group: microbatch.current())
     monkeypatch.setattr(worker, "update_weights", update_weights)
-    monkeypatch.setattr(distillation, "ppo_loss", None)  # and put back
-    microbatch.install(lambda: synced.append("settled"))
+    monkeypatch.setattr(observer, "flush_records", lambda: synced.append("settled"))
+    wrapped_anew(monkeypatch, ppo_loss=lambda config, model_output, data, dp_group: microbatch.current())
     return worker, synced
 
 

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a band that follows a clip rate needs of verl."""
 
+import functools
 import inspect
 
 import pytest
 from verl.single_controller.base.decorator import MAGIC_ATTR
 from verl.workers import engine_workers
 
-from fspo_verl import adaptive
+from fspo_verl import verl_patches
 
 METHODS = {"train_mini_batch": "data", "save_checkpoint": "local_path", "load_checkpoint": "local_path"}
 
@@ -30,11 +31,30 @@ def test_wrapping_keeps_how_verl_dispatches_a_method(monkeypatch):
     for name, method in stock.items():
         monkeypatch.setattr(worker, name, inspect.unwrap(method))
         getattr(worker, name).__dict__.update(vars(method))
-    vars(worker.train_mini_batch).pop("moves_eps", None)
-    adaptive.install()
+    monkeypatch.setattr(verl_patches, "_wrapped", [])
+    verl_patches._move_eps_and_mask(engine_workers)
     for name, method in stock.items():
         wrapped = getattr(worker, name)
         assert wrapped is not method and getattr(wrapped, MAGIC_ATTR) == getattr(method, MAGIC_ATTR)
-    before = worker.train_mini_batch
-    adaptive.install()
-    assert worker.train_mini_batch is before
+
+
+@pytest.mark.parametrize("keeps_marks", [True, False])
+def test_a_method_is_wrapped_once_whatever_another_plugin_makes_of_it(keeps_marks, monkeypatch):
+    """Lost: a response is counted twice, or masked twice."""
+    worker, calls = engine_workers.TrainingWorker, []
+    monkeypatch.setattr(verl_patches, "_wrapped", [])
+    monkeypatch.setattr(worker, "train_mini_batch", lambda self: calls.append("verl"))
+
+    def around(function, *args):
+        calls.append("ours")
+        return function(*args)
+
+    def of_another(self):
+        return wrapped(self)
+
+    verl_patches.wrap_once(worker, "train_mini_batch", around)
+    wrapped = worker.train_mini_batch
+    monkeypatch.setattr(worker, "train_mini_batch", functools.wraps(wrapped)(of_another) if keeps_marks else of_another)
+    verl_patches.wrap_once(worker, "train_mini_batch", around)
+    worker.train_mini_batch(None)
+    assert calls == ["ours", "verl"]

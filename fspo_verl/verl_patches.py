@@ -1,0 +1,287 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Every wrap of verl and of Hydra, and nothing else: what is wrapped, why, and what is lost where it fails.
+
+verl (0.9.0 to 0.10.0.dev) registers losses, but offers no hook where a launch is checked, where a worker knows step and
+prompts, around an update, and where metrics are logged. Those functions are wrapped by name. A wrap waits for the
+import of its module, so that a process which never imports it pays nothing:
+
+- :func:`see_launches`, in each process that imports verl (:mod:`fspo_verl.plugin`).
+- :data:`WORKERS` serve the losses of this package. The import of :mod:`fspo_verl.config` arms them: verl imports it
+  where a config names one of its schemas, and nowhere else.
+- :func:`select_without_plus`, in Hydra applications of verl (the search-path plugin).
+
+This module imports nothing of verl. A wrap that fails is logged with what is lost, and takes away neither another one
+nor the user's import.
+"""
+
+import contextlib
+import functools
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import wrapt
+
+logger = logging.getLogger("fspo_verl")
+
+
+class Addition(NamedTuple):
+    """Something that is done to a module of verl once it has been imported."""
+
+    module: str
+    add: Callable[[Any], None]
+    lost: str  # what is missing where it fails
+
+
+_armed: set[Addition] = set()
+_wrapped: list[tuple[Any, str]] = []  # owner and name; a mark on the function could be lost in another plugin's wrap
+
+
+def arm(additions: Iterable[Addition]) -> None:
+    """Make additions when their modules are imported, or at once where they have been; each once per process."""
+    for addition in set(additions) - _armed:
+        _armed.add(addition)
+        wrapt.register_post_import_hook(functools.partial(_add, addition), addition.module)
+
+
+def _add(addition: Addition, module) -> None:
+    try:
+        addition.add(module)
+    except Exception as error:  # wrapt would hand it to whoever imports the module
+        logger.warning(
+            "fspo_verl could not plug itself into %s (%s: %s): %s",
+            *(addition.module, type(error).__name__, error, addition.lost),
+        )
+
+
+def wrap_once(owner, name: str, around: Callable) -> None:
+    """Have ``around(function, *args, **kwargs)`` called in place of the function ``name`` of a module or class, once.
+
+    Raises:
+        AttributeError: there is no such function.
+    """
+    if any(known is owner and of == name for known, of in _wrapped):
+        return
+    function = getattr(owner, name)
+    if inspect.iscoroutinefunction(function):  # which verl's dispatch asks of a method
+
+        @functools.wraps(function)
+        async def wrapper(*args, **kwargs):
+            return await around(function, *args, **kwargs)
+
+    else:
+
+        @functools.wraps(function)
+        def wrapper(*args, **kwargs):
+            return around(function, *args, **kwargs)
+
+    _wrapped.append((owner, name))
+    setattr(owner, name, wrapper)
+    # A main that ran its imports before this, as under VERL_USE_EXTERNAL_PLUGINS=none, holds the function by its name.
+    main = sys.modules.get("__main__")
+    if getattr(main, name, None) is function:
+        setattr(main, name, wrapper)
+
+
+# --- launches: what would train another loss than asked for is refused before Ray starts -----------------------------
+
+
+def see_launches(check: Callable, refuse: Callable) -> None:
+    """Have every launch of verl in this process looked at.
+
+    Args:
+        check: called with the whole config before Ray starts.
+        refuse: called with it where a trainer builds its logger, before its first step: late, in a Ray worker, without
+            Hydra's choices, and all there is for a main that calls none of verl's functions.
+    """
+
+    def of_the_mains(device):  # the first thing that every main of verl calls
+        wrap_once(device, "auto_set_device", looked_at)
+
+    def of_own_mains(main_ppo):  # which call run_ppo(config, ...)
+        wrap_once(main_ppo, "run_ppo", looked_at)
+
+    def at_the_logger(tracking):
+        wrap_once(tracking.Tracking, "__init__", refused)
+
+    def looked_at(function, config=None, *args, **kwargs):
+        check(config)
+        return function(config, *args, **kwargs)
+
+    def refused(init, *args, **kwargs):
+        refuse(inspect.signature(init).bind_partial(*args, **kwargs).arguments.get("config"))
+        return init(*args, **kwargs)
+
+    arm(
+        (
+            Addition("verl.utils.device", of_the_mains, "launches are not checked"),
+            Addition("verl.trainer.main_ppo", of_own_mains, "launches by run_ppo are not checked"),
+            Addition("verl.utils.tracking", at_the_logger, "launches are not checked where the trainer logs"),
+        )
+    )
+
+
+@contextlib.contextmanager
+def handed_over(take: Callable) -> Iterator[None]:
+    """Have a main of verl call ``take(config)`` in place of ``auto_set_device``: where the doctor stops it."""
+    import verl.utils.device as device
+
+    place = device, "auto_set_device"
+    kept = device.auto_set_device
+    _wrapped.append(place)  # the check of a launch is not to come before it
+    device.auto_set_device = take
+    try:
+        yield
+    finally:
+        device.auto_set_device = kept
+        _wrapped.remove(place)
+
+
+# --- workers: what a loss of this package needs to know, and what moves or masks around an update ---------------------
+
+
+def _know_the_micro_batch(module) -> None:
+    """``ppo_loss`` has prompts and mini-batch at hand, and passes on tensors alone.
+
+    ``engine_workers`` is where every engine (FSDP, Megatron, VeOmni, TorchTitan) takes it from; the distillation loss
+    calls it, too.
+    """
+    wrap_once(module, "ppo_loss", _in_its_micro_batch)
+
+
+def _in_its_micro_batch(ppo_loss, config, model_output, data, dp_group=None):
+    from fspo_verl.observe import microbatch
+
+    with microbatch.entered(data, dp_group):
+        return ppo_loss(config, model_output, data, dp_group)
+
+
+def _know_the_step(engine_workers) -> None:
+    """Weights go to the rollout engines at the end of a step: a worker learns of the step by nothing else."""
+    wrap_once(engine_workers.ActorRolloutRefWorker, "update_weights", _at_a_weight_sync)
+
+
+def _at_a_weight_sync(update_weights, worker, global_steps=None, *args, **kwargs):
+    from fspo_verl.observe import microbatch, observer
+
+    microbatch.synced(global_steps)
+    observer.flush_records()
+    return update_weights(worker, global_steps, *args, **kwargs)
+
+
+def _move_eps_and_mask(engine_workers) -> None:
+    """verl has no hook around an update, nor one for what a checkpoint holds."""
+    worker = engine_workers.TrainingWorker
+    wrap_once(worker, "train_mini_batch", _around_an_update)
+    wrap_once(worker, "save_checkpoint", _with_the_eps("save"))
+    wrap_once(worker, "load_checkpoint", _with_the_eps("load"))
+
+
+def _around_an_update(train_mini_batch, worker, data, *args, **kwargs):
+    """With ``mismatch_eps`` responses are masked before it, with ``target_clip_rate`` eps moves after it."""
+    eps, controller = _of_its_policy_loss(worker, "mismatch_eps"), _of_its_policy_loss(worker, "controller")
+    if eps is controller is None:
+        return train_mini_batch(worker, data, *args, **kwargs)
+    from verl.utils.device import get_device_name
+
+    # Of the tensor, context and pipeline ranks that share responses verl has one return outputs.
+    ranks = get_device_name(), worker.engine.is_mp_src_rank_with_outputs()
+    with controller.step(*ranks) if controller else contextlib.nullcontext():
+        if eps is not None:
+            from fspo_verl import mask
+
+            data = mask.masked_copy(data, eps, *ranks)
+        return train_mini_batch(worker, data, *args, **kwargs)
+
+
+def _with_the_eps(action: str) -> Callable:
+    """Around a method that saves or loads a checkpoint: the controller does the same before it."""
+
+    def save_or_load(method, worker, local_path, *args, **kwargs):
+        controller = _of_its_policy_loss(worker, "controller")
+        if controller is not None and local_path is not None:
+            getattr(controller, action)(local_path)
+        return method(worker, local_path, *args, **kwargs)
+
+    return save_or_load
+
+
+def _of_its_policy_loss(worker, name: str):
+    """A field of the policy-loss config of a training worker of verl; None without it, and for a critic."""
+    config = getattr(worker.loss_fn, "keywords", {}).get("config")
+    return getattr(getattr(config, "policy_loss", None), name, None)
+
+
+def _log_live_series(tracking) -> None:
+    """All trainers of verl log through ``Tracking.log``: there the sums of a step are divided."""
+    wrap_once(tracking.Tracking, "log", _with_live_series)
+
+
+def _with_live_series(log, tracking, data, *args, **kwargs):
+    from fspo_verl import live
+
+    return log(tracking, {**data, **live.series_or_warning(data)}, *args, **kwargs)
+
+
+_ENGINE_WORKERS = "verl.workers.engine_workers"
+_NO_RECORDS = "there are no records and no metrics of numerical noise"
+WORKERS = (
+    Addition(_ENGINE_WORKERS, _know_the_micro_batch, _NO_RECORDS),
+    Addition("verl.trainer.distillation.losses", _know_the_micro_batch, f"{_NO_RECORDS} of distillation"),
+    Addition(_ENGINE_WORKERS, _know_the_step, "records have the wrong steps"),
+    Addition(_ENGINE_WORKERS, _move_eps_and_mask, "target_clip_rate and mismatch_eps stop a run at its first update"),
+    Addition("verl.utils.tracking", _log_live_series, "no live series fspo/* are logged"),
+)
+
+
+# --- Hydra: the group without a plus ---------------------------------------------------------------------------------
+
+
+def select_without_plus(group: str, look: Callable) -> None:
+    """Let ``GROUP=OPTION`` select a config group on configs whose defaults do not name it, too.
+
+    Hydra (1.3) asks for a plus there. The form without it is the safe one: without this package stock verl refuses it,
+    and takes the other one for a value that nothing reads. Lost where this fails: Hydra refuses the form without plus,
+    and an old verl trains its own loss.
+
+    Args:
+        group: the name of the config group.
+        look: called with each composed config, Hydra's own section included.
+    """
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.errors import ConfigCompositionException
+
+    def load_configuration(load, loader, config_name, overrides, *args, **kwargs):
+        def compose(overrides):
+            return load(loader, config_name, overrides, *args, **kwargs)
+
+        try:
+            config = compose(overrides)
+        except ConfigCompositionException as error:
+            ours = [text for text in overrides if text.startswith(f"{group}=")]
+            if not ours or f"Could not override '{group}'" not in str(error):
+                raise
+            with_plus = [f"+{text}" if text in ours else text for text in overrides]
+            config = _with_value_of_the_user(compose, group, overrides, ours) or compose(with_plus)
+        look(config)
+        return config
+
+    wrap_once(ConfigLoaderImpl, "load_configuration", load_configuration)
+
+
+def _with_value_of_the_user(compose: Callable, key: str, overrides: list[str], ours: list[str]):
+    """What Hydra makes of these overrides where the key is the user's own; None where the config has no such key."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import ConfigCompositionException
+    from omegaconf import OmegaConf
+
+    with contextlib.suppress(ConfigCompositionException):
+        config = compose([text for text in overrides if text not in ours])
+        if OmegaConf.select(config, key) is not None:
+            OmegaConf.update(config, key, OverridesParser.create().parse_override(ours[-1]).value())
+            config.hydra.overrides.task.extend(ours)
+            return config
+    return None
