@@ -18,7 +18,7 @@ from fspo_verl.observe import folder
 
 ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
-SELECT = "+algorithm.policy_loss=fspo"
+SELECT = "algorithm.policy_loss=fspo"
 
 
 ASYNC_MAIN = "verl.experimental.fully_async_policy.fully_async_main"
