@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the cells say: prints the verdicts and numbers of an experiment, writes them and a figure beside this file.
 
-python scripts/studies/shape/analyse.py a        of scripts/studies/shape/cells
+python scripts/studies/shape/analyse.py a        of scripts/studies/shape/records
 """
 
 import argparse
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from run import HERE, SEEDS, SUM
+from run import HERE, RECORDS, SEEDS, SUM, stored
 
 sys.path.insert(0, str(HERE.parents[1] / "compare"))
 from measures import CONFIDENCE, LATE, MIN_SEEDS, adjusted_p, sign_flip_interval
@@ -52,7 +52,7 @@ END_POINTS = {
 
 def read(folder: Path, experiment: str) -> pd.DataFrame:
     """Cells, by seed (rows) and arm (columns; of experiment d the aggregation); seeds that lack a cell are left out."""
-    cells = [json.loads(file.read_text()) for file in sorted((folder / experiment).glob("*.json"))]
+    cells = stored(experiment, folder).table().to_pylist()
     name = "aggregation" if experiment == "d" else "arm"
     table = pd.Series({(cell["seed"], cell[name]): cell for cell in cells}).unstack()
     return table[table.index < SEEDS].dropna()  # pilot seeds lie above
@@ -125,7 +125,7 @@ def draw(cells: pd.DataFrame, baseline: str) -> Figure:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment")
-    parser.add_argument("--folder", type=Path, default=HERE / "cells")
+    parser.add_argument("--folder", type=Path, default=RECORDS)
     args = parser.parse_args()
     cells = read(args.folder, args.experiment)
     if len(cells) < MIN_SEEDS:
@@ -135,6 +135,7 @@ def main() -> None:
     draw(cells, baseline).savefig(picture, dpi=110, format="png", metadata={"Software": None})
     results = {"differences": found.to_dict("records"), "means": levels.to_dict("index")}
     print(tables(found, levels, baseline))
+    results = json.loads(json.dumps(results), parse_float=lambda text: float(f"{float(text):.6g}"))  # more are noise
     content = {"results.json": json.dumps(results, indent=1).encode() + b"\n", "length.png": picture.getvalue()}
     stem = args.experiment.replace("%", "")  # which links would have to escape
     write_whole((HERE / f"{stem}_{name}", data) for name, data in content.items())

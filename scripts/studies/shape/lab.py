@@ -39,6 +39,7 @@ EPS_MAX = 1e3  # out of reach: with four epochs eps rises to more than the defau
 RECORDED = 5  # steps from which the arm ``measured`` takes its shape; until then it is ``sqrt``
 EVALUATED = 1024  # problems at the end, the same for every cell; training draws from the same 1,440
 QUANTILES = (0.1, 0.5, 0.9)
+KEY = ("aggregation", "arm", "seed")  # of a cell within its experiment
 
 
 class Cell(NamedTuple):
@@ -53,9 +54,9 @@ class Cell(NamedTuple):
     steps: int = 40
 
     @property
-    def name(self) -> str:
-        """Of its file."""
-        return f"{self.experiment}/{self.arm}-{self.aggregation}-seed{self.seed}"
+    def key(self) -> tuple:
+        """Its name in the file of its experiment."""
+        return tuple(getattr(self, name) for name in KEY)
 
 
 def actor_config(cell: Cell, **band) -> ActorConfig:

@@ -5,15 +5,14 @@
 python scripts/studies/shape/through_verl.py verl --jobs 2    the laboratory's task, 12 seeds
 python scripts/studies/shape/through_verl.py real             SmolLM2-135M, 6 seeds
 
-Cells go to cells/verl and cells/real; a run goes on where it was stopped. Needs what scripts/quickstart.sh and
-scripts/real_model.sh install. In `verl`, a Qwen3 model of the laboratory's size has its problems, warm start, batches,
-learning rate and arms; all else is verl's default, such as AdamW's weight decay and the limit on the gradient's norm.
-`real` is scripts/real_model.sh.
+Cells go to records/verl.parquet and records/real.parquet; a run goes on where it was stopped. Needs what
+scripts/quickstart.sh and scripts/real_model.sh install. In `verl`, a Qwen3 model of the laboratory's size has its
+problems, warm start, batches, learning rate and arms; all else is verl's default, such as AdamW's weight decay and the
+limit on the gradient's norm. `real` is scripts/real_model.sh.
 """
 
 import argparse
 import dataclasses
-import json
 import os
 import random
 import shutil
@@ -26,7 +25,7 @@ import pandas as pd
 import torch
 from lab import EPS, EPS_LENGTH, EPS_MAX, EVALUATED, LEARNING_RATE, MINI_BATCHES, POWERS, PROMPTS, RESPONSES, Cell
 from qwen import Qwen
-from run import HERE
+from run import HERE, RECORDS, stored
 from stairs import EOS, MAX_RESPONSE, PAD, PROMPT, START, TEXT, draw_problem, warm_start
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
@@ -39,7 +38,6 @@ import report
 from fspo_verl.analysis import runs
 from fspo_verl.launch import override
 from fspo_verl.observe.metrics import NAMES
-from fspo_verl.output import write_whole
 
 ARMS = {"verl": ("sqrt", "none", "fixed"), "real": ("sqrt", "none")}
 SEEDS = {"verl": range(12), "real": range(3, 9)}  # of the real model, 0 to 2 are known from another comparison
@@ -152,10 +150,10 @@ def train_real(cell: Cell, output: Path) -> Path:
 
 
 def run_cell(cell: Cell, output: Path, folder: Path) -> None:
-    """Train a cell, unless it has a file."""
+    """Train a cell, unless the records hold it."""
     torch.set_num_threads(1)
-    file = folder / f"{cell.name}.json"
-    if file.exists():
+    records = stored(cell.experiment, folder)
+    if cell.key in records.done():
         return
     run = {"verl": train_stairs, "real": train_real}[cell.experiment](cell, output)
     metrics = runs.read_metrics(runs.metric_files(run))
@@ -163,8 +161,7 @@ def run_cell(cell: Cell, output: Path, folder: Path) -> None:
     found = {name: metrics[NAMES[key]].dropna() for name, key in columns.items()}
     series = {name: [float(f"{value:.5g}") for value in column] for name, column in found.items()}
     accuracy = metrics.filter(regex=report.ACCURACY).iloc[:, 0].dropna().iloc[-1]
-    ended = {**cell._asdict(), **series, "accuracy": accuracy}
-    write_whole([(file, json.dumps(ended).encode())])
+    records.add([{**cell._asdict(), **series, "accuracy": accuracy}])
 
 
 def main() -> None:
@@ -173,7 +170,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs=2, type=int, metavar=("FIRST", "END"), help="default: all")
     parser.add_argument("--jobs", type=int, default=1, help="processes; more than one have a thread each")
     parser.add_argument("--output", type=Path, help="of the runs (default: runs/shape/EXPERIMENT)")
-    parser.add_argument("--folder", type=Path, default=HERE / "cells")
+    parser.add_argument("--folder", type=Path, default=RECORDS)
     args = parser.parse_args()
     if args.jobs > 1 or args.experiment == "verl":
         os.environ |= {"OMP_NUM_THREADS": "1", "OMP_THREAD_LIMIT": "1"}

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The laboratory of the shape study trains on the gradients of verl's worker, and repeats itself to the last digit."""
 
-import json
 import random
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ import lab  # noqa: E402
 import qwen  # noqa: E402
 import stairs  # noqa: E402
 import through_verl  # noqa: E402
-from run import run_seed  # noqa: E402
+from run import run_seed, stored  # noqa: E402
 
 from fspo_verl.config import FSPOPolicyLossConfig  # noqa: E402
 
@@ -82,15 +81,24 @@ def test_the_gradient_is_that_of_verls_worker(loss, aggregation):
     assert 0 < trained.sum() < sum(LENGTHS)  # the clip took some and left some
 
 
-def test_a_cell_repeats_itself_to_the_last_digit(monkeypatch, tmp_path):
+def test_a_seed_repeats_itself_to_the_last_digit_and_goes_on_where_it_was_stopped(monkeypatch, tmp_path):
     monkeypatch.setattr(stairs, "WARM_UPDATES", 3)
     monkeypatch.setattr(lab, "EVALUATED", 16)
     monkeypatch.setattr(lab, "PROMPTS", 8)
-    monkeypatch.setattr("run.cells", lambda experiment, seed: [lab.Cell(experiment, "sqrt", seed, steps=2)])
-    for folder in ("first", "second"):
+    arms = ["sqrt"]
+    monkeypatch.setattr("run.cells", lambda name, seed: [lab.Cell(name, arm, seed, steps=2) for arm in arms])
+    run_seed("a", 3, tmp_path / "in two runs")
+    arms.append("none")
+    for folder in ("in two runs", "in one"):
         run_seed("a", 3, tmp_path / folder)
-    first, second = (file.read_text() for file in sorted(tmp_path.rglob("*.json")))
-    assert first == second and len(json.loads(first)["length"]) == 2
+    first, second = (file.read_bytes() for file in tmp_path.rglob("*.parquet"))
+    assert first == second
+    arms.append("random")
+    monkeypatch.setattr("run.train", lambda cell, warm, shares: {**cell._asdict(), "shares": shares})  # of it alone
+    run_seed("a", 3, tmp_path / "in one")
+    found = {cell["arm"]: cell for cell in stored("a", tmp_path / "in one").table().to_pylist()}
+    assert found["random"]["shares"] == found["sqrt"]["clip_rate"] and len(found["sqrt"]["length"]) == 2
+    assert {arm for arm, cell in found.items() if cell["shares"] is None} == {"sqrt", "none"}
     torch.distributed.destroy_process_group()
 
 

@@ -1,0 +1,79 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a study computes, cell by cell, in one Parquet file per experiment.
+
+A cell is what is computed at once, minutes to hours of work: one training run, say. It is a row, or several, and the
+values of some columns name it. A study leaves out what its file holds, so that it can be stopped at any time:
+
+    cells = Cells(HERE / "records/a.parquet", key=("arm", "seed"))
+    if ("sqrt", 3) not in cells.done():
+        cells.add([{"arm": "sqrt", "seed": 3, "reward": [0.1, 0.4]}])
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from filelock import FileLock
+
+from fspo_verl.output import write_whole
+
+# Hardly a number comes twice: a dictionary costs more than it spares. The schema of Arrow tells how a table was made.
+_SMALL = {"compression": "zstd", "compression_level": 15, "use_dictionary": False, "store_schema": False}
+
+
+class Cells:
+    """The cells of an experiment.
+
+    Any number of processes may add to a file at the same time: each rewrites it as a whole, under a lock. A reader sees
+    the file of before or after, as does whoever comes after a process that was killed. The same cells make the same
+    bytes, whatever order they came in.
+
+    Args:
+        file: made, with its folder, when the first cell is added.
+        key: the columns whose values name a cell; rows are sorted by them.
+    """
+
+    def __init__(self, file: Path, key: Sequence[str]):
+        self.file, self.key = file, list(key)
+
+    def done(self) -> set[tuple]:
+        """The names of the cells in the file, each a tuple of the key's values."""
+        return set(_names(self.table().select(self.key))) if self.file.exists() else set()
+
+    def table(self, **values) -> pa.Table:
+        """The rows whose columns have these values, all without any; columns that a cell lacks are null.
+
+        ``to_pylist()`` makes dicts of it with the very numbers that were added, ``to_pandas()`` a frame.
+        """
+        if not self.file.exists():
+            return pa.table({})
+        return pq.read_table(self.file, filters=[(name, "==", value) for name, value in values.items()] or None)
+
+    def add(self, rows: pa.Table | Sequence[Mapping]) -> None:
+        """Write the rows of a cell, or of several, in place of those that the file has of the same cells.
+
+        The file has them when this returns. Rows of a cell keep their order.
+
+        Raises:
+            OSError: the disk is full; the file is what it was.
+        """
+        if not isinstance(rows, pa.Table):
+            rows = pa.Table.from_struct_array(pa.array(rows))
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{self.file}.lock"):
+            old, new = self.table(), set(_names(rows.select(self.key)))
+            if self.file.exists():
+                old = old.filter(pa.array([name not in new for name in _names(old.select(self.key))], pa.bool_()))
+            table = pa.concat_tables([old, rows], promote_options="permissive")
+            others = sorted({*table.column_names} - {*self.key})
+            table = table.select([*self.key, *others]).sort_by([(name, "ascending") for name in self.key])
+            table, sink = table.replace_schema_metadata().combine_chunks(), pa.BufferOutputStream()
+            pq.write_table(table, sink, **_SMALL)
+            write_whole([(self.file, sink.getvalue().to_pybytes())])
+
+
+def _names(columns: pa.Table) -> list[tuple]:
+    """The values of each row."""
+    return list(zip(*columns.to_pydict().values(), strict=True))

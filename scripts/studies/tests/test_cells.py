@@ -1,0 +1,97 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The cells of a study: what was added is in the file, whoever adds at the same time and whoever is killed."""
+
+import multiprocessing
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+from studies.cells import Cells
+
+KEY = ("arm", "seed")
+NUMBERS = st.none() | st.floats(allow_nan=False)
+VALUES = st.fixed_dictionaries(
+    {}, optional={"reward": NUMBERS, "length": st.lists(NUMBERS), "shape": st.none() | st.lists(st.lists(NUMBERS))}
+)
+CELLS = st.dictionaries(st.tuples(st.sampled_from("ab"), st.integers(0, 3)), VALUES, min_size=1, max_size=4)
+
+
+def rows_of(cells):
+    return [dict(zip(KEY, key, strict=True)) | values for key, values in cells.items()]
+
+
+@given(earlier=CELLS, later=CELLS)
+def test_a_file_holds_the_last_of_each_cell(earlier, later):
+    with tempfile.TemporaryDirectory() as folder:
+        cells = Cells(Path(folder, "new/cells.parquet"), KEY)
+        assert not cells.done()
+        for added in (earlier, later):
+            cells.add(rows_of(added))
+        expected = earlier | later
+        assert cells.done() == expected.keys()
+        found = {tuple(row.pop(name) for name in KEY): row for row in cells.table().to_pylist()}
+        columns = set().union(*(row.keys() for row in found.values()))
+        assert found == {key: dict.fromkeys(columns) | values for key, values in expected.items()}
+
+
+@given(cells=CELLS, data=st.data())
+def test_the_same_cells_make_the_same_bytes_in_whatever_order_they_come(cells, data):
+    with tempfile.TemporaryDirectory() as folder:
+        at_once, one_by_one = (Cells(Path(folder, name), KEY) for name in ("at_once.parquet", "one_by_one.parquet"))
+        at_once.add(rows_of(cells))
+        for row in data.draw(st.permutations(rows_of(cells))):
+            one_by_one.add([row])
+        assert at_once.file.read_bytes() == one_by_one.file.read_bytes()
+
+
+def test_rows_of_a_cell_keep_their_order_and_their_types(tmp_path):
+    cells = Cells(tmp_path / "cells.parquet", ["kind"])
+    frames = {kind: pd.DataFrame({"kind": kind, "s": np.float32([3, 1, 2])}) for kind in ("text", "chat")}
+    for frame in frames.values():
+        cells.add(pa.Table.from_pandas(frame, preserve_index=False))
+    for kind, frame in frames.items():
+        pd.testing.assert_frame_equal(cells.table(kind=kind).to_pandas(), frame)
+    cells.add(pa.Table.from_pandas(frames["text"][:1], preserve_index=False))
+    assert cells.table().to_pandas().kind.tolist() == ["chat"] * 3 + ["text"]
+
+
+def add(file, arm, seeds, pipe=None):
+    cells = Cells(file, KEY)
+    for seed in seeds:
+        cells.add([{"arm": arm, "seed": seed, "reward": [0.1] * 1000}])
+        if pipe:
+            pipe.send(seed)
+
+
+def test_processes_that_add_at_the_same_time_lose_nothing(tmp_path):
+    file, context = tmp_path / "cells.parquet", multiprocessing.get_context("fork")
+    processes = [context.Process(target=add, args=(file, arm, range(20))) for arm in "abcd"]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert Cells(file, KEY).done() == {(arm, seed) for arm in "abcd" for seed in range(20)}
+
+
+def test_a_process_that_is_killed_leaves_what_it_added_and_no_lock(tmp_path):
+    file, context = tmp_path / "cells.parquet", multiprocessing.get_context("fork")
+    for arm in "abc":
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=add, args=(file, arm, range(10_000), there))
+        process.start()
+        added = {here.recv() for _ in range(5)}
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        while here.poll():
+            added.add(here.recv())
+        found = {seed for name, seed in Cells(file, KEY).done() if name == arm}
+        assert added <= found and len(found) - len(added) <= 1
+    add(file, "d", [0])
+    assert ("d", 0) in Cells(file, KEY).done()
