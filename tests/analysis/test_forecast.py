@@ -15,7 +15,7 @@ from fspo_verl.analysis import forecast
 from fspo_verl.clips import CLIPS, MATCHED_RATE
 
 RULES = sorted(forecast._RULES)
-LAW = Path(__file__).parents[2] / "scripts/studies/law/records"
+LAW = Path(__file__).parents[2] / "scripts/studies/law/records/log_ratios.parquet"
 
 
 @pytest.mark.parametrize("sigma", [0.003, 0.03])
@@ -35,7 +35,8 @@ def test_a_forecast_meets_recorded_responses_where_tokens_are_alike_and_misses_o
     """Plain text of a real model, where tokens spread alike, and chat, where those of short responses spread more."""
     found = {}
     for kind in ("text", "chat"):
-        rows = pd.read_parquet(LAW / f"t1.0-grpo-4-{kind}.parquet").query("advantage != 0")
+        cell = f"temperature == 1 and direction == 'grpo' and mini_batch == 4 and kind == '{kind}'"
+        rows = pd.read_parquet(LAW).query(f"{cell} and advantage != 0")
         rows = rows.assign(log_ratio=rows.s.map(np.sum), quadratic_variation=rows.q.map(np.sum))
         sigma = math.sqrt(rows.quadratic_variation.sum() / rows.length.sum())
         rule = CLIPS[name].matched(rows, MATCHED_RATE)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from estimates import UNKNOWN, exponent, interval, root_mean
-from law import PROBABILITIES
+from law import PROBABILITIES, recorded
 from matplotlib.axes import Axes
 from prompts import KINDS
 
@@ -50,15 +50,14 @@ _WIDTH_STYLES = dict(zip(WIDTHS, (STYLES[name] for name in ("fspo", "grpo", "fix
 
 
 def read(folder: Path) -> pd.DataFrame:
-    """The records of all cells below a folder, a row per response and state, with S, Q and is_loop.
+    """The records in a folder, a row per response and state, with S, Q and is_loop.
 
     Raises:
         SystemExit: there is none.
     """
-    files = sorted(folder.glob("*.parquet"))
-    if not files:
+    records = recorded(folder).table().to_pandas()
+    if records.empty:
         raise SystemExit(f"{folder} holds no records; python scripts/studies/law/law.py writes them")
-    records = pd.concat(map(pd.read_parquet, files), ignore_index=True)
     totals = {"log_ratio": records.s.map(np.sum), "quadratic_variation": records.q.map(np.sum)}
     return records.assign(step=1, is_loop=records.distinct < LOOP, **totals)
 

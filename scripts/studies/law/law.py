@@ -6,14 +6,15 @@ At each temperature the model answers prompts of three kinds (prompts.py). Steps
 responses, on GRPO's advantages or on random ones. Before and after, the token log-probabilities of the others are
 measured: held-out prompts of the same kinds, sampled alike. Neither Ray nor verl runs.
 
-The work is done in cells of minutes, a file each. What is finished is kept: the same command goes on where it was
-stopped. --temperatures takes one of them to a process of its own.
+The work is done in cells of minutes. What is finished is kept: the same command goes on where it was stopped.
+--temperatures takes one of them to a process of its own.
 """
 
 import argparse
 import functools
 import json
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from typing import NamedTuple
 import measure
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import torch
 from prompts import KINDS, Prompt, draw
 from safetensors.torch import load_file, save_file
@@ -30,6 +32,9 @@ from transformers import AutoTokenizer
 from fspo_verl_cpu.decode import Sampling, eos_token_ids, sample
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parents[1]))
+from studies.cells import Cells  # noqa: E402
+
 SETTINGS = "settings.json"
 STEPS = 4  # optimiser steps of a direction, one per mini-batch
 PROBABILITIES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
@@ -91,14 +96,15 @@ def responses(args, temperature: float, kind: str, role: str) -> pd.DataFrame:
 
     Columns prompt, step (the one that trains on it), prompt_ids, ids, reward, and advantage (GRPO's).
     """
-    file = args.records / "responses" / f"t{temperature}-{role}-{kind}.parquet"
-    if not file.exists():
-        file.parent.mkdir(exist_ok=True)
+    stored = Cells(args.records / "responses.parquet", ("temperature", "role", "kind"))
+    cell = dict(zip(stored.key, (temperature, role, kind), strict=True))
+    if tuple(cell.values()) not in stored.done():
         prompts = draw(kind, args.prompts + STEPS * args.train_prompts, args.seed)
         chosen = prompts[: args.prompts] if role == "measured" else prompts[args.prompts :]
         torch.manual_seed(args.seed)
-        _write(_sample(args, chosen, temperature, args.group if role == "measured" else args.train_group), file)
-    table = pd.read_parquet(file)
+        sampled = _sample(args, chosen, temperature, args.group if role == "measured" else args.train_group)
+        stored.add(pa.Table.from_pandas(sampled.assign(**cell), preserve_index=False))
+    table = stored.table(**cell).to_pandas()
     rewards = table.groupby("prompt").reward
     table["advantage"] = ((table.reward - rewards.transform("mean")) / (rewards.transform("std") + 1e-6)).fillna(0.0)
     return table
@@ -203,7 +209,9 @@ def old_log_probs(args, temperature: float, kind: str) -> pd.Series:
     file = args.output / f"t{temperature}-old-{kind}.parquet"
     if not file.exists():
         table = responses(args, temperature, kind, "measured")
-        _write(log_probs(args, temperature, None, table).to_frame("log_probs"), file)
+        unfinished = file.with_suffix(".unfinished")
+        log_probs(args, temperature, None, table).to_frame("log_probs").to_parquet(unfinished)
+        unfinished.replace(file)
     return pd.read_parquet(file).log_probs
 
 
@@ -218,12 +226,12 @@ def record(args, temperature: float, state: State, kind: str) -> None:
     ]
     columns = {"temperature": temperature, "direction": state.direction, "mini_batch": state.steps, "kind": kind}
     records = pd.DataFrame(rows).assign(**columns).astype({"advantage": "float32", "distinct": "float32"})
-    _write(records, record_file(args, temperature, state, kind))
+    recorded(args.records).add(pa.Table.from_pandas(records, preserve_index=False))
 
 
-def record_file(args, temperature: float, state: State, kind: str) -> Path:
-    """Where the records of a cell lie."""
-    return args.records / f"t{temperature}-{state.direction}-{state.steps}-{kind}.parquet"
+def recorded(folder: Path) -> Cells:
+    """What states did to held-out responses, among the records of a study."""
+    return Cells(folder / "log_ratios.parquet", ("temperature", "direction", "mini_batch", "kind"))
 
 
 def distinct(ids: Sequence[int]) -> float:
@@ -255,17 +263,12 @@ def _group(part: pd.DataFrame, advantages: list[float] | None = None) -> measure
     return measure.Group(list(part.prompt_ids.iloc[0]), [list(ids) for ids in part.ids], advantages)
 
 
-def _write(frame: pd.DataFrame, file: Path) -> None:
-    unfinished = file.with_name(f".{file.name}")
-    frame.to_parquet(unfinished, compression="zstd")
-    unfinished.replace(file)
-
-
 def cells(args) -> Iterator[tuple]:
     """What is to be done, in this order: a name, a function, and its arguments behind ``args``."""
+    done = recorded(args.records).done()
     for temperature in args.temperatures:
         for state in STATES:
-            missing = [kind for kind in KINDS if not record_file(args, temperature, state, kind).exists()]
+            missing = [kind for kind in KINDS if (temperature, *state, kind) not in done]
             if missing:
                 for kind in KINDS:
                     yield f"t{temperature} responses to train on, {kind}", responses, temperature, kind, "trained"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from scipy import stats
@@ -95,7 +96,7 @@ def study_records(rng, prompts=120, group=4, power=0.5):
 
 
 def test_the_study_finds_a_known_law_and_who_is_clipped(tmp_path):
-    study_records(np.random.default_rng(0)).to_parquet(tmp_path / "cell.parquet")
+    law.recorded(tmp_path).add(pa.Table.from_pandas(study_records(np.random.default_rng(0))))
     records = draw.read(tmp_path)
     for found in (
         exponent(records.log_ratio, records.length, prompts_of(records)),
