@@ -32,6 +32,9 @@ from fspo_verl.clips import MATCHED_RATE
 from fspo_verl.output import between, markdown_table, one_line, write_whole
 from fspo_verl.report import figures
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from pictures import small_png  # noqa: E402
+
 NAME = "comparison"
 _BEGIN, _END = "<!-- begin of what compare.py writes -->", "<!-- end of what compare.py writes -->"
 _POINTS = 5  # of accuracy: a difference worth showing
@@ -280,7 +283,7 @@ def write(comparison: Comparison, page: Path) -> None:
     old = page.read_text() if page.exists() else ""
     text = between(old if _BEGIN in old else "", _BEGIN, _END, comparison.to_markdown(f"{page.stem}.png"))
     files = [(page, text.encode()), (page.with_suffix(".json"), numbers.encode())]
-    write_whole([*files, (page.with_suffix(".png"), picture)])
+    write_whole([*files, (page.with_suffix(".png"), small_png(picture))])
 
 
 def draw(comparison: Comparison, columns: int) -> Figure:

@@ -18,15 +18,16 @@ from fspo_verl.clips import MATCHED_RATE
 from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "scripts/compare"), str(ROOT / "scripts")]
+from compare import compare, load  # noqa: E402
+from pictures import small_png  # noqa: E402
+
 LOSSES = {"fixed_band": "fixed band", "fspo": "FSPO: ∝ √length", "gspo": "GSPO: ∝ length"}
 
 
 def small_models() -> pd.DataFrame:
     """Clip rates of the comparison: columns loss, low, high, length, rate, smallest, largest."""
-    sys.path.insert(0, str(ROOT / "scripts/compare"))
-    from compare import compare, load
-
     trials = load(ROOT / "scripts/studies/comparison/comparison.json")
     return compare(trials).clip_rates.query("kind == 'matched' and loss in @LOSSES")
 
@@ -55,4 +56,4 @@ def draw(columns: int) -> Figure:
 
 if __name__ == "__main__":
     (picture,) = figures.render(draw, 1, "png")
-    (ROOT / "docs/hero.png").write_bytes(picture)
+    (ROOT / "docs/hero.png").write_bytes(small_png(picture))

@@ -19,6 +19,7 @@ import pandas as pd
 from estimates import UNKNOWN, exponent, interval, root_mean
 from law import PROBABILITIES, recorded
 from matplotlib.axes import Axes
+from pictures import small_png
 from prompts import KINDS
 
 from fspo_verl.analysis import clip_rates
@@ -266,7 +267,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     records = read(args.records)
     tables = {"numbers.csv": numbers(records), "fairness.csv": fairness(records)}
     files = {name: table.to_csv(index=False, float_format="%.4g").encode() for name, table in tables.items()}
-    (files["law.png"],) = figures.render(lambda columns: draw(records, columns), 2, "png")
+    (picture,) = figures.render(lambda columns: draw(records, columns), 2, "png")
+    files["law.png"] = small_png(picture)
     write_whole((args.output / name, content) for name, content in files.items())
     print("\n".join(str(args.output / name) for name in files))
 

@@ -20,10 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1] / "compare"))
+sys.path[:0] = [str(HERE.parents[1] / "compare"), str(HERE.parents[1])]
 import baselines  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from measures import measure  # noqa: E402
+from pictures import small_png  # noqa: E402
 from trials import read_trials  # noqa: E402
 
 from fspo_verl.output import between, markdown_table, write_whole  # noqa: E402
@@ -83,7 +84,7 @@ def write(found: dict, folder: Path) -> None:
     found = json.loads(text)
     draw(found["cells"]).savefig(picture, dpi=130, metadata={"Software": None})
     content = between(page.read_text() if page.exists() else "", BEGIN, END, table(found))
-    files = {"README.md": content.encode(), "regimes.json": text.encode(), "regimes.png": picture.getvalue()}
+    files = {"README.md": content.encode(), "regimes.json": text.encode(), "regimes.png": small_png(picture.getvalue())}
     write_whole((folder / name, data) for name, data in files.items())
 
 

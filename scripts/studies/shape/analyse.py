@@ -22,6 +22,7 @@ from run import HERE, RECORDS, SEEDS, SUM, stored
 
 sys.path.insert(0, str(HERE.parents[1] / "compare"))
 from measures import CONFIDENCE, LATE, MIN_SEEDS, adjusted_p, sign_flip_interval
+from pictures import small_png
 
 from fspo_verl.output import markdown_table, write_whole
 
@@ -136,7 +137,10 @@ def main() -> None:
     results = {"differences": found.to_dict("records"), "means": levels.to_dict("index")}
     print(tables(found, levels, baseline))
     results = json.loads(json.dumps(results), parse_float=lambda text: float(f"{float(text):.6g}"))  # more are noise
-    content = {"results.json": json.dumps(results, indent=1).encode() + b"\n", "length.png": picture.getvalue()}
+    content = {
+        "results.json": json.dumps(results, indent=1).encode() + b"\n",
+        "length.png": small_png(picture.getvalue()),
+    }
     stem = args.experiment.replace("%", "")  # which links would have to escape
     write_whole((HERE / f"{stem}_{name}", data) for name, data in content.items())
 

@@ -19,6 +19,9 @@ from fspo_verl.analysis import runs
 from fspo_verl.output import between, markdown_table, write_whole
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parents[1]))
+from pictures import small_png  # noqa: E402
+
 BEGIN, END = "<!-- begin of what follow.py writes -->", "<!-- end of what it writes -->"
 TARGET = 0.1
 COLUMNS = {"fspo/clip_rate/all": "rate", "fspo/eps_low": "eps_low", "fspo/eps_high": "eps_high"}
@@ -73,7 +76,7 @@ def main() -> None:
     draw(steps).savefig(picture, dpi=110, metadata={"Software": None})
     content = between(page.read_text(), BEGIN, END, table(steps))
     data = steps.to_csv(index=False).encode()
-    files = {"steps.csv": data, "follow.png": picture.getvalue(), "README.md": content.encode()}
+    files = {"steps.csv": data, "follow.png": small_png(picture.getvalue()), "README.md": content.encode()}
     write_whole((HERE / name, content) for name, content in files.items())
 
 
