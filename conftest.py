@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import logging
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,12 @@ from hypothesis import settings
 settings.register_profile("ci", max_examples=150, deadline=None, derandomize=True)
 settings.register_profile("long", max_examples=20_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# An sdist has no studies, and runs none of the tests that name their folder.
+ROOT, collect_ignore = Path(__file__).parent, []
+if not (ROOT / "scripts/studies").exists():
+    files = (ROOT / "tests").rglob("test_*.py")
+    collect_ignore = [str(file) for file in files if "scripts/studies" in file.read_text()]
 
 # Files with the longest runs start first, so that no process is left with one of them when the others have ended.
 _LONGEST = ("launch_scripts", "cpu_training", "cluster", "fsdp", "doctor", "install")

@@ -1,6 +1,9 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Documents: the generated pages are those of the code, links lead somewhere, the site and the index page render."""
+"""Documents: the generated pages are those of the code, links lead somewhere, the site and the index page render.
+
+Pages show and link what lies in scripts/studies.
+"""
 
 import re
 import subprocess

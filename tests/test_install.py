@@ -3,6 +3,9 @@
 """The installed package in environments of its own: wheel, sdist, editable, none, and after an uninstall."""
 
 import json
+import subprocess
+import sys
+import tarfile
 import textwrap
 import zipfile
 from pathlib import Path
@@ -107,6 +110,17 @@ def test_sdist_and_editable(environment, source, kind):
     environment.pip("install", "--no-deps", "--no-index", "--no-build-isolation", *target)
     assert probe(environment, "fspo") == WITH
     environment.pip("uninstall", "--yes", "fspo-verl")
+
+
+@pytest.mark.long
+def test_an_sdist_holds_no_study_and_tests_that_need_none(source, tmp_path):
+    with tarfile.open(build(source, "sdist")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    assert (unpacked / "scripts/quickstart.sh").exists() and not (unpacked / "scripts/studies").exists()
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "tests/analysis", "tests/compare"]
+    collected = subprocess.run(command, cwd=unpacked, capture_output=True, text=True)
+    assert collected.returncode == 0 and "test_compare.py" in collected.stdout, collected.stdout
 
 
 def test_a_worker_without_the_package_refuses_loudly(environment):

@@ -20,7 +20,6 @@ import synthetic_run
 import thresholds
 import training_run
 from compare import compare, load, main
-from studies.regimes import regimes
 from trials import Clips, Trial, pool, read_trials
 
 from fspo_verl.analysis.length_effect import length_effect
@@ -471,24 +470,3 @@ def test_a_threshold_file_says_how_the_small_comparison_is_run():
     args = baselines.parse_args(["--check", str(THRESHOLDS)])
     assert [arm.name for arm in args.arms] == ["fspo", "gspo", "grpo", "fixed_band"] == list(args.factors)
     assert (args.seeds, args.steps, set(args.factors.values())) == ([10], 12, {1.0})
-
-
-# --- what is published ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["comparison", "comparison_16_steps", "comparison_real"])
-def test_the_published_pages_are_those_of_their_records(name, tmp_path):
-    for kind in ("json", "md"):
-        shutil.copy(ROOT / f"scripts/studies/{name}/{name}.{kind}", tmp_path)
-    assert main([str(tmp_path / f"{name}.json")]) == 0
-    assert (tmp_path / f"{name}.md").read_text() == (ROOT / f"scripts/studies/{name}/{name}.md").read_text()
-
-
-def test_the_studies_answer_from_their_records(tmp_path):
-    for name in ("README.md", "regimes.json"):
-        shutil.copy(ROOT / "scripts/studies/regimes" / name, tmp_path)
-    regimes.write(json.loads((tmp_path / "regimes.json").read_text()), tmp_path)
-    assert (tmp_path / "README.md").read_text() == (ROOT / "scripts/studies/regimes/README.md").read_text()
-    for name in ("parts", "solvable"):
-        trials = load(ROOT / f"scripts/studies/{name}/{name}.json")
-        assert compare(trials).losses[0] == "fspo"
