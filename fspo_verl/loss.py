@@ -80,6 +80,7 @@ def fspo_loss(
     Raises:
         ValueError: if the four tensors are not of one 2-D shape.
         TypeError: if the log-probabilities are not floating point.
+        RuntimeError: in the backward pass, if advantages or response_mask have been changed in place since.
     """
     shapes = [tuple(x.shape) for x in (log_prob, old_log_prob, advantages, response_mask)]
     if log_prob.dim() != 2 or len(set(shapes)) != 1:
@@ -141,8 +142,10 @@ class _TokenSums(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, log_prob, old_log_prob, advantages, mask):
-        # Plain attributes, as save_for_backward refuses tensors made in inference mode; neither is an output.
-        ctx.advantages, ctx.mask, ctx.dtype = advantages, mask, log_prob.dtype
+        # Saved, so that autograd notices a change in place until the backward pass. A tensor of inference mode has no
+        # version by which it could, and autograd refuses to save one: a copy stands for it.
+        ctx.save_for_backward(*(x.clone() if x.is_inference() else x for x in (advantages, mask)))
+        ctx.dtype = log_prob.dtype
         # float32 or wider: over thousands of tokens bfloat16 cannot tell a sequence inside the band from one outside.
         dtype = torch.promote_types(torch.promote_types(log_prob.dtype, old_log_prob.dtype), torch.float32)
         integer = torch.int64 if dtype == torch.float64 else torch.int32
@@ -169,12 +172,13 @@ class _TokenSums(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, _length, _log_ratio, _quadratic_variation, grad_positive, grad_negative, *_counts):
-        grad = torch.empty(ctx.mask.shape, dtype=ctx.dtype, device=ctx.mask.device)
+        all_advantages, mask = ctx.saved_tensors
+        grad = torch.empty(mask.shape, dtype=ctx.dtype, device=mask.device)
         for rows in _row_blocks(grad):
-            advantages = ctx.advantages[rows]
+            advantages = all_advantages[rows]
             upper, lower = grad_positive[rows].unsqueeze(-1), grad_negative[rows].unsqueeze(-1)
             # A row without gradient must stay at zero even where its advantage is infinite.
-            idle = ~ctx.mask[rows] | ((upper == 0) & (lower == 0))
+            idle = ~mask[rows] | ((upper == 0) & (lower == 0))
             # One of the two products is 0; on a CPU this takes a third of the time of a choice by torch.where.
             product = (advantages.clamp(min=0) * upper).addcmul_(advantages.clamp(max=0), lower)
             grad[rows] = product.masked_fill_(idle, 0.0)

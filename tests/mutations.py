@@ -81,7 +81,7 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
      "sums[0, rows] = mask.shape[1]"),
     ("sums in the input's half precision", LOSS,
      "torch.promote_types(log_prob.dtype, old_log_prob.dtype), torch.float32)", "log_prob.dtype, old_log_prob.dtype)"),
-    ("gradient of padding", LOSS, "idle = ~ctx.mask[rows] | (", "idle = (~ctx.mask[rows] & False) | ("),
+    ("gradient of padding", LOSS, "idle = ~mask[rows] | (", "idle = (~mask[rows] & False) | ("),
     ("gradient without the advantage", LOSS, "(advantages.clamp(min=0) * upper)", "((advantages > 0) * upper)"),
     ("gradient of the other sign's sum", LOSS, "(advantages.clamp(max=0), lower)", "(advantages.clamp(max=0), upper)"),
     ("ratio not capped", LOSS, "log_ratio.clamp(max=MAX_LOG_RATIO).exp()", "log_ratio.exp()"),

@@ -329,6 +329,30 @@ def test_layouts_mask_types_and_inference_mode_make_no_difference():
         torch.testing.assert_close(gradient_of(*variant, band)[0], grad, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("changed", ["log_prob", "old_log_prob", "advantages", "mask"])
+@pytest.mark.parametrize("mask_dtype", [torch.bool, torch.int64])
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("part", [slice(None), slice(1, 2)], ids=["whole", "a view of one row"])
+def test_a_change_in_place_before_backward_is_an_error_or_without_effect(changed, mask_dtype, inference, part):
+    """As autograd has it. A tensor of inference mode has no version, and is not refused."""
+    batch = dict(zip(("log_prob", "old_log_prob", "advantages", "mask"), random_batch(rows=3), strict=True))
+    with torch.inference_mode(inference):
+        batch |= {name: batch[name].clone() for name in ("old_log_prob", "advantages")}
+        batch["mask"] = batch["mask"].to(mask_dtype, copy=True)
+    before, _ = gradient_of(*batch.values(), Band(0.4))
+    log_prob = batch["log_prob"].clone().requires_grad_()
+    sequences = fspo_loss(log_prob, *(batch[name] for name in ("old_log_prob", "advantages", "mask")), Band(0.4))
+    with torch.inference_mode(inference), torch.no_grad():
+        (log_prob if changed == "log_prob" else batch[changed])[part] = 1 if changed == "mask" else 5.0
+    read_again = changed == "advantages" or (changed == "mask" and mask_dtype == torch.bool)
+    if read_again and not inference:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            sequences.loss.sum().backward()
+    else:
+        sequences.loss.sum().backward()
+        assert torch.equal(log_prob.grad, before)
+
+
 @pytest.mark.parametrize("rows, width", [(64, 50), (0, 5), (3, 0), (0, 0)])
 def test_a_batch_without_a_response_token_is_a_zero_with_a_graph(rows, width):
     log_prob = torch.rand(rows, width, dtype=torch.float64)

@@ -65,10 +65,10 @@ RETURN, BACKWARD = "    return SequenceLoss(\n", "        grad = torch.empty("
 PLANTED = {
     "sums in bfloat16": (SUM, SUM.replace(".sum", ".bfloat16().sum"), LOSS),
     "a mask that is off by one token": ("bits = mask[rows]", "bits = mask[rows].roll(1, -1)", LOSS),
-    "padding that gets a gradient": ("idle = ~ctx.mask[rows] | (", "idle = (~ctx.mask[rows] & False) | (", LOSS),
+    "padding that gets a gradient": ("idle = ~mask[rows] | (", "idle = (~mask[rows] & False) | (", LOSS),
     "a clip that keeps the gradient": ("torch.where(above, positive.detach(), positive)", "positive", LOSS),
     "an extra .item()": (RETURN, f"    length.sum().item()\n{RETURN}", {"waits"}),
-    "a host copy in the backward pass": (BACKWARD, f"        ctx.mask.sum().cpu()\n{BACKWARD}", {"waits"}),
+    "a host copy in the backward pass": (BACKWARD, f"        mask.sum().cpu()\n{BACKWARD}", {"waits"}),
 }
 
 
