@@ -169,9 +169,12 @@ class Band:
         A sequence whose tokens all have log-ratio 0 (the on-policy case) has drifted nowhere: its centre is 0 under
         every normalisation, so that the first update is the plain policy gradient.
         """
-        q, scale = quadratic_variation, self.scale(length)
-        center = torch.zeros_like(q) if self.normalization == "plain" else -q / 2
-        return Edges(center - self.low * scale, center + self.high * scale, center + self.dual * scale)
+        scale = self.scale(length)
+        edges = Edges(-self.low * scale, self.high * scale, self.dual * scale)
+        if self.normalization == "plain":
+            return edges
+        center = quadratic_variation / -2
+        return Edges(*(center + edge for edge in edges))
 
     def to_json(self) -> dict:
         """The values in effect by field, without ``eps``; null where there is no edge."""

@@ -16,13 +16,14 @@ Shapes: ``[B, T]`` is (sequences, response tokens incl. padding), ``[B]`` is one
 nats. This module knows nothing of verl.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fspo_verl.band import Band, Edges
+from fspo_verl.band import Band
 
 # exp() of a larger log-ratio is a number no optimiser can use (e^20 is about 5e8). Clipping decisions are taken on the
 # exact log-ratio; only the exponent is capped, so that one stale sequence cannot turn the loss into inf.
@@ -36,24 +37,44 @@ class SequenceLoss(NamedTuple):
     length: Tensor  # L, response tokens; 0 for a fully masked row
     log_ratio: Tensor  # S; 0 where not finite
     quadratic_variation: Tensor  # Q; 0 where not finite
-    advantage: Tensor  # mean over the response tokens; 0 for a fully masked row and where not finite
-    edges: Edges
-    clipped_upper: Tensor  # bool: some token with A > 0, and S above the band
-    clipped_lower: Tensor  # bool: some token with A < 0, and S below the band
-    clipped_dual: Tensor  # bool: some token with A < 0, and S above the dual clip
-    finite: Tensor  # bool: False where a response token holds NaN or inf; such a row contributes nothing
+    positive: Tensor  # Σ_t of the advantages A_t > 0; 0 where not finite
+    negative: Tensor  # Σ_t of the advantages A_t < 0; 0 where not finite
     positive_tokens: Tensor  # number of response tokens with A > 0
     negative_tokens: Tensor  # number of response tokens with A < 0
+    finite: Tensor  # bool: False where a response token holds NaN or inf; such a row contributes nothing
+    low: Tensor  # the band's edges in log space, see Band.edges
+    high: Tensor
+    dual: Tensor
+
+    @property
+    def advantage(self) -> Tensor:
+        """Mean over the response tokens; 0 for a fully masked row and where not finite."""
+        return (self.positive + self.negative) / self.length.clip(min=1)
+
+    @property
+    def clipped_upper(self) -> Tensor:
+        """bool: some token with A > 0, and S above the band."""
+        return (self.log_ratio > self.high) & (self.positive > 0)
+
+    @property
+    def clipped_lower(self) -> Tensor:
+        """bool: some token with A < 0, and S below the band."""
+        return (self.log_ratio < self.low) & (self.negative < 0)
+
+    @property
+    def clipped_dual(self) -> Tensor:
+        """bool: some token with A < 0, and S above the dual clip."""
+        return (self.log_ratio > self.dual) & (self.negative < 0)
 
     @property
     def clipped(self) -> Tensor:
-        """bool ``[B]``: the sequence lost (part of) its gradient to a clip."""
+        """bool: the sequence lost (part of) its gradient to a clip."""
         return self.clipped_upper | self.clipped_lower | self.clipped_dual
 
     @property
     def outside(self) -> Tensor:
-        """bool ``[B]``: S is outside the band, whatever the sign of the advantage."""
-        return (self.log_ratio > self.edges.high) | (self.log_ratio < self.edges.low)
+        """bool: S is outside the band, whatever the sign of the advantage."""
+        return (self.log_ratio > self.high) | (self.log_ratio < self.low)
 
 
 def fspo_loss(
@@ -90,99 +111,91 @@ def fspo_loss(
         )
     if not (log_prob.is_floating_point() and old_log_prob.is_floating_point()):
         raise TypeError(f"log-probabilities must be floating point; got {log_prob.dtype} and {old_log_prob.dtype}")
-    length, log_ratio, quadratic_variation, positive, negative, positive_tokens, negative_tokens = _TokenSums.apply(
-        log_prob, old_log_prob, advantages, response_mask.bool()
-    )
-
-    with torch.no_grad():
-        finite = (log_ratio + quadratic_variation + positive + negative).isfinite()
-        log_ratio = torch.where(finite, log_ratio, 0.0)
-        quadratic_variation = torch.where(finite, quadratic_variation, 0.0)
-        advantage = torch.where(finite, (positive + negative) / length.clamp(min=1), 0.0)
-        # An empty row keeps a band of one token; its advantage sums are zero, so the band decides nothing.
-        low, high, dual = edges = band.edges(length.clamp(min=1), quadratic_variation)
-        above, below, beyond = log_ratio > high, log_ratio < low, log_ratio > dual
-        ratio_positive = _exp(torch.minimum(log_ratio, high))
-        ratio_negative = _exp(torch.minimum(torch.maximum(log_ratio, low), dual))
-
-    # A clipped sum keeps its value and loses its gradient; a non-finite row loses both.
-    positive = torch.where(finite, torch.where(above, positive.detach(), positive), 0.0)
-    negative = torch.where(finite, torch.where(below | beyond, negative.detach(), negative), 0.0)
-    return SequenceLoss(
-        loss=-(ratio_positive * positive + ratio_negative * negative),
-        length=length,
-        log_ratio=log_ratio,
-        quadratic_variation=quadratic_variation,
-        advantage=advantage,
-        edges=edges,
-        clipped_upper=above & (positive.detach() > 0),
-        clipped_lower=below & (negative.detach() < 0),
-        clipped_dual=beyond & (negative.detach() < 0),
-        finite=finite,
-        positive_tokens=positive_tokens,
-        negative_tokens=negative_tokens,
-    )
+    loss, sums, finite, *edges = _ClippedLoss.apply(log_prob, old_log_prob, advantages, response_mask.bool(), band)
+    return SequenceLoss._make((loss, *sums, finite, *edges))
 
 
-def _exp(log_ratio: Tensor) -> Tensor:
-    return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
+class _ClippedLoss(torch.autograd.Function):
+    """The loss as one node of the graph, with its sums and edges.
 
-
-# --- the sums over tokens ---------------------------------------------------------------------------------------------
-
-
-class _TokenSums(torch.autograd.Function):
-    """One pass over the tokens: L, S, Q, the sums of the positive and of the negative advantages, and the numbers of
-    tokens with either, ``[B]`` each.
-
-    The advantage sums carry the policy gradient: constants in value, their gradient with respect to ``log_prob[i, t]``
-    is A_t, as if they were Σ_t A_t·exp(log π(y_t) − sg[log π(y_t)]). Writing that product out would keep several [B, T]
-    temporaries alive until the backward pass; here it is one write per token, and padding is never multiplied.
+    The gradient with respect to ``log_prob[i, t]`` is A_t times a weight of sequence i: one for A_t > 0, and one for
+    A_t < 0. Padding is never multiplied.
     """
 
     @staticmethod
-    def forward(ctx, log_prob, old_log_prob, advantages, mask):
-        # Saved, so that autograd notices a change in place until the backward pass. A tensor of inference mode has no
-        # version by which it could, and autograd refuses to save one: a copy stands for it.
-        ctx.save_for_backward(*(x.clone() if x.is_inference() else x for x in (advantages, mask)))
+    def forward(ctx, log_prob, old_log_prob, advantages, mask, band):
+        sums = _token_sums(log_prob, old_log_prob, advantages, mask)
+        finite = sums[1:5].sum(0).abs() < math.inf
+        finite_bits = _bits(finite, sums.dtype)
+        sums[1:].view(finite_bits.dtype).bitwise_and_(finite_bits)
+        length, log_ratio, quadratic_variation, *_ = sums
+        # An empty row keeps a band of one token; its advantage sums are zero, so the band decides nothing.
+        low, high, dual = edges = band.edges(length.clamp(min=1), quadratic_variation)
+
+        # Two rows each: for A > 0, and for A < 0. What is clipped keeps its value and loses its gradient.
+        clipped = torch.stack([torch.minimum(log_ratio, high), log_ratio.clamp(low, dual)])
+        kept = clipped == log_ratio
+        weights = clipped.clamp_(max=MAX_LOG_RATIO).exp_().neg_()
+        loss = (weights * sums[3:5]).sum(0)
+
+        # Autograd notices when what it saves is changed in place before the backward pass. It does not save tensors of
+        # inference mode, which have no version to tell by: a copy stands for them.
+        inputs = (x.clone() if x.is_inference() else x for x in (advantages, mask))
+        ctx.save_for_backward(*inputs, weights.mul_(kept), finite_bits)
         ctx.dtype = log_prob.dtype
-        # float32 or wider: over thousands of tokens bfloat16 cannot tell a sequence inside the band from one outside.
-        dtype = torch.promote_types(torch.promote_types(log_prob.dtype, old_log_prob.dtype), torch.float32)
-        integer = torch.int64 if dtype == torch.float64 else torch.int32
-        sums = log_prob.new_zeros((7, len(log_prob)), dtype=dtype)
-        for rows in _row_blocks(log_prob):
-            # A response token has all bits set, padding has none. `x & bits` is x or 0, also where x is NaN.
-            # On a CPU it is several times as fast as masked_fill.
-            bits = mask[rows].to(integer).neg_()
-            difference = log_prob[rows].to(dtype) - old_log_prob[rows].to(dtype)
-            token_log_ratio = difference.view(integer).bitwise_and_(bits).view(dtype)
-            token_advantage = advantages[rows].to(dtype).view(integer).bitwise_and(bits).view(dtype)
-            sums[0, rows] = mask[rows].sum(-1).to(dtype)
-            sums[1, rows] = token_log_ratio.sum(-1)
-            sums[2, rows] = token_log_ratio.square_().sum(-1)
-            above = token_advantage.clamp(min=0)
-            below = token_advantage.clamp_(max=0)
-            sums[3, rows], sums[4, rows] = above.sum(-1), below.sum(-1)
-            # Comparisons in place write 1.0 and 0.0, and sums of floats are several times faster than counts.
-            sums[5, rows], sums[6, rows] = above.gt_(0).sum(-1), below.lt_(0).sum(-1)
-        length, log_ratio, quadratic_variation, positive, negative, *counts = (row.clone() for row in sums)
-        ctx.mark_non_differentiable(length, log_ratio, quadratic_variation, *counts)
-        return length, log_ratio, quadratic_variation, positive, negative, *counts
+        ctx.mark_non_differentiable(sums, finite, *edges)
+        ctx.set_materialize_grads(False)
+        return loss, sums, finite, *edges
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, _length, _log_ratio, _quadratic_variation, grad_positive, grad_negative, *_counts):
-        all_advantages, mask = ctx.saved_tensors
+    def backward(ctx, grad_loss, *_):
+        advantages, mask, weights, finite_bits = ctx.saved_tensors
+        upper, lower = (weights * grad_loss).unsqueeze(-1)
         grad = torch.empty(mask.shape, dtype=ctx.dtype, device=mask.device)
         for rows in _row_blocks(grad):
-            advantages = all_advantages[rows]
-            upper, lower = grad_positive[rows].unsqueeze(-1), grad_negative[rows].unsqueeze(-1)
-            # A row without gradient must stay at zero even where its advantage is infinite.
-            idle = ~mask[rows] | ((upper == 0) & (lower == 0))
+            advantage = advantages[rows].to(weights.dtype)
             # One of the two products is 0; on a CPU this takes a third of the time of a choice by torch.where.
-            product = (advantages.clamp(min=0) * upper).addcmul_(advantages.clamp(max=0), lower)
-            grad[rows] = product.masked_fill_(idle, 0.0)
-        return grad, None, None, None
+            product = (advantage.clamp(min=0) * upper[rows]).addcmul_(advantage.clamp(max=0), lower[rows])
+            # A row that is not finite must stay at zero, whatever its advantages are.
+            bits = mask[rows].to(finite_bits.dtype).mul_(finite_bits[rows, None])
+            product.view(bits.dtype).bitwise_and_(bits)
+            grad[rows] = product
+        return grad, None, None, None, None
+
+
+# --- one pass over the tokens -----------------------------------------------------------------------------------------
+
+
+def _token_sums(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """The sums over the response tokens ``[7, B]``: L, S and Q, the positive and the negative advantages, and the
+    numbers of tokens with either."""
+    # float32 or wider: over thousands of tokens bfloat16 cannot tell a sequence inside the band from one outside.
+    dtype = torch.float64 if torch.float64 in (log_prob.dtype, old_log_prob.dtype) else torch.float32
+    all_sums = log_prob.new_empty((7, len(log_prob)), dtype=dtype)
+    for rows in _row_blocks(log_prob):
+        bits, sums = _bits(mask[rows], dtype), all_sums[:, rows]
+        torch.sum(mask[rows].to(dtype), -1, out=sums[0])
+        log_ratio = log_prob[rows].to(dtype) - old_log_prob[rows].to(dtype)
+        log_ratio.view(bits.dtype).bitwise_and_(bits)
+        torch.sum(log_ratio, -1, out=sums[1])
+        torch.sum(log_ratio.square_(), -1, out=sums[2])
+        positive, negative = signed = log_ratio.new_empty((2, *log_ratio.shape))
+        torch.bitwise_and(advantages[rows].to(dtype).view(bits.dtype), bits, out=positive.view(bits.dtype))
+        torch.clamp(positive, max=0, out=negative)
+        positive.clamp_(min=0)
+        torch.sum(signed, -1, out=sums[3:5])
+        # A comparison in place writes 1.0 and 0.0, and sums of floats are several times faster than counts.
+        torch.sum(signed.ne_(0), -1, out=sums[5:7])
+    return all_sums
+
+
+def _bits(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """All bits set where the mask is, else none, as wide as a dtype: ``x & bits`` is x or 0, also where x is NaN.
+
+    On a CPU this is several times as fast as masked_fill.
+    """
+    return mask.to(torch.int64 if dtype == torch.float64 else torch.int32).neg_()
 
 
 def _row_blocks(tensor: Tensor) -> Iterator[slice]:

@@ -118,11 +118,10 @@ def _aggregate(sequences: SequenceLoss, width: int, loss_agg_mode: str, batch_in
     token loss under a mask that holds L stands for the whole row.
     """
     length = sequences.length
-    if batch_info.get("dp_size", 1) == 1:
-        # verl divides by these; without them it counts the micro-batch, which is 0/0 where every row is masked.
-        for name, count in (("batch_num_tokens", length), ("global_batch_size", length > 0)):
-            if batch_info.get(name) is None:
-                batch_info[name] = count.sum().clamp(min=1)
+    total = "batch_num_tokens" if loss_agg_mode == "token-mean" else "global_batch_size"
+    if batch_info.get("dp_size", 1) == 1 and batch_info.get(total) is None:
+        # verl divides by it; without it verl counts the micro-batch, which is 0/0 where every row is masked.
+        batch_info[total] = (length if total == "batch_num_tokens" else length > 0).sum().clamp(min=1)
     if batch_info.get("loss_scale_factor") is None:
         batch_info["loss_scale_factor"] = width  # what agg_loss reads off the full matrix
     return core_algos.agg_loss(

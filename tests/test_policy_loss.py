@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from bench.loss import Operations, call, make_batch
 from torch.utils._python_dispatch import TorchDispatchMode
 from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn
 from verl.utils import tensordict_utils as tu
@@ -262,3 +263,15 @@ def test_only_the_metrics_read_a_value_and_once(info, monkeypatch):
         loss, _ = get_policy_loss_fn("fspo")(**batch, loss_agg_mode=config.loss_agg_mode, config=config)
         loss.backward()
     assert len(reads) == 1 and others.count == 0
+
+
+@pytest.mark.parametrize("rows, width", [(8, 512), (64, 1024)])
+def test_a_call_and_its_backward_are_fewer_operations_than_those_of_gspo(rows, width):
+    """On a GPU the host launches a kernel or more for each, which is what a call costs there."""
+    batch, count = make_batch(rows, width, "cpu"), {}
+    for name in ("fspo", "gspo"):
+        function = call(name, batch)
+        with Operations() as operations:
+            function()
+        count[name] = operations.count
+    assert 0 < count["fspo"] < count["gspo"]

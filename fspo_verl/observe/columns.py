@@ -17,6 +17,7 @@ from fspo_verl.band import Band
 from fspo_verl.loss import MAX_LOG_RATIO, SequenceLoss, fspo_loss
 
 _OF_SEQUENCES = ("length", "log_ratio", "quadratic_variation", "advantage", "finite")
+_OF_LOSS = SequenceLoss._fields[1:]  # all but the loss itself
 CLIPPED = ("clipped_upper", "clipped_lower", "clipped_dual")
 MISMATCH = (
     "rollout_length",
@@ -34,18 +35,22 @@ ICEPOP = (0.5, 5.0)
 """Ratios of trainer to rollout engine that IcePop keeps; a token outside weighs nothing (verl's ``"0.5_5.0"``)."""
 
 
-@torch.no_grad()
 def loss_columns(sequences: SequenceLoss) -> dict[str, Tensor]:
-    """Columns ``[B]`` of the fspo loss; ``clipped_*`` are shares of a response's tokens.
+    """Sums and edges ``[B]`` of the fspo loss; :func:`to_numpy` makes its columns of them, after the transfer."""
+    return {name: getattr(sequences, name) for name in _OF_LOSS}
+
+
+def _clip_columns(sequences: SequenceLoss) -> dict[str, np.ndarray]:
+    """Columns ``[B]`` of the fspo loss, whose fields are arrays here; ``clipped_*`` are shares of a response's tokens.
 
     A clip takes the gradient of all tokens whose advantage has one sign: of the whole response where it is constant.
     """
-    tokens = sequences.length.clamp(min=1)
+    tokens = sequences.length.clip(min=1)
     up, down = sequences.positive_tokens / tokens, sequences.negative_tokens / tokens
     return {name: getattr(sequences, name) for name in _OF_SEQUENCES} | {
-        "clipped_upper": torch.where(sequences.clipped_upper, up, 0.0),
-        "clipped_lower": torch.where(sequences.clipped_lower, down, 0.0),
-        "clipped_dual": torch.where(sequences.clipped_dual, down, 0.0),
+        "clipped_upper": sequences.clipped_upper * up,
+        "clipped_lower": sequences.clipped_lower * down,
+        "clipped_dual": sequences.clipped_dual * down,
         "outside": sequences.outside & (sequences.length > 0),
     }
 
@@ -125,5 +130,8 @@ def mismatch_columns(old_log_prob: Tensor, rollout_log_prob: Tensor, loss_mask: 
 def to_numpy(columns: dict[str, Tensor]) -> dict[str, np.ndarray]:
     """The columns as float64 arrays, in one transfer from the device."""
     dtype = columns["log_ratio"].dtype
-    stacked = torch.stack([column.to(dtype) for column in columns.values()]).cpu().numpy().astype(np.float64)
-    return dict(zip(columns, stacked, strict=True))
+    stacked = torch.stack([column.to(dtype) for column in columns.values()]).cpu().numpy()
+    arrays = dict(zip(columns, stacked, strict=True))
+    if arrays.keys() >= {*_OF_LOSS}:
+        arrays |= _clip_columns(SequenceLoss._make([None, *map(arrays.pop, _OF_LOSS)]))
+    return {name: column.astype(np.float64) for name, column in arrays.items()}

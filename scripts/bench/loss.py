@@ -8,8 +8,8 @@
 On a CPU set MALLOC_MMAP_THRESHOLD_=1048576, so that freed memory goes back to the system and peaks can be seen.
 
 Every round runs each loss once, in turn, so that a slow moment of the machine meets all of them. Reported per loss:
-median time with its interquartile range, and peak extra memory over the inputs, including the gradient that every loss
-must write.
+median time with its interquartile range, peak extra memory over the inputs, including the gradient that every loss
+must write, and how many operations of torch a call and its backward pass are: on a GPU, each launches a kernel or more.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import psutil
 import torch
 import verl
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.benchmark import Timer
 from tqdm import trange
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
@@ -69,6 +70,16 @@ def call(name: str, batch: dict[str, Tensor]) -> Callable[[], None]:
     return forward_and_backward
 
 
+class Operations(TorchDispatchMode):
+    """Counts operations that compute or copy; a view or an empty tensor is none."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.count += not (operation.is_view or "empty" in str(operation))
+        return operation(*args, **(kwargs or {}))
+
+
 def extra_memory(function: Callable[[], None], device: str) -> int:
     """Bytes above the start at the highest point of a call; on a CPU the resident set, sampled every 0.2 ms."""
     gc.collect()
@@ -98,9 +109,11 @@ def measure(rows: int, width: int, losses: list[str], rounds: int, device: str) 
     """A row per loss; the first loss is the unit of the ratios."""
     batch = make_batch(rows, width, device)
     calls = {name: call(name, batch) for name in losses}
-    memory = {}
+    memory, operations = {}, {}
     for name, function in calls.items():
-        function()  # warms up
+        with Operations() as counted:
+            function()  # warms up
+        operations[name] = counted.count
         batch["log_prob"].grad = None
         memory[name] = extra_memory(function, device) / 1e6
     timers = {name: Timer("f()", globals={"f": f}, num_threads=torch.get_num_threads()) for name, f in calls.items()}
@@ -114,6 +127,7 @@ def measure(rows: int, width: int, losses: list[str], rounds: int, device: str) 
             "ms": median[name],
             "ms q25-q75": f"{low[name]:.3g}-{high[name]:.3g}",
             f"time / {losses[0]}": median[name] / median[losses[0]],
+            "operations": operations[name],
             "extra MB": memory[name],
             f"memory / {losses[0]}": memory[name] / memory[losses[0]] if memory[losses[0]] else float("nan"),
         }

@@ -60,14 +60,15 @@ def test_the_batch_is_clear_of_every_edge_and_every_part_of_the_loss_acts(dtype,
 
 
 LOSS = {"loss_float32", "loss_bfloat16"}
-SUM, SAVE = "= token_log_ratio.sum(-1)", "        ctx.mark_non_differentiable("
-RETURN, BACKWARD = "    return SequenceLoss(\n", "        grad = torch.empty("
+SUM, SAVE = "torch.sum(log_ratio, -1, out=sums[1])", "        ctx.mark_non_differentiable("
+RETURN, BACKWARD = "    return SequenceLoss._make(", "        grad = torch.empty("
+BITS = "bits = mask[rows].to(finite_bits.dtype).mul_(finite_bits[rows, None])"
 PLANTED = {
-    "sums in bfloat16": (SUM, SUM.replace(".sum", ".bfloat16().sum"), LOSS),
-    "a mask that is off by one token": ("bits = mask[rows]", "bits = mask[rows].roll(1, -1)", LOSS),
-    "padding that gets a gradient": ("idle = ~mask[rows] | (", "idle = (~mask[rows] & False) | (", LOSS),
-    "a clip that keeps the gradient": ("torch.where(above, positive.detach(), positive)", "positive", LOSS),
-    "an extra .item()": (RETURN, f"    length.sum().item()\n{RETURN}", {"waits"}),
+    "sums in bfloat16": (SUM, "sums[1] = log_ratio.bfloat16().sum(-1)", LOSS),
+    "a mask that is off by one token": ("_bits(mask[rows], dtype)", "_bits(mask[rows].roll(1, -1), dtype)", LOSS),
+    "padding that gets a gradient": (BITS, "bits = finite_bits[rows, None]", LOSS),
+    "a clip that keeps the gradient": ("kept = clipped == log_ratio", "kept = torch.ones_like(clipped)", LOSS),
+    "an extra .item()": (RETURN, f"    sums.sum().item()\n{RETURN}", {"waits"}),
     "a host copy in the backward pass": (BACKWARD, f"        mask.sum().cpu()\n{BACKWARD}", {"waits"}),
 }
 
