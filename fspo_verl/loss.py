@@ -39,8 +39,8 @@ class SequenceLoss(NamedTuple):
     quadratic_variation: Tensor  # Q; 0 where not finite
     positive: Tensor  # Σ_t of the advantages A_t > 0; 0 where not finite
     negative: Tensor  # Σ_t of the advantages A_t < 0; 0 where not finite
-    positive_tokens: Tensor  # number of response tokens with A > 0
-    negative_tokens: Tensor  # number of response tokens with A < 0
+    positive_tokens: Tensor  # number of response tokens with A > 0; 0 where not finite
+    negative_tokens: Tensor  # number of response tokens with A < 0; 0 where not finite
     finite: Tensor  # bool: False where a response token holds NaN or inf; such a row contributes nothing
     low: Tensor  # the band's edges in log space, see Band.edges
     high: Tensor
@@ -116,10 +116,10 @@ def fspo_loss(
 
 
 class _ClippedLoss(torch.autograd.Function):
-    """The loss as one node of the graph, with its sums and edges.
+    """The loss as one node of the graph, with the sums and edges that it is made of.
 
-    The gradient with respect to ``log_prob[i, t]`` is A_t times a weight of sequence i: one for A_t > 0, and one for
-    A_t < 0. Padding is never multiplied.
+    A sequence has two weights −clip(w), one for its tokens with A_t > 0 and one for those with A_t < 0. Its loss is
+    Σ_t weight·A_t. The gradient with respect to ``log_prob[i, t]`` is weight·A_t, or 0 where the clip acts.
     """
 
     @staticmethod
@@ -132,7 +132,7 @@ class _ClippedLoss(torch.autograd.Function):
         # An empty row keeps a band of one token; its advantage sums are zero, so the band decides nothing.
         low, high, dual = edges = band.edges(length.clamp(min=1), quadratic_variation)
 
-        # Two rows each: for A > 0, and for A < 0. What is clipped keeps its value and loses its gradient.
+        # In two rows: for A > 0, and for A < 0. What is clipped keeps its value and loses its gradient.
         clipped = torch.stack([torch.minimum(log_ratio, high), log_ratio.clamp(low, dual)])
         kept = clipped == log_ratio
         weights = clipped.clamp_(max=MAX_LOG_RATIO).exp_().neg_()
@@ -157,7 +157,7 @@ class _ClippedLoss(torch.autograd.Function):
             advantage = advantages[rows].to(weights.dtype)
             # One of the two products is 0; on a CPU this takes a third of the time of a choice by torch.where.
             product = (advantage.clamp(min=0) * upper[rows]).addcmul_(advantage.clamp(max=0), lower[rows])
-            # A row that is not finite must stay at zero, whatever its advantages are.
+            # Padding, and a row that is not finite, stay at zero, whatever stands there.
             bits = mask[rows].to(finite_bits.dtype).mul_(finite_bits[rows, None])
             product.view(bits.dtype).bitwise_and_(bits)
             grad[rows] = product
@@ -168,8 +168,7 @@ class _ClippedLoss(torch.autograd.Function):
 
 
 def _token_sums(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """The sums over the response tokens ``[7, B]``: L, S and Q, the positive and the negative advantages, and the
-    numbers of tokens with either."""
+    """``[7, B]`` over response tokens: L, S, Q, the sums of A_t > 0 and of A_t < 0, and how many there are of each."""
     # float32 or wider: over thousands of tokens bfloat16 cannot tell a sequence inside the band from one outside.
     dtype = torch.float64 if torch.float64 in (log_prob.dtype, old_log_prob.dtype) else torch.float32
     all_sums = log_prob.new_empty((7, len(log_prob)), dtype=dtype)
