@@ -35,7 +35,20 @@ def doctor_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def switch_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("script", nargs="*", help="after --, the command line that runs a script of yours")
+    add = parser.add_argument
+    add("script", type=Path, help="a script of yours in bash, or a config in YAML")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("-o", "--output", type=Path, metavar="NEW", help="write the new script to this file")
+    where.add_argument("--in-place", action="store_true", help="write the new script over the old one")
+    losses = ("fspo", "observed", "gspo", "grpo", "fixed_band", "no_clip")
+    add(
+        "--loss",
+        choices=losses,
+        default="fspo",
+        help="what to train; observed measures the script's own (default: fspo)",
+    )
+    folder = "folder for records, in which each launch and each start has one of its own (default: $PWD/fspo_records)"
+    add("--records", metavar="DIR", help=folder)
 
 
 def selftest_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,180 +1,323 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Turn a script that trains with verl into a command that trains FSPO.
+"""Switch a script that trains with verl to FSPO, or to be measured. The script is read, and never run.
 
-  fspo-verl switch -- bash my_script.sh ...
+  fspo-verl switch my_script.sh                     what would change, and what the new script would train
+  fspo-verl switch my_script.sh -o new_script.sh    ... and write the new script
+  fspo-verl switch my_script.sh --loss observed     measure the loss that the script trains
+  fspo-verl switch my_config.yaml                   the same for a config of yours
 
-The script runs, and nothing that it starts: programs such as python3, ray, uv, torchrun, sbatch or wget are replaced by
-stand-ins that only note their arguments. The command that reaches verl is composed by verl's own main, mended where
-another setting is in the way, checked as every launch is, and printed ready to paste, one line per change.
+Every training that the script launches is given `algorithm.policy_loss=...` and a folder for its records, a new one for
+each start. Settings in the way of the loss are taken out. Nothing is started, expanded or contacted, and no module of
+yours is imported.
 
-Exit code: 0 if the printed command trains FSPO, 1 if something is left that only you can mend, 2 for a wrong call.
+Exit code: 0 if the new script trains the loss, 1 if something is left that only you can mend, 2 for a wrong call.
 """
 
 import argparse
-import dataclasses
-import os
-import shlex
-import subprocess
-import sys
-import tempfile
+import difflib
+import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fspo_verl.launch import doctor
-from fspo_verl.launch.view import ACTOR, GROUP, POLICY_LOSS, Finding, Launch
+from omegaconf import OmegaConf
+from packaging.version import InvalidVersion, Version
 
-SELECT = f"+{GROUP}=fspo"
-TIME_LIMIT = 300
-"""Seconds after which a script is stopped: with stand-ins for its programs it does next to nothing."""
+from fspo_verl import output
+from fspo_verl.launch import own_yaml, stock, trainings
+from fspo_verl.launch.script import HIDDEN, Script, shown
+from fspo_verl.launch.trainings import Switch, Training
+from fspo_verl.launch.view import ACTOR, GROUP, POLICY_LOSS
 
-_STAND_INS = (
-    "python python3 pip pip3 uv conda ray torchrun accelerate deepspeed docker apptainer singularity git wget curl ssh "
-    "scp rsync aws gsutil hf huggingface-cli nvidia-smi npu-smi sleep kill pkill killall"
-).split()
-_SUBMISSION = "sbatch srun salloc qsub bsub kubectl helm sky".split()
-_STAND_IN = """#!/bin/bash
-[[ ${{0##*/}} == python* && $1 == -c ]] && exec {python} "$@"  # arithmetic, and questions about the machine
-call={noted}/$(date +%s%N)
-printf '%s\\0' "${{0##*/}}" "$@" >$call.words
-env -0 >$call.env
-"""
-# Python imports this at its start: also one that is not found by PATH, after `source .venv/bin/activate` for example.
-_SITECUSTOMIZE = """import os, sys
-if sys.orig_argv[1:2] != ["-c"]:
-    os.execv({stand_in!r}, ["python3", *sys.orig_argv[1:]])
-"""
-_IN_THE_WAY = {
-    **dict.fromkeys(("loss_agg_mode", "loss_scale_factor"), "which would replace FSPO's aggregation"),
-    **dict.fromkeys(("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"), "which FSPO does not read"),
-}
-_OF_A_SHELL = {"PATH", "PWD", "OLDPWD", "SHLVL", "_"}
+_OLDEST = Version("0.9.0")
+_ENGINES = ("dp", "megatron", "veomni", "torchtitan")
+_DISTILLATION = "distillation.distillation_loss.use_task_rewards"
+# A value of one of these decides whether the loss trains.
+_DECIDE = ("trainer.val_only", "distillation.enabled", _DISTILLATION, f"{POLICY_LOSS}.loss_mode", GROUP)
+_CONTAINER = re.compile(r"docker|podman|apptainer|singularity|enroot|--container-image\S*|ssh|kubectl")
+_CHECK = 'python3 -c "import fspo_verl.plugin"'
+_PYTHON = {"null": "None", "true": "True", "false": "False", "Infinity": 'float("inf")'}
 
 
-class Command(NamedTuple):
-    """The command with which a script starts verl."""
+class Verl(NamedTuple):
+    """The verl that a script would run."""
 
-    folder: str | None  # where it runs, if not where the script was started
-    environment: dict[str, str]  # what the script exports for it
-    words: list[str]  # up to the module, such as python3 -m verl.trainer.main_ppo
-    arguments: list[str]
+    root: Path  # the folder that holds the package
+    version: str
+    folders: list[Path]  # in which Python may look for modules
+    is_own: bool  # the script's, and not the installed one
 
-    @property
-    def module(self) -> str:
-        return self.words[-1]
 
-    def __str__(self):
-        exported = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
-        command = " \\\n  ".join([*exported, shlex.join(self.words), *map(shlex.quote, self.arguments)])
-        return f"cd {shlex.quote(self.folder)} &&\n{command}" if self.folder else command
+class Verdict(NamedTuple):
+    """What keeps a switched training from training the loss; three times nothing if it does."""
+
+    problems: list[str]
+    unknown: dict[str, str]  # keys that verl does not know, and what to write instead
+    depends: list[str]  # what hides whether it does
+
+
+class Result(NamedTuple):
+    """What is said, and the new script."""
+
+    conclusion: str
+    details: list[str]
+    new: bytes
+    left: list[str]  # alone, and why
+    checks: list[str]  # of environments
+    trains: bool
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the mended command; returns the exit code that the module's text promises."""
-    if not args.script:
-        raise ValueError("name a script: fspo-verl switch -- bash my_script.sh ...")
-    print("Only the script itself runs; whatever it starts is noted instead of started.", file=sys.stderr)
-    command = command_of(args.script)
-    mended, changes, found = switched(command)
-    left = [finding for finding in found if finding.severity == "error"]
-    if left:
-        print(f"This command does not train FSPO yet: {len(left)} thing{'s' * (len(left) > 1)} only you can mend.")
+    """Print conclusion, diff, what was left alone and the next step; returns the exit code that the module promises."""
+    path: Path = args.script
+    source = path.read_bytes()
+    if path.suffix in (".yaml", ".yml"):
+        result = _of_yaml(source.decode(), path, args.loss)
+    elif path.suffix == ".py":
+        result = _without_training(path, [], args.loss)
     else:
-        print("This command trains FSPO.")
-    for change in changes:
-        print(f"  changed: {change}")
-    for finding in found:
-        if finding.severity != "note":
-            print(f"  {finding.severity + ':':8} {finding}")
-    print(f"\n{mended}\n")
-    print(f"next: {'mend what is left, and run this again' if left else 'start it'}")
-    return int(bool(left))
+        result = of_script(source, path, args.loss, args.records)
+    target: Path | None = path.resolve() if args.in_place else args.output
+    if args.output and args.output.exists() and args.output.read_bytes() != result.new:
+        raise ValueError(f"{args.output} is there already: remove it, or name another file")
+    print(result.conclusion)
+    output.show([("", line) for line in result.details], widths=(1,))
+    if result.new != source:
+        print(f"\n{_diff(source, result.new, path.name)}")
+    output.show([("left alone:", line) for line in result.left], widths=(11,))
+    if target and result.new != source:
+        mode = path.stat().st_mode
+        output.write_whole([(target, result.new)])
+        target.chmod(mode)
+    if not result.trains:
+        step = "mend what is named above, and run this again"
+    elif result.new == source:
+        step = f"start {path} as before"
+    else:
+        step = f"start {args.output or path} as before" if target else f"-o NEW{path.suffix} or --in-place writes it"
+    steps = [*(f"check the environment that trains: {line}" for line in result.checks), step]
+    output.show([("next:", line) for line in steps], widths=(11,))
+    return int(not result.trains)
 
 
-def command_of(script: list[str], folder: Path | None = None) -> Command:
-    """The command with which a script starts verl, without starting it.
-
-    Args:
-        script: the words of the command line that runs the script.
-        folder: where it runs; default: here.
+def of_script(source: bytes, path: Path, loss: str, records: str | None) -> Result:
+    """The new script, and what it would train.
 
     Raises:
-        ValueError: it hands itself to a cluster, it starts nothing of verl, or it does not end.
+        ValueError: verl is not installed here, or ``records`` holds a quote.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        env, noted = _stand_ins(Path(scratch))
-        try:
-            run = subprocess.run(
-                script,
-                cwd=folder,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=TIME_LIMIT,
-            )
-        except subprocess.TimeoutExpired:
-            raise ValueError(f"{shlex.join(script)} has not ended after {TIME_LIMIT} s") from None
-        calls = [(_texts(file), file) for file in sorted(noted.glob("*.words"))]
-        for words, file in calls:
-            for place, word in enumerate(words[:-1], 1):
-                if word == "-m" and ("verl" in words[place] or "main" in words[place]):
-                    exported = dict(text.split("=", 1) for text in _texts(file.with_suffix(".env")))
-                    moved = None if Path(exported["PWD"]).samefile(folder or ".") else exported["PWD"]
-                    changed = {
-                        name: value.replace(f"{scratch}:", "")
-                        for name, value in exported.items()
-                        if env.get(name) != value and name.isidentifier() and name not in _OF_A_SHELL
-                    }
-                    return Command(moved, changed, words[: place + 1], words[place + 1 :])
-    if submitted := [words[0] for words, _ in calls if words[0] in _SUBMISSION]:
-        raise ValueError(f"{shlex.join(script)} submits a job ({submitted[0]}): name the script that the job runs")
-    said = (run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1]
-    raise ValueError(f"{shlex.join(script)} starts no `python -m` of verl; the last that it says: {said}")
+    script = Script(source)
+    found, left = trainings.find(script)
+    unread = script.unread(trainings.MENTION)
+    if not found and not unread:
+        return _without_training(path, left, loss)
+    verl = which_verl(script, path)
+    if verl.is_own and (not verl.version or Version(verl.version) < _OLDEST):
+        of = f"the verl {verl.version}".rstrip()
+        conclusion = f"{path.name} runs {of} of {verl.root}: fspo_verl needs {_OLDEST} or newer."
+        return Result(conclusion, ["nothing is changed"], source, left, [], False)
+    switches = [
+        (training, trainings.switch(training, loss, trainings.folder(records, path.stem, number)))
+        for number, training in enumerate(found, 1)
+    ]
+    verdicts = [judge(training, switch, verl) for training, switch in switches]
+    by_hand = f"add by hand: {GROUP}={loss} {trainings.RECORDS}=FOLDER"
+    left += [f"line {number}: a training is started in a text that is not read; {by_hand}" for number in unread]
+    return Result(
+        _conclusion(path.name, loss, switches, verdicts, unread, verl),
+        _details(switches, verdicts),
+        trainings.edited(script, switches),
+        [*left, *_stays(switches, loss)],
+        _environments(script),
+        not unread and not any(map(any, verdicts)),
+    )
 
 
-def _stand_ins(scratch: Path) -> tuple[dict[str, str], Path]:
-    """The environment in which programs are noted instead of started, and the folder in which they are."""
-    programs, noted = scratch / "bin", scratch / "noted"
-    programs.mkdir()
-    noted.mkdir()
-    for name in (*_STAND_INS, *_SUBMISSION):
-        (programs / name).write_text(_STAND_IN.format(python=shlex.quote(sys.executable), noted=noted))
-        (programs / name).chmod(0o755)
-    (scratch / "sitecustomize.py").write_text(_SITECUSTOMIZE.format(stand_in=str(programs / "python3")))
-    return os.environ | {
-        "PATH": f"{programs}:{os.environ['PATH']}",
-        "PYTHONPATH": f"{scratch}:{os.environ.get('PYTHONPATH', '')}",
-        "BASH_FUNC_ulimit%%": "() { :; }",  # which may need rights that only the training has
-    }, noted
+# --- which verl ------------------------------------------------------------------------------------------------------
 
 
-def _texts(file: Path) -> list[str]:
-    return file.read_text(errors="replace").split("\0")[:-1]
+def which_verl(script: Script, path: Path) -> Verl:
+    """The verl that a script would run: of a folder that it starts in, enters or puts on PYTHONPATH, or the installed.
+
+    Raises:
+        ValueError: there is none, and none is installed.
+    """
+    beside = path.resolve().parent
+    project = next((up for up in (beside, *beside.parents) if (up / ".git").exists()), beside)
+    folders = [Path.cwd(), *(up for up in (beside, *beside.parents) if up.is_relative_to(project))]
+    words = [[word.text for word in command.words[:2]] for command in script.commands]
+    entered = [two[1] for two in words if len(two) == 2 and two[0] in ("cd", "pushd")]
+    on_path = [part for value in script.values("PYTHONPATH") for part in value.split(":") if part]
+    folders += [place for text in (*entered, *on_path) for place in _places(text, folders[:2])]
+    installed = stock.installed_root()
+    for folder in folders:
+        if (folder / "verl/__init__.py").is_file() and folder.resolve() != installed.resolve():
+            return Verl(folder.resolve(), _version(folder), folders, is_own=True)
+    return Verl(installed, _version(installed), [*folders, installed], is_own=False)
 
 
-def switched(command: Command) -> tuple[Command, list[str], list[Finding]]:
-    """The command that trains FSPO, what was changed for it, and what the checks of a launch say of it."""
-    from fspo_verl.config import FSPOPolicyLossConfig
+def _places(text: str, bases: list[Path]) -> list[Path]:
+    """What a folder in a script may be; hidden at its start is nearly always the script's own, or where it starts."""
+    return [base / HIDDEN.sub(".", text) for base in bases]
 
-    fields = {field.name for field in dataclasses.fields(FSPOPolicyLossConfig)}
-    arguments, changes = [], []
-    for argument in command.arguments:
-        key, _, value = argument.lstrip("+~").partition("=")
-        field = key.removeprefix(f"{POLICY_LOSS}.")
-        if (key == GROUP or field == "loss_mode") and value != "fspo":
-            changes.append(f"{argument} removed, which selects another loss")
-        elif field != key and field not in fields:
-            changes.append(f"{argument} removed, a field of another loss")
-        elif why := _IN_THE_WAY.get(key.removeprefix(f"{ACTOR}.")):
-            changes.append(f"{argument} removed, {why}")
-        else:
-            arguments.append(argument)
-    if not {SELECT, SELECT.lstrip("+"), f"+{SELECT}"} & set(arguments):
-        arguments.append(SELECT)
-        changes.append(f"{SELECT} added")
-    mended = command._replace(arguments=arguments)
-    config, found = doctor.compose(command.module, arguments)
-    if config is not None and (loss := Launch(config).loss_mode) != "fspo":
-        found.append(Finding("error", "not_selected", f"{POLICY_LOSS}.loss_mode={loss} trains"))
-    return mended, changes, found
+
+def _version(root: Path) -> str:
+    try:
+        return str(Version((root / "verl/version/version").read_text().strip()))
+    except (OSError, InvalidVersion):
+        return ""
+
+
+# --- what the new script would train ---------------------------------------------------------------------------------
+
+
+def judge(training: Training, switch: Switch, verl: Verl) -> Verdict:
+    """Compose a switched training from config files, and say what keeps it from training the loss."""
+    main = stock.find_main(training.main, verl.folders)
+    if main is None:
+        return Verdict([f"{training.main} is not there to be read"], {}, training.opaque)
+    name, place = training.flag("--config-name", "-cn"), training.flag("--config-path", "-cp", "--config-dir", "-cd")
+    depends = [*training.opaque, *HIDDEN.findall(name or "")]
+    main = main._replace(name=main.name if name is None or HIDDEN.search(name) else name)
+    if place:
+        places = _places(place, [main.folder.parent, *verl.folders])
+        main = main._replace(folder=next((at for at in places if (at / f"{main.name}.yaml").is_file()), main.folder))
+    known = [text for text in switch.overrides if not HIDDEN.search(text.partition("=")[0])]
+    depends += [shown(text) for text in known if _is_open(text, training)]
+    groups = [text for text in known if stock.is_group(trainings.split(text)[0], main, verl.root)]
+    values = [HIDDEN.sub("1", text) for text in known if text not in groups]
+    chosen = [text for text in groups if not HIDDEN.search(text)]
+    engines = [f"model_engine={engine}" for engine in _ENGINES] if len(chosen) < len(groups) else []
+    try:
+        bases = [stock.compose(main, verl.root, [*chosen, engine]) for engine in engines] or [
+            stock.compose(main, verl.root, chosen)
+        ]
+        tables = [stock.unknown_keys(base, values, verl.root) for base in bases]
+        unknown = {key: new for key, new in tables[0].items() if all(key in table for table in tables)}
+        # With ++, as the script may add a key in several branches.
+        accepted = [re.sub(r"^\++", "++", text) for text in values if not _is_in(text, tables)]
+        config = stock.compose(main, verl.root, [*chosen, *accepted])
+    except Exception as error:  # whatever Hydra raises
+        return Verdict([f"its config does not compose: {str(error).strip().splitlines()[0]}"], {}, depends)
+    missing, given = stock.missing_sizes(config), {trainings.split(text)[0] for text in known}
+    unknown |= {key: f"{new} (a size for one GPU)" for key, new in missing.items() if key in given}
+    problems = [f"verl wants {new}" for key, new in missing.items() if key not in given]
+    if OmegaConf.select(config, "distillation.enabled") is True and OmegaConf.select(config, _DISTILLATION) is False:
+        problems.append(f"{_DISTILLATION}=False drops the policy loss")
+    return Verdict(problems, unknown, list(dict.fromkeys(depends)))
+
+
+def _is_open(override: str, training: Training) -> bool:
+    """Whether an override decides about the loss, and has a value that is not known, or several."""
+    key = trainings.split(override)[0]
+    return key in _DECIDE and (bool(HIDDEN.search(override)) or len(training.values(key)) > 1)
+
+
+def _is_in(override: str, tables: list[dict[str, str]]) -> bool:
+    return any(trainings.split(override)[0] == key.lstrip("+") for table in tables for key in table)
+
+
+# --- what is said ----------------------------------------------------------------------------------------------------
+
+
+def _conclusion(
+    name: str,
+    loss: str,
+    switches: list[tuple[Training, Switch]],
+    verdicts: list[Verdict],
+    unread: list[int],
+    verl: Verl,
+) -> str:
+    what = {"observed": "its own loss, measured", "fixed_band": "the fixed band", "no_clip": "FSPO without a clip"}
+    trained = what.get(loss, loss.upper())
+    failing = [verdict for verdict in verdicts if verdict.problems or verdict.unknown]
+    some = f", in {len(failing)} of its {len(verdicts)} trainings" if len(verdicts) > 1 else ""
+    if unknown := {key for verdict in verdicts for key in verdict.unknown}:
+        keys = f"{len(unknown)} of its keys" if len(unknown) > 1 else f"the key {unknown.pop()}"
+        return f"{name} would not start{some}: verl {verl.version} does not know {keys}."
+    if failing:
+        return f"{name} would not train {trained}{some}: {failing[0].problems[0]}."
+    if unread:
+        return f"{name} starts a training in a text that is not read, in line {', '.join(map(str, unread))}."
+    if depends := list(dict.fromkeys(text for verdict in verdicts for text in verdict.depends)):
+        return f"Whether {name} trains {trained} is hidden by {', '.join(depends)}."
+    changes = sum(len(switch.removed) + len(switch.added) for _, switch in switches)
+    every = f", in all of its {len(verdicts)} trainings," if len(verdicts) > 1 else ""
+    return f"{name}{every} trains {trained} {_after(changes)}."
+
+
+def _after(changes: int) -> str:
+    return "as it is" if not changes else "after this change" if changes == 1 else f"after these {changes} changes"
+
+
+def _details(switches: list[tuple[Training, Switch]], verdicts: list[Verdict]) -> list[str]:
+    """A line for every setting that is taken out, every key that verl does not know, and every other problem."""
+    said = []
+    for (training, switch), verdict in zip(switches, verdicts, strict=True):
+        at = f"line {training.command.line}: "
+        said += [f"{shown(word.text)} is taken out, {why}" for word, why in switch.removed]
+        said += [f"{at}{shown(word.text)} is overridden, {why}" for word, why in switch.overridden]
+        said += [f"{at}{key} -> {new}" for key, new in verdict.unknown.items()]
+        said += [f"{at}{problem}" for problem in verdict.problems]
+    return list(dict.fromkeys(said))
+
+
+def _stays(switches: list[tuple[Training, Switch]], loss: str) -> Iterator[str]:
+    """What is left alone in the trainings, and why."""
+    for training, switch in switches:
+        at = f"line {training.command.line}: "
+        if training.takes_arguments:
+            yield f'{at}"$@", your own arguments, which come last and keep the last word'
+        if values := sorted({name for word in training.overrides for name in HIDDEN.findall(word.text)}):
+            yield f"{at}values that only a run knows: {', '.join(values)}"
+        own = [text for text in switch.kept if re.match(rf"[+]*{ACTOR}\.(clip_ratio\w*|loss_\w+)=", text)]
+        if own and loss in ("gspo", "grpo"):
+            yield f"{at}{', '.join(map(shown, own))}, with which {loss} trains instead of its own"
+
+
+def _environments(script: Script) -> list[str]:
+    """Lines that check whether this package is where the script trains, if that is not where this command runs."""
+    said: dict[str, None] = {}
+    for texts in ([shown(word.text) for word in command.words] for command in script.commands):
+        if "uv" in texts and "run" in texts:
+            start = texts.index("uv")
+            stop = next((at for at in range(start, len(texts)) if texts[at].startswith("python")), start + 2)
+            said[f"{' '.join(texts[start:stop])} {_CHECK}"] = None
+        elif texts[:2] == ["conda", "activate"] or (texts[:1] in (["source"], ["."]) and "activate" in texts[-1]):
+            said[f"{' '.join(texts)} && {_CHECK}"] = None
+        elif any(map(_CONTAINER.fullmatch, texts)):
+            said[f"{_CHECK}, in the container or on the machine that trains"] = None
+    return list(said)
+
+
+def _diff(source: bytes, new: bytes, name: str) -> str:
+    """A unified diff that `patch` takes, without the lines beside a change: they may hold secrets."""
+    old, after = (re.findall(r"[^\n]*\n|[^\n]+", text.decode(errors="replace")) for text in (source, new))
+    lines = difflib.unified_diff(old, after, name, name, n=0)
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+# --- launches that are no script -------------------------------------------------------------------------------------
+
+
+def _of_yaml(text: str, path: Path, loss: str) -> Result:
+    new, changes = own_yaml.switched(text, loss)
+    conclusion = f"{path.name} selects {loss} {_after(len(changes))}; it is not composed here."
+    folder = trainings.folder(None, path.stem, 1)
+    left = [f"the folder for records, of each start its own: start with {trainings.RECORDS}=\"'{folder}'\""]
+    return Result(conclusion, changes, new.encode(), left, [], True)
+
+
+def _without_training(path: Path, left: list[str], loss: str) -> Result:
+    """A Python program, or a script that starts no training, or starts it by a Python program."""
+    merged = OmegaConf.create()
+    for key, value in (stock.option(loss) | {trainings.RECORDS: "/A/NEW/FOLDER"}).items():
+        OmegaConf.update(merged, key, value)
+    text = json.dumps(OmegaConf.to_container(merged), indent=2)
+    text = re.sub(r"\b(null|true|false|Infinity)\b", lambda word: _PYTHON[word[0]], text)
+    conclusion = f"{path.name} has no training launch to switch: no command gives a main of verl its settings."
+    how = "a Python program that makes the config itself has to merge this, before verl gets the config:"
+    lines = f"settings = OmegaConf.create({text})\nconfig = OmegaConf.merge(config, settings)".split("\n")
+    return Result(conclusion, [how, *lines], path.read_bytes(), left, [], False)

@@ -1,93 +1,406 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""`fspo-verl switch`: nothing that a script starts runs, and the command it prints trains fspo."""
+"""`fspo-verl switch` runs nothing, changes nothing but what it says, and claims nothing that is not so."""
 
+import os
+import re
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from fspo_verl import cli
-from fspo_verl.launch import doctor, switch
+from fspo_verl.launch import stock, trainings
+from fspo_verl.launch.renamed import RENAMED
+from fspo_verl.launch.script import Script
 
-LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
-SCRIPT = """
-set -e
-ulimit -n 1
-mkdir -p work && cd work
-export TOKENS="a b"
-{python} -m pip install nothing > installed.txt
-ray start --head
-python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=$(python3 -c 'print(2+2)') \\
-    'data.train_files=["a.parquet", "b.parquet"]' {arguments} "$@"
-touch after.txt
-"""
+ROOT = Path(__file__).parents[2]
+CASES = sorted((Path(__file__).parent / "switch_cases").glob("*.sh"))
+ACTOR = "actor_rollout_ref.actor"
+LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
+RECORDS = trainings.RECORDS
+SIZES = f"{ACTOR}.use_dynamic_bsz=True algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4"
+MAIN = f"python3 -m verl.trainer.main_ppo {SIZES}"
 
 
 @pytest.fixture
-def script(tmp_path):
-    def written(arguments="", python="python", text=SCRIPT):
-        file = tmp_path / "run.sh"
-        file.write_text(text.format(arguments=arguments, python=python))
-        return ["bash", str(file)]
+def switch(tmp_path, capsys, monkeypatch):
+    """Switch a script; its exit code, what was printed, and the new script."""
+    monkeypatch.chdir(tmp_path)
 
-    return written
+    def switched(text, *arguments, name="run.sh", new="new.sh"):
+        Path(name).write_text(text)
+        code = cli.main(["switch", name, "-o", new, *arguments])
+        shown = capsys.readouterr()
+        return code, shown.out or shown.err, Path(new).read_text() if Path(new).exists() else ""
+
+    return switched
 
 
-@pytest.mark.parametrize("python", ["python", sys.executable], ids=["found", "by its path"])
-def test_a_script_runs_and_nothing_that_it_starts(script, tmp_path, python):
-    command = switch.command_of([*script(python=python), "trainer.nnodes=2"], tmp_path)
-    assert command.words == ["python3", "-m", "verl.trainer.main_ppo"] and command.environment == {"TOKENS": "a b"}
-    assert command.folder == str(tmp_path / "work") and (tmp_path / "work/after.txt").exists()
-    assert (tmp_path / "work/installed.txt").read_text() == ""
-    files = 'data.train_files=["a.parquet", "b.parquet"]'
-    rollouts = "actor_rollout_ref.rollout.n=4"
-    assert command.arguments == ["algorithm.adv_estimator=grpo", rollouts, files, "trainer.nnodes=2"]
+# --- nothing runs ----------------------------------------------------------------------------------------------------
+
+AUDIT = """
+import sys, pathlib
+watched = ("subprocess.", "os.exec", "os.posix_spawn", "os.fork", "os.spawn", "os.system", "socket.", "os.remove",
+           "os.rename", "os.kill", "os.chmod", "shutil.", "urllib.", "pty.")
+folder = sys.argv[1]
+def hook(event, arguments):
+    writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & 3 and arguments[0] != "/dev/null"
+    if event.startswith(watched) or writes:
+        if not str(arguments[0]).endswith(".pyc") and "__pycache__" not in str(arguments[0]):
+            print("AUDIT", event, arguments, file=sys.__stderr__)
+sys.addaudithook(hook)
+from fspo_verl import cli
+for script in sys.argv[2:]:
+    for loss in ("fspo", "observed"):
+        cli.main(["switch", script, "--loss", loss])
+mine = [name for name, module in sys.modules.items() if str(getattr(module, "__file__", "")).startswith(folder)]
+if mine or "verl" in sys.modules:
+    print("AUDIT imported", mine, file=sys.__stderr__)
+"""
+
+
+def test_it_starts_opens_imports_and_writes_nothing(tmp_path):
+    trap = "raise SystemExit('imported')\n"
+    for name in ("verl", "recipe", "yaml", "hydra_plugins"):
+        (tmp_path / "project" / name).mkdir(parents=True)
+        (tmp_path / "project" / name / "__init__.py").write_text(trap)
+    (tmp_path / "project/verl/version").mkdir()
+    (tmp_path / "project/verl/version/version").write_text("0.9.1")
+    (tmp_path / "project/recipe/main_own.py").write_text(
+        f"{trap}@hydra.main(config_path='.', config_name='own')\ndef main(config): ...\n"
+    )
+    (tmp_path / "project/own.yaml").write_text("defaults: [ppo_trainer, _self_]\n")
+    (tmp_path / "project/own.sh").write_text(f"python3 -m recipe.main_own {SIZES}\n")
+    scripts = [*CASES, *ROOT.glob("scripts/run_*.sh"), *(tmp_path / "project").glob("own.*")]
+    (tmp_path / "audit.py").write_text(AUDIT)
+    command = [sys.executable, str(tmp_path / "audit.py"), str(tmp_path / "project"), *map(str, scripts)]
+    run = subprocess.run(command, cwd=tmp_path / "project", capture_output=True, text=True, check=False)
+    assert run.returncode == 0 and "AUDIT" not in run.stderr, run.stderr[-3000:]
+    assert run.stdout.count("next: ") >= 2 * len(scripts)
+
+
+# --- the cases -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
+def test_a_case_becomes_the_script_beside_it_and_the_diff_applies(case, switch, tmp_path):
+    text, expected = case.read_text(), case.with_suffix(".switched").read_text()
+    _, shown, new = switch(text, name=case.name)
+    assert new == expected
+    assert subprocess.run(["bash", "-n", "new.sh"], check=False).returncode == 0
+    (tmp_path / "printed.diff").write_text(shown)
+    patched = subprocess.run(["patch", case.name, "printed.diff"], check=False, capture_output=True, text=True)
+    assert patched.returncode == 0 and (tmp_path / case.name).read_text() == expected, patched.stdout
+
+
+def test_nothing_beside_a_change_is_printed(switch):
+    secrets = "export KEY=sk-secret\n"
+    _, shown, new = switch(f"{secrets}{MAIN}\n{secrets}")
+    assert "secret" not in shown and new.startswith(secrets) and new.endswith(secrets)
+
+
+# --- what the new script starts --------------------------------------------------------------------------------------
+
+# Every script hands OLD to the main, then the user's own words if it takes any; the loop starts it twice.
+OLD = f"{SIZES} {LOSS_MODE}=gspo {ACTOR}.clip_ratio_low=3e-4"
+LINES = OLD.replace(" ", " \\\n    ")
+SHAPES = {
+    "a line": f"python3 -m verl.trainer.main_ppo {OLD}\n",
+    "lines": f"python3 -m verl.trainer.main_ppo \\\n    {LINES} 2>&1 | tee out.txt\n",
+    "lines that end in a backslash": f"python3 -m verl.trainer.main_ppo \\\n    {LINES} \\\n\necho done\n",
+    "own arguments": f'python3 -m verl.trainer.main_ppo \\\n    {LINES} \\\n    "$@"\n',
+    "an array": "ARGS=(\n  # which\n  "
+    + OLD.replace(" ", "  # why\n  ")
+    + '\n)\npython3 -m verl.trainer.main_ppo "${ARGS[@]}" $@\n',
+    "an array of the command": f'CMD=(python3 -m verl.trainer.main_ppo)\nCMD+=({OLD})\nexec "${{CMD[@]}}"\n',
+    "a text": f'CMD="python3 -m verl.trainer.main_ppo {OLD}"\n$CMD "$@"\n',
+    "a text in lines": f'ARGS="\n  {LINES}"\nARGS="$ARGS trainer.nnodes=1"\npython3 -m verl.trainer.main_ppo $ARGS\n',
+    "eval": f'CMD="python3 -m verl.trainer.main_ppo {OLD}"\neval $CMD\n',
+    "eval of one text": f'CMD="python3 -m verl.trainer.main_ppo {OLD}"\neval "$CMD"\n',
+    "eval with a redirection": f'CMD="python3 -m verl.trainer.main_ppo {OLD} > out.txt"\neval "$CMD"\n',
+    "bash -c": f'bash -c "cd $PWD && python3 -m verl.trainer.main_ppo {OLD}"\n',
+    "bash -c, single quotes": f"srun bash -c 'python3 -m verl.trainer.main_ppo {OLD}'\n",
+    "bash -c of a variable": f'CMD="python3 -m verl.trainer.main_ppo {OLD}"\nbash -c "$CMD"\n',
+    "a heredoc": f"NAME=x\nbash <<EOF\npython3 -m verl.trainer.main_ppo trainer.experiment_name=$NAME {OLD}\nEOF\n",
+    "a quoted heredoc": f"bash <<'EOF'\npython3 -m verl.trainer.main_ppo \\\n  {LINES}\nEOF\n",
+    "a function": f'train() {{\n  python3 -m verl.trainer.main_ppo "$@"\n}}\ntrain {OLD}\n',
+    "a function of its command": f'run() {{ "$@"; }}\nrun python3 -m verl.trainer.main_ppo {OLD}\n',
+    "branches": f'A=({SIZES})\nif [ -n "${{X:-}}" ]; then\n  A+=({LOSS_MODE}=gspo)\nelse\n  A+=({LOSS_MODE}=sapo)\nfi\n'
+    'python3 -m verl.trainer.main_ppo "${A[@]}"\n',
+    "a loop": f"for seed in 1 2; do\n  python3 -m verl.trainer.main_ppo data.seed=$seed {OLD} &\ndone\nwait\n",
+    "ray job submit": f"ray job submit --address=x -- python3 -m verl.trainer.main_ppo {OLD}\n",
+    "torchrun": f"FOO=1 nohup torchrun --nnodes 1 -m verl.trainer.main_ppo {OLD} > out.txt 2>&1 &\nwait\n",
+    "uv run": f"uv run --frozen python3 -m verl.trainer.main_ppo {OLD}\n",
+    "a file": f"python3 verl/trainer/main_ppo.py {OLD}\n",
+    "options of Hydra": f"python3 -m verl.trainer.main_ppo --config-name=ppo_trainer {OLD} --config-path ./config\n",
+    "a value of its own for the loss": f"L={LOSS_MODE}=gspo\npython3 -m verl.trainer.main_ppo {SIZES} $L\n",
+    "a quoted value": f'L={LOSS_MODE}=gspo\npython3 -m verl.trainer.main_ppo {SIZES} "$L"\n',
+}
+STAND_IN = """#!/bin/bash
+printf '%s\\n' "$@" > {noted}/$BASHPID
+while [ $# -gt 0 ] && [ "$1" != -- ] && [ "$1" != bash ]; do shift; done
+[ "$1" = -- ] && shift
+[ $# -gt 0 ] && exec "$@"
+exit 0
+"""
+
+
+def started(script: Path, folder: Path, *arguments: str) -> list[list[str]]:
+    """The words of each main that a script starts, with stand-ins for all programs that it knows."""
+    programs, noted = folder / "bin", folder / f"noted {script.name}"
+    programs.mkdir(exist_ok=True)
+    noted.mkdir()
+    for name in ("python3", "ray", "srun", "torchrun", "uv"):
+        (programs / name).write_text(STAND_IN.format(noted=f"'{noted}'"))
+        (programs / name).chmod(0o755)
+    env = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-u", str(script), *arguments], cwd=folder, env=env, check=True, timeout=60)
+    calls = [file.read_text().split("\n")[:-1] for file in sorted(noted.iterdir())]
+    return [
+        [word for word in words if "=" in word and word[0] != "-"] for words in calls if f"{SIZES.split()[0]}" in words
+    ]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_launch_is_given_the_loss_and_a_folder_of_its_own(shape, switch, tmp_path):
+    text = SHAPES[shape]
+    _, shown, new = switch(text)
+    assert shown.startswith("run.sh trains FSPO after "), shown
+    assert subprocess.run(["bash", "-n", "new.sh"], check=False).returncode == 0
+    own = ["trainer.nnodes=2"] if re.search(r"\$@", text) and "() {" not in text else []
+    before, after = (started(tmp_path / name, tmp_path, *own) for name in ("run.sh", "new.sh"))
+    folders = [word for words in after for word in words if word.startswith(f"{RECORDS}=")]
+    assert len(after) == len(before) == len(folders) == len(set(folders)), (before, after)
+    for old, words in zip(before, after, strict=True):
+        hindering = [word for word in old if re.match(rf"{LOSS_MODE}|{ACTOR}\.clip_ratio", word)]
+        stays = [word for word in old if word not in hindering and word not in own]
+        folder = next(word for word in words if word.startswith(RECORDS))
+        assert re.fullmatch(rf"{RECORDS}='?{tmp_path}/fspo_records/run/\d{{8}}-\d{{6}}-\d{{9}}'?", folder)
+        over = [f"{LOSS_MODE}=gspo", f"{LOSS_MODE}=fspo"] if " $L" in text else []
+        assert sorted(words) == sorted([*stays, *over, "algorithm.policy_loss=fspo", folder, *own])
+        assert words[len(words) - len(own) :] == own and (not over or words.index(over[0]) < words.index(over[1]))
+
+
+def test_two_trainings_have_two_folders_and_any_working_directory_will_do(switch, tmp_path, monkeypatch):
+    odd = tmp_path / "a run, lr=1 (2)"
+    odd.mkdir()
+    monkeypatch.chdir(odd)
+    _, shown, _ = switch(f"{MAIN} data.seed=1\npython3 -m verl.model_merger merge\n{MAIN} data.seed=2\n")
+    assert shown.startswith("run.sh, in all of its 2 trainings, trains FSPO") and "verl.model_merger" in shown
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    calls = started(odd / "new.sh", odd)
+    folders = [word for words in calls for word in words if word.startswith(RECORDS)]
+    values = [OverridesParser.create().parse_override(word).value() for word in folders]
+    assert len(values) == 2 and {Path(str(value)).parent for value in values} == {
+        odd / "fspo_records/run",
+        odd / "fspo_records/run-2",
+    }
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        "",
-        f"{LOSS_MODE}=gspo actor_rollout_ref.actor.clip_ratio_low=3e-4 "
-        "actor_rollout_ref.actor.loss_agg_mode=token-mean",
-        f"{LOSS_MODE}=sapo +actor_rollout_ref.actor.policy_loss.tau_pos=1.0",
-        "+algorithm.policy_loss=gspo",
-        "+algorithm.policy_loss=fspo actor_rollout_ref.actor.policy_loss.eps=0.05",
-    ],
+    ("given", "made"),
+    [("runs", "$PWD/runs"), ("/shared/x/", "/shared/x"), ("$SCRATCH/x", "$SCRATCH/x"), ("~/x", "$HOME/x")],
 )
-def test_the_printed_command_trains_fspo(script, tmp_path, monkeypatch, capsys, arguments):
-    from verl.utils.config import omega_conf_to_dataclass
+def test_the_folder_for_records_may_be_the_users(given, made, switch):
+    _, _, new = switch(f"{MAIN}\n", "--records", given)
+    assert f"records_dir=\"'{made}/run/$(date" in new
 
-    from fspo_verl.config import FSPOPolicyLossConfig
 
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["switch", "--", *script(arguments)]) == 0
-    (tmp_path / "printed.sh").write_text(capsys.readouterr().out.split("\n\n")[1])
-    # The printed text is run through the shell once more, as a user would who pastes it.
-    pasted = switch.command_of(["bash", "printed.sh"])
-    config, found = doctor.compose(pasted.module, pasted.arguments)
-    assert not [finding for finding in found if finding.severity == "error"]
-    loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
-    assert isinstance(loss, FSPOPolicyLossConfig) and loss.loss_mode == "fspo"
-    assert config.actor_rollout_ref.actor.loss_agg_mode == "seq-mean-token-sum-norm"
-    assert loss.eps == (0.05 if "eps=0.05" in arguments else FSPOPolicyLossConfig().eps)
+# --- losses ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def root():
+    return stock.installed_root()
+
+
+def composed(text: str, root: Path, of_switch: bool) -> OmegaConf:
+    """The config of the only training in a script."""
+    ((training,), _) = trainings.find(Script(text.encode()))
+    overrides = [word.text for word in training.overrides]
+    if of_switch:
+        overrides = [re.sub(r"^(?=algorithm.policy_loss=)", "+", word) for word in overrides]
+        overrides = [f"{RECORDS}=/records" if word.startswith(RECORDS) else word for word in overrides]
+    return stock.compose(stock.find_main(training.main, [root]), root, overrides)
+
+
+INNER = [
+    "",
+    f"{LOSS_MODE}=gspo {ACTOR}.clip_ratio_low=3e-4 {ACTOR}.clip_ratio_high=4e-4 "
+    f"{ACTOR}.loss_agg_mode=seq-mean-token-mean",
+    f"{LOSS_MODE}=clip_cov {ACTOR}.policy_loss.clip_cov_ratio=0.1 {ACTOR}.loss_scale_factor=7",
+    f"{ACTOR}.clip_ratio=0.3 {ACTOR}.clip_ratio_c=10 {ACTOR}.loss_agg_mode=seq-mean-token-sum-norm",
+]
+
+
+@pytest.mark.parametrize("settings", INNER)
+def test_observed_leaves_loss_range_and_aggregation_as_they_are(settings, switch, root):
+    text = f"{MAIN} {settings}\n"
+    code, _, new = switch(text, "--loss", "observed")
+    old, now = composed(text, root, False), composed(new, root, True)
+    assert code == 0 and "Observed" in now.actor_rollout_ref.actor.policy_loss._target_
+    changed = ("policy_loss",)
+    assert {k: v for k, v in old.actor_rollout_ref.actor.items_ex(resolve=False) if k not in changed} == {
+        k: v for k, v in now.actor_rollout_ref.actor.items_ex(resolve=False) if k not in changed
+    }
+    inner = OmegaConf.to_container(old.actor_rollout_ref.actor.policy_loss)
+    assert {**inner, "_target_": None}.items() <= {**now.actor_rollout_ref.actor.policy_loss, "_target_": None}.items()
+
+
+@pytest.mark.parametrize("loss", ["fspo", "fixed_band", "no_clip", "gspo", "grpo"])
+@pytest.mark.parametrize("settings", [*INNER, f"+algorithm.policy_loss=gspo {ACTOR}.policy_loss.records_freq=2"])
+def test_the_new_script_trains_the_loss_that_was_asked_for(loss, settings, switch, root):
+    code, shown, new = switch(f"{MAIN} {settings}\n", "--loss", loss)
+    actor = composed(new, root, True).actor_rollout_ref.actor
+    sets = stock.option(loss)
+    assert code == 0 and actor.policy_loss.loss_mode == sets[LOSS_MODE]
+    if loss in trainings.FSPO:
+        assert actor.loss_agg_mode == sets[f"{ACTOR}.loss_agg_mode"] and actor.clip_ratio == 0.2
+        assert OmegaConf.to_container(actor)["loss_scale_factor"] == sets[f"{ACTOR}.loss_scale_factor"]
+    else:  # what stays of the user's is said
+        own = re.findall(rf"{ACTOR}\.(?:clip_ratio|loss_)\w*=\S+", settings)
+        assert all(setting in shown.split("left alone:")[-1] for setting in own)
+
+
+def test_a_script_that_trains_it_already_is_left_as_it_is(switch):
+    text = f"{MAIN} +algorithm.policy_loss=fspo {RECORDS}=$PWD/x\n"
+    code, shown, new = switch(text)
+    assert code == 0 and shown.startswith("run.sh trains FSPO as it is.") and not new
+
+
+# --- what it does not claim ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("sbatch job.sh\n", "submits a job (sbatch)"),
-        ("echo no model given >&2; exit 1\n", "no model given"),
-        ("true\n", "starts no `python -m` of verl"),
+        (f"{MAIN} $EXTRA\n", "hidden by $EXTRA"),
+        (f"{MAIN} trainer.val_only=$EVAL\n", "hidden by trainer.val_only=$EVAL"),
+        (f"{MAIN} --config-name $CONFIG\n", "hidden by $CONFIG"),
+        (f'{MAIN} distillation.enabled="$D"\n', "hidden by distillation.enabled=$D"),
+        (
+            f"{MAIN} distillation.enabled=True distillation.distillation_loss.use_task_rewards=False\n",
+            "drops the policy",
+        ),
+        (f"{MAIN} trainer.no_such_key=1 trainer.nnodez=2\n", "does not know 2 of its keys"),
+        (f"{MAIN} +{ACTOR}.no_such_field=1\n", "does not know the key"),
+        (f"{MAIN} +trainer.nnodes=1\n", "does not know the key +trainer.nnodes"),
+        (f"{MAIN} model_engine=none\n", "does not compose"),
+        ("python3 -m recipe.dapo.main_dapo actor_rollout_ref.rollout.n=4\n", "not there to be read"),
+        (f"python3 -m verl.trainer.main_ppo {ACTOR}.ppo_mini_batch_size=8\n", "verl wants "),
+        ("python3 -m verl.trainer.sft_trainer trainer.nnodes=1\n", "no training launch"),
+        (f"{MAIN} trainer.val_only=True\n", "no training launch"),
+        ("python3 -m verl.trainer.main_eval data.path=x\n", "no training launch"),
+        ("python3 -m verl.trainer.main_generation_server actor_rollout_ref.rollout.n=1\n", "no training launch"),
+        (f"# {MAIN}\necho {MAIN}\n", "no training launch"),
+        ("python3 train_agent.py --config x\n", "no training launch"),
     ],
 )
-def test_a_script_that_starts_nothing_is_one_line(script, tmp_path, monkeypatch, capsys, text, said):
-    assert cli.main(["switch", "--", *script(text=text)]) == 2
-    assert said in capsys.readouterr().err.splitlines()[-1]
+def test_it_says_train_only_where_it_is_so(text, said, switch):
+    code, shown, _ = switch(text)
+    first = shown.splitlines()[0]
+    assert code == 1 and said in first and not re.match(r"run.sh trains", first), first
 
 
-def test_what_only_the_user_can_mend_is_said_and_is_exit_code_1(script, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["switch", "--", *script("actor_rollout_ref.rollout.no_such_key=1")]) == 1
-    shown = capsys.readouterr().out
-    assert "no_such_key" in shown and "Traceback" not in shown
+def test_a_text_that_cannot_be_read_is_named_with_the_lines_to_add(switch):
+    code, shown, _ = switch(f'ssh host "bash -c \\"python3 -m verl.trainer.main_ppo {SIZES}\\""\n{MAIN}\n')
+    assert code == 1 and "line 1: " in shown and f"algorithm.policy_loss=fspo {RECORDS}=" in shown
+
+
+def test_all_unknown_keys_are_named_at_once_each_with_its_new_name(switch):
+    old = (
+        "critic.model.fsdp_config.param_offload",
+        f"{ACTOR}.fsdp_config.grad_offload",
+        "trainer.use_legacy_worker_impl",
+    )
+    near = {
+        "trainer.nnodez": "trainer.nnodes",
+        "rollout.free_cache_engine": "actor_rollout_ref.rollout.free_cache_engine",
+    }
+    code, shown, _ = switch(f"{MAIN} {' '.join(f'{key}=1' for key in (*old, *near))}\n")
+    assert code == 1 and "does not know 5 of its keys" in shown
+    assert "critic.model.fsdp_config.param_offload -> critic.fsdp.param_offload" in shown
+    assert all(f"{key} -> " in shown for key in old)
+    assert all(f"{key} -> {new}\n" in shown for key, new in near.items())
+
+
+def test_every_new_name_of_the_table_is_a_key_of_verl_and_no_old_one_is(root):
+    configs = [
+        stock.compose(stock.find_main("verl.trainer.main_ppo", [root]), root, [f"model_engine={engine}"])
+        for engine in ("dp", "megatron")
+    ]
+    has = lambda key: any(stock._holds(config, key) for config in configs)  # noqa: E731
+    unknown = [new for new in RENAMED.values() if new[0] not in "-+" and not has(new)]
+    assert not [new for new in unknown if ".ref." not in new and not new.startswith("critic.optim")]
+    assert not [old for old in RENAMED if all(stock._holds(config, old) for config in configs)]
+
+
+# --- which verl ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["", "cd sub/..\n", "cd project\n", "export PYTHONPATH=$PWD/project:$PYTHONPATH\n"])
+def test_a_verl_of_the_scripts_own_is_the_one_that_runs(where, switch, tmp_path):
+    own = tmp_path / ("project" if "project" in where else ".") / "verl"
+    (own / "version").mkdir(parents=True)
+    (own / "__init__.py").touch()
+    (own / "version/version").write_text("0.4.1.dev\n")
+    code, shown, new = switch(f"{where}{MAIN}\n")
+    assert code == 1 and shown.startswith(f"run.sh runs the verl 0.4.1.dev0 of {own.parent.resolve()}: ") and not new
+
+
+def test_the_environment_of_a_script_gets_the_line_that_checks_it(switch):
+    _, shown, _ = switch(f"source ~/venv/bin/activate\nuv run --frozen {MAIN}\n")
+    assert 'uv run --frozen python3 -c "import fspo_verl.plugin"' in shown
+    assert 'source ~/venv/bin/activate && python3 -c "import fspo_verl.plugin"' in shown
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_file_is_overwritten_but_the_script_in_place_with_its_mode(switch, tmp_path, capsys):
+    Path("new.sh").write_text("mine\n")
+    code, shown, new = switch(f"{MAIN}\n")
+    assert code == 2 and "new.sh is there already" in shown and new == "mine\n"
+    Path("run.sh").chmod(0o750)
+    assert cli.main(["switch", "run.sh", "--in-place"]) == 0
+    assert Path("run.sh").stat().st_mode & 0o777 == 0o750 and "fspo" in Path("run.sh").read_text()
+
+
+YAMLS = {
+    "block": "# mine\ndefaults:\n  - ppo_trainer  # verl's\n  - _self_\n\ntrainer:\n  nnodes: 2  # two\n",
+    "flow": "defaults: [ppo_trainer, _self_]\ntrainer: {nnodes: 2}\n",
+    "no self": "defaults:\n- ppo_trainer\ntrainer:\n  nnodes: 2\n",
+    "gspo": "defaults:\n  - ppo_trainer\n  - _self_\nactor_rollout_ref:\n  actor:\n    clip_ratio_low: 3e-4  # a\n"
+    "    loss_agg_mode: token-mean\n    policy_loss:\n      loss_mode: gspo  # theirs\ntrainer:\n  nnodes: 2\n",
+    "selected": "defaults:\n  - ppo_trainer\n  - algorithm.policy_loss: gspo\n  - _self_\ntrainer:\n  nnodes: 2\n",
+}
+
+
+@pytest.mark.parametrize("kind", YAMLS)
+@pytest.mark.parametrize("loss", ["fspo", "observed", "no_clip", "grpo"])
+def test_a_yaml_selects_the_loss_and_keeps_its_comments(kind, loss, switch, root, tmp_path):
+    code, shown, new = switch(YAMLS[kind], "--loss", loss, name="own.yaml", new="new.yaml")
+    config = stock.compose(stock.Main(tmp_path, "new" if new else "own"), root, [])
+    before = stock.compose(stock.Main(tmp_path, "own"), root, [])
+    policy_loss, sets = config.actor_rollout_ref.actor.policy_loss, stock.option(loss)
+    assert code == 0 and config.trainer.nnodes == 2
+    assert policy_loss._target_ == sets[f"{ACTOR}.policy_loss._target_"]
+    assert policy_loss.loss_mode == sets.get(LOSS_MODE, before.actor_rollout_ref.actor.policy_loss.loss_mode)
+    assert bool(new) == ((kind, loss) != ("selected", "observed"))
+    if loss == "no_clip":
+        assert config.actor_rollout_ref.actor.loss_agg_mode == sets[f"{ACTOR}.loss_agg_mode"]
+    removed = set(YAMLS[kind].splitlines()) - set((new or YAMLS[kind]).splitlines())
+    assert all(
+        re.search(r"defaults: \[|policy_loss: gspo|clip_ratio|loss_agg_mode|loss_mode", line) for line in removed
+    )
+
+
+def test_a_config_in_python_gets_the_settings_to_merge(switch):
+    code, shown, new = switch("config = {}\n", name="train.py")
+    text = shown[shown.index("settings = ") : shown.index("config = ")]
+    merged = eval(re.sub(r"\n  ", "\n", text).removeprefix("settings = "), {"OmegaConf": OmegaConf})
+    assert code == 1 and not new and stock.leaves(merged).items() >= {LOSS_MODE: "fspo"}.items()

@@ -1,0 +1,242 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a bash script without running it: its commands, the words that they are given, and where each word stands.
+
+A variable or array stands for everything that the script ever assigns to it, in whatever branch. A text that is not the
+same in all of them, or that only a run knows (the environment, the output of a command), is hidden under its name.
+Strings that are scripts themselves (``bash -c "..."``, a heredoc) are read in their place.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser
+
+HIDDEN = re.compile("\0([^\0]*)\0")
+"""In the text of a word: the name of what only a run knows, such as ``$HOME`` or ``$(...)``."""
+ARGUMENTS = re.compile(r'"?\$(\{[@*](:\d)?\}|[@*])"?')
+"""``"$@"``, as it is written."""
+
+_PARSER = Parser(Language(tree_sitter_bash.language()))
+_REFERENCE = re.compile(r'"?\$(?:(\w+)|\{(\w+)(\[[@*]\])?\})"?')  # a word that is one variable or array
+_NO_WORDS = {"variable_assignment", "file_redirect", "heredoc_redirect", "herestring_redirect", "comment"}
+_PRINTS = re.compile(r"(\S*echo|printf|log|die|info)$")
+_COMMAND = re.compile(r"(?=.*(\s-m\s|\.py\b)).*[|;&>]", re.DOTALL)  # a text that only eval or -c can run
+
+
+class Word(NamedTuple):
+    """One word that a command is given."""
+
+    text: str
+    span: tuple[int, int] | None  # its bytes; None where it stands in the script as a part of something else
+
+
+class Command(NamedTuple):
+    """A command of the script."""
+
+    node: Node
+    words: list[Word]
+    quoting: str  # of the string that it is part of: ", ' or << (a heredoc); "" where it stands as it is run
+
+    @property
+    def line(self) -> int:
+        """Its number, from 1."""
+        return self.node.start_point[0] + 1
+
+    @property
+    def parts(self) -> list[Node]:
+        """Its words as they are written, without assignments and redirections."""
+        return [child for child in self.node.named_children if child.type not in _NO_WORDS]
+
+
+def shown(text: str) -> str:
+    """A text with the names of what is hidden in it."""
+    return HIDDEN.sub(r"\1", text)
+
+
+def written(node: Node) -> str:
+    """The text of a node as it stands in the script."""
+    return (node.text or b"").decode(errors="replace")
+
+
+class Script:
+    """A script that is read once.
+
+    Attributes:
+        commands: its commands, those of strings that are scripts included where such a string can be read.
+    """
+
+    def __init__(self, source: bytes):
+        self.source = source
+        self.commands: list[Command] = []
+        self._assigned: dict[str, list[Node | None]] = {}  # by name, the values; None: one that only a run knows
+        self._calls: dict[str, list[Node]] = {}  # by name of the command
+        self._open: list[int] = []  # the values that are being looked up, against circles
+        root = _PARSER.parse(source).root_node
+        self._index(root)
+        self._read(root, "")
+
+    def _index(self, node: Node) -> None:
+        name = node.child_by_field_name("name") or node.child_by_field_name("variable")
+        if name is not None and node.type in ("variable_assignment", "for_statement"):
+            value = node.child_by_field_name("value") if node.type == "variable_assignment" else None
+            self._assigned.setdefault(written(name), []).append(value)
+        elif name is not None and node.type == "command":
+            self._calls.setdefault(written(name), []).append(node)
+        for child in node.named_children:
+            self._index(child)
+
+    def _read(self, node: Node, quoting: str) -> None:
+        """Collect the commands below a node."""
+        if node.type == "command":
+            if _PRINTS.match(written(node.named_children[0])):
+                return
+            command = Command(node, [], quoting)
+            command.words.extend(word for part in command.parts for word in self.words(part))
+            self.commands.append(command)
+        is_text = node.type in ("string", "raw_string") and node.parent and node.parent.type != "concatenation"
+        if node.type == "heredoc_body" or (is_text and _is_script(node)):
+            self._read_string(node, quoting)
+        for child in node.named_children:
+            self._read(child, quoting)
+
+    def _read_string(self, node: Node, quoting: str) -> None:
+        """Read a string as a script, in its place, if it starts Python or what a variable says."""
+        parent, text = node.parent, written(node)
+        assert parent is not None
+        if node.type == "heredoc_body":
+            # With quotes around its mark a heredoc is a script as it stands.
+            mark, edge = ("" if re.match(r"<<-?\s*['\"\\]", written(parent)) else "<<"), 0
+        else:
+            mark, edge = text[0], 1
+        if parent.type == "variable_assignment" and not _COMMAND.match(text):
+            return  # its words are read where the variable is used
+        root = self._parse_inside(node.start_byte + edge, node.end_byte - edge)
+        if not (quoting or root.has_error or (mark == '"' and '\\"' in text)):
+            self._read(root, mark)
+
+    def _parse_inside(self, start: int, end: int) -> Node:
+        """The tree of a part of the script, every position as in the whole."""
+        return _PARSER.parse(re.sub(rb"[^\n]", b" ", self.source[:start]) + self.source[start:end]).root_node
+
+    def _parse_words(self, start: int, end: int) -> list[Node]:
+        """The words of a text that the shell splits at its blanks."""
+        flat = self.source[start:end].replace(b"\\\n", b"  ").replace(b"\n", b" ")
+        # As arguments of `:`, which stands where the assignment has its `=` and the quote.
+        root = _PARSER.parse(b" " * (start - 2) + b": " + flat).root_node
+        command = next((node for node in _below(root) if node.type == "command"), None)
+        return command.named_children[1:] if command else []
+
+    def values(self, name: str) -> list[str]:
+        """The texts that the script assigns to a variable."""
+        return [text for value in self._assigned.get(name, []) if (text := self._value(value)) is not None]
+
+    def unread(self, pattern: re.Pattern) -> list[int]:
+        """Lines with a text of this pattern that is no word of a command, and no comment or message."""
+        spans = [word.span for command in self.commands for word in command.words if word.span]
+        read = [(first, last) for first, last in spans if not re.search(rb"\s", self.source[first:last])]
+        lines = self.source.decode(errors="replace").split("\n")
+        found, place = [], 0
+        for number, line in enumerate(lines, 1):
+            match = None if re.match(r"\s*(#|\S*echo\b|printf\b)", line) else pattern.search(line)
+            if match:
+                start = place + len(line[: match.start()].encode())
+                if not any(first <= start < last for first, last in read):
+                    found.append(number)
+            place += len(line.encode()) + 1
+        return found
+
+    # --- words -------------------------------------------------------------------------------------------------------
+
+    def words(self, node: Node) -> list[Word]:
+        """What a word, as it is written, may become: of an array or an unquoted variable all that is assigned to it."""
+        inner = node.named_children[0] if node.type == "command_name" else node
+        text = written(inner)
+        if ARGUMENTS.fullmatch(text):
+            return self._given(inner)
+        reference = _REFERENCE.fullmatch(text)
+        name = reference and (reference[1] or reference[2])
+        if reference is None or name not in self._assigned or (text[0] == '"' and not reference[3]):
+            return [Word(self.text(inner), (inner.start_byte, inner.end_byte))]
+        return [word for value in self._assigned[name] for word in self._words_of(name, value)]
+
+    def _words_of(self, name: str, value: Node | None) -> Iterator[Word]:
+        if value is None:
+            yield Word(f"\0${name}\0", None)
+        elif value.start_byte not in self._open:
+            self._open.append(value.start_byte)
+            if value.type == "array":
+                yield from (
+                    word for child in value.named_children if child.type != "comment" for word in self.words(child)
+                )
+            elif value.type in ("string", "raw_string") and not _COMMAND.match(written(value)):
+                parts = self._parse_words(value.start_byte + 1, value.end_byte - 1)
+                yield from (word for part in parts for word in self.words(part))
+            elif value.type not in ("string", "raw_string"):
+                yield from (Word(text, None) for text in self.text(value).split())
+            self._open.pop()
+
+    def _given(self, node: Node) -> list[Word]:
+        """``"$@"``: in a function what its calls give it, else what a user gives the script."""
+        outer = node.parent
+        while outer is not None and outer.type != "function_definition":
+            outer = outer.parent
+        name = outer.child_by_field_name("name") if outer else None
+        if name is None:
+            return [Word('\0"$@"\0', None)]
+        given = [part for call in self._calls.get(written(name), []) for part in Command(call, [], "").parts[1:]]
+        return [word for part in given if not ARGUMENTS.fullmatch(written(part)) for word in self.words(part)]
+
+    def text(self, node: Node) -> str:
+        """The text that the shell makes of a node, what is hidden under its name."""
+        text = written(node)
+        if node.type == "raw_string":
+            return text[1:-1]
+        if node.type in ("string", "concatenation"):
+            edge = int(node.type == "string")
+            place, made = node.start_byte + edge, ""
+            for child in node.named_children:
+                made += self.source[place : child.start_byte].decode(errors="replace") + self.text(child)
+                place = child.end_byte
+            return made + self.source[place : node.end_byte - edge].decode(errors="replace")
+        if node.type not in ("simple_expansion", "expansion", "command_substitution", "arithmetic_expansion"):
+            escaped = r'\\([$`"\\])' if node.type == "string_content" else r"\\(.)"
+            return re.sub(escaped, r"\1", text.replace("\\\n", ""))
+        return self._expanded(node)
+
+    def _expanded(self, node: Node) -> str:
+        """The text of a variable, with its default if it has one; any other expansion is hidden."""
+        text = written(node)
+        variable = re.fullmatch(r"\$(\w+)|\$\{(\w+)(:?[-=].*)?\}", text, re.DOTALL)
+        if variable is None:
+            part_of = re.match(r"\$\{[#!]?(\w+)", text)
+            return f"\0${part_of[1] if part_of else '(...)'}\0"
+        name = variable[1] or variable[2]
+        assigned = [value for value in self._assigned.get(name, []) if not value or value.start_byte not in self._open]
+        texts = {self._value(value) for value in assigned}
+        if variable[3] and (not texts or texts == {""}):
+            return "".join(map(self.text, node.named_children[1:]))
+        return next(iter(texts)) or "" if len(texts) == 1 and None not in texts else f"\0${name}\0"
+
+    def _value(self, value: Node | None) -> str | None:
+        if value is None or value.type == "array":
+            return None
+        self._open.append(value.start_byte)
+        text = self.text(value)
+        self._open.pop()
+        return text
+
+
+def _is_script(text: Node) -> bool:
+    """Whether a string may be a script: it holds several words, or it is a variable that ``-c`` or eval runs."""
+    words = written(text.parent).split()[:-1] if text.parent else []
+    runs = {"-c", "-lc", "-ic", "-lic", "eval"} & set(words)
+    return bool(re.search(r"\s", written(text)) if not _REFERENCE.fullmatch(written(text)) else runs)
+
+
+def _below(node: Node) -> Iterator[Node]:
+    yield node
+    for child in node.named_children:
+        yield from _below(child)
