@@ -20,7 +20,8 @@ ARGUMENTS = re.compile(r'"?\$(\{[@*](:\d)?\}|[@*])"?')
 """``"$@"``, as it is written."""
 
 _PARSER = Parser(Language(tree_sitter_bash.language()))
-_REFERENCE = re.compile(r'"?\$(?:(\w+)|\{(\w+)(\[[@*]\])?\})"?')  # a word that is one variable or array
+# A word that is one variable or array; also ${X[@]+"${X[@]}"}, and the like.
+_REFERENCE = re.compile(r'"?\$(?:(\w+)|\{(\w+)(\[[@*]\](?:[:+-].*)?)?\})"?')
 _NO_WORDS = {"variable_assignment", "file_redirect", "heredoc_redirect", "herestring_redirect", "comment"}
 _PRINTS = re.compile(r"(\S*echo|printf|log|die|info)$")
 _COMMAND = re.compile(r"(?=.*(\s-m\s|\.py\b)).*[|;&>]", re.DOTALL)  # a text that only eval or -c can run
@@ -90,7 +91,7 @@ class Script:
 
     def _read(self, node: Node, quoting: str) -> None:
         """Collect the commands below a node."""
-        if node.type == "command":
+        if node.type == "command" and not node.has_error:
             if _PRINTS.match(written(node.named_children[0])):
                 return
             command = Command(node, [], quoting)
@@ -103,7 +104,7 @@ class Script:
             self._read(child, quoting)
 
     def _read_string(self, node: Node, quoting: str) -> None:
-        """Read a string as a script, in its place, if it starts Python or what a variable says."""
+        """Read a string as a script, in its place, if it can be one."""
         parent, text = node.parent, written(node)
         assert parent is not None
         if node.type == "heredoc_body":
@@ -198,13 +199,16 @@ class Script:
             edge = int(node.type == "string")
             place, made = node.start_byte + edge, ""
             for child in node.named_children:
-                made += self.source[place : child.start_byte].decode(errors="replace") + self.text(child)
+                made += self._plain(place, child.start_byte) + self.text(child)
                 place = child.end_byte
-            return made + self.source[place : node.end_byte - edge].decode(errors="replace")
+            return made + self._plain(place, node.end_byte - edge)
         if node.type not in ("simple_expansion", "expansion", "command_substitution", "arithmetic_expansion"):
             escaped = r'\\([$`"\\])' if node.type == "string_content" else r"\\(.)"
             return re.sub(escaped, r"\1", text.replace("\\\n", ""))
         return self._expanded(node)
+
+    def _plain(self, start: int, end: int) -> str:
+        return self.source[start:end].decode(errors="replace").replace("\\\n", "")
 
     def _expanded(self, node: Node) -> str:
         """The text of a variable, with its default if it has one; any other expansion is hidden."""
@@ -221,8 +225,8 @@ class Script:
         return next(iter(texts)) or "" if len(texts) == 1 and None not in texts else f"\0${name}\0"
 
     def _value(self, value: Node | None) -> str | None:
-        if value is None or value.type == "array":
-            return None
+        if value is None or value.type == "array" or self.source[value.end_byte :].startswith(b"\\\n"):
+            return None  # also of a text that goes on in the next line, which the parser does not see
         self._open.append(value.start_byte)
         text = self.text(value)
         self._open.pop()

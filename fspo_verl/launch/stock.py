@@ -35,6 +35,7 @@ class Main(NamedTuple):
 
     folder: Path
     name: str
+    file: Path  # of the main itself
 
 
 def installed_root() -> Path:
@@ -49,7 +50,7 @@ def installed_root() -> Path:
     return Path(spec.origin).parents[1]
 
 
-def find_main(name: str, roots: Iterable[Path]) -> Main | None:
+def find_main(name: str, roots: Sequence[Path]) -> Main | None:
     """The ``@hydra.main`` of a module (``a.b``) or file (``a/b.py``) below one of these folders; None without one."""
     place = name if name.endswith(".py") else name.replace(".", "/") + ".py"
     for file in (root / place for root in roots):
@@ -60,19 +61,28 @@ def find_main(name: str, roots: Iterable[Path]) -> Main | None:
                     for word in call.keywords
                     if isinstance(word.value, ast.Constant)
                 }
-                if isinstance(given.get("config_path"), str) and isinstance(given.get("config_name"), str):
-                    return Main(file.parent / given["config_path"], given["config_name"])
+                path, config = given.get("config_path"), given.get("config_name")
+                if isinstance(path, str) and isinstance(config, str):
+                    package = path.removeprefix("pkg://").replace(".", "/")
+                    packages = (root / package for root in roots if path.startswith("pkg://"))
+                    folder = next(filter(Path.is_dir, packages), file.parent / path)
+                    return Main(folder, config, file)
     return None
+
+
+def searched(root: Path) -> tuple[Path, Path]:
+    """The folders of config files beside that of a main: verl's, and this package's."""
+    return root / "verl/trainer/config", _PACKAGED
 
 
 def is_group(key: str, main: Main, root: Path) -> bool:
     """Whether a key chooses among config files."""
-    places = (main.folder, root / "verl/trainer/config", _PACKAGED)
-    return any((place / key.partition("@")[0]).is_dir() for place in places)
+    return any((place / key.partition("@")[0]).is_dir() for place in (main.folder, *searched(root)))
 
 
-def compose(main: Main, root: Path, overrides: Sequence[str]) -> DictConfig:
-    """The config of a main.
+@functools.cache
+def compose(main: Main, root: Path, overrides: tuple[str, ...]) -> DictConfig:
+    """The config of a main; not to be changed.
 
     Args:
         main: where its config is.
@@ -104,12 +114,14 @@ def unknown_keys(config: DictConfig, overrides: Iterable[str], root: Path) -> di
         if "@" in key or key.startswith("hydra."):
             continue
         exists, allowed = _holds(config, key), _allows(config, key, root)
-        if not exists and (old := next((old for old in RENAMED if f"{key}.".startswith(f"{old}.")), None)):
+        old = next((old for old in RENAMED if f"{key}.".startswith(f"{old}.")), None)
+        if exists or (name.startswith("+") and allowed):
+            if re.match(r"\+[^+]", name) and OmegaConf.select(config, key) is not None and not _is_section(config, key):
+                found[name] = f"{key}, without +, as verl has it"
+        elif old is not None:
             new = RENAMED[old]
             found[key] = f"remove it: {new[1:].strip()}" if new.startswith("-") else new + key[len(old) :]
-        elif re.match(r"\+[^+]", name) and OmegaConf.select(config, key) is not None and not _is_section(config, key):
-            found[name] = f"{key}, without +, as verl has it"
-        elif not exists and not (name.startswith("+") and allowed):
+        else:
             found[key] = _nearest(key, known, allowed)
     return found
 

@@ -15,6 +15,7 @@ Exit code: 0 if the new script trains the loss, 1 if something is left that only
 """
 
 import argparse
+import contextlib
 import difflib
 import json
 import re
@@ -109,15 +110,19 @@ def of_script(source: bytes, path: Path, loss: str, records: str | None) -> Resu
         ValueError: verl is not installed here, or ``records`` holds a quote.
     """
     script = Script(source)
-    found, left = trainings.find(script)
+    found, others = trainings.find(script)
+    left = [f"line {other.command.line}: {other.main}, {why}" for other, why in others]
     unread = script.unread(trainings.MENTION)
-    if not found and not unread:
+    mains = [training.main for training in (*found, *(other for other, _ in others))]
+    if not unread and not any(main.startswith("verl.") for main in mains) and not found:
         return _without_training(path, left, loss)
     verl = which_verl(script, path)
     if verl.is_own and (not verl.version or Version(verl.version) < _OLDEST):
-        of = f"the verl {verl.version}".rstrip()
+        of = f"the verl {verl.version}" if verl.version else "a verl that names no version,"
         conclusion = f"{path.name} runs {of} of {verl.root}: fspo_verl needs {_OLDEST} or newer."
         return Result(conclusion, ["nothing is changed"], source, left, [], False)
+    if not found and not unread:
+        return _without_training(path, left, loss)
     switches = [
         (training, trainings.switch(training, loss, trainings.folder(records, path.stem, number)))
         for number, training in enumerate(found, 1)
@@ -145,12 +150,13 @@ def which_verl(script: Script, path: Path) -> Verl:
         ValueError: there is none, and none is installed.
     """
     beside = path.resolve().parent
-    project = next((up for up in (beside, *beside.parents) if (up / ".git").exists()), beside)
-    folders = [Path.cwd(), *(up for up in (beside, *beside.parents) if up.is_relative_to(project))]
+    above = [beside, *beside.parents]
+    above = above[: next((place for place, up in enumerate(above, 1) if (up / ".git").exists()), len(above))]
+    folders = [Path.cwd(), *above, *(up / inside for up in (Path.cwd(), *above) for inside in ("src", "verl"))]
     words = [[word.text for word in command.words[:2]] for command in script.commands]
     entered = [two[1] for two in words if len(two) == 2 and two[0] in ("cd", "pushd")]
     on_path = [part for value in script.values("PYTHONPATH") for part in value.split(":") if part]
-    folders += [place for text in (*entered, *on_path) for place in _places(text, folders[:2])]
+    folders += [place for text in (*entered, *on_path) for place in _places(text, [Path.cwd(), beside])]
     installed = stock.installed_root()
     for folder in folders:
         if (folder / "verl/__init__.py").is_file() and folder.resolve() != installed.resolve():
@@ -164,10 +170,11 @@ def _places(text: str, bases: list[Path]) -> list[Path]:
 
 
 def _version(root: Path) -> str:
-    try:
-        return str(Version((root / "verl/version/version").read_text().strip()))
-    except (OSError, InvalidVersion):
-        return ""
+    for file, pattern in (("version/version", r"(.+)"), ("__init__.py", r"__version__ = [\"'](.+)[\"']")):
+        with contextlib.suppress(OSError, InvalidVersion):
+            if found := re.search(pattern, (root / "verl" / file).read_text()):
+                return str(Version(found[1].strip()))
+    return ""
 
 
 # --- what the new script would train ---------------------------------------------------------------------------------
@@ -177,13 +184,18 @@ def judge(training: Training, switch: Switch, verl: Verl) -> Verdict:
     """Compose a switched training from config files, and say what keeps it from training the loss."""
     main = stock.find_main(training.main, verl.folders)
     if main is None:
-        return Verdict([f"{training.main} is not there to be read"], {}, training.opaque)
+        return Verdict([], {}, [*training.opaque, f"{training.main}, which is not there to be read"])
     name, place = training.flag("--config-name", "-cn"), training.flag("--config-path", "-cp", "--config-dir", "-cd")
     depends = [*training.opaque, *HIDDEN.findall(name or "")]
-    main = main._replace(name=main.name if name is None or HIDDEN.search(name) else name)
+    if not main.file.is_relative_to(verl.root / "verl"):
+        depends.append(f"{training.main}, which is no main of verl's")
+    if name and not HIDDEN.search(name):
+        main = main._replace(name=name.removesuffix(".yaml"))
     if place:
         places = _places(place, [main.folder.parent, *verl.folders])
         main = main._replace(folder=next((at for at in places if (at / f"{main.name}.yaml").is_file()), main.folder))
+    if not any((at / f"{main.name}.yaml").is_file() for at in (main.folder, *stock.searched(verl.root))):
+        return Verdict([], {}, [*depends, f"the config {main.name}, which is not there to be read"])
     known = [text for text in switch.overrides if not HIDDEN.search(text.partition("=")[0])]
     depends += [shown(text) for text in known if _is_open(text, training)]
     groups = [text for text in known if stock.is_group(trainings.split(text)[0], main, verl.root)]
@@ -191,22 +203,35 @@ def judge(training: Training, switch: Switch, verl: Verl) -> Verdict:
     chosen = [text for text in groups if not HIDDEN.search(text)]
     engines = [f"model_engine={engine}" for engine in _ENGINES] if len(chosen) < len(groups) else []
     try:
-        bases = [stock.compose(main, verl.root, [*chosen, engine]) for engine in engines] or [
-            stock.compose(main, verl.root, chosen)
+        bases = [stock.compose(main, verl.root, (*chosen, engine)) for engine in engines] or [
+            stock.compose(main, verl.root, tuple(chosen))
         ]
         tables = [stock.unknown_keys(base, values, verl.root) for base in bases]
         unknown = {key: new for key, new in tables[0].items() if all(key in table for table in tables)}
         # With ++, as the script may add a key in several branches.
         accepted = [re.sub(r"^\++", "++", text) for text in values if not _is_in(text, tables)]
-        config = stock.compose(main, verl.root, [*chosen, *accepted])
+        config = stock.compose(main, verl.root, (*chosen, *accepted))
     except Exception as error:  # whatever Hydra raises
         return Verdict([f"its config does not compose: {str(error).strip().splitlines()[0]}"], {}, depends)
     missing, given = stock.missing_sizes(config), {trainings.split(text)[0] for text in known}
     unknown |= {key: f"{new} (a size for one GPU)" for key, new in missing.items() if key in given}
     problems = [f"verl wants {new}" for key, new in missing.items() if key not in given]
+    problems += _refused(main, switch, verl)
     if OmegaConf.select(config, "distillation.enabled") is True and OmegaConf.select(config, _DISTILLATION) is False:
         problems.append(f"{_DISTILLATION}=False drops the policy loss")
     return Verdict(problems, unknown, list(dict.fromkeys(depends)))
+
+
+def _refused(main: stock.Main, switch: Switch, verl: Verl) -> list[str]:
+    """Settings of the loss in a config of the user's: a launch that would replace them is refused."""
+    file = main.folder / f"{main.name}.yaml"
+    if file.is_relative_to(verl.root / "verl") or not file.is_file():
+        return []
+    own, sets = stock.leaves(OmegaConf.load(file)), stock.option(switch.loss)
+    if f"{ACTOR}._target_" in own:  # a copy of verl's whole config, which has a value for every key
+        return []
+    lost = [key for key in own.keys() & sets.keys() if own[key] != sets[key] and key.split(".")[-1] != "loss_mode"]
+    return [f"{file.name} sets {key}={own[key]}: fspo-verl switch {file} takes it out" for key in sorted(lost)]
 
 
 def _is_open(override: str, training: Training) -> bool:
@@ -242,7 +267,7 @@ def _conclusion(
     if unread:
         return f"{name} starts a training in a text that is not read, in line {', '.join(map(str, unread))}."
     if depends := list(dict.fromkeys(text for verdict in verdicts for text in verdict.depends)):
-        return f"Whether {name} trains {trained} is hidden by {', '.join(depends)}."
+        return f"Whether {name} trains {trained} is up to {', '.join(depends)}."
     changes = sum(len(switch.removed) + len(switch.added) for _, switch in switches)
     every = f", in all of its {len(verdicts)} trainings," if len(verdicts) > 1 else ""
     return f"{name}{every} trains {trained} {_after(changes)}."

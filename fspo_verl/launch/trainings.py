@@ -81,9 +81,10 @@ def split(override: str) -> tuple[str, str, str]:
     return key, name[: len(name) - len(key)], value
 
 
-def find(script: Script) -> tuple[list[Training], list[str]]:
-    """The trainings of a script, and of every other program that it starts with Python a sentence why it is none."""
-    found, others = [], []
+def find(script: Script) -> tuple[list[Training], list[tuple[Training, str]]]:
+    """The trainings of a script, and every other program that it starts with Python, with a sentence why it is none."""
+    found: list[Training] = []
+    others: list[tuple[Training, str]] = []
     for command in script.commands:
         texts = [word.text for word in command.words]
         place = _main(texts)
@@ -95,9 +96,9 @@ def find(script: Script) -> tuple[list[Training], list[str]]:
         stem = re.sub(r"\.py$", "", training.main).rsplit("/", 1)[-1].rsplit(".", 1)[-1]
         is_main = bool(_MAIN.fullmatch(training.main))
         if not is_main and (_OTHERS.search(stem) or not any(key.startswith("actor_rollout_ref.") for key in keys)):
-            others.append(f"line {command.line}: {training.main} trains no policy of verl")
+            others.append((training, "which is given no settings of a policy (actor_rollout_ref)"))
         elif {value.lower() for value in training.values("trainer.val_only")} == {"true"}:
-            others.append(f"line {command.line}: {training.main} only validates (trainer.val_only=True)")
+            others.append((training, "which only validates (trainer.val_only=True)"))
         else:
             found.append(training)
     return found, others
@@ -123,6 +124,7 @@ def _main(texts: list[str]) -> int | None:
 class Switch(NamedTuple):
     """What makes a training train a loss."""
 
+    loss: str  # an option of the group
     removed: list[tuple[Word, str]]  # and why
     overridden: list[tuple[Word, str]]  # settings that do not stand as words of their own, and why
     added: list[tuple[str, str]]  # keys and values; in those of records_dir the shell has its say
@@ -158,7 +160,7 @@ def switch(training: Training, loss: str, folder: str) -> Switch:
     for key in dict.fromkeys(split(word.text)[0] for word, _ in overridden):
         if (value := sets.get(key)) is not None:
             added.append((key, str(value)))
-    return Switch(removed, overridden, added if RECORDS in keys else [*added, (RECORDS, folder)], kept)
+    return Switch(loss, removed, overridden, added if RECORDS in keys else [*added, (RECORDS, folder)], kept)
 
 
 def in_the_way(override: str, loss: str, sets: dict) -> str | None:
@@ -190,7 +192,7 @@ def edited(script: Script, switches: list[tuple[Training, Switch]]) -> bytes:
     edits = {_with_blanks(script.source, *span): b"" for span in spans}
     for training, switch in switches:
         if switch.added:
-            place, text = _insertion(training.command, switch.added, spans)
+            place, text = _insertion(training, switch.added, spans)
             edits[place, place] = text
     source = script.source
     for (start, end), text in sorted(edits.items(), reverse=True):
@@ -210,14 +212,16 @@ def _with_blanks(source: bytes, start: int, end: int) -> tuple[int, int]:
     return start - len(before[0] if before else b""), end
 
 
-def _insertion(command: Command, added: list[tuple[str, str]], removed: set) -> tuple[int, bytes]:
+def _insertion(training: Training, added: list[tuple[str, str]], removed: set) -> tuple[int, bytes]:
     """Where the overrides go, and their text: after the last override that stays, before ``"$@"``."""
+    command = training.command
     parts = command.parts
     while ARGUMENTS.fullmatch(written(parts[-1])):
         parts.pop()
-    if any(_OVERRIDE.match(written(part)) for part in parts):
-        while re.match(r"--?\w", written(parts[-1])) or re.match(r"--?\w[^=]*$", written(parts[-2])):
-            parts.pop()  # options of Hydra: argparse wants all overrides together
+    main = next((at for at, part in enumerate(parts) if training.main in written(part)), 0)
+    is_override = [bool(_OVERRIDE.match(written(part)) or re.match(r'"?\$', written(part))) for part in parts]
+    if any(is_override[main + 1 :]):
+        del parts[len(parts) - is_override[::-1].index(True) :]  # options of Hydra, which wants all overrides together
     while (parts[-1].start_byte, parts[-1].end_byte) in removed:
         parts.pop()
     words = [_quoted(command, key, value) for key, value in added]

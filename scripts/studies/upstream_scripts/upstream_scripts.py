@@ -54,6 +54,7 @@ def main() -> None:
     if not scripts:
         parser.error(f"{examples} holds no scripts")
     sys.path.insert(0, str(checkout))  # before anything imports verl
+    os.chdir(checkout)  # where the scripts are to be started: configs of the asynchronous mains are relative to it
 
     print("| script | switch says | the new script |\n|---|---|---|")
     counts = Counter()
@@ -74,7 +75,8 @@ def switched(checkout: Path, script: Path, scratch: Path) -> tuple[str, Path | N
     command = [sys.executable, "-m", "fspo_verl.cli", "switch", str(script), "-o", str(new)]
     run = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
     first = (run.stdout or run.stderr).splitlines()[0].removeprefix(f"{script.name} ")
-    return re.sub(r" after (these \d+ changes|this change)|\.$", "", first), new if new.exists() else None
+    said = re.sub(r" after (these \d+ changes|this change)|, in all of its \d+ trainings,|\.$", "", first)
+    return re.sub(r"(the key|\d+ of its) \S+$", "a key", said), new if new.exists() else None
 
 
 def judged(script: Path, checkout: Path, scratch: Path) -> str:
