@@ -105,7 +105,7 @@ def judged(script: Path, checkout: Path, scratch: Path) -> str:
             words = file.read_text().split("\0")[:-1]
             if "-m" in words and "verl" in words[place := words.index("-m") + 1]:
                 return trains(words[place], words[place + 1 :])
-        unset = re.search(r"(\w+): (unbound variable|parameter null|.*(set|required|must))", run.stderr)
+        unset = re.search(r"line \d+: (\w+): (unbound variable|.*(set|required|must))", run.stderr)
         if unset and not unset[1].isdigit() and unset[1] not in wanted:
             wanted[unset[1]] = "/given"  # a path or name that only the user has
         elif not arguments:
