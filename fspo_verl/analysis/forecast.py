@@ -1,86 +1,103 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The clip rate to expect at each length, without a run: from noise alone, and from noise and movement.
+"""The clip rate to expect at each length from noise alone, without a run or before its next one.
 
   fspo-verl forecast --lengths 200,2000,8000 --sigma 0.01
   fspo-verl forecast --lengths 200,2000,8000 --k3 0.0004 --loss gspo --clip 0.0003 0.0004
-  fspo-verl forecast RUN          sigma, movement and lengths from the metrics of any run of verl
+  fspo-verl forecast RUN          sigma, lengths and the clip range of a run
 
 The log-ratio S of a response of L tokens is taken as normal, with variance sigma^2 L and mean -sigma^2 L / 2, as of
-independent tokens that all spread alike. The advantage is above 0 for one response in two. Rejections, which act on the
-rollout engine's log-probs, know noise alone. The forecast is off where tokens move together, or where those of short
-responses spread more: in one record of chat it says 2%, and FSPO's band takes 10%. Only records tell.
+independent tokens that all spread alike. The advantage is above 0 for one response in two. A run gives two sigmas:
+clips see its noise (fspo/noise_sigma), rejections the mismatch of trainer and rollout engine. In bypass mode clips see
+the mismatch as well. What the policy itself moves comes on top. The forecast is off where tokens move together, and for
+short responses where few tokens carry the noise: the second line says what it is if 5% of the tokens do. In one record
+of chat the forecast says 2%, and FSPO's band takes 10%. Only records tell.
 """
 
 import argparse
 import dataclasses
 import math
-from statistics import NormalDist
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
+import torch
 
 from fspo_verl.analysis.mismatch import RULES
-from fspo_verl.analysis.runs import read_run
-from fspo_verl.clips import CLIPS, BandClip, ratio_band
+from fspo_verl.analysis.runs import Run, read_run
+from fspo_verl.clips import CLIPS, BandClip, of_run, ratio_band
+from fspo_verl.observe import noise
+from fspo_verl.observe.metrics import NAMES
 from fspo_verl.output import show
 
-_POINTS = 4000  # of the normal law, equally likely
 _RULES = {rule.name: rule for rule in (*CLIPS.values(), *RULES) if isinstance(rule, BandClip) and rule.name != "opsm"}
-# What a forecast reads of metrics: k3 of trainer and rollout engine, ours or else verl's, and k1 of the policy's move.
-# The mean of either is half of a token's squared log-ratio.
-K3, KL = ("fspo/mismatch_kl", "rollout_corr/k3_kl"), "actor/ppo_kl"
+CLIP_RATE, NOISE, K3 = NAMES["clip_rate"], "fspo/noise_sigma", ("fspo/mismatch_kl", "rollout_corr/k3_kl")
 LENGTHS = tuple(f"response_length/{name}" for name in ("min", "mean", "max"))
+CARRIERS = 0.05  # share of the tokens, for what unequal tokens would do
+_LARGEST_SIGMA, _LONGEST = 10.0, 10_000_000  # nats, tokens
 
 
 class Spread(NamedTuple):
-    """How far a token's log-ratio spreads, nats."""
+    """Root mean square of a token's log-ratio where the policy has not moved, nats; NaN where it is not known."""
 
-    noise: float  # of two computations of the same weights
-    moved: float = 0.0  # of the policy since the rollout
+    noise: float  # of the trainer against itself
+    mismatch: float  # of the trainer against the rollout engine
+    bypass: bool = False  # the old log-probs are those of the rollout engine
 
-    @property
-    def both(self) -> float:
-        """Of noise and movement, which are independent."""
-        return math.hypot(self.noise, self.moved)
+    def seen_by(self, rule: BandClip) -> tuple[str, float]:
+        """What it is that the rule acts on, and how large."""
+        return ("mismatch", self.mismatch) if rule.rejects or self.bypass else ("noise", self.noise)
 
 
 def main(args: argparse.Namespace) -> int:
-    spread, lengths = given(args)
-    if args.loss not in (None, *_RULES):
-        raise ValueError(f"--loss={args.loss} is none of {', '.join(_RULES)}")
-    rules = [rule for rule in _RULES.values() if args.loss in (None, rule.name)]
-    if args.clip:
-        if args.loss is None:
-            raise ValueError("--clip LOW HIGH is the range of one loss: name it by --loss")
-        rules = [with_range(rules[0], *args.clip)]
-    first = rules[0] if args.loss else _RULES["gspo"]
-    shares = [f"{expected_rate(first, length, spread.noise):.1%} at {length:,} tokens" for length in lengths]
-    print(f"Noise of {spread.noise:.2g} nats per token alone makes {first.label} clip {', '.join(shares)}.")
+    run = read_run(args.run, args.run.name) if args.run else None
+    typical = run.metrics.median() if run else pd.Series(dtype=float)
+    spread, lengths = spread_of(args, run, typical), lengths_of(args.lengths, typical)
+    rules = [rule for rule in rules_of(args, run) if not math.isnan(spread.seen_by(rule)[1])]
+    if not rules:
+        raise ValueError(
+            f"{args.run} logs no {NOISE}, and clips see {K3[1]} in bypass mode only: give --sigma, or train with "
+            "+algorithm.policy_loss=observed"
+        )
+    first = next((rule for rule in rules if rule.name in (args.loss, "run", "gspo")), rules[0])
+    (cause, sigma), does = spread.seen_by(first), "drop" if first.rejects else "clip"
+    measured = f"; this run clips {_percent(typical[CLIP_RATE])} in all" if CLIP_RATE in typical else ""
+    print(
+        f"{cause.capitalize()} of {sigma:.2g} nats per token alone makes {first.label} {does} "
+        f"{_rates(first, lengths, sigma)}{measured}."
+    )
+    print(f"If {CARRIERS:.0%} of the tokens carried all of it: {_rates(first, lengths, sigma, CARRIERS)}.")
     rows = [("rule", "from", *(f"{length:,}" for length in lengths))]
     for rule in rules:
-        causes = {"noise": spread.noise}
-        if spread.moved and not rule.rejects:
-            causes["noise and movement"] = spread.both
-        for cause, sigma in causes.items():
-            rates = (f"{expected_rate(rule, length, sigma):.1%}" for length in lengths)
-            rows.append((", ".join(filter(None, (rule.label, rule.range))), cause, *rates))
-    show(rows, widths=(46, 19, *(8 for _ in lengths[1:])))
+        cause, sigma = spread.seen_by(rule)
+        rates = (_percent(expected_rate(rule, length, sigma)) for length in lengths)
+        rows.append((", ".join(filter(None, (rule.label, rule.range))), cause, *rates))
+    show(rows, widths=(46, 9, *(8 for _ in lengths[1:])))
     print("next: record steps with +algorithm.policy_loss=observed; `fspo-verl report RUN` measures what this assumes")
     return 0
 
 
-def expected_rate(rule: BandClip, length: int, sigma: float) -> float:
+def expected_rate(rule: BandClip, length: int, sigma: float, carriers: float = 1.0) -> float:
     """Share of responses of so many tokens that a rule clips, for a normal log-ratio (derived here).
 
     Args:
         sigma: root mean square of a token's log-ratio, nats.
+        carriers: share of the tokens that carry it; which ones is random. The other tokens have log-ratio 0.
     """
-    law = NormalDist(-(sigma**2) * length / 2, sigma * math.sqrt(length) or 1e-300)
-    points = np.array([law.inv_cdf((n + 0.5) / _POINTS) for n in range(_POINTS)])
-    responses = pd.DataFrame({"log_ratio": points, "length": length, "quadratic_variation": sigma**2 * length})
-    return float(np.mean([rule.clipped(responses.assign(advantage=sign)).mean() for sign in (1.0, -1.0)]))
+    count = torch.tensor([float(length)], dtype=torch.float64)  # of those that carry, and how likely it is
+    weight = torch.ones_like(count)
+    if carriers < 1:
+        count = torch.arange(length + 1, dtype=torch.float64)
+        weight = torch.distributions.Binomial(length, torch.tensor(carriers, dtype=torch.float64)).log_prob(count).exp()
+    variation = count * sigma**2 / carriers
+    low, high, dual = rule.band.edges(torch.full_like(count, length), variation)
+
+    def below(edge):
+        # Without variance S is 0, and so is the centre: the quotient is an infinity of the edge's sign.
+        return torch.special.ndtr((edge + variation / 2) / variation.sqrt())
+
+    beyond = below(low) + 1 - below(high)
+    clipped = beyond if rule.rejects else (beyond + 1 - below(dual)) / 2
+    return float((weight * clipped).sum())
 
 
 def with_range(rule: BandClip, low: float, high: float) -> BandClip:
@@ -90,23 +107,79 @@ def with_range(rule: BandClip, low: float, high: float) -> BandClip:
         ValueError: the rule cannot have this range.
     """
     if rule.name in ("gspo", "fixed_band"):
+        if not (0 < low < 1 and 0 < high < math.inf):
+            raise ValueError(f"--clip {low:g} {high:g}: {rule.name} needs 0 < LOW < 1 and HIGH > 0")
         return dataclasses.replace(rule, band=ratio_band(1 - low, 1 + high, rule.band.length_power), range="")
+    if not (low > 0 and high > 0):
+        raise ValueError(f"--clip {low:g} {high:g}: {rule.name} needs LOW > 0 and HIGH > 0, the eps of each side")
     band = dataclasses.replace(rule.band, eps=None, eps_low=low, eps_high=high, eps_dual=math.inf)
     return dataclasses.replace(rule, band=band, range="")
 
 
-def given(args: argparse.Namespace) -> tuple[Spread, list[int]]:
-    """Spread and lengths, by option or else from the metrics of a run."""
-    metrics = read_run(args.run, args.run.name).metrics.median() if args.run else pd.Series(dtype=float)
-    logged = (metrics[name] for name in K3 if name in metrics)
-    k3 = next(logged, math.nan) if args.k3 is None else args.k3
-    noise = args.sigma
-    if noise is None and k3 >= 0:
-        noise = math.sqrt(2 * k3)
-    if noise is None or not noise >= 0:
-        raise ValueError(f"give --sigma (nats per token) or --k3, or a run with the metric {' or '.join(K3)}")
-    moved = math.sqrt(2 * max(metrics.get(KL, 0.0), 0.0))
-    lengths = args.lengths or [round(metrics[name]) for name in LENGTHS if name in metrics]
-    if not lengths:
+def rules_of(args: argparse.Namespace, run: Run | None) -> list[BandClip]:
+    """The rules to forecast; the run's own clip is the first.
+
+    Raises:
+        ValueError: there is no such loss, or it cannot have the range of ``--clip``.
+    """
+    if args.loss not in (None, *_RULES):
+        raise ValueError(f"--loss={args.loss} is none of {', '.join(_RULES)}")
+    if args.loss is None and args.clip:
+        raise ValueError("--clip LOW HIGH is the range of one loss: name it by --loss")
+    if args.loss:
+        return [with_range(_RULES[args.loss], *args.clip) if args.clip else _RULES[args.loss]]
+    settings = run and run.settings
+    own = []
+    if settings and (band := settings.trained_band):
+        known = _RULES.get(of_run(settings.loss, band) or "")
+        own = [BandClip("run", f"this run's {known.label if known else 'band'}", band, range=settings.clip or "")]
+    return [*own, *_RULES.values()]
+
+
+def spread_of(args: argparse.Namespace, run: Run | None, typical: pd.Series) -> Spread:
+    """Noise and mismatch, by option or else as the run logs them.
+
+    Raises:
+        ValueError: neither is given, or it is no spread of a token's log-ratio.
+    """
+    if args.sigma is not None and args.k3 is not None:
+        raise ValueError("--sigma and --k3 give the same number: leave one out")
+    for name, value, largest in (("sigma", args.sigma, _LARGEST_SIGMA), ("k3", args.k3, _LARGEST_SIGMA**2 / 2)):
+        if value is not None and not 0 <= value <= largest:
+            raise ValueError(f"--{name}={value:g} has to be a number from 0 to {largest:g}")
+    given = args.sigma if args.k3 is None else math.sqrt(2 * args.k3)
+    if given is not None:
+        return Spread(given, given)
+    logged = typical[typical.between(0, _LARGEST_SIGMA)]
+    k3 = next((logged[name] for name in K3 if name in logged), math.nan)
+    measured = noise.of_metrics(run.metrics) if run else None
+    own = logged.get(NOISE, measured.sigma if measured else math.nan)
+    bypass = bool(run and run.settings and run.settings.old_log_probs_from_rollout)
+    if math.isnan(k3) and (bypass or math.isnan(own)):
+        raise ValueError(f"give --sigma (nats per token) or --k3, or a run with the metric {NOISE} or {K3[1]}")
+    return Spread(own, math.sqrt(2 * k3), bypass)
+
+
+def lengths_of(option: str | None, typical: pd.Series) -> list[int]:
+    """The lengths of ``--lengths``, or else the shortest, the mean and the longest of a run; rising.
+
+    Raises:
+        ValueError: there are none, or one is no number of tokens.
+    """
+    if option is not None:
+        if not all(text.strip().isdecimal() and 1 <= int(text) <= _LONGEST for text in option.split(",")):
+            raise ValueError(f"--lengths={option} has to be numbers of tokens such as 200,2000,8000")
+        return sorted({int(text) for text in option.split(",")})
+    logged = [typical[name] for name in LENGTHS if 0 <= typical.get(name, math.nan) <= _LONGEST]
+    if not logged:
         raise ValueError("give --lengths, such as --lengths 200,2000,8000")
-    return Spread(noise, moved), sorted({max(length, 1) for length in lengths})
+    return sorted({max(round(length), 1) for length in logged})
+
+
+def _rates(rule: BandClip, lengths: list[int], sigma: float, carriers: float = 1.0) -> str:
+    rates = (_percent(expected_rate(rule, length, sigma, carriers)) for length in lengths)
+    return ", ".join(f"{rate} at {length:,} tokens" for rate, length in zip(rates, lengths, strict=True))
+
+
+def _percent(share: float) -> str:
+    return f"{share:.2%}" if share < 0.01 else f"{share:.1%}"

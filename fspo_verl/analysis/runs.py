@@ -70,7 +70,8 @@ class Run:
         band = Band(**Band.fields_in(policy_loss)) if loss == "fspo" else None
         target = policy_loss.get("target_clip_rate")
         clip_range = clip_ratios(lambda key: _select(self.config, f"{_ACTOR}.{key}"))
-        return RunSettings(loss, band, target_clip_rate=target, **clip_range)
+        bypass = bool(_select(self.config, "algorithm.rollout_correction.bypass_mode"))
+        return RunSettings(loss, band, target_clip_rate=target, old_log_probs_from_rollout=bypass, **clip_range)
 
 
 def read_runs(paths: Sequence[Path], names: Sequence[str] | None = None, max_rows: int | None = None) -> Iterator[Run]:
