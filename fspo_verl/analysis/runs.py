@@ -6,18 +6,20 @@ Nothing here imports verl, so a run can be read on any machine.
 """
 
 import contextlib
-import json
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from fspo_verl.analysis import logs
 from fspo_verl.band import Band
 from fspo_verl.observe.folder import record_files
 from fspo_verl.observe.metrics import LENGTH_BIN
@@ -28,6 +30,7 @@ logger = logging.getLogger("fspo_verl")
 
 _ACTOR = "actor_rollout_ref.actor"
 RECORDS_DIR = f"{_ACTOR}.policy_loss.records_dir"
+FILE_LOGGER = "verl's file logger"
 
 
 @dataclass
@@ -36,7 +39,7 @@ class Run:
 
     name: str
     folder: Path
-    """The folder the run was read from, or its one metrics file."""
+    """The folder the run was read from, or its one log."""
 
     metrics: pd.DataFrame
     """Indexed by ``step``, one float column per logged metric; NaN where a step did not log it."""
@@ -54,6 +57,13 @@ class Run:
     rejected: pd.DataFrame = field(default_factory=pd.DataFrame)
     """Records of responses that a rollout correction has taken out of the loss; no others hold them."""
 
+    source: str = FILE_LOGGER
+    """What kind of log the metrics are from, see :mod:`fspo_verl.analysis.logs`."""
+
+    def setting(self, key: str) -> Any:
+        """:func:`setting` of the run's config."""
+        return setting(self.config, key)
+
     @property
     def rollouts(self) -> pd.DataFrame:
         """The records of all responses, those of :attr:`rejected` included."""
@@ -63,15 +73,22 @@ class Run:
     def settings(self) -> RunSettings | None:
         """As the records have them, or else loss, band and clip range out of the config; None without either."""
         recorded = self.records.attrs["settings"]
-        policy_loss = _select(self.config, f"{_ACTOR}.policy_loss") or {}
+        policy_loss = self.setting(f"{_ACTOR}.policy_loss") or {}
         if recorded or "loss_mode" not in policy_loss:
             return recorded
         loss = policy_loss["loss_mode"]
         band = Band(**Band.fields_in(policy_loss)) if loss == "fspo" else None
         target = policy_loss.get("target_clip_rate")
-        clip_range = clip_ratios(lambda key: _select(self.config, f"{_ACTOR}.{key}"))
-        bypass = bool(_select(self.config, "algorithm.rollout_correction.bypass_mode"))
+        clip_range = clip_ratios(lambda key: self.setting(f"{_ACTOR}.{key}"))
+        bypass = bool(self.setting("algorithm.rollout_correction.bypass_mode"))
         return RunSettings(loss, band, target_clip_rate=target, old_log_probs_from_rollout=bypass, **clip_range)
+
+
+def setting(config: dict | None, key: str) -> Any:
+    """A value of a config, resolved; None where it is not set, or where only the training machine can resolve it."""
+    if config is None:
+        return None
+    return OmegaConf.select(OmegaConf.create(config), key, throw_on_resolution_failure=False)
 
 
 def read_runs(paths: Sequence[Path], names: Sequence[str] | None = None, max_rows: int | None = None) -> Iterator[Run]:
@@ -97,33 +114,37 @@ def read_run(path: Path, name: str, max_rows: int | None = None) -> Run:
     """Read one run, finished or not.
 
     Args:
-        path: a folder, searched with all folders in it, or one metrics file of verl's file logger.
+        path: a folder, searched with all folders in it, or one log of any kind in :mod:`fspo_verl.analysis.logs`.
         name: what to call the run.
         max_rows: read about this many records, a random choice, where there are more.
 
     Raises:
         FileNotFoundError: there is nothing of a run at ``path``; says what was looked for.
-        ValueError: ``path`` is another kind of file, or holds several runs.
+        ValueError: ``path`` is no log, or holds several runs.
     """
     path = Path(path)
     if path.is_file():
         if path.stat().st_size == 0:  # verl opens it when it starts, and logs its first line a step later
             raise FileNotFoundError(f"{path}: nothing is logged yet")
-        if not _is_metrics_file(path):
-            raise ValueError(f'{path} is no metrics file of verl, whose lines are {{"step": ..., "data": {{...}}}}')
-        return Run(name, path, read_metrics([path]), read_records(path), None, [])  # no records lie below a file
+        if (log := logs.read(path)) is None:
+            raise ValueError(f"{path} holds no step of a training run. What is read: {logs.READS}")
+        records = read_records(path)  # none lie below a file
+        return Run(name, path, log.metrics, records, None, [], source=log.source)
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such folder or file")
 
     config, overrides = _read_hydra(sorted(path.rglob(".hydra/config.yaml"), key=_modified))
-    metrics = read_metrics(metric_files(path))
+    config = config or _read_wandb_config(path)
+    log = logs.Log(read_metrics(metric_files(path)), FILE_LOGGER)
+    if log.metrics.empty:
+        log = logs.read(path) or log
     records, rejected = _read_records(path, config, max_rows)
-    run = Run(name, path, metrics, records, config, overrides, rejected)
-    if metrics.empty and run.records.empty and config is None:
+    run = Run(name, path, log.metrics, records, config, overrides, rejected, log.source)
+    if log.metrics.empty and run.records.empty and config is None:
         raise FileNotFoundError(
             f"{path} holds no run. Looked in it and all folders below for metrics of verl's file logger (*.jsonl, "
-            f"trainer.logger=[console,file]), records (step-*-rank-*.parquet, {RECORDS_DIR}=DIR) and "
-            ".hydra/config.yaml"
+            f"trainer.logger=[console,file]), records (step-*-rank-*.parquet, {RECORDS_DIR}=DIR), .hydra/config.yaml "
+            f"and other logs ({', '.join(logs.PATTERNS)})"
         )
     return run
 
@@ -135,8 +156,9 @@ def written(path: Path) -> set[tuple[Path, int, int]]:
     """
     path = Path(path)
     configs = sorted(path.rglob(".hydra/config.yaml"), key=_modified)
-    files = [path, *configs, *path.rglob("*.jsonl"), *record_files(path)]
-    elsewhere = _select(_read_hydra(configs)[0], RECORDS_DIR)
+    files = [path, *configs, *record_files(path)]
+    files += chain.from_iterable(map(path.rglob, ("*.jsonl", *logs.PATTERNS)))
+    elsewhere = setting(_read_hydra(configs)[0], RECORDS_DIR)
     if elsewhere is not None:
         files += record_files(elsewhere)
     found = set()
@@ -156,7 +178,7 @@ def metric_files(folder: Path) -> list[Path]:
     Raises:
         ValueError: the files lie in several folders.
     """
-    files = _of_one_run([file for file in folder.rglob("*.jsonl") if _is_metrics_file(file)], folder, "metrics")
+    files = _of_one_run([file for file in folder.rglob("*.jsonl") if logs.is_file_logger(file)], folder, "metrics")
     if len({re.sub(r"\W?\d+$", "", file.stem) for file in files}) > 1:
         logger.warning(
             "%s: %s are read as attempts of one run, of which the latest counts for each step; if they are different "
@@ -177,14 +199,7 @@ def read_metrics(files: Iterable[Path]) -> pd.DataFrame:
         files: files of verl's file logger, the earliest attempt first. Where attempts logged the same step, the latest
             value counts. A last line that is cut off, as in a run that was killed or goes on, is left out.
     """
-    rows: dict[int, dict[str, float]] = {}
-    for file in files:
-        for step, data in _metric_lines(file):
-            # Metrics of one step may come in several lines: a resumed run validates the step of its checkpoint again.
-            rows.setdefault(step, {}).update({k: v for k, v in data.items() if isinstance(v, int | float)})
-    frame = pd.DataFrame.from_dict(rows, orient="index", dtype=float).sort_index()
-    frame.index = frame.index.astype(int).rename("step")
-    return frame
+    return logs.table(chain.from_iterable(map(logs.file_logger, files)))
 
 
 def live_clip_rates(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -202,32 +217,6 @@ def live_clip_rates(metrics: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(list(bins.values()), columns=["low", "high", "responses", "clipped"], dtype=float)
     table = table[table.responses > 0].astype({"low": int}).sort_values("low", ignore_index=True)
     return table.assign(rate=table.clipped / table.responses)
-
-
-def _is_metrics_file(file: Path) -> bool:
-    with file.open("rb") as lines:
-        return _entry(lines.readline()) is not None
-
-
-def _entry(line: bytes) -> tuple[int, dict] | None:
-    """Step and metrics of one line of verl's file logger; None for any other line, or a part of one."""
-    try:
-        match json.loads(line):
-            case {"step": int(step), "data": dict(data)}:
-                return step, data
-    except ValueError:  # neither JSON nor, where a write was cut, UTF-8
-        pass
-    return None
-
-
-def _metric_lines(file: Path) -> Iterator[tuple[int, dict]]:
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            entry = _entry(line)
-            if entry is not None:
-                yield entry
-            elif line.endswith(b"\n"):
-                logger.warning("%s: line %d is left out, as it is no metrics of verl", file, number)
 
 
 def _of_one_run(files: list[Path], folder: Path, what: str) -> list[Path]:
@@ -254,20 +243,23 @@ def _read_hydra(files: Sequence[Path]) -> tuple[dict | None, list[str]]:
     return None, []
 
 
+def _read_wandb_config(folder: Path) -> dict | None:
+    """The config as W&B keeps it in the folder of a run, ``files/config.yaml``."""
+    for file in sorted(folder.rglob("files/config.yaml"), key=_modified, reverse=True):
+        with contextlib.suppress(OSError, ValueError, YAMLError, OmegaConfBaseException):
+            saved = OmegaConf.to_container(OmegaConf.load(file))
+            if isinstance(saved, dict) and all(isinstance(entry, dict) for entry in saved.values()):
+                return {key: entry["value"] for key, entry in saved.items() if "value" in entry}
+    return None
+
+
 def _read_records(folder: Path, config: dict | None, max_rows: int | None) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Those of the responses that trained, and those of the rejected ones."""
     files = _of_one_run(record_files(folder), folder, "records")
-    elsewhere = _select(config, RECORDS_DIR)
+    elsewhere = setting(config, RECORDS_DIR)
     records = read_records(folder if files or elsewhere is None else elsewhere, max_rows=max_rows, rejected=True)
     is_rejected = records["length"] == 0
     return records[~is_rejected], records[is_rejected]
-
-
-def _select(config: dict | None, key: str):
-    """A value of the config, resolved; None where it is not set, or where only the training machine can resolve it."""
-    if config is None:
-        return None
-    return OmegaConf.select(OmegaConf.create(config), key, throw_on_resolution_failure=False)
 
 
 def _modified(file: Path) -> float:

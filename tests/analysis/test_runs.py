@@ -112,7 +112,7 @@ def test_records_elsewhere(tmp_path):
 @pytest.mark.parametrize("text", ["{", "[1]\n", '{"step": 1}\n', "\xff\n"])
 def test_what_is_no_run(tmp_path, text):
     file = write(tmp_path / "a.jsonl", text)
-    with pytest.raises(ValueError, match="no metrics file of verl"):
+    with pytest.raises(ValueError, match="a.jsonl holds no step of a training run"):
         runs.read_run(file, "a")
     with pytest.raises(FileNotFoundError, match=r"\*\.jsonl.*records_dir=DIR.*\.hydra"):
         runs.read_run(tmp_path, "a")

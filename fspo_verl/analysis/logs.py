@@ -1,0 +1,298 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the logs that people have: each becomes a table of metrics by step, under verl's names.
+
+verl's console output and file logger, TensorBoard's events, W&B's exports and run folders, TRL's ``trainer_state.json``
+and console output. No source of a value is lost: NaN and inf that were logged stay apart from what was not logged.
+"""
+
+import json
+import logging
+import math
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+logger = logging.getLogger("fspo_verl")
+
+Row = tuple[int, dict[str, float]]
+"""Step and metrics; a step may come in several rows, of which the latest value counts."""
+
+NOT_FINITE = "not_finite"
+"""Entry of a table's ``attrs``: by metric, the steps that logged NaN or inf; a step that did not log it is NaN too."""
+
+CUT_OFF_BY_TRL = "completions/clipped_ratio"
+NAMES = {
+    # verl up to 0.4, and 0.6
+    "actor/entropy_loss": "actor/entropy",
+    "mismatch/mismatch_kl": "rollout_corr/kl",
+    "mismatch/mismatch_k3_kl": "rollout_corr/k3_kl",
+    # TRL's GRPOTrainer, its older names first. What is cut off has no counterpart: verl counts something else.
+    "clip_ratio": "actor/pg_clipfrac",
+    "completion_length": "response_length/mean",
+    "clip_ratio/region_mean": "actor/pg_clipfrac",
+    "completions/mean_length": "response_length/mean",
+    "completions/min_length": "response_length/min",
+    "completions/max_length": "response_length/max",
+    CUT_OFF_BY_TRL: CUT_OFF_BY_TRL,
+    "loss": "actor/loss",
+    "grad_norm": "actor/grad_norm",
+    "learning_rate": "actor/lr",
+    "entropy": "actor/entropy",
+    "kl": "actor/kl_loss",
+    "reward": "critic/score/mean",
+}
+"""verl's name (0.9) of what is called otherwise; W&B has ``train/`` before TRL's names."""
+
+_LAST_STEP = 2**53  # what is beyond is no number of a step
+_STEPS = ("training/global_step", "train/global_step", "global_step", "step", "Step", "_step")
+READS = (
+    "verl's console output (step:1 - actor/pg_clipfrac:0.1 - ...) and file logger, TensorBoard's events, W&B's CSV, "
+    "history and run folders, TRL's trainer_state.json"
+)
+
+
+class Log(NamedTuple):
+    metrics: pd.DataFrame
+    source: str  # what kind of log it is
+
+
+def read(path: Path) -> Log | None:
+    """The metrics of a log file, or of the logs in a folder and all folders below; None where there is no step.
+
+    Raises:
+        ValueError: it holds several runs, or needs a package that is not there.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _read_folder(path)
+    if "tfevents" in path.name:
+        return _log("TensorBoard", tensorboard(path))
+    if path.suffix == ".wandb":
+        raise ValueError(f"{path}: only W&B reads this file. Name its folder, or export the run's history as CSV")
+    if path.suffix == ".csv":
+        return _log("a CSV of W&B", wandb_csv(path))
+    if is_file_logger(path):
+        return _log("verl's file logger", file_logger(path))
+    return _read_json(path) or _read_console(path)
+
+
+def _log(source: str, rows: Iterable[Row]) -> Log | None:
+    metrics = table(rows)
+    return Log(metrics, source) if metrics.size else None
+
+
+def table(rows: Iterable[Row]) -> pd.DataFrame:
+    """Index ``step``, one float column per metric, NaN where a step has not logged it; see :data:`NOT_FINITE`."""
+    steps: dict[int, dict[str, float]] = {}
+    for step, metrics in rows:
+        if not 0 <= step < _LAST_STEP:
+            continue
+        steps.setdefault(step, {}).update({_verl_name(name): value for name, value in metrics.items()})
+    frame = pd.DataFrame.from_dict(steps, orient="index", dtype=float).sort_index()
+    frame.index = frame.index.astype(int).rename("step")
+    broken: dict[str, list[int]] = {}
+    for step in frame.index:
+        for name, value in steps[step].items():
+            if not math.isfinite(value):
+                broken.setdefault(name, []).append(int(step))
+    frame.attrs[NOT_FINITE] = broken
+    return frame
+
+
+def _verl_name(name: str) -> str:
+    short = name.removeprefix("train/")
+    return NAMES.get(short, name)
+
+
+def _number(value: Any) -> float | None:
+    """A metric, be it a number or its text; NaN and inf are numbers, and None stands for anything else."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    return {name: number for name, value in metrics.items() if (number := _number(value)) is not None}
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_STEP = re.compile(r"(?<![\w/])step:(\d+) - ")
+_PAIR = re.compile(r"([^:]+):(?:np\.\w+\()?([-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf))\)?(?![\w.])", re.IGNORECASE)
+_OF_TRL = re.compile(r"\{'loss': .*\}")
+_OF_TRL_PAIR = re.compile(r"'([^']+)': '?([^,'}]+)")
+_OF_WANDB = re.compile(r"wandb:\s+(\S+/\S+) +([-+.\w]+)\s*$")
+
+
+def _read_console(file: Path) -> Log | None:
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        rows = [*console(lines)]
+    start = reached = 0
+    for place, (step, _) in enumerate(rows):
+        if step <= 1 and step < reached:
+            logger.warning("%s: another run begins after step %d; what comes before is left out", file, reached)
+            start, reached = place, step
+        reached = max(reached, step)
+    return _log("console output", rows[start:])
+
+
+def console(lines: Iterable[str]) -> Iterator[Row]:
+    """verl's console output, whatever stands around it: Ray's prefix, colours, a line that the terminal has wrapped.
+
+    TRL's output has no steps: its lines are counted. The summary that W&B prints is that of the last step.
+    """
+    text, step = "", 0
+    summary: dict[str, float] = {}
+    for line in chain(lines, ["\n"]):
+        line = _COLOUR.sub("", line).rstrip("\n")
+        start = _STEP.search(line)
+        if text and not start and (wrapped := _continued(text, line)):
+            text = wrapped
+            continue
+        if text:
+            step, found = _console_step(text)
+            yield step, found
+        text = line[start.start() :] if start else ""
+        if of_trl := _OF_TRL.search(line):
+            step += 1
+            yield step, _numbers(dict(_OF_TRL_PAIR.findall(of_trl[0])))
+        elif of_wandb := _OF_WANDB.search(line):
+            summary |= _numbers({of_wandb[1]: of_wandb[2]})
+    if summary:
+        yield int(_step_of(summary) or step), summary
+
+
+def _console_step(text: str) -> Row:
+    start, *parts = text.split(" - ")
+    found = [_PAIR.fullmatch(part.strip()) or _PAIR.match(part.strip()) for part in parts]
+    return int(start.removeprefix("step:")), {pair[1]: float(pair[2]) for pair in found if pair}
+
+
+def _continued(text: str, line: str) -> str | None:
+    """The step's text with a line after it, if that goes on with it; None if it is another one."""
+    for joined in (text + line, f"{text} {line}"):
+        *parts, last = (_PAIR.fullmatch(part.strip()) for part in joined.split(" - ")[1:])
+        if line.strip() and all(parts) and (last or " - " in line):
+            return joined
+    return None
+
+
+def file_logger_entry(line: bytes) -> Row | None:
+    """One line of verl's file logger; None for any other line, or a part of one. Its null is a NaN or inf."""
+    try:
+        match json.loads(line):
+            case {"step": int(step), "data": dict(data)}:
+                return step, _numbers({k: math.nan if v is None else v for k, v in data.items()})
+    except ValueError:  # neither JSON nor, where a write was cut, UTF-8
+        pass
+    return None
+
+
+def is_file_logger(file: Path) -> bool:
+    """Whether a file is one of verl's file logger, by its first line."""
+    with file.open("rb") as lines:
+        return file_logger_entry(lines.readline()) is not None
+
+
+def file_logger(file: Path) -> Iterator[Row]:
+    """verl's file logger. A last line that is cut off, as in a run that was killed or goes on, is left out."""
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if (entry := file_logger_entry(line)) is not None:
+                yield entry
+            elif line.endswith(b"\n"):
+                logger.warning("%s: line %d is left out, as it is no metrics of verl", file, number)
+
+
+def tensorboard(path: Path) -> Iterator[Row]:
+    """The scalars of an event file, or of all event files of a folder."""
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{path}: TensorBoard's events need the package tensorboard") from error
+    events = EventAccumulator(str(path), size_guidance={"scalars": 0})
+    events.Reload()
+    for name in events.Tags()["scalars"]:
+        for event in events.Scalars(name):
+            yield event.step, {name: event.value}
+
+
+def wandb_csv(file: Path) -> Iterator[Row]:
+    """W&B's export of a panel (columns ``RUN - METRIC``) or of a run's history.
+
+    Raises:
+        ValueError: it holds several runs.
+    """
+    frame = pd.read_csv(file, dtype=str, keep_default_na=False, on_bad_lines="skip", encoding_errors="replace")
+    frame = frame[[name for name in frame if not str(name).endswith(("__MIN", "__MAX"))]]
+    runs = {name.rpartition(" - ")[0] for name in frame} - {""}
+    if len(runs) > 1:
+        raise ValueError(f"{file} holds {len(runs)} runs ({', '.join(sorted(runs))}): export one of them")
+    yield from _history(frame.rename(columns=lambda name: name.rpartition(" - ")[2]).to_dict("records"))
+
+
+def _read_json(file: Path) -> Log | None:
+    """The history or the summary of W&B, or TRL's ``trainer_state.json``: JSON, or a JSON object per line."""
+    text = file.read_text(encoding="utf-8", errors="replace").strip()
+    if not text.startswith(("{", "[")):
+        return None
+    try:
+        whole = json.loads(text)
+        entries = whole if isinstance(whole, list) else [whole]
+    except ValueError:
+        entries = [_json(line) for line in text.splitlines()]
+    entries = [entry for entry in entries if isinstance(entry, dict)]
+    if entries and isinstance(history := entries[0].get("log_history"), list):
+        return _log("TRL's trainer_state.json", _history(entry for entry in history if isinstance(entry, dict)))
+    return _log("a history of W&B", _history(entries))
+
+
+def _json(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:  # cut off, or no JSON at all
+        return None
+
+
+def _history(entries: Iterable[dict]) -> Iterator[Row]:
+    for entry in entries:
+        metrics = _numbers(entry)
+        if (step := _step_of(metrics)) is not None:
+            yield int(step), {name: value for name, value in metrics.items() if name not in _STEPS}
+
+
+def _step_of(metrics: dict[str, float]) -> float | None:
+    return next((metrics[name] for name in _STEPS if math.isfinite(metrics.get(name, math.nan))), None)
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+PATTERNS = ("*tfevents*", "trainer_state.json", "output.log", "*.log", "wandb-summary.json")
+"""Logs of a folder, in the order in which they are looked for: the first kind that holds a step counts."""
+
+
+def _read_folder(folder: Path) -> Log | None:
+    for pattern in PATTERNS:
+        files = {file.resolve(): file for file in sorted(folder.rglob(pattern)) if file.is_file()}
+        if pattern == "trainer_state.json":  # each checkpoint has one, and the last has all steps
+            files = dict(sorted(files.items(), key=lambda entry: entry[0].stat().st_mtime)[-1:])
+        if pattern == "*tfevents*":  # a resumed run adds a file to its folder
+            parents = {file.parent: None for file in files}
+            found = {parent: log for parent in parents if (log := _log("TensorBoard", tensorboard(parent)))}
+        else:
+            found = {file: log for file in files.values() if (log := read(file))}
+        if len(found) > 1:
+            raise ValueError(f"{folder} holds logs of several runs; name one: {', '.join(map(str, found))}")
+        if found:
+            return next(iter(found.values()))
+    return None

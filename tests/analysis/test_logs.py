@@ -1,0 +1,278 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Logs as people have them: every kind gives the same table, and pasted ones give what they hold."""
+
+import contextlib
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.tensorboard import SummaryWriter
+from verl.utils.logger.aggregate_logger import concat_dict_to_str
+from verl.utils.tracking import FileLogger
+
+from fspo_verl import cli
+from fspo_verl.analysis import logs, runs
+from fspo_verl.analysis.metric_facts import facts
+
+PASTED = Path(__file__).parent / "logs"
+NAN, INF = math.nan, math.inf
+STEPS = {
+    1: {"actor/pg_clipfrac": 0.25, "response_length/mean": 100.0, "val/test_score/openai/gsm8k": 0.5},
+    2: {"actor/pg_clipfrac": 0.125, "response_length/mean": 2.0**-20, "actor/grad_norm": NAN},
+    10: {"actor/pg_clipfrac": 0.0, "response_length/mean": -3.0, "actor/grad_norm": INF},
+}
+"""By step; a float32 holds each number. Step 1 logs no gradient norm, the others no score."""
+
+
+def read(path):
+    return runs.read_run(path, "a")
+
+
+def facts_of(run):
+    return {fact.about: fact.values for fact in facts(run)}
+
+
+# --- every kind of log gives the same table -------------------------------------------------------------------------
+
+
+def write_console(folder):
+    lines = [concat_dict_to_str(metrics, step) + "\n" for step, metrics in STEPS.items()]
+    prefix, other = "\x1b[36m(TaskRunner pid=42)\x1b[0m ", "Training Progress:  21%|██        | 1/4 [42:39<12:34:07]\r"
+    (folder / "train.log").write_text("".join(f"loading\n{other}{prefix}{line}" for line in lines))
+    return folder / "train.log"
+
+
+def write_file_logger(folder):
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("VERL_FILE_LOGGER_PATH", str(folder / "run.jsonl"))
+        logger = FileLogger("project", "experiment")
+    for step, metrics in STEPS.items():
+        logger.log(metrics, step)
+    logger.finish()
+    return folder / "run.jsonl"
+
+
+def write_tensorboard(folder):
+    with SummaryWriter(str(folder / "tensorboard")) as writer:
+        for step, metrics in STEPS.items():
+            for name, value in metrics.items():
+                writer.add_scalar(name, value, step)
+    return next((folder / "tensorboard").iterdir())
+
+
+def text(value):
+    return {"nan": "NaN", "inf": "Infinity"}.get(str(value), value)
+
+
+def table():
+    return pd.DataFrame.from_dict({k: {n: text(v) for n, v in data.items()} for k, data in STEPS.items()}, "index")
+
+
+def write_csv(folder):
+    table().rename_axis("_step").to_csv(folder / "history.csv")
+    return folder / "history.csv"
+
+
+def write_csv_of_a_panel(folder):
+    panel = table().add_prefix("a run - b - ")
+    panel.assign(**{f"{name}__MIN": -1 for name in panel}).rename_axis("Step").to_csv(folder / "wandb_export.csv")
+    return folder / "wandb_export.csv"
+
+
+def history():
+    return [{"_step": step, "_wandb": None} | {n: text(v) for n, v in data.items()} for step, data in STEPS.items()]
+
+
+def write_history_lines(folder):
+    (folder / "history.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in history()))
+    return folder / "history.jsonl"
+
+
+def write_history(folder):
+    (folder / "history.json").write_text(json.dumps(history(), indent=1))
+    return folder / "history.json"
+
+
+def write_trainer_state(folder):
+    of_trl = {"actor/pg_clipfrac": "clip_ratio/region_mean", "response_length/mean": "completions/mean_length"}
+    of_trl |= {"actor/grad_norm": "grad_norm"}
+    entries = [{"step": step} | {of_trl.get(n, n): v for n, v in data.items()} for step, data in STEPS.items()]
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": 10, "log_history": entries}))
+    return folder / "trainer_state.json"
+
+
+@pytest.mark.parametrize(
+    ("write", "source", "in_folders"),
+    [
+        (write_console, "console output", True),
+        (write_file_logger, "verl's file logger", True),
+        (write_tensorboard, "TensorBoard", True),
+        (write_trainer_state, "TRL's trainer_state.json", True),
+        (write_csv, "a CSV of W&B", False),
+        (write_csv_of_a_panel, "a CSV of W&B", False),
+        (write_history_lines, "a history of W&B", False),
+        (write_history, "a history of W&B", False),
+    ],
+)
+def test_every_kind_of_log_gives_the_same_table(write, source, in_folders, tmp_path):
+    file = write(tmp_path)
+    for run in [read(file), *([read(tmp_path)] if in_folders else [])]:
+        assert run.source == source
+        assert run.metrics.attrs[logs.NOT_FINITE] == {"actor/grad_norm": [2, 10]}
+        expected = pd.DataFrame.from_dict(STEPS, "index").replace(INF, NAN).rename_axis("step")
+        pd.testing.assert_frame_equal(run.metrics.replace(INF, NAN), expected, check_like=True)
+
+
+def test_the_folder_of_a_run_of_wandb(tmp_path):
+    files = tmp_path / "wandb/run-20260101_000000-abc/files"
+    files.mkdir(parents=True)
+    (files / "wandb-summary.json").write_text(json.dumps({"_step": 7, "actor/pg_clipfrac": 0.5, "_wandb": {"x": 1}}))
+    actor = {"policy_loss": {"loss_mode": "gspo"}, "clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}
+    saved = {"_wandb": {"value": {}}, "actor_rollout_ref": {"value": {"actor": actor}}}
+    (files / "config.yaml").write_text(json.dumps(saved))
+    run = read(tmp_path)
+    assert run.metrics["actor/pg_clipfrac"].to_dict() == {7: 0.5}
+    assert (run.settings.loss, run.settings.clip_ratio_high) == ("gspo", 4e-4)
+    (files / "output.log").write_text("step:6 - actor/pg_clipfrac:0.25\nstep:7 - actor/pg_clipfrac:0.5\n")
+    before = runs.written(tmp_path)
+    assert read(tmp_path).metrics["actor/pg_clipfrac"].to_dict() == {6: 0.25, 7: 0.5}  # all steps, not only the last
+    with (files / "output.log").open("a") as log:
+        log.write("step:8 - actor/pg_clipfrac:0.75\n")
+    assert runs.written(tmp_path) != before
+
+
+# --- the console ----------------------------------------------------------------------------------------------------
+
+KEYS = st.sampled_from(["actor/pg_clipfrac", "val-core/openai/gsm8k/acc/mean@1", "a b/c", "response_length/mean"])
+VALUES = st.floats() | st.integers(-(2**50), 2**50) | st.floats().map(np.float64)
+STEPS_PRINTED = st.lists(st.tuples(st.integers(2, 99), st.dictionaries(KEYS, VALUES, min_size=1)), min_size=1)
+
+
+@given(STEPS_PRINTED, st.integers(80, 300), st.booleans())
+@settings(deadline=None)
+def test_what_a_terminal_has_wrapped_is_read_as_it_was_printed(steps, width, stripped):
+    """Copied out of a terminal, a line is cut at any place, and may have lost the spaces at the cut."""
+    lines, expected = [], {}
+    for step, metrics in steps:
+        line = f"(TaskRunner pid=1) {concat_dict_to_str(metrics, step)}"
+        pieces = [line[at : at + width] for at in range(0, len(line), width)]
+        lines += [(piece.strip() if stripped else piece) + "\n" for piece in pieces]
+        lines.append("INFO 01-01 - loading: 3 - done\n")
+        expected.setdefault(step, {}).update({name: float(value) for name, value in metrics.items()})
+    found = {}
+    for step, metrics in logs.console(lines):
+        found.setdefault(step, {}).update(metrics)
+    assert {step: metrics.keys() for step, metrics in found.items()} == {k: v.keys() for k, v in expected.items()}
+    for step, metrics in expected.items():
+        np.testing.assert_array_equal([found[step][name] for name in metrics], list(metrics.values()))
+
+
+def test_of_runs_after_each_other_the_last_counts_and_a_resumed_one_goes_on(tmp_path, caplog):
+    def lines(steps, value):
+        return "".join(f"step:{step} - actor/pg_clipfrac:{value}\n" for step in steps)
+
+    file = tmp_path / "nohup.out"
+    file.write_text(lines([1, 2, 3], 0.1) + lines([2, 3, 4], 0.2))
+    assert read(file).metrics["actor/pg_clipfrac"].to_dict() == {1: 0.1, 2: 0.2, 3: 0.2, 4: 0.2}
+    assert not caplog.text
+    file.write_text(lines([0, 1, 2, 3], 0.1) + lines([0, 1, 2], 0.2))
+    assert read(file).metrics["actor/pg_clipfrac"].to_dict() == {0: 0.2, 1: 0.2, 2: 0.2}
+    assert "another run begins after step 3" in caplog.text
+
+
+# --- pasted logs ----------------------------------------------------------------------------------------------------
+
+EXPECTED = {  # of each log that was pasted into an issue: numbers of its facts
+    "agent_r1_30.log": {
+        "not finite": {"step": 83},
+        "no advantage": {"count": 1},
+        "cut off": {"at_most": 1.0},
+        "lengths": {"longest": 257},
+    },
+    "awesome_ml_sys_106.log": {
+        "no advantage": {"count": 1},
+        "lengths": {"last": 330.437},
+        "cut off": {"at_most": 0.004},
+    },
+    "tinylora_4.log": {
+        "clipped": {"highest": 0.017505002208054066},
+        "cut off": {"last": 0},
+        "lengths": {"longest": 699},
+    },
+    "ui_r1_20.log": {"clipped": {"last": 0}, "one step": {"steps": 1}, "lengths": {"last": 108.0625}},
+    "verl_1224.log": {"clipped": {"highest_step": 1049}, "kl": {"actor/ppo_kl": 0}},
+    "verl_1458.log": {"clipped": {"last": 0.001}, "cut off": {}, "lengths": {"longest": 9723}},
+    "verl_316.log": {"cut off": {"at_most": 0.521}, "kl": {"actor/kl_loss": 0.071}, "lengths": {"shortest": 3}},
+    "verl_498.log": {"not finite": {"step": 1}, "cut off": {}, "lengths": {"last": 257.125}},
+    "verl_721.log": {"not finite": {"step": 59}, "clipped": {"last": 0.002}},
+    "verl_7356.csv": {"clipped": {"first": 0.35, "last": 0.41, "highest": 0.44, "highest_step": 2}},
+    "verl_7412.log": {
+        "clipped": {"last": 0.0007935191160472839},
+        "lengths": {"last": 1267.024169921875, "longest": 3072},
+        "kl": {"actor/ppo_kl": -8.163164312320433e-06, "actor/kl_loss": 0.0013280365410537343},
+    },
+}
+NO_LOGS = {"verl_5637.txt", "open_r1_704.txt"}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_pasted_log_gives_what_it_holds(name):
+    found = facts_of(read(PASTED / name))
+    for about, values in EXPECTED[name].items():
+        assert {key: found[about][key] for key in values} == values
+    assert ("one step" in found) == (name == "ui_r1_20.log")  # three digits cannot tell 0 from little
+
+
+@pytest.mark.parametrize("name", sorted(NO_LOGS))
+def test_what_is_no_log_gets_one_line(name, capsys):
+    assert cli.main(["forecast", str(PASTED / name)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{name} holds no step of a training run" in line
+
+
+def test_every_pasted_log_is_tested():
+    assert {file.name for file in PASTED.iterdir()} == {*EXPECTED, *NO_LOGS}
+
+
+# --- what cannot be read --------------------------------------------------------------------------------------------
+
+
+def test_several_runs_are_named(tmp_path):
+    csv = tmp_path / "a.csv"
+    csv.write_text("Step,one - actor/pg_clipfrac,two - actor/pg_clipfrac\n1,0.1,0.2\n")
+    with pytest.raises(ValueError, match=r"2 runs \(one, two\)"):
+        read(csv)
+    for run in "ab":
+        shutil.copy(PASTED / "verl_721.log", tmp_path / f"{run}.log")
+    with pytest.raises(ValueError, match="several runs; name one: .*a.log, .*b.log"):
+        read(tmp_path)
+
+
+def test_the_file_that_only_wandb_reads_is_named(tmp_path):
+    file = tmp_path / "run-abc.wandb"
+    file.write_bytes(b":W&B\x00")
+    with pytest.raises(ValueError, match="only W&B reads this file"):
+        read(file)
+
+
+SUFFIXES = [".log", ".csv", ".json", ".jsonl", ".tfevents.1"]
+JUNK = st.sampled_from(
+    ['{"step": ', '"data": {', "step:1 - ", "a:1 - ", "nan", "1e999", "null", "[", "{", "}", ",", "\n", "Step"]
+)
+
+
+@given(st.sampled_from(SUFFIXES), st.binary() | st.lists(JUNK).map(lambda parts: "".join(parts).encode()))
+@settings(deadline=None, max_examples=300)
+def test_any_file_is_read_or_refused_in_words(tmp_path_factory, suffix, content):
+    file = tmp_path_factory.mktemp("junk") / f"events{suffix}"
+    file.write_bytes(content)
+    with contextlib.suppress(ValueError, OSError):
+        run = read(file)
+        assert run.metrics.size and facts(run) is not None

@@ -1,0 +1,120 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What metrics say without our series: on tables of which the truth is known."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fspo_verl.analysis import logs
+from fspo_verl.analysis.metric_facts import course, facts
+from fspo_verl.analysis.runs import Run
+from fspo_verl.observe.records import read_records
+
+
+def run_of(config=None, **metrics) -> Run:
+    """A run with these metrics, a value per step from 1, None where it is not logged; ``__`` stands for a slash."""
+    steps = range(len(next(iter(metrics.values()))))
+    rows = [
+        (step + 1, {k.replace("__", "/"): v[step] for k, v in metrics.items() if v[step] is not None}) for step in steps
+    ]
+    return Run("a", Path("a"), logs.table(rows), read_records(Path("/nowhere")), config, [])
+
+
+def fact(run, about):
+    return next((found for found in facts(run) if found.about == about), None)
+
+
+@given(st.lists(st.floats(0, 1) | st.sampled_from([None, math.nan, math.inf]), min_size=1, max_size=60))
+def test_a_course_is_of_the_finite_values(values):
+    run = run_of(actor__pg_clipfrac=values, actor__lr=[1e-6] * len(values))
+    found = course(run.metrics.get("actor/pg_clipfrac", run.metrics["actor/lr"] * math.nan))
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    if not finite:
+        assert found is None and fact(run, "clipped") is None
+        return
+    tenth = max(len(finite) // 10, 1)
+    ends = (np.mean(finite[:tenth]), np.mean(finite[-tenth:]), max(finite))
+    assert (found.first, found.last, found.highest) == pytest.approx(ends)
+    assert values[found.highest_step - 1] == max(finite)
+    assert fact(run, "clipped").values == found.values
+
+
+@given(
+    st.integers(1, 20),
+    st.integers(0, 5),
+    st.sampled_from([math.nan, math.inf, -math.inf]),
+    st.sampled_from(["actor__grad_norm", "critic__vf_loss", "rollout_corr__kl"]),
+)
+def test_what_is_not_finite_is_named_first_with_the_step_where_it_begins(before, later, value, name):
+    steps = before + 3 + later
+    broken = [0.1] * before + [value, None, value] + [0.1] * later
+    run = run_of(**{name: broken}, perf__mfu=[math.nan] * steps, actor__pg_clipfrac=[0.1] * steps)
+    found = facts(run)[0]
+    assert found.about == "not finite"
+    assert found.values == {"step": before + 1, "count": 2, "steps": steps}
+    assert name.replace("__", "/") in found.sentence and "perf" not in found.sentence
+
+
+LIMIT = {"data": {"max_response_length": 100}}
+
+
+@pytest.mark.parametrize(
+    ("config", "longest", "counted", "expected"),
+    [
+        (None, [100] * 10, [0.5] * 10, {"last": 0.5}),  # always as long: that is the limit
+        (None, [90, 91, 95, 93], [0.01] * 4, {}),  # the longest of each step, and no limit
+        (None, [100], [0.5], {"at_most": 0.5}),
+        (LIMIT, [100, 90], [0.5, 0.25], {"first": 0.5, "last": 0.0}),  # the second step reached no limit
+        (LIMIT, [90, 100], [0.01, 0.5], {"first": 0.0, "last": 0.5}),
+        (None, [90, 100], [0.0, 0.0], {}),
+    ],
+)
+def test_verls_count_of_cut_off_responses_is_taken_where_its_longest_is_the_limit(config, longest, counted, expected):
+    run = run_of(config, response_length__max=longest, response_length__clip_ratio=counted)
+    values = fact(run, "cut off").values
+    assert {key: values[key] for key in expected} == expected
+    assert ("last" in values) == ("last" in expected)
+
+
+def test_what_trl_counts_as_cut_off_is_taken_as_it_is():
+    run = run_of(**{"completions__clipped_ratio": [0.25, 0.5], "completions__max_length": [90, 91]})
+    assert fact(run, "cut off").values["last"] == 0.5
+
+
+ONE_STEP = {
+    "data": {"train_batch_size": 64},
+    "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 64, "ppo_epochs": 1}},
+}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "config", "expected"),
+    [
+        ({"actor__pg_clipfrac": [0.0, 0.0], "actor__ppo_kl": [0.0, 0.0]}, None, True),
+        ({"actor__pg_clipfrac": [0.0, 0.0], "actor__ppo_kl": [0.0, 1e-9]}, None, False),
+        ({"actor__pg_clipfrac": [0.0, 0.1]}, None, False),
+        ({"actor__pg_clipfrac": [0.0, 0.0], "actor__lr": [0.0, 0.0]}, None, False),  # printed with three digits
+        ({"actor__pg_clipfrac": [0.1, 0.1]}, ONE_STEP, True),
+        ({"actor__pg_clipfrac": [0.1, 0.1]}, ONE_STEP | {"data": {"train_batch_size": 128}}, False),
+        ({"actor__kl_loss": [0.1, 0.1]}, None, False),
+    ],
+)
+def test_a_rollout_of_one_step_is_told_by_config_or_by_ratios_of_exactly_one(metrics, config, expected):
+    assert (fact(run_of(config, **metrics), "one step") is not None) == expected
+
+
+def test_mismatch_and_lengths_are_those_of_the_last_steps():
+    run = run_of(rollout_corr__k3_kl=[1e-3, 2e-4], response_length__mean=[10.0, 20.0])
+    assert fact(run, "mismatch").values["sigma"] == pytest.approx(0.02)
+    assert fact(run, "lengths").values["last"] == 20 and "longest" not in fact(run, "lengths").values
+
+
+def test_steps_without_any_advantage_are_counted():
+    ends = {"critic__advantages__max": [1.0, 0.0, 0.0, None], "critic__advantages__min": [-1.0, 0.0, -0.5, 0.0]}
+    assert fact(run_of(**ends), "no advantage").values == {"count": 1, "steps": 3}
+    assert fact(run_of(critic__advantages__max=[0.0]), "no advantage") is None
