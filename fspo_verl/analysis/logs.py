@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,7 +92,7 @@ def table(rows: Iterable[Row]) -> pd.DataFrame:
     for step, metrics in rows:
         if not 0 <= step < _LAST_STEP:
             continue
-        steps.setdefault(step, {}).update({_verl_name(name): value for name, value in metrics.items()})
+        steps.setdefault(step, {}).update({_verl_name(name, metrics): value for name, value in metrics.items()})
     frame = pd.DataFrame.from_dict(steps, orient="index", dtype=float).sort_index()
     frame.index = frame.index.astype(int).rename("step")
     broken: dict[str, list[int]] = {}
@@ -104,9 +104,10 @@ def table(rows: Iterable[Row]) -> pd.DataFrame:
     return frame
 
 
-def _verl_name(name: str) -> str:
-    short = name.removeprefix("train/")
-    return NAMES.get(short, name)
+def _verl_name(name: str, beside: Container[str]) -> str:
+    """verl's name of a metric; its own where another one has that name in the same row."""
+    known = NAMES.get(name.removeprefix("train/"), name)
+    return name if known in beside else known
 
 
 def _number(value: Any) -> float | None:
@@ -115,7 +116,7 @@ def _number(value: Any) -> float | None:
         return None
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 
@@ -149,7 +150,7 @@ def _read_console(file: Path) -> Log | None:
 def console(lines: Iterable[str]) -> Iterator[Row]:
     """verl's console output, whatever stands around it: Ray's prefix, colours, a line that the terminal has wrapped.
 
-    TRL's output has no steps: its lines are counted. The summary that W&B prints is that of the last step.
+    TRL's output has no steps: its lines are counted. The summary that W&B prints counts where there is nothing else.
     """
     text, step = "", 0
     summary: dict[str, float] = {}
@@ -168,8 +169,8 @@ def console(lines: Iterable[str]) -> Iterator[Row]:
             yield step, _numbers(dict(_OF_TRL_PAIR.findall(of_trl[0])))
         elif of_wandb := _OF_WANDB.search(line):
             summary |= _numbers({of_wandb[1]: of_wandb[2]})
-    if summary:
-        yield int(_step_of(summary) or step), summary
+    if summary and step == 0:
+        yield int(_step_of(summary) or 0), summary
 
 
 def _console_step(text: str) -> Row:
@@ -189,12 +190,9 @@ def _continued(text: str, line: str) -> str | None:
 
 def file_logger_entry(line: bytes) -> Row | None:
     """One line of verl's file logger; None for any other line, or a part of one. Its null is a NaN or inf."""
-    try:
-        match json.loads(line):
-            case {"step": int(step), "data": dict(data)}:
-                return step, _numbers({k: math.nan if v is None else v for k, v in data.items()})
-    except ValueError:  # neither JSON nor, where a write was cut, UTF-8
-        pass
+    match _json(line):
+        case {"step": int(step), "data": dict(data)}:
+            return step, _numbers({k: math.nan if v is None else v for k, v in data.items()})
     return None
 
 
@@ -243,24 +241,23 @@ def wandb_csv(file: Path) -> Iterator[Row]:
 
 def _read_json(file: Path) -> Log | None:
     """The history or the summary of W&B, or TRL's ``trainer_state.json``: JSON, or a JSON object per line."""
-    text = file.read_text(encoding="utf-8", errors="replace").strip()
-    if not text.startswith(("{", "[")):
-        return None
-    try:
-        whole = json.loads(text)
-        entries = whole if isinstance(whole, list) else [whole]
-    except ValueError:
-        entries = [_json(line) for line in text.splitlines()]
+    with file.open("rb") as lines:
+        if not lines.readline().lstrip().startswith((b"{", b"[")):
+            return None
+    text = file.read_bytes()
+    whole = _json(text)
+    entries = whole if isinstance(whole, list) else [whole] if whole else [_json(line) for line in text.splitlines()]
     entries = [entry for entry in entries if isinstance(entry, dict)]
     if entries and isinstance(history := entries[0].get("log_history"), list):
         return _log("TRL's trainer_state.json", _history(entry for entry in history if isinstance(entry, dict)))
     return _log("a history of W&B", _history(entries))
 
 
-def _json(line: str) -> Any:
+def _json(text: bytes) -> Any:
+    """What JSON holds; None where it is none, or not whole."""
     try:
-        return json.loads(line)
-    except ValueError:  # cut off, or no JSON at all
+        return json.loads(text)
+    except (ValueError, RecursionError):  # also of a write that was cut within a character
         return None
 
 

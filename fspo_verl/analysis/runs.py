@@ -136,9 +136,14 @@ def read_run(path: Path, name: str, max_rows: int | None = None) -> Run:
     config, overrides = _read_hydra(sorted(path.rglob(".hydra/config.yaml"), key=_modified))
     config = config or _read_wandb_config(path)
     log = logs.Log(read_metrics(metric_files(path)), FILE_LOGGER)
-    if log.metrics.empty:
-        log = logs.read(path) or log
     records, rejected = _read_records(path, config, max_rows)
+    if log.metrics.empty:
+        try:
+            log = logs.read(path) or log
+        except ValueError as error:
+            if records.empty:
+                raise
+            logger.warning("The records are read without metrics: %s", error)
     run = Run(name, path, log.metrics, records, config, overrides, rejected, log.source)
     if log.metrics.empty and run.records.empty and config is None:
         raise FileNotFoundError(

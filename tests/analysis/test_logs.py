@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import synthetic_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.tensorboard import SummaryWriter
@@ -100,10 +101,24 @@ def write_history(folder):
     return folder / "history.json"
 
 
+OF_TRL = {
+    "actor/pg_clipfrac": "clip_ratio/region_mean",
+    "response_length/mean": "completions/mean_length",
+    "actor/grad_norm": "grad_norm",
+}
+
+
+def write_trl_by_wandb(folder):
+    """TRL logs to W&B under ``train/``, and W&B counts its calls in ``_step``."""
+    with (folder / "trl.jsonl").open("w") as file:
+        for call, (step, data) in enumerate(STEPS.items()):
+            named = {f"train/{OF_TRL[n]}" if n in OF_TRL else n: text(v) for n, v in data.items()}
+            print(json.dumps({"_step": call, "train/global_step": step} | named), file=file)
+    return folder / "trl.jsonl"
+
+
 def write_trainer_state(folder):
-    of_trl = {"actor/pg_clipfrac": "clip_ratio/region_mean", "response_length/mean": "completions/mean_length"}
-    of_trl |= {"actor/grad_norm": "grad_norm"}
-    entries = [{"step": step} | {of_trl.get(n, n): v for n, v in data.items()} for step, data in STEPS.items()]
+    entries = [{"step": step} | {OF_TRL.get(n, n): v for n, v in data.items()} for step, data in STEPS.items()]
     (folder / "trainer_state.json").write_text(json.dumps({"global_step": 10, "log_history": entries}))
     return folder / "trainer_state.json"
 
@@ -119,6 +134,7 @@ def write_trainer_state(folder):
         (write_csv_of_a_panel, "a CSV of W&B", False),
         (write_history_lines, "a history of W&B", False),
         (write_history, "a history of W&B", False),
+        (write_trl_by_wandb, "a history of W&B", False),
     ],
 )
 def test_every_kind_of_log_gives_the_same_table(write, source, in_folders, tmp_path):
@@ -185,6 +201,29 @@ def test_of_runs_after_each_other_the_last_counts_and_a_resumed_one_goes_on(tmp_
     file.write_text(lines([0, 1, 2, 3], 0.1) + lines([0, 1, 2], 0.2))
     assert read(file).metrics["actor/pg_clipfrac"].to_dict() == {0: 0.2, 1: 0.2, 2: 0.2}
     assert "another run begins after step 3" in caplog.text
+
+
+def test_a_resumed_run_goes_on_in_the_folder_of_tensorboard(tmp_path):
+    for start, value in ((1, 0.25), (2, 0.5)):
+        with SummaryWriter(str(tmp_path)) as writer:
+            for step in range(start, start + 3):
+                writer.add_scalar("actor/pg_clipfrac", value, step)
+    assert read(tmp_path).metrics["actor/pg_clipfrac"].to_dict() == {1: 0.25, 2: 0.5, 3: 0.5, 4: 0.5}
+
+
+def test_the_summary_of_wandb_counts_where_there_is_nothing_else(tmp_path):
+    file = tmp_path / "run.out"
+    summary = "(Runner pid=1) wandb: Run summary:\n(Runner pid=1) wandb:   actor/pg_clipfrac 0.12346   \n"
+    file.write_text(summary + "wandb: training/global_step 7\nwandb: actor/lr ▁▂▃\n")
+    assert read(file).metrics["actor/pg_clipfrac"].to_dict() == {7: 0.12346}
+    file.write_text("step:7 - actor/pg_clipfrac:0.123456789\n" + summary)
+    assert read(file).metrics["actor/pg_clipfrac"].to_dict() == {7: 0.123456789}
+
+
+def test_verls_own_name_is_never_overwritten(tmp_path):
+    file = tmp_path / "run.jsonl"
+    file.write_text('{"step": 1, "data": {"actor/entropy": 0.5, "entropy": 2.0, "reward": 3}}\n')
+    assert read(file).metrics.loc[1].to_dict() == {"actor/entropy": 0.5, "entropy": 2.0, "critic/score/mean": 3}
 
 
 # --- pasted logs ----------------------------------------------------------------------------------------------------
@@ -255,6 +294,16 @@ def test_several_runs_are_named(tmp_path):
         read(tmp_path)
 
 
+def test_logs_beside_records_never_refuse_a_run(tmp_path, caplog):
+    rows = synthetic_run.records(np.random.default_rng(0), steps=2, prompts=16)
+    synthetic_run.write_records(tmp_path / "records", rows, "fspo")
+    for name in ("train", "copy"):
+        shutil.copy(PASTED / "verl_721.log", tmp_path / f"{name}.log")
+    run = read(tmp_path)
+    assert len(run.records) == len(rows) and run.metrics.empty
+    assert "read without metrics" in caplog.text and "train.log" in caplog.text
+
+
 def test_the_file_that_only_wandb_reads_is_named(tmp_path):
     file = tmp_path / "run-abc.wandb"
     file.write_bytes(b":W&B\x00")
@@ -264,7 +313,22 @@ def test_the_file_that_only_wandb_reads_is_named(tmp_path):
 
 SUFFIXES = [".log", ".csv", ".json", ".jsonl", ".tfevents.1"]
 JUNK = st.sampled_from(
-    ['{"step": ', '"data": {', "step:1 - ", "a:1 - ", "nan", "1e999", "null", "[", "{", "}", ",", "\n", "Step"]
+    [
+        '{"step": ',
+        '"data": {',
+        "step:1 - ",
+        "a:1 - ",
+        "nan",
+        "1e999",
+        "9" * 999,
+        "null",
+        "[" * 9999,
+        "{",
+        "}",
+        ",",
+        "\n",
+        "Step",
+    ]
 )
 
 
