@@ -62,7 +62,7 @@ def selftest_arguments(parser: argparse.ArgumentParser) -> None:
 
 def forecast_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("run", nargs="?", type=Path, metavar="RUN", help="a run of verl: its folder, or its metrics")
+    add("run", nargs="?", type=Path, metavar="RUN", help="a run: its folder, or a log of it")
     add("--lengths", metavar="L,L", help="response lengths, such as 200,2000,8000 (default: those of RUN)")
     add("--sigma", type=float, help="root mean square of a token's log-ratio, nats (default: that of RUN)")
     add("--k3", type=float, help="instead of --sigma: verl's rollout_corr/k3_kl, half of its square")

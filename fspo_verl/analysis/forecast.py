@@ -4,7 +4,7 @@
 
   fspo-verl forecast --lengths 200,2000,8000 --sigma 0.01
   fspo-verl forecast --lengths 200,2000,8000 --k3 0.0004 --loss gspo --clip 0.0003 0.0004
-  fspo-verl forecast RUN          sigma, lengths and the clip range of a run
+  fspo-verl forecast RUN          sigma, lengths and the clip range of a run, or what of these its log holds
 
 The log-ratio S of a response of L tokens is taken as normal, with variance sigma^2 L and mean -sigma^2 L / 2, as of
 independent tokens that all spread alike. The advantage is above 0 for one response in two. A run gives two sigmas:

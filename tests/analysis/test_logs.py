@@ -44,7 +44,9 @@ def facts_of(run):
 
 
 def write_console(folder):
+    """In Ray's colours, with progress bars, and highlighted by grep."""
     lines = [concat_dict_to_str(metrics, step) + "\n" for step, metrics in STEPS.items()]
+    lines = [line.replace("pg_clipfrac", "\x1b[01;31m\x1b[Kpg_clipfrac\x1b[m\x1b[K") for line in lines]
     prefix, other = "\x1b[36m(TaskRunner pid=42)\x1b[0m ", "Training Progress:  21%|██        | 1/4 [42:39<12:34:07]\r"
     (folder / "train.log").write_text("".join(f"loading\n{other}{prefix}{line}" for line in lines))
     return folder / "train.log"
