@@ -22,7 +22,7 @@ LAW = Path(__file__).parents[2] / "scripts/studies/law/records/log_ratios.parque
 
 
 @pytest.mark.parametrize(("length", "carriers"), [(400, 1.0), (400, 0.05), (5, 0.05)])
-@pytest.mark.parametrize("sigma", [0.003, 0.03])
+@pytest.mark.parametrize("sigma", [0.003, 0.03, 0.1])
 @pytest.mark.parametrize("name", RULES)
 def test_a_rate_is_that_of_independent_tokens(name, sigma, length, carriers):
     """Whether all of them spread alike, or a few that are drawn at random carry it all."""
