@@ -23,6 +23,7 @@ LEARN_MORE = "fspo-verl switch my_script.sh --loss observed"
 CLIPPED, PPO_KL, K3 = "actor/pg_clipfrac", "actor/ppo_kl", "rollout_corr/k3_kl"
 CUT_OFF = "response_length/clip_ratio"
 _ALWAYS = 0.9  # share of the steps whose longest response has the same length, from which that is the limit
+_TIES = 0.25  # share of the responses that are as long as the longest, from which chance cannot have made them so
 _TRAINED = ("actor/", "critic/", "rollout_corr/", "fspo/")  # metrics of which NaN or inf means that training is broken
 
 
@@ -136,10 +137,10 @@ def _cut_off(run: Run) -> Fact | None:
     limit = _count(run, "data.max_response_length")
     if limit is None and len(longest) > 1 and (longest == longest.max()).mean() >= _ALWAYS:
         limit = longest.max()
-    if limit is not None and (found := course(counted.where(longest >= limit, 0.0))) is not None:
-        return Fact(
-            "cut off", f"Cut off at {limit:,.0f} tokens: {found.text(percent, 'of the responses')}.", found.values
-        )
+    found = course(counted if limit is None else counted.where(longest >= limit, 0.0))
+    if found is not None and (limit is not None or found.last >= _TIES):
+        at = f"at {longest.iloc[-1] if limit is None else limit:,.0f} tokens"
+        return Fact("cut off", f"Cut off {at}: {found.text(percent, 'of the responses')}.", found.values)
     if not counted.any():
         sentence = (
             f"None is cut off by data.max_response_length; {CUT_OFF} does not count what rollout.max_model_len cuts."

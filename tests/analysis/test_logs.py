@@ -234,7 +234,7 @@ EXPECTED = {  # of each log that was pasted into an issue: numbers of its facts
     "agent_r1_30.log": {
         "not finite": {"step": 83},
         "no advantage": {"count": 1},
-        "cut off": {"at_most": 1.0},
+        "cut off": {"last": 1.0},
         "lengths": {"longest": 257},
     },
     "awesome_ml_sys_106.log": {
@@ -250,7 +250,7 @@ EXPECTED = {  # of each log that was pasted into an issue: numbers of its facts
     "ui_r1_20.log": {"clipped": {"last": 0}, "one step": {"steps": 1}, "lengths": {"last": 108.0625}},
     "verl_1224.log": {"clipped": {"highest_step": 1049}, "kl": {"actor/ppo_kl": 0}},
     "verl_1458.log": {"clipped": {"last": 0.001}, "cut off": {}, "lengths": {"longest": 9723}},
-    "verl_316.log": {"cut off": {"at_most": 0.521}, "kl": {"actor/kl_loss": 0.071}, "lengths": {"shortest": 3}},
+    "verl_316.log": {"cut off": {"last": 0.521}, "kl": {"actor/kl_loss": 0.071}, "lengths": {"shortest": 3}},
     "verl_498.log": {"not finite": {"step": 1}, "cut off": {}, "lengths": {"last": 257.125}},
     "verl_721.log": {"not finite": {"step": 59}, "clipped": {"last": 0.002}},
     "verl_7356.csv": {"clipped": {"first": 0.35, "last": 0.41, "highest": 0.44, "highest_step": 2}},

@@ -68,7 +68,8 @@ LIMIT = {"data": {"max_response_length": 100}}
     [
         (None, [100] * 10, [0.5] * 10, {"last": 0.5}),  # always as long: that is the limit
         (None, [90, 91, 95, 93], [0.01] * 4, {}),  # the longest of each step, and no limit
-        (None, [100], [0.5], {"at_most": 0.5}),
+        (None, [100], [0.1], {"at_most": 0.1}),
+        (None, [100], [0.5], {"last": 0.5}),  # half of the responses do not have one length by chance
         (LIMIT, [100, 90], [0.5, 0.25], {"first": 0.5, "last": 0.0}),  # the second step reached no limit
         (LIMIT, [90, 100], [0.01, 0.5], {"first": 0.0, "last": 0.5}),
         (None, [90, 100], [0.0, 0.0], {}),
