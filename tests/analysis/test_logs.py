@@ -176,9 +176,14 @@ STEPS_PRINTED = st.lists(st.tuples(st.integers(2, 99), st.dictionaries(KEYS, VAL
 @given(STEPS_PRINTED, st.integers(80, 300), st.booleans())
 @settings(deadline=None)
 def test_what_a_terminal_has_wrapped_is_read_as_it_was_printed(steps, width, stripped):
-    """Copied out of a terminal, a line is cut at any place, and may have lost the spaces at the cut."""
+    """Copied out of a terminal, a line is cut at any place, and may have lost the spaces at the cut.
+
+    Nobody can tell a space within a name that was lost there; verl's own names have none.
+    """
     lines, expected = [], {}
     for step, metrics in steps:
+        if stripped:
+            metrics = {name.replace(" ", "_"): value for name, value in metrics.items()}
         line = f"(TaskRunner pid=1) {concat_dict_to_str(metrics, step)}"
         pieces = [line[at : at + width] for at in range(0, len(line), width)]
         lines += [(piece.strip() if stripped else piece) + "\n" for piece in pieces]
