@@ -85,9 +85,9 @@ class MismatchMask:
 
     mismatch_eps: float | None = None
     """Half-width, in nats per √token, of a band on S_r, the trainer's log-probs of a response minus the rollout
-    engine's: outside c·L_r ± mismatch_eps·√L_r a response trains with advantage 0 (derived here). c is the mean per
-    token over the responses of the update. Null masks nothing. Needs ``rollout.calculate_log_probs=True``; see
-    docs/noise.md."""
+    engine's: outside c·L_r ± mismatch_eps·√L_r a response trains with advantage 0 (derived here), and so does one with
+    NaN or inf. c is the median of S_r/L_r over the responses of the update. Null masks nothing. Needs
+    ``rollout.calculate_log_probs=True``; see docs/noise.md."""
 
     def _check_mask(self):
         if self.mismatch_eps is not None and not is_positive(self.mismatch_eps):

@@ -3,7 +3,9 @@
 """The mask by trainer and rollout engine: whom it takes, and that it takes nothing but their advantages."""
 
 import functools
+import logging
 import math
+import statistics
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from patched import wrapped_anew
+from test_adaptive import a_process_group_of_one  # noqa: F401  a fixture
 from test_mismatch import BROKEN, PADDING, REJECTED, Rollout
 from test_policy_loss import CUTS, actor_config
 from test_records import writers  # noqa: F401  a fixture
@@ -53,22 +56,36 @@ class Batch(Rollout):
     def masked_by_hand(self, eps):
         """Plain Python in float64, over all rows."""
         hand = {row: self.by_hand(row)[:2] for row in range(8) if row not in (BROKEN, PADDING)}
-        c = math.fsum(s for _, s in hand.values()) / sum(length for length, _ in hand.values())
-        return [
-            row in hand and abs(hand[row][1] - c * hand[row][0]) > eps * math.sqrt(hand[row][0]) for row in range(8)
-        ]
+        c = statistics.median(s / length for length, s in hand.values())
+        beyond = {row for row, (length, s) in hand.items() if abs(s - c * length) > eps * math.sqrt(length)}
+        return [row in beyond | {BROKEN} for row in range(8)]
 
 
-def masked_ranks(ranks, eps):
-    """What each rank's worker trains on, and the sums over all ranks, for the rows of each rank."""
-    sums = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.distributed, "all_reduce", lambda own: sums.append(own.clone()))
-        for data in ranks:
-            mask.masked_copy(data, eps)
-        whole = torch.stack(sums).sum(0)
-        patch.setattr(torch.distributed, "all_reduce", lambda own: own.copy_(whole))
-        return [mask.masked_copy(data, eps) for data in ranks], whole.tolist()
+def masked_ranks(ranks, eps, sharing=1):
+    """What each rank's worker trains on; of ``sharing`` ranks that hold the same responses one counts."""
+    ranks = [data for data in ranks for _ in range(sharing)]
+
+    def masked(rank, data, gather):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.distributed, "get_world_size", lambda: len(ranks))
+            patch.setattr(torch.distributed, "get_rank", lambda: rank)
+            patch.setattr(torch.distributed, "all_gather_object", gather)
+            return mask.masked_copy(data, eps, counts_here=rank % sharing == 0)
+
+    handed = []
+    for rank, data in enumerate(ranks):
+        with pytest.raises(StopIteration):  # all that the rank tells the others
+
+            def hand_in(every, own):
+                handed.append(own)
+                raise StopIteration
+
+            masked(rank, data, hand_in)
+
+    def give(every, own):
+        every[:] = handed
+
+    return [masked(rank, data, give) for rank, data in enumerate(ranks)][::sharing]
 
 
 def step(batch, config, cut, eps=None, loss=ppo_loss):
@@ -76,7 +93,7 @@ def step(batch, config, cut, eps=None, loss=ppo_loss):
     ranks = [[row for rows in micro_batches for row in rows] for micro_batches in CUTS[cut]]
     every = [batch.micro_batch(rows, len(ranks))[1] for rows in ranks]
     if eps is not None:
-        every, _ = masked_ranks(every, eps)
+        every = masked_ranks(every, eps)
     total, values = 0.0, {}
     for data, of_rank, micro_batches in zip(every, ranks, CUTS[cut], strict=True):
         for rows in micro_batches:
@@ -112,16 +129,14 @@ def config_of(kind, **fields):
     shift=st.floats(-1.0, 1.0),
     eps=st.floats(0.01, 1.0),
     cut=st.sampled_from(["one", "ragged", "two ranks"]),
+    sharing=st.integers(1, 2),
 )
-def test_the_mask_is_that_of_float64_whatever_the_ranks(seed, scale, shift, eps, cut):
+def test_the_mask_is_that_of_float64_whatever_the_ranks(seed, scale, shift, eps, cut, sharing):
     batch = Batch(seed, scale, shift)
     ranks = [[row for rows in micro_batches for row in rows] for micro_batches in CUTS[cut]]
     datas = [batch.micro_batch(rows)[1] for rows in ranks]
     before = [[row.clone() for row in data["advantages"].unbind()] for data in datas]
-    copies, (total, tokens) = masked_ranks(datas, eps)
-    hand = [batch.by_hand(row)[:2] for row in range(8) if row not in (BROKEN, PADDING)]
-    assert tokens == sum(length for length, _ in hand)
-    assert total == pytest.approx(math.fsum(s for _, s in hand), rel=1e-12, abs=1e-12)
+    copies = masked_ranks(datas, eps, sharing)
     expected = batch.masked_by_hand(eps)
     for rows, data, copy, advantages in zip(ranks, datas, copies, before, strict=True):
         assert copy[MASKED].tolist() == [expected[row] for row in rows] and MASKED not in data
@@ -177,6 +192,54 @@ def test_records_and_series_tell_who_is_masked(fresh_ppo_loss, writers, tmp_path
     assert dropped(records).loc["this run's mask", "all"].item() == pytest.approx(2 / 7)
 
 
+# --- broken responses ------------------------------------------------------------------------------------------------
+
+
+def responses(broken, how, rows=512, sigma=0.06):
+    """Rows whose tokens are off by independent noise, of which the first ``broken`` are off as ``how`` says."""
+    generator = torch.Generator().manual_seed(broken)
+    lengths = torch.rand(rows, generator=generator).mul(5).exp().mul(10).long().tolist()
+    d = [sigma * torch.randn(length, generator=generator) - sigma**2 / 2 for length in lengths]
+    for row in d[:broken]:
+        BREAK[how](row)
+    nest = functools.partial(torch.nested.as_nested_tensor, layout=torch.jagged)
+    trainer = [-torch.ones_like(row) for row in d]
+    engine = [old - row for old, row in zip(trainer, d, strict=True)]
+    ones = [torch.ones(length, dtype=torch.long) for length in lengths]
+    rows = {"old_log_probs": trainer, "rollout_log_probs": engine, "loss_mask": ones, "advantages": d}
+    return tu.get_tensordict({name: nest(values) for name, values in rows.items()}, {})
+
+
+BREAK = {
+    "5 nats a token": lambda d: d.add_(5.0),
+    "-5 nats a token": lambda d: d.sub_(5.0),
+    "one token": lambda d: d[:1].fill_(-1e4),
+    "the other way": lambda d: d[-1:].fill_(1e4),
+    "minus inf": lambda d: d[:1].fill_(-math.inf),
+    "inf": lambda d: d[:1].fill_(math.inf),
+    "nan": lambda d: d[:1].fill_(math.nan),
+}
+
+
+@pytest.mark.parametrize("how", BREAK)
+@pytest.mark.parametrize("broken", [1, 26, 102])
+def test_broken_responses_are_masked_and_take_hardly_a_sound_one_along(broken, how):
+    sound = mask.masked_copy(responses(0, how), 0.1)[MASKED].double().mean()
+    assert 0.06 < sound < 0.14  # 10% of normal sums
+    masked = mask.masked_copy(responses(broken, how), 0.1)[MASKED]
+    assert masked[:broken].all()
+    assert masked[broken:].double().mean() == pytest.approx(float(sound), abs=0.04)
+
+
+def test_more_than_half_masked_is_said_once(caplog):
+    eps = 0.1001  # of no other test
+    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
+        for broken, said in ((200, 0), (250, 1), (300, 1)):  # of 512, beside a tenth of the sound ones
+            assert mask.masked_copy(responses(broken, "nan"), eps)[MASKED][:broken].all()
+            assert len(caplog.messages) == said
+    assert "masks more than half" in caplog.messages[0]
+
+
 # --- the worker ------------------------------------------------------------------------------------------------------
 
 
@@ -187,7 +250,6 @@ def trained(monkeypatch):
     monkeypatch.setattr(
         engine_workers.TrainingWorker, "train_mini_batch", lambda self, data, **more: calls.append((data, more))
     )
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda own: None)
     wrapped_anew(monkeypatch)
     return calls
 
@@ -210,15 +272,6 @@ def test_on_an_update_gets_the_masked_rows(trained):
     engine_workers.TrainingWorker.train_mini_batch(worker_of(FSPOPolicyLossConfig(mismatch_eps=EPS)), data, more=1)
     assert len(trained) == 1 and trained[0][1] == {"more": 1}
     assert trained[0][0][MASKED].tolist() == batch.masked_by_hand(EPS)
-
-
-def test_of_ranks_that_share_responses_one_counts():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.distributed, "all_reduce", lambda own: seen.append(own.tolist()))
-        seen = []
-        for counts_here in (True, False):
-            mask.masked_copy(Batch().micro_batch(range(8))[1], EPS, counts_here=counts_here)
-    assert seen[0][1] > 0 and seen[1] == [0, 0]
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
