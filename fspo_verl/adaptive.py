@@ -16,33 +16,45 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import torch
 
-from fspo_verl.band import DUAL, Band
+from fspo_verl.band import DUAL, Band, is_positive
 from fspo_verl.output import write_whole
 
 logger = logging.getLogger("fspo_verl")
 
-GAIN = 0.5  # the largest change of log eps in one step
+GAIN = 0.5  # share of its distance from the target that a rate loses in a step; the largest change of log eps
+FEWEST = 2.0  # clipped responses that a step is taken to expect, at least
+TOO_FEW = 0.1  # expected clipped responses of a side and step below which eps needs more than 40 steps to follow
 EPS_MIN = 1e-6  # below it the rounding of float32 alone moves a response further
 EPS_MAX_FACTOR = 10  # the default upper bound, in units of the eps that a run starts with
 FILE = "fspo_eps.json"  # the eps in force, in the actor's folder of a checkpoint
 
 
-def next_eps(eps: float, rate: float, target: float, eps_max: float) -> float:
-    """The eps of one side for the next step; a clip rate above the target widens the band (derived here).
+def next_eps(eps: float, clipped: float, counted: float, target: float, eps_max: float) -> float:
+    """The eps of one side for the next step: stochastic approximation of a quantile (Robbins and Monro, 1951).
 
-        log eps ← log eps + GAIN · clip((rate − target) / target, −1, 1), kept between EPS_MIN and eps_max
+        log eps ← log eps + min(GAIN / e · (clipped − target·counted) / max(target·counted, FEWEST), GAIN)
+
+    kept between EPS_MIN and eps_max. The step is linear in the count, so that it is 0 in the mean where the rate is the
+    target, and only there, however few responses a step has: an average over steps comes to the target, as in adaptive
+    conformal inference (arXiv 2106.00170). e = q·φ(q)/target, with q = Φ⁻¹(1 − target), is by what log rate falls where
+    log eps rises and S is normal. Without it small targets would overshoot: e is 2 at 10%, 6 at 1% and 10 at 0.1%. It
+    counts as 1 at least. FEWEST keeps a single clipped response from moving eps far. (e and FEWEST: derived here.)
 
     Args:
         eps: in force until now, above 0.
-        rate: share of the side's responses that was clipped in the step.
+        clipped, counted: the side's responses that were clipped in the step, and all of them.
         target: the share to be clipped, between 0 and 1.
         eps_max: upper bound.
     """
-    surplus = max(-1.0, min((rate - target) / target, 1.0))
+    normal = NormalDist()
+    q, expected = normal.inv_cdf(1 - target), target * counted
+    slope = max(q * normal.pdf(q) / target, 1.0)
+    surplus = min((clipped - expected) / max(expected, FEWEST) / slope, 1.0)
     return max(EPS_MIN, min(eps * math.exp(GAIN * surplus), eps_max))
 
 
@@ -58,8 +70,10 @@ class AdaptiveBand(Band):
     """Share of the responses with an advantage that the clip is to take, for example 0.1; null keeps eps as it is set.
     eps_low and eps_high are then where a run starts. After each training step each side moves towards the target, by a
     factor of at most 1.65. The upper side is judged by the responses with A > 0, the lower one by those with A < 0, of
-    which dual clips count, too. Unless eps_dual is set, the dual clip is at three times the wider side: at three times
-    eps_high it would take most of the lower side's share where the upper side narrows."""
+    which dual clips count, too. The average rate comes to the target at any batch size, in time where a step expects
+    0.2 clipped responses of a side or more; docs/install.md has the table. Unless eps_dual is set, the dual clip is at
+    three times the wider side: at three times eps_high it would take most of the lower side's share where the upper
+    side narrows."""
 
     eps_max: float | None = None
     """Largest half-width that target_clip_rate may set; null takes ten times the one that the side starts with."""
@@ -127,13 +141,21 @@ class Controller:
     def step(self, device: str = "cpu", counts_here: bool = True) -> Iterator[None]:
         """One training step: eps is constant inside, and moves at the end. All ranks of the default group take part.
 
+        A step inside another is a part of it. A step that ends with an error moves nothing.
+
         Args:
             device: of the tensor that is summed over the ranks.
             counts_here: whether this rank's responses count. Of ranks that share responses one does.
         """
+        if self._counts is not None:
+            yield
+            return
         self._counts = np.zeros((2, 2), dtype=np.int64)
-        yield
-        counts, self._counts = torch.from_numpy(self._counts * counts_here).to(device), None
+        try:
+            yield
+            counts = torch.from_numpy(self._counts * counts_here).to(device)
+        finally:
+            self._counts = None
         torch.distributed.all_reduce(counts)
         self.move(counts.cpu().numpy())
 
@@ -142,7 +164,14 @@ class Controller:
         for (name, eps), (clipped, counted) in zip([*self.eps.items()], counts.tolist(), strict=True):
             if not counted:
                 continue
-            self.eps[name] = eps = next_eps(eps, clipped / counted, self.target, self._largest[name])
+            self.eps[name] = eps = next_eps(eps, clipped, counted, self.target, self._largest[name])
+            if counted * self.target < TOO_FEW and "few" not in self._said:
+                self._said.add("few")
+                logger.warning(
+                    "target_clip_rate=%g asks for %.2g clipped of the %d responses of a side in this step: %s needs "
+                    "some %d such steps to follow. A larger target or more responses a step make it fewer. Said once.",
+                    *(self.target, counted * self.target, counted, name, FEWEST / GAIN / (counted * self.target)),
+                )
             if eps in (EPS_MIN, self._largest[name]) and name not in self._said:
                 self._said.add(name)
                 logger.warning(
@@ -161,12 +190,39 @@ class Controller:
             write_whole([(Path(folder) / FILE, json.dumps(self.eps).encode())])
 
     def load(self, folder: str | Path) -> None:
-        """Go on with the eps of a checkpoint, read by the first rank for all; without one with that of the config."""
-        file, found = Path(folder) / FILE, [None]
-        if torch.distributed.get_rank() == 0 and file.exists():
-            found = [json.loads(file.read_text())]
+        """Go on with the eps of a checkpoint, read by the first rank for all; without one with that of the config.
+
+        Raises:
+            ValueError: the file does not hold an eps for each side; on every rank.
+        """
+        file = Path(folder) / FILE
+        found: list[dict | str | None] = [None]
+        if torch.distributed.get_rank() == 0:
+            found = [_read(file)]
         torch.distributed.broadcast_object_list(found, src=0)
-        if found[0] is None:
+        (eps,) = found
+        if isinstance(eps, str):
+            raise ValueError(eps)
+        if eps is None:
             logger.warning("%s is not there: target_clip_rate starts from the eps of the config", file)
         else:
-            self.eps = {name: min(found[0][name], largest) for name, largest in self._largest.items()}
+            self.eps = {name: min(eps[name], largest) for name, largest in self._largest.items()}
+
+
+def _read(file: Path) -> dict[str, float] | str | None:
+    """The eps in a file; None without one, and a text that says what is wrong with it."""
+    try:
+        content = file.read_text()
+        eps = {name: json.loads(content)[name] for name in ("eps_low", "eps_high")}
+    except FileNotFoundError:
+        return None
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        wrong = f"{type(error).__name__}: {error}"
+    else:
+        if all(is_positive(value) and math.isfinite(value) for value in eps.values()):
+            return eps
+        wrong = f"it holds {content!r}"
+    return (
+        f"{file} has no eps_low and eps_high above 0, from which target_clip_rate could go on ({wrong}); restore it, "
+        "or remove it to start from the eps of the config"
+    )

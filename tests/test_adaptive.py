@@ -4,6 +4,7 @@
 
 import logging
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from small_records import add, columns
 from test_policy_loss import CUTS, MiniBatch, actor_config, padded_batch
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
-from fspo_verl.adaptive import EPS_MIN, GAIN, next_eps
+from fspo_verl.adaptive import EPS_MIN, FILE, GAIN, next_eps
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.observe.records import COLUMNS, EPS_COLUMNS, RecordWriter, read_records
@@ -39,24 +40,43 @@ def controller(target=0.1, **band):
 # --- the rule --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "rate, log_change", [(0.0, -0.5), (0.05, -0.25), (0.1, 0.0), (0.15, 0.25), (0.2, 0.5), (1.0, 0.5)]
-)
-def test_eps_moves_by_the_relative_distance_from_the_target(rate, log_change):
-    assert next_eps(0.03, rate, 0.1, 1.0) == pytest.approx(0.03 * math.exp(log_change), rel=1e-12)
-
-
 @given(
     eps=st.floats(1e-5, 1.0),
-    rates=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    counted=st.integers(1, 1000),
+    shares=st.tuples(st.floats(0, 1), st.floats(0, 1)),
     target=st.floats(0.001, 0.999),
     eps_max=st.floats(1.0, 10.0),
 )
-def test_eps_rises_with_the_rate_and_stays_in_its_bounds(eps, rates, target, eps_max):
-    small, large = (next_eps(eps, rate, target, eps_max) for rate in sorted(rates))
+def test_eps_rises_with_the_rate_and_stays_in_its_bounds(eps, counted, shares, target, eps_max):
+    small, large = (next_eps(eps, share * counted, counted, target, eps_max) for share in sorted(shares))
     assert EPS_MIN <= small <= large <= eps_max
     assert eps * math.exp(-GAIN) * (1 - 1e-12) <= small and large <= eps * math.exp(GAIN) * (1 + 1e-12)
-    assert next_eps(eps, target, target, eps_max) == eps
+    assert next_eps(eps, target * counted, counted, target, eps_max) == pytest.approx(eps, rel=1e-12)
+
+
+def follow(target, counted, steps, seed):
+    """The clip rate of each step where both sides have as many responses, and S is normal; from twice the right eps."""
+    random, right = np.random.default_rng(seed), NormalDist().inv_cdf(1 - target)
+    follows, rates = controller(target, eps=2 * right, eps_max=20 * right), []
+    for _ in range(steps):
+        moved = random.standard_normal((2, counted)) > [[follows.eps["eps_low"]], [follows.eps["eps_high"]]]
+        follows.move(np.array([[side.sum(), counted] for side in moved]))
+        rates.append(moved.mean())
+    return np.array(rates)
+
+
+@pytest.mark.parametrize("target, counted", [(0.25, 2), (0.1, 2), (0.1, 4), (0.1, 64), (0.01, 16), (0.01, 512)])
+def test_the_mean_rate_is_the_target_with_few_responses_as_with_many(target, counted):
+    rates = np.array([follow(target, counted, 600, seed)[200:] for seed in range(8)])
+    error = rates.mean(1).std() / math.sqrt(8)
+    assert rates.mean() == pytest.approx(target, abs=4 * error + 0.03 * target)
+
+
+@pytest.mark.parametrize("target", [0.001, 0.01, 0.1, 0.25])
+def test_no_target_makes_eps_swing_from_step_to_step(target):
+    """Where a step has responses enough that their count hardly varies, eps is still."""
+    rates = follow(target, 1_000_000, 60, seed=0)[30:]
+    assert rates.std() < 0.1 * target
 
 
 @pytest.mark.parametrize("start", [0.01, 0.1, 1.0])
@@ -120,9 +140,18 @@ def test_a_bound_is_said_once(caplog):
             follows.move(np.array([[10, 10], [12, 100]] if said == 1 else [[9, 10], [9, 10]]))
             assert len(caplog.messages) == said
     assert "eps_low has reached its bound 0.06" in caplog.messages[0]
-    for _ in range(40):
+    for _ in range(120):
         follows.move(np.array([[0, 10], [0, 10]]))
     assert follows.band.low == follows.band.high == EPS_MIN
+
+
+@pytest.mark.parametrize("counted, said", [(5, 1), (20, 0)])
+def test_a_step_too_small_for_the_target_is_said_once(caplog, counted, said):
+    follows = controller(0.01)
+    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
+        for _ in range(2):
+            follows.move(np.array([[0, counted], [0, counted]]))
+    assert len(caplog.messages) == said and all("some 80 such steps" in message for message in caplog.messages)
 
 
 # --- a training step -------------------------------------------------------------------------------------------------
@@ -167,13 +196,42 @@ def test_each_side_counts_the_responses_with_its_sign_of_the_advantage():
     }
     with follows.step():
         follows.count({name: np.array(values, dtype=float) for name, values in table.items()})
-    assert follows.eps == {"eps_low": next_eps(0.05, 2 / 4, 0.4, 0.5), "eps_high": next_eps(0.04, 1 / 3, 0.4, 0.4)}
+    assert follows.eps == {"eps_low": next_eps(0.05, 2, 4, 0.4, 0.5), "eps_high": next_eps(0.04, 1, 3, 0.4, 0.4)}
+
+
+def counts():
+    return {name: np.ones(3) for name in ("advantage", "clipped_upper", "clipped_lower", "clipped_dual")}
+
+
+def test_a_step_inside_another_is_a_part_of_it():
+    """As where another plugin has wrapped verl's update, and it is wrapped twice."""
+    follows, whole = controller(), controller()
+    with follows.step():
+        follows.count(counts())
+        with follows.step():
+            follows.count(counts())
+        assert follows.eps == BAND
+        follows.count(counts())
+    whole.move(np.array([[0, 0], [9, 9]]))
+    assert follows.eps == whole.eps != BAND
+
+
+def test_a_step_that_fails_moves_nothing_and_the_next_one_does():
+    follows, whole = controller(), controller()
+    with pytest.raises(ZeroDivisionError), follows.step():
+        follows.count(counts())
+        1 / 0  # noqa: B018
+    assert follows.eps == BAND
+    with follows.step():
+        follows.count(counts())
+    whole.move(np.array([[0, 0], [3, 3]]))
+    assert follows.eps == whole.eps != BAND
 
 
 def test_a_step_without_advantages_or_on_a_rank_that_does_not_count_moves_nothing():
     follows = controller()
     with follows.step(counts_here=False):
-        follows.count({name: np.ones(3) for name in ("advantage", "clipped_upper", "clipped_lower", "clipped_dual")})
+        follows.count(counts())
     assert follows.eps == BAND
 
 
@@ -199,6 +257,28 @@ def test_a_checkpoint_keeps_eps_to_the_last_bit(tmp_path, caplog):
     fresh = controller(eps=0.2)
     fresh.load(tmp_path / "elsewhere")
     assert fresh.eps == {"eps_low": 0.2, "eps_high": 0.2} and "elsewhere" in caplog.text
+
+
+CORRUPT = ["", '{"eps_low": 0.03, "eps_hi', '{"eps_low": 0.03}', "[]", "null"] + [
+    f'{{"eps_low": {value}, "eps_high": 0.03}}' for value in ("NaN", "-1", "0", "Infinity", '"wide"', "true", "null")
+]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("text", CORRUPT)
+def test_a_file_without_an_eps_is_an_error_on_every_rank(tmp_path, monkeypatch, text, rank):
+    (tmp_path / FILE).write_text(text)
+    if rank:  # is told what the first rank has found
+        told, name = [], "broadcast_object_list"
+        monkeypatch.setattr(torch.distributed, name, lambda found, src: told.extend(found))
+        with pytest.raises(ValueError):
+            controller().load(tmp_path)
+        monkeypatch.setattr(torch.distributed, name, lambda found, src: found.__setitem__(0, told[0]))
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+    follows = controller()
+    with pytest.raises(ValueError, match=rf"{tmp_path / FILE} has no eps_low and eps_high above 0"):
+        follows.load(tmp_path)
+    assert follows.eps == BAND
 
 
 def test_records_hold_the_eps_in_force_of_each_response_once_there_is_one(tmp_path):
