@@ -21,7 +21,7 @@ from yaml import YAMLError
 
 from fspo_verl.analysis import logs
 from fspo_verl.band import Band
-from fspo_verl.observe.folder import record_files
+from fspo_verl.observe.folder import parts, record_files
 from fspo_verl.observe.metrics import LENGTH_BIN
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings, clip_ratios
@@ -183,7 +183,8 @@ def metric_files(folder: Path) -> list[Path]:
     Raises:
         ValueError: the files lie in several folders.
     """
-    files = _of_one_run([file for file in folder.rglob("*.jsonl") if logs.is_file_logger(file)], folder, "metrics")
+    files = [file for file in folder.rglob("*.jsonl") if logs.is_file_logger(file)]
+    _of_one_run({file.parent for file in files}, folder, "metrics")
     if len({re.sub(r"\W?\d+$", "", file.stem) for file in files}) > 1:
         logger.warning(
             "%s: %s are read as attempts of one run, of which the latest counts for each step; if they are different "
@@ -224,11 +225,10 @@ def live_clip_rates(metrics: pd.DataFrame) -> pd.DataFrame:
     return table.assign(rate=table.clipped / table.responses)
 
 
-def _of_one_run(files: list[Path], folder: Path, what: str) -> list[Path]:
-    parents = sorted({str(file.parent) for file in files})
+def _of_one_run(parents: set[Path], folder: Path, what: str) -> None:
     if len(parents) > 1:
-        raise ValueError(f"{folder} holds {what} of several runs; name one of these folders: {', '.join(parents)}")
-    return files
+        named = ", ".join(sorted(map(str, parents)))
+        raise ValueError(f"{folder} holds {what} of several runs; name one of these folders: {named}")
 
 
 def _read_hydra(files: Sequence[Path]) -> tuple[dict | None, list[str]]:
@@ -260,9 +260,10 @@ def _read_wandb_config(folder: Path) -> dict | None:
 
 def _read_records(folder: Path, config: dict | None, max_rows: int | None) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Those of the responses that trained, and those of the rejected ones."""
-    files = _of_one_run(record_files(folder), folder, "records")
-    elsewhere = setting(config, RECORDS_DIR)
-    records = read_records(folder if files or elsewhere is None else elsewhere, max_rows=max_rows, rejected=True)
+    folders = {part.folder for part in parts(folder)}
+    _of_one_run(folders, folder, "records")
+    elsewhere = _select(config, RECORDS_DIR)
+    records = read_records(folder if folders or elsewhere is None else elsewhere, max_rows=max_rows, rejected=True)
     is_rejected = records["length"] == 0
     return records[~is_rejected], records[is_rejected]
 

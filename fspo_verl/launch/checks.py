@@ -298,7 +298,7 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
         place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
         writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
         reason = folders.why_taken(folder, checkpoints, resumed is not None) if writable else None
-        files = folders.record_files(folder) if writable else []
+        files = folders.parts(folder) if writable else []
     except OSError:  # such as a loop of symbolic links
         writable = False
     if not writable:
@@ -306,7 +306,7 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
         yield warning(f"{key}={records_dir} cannot be written on this machine", why, f"{key}=DIR that can be")
         return
     if reason is None and files and resumed is not None and resumed[0].resolve() != checkpoints.resolve():
-        (first, _, _), *_ = folders.numbered(files)
+        first = min(part.step for part in files)
         if first <= resumed[1]:
             reason = f"it holds records from step {first} on, and this run branches off after step {resumed[1]}"
             reason += f" of the checkpoints in {resumed[0]}"

@@ -111,12 +111,15 @@ def _new_writer(config, loss: str, band: Band | None, resumes: bool):
         old_log_probs_from_rollout=bool(observation.old_log_probs_from_rollout),
         versions={"fspo_verl": fspo_verl.__version__, "verl": verl.__version__, "torch": torch.__version__},
     )
+    run = observation.records_run or _run()
     return RecordWriter(
         path,
         settings,
+        run,
         fraction=observation.records_fraction,
+        freq=observation.records_freq,
         limit_bytes=observation.records_limit_mb * 2**20,
-        claim=folder.claim(path, observation.records_run or _run(), checkpoints and Path(checkpoints), resumes),
+        claim=folder.claim(path, run, checkpoints and Path(checkpoints), resumes),
         last_step=_last_recorded_step(config),
     )
 

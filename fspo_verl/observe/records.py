@@ -3,9 +3,9 @@
 """Per-response records of a training run: one Parquet file per training step and rank, and a reader.
 
 A row is a response in one optimiser step; :data:`COLUMNS` says what it holds. A file appears at the end of its step,
-with all mini-batches of the step or not at all. A disk that is full is a warning, and training goes on; what is lost is
-counted in the folder (:mod:`fspo_verl.observe.folder`). A run that goes on from a checkpoint replaces its own later
-steps.
+with all mini-batches of the step or not at all. A disk that is full is a warning, and training goes on. Each file says
+how many steps and ranks there are to be, so that the reader counts what is missing by itself. Where a run goes on from
+a checkpoint, its newest attempt counts (:mod:`fspo_verl.observe.folder`).
 """
 
 import atexit
@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import tempfile
+import uuid
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -59,6 +60,7 @@ the weights that sampled a response's first token are behind; of runs whose engi
 _OPTIONAL = EPS_COLUMNS | MISMATCH_COLUMNS | {MASKED: pa.float32()}  # 0 or 1, of runs with mismatch_eps
 
 _SETTINGS = b"fspo_verl"  # key of the metadata entry of a file
+_ATTEMPT = b"attempt"  # key of another one, see folder.Part
 
 
 def text_hash(prompt) -> int:
@@ -79,9 +81,11 @@ class RecordWriter:
     """Writes the records of one rank.
 
     Args:
-        folder: created if missing.
+        folder: created if missing; the files go into a folder of the attempt in it.
         settings: stored with every file.
+        run: an identity that all ranks of a launch share, and no other launch has; by default one of this writer.
         fraction: share of the prompts that are recorded.
+        freq: of so many training steps one is handed in.
         limit_bytes: total size of the files after which nothing more is written.
         claim: the claim by which the folder is that of this run, see :func:`fspo_verl.observe.folder.claim`; None for
             a folder that no training run writes to.
@@ -95,19 +99,21 @@ class RecordWriter:
         self,
         folder: str | Path,
         settings: RunSettings,
+        run: str | None = None,
         fraction: float = 1.0,
+        freq: int = 1,
         limit_bytes: float = 2**30,
         claim: Path | None = None,
         last_step: int | None = None,
     ):
-        self.folder, self.fraction, self.limit_bytes = Path(folder), fraction, limit_bytes
+        self.fraction, self.freq, self.limit_bytes = fraction, freq, limit_bytes
         self._claim, self._last_step = claim, last_step
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folders.attempt(Path(folder), run or uuid.uuid4().hex)
         with tempfile.TemporaryFile(dir=self.folder, buffering=0) as probe:
             probe.write(b"0")
-        run = claim.read_text() if claim else "{}"
-        self._metadata = {_SETTINGS: json.dumps(settings.to_json()), b"claim": run}
+        self._settings, self._claimed = json.dumps(settings.to_json()), claim.read_text() if claim else "{}"
         self._step: list[tuple[dict, MicroBatch]] = []  # the micro-batches of the step that is being trained
+        self._started, self._taken = 0, 0  # the first step, and the number of steps until now
         self._is_written = True  # as far as it has come
         self._sizes: dict[Path, int] = {}
         self._said: set[str] = set()
@@ -122,23 +128,28 @@ class RecordWriter:
         if self._step and micro_batch.step != self._step[-1][1].step:
             self.flush()
             self._step = []
+        if not self._step:
+            self._started, self._taken = self._started or micro_batch.step, self._taken + 1
         if "rollout_length" in columns:
             columns = columns | {"staleness": np.array(micro_batch.staleness)}
         self._step.append((columns, micro_batch))
         self._is_written = False
 
     def flush(self) -> None:
-        """Write the file of the step as far as it has come; count the step as lost where that fails."""
+        """Write the file of the step as far as it has come; warn where that fails."""
         if self._is_written:
             return
         self._is_written = True
         if self._claim and folders.successor(self._claim).exists():
             self._warn("another run has taken the folder over, nothing more is recorded")
             return
+        batch = self._step[-1][1]
         try:
-            self._write_file(self._step[-1][1], self._table())
+            self._write_file(batch, self._table())
         except Exception as error:  # recording must not stop training
-            self._lose(self._step[-1][1], error)
+            self._warn(f"step {batch.step} of rank {batch.rank} is lost: {error}")
+            with contextlib.suppress(OSError):  # a part of the step would pass for the whole
+                self._file_of(batch).unlink(missing_ok=True)
 
     def _chosen(self, columns: Mapping[str, np.ndarray], prompts: Iterable[str]) -> np.ndarray:
         """bool ``[rows]``: the responses to record, by prompt, so that groups stay whole, and alike on all ranks.
@@ -167,14 +178,21 @@ class RecordWriter:
         chosen = self._chosen(columns, columns["prompt"])
         kinds = COLUMNS | {name: kind for name, kind in _OPTIONAL.items() if name in columns}
         arrays = [pa.array(columns[name][chosen], kind) for name, kind in kinds.items()]
-        return pa.Table.from_arrays(arrays, schema=pa.schema(kinds, self._metadata))
+        attempt = {
+            "ranks": step[-1][1].ranks,
+            "started": self._started,
+            "taken": self._taken,
+            "freq": self.freq,
+            "last_step": self._last_step,
+            "limit_bytes": self.limit_bytes,
+        }
+        metadata = {_SETTINGS: self._settings, b"claim": self._claimed, _ATTEMPT: json.dumps(attempt)}
+        return pa.Table.from_arrays(arrays, schema=pa.schema(kinds, metadata))
 
     def _write_file(self, batch: MicroBatch, table: pa.Table) -> None:
         file = self._file_of(batch)
-        if not self._sizes:
-            self._make_room(batch)
-        if self._claim and self._last_step is not None and batch.step >= self._last_step:
-            folders.finished(self._claim).touch()
+        if self._last_step is not None and batch.step >= self._last_step:
+            self._finish()
         if file not in self._sizes and sum(self._sizes.values()) > self.limit_bytes:
             where = f"step {batch.step} of rank {batch.rank}"
             self._warn(f"records_limit_mb is reached, nothing is recorded from {where} on")
@@ -190,25 +208,11 @@ class RecordWriter:
     def _file_of(self, batch: MicroBatch) -> Path:
         return self.folder / folders.RECORD.format(step=batch.step, rank=batch.rank)
 
-    def _make_room(self, batch: MicroBatch) -> None:
-        """Remove what a run that goes on from a checkpoint does again, maybe on fewer ranks."""
-        for step, rank, file in folders.numbered(self.folder.iterdir()):
-            if step >= batch.step and (rank == batch.rank or (batch.rank == 0 and rank >= batch.ranks)):
-                file.unlink()
-        lost = self.folder / folders.LOST.format(rank=batch.rank)
-        if lost.exists():
-            kept = [f"{step},{count}\n" for step, count in folders.losses(lost) if step < batch.step]
-            lost.write_text("".join(kept))
-
-    def _lose(self, batch: MicroBatch, error: Exception) -> None:
-        """Count the step as lost, and leave no part of it: that would pass for the whole."""
-        self._warn(f"step {batch.step} of rank {batch.rank} is lost: {error}")
+    def _finish(self) -> None:
         with contextlib.suppress(OSError):
-            self._file_of(batch).unlink(missing_ok=True)
-        responses = int(sum(self._chosen(columns, batch.prompts).sum() for columns, batch in self._step))
-        lost = self.folder / folders.LOST.format(rank=batch.rank)
-        with contextlib.suppress(OSError), lost.open("a") as file:  # a few bytes often fit where a step did not
-            file.write(f"{batch.step},{responses}\n")
+            (self.folder / folders.FINISHED).touch()
+            if self._claim:
+                folders.finished(self._claim).touch()
 
     def _warn(self, message: str) -> None:
         """Once per message, as a condition tends to last; the training goes on."""
@@ -231,17 +235,24 @@ def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool
         :data:`MISMATCH_COLUMNS` and ``mismatch_masked`` where the run has them; without any record an empty table.
         ``attrs["settings"]`` are the :class:`fspo_verl.observe.settings.RunSettings`, None without any record,
         ``attrs["rows"]`` how many rows of responses that trained were recorded, ``attrs["lost"]`` the (steps,
-        responses) whose records were lost while the run trained.
+        responses) whose records are missing, the latter at the mean of the others, and ``attrs["limited_after"]`` the
+        step after which a rank had reached ``records_limit_mb``, None where none has.
 
-    A file that is damaged, or that this package has not written, is left out with a warning. Lost records, and
+    A file that is damaged, or that this package has not written, is left out with a warning. Missing records, and
     different settings in one folder, are warnings.
     """
-    rows, settings = {}, []
-    for file in folders.record_files(folder):
+    found = {part.file: part for part in folders.parts(folder)}
+    settings_of = {}
+    for file, part in found.items():
         with _left_out_if_unreadable(file):
             opened = pq.ParquetFile(file)
-            settings.append(_settings(opened.schema_arrow))
-            rows[file] = opened.metadata.num_rows
+            settings_of[file] = _settings(opened.schema_arrow)
+            told = json.loads(opened.schema_arrow.metadata.get(_ATTEMPT, "{}"))
+            found[file] = part._replace(rows=opened.metadata.num_rows, **told)
+    counted = folders.newest(list(found.values()))
+    missing = folders.missing(counted)
+    rows = {part.file: part.rows for part in counted if part.file in settings_of}
+    settings = [settings_of[file] for file in rows]
     share = 1.0 if max_rows is None else min(max_rows / max(sum(rows.values()), 1), 1.0)
     generator = np.random.default_rng(0)
     tables, total = [pa.schema(COLUMNS).empty_table()], 0
@@ -254,17 +265,19 @@ def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool
             table = table if rejected else table.filter(trained)
             tables.append(table if share == 1 else table.filter(pa.array(generator.random(len(table)) < share)))
     frame = pa.concat_tables(tables, promote_options="default").unify_dictionaries().to_pandas()
-    losses = [loss for file in Path(folder).rglob(folders.LOST_FILES) for loss in folders.losses(file)]
-    steps, responses = len({step for step, _ in losses}), sum(count for _, count in losses)
-    if losses:
-        text = f"{folder}: the records of {responses:,} responses in {steps:,} steps were lost while the run trained"
-        warnings.warn(text, stacklevel=2)
-    found = [one.to_json() for one in settings]
-    if differing := sorted({key for one in found for key in one if one[key] != found[-1][key]}):
+    if missing.files:
+        text = f"the records of about {missing.responses:,} responses in {missing.steps:,} steps are missing"
+        warnings.warn(f"{folder}: {text}: their files could not be written, or are gone", stacklevel=2)
+    if missing.limited_after is not None:
+        text = f"records_limit_mb was reached, so that after step {missing.limited_after} not every rank has recorded"
+        warnings.warn(f"{folder}: {text}", stacklevel=2)
+    values = [one.to_json() for one in settings]
+    if differing := sorted({key for one in values for key in one if one[key] != values[-1][key]}):
         text = f"{folder} holds records with different settings ({', '.join(differing)}); the last ones count"
         warnings.warn(text, stacklevel=2)
     in_force = _in_force(settings[-1], frame) if settings else None
-    frame.attrs = {"settings": in_force, "rows": total, "lost": (steps, responses)}
+    lost = (missing.steps, missing.responses)
+    frame.attrs = {"settings": in_force, "rows": total, "lost": lost, "limited_after": missing.limited_after}
     return frame
 
 

@@ -36,8 +36,8 @@ def add(writer, step, mini_batch=0, rank=0, ranks=1, rows=4, seed=0, values=None
     writer.add(values or columns(rows, seed), where)
 
 
-def write(folder, steps, settings=SETTINGS, **kwargs):
-    writer = RecordWriter(folder, settings)
+def write(folder, steps, settings=SETTINGS, run=None, **kwargs):
+    writer = RecordWriter(folder, settings, run)
     for step in steps:
         add(writer, step, **kwargs)
     writer.flush()

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections import namedtuple
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -253,26 +254,30 @@ def test_a_file_appears_with_its_whole_step(tmp_path):
     add(writer, 2, 1)  # where a step goes on after a weight sync, its file is written again
     writer.flush()
     assert read_records(tmp_path).groupby(["step", "mini_batch"]).size().to_dict()[2, 1] == 4
-    assert [file.name for file in sorted(tmp_path.iterdir())] == [f"step-00000{i}-rank-0000.parquet" for i in (1, 2)]
+    assert [file.name for file in record_files(tmp_path)] == [f"step-00000{i}-rank-0000.parquet" for i in (1, 2)]
+    assert record_files(tmp_path) == sorted(writer.folder.iterdir())
 
 
-def test_a_run_that_goes_on_replaces_the_steps_it_does_again(tmp_path):
+@pytest.mark.filterwarnings("error")
+def test_of_a_run_that_goes_on_the_newest_attempt_counts_and_nothing_is_overwritten(tmp_path):
     for rank in (0, 1):
-        write(tmp_path, range(1, 6), rank=rank, ranks=2)
+        write(tmp_path, range(1, 6), run="first", rank=rank, ranks=2)
     strays = ["step-backup.parquet", "step-000004-rank-0000 (copy).parquet", "step-4.parquet~"]
     for name in strays:
-        shutil.copy(tmp_path / "step-000004-rank-0000.parquet", tmp_path / name)
-    write(tmp_path, [4], rank=0, ranks=1, seed=1)  # from a checkpoint of step 3, on one rank; then killed
-    assert all((tmp_path / name).exists() for name in strays)
-    files = [(step, rank) for step, rank, _ in folder.numbered(record_files(tmp_path))]
-    assert files == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1), (4, 0)]
+        shutil.copy(record_files(tmp_path)[0], record_files(tmp_path)[0].with_name(name))
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    write(tmp_path, [4], run="second", rank=0, ranks=1, seed=1)  # from a checkpoint of step 3, on one rank; then killed
     records = read_records(tmp_path)
+    assert records.groupby("step").size().to_dict() == {1: 8, 2: 8, 3: 8, 4: 4}
     assert records[records.step == 4].log_ratio.to_numpy() == pytest.approx(columns(seed=1)["log_ratio"], rel=1e-6)
+    assert before.items() <= {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}.items()
+    write(tmp_path, [3], run="third", seed=2)
+    assert read_records(tmp_path).groupby("step").size().to_dict() == {1: 8, 2: 8, 3: 4}
 
 
 def test_a_share_of_the_prompts_is_the_same_on_every_rank_and_keeps_groups_whole(tmp_path):
     for rank in (0, 1):
-        writer = RecordWriter(tmp_path, SETTINGS, fraction=0.3)
+        writer = RecordWriter(tmp_path, SETTINGS, "run", fraction=0.3)
         add(writer, step=1, rank=rank, ranks=2, rows=2000)
         writer.flush()
     records = read_records(tmp_path)
@@ -286,41 +291,174 @@ def test_writing_ends_at_the_limit_with_a_warning(tmp_path, caplog):
     for step in range(20):
         add(writer, step)
     writer.flush()
-    files = sorted(tmp_path.iterdir())
+    files = record_files(tmp_path)
     assert 1 < len(files) < 20 and sum(file.stat().st_size for file in files) < 15_000 + files[0].stat().st_size
     assert caplog.text.count("records_limit_mb is reached") == 1
+    with pytest.warns(UserWarning, match=f"after step {len(files) - 1} ") as warned:
+        records = read_records(tmp_path)
+    assert len(warned) == 1 and records.attrs["lost"] == (0, 0)
+    assert records.attrs["limited_after"] == records.step.max() == len(files) - 1
 
 
-def test_a_step_that_a_full_disk_cuts_is_counted_and_leaves_no_part(tmp_path, monkeypatch, caplog):
-    writer, write_table = RecordWriter(tmp_path, SETTINGS), pq.write_table
-    full = []
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk that is full while this holds something: then no byte can be written, and no count of what is lost."""
+    full, write_table, touch = [], pq.write_table, Path.touch
 
-    def write_where_there_is_room(*args, **kwargs):
-        if full:
-            raise OSError(28, "No space left")
-        write_table(*args, **kwargs)
+    def where_there_is_room(write):
+        def write_or_fail(*args, **kwargs):
+            if full:
+                raise OSError(28, "No space left on device")
+            return write(*args, **kwargs)
 
-    monkeypatch.setattr(pq, "write_table", write_where_there_is_room)
+        return write_or_fail
+
+    monkeypatch.setattr(pq, "write_table", where_there_is_room(write_table))
+    monkeypatch.setattr(Path, "open", where_there_is_room(Path.open))
+    monkeypatch.setattr(Path, "write_text", where_there_is_room(Path.write_text))
+    monkeypatch.setattr(Path, "touch", touch)  # an empty file needs no room
+    return full
+
+
+def test_a_step_that_a_full_disk_cuts_is_missing_and_leaves_no_part(tmp_path, disk, caplog):
+    writer = RecordWriter(tmp_path, SETTINGS)
     add(writer, 1)
     add(writer, 2, mini_batch=0)
     writer.flush()
-    full.append(True)
+    disk.append(True)
     add(writer, 2, mini_batch=1)  # the first mini-batch of the step is on the disk
     writer.flush()
-    assert {step for step, _, _ in folder.numbered(record_files(tmp_path))} == {1}
+    assert {part.step for part in folder.parts(tmp_path)} == {1}
     add(writer, 3)
     writer.flush()
-    full.clear()
+    disk.clear()
     add(writer, 4)
     writer.flush()
     assert caplog.text.count("training goes on") == 1 and "step 2 of rank 0 is lost" in caplog.text
-    with pytest.warns(UserWarning, match="the records of 12 responses in 2 steps were lost"):
+    with pytest.warns(UserWarning, match="about 8 responses in 2 steps are missing"):
         records = read_records(tmp_path)
     assert set(records.step) == {1, 4} and len(records) == records.attrs["rows"]
-    assert records.attrs["lost"] == (2, 12)
-    write(tmp_path, [3, 4])  # resumed after step 2: what is done again is not lost
-    with pytest.warns(UserWarning, match="the records of 8 responses in 1 steps were lost"):
+    assert records.attrs["lost"] == (2, 8)
+    write(tmp_path, [3, 4])  # resumed after step 2: what is done again is not missing
+    with pytest.warns(UserWarning, match="about 4 responses in 1 steps are missing"):
         read_records(tmp_path)
+
+
+def trained(disk, where, steps, full, run="run", ranks=1, freq=1, last_step=None, **settings):
+    """What ranks record of a run whose disk is full while ``full`` names the pair of step and rank."""
+    writers = [RecordWriter(where, SETTINGS, run, freq=freq, last_step=last_step, **settings) for _ in range(ranks)]
+    for step in steps:
+        if step % freq == 0:
+            for rank, writer in enumerate(writers):
+                disk[:] = [True] if full(step, rank) else []
+                add(writer, step, rank=rank, ranks=ranks)
+                writer.flush()
+                disk.clear()
+
+
+def never(step, rank):
+    return False
+
+
+FULL = {  # what is trained, in attempts -> steps of which records are missing, and files
+    "from step 33 to the end": ([{"steps": range(1, 61), "full": lambda s, _: s >= 33, "last_step": 60}], (28, 28)),
+    "until the last step but one": (
+        [{"steps": range(1, 61), "full": lambda s, _: 33 <= s < 60, "last_step": 60}],
+        (27, 27),
+    ),
+    "of one rank": ([{"steps": range(1, 11), "full": lambda s, r: r == 1 and s > 4, "ranks": 2}], (5, 5)),
+    "of one rank, finished": (
+        [{"steps": range(1, 11), "full": lambda s, r: r == 1 and s > 4, "ranks": 2, "last_step": 10}],
+        (6, 6),
+    ),
+    "of one rank from the start": (
+        [{"steps": range(1, 11), "full": lambda s, r: r == 0, "ranks": 3, "last_step": 10}],
+        (10, 10),
+    ),
+    "of all ranks": ([{"steps": range(1, 11), "full": lambda s, r: 3 < s < 6, "ranks": 4}], (2, 8)),
+    "a step of several": (
+        [{"steps": range(1, 31), "full": lambda s, _: s in (6, 30), "freq": 3, "last_step": 30}],
+        (2, 2),
+    ),
+    "a run that goes on": ([{"steps": range(1, 11), "full": never, "ranks": 2, "last_step": 60}], (0, 0)),
+    "a run that goes on, one rank behind": (
+        [{"steps": range(1, 11), "full": lambda s, r: s == 10 and r == 1, "ranks": 2, "last_step": 60}],
+        (0, 0),
+    ),
+    "a run of unknown length": ([{"steps": range(1, 11), "full": never}], (0, 0)),
+    "resumed after steps that were lost": (
+        [
+            {"steps": range(1, 51), "full": lambda s, _: s >= 33, "last_step": 60},
+            {"steps": range(49, 61), "full": never, "last_step": 60, "run": "second"},
+        ],
+        (16, 16),
+    ),
+    "resumed, and its first steps lost": (
+        [
+            {"steps": range(1, 11), "full": never, "last_step": 20},
+            {"steps": range(6, 21), "full": lambda s, _: s in (6, 7), "last_step": 20, "run": "second", "ranks": 2},
+        ],
+        (2, 4),
+    ),
+    "resumed from the start": (
+        [
+            {"steps": range(1, 11), "full": lambda s, _: s > 4, "last_step": 20},
+            {"steps": range(1, 21), "full": never, "last_step": 20, "run": "second"},
+        ],
+        (0, 0),
+    ),
+    "prolonged after its end": (
+        [
+            {"steps": range(1, 11), "full": never, "last_step": 10},
+            {"steps": range(11, 21), "full": never, "last_step": 20, "run": "second"},
+        ],
+        (0, 0),
+    ),
+    "after a critic's warm-up": ([{"steps": range(5, 11), "full": never, "last_step": 10}], (0, 0)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*are missing")
+@pytest.mark.parametrize("case", FULL)
+def test_the_reader_counts_what_a_full_disk_took(tmp_path, disk, case):
+    attempts, (steps, files) = FULL[case]
+    for attempt in attempts:
+        trained(disk, tmp_path, **attempt)
+    assert read_records(tmp_path).attrs["lost"] == (steps, 4 * files)
+
+
+@pytest.mark.filterwarnings("ignore:.*records_limit_mb")
+@pytest.mark.parametrize("limit", [1, 40_000])
+def test_steps_beyond_the_limit_are_not_missing(tmp_path, disk, limit):
+    trained(disk, tmp_path, range(1, 31), never, ranks=2, last_step=30, limit_bytes=limit)
+    records = read_records(tmp_path)
+    assert records.attrs["lost"] == (0, 0) and records.attrs["limited_after"] == records.step.max() < 30
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_limit_that_the_last_step_reaches_is_none(tmp_path, disk):
+    trained(disk, tmp_path, [1], never, last_step=1, limit_bytes=1)
+    assert read_records(tmp_path).attrs["limited_after"] is None
+
+
+def test_processes_that_start_at_once_share_the_attempt_of_their_run(tmp_path):
+    start, got = threading.Barrier(24), []
+
+    def worker(run):
+        start.wait()
+        got.append((run, folder.attempt(tmp_path, run)))
+
+    threads = [threading.Thread(target=worker, args=(f"run-{number % 3}",)) for number in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for run, own in got:
+        for rank in range(2):
+            add(writer := RecordWriter(tmp_path, SETTINGS, run), step=1, rank=rank, ranks=2)
+            assert writer.folder in {where for of, where in got if of == run} or own.parent == tmp_path
+            writer.flush()
+    assert read_records(tmp_path).attrs["lost"] == (0, 0) and len(read_records(tmp_path)) == 8
 
 
 def in_a_process(how, folder):
@@ -501,7 +639,7 @@ BAD = {  # what is wrong with a file -> what is done to it, what the warning mus
 def test_a_bad_file_is_named_and_the_others_are_read(tmp_path, fault):
     damage, words = BAD[fault]
     write(tmp_path, range(1, 4))
-    damage(tmp_path / "step-000002-rank-0000.parquet")
+    damage(record_files(tmp_path)[1])
     for max_rows in (None, 5):
         with pytest.warns(UserWarning, match="step-000002-rank-0000.parquet is left out") as warned:
             records = read_records(tmp_path, max_rows=max_rows)

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fspo_verl import live
-from fspo_verl.observe.folder import numbered, record_files
+from fspo_verl.observe.folder import parts
 from fspo_verl.observe.metrics import LENGTH_BINS
 from fspo_verl.observe.records import read_records
 
@@ -99,7 +99,7 @@ def test_metrics_of_several_mini_batches_equal_what_the_records_give(untrained_m
     records = read_records(f"{output}.records")
     rows = 8  # one of which has no response token, and so no record
     assert len(records) == 7 and set(records.step) == {12}
-    assert [rank for _, rank, _ in numbered(record_files(f"{output}.records"))] == list(range(ranks))
+    assert [part.rank for part in parts(f"{output}.records")] == list(range(ranks))
     assert set(records.mini_batch) == {0, 1} and set(records.prompt) == {f"prompt {i}" for i in range(4)}
     sums = {
         "sequence_fraction": len(records),
