@@ -21,6 +21,8 @@ from fspo_verl.observe.columns import MASKED, OF_ENGINES, mismatch_columns
 # verl.utils.dynamic_cp_scheduler.DCP_SAMPLE_IDS: Megatron's dynamic context parallelism has dealt out this batch.
 _DEALT = "_dcp_sample_ids"
 
+_SURE = 64  # tokens of the same log-probs that are no coincidence
+
 _CURRENT: ContextVar["MicroBatch | None"] = ContextVar("micro_batch", default=None)
 
 
@@ -34,7 +36,9 @@ class MicroBatch(NamedTuple):
     prompts: list[str]  # per row; rows with the same id are responses to one prompt. Empty where verl names no ids
     texts: list  # per row, what the prompt says: chat messages, or its id where verl does not pass them on
     staleness: list[float]  # per row, training steps that its oldest token is behind; NaN where verl does not tell
-    mismatch: Callable[[], dict[str, torch.Tensor]]  # columns of trainer against rollout engine; empty if not known
+    # Columns of trainer against rollout engine, given the log-probs of this call ``[B, T]``; empty if not known.
+    mismatch: Callable[[torch.Tensor], dict[str, torch.Tensor]]
+    from_rollout: bool = False  # the old log-probs are the rollout engine's (verl's bypass mode)
 
 
 def current() -> MicroBatch | None:
@@ -64,6 +68,8 @@ class _Position:
         self.step, self.mini_batch, self.rows = 0, 0, 0
         self.synced: int | None = None  # training step of the weights that the rollout engines have
         self.trained = False  # since then
+        self.from_rollout: bool | None = None  # whether the old log-probs are the rollout engine's; None until known
+        self.same = 0  # tokens seen of which both are the same
 
     def sync(self, step: int | None) -> None:
         if step is None:
@@ -86,7 +92,7 @@ class _Position:
         if step != self.step:
             self.step, self.mini_batch, self.rows = step, 0, 0
         self.trained = True
-        prompts = list(tu.get(data, "uid", []))
+        prompts, from_rollout = list(tu.get(data, "uid", [])), self._from_rollout(data)
         micro_batch = MicroBatch(
             step=self.step,
             mini_batch=self.mini_batch,
@@ -95,12 +101,28 @@ class _Position:
             prompts=prompts,
             texts=list(tu.get(data, "raw_prompt", prompts)),
             staleness=_staleness(self.step, tu.get(data, "extra_fields"), len(data)),
-            mismatch=functools.partial(_mismatch, data),
+            mismatch=functools.partial(_mismatch, data, from_rollout, self.mini_batch),
+            from_rollout=from_rollout,
         )
         self.rows += len(data)
         if self.rows >= mini_batch_rows // ranks:
             self.rows, self.mini_batch = 0, self.mini_batch + 1
         return micro_batch
+
+    def _from_rollout(self, data) -> bool:
+        """Whether trainer and engine agree to the bit on every token so far, which no two computations do on many.
+
+        Asks the device until it is known: once, unless the first micro-batches are tiny.
+        """
+        if self.from_rollout is None and all(name in data for name in OF_ENGINES):
+            padded = data.select(*OF_ENGINES).to_padded_tensor()
+            old, rollout, mask = (padded[name] for name in OF_ENGINES)
+            differs = mask.bool() & (old != rollout) & ~(old.isnan() & rollout.isnan())
+            different, tokens = torch.stack([differs.sum(), mask.bool().sum()]).tolist()
+            self.same += tokens
+            if different or self.same >= _SURE:
+                self.from_rollout = not different
+        return self.same > 0 if self.from_rollout is None else self.from_rollout
 
     def _step_of(self, drawn) -> int:
         """The training step of a micro-batch whose prompts were drawn in these steps, None where they do not tell."""
@@ -115,12 +137,19 @@ class _Position:
 _POSITION = _Position()
 
 
-def _mismatch(data) -> dict[str, torch.Tensor]:
-    """Columns of trainer against rollout engine; none where the engine has not handed on its log-probs."""
+def _mismatch(data, from_rollout: bool, mini_batch: int, log_prob: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Columns of trainer against rollout engine; none where the engine has not handed on its log-probs.
+
+    Where the old log-probs are the engine's, those of the first optimiser step are the trainer's before the update. In
+    later steps the policy has moved, and their responses are not measured: their length is 0.
+    """
     if not all(name in data for name in OF_ENGINES):
         return {}
     padded = data.select(*OF_ENGINES).to_padded_tensor()
-    columns = mismatch_columns(*(padded[name] for name in OF_ENGINES))
+    old_log_prob, rollout_log_prob, loss_mask = (padded[name] for name in OF_ENGINES)
+    if from_rollout:
+        old_log_prob, loss_mask = log_prob.detach(), loss_mask * (mini_batch == 0)
+    columns = mismatch_columns(old_log_prob, rollout_log_prob, loss_mask)
     return columns | ({MASKED: data[MASKED]} if MASKED in data else {})
 
 

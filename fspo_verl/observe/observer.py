@@ -44,9 +44,8 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
         RuntimeError: ``mismatch_eps`` is set, and nobody has masked these responses.
     """
     micro_batch = microbatch.current()
-    from_rollout = config.policy_loss.get("old_log_probs_from_rollout")
-    if micro_batch is not None and not from_rollout:  # or both log-probs would be the engine's, and agree
-        columns = columns | micro_batch.mismatch()
+    if micro_batch is not None:
+        columns = columns | micro_batch.mismatch(tokens[0])
     if config.policy_loss.get("mismatch_eps") is not None and MASKED not in columns:
         raise RuntimeError(
             "mismatch_eps masks nothing here: this trainer calls the loss outside verl's "
@@ -63,7 +62,7 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
     else:
         columns = to_numpy(columns)
     # Whether the weights of this call are those of the old log-probs, as far as that is known.
-    on_policy = micro_batch is not None and mini_batch == 0 and not from_rollout
+    on_policy = micro_batch is not None and mini_batch == 0 and not micro_batch.from_rollout
     if on_policy and band is not None and micro_batch is not None and micro_batch.rank == 0:
         _noise_watch().add(band, *(columns[name] for name in ("length", "quadratic_variation", "outside")))
     length_bins = config.policy_loss.get("length_bins") or metrics.LENGTH_BINS
@@ -90,7 +89,7 @@ def _writer(config, micro_batch: MicroBatch | None, loss: str, band: Band | None
         return None
     if path not in _WRITERS:
         try:
-            _WRITERS[path] = _new_writer(config, loss, band, resumes=micro_batch.step > 1)
+            _WRITERS[path] = _new_writer(config, loss, band, micro_batch)
         except OSError as error:
             raise ValueError(
                 f"records_dir={path} cannot be written on this machine: {error}. Choose another, or records_dir=null"
@@ -98,7 +97,7 @@ def _writer(config, micro_batch: MicroBatch | None, loss: str, band: Band | None
     return _WRITERS[path]
 
 
-def _new_writer(config, loss: str, band: Band | None, resumes: bool):
+def _new_writer(config, loss: str, band: Band | None, micro_batch: MicroBatch):
     from fspo_verl.observe.records import RecordWriter
 
     observation = config.policy_loss
@@ -108,7 +107,7 @@ def _new_writer(config, loss: str, band: Band | None, resumes: bool):
         band=observation if isinstance(observation, Band) else band,  # of a band that adapts, where it starts
         target_clip_rate=observation.get("target_clip_rate"),
         **clip_ratios(config.get),
-        old_log_probs_from_rollout=bool(observation.old_log_probs_from_rollout),
+        old_log_probs_from_rollout=micro_batch.from_rollout,
         versions={"fspo_verl": fspo_verl.__version__, "verl": verl.__version__, "torch": torch.__version__},
     )
     run = observation.records_run or _run()
@@ -119,7 +118,7 @@ def _new_writer(config, loss: str, band: Band | None, resumes: bool):
         fraction=observation.records_fraction,
         freq=observation.records_freq,
         limit_bytes=observation.records_limit_mb * 2**20,
-        claim=folder.claim(path, run, checkpoints and Path(checkpoints), resumes),
+        claim=folder.claim(path, run, checkpoints and Path(checkpoints), micro_batch.step > 1),
         last_step=_last_recorded_step(config),
     )
 

@@ -58,9 +58,9 @@ class Rollout(MiniBatch):
         return [len(d), sum(d), sum(x * x for x in d), sum(math.exp(x) - 1 - x for x in d), icepop]
 
 
-def run(ppo_loss, config, cut):
+def run(ppo_loss, config, cut, batch=None):
     """The metrics of one optimiser step, every value of all micro-batches and ranks."""
-    values, batch = {}, Rollout()
+    values, batch = {}, batch or Rollout()
     for micro_batches in CUTS[cut]:
         for rows in micro_batches:
             metrics = ppo_loss(config, *batch.micro_batch(rows, dp_size=len(CUTS[cut])))[1]
@@ -114,15 +114,58 @@ def test_columns_and_series_equal_those_by_hand_whatever_the_cut(counted_ppo_los
     assert trained.attrs["rows"] == records.attrs["rows"] == 6
 
 
-def test_nothing_is_measured_where_the_old_log_probs_are_the_engines(counted_ppo_loss, writers, tmp_path):  # noqa: F811
-    policy_loss = config_of(tmp_path, old_log_probs_from_rollout=True)
-    values = run(counted_ppo_loss, actor_config(policy_loss=policy_loss), "one")
-    next(iter(writers)).flush()
+class Bypass(Rollout):
+    """Whose old log-probs are the engine's, as verl's bypass mode makes them."""
+
+    def __init__(self):
+        super().__init__()
+        self.trainer = [x.detach().clone() for x in self.log_prob]
+        self.old = self.engine
+
+    def by_hand(self, row):
+        self.old = self.trainer  # what the columns measure: the trainer before the update
+        expected = super().by_hand(row)
+        self.old = self.engine
+        return expected
+
+
+@pytest.mark.parametrize("cut", ["one", "ragged", "single rows"])
+def test_in_bypass_mode_the_first_mini_batch_is_the_mismatch_and_no_noise(counted_ppo_loss, writers, tmp_path, cut):  # noqa: F811
+    config, steps = actor_config(policy_loss=config_of(tmp_path)), [{}, {}]
+    for values in steps:  # two optimiser steps, of which the second sees a policy that has moved
+        for name, rows in run(counted_ppo_loss, config, cut, batch := Bypass()).items():
+            values[name] = np.mean(rows)
+        hand = {row: batch.by_hand(row) for row in range(8) if row not in (BROKEN, PADDING)}
+    totals = dict(zip(MISMATCH, np.sum(list(hand.values()), axis=0), strict=True))
+    logged = {name: (steps[0][name] + steps[1][name]) / 2 for name in steps[0]}
+    for name, total in totals.items():
+        assert 8 * steps[0][f"actor/fspo/{name}"] == pytest.approx(total, rel=1e-5), name
+        assert steps[1][f"actor/fspo/{name}"] == 0
+    series = live.series(logged)
+    tokens = totals["rollout_length"]
+    sigma = math.sqrt(totals["rollout_quadratic_variation"] / tokens)
+    assert series["fspo/mismatch_sigma"] == pytest.approx(sigma, rel=1e-5) and "fspo/noise_sigma" not in series
+    assert series["fspo/mismatch_kl"] == pytest.approx(totals["rollout_k3"] / tokens, rel=1e-5)
+    (writer,) = writers
+    writer.flush()
     records = read_records(tmp_path, rejected=True)
-    assert len(records) == 6 and not {*MISMATCH, "staleness"} & set(records)
-    assert not any("rollout" in name for name in values)
-    series = live.series({name: np.mean(rows) for name, rows in values.items()})
-    assert "fspo/ess" in series and not any("mismatch" in name for name in series)
+    assert records.attrs["settings"].old_log_probs_from_rollout
+    first = records[records.mini_batch == 0].set_index("prompt")
+    for row, expected in hand.items():
+        assert first.loc[f"prompt {row}", list(MISMATCH)].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-6), row
+    later = records[records.mini_batch == 1]
+    assert len(later) == 6 and (later[list(MISMATCH)] == 0).to_numpy().all()
+
+
+def test_a_single_token_on_which_both_agree_is_no_bypass_mode(counted_ppo_loss):  # noqa: F811
+    batch = Rollout()
+    batch.old[0] = batch.engine[0]
+    config = actor_config(policy_loss=FSPOPolicyLossConfig())
+    places = []
+    for row in (0, 5, 0):
+        _, metrics = counted_ppo_loss(config, *batch.micro_batch([row]))
+        places.append(metrics["actor/fspo/on_policy_fraction"].values == [1.0])
+    assert places == [False, True, True]
 
 
 @given(seed=st.integers(0, 10_000), scale=st.sampled_from([1e-3, 0.03, 0.5]))

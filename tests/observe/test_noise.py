@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from simulated_records import frame
 from test_doctor import POLICY_LOSS, SELECT
+from test_mismatch import Bypass, run
 from test_policy_loss import CUTS, actor_config
 from test_records import counted_ppo_loss, train, writers  # noqa: F401  fixtures
 
@@ -32,10 +33,13 @@ ON_POLICY = ("on_policy_fraction", "on_policy_sigma_squared", "on_policy_outside
 # --- the live metric -------------------------------------------------------------------------------------------------
 
 
-def test_log_probs_of_the_rollout_engine_are_not_called_noise(counted_ppo_loss, writers, tmp_path):  # noqa: F811
-    config = actor_config(policy_loss=FSPOPolicyLossConfig(records_dir=str(tmp_path), old_log_probs_from_rollout=True))
-    values = train(counted_ppo_loss, config, steps=[1], cut=CUTS["one"])
-    assert all(np.sum(values[name]) == 0 for name in ON_POLICY) and np.sum(values["sigma_squared"]) > 0
+def test_log_probs_of_the_rollout_engine_are_not_called_noise(counted_ppo_loss, writers, tmp_path, caplog):  # noqa: F811
+    observer._noise_watch.cache_clear()
+    config = actor_config(policy_loss=FSPOPolicyLossConfig(eps=0.01, records_dir=str(tmp_path)))
+    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
+        values = [run(counted_ppo_loss, config, "ragged", Bypass()) for _ in range(5)]
+    assert all(np.sum(of[f"actor/fspo/{name}"]) == 0 for of in values for name in ON_POLICY)
+    assert np.sum(values[0]["actor/fspo/sigma_squared"]) > 0 and "numerical noise" not in caplog.text
     for writer in writers:
         writer.flush()
     records = read_records(tmp_path)
@@ -98,12 +102,10 @@ def test_a_training_run_is_warned_once_by_its_first_rank(counted_ppo_loss, caplo
         assert "numerical noise" not in caplog.text or "of 7 responses" in caplog.text
         train(counted_ppo_loss, config, steps=range(2, 6), cut=CUTS["ragged"])
     assert caplog.text.count("eps lies below the numerical noise") == 1 and "Said once" in caplog.text
-    for silent in ({"eps": 1.0}, {"old_log_probs_from_rollout": True}):
-        observer._noise_watch.cache_clear()
-        caplog.clear()
-        settings = {"eps": 0.01} | silent
-        train(counted_ppo_loss, actor_config(policy_loss=FSPOPolicyLossConfig(**settings)), range(1, 6), CUTS["ragged"])
-        assert "numerical noise" not in caplog.text
+    observer._noise_watch.cache_clear()
+    caplog.clear()
+    train(counted_ppo_loss, actor_config(policy_loss=FSPOPolicyLossConfig(eps=1.0)), range(1, 6), CUTS["ragged"])
+    assert "numerical noise" not in caplog.text
 
 
 # --- bypass mode, and the remedy that is named ------------------------------------------------------------------------

@@ -41,6 +41,13 @@ def test_a_micro_batch_says_its_step_and_prompts(key, modules):
     assert f'"{key}"' in modules[BATCH_KEYS[key]] or f"{key}=" in modules[BATCH_KEYS[key]]
 
 
+def test_bypass_mode_hands_on_the_engines_log_probs_under_both_names(modules):
+    """Lost: in bypass mode mismatch is called noise."""
+    assert 'data["old_log_probs"] = data.pop("rollout_log_probs")' in modules["verl.trainer.ppo.v1.trainer_base"]
+    helper = modules["verl.trainer.ppo.rollout_corr_helper"]
+    assert 'batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"]' in helper
+
+
 def test_weights_go_to_the_rollout_engines_through_one_method():
     """Lost: records of a step are written late."""
     assert inspect.iscoroutinefunction(inspect.unwrap(ActorRolloutRefWorker.update_weights))
