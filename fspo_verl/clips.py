@@ -57,6 +57,10 @@ class Clip:
         """
         raise NotImplementedError
 
+    def judges(self, records: pd.DataFrame) -> bool:
+        """Whether the records hold what :meth:`clipped` needs."""
+        return True
+
     def matched(self, records: pd.DataFrame, rate: float) -> "Clip":
         """The clip with its range multiplied by the one number at which :meth:`clipped` has this overall rate.
 
@@ -126,7 +130,10 @@ class TokenClip(Clip):
 
     drops: Callable[[Tokens], Tensor]  # bool ``[B, T]``; whatever at padding
     _: KW_ONLY
-    column: str  # of the records: the number of tokens of a response that it drops
+    column: str  # of the records: the number of tokens of a response that it drops; older ones may not have it
+
+    def judges(self, records):
+        return self.column in records and bool(records[self.column].notna().all())
 
     def clipped(self, records):
         return np.where(records["advantage"] != 0, records[self.column] / records["length"], 0.0)
@@ -246,6 +253,15 @@ paper or verl publishes for the others."""
 
 COLUMNS = {clip.column: clip.drops for clip in CLIPS.values() if isinstance(clip, TokenClip)}
 """What records hold for the sake of single clips: the number of tokens that each drops, by column."""
+
+
+def unjudged(records: pd.DataFrame) -> str | None:
+    """Which clips of the catalogue these records cannot judge, in a sentence; None where there is none."""
+    labels = [clip.label for clip in CLIPS.values() if not clip.judges(records)]
+    if not labels:
+        return None
+    return f"Not judged: {', '.join(labels)}. The version that wrote these records did not count the tokens they drop."
+
 
 LOSSES = ("fspo", "gspo", "grpo", "fixed_band")
 """The clips that this package trains with from a config of their own."""

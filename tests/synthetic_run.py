@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fspo_verl.clips import CLIPS
-from fspo_verl.clips import COLUMNS as COLUMNS_OF_CLIPS
-from fspo_verl.observe.records import COLUMNS
+from fspo_verl.observe.records import CLIP_COLUMNS, COLUMNS
 
 RANGES = {
     "fspo": {
@@ -76,21 +75,22 @@ def records(
     )
     numbers = {name: dtype.to_pandas_dtype() for name, dtype in COLUMNS.items() if not pa.types.is_dictionary(dtype)}
     table = table.astype({name: dtype for name, dtype in numbers.items() if name in table})
-    for name in COLUMNS_OF_CLIPS:
+    for name in CLIP_COLUMNS:
         table[name] = rng.binomial(length, np.clip(own * 0.08 * (advantage != 0), 0, 1)).astype(np.int32)
     clipped = CLIPS["grpo" if loss == "vanilla" else loss].clipped(table)
     table["clipped"] = clipped.astype(np.float32)
     sides = [clipped == 0, advantage > 0, table.log_ratio < 0]
     table["decision"] = np.select(sides, ["kept", "upper", "lower"], "dual")
-    return table[list(COLUMNS)]
+    return table[[*COLUMNS, *CLIP_COLUMNS]]
 
 
 def write_records(folder: Path, table: pd.DataFrame, loss: str) -> None:
     """The files that a run with one rank leaves."""
     folder.mkdir(parents=True, exist_ok=True)
-    schema = pa.schema(COLUMNS).with_metadata({b"fspo_verl": json.dumps(settings(loss)).encode()})
+    kinds = COLUMNS | CLIP_COLUMNS
+    schema = pa.schema(kinds).with_metadata({b"fspo_verl": json.dumps(settings(loss)).encode()})
     for step, rows in table.groupby("step"):
-        arrays = [pa.array(rows[name], COLUMNS[name]) for name in COLUMNS]
+        arrays = [pa.array(rows[name], kind) for name, kind in kinds.items()]
         pq.write_table(pa.Table.from_arrays(arrays, schema=schema), folder / f"step-{step:06d}-rank-0000.parquet")
 
 

@@ -18,7 +18,7 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from fspo_verl.adaptive import EPS_MIN, FILE, GAIN, next_eps
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
-from fspo_verl.observe.records import COLUMNS, EPS_COLUMNS, RecordWriter, read_records
+from fspo_verl.observe.records import CLIP_COLUMNS, COLUMNS, EPS_COLUMNS, RecordWriter, read_records
 from fspo_verl.observe.settings import RunSettings
 
 BAND = {"eps_low": 0.05, "eps_high": 0.04}
@@ -288,7 +288,7 @@ def test_records_hold_the_eps_in_force_of_each_response_once_there_is_one(tmp_pa
         writer.flush()
     with pytest.warns(UserWarning, match="target_clip_rate"):  # the run began with a fixed eps
         records = read_records(tmp_path)
-    assert list(records.columns) == [*COLUMNS, *EPS_COLUMNS]
+    assert list(records.columns) == [*COLUMNS, *CLIP_COLUMNS, *EPS_COLUMNS]
     for name in EPS_COLUMNS:
         assert records[name].dropna().tolist() == [0.1] * 4 + [0.2] * 4 + [0.4] * 4
         assert records[name].isna().tolist() == [True] * 4 + [False] * 12

@@ -131,6 +131,8 @@ def calibrate(records: pd.DataFrame, target: float) -> Calibration:
 
 def _rule(clip: Clip, records: pd.DataFrame, target: float) -> Rule:
     """What a clip of the catalogue needs to take the target share on each side (one that rejects: of all)."""
+    if not clip.judges(records):
+        return Rule(clip.label, "not judged: the version that wrote these records did not count its tokens", {})
     if not isinstance(clip, BandClip):
         share = clip.clipped(records)[clip_rates.sides(records)["all"]].mean()
         return Rule(clip.label, f"{percent(share)} of tokens at {clip.range}; records hold this range only", {})

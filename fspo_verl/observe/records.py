@@ -50,14 +50,15 @@ COLUMNS = {
     # Which side of the clip took (part of) the gradient: kept (none), upper (A > 0), lower (A < 0, S low), dual (A < 0,
     # S high); nonfinite for a response that holds NaN or inf; rejected for one that a rollout correction left no token.
     "decision": pa.dictionary(pa.int32(), pa.string()),
-    **dict.fromkeys(clips.COLUMNS, pa.int32()),  # numbers of tokens that single clips drop
 }
+CLIP_COLUMNS = dict.fromkeys(clips.COLUMNS, pa.int32())
+"""Numbers of tokens that single clips drop; records that an older version wrote lack those of newer clips."""
 EPS_COLUMNS = {name: pa.float64() for name in ("eps_low", "eps_high", "eps_dual")}
 """The band in force when a response was trained on, of runs with ``target_clip_rate`` only; see :class:`Band`."""
 MISMATCH_COLUMNS = dict.fromkeys(MISMATCH, pa.float32()) | {"staleness": pa.float32()}
 """Trainer against rollout engine (:func:`fspo_verl.observe.columns.mismatch_columns`), and by how many training steps
 the weights that sampled a response's first token are behind; of runs whose engine hands on its log-probs."""
-_OPTIONAL = EPS_COLUMNS | MISMATCH_COLUMNS | {MASKED: pa.float32()}  # 0 or 1, of runs with mismatch_eps
+_OPTIONAL = CLIP_COLUMNS | EPS_COLUMNS | MISMATCH_COLUMNS | {MASKED: pa.float32()}  # 0 or 1, of runs with mismatch_eps
 
 _SETTINGS = b"fspo_verl"  # key of the metadata entry of a file
 _ATTEMPT = b"attempt"  # key of another one, see folder.Part
@@ -231,7 +232,7 @@ def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool
         rejected: also the responses that a rollout correction has taken out of the loss, whose length is 0.
 
     Returns:
-        One row per response and optimiser step, of :data:`COLUMNS`, and of :data:`EPS_COLUMNS`,
+        One row per response and optimiser step, of :data:`COLUMNS`, and of :data:`CLIP_COLUMNS`, :data:`EPS_COLUMNS`,
         :data:`MISMATCH_COLUMNS` and ``mismatch_masked`` where the run has them; without any record an empty table.
         ``attrs["settings"]`` are the :class:`fspo_verl.observe.settings.RunSettings`, None without any record,
         ``attrs["rows"]`` how many rows of responses that trained were recorded, ``attrs["lost"]`` the (steps,

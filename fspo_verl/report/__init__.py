@@ -40,7 +40,7 @@ from fspo_verl.analysis.length_effect import length_effect
 from fspo_verl.analysis.mismatch import Mismatch, mismatch
 from fspo_verl.analysis.runs import Run, live_clip_rates, read_runs, written
 from fspo_verl.analysis.verdict import Verdict, verdict_of
-from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, Clip, TokenClip, of_run
+from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, Clip, TokenClip, of_run, unjudged
 from fspo_verl.observe.metrics import NAMES
 from fspo_verl.output import show, write_whole
 from fspo_verl.report import figures
@@ -244,10 +244,13 @@ def counterfactuals(records: pd.DataFrame, edges, clips: Mapping[str, Clip]) -> 
 def at_one_rate(records: pd.DataFrame, clips: Mapping[str, Clip] = CLIPS) -> dict[str, Clip]:
     """The clips, each scaled to take :data:`MATCHED_RATE` of the responses with an advantage: shapes, not constants.
 
-    Those that work token by token stay as they are; those that cannot reach the rate on these records are left out.
+    Those that work token by token stay as they are; those that cannot reach the rate on these records, and those that
+    these records cannot judge, are left out.
     """
     found = {}
     for name, clip in clips.items():
+        if not clip.judges(records):
+            continue
         with contextlib.suppress(ValueError):
             found[name] = clip if isinstance(clip, TokenClip) else clip.matched(records, MATCHED_RATE)
     return found
@@ -287,13 +290,14 @@ def trained_part(analyses: Sequence[Analysis]) -> Part:
 
 
 def others_part(analyses: Sequence[Analysis]) -> Part:
-    tables, panels = {}, []
+    tables, panels, notes = {}, [], [f"{clip.label}: {clip.note}." for clip in CLIPS.values() if clip.note]
     for a in analyses:
         if a.others is not None:
+            notes += [f"{a.run.name}: {missing}"] if (missing := unjudged(a.run.records)) else []
             tables[f"{a.run.name}: each clip scaled to {MATCHED_RATE:.0%}"] = _clip_table(a.others)
             if series := _clip_series(a.others):
                 panels.append((figures.clip_rates, a.run.name, series, MATCHED_RATE))
-    return Part([f"{clip.label}: {clip.note}." for clip in CLIPS.values() if clip.note], tables, panels, height=2.7)
+    return Part(notes, tables, panels, height=2.7)
 
 
 def mismatch_part(analyses: Sequence[Analysis]) -> Part:

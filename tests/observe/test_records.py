@@ -31,10 +31,12 @@ from verl.utils import tensordict_utils as tu
 from verl.workers import engine_workers
 from verl.workers.utils.losses import ppo_loss
 
+from fspo_verl import clips
+from fspo_verl.clips import CLIPS
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.observe import folder, microbatch, noise, observer
 from fspo_verl.observe.folder import record_files
-from fspo_verl.observe.records import COLUMNS, RecordWriter, read_records, text_hash
+from fspo_verl.observe.records import CLIP_COLUMNS, COLUMNS, RecordWriter, read_records, text_hash
 from fspo_verl.observe.settings import RunSettings
 
 
@@ -106,7 +108,7 @@ def test_metrics_equal_what_the_records_give(counted_ppo_loss, writers, tmp_path
     writer.flush()
     records = read_records(tmp_path)
 
-    assert list(records.columns) == list(COLUMNS)
+    assert list(records.columns) == [*COLUMNS, *CLIP_COLUMNS]
     assert len(records) == np.sum(values["sequence_fraction"]) == 2 * 2 * 7
     assert records.groupby(["step", "mini_batch"]).size().to_dict() == {(s, m): 7 for s in (7, 8) for m in (0, 1)}
     texts = {f"prompt {number}": text_hash(problem(number)) for number in range(4)}
@@ -593,6 +595,33 @@ def test_a_killed_run_leaves_what_can_be_read(tmp_path):
 def test_a_folder_without_records_is_an_empty_table(tmp_path):
     empty = read_records(tmp_path)
     assert len(empty) == 0 and list(empty.columns) == list(COLUMNS) and empty.attrs["settings"] is None
+
+
+@pytest.mark.filterwarnings("error")
+def test_records_without_a_column_of_a_newer_clip_are_read_and_say_what_they_cannot_judge(tmp_path):
+    write(tmp_path, range(1, 5))
+    for file in record_files(tmp_path)[:2]:
+        rewrite(file, lambda table: table.drop_columns(["tokens_clipped_cispo"]))
+    records = read_records(tmp_path)
+    assert len(records) == 16 and records.tokens_clipped_cispo.isna().tolist() == [True] * 8 + [False] * 8
+    assert "Not judged: CISPO." in clips.unjudged(records)
+    newer = records[records.step > 2]
+    assert clips.unjudged(newer) is None and CLIPS["cispo"].clipped(newer).tolist() == pytest.approx(
+        [1, 1 / 2, 1 / 3, 1 / 4] * 2
+    )
+    for file in record_files(tmp_path):
+        rewrite(file, lambda table: table.drop_columns(list(CLIP_COLUMNS)[:1]))
+    assert "Not judged: GRPO, CISPO." in clips.unjudged(read_records(tmp_path))
+
+
+@pytest.mark.filterwarnings("error")
+def test_every_committed_record_is_read():
+    folders = {part.folder for part in folder.parts(Path(__file__).parents[2] / "scripts")}
+    assert folders
+    for one in folders:
+        records = read_records(one)
+        assert len(records) == records.attrs["rows"] > 0 and records.attrs["lost"] == (0, 0)
+        assert clips.unjudged(records) is None
 
 
 def at(name):
