@@ -160,14 +160,17 @@ def _in_its_micro_batch(ppo_loss, config, model_output, data, dp_group=None):
 
 
 def _know_the_step(engine_workers) -> None:
-    """Weights go to the rollout engines at the end of a step: a worker learns of the step by nothing else."""
+    """Weights go to the rollout engines at the end of a step: a worker learns of the step by nothing else.
+
+    The worker that sends them also knows how long a response may get.
+    """
     wrap_once(engine_workers.ActorRolloutRefWorker, "update_weights", _at_a_weight_sync)
 
 
 def _at_a_weight_sync(update_weights, worker, global_steps=None, *args, **kwargs):
     from fspo_verl.observe import microbatch, observer
 
-    microbatch.synced(global_steps)
+    microbatch.synced(global_steps, worker)
     observer.flush_records()
     return update_weights(worker, global_steps, *args, **kwargs)
 

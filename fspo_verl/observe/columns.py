@@ -31,6 +31,9 @@ OF_ENGINES = ("old_log_probs", "rollout_log_probs", "loss_mask")
 """verl's names of what the mismatch is computed from."""
 MASKED = "mismatch_masked"
 """Column ``[B]`` of runs with ``mismatch_eps``: whether :mod:`fspo_verl.mask` masks the response."""
+TRUNCATED = "truncated"
+"""Column ``[B]``: whether the response, tokens of tools included, fills what it was allowed. One that ended there by
+itself counts, too: the loss sees no token ids."""
 ICEPOP = (0.5, 5.0)
 """Ratios of trainer to rollout engine that IcePop keeps; a token outside weighs nothing (verl's ``"0.5_5.0"``)."""
 

@@ -25,7 +25,7 @@ from itertools import pairwise
 import numpy as np
 
 from fspo_verl.loss import MAX_LOG_RATIO
-from fspo_verl.observe.columns import CLIPPED, MASKED, MISMATCH
+from fspo_verl.observe.columns import CLIPPED, MASKED, MISMATCH, TRUNCATED
 
 PREFIX = "actor/fspo/"
 LENGTH_BINS = (16, 64, 256, 1024, 4096, 16384)  # default inner edges, in response tokens
@@ -108,6 +108,8 @@ def row_values(
         values["rollout_rejected_fraction"] = ~is_sequence & (columns["rollout_length"] > 0)
     if MASKED in columns:
         values[f"{MASKED}_fraction"] = columns[MASKED] * is_sequence
+    if TRUNCATED in columns:
+        values[f"{TRUNCATED}_fraction"] = columns[TRUNCATED] * is_sequence
     for name, in_bin in _bins(length, length_bins).items():
         values |= {f"{name}/{key}": value * in_bin for key, value in counted.items()}
     return {name: value.astype(np.float64) for name, value in values.items()}

@@ -16,10 +16,30 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fspo_verl.observe.columns import MASKED, OF_ENGINES, mismatch_columns
+from fspo_verl.observe.columns import MASKED, OF_ENGINES, TRUNCATED, mismatch_columns
 
 # verl.utils.dynamic_cp_scheduler.DCP_SAMPLE_IDS: Megatron's dynamic context parallelism has dealt out this batch.
 _DEALT = "_dcp_sample_ids"
+
+
+class Limits(NamedTuple):
+    """How many tokens a response may have."""
+
+    response: int
+    sequence: float  # with its prompt; inf where it is not known
+
+    @staticmethod
+    def of(worker) -> "Limits | None":
+        """As the rollout config of a worker of verl says; None where it has none."""
+        with contextlib.suppress(Exception):  # whatever another verl has there, training goes on
+            rollout = worker.config.rollout
+            model = worker.actor.model_config.hf_config
+            positions = getattr(getattr(model, "text_config", None), "max_position_embeddings", math.inf)
+            sequence = rollout.max_model_len or getattr(model, "max_position_embeddings", None) or positions
+            # SGLang leaves the last place free.
+            return Limits(int(rollout.response_length), sequence - (rollout.name == "sglang"))
+        return None
+
 
 _SURE = 64  # tokens of the same log-probs that are no coincidence
 
@@ -39,6 +59,7 @@ class MicroBatch(NamedTuple):
     # Columns of trainer against rollout engine, given the log-probs of this call ``[B, T]``; empty if not known.
     mismatch: Callable[[torch.Tensor], dict[str, torch.Tensor]]
     from_rollout: bool = False  # the old log-probs are the rollout engine's (verl's bypass mode)
+    truncated: Callable[[], dict[str, torch.Tensor]] = dict  # a column, see columns.TRUNCATED; empty if not known
 
 
 def current() -> MicroBatch | None:
@@ -56,9 +77,9 @@ def entered(data, dp_group) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-def synced(step: int | None) -> None:
-    """Note that verl sends the weights of a training step to the rollout engines; None: it names no step."""
-    _POSITION.sync(step)
+def synced(step: int | None, worker=None) -> None:
+    """Note that a worker of verl sends the weights of a training step to the rollout engines; None: of no step."""
+    _POSITION.sync(step, worker)
 
 
 class _Position:
@@ -68,10 +89,12 @@ class _Position:
         self.step, self.mini_batch, self.rows = 0, 0, 0
         self.synced: int | None = None  # training step of the weights that the rollout engines have
         self.trained = False  # since then
+        self.limits: Limits | None = None  # None where they are not known
         self.from_rollout: bool | None = None  # whether the old log-probs are the rollout engine's; None until known
         self.same = 0  # tokens seen of which both are the same
 
-    def sync(self, step: int | None) -> None:
+    def sync(self, step: int | None, worker=None) -> None:
+        self.limits = self.limits or Limits.of(worker)
         if step is None:
             return
         if self.synced is None:
@@ -103,6 +126,7 @@ class _Position:
             staleness=_staleness(self.step, tu.get(data, "extra_fields"), len(data)),
             mismatch=functools.partial(_mismatch, data, from_rollout, self.mini_batch),
             from_rollout=from_rollout,
+            truncated=functools.partial(_truncated, data, self.limits),
         )
         self.rows += len(data)
         if self.rows >= mini_batch_rows // ranks:
@@ -151,6 +175,18 @@ def _mismatch(data, from_rollout: bool, mini_batch: int, log_prob: torch.Tensor)
         old_log_prob, loss_mask = log_prob.detach(), loss_mask * (mini_batch == 0)
     columns = mismatch_columns(old_log_prob, rollout_log_prob, loss_mask)
     return columns | ({MASKED: data[MASKED]} if MASKED in data else {})
+
+
+def _truncated(data, limits: Limits | None) -> dict[str, torch.Tensor]:
+    if limits is None:
+        return {}
+    prompts, responses = data["prompts"], data["responses"]
+    if responses.is_nested:
+        prompt_length, length = (tokens.offsets().diff() for tokens in (prompts, responses))
+    else:  # an older trainer's
+        mask, width = data["attention_mask"], prompts.shape[1]
+        prompt_length, length = mask[:, :width].sum(-1), mask[:, width:].sum(-1)
+    return {TRUNCATED: (length >= limits.response) | (prompt_length + length >= limits.sequence)}
 
 
 def _staleness(step: int, extra_fields, rows: int) -> list[float]:

@@ -45,7 +45,7 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
     """
     micro_batch = microbatch.current()
     if micro_batch is not None:
-        columns = columns | micro_batch.mismatch(tokens[0])
+        columns = columns | micro_batch.mismatch(tokens[0]) | micro_batch.truncated()
     if config.policy_loss.get("mismatch_eps") is not None and MASKED not in columns:
         raise RuntimeError(
             "mismatch_eps masks nothing here: this trainer calls the loss outside verl's "
@@ -58,7 +58,7 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
         if config.policy_loss.get("target_clip_rate") is not None and band is not None:
             eps = {"eps_low": band.low, "eps_high": band.high, "eps_dual": band.dual}
             columns |= {name: np.full(len(columns["length"]), value) for name, value in eps.items()}
-        writer.add(columns, micro_batch._replace(mismatch=dict))
+        writer.add(columns, micro_batch._replace(mismatch=dict, truncated=dict))
     else:
         columns = to_numpy(columns)
     # Whether the weights of this call are those of the old log-probs, as far as that is known.
