@@ -21,8 +21,6 @@ from fspo_verl.band import Band, is_positive
 from fspo_verl.observe.metrics import LENGTH_BINS
 
 KEY_PREFIX = "actor_rollout_ref.actor.policy_loss."
-INTERNAL = {"checkpoint_dir", "records_run", "old_log_probs_from_rollout"}
-"""Fields of :class:`Observation` that the launch sets, and no user."""
 
 
 verl_patches.arm(verl_patches.WORKERS)
@@ -48,17 +46,6 @@ class Observation:
 
     records_limit_mb: float = 1024
     """Megabytes that one rank writes at most; after that it records nothing more, and warns."""
-
-    checkpoint_dir: str | None = None
-    """Internal: folder of the run's checkpoints. A run that goes on after a crash knows its own records by it."""
-
-    records_run: str | None = None
-    """Internal: the identity of the run, made at launch, by which its workers know that records_dir is theirs."""
-
-    old_log_probs_from_rollout: bool | None = False
-    """Internal: whether the old log-probs are the rollout engine's. The packaged configs take it from
-    algorithm.rollout_correction.bypass_mode. What the first mini-batch shows is then the engines' mismatch and no
-    noise, and the metrics ``actor/fspo/on_policy_*`` stay 0."""
 
     def _check_observation(self):
         def require(condition: bool, field: str, allowed: str):

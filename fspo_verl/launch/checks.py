@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from fspo_verl import output
 from fspo_verl.adaptive import AdaptiveBand
 from fspo_verl.band import Band
-from fspo_verl.config import INTERNAL, MismatchMask, Observation
+from fspo_verl.config import MismatchMask, Observation
 from fspo_verl.launch import view
 from fspo_verl.launch.view import (
     ACTOR,
@@ -191,9 +191,7 @@ def no_loss_mode(launch: Launch) -> Iterator[Finding]:
 
 def misplaced_fields(launch: Launch) -> Iterator[Finding]:
     """A field of the policy loss in a section above it, where nothing reads it."""
-    fields = {
-        field.name for kind in (AdaptiveBand, MismatchMask, Observation) for field in dataclasses.fields(kind)
-    } - INTERNAL
+    fields = {field.name for kind in (AdaptiveBand, MismatchMask, Observation) for field in dataclasses.fields(kind)}
     sections = ("", "algorithm", "actor_rollout_ref", ACTOR)
     for key, value in leaves(launch.config).items():
         section, _, name = key.rpartition(".")
@@ -297,7 +295,7 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
     try:
         place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
         writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
-        reason = folders.why_taken(folder, checkpoints, resumed is not None) if writable else None
+        reason = folders.why_taken(folder, checkpoints) if writable else None
         files = folders.parts(folder) if writable else []
     except OSError:  # such as a loop of symbolic links
         writable = False

@@ -12,10 +12,9 @@ here ends or changes such a launch. Where a loss of this package is selected, a 
 import contextlib
 import logging
 import sys
-import uuid
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl import verl_patches
 from fspo_verl.launch.view import GROUP, Finding, Launch
@@ -83,24 +82,17 @@ def keep_loss_settings(config: DictConfig) -> None:
 
 
 def claim_records(config: DictConfig) -> None:
-    """Make ``records_dir`` that of this run, and tell its workers the identity of the run in the config.
-
-    A folder that only the workers can write is claimed by them; :func:`check` has warned of it.
+    """Make ``records_dir`` that of this run; :func:`check` has warned of a folder that only the workers can write.
 
     Raises:
         ValueError: the folder is that of another run; names a free one.
     """
     launch = Launch(config)
-    if not launch.is_ours or (observation := launch.policy_loss).get("records_dir") is None:
-        return
-    from fspo_verl.observe import folder
+    if launch.is_ours and (records_dir := launch.policy_loss.get("records_dir")) is not None:
+        from fspo_verl.observe import folder
 
-    with open_dict(observation):
-        observation.records_run = uuid.uuid4().hex
-        observation.checkpoint_dir = str(Path(config.trainer.default_local_dir).absolute())
-    resumes = launch.resume_point is not None
-    with contextlib.suppress(OSError):
-        folder.claim(Path(observation.records_dir), observation.records_run, Path(observation.checkpoint_dir), resumes)
+        with contextlib.suppress(OSError):
+            folder.claim(Path(records_dir), Path(config.trainer.default_local_dir))
 
 
 # --- where a launch is seen ------------------------------------------------------------------------------------------

@@ -1,14 +1,10 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a run's records: its attempts, names of its files, which run owns it, and what is missing.
+"""The folder of a run's records: its attempts, names of its files, and what is missing.
 
-Each launch of a run is an attempt with a folder of its own, ``attempt-0001-RUN``, so that it overwrites nothing. One
-that goes on from a checkpoint does steps of an earlier one again: from its first step on the newest attempt counts.
-
-A run claims its folder before it writes there, so that two runs never mix. A claim is a file ``claim-0001.json``, made
-in one step that fails where the file exists. The highest number is in force. A run with the same checkpoints takes the
-folder over by the next number if it resumes, or if the run that owned it has not finished; the earlier run then records
-nothing more.
+Each launch of a run is an attempt with a folder of its own, ``attempt-0001-RUN``, so that it overwrites nothing: not
+where it goes on from a checkpoint, and not where two launches train at once. From its first step on the newest attempt
+counts. ``run.json`` says whose records they are; a launch with other checkpoints is refused.
 """
 
 import contextlib
@@ -17,7 +13,6 @@ import itertools
 import json
 import math
 import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +21,7 @@ RECORD = "step-{step:06d}-rank-{rank:04d}.parquet"
 FINISHED = "finished"  # beside the records of an attempt that has come to the last step of the run
 _ATTEMPT = re.compile(r"attempt-(\d+)-([0-9a-f]+)")
 _RECORD = re.compile(r"step-(\d+)-rank-(\d+)\.parquet")
-_CLAIM = "claim-{number:04d}.json"
+_OWNER = "run.json"
 
 
 class Part(NamedTuple):
@@ -160,84 +155,33 @@ def _ends(found: Sequence[Part]) -> dict[tuple[Path, str], float]:
     return {key: end(*key) for key in firsts}
 
 
-def claim(folder: Path, run: str, checkpoints: Path | None, resumes: bool) -> Path:
-    """Make the folder that of a run; its claim, though another may be in force by now. Every process may call this.
-
-    Args:
-        run: the identity of the run, the same in all its processes and in no other run.
-        checkpoints: where the run saves its checkpoints; a run that goes on after a crash is known by them.
-        resumes: whether the run goes on from one of these checkpoints.
+def claim(folder: Path, checkpoints: Path) -> None:
+    """Make the folder that of the run which saves its checkpoints there; of two that start at once one gets it.
 
     Raises:
-        ValueError: the folder is taken; names a free one.
+        ValueError: it is that of another run; names a free one.
         OSError: it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    while True:
-        made = claims(folder)
-        if own := [one for one in made if _values(one).get("run") == run]:
-            return own[-1]
-        if reason := why_taken(folder, checkpoints, resumes):
-            if claims(folder) != made:  # a process of the same run may have made the new one
-                continue
-            one = "one folder is for the records of one run"
-            raise ValueError(f"records_dir={folder} is taken: {reason}; {one}; records_dir={free(folder)}")
-        new = successor(made[-1]) if made else folder / _CLAIM.format(number=1)
-        # Another run may have been faster. It then owns the folder, and the next round looks at it.
-        with contextlib.suppress(FileExistsError), new.open("x") as file:
-            json.dump({"run": run, "checkpoints": _resolved(checkpoints)}, file)
+    if not (reason := why_taken(folder, checkpoints)):
+        with contextlib.suppress(FileExistsError), (folder / _OWNER).open("x") as file:
+            json.dump({"checkpoints": str(checkpoints.resolve())}, file)
+        reason = why_taken(folder, checkpoints)  # another may have been faster
+    if reason:
+        one = "one folder is for the records of one run"
+        raise ValueError(f"records_dir={folder} is taken: {reason}; {one}; records_dir={free(folder)}")
 
 
-def claims(folder: Path) -> list[Path]:
-    """The claims to a folder, in the order in which they were made."""
-    return sorted(folder.glob("claim-*.json"), key=_number)
-
-
-def in_force(folder: Path) -> Path | None:
-    """The claim of the run that owns a folder."""
-    return next(reversed(claims(folder)), None)
-
-
-def successor(claim: Path) -> Path:
-    """The claim of the run that takes the folder over from the run of this claim."""
-    return claim.with_name(_CLAIM.format(number=_number(claim) + 1))
-
-
-def finished(claim: Path) -> Path:
-    """The file that says that the run of this claim has recorded its last step."""
-    return claim.with_suffix(".finished")
-
-
-def why_taken(folder: Path, checkpoints: str | Path | None, resumes: bool) -> str | None:
-    """Why a new run must not write to a folder; None if it may. Arguments as for :func:`claim`."""
-    if (last := in_force(folder)) is None:
-        return "it holds records that no run has claimed" if record_files(folder) else None
-    owners = _values(last).get("checkpoints")
-    if checkpoints is None or owners != _resolved(checkpoints):
-        return f"it is that of another run, with checkpoints in {owners}"
-    if not resumes and finished(last).exists():
-        return "it holds the records of a run that has finished"
-    return None
+def why_taken(folder: Path, checkpoints: Path) -> str | None:
+    """Why a run with these checkpoints must not write to a folder; None if it may."""
+    with contextlib.suppress(FileNotFoundError, ValueError):  # ValueError: cut off, and so nobody's
+        owner = json.loads((folder / _OWNER).read_text())["checkpoints"]
+        other = owner != str(checkpoints.resolve())
+        return f"it is that of another run, with checkpoints in {owner}" if other else None
+    return "it holds records that no run has claimed" if record_files(folder) else None
 
 
 def free(folder: str | Path) -> str:
     """A folder beside this one that is not there."""
     names = (f"{str(folder).rstrip('/')}-{number}" for number in itertools.count(2))
     return next(name for name in names if not Path(name).exists())
-
-
-def _number(claim: Path) -> int:
-    return int(claim.stem.removeprefix("claim-"))
-
-
-def _values(claim: Path) -> dict:
-    """What a claim says, once it is written; nothing of one that was cut off."""
-    for _ in range(50):
-        with contextlib.suppress(ValueError):
-            return json.loads(claim.read_text())
-        time.sleep(0.1)
-    return {}
-
-
-def _resolved(checkpoints: str | Path | None) -> str | None:
-    return None if checkpoints is None else str(Path(checkpoints).resolve())

@@ -7,8 +7,7 @@ pandas and pyarrow are imported where a run writes records, and nowhere else.
 
 import functools
 import logging
-import os
-from pathlib import Path
+import uuid
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +16,7 @@ import verl
 
 import fspo_verl
 from fspo_verl.band import Band
-from fspo_verl.observe import folder, metrics, microbatch
+from fspo_verl.observe import metrics, microbatch
 from fspo_verl.observe.columns import MASKED, to_numpy, token_columns
 from fspo_verl.observe.microbatch import MicroBatch
 from fspo_verl.observe.noise import Watch
@@ -40,7 +39,7 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
         band: in force in this call; None for a loss without one.
 
     Raises:
-        ValueError: ``records_dir`` cannot be written, or belongs to another run.
+        ValueError: ``records_dir`` cannot be written.
         RuntimeError: ``mismatch_eps`` is set, and nobody has masked these responses.
     """
     micro_batch = microbatch.current()
@@ -101,7 +100,6 @@ def _new_writer(config, loss: str, band: Band | None, micro_batch: MicroBatch):
     from fspo_verl.observe.records import RecordWriter
 
     observation = config.policy_loss
-    path, checkpoints = Path(observation.records_dir), observation.checkpoint_dir
     settings = RunSettings(
         loss=loss,
         band=observation if isinstance(observation, Band) else band,  # of a band that adapts, where it starts
@@ -110,28 +108,30 @@ def _new_writer(config, loss: str, band: Band | None, micro_batch: MicroBatch):
         old_log_probs_from_rollout=micro_batch.from_rollout,
         versions={"fspo_verl": fspo_verl.__version__, "verl": verl.__version__, "torch": torch.__version__},
     )
-    run = observation.records_run or _run()
     return RecordWriter(
-        path,
+        observation.records_dir,
         settings,
-        run,
+        _run(),
         fraction=observation.records_fraction,
         freq=observation.records_freq,
         limit_bytes=observation.records_limit_mb * 2**20,
-        claim=folder.claim(path, run, checkpoints and Path(checkpoints), micro_batch.step > 1),
         last_step=_last_recorded_step(config),
     )
 
 
 @functools.cache
 def _run() -> str:
-    """An identity that the workers of a run share, for a run that was launched without the checks of this package."""
+    """An identity that all workers of a launch share, and no other launch has."""
     import ray
+    from torch.distributed import distributed_c10d
 
     if ray.is_initialized():
         context = ray.get_runtime_context()
         return f"{context.get_session_name()}/{context.get_job_id()}"
-    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"  # those of torch.distributed
+    own = uuid.uuid4().hex
+    if torch.distributed.is_initialized():  # without Ray: the first rank that asks says it to all
+        return distributed_c10d._get_default_store().compare_set("fspo_verl/run", "", own).decode()
+    return own
 
 
 def _last_recorded_step(config) -> int | None:

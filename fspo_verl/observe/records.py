@@ -89,8 +89,6 @@ class RecordWriter:
         fraction: share of the prompts that are recorded.
         freq: of so many training steps one is handed in.
         limit_bytes: total size of the files after which nothing more is written.
-        claim: the claim by which the folder is that of this run, see :func:`fspo_verl.observe.folder.claim`; None for
-            a folder that no training run writes to.
         last_step: the last training step of the run, where it is known.
 
     Raises:
@@ -105,15 +103,14 @@ class RecordWriter:
         fraction: float = 1.0,
         freq: int = 1,
         limit_bytes: float = 2**30,
-        claim: Path | None = None,
         last_step: int | None = None,
     ):
         self.fraction, self.freq, self.limit_bytes = fraction, freq, limit_bytes
-        self._claim, self._last_step = claim, last_step
+        self._last_step = last_step
         self.folder = folders.attempt(Path(folder), run or uuid.uuid4().hex)
         with tempfile.TemporaryFile(dir=self.folder, buffering=0) as probe:
             probe.write(b"0")
-        self._settings, self._claimed = json.dumps(settings.to_json()), claim.read_text() if claim else "{}"
+        self._settings = json.dumps(settings.to_json())
         self._step: list[tuple[dict, MicroBatch]] = []  # the micro-batches of the step that is being trained
         self._started, self._taken = 0, 0  # the first step, and the number of steps until now
         self._is_written = True  # as far as it has come
@@ -142,9 +139,6 @@ class RecordWriter:
         if self._is_written:
             return
         self._is_written = True
-        if self._claim and folders.successor(self._claim).exists():
-            self._warn("another run has taken the folder over, nothing more is recorded")
-            return
         batch = self._step[-1][1]
         try:
             self._write_file(batch, self._table())
@@ -188,13 +182,14 @@ class RecordWriter:
             "last_step": self._last_step,
             "limit_bytes": self.limit_bytes,
         }
-        metadata = {_SETTINGS: self._settings, b"claim": self._claimed, _ATTEMPT: json.dumps(attempt)}
+        metadata = {_SETTINGS: self._settings, _ATTEMPT: json.dumps(attempt)}
         return pa.Table.from_arrays(arrays, schema=pa.schema(kinds, metadata))
 
     def _write_file(self, batch: MicroBatch, table: pa.Table) -> None:
         file = self._file_of(batch)
         if self._last_step is not None and batch.step >= self._last_step:
-            self._finish()
+            with contextlib.suppress(OSError):  # a full disk
+                (self.folder / folders.FINISHED).touch()
         if file not in self._sizes and sum(self._sizes.values()) > self.limit_bytes:
             where = f"step {batch.step} of rank {batch.rank}"
             self._warn(f"records_limit_mb is reached, nothing is recorded from {where} on")
@@ -209,12 +204,6 @@ class RecordWriter:
 
     def _file_of(self, batch: MicroBatch) -> Path:
         return self.folder / folders.RECORD.format(step=batch.step, rank=batch.rank)
-
-    def _finish(self) -> None:
-        with contextlib.suppress(OSError):
-            (self.folder / folders.FINISHED).touch()
-            if self._claim:
-                folders.finished(self._claim).touch()
 
     def _warn(self, message: str) -> None:
         """Once per message, as a condition tends to last; the training goes on."""

@@ -103,26 +103,23 @@ def test_a_planted_fault_is_found_and_its_remedy_mends_it(planted, sound, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("owner", "finished", "resumed", "words"),
+    ("owner", "resumed", "words"),
     [
-        ("run", False, None, None),
-        ("run", True, None, "the records of a run that has finished"),
-        ("run", True, "run", None),
-        ("other", False, "run", "another run, with checkpoints in"),
-        ("run", False, "other", "it holds records from step 1 on, and this run branches off after step 20"),
-        (None, False, "run", "records that no run has claimed"),
+        ("run", None, None),
+        ("run", "run", None),
+        ("other", "run", "another run, with checkpoints in"),
+        ("run", "other", "it holds records from step 1 on, and this run branches off after step 20"),
+        (None, "run", "records that no run has claimed"),
     ],
-    ids=["crashed", "finished", "resumed", "another's", "resumed from another", "unclaimed"],
+    ids=["anew", "resumed", "another's", "resumed from another", "unclaimed"],
 )
-def test_a_launch_refuses_the_records_of_another_run(owner, finished, resumed, words, tmp_path):
+def test_a_launch_refuses_the_records_of_another_run(owner, resumed, words, tmp_path):
     """``owner``: whose records they are; ``resumed``: whose checkpoint is used, None for a start anew."""
     records = tmp_path / "run/records"
     records.mkdir(parents=True)
     if owner:
-        claim = folder.claim(records, "before", tmp_path / owner / "checkpoints", False)
+        folder.claim(records, tmp_path / owner / "checkpoints")
     (records / "step-000001-rank-0000.parquet").touch()
-    if finished:
-        folder.finished(claim).touch()
     overrides = [SELECT, f"{POLICY_LOSS}.records_dir={records}", "actor_rollout_ref.rollout.name=vllm"]
     overrides += [f"trainer.default_local_dir={tmp_path}/run/checkpoints"]
     if resumed:

@@ -59,13 +59,12 @@ def test_one_override_selects_the_documented_defaults(caplog):
     assert [record.levelno for record in caplog.records] == [logging.INFO, logging.INFO]  # noise, band
     assert "policy loss fspo: log-ratio band 0 [-0.03, +0.03]*L^0.5" in caplog.text
     packaged = config.actor_rollout_ref.actor.policy_loss
-    assert packaged.checkpoint_dir == config.trainer.default_local_dir
-    defaults, depends = FSPOPolicyLossConfig(), ("_target_", "checkpoint_dir")  # on the launch
-    assert {k: v for k, v in packaged.items() if k not in depends} == {
-        key: defaults[key] for key in packaged if key not in depends
+    defaults = FSPOPolicyLossConfig()
+    assert {k: v for k, v in packaged.items() if k != "_target_"} == {
+        key: defaults[key] for key in packaged if key != "_target_"
     }
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
-    assert actor.policy_loss == FSPOPolicyLossConfig(**{key: actor.policy_loss[key] for key in depends})
+    assert actor.policy_loss == FSPOPolicyLossConfig(_target_=actor.policy_loss["_target_"])
     assert (actor.loss_agg_mode, actor.loss_scale_factor) == ("seq-mean-token-sum-norm", 512)
 
 

@@ -57,5 +57,23 @@ def train_for_ever(folder):
         time.sleep(0.002)
 
 
+def record_as_a_rank(folder, rank, ranks=2):
+    """One of the processes of a launch, which share what torch.distributed has."""
+    import torch
+
+    from fspo_verl.observe import observer
+
+    store = torch.distributed.FileStore(f"{folder}/store", ranks)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    writer = RecordWriter(folder, SETTINGS, observer._run())
+    add(writer, 1, rank=rank, ranks=ranks)
+    writer.flush()
+    torch.distributed.barrier()
+
+
 if __name__ == "__main__":
-    {"end": end_in_a_step, "train": train_for_ever}[sys.argv[1]](sys.argv[2])
+    how, folder = sys.argv[1:]
+    if how.startswith("rank"):
+        record_as_a_rank(folder, int(how.split()[1]))
+    else:
+        {"end": end_in_a_step, "train": train_for_ever}[how](folder)

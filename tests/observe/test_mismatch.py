@@ -71,7 +71,7 @@ def run(ppo_loss, config, cut, batch=None):
 
 
 def config_of(tmp_path, **settings):
-    return FSPOPolicyLossConfig(records_dir=str(tmp_path), checkpoint_dir=str(tmp_path / "checkpoints"), **settings)
+    return FSPOPolicyLossConfig(records_dir=str(tmp_path), **settings)
 
 
 @pytest.mark.parametrize("cut", ["one", "ragged", "single rows", "two ranks"])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from simulated_records import frame
-from test_doctor import POLICY_LOSS, SELECT
+from test_doctor import SELECT
 from test_mismatch import Bypass, run
 from test_policy_loss import CUTS, actor_config
 from test_records import counted_ppo_loss, train, writers  # noqa: F401  fixtures
@@ -108,20 +108,7 @@ def test_a_training_run_is_warned_once_by_its_first_rank(counted_ppo_loss, caplo
     assert "numerical noise" not in caplog.text
 
 
-# --- bypass mode, and the remedy that is named ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("group", "correction", "bypasses"),
-    [("fspo", ".bypass_mode=false", False), ("fspo", "=null", False)]
-    + [(group, ".bypass_mode=true", True) for group in ("fspo", "observed", "gspo")],
-)
-def test_the_packaged_configs_tell_the_workers_of_bypass_mode(group, correction, bypasses):
-    def told(config):
-        return OmegaConf.select(config, f"{POLICY_LOSS}.old_log_probs_from_rollout")
-
-    overrides = [f"+algorithm.policy_loss={group}", f"algorithm.rollout_correction{correction}"]
-    assert bool(doctor.with_config("verl.trainer.main_ppo", overrides, told)) is bypasses
+# --- the remedy that is named ------------------------------------------------------------------------
 
 
 def test_the_override_that_is_named_is_one():

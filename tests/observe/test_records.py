@@ -4,7 +4,6 @@
 
 import asyncio
 import itertools
-import json
 import logging
 import shutil
 import subprocess
@@ -100,8 +99,7 @@ def test_padding_is_not_recorded(tmp_path):
 @pytest.mark.parametrize("schema, loss", [(FSPOPolicyLossConfig, "fspo"), (ObservedPolicyLossConfig, "gspo")])
 def test_metrics_equal_what_the_records_give(counted_ppo_loss, writers, tmp_path, schema, loss, cut):
     band = {"eps_low": 0.05, "eps_high": 0.04} if loss == "fspo" else {"loss_mode": loss}
-    where = {"records_dir": str(tmp_path), "checkpoint_dir": str(tmp_path / "checkpoints")}
-    config = actor_config(policy_loss=schema(**where, **band), clip_ratio_low=3e-4)
+    config = actor_config(policy_loss=schema(records_dir=str(tmp_path), **band), clip_ratio_low=3e-4)
     values = train(counted_ppo_loss, config, steps=[7, 8], cut=CUTS[cut])
     assert {len(rows) for rows in values.values()} == {len(values["rows"])}  # at every call, a value per row
     (writer,) = writers
@@ -140,8 +138,6 @@ def test_metrics_equal_what_the_records_give(counted_ppo_loss, writers, tmp_path
 
     settings = records.attrs["settings"]
     assert (settings.loss, settings.clip_ratio_low) == (loss, 3e-4)
-    told = json.loads(pq.read_metadata(record_files(tmp_path)[0]).metadata[b"claim"])
-    assert told["checkpoints"] == str(tmp_path / "checkpoints") and told["run"]
     assert settings.versions["verl"] == verl.__version__ and not settings.old_log_probs_from_rollout
     if loss == "fspo":
         band = settings.band
@@ -490,93 +486,77 @@ def test_a_folder_that_cannot_be_written_fails_before_the_first_update(counted_p
         train(counted_ppo_loss, config, steps=[1], cut=CUTS["one"])
 
 
-# --- which run a folder belongs to -----------------------------------------------------------------------------------
+# --- which run a folder belongs to, and which of its attempts counts --------------------------------------------------
 
 
-def claim(where, run, checkpoints="checkpoints", resumes=False):
-    return folder.claim(where, run, where.parent / checkpoints, resumes)
-
-
-def written_by(where, run="a", last_step=None):
-    """A folder with records of step 1; its claim."""
-    file = claim(where, run)
-    writer = RecordWriter(where, SETTINGS, claim=file, last_step=last_step)
-    add(writer, 1)
-    writer.flush()
-    return file
-
-
-TAKEN = {  # the last step of the run that has the folder, how the new one goes on -> why it may not; None if it may
-    "unfinished": (2, {}, None),
-    "unfinished, resumed": (2, {"resumes": True}, None),
-    "finished": (1, {}, "the records of a run that has finished"),
-    "finished, resumed": (1, {"resumes": True}, None),
-    "other checkpoints": (2, {"checkpoints": "others", "resumes": True}, "another run, with checkpoints in"),
-    "unclaimed": (None, {}, "no run has claimed"),
-}
-
-
-@pytest.mark.parametrize("case", TAKEN)
+@pytest.mark.parametrize("case", ["another run's", "nobody's"])
 def test_a_folder_that_is_taken_is_refused_and_a_free_one_named(tmp_path, case):
-    last_step, new, reason = TAKEN[case]
-    where = tmp_path / "records"
-    written_by(where, last_step=last_step) if last_step else write(where, [1])
+    where, own = tmp_path / "records", tmp_path / "checkpoints"
+    if case == "another run's":
+        folder.claim(where, tmp_path / "others")
+    write(where, [1])
     (tmp_path / "records-2").mkdir()
-    if reason is None:
-        writer = RecordWriter(where, SETTINGS, claim=claim(where, "b", **new))
-        add(writer, 1, seed=1)
-        writer.flush()
-        assert read_records(where).log_ratio.to_numpy() == pytest.approx(columns(seed=1)["log_ratio"], rel=1e-6)
-    else:
-        before = sorted(where.iterdir())
-        with pytest.raises(ValueError, match=f"is taken: .*{reason}.*; records_dir={where}-3$"):
-            claim(where, "b", **new)
-        assert sorted(where.iterdir()) == before
+    before = sorted(where.rglob("*"))
+    reason = {"another run's": f"another run, with checkpoints in {tmp_path}/others", "nobody's": "no run has claimed"}
+    with pytest.raises(ValueError, match=f"is taken: .*{reason[case]}.*; records_dir={where}-3$"):
+        folder.claim(where, own)
+    assert sorted(where.rglob("*")) == before
 
 
-def test_of_many_that_start_at_once_one_run_gets_the_folder_and_all_its_workers_do(tmp_path):
+def test_a_run_keeps_its_folder_however_often_it_starts(tmp_path):
+    for launch in range(3):
+        folder.claim(tmp_path, tmp_path / "checkpoints")
+        write(tmp_path, [1], seed=launch)
+    assert read_records(tmp_path).log_ratio.to_numpy() == pytest.approx(columns(seed=2)["log_ratio"], rel=1e-6)
+
+
+def test_of_many_that_start_at_once_one_run_gets_the_folder(tmp_path):
     where, start, got = tmp_path / "records", threading.Barrier(24), []
 
-    def worker(run):
+    def launch(run):
         start.wait()
         try:
-            got.append((run, claim(where, run, f"checkpoints-{run}")))
+            folder.claim(where, tmp_path / run)
+            got.append(run)
         except ValueError:
-            got.append((run, None))
+            pass
 
-    threads = [threading.Thread(target=worker, args=(f"run-{number % 3}",)) for number in range(24)]
+    threads = [threading.Thread(target=launch, args=(f"run-{number % 3}",)) for number in range(24)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    (winner,) = {run for run, made in got if made}
-    assert [made for run, made in got if run == winner] == [where / "claim-0001.json"] * 8
+    assert len(got) >= 1 and len(set(got)) == 1
 
 
-def test_a_claim_that_a_process_of_the_same_run_makes_meanwhile_is_its_own(tmp_path, monkeypatch):
-    where, why_taken = tmp_path / "records", folder.why_taken
+@pytest.mark.filterwarnings("error")
+def test_of_two_launches_that_train_at_once_nothing_is_lost_and_the_newest_is_read(tmp_path):
+    """Twins, or a machine that comes back after its run was resumed elsewhere."""
+    launches = {run: [RecordWriter(tmp_path, SETTINGS, run) for _ in range(2)] for run in ("old", "new")}
+    for step in range(1, 6):
+        for seed, (run, writers) in enumerate(launches.items()):
+            if run == "new" and step < 3:  # it goes on from a checkpoint of step 2
+                continue
+            for rank, writer in enumerate(writers):
+                add(writer, step, rank=rank, ranks=2, seed=seed)
+                writer.flush()
+    late = RecordWriter(tmp_path, SETTINGS, "old")  # a rank that starts again joins the attempt of its launch
+    add(late, 6, rank=0, ranks=2)
+    late.flush()
+    records, [(old, *_), (new, *_)] = read_records(tmp_path), launches.values()
+    assert records.groupby("step").size().to_dict() == {step: 8 for step in range(1, 6)}
+    assert records[records.step > 2].log_ratio.to_numpy() == pytest.approx(
+        np.tile(columns(seed=1)["log_ratio"], 6), rel=1e-6
+    )
+    assert read_records(old.folder).step.value_counts().to_dict() == {step: 8 for step in range(1, 6)} | {6: 4}
+    assert len(read_records(new.folder)) == 3 * 8
 
-    def meanwhile(*args):
-        monkeypatch.undo()
-        folder.claim(where, "a", None, False)
-        return why_taken(*args)
 
-    monkeypatch.setattr(folder, "why_taken", meanwhile)
-    assert folder.claim(where, "a", None, False) == where / "claim-0001.json"
-
-
-def test_a_run_whose_folder_was_taken_over_writes_no_more(tmp_path, caplog):
-    """Two that train at once, or a machine that comes back after its run was resumed elsewhere."""
-    where = tmp_path / "records"
-    old = RecordWriter(where, SETTINGS, claim=written_by(where))
-    new = RecordWriter(where, SETTINGS, claim=claim(where, "b"))
-    late = RecordWriter(where, SETTINGS, claim=claim(where, "a"))  # a rank that had not recorded before
-    for seed, (rank, writer) in enumerate(((0, new), (0, old), (1, late)), start=1):
-        add(writer, 2, rank=rank, seed=seed)
-        writer.flush()
-    records = read_records(where).query("step == 2")
-    assert caplog.text.count("another run has taken the folder over") == 2
-    assert records.log_ratio.to_numpy() == pytest.approx(columns(seed=1)["log_ratio"], rel=1e-6)
+def test_the_processes_of_a_launch_without_ray_share_an_attempt(tmp_path):
+    ranks = [subprocess.Popen([sys.executable, small_records.__file__, f"rank {rank}", tmp_path]) for rank in range(2)]
+    assert [rank.wait() for rank in ranks] == [0, 0]
+    (own,) = {part.run for part in folder.parts(tmp_path)}
+    assert len(read_records(tmp_path)) == 2 * 4 and own
 
 
 @pytest.mark.filterwarnings("error")

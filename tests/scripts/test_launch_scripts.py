@@ -185,9 +185,8 @@ def train_small(script: str, task: dict, run_dir: Path, *overrides: str, **varia
 
 
 @pytest.mark.long
-def test_the_same_command_resumes_and_another_start_is_refused(task, tmp_path):
-    claim = folder.claim(tmp_path / "records", "before", tmp_path / "checkpoints", resumes=False)
-    folder.finished(claim).touch()
+def test_the_same_command_resumes_and_another_run_is_refused(task, tmp_path):
+    folder.claim(tmp_path / "records", tmp_path / "checkpoints")
     (tmp_path / "records/step-000001-rank-0000.parquet").touch()
     (tmp_path / "metrics-1.jsonl").touch()
     (tmp_path / "checkpoints/global_step_1").mkdir(parents=True)
@@ -196,7 +195,10 @@ def test_the_same_command_resumes_and_another_start_is_refused(task, tmp_path):
     again = launch("run_qwen3_8b_fspo.sh", **dry)
     assert again.returncode == 0 and f"{tmp_path}/metrics-2.jsonl" in again.stdout
     anew = launch("run_qwen3_8b_fspo.sh", "trainer.resume_mode=disable", **dry)
-    assert anew.returncode == 1 and f"records_dir={tmp_path}/records-2" in anew.stdout
+    assert anew.returncode == 0
+    checkpoints = f"trainer.default_local_dir={tmp_path}/others"
+    other = launch("run_qwen3_8b_fspo.sh", checkpoints, **dry)
+    assert other.returncode == 1 and f"records_dir={tmp_path}/records-2" in other.stdout
 
 
 @pytest.mark.parametrize("script", LAUNCH_SCRIPTS)
