@@ -26,13 +26,12 @@ from fspo_verl.observe.columns import MASKED, OF_ENGINES, mismatch_columns
 logger = logging.getLogger("fspo_verl")
 
 
-def masked_copy(data, eps: float, device: str = "cpu", counts_here: bool = True):
+def masked_copy(data, eps: float, counts_here: bool = True):
     """The rows with advantage 0 where they are masked. All ranks of the default group take part.
 
     Args:
         data: TensorDict of the rows of this rank, as verl's trainer hands it to an update. It stays as it is.
         eps: half-width, nats per √token.
-        device: without use, as the values are gathered as objects.
         counts_here: whether this rank's responses count. Of ranks that share responses one does.
 
     Returns:

@@ -191,12 +191,12 @@ def _around_an_update(train_mini_batch, worker, data, *args, **kwargs):
     from verl.utils.device import get_device_name
 
     # Of the tensor, context and pipeline ranks that share responses verl has one return outputs.
-    ranks = get_device_name(), worker.engine.is_mp_src_rank_with_outputs()
-    with controller.step(*ranks) if controller else contextlib.nullcontext():
+    counts_here = worker.engine.is_mp_src_rank_with_outputs()
+    with controller.step(get_device_name(), counts_here) if controller else contextlib.nullcontext():
         if eps is not None:
             from fspo_verl import mask
 
-            data = mask.masked_copy(data, eps, *ranks)
+            data = mask.masked_copy(data, eps, counts_here)
         return train_mini_batch(worker, data, *args, **kwargs)
 
 
