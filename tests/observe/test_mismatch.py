@@ -3,12 +3,15 @@
 """The trainer's log-probs against the rollout engine's: columns by hand, the same however a batch is cut."""
 
 import math
+from types import SimpleNamespace
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from test_policy_loss import CUTS, MiniBatch, actor_config
 from test_records import counted_ppo_loss, writers  # noqa: F401  fixtures
 from verl.trainer.ppo.rollout_corr_helper import (
@@ -19,6 +22,7 @@ from verl.utils import tensordict_utils as tu
 
 from fspo_verl import live
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
+from fspo_verl.observe import microbatch
 from fspo_verl.observe.columns import MISMATCH, mismatch_columns
 from fspo_verl.observe.records import read_records
 
@@ -129,9 +133,18 @@ class Bypass(Rollout):
         return expected
 
 
+def worker_of(bypass_mode):
+    """A worker's part of the config, as it arrives there from the driver."""
+    config = {"algorithm": {"rollout_correction": {"bypass_mode": bypass_mode}}, "actor_rollout_ref": {"rollout": {}}}
+    if bypass_mode is None:
+        config["algorithm"]["rollout_correction"] = None
+    return SimpleNamespace(config=cloudpickle.loads(cloudpickle.dumps(OmegaConf.create(config).actor_rollout_ref)))
+
+
 @pytest.mark.parametrize("cut", ["one", "ragged", "single rows"])
 def test_in_bypass_mode_the_first_mini_batch_is_the_mismatch_and_no_noise(counted_ppo_loss, writers, tmp_path, cut):  # noqa: F811
     config, steps = actor_config(policy_loss=config_of(tmp_path)), [{}, {}]
+    microbatch.synced(6, worker_of(True))
     for values in steps:  # two optimiser steps, of which the second sees a policy that has moved
         for name, rows in run(counted_ppo_loss, config, cut, batch := Bypass()).items():
             values[name] = np.mean(rows)
@@ -157,15 +170,17 @@ def test_in_bypass_mode_the_first_mini_batch_is_the_mismatch_and_no_noise(counte
     assert len(later) == 6 and (later[list(MISMATCH)] == 0).to_numpy().all()
 
 
-def test_a_single_token_on_which_both_agree_is_no_bypass_mode(counted_ppo_loss):  # noqa: F811
+@pytest.mark.parametrize("told", [worker_of(False), worker_of(None), None])
+def test_engines_that_agree_to_the_bit_are_no_bypass_mode(counted_ppo_loss, writers, tmp_path, told):  # noqa: F811
     batch = Rollout()
-    batch.old[0] = batch.engine[0]
-    config = actor_config(policy_loss=FSPOPolicyLossConfig())
-    places = []
-    for row in (0, 5, 0):
-        _, metrics = counted_ppo_loss(config, *batch.micro_batch([row]))
-        places.append(metrics["actor/fspo/on_policy_fraction"].values == [1.0])
-    assert places == [False, True, True]
+    batch.engine = batch.old
+    microbatch.synced(6, told)
+    values = run(counted_ppo_loss, actor_config(policy_loss=config_of(tmp_path)), "one", batch)
+    assert np.sum(values["actor/fspo/on_policy_fraction"]) == 6
+    assert np.sum(values["actor/fspo/rollout_length"]) > 0 == np.sum(values["actor/fspo/rollout_quadratic_variation"])
+    (writer,) = writers
+    writer.flush()
+    assert not read_records(tmp_path).attrs["settings"].old_log_probs_from_rollout
 
 
 @given(seed=st.integers(0, 10_000), scale=st.sampled_from([1e-3, 0.03, 0.5]))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from simulated_records import frame
 from test_doctor import SELECT
-from test_mismatch import Bypass, run
+from test_mismatch import Bypass, run, worker_of
 from test_policy_loss import CUTS, actor_config
 from test_records import counted_ppo_loss, train, writers  # noqa: F401  fixtures
 
@@ -23,7 +23,7 @@ from fspo_verl.analysis.verdict import verdict
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.launch import doctor
-from fspo_verl.observe import noise, observer
+from fspo_verl.observe import microbatch, noise, observer
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings
 
@@ -37,7 +37,10 @@ def test_log_probs_of_the_rollout_engine_are_not_called_noise(counted_ppo_loss, 
     observer._noise_watch.cache_clear()
     config = actor_config(policy_loss=FSPOPolicyLossConfig(eps=0.01, records_dir=str(tmp_path)))
     with caplog.at_level(logging.WARNING, logger="fspo_verl"):
-        values = [run(counted_ppo_loss, config, "ragged", Bypass()) for _ in range(5)]
+        values = []
+        for step in range(6, 11):
+            microbatch.synced(step, worker_of(True))
+            values.append(run(counted_ppo_loss, config, "ragged", Bypass()))
     assert all(np.sum(of[f"actor/fspo/{name}"]) == 0 for of in values for name in ON_POLICY)
     assert np.sum(values[0]["actor/fspo/sigma_squared"]) > 0 and "numerical noise" not in caplog.text
     for writer in writers:

@@ -44,6 +44,7 @@ def test_a_micro_batch_says_its_step_and_prompts(key, modules):
 def test_bypass_mode_hands_on_the_engines_log_probs_under_both_names(modules):
     """Lost: in bypass mode mismatch is called noise."""
     assert 'data["old_log_probs"] = data.pop("rollout_log_probs")' in modules["verl.trainer.ppo.v1.trainer_base"]
+    assert "config=self.config.actor_rollout_ref," in modules["verl.trainer.ppo.v1.trainer_base"]  # a part of the whole
     helper = modules["verl.trainer.ppo.rollout_corr_helper"]
     assert 'batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"]' in helper
 
