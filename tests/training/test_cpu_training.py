@@ -131,6 +131,7 @@ def test_training(task, untrained_model, tmp_path, way_in, overrides, main):
         # Trainer and engine differ by rounding: not at all in some runs, but every token is measured.
         assert (step.rollout_length == step.length).all() and (step.staleness == 0).all()
         assert (step.rollout_log_ratio.abs() < 1e-3).all() and series["fspo/mismatch_sigma"] < 1e-4
+        assert (step.truncated == (step.length == 20)).all() and 0 < step.truncated.mean()
     assert "val-core/ledger/acc/mean@1" in log[-1]["data"]
 
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / f"checkpoints/global_step_{STEPS}/actor/huggingface")
