@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -174,11 +175,22 @@ def claim(folder: Path, checkpoints: Path) -> None:
 
 def why_taken(folder: Path, checkpoints: Path) -> str | None:
     """Why a run with these checkpoints must not write to a folder; None if it may."""
-    with contextlib.suppress(FileNotFoundError, ValueError):  # ValueError: cut off, and so nobody's
-        owner = json.loads((folder / _OWNER).read_text())["checkpoints"]
+    if owner := _owner(folder):
         other = owner != str(checkpoints.resolve())
         return f"it is that of another run, with checkpoints in {owner}" if other else None
     return "it holds records that no run has claimed" if record_files(folder) else None
+
+
+def _owner(folder: Path) -> str | None:
+    """Where the run saves its checkpoints that has the folder; None where none has."""
+    for _ in range(50):  # another may be about to write it; cut off, it is nobody's
+        with contextlib.suppress(ValueError):
+            try:
+                return json.loads((folder / _OWNER).read_text())["checkpoints"]
+            except FileNotFoundError:
+                return None
+        time.sleep(0.1)
+    return None
 
 
 def free(folder: str | Path) -> str:
