@@ -262,7 +262,7 @@ def _read_records(folder: Path, config: dict | None, max_rows: int | None) -> tu
     """Those of the responses that trained, and those of the rejected ones."""
     folders = {part.folder for part in parts(folder)}
     _of_one_run(folders, folder, "records")
-    elsewhere = _select(config, RECORDS_DIR)
+    elsewhere = setting(config, RECORDS_DIR)
     records = read_records(folder if folders or elsewhere is None else elsewhere, max_rows=max_rows, rejected=True)
     is_rejected = records["length"] == 0
     return records[~is_rejected], records[is_rejected]
