@@ -23,6 +23,7 @@ METRICS, COLUMNS, RECORDS, MICROBATCH, FOLDER = (
 )
 LAUNCH, CHECKS = ((f"launch/{name}.py",) for name in ("view", "checks"))
 LENGTH_EFFECT, FIT = (("analysis/length_effect.py",), ("analysis/fit.py",))
+WIDTHS, CONCLUSION = (("analysis/widths.py",), ("analysis/conclusion.py",))
 PAIRED = ("../scripts/compare/measures.py",)
 TESTS = [
     f"tests/{name}.py" for name in ("test_loss", "test_policy_loss", "observe/test_columns", "observe/test_records")
@@ -38,6 +39,8 @@ TESTS_OF = {  # files with tests of their own, which are long: those that a plan
     CHECKS: ["tests/launch/test_launch.py", "-k", "kept_for_resumes"],
     FIT: ["tests/analysis/test_calibrate.py", "-k", "measured"],
     LENGTH_EFFECT: ["tests/analysis/test_length_effect.py"],
+    WIDTHS: ["tests/analysis/test_verdict.py", "-k", "judged or false_alarms"],
+    CONCLUSION: ["tests/analysis/test_verdict.py", "-k", "first_cause"],
     CLIPS: ["tests/test_clips.py", "-k", "definition"],
     PAIRED: ["tests/compare/test_compare.py", "-k", "sign_flips or fewer_than_six or joint_flips"],
 }
@@ -167,7 +170,15 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("interval over seeds one rank too narrow", PAIRED, "float(means[-outside])", "float(means[-outside - 1])"),
     ("interval with too few seeds", PAIRED, "count < MIN_SEEDS", "count < 2"),
     ("verdicts of several losses not adjusted", PAIRED, "order[place:]]", "[loss]]"),
-    ("steps that do not count as clusters", LENGTH_EFFECT, "variance = max(two_way, variance)", "pass"),
+    ("steps that do not count as clusters", LENGTH_EFFECT,
+     "variance = variance + (vectors * np.maximum(values, 0)) @ vectors.T", "pass"),
+    ("slopes of steps that pass for a curve", LENGTH_EFFECT, "surplus = third * variance / 2", "pass"),
+    ("a test that sees no curve", LENGTH_EFFECT, "x = np.stack([self.log_length, np.square(self.log_length)])",
+     "x = np.stack([self.log_length, self.log_length])"),
+    ("a width judged on what it was fitted to", WIDTHS, "for part in (whole, later, earlier)",
+     "for part in (whole, earlier, later)"),
+    ("a width that is taken though it is no more even", WIDTHS, "measure.p_value(own.sums, one.sums) < rare", "True"),
+    ("causes in another order", CONCLUSION, "    _not_finite,\n    _cut_off,\n", "    _cut_off,\n    _not_finite,\n"),
     ("sides compared with each other", LENGTH_EFFECT, ', records["advantage"] > 0]', "]"),
     ("a width measured without strata", FIT, "relative = score / spread[stratum]", "relative = score"),
     ("knots that are not shrunk", FIT,

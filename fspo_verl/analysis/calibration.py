@@ -8,13 +8,12 @@ advantage count, also those of the first mini-batch of each rollout, which have 
 cannot be clipped: this is the rate that a report shows, and the metrics of a run as
 fspo/clip_rate/all. (Their actor/fspo/clip_fraction is of all responses.)
 
-The width is that of FSPO, sqrt(length), unless a test says that it would clip lengths unlike at
-this rate. Then a curve is measured, too, the width that clips every length alike, and of the two
-that one is taken whose clip depends less on length in the later half of the steps, by a curve
-measured in the earlier half.
+The width is that which the report advises: the run's own, unless one of those that were tried is
+more even by more than noise. For a loss without a band it is that of FSPO, sqrt(length).
 
 The answer is that of the recorded updates. Trained with another band, learning rate or batch
-size, the policy moves otherwise: calibrate again from the records of that run.
+size, the policy moves otherwise, and further where a rollout is trained on for several epochs:
+calibrate again from the records of that run.
 
 Without records the metrics give a coarser answer, from a Gaussian law of S/sqrt(L).
 """
@@ -32,19 +31,18 @@ import pandas as pd
 
 from fspo_verl.analysis import clip_rates, fit
 from fspo_verl.analysis.clip_rates import Estimate
+from fspo_verl.analysis.conclusion import MEND, RECORD, TAKE, percent
 from fspo_verl.analysis.fit import (
-    ACTOR,
     NOTHING_MOVED,
-    ROOT,
     Fit,
     FromMetrics,
     ends_following,
     from_metrics,
     overrides,
 )
-from fspo_verl.analysis.length_effect import LengthEffect
+from fspo_verl.analysis.length_effect import MIN_STEPS, LengthEffect
 from fspo_verl.analysis.runs import RECORDS_DIR, Run, read_run
-from fspo_verl.analysis.verdict import Verdict, percent, verdict
+from fspo_verl.analysis.verdict import Verdict, verdict
 from fspo_verl.band import DUAL, Band
 from fspo_verl.clips import CLIPS, BandClip, Clip
 from fspo_verl.observe import noise
@@ -52,7 +50,6 @@ from fspo_verl.observe.noise import Noise
 from fspo_verl.observe.settings import RunSettings
 
 _WIDTH = 100
-_CAVEAT = "this holds for the recorded updates: with another band, learning rate or batch size, calibrate again"
 _FEW_CLIPPED = 50
 
 
@@ -73,8 +70,9 @@ class Calibration:
     verdict: Verdict  # on the clip that trained
     trained: Band | None  # the band that trained; None for a loss without one
     rerun_by: str  # what varies in a re-run: steps or prompts
-    fits: tuple[Fit, ...]  # of each width, that to take first
-    rules: tuple[Rule, ...]
+    fits: tuple[Fit, ...]  # that to take first; then, where asked for, every width
+    rules: tuple[Rule, ...]  # where asked for
+    steps: int
     warnings: tuple[str, ...]
     noise: Noise | None  # against the band to take; None where no response is known not to have moved
 
@@ -91,7 +89,8 @@ def main(args: argparse.Namespace) -> int:
         source, result = "metrics", from_metrics(run.metrics, args.target_clip_rate)
         print(text_from_metrics(result, run))
     else:
-        source, result = "records", calibrate(run.records, args.target_clip_rate)
+        every = bool(args.all or args.json)
+        source, result = "records", calibrate(run.records, args.target_clip_rate, every)
         print(text(result, run))
         if args.all:
             print(f"\n{details(result, run)}")
@@ -101,12 +100,13 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def calibrate(records: pd.DataFrame, target: float) -> Calibration:
-    """Fit the bands that clip a target share of each side, and say what every other clip would need.
+def calibrate(records: pd.DataFrame, target: float, every: bool = True) -> Calibration:
+    """Fit the band that clips a target share of each side, and say what every other clip would need.
 
     Args:
         records: of a run, with on-policy responses.
         target: share between 0 and 1.
+        every: also fit the other widths and clips.
 
     Raises:
         ValueError: nothing has moved, a sign of the advantage is missing, or no band reaches the target.
@@ -115,15 +115,23 @@ def calibrate(records: pd.DataFrame, target: float) -> Calibration:
         raise ValueError(NOTHING_MOVED)
     if fit.resampled(records)[1].max() == 0:
         raise ValueError("all records are of one prompt in one step, and no other says what holds beyond it")
-    settings, fits = records.attrs["settings"], fit.fits(records, target)
-    others = [clip for clip in CLIPS.values() if clip.name != "fspo"]
+    settings, said = records.attrs["settings"], verdict(records)
+    trained = settings and settings.trained_band
+    shape = trained or Band()
+    if said.action == TAKE and said.comparison and said.comparison.best and said.comparison.best.band:
+        shape = said.comparison.best.band
+    fits, rules = [fit.of_band(records, fit.with_eps(records, shape, target))], []
+    if every:
+        fits += fit.fits(records, target)
+        rules = [_rule(clip, records, target) for clip in CLIPS.values() if clip.name != "fspo"]
     return Calibration(
         target,
-        verdict(records),
-        settings and settings.trained_band,
+        said,
+        trained,
         fit.resampled(records)[0],
-        fits,
-        tuple(_rule(clip, records, target) for clip in others),
+        tuple(fits),
+        tuple(rules),
+        int(records["step"].nunique()),
         tuple(_warnings(records, target, fits[0])),
         noise.of_records(records, settings, fits[0].band),
     )
@@ -145,10 +153,7 @@ def _rule(clip: Clip, records: pd.DataFrame, target: float) -> Rule:
     low, high = fit.digits(-math.expm1(-band.low)), fit.digits(math.expm1(band.high))
     mean = "the ratio to the power 1/length" if band.length_power == 1 else "the ratio"
     found = Rule(clip.label, f"{mean} from {1 - low:g} to {1 + high:g}", {})
-    if clip.loss_mode != "gspo":
-        return found
-    ends = {f"{ACTOR}clip_ratio_low": low, f"{ACTOR}clip_ratio_high": high}
-    return dataclasses.replace(found, overrides={"+algorithm.policy_loss": "gspo", **ends})
+    return dataclasses.replace(found, overrides=fit.of_gspo(band)) if clip.loss_mode == "gspo" else found
 
 
 def _warnings(records: pd.DataFrame, target: float, chosen: Fit) -> Iterator[str]:
@@ -157,14 +162,12 @@ def _warnings(records: pd.DataFrame, target: float, chosen: Fit) -> Iterator[str
         clipped = target * clip_rates.sides(records)[side].sum()
         if clipped < _FEW_CLIPPED:
             yield f"{name} rests on {clipped:.0f} clipped responses: record more steps, or take a higher target"
-    if not chosen.is_fair:
-        yield "no band that was tried treats lengths alike; this one comes nearest"
     if fit.resampled(records)[0] == "prompts":
         yield "all records are of one step: eps and clip rate hold for its update, and another may move further or less"
     if chosen.band.dual > 1.01 * DUAL * chosen.band.high:
         yield (
-            "responses with A < 0 move far upwards here; eps_dual is more than three times eps_high, so that the dual "
-            "clip takes at most a tenth of the target"
+            "responses with A < 0 move far upwards here, so that eps_dual is more than three times eps_high: the dual "
+            "clip then takes at most a tenth of the target"
         )
 
 
@@ -172,27 +175,47 @@ def _warnings(records: pd.DataFrame, target: float, chosen: Fit) -> Iterator[str
 
 
 def text(result: Calibration, run: Run) -> str:
-    """The answer in at most 15 lines: the verdict, eps now and then, what to paste, and one caveat."""
-    chosen, trained = result.fits[0], result.trained
-    rate, lower, upper = map(percent, chosen.rate)
-    title = f"A width that follows {chosen.width} clips {rate} of these responses, and {lower} to {upper} in a re-run."
-    root = next(found.effect for found in result.fits if found.width == ROOT)
-    if chosen.width != ROOT and root:
-        title += f" A width of {ROOT} would clip {'shorter' if root.exponent < 0 else 'longer'} ones more."
+    """The answer in at most 20 lines: the verdict, eps now and then, what to paste, and the next step."""
+    chosen, trained, said = result.fits[0], result.trained, result.verdict
     now, then = trained if trained and trained.form == chosen.band.form else None, chosen.band
     change = [
         f"{name} {f'{getattr(now, side):.4g} -> ' if now else ''}{getattr(then, side):.4g}"
         for name, side in (("eps_low", "low"), ("eps_high", "high"))
     ]
-    caveat = (*result.warnings, _CAVEAT)[0]
     lines = [
-        _wrap(f"{run.name}: {result.verdict.sentence}"),
-        _wrap(title),
+        _wrap(f"{run.name}: {said.sentence}"),
+        _wrap(said.advice),
+        _wrap(f"{_width(chosen)} clips {percent(chosen.rate.value)} of these responses. {_rerun(result)}"),
         "  " + "   ".join(change),
-        _paste_block(chosen.band, run.settings),
-        _wrap(f"{caveat}.", "Note: "),
+        _paste_block(chosen.band, run.settings, said.advice),
+        *(_wrap(f"{warning}.", "Note: ") for warning in result.warnings[:1]),
+        _wrap(_next(result), "Next: "),
     ]
     return "\n".join(lines)
+
+
+def _width(chosen: Fit) -> str:
+    return "A fixed width" if chosen.width == fit.FIXED else f"A width that follows {chosen.width}"
+
+
+def _rerun(result: Calibration) -> str:
+    """What a re-run would clip, where so many steps can tell."""
+    rate, lower, upper = result.fits[0].rate
+    if result.rerun_by == "prompts" or result.steps < MIN_STEPS or not upper - lower <= rate:
+        steps = "One step is" if result.steps == 1 else f"{result.steps} steps are"
+        return f"{steps} too few to say what a re-run would clip."
+    return f"A re-run at this eps would clip {percent(lower)} to {percent(upper)}, if it moved alike."
+
+
+def _next(result: Calibration) -> str:
+    if result.verdict.action == MEND:
+        return "mend what the first line says, train, and calibrate from the records of that run."
+    if result.verdict.action == RECORD:
+        return f"record {MIN_STEPS} steps or more, and calibrate again."
+    return (
+        "train with this, and calibrate again from the records of that run. With another eps the policy moves "
+        "otherwise, further where a rollout is trained on for several epochs: the second eps is the one to keep."
+    )
 
 
 def details(result: Calibration, run: Run) -> str:
@@ -207,7 +230,8 @@ def details(result: Calibration, run: Run) -> str:
             f" Intervals are 95%, with {result.rerun_by} as clusters."
         )
     )
-    for found in result.fits:
+    chosen, *widths = result.fits
+    for found in widths if any(one.band == chosen.band for one in widths) else result.fits:
         tests = f"k {_effect(found.effect)}, held out {_effect(found.held_out)}; clip rate {found.rate:.3f}"
         blocks.append(f"{_wrap(f'{found.width}: {tests}')}\n{_lines(overrides(found.band, run.settings))}")
     blocks.append("What other clips need to take as much of these records")
@@ -218,7 +242,11 @@ def details(result: Calibration, run: Run) -> str:
 
 
 def _effect(effect: LengthEffect | None) -> str:
-    return "-" if effect is None else f"{Estimate(effect.exponent, effect.lower, effect.upper):.2f}"
+    if effect is None:
+        return "-"
+    if effect.depends and not effect.is_line:
+        return f"none ({effect.who} are clipped more)"
+    return f"{Estimate(effect.exponent, effect.lower, effect.upper):.2f}"
 
 
 def text_from_metrics(result: FromMetrics, run: Run) -> str:
@@ -245,10 +273,10 @@ def _wrap(text: str, first: str = "") -> str:
     return textwrap.fill(text, _WIDTH, initial_indent=first, break_long_words=False, break_on_hyphens=False)
 
 
-def _paste_block(band: Band, settings: RunSettings | None) -> str:
-    """The overrides of a band, and what they change besides it."""
+def _paste_block(band: Band, settings: RunSettings | None, said: str = "") -> str:
+    """The overrides of a band, and what they change besides it, unless that has been said."""
     block, change = _lines(overrides(band, settings)), ends_following(settings)
-    return f"{block}\n{_wrap(change)}" if change else block
+    return f"{block}\n{_wrap(change)}" if change and change not in said else block
 
 
 def _lines(items: dict[str, float | str | None]) -> str:

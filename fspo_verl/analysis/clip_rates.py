@@ -46,9 +46,10 @@ def prompts_of(records: pd.DataFrame) -> np.ndarray:
 
 def t_quantile(freedom, confidence: float = CONFIDENCE):
     """Of Student's t: ``confidence`` lies between its negative and itself."""
-    from scipy import stats  # here: a run that trains takes its LRE from this module, and scipy comes with an extra
+    # Here: a run that trains takes its LRE from this module, and scipy comes with an extra.
+    from scipy.special import stdtrit
 
-    return stats.t(freedom).ppf((1 + confidence) / 2)
+    return stdtrit(freedom, (1 + confidence) / 2)
 
 
 def sides(records: pd.DataFrame) -> dict[str, np.ndarray]:
@@ -95,8 +96,20 @@ def rate_by_length(
     Raises:
         ValueError: a length is outside the edges.
     """
-    clipped = np.asarray(clipped, dtype=np.float64)
     cell, cells = length_cells(length, edges)
+    n, rate, lower, upper, groups = _rates(cell, cells, clipped, clusters, confidence, rerun)
+    return length_table(edges, n=n, rate=rate, lower=lower, upper=upper, clusters=groups)
+
+
+def rate_of_all(clipped, clusters, confidence: float = CONFIDENCE, rerun: bool = False) -> Estimate:
+    """The rate over all lengths with its interval, as :func:`rate_by_length` has it for one bin."""
+    _, *numbers, _ = _rates(np.zeros(len(clipped), np.int64), 1, clipped, clusters, confidence, rerun)
+    return Estimate(*(float(number[0]) for number in numbers))
+
+
+def _rates(cell, cells, clipped, clusters, confidence, rerun) -> tuple[np.ndarray, ...]:
+    """Responses, rate, ends of its interval and clusters of each cell."""
+    clipped = np.asarray(clipped, dtype=np.float64)
     n = np.bincount(cell, minlength=cells)
     with np.errstate(invalid="ignore", divide="ignore"):
         rate = np.bincount(cell, clipped, cells) / n
@@ -104,7 +117,7 @@ def rate_by_length(
         binomial = rate * (1 - rate) / n
         effective = np.where(binomial > 0, n / np.maximum(variance / binomial, 1), groups)
         lower, upper = _wilson(rate, effective / 2 if rerun else effective, t_quantile(groups - 1, confidence))
-    return length_table(edges, n=n, rate=rate, lower=lower, upper=upper, clusters=groups)
+    return n, rate, lower, upper, groups
 
 
 def takes_part(table: pd.DataFrame, min_count: int = MIN_COUNT) -> pd.Series:

@@ -18,7 +18,7 @@ import dataclasses
 import math
 import shlex
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -37,8 +37,8 @@ from fspo_verl.observe.settings import RunSettings
 
 ACTOR = "actor_rollout_ref.actor."
 KEY = f"{ACTOR}policy_loss."
-WIDTHS = ROOT, MEASURED = ("sqrt(length)", "a measured curve")
-"""What the width of a band may follow."""
+WIDTHS = ROOT, FIXED, POWER, MEASURED = ("sqrt(length)", "no length (fixed)", "a fitted power", "a measured curve")
+"""What the width of a band may follow, those with fewer numbers to fit first."""
 SMALLER_MINI_BATCHES = f"lower {ACTOR}ppo_mini_batch_size below data.train_batch_size"
 NOTHING_MOVED = (
     f"nothing moved, so no clip can act: with one optimiser step per rollout the ratio stays 1; {SMALLER_MINI_BATCHES}"
@@ -130,6 +130,37 @@ def measured_shape(records: pd.DataFrame, target: float) -> list[list[float]]:
     Raises:
         Unreachable: there are too few lengths, prompts or moved responses.
     """
+    return knots_of(records, target).shape()
+
+
+class Knots(NamedTuple):
+    """log(g/√L) at six ranges of length, before it is shrunk; see :func:`measured_shape`."""
+
+    median: float  # log length
+    place: np.ndarray  # mean log length ``[knots]``
+    bend: np.ndarray
+    error: np.ndarray  # standard errors
+
+    def shape(self) -> list[list[float]]:
+        """The measured width, [tokens, width] at each knot."""
+        bend = _shrunk(self.place, self.bend, self.error)
+        bend -= np.interp(self.median, self.place, bend)
+        tokens = np.rint(np.exp(self.place)).astype(int)
+        widths = np.exp(bend) * np.sqrt(tokens)
+        return [[int(at), digits(width, 3)] for at, width in zip(tokens, widths, strict=True)]
+
+    def power(self) -> float:
+        """p of the width L^p, from 0 to 1 in two digits: that of the line through the knots."""
+        slope = np.polyfit(self.place, self.bend, 1, w=1 / self.error)[0]
+        return round(float(np.clip(0.5 + slope, 0, 1)), 2)
+
+
+def knots_of(records: pd.DataFrame, target: float) -> Knots:
+    """The spread of S at six ranges of length.
+
+    Raises:
+        Unreachable: there are too few lengths, prompts or moved responses.
+    """
     used = records[(records["advantage"] != 0) & (records["quadratic_variation"] > 0) & (records["length"] > 0)]
     length, sign = used["length"].to_numpy(np.float64), np.sign(used["advantage"].to_numpy())
     score = sign * used["log_ratio"].to_numpy(np.float64) / np.sqrt(length)
@@ -152,10 +183,7 @@ def measured_shape(records: pd.DataFrame, target: float) -> list[list[float]]:
         relative = score / spread[stratum]
         found = [_log_quantile(relative[knot == number], target, of) for number, of in enumerate(clusters)]
         bend = _shrunk(place, *np.array(found).T)
-    bend -= np.interp(np.log(np.median(length)), place, bend)
-    tokens = np.rint(np.exp(place)).astype(int)
-    widths = np.exp(bend) * np.sqrt(tokens)
-    return [[int(at), digits(width, 3)] for at, width in zip(tokens, widths, strict=True)]
+    return Knots(float(np.log(np.median(length))), place, *np.array(found).T)
 
 
 def _log_quantile(score: np.ndarray, target: float, cluster: np.ndarray) -> tuple[float, float]:
@@ -166,11 +194,11 @@ def _log_quantile(score: np.ndarray, target: float, cluster: np.ndarray) -> tupl
         Unreachable: the quantile, or the lower one, is not above 0.
     """
     quantile = upper_quantile(score, target)
-    rate = clip_rates.rate_by_length(np.ones(len(score)), score > quantile, [1, 2], cluster, _ONE_SIGMA).iloc[0]
-    low = upper_quantile(score, min(rate["upper"], 1 - 1 / len(score)))
+    rate = clip_rates.rate_of_all(score > quantile, cluster, _ONE_SIGMA)
+    low = upper_quantile(score, min(rate.upper, 1 - 1 / len(score)))
     if not min(low, quantile) > 0:
         raise Unreachable("too few responses have moved at some lengths to measure a width")
-    return math.log(quantile), math.log(upper_quantile(score, rate["lower"]) / low) / 2
+    return math.log(quantile), math.log(upper_quantile(score, rate.lower) / low) / 2
 
 
 def _shrunk(x: np.ndarray, y: np.ndarray, error: np.ndarray) -> np.ndarray:
@@ -195,7 +223,7 @@ class Fit:
     """The band of one shape that has the target rate on both sides of these records."""
 
     width: str
-    """What its width follows: :data:`ROOT` or :data:`MEASURED`."""
+    """What its width follows, one of :data:`WIDTHS`."""
 
     band: Band
     rate: Estimate
@@ -207,31 +235,15 @@ class Fit:
     held_out: LengthEffect | None = None
     """The same on the later half of the steps, of the band whose shape was fitted on the earlier half."""
 
-    @property
-    def is_fair(self) -> bool:
-        """Whether no dependence on length is shown."""
-        return self.effect is None or not self.effect.depends
 
-
-def fits(records: pd.DataFrame, target: float) -> tuple[Fit, ...]:
-    """The bands that clip the target share on each side, that to take first.
-
-    That is the width sqrt(length), alone, unless the test says that it is not fair. Then there is a measured one, too,
-    and the one comes first whose clip depends less on length on the held-out half of the steps: the smaller abs(k) of
-    clip rate ~ length^k, at the target rate.
-
-    Raises:
-        Unreachable: a width of sqrt(length) does not reach the target.
-    """
-    root = fitted(records, ROOT, target)
-    if root.is_fair:
-        return (root,)
-    found = [root]
-    with contextlib.suppress(Unreachable):
-        found.append(fitted(records, MEASURED, target))
-    found = [dataclasses.replace(one, held_out=held_out(records, one.width, target)) for one in found]
-    found.sort(key=lambda one: abs(one.held_out.exponent) if one.held_out else math.inf)
-    return tuple(found)
+def fits(records: pd.DataFrame, target: float) -> list[Fit]:
+    """Of every width that reaches the target, with its held-out test."""
+    found = []
+    for width in WIDTHS:
+        with contextlib.suppress(Unreachable):
+            one = fitted(records, width, target)
+            found.append(dataclasses.replace(one, width=width, held_out=held_out(records, width, target)))
+    return found
 
 
 def fitted(records: pd.DataFrame, width: str, target: float) -> Fit:
@@ -240,27 +252,47 @@ def fitted(records: pd.DataFrame, width: str, target: float) -> Fit:
     Raises:
         Unreachable: this width does not reach the target, or cannot be measured.
     """
-    band = with_eps(records, _shape(records, width, target), target)
+    return of_band(records, with_eps(records, shaped(records, width, target), target))
+
+
+def of_band(records: pd.DataFrame, band: Band) -> Fit:
+    """What a band does to these records."""
     clipped, counted = clipped_by(band, records), clip_rates.sides(records)["all"]
-    return Fit(width, band, rerun_rate(records[counted], clipped[counted]), length_effect(records, clipped))
+    rate = rerun_rate(records[counted], clipped[counted])
+    return Fit(name_of(band), band, rate, length_effect(records, clipped))
 
 
-def _shape(records: pd.DataFrame, width: str, target: float) -> Band:
-    return Band() if width == ROOT else Band(shape=measured_shape(records, target))
+def shaped(records: pd.DataFrame, width: str, target: float) -> Band:
+    """The band of a width, its shape fitted to the records and its eps at the default.
+
+    Raises:
+        Unreachable: a shape cannot be fitted.
+    """
+    if width in (ROOT, FIXED):
+        return Band(length_power=0.5 if width == ROOT else 0.0)
+    knots = knots_of(records, target)
+    return Band(shape=knots.shape()) if width == MEASURED else Band(length_power=knots.power())
+
+
+def name_of(band: Band) -> str:
+    """What the width of a band follows."""
+    if band.shape is not None:
+        name = MEASURED
+    else:
+        name = {0.5: ROOT, 0.0: FIXED, 1.0: "length"}.get(band.length_power, f"length^{band.length_power:g}")
+    return name if band.normalization == "plain" else f"{name}, drift-corrected"
 
 
 def rerun_rate(records: pd.DataFrame, clipped: np.ndarray) -> Estimate:
     """The rate, and the interval in which that of a re-run of the same size lands."""
-    cluster = pd.factorize(resampled(records)[1])[0]
-    table = clip_rates.rate_by_length(np.ones(len(clipped)), clipped, [1, 2], cluster, rerun=True)
-    return Estimate(*table.iloc[0][["rate", "lower", "upper"]])
+    return clip_rates.rate_of_all(clipped, pd.factorize(resampled(records)[1])[0], rerun=True)
 
 
 def held_out(records: pd.DataFrame, width: str, target: float) -> LengthEffect | None:
     """The length effect in the later half of a band whose shape is fitted on the earlier one, at the target rate."""
     earlier, later = halves(records)
     try:
-        band = with_eps(later, _shape(earlier, width, target), target)
+        band = with_eps(later, shaped(earlier, width, target), target)
     except Unreachable:
         return None
     return length_effect(later, clipped_by(band, later))
@@ -268,12 +300,16 @@ def held_out(records: pd.DataFrame, width: str, target: float) -> LengthEffect |
 
 def halves(records: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The earlier and the later half of the steps; of one step every other prompt."""
+    later = is_later_half(records)
+    return records[~later], records[later]
+
+
+def is_later_half(records: pd.DataFrame) -> np.ndarray:
+    """bool ``[rows]``, see :func:`halves`."""
     if records["step"].nunique() > 1:
         steps = np.unique(records["step"])
-        later = (records["step"] > steps[(len(steps) - 1) // 2]).to_numpy()
-    else:
-        later = prompts_of(records) % 2 == 1
-    return records[~later], records[later]
+        return (records["step"] > steps[(len(steps) - 1) // 2]).to_numpy()
+    return prompts_of(records) % 2 == 1
 
 
 # --- eps from metrics alone -------------------------------------------------------------------------------------------
@@ -350,9 +386,13 @@ def _gaussian_eps(mean: np.ndarray, spread: np.ndarray, moved: np.ndarray, targe
 def overrides(band: Band, settings: RunSettings | None = None) -> dict[str, float | str | None]:
     """Hydra overrides that give this band in a launch like that of the run; None stands for null.
 
+    The width of a GSPO run, the length, is that of verl's loss gspo, which takes a range of the ratio.
+
     Args:
         settings: of the run, whose loss and band have to be undone; a launch of the loss fspo at its defaults if None.
     """
+    if settings and settings.loss == "gspo" and band.form == Band(length_power=1.0).form:
+        return of_gspo(band)
     trained = settings.band if settings and settings.band else Band()
     values: dict[str, Any] = {"eps": None, "eps_low": band.low, "eps_high": band.high, "eps_dual": band.eps_dual}
     for name in ("normalization", "length_power", "shape"):
@@ -363,6 +403,12 @@ def overrides(band: Band, settings: RunSettings | None = None) -> dict[str, floa
         values["target_clip_rate"] = None  # or eps would move on from these values
     loss = {"+algorithm.policy_loss": "fspo"} if settings and settings.loss != "fspo" else {}
     return loss | {KEY + name: value for name, value in values.items()}
+
+
+def of_gspo(band: Band) -> dict[str, float | str | None]:
+    """Overrides that give the ends of this band, on S/L, to verl's loss gspo."""
+    low, high = digits(-math.expm1(-band.low)), digits(math.expm1(band.high))
+    return {"+algorithm.policy_loss": "gspo", f"{ACTOR}clip_ratio_low": low, f"{ACTOR}clip_ratio_high": high}
 
 
 def ends_following(settings: RunSettings | None) -> str | None:

@@ -4,15 +4,21 @@
 
 Only responses with an advantage count. They are compared within strata: one mini-batch of one training step and one
 sign of the advantage. Steps, mini-batches and sides that clip more, and lengths that drift over training, then say
-nothing about length. Within a stratum the clip rate is taken to go like length^k, given the stratum's total
-(conditional Poisson regression). k = 0 means that lengths are clipped alike.
+nothing about length. Within a stratum the log of the clip rate is taken to be a line or a parabola in x = log length,
+given the stratum's total (conditional Poisson regression). Above half clipped it is the rate of what is kept.
 
-- A score test of k = k0. Its variance is cluster-robust, for prompts and, from 10 steps on, for training steps at once
-  (two-way: Cameron, Gelbach and Miller 2011, doi:10.1198/jbes.2010.07136), with Student's t of the smaller number of
-  clusters less one. A prompt that comes back in a later epoch is the same cluster.
-- The interval of k holds what this test does not reject, so that p-value and interval always agree.
-- Clip rates of the thirds by length are adjusted for the same strata by indirect standardisation (overall rate x
-  observed / expected clips), the companion of a Mantel-Haenszel test. Pooled rates can contradict the test.
+- A score test of no dependence with two degrees of freedom, x and x², which sees curves. Its variance is
+  cluster-robust, for prompts and, from 10 steps on, for training steps at once (two-way: Cameron, Gelbach and Miller
+  2011, doi:10.1198/jbes.2010.07136), with Hotelling's law of the smaller number of clusters. A prompt that comes back
+  in a later epoch is the same cluster. Below 10 steps it speaks of these steps alone: how steps differ is not known.
+- Steps whose slopes differ, with mean 0, clip both ends more on average, as exp is convex. It is the mean of the log
+  rate that is tested: what such slopes add to the scores of a step, to second order, is taken out (derived here).
+- Where it finds a dependence, a score test of x² asks whether a line is enough, clip rate ~ length^k. The interval of k
+  holds what the same test of one degree of freedom does not reject. Where a line is not enough the parabola says who is
+  clipped more: both ends, or the middle, where its slopes at the shortest and the longest tenth point opposite ways
+  (Lind and Mehlum 2010, doi:10.1111/j.1468-0084.2009.00569.x).
+- Clip rates of parts by length are adjusted for the same strata by indirect standardisation (overall rate x observed /
+  expected clips), the companion of a Mantel-Haenszel test. Pooled rates can contradict the test.
 
 A loss that clips tokens enters with the share of each response's tokens. k compares two clips at one clip rate only.
 How often the test errs, and what it can see: ``scripts/studies/levels``.
@@ -24,23 +30,28 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
+from scipy.stats import f as fisher
 from scipy.stats import t as student
 
 from fspo_verl.analysis.clip_rates import CONFIDENCE, prompts_of
 
 MIN_PROMPTS = 20
-"""Prompts with a clip, below which the test says nothing."""
+"""Prompts with a clip (above half clipped: with a response that is kept), below which the test says nothing."""
 MIN_STEPS = 10
-"""Training steps from which they count as clusters; fewer give no variance between steps."""
+"""Training steps from which they count as clusters; fewer give no variance between steps, and no verdict on a run."""
 RARE = 1 - CONFIDENCE
 """p-value below which a dependence is called one."""
+WHO = SHORTER, LONGER, ENDS, MIDDLE = ("shorter", "longer", "both ends", "the middle")
+"""Which responses a clip can take more of."""
 
 _LARGEST = 8.0  # abs(k) beyond which an end of the interval counts as unbounded
 _PACE = 0.1  # of k, in the search for an end of the interval
+_TENTHS = np.arange(1, 10) / 10
+_ROUNDS = 30  # of Newton's method, which takes five where lengths do not decide alone
 
 
-class Third(NamedTuple):
-    """A third of the responses by length."""
+class Part(NamedTuple):
+    """A part of the responses by length."""
 
     shortest: int  # tokens
     longest: int
@@ -52,22 +63,46 @@ class LengthEffect(NamedTuple):
     """What :func:`length_effect` finds."""
 
     exponent: float
-    """k in clip rate ~ length^k; below 0 shorter responses are clipped more."""
+    """k in clip rate ~ length^k, or of the rate of what is kept; see :attr:`of_kept`. Misleading without
+    :attr:`is_line`."""
 
     lower: float
     """End of the 95% interval of k; -inf where it has none."""
 
     upper: float
     p: float
-    """Of k = 0."""
+    """Of no dependence, whatever its form."""
 
-    thirds: tuple[Third, ...]
+    thirds: tuple[Part, ...]
     """From the shortest; fewer than three where many responses have one length."""
+
+    tails: tuple[Part, ...] = ()
+    """The shortest tenth, the responses in between, and the longest tenth."""
+
+    who: str | None = None
+    """Which responses the clip takes more of, one of :data:`WHO`; None where no dependence is shown."""
+
+    is_line: bool = False
+    """Whether a dependence is shown and k describes it."""
+
+    factor: float = math.nan
+    """Ratio of the clip rates of two lengths between the shortest and the longest tenth, up to which a dependence is
+    compatible with the responses; NaN where one is shown."""
+
+    of_kept: bool = False
+    """More than half is clipped: k and factor are those of the rate of what is kept."""
+
+    steps: int = 0
 
     @property
     def depends(self) -> bool:
         """Whether a dependence on length is shown."""
         return self.p < RARE
+
+    @property
+    def is_of_run(self) -> bool:
+        """Whether the test speaks of the run, and not of the recorded steps alone."""
+        return self.steps >= MIN_STEPS
 
 
 def length_effect(records: pd.DataFrame, clipped: np.ndarray | None = None) -> LengthEffect | None:
@@ -86,25 +121,50 @@ def length_effect(records: pd.DataFrame, clipped: np.ndarray | None = None) -> L
     if data is None:
         return None
     exponent, lower, upper = data.interval()
-    p = float(2 * student.sf(abs(data.statistic(0.0)), data.clusters - 1))
-    return LengthEffect(exponent, lower, upper, p, _thirds(data))
+    p, who, is_line, factor = data.p_value(), None, False, math.nan
+    if p >= RARE:
+        factor = data.compatible_factor()
+    else:
+        is_line = not lower <= 0 <= upper and data.line_p_value(exponent) >= RARE
+        more = (LONGER if exponent > 0 else SHORTER) if is_line else data.name_of_curve()
+        who = _OPPOSITE[more] if data.of_kept else more
+    parts = (data.parts(_THIRDS), data.parts(_TAILS))
+    return LengthEffect(exponent, lower, upper, p, *parts, who, is_line, factor, data.of_kept, data.steps)
+
+
+_THIRDS, _TAILS = (1 / 3, 2 / 3), (0.1, 0.9)
+_OPPOSITE = {SHORTER: LONGER, LONGER: SHORTER, ENDS: MIDDLE, MIDDLE: ENDS}
 
 
 def length_score(records: pd.DataFrame, clipped: np.ndarray) -> float:
     """The statistic of the test of k = 0: above 0 where longer responses are clipped more; NaN where there is none."""
     data = _Strata.of(records, clipped)
-    return math.nan if data is None else data.statistic(0.0)
+    if data is None:
+        return math.nan
+    return -data.statistic(0.0) if data.of_kept else data.statistic(0.0)
+
+
+class _Terms(NamedTuple):
+    """What :meth:`_Strata.terms` returns."""
+
+    scores: np.ndarray  # ``[2, rows]``, of slope and bend
+    surplus: np.ndarray  # ``[2, steps]``: what slopes that differ from step to step add to their sums
+    information: np.ndarray  # ``[2, 2]``
 
 
 class _Strata(NamedTuple):
-    """The responses of all strata that say something; arrays are ``[rows]`` unless stated."""
+    """The responses of all strata that say something; arrays are ``[rows]`` unless stated.
 
-    rate: float  # clip rate of all responses with an advantage
-    log_length: np.ndarray  # centred
+    The outcome is the clip, or above half clipped its absence: the rarer of the two.
+    """
+
+    rate: float  # of the outcome, over all responses with an advantage
+    of_kept: bool
+    log_length: np.ndarray  # x, centred
     length: np.ndarray
-    clipped: np.ndarray
+    outcome: np.ndarray
     stratum: np.ndarray
-    total: np.ndarray  # clips ``[strata]``
+    total: np.ndarray  # of the outcome ``[strata]``
     weight: np.ndarray  # sqrt(P / (P − 1)) for the P prompts of the stratum
     prompt: np.ndarray
     step: np.ndarray
@@ -114,29 +174,32 @@ class _Strata(NamedTuple):
     def of(cls, records: pd.DataFrame, clipped: np.ndarray) -> "_Strata | None":
         """None where the records cannot tell."""
         counted = ((records["length"] > 0) & (records["advantage"] != 0)).to_numpy()
-        records, clipped = records[counted], np.asarray(clipped)[counted].astype(np.float64)
+        records, outcome = records[counted], np.asarray(clipped)[counted].astype(np.float64)
         if not len(records):
             return None
-        rate = float(clipped.mean())
+        of_kept = bool(outcome.mean() > 0.5)
+        outcome = 1 - outcome if of_kept else outcome
+        rate = float(outcome.mean())
         keys = [records["step"], records["mini_batch"], records["advantage"] > 0]
         stratum = pd.MultiIndex.from_arrays(keys).factorize()[0]
         prompt, length = prompts_of(records), records["length"].to_numpy(np.float64)
-        by_stratum = pd.DataFrame({"prompt": prompt, "length": length, "clipped": clipped}).groupby(stratum)
-        varies = by_stratum[["length", "clipped"]].nunique() > 1
+        by_stratum = pd.DataFrame({"prompt": prompt, "length": length, "outcome": outcome}).groupby(stratum)
+        varies = by_stratum[["length", "outcome"]].nunique() > 1
         prompts = by_stratum["prompt"].nunique().to_numpy()
         use = (varies.all(axis=1).to_numpy() & (prompts > 1))[stratum]
-        if np.unique(prompt[use & (clipped > 0)]).size < MIN_PROMPTS:
+        if np.unique(prompt[use & (outcome > 0)]).size < MIN_PROMPTS:
             return None
         stratum, kept = pd.factorize(stratum[use])
         prompt, step = pd.factorize(prompt[use])[0], pd.factorize(records["step"].to_numpy()[use])[0]
-        x, clipped = np.log(length[use]), clipped[use]
+        x, outcome = np.log(length[use]), outcome[use]
         return cls(
             rate,
+            of_kept,
             x - x.mean(),
             length[use],
-            clipped,
+            outcome,
             stratum,
-            np.bincount(stratum, clipped),
+            np.bincount(stratum, outcome),
             np.sqrt(prompts[kept] / (prompts[kept] - 1))[stratum],
             prompt,
             step,
@@ -144,37 +207,139 @@ class _Strata(NamedTuple):
         )
 
     @property
+    def steps(self) -> int:
+        return int(self.step.max()) + 1
+
+    @property
     def by_step(self) -> bool:
-        return self.step.max() + 1 >= MIN_STEPS
+        return self.steps >= MIN_STEPS
 
     @property
     def clusters(self) -> int:
         """The smaller number of clusters."""
-        prompts, steps = int(self.prompt.max()) + 1, int(self.step.max()) + 1
-        return min(prompts, steps) if self.by_step else prompts
+        prompts = int(self.prompt.max()) + 1
+        return min(prompts, self.steps) if self.by_step else prompts
 
-    def scores(self, exponent: float) -> np.ndarray:
-        """Derivative ``[rows]`` of the conditional log-likelihood; its sum falls with the exponent."""
-        odds = np.exp(exponent * self.log_length)
+    def terms(self, slope: float, bend: float = 0.0) -> "_Terms":
+        """Derivatives of the conditional log-likelihood of log rate = slope · x + bend · x² + that of the stratum."""
+        x = np.stack([self.log_length, np.square(self.log_length)])
+        line = slope * x[0] + bend * x[1]
+        odds = np.exp(line - line.max())
         share = odds / np.bincount(self.stratum, odds)[self.stratum]
-        center = np.bincount(self.stratum, share * self.log_length)[self.stratum]
-        return (self.log_length - center) * (self.clipped - self.total[self.stratum] * share)
+        expected = self.total[self.stratum] * share
+        centred = x - np.stack([np.bincount(self.stratum, share * one)[self.stratum] for one in x])
+        scores, surplus = centred * (self.outcome - expected), np.zeros((2, self.steps))
+        if self.by_step:
+            squares = expected * np.square(centred[0])
+            total, information = (np.bincount(self.step, one) for one in (scores[0], squares))
+            step_of_pair = np.zeros(int(self.prompt_in_step.max()) + 1, np.int64)
+            step_of_pair[self.prompt_in_step] = self.step
+            sampling = np.bincount(
+                step_of_pair, np.square(np.bincount(self.prompt_in_step, scores[0] * self.weight)), self.steps
+            )
+            third = np.stack([np.bincount(self.step, one * squares) for one in centred])
+            variance = (np.square(total) - sampling) / np.square(information)  # of the slopes, unbiased in the mean
+            surplus = third * variance / 2
+        return _Terms(scores, surplus, (centred * expected) @ centred.T)
 
-    def statistic(self, exponent: float) -> float:
-        """Student's t of the score; 0 where it does not vary.
-
-        The squares that make the variance are not centred, and so hold the effect itself. For the sum s of G values
-        over the root of their squares, Student's t is s·sqrt((G − 1) / (G − s²)).
+    def sums(self, scores: np.ndarray, surplus: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Sum ``[k]`` of ``[k, rows]`` scores less their surplus ``[k, steps]``, and its variance ``[k, k]``: at least
+        that with prompts as clusters.
         """
-        scores = self.scores(exponent)
         weighted = scores * self.weight
         variance = _squares(self.prompt, weighted)
         if self.by_step:
-            two_way = variance + _squares(self.step, scores) - _squares(self.prompt_in_step, weighted)
-            variance = max(two_way, variance)
+            by_step = np.stack([np.bincount(self.step, one) for one in scores]) - surplus
+            values, vectors = np.linalg.eigh(by_step @ by_step.T - _squares(self.prompt_in_step, weighted))
+            variance = variance + (vectors * np.maximum(values, 0)) @ vectors.T
+        return scores.sum(1) - surplus.sum(1), variance
+
+    def p_value(self) -> float:
+        """Of no dependence.
+
+        The squares that make the variance are not centred, and so hold the effect itself. For q = s'V⁻¹s of the sums s
+        of G vectors, Hotelling's T² is q · (G − 1) / (G − q).
+        """
+        scores, surplus, _ = self.terms(0.0)
+        (total, variance), count = self.sums(scores, surplus), self.clusters
+        q = min(float(total @ np.linalg.pinv(variance, rcond=1e-10, hermitian=True) @ total), count)
+        squared = q * (count - 1) / max(count - q, 1e-9)
+        return float(fisher.sf(squared * (count - 2) / (2 * (count - 1)), 2, count - 2))
+
+    def line_p_value(self, exponent: float) -> float:
+        """Of a line: the score of the bend at this estimate of the slope, less what the slope explains of it."""
+        if abs(exponent) >= _LARGEST:
+            return 1.0
+        scores, surplus, information = self.terms(exponent)
+        explained = np.array([-information[0, 1] / information[0, 0], 1.0])
+        total, variance = self.sums((explained @ scores)[None], (explained @ surplus)[None])
+        return float(2 * student.sf(abs(self._t_of(total.item(), variance.item())), self.clusters - 1))
+
+    def name_of_curve(self) -> str:
+        """Which responses have the outcome more, by the slopes of the parabola at both ends."""
+        estimate, covariance = self.parabola()
+        ends = np.quantile(self.log_length, [0.1, 0.9])
+        gradient = np.stack([np.ones(2), 2 * ends])  # of both slopes
+        slope, spread = estimate @ gradient, np.sqrt(np.einsum("ij,ik,kj->j", gradient, covariance, gradient))
+        low, high = slope / spread
+        enough = student.ppf(CONFIDENCE, self.clusters - 1)
+        if low < -enough and high > enough:
+            return ENDS
+        if low > enough and high < -enough:
+            return MIDDLE
+        return LONGER if slope.sum() > 0 else SHORTER  # the chord of a parabola has the mean of both slopes
+
+    def parabola(self) -> tuple[np.ndarray, np.ndarray]:
+        """Slope and bend, by Newton's method, and their covariance ``[2, 2]``."""
+        estimate = np.zeros(2)
+        reach = np.array([np.abs(self.log_length).max(), np.square(self.log_length).max()])
+        for _ in range(_ROUNDS):
+            scores, _, information = self.terms(*estimate)
+            change = np.linalg.lstsq(information, scores.sum(1), rcond=None)[0]
+            change /= max(np.abs(change) @ reach / 2, 1.0)
+            estimate = estimate + change
+            if np.abs(change) @ reach < 1e-6:
+                break
+        return self._one_step(estimate)
+
+    def _one_step(self, estimate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """A step of Newton's method from there, without the surplus, and the covariance of slope and bend."""
+        scores, surplus, information = self.terms(*estimate)
+        total, variance = self.sums(scores, surplus)
+        inverse = np.linalg.pinv(information, hermitian=True)
+        return estimate + inverse @ total, inverse @ variance @ inverse
+
+    def compatible_factor(self) -> float:
+        """The largest ratio of two rates that the joint confidence region of slope and bend holds.
+
+        The region is Scheffé's, about one step of Newton's method from no dependence.
+        """
+        (estimate, covariance), count = self._one_step(np.zeros(2)), self.clusters
+        x = np.quantile(self.log_length, _TENTHS)
+        first, second = np.triu_indices(len(x), 1)
+        contrast = np.stack([x[second] - x[first], np.square(x[second]) - np.square(x[first])])
+        spread = np.sqrt(np.einsum("ij,ik,kj->j", contrast, covariance, contrast))
+        reach = math.sqrt(2 * (count - 1) / (count - 2) * fisher.ppf(CONFIDENCE, 2, count - 2))
+        log_factor = float((np.abs(estimate @ contrast) + reach * spread).max())
+        return math.exp(log_factor) if log_factor < 50 else math.inf
+
+    def scores(self, exponent: float) -> np.ndarray:
+        """Derivative ``[rows]`` of the conditional log-likelihood of a line; its sum falls with the exponent."""
+        odds = np.exp(exponent * self.log_length)
+        share = odds / np.bincount(self.stratum, odds)[self.stratum]
+        center = np.bincount(self.stratum, share * self.log_length)[self.stratum]
+        return (self.log_length - center) * (self.outcome - self.total[self.stratum] * share)
+
+    def statistic(self, exponent: float) -> float:
+        """Student's t of the score of a line."""
+        total, variance = self.sums(self.scores(exponent)[None], np.zeros((1, self.steps)))
+        return self._t_of(total.item(), variance.item())
+
+    def _t_of(self, total: float, variance: float) -> float:
+        """Student's t of a sum with this variance, as T² in :meth:`p_value`; 0 without variance."""
         if variance <= 0:
             return 0.0
-        ratio, count = scores.sum() / math.sqrt(variance), self.clusters
+        ratio, count = total / math.sqrt(variance), self.clusters
         return float(ratio * math.sqrt((count - 1) / max(count - ratio**2, 1e-9)))
 
     def interval(self) -> tuple[float, float, float]:
@@ -202,17 +367,19 @@ class _Strata(NamedTuple):
             inside = outside
         return math.copysign(math.inf, pace)
 
+    def parts(self, cuts: tuple[float, ...]) -> tuple[Part, ...]:
+        """The responses between these quantiles of the length, from the shortest."""
+        expected = (self.total / np.bincount(self.stratum))[self.stratum]
+        cell, found = np.digitize(self.length, np.quantile(self.length, cuts)), []
+        for part in (cell == number for number in range(len(cuts) + 1)):
+            if part.any():
+                length, rate = self.length[part], self.rate * self.outcome[part].sum() / expected[part].sum()
+                rate = float(1 - rate if self.of_kept else rate)
+                found.append(Part(int(length.min()), int(length.max()), float(np.median(length)), rate))
+        return tuple(found)
 
-def _squares(cluster: np.ndarray, scores: np.ndarray) -> float:
-    return float(np.square(np.bincount(cluster, scores)).sum())
 
-
-def _thirds(data: _Strata) -> tuple[Third, ...]:
-    expected = (data.total / np.bincount(data.stratum))[data.stratum]
-    third = np.digitize(data.length, np.quantile(data.length, [1 / 3, 2 / 3]))
-    found = []
-    for part in (third == number for number in range(3)):
-        if part.any():
-            length, rate = data.length[part], data.rate * data.clipped[part].sum() / expected[part].sum()
-            found.append(Third(int(length.min()), int(length.max()), float(np.median(length)), float(rate)))
-    return tuple(found)
+def _squares(cluster: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Sum over the clusters of the products of their ``[k, rows]`` scores, ``[k, k]``."""
+    sums = np.stack([np.bincount(cluster, one) for one in scores])
+    return sums @ sums.T

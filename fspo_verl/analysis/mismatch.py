@@ -63,7 +63,10 @@ def mismatch(records: pd.DataFrame) -> Mismatch | None:
     Args:
         records: of :func:`fspo_verl.observe.records.read_records`, rejected responses included.
     """
-    if "rollout_length" not in records or not (records["rollout_length"] > 0).any():
+    if (rows := _unmoved_in_bypass(records)) is not None:
+        same = {f"rollout_{name}": rows[name] for name in ("length", "log_ratio", "quadratic_variation")}
+        records = rows.assign(**same, rollout_k3=math.nan, tokens_masked_icepop=math.nan)
+    elif "rollout_length" not in records or not (records["rollout_length"] > 0).any():
         return None
     records = records[records["rollout_length"] > 0]
     length, s, q, k3 = (
@@ -76,7 +79,7 @@ def mismatch(records: pd.DataFrame) -> Mismatch | None:
         mean=s.sum() / tokens,
         kl=k3.sum() / tokens,
         exponent=growth(length, s - length * s.sum() / tokens, prompts_of(records)),
-        staleness=float(records["staleness"].mean()),
+        staleness=float(records["staleness"].mean()) if "staleness" in records else math.nan,
         rejected=float((records["length"] == 0).mean()),
         dropped=dropped(records),
     )
@@ -140,14 +143,42 @@ def dropped(records: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([table.mean().rename("all"), thirds.T], axis=1).rename_axis(["rule", "range"])
 
 
+class Bypass(NamedTuple):
+    """What :func:`of_bypass` finds."""
+
+    sigma: float  # spread of a token's log-ratio where no update has moved it, nats
+    share: float  # of the variance of a token's log-ratio over all mini-batches
+
+
+def of_bypass(records: pd.DataFrame) -> Bypass | None:
+    """The mismatch in S of a run in bypass mode; None of any other run.
+
+    There the old log-probs are those of the rollout engine. The first mini-batch of a step has not moved yet, so that
+    its S is the mismatch (and what staleness adds).
+    """
+    rows = _unmoved_in_bypass(records)
+    if rows is None:
+        return None
+    variance, total = (float((part["quadratic_variation"] / part["length"]).mean()) for part in (rows, records))
+    return Bypass(math.sqrt(variance), variance / total if total > 0 else 0.0)
+
+
+def _unmoved_in_bypass(records: pd.DataFrame) -> pd.DataFrame | None:
+    settings = records.attrs.get("settings")
+    if settings is None or not settings.old_log_probs_from_rollout:
+        return None
+    rows = records[((records["mini_batch"] == 0) & (records["length"] > 0)).to_numpy()]
+    return rows if len(rows) else None
+
+
 def note(records: pd.DataFrame) -> str | None:
-    """How much of the way from the rollout engine to the policy that trains is mismatch; None below 5%, or unknown."""
+    """How much of the way from the rollout engine to the policy that trains is mismatch; None below 5%, or unknown.
+
+    In bypass mode the clip sees it, and :func:`of_bypass` is asked.
+    """
     settings = records.attrs.get("settings")
     if settings is not None and settings.old_log_probs_from_rollout:
-        return (
-            "Old log-probs are the rollout engine's: what moves a response here is mismatch of the two engines and "
-            "staleness as well as training, and these records cannot tell them apart (docs/noise.md)."
-        )
+        return None
     if "rollout_length" not in records or not (tokens := records["rollout_length"].sum()):
         return None
     variance = records["rollout_quadratic_variation"].sum() / tokens

@@ -1,25 +1,33 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the clip of a run does to lengths, in one sentence, and what to do next: the same for every command."""
+"""What the clip of a run does, in one sentence, and what to do next: the same for every command.
 
+The order of the causes and their words are those of :mod:`fspo_verl.analysis.conclusion`. Here its evidence is taken
+from records or metrics, and advice on a width from those that were tried (:mod:`fspo_verl.analysis.widths`).
+"""
+
+import contextlib
+import dataclasses
 import math
 from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
+from scipy.stats import t as student
 
-from fspo_verl.analysis import fit, mismatch
+from fspo_verl.analysis import conclusion, fit, mismatch, widths
 from fspo_verl.analysis.clip_rates import prompts_of
-from fspo_verl.analysis.length_effect import MIN_PROMPTS, LengthEffect, length_effect
+from fspo_verl.analysis.conclusion import Conclusion, Evidence, conclude, percent
+from fspo_verl.analysis.length_effect import MIN_PROMPTS, MIN_STEPS, RARE, LengthEffect, length_effect
 from fspo_verl.analysis.runs import RECORDS_DIR, Run, live_clip_rates
+from fspo_verl.analysis.widths import Comparison, Width
 from fspo_verl.band import Band
 from fspo_verl.clips import MATCHED_RATE
 from fspo_verl.observe import noise
-from fspo_verl.observe.noise import Noise
+from fspo_verl.observe.columns import MASKED
 
-_SMALL_FACTOR = 2.0  # between the lengths of a run: a difference that a user may leave alone
-_LARGE_FACTOR = 100.0  # beyond which naming it helps nobody
-_NOISY = 0.1  # share of noise in the spread of the log-ratios from which it is named
+_SMALL_FACTOR = 2.0  # between the rates of two lengths: a difference that a user may leave alone
+_ASKS_FOR_A_WIDTH = (conclusion.LENGTH, conclusion.EVEN, conclusion.LEVEL, conclusion.SIDE)
 
 
 @dataclass(frozen=True)
@@ -27,10 +35,10 @@ class Verdict:
     """What :func:`verdict` says. Sentences are plain text without line breaks."""
 
     sentence: str
-    """Who is clipped more, and how sure that is."""
+    """The conclusion: what is wrong, who is clipped more, and how sure that is."""
 
     advice: str
-    """What to do: keep the clip, take another, or record more."""
+    """What to do: keep the clip, take another, record more, or mend something else first."""
 
     rate: float
     """Clip rate of the responses with an advantage; NaN without any."""
@@ -47,185 +55,247 @@ class Verdict:
     overrides: dict[str, float | str | None] = field(default_factory=dict)
     """Hydra overrides of the clip to take, by key; None stands for null. Empty where there is none."""
 
+    cause: str = conclusion.UNKNOWN
+    """See :class:`fspo_verl.analysis.conclusion.Conclusion`, as for :attr:`action`."""
+
+    action: str = conclusion.RECORD
+    comparison: Comparison | None = None
+    """The widths that were tried; None where the advice is not about them."""
+
 
 def verdict(records: pd.DataFrame) -> Verdict:
-    """Say what the clip of a run does to lengths; too little data is an answer, not an error.
+    """Say what the clip of a run does; too little data is an answer, not an error.
 
     Args:
         records: of :mod:`fspo_verl.observe.records`, all responses, moved or not.
     """
-    counted = records[(records["advantage"] != 0) & (records["length"] > 0)]
-    if counted.empty:
-        return Verdict(
-            "Too few to say: no response has an advantage.",
-            "Record more: train until some rewards within a group of responses differ.",
-            math.nan,
-            0,
-            notes=_notes(records),
-        )
-    rate, effect = float(counted["clipped"].to_numpy(np.float64).mean()), length_effect(records)
+    evidence = of_records(records)
+    first, *others = conclude(evidence)
+    compared: Comparison | None = None
     overrides: dict[str, float | str | None] = {}
-    if effect is None:
-        sentence, advice = _too_few(counted, rate)
-    else:
-        sentence = f"{_rates(counted, rate, effect)} {_dependence(len(counted), effect)}"
-        if effect.depends:
-            advice, overrides = _fairer(records, MATCHED_RATE if _by_token(counted) else rate)
-        elif _hidden_factor(effect) > _SMALL_FACTOR:
-            advice = "Keep the clip; record more steps to see smaller differences."
-        else:
-            advice = "Keep the clip."
-    return Verdict(sentence, advice, rate, len(counted), effect, _notes(records), overrides)
+    if first.cause in _ASKS_FOR_A_WIDTH and first.action != conclusion.MEND and not evidence.one_length:
+        first, compared, overrides = _advised(records, evidence, first)
+    below = [one.sentence for one in others]
+    if first.cause not in (conclusion.LENGTH, conclusion.EVEN) and evidence.length and not evidence.length.depends:
+        below.append(conclusion.of_length(evidence))
+    said = [*below, *conclusion.lines(evidence), mismatch.note(records), *_incomplete(records)]
+    return Verdict(
+        first.sentence,
+        first.advice,
+        math.nan if evidence.clip_rate is None else evidence.clip_rate,
+        evidence.responses or 0,
+        evidence.length,
+        tuple(filter(None, said)),
+        overrides,
+        first.cause,
+        first.action,
+        compared,
+    )
 
 
 def verdict_of(run: Run) -> Verdict:
     """:func:`verdict` of a run's records; from its metrics rates only, without a test."""
     if len(run.records):
         return verdict(run.records)
-    live = live_clip_rates(run.metrics)
-    sentence, rate = "Nothing to say: there are no records, and the metrics hold no clip rates.", math.nan
-    if len(live):
-        rate = live.clipped.sum() / live.responses.sum()
-        share = f"{percent(rate)} of the responses with an advantage"
-        sentence = f"Clips {share}. These are rates only, no test: there are no records."
-    settings, notes = run.settings, []
+    settings, evidence = run.settings, of_metrics(run.metrics)
+    evidence = dataclasses.replace(evidence, band=settings.trained_band if settings else None)
+    first, *others = conclude(evidence)
     how = f"Record more: train with {RECORDS_DIR}=DIR"
     if settings is None or settings.loss != "fspo":
         how += " and +algorithm.policy_loss=observed (algorithm.policy_loss=gspo and grpo include it)"
-    if (found := noise.of_metrics(run.metrics)) is not None:
+    advice = f"{how}." if first.action == conclusion.RECORD else f"{first.advice} {how}."
+    notes = [one.sentence for one in others] + conclusion.lines(evidence)
+    if evidence.noise_found is not None and first.cause != conclusion.NOISE:
         notes.append(
-            f"{found.responses:,} responses of first mini-batches, which no update has moved, show numerical noise: a "
-            f"token's log-ratio spreads by {found.sigma:.2g} nats."
+            f"{evidence.noise_found.responses:,} responses of first mini-batches, which no update has moved, show "
+            f"numerical noise: a token's log-ratio spreads by {evidence.noise_found.sigma:.2g} nats."
         )
-        notes += _too_narrow(found, settings.trained_band if settings else None)
-    return Verdict(sentence, f"{how}.", rate, 0, notes=tuple(notes))
+    if first.cause != conclusion.UNKNOWN:
+        notes.append("These are rates only, no test: there are no records.")
+    rate = math.nan if evidence.clip_rate is None else evidence.clip_rate
+    return Verdict(first.sentence, advice, rate, 0, None, tuple(notes), {}, first.cause, first.action)
 
 
-def percent(share: float) -> str:
-    """A share in per cent, with two digits below 10%."""
-    return f"{share:.0%}" if share >= 0.1 or share == 0 else f"{share:.1%}" if share >= 0.001 else f"{share:.2%}"
+# --- evidence --------------------------------------------------------------------------------------------------------
+
+
+def of_records(records: pd.DataFrame) -> Evidence:
+    """What records say of each cause."""
+    settings = records.attrs["settings"]
+    counted = records[(records["advantage"] != 0) & (records["length"] > 0)]
+    if records.empty or counted.empty:
+        return Evidence(responses=0)
+    clipped = counted["clipped"].to_numpy(np.float64)
+    effect, band = length_effect(records), settings.trained_band if settings else None
+    found = noise.of_records(records, settings, band)
+    engines = mismatch.of_bypass(records)
+    return Evidence(
+        responses=len(counted),
+        clip_rate=float(clipped.mean()),
+        by_token=bool(((clipped > 0) & (clipped < 1)).any()),
+        length=effect,
+        too_few=None if effect else _too_few(counted),
+        one_length=counted["length"].nunique() == 1,
+        moved=float((records["quadratic_variation"] > 0).mean()),
+        not_finite=float((records["decision"] == "nonfinite").mean()),
+        noise_sigma=found and found.sigma,
+        noise_share=_noise_share(records, found),
+        noise_only=bool(noise.on_policy(records["mini_batch"], settings).all()),
+        noise_found=found,
+        band=band,
+        mismatch_sigma=engines and engines.sigma,
+        mismatch_share=engines and engines.share,
+        masked=float(records[MASKED].mean()) if MASKED in records else None,
+        **_of_cut_off(counted, records),
+        **_of_sides(counted),
+    )
+
+
+def of_metrics(metrics: pd.DataFrame) -> Evidence:
+    """What the metrics of a run say of each cause, over all steps."""
+    live = live_clip_rates(metrics)
+    rate = live.clipped.sum() / live.responses.sum() if len(live) else None
+    means = metrics.mean()
+    evidence = Evidence.of_live({name: float(means[name]) for name in means.index})
+    found = noise.of_metrics(metrics)
+    return dataclasses.replace(
+        evidence,
+        clip_rate=evidence.clip_rate if rate is None else float(rate),
+        noise_sigma=found.sigma if found else evidence.noise_sigma,
+        noise_found=found,
+    )
+
+
+def _too_few(counted: pd.DataFrame) -> str:
+    """Why there is no test."""
+    if counted["length"].nunique() == 1:
+        return "all have one length, so there is nothing to compare"
+    clipped = (counted["clipped"] > 0).to_numpy()
+    prompts = np.unique(prompts_of(counted)[clipped]).size
+    why = "too few mini-batches hold several prompts and lengths of one sign of the advantage"
+    if prompts < MIN_PROMPTS:
+        why = f"clips fell on {prompts} prompts, and a test needs {MIN_PROMPTS}"
+    return f"too few to say whether length matters ({why})"
+
+
+def _noise_share(records: pd.DataFrame, found: noise.Noise | None) -> float | None:
+    """Of the variance of a token's log-ratio after updates."""
+    if found is None:
+        return None
+    moved = records[~noise.on_policy(records["mini_batch"], records.attrs["settings"])]
+    variance = float((moved["quadratic_variation"] / moved["length"]).mean()) if len(moved) else 0.0
+    return found.sigma**2 / variance if variance > 0 else None
+
+
+def _of_cut_off(counted: pd.DataFrame, records: pd.DataFrame) -> dict:
+    if "truncated" not in records or records["truncated"].isna().all():
+        return {}
+    cut = counted["truncated"].to_numpy() > 0
+    longest = (counted["length"] >= counted["length"].quantile(2 / 3)).to_numpy()
+    clipped = counted["clipped"].to_numpy(np.float64)
+    rates = [float(clipped[part].mean()) if part.any() else math.nan for part in (longest, longest & ~cut)]
+    return {"cut_off": float(records["truncated"].mean()), "longest": (rates[0], rates[1])}
+
+
+def _of_sides(counted: pd.DataFrame) -> dict:
+    """Clip rates of both signs of the advantage, and whether they differ: Student's t over the clusters, linearised."""
+    better = (counted["advantage"] > 0).to_numpy()
+    if better.all() or not better.any():
+        return {}
+    clipped = counted["clipped"].to_numpy(np.float64)
+    rates = [float(clipped[part].mean()) for part in (better, ~better)]
+    if counted["step"].nunique() >= MIN_STEPS:
+        cluster = pd.factorize(counted["step"])[0]
+    else:
+        cluster = prompts_of(counted)
+    part = np.where(better, (clipped - rates[0]) / better.sum(), (rates[1] - clipped) / (~better).sum())
+    sums, count = np.bincount(cluster, part), int(cluster.max()) + 1
+    if count < 3 or not sums.any():
+        return {"sides": (rates[0], rates[1]), "sides_differ": False}
+    ratio = (rates[0] - rates[1]) / math.sqrt(np.square(sums).sum() * count / (count - 1))
+    return {"sides": (rates[0], rates[1]), "sides_differ": bool(2 * student.sf(abs(ratio), count - 1) < RARE)}
+
+
+# --- advice ----------------------------------------------------------------------------------------------------------
+
+
+def _advised(
+    records: pd.DataFrame, evidence: Evidence, first: Conclusion
+) -> tuple[Conclusion, Comparison | None, dict]:
+    """The conclusion with advice that was tried on these records, and the overrides of the band to take."""
+    settings, effect = records.attrs["settings"], evidence.length
+    if first.cause in (conclusion.LENGTH, conclusion.EVEN):
+        assert effect is not None, "these are what a test says"
+        compared = widths.compare(records, effect.depends)
+        action, advice = _of_widths(effect, compared)
+        band = compared.best.band if action == conclusion.TAKE and compared.best else None
+    else:  # the level, or the sides
+        compared, rate = None, widths.common_rate(records) or MATCHED_RATE
+        if evidence.clip_rate and effect is not None and effect.is_of_run:
+            compared = widths.compare(records, effect.depends)
+        own = settings.trained_band if settings else None
+        best = compared.best if compared and effect and effect.depends else None
+        action, advice, band = first.action, first.advice, None
+        with contextlib.suppress(fit.Unreachable):
+            band = best.band if best else fit.with_eps(records, own or Band(), rate)
+        if band is not None:
+            how = {conclusion.SIDE: "Set both sides apart"}.get(
+                first.cause, "Widen the clip" if evidence.clip_rate else "Narrow the clip, if one is wanted"
+            )
+            advice = f"{how}: {_a_band(band)} clips {percent(rate)} of these responses on each side."
+            if best and compared and compared.own:
+                advice += f" {_sentence(_more_even(best, compared.own))}"
+    overrides = {} if band is None else fit.overrides(band, settings)
+    follows = fit.ends_following(settings) if band is not None else None
+    advice = " ".join(filter(None, [advice, follows]))
+    return dataclasses.replace(first, advice=advice, action=action), compared, overrides
+
+
+def _of_widths(effect: LengthEffect, compared: Comparison) -> tuple[str, str]:
+    """What to do where the length is the question, and the sentences that say so."""
+    best, own = compared.best, compared.own
+    untried = "; ".join(f"{name} ({why})" for name, why in compared.untried.items())
+    untried = f" Could not be tried: {untried}." if untried else ""
+    if not effect.is_of_run:
+        steps = f"Record {MIN_STEPS} steps or more: {effect.steps} are too few to speak of the run."
+        hint = f" Here {_a_band(best.band)} is more even: {_more_even(best, own)}" if best and own else ""
+        return conclusion.RECORD, steps + hint
+    if own is None or not compared.others:
+        return conclusion.COULD_NOT, f"Keep the clip: there is no other to compare it with.{untried}"
+    if best is not None and effect.depends:
+        take = f"Take {_a_band(best.band)}; it clips {percent(compared.rate)} of these responses on each side."
+        return conclusion.TAKE, f"{take} {_sentence(_more_even(best, own))}"
+    if best is not None:
+        more = f"{_a_band(best.band)} looks more even: {_more_even(best, own)}"
+        return conclusion.RECORD, f"Record more steps: no dependence is shown, but {more}"
+    tried = ", ".join(f"{one.name} {percent(one.spread)}" for one in compared.others)
+    what = "Keep the width" if effect.depends else "Keep the clip"
+    keep = (
+        f"{what}: of those tried at {percent(compared.rate)} none is more even by more than noise (spread of the clip "
+        f"rate over tenths of the length: {own.name} {percent(own.spread)}; {tried}).{untried}"
+    )
+    if not effect.depends and not effect.factor <= _SMALL_FACTOR:
+        keep += " Record more steps to see smaller differences."
+    return conclusion.KEEP, keep
+
+
+def _more_even(best: Width, own: Width) -> str:
+    return (
+        f"over tenths of the length its clip rate varies by {percent(best.spread)} of the mean, that of the run's clip "
+        f"by {percent(own.spread)} (on steps that it was not fitted to)."
+    )
 
 
 def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."
+    return text[0].upper() + text[1:]
 
 
-def _by_token(counted: pd.DataFrame) -> bool:
-    return bool(((counted["clipped"] > 0) & (counted["clipped"] < 1)).any())
+def _a_band(band: Band | None) -> str:
+    name = fit.name_of(band) if band else ""
+    return "a band of fixed width" if name == fit.FIXED else f"a band whose width follows {name}"
 
 
-def _what(counted: pd.DataFrame) -> str:
-    """What a rate is a share of."""
-    return "of the tokens (mean share of a response)" if _by_token(counted) else f"of {len(counted):,} responses"
-
-
-def _too_few(counted: pd.DataFrame, rate: float) -> tuple[str, str]:
-    """Sentence and advice where there is no test."""
-    start = f"Clips {percent(rate)} {_what(counted)}"
-    if rate == 0:
-        return (
-            f"Clips none of {len(counted):,} responses: too few to say whether length matters.",
-            "Lower eps if a clip is wanted; `fspo-verl calibrate` finds the eps of a clip rate.",
-        )
-    if rate == 1:
-        return f"{start}: nothing is left to compare.", "Raise eps; `fspo-verl calibrate` finds the eps of a clip rate."
-    if counted["length"].nunique() == 1:
-        return f"{start}. All have one length, so there is nothing to compare.", "Keep the clip."
-    prompts = np.unique(prompts_of(counted)[(counted["clipped"] > 0).to_numpy()]).size
-    if prompts < MIN_PROMPTS:
-        why = f"clips fell on {prompts} prompts, and a test needs {MIN_PROMPTS}"
-    else:
-        why = "too few mini-batches hold several prompts and lengths of one sign of the advantage"
-    return f"{start}: too few to say whether length matters ({why}).", "Record more steps."
-
-
-def _rates(counted: pd.DataFrame, rate: float, effect: LengthEffect) -> str:
-    shares = [percent(third.rate) for third in effect.thirds]
-    first, last = effect.thirds[0], effect.thirds[-1]
-    tokens = f"({first.shortest:,}-{first.longest:,} tokens)"
-    start = f"Clips {percent(rate)} {_what(counted)}"
-    if len(effect.thirds) == 3:
-        of_thirds = f"{shares[0]} of the shortest third {tokens}, {shares[1]} of the middle, {shares[2]} of the longest"
-        return f"{start}: {of_thirds} ({last.shortest:,}-{last.longest:,} tokens)."
-    return f"{start}: {shares[0]} of the shorter {tokens}, {shares[-1]} of the longer ones." if shares[1:] else start
-
-
-def _dependence(responses: int, effect: LengthEffect) -> str:
-    if effect.depends:
-        who = "Shorter" if effect.exponent < 0 else "Longer"
-        ends = f"95% interval {effect.lower:.2f} to {effect.upper:.2f}"
-        if math.isinf(effect.lower):
-            ends = f"at most {effect.upper:.2f}"
-        elif math.isinf(effect.upper):
-            ends = f"at least {effect.lower:.2f}"
-        return f"{who} responses are clipped more (clip rate ~ length^{effect.exponent:.2f}, {ends})."
-    short, long = effect.thirds[0].median, effect.thirds[-1].median
-    between = f"between {short:,.0f} and {long:,.0f} tokens"
-    factor = _hidden_factor(effect)
-    bound = f"a factor of {factor:.2g} {between} cannot be excluded"
-    if factor > _LARGE_FACTOR:
-        bound = f"any difference {between} remains possible"
-    return f"No difference between lengths that these {responses:,} responses can show ({bound})."
-
-
-def _hidden_factor(effect: LengthEffect) -> float:
-    """Ratio of the clip rates of short and long responses that the interval leaves open."""
-    span = math.log(effect.thirds[-1].median / effect.thirds[0].median)
-    exponent = max(abs(effect.lower), abs(effect.upper))
-    return math.inf if math.isinf(exponent) or exponent * span > 50 else math.exp(exponent * span)
-
-
-def _fairer(records: pd.DataFrame, target: float) -> tuple[str, dict[str, float | str | None]]:
-    """Advice where the clip depends on length, and the overrides of the band to take, with this rate on each side."""
-    settings = records.attrs["settings"]
-    try:
-        best = fit.fits(records, target)[0]
-    except fit.Unreachable as error:
-        return f"No fairer band was found: {error}.", {}
-    trained = settings and settings.trained_band
-    if trained is not None and trained.form == best.band.form:
-        shape = f"Keep the shape: no other width that was tried is more even than {best.width}."
-        return f"{shape} For fewer or more clips `fspo-verl calibrate` finds eps.", {}
-    take = f"Take a band whose width follows {best.width}; it clips {percent(target)} of these responses on each side."
-    return " ".join(filter(None, [take, fit.ends_following(settings)])), fit.overrides(best.band, settings)
-
-
-def _notes(records: pd.DataFrame) -> tuple[str, ...]:
-    return tuple(filter(None, (_movement(records), *_of_noise(records), mismatch.note(records), *_incomplete(records))))
-
-
-def _movement(records: pd.DataFrame) -> str | None:
-    if len(records) and not (records["quadratic_variation"] > 0).any():
-        return _sentence(fit.NOTHING_MOVED)
-    if len(records) and noise.on_policy(records["mini_batch"], records.attrs["settings"]).all():
-        return (
-            "Nothing moved but for numerical noise: with one optimiser step per rollout, every clip is noise. "
-            f"{_sentence(fit.SMALLER_MINI_BATCHES)}"
-        )
-    return None
-
-
-def _of_noise(records: pd.DataFrame) -> list[str]:
-    settings = records.attrs["settings"]
-    band = settings and settings.trained_band
-    found = noise.of_records(records, settings, band) if len(records) else None
-    if found is None:
-        return []
-    said = []
-    moved = records[~noise.on_policy(records["mini_batch"], settings)]
-    if (variance := (moved["quadratic_variation"] / moved["length"]).mean()) > 0:
-        share = found.sigma**2 / variance
-        if share >= _NOISY:
-            said.append(
-                f"About {min(share, 1):.0%} of how far responses move is numerical noise: responses that no update "
-                "has moved show as much (docs/noise.md)."
-            )
-    return said + _too_narrow(found, band)
-
-
-def _too_narrow(found: Noise, band: Band | None) -> list[str]:
-    warned = noise.warning(found, band) if band is not None else None
-    return [_sentence(warned)] if warned else []
+# --- notes -----------------------------------------------------------------------------------------------------------
 
 
 def _incomplete(records: pd.DataFrame) -> list[str]:

@@ -149,6 +149,8 @@ def build(runs: Sequence[Run]) -> dict[str, bytes]:
         "verdicts": [
             {
                 "run": a.run.name,
+                "cause": a.verdict.cause,
+                "action": a.verdict.action,
                 "sentence": a.verdict.sentence,
                 "advice": a.verdict.advice,
                 "overrides": fit.pasted(a.verdict.overrides),
@@ -211,14 +213,17 @@ def measures(records: pd.DataFrame, clipped: np.ndarray, edges) -> tuple[pd.Data
 
     Returns:
         The table of :func:`rate_by_length`; and n, rate, lower, upper, lre, lre_unclipped (its value where a length
-        loses nothing), and the length effect: exponent, exponent_lower, exponent_upper, p; NaN without one.
+        loses nothing), and the length effect: p, and where a line is not rejected exponent, exponent_lower and
+        exponent_upper; NaN without.
     """
     counted = sides(records)["all"]
     length, shares, cluster = records["length"][counted], np.asarray(clipped)[counted], prompts_of(records[counted])
     table, whole = (rate_by_length(length, shares, bins, clusters=cluster) for bins in (edges, edges[[0, -1]]))
     overall = whole.iloc[0][["n", "rate", "lower", "upper"]].to_dict()
     effect = length_effect(records, clipped)
-    numbers = [math.nan] * 4 if effect is None else effect[:4]
+    numbers = [math.nan] * 4 if effect is None else list(effect[:4])
+    if effect is not None and effect.depends and not effect.is_line:
+        numbers[:3] = [math.nan] * 3
     lre = {"lre": length_reweighting_error(table), "lre_unclipped": lre_of_an_unclipped_bin(overall["rate"])}
     return table, overall | lre | dict(zip(("exponent", "exponent_lower", "exponent_upper", "p"), numbers, strict=True))
 
@@ -286,6 +291,10 @@ def trained_part(analyses: Sequence[Analysis]) -> Part:
     found = {"What trained": pd.DataFrame([_settings(a.run) for a in analyses])}
     if rows := [{"run": a.run.name} | _measures(a.overall) for a in analyses if a.overall is not None]:
         found["What its clip did [95% intervals]"] = pd.DataFrame(rows)
+    if rows := [row for a in analyses if a.overall is not None for row in _sides(a.run)]:
+        found["Clip rate (%) of the responses better and worse than their group, by thirds of the length"] = (
+            pd.DataFrame(rows)
+        )
     return Part(tables=found)
 
 
@@ -308,7 +317,7 @@ def mismatch_part(analyses: Sequence[Analysis]) -> Part:
             "σ of a token": f"{found.sigma:.2g}",
             "mean of a token": f"{found.mean:.2g}",
             "−σ²/2": f"{-(found.sigma**2) / 2:.2g}",
-            "KL (k3)": f"{found.kl:.2g}",
+            "KL (k3)": number(found.kl, ".2g"),
             "p of spread ~ L^p": f"{found.exponent:.2f}",
             "steps of staleness": number(found.staleness, ".2g"),
             "rejected (%)": f"{100 * found.rejected:.3g}",
@@ -334,6 +343,22 @@ def _settings(run: Run) -> dict[str, str]:
         "shortest to longest": f"{length.min():,} to {length.max():,} tokens" if len(length) else _DASH,
         "versions": ", ".join(f"{name} {version}" for name, version in versions) or _DASH,
     }
+
+
+def _sides(run: Run) -> list[dict[str, str]]:
+    """A row for either sign of the advantage."""
+    records, masks = run.records, sides(run.records)
+    third = np.digitize(records["length"], np.quantile(records["length"][masks["all"]], [1 / 3, 2 / 3]))
+    rows = []
+    for name, side in (("better", "upper"), ("worse", "lower")):
+        clipped = records["clipped"][masks[side]].to_numpy(np.float64)
+        parts = {"all": np.full(len(clipped), True)} | {
+            part: third[masks[side]] == place for place, part in enumerate(("shortest", "middle", "longest"))
+        }
+        rates = {part: clipped[chosen].mean() if chosen.any() else math.nan for part, chosen in parts.items()}
+        shown = {part: number(100 * rate, ".3g") for part, rate in rates.items()}
+        rows.append({"run": run.name, "responses": name} | shown)
+    return rows
 
 
 def _measures(row: pd.Series) -> dict[str, str]:

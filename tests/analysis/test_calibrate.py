@@ -16,13 +16,15 @@ from simulated_records import assert_covered, frame, holds, simulate_run
 from fspo_verl import cli
 from fspo_verl.analysis import clip_rates, fit
 from fspo_verl.analysis.calibration import calibrate
+from fspo_verl.analysis.conclusion import KEEP
 from fspo_verl.analysis.fit import MEASURED, ROOT, WIDTHS, from_metrics, measured_shape
-from fspo_verl.analysis.length_effect import length_effect
+from fspo_verl.analysis.length_effect import SHORTER, length_effect
 from fspo_verl.analysis.verdict import verdict
 from fspo_verl.band import Band
 from fspo_verl.clips import BandClip, ratio_band, standardized, upper_quantile
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.observe.records import read_records
+from fspo_verl.observe.settings import RunSettings
 
 SEEDS = 200
 
@@ -30,6 +32,14 @@ SEEDS = 200
 def write_records(folder, records, loss="fspo"):
     synthetic_run.write_records(folder / "records", records, loss)
     return folder
+
+
+def trained(records, band=None, rate=0.1):
+    """The records of a run whose band clips this share of each side; FSPO's width by default."""
+    band = fit.with_eps(records, band or Band(), rate)
+    records["clipped"] = fit.clipped_by(band, records).astype(np.float32)
+    records.attrs["settings"] = RunSettings("fspo", band)
+    return records
 
 
 def run_cli(capsys, *args):
@@ -149,21 +159,23 @@ def test_a_width_that_cannot_be_measured_says_why(records, reason):
 
 
 @pytest.mark.parametrize("power", [0.5, 0.15])
-def test_a_measured_width_is_proposed_only_where_sqrt_of_length_is_not_fair(power):
-    records = simulate_run(np.random.default_rng(0), 40, 32, power=power, kappa=0.0)
-    chosen, *others = fit.fits(records, 0.1)
-    assert chosen.is_fair and chosen.width == (ROOT if power == 0.5 else MEASURED)
-    assert len(others) == (power != 0.5)
-    if others:
-        assert not others[0].is_fair and abs(chosen.held_out.exponent) < abs(others[0].held_out.exponent)
+def test_another_width_is_proposed_only_where_that_of_the_run_is_less_even(power):
+    records = trained(simulate_run(np.random.default_rng(0), 40, 32, power=power, kappa=0.0))
+    chosen, *widths = calibrate(records, 0.1).fits
+    assert [one.width for one in widths] == [*WIDTHS]
+    assert (chosen.width == ROOT) == (power == 0.5)
+    if power == 0.15:
+        root = widths[0]
+        assert root.effect.who == SHORTER and abs(chosen.effect.exponent) < abs(root.effect.exponent) / 3
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_what_is_held_out_has_not_been_fitted(width):
     records = simulate_run(np.random.default_rng(0), 11, 32, step_spread=0.3)
     earlier, later = records[records.step <= 5], records[records.step > 5]
-    shape = None if width == ROOT else measured_shape(earlier, 0.1)
-    band = fit.with_eps(later, Band(shape=shape), 0.1)
+    shape = fit.shaped(earlier, width, 0.1)
+    assert shape.shape == (measured_shape(earlier, 0.1) if width == MEASURED else None)
+    band = fit.with_eps(later, shape, 0.1)
     assert fit.held_out(records, width, 0.1) == length_effect(later, fit.clipped_by(band, later))
 
 
@@ -176,7 +188,9 @@ def test_a_width_that_cannot_reach_the_target_is_refused_with_its_reason():
     records = simulate_run(np.random.default_rng(0), prompts=32, sigma=0.25, kappa=1.0, low=200, high=400)
     reason = "no band clips 0.25 .*of the responses with A > 0 lie above the centre, and eps must be positive"
     with pytest.raises(fit.Unreachable, match=reason):
-        fit.fits(records, 0.25)
+        fit.fitted(records, ROOT, 0.25)
+    with pytest.raises(fit.Unreachable, match=reason):
+        calibrate(records, 0.25)
 
 
 def test_every_other_clip_gets_the_range_that_clips_as_much():
@@ -220,24 +234,32 @@ def pasted(out):
 
 
 @pytest.mark.parametrize("power", [0.5, 0.15])
-def test_prints_the_verdict_and_overrides_that_give_the_rate_in_fifteen_lines(tmp_path, capsys, power):
-    records = simulate_run(np.random.default_rng(0), 40, 32, sigma=0.05, kappa=0.0, power=power)
+def test_prints_the_verdict_and_overrides_that_give_the_rate_in_twenty_lines(tmp_path, capsys, power):
+    records = trained(simulate_run(np.random.default_rng(0), 40, 32, sigma=0.05, kappa=0.0, power=power))
     run, file = write_records(tmp_path / "run", records), tmp_path / "out.json"
     code, out, err = run_cli(capsys, run, "--target-clip-rate", 0.05, "--json", file)
     assert (code, err) == (0, "")
-    assert longest_sentence(out) <= 100 and len(out.splitlines()) <= 15
+    assert longest_sentence(out) <= 100 and len(out.splitlines()) <= 20
     result = json.loads(file.read_text())
-    chosen = result["fits"][0]
-    assert result["source"] == "records" and result["verdict"]["responses"] == (records.advantage != 0).sum()
-    assert " ".join(out.split()).startswith(f"run: {result['verdict']['sentence']} A width that follows")
-    assert (chosen["width"] == ROOT) == (power == 0.5) == (chosen["band"]["shape"] is None)
+    chosen, said = result["fits"][0], result["verdict"]
+    assert result["source"] == "records" and said["responses"] == (records.advantage != 0).sum()
+    assert " ".join(out.split()).startswith(f"run: {said['sentence']} {said['advice']} A")
+    assert out.splitlines()[-1] and "Next: " in out
+    assert (chosen["width"] == ROOT) == (power == 0.5) == (said["action"] == KEEP)
     (block,) = pasted(out)
     assert as_hydra_reads(block) == as_hydra_reads(chosen["overrides"])
     clipped = fit.clipped_by(FSPOPolicyLossConfig(**as_hydra_reads(block)), records)
     assert clipped[records.advantage > 0].mean() == pytest.approx(0.05, abs=0.003)
     everything = run_cli(capsys, run, "--target-clip-rate", 0.05, "--all")[1]
     assert everything.startswith(out.rstrip()) and longest_sentence(everything) <= 100
-    assert len(pasted(everything)) == 1 + (1 if power == 0.5 else 2) + 3
+    assert len(pasted(everything)) >= 1 + len(WIDTHS) + 3
+
+
+@pytest.mark.parametrize(("steps", "tells"), [(5, False), (40, True)])
+def test_a_re_run_is_predicted_only_from_as_many_steps_as_it_takes(tmp_path, capsys, steps, tells):
+    run = write_records(tmp_path, trained(simulate_run(np.random.default_rng(0), steps, 32, step_spread=0.4)))
+    out = " ".join(run_cli(capsys, run)[1].split())
+    assert ("A re-run at this eps would clip" in out) == tells != ("too few to say what a re-run would clip" in out)
 
 
 @pytest.mark.parametrize("loss", ["gspo", "vanilla"])
@@ -275,7 +297,7 @@ def test_the_eps_that_is_advised_stays_as_it_is_pasted_and_is_said_to(tmp_path, 
     assert (block.get(f"{fit.KEY}target_clip_rate") == "null") == (target is not None)
     for said in (" ".join(out.split()), advice):
         assert ("followed a clip rate of 0.1, and these overrides fix it" in said) == (target is not None)
-    assert len(out.splitlines()) <= 15
+    assert len(out.splitlines()) <= 20
 
 
 def records_without(**columns):

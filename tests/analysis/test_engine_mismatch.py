@@ -14,7 +14,7 @@ from simulated_records import frame
 
 from fspo_verl import report
 from fspo_verl.analysis import runs
-from fspo_verl.analysis.mismatch import dropped, mismatch, note
+from fspo_verl.analysis.mismatch import dropped, mismatch, note, of_bypass
 from fspo_verl.analysis.verdict import verdict
 from fspo_verl.observe.columns import MISMATCH, mismatch_columns
 from fspo_verl.observe.settings import RunSettings
@@ -109,10 +109,25 @@ def test_the_note_of_a_verdict_weighs_mismatch_against_movement():
     assert "0.02 nats per token" in said and "50% of how far" in said and "staleness" not in said
     assert "1.5 steps of staleness" in note(records.assign(staleness=1.5))
     assert note(records.assign(rollout_quadratic_variation=records.rollout_quadratic_variation / 100)) is None
-    records.attrs["settings"] = RunSettings("fspo", old_log_probs_from_rollout=True)
-    assert "cannot tell them apart" in note(records)
     plain = frame([10, 20])
     assert note(plain) is None and mismatch(plain) is None
+
+
+@pytest.mark.parametrize("sigma", [0.005, 0.02])
+def test_in_bypass_mode_the_first_mini_batch_is_the_mismatch(sigma):
+    """S of the first mini-batch is what the engines differ by, and S of later ones holds a move of 0.02 as well."""
+    lengths, tokens = responses(np.random.default_rng(7), 2000, sigma)
+    s, q = (np.array([part.sum() for part in parts]) for parts in (tokens, [d**2 for d in tokens]))
+    mini_batch = (np.arange(2000) // 4 % 4).astype(np.int32)
+    q = q + (mini_batch > 0) * 0.02**2 * lengths
+    records = frame(lengths, s, q, 1.0, np.arange(2000) // 4, mini_batch=mini_batch)
+    assert of_bypass(records) is None and mismatch(records) is None
+    records.attrs["settings"] = RunSettings("fspo", old_log_probs_from_rollout=True)
+    found, engines = of_bypass(records), mismatch(records)
+    assert found.sigma == pytest.approx(sigma, rel=0.03) == engines.sigma and engines.responses == 500
+    assert found.share == pytest.approx(sigma**2 / (sigma**2 + 0.75 * 0.02**2), rel=0.06)
+    assert engines.exponent.lower < 0.5 < engines.exponent.upper and math.isnan(engines.kl) and note(records) is None
+    assert 0 <= engines.dropped.loc[("width √L", "|S_r| up to 0.03·√L"), "all"] < 0.2
 
 
 def test_the_report_shows_it_where_records_hold_it_and_rejected_responses_count(monkeypatch):

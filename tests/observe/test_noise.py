@@ -17,7 +17,7 @@ from test_mismatch import Bypass, run, worker_of
 from test_policy_loss import CUTS, actor_config
 from test_records import counted_ppo_loss, train, writers  # noqa: F401  fixtures
 
-from fspo_verl.analysis import calibration
+from fspo_verl.analysis import calibration, conclusion
 from fspo_verl.analysis.runs import Run
 from fspo_verl.analysis.verdict import verdict
 from fspo_verl.band import Band
@@ -137,4 +137,5 @@ def test_calibrate_and_report_tell_the_noise(sigma, warned, tmp_path):
     calibrated = calibration.calibrate(records, 0.1)
     assert calibrated.noise.sigma == pytest.approx(sigma, rel=1e-3)
     assert ("numerical noise" in calibration.details(calibrated, run)) == warned
-    assert any("Eps lies below" in note for note in verdict(records).notes) == warned
+    said = verdict(records)
+    assert (said.cause == conclusion.NOISE) == warned == ("Eps lies below" in said.sentence)

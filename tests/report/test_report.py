@@ -105,7 +105,9 @@ def test_counterfactuals_are_those_of_the_clips_scaled_to_one_rate(made):
             assert found["rate"] == pytest.approx(clipped.mean())
             assert found["lre"] == pytest.approx(clip_rates.length_reweighting_error(table))
             effect = length_effect(run.records, applied.clipped(run.records))
-            assert found["exponent"] == pytest.approx(effect and effect.exponent) and found["n"] == len(counted)
+            shown = effect and (effect.is_line or not effect.depends)
+            assert found["exponent"] == (pytest.approx(effect.exponent) if shown else None)
+            assert found["p"] == (effect and pytest.approx(effect.p)) and found["n"] == len(counted)
 
 
 # --- page and files --------------------------------------------------------------------------------------------------
@@ -206,8 +208,8 @@ def test_everything_that_can_go_wrong_at_once(tmp_path, monkeypatch):
         "incomplete": ("The records of 30 responses in 2 steps were lost", "A random 768 of its 10,000,000 records"),
         "only metrics <b>&": ("rates only, no test", "records_dir=DIR and +algorithm.policy_loss=observed"),
         "only a config": ("there are no records",),
-        "kept all": ("Clips none of",),
-        "clipped all": ("nothing is left to compare",),
+        "kept all": ("Clips none of", "Narrow the clip"),
+        "clipped all": ("Clips 100% of", "Widen the clip"),
         "unmoved": ("Nothing moved",),
         "no advantage": ("no response has an advantage",),
         "one response": ("Clips",),
@@ -235,8 +237,8 @@ def test_the_verdict_opens_the_page_and_is_printed(made, capsys):
         expected = verdict(run.records)
         assert (found["run"], found["sentence"]) == (run.name, expected.sentence)
         assert found["advice"] == expected.advice and list(expected.notes) == found["notes"]
-        places = [made.page.text.index(text) for text in (found["sentence"], found["advice"], "How to read it")]
-        assert places == sorted(places)
+        place = made.page.text.index(found["sentence"])
+        assert place < made.page.text.index(found["advice"], place) < made.page.text.index("How to read it")
         assert all(f"{key}={value}" in made.page.text for key, value in expected.overrides.items() if value is not None)
     run, before = made.paths[0], runs.written(made.paths[0])
     assert cli.main(["report", str(run)]) == 0

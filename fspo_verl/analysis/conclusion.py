@@ -1,0 +1,423 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with the clip of a run, in the order in which a doctor asks: the same words for every command.
+
+:class:`Evidence` holds the numbers, of records, live metrics or a log; what is not known is None, and nothing is said
+of it. :func:`conclude` asks one rule after the other. The first that holds is the conclusion, the others are worth a
+line below it. Light to import, as a process that trains can use it: no scipy, no pandas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fspo_verl.observe import noise
+
+if TYPE_CHECKING:
+    from fspo_verl.analysis.length_effect import LengthEffect, Part
+    from fspo_verl.band import Band
+
+CAUSES = NOT_FINITE, CUT_OFF, NOISE, MISMATCH, LEVEL, LENGTH, SIDE = (
+    "not finite",
+    "cut off",
+    "noise",
+    "mismatch",
+    "level",
+    "length",
+    "side",
+)
+"""In the order in which they are asked for. What comes first explains what comes later."""
+EVEN, UNKNOWN = "even", "unknown"
+"""The causes where no rule holds: a test found nothing, or there was none."""
+
+TAKE, KEEP, COULD_NOT, RECORD, MEND = ("take", "keep", "could not", "record", "mend")
+"""What to do: take another clip, keep this one, keep it as no other could be tried, record more first, or mend
+something other than the clip first."""
+
+SHARE_NOT_FINITE = 0.001
+"""Share of the responses that hold NaN or inf from which it is the conclusion. Fewer are a line."""
+SHARE_CUT_OFF = 0.25
+"""Share of the responses that fill what they were allowed from which it is the conclusion; a fifth of it is a line."""
+SHARE_OF_SPREAD = 0.5
+"""Share of the variance of the log-ratios from which noise, or the mismatch in bypass mode, is the conclusion; from a
+fifth of it a line."""
+SHARE_MASKED = 0.25
+"""Share of the responses that the mask of the mismatch takes from which it is the conclusion."""
+MOST, HARDLY_ANY = 0.5, 0.001
+"""Clip rates above and below which the level is the conclusion."""
+TIMES = 2.0
+"""Ratio of the clip rates of both sides from which it is the conclusion."""
+
+SMALLER_MINI_BATCHES = "lower actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size"
+_LARGE_FACTOR = 100.0  # beyond which naming it helps nobody
+_LINE = 0.2  # of a share that is a conclusion, from which it is worth a line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The numbers of a run, or of some of its steps; shares between 0 and 1. None: not known."""
+
+    responses: int | None = None
+    """With an advantage."""
+
+    clip_rate: float | None = None
+    """Share of :attr:`responses`; of a loss that clips tokens the mean share of a response's tokens."""
+
+    by_token: bool = False
+    length: LengthEffect | None = None
+    too_few: str | None = None
+    """Why there is no :attr:`length`, in a subordinate clause."""
+
+    one_length: bool = False
+
+    moved: float | None = None
+    """Share of the responses whose log-ratios are not all 0."""
+
+    not_finite: float | None = None
+    cut_off: float | None = None
+    """Share of the responses that fill what they were allowed."""
+
+    longest: tuple[float, float] | None = None
+    """Clip rate of the longest third, with and without the responses that are cut off; NaN where none is left."""
+
+    noise_sigma: float | None = None
+    """Spread of a token's log-ratio where no update has moved it, nats."""
+
+    noise_share: float | None = None
+    """Of the variance of a token's log-ratio after updates."""
+
+    noise_only: bool | None = None
+    """Whether no update has moved any response: one optimiser step per rollout."""
+
+    noise_found: noise.Noise | None = None
+    """Noise against :attr:`band`, of records; of metrics where they count what lies outside."""
+
+    band: Band | None = None
+    """On S, that trained."""
+
+    mismatch_sigma: float | None = None
+    """Spread of a token's log-ratio between trainer and rollout engine, nats."""
+
+    mismatch_share: float | None = None
+    """In bypass mode: of the variance of a token's log-ratio. Otherwise the clip does not see the mismatch."""
+
+    masked: float | None = None
+    """Share of the responses that the mask of the mismatch takes out of the gradient."""
+
+    sides: tuple[float, float] | None = None
+    """Clip rates of the responses better and worse than their group."""
+
+    sides_differ: bool | None = None
+    """By more than noise."""
+
+    @staticmethod
+    def of_live(series: Mapping[str, float]) -> Evidence:
+        """Of the live series of a step, or of their means over steps, by the names that loggers have."""
+        known = {name: value for name, value in series.items() if math.isfinite(value)}
+        return Evidence(
+            clip_rate=known.get("fspo/clip_rate/all"),
+            not_finite=known.get("actor/fspo/nonfinite_fraction"),
+            cut_off=known.get("fspo/truncated"),
+            noise_sigma=known.get("fspo/noise_sigma"),
+            mismatch_sigma=known.get("fspo/mismatch_sigma"),
+            masked=known.get("fspo/mismatch_masked"),
+        )
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """One finding; texts are sentences in plain text without line breaks."""
+
+    cause: str
+    """One of :data:`CAUSES`, or :data:`EVEN` or :data:`UNKNOWN`."""
+
+    sentence: str
+    advice: str
+    action: str
+    """One of :data:`TAKE`, :data:`KEEP`, :data:`COULD_NOT`, :data:`RECORD` and :data:`MEND`."""
+
+
+def conclude(evidence: Evidence) -> list[Conclusion]:
+    """Everything that holds, in the order of :data:`CAUSES`; if nothing does, that lengths are even or not known."""
+    found = [one for rule in _RULES if (one := rule(evidence)) is not None]
+    return found or [_nothing(evidence)]
+
+
+def lines(evidence: Evidence) -> list[str]:
+    """What is worth a line below a conclusion though it is too little for one."""
+    said = []
+    if evidence.not_finite and _not_finite(evidence) is None:
+        said.append(f"{percent(evidence.not_finite)} of the responses hold NaN or inf and are left out of the loss.")
+    if evidence.cut_off is not None and _LINE * SHARE_CUT_OFF <= evidence.cut_off < SHARE_CUT_OFF:
+        said.append(_cut_off_sentence(evidence))
+    if _noise(evidence) is None and (evidence.noise_share or 0) >= _LINE * SHARE_OF_SPREAD:
+        said.append(_noise_of_spread(evidence))
+    if _mismatch(evidence) is None and (evidence.mismatch_share or 0) >= _LINE * SHARE_OF_SPREAD:
+        said.append(_mismatch_of_spread(evidence))
+    return said
+
+
+# --- the rules, in their order ---------------------------------------------------------------------------------------
+
+
+def _not_finite(evidence: Evidence) -> Conclusion | None:
+    share = evidence.not_finite
+    if share is None or share < SHARE_NOT_FINITE:
+        return None
+    return Conclusion(
+        NOT_FINITE,
+        f"{percent(share)} of the responses hold NaN or inf in their log-probs; the loss leaves them out.",
+        "Find where they come from before anything else: the model, its precision, or the log-probs of the rollout.",
+        MEND,
+    )
+
+
+def _cut_off(evidence: Evidence) -> Conclusion | None:
+    if evidence.cut_off is None or evidence.cut_off < SHARE_CUT_OFF:
+        return None
+    return Conclusion(
+        CUT_OFF,
+        _cut_off_sentence(evidence),
+        "Raise data.max_response_length, or the model's length, first: the longest lengths are a limit here, and what "
+        "the clip does to them says little of responses that end by themselves.",
+        MEND,
+    )
+
+
+def _noise(evidence: Evidence) -> Conclusion | None:
+    help_, band, sigma = f"What helps: {noise.HELP}.", evidence.band, evidence.noise_sigma
+    outside = noise.warning(evidence.noise_found, band) if evidence.noise_found and band else None
+    if outside:
+        return Conclusion(NOISE, f"{outside[0].upper()}{outside[1:]}.", "Widen eps, or remove the noise, first.", MEND)
+    if evidence.noise_found is None and sigma and band is not None and band.length_power == 0.5:
+        eps, floor = min(band.low, band.high), noise.EPS_IN_SIGMA * sigma
+        if eps < floor:
+            return Conclusion(
+                NOISE,
+                f"Eps lies below the numerical noise: rounding alone moves a token's log-ratio by {sigma:.2g}, and an "
+                f"eps of {eps:g} means something from {noise.rounded_up(floor):g} on.",
+                f"Widen eps, or remove the noise, first. {help_}",
+                MEND,
+            )
+    if not evidence.clip_rate or evidence.clip_rate < HARDLY_ANY:
+        return None
+    if evidence.noise_only and sigma:
+        return Conclusion(
+            NOISE,
+            f"Every clip is noise: with one optimiser step per rollout no update has moved these responses, and "
+            f"{percent(evidence.clip_rate)} are clipped, as rounding alone moves a token's log-ratio by {sigma:.2g}.",
+            f"{SMALLER_MINI_BATCHES.capitalize()} if the clip is to act. {help_}",
+            MEND,
+        )
+    if (evidence.noise_share or 0) >= SHARE_OF_SPREAD:
+        return Conclusion(NOISE, _noise_of_spread(evidence), f"Remove the noise first. {help_}", MEND)
+    return None
+
+
+def _mismatch(evidence: Evidence) -> Conclusion | None:
+    clips = evidence.clip_rate is not None and evidence.clip_rate >= HARDLY_ANY
+    if clips and evidence.mismatch_share is not None and evidence.mismatch_share >= SHARE_OF_SPREAD:
+        return Conclusion(
+            MISMATCH,
+            _mismatch_of_spread(evidence),
+            "Compare with algorithm.rollout_correction.bypass_mode=False, which takes the mismatch out of the ratio; "
+            "see docs/noise.md.",
+            MEND,
+        )
+    if evidence.masked is not None and evidence.masked >= SHARE_MASKED:
+        return Conclusion(
+            MISMATCH,
+            f"The mask of the mismatch takes {percent(evidence.masked)} of the responses out of the gradient.",
+            "Bring trainer and rollout engine closer together, or raise mismatch_eps; see docs/noise.md.",
+            MEND,
+        )
+    return None
+
+
+def _level(evidence: Evidence) -> Conclusion | None:
+    rate = evidence.clip_rate
+    if rate is not None and rate > MOST:
+        effect, kept = evidence.length, ""
+        if effect is not None and len(effect.thirds) == 3:
+            kept = f": kept are {_of_thirds(effect.thirds, [1 - part.rate for part in effect.thirds])}"
+        return Conclusion(
+            LEVEL,
+            f"Clips {percent(rate)} {_of_what(evidence)}, more than it keeps{kept}.",
+            "Widen the clip; `fspo-verl calibrate` finds the eps of a clip rate.",
+            TAKE,
+        )
+    if evidence.moved == 0:
+        return Conclusion(
+            LEVEL,
+            "Nothing moved, so no clip can act: with one optimiser step per rollout the ratio stays 1.",
+            f"{SMALLER_MINI_BATCHES.capitalize()}.",
+            MEND,
+        )
+    if rate is None or rate >= HARDLY_ANY:
+        return None
+    none = f"Clips {'none' if rate == 0 else percent(rate)} {_of_what(evidence)}"
+    if evidence.noise_only:
+        return Conclusion(
+            LEVEL,
+            f"{none}: with one optimiser step per rollout no update has moved them before they are judged.",
+            f"{SMALLER_MINI_BATCHES.capitalize()} if the clip is to act.",
+            MEND,
+        )
+    return Conclusion(
+        LEVEL,
+        f"{none}: the clip is idle.",
+        "Lower eps if a clip is wanted; `fspo-verl calibrate` finds the eps of a clip rate.",
+        TAKE,
+    )
+
+
+def _length(evidence: Evidence) -> Conclusion | None:
+    if evidence.length is None or not evidence.length.depends:
+        return None
+    return Conclusion(LENGTH, of_length(evidence), "`fspo-verl calibrate` tries other widths.", RECORD)
+
+
+def _side(evidence: Evidence) -> Conclusion | None:
+    if evidence.sides is None or not evidence.sides_differ:
+        return None
+    better, worse = evidence.sides
+    if max(better, worse) < TIMES * min(better, worse):
+        return None
+    return Conclusion(
+        SIDE,
+        f"Clips {percent(better)} of the responses that are better than their group and {percent(worse)} of those that "
+        "are worse.",
+        "Set eps_low and eps_high apart; `fspo-verl calibrate` finds both for one clip rate.",
+        TAKE,
+    )
+
+
+_RULES: tuple[Callable[[Evidence], Conclusion | None], ...] = (
+    _not_finite,
+    _cut_off,
+    _noise,
+    _mismatch,
+    _level,
+    _length,
+    _side,
+)
+
+
+def _nothing(evidence: Evidence) -> Conclusion:
+    if evidence.length is not None:
+        return Conclusion(EVEN, of_length(evidence), "Keep the clip.", KEEP)
+    if evidence.responses == 0:
+        more = "Record more: train until some rewards within a group of responses differ."
+        return Conclusion(UNKNOWN, "Too few to say: no response has an advantage.", more, RECORD)
+    if evidence.clip_rate is None:
+        said = "Nothing to say: there are no records, and the metrics hold no clip rates."
+        return Conclusion(UNKNOWN, said, "Record more.", RECORD)
+    start = f"Clips {percent(evidence.clip_rate)} {_of_what(evidence)}"
+    if evidence.too_few is None:
+        said = f"{start}. These are rates only, no test: there are no records."
+        return Conclusion(UNKNOWN, said, "Record more.", RECORD)
+    if evidence.one_length:
+        return Conclusion(EVEN, f"{start}: {evidence.too_few}.", "Keep the clip.", KEEP)
+    return Conclusion(UNKNOWN, f"{start}: {evidence.too_few}.", "Record more steps.", RECORD)
+
+
+# --- their words -----------------------------------------------------------------------------------------------------
+
+
+def percent(share: float) -> str:
+    """A share in per cent, with two digits below 10%."""
+    return f"{share:.0%}" if share >= 0.1 or share == 0 else f"{share:.1%}" if share >= 0.001 else f"{share:.2%}"
+
+
+def of_length(evidence: Evidence) -> str:
+    """The clip rates by length, and what the test of :mod:`fspo_verl.analysis.length_effect` says of them."""
+    effect, rate = evidence.length, evidence.clip_rate
+    assert effect is not None and rate is not None, "only where there was a test"
+    curved = effect.depends and not effect.is_line and len(effect.tails) == 3
+    parts = effect.tails if curved else effect.thirds
+    start = f"Clips {percent(rate)} {_of_what(evidence)}"
+    rates = [part.rate for part in parts]
+    if curved:
+        start += ": " + _of_parts(parts, rates, ("the shortest tenth", "those in between", "the longest tenth")) + "."
+    elif len(parts) == 3:
+        start += f": {_of_thirds(parts, rates)}."
+    elif len(parts) == 2:
+        start += ": " + _of_parts(parts, rates, ("the shorter", "the longer ones")) + "."
+    else:
+        start += "."
+    return f"{start} {_dependence(evidence, effect)}"
+
+
+def _dependence(evidence: Evidence, effect: LengthEffect) -> str:
+    steps = "this one step" if effect.steps == 1 else f"these {effect.steps} steps"
+    where = "" if effect.is_of_run else f"in {steps} "
+    if not effect.depends:
+        factor = f"a factor up to {effect.factor:.2g} is compatible"
+        if not effect.factor <= _LARGE_FACTOR:
+            factor = "any difference is compatible"
+        return f"No significant dependence on length {where}({evidence.responses:,} responses; {factor})."
+    who = {
+        "shorter": "shorter responses are clipped more",
+        "longer": "longer responses are clipped more",
+        "both ends": "the shortest and the longest responses are clipped more than those in between",
+        "the middle": "responses of middle length are clipped more than the shortest and the longest",
+    }[str(effect.who)]
+    how = f"p = {effect.p:.1g}; no single power of the length describes it"
+    if effect.is_line:
+        ends = f"95% interval {effect.lower:.2f} to {effect.upper:.2f}"
+        if math.isinf(effect.lower):
+            ends = f"at most {effect.upper:.2f}"
+        elif math.isinf(effect.upper):
+            ends = f"at least {effect.lower:.2f}"
+        how = f"{'rate of what is kept' if effect.of_kept else 'clip rate'} ~ length^{effect.exponent:.2f}, {ends}"
+    sentence = f"{where}{who} ({how})."
+    return sentence[0].upper() + sentence[1:]
+
+
+def _of_what(evidence: Evidence) -> str:
+    """What a rate is a share of."""
+    if evidence.by_token:
+        return "of the tokens (mean share of a response)"
+    return (
+        "of the responses with an advantage" if evidence.responses is None else f"of {evidence.responses:,} responses"
+    )
+
+
+def _of_parts(parts: tuple[Part, ...], rates: list[float], names: tuple[str, ...]) -> str:
+    said = []
+    for place, (part, rate, name) in enumerate(zip(parts, rates, names, strict=True)):
+        tokens = f" ({part.shortest:,}-{part.longest:,} tokens)" if place in (0, len(parts) - 1) else ""
+        said.append(f"{percent(rate)} of {name}{tokens}")
+    return ", ".join(said)
+
+
+def _of_thirds(parts: tuple[Part, ...], rates: list[float]) -> str:
+    return _of_parts(parts, rates, ("the shortest third", "the middle", "the longest"))
+
+
+def _cut_off_sentence(evidence: Evidence) -> str:
+    sentence = f"{percent(evidence.cut_off or 0)} of the responses are cut off: they fill what they were allowed"
+    if evidence.longest is None or math.isnan(evidence.longest[0]):
+        return f"{sentence}."
+    every, ended = evidence.longest
+    without = "none of its responses ended by itself" if math.isnan(ended) else f"{percent(ended)} without them"
+    return f"{sentence}. Of the longest third {percent(every)} are clipped; {without}."
+
+
+def _noise_of_spread(evidence: Evidence) -> str:
+    return (
+        f"About {min(evidence.noise_share or 0, 1):.0%} of how far responses move is numerical noise: responses that "
+        "no update has moved show as much (docs/noise.md)."
+    )
+
+
+def _mismatch_of_spread(evidence: Evidence) -> str:
+    by = f", {evidence.mismatch_sigma:.2g} nats per token" if evidence.mismatch_sigma else ""
+    return (
+        "The clip acts on the mismatch of trainer and rollout engine: in bypass mode it is "
+        f"{evidence.mismatch_share:.0%} of how far responses are from the log-probs that sampled them (first "
+        f"mini-batches, which no update has moved{by})."
+    )

@@ -1,0 +1,279 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a report concludes and advises of simulated runs whose truth is known, and in which order causes are named."""
+
+import dataclasses
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import synthetic_run
+from scipy.stats import binom
+from simulated_records import frame
+
+from fspo_verl import cli
+from fspo_verl.analysis import conclusion as c
+from fspo_verl.analysis import fit, runs, widths
+from fspo_verl.analysis.conclusion import CAUSES, Evidence, conclude
+from fspo_verl.analysis.length_effect import ENDS, LONGER, MIDDLE, SHORTER, length_effect
+from fspo_verl.analysis.verdict import percent, verdict, verdict_of
+from fspo_verl.band import Band
+from fspo_verl.config import FSPOPolicyLossConfig
+from fspo_verl.observe.settings import RunSettings
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts/studies/levels"))
+
+import levels  # noqa: E402
+
+COMMITTED = sorted((Path(__file__).parents[2] / "scripts/studies/measured_shape/records").glob("*/"))
+
+
+def simulated(seed=0, **settings):
+    return levels.simulate(np.random.default_rng(seed), **settings)
+
+
+def outcome(said):
+    return said.cause, said.effect and said.effect.who, said.action
+
+
+def rate_of(overrides, records):
+    """What the band that is advised clips of each side."""
+    values = {key.removeprefix(fit.KEY): value for key, value in overrides.items() if key.startswith(fit.KEY)}
+    clipped = fit.clipped_by(FSPOPolicyLossConfig(**values), records)
+    return [clipped[(sign * records.advantage > 0).to_numpy()].mean() for sign in (1, -1)]
+
+
+# --- what was said wrongly -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.4])
+def test_a_shape_is_kept_only_where_others_were_tried_and_are_no_better(rate):
+    """Of a run with k = -0.34 at 47% it was said that nothing is more even than sqrt(length), and nothing was tried."""
+    records = simulated(rate=rate, power=0.2, pull=1.0, mini_batches=8)
+    said = verdict(records)
+    assert outcome(said) == (c.LENGTH, SHORTER, c.TAKE)
+    assert said.comparison.rate == 0.1 and len(said.comparison.others) >= 2 and not said.comparison.untried
+    assert said.comparison.best.spread < said.comparison.own.spread / 2
+    assert rate_of(said.overrides, records) == pytest.approx([0.1, 0.1], abs=0.012)
+
+
+@pytest.mark.parametrize("rate", [0.57, 0.77])
+def test_where_most_responses_are_clipped_the_clip_is_not_kept_and_a_band_in_reach_is_named(rate):
+    """It was said to keep the clip after 77% clipped, and that no band clips 0.571682 as a next step."""
+    records = simulated(rate=rate, mini_batches=8, pull=3.0)
+    said = verdict(records)
+    assert (said.cause, said.action) == (c.LEVEL, c.TAKE)
+    assert rate_of(said.overrides, records) == pytest.approx([0.1, 0.1], abs=0.012)
+
+
+def test_what_is_kept_decides_where_most_is_clipped():
+    """2% against 21% kept is no dependence like length^-0.10 of what is clipped."""
+    records = simulated(rate=0.77, mini_batches=8, pull=3.0, own=0.9)
+    said = verdict(records)
+    assert said.cause == c.LEVEL and said.effect.of_kept and said.effect.who == SHORTER and said.effect.exponent > 0.3
+    assert any("shorter" in note.lower() for note in said.notes)
+
+
+@pytest.mark.parametrize(("bend", "who"), [(0.4, ENDS), (-0.4, MIDDLE)])
+def test_a_clip_of_both_ends_or_the_middle_is_seen(bend, who):
+    """It was said that there is no difference between lengths whose tenths were clipped 32/7/3/3/3/3/4/4/8/33%."""
+    said = verdict(simulated(bend=bend, steps=30))
+    assert outcome(said) == (c.LENGTH, who, c.TAKE) and said.comparison.best.name == fit.MEASURED
+
+
+@pytest.mark.parametrize("steps", [1, 5, 9])
+def test_a_few_steps_whose_slopes_differ_give_no_verdict_on_the_run(steps):
+    """In 15 to 43% of such runs a dependence was called."""
+    for seed in range(8):
+        said = verdict(simulated(seed, steps=steps, prompts=64, by_step=0.4))
+        assert said.action == c.RECORD and not said.overrides and not said.effect.is_of_run
+
+
+def test_what_could_not_be_tried_says_why():
+    records = simulated(own=1.0)
+    said = verdict(records.assign(length=np.where(records.length > 150, 240, 80)))
+    assert set(said.comparison.untried) == {fit.POWER, fit.MEASURED} and said.comparison.others
+    assert all("too few lengths" in why for why in said.comparison.untried.values())
+
+
+# --- candidates ------------------------------------------------------------------------------------------------------
+
+
+def test_widths_are_judged_where_they_were_not_fitted():
+    """Where sqrt(length) is even a curve follows noise: judged on what it was fitted to it would look better."""
+    found = [widths.compare(simulated(seed, steps=10, prompts=16), depends=False) for seed in range(12)]
+    assert all(one.best is None for one in found)
+    curves = [width.spread for one in found for width in one.others if width.name == fit.MEASURED]
+    assert len(curves) == len(found) and np.mean(curves) > np.mean([one.own.spread for one in found])
+
+
+def test_the_own_shape_that_was_measured_is_kept_where_it_is_even():
+    records = simulated(bend=0.4, steps=40)
+    shape = fit.measured_shape(simulated(9, bend=0.4, steps=40), 0.1)
+    band = fit.with_eps(records, Band(shape=shape), 0.1)
+    records["clipped"] = fit.clipped_by(band, records)
+    records.attrs["settings"] = RunSettings("fspo", band)
+    said = verdict(records)
+    assert said.cause in (c.EVEN, c.LENGTH) and said.action == c.KEEP and len(said.comparison.others) >= 3
+
+
+def test_a_loss_that_clips_tokens_is_compared_as_it_was_recorded():
+    records = simulated(own=1.0, steps=30)
+    records["clipped"] = records.clipped * np.random.default_rng(0).uniform(0.2, 1.0, len(records))
+    records.attrs["settings"] = RunSettings("vanilla", None)
+    said = verdict(records)
+    assert outcome(said) == (c.LENGTH, SHORTER, c.TAKE) and said.comparison.own.band is None
+    assert said.overrides["+algorithm.policy_loss"] == "fspo" and said.comparison.rate == 0.1
+
+
+# --- the order of causes ---------------------------------------------------------------------------------------------
+
+HOLDS = {
+    c.NOT_FINITE: {"not_finite": 0.02},
+    c.CUT_OFF: {"cut_off": 0.4},
+    c.NOISE: {"noise_share": 0.8, "noise_sigma": 0.01},
+    c.MISMATCH: {"mismatch_share": 0.8, "mismatch_sigma": 0.01},
+    c.LEVEL: {"clip_rate": 0.7},
+    c.LENGTH: {"length": length_effect(simulated(own=1.0))},
+    c.SIDE: {"sides": (0.3, 0.1), "sides_differ": True},
+}
+SOUND = Evidence(responses=1000, clip_rate=0.1, length=length_effect(simulated()))
+
+
+@pytest.mark.parametrize("causes", [part for n in range(1, 4) for part in itertools.combinations(CAUSES, n)])
+def test_the_first_cause_that_holds_is_the_conclusion_and_the_others_come_below(causes):
+    evidence = SOUND
+    for cause in reversed(causes):
+        evidence = dataclasses.replace(evidence, **HOLDS[cause])
+    assert tuple(one.cause for one in conclude(evidence)) == causes == tuple(sorted(causes, key=CAUSES.index))
+
+
+def test_of_what_is_not_known_nothing_is_said():
+    (sound,) = conclude(SOUND)
+    assert (sound.cause, sound.action) == (c.EVEN, c.KEEP) and not c.lines(SOUND)
+    (nothing,) = conclude(Evidence())
+    assert nothing.cause == c.UNKNOWN and not c.lines(Evidence())
+    plain = verdict(simulated())
+    assert "cut off" not in " ".join([plain.sentence, *plain.notes])
+
+
+def test_live_series_and_records_have_the_same_words():
+    records = simulated(truncated=0.4).drop(columns="prompt_text_hash")
+    series = {"fspo/clip_rate/all": records.clipped.mean(), "fspo/truncated": records.truncated.mean()}
+    (live, *_), said = conclude(Evidence.of_live(series | {"fspo/lre": np.nan})), verdict(records)
+    assert live.cause == said.cause == c.CUT_OFF and live.advice == said.advice
+    assert said.sentence.startswith(live.sentence.rstrip("."))
+    (rate,) = conclude(Evidence.of_live({"fspo/clip_rate/all": 0.2}))
+    assert rate.cause == c.UNKNOWN and percent(0.2) in rate.sentence
+
+
+def test_a_process_that_trains_can_use_the_rules_without_pandas_and_scipy():
+    code = "import sys, fspo_verl.analysis.conclusion; print({'pandas', 'scipy', 'pyarrow'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
+
+
+# --- cut off, sides, bypass ------------------------------------------------------------------------------------------
+
+
+def test_the_longest_third_is_told_with_and_without_the_responses_that_are_cut_off():
+    records = simulated(truncated=0.3)
+    cut = records.truncated > 0
+    records["clipped"] = np.where(cut, 1.0, records.clipped * 0.5)
+    counted = records[records.advantage != 0]
+    longest = counted[counted.length >= counted.length.quantile(2 / 3)]
+    shares = [percent(part.clipped.mean()) for part in (longest, longest[longest.truncated == 0])]
+    said = verdict(records)
+    assert said.cause == c.CUT_OFF and said.action == c.MEND and all(share in said.sentence for share in shares)
+    few = verdict(records.assign(truncated=(np.arange(len(records)) % 10 == 0).astype(float)))
+    assert few.cause != c.CUT_OFF and any("cut off" in note for note in few.notes)
+
+
+@pytest.mark.parametrize(("bypass", "noise", "cause"), [(True, 0.03, c.MISMATCH), (False, 0.03, c.NOISE)])
+def test_what_the_first_mini_batch_shows_is_mismatch_in_bypass_mode_and_else_noise(bypass, noise, cause):
+    said = verdict(simulated(bypass=bypass, noise=noise))
+    assert (said.cause, said.action) == (cause, c.MEND)
+    quiet = verdict(simulated(bypass=bypass, noise=1e-4))
+    assert quiet.cause == c.EVEN and not quiet.notes
+
+
+def test_the_mask_of_the_mismatch_that_takes_many_is_named():
+    records = simulated().assign(mismatch_masked=(np.arange(3840) % 2).astype(float))
+    assert verdict(records).cause == c.MISMATCH and verdict(records.assign(mismatch_masked=0.0)).cause == c.EVEN
+
+
+# --- too little ------------------------------------------------------------------------------------------------------
+
+LITTLE = {
+    "nothing recorded": (frame([]), c.UNKNOWN, c.RECORD),
+    "no advantage": (frame([5, 9], advantage=0), c.UNKNOWN, c.RECORD),
+    "nothing moved": (frame([50, 90] * 100), c.LEVEL, c.MEND),
+    "everything clipped": (frame([50, 90] * 100, 1.0, 1.0, clipped=np.ones(200), mini_batch=1), c.LEVEL, c.TAKE),
+    "one length": (frame([50] * 200, 1.0, 1.0, clipped=np.arange(200) % 4 == 0, mini_batch=1), c.EVEN, c.KEEP),
+    "few prompts": (frame([50, 90] * 10, 1.0, 1.0, clipped=np.arange(20) % 2, mini_batch=1), c.UNKNOWN, c.RECORD),
+    "one prompt a stratum": (
+        frame([50, 90] * 100, 1.0, 1.0, step=np.arange(200), clipped=np.arange(200) % 3 == 0, mini_batch=1),
+        c.UNKNOWN,
+        c.RECORD,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("case", LITTLE)
+def test_too_few_to_say_is_an_answer(case):
+    records, cause, action = LITTLE[case]
+    said = verdict(records)
+    assert (said.cause, said.action) == (cause, action) and said.sentence and said.advice and said.effect is None
+
+
+# --- report and calibrate --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", [*COMMITTED, "fspo", "gspo", "vanilla"], ids=lambda folder: Path(folder).name)
+def test_report_and_calibrate_say_the_same_of_one_run(folder, tmp_path, capsys):
+    if isinstance(folder, str):
+        folder = synthetic_run.write_run(tmp_path / folder, folder, steps=12)
+    said = verdict_of(run := runs.read_run(folder, folder.name))
+    if not (run.records.mini_batch > 0).any():  # nothing has moved on purpose: there is no eps to find
+        assert said.cause == c.NOISE
+    assert cli.main(["calibrate", str(folder)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"{folder.name}: {said.sentence} {said.advice} " in out
+    if said.overrides and said.comparison and said.comparison.rate == 0.1:
+        assert " \\ ".join(fit.pasted(said.overrides)) in out
+
+
+# --- the truth table -------------------------------------------------------------------------------------------------
+
+_MANY = ("even", "even, heavy tails", "even, slopes that differ by step, sd 0.3")
+_SURE = [name for name, cell in levels.CELLS.items() if cell.cause not in (c.EVEN, c.LENGTH)]
+
+
+@pytest.mark.parametrize("name", ["shorter", "longer", "both ends", "even, 5 steps", *_SURE])
+def test_what_is_plain_to_see_is_said_and_advised(name):
+    found = levels.outcomes(levels.CELLS[name], 5)
+    assert sum(count for pair, count in found.items() if pair == (levels.RIGHT, levels.RIGHT)) >= 4
+
+
+@pytest.mark.parametrize("name", _MANY)
+def test_false_alarms_are_as_rare_as_they_should_be(name):
+    found = levels.outcomes(levels.CELLS[name], runs := 40)
+    for place in (0, 1):
+        wrong = sum(count for pair, count in found.items() if pair[place] == levels.WRONG)
+        assert wrong <= binom.ppf(0.999, runs, 0.05)
+
+
+def test_the_table_counts_what_was_found(tmp_path, capsys):
+    levels.main(["--runs", "2", "--only", "nothing moved", "--output", str(tmp_path / "truth.csv")])
+    first = capsys.readouterr().out
+    levels.main(["--runs", "9", "--only", "nothing moved", "--output", str(tmp_path / "truth.csv")])  # is there already
+    assert capsys.readouterr().out == first and "| nothing moved | level, mend | yes | 100.0% | 0.0%" in first
+
+
+def test_cells_name_every_truth():
+    assert {cell.cause for cell in levels.CELLS.values()} == {*CAUSES, c.EVEN}
+    assert {cell.who for cell in levels.CELLS.values()} == {None, SHORTER, LONGER, ENDS, MIDDLE}
