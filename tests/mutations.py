@@ -23,7 +23,7 @@ METRICS, COLUMNS, RECORDS, MICROBATCH, FOLDER = (
 )
 LAUNCH, CHECKS = ((f"launch/{name}.py",) for name in ("view", "checks"))
 LENGTH_EFFECT, FIT = (("analysis/length_effect.py",), ("analysis/fit.py",))
-WIDTHS, CONCLUSION = (("analysis/widths.py",), ("analysis/conclusion.py",))
+WIDTHS, CONCLUSION, CLIP_RATES = ((f"analysis/{name}.py",) for name in ("widths", "conclusion", "clip_rates"))
 PAIRED = ("../scripts/compare/measures.py",)
 TESTS = [
     f"tests/{name}.py" for name in ("test_loss", "test_policy_loss", "observe/test_columns", "observe/test_records")
@@ -39,6 +39,7 @@ TESTS_OF = {  # files with tests of their own, which are long: those that a plan
     CHECKS: ["tests/launch/test_launch.py", "-k", "kept_for_resumes"],
     FIT: ["tests/analysis/test_calibrate.py", "-k", "measured"],
     LENGTH_EFFECT: ["tests/analysis/test_length_effect.py"],
+    CLIP_RATES: ["tests/analysis/test_length_effect.py"],
     WIDTHS: ["tests/analysis/test_verdict.py", "-k", "judged or false_alarms"],
     CONCLUSION: ["tests/analysis/test_verdict.py", "-k", "first_cause"],
     CLIPS: ["tests/test_clips.py", "-k", "definition"],
@@ -179,7 +180,8 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
      "for part in (whole, earlier, later)"),
     ("a width that is taken though it is no more even", WIDTHS, "measure.p_value(own.sums, one.sums) < rare", "True"),
     ("causes in another order", CONCLUSION, "    _not_finite,\n    _cut_off,\n", "    _cut_off,\n    _not_finite,\n"),
-    ("sides compared with each other", LENGTH_EFFECT, ', records["advantage"] > 0]', "]"),
+    ("sides compared with each other", CLIP_RATES,
+     '2 * code + (records["advantage"].to_numpy() > 0)', "code"),
     ("a width measured without strata", FIT, "relative = score / spread[stratum]", "relative = score"),
     ("knots that are not shrunk", FIT,
      "return line + variance / (variance + np.square(error)) * (y - line)", "return y"),

@@ -44,6 +44,13 @@ def prompts_of(records: pd.DataFrame) -> np.ndarray:
     return pd.factorize(records[name], use_na_sentinel=False)[0]
 
 
+def strata_of(records: pd.DataFrame) -> np.ndarray:
+    """Integer code ``[rows]`` of step, mini-batch and sign of the advantage; from 0 without gaps."""
+    step, mini_batch = (records[name].to_numpy(np.int64) for name in ("step", "mini_batch"))
+    code = step * (mini_batch.max(initial=0) + 1) + mini_batch
+    return pd.factorize(2 * code + (records["advantage"].to_numpy() > 0))[0]
+
+
 def t_quantile(freedom, confidence: float = CONFIDENCE):
     """Of Student's t: ``confidence`` lies between its negative and itself."""
     # Here: a run that trains takes its LRE from this module, and scipy comes with an extra.

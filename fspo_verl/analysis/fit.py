@@ -25,7 +25,7 @@ import pandas as pd
 from scipy import optimize, stats
 
 from fspo_verl.analysis import clip_rates
-from fspo_verl.analysis.clip_rates import Estimate, prompts_of
+from fspo_verl.analysis.clip_rates import Estimate, prompts_of, strata_of
 from fspo_verl.analysis.length_effect import LengthEffect, length_effect
 from fspo_verl.analysis.runs import RECORDS_DIR
 from fspo_verl.band import DUAL, Band
@@ -37,7 +37,7 @@ from fspo_verl.observe.settings import RunSettings
 
 ACTOR = "actor_rollout_ref.actor."
 KEY = f"{ACTOR}policy_loss."
-WIDTHS = ROOT, FIXED, POWER, MEASURED = ("sqrt(length)", "no length (fixed)", "a fitted power", "a measured curve")
+WIDTHS = ROOT, FIXED, POWER, MEASURED = ("sqrt(length)", "a fixed width", "a fitted power", "a measured curve")
 """What the width of a band may follow, those with fewer numbers to fit first."""
 SMALLER_MINI_BATCHES = f"lower {ACTOR}ppo_mini_batch_size below data.train_batch_size"
 NOTHING_MOVED = (
@@ -173,7 +173,7 @@ def knots_of(records: pd.DataFrame, target: float) -> Knots:
     clusters = [pd.factorize(prompt[knot == number])[0] for number in range(knot.max() + 1)]
     if len(clusters) < 3 or min(cluster.max() + 1 for cluster in clusters) < clip_rates.MIN_BIN_PROMPTS:
         raise Unreachable("too few lengths and prompts to measure a width")
-    stratum = used.groupby(["step", "mini_batch", used["advantage"] > 0], observed=True).ngroup().to_numpy()
+    stratum = strata_of(used)
     log_length = np.log(length)
     place = np.bincount(knot, log_length) / np.bincount(knot)
     bend = np.zeros(len(clusters))  # log(g/√L) at the knots

@@ -33,7 +33,7 @@ from scipy.optimize import brentq
 from scipy.stats import f as fisher
 from scipy.stats import t as student
 
-from fspo_verl.analysis.clip_rates import CONFIDENCE, prompts_of
+from fspo_verl.analysis.clip_rates import CONFIDENCE, prompts_of, strata_of
 
 MIN_PROMPTS = 20
 """Prompts with a clip (above half clipped: with a response that is kept), below which the test says nothing."""
@@ -180,8 +180,7 @@ class _Strata(NamedTuple):
         of_kept = bool(outcome.mean() > 0.5)
         outcome = 1 - outcome if of_kept else outcome
         rate = float(outcome.mean())
-        keys = [records["step"], records["mini_batch"], records["advantage"] > 0]
-        stratum = pd.MultiIndex.from_arrays(keys).factorize()[0]
+        stratum = strata_of(records)
         prompt, length = prompts_of(records), records["length"].to_numpy(np.float64)
         by_stratum = pd.DataFrame({"prompt": prompt, "length": length, "outcome": outcome}).groupby(stratum)
         varies = by_stratum[["length", "outcome"]].nunique() > 1

@@ -257,7 +257,8 @@ def _of_widths(effect: LengthEffect, compared: Comparison) -> tuple[str, str]:
     untried = "; ".join(f"{name} ({why})" for name, why in compared.untried.items())
     untried = f" Could not be tried: {untried}." if untried else ""
     if not effect.is_of_run:
-        steps = f"Record {MIN_STEPS} steps or more: {effect.steps} are too few to speak of the run."
+        few = "one is" if effect.steps == 1 else f"{effect.steps} are"
+        steps = f"Record {MIN_STEPS} steps or more: {few} too few to speak of the run."
         hint = f" Here {_a_band(best.band)} is more even: {_more_even(best, own)}" if best and own else ""
         return conclusion.RECORD, steps + hint
     if own is None or not compared.others:
@@ -268,11 +269,12 @@ def _of_widths(effect: LengthEffect, compared: Comparison) -> tuple[str, str]:
     if best is not None:
         more = f"{_a_band(best.band)} looks more even: {_more_even(best, own)}"
         return conclusion.RECORD, f"Record more steps: no dependence is shown, but {more}"
-    tried = ", ".join(f"{one.name} {percent(one.spread)}" for one in compared.others)
+    tried = ", ".join(f"{percent(one.spread)} with {one.name}" for one in compared.others)
     what = "Keep the width" if effect.depends else "Keep the clip"
     keep = (
-        f"{what}: of those tried at {percent(compared.rate)} none is more even by more than noise (spread of the clip "
-        f"rate over tenths of the length: {own.name} {percent(own.spread)}; {tried}).{untried}"
+        f"{what}: of those tried at {percent(compared.rate)} none is more even by more than noise. Over tenths of the "
+        f"length the clip rate varies by {percent(own.spread)} of its mean with {own.name}, as in the run, by {tried}."
+        f"{untried}"
     )
     if not effect.depends and not effect.factor <= _SMALL_FACTOR:
         keep += " Record more steps to see smaller differences."
@@ -282,7 +284,7 @@ def _of_widths(effect: LengthEffect, compared: Comparison) -> tuple[str, str]:
 def _more_even(best: Width, own: Width) -> str:
     return (
         f"over tenths of the length its clip rate varies by {percent(best.spread)} of the mean, that of the run's clip "
-        f"by {percent(own.spread)} (on steps that it was not fitted to)."
+        f"by {percent(own.spread)} (where neither was fitted)."
     )
 
 

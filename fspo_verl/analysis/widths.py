@@ -24,7 +24,7 @@ import pandas as pd
 from scipy.stats import t as student
 
 from fspo_verl.analysis import clip_rates, fit
-from fspo_verl.analysis.clip_rates import prompts_of
+from fspo_verl.analysis.clip_rates import prompts_of, strata_of
 from fspo_verl.analysis.length_effect import MIN_STEPS, RARE
 from fspo_verl.band import Band
 from fspo_verl.clips import MATCHED_RATE
@@ -161,8 +161,7 @@ class _Measure:
     def __init__(self, records: pd.DataFrame):
         self._counted = clip_rates.sides(records)["all"] & (records["length"] > 0).to_numpy()
         rows = records[self._counted]
-        keys = [rows["step"], rows["mini_batch"], rows["advantage"] > 0]
-        self._stratum = pd.MultiIndex.from_arrays(keys).factorize()[0]
+        self._stratum = strata_of(rows)
         self._size = np.bincount(self._stratum)
         length, by_step = rows["length"].to_numpy(), rows["step"].nunique() >= MIN_STEPS
         cuts = np.unique(np.quantile(length, np.arange(1, _PARTS) / _PARTS))

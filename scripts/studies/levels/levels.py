@@ -4,14 +4,14 @@
 
   python scripts/studies/levels/levels.py [--runs 200] [--only WORD] [--output FILE]
 
-Writes how often each outcome came to FILE (default: truth.csv beside this script), cell by cell, and prints the table
-of README.md. Cells that FILE has are not computed again.
+Writes how often each outcome came to FILE (default: truth.csv beside this script), and prints the table of README.md.
+Runs that FILE has are not computed again, so that the same command goes on where it was stopped.
 """
 
 import argparse
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,10 +26,12 @@ from fspo_verl.analysis.length_effect import ENDS, LONGER, MIDDLE, SHORTER
 from fspo_verl.analysis.verdict import Verdict, verdict
 from fspo_verl.clips import BandClip, ratio_band
 from fspo_verl.observe.settings import RunSettings
-from fspo_verl.output import markdown_table
+from fspo_verl.output import markdown_table, write_whole
 
 HERE = Path(__file__).resolve().parent
 OUTCOMES = RIGHT, WRONG, WITHHELD = ("right", "wrong", "withheld")
+COLUMNS = ["cell", "conclusion", "advice", "runs"]
+_AT_A_TIME = 20
 _CENTER = math.exp(5)  # tokens, the typical length
 
 
@@ -230,10 +232,10 @@ def _is_evener(cell: Cell, said: Verdict) -> bool:
     return np.std(law - width) < np.std(law - cell.settings.get("own", 0.5) * x)
 
 
-def outcomes(cell: Cell, runs: int) -> Counter:
-    """How often each pair of outcomes came."""
+def outcomes(cell: Cell, runs: Iterable[int]) -> Counter:
+    """How often each pair of outcomes came in the runs of these numbers."""
     found: Counter = Counter()
-    for run in range(runs):
+    for run in runs:
         rng = np.random.default_rng([run, *cell.name.encode()])
         found[judged(cell, verdict(simulate(rng, **cell.settings)))] += 1
     return found
@@ -259,21 +261,32 @@ def table(found: pd.DataFrame) -> str:
     return markdown_table(["simulated", "truth", "to be seen", *heads, "runs"], rows)
 
 
+def simulated(file: Path, runs: int, only: str = "") -> pd.DataFrame:
+    """The counts of a file with so many runs of each cell, those that it lacks computed and written, some at a time."""
+    cells = {name: cell for name, cell in CELLS.items() if only in name}
+    found = pd.read_csv(file) if file.exists() else pd.DataFrame({name: [] for name in COLUMNS})
+    for start in tqdm(range(0, runs, _AT_A_TIME), unit=f" x {_AT_A_TIME} runs of each cell"):
+        stop = min(start + _AT_A_TIME, runs)
+        for cell in cells.values():
+            done = int(found.loc[found["cell"] == cell.name, "runs"].sum())
+            if done < stop:
+                new = outcomes(cell, range(done, stop))
+                rows = [(cell.name, *pair, count) for pair, count in new.items()]
+                found = pd.concat([found, pd.DataFrame(rows, columns=COLUMNS)])
+                found = found.groupby(COLUMNS[:3], sort=False)["runs"].sum().astype(int).reset_index()
+                place = found["cell"].map({name: place for place, name in enumerate(CELLS)})
+                found = found.iloc[np.lexsort([found["advice"], found["conclusion"], place])]
+                write_whole([(file, found.to_csv(index=False).encode())])
+    return found[found["cell"].isin(cells)]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200, help="of each cell (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="WORD", help="cells with this in their name")
     parser.add_argument("--output", type=Path, default=HERE / "truth.csv", metavar="FILE")
     args = parser.parse_args(argv)
-    known = pd.read_csv(args.output) if args.output.exists() else pd.DataFrame({"cell": []})
-    for cell in tqdm(
-        [cell for cell in CELLS.values() if args.only in cell.name and cell.name not in set(known["cell"])]
-    ):
-        rows = [(cell.name, *pair, count) for pair, count in sorted(outcomes(cell, args.runs).items())]
-        new = pd.DataFrame(rows, columns=["cell", "conclusion", "advice", "runs"])
-        new.to_csv(args.output, mode="a", header=not args.output.exists(), index=False)
-    found = pd.read_csv(args.output)
-    print(table(found[found["cell"].isin(CELLS)]))
+    print(table(simulated(args.output, args.runs, args.only)))
 
 
 if __name__ == "__main__":
