@@ -281,7 +281,7 @@ def _length(evidence: Evidence) -> Conclusion | None:
 
 
 def _side(evidence: Evidence) -> Conclusion | None:
-    if evidence.sides is None or not evidence.sides_differ:
+    if evidence.sides is None or not evidence.sides_differ or evidence.band is None:  # some losses clip one side only
         return None
     better, worse = evidence.sides
     if max(better, worse) < TIMES * min(better, worse):

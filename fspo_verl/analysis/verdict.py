@@ -6,7 +6,6 @@ The order of the causes and their words are those of :mod:`fspo_verl.analysis.co
 from records or metrics, and advice on a width from those that were tried (:mod:`fspo_verl.analysis.widths`).
 """
 
-import contextlib
 import dataclasses
 import math
 from dataclasses import dataclass, field
@@ -71,25 +70,28 @@ def verdict(records: pd.DataFrame) -> Verdict:
     """
     evidence = of_records(records)
     first, *others = conclude(evidence)
-    compared: Comparison | None = None
-    overrides: dict[str, float | str | None] = {}
+    advice = _Advice(first.action, first.advice)
     if first.cause in _ASKS_FOR_A_WIDTH and first.action != conclusion.MEND and not evidence.one_length:
-        first, compared, overrides = _advised(records, evidence, first)
+        advice = _advised(records, evidence, first)
+    settings, text, overrides = records.attrs["settings"], advice.text, {}
+    if advice.band is not None:
+        overrides = fit.overrides(advice.band, settings)
+        text = " ".join(filter(None, [text, fit.ends_following(settings)]))
     below = [one.sentence for one in others]
     if first.cause not in (conclusion.LENGTH, conclusion.EVEN) and evidence.length and not evidence.length.depends:
         below.append(conclusion.of_length(evidence))
     said = [*below, *conclusion.lines(evidence), mismatch.note(records), *_incomplete(records)]
     return Verdict(
         first.sentence,
-        first.advice,
+        text,
         math.nan if evidence.clip_rate is None else evidence.clip_rate,
         evidence.responses or 0,
         evidence.length,
         tuple(filter(None, said)),
         overrides,
         first.cause,
-        first.action,
-        compared,
+        advice.action,
+        advice.compared,
     )
 
 
@@ -121,23 +123,28 @@ def verdict_of(run: Run) -> Verdict:
 
 def of_records(records: pd.DataFrame) -> Evidence:
     """What records say of each cause."""
-    settings = records.attrs["settings"]
     counted = records[(records["advantage"] != 0) & (records["length"] > 0)]
-    if records.empty or counted.empty:
-        return Evidence(responses=0)
-    clipped = counted["clipped"].to_numpy(np.float64)
+    evidence = Evidence(responses=len(counted))
+    if len(records):
+        evidence = dataclasses.replace(
+            evidence,
+            not_finite=float((records["decision"] == "nonfinite").mean()),
+            masked=float(records[MASKED].mean()) if MASKED in records else None,
+            **_of_cut_off(counted, records),
+        )
+    if counted.empty:
+        return evidence
+    settings, clipped = records.attrs["settings"], counted["clipped"].to_numpy(np.float64)
     effect, band = length_effect(records), settings.trained_band if settings else None
-    found = noise.of_records(records, settings, band)
-    engines = mismatch.of_bypass(records)
-    return Evidence(
-        responses=len(counted),
+    found, engines = noise.of_records(records, settings, band), mismatch.of_bypass(records)
+    return dataclasses.replace(
+        evidence,
         clip_rate=float(clipped.mean()),
         by_token=bool(((clipped > 0) & (clipped < 1)).any()),
         length=effect,
         too_few=None if effect else _too_few(counted),
         one_length=counted["length"].nunique() == 1,
         moved=float((records["quadratic_variation"] > 0).mean()),
-        not_finite=float((records["decision"] == "nonfinite").mean()),
         noise_sigma=found and found.sigma,
         noise_share=_noise_share(records, found),
         noise_only=bool(noise.on_policy(records["mini_batch"], settings).all()),
@@ -145,8 +152,6 @@ def of_records(records: pd.DataFrame) -> Evidence:
         band=band,
         mismatch_sigma=engines and engines.sigma,
         mismatch_share=engines and engines.share,
-        masked=float(records[MASKED].mean()) if MASKED in records else None,
-        **_of_cut_off(counted, records),
         **_of_sides(counted),
     )
 
@@ -219,66 +224,67 @@ def _of_sides(counted: pd.DataFrame) -> dict:
 # --- advice ----------------------------------------------------------------------------------------------------------
 
 
-def _advised(
-    records: pd.DataFrame, evidence: Evidence, first: Conclusion
-) -> tuple[Conclusion, Comparison | None, dict]:
-    """The conclusion with advice that was tried on these records, and the overrides of the band to take."""
-    settings, effect = records.attrs["settings"], evidence.length
-    if first.cause in (conclusion.LENGTH, conclusion.EVEN):
+@dataclass(frozen=True)
+class _Advice:
+    action: str
+    text: str
+    band: Band | None = None  # to take
+    compared: Comparison | None = None
+
+
+def _advised(records: pd.DataFrame, evidence: Evidence, found: Conclusion) -> _Advice:
+    """Advice on the clip that was tried on these records."""
+    effect = evidence.length
+    if found.cause in (conclusion.LENGTH, conclusion.EVEN):
         assert effect is not None, "these are what a test says"
+        return _of_widths(effect, widths.compare(records, effect.depends))
+    compared, best, rate = None, None, MATCHED_RATE
+    how = "Widen the clip" if found.cause == conclusion.LEVEL else "Set both sides apart"
+    if (evidence.clip_rate or 0) < conclusion.HARDLY_ANY:
+        how = "Narrow the clip, if one is wanted"
+    elif effect is not None and effect.is_of_run:
         compared = widths.compare(records, effect.depends)
-        action, advice = _of_widths(effect, compared)
-        band = compared.best.band if action == conclusion.TAKE and compared.best else None
-    else:  # the level, or the sides
-        compared, rate = None, widths.common_rate(records) or MATCHED_RATE
-        if evidence.clip_rate and effect is not None and effect.is_of_run:
-            compared = widths.compare(records, effect.depends)
-        own = settings.trained_band if settings else None
-        best = compared.best if compared and effect and effect.depends else None
-        action, advice, band = first.action, first.advice, None
-        with contextlib.suppress(fit.Unreachable):
-            band = best.band if best else fit.with_eps(records, own or Band(), rate)
-        if band is not None:
-            how = {conclusion.SIDE: "Set both sides apart"}.get(
-                first.cause, "Widen the clip" if evidence.clip_rate else "Narrow the clip, if one is wanted"
-            )
-            advice = f"{how}: {_a_band(band)} clips {percent(rate)} of these responses on each side."
-            if best and compared and compared.own:
-                advice += f" {_sentence(_more_even(best, compared.own))}"
-    overrides = {} if band is None else fit.overrides(band, settings)
-    follows = fit.ends_following(settings) if band is not None else None
-    advice = " ".join(filter(None, [advice, follows]))
-    return dataclasses.replace(first, advice=advice, action=action), compared, overrides
+        best, rate = compared.best if effect.depends else None, compared.rate
+    try:
+        band = best.band if best else fit.with_eps(records, evidence.band or Band(), rate)
+    except fit.Unreachable as error:
+        return _Advice(found.action, f"{found.advice} {_sentence(str(error))}.", None, compared)
+    text = f"{how}: {_a_band(band)} clips {percent(rate)} of these responses on each side."
+    if best and compared and compared.own:
+        text += f" {_sentence(_more_even(best, compared.own))}"
+    return _Advice(found.action, text, band, compared)
 
 
-def _of_widths(effect: LengthEffect, compared: Comparison) -> tuple[str, str]:
-    """What to do where the length is the question, and the sentences that say so."""
-    best, own = compared.best, compared.own
+def _of_widths(effect: LengthEffect, compared: Comparison) -> _Advice:
+    """What to do where the length is the question."""
+    best, own, rate = compared.best, compared.own, percent(compared.rate)
     untried = "; ".join(f"{name} ({why})" for name, why in compared.untried.items())
     untried = f" Could not be tried: {untried}." if untried else ""
     if not effect.is_of_run:
         few = "one is" if effect.steps == 1 else f"{effect.steps} are"
-        steps = f"Record {MIN_STEPS} steps or more: {few} too few to speak of the run."
-        hint = f" Here {_a_band(best.band)} is more even: {_more_even(best, own)}" if best and own else ""
-        return conclusion.RECORD, steps + hint
+        text = f"Record {MIN_STEPS} steps or more: {few} too few to speak of the run."
+        if best and own:
+            text += f" Here {_a_band(best.band)} is more even: {_more_even(best, own)}"
+        return _Advice(conclusion.RECORD, text, None, compared)
     if own is None or not compared.others:
-        return conclusion.COULD_NOT, f"Keep the clip: there is no other to compare it with.{untried}"
+        text = f"Keep the clip: there is no other to compare it with.{untried}"
+        return _Advice(conclusion.COULD_NOT, text, None, compared)
     if best is not None and effect.depends:
-        take = f"Take {_a_band(best.band)}; it clips {percent(compared.rate)} of these responses on each side."
-        return conclusion.TAKE, f"{take} {_sentence(_more_even(best, own))}"
+        text = f"Take {_a_band(best.band)}; it clips {rate} of these responses on each side."
+        return _Advice(conclusion.TAKE, f"{text} {_sentence(_more_even(best, own))}{untried}", best.band, compared)
     if best is not None:
-        more = f"{_a_band(best.band)} looks more even: {_more_even(best, own)}"
-        return conclusion.RECORD, f"Record more steps: no dependence is shown, but {more}"
+        text = f"{_a_band(best.band)} looks more even: {_more_even(best, own)}"
+        text = f"Record more steps: no dependence is shown, but {text}{untried}"
+        return _Advice(conclusion.RECORD, text, None, compared)
     tried = ", ".join(f"{percent(one.spread)} with {one.name}" for one in compared.others)
-    what = "Keep the width" if effect.depends else "Keep the clip"
-    keep = (
-        f"{what}: of those tried at {percent(compared.rate)} none is more even by more than noise. Over tenths of the "
-        f"length the clip rate varies by {percent(own.spread)} of its mean with {own.name}, as in the run, by {tried}."
-        f"{untried}"
+    text = (
+        f"Keep the {'width' if effect.depends else 'clip'}: of those tried at {rate} none is more even by more than "
+        f"noise. Over tenths of the length the clip rate varies by {percent(own.spread)} of its mean with {own.name}, "
+        f"as in the run, by {tried}.{untried}"
     )
     if not effect.depends and not effect.factor <= _SMALL_FACTOR:
-        keep += " Record more steps to see smaller differences."
-    return conclusion.KEEP, keep
+        text += " Record more steps to see smaller differences."
+    return _Advice(conclusion.KEEP, text, None, compared)
 
 
 def _more_even(best: Width, own: Width) -> str:

@@ -138,7 +138,7 @@ HOLDS = {
     c.MISMATCH: {"mismatch_share": 0.8, "mismatch_sigma": 0.01},
     c.LEVEL: {"clip_rate": 0.7},
     c.LENGTH: {"length": length_effect(simulated(own=1.0))},
-    c.SIDE: {"sides": (0.3, 0.1), "sides_differ": True},
+    c.SIDE: {"sides": (0.3, 0.1), "sides_differ": True, "band": Band(eps=1.0)},
 }
 SOUND = Evidence(responses=1000, clip_rate=0.1, length=length_effect(simulated()))
 
@@ -190,6 +190,13 @@ def test_the_longest_third_is_told_with_and_without_the_responses_that_are_cut_o
     assert said.cause == c.CUT_OFF and said.action == c.MEND and all(share in said.sentence for share in shares)
     few = verdict(records.assign(truncated=(np.arange(len(records)) % 10 == 0).astype(float)))
     assert few.cause != c.CUT_OFF and any("cut off" in note for note in few.notes)
+
+
+@pytest.mark.parametrize(("column", "cause"), [("truncated", c.CUT_OFF), ("mismatch_masked", c.MISMATCH)])
+def test_what_leaves_no_advantage_is_named(column, cause):
+    """Where all are cut off, or masked, no response has an advantage."""
+    said = verdict(simulated().assign(advantage=0.0, **{column: 1.0}))
+    assert (said.cause, said.action, said.responses) == (cause, c.MEND, 0)
 
 
 @pytest.mark.parametrize(("bypass", "noise", "cause"), [(True, 0.03, c.MISMATCH), (False, 0.03, c.NOISE)])

@@ -19,7 +19,10 @@ from small_training import write_task
 from transformers import AutoModelForCausalLM
 
 import fspo_verl.configs
+from fspo_verl.analysis import calibration
 from fspo_verl.analysis.clip_rates import MIN_COUNT
+from fspo_verl.analysis.runs import read_run
+from fspo_verl.analysis.verdict import verdict_of
 from fspo_verl.observe.metrics import LENGTH_BINS
 from fspo_verl.observe.records import read_records, text_hash
 
@@ -133,6 +136,11 @@ def test_training(task, untrained_model, tmp_path, way_in, overrides, main):
         assert (step.rollout_log_ratio.abs() < 1e-3).all() and series["fspo/mismatch_sigma"] < 1e-4
         assert (step.truncated == (step.length == 20)).all() and 0 < step.truncated.mean()
     assert "val-core/ledger/acc/mean@1" in log[-1]["data"]
+
+    # `report` and `calibrate` say the same of it.
+    run = read_run(tmp_path, "run")
+    told, out = verdict_of(run), calibration.text(calibration.calibrate(run.records, 0.1, every=False), run)
+    assert f"run: {told.sentence} {told.advice} " in " ".join(out.split())
 
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / f"checkpoints/global_step_{STEPS}/actor/huggingface")
     before = AutoModelForCausalLM.from_pretrained(untrained_model).state_dict()
