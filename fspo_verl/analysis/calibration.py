@@ -31,9 +31,8 @@ import pandas as pd
 
 from fspo_verl.analysis import clip_rates, fit
 from fspo_verl.analysis.clip_rates import Estimate
-from fspo_verl.analysis.conclusion import MEND, RECORD, TAKE, percent
+from fspo_verl.analysis.conclusion import MEND, NOTHING_MOVED, RECORD, SMALLER_MINI_BATCHES, TAKE, percent
 from fspo_verl.analysis.fit import (
-    NOTHING_MOVED,
     Fit,
     FromMetrics,
     ends_following,
@@ -112,7 +111,7 @@ def calibrate(records: pd.DataFrame, target: float, every: bool = True) -> Calib
         ValueError: nothing has moved, a sign of the advantage is missing, or no band reaches the target.
     """
     if not (records["quadratic_variation"] > 0).any():
-        raise ValueError(NOTHING_MOVED)
+        raise ValueError(f"{NOTHING_MOVED}; {SMALLER_MINI_BATCHES}")
     if fit.resampled(records)[1].max() == 0:
         raise ValueError("all records are of one prompt in one step, and no other says what holds beyond it")
     settings, said = records.attrs["settings"], verdict(records)

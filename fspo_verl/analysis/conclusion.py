@@ -52,6 +52,7 @@ TIMES = 2.0
 """Ratio of the clip rates of both sides from which it is the conclusion."""
 
 SMALLER_MINI_BATCHES = "lower actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size"
+NOTHING_MOVED = "nothing moved, so no clip can act: with one optimiser step per rollout the ratio stays 1"
 _LARGE_FACTOR = 100.0  # beyond which naming it helps nobody
 _LINE = 0.2  # of a share that is a conclusion, from which it is worth a line
 
@@ -191,7 +192,7 @@ def _noise(evidence: Evidence) -> Conclusion | None:
     help_, band, sigma = f"What helps: {noise.HELP}.", evidence.band, evidence.noise_sigma
     outside = noise.warning(evidence.noise_found, band) if evidence.noise_found and band else None
     if outside:
-        return Conclusion(NOISE, f"{outside[0].upper()}{outside[1:]}.", "Widen eps, or remove the noise, first.", MEND)
+        return Conclusion(NOISE, f"{sentence(outside)}.", "Widen eps, or remove the noise, first.", MEND)
     if evidence.noise_found is None and sigma and band is not None and band.length_power == 0.5:
         eps, floor = min(band.low, band.high), noise.EPS_IN_SIGMA * sigma
         if eps < floor:
@@ -209,7 +210,7 @@ def _noise(evidence: Evidence) -> Conclusion | None:
             NOISE,
             f"Every clip is noise: with one optimiser step per rollout no update has moved these responses, and "
             f"{percent(evidence.clip_rate)} are clipped, as rounding alone moves a token's log-ratio by {sigma:.2g}.",
-            f"{SMALLER_MINI_BATCHES.capitalize()} if the clip is to act. {help_}",
+            f"{sentence(SMALLER_MINI_BATCHES)} if the clip is to act. {help_}",
             MEND,
         )
     if (evidence.noise_share or 0) >= SHARE_OF_SPREAD:
@@ -252,8 +253,8 @@ def _level(evidence: Evidence) -> Conclusion | None:
     if evidence.moved == 0:
         return Conclusion(
             LEVEL,
-            "Nothing moved, so no clip can act: with one optimiser step per rollout the ratio stays 1.",
-            f"{SMALLER_MINI_BATCHES.capitalize()}.",
+            f"{sentence(NOTHING_MOVED)}.",
+            f"{sentence(SMALLER_MINI_BATCHES)}.",
             MEND,
         )
     if rate is None or rate >= HARDLY_ANY:
@@ -263,7 +264,7 @@ def _level(evidence: Evidence) -> Conclusion | None:
         return Conclusion(
             LEVEL,
             f"{none}: with one optimiser step per rollout no update has moved them before they are judged.",
-            f"{SMALLER_MINI_BATCHES.capitalize()} if the clip is to act.",
+            f"{sentence(SMALLER_MINI_BATCHES)} if the clip is to act.",
             MEND,
         )
     return Conclusion(
@@ -332,6 +333,11 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.1 or share == 0 else f"{share:.1%}" if share >= 0.001 else f"{share:.2%}"
 
 
+def sentence(text: str) -> str:
+    """The text with a capital."""
+    return text[0].upper() + text[1:]
+
+
 def of_length(evidence: Evidence) -> str:
     """The clip rates by length, and what the test of :mod:`fspo_verl.analysis.length_effect` says of them."""
     effect, rate = evidence.length, evidence.clip_rate
@@ -373,8 +379,7 @@ def _dependence(evidence: Evidence, effect: LengthEffect) -> str:
         elif math.isinf(effect.upper):
             ends = f"at least {effect.lower:.2f}"
         how = f"{'rate of what is kept' if effect.of_kept else 'clip rate'} ~ length^{effect.exponent:.2f}, {ends}"
-    sentence = f"{where}{who} ({how})."
-    return sentence[0].upper() + sentence[1:]
+    return sentence(f"{where}{who} ({how}).")
 
 
 def _of_what(evidence: Evidence) -> str:
@@ -399,12 +404,12 @@ def _of_thirds(parts: tuple[Part, ...], rates: list[float]) -> str:
 
 
 def _cut_off_sentence(evidence: Evidence) -> str:
-    sentence = f"{percent(evidence.cut_off or 0)} of the responses are cut off: they fill what they were allowed"
+    said = f"{percent(evidence.cut_off or 0)} of the responses are cut off: they fill what they were allowed"
     if evidence.longest is None or math.isnan(evidence.longest[0]):
-        return f"{sentence}."
+        return f"{said}."
     every, ended = evidence.longest
     without = "none of its responses ended by itself" if math.isnan(ended) else f"{percent(ended)} without them"
-    return f"{sentence}. Of the longest third {percent(every)} are clipped; {without}."
+    return f"{said}. Of the longest third {percent(every)} are clipped; {without}."
 
 
 def _noise_of_spread(evidence: Evidence) -> str:

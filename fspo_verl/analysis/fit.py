@@ -26,6 +26,7 @@ from scipy import optimize, stats
 
 from fspo_verl.analysis import clip_rates
 from fspo_verl.analysis.clip_rates import Estimate, prompts_of, strata_of
+from fspo_verl.analysis.conclusion import NOTHING_MOVED, SMALLER_MINI_BATCHES
 from fspo_verl.analysis.length_effect import LengthEffect, length_effect
 from fspo_verl.analysis.runs import RECORDS_DIR
 from fspo_verl.band import DUAL, Band
@@ -39,10 +40,6 @@ ACTOR = "actor_rollout_ref.actor."
 KEY = f"{ACTOR}policy_loss."
 WIDTHS = ROOT, FIXED, POWER, MEASURED = ("sqrt(length)", "a fixed width", "a fitted power", "a measured curve")
 """What the width of a band may follow, those with fewer numbers to fit first."""
-SMALLER_MINI_BATCHES = f"lower {ACTOR}ppo_mini_batch_size below data.train_batch_size"
-NOTHING_MOVED = (
-    f"nothing moved, so no clip can act: with one optimiser step per rollout the ratio stays 1; {SMALLER_MINI_BATCHES}"
-)
 _DUAL_SHARE = 0.1  # of the target: what the dual clip may take of the responses with A < 0 before it is widened
 _KNOTS = 6
 _ONE_SIGMA = 0.6827  # of the normal law: the confidence of plus and minus one standard error
@@ -348,7 +345,7 @@ def from_metrics(metrics: pd.DataFrame, target: float) -> FromMetrics:
         )
     mean, square, sequences, on_policy = metrics[needed].dropna().to_numpy().T
     if not (square > 0).any():
-        raise ValueError(NOTHING_MOVED)
+        raise ValueError(f"{NOTHING_MOVED}; {SMALLER_MINI_BATCHES}")
     share = sequences - np.where(on_policy < 0.999 * sequences, on_policy, 0.0)  # of the rows: those that have moved
     mean = mean / share
     spread = np.sqrt(np.maximum(square / share - mean**2, 0))

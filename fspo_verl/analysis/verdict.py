@@ -16,7 +16,7 @@ from scipy.stats import t as student
 
 from fspo_verl.analysis import conclusion, fit, mismatch, widths
 from fspo_verl.analysis.clip_rates import prompts_of
-from fspo_verl.analysis.conclusion import Conclusion, Evidence, conclude, percent
+from fspo_verl.analysis.conclusion import Conclusion, Evidence, conclude, percent, sentence
 from fspo_verl.analysis.length_effect import MIN_PROMPTS, MIN_STEPS, RARE, LengthEffect, length_effect
 from fspo_verl.analysis.runs import RECORDS_DIR, Run, live_clip_rates
 from fspo_verl.analysis.widths import Comparison, Width
@@ -248,10 +248,10 @@ def _advised(records: pd.DataFrame, evidence: Evidence, found: Conclusion) -> _A
     try:
         band = best.band if best else fit.with_eps(records, evidence.band or Band(), rate)
     except fit.Unreachable as error:
-        return _Advice(found.action, f"{found.advice} {_sentence(str(error))}.", None, compared)
+        return _Advice(found.action, f"{found.advice} {sentence(str(error))}.", None, compared)
     text = f"{how}: {_a_band(band)} clips {percent(rate)} of these responses on each side."
     if best and compared and compared.own:
-        text += f" {_sentence(_more_even(best, compared.own))}"
+        text += f" {sentence(_more_even(best, compared.own))}"
     return _Advice(found.action, text, band, compared)
 
 
@@ -271,7 +271,7 @@ def _of_widths(effect: LengthEffect, compared: Comparison) -> _Advice:
         return _Advice(conclusion.COULD_NOT, text, None, compared)
     if best is not None and effect.depends:
         text = f"Take {_a_band(best.band)}; it clips {rate} of these responses on each side."
-        return _Advice(conclusion.TAKE, f"{text} {_sentence(_more_even(best, own))}{untried}", best.band, compared)
+        return _Advice(conclusion.TAKE, f"{text} {sentence(_more_even(best, own))}{untried}", best.band, compared)
     if best is not None:
         text = f"{_a_band(best.band)} looks more even: {_more_even(best, own)}"
         text = f"Record more steps: no dependence is shown, but {text}{untried}"
@@ -292,10 +292,6 @@ def _more_even(best: Width, own: Width) -> str:
         f"over tenths of the length its clip rate varies by {percent(best.spread)} of the mean, that of the run's clip "
         f"by {percent(own.spread)} (where neither was fitted)."
     )
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:]
 
 
 def _a_band(band: Band | None) -> str:

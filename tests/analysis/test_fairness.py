@@ -14,6 +14,7 @@ from simulated_records import assert_covered, frame, group_lengths, holds
 
 from fspo_verl.analysis import clip_rates
 from fspo_verl.analysis.clip_rates import length_edges
+from fspo_verl.analysis.length_effect import LONGER, SHORTER, length_effect
 from fspo_verl.clips import CLIPS
 from fspo_verl.report import at_one_rate, counterfactuals
 
@@ -135,9 +136,11 @@ def test_at_one_clip_rate_the_shapes_rank_as_the_law_says(sigma, kappa, fair):
     records = frame(length, s, q, rng.choice([-1, 1], len(q)), prompt)
     edges = length_edges(length, 6)
     bands = {name: CLIPS[name] for name in ("fspo", "fspo_drift_corrected", "gspo", "fixed_band")}
-    rows = counterfactuals(records, edges, at_one_rate(records, bands)).summary
+    clips = at_one_rate(records, bands)
+    rows = counterfactuals(records, edges, clips).summary
+    effects = {name: length_effect(records, clip.clipped(records)) for name, clip in clips.items()}
     for name in fair:
         assert rows.p[name] > 0.01
         for unfair in {"gspo", "fixed_band"} if kappa == 0 else {"gspo", "fixed_band", "fspo"}:
-            assert rows.p[unfair] < 1e-6 and abs(rows.exponent[unfair]) > 3 * abs(rows.exponent[name])
-    assert rows.exponent["gspo"] < 0 < rows.exponent["fixed_band"]
+            assert rows.p[unfair] < 1e-6 and abs(effects[unfair].exponent) > 3 * abs(effects[name].exponent)
+    assert (effects["gspo"].who, effects["fixed_band"].who) == (SHORTER, LONGER)

@@ -46,7 +46,7 @@ def main() -> None:
         if records.empty:
             continue
         earlier, later = fit.halves(records)
-        for width in fit.WIDTHS:
+        for width in (fit.ROOT, fit.MEASURED):
             with contextlib.suppress(fit.Unreachable):
                 found = fit.fitted(earlier, width, args.target_clip_rate)
                 rows.append({"run": folder.resolve().name} | _row(found, records, later, args.target_clip_rate))
