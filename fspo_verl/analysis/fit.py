@@ -180,7 +180,10 @@ def knots_of(records: pd.DataFrame, target: float) -> Knots:
         relative = score / spread[stratum]
         found = [_log_quantile(relative[knot == number], target, of) for number, of in enumerate(clusters)]
         bend = _shrunk(place, *np.array(found).T)
-    return Knots(float(np.log(np.median(length))), place, *np.array(found).T)
+    value, error = np.array(found).T
+    if not (error > 0).all():
+        raise Unreachable("too few responses have moved at some lengths to measure a width")
+    return Knots(float(np.log(np.median(length))), place, value, error)
 
 
 def _log_quantile(score: np.ndarray, target: float, cluster: np.ndarray) -> tuple[float, float]:

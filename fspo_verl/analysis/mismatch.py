@@ -64,9 +64,11 @@ def mismatch(records: pd.DataFrame) -> Mismatch | None:
         records: of :func:`fspo_verl.observe.records.read_records`, rejected responses included.
     """
     if (rows := _unmoved_in_bypass(records)) is not None:
-        same = {f"rollout_{name}": rows[name] for name in ("length", "log_ratio", "quadratic_variation")}
-        records = rows.assign(**same, rollout_k3=math.nan, tokens_masked_icepop=math.nan)
-    elif "rollout_length" not in records or not (records["rollout_length"] > 0).any():
+        if "rollout_length" not in records:
+            same = {f"rollout_{name}": rows[name] for name in ("length", "log_ratio", "quadratic_variation")}
+            rows = rows.assign(**same, rollout_k3=math.nan, tokens_masked_icepop=math.nan)
+        records = rows.assign(log_ratio=0.0)  # the update has not moved them: S is the mismatch
+    if "rollout_length" not in records or not (records["rollout_length"] > 0).any():
         return None
     records = records[records["rollout_length"] > 0]
     length, s, q, k3 = (

@@ -104,6 +104,12 @@ def short_ones_inwards(records):
     return records.assign(log_ratio=records.log_ratio.where(records.length > 30, inwards))
 
 
+def of_one_size(rows=1200):
+    """Records whose log-ratios are sqrt(length) and nothing else, to the side on which a clip acts."""
+    length, advantage = 10 + np.arange(rows) % 60, np.where(np.arange(rows) % 2, 1.0, -1.0)
+    return frame(length, advantage * np.sqrt(length), 1.0, advantage, mini_batch=np.ones(rows, np.int32))
+
+
 def slope_of(shape):
     tokens, widths = np.log(np.array(shape)).T
     return np.polyfit(tokens, widths, 1)[0]
@@ -148,6 +154,7 @@ def test_a_measured_width_does_not_take_a_course_of_training_for_a_length():
     [
         (simulate_run(np.random.default_rng(0)).assign(length=50), "too few lengths"),
         (simulate_run(np.random.default_rng(0), 2, 8), "too few lengths and prompts"),
+        (of_one_size(), "at some lengths"),
         (simulate_run(np.random.default_rng(0)).query("advantage > 0"), "too few responses have moved"),
         (simulate_run(np.random.default_rng(0)).assign(quadratic_variation=0.0), "too few responses have moved"),
         (short_ones_inwards(simulate_run(np.random.default_rng(0))), "at some lengths"),

@@ -127,7 +127,14 @@ def test_in_bypass_mode_the_first_mini_batch_is_the_mismatch(sigma):
     assert found.sigma == pytest.approx(sigma, rel=0.03) == engines.sigma and engines.responses == 500
     assert found.share == pytest.approx(sigma**2 / (sigma**2 + 0.75 * 0.02**2), rel=0.06)
     assert engines.exponent.lower < 0.5 < engines.exponent.upper and math.isnan(engines.kl) and note(records) is None
-    assert 0 <= engines.dropped.loc[("width √L", "|S_r| up to 0.03·√L"), "all"] < 0.2
+    share = (np.abs(s) > 0.03 * np.sqrt(lengths))[mini_batch == 0].mean()
+    assert engines.dropped.loc[("width √L", "|S_r| up to 0.03·√L"), "all"] == pytest.approx(share)
+    same = {f"rollout_{name}": records[name] * (mini_batch == 0) for name in ("length", "log_ratio")}
+    same["rollout_quadratic_variation"] = records.quadratic_variation * (mini_batch == 0)
+    measured = records.assign(**same, rollout_k3=0.5 * same["rollout_quadratic_variation"], tokens_masked_icepop=0.0)
+    again = mismatch(measured)
+    assert again.sigma == engines.sigma and again.kl == pytest.approx(sigma**2 / 2, rel=0.06)
+    pd.testing.assert_frame_equal(again.dropped.drop("IcePop"), engines.dropped.drop("IcePop"))
 
 
 def test_the_report_shows_it_where_records_hold_it_and_rejected_responses_count(monkeypatch):
