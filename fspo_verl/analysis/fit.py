@@ -43,6 +43,7 @@ WIDTHS = ROOT, FIXED, POWER, MEASURED = ("sqrt(length)", "a fixed width", "a fit
 _DUAL_SHARE = 0.1  # of the target: what the dual clip may take of the responses with A < 0 before it is widened
 _KNOTS = 6
 _ONE_SIGMA = 0.6827  # of the normal law: the confidence of plus and minus one standard error
+_ROUNDING = 1e-6  # of log-ratios in float32, relative
 _TURNS = 5  # of strata and curve; the last one moves no width by 1%
 _MEAN, _SQUARE = (f"{PREFIX}log_ratio_per_sqrt_length{which}" for which in ("", "_squared"))
 _SEQUENCES, _ON_POLICY = (f"{PREFIX}{which}_fraction" for which in ("sequence", "on_policy"))
@@ -181,7 +182,7 @@ def knots_of(records: pd.DataFrame, target: float) -> Knots:
         found = [_log_quantile(relative[knot == number], target, of) for number, of in enumerate(clusters)]
         bend = _shrunk(place, *np.array(found).T)
     value, error = np.array(found).T
-    if not (error > 0).all():
+    if not (error > _ROUNDING).all():  # ties, which give no standard error
         raise Unreachable("too few responses have moved at some lengths to measure a width")
     return Knots(float(np.log(np.median(length))), place, value, error)
 
