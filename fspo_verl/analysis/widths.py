@@ -34,7 +34,7 @@ OWN = "the run's own clip"
 _PARTS = 10  # of the length
 _COLUMNS = ["step", "mini_batch", "prompt", "prompt_text_hash", "length", "log_ratio", "quadratic_variation"]
 _COLUMNS += ["advantage", "clipped"]
-_ANYWAY = 0.01  # p-value, over all widths, below which one stands out though no dependence on length is shown
+_ANYWAY = 0.001  # p-value, over all widths, below which one stands out though no dependence on length is shown
 
 
 @dataclass(frozen=True)

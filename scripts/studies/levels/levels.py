@@ -4,8 +4,8 @@
 
   python scripts/studies/levels/levels.py [--runs 200] [--only WORD] [--output FILE]
 
-Writes how often each outcome came to FILE (default: truth.csv beside this script), and prints the table of README.md.
-Runs that FILE has are not computed again, so that the same command goes on where it was stopped.
+Writes how often each outcome came to FILE (default: truth.csv beside this script, and then the table of README.md), and
+prints the table. Runs that FILE has are not computed again, so that the same command goes on where it was stopped.
 """
 
 import argparse
@@ -26,10 +26,11 @@ from fspo_verl.analysis.length_effect import ENDS, LONGER, MIDDLE, SHORTER
 from fspo_verl.analysis.verdict import Verdict, verdict
 from fspo_verl.clips import BandClip, ratio_band
 from fspo_verl.observe.settings import RunSettings
-from fspo_verl.output import markdown_table, write_whole
+from fspo_verl.output import between, markdown_table, write_whole
 
 HERE = Path(__file__).resolve().parent
 OUTCOMES = RIGHT, WRONG, WITHHELD = ("right", "wrong", "withheld")
+BEGIN, END = "<!-- levels.py -->", "<!-- end -->"
 COLUMNS = ["cell", "conclusion", "advice", "runs"]
 _AT_A_TIME = 20
 _CENTER = math.exp(5)  # tokens, the typical length
@@ -286,7 +287,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", metavar="WORD", help="cells with this in their name")
     parser.add_argument("--output", type=Path, default=HERE / "truth.csv", metavar="FILE")
     args = parser.parse_args(argv)
-    print(table(simulated(args.output, args.runs, args.only)))
+    found = table(simulated(args.output, args.runs, args.only))
+    if args.output == HERE / "truth.csv" and not args.only:
+        page = HERE / "README.md"
+        write_whole([(page, between(page.read_text(), BEGIN, END, found).encode())])
+    print(found)
 
 
 if __name__ == "__main__":
