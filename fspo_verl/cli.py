@@ -85,7 +85,7 @@ def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or one metrics file")
+    add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or a log")
     place = "folder for the page, its figures and tables (default: RUN/report)"
     add("-o", "--output", type=Path, metavar="DIR", help=place)
     add("--names", nargs="+", metavar="NAME", help="what to call the runs (default: as their folders)")

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from fspo_verl.analysis.conclusion import percent
 from fspo_verl.analysis.logs import CUT_OFF_BY_TRL, NOT_FINITE
 from fspo_verl.analysis.runs import Run
-from fspo_verl.analysis.verdict import percent
 from fspo_verl.observe.metrics import NAMES
 
 LEARN_MORE = "fspo-verl switch my_script.sh --loss observed"

@@ -18,6 +18,7 @@ from fspo_verl.analysis import conclusion, fit, mismatch, widths
 from fspo_verl.analysis.clip_rates import prompts_of
 from fspo_verl.analysis.conclusion import Conclusion, Evidence, conclude, percent, sentence
 from fspo_verl.analysis.length_effect import MIN_PROMPTS, MIN_STEPS, RARE, LengthEffect, length_effect
+from fspo_verl.analysis.metric_facts import LEARN_MORE, Fact, facts
 from fspo_verl.analysis.runs import RECORDS_DIR, Run, live_clip_rates
 from fspo_verl.analysis.widths import Comparison, Width
 from fspo_verl.band import Band
@@ -100,6 +101,8 @@ def verdict_of(run: Run) -> Verdict:
     if len(run.records):
         return verdict(run.records)
     settings, evidence = run.settings, of_metrics(run.metrics)
+    if evidence.clip_rate is None and (said := facts(run)):
+        return _of_log(said)
     evidence = dataclasses.replace(evidence, band=settings.trained_band if settings else None)
     first, *others = conclude(evidence)
     how = f"Record more: train with {RECORDS_DIR}=DIR"
@@ -116,6 +119,22 @@ def verdict_of(run: Run) -> Verdict:
         notes.append("These are rates only, no test: there are no records.")
     rate = math.nan if evidence.clip_rate is None else evidence.clip_rate
     return Verdict(first.sentence, advice, rate, 0, None, tuple(notes), {}, first.cause, first.action)
+
+
+def _of_log(said: list[Fact]) -> Verdict:
+    """What a run tells that was not observed: never why a clip acts. The launch that would tell comes last."""
+    by_name = {fact.about: fact for fact in said}
+    not_finite = 1.0 if conclusion.NOT_FINITE in by_name else None
+    cut_off = by_name[conclusion.CUT_OFF].values.get("last") if conclusion.CUT_OFF in by_name else None
+    cause = conclude(Evidence(not_finite=not_finite, cut_off=cut_off))[0]
+    first = by_name.get(cause.cause) or by_name.get("clipped") or said[0]
+    nothing = by_name.get("no advantage")
+    if cause.cause == conclusion.UNKNOWN and nothing and nothing.values["count"] == nothing.values["steps"]:
+        first = nothing
+    more = f"To see why the clip acts and on which lengths: {LEARN_MORE}."
+    advice = f"{cause.advice} {more}" if cause.action == conclusion.MEND else more
+    notes = tuple(fact.sentence for fact in said if fact is not first)
+    return Verdict(first.sentence, advice, math.nan, 0, None, notes, {}, cause.cause, cause.action)
 
 
 # --- evidence --------------------------------------------------------------------------------------------------------

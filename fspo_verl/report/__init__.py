@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One page on length fairness: who is clipped, how sure that is, and what to do, from one or several runs of verl.
 
-A RUN is the folder of a training run, or one metrics file of verl's file logger. The page needs no network and no other
-file; DIR also gets every figure as PNG and SVG (figures/) and the numbers as JSON (report.json).
+A RUN is the folder of a training run, or a log: verl's console output or file logger, TensorBoard's events, W&B's CSV,
+history or run folder, TRL's trainer_state.json. The page needs no network and no other file; DIR also gets every figure
+as PNG and SVG (figures/) and the numbers as JSON (report.json).
 A run may still go on: with --watch the page is made anew whenever a run has written something, until Ctrl-C.
 """
 
@@ -87,7 +88,11 @@ def report(args: argparse.Namespace, updated: str = "") -> None:
     files = build(runs)
     write(args.output, files)
     found = json.loads(files["report.json"])["verdicts"]
-    rows = [(one["run"], one["sentence"]) for one in found]
+    rows = []
+    for run, one in zip(runs, found, strict=True):
+        rows.append((one["run"], one["sentence"]))
+        if run.records.empty:  # there is no picture to look at
+            rows += [("", note) for note in one["notes"]]
     rows.append(("page", f"{args.output / 'report.html'}{updated}"))
     for one in found:
         advice = " ".join([one["advice"], *one["overrides"]])

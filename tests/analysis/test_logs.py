@@ -19,8 +19,9 @@ from verl.utils.logger.aggregate_logger import concat_dict_to_str
 from verl.utils.tracking import FileLogger
 
 from fspo_verl import cli
-from fspo_verl.analysis import logs, runs
-from fspo_verl.analysis.metric_facts import facts
+from fspo_verl.analysis import conclusion, logs, runs
+from fspo_verl.analysis.metric_facts import LEARN_MORE, facts
+from fspo_verl.analysis.verdict import verdict_of
 
 PASTED = Path(__file__).parent / "logs"
 NAN, INF = math.nan, math.inf
@@ -274,6 +275,17 @@ def test_a_pasted_log_gives_what_it_holds(name):
     for about, values in EXPECTED[name].items():
         assert {key: found[about][key] for key in values} == values
     assert ("one step" in found) == (name == "ui_r1_20.log")  # three digits cannot tell 0 from little
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_pasted_log_gets_a_conclusion_and_the_launch_that_tells_more(name):
+    run = read(PASTED / name)
+    found, sentences = verdict_of(run), {fact.about: fact.sentence for fact in facts(run)}
+    cause = "not finite" if "not finite" in EXPECTED[name] else "cut off" if name == "verl_316.log" else None
+    assert found.cause == (cause or conclusion.UNKNOWN) and (found.action == conclusion.MEND) == bool(cause)
+    assert found.sentence == sentences[cause or ("no advantage" if "no advantage" in sentences else "clipped")]
+    assert {found.sentence, *found.notes} == set(sentences.values())
+    assert LEARN_MORE in found.advice
 
 
 @pytest.mark.parametrize("name", sorted(NO_LOGS))
