@@ -23,9 +23,9 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from hydra import compose, initialize_config_module
 answer = {"registered": "fspo" in POLICY_LOSS_REGISTRY}
 with initialize_config_module("verl.trainer.config", version_base=None):
-    override = ["+algorithm.policy_loss=fspo"]
+    override, with_plus = ["algorithm.policy_loss=fspo"], ["+algorithm.policy_loss=fspo"]
     telling = [*override, "actor_rollout_ref.actor.policy_loss.records_dir=/run/records"]  # a field of this package's
-    asked = (("ppo_trainer", override), ("ppo_trainer", telling), ("fspo_trainer", []), ("ppo_trainer", []))
+    asked = *(("ppo_trainer", words) for words in (override, with_plus, telling, [])), ("fspo_trainer", [])
     for name, overrides in asked:
         try:
             config = compose(name, overrides)
@@ -38,9 +38,10 @@ with initialize_config_module("verl.trainer.config", version_base=None):
             answer["schema"] = type(omega_conf_to_dataclass(config.actor_rollout_ref.actor).policy_loss).__name__
 print(json.dumps(answer))
 """
-TELLING = "ppo_trainer +algorithm.policy_loss=fspo actor_rollout_ref.actor.policy_loss.records_dir=/run/records"
+TELLING = "ppo_trainer algorithm.policy_loss=fspo actor_rollout_ref.actor.policy_loss.records_dir=/run/records"
 WITH = {
     "registered": True,
+    "ppo_trainer algorithm.policy_loss=fspo": "fspo",
     "ppo_trainer +algorithm.policy_loss=fspo": "fspo",
     TELLING: "fspo",
     "fspo_trainer": "fspo",
@@ -67,6 +68,7 @@ def test_wheel_and_its_removal(environment, source):
     without = probe(environment)
     assert without == {
         "registered": False,
+        "ppo_trainer algorithm.policy_loss=fspo": "ConfigCompositionException",
         "ppo_trainer +algorithm.policy_loss=fspo": "vanilla",  # stock verl takes it for a value that nothing reads
         TELLING: "ConfigCompositionException",  # and refuses a field that it does not know
         "fspo_trainer": "MissingConfigException",

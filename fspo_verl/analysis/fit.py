@@ -345,7 +345,7 @@ def from_metrics(metrics: pd.DataFrame, target: float) -> FromMetrics:
     if missing := [name for name in needed if name not in metrics]:
         raise ValueError(
             f"there are no records, and the metrics lack {', '.join(missing)}: train with "
-            f"+algorithm.policy_loss=fspo, and with {RECORDS_DIR}=DIR for the full answer"
+            f"algorithm.policy_loss=fspo, and with {RECORDS_DIR}=DIR for the full answer"
         )
     mean, square, sequences, on_policy = metrics[needed].dropna().to_numpy().T
     if not (square > 0).any():
@@ -402,14 +402,14 @@ def overrides(band: Band, settings: RunSettings | None = None) -> dict[str, floa
             values[name] = str(value).replace(" ", "") if isinstance(value, list) else value
     if settings and settings.target_clip_rate is not None:
         values["target_clip_rate"] = None  # or eps would move on from these values
-    loss = {"+algorithm.policy_loss": "fspo"} if settings and settings.loss != "fspo" else {}
+    loss = {"algorithm.policy_loss": "fspo"} if settings and settings.loss != "fspo" else {}
     return loss | {KEY + name: value for name, value in values.items()}
 
 
 def of_gspo(band: Band) -> dict[str, float | str | None]:
     """Overrides that give the ends of this band, on S/L, to verl's loss gspo."""
     low, high = digits(-math.expm1(-band.low)), digits(math.expm1(band.high))
-    return {"+algorithm.policy_loss": "gspo", f"{ACTOR}clip_ratio_low": low, f"{ACTOR}clip_ratio_high": high}
+    return {"algorithm.policy_loss": "gspo", f"{ACTOR}clip_ratio_low": low, f"{ACTOR}clip_ratio_high": high}
 
 
 def ends_following(settings: RunSettings | None) -> str | None:

@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
     if not rules:
         raise ValueError(
             f"{args.run} logs no {NOISE}, and clips see {K3[1]} in bypass mode only: give --sigma, or train with "
-            "+algorithm.policy_loss=observed"
+            "algorithm.policy_loss=observed"
         )
     first = next((rule for rule in rules if rule.name in (args.loss, "run", "gspo")), rules[0])
     (cause, sigma), does = spread.seen_by(first), "drop" if first.rejects else "clip"
@@ -72,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
         rates = (_percent(expected_rate(rule, length, sigma)) for length in lengths)
         rows.append((", ".join(filter(None, (rule.label, rule.range))), cause, *rates))
     show(rows, widths=(46, 9, *(8 for _ in lengths[1:])))
-    print("next: record steps with +algorithm.policy_loss=observed; `fspo-verl report RUN` measures what this assumes")
+    print("next: record steps with algorithm.policy_loss=observed; `fspo-verl report RUN` measures what this assumes")
     return 0
 
 

@@ -107,7 +107,7 @@ def verdict_of(run: Run) -> Verdict:
     first, *others = conclude(evidence)
     how = f"Record more: train with {RECORDS_DIR}=DIR"
     if settings is None or settings.loss != "fspo":
-        how += " and +algorithm.policy_loss=observed (algorithm.policy_loss=gspo and grpo include it)"
+        how += " and algorithm.policy_loss=observed (algorithm.policy_loss=gspo and grpo include it)"
     advice = f"{how}." if first.action == conclusion.RECORD else f"{first.advice} {how}."
     notes = [one.sentence for one in others] + conclusion.lines(evidence)
     if evidence.noise_found is not None and first.cause != conclusion.NOISE:

@@ -23,7 +23,7 @@ TOTAL_EPOCHS=${TOTAL_EPOCHS:-10}
 # policy_loss=fspo selects loss, band and aggregation. Without the plugin verl would ignore it and train PPO;
 # records_dir, which verl does not know, then stops the launch.
 python3 -m verl.trainer.main_ppo \
-    +algorithm.policy_loss=fspo \
+    algorithm.policy_loss=fspo \
     actor_rollout_ref.actor.policy_loss.eps="$EPS" \
     actor_rollout_ref.actor.policy_loss.records_dir="$RUN_DIR/records" \
     algorithm.adv_estimator=grpo \

@@ -46,7 +46,7 @@ def configuration() -> str:
         "## What is measured (fspo, and every observed loss)",
         fields("fspo_verl/config.py", "Observation"),
         "## What each option of the group sets",
-        "`+algorithm.policy_loss=NAME` on any verl config selects one of these files of `fspo_verl/configs`; "
+        "`algorithm.policy_loss=NAME` on any verl config selects one of these files of `fspo_verl/configs`; "
         "aggregation and clip range come with it.",
     ]
     for file in sorted(losses.glob("*.yaml")):

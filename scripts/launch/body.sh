@@ -100,7 +100,7 @@ MODEL=(
 
 # Loss, aggregation and clip range come with the group; no KL term and no entropy bonus, which are verl's defaults.
 ACTOR=(
-    +algorithm.policy_loss="$POLICY_LOSS"
+    algorithm.policy_loss="$POLICY_LOSS"
     actor_rollout_ref.actor.optim.lr="$ACTOR_LR"
     actor_rollout_ref.actor.ppo_mini_batch_size="$PPO_MINI_BATCH_SIZE"
     actor_rollout_ref.actor.use_dynamic_bsz=True

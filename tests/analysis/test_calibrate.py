@@ -273,7 +273,7 @@ def test_a_re_run_is_predicted_only_from_as_many_steps_as_it_takes(tmp_path, cap
 def test_records_of_another_loss_calibrate_too(tmp_path, capsys, loss):
     run = write_records(tmp_path, simulate_run(np.random.default_rng(0)), loss)
     code, out, _ = run_cli(capsys, run, "--all")
-    assert code == 0 and all("+algorithm.policy_loss" in block for block in pasted(out))
+    assert code == 0 and all("algorithm.policy_loss" in block for block in pasted(out))
 
 
 def test_overrides_undo_what_contradicts_them(tmp_path, capsys, monkeypatch):
@@ -281,7 +281,7 @@ def test_overrides_undo_what_contradicts_them(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(synthetic_run.RANGES["fspo"], "band", band)
     run = write_records(tmp_path, simulate_run(np.random.default_rng(0)))
     _, out, _ = run_cli(capsys, run, "--all")
-    chosen, *blocks = [block for block in pasted(out) if "+algorithm.policy_loss" not in block]
+    chosen, *blocks = [block for block in pasted(out) if "algorithm.policy_loss" not in block]
     for overrides in blocks:
         # The widths that these overrides name, whatever the run had.
         named = as_hydra_reads(overrides)

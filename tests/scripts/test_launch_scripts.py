@@ -67,7 +67,7 @@ def test_a_dry_run_finds_nothing_wrong_and_shows_the_batches(script, loss, task,
     assert f"fspo-verl doctor: 0 errors, {warnings} warning" in run.stdout and warnings <= 1
     assert "512 prompts x 16 = 8,192 responses per rollout, 4 optimiser steps" in run.stdout
     shown = shlex.split(run.stdout.split("\n\n")[0])
-    assert f"+algorithm.policy_loss={loss}" in shown
+    assert f"algorithm.policy_loss={loss}" in shown
     for key, place in {"hydra.run.dir": "hydra", "trainer.default_local_dir": "checkpoints"}.items():
         assert override(key, run_dir / place) in shown
     assert not run_dir.exists()

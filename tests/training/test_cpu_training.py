@@ -65,7 +65,7 @@ runpy.run_module("verl.trainer.main_ppo", run_name="__main__", alter_sys=True)
 """
 WAYS_IN = {
     "packaged": lambda folder: ["--config-name", "fspo_cpu", "algorithm.policy_loss=fspo"],
-    "override": lambda folder: [*a_launch_config_of_ones_own(folder, []), "+algorithm.policy_loss=fspo"],
+    "override": lambda folder: [*a_launch_config_of_ones_own(folder, []), "algorithm.policy_loss=fspo"],
     "yaml": lambda folder: a_launch_config_of_ones_own(folder, [{"algorithm.policy_loss": "fspo"}]),
 }
 
