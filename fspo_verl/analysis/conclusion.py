@@ -361,7 +361,7 @@ def _dependence(evidence: Evidence, effect: LengthEffect) -> str:
     steps = "this one step" if effect.steps == 1 else f"these {effect.steps} steps"
     where = "" if effect.is_of_run else f"in {steps} "
     if not effect.depends:
-        factor = f"a factor up to {effect.factor:.2g} is compatible"
+        factor = f"a factor up to {effect.factor:.2g} between lengths is compatible"
         if not effect.factor <= _LARGE_FACTOR:
             factor = "any difference is compatible"
         return f"No significant dependence on length {where}({evidence.responses:,} responses; {factor})."
@@ -371,7 +371,7 @@ def _dependence(evidence: Evidence, effect: LengthEffect) -> str:
         "both ends": "the shortest and the longest responses are clipped more than those in between",
         "the middle": "responses of middle length are clipped more than the shortest and the longest",
     }[str(effect.who)]
-    how = f"p = {effect.p:.1g}; no single power of the length describes it"
+    how = f"p = {effect.p:.1g}; the clip rate is no power of the length"
     if effect.is_line:
         ends = f"95% interval {effect.lower:.2f} to {effect.upper:.2f}"
         if math.isinf(effect.lower):

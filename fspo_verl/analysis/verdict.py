@@ -268,7 +268,7 @@ def _advised(records: pd.DataFrame, evidence: Evidence, found: Conclusion) -> _A
         band = best.band if best else fit.with_eps(records, evidence.band or Band(), rate)
     except fit.Unreachable as error:
         return _Advice(found.action, f"{found.advice} {sentence(str(error))}.", None, compared)
-    text = f"{how}: {_a_band(band)} clips {percent(rate)} of these responses on each side."
+    text = f"{how}: {_a_band(band)} clips {percent(rate)} of these responses, of either sign of the advantage."
     if best and compared and compared.own:
         text += f" {sentence(_more_even(best, compared.own))}"
     return _Advice(found.action, text, band, compared)
@@ -289,7 +289,7 @@ def _of_widths(effect: LengthEffect, compared: Comparison) -> _Advice:
         text = f"Keep the clip: there is no other to compare it with.{untried}"
         return _Advice(conclusion.COULD_NOT, text, None, compared)
     if best is not None and effect.depends:
-        text = f"Take {_a_band(best.band)}; it clips {rate} of these responses on each side."
+        text = f"Take {_a_band(best.band)}; it clips {rate} of these responses, of either sign of the advantage."
         return _Advice(conclusion.TAKE, f"{text} {sentence(_more_even(best, own))}{untried}", best.band, compared)
     if best is not None:
         text = f"{_a_band(best.band)} looks more even: {_more_even(best, own)}"
@@ -309,7 +309,7 @@ def _of_widths(effect: LengthEffect, compared: Comparison) -> _Advice:
 def _more_even(best: Width, own: Width) -> str:
     return (
         f"over tenths of the length its clip rate varies by {percent(best.spread)} of the mean, that of the run's clip "
-        f"by {percent(own.spread)} (where neither was fitted)."
+        f"by {percent(own.spread)}, both in steps that neither was fitted to."
     )
 
 
