@@ -1,0 +1,123 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The laboratory of mixed tasks samples what its tables say, and its losses and clip rates are what they claim."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, get_policy_loss_fn
+from verl.workers.config import FSDPActorConfig
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tasks"))
+
+import lab  # noqa: E402
+import policy  # noqa: E402
+
+import fspo_verl.register  # noqa: E402, F401  # the policy loss fspo
+from fspo_verl.config import FSPOPolicyLossConfig  # noqa: E402
+
+SMALL = policy.Tasks((4, 8, 16))
+SEEDS = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def warm():
+    return policy.Policies(SMALL, SEEDS)
+
+
+def small(**changes) -> lab.Regime:
+    return lab.Regime("small", **{"rate": 0.3, "learning_rate": 1e-3, "mini_batches": 4, "tasks": SMALL} | changes)
+
+
+def test_alias_tables_have_the_distributions_they_are_made_of():
+    wished = torch.rand(7, 12, generator=torch.Generator().manual_seed(0)).pow(6)
+    kept, other = (table.view(7, 12) for table in policy.alias_tables(wished))
+    given = kept + torch.zeros(7, 12).scatter_add(1, other.long(), 1 - kept)
+    torch.testing.assert_close(given / 12, wished / wished.sum(1, keepdim=True))
+
+
+def test_success_is_the_share_of_right_responses(warm):
+    rollout = warm.copy().roll_out(2000)
+    for task, advantages in enumerate(rollout.advantages):
+        # Of groups with both outcomes alone advantages tell; they have one success of n of each share.
+        mixed = advantages.abs().sum(-1) > 0
+        assert mixed.float().mean() > 0.3
+        right = (advantages > 0).float().mean(-1)
+        all_right = (rollout_rewards(warm, rollout, task) == policy.RESPONSES) & ~mixed
+        share = (right + all_right.float()).mean(1)
+        torch.testing.assert_close(share, warm.success()[:, task], atol=0.03, rtol=0)
+
+
+def rollout_rewards(warm, rollout, task):
+    """Right responses of each group, from the tokens alone."""
+    entries = rollout.tokens[task] % policy.ENTRIES
+    digit = (entries[..., 1::2] - policy.DIGITS * policy.FREE) % policy.DIGITS
+    before = entries[..., 0::2] // policy.FREE
+    right = torch.stack([warm._next[seed, task][before[seed]] == digit[seed] for seed in range(len(SEEDS))])
+    return right.all(-1).sum(-1)
+
+
+def test_advantages_are_those_of_verl():
+    rewards = (torch.rand(5, policy.RESPONSES, generator=torch.Generator().manual_seed(1)) < 0.5).float()
+    rewards[0] = 1.0
+    groups = np.repeat(np.arange(5), policy.RESPONSES)
+    expected, _ = compute_grpo_outcome_advantage(rewards.view(-1, 1), torch.ones(rewards.numel(), 1), groups)
+    torch.testing.assert_close(policy.grpo_advantages(rewards).view(-1, 1), expected)
+
+
+def tokens_of(count: int, length: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(2)
+    old = -torch.rand(count, length, generator=generator)
+    log_prob = (old + 0.2 * torch.randn(count, length, generator=generator)).requires_grad_()
+    advantages = torch.randn(count, 1, generator=generator).expand(count, length)
+    return log_prob, old, advantages, torch.ones(count, length, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(("arm", "loss_mode"), [("sqrt", "fspo"), ("grpo", "vanilla"), ("dppo", "dppo_tv")])
+def test_seeds_with_eps_of_their_own_train_as_one_by_one(arm, loss_mode):
+    regime, each, task = small(), lab.PROMPTS * policy.RESPONSES, 2
+    length, arm = SMALL.lengths[task], lab.MATCHED[arm]
+    eps = torch.tensor([[[0.1, 0.2]], [[0.4, 0.3]]])
+    scale = torch.tensor([[0.5, 1.0, 2.0]]).repeat(2, 1)
+    tokens = tokens_of(2 * each, length)
+    loss, _ = lab.Clip(arm, regime, scale, eps, regime.rate).loss(task, tokens)
+    (gradient,) = torch.autograd.grad(loss, tokens[0])
+    for seed, (low, high) in enumerate(eps[:, 0].tolist()):
+        rows = slice(seed * each, (seed + 1) * each)
+        own = [tokens[0][rows].detach().requires_grad_(), *(part[rows] for part in tokens[1:])]
+        # The dual clip is at three times the wider side.
+        band = {"eps_low": 2 * low, "eps_high": 2 * high, "eps_dual": 6 * max(low, high), "length_power": 0.0}
+        settings = {"clip_ratio_low": low, "clip_ratio_high": high}
+        if loss_mode == "fspo":
+            settings = {"policy_loss": FSPOPolicyLossConfig(**band)}
+        config = FSDPActorConfig(
+            rollout_n=8, ppo_micro_batch_size_per_gpu=1, loss_agg_mode="seq-mean-token-sum-norm", **settings
+        )
+        rows_of_all = each * len(SMALL.lengths)
+        totals = {"dp_size": 1, "batch_num_tokens": 1, "global_batch_size": rows_of_all}
+        config.global_batch_info.update(totals, loss_scale_factor=max(SMALL.lengths))
+        names = ("log_prob", "old_log_prob", "advantages", "response_mask")
+        alone, _ = get_policy_loss_fn(loss_mode)(
+            **dict(zip(names, own, strict=True)), loss_agg_mode="seq-mean-token-sum-norm", config=config
+        )
+        (expected,) = torch.autograd.grad(alone, own[0])
+        assert (expected == 0).any(), "the clip has to act"
+        torch.testing.assert_close(gradient[rows], expected)
+
+
+def test_a_seed_trains_alike_whoever_is_beside_it():
+    regime = small(rollouts=2)
+    both, alone = (lab.train(regime, "sqrt", seeds) for seeds in (SEEDS, SEEDS[1:]))
+    both = both[both.seed == SEEDS[1]].reset_index(drop=True)
+    columns = ["success", "clipped", "width_low", "width_high"]
+    np.testing.assert_allclose(both[columns], alone[columns], rtol=1e-3)
+
+
+@pytest.mark.parametrize("arm", ["fixed", "random", "measured"])
+def test_arms_are_held_at_one_clip_rate(arm):
+    regime = small(rollouts=25, mini_batches=8)
+    found = lab.train(regime, arm, SEEDS)
+    assert found.clipped.sum() / found.live.sum() == pytest.approx(regime.rate, abs=0.02)
