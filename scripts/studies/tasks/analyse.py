@@ -13,20 +13,18 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from lab import RECORDED
 from matplotlib.figure import Figure
-from run import HERE, PRIMARY, REGIMES
+from regimes import PRIMARY, RECORDED, REGIMES
 
+HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "compare"))
-from measures import CONFIDENCE, MIN_SEEDS, adjusted_p, sign_flip_interval
+from measures import CONFIDENCE, MIN_SEEDS, adjusted_p, sign_flip_interval  # noqa: E402
 
-from fspo_verl.output import markdown_table, write_whole
+from fspo_verl.output import markdown_table, write_whole  # noqa: E402
 
 MARGIN = 0.02  # of success, within which two clips are equivalent
 MATCHED_WITHIN = 0.01  # of the clip rate of all tasks together
 END = 5  # rollouts whose mean is the end
-ENDPOINTS = {"area": (0, None), "end": (-END, None), "later": (RECORDED, None)}
-"""Rollouts over which success is averaged; ``later`` are those that follow the records of the meter."""
 KEY = ["regime", "arm", "seed", "task"]
 FIGURE = HERE.parents[2] / "docs/tasks.png"
 
@@ -45,8 +43,13 @@ def per_task(records: pd.DataFrame) -> pd.DataFrame:
     records = records.sort_values([*KEY, "rollout"])
     groups = records.groupby(KEY)
     found = groups.agg(length=("length", "first"), live=("live", "sum"), clipped=("clipped", "sum"))
-    for name, (first, last) in ENDPOINTS.items():
-        found[name] = groups.success.apply(lambda column, part=slice(first, last): column.iloc[part].mean())
+    last = groups.rollout.transform("max")
+    for name, kept in {
+        "area": last >= 0,
+        "later": records.rollout >= RECORDED,
+        "end": records.rollout > last - END,
+    }.items():
+        found[name] = records[kept].groupby(KEY).success.mean()
     found["rate"] = found.clipped / found.live
     early = records[records.rollout < RECORDED].groupby(KEY)[["clipped", "live"]].sum()
     found["early_rate"] = early.clipped / early.live

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from policy import RESPONSES, Policies, Rollout, Tasks
+from policy import RESPONSES, Policies, Rollout
+from regimes import RECORDED, Regime, Tasks
 from torch import Tensor
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import ActorConfig, FSDPActorConfig, PolicyLossConfig
@@ -31,28 +32,10 @@ from fspo_verl.observe.columns import CLIPPED, loss_columns, observed_columns
 
 PROMPTS = 2  # of each task in an update
 GRADIENT_NORM = 1.0  # verl's clip_grad
-RECORDED = 10  # rollouts whose records the meter reads, and a width is measured on
 UNIT = 64  # tokens: where all widths are equal at the start
 EPS = {0.3: 0.3, 0.1: 0.8}  # where the control starts by clip rate, in nats at UNIT tokens
 EPS_OF_TOKENS = {"vanilla": 0.01, "dppo_tv": 0.001}  # the same of verl's token clips, in their own units
 ADVISED_RATE = 0.1  # what ``calibrate`` aims at unless told otherwise; of regimes without a rate
-
-
-class Regime(NamedTuple):
-    """What all arms of an experiment have in common."""
-
-    name: str
-    rate: float | None  # clip rate that every arm is held at; None leaves each at its published range
-    learning_rate: float
-    mini_batches: int = 48
-    epochs: int = 1
-    tasks: Tasks = Tasks()
-    rollouts: int = 30
-
-    @property
-    def updates(self) -> int:
-        """To a rollout."""
-        return self.mini_batches * self.epochs
 
 
 class Arm(NamedTuple):

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from regimes import Tasks
 from torch import Tensor
 
 DIGITS, FREE, HIDDEN = 10, 4, 32
@@ -24,19 +25,6 @@ ENTRIES = DIGITS * FREE * (1 + DIGITS)  # of a task's table: a free symbol after
 RESPONSES = 8  # to a prompt
 START = 0.2  # success of every task before training
 _WARM_UP, _WARM_UP_RATE = 900, 5e-3
-
-
-class Tasks(NamedTuple):
-    """What a policy is to learn."""
-
-    lengths: tuple[int, ...] = (8, 64, 512)
-    """Tokens of a response to each task."""
-
-    shared: bool = False
-    """Whether the tasks share weights."""
-
-    speeds: tuple[float, ...] | None = None
-    """By how much a change of a task's weights moves its logits, relative to a task of speed 1; null is 1 for all."""
 
 
 class Rollout(NamedTuple):

@@ -10,33 +10,23 @@ import argparse
 import sys
 from pathlib import Path
 
+import pandas as pd
+import pyarrow as pa
 import torch
-from lab import Regime, arms_of, train
-from policy import Tasks
+from lab import arms_of, train
+from regimes import REGIMES, SEEDS
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 from cells import Cells  # noqa: E402
 
-SEEDS = range(12)
-REGIMES = {
-    regime.name: regime
-    for regime in (
-        Regime("many-30", 0.3, 2e-4),
-        Regime("reuse-30", 0.3, 5e-4, mini_batches=2, epochs=24),
-        Regime("few-30", 0.3, 1e-3, mini_batches=8),
-        Regime("published", None, 2e-4),
-        Regime("many-10", 0.1, 2e-4),
-        Regime("shared-30", 0.3, 2e-4, tasks=Tasks(shared=True)),
-        Regime("by-task", 0.3, 1e-3, mini_batches=8, tasks=Tasks((8, 64, 64, 512), speeds=(1.0, 1.0, 3.5, 1.0))),
-        Regime("few-10", 0.1, 1e-3, mini_batches=8),
-        Regime("hot-30", 0.3, 4e-3, mini_batches=8),
-        Regime("reuse-10", 0.1, 5e-4, mini_batches=2, epochs=24),
-        Regime("shared-few-30", 0.3, 1e-3, mini_batches=8, tasks=Tasks(shared=True)),
-    )
-}
-PRIMARY = tuple(REGIMES)[:6]
+
+def small(table: pd.DataFrame) -> pa.Table:
+    """The rows in 32 bits."""
+    dtypes = {"i": "int32", "u": "int32", "f": "float32"}
+    kinds = {name: dtypes[column.dtype.kind] for name, column in table.items() if column.dtype.kind in dtypes}
+    return pa.Table.from_pandas(table.astype(kinds), preserve_index=False)
 
 
 def main() -> None:
@@ -53,7 +43,7 @@ def main() -> None:
             missing = [seed for seed in SEEDS if (arm, seed) not in cells.done()]
             if missing:
                 table = train(regime, arm, SEEDS)
-                cells.add([row for row in table.to_dict("records") if row["seed"] in missing])
+                cells.add(small(table[table.seed.isin(missing)]))
 
 
 if __name__ == "__main__":

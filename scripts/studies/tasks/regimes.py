@@ -1,0 +1,57 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The regimes of the study: what all arms of an experiment have in common."""
+
+from typing import NamedTuple
+
+RECORDED = 10  # rollouts whose records the meter reads, and a width is measured on
+
+
+class Tasks(NamedTuple):
+    """What a policy is to learn."""
+
+    lengths: tuple[int, ...] = (8, 64, 512)
+    """Tokens of a response to each task."""
+
+    shared: bool = False
+    """Whether the tasks share weights."""
+
+    speeds: tuple[float, ...] | None = None
+    """By how much a change of a task's weights moves its logits, relative to a task of speed 1; null is 1 for all."""
+
+
+class Regime(NamedTuple):
+    """What all arms of an experiment have in common."""
+
+    name: str
+    rate: float | None  # clip rate that every arm is held at; None leaves each at its published range
+    learning_rate: float
+    mini_batches: int = 48
+    epochs: int = 1
+    tasks: Tasks = Tasks()
+    rollouts: int = 30
+
+    @property
+    def updates(self) -> int:
+        """To a rollout."""
+        return self.mini_batches * self.epochs
+
+
+SEEDS = range(12)
+REGIMES = {
+    regime.name: regime
+    for regime in (
+        Regime("many-30", 0.3, 2e-4),
+        Regime("reuse-30", 0.3, 5e-4, mini_batches=2, epochs=24),
+        Regime("few-30", 0.3, 1e-3, mini_batches=8),
+        Regime("published", None, 2e-4),
+        Regime("many-10", 0.1, 2e-4),
+        Regime("shared-30", 0.3, 2e-4, tasks=Tasks(shared=True)),
+        Regime("by-task", 0.3, 1e-3, mini_batches=8, tasks=Tasks((8, 64, 64, 512), speeds=(1.0, 1.0, 3.5, 1.0))),
+        Regime("few-10", 0.1, 1e-3, mini_batches=8),
+        Regime("hot-30", 0.3, 4e-3, mini_batches=8),
+        Regime("reuse-10", 0.1, 5e-4, mini_batches=2, epochs=24),
+        Regime("shared-few-30", 0.3, 1e-3, mini_batches=8, tasks=Tasks(shared=True)),
+    )
+}
+PRIMARY = tuple(REGIMES)[:6]
