@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The mismatch of trainer and rollout engine, and whom rules drop by it: the table of docs/noise.md.
+"""The mismatch of trainer and rollout engine, and whom rules drop by it, after one prompt.
 
     python scripts/bench/mismatch.py --model FOLDER --longest 4096            # on a GPU
     VERL_PLATFORM=cpu python scripts/bench/mismatch.py --model FOLDER         # with vLLM for CPUs and a C++ compiler
