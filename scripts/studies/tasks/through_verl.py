@@ -26,9 +26,9 @@ import sys
 from pathlib import Path
 
 import pandas as pd
-from run import HERE
 
-sys.path[:0] = [str(HERE.parents[1] / "training"), str(HERE.parents[1] / "quickstart")]
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), *(str(HERE.parents[1] / name) for name in ("training", "quickstart"))]
 import launch  # noqa: E402
 import ledger  # noqa: E402
 from cells import Cells  # noqa: E402
@@ -105,7 +105,9 @@ def band_of(arm: str) -> tuple[str, list[str]]:
 
 def experiment_of(arm: str, seed: int, steps: int, output: Path) -> Mixed:
     loss, overrides = band_of(arm)
-    return Mixed(output, loss, seed=seed, steps=steps, name=arm.replace(", ", "-"), overrides=tuple(overrides))
+    return Mixed(
+        output, loss, seed=seed, steps=steps, name=arm.replace(", ", "-").replace(" ", "-"), overrides=tuple(overrides)
+    )
 
 
 def calibrated(run: Path) -> list[str]:
@@ -113,15 +115,14 @@ def calibrated(run: Path) -> list[str]:
     advice = run / "calibrate.json"
     command = ["-m", "fspo_verl.cli", "calibrate", run, "--target-clip-rate", RATE, "--json", advice]
     subprocess.run([sys.executable, *map(str, command)], check=True)
-    band = measured_band(json.loads(advice.read_text()))
-    kept = {name: value for name, value in band.items() if name in ("eps_low", "eps_high", "shape") and value}
+    band = json.loads(advice.read_text())["fits"][0]["band"]  # that to take comes first
+    kept = {
+        name: value
+        for name, value in band.items()
+        if name in ("eps_low", "eps_high", "length_power", "shape") and value
+    }
     held = {"eps": "null", "target_clip_rate": RATE, "eps_max": 1e3}
     return [f"{POLICY_LOSS}.{name}={str(value).replace(' ', '')}" for name, value in (kept | held).items()]
-
-
-def measured_band(advice: dict) -> dict:
-    """The band that the JSON of ``calibrate`` advises."""
-    return advice["recommended"]["band"]
 
 
 def train(arm: str, seed: int, steps: int, output: Path) -> Path:
@@ -133,6 +134,8 @@ def train(arm: str, seed: int, steps: int, output: Path) -> Path:
     if ", then" in arm:
         launch.train(dataclasses.replace(experiment, steps=STEPS_RECORDED))
         experiment = dataclasses.replace(experiment, overrides=tuple(calibrated(experiment.run)))
+        for eps in experiment.run.glob("checkpoints/global_step_*/actor/fspo_eps.json"):
+            eps.unlink()  # in units of the width that was left: the run goes on from the eps that was measured
     launch.train(experiment)
     return experiment.run
 
