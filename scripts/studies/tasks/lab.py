@@ -64,18 +64,19 @@ MATCHED = {
 }
 """Arms of a regime with a clip rate; ``measured`` and ``power`` are of ten rollouts under sqrt, and start over."""
 
-_FIXED, _GSPO = ratio_band(0.8, 1.2, 0.0), ratio_band(1 - 3e-4, 1 + 4e-4, 1.0)
+_FIXED = ratio_band(0.8, 1.2, 0.0)
+_GSPO = Arm(loss="gspo", aggregation="seq-mean-token-mean", ranges=(3e-4, 4e-4))
 PUBLISHED = {
     "none": Arm(),
-    "fixed": Arm(0.0, ranges=(_FIXED.low, _FIXED.high)),
     "fspo": Arm(0.5, ranges=(0.03, 0.03)),
-    "gspo": Arm(loss="gspo", aggregation="seq-mean-token-mean", ranges=(3e-4, 4e-4)),
+    "gspo": _GSPO,
+    "fixed": Arm(0.0, ranges=(_FIXED.low, _FIXED.high)),
+    "gspo, then measured": _GSPO._replace(width="measured", start=1.0),
+    "measured": Arm("measured"),
     "grpo": Arm(loss="vanilla", aggregation="token-mean", ranges=(0.2, 0.2)),
+    "fspo, then measured": Arm("measured", start=0.5, ranges=(0.03, 0.03)),
     "dppo": Arm(loss="dppo_tv", ranges=(0.15, 0.15)),
     "cispo": Arm(loss="cispo", ranges=(0.2, 0.2)),
-    "measured": Arm("measured"),
-    "gspo, then measured": Arm("measured", start=1.0, ranges=(_GSPO.low, _GSPO.high)),
-    "fspo, then measured": Arm("measured", start=0.5, ranges=(0.03, 0.03)),
 }
 """Arms of a regime without one. Those with ``measured`` take the advised width and eps at 10%."""
 
@@ -280,7 +281,7 @@ class Run:
     def set_bands(self, bands: Sequence[Band]) -> None:
         """Go on with the width and eps of these bands, one per seed."""
         scale, eps = scaled(bands, self.regime.tasks.lengths)
-        self.clip = Clip(self.arm._replace(ranges=None), self.regime, scale, eps, self.regime.rate)
+        self.clip = Clip(Arm(self.arm.width), self.regime, scale, eps, self.regime.rate)
 
     def measured(self, how: Callable[[pd.DataFrame, float], Band] = advised) -> list[Band]:
         """What the records so far advise each seed."""
