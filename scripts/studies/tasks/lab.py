@@ -33,8 +33,7 @@ from fspo_verl.observe.columns import CLIPPED, loss_columns, observed_columns
 PROMPTS = 2  # of each task in an update
 GRADIENT_NORM = 1.0  # verl's clip_grad
 UNIT = 64  # tokens: where all widths are equal at the start
-EPS = {0.3: 0.3, 0.1: 0.8}  # where the control starts by clip rate, in nats at UNIT tokens
-EPS_OF_TOKENS = {"vanilla": 0.01, "dppo_tv": 0.001}  # the same of verl's token clips, in their own units
+EPS_OF_TOKENS = {"vanilla": 0.01, "dppo_tv": 0.001}  # where the control of verl's token clips starts
 ADVISED_RATE = 0.1  # what ``calibrate`` aims at unless told otherwise; of regimes without a rate
 
 
@@ -113,12 +112,13 @@ class Control:
     Args:
         eps: ``[S, K, 2]``, below and above, of S seeds and K clips that are held by themselves.
         rate: None leaves eps as it is.
+        by_response: see :class:`Regime`.
     """
 
     PACE, LARGEST, TRIM = 0.7, 0.5, 0.3  # share of the move, its largest size, the largest correction of the wish
 
-    def __init__(self, eps: Tensor, rate: float | None):
-        self.eps, self.rate = eps.double(), rate
+    def __init__(self, eps: Tensor, rate: float | None, by_response: bool = False):
+        self.eps, self.rate, self.by_response = eps.double(), rate, by_response
         self._missed = torch.zeros_like(self.eps)
 
     def move(self, clipped: Tensor, counted: Tensor) -> None:
@@ -126,9 +126,10 @@ class Control:
         if self.rate is None:
             return
         seen = torch.where(counted > 0, clipped / counted.clamp(min=1), self.rate)
-        self._missed += self.rate - seen
+        weight = counted.clamp(min=1) if self.by_response else 1
+        self._missed += (self.rate - seen) * weight
         trim = self.TRIM * self.rate
-        wished = self.rate + self._missed.clamp(-trim, trim)
+        wished = self.rate + (self._missed / weight).clamp(-trim, trim)
         quantile = torch.distributions.Normal(0.0, 1.0).icdf
         step = torch.log(quantile(1 - wished) / quantile(1 - seen.clamp(0.002, 0.45)))
         self.eps = self.eps * (self.PACE * step).clamp(-self.LARGEST, self.LARGEST).exp()
@@ -159,7 +160,7 @@ class Clip:
 
     def __init__(self, arm: Arm, regime: Regime, scale: Tensor | None, eps: Tensor | None, rate: float | None):
         self.arm, self.regime, self.scale = arm, regime, scale
-        self.control = None if eps is None else Control(eps, rate)
+        self.control = None if eps is None else Control(eps, rate, regime.by_response)
 
     def loss(self, task: int, tokens: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Of one task's responses in a mini-batch, the sum over the seeds, and what it did to each response.
@@ -270,11 +271,9 @@ class Run:
             return Clip(arm, regime, None, None, regime.rate)
         power = arm.width if isinstance(arm.width, float) else arm.start if arm.start is not None else 0.5
         clips = len(lengths) if arm.width == "task" else 1
-        eps = (
-            [side * UNIT**power for side in arm.ranges]
-            if arm.ranges
-            else [EPS_OF_TOKENS.get(arm.loss) or EPS.get(regime.rate, 1.0)] * 2
-        )
+        eps = [EPS_OF_TOKENS[arm.loss]] * 2 if arm.loss else regime.start
+        if arm.ranges:
+            eps = [side * UNIT**power for side in arm.ranges]
         scale = torch.tensor([(length / UNIT) ** power for length in lengths]).repeat(count, 1)
         return Clip(arm, regime, scale, torch.tensor(eps).repeat(count, clips, 1), regime.rate)
 

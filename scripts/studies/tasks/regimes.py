@@ -30,6 +30,11 @@ class Regime(NamedTuple):
     epochs: int = 1
     tasks: Tasks = Tasks()
     rollouts: int = 30
+    start: tuple[float, float] = (0.3, 0.3)
+    """Where a control starts, below and above, in nats at 64 tokens."""
+
+    by_response: bool = False
+    """Whether what a control has missed counts by responses, of which later rollouts have fewer, or by rollouts."""
 
     @property
     def updates(self) -> int:
@@ -42,15 +47,15 @@ REGIMES = {
     regime.name: regime
     for regime in (
         Regime("many-30", 0.3, 2e-4),
-        Regime("reuse-30", 0.3, 5e-4, mini_batches=2, epochs=24),
+        Regime("reuse-30", 0.3, 5e-4, mini_batches=2, epochs=24, start=(1.6, 0.7), by_response=True),
         Regime("few-30", 0.3, 1e-3, mini_batches=8),
         Regime("published", None, 2e-4),
-        Regime("many-10", 0.1, 2e-4),
+        Regime("many-10", 0.1, 2e-4, start=(0.8, 0.8)),
         Regime("shared-30", 0.3, 2e-4, tasks=Tasks(shared=True)),
         Regime("by-task", 0.3, 1e-3, mini_batches=8, tasks=Tasks((8, 64, 64, 512), speeds=(1.0, 1.0, 3.5, 1.0))),
-        Regime("few-10", 0.1, 1e-3, mini_batches=8),
+        Regime("few-10", 0.1, 1e-3, mini_batches=8, start=(0.8, 0.8)),
         Regime("hot-30", 0.3, 4e-3, mini_batches=8),
-        Regime("reuse-10", 0.1, 5e-4, mini_batches=2, epochs=24),
+        Regime("reuse-10", 0.1, 5e-4, mini_batches=2, epochs=24, start=(3.0, 1.5), by_response=True),
         Regime("shared-few-30", 0.3, 1e-3, mini_batches=8, tasks=Tasks(shared=True)),
     )
 }
