@@ -88,7 +88,8 @@ def differences(cells: pd.DataFrame, compared: pd.Series) -> pd.DataFrame:
         pairs = {}
         for regime, arm, task in wide.columns:
             base = baseline_of(regime)
-            if arm != base and compared[regime, arm] and (regime, base, task) in wide.columns:
+            both = (regime, base, task) in wide.columns and compared[regime, arm] and compared[regime, base]
+            if arm != base and both:
                 pairs[regime, arm, task] = wide[regime, arm, task] - wide[regime, base, task]
         pairs = pd.DataFrame(pairs).dropna(axis=1)
         families = np.where(
@@ -118,7 +119,10 @@ def meter(cells: pd.DataFrame, regimes: Sequence[str], draws: int = 2000) -> pd.
     Both are differences to the mean over the arms that clip, of the same regime, seed and task. The clip rate of a task
     is relative to that of all tasks. A slope of -0.5 says that a task clipped by 10 points more is behind by 5 points.
     """
-    used = cells[cells.regime.isin(regimes) & ~cells.arm.isin(UNCLIPPED) & ~cells.arm.str.contains(", then")].copy()
+    compared = rates(cells).compared
+    compared = compared[compared].index
+    used = cells[cells.regime.isin(regimes) & ~cells.arm.isin(UNCLIPPED) & ~cells.arm.str.contains(", then")]
+    used = used[pd.MultiIndex.from_frame(used[["regime", "arm"]]).isin(compared)].copy()
     used["x"] = used.early_rate - used.early_rate_of_all
     for name in ("x", "later"):
         used[name] -= used.groupby(["regime", "seed", "task"])[name].transform("mean")
@@ -152,6 +156,39 @@ def acting(cells: pd.DataFrame) -> pd.DataFrame:
             for (task, pair), p in zip(pairs.items(), adjusted_p(pairs.to_numpy()), strict=True):
                 rows.append((regime, arm, endpoint, task, pair.mean(), *sign_flip_interval(pair.to_numpy()), p))
     return pd.DataFrame(rows, columns="regime arm endpoint task difference lower upper p".split())
+
+
+# --- the predictions --------------------------------------------------------------------------------------------------
+
+
+def order(told: pd.DataFrame, regime: str) -> str:
+    """Whether the shortest task has the order linear < sqrt < fixed, and the longest one has fixed below sqrt."""
+    own = told[(told.regime == regime) & (told.endpoint == "area")].set_index(["arm", "task"])
+    wished = {("fixed", 0): 1, ("fixed", own.index.get_level_values("task").max()): -1, ("linear", 0): -1}
+    if not {*wished} <= {*own.index}:
+        return "arms are missing, or not compared"
+    apart = {key: np.sign(own.difference[key]) * (own.p[key] <= 1 - CONFIDENCE) for key in wished}
+    if any(apart[key] == -sign for key, sign in wished.items()):
+        return "contradicted"
+    return "confirmed" if all(apart[key] == sign for key, sign in wished.items()) else "not shown"
+
+
+def predicted(cells: pd.DataFrame, told: pd.DataFrame, found: pd.DataFrame) -> Iterator[list[str]]:
+    """A row per regime with a rate."""
+    for regime in [name for name, setting in REGIMES.items() if setting.rate and name in set(cells.regime)]:
+        tasks = sorted(set(cells.task[cells.regime == regime]))
+        factor = found.loc[regime][tasks].max(axis=1) / found.loc[regime][tasks].min(axis=1)
+        means = cells[cells.regime == regime].pivot_table(index="seed", columns="arm", values="area")
+        row = [regime, order(told, regime)]
+        row += [f"{factor[arm]:.2f}" if arm in factor else "" for arm in ("sqrt", "measured")]
+        for arm, base in (("measured", "sqrt"), ("measured", "fixed")):
+            pair = means[arm] - means[base] if {arm, base} <= {*means} else pd.Series(dtype=float)
+            low, high = sign_flip_interval(pair.to_numpy())
+            row.append(f"{pair.mean():+.3f} [{low:+.3f}, {high:+.3f}]" if len(pair) else "")
+        short = cells[(cells.regime == regime) & (cells.task == 0)].pivot_table("area", "seed", "arm")
+        pair = short["random"] - short["fixed"] if {"random", "fixed"} <= {*short} else pd.Series(dtype=float)
+        low, high = sign_flip_interval(pair.to_numpy())
+        yield [*row, f"{pair.mean():+.3f} [{low:+.3f}, {high:+.3f}]" if len(pair) else ""]
 
 
 # --- tables and figure ------------------------------------------------------------------------------------------------
@@ -195,6 +232,10 @@ def tables(cells: pd.DataFrame) -> Iterator[str]:
             text = ends.difference.map("{:+.3f}".format) + " (" + ends.verdict + ")"
             rows = [[arm, *(text.loc[arm, task] for task in lengths.index)] for arm in order]
             yield markdown_table(["clip", *map(str, lengths)], rows) + "\n"
+    yield "## Predictions\n"
+    header = ["regime", "order linear < sqrt < fixed on 8 tokens", "largest / smallest clip rate, sqrt", "measured"]
+    header += ["mean of the tasks, measured - sqrt", "measured - fixed", "8 tokens, random - fixed"]
+    yield markdown_table(header, predicted(cells, told, found)) + "\n"
     equal = [name for name in PRIMARY if REGIMES[name].rate and name in set(cells.regime)]
     if equal:
         yield "## The meter\n\nSuccess after the first ten rollouts on the clip rate in them, at equal rates.\n"
