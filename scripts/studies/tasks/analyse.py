@@ -74,7 +74,18 @@ def rates(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def baseline_of(regime: str) -> str:
+    """The arm that the others are compared with."""
+    if REGIMES[regime].tasks.speeds:
+        return "measured"
     return "fspo" if REGIMES[regime].rate is None else "sqrt"
+
+
+def labels(regime: str) -> dict[int, str]:
+    """What tables call the tasks."""
+    tasks = REGIMES[regime].tasks
+    speeds = tasks.speeds or [1.0] * len(tasks.lengths)
+    pairs = zip(tasks.lengths, speeds, strict=True)
+    return {task: f"{length} fast" if speed > 1 else str(length) for task, (length, speed) in enumerate(pairs)}
 
 
 def differences(cells: pd.DataFrame, compared: pd.Series) -> pd.DataFrame:
@@ -151,7 +162,7 @@ def acting(cells: pd.DataFrame) -> pd.DataFrame:
         for endpoint in ("later", "end"):
             pairs = own.pivot(index="seed", columns="task", values=endpoint)
             pairs = (pairs - before.pivot(index="seed", columns="task", values=endpoint)).dropna()
-            pairs.columns = [f"{before.length[before.task == task].iloc[0]} ({task})" for task in pairs]
+            pairs = pairs.rename(columns=labels(regime))
             pairs["mean of the tasks"] = pairs.mean(axis=1)
             for (task, pair), p in zip(pairs.items(), adjusted_p(pairs.to_numpy()), strict=True):
                 rows.append((regime, arm, endpoint, task, pair.mean(), *sign_flip_interval(pair.to_numpy()), p))
@@ -203,7 +214,7 @@ def tables(cells: pd.DataFrame) -> Iterator[str]:
     found = rates(cells)
     told = differences(cells, found.compared)
     for regime in [name for name in REGIMES if name in set(cells.regime)]:
-        own, lengths = cells[cells.regime == regime], cells[cells.regime == regime].groupby("task").length.first()
+        own, lengths = cells[cells.regime == regime], pd.Series(labels(regime))
         setting, base = REGIMES[regime], baseline_of(regime)
         yield f"## {regime}{' (primary)' if regime in PRIMARY else ''}\n"
         yield (
@@ -279,8 +290,9 @@ def draw(cells: pd.DataFrame, regime: str) -> Figure:
         axes.plot([means.min(), means.max()], [place, place], color="0.8", lw=5, zorder=1, solid_capstyle="round")
         for task, color in zip(lengths.index, COLORS, strict=True):
             low, high = sign_flip_interval(lost[task])
-            axes.plot([low, high], [place, place], color=color, lw=2, zorder=2)
-            axes.plot(means[task], place, "osD"[task], color=color, ms=9, zorder=3, mec="white")
+            at = place + 0.14 * (task - (len(lengths) - 1) / 2)  # so that none hides another
+            axes.plot([low, high], [at, at], color=color, lw=2, zorder=2)
+            axes.plot(means[task], at, "osD"[task], color=color, ms=9, zorder=3, mec="white")
     axes.axvline(0, color="black", lw=1)
     axes.set_yticks(range(len(arms)), [SHOWN[arm] for arm in arms], fontsize=11)
     axes.set_ylim(len(arms) - 0.4, -0.6)
