@@ -192,7 +192,7 @@ def predicted(cells: pd.DataFrame, told: pd.DataFrame, found: pd.DataFrame) -> I
         means = cells[cells.regime == regime].pivot_table(index="seed", columns="arm", values="area")
         row = [regime, order(told, regime)]
         row += [f"{factor[arm]:.2f}" if arm in factor else "" for arm in ("sqrt", "measured")]
-        for arm, base in (("measured", "sqrt"), ("measured", "fixed")):
+        for arm, base in (("linear", "sqrt"), ("measured", "sqrt"), ("measured", "fixed")):
             pair = means[arm] - means[base] if {arm, base} <= {*means} else pd.Series(dtype=float)
             low, high = sign_flip_interval(pair.to_numpy())
             row.append(f"{pair.mean():+.3f} [{low:+.3f}, {high:+.3f}]" if len(pair) else "")
@@ -245,7 +245,7 @@ def tables(cells: pd.DataFrame) -> Iterator[str]:
             yield markdown_table(["clip", *map(str, lengths)], rows) + "\n"
     yield "## Predictions\n"
     header = ["regime", "order linear < sqrt < fixed on 8 tokens", "largest / smallest clip rate, sqrt", "measured"]
-    header += ["mean of the tasks, measured - sqrt", "measured - fixed", "8 tokens, random - fixed"]
+    header += ["mean of the tasks, linear - sqrt", "measured - sqrt", "measured - fixed", "8 tokens, random - fixed"]
     yield markdown_table(header, predicted(cells, told, found)) + "\n"
     equal = [name for name in PRIMARY if REGIMES[name].rate and name in set(cells.regime)]
     if equal:
