@@ -3,7 +3,7 @@
 """The study through verl's own trainer (Ray, FSDP, rollouts): the quickstart's ledger, mixed of short and long answers.
 
 python scripts/studies/tasks/through_verl.py                          the arms of 12 seeds, hours of two cores
-python scripts/studies/tasks/through_verl.py --seeds 0 1 --steps 2    to see that it runs
+python scripts/studies/tasks/through_verl.py --seeds 1000 1001 --steps 3 --recorded 2 --folder /tmp/runs    a try
 
 Half of the problems have 1 to 3 operations (5 to 13 tokens), half 14 to 20 (57 to 81); they are two data sets to verl,
 which validates each by itself. The warm start is the quickstart's. Every arm is held at a clip rate of 30% by
@@ -43,7 +43,7 @@ SEEDS, STEPS, STEPS_RECORDED, RATE = range(12), 30, 10, 0.3
 POWERS = {"linear": 1.0, "sqrt": 0.5, "fixed": 0.0}
 ARMS = ("linear", "fixed", "sqrt", "none", "linear, then measured")
 OPERATIONS = {"short": (1, 3), "long": (14, 20)}
-TRAINED, VALIDATED = 2048, 512  # problems of each kind
+TRAINED, VALIDATED = 2048, 256  # problems of each kind
 EPOCHS, EPS, EPS_LENGTH = 4, 0.02, 30  # passes over a rollout; all widths start equal at this length
 POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
 
@@ -125,14 +125,14 @@ def calibrated(run: Path) -> list[str]:
     return [f"{POLICY_LOSS}.{name}={str(value).replace(' ', '')}" for name, value in (kept | held).items()]
 
 
-def train(arm: str, seed: int, steps: int, output: Path) -> Path:
+def train(arm: str, seed: int, steps: int, recorded: int, output: Path) -> Path:
     """Train an arm; returns the folder of the run."""
     experiment = experiment_of(arm, seed, steps, output)
     experiment.prepare()
     shutil.rmtree(experiment.run, ignore_errors=True)  # an attempt that was interrupted
     experiment.run.mkdir(parents=True)
     if ", then" in arm:
-        launch.train(dataclasses.replace(experiment, steps=STEPS_RECORDED))
+        launch.train(dataclasses.replace(experiment, steps=recorded))
         experiment = dataclasses.replace(experiment, overrides=tuple(calibrated(experiment.run)))
         for eps in experiment.run.glob("checkpoints/global_step_*/actor/fspo_eps.json"):
             eps.unlink()  # in units of the width that was left: the run goes on from the eps that was measured
@@ -162,6 +162,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", default=ARMS)
     parser.add_argument("--seeds", nargs=2, type=int, default=(SEEDS.start, SEEDS.stop), metavar=("FIRST", "END"))
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--recorded", type=int, default=STEPS_RECORDED, help="steps before an arm is calibrated")
     parser.add_argument("--output", type=Path, default=Path("runs/tasks"))
     parser.add_argument("--folder", type=Path, default=HERE / "records")
     args = parser.parse_args()
@@ -170,7 +171,7 @@ def main() -> None:
     for seed in range(*args.seeds):
         for arm in args.arms:
             if (arm, seed) not in cells.done():
-                cells.add(rows_of(arm, seed, train(arm, seed, args.steps, args.output.resolve())))
+                cells.add(rows_of(arm, seed, train(arm, seed, args.steps, args.recorded, args.output.resolve())))
                 print(f"{arm}, seed {seed}: done", flush=True)
 
 
