@@ -101,7 +101,7 @@ def even_until() -> None:
 def drift() -> None:
     """Mean of S over −Q/2 after updates: of fresh responses of the old policy, and of those that were trained on."""
     sys.path.insert(0, str(HERE / "tasks"))
-    from lab import MATCHED, PROMPTS, Run, warm
+    from mixture import MATCHED, PROMPTS, Run, warm
     from regimes import REGIMES
 
     torch.set_num_threads(1)

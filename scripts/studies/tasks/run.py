@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 import torch
-from lab import arms_of, train
+from mixture import arms_of, train
 from regimes import REGIMES, SEEDS
 from tqdm import tqdm
 

@@ -15,7 +15,7 @@ from verl.workers.config import FSDPActorConfig
 sys.path.insert(0, str(Path(__file__).parents[1] / "tasks"))
 
 import analyse  # noqa: E402
-import lab  # noqa: E402
+import mixture  # noqa: E402
 import policy  # noqa: E402
 
 import fspo_verl.register  # noqa: E402, F401  # the policy loss fspo
@@ -30,8 +30,8 @@ def warm():
     return policy.Policies(SMALL, SEEDS)
 
 
-def small(**changes) -> lab.Regime:
-    return lab.Regime("small", **{"rate": 0.3, "learning_rate": 1e-3, "mini_batches": 4, "tasks": SMALL} | changes)
+def small(**changes) -> mixture.Regime:
+    return mixture.Regime("small", **{"rate": 0.3, "learning_rate": 1e-3, "mini_batches": 4, "tasks": SMALL} | changes)
 
 
 def test_alias_tables_have_the_distributions_they_are_made_of():
@@ -80,12 +80,12 @@ def tokens_of(count: int, length: int) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize(("arm", "loss_mode"), [("sqrt", "fspo"), ("grpo", "vanilla"), ("dppo", "dppo_tv")])
 def test_seeds_with_eps_of_their_own_train_as_one_by_one(arm, loss_mode):
-    regime, each, task = small(), lab.PROMPTS * policy.RESPONSES, 2
-    length, arm = SMALL.lengths[task], lab.MATCHED[arm]
+    regime, each, task = small(), mixture.PROMPTS * policy.RESPONSES, 2
+    length, arm = SMALL.lengths[task], mixture.MATCHED[arm]
     eps = torch.tensor([[[0.1, 0.2]], [[0.4, 0.3]]])
     scale = torch.tensor([[0.5, 1.0, 2.0]]).repeat(2, 1)
     tokens = tokens_of(2 * each, length)
-    loss, _ = lab.Clip(arm, regime, scale, eps, regime.rate).loss(task, tokens)
+    loss, _ = mixture.Clip(arm, regime, scale, eps, regime.rate).loss(task, tokens)
     (gradient,) = torch.autograd.grad(loss, tokens[0])
     for seed, (low, high) in enumerate(eps[:, 0].tolist()):
         rows = slice(seed * each, (seed + 1) * each)
@@ -112,7 +112,7 @@ def test_seeds_with_eps_of_their_own_train_as_one_by_one(arm, loss_mode):
 
 def test_a_seed_trains_alike_whoever_is_beside_it():
     regime = small(rollouts=2)
-    both, alone = (lab.train(regime, "sqrt", seeds) for seeds in (SEEDS, SEEDS[1:]))
+    both, alone = (mixture.train(regime, "sqrt", seeds) for seeds in (SEEDS, SEEDS[1:]))
     both = both[both.seed == SEEDS[1]].reset_index(drop=True)
     columns = ["success", "clipped", "width_low", "width_high"]
     np.testing.assert_allclose(both[columns], alone[columns], rtol=1e-3)
@@ -121,7 +121,7 @@ def test_a_seed_trains_alike_whoever_is_beside_it():
 @pytest.mark.parametrize("arm", ["fixed", "random", "measured"])
 def test_arms_are_held_at_one_clip_rate(arm):
     regime = small(rollouts=25, mini_batches=8)
-    found = lab.train(regime, arm, SEEDS)
+    found = mixture.train(regime, arm, SEEDS)
     assert found.clipped.sum() / found.live.sum() == pytest.approx(regime.rate, abs=0.02)
 
 
