@@ -124,6 +124,9 @@ def differences(cells: pd.DataFrame, compared: pd.Series) -> pd.DataFrame:
 UNCLIPPED = ("none", "random", "cispo")  # arms that take nothing by length: the meter has nothing to say of them
 
 
+TOKEN_CLIPS = ("grpo", "dppo")
+
+
 def meter(cells: pd.DataFrame, regimes: Sequence[str], draws: int = 2000) -> pd.DataFrame:
     """Slope of success after the records on the clip rate in them, over arms, and its interval over seeds.
 
@@ -250,16 +253,12 @@ def tables(cells: pd.DataFrame) -> Iterator[str]:
     equal = [name for name in PRIMARY if REGIMES[name].rate and name in set(cells.regime)]
     if equal:
         yield "## The meter\n\nSuccess after the first ten rollouts on the clip rate in them, at equal rates.\n"
-        rows = [
-            [
-                row.of,
-                f"{row.slope:+.2f} [{row.lower:+.2f}, {row.upper:+.2f}]",
-                f"{row.correlation:+.2f}",
-                str(row.points),
+        for title, used in (("As planned", cells), ("Without token clips", cells[~cells.arm.isin(TOKEN_CLIPS)])):
+            rows = [
+                [r.of, f"{r.slope:+.2f} [{r.lower:+.2f}, {r.upper:+.2f}]", f"{r.correlation:+.2f}", str(r.points)]
+                for r in meter(used, equal).itertuples()
             ]
-            for row in meter(cells, equal).itertuples()
-        ]
-        yield markdown_table(["of", "slope", "correlation", "points"], rows) + "\n"
+            yield f"{title}:\n\n" + markdown_table(["of", "slope", "correlation", "points"], rows) + "\n"
     acted = acting(cells)
     if len(acted):
         yield "## Acting on it, against going on\n\nSuccess after the calibration (later), and at the end.\n"
@@ -316,6 +315,7 @@ def main() -> None:
     cells = per_task(read(args.folder))
     complete = cells.groupby(["regime", "arm"]).seed.transform("nunique") >= MIN_SEEDS
     cells = cells[complete]
+    print("# Who learns under which clip: all numbers\n\nWritten by `analyse.py`.\n")
     print("\n".join(tables(cells)))
     if {*SHOWN, "none"} <= set(cells.arm[cells.regime == PRIMARY[0]]):
         picture = io.BytesIO()

@@ -46,6 +46,7 @@ class Arm(NamedTuple):
     aggregation: str = "seq-mean-token-sum-norm"
     ranges: tuple[float, float] | None = None  # published: below and above, each as the loss takes it
     drop: bool = False  # drop as many responses by chance
+    keeps: bool = False  # keeps its aggregation when it takes a measured width
 
 
 MATCHED = {
@@ -76,6 +77,8 @@ PUBLISHED = {
     "fspo, then measured": Arm("measured", start=0.5, ranges=(0.03, 0.03)),
     "dppo": Arm(loss="dppo_tv", ranges=(0.15, 0.15)),
     "cispo": Arm(loss="cispo", ranges=(0.2, 0.2)),
+    # Added when the others were known.
+    "gspo, then measured, aggregation kept": _GSPO._replace(width="measured", start=1.0, keeps=True),
 }
 """Arms of a regime without one. Those with ``measured`` take the advised width and eps at 10%."""
 
@@ -174,7 +177,8 @@ class Clip:
         eps = self._eps(task, each)
         if self.arm.loss is None:
             found = fspo_loss(*tokens, self._band(task, eps))
-            return found.loss.sum() / rows / longest, loss_columns(found)
+            tokens_of_all = lengths[task] if self.arm.aggregation == "seq-mean-token-mean" else longest
+            return found.loss.sum() / rows / tokens_of_all, loss_columns(found)
         low, high = self.arm.ranges if self.control is None else (part[:, None] for part in eps)
         config = actor_config(self.arm, low, high, rows, each * sum(lengths), longest)
         registered = get_policy_loss_fn(self.arm.loss)
@@ -280,7 +284,8 @@ class Run:
     def set_bands(self, bands: Sequence[Band]) -> None:
         """Go on with the width and eps of these bands, one per seed."""
         scale, eps = scaled(bands, self.regime.tasks.lengths)
-        self.clip = Clip(Arm(self.arm.width), self.regime, scale, eps, self.regime.rate)
+        aggregation = {"aggregation": self.arm.aggregation} if self.arm.keeps else {}
+        self.clip = Clip(Arm(self.arm.width, **aggregation), self.regime, scale, eps, self.regime.rate)
 
     def measured(self, how: Callable[[pd.DataFrame, float], Band] = advised) -> list[Band]:
         """What the records so far advise each seed."""
