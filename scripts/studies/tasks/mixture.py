@@ -47,6 +47,7 @@ class Arm(NamedTuple):
     ranges: tuple[float, float] | None = None  # published: below and above, each as the loss takes it
     drop: bool = False  # drop as many responses by chance
     keeps: bool = False  # keeps its aggregation when it takes a measured width
+    anew: bool = False  # starts Adam anew when it does
 
 
 MATCHED = {
@@ -78,6 +79,7 @@ PUBLISHED = {
     "dppo": Arm(loss="dppo_tv", ranges=(0.15, 0.15)),
     "cispo": Arm(loss="cispo", ranges=(0.2, 0.2)),
     # Added when the others were known.
+    "gspo, then measured, Adam anew": _GSPO._replace(width="measured", start=1.0, anew=True),
     "gspo, then measured, aggregation kept": _GSPO._replace(width="measured", start=1.0, keeps=True),
 }
 """Arms of a regime without one. Those with ``measured`` take the advised width and eps at 10%."""
@@ -262,7 +264,7 @@ class Run:
 
     def __init__(self, regime: Regime, arm: Arm, policies: Policies, seeds: Sequence[int]):
         self.regime, self.arm, self.policies, self.seeds = regime, arm, policies, list(seeds)
-        self.optimizer = torch.optim.Adam([policies.weights], regime.learning_rate)
+        self.optimizer = self._adam()
         self.order = torch.Generator().manual_seed(0)
         self.chance = torch.Generator().manual_seed(1)
         self.records: list[pd.DataFrame] = []
@@ -281,9 +283,14 @@ class Run:
         scale = torch.tensor([(length / UNIT) ** power for length in lengths]).repeat(count, 1)
         return Clip(arm, regime, scale, torch.tensor(eps).repeat(count, clips, 1), regime.rate)
 
+    def _adam(self) -> torch.optim.Adam:
+        return torch.optim.Adam([self.policies.weights], self.regime.learning_rate)
+
     def set_bands(self, bands: Sequence[Band]) -> None:
         """Go on with the width and eps of these bands, one per seed."""
         scale, eps = scaled(bands, self.regime.tasks.lengths)
+        if self.arm.anew:
+            self.optimizer = self._adam()
         aggregation = {"aggregation": self.arm.aggregation} if self.arm.keeps else {}
         self.clip = Clip(Arm(self.arm.width, **aggregation), self.regime, scale, eps, self.regime.rate)
 
