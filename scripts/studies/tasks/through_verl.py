@@ -44,7 +44,7 @@ POWERS = {"linear": 1.0, "sqrt": 0.5, "fixed": 0.0}
 ARMS = ("linear", "fixed", "sqrt", "none", "linear, then measured")
 OPERATIONS = {"short": (1, 3), "long": (14, 20)}
 TRAINED, VALIDATED = 2048, 256  # problems of each kind
-EPOCHS, EPS, EPS_LENGTH = 4, 0.02, 30  # passes over a rollout; all widths start equal at this length
+EPOCHS, EPS, EPS_LENGTH = 4, 0.1, 30  # passes over a rollout; all widths start equal at this length
 POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
 
 
