@@ -235,7 +235,9 @@ def as_hydra_reads(overrides):
 def pasted(out):
     """The overrides of each printed block, as a shell would pass them on."""
     blocks = [
-        shlex.split(line) for line in out.replace(" \\\n", " ").splitlines() if line.startswith(("  " + fit.KEY, "  +"))
+        shlex.split(line)
+        for line in out.replace(" \\\n", " ").splitlines()
+        if line.startswith(("  " + fit.KEY, "  algorithm."))
     ]
     return [dict(item.split("=", 1) for item in block) for block in blocks]
 

@@ -21,6 +21,7 @@ from fspo_verl.report import figures
 def quick(monkeypatch):
     """No pictures: no test here is about these."""
     monkeypatch.setattr(figures, "render", lambda draw, columns, *kinds: [b""] * len(kinds))
+    monkeypatch.setattr(compare, "small_png", bytes)
 
 
 @pytest.fixture(scope="module")

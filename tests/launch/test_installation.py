@@ -13,6 +13,7 @@ import pytest
 import torch
 import verl
 from composed import composed
+from hydra.errors import ConfigCompositionException
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from verl.trainer.ppo import core_algos
@@ -120,5 +121,5 @@ def test_an_unsupported_verl_is_refused_by_a_launch_of_ours_and_by_the_doctor(mo
     finding = next(finding for finding in installation.findings() if finding.severity == "error")
     assert "verl 0.8.0 from " in finding.what and installation.SUPPORTED_VERL in finding.what
     composed([], hook.check)
-    with pytest.raises(ValueError, match=re.escape(str(finding))):
-        composed(["+algorithm.policy_loss=fspo"], hook.check)
+    with pytest.raises(ConfigCompositionException, match=re.escape(str(finding))):
+        composed(["algorithm.policy_loss=fspo"], hook.check)
