@@ -36,6 +36,7 @@ with initialize_config_module("verl.trainer.config", version_base=None):
             from verl.utils.config import omega_conf_to_dataclass
             config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu = 1
             answer["schema"] = type(omega_conf_to_dataclass(config.actor_rollout_ref.actor).policy_loss).__name__
+answer["registered with a schema"] = "fspo" in POLICY_LOSS_REGISTRY
 print(json.dumps(answer))
 """
 TELLING = "ppo_trainer algorithm.policy_loss=fspo actor_rollout_ref.actor.policy_loss.records_dir=/run/records"
@@ -47,6 +48,7 @@ WITH = {
     "fspo_trainer": "fspo",
     "ppo_trainer": "vanilla",
     "schema": "FSPOPolicyLossConfig",
+    "registered with a schema": True,
 }
 
 
@@ -73,6 +75,7 @@ def test_wheel_and_its_removal(environment, source):
         TELLING: "ConfigCompositionException",  # and refuses a field that it does not know
         "fspo_trainer": "MissingConfigException",
         "ppo_trainer": "vanilla",
+        "registered with a schema": False,
     }
 
     wheel = build(source, "bdist_wheel")

@@ -74,6 +74,9 @@ ALIKE = (  # keys of others that a misspelt selection of this package would rese
     *("+algorithm.aux_policy_loss=grpo", "+algorithm.policy_loss_type=no_clip", "+algorithm.critic_policy_loss=gspo"),
     *("+algorithm.policy_lost=gspo", "+algorithm.policy_loss_name=fixed_band", "+algorithm.base_policy_loss=observed"),
     *("+algorithm.loss_type=gspo", "+algorithm.policy_loss_fn=gspo_token", "+actor_rollout_ref.loss_name=gspo"),
+    *("+algorithm.policy_loss_variant=grpo", "+algorithm.sub_policy_loss=gspo", "+policy_loss_config=gspo"),
+    *("+algorithm.policy_loss_a=gspo +algorithm.policy_loss_b=grpo", "+algorithm.policyloss=gspo +policy_loss=grpo"),
+    *("+algorithm.policy_loss_weight=0.5", "+actor_rollout_ref.policy_loss_fn=gspo", "+algorithm.loss_mode_name=grpo"),
 )
 
 
@@ -109,7 +112,7 @@ def test_a_launch_of_others_is_neither_refused_nor_commented_on(name, caplog, mo
 def test_a_key_like_ours_with_a_value_that_is_everybodys_is_at_most_a_warning(override, caplog, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     with caplog.at_level(logging.DEBUG, logger="fspo_verl"):
-        composed([override, *_split(GRPO)], hook.check_once)
+        composed([*_split(override), *_split(GRPO)], hook.check_once)
     assert len(caplog.records) <= 1 and list(tmp_path.iterdir()) == []
 
 

@@ -10,6 +10,7 @@ from verl.single_controller.base.decorator import MAGIC_ATTR
 from verl.workers import engine_workers
 
 from fspo_verl import verl_patches
+from fspo_verl.config import FSPOPolicyLossConfig
 
 METHODS = {"train_mini_batch": "data", "save_checkpoint": "local_path", "load_checkpoint": "local_path"}
 
@@ -58,3 +59,16 @@ def test_a_method_is_wrapped_once_whatever_another_plugin_makes_of_it(keeps_mark
     verl_patches.wrap_once(worker, "train_mini_batch", around)
     worker.train_mini_batch(None)
     assert calls == ["ours", "verl"]
+
+
+def test_building_a_config_wraps_nothing(monkeypatch):
+    """Lost: a method that another plugin has wrapped meanwhile is wrapped again, and responses count twice."""
+
+    def of_another(*_args, **_kwargs):
+        pass
+
+    for owner, name in ((engine_workers.TrainingWorker, "train_mini_batch"), (engine_workers, "ppo_loss")):
+        monkeypatch.setattr(owner, name, of_another)
+    FSPOPolicyLossConfig(mismatch_eps=0.1)
+    FSPOPolicyLossConfig(target_clip_rate=0.1)
+    assert engine_workers.TrainingWorker.train_mini_batch is engine_workers.ppo_loss is of_another
