@@ -324,7 +324,7 @@ def _a_band(band: Band | None) -> str:
 def _incomplete(records: pd.DataFrame) -> list[str]:
     said, (steps, responses) = [], records.attrs["lost"]
     if responses:
-        said.append(f"The records of {responses:,} responses in {steps:,} steps were lost while it trained.")
+        said.append(f"The records of about {responses:,} responses in {steps:,} steps were lost while it trained.")
     if (rows := records.attrs["rows"]) > len(records):
         said.append(f"A random {len(records):,} of its {rows:,} records are used (--max-rows).")
     return said

@@ -70,7 +70,7 @@ class Trial:
         validation: accuracy by step, 0 being the start.
         clips: None without records.
         clipped_more: which responses are, by :func:`fspo_verl.analysis.length_effect.length_effect` of the whole run:
-            "shorter", "longer", "not shown" or "too few to say". None without records.
+            "shorter", "longer", "both ends", "the middle", "not shown" or "too few to say". None without records.
     """
 
     loss: str
@@ -183,7 +183,7 @@ def _clipped_more(records: pd.DataFrame) -> str:
     effect = length_effect(records)
     if effect is None:
         return "too few to say"
-    return ("shorter" if effect.exponent < 0 else "longer") if effect.depends else "not shown"
+    return effect.who if effect.depends and effect.who else "not shown"
 
 
 def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]) -> Clips:
