@@ -226,6 +226,14 @@ def bad_values(launch: Launch) -> Iterator[Finding]:
         yield error(str(problem), fix=f"remove that override of {POLICY_LOSS}, or give an allowed value")
 
 
+def no_mini_batch(launch: Launch) -> Iterator[Finding]:
+    """A mini-batch that is no number of prompts."""
+    size = launch.actor.get("ppo_mini_batch_size")
+    if not isinstance(size, int) or size < 1:
+        what = f"{ACTOR}.ppo_mini_batch_size={size} is no number of prompts"
+        yield error(what, "verl cannot cut a batch by it", f"{ACTOR}.ppo_mini_batch_size=64")
+
+
 def no_divisor(launch: Launch) -> Iterator[Finding]:
     """A normaliser that is zero or negative, differs between micro-batches, or that nobody means."""
     factor, longest = launch.actor.get("loss_scale_factor"), launch.max_response_length
@@ -558,14 +566,14 @@ def loss_in_effect(launch: Launch) -> Iterator[Finding]:
 _SELECTION = (missing_choice, hidden_files, lost_to_group, overridden_group)
 _CONFIG_ALONE = (
     *(no_loss_mode, misplaced_fields, unknown_fields, bad_values),
-    *(no_divisor, dropped_by_distillation, unknown_mismatch, one_step_per_rollout),
+    *(no_mini_batch, no_divisor, dropped_by_distillation, unknown_mismatch, one_step_per_rollout),
 )
 _NO_BAND = ("no_loss_mode", "bad_values")  # after these there is no band to judge
 _FOLDERS = (used_records_dir, lost_checkpoint)
 _MAY_REFUSE = (  # what yields an error
     *_SELECTION,
     *(no_loss_mode, misplaced_fields, unknown_fields, bad_values, no_divisor, dropped_by_distillation),
-    *(unknown_mismatch, unreachable_clip_rate, used_records_dir),
+    *(no_mini_batch, unknown_mismatch, unreachable_clip_rate, used_records_dir),
 )
 _FSPO = (
     *(unreachable_clip_rate, idle_clip_ratio, mean_over_own_length, band_beyond_use, rollout_log_probs),

@@ -75,10 +75,10 @@ PLANTED = {  # overrides -> check, severity
     "actor_rollout_ref.rollout.top_p=0.95 actor_rollout_ref.rollout.top_k=50": ("mismatch_of_engines", "warning"),
     f"{POLICY_LOSS}.loss_mode=gspo": ("overridden_group", "error"),
     f"{POLICY_LOSS}.records_dir=RECORDS": ("used_records_dir", "error"),
-    f"{ACTOR}.ppo_mini_batch_size=0": ("check_crashed", "warning"),
+    f"{ACTOR}.ppo_mini_batch_size=0": ("no_mini_batch", "error"),
     "trainer.no_such_key=1": ("composition", "error"),
 }
-NAMES_NO_OVERRIDE = {"composition", "check_crashed"}
+NAMES_NO_OVERRIDE = {"composition"}
 
 
 @pytest.mark.parametrize("planted", PLANTED)

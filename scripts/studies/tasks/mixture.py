@@ -28,7 +28,7 @@ from fspo_verl.analysis import fit
 from fspo_verl.band import DUAL, Band, Edges
 from fspo_verl.clips import ratio_band, upper_quantile
 from fspo_verl.loss import fspo_loss
-from fspo_verl.observe.columns import CLIPPED, loss_columns, observed_columns
+from fspo_verl.observe.columns import CLIPPED, loss_columns, observed_columns, to_numpy
 
 PROMPTS = 2  # of each task in an update
 GRADIENT_NORM = 1.0  # verl's clip_grad
@@ -180,7 +180,8 @@ class Clip:
         if self.arm.loss is None:
             found = fspo_loss(*tokens, self._band(task, eps))
             tokens_of_all = lengths[task] if self.arm.aggregation == "seq-mean-token-mean" else longest
-            return found.loss.sum() / rows / tokens_of_all, loss_columns(found)
+            columns = {name: torch.from_numpy(column).float() for name, column in to_numpy(loss_columns(found)).items()}
+            return found.loss.sum() / rows / tokens_of_all, columns
         low, high = self.arm.ranges if self.control is None else (part[:, None] for part in eps)
         config = actor_config(self.arm, low, high, rows, each * sum(lengths), longest)
         registered = get_policy_loss_fn(self.arm.loss)
