@@ -27,12 +27,12 @@ from omegaconf import OmegaConf
 from packaging.version import InvalidVersion, Version
 
 from fspo_verl import output
-from fspo_verl.launch import own_yaml, stock, trainings
+from fspo_verl.launch import installation, own_yaml, stock, trainings
 from fspo_verl.launch.script import HIDDEN, Script, shown
 from fspo_verl.launch.trainings import Switch, Training
 from fspo_verl.launch.view import ACTOR, GROUP, POLICY_LOSS
 
-_OLDEST = Version("0.9.0")
+_OLDEST = Version(installation.SUPPORTED_VERL.removeprefix(">="))
 _ENGINES = ("dp", "megatron", "veomni", "torchtitan")
 _DISTILLATION = "distillation.distillation_loss.use_task_rewards"
 # A value of one of these decides whether the loss trains.
