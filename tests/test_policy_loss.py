@@ -226,9 +226,9 @@ def test_the_file_for_an_older_verl_registers_the_same_loss(monkeypatch):
         config.global_batch_info.clear()
         config.global_batch_info.update(info, loss_scale_factor=namespace["MAX_RESPONSE_LENGTH"])
         found = []
-        for call in (namespace["fspo"], fspo_verl.register.compute_policy_loss_fspo):
+        for loss_of in (namespace["fspo"], fspo_verl.register.compute_policy_loss_fspo):
             batch = padded_batch()
-            loss, metrics = call(**batch, loss_agg_mode="seq-mean-token-sum-norm", config=config)
+            loss, metrics = loss_of(**batch, loss_agg_mode="seq-mean-token-sum-norm", config=config)
             loss.backward()
             found.append((loss, batch["log_prob"].grad, metrics))
         (loss, grad, metrics), (expected_loss, expected_grad, expected) = found
