@@ -39,8 +39,8 @@ def series(metrics: Mapping[str, float], min_count: int | None = None) -> dict[s
         log-ratio, in nats (:mod:`fspo_verl.observe.noise`); ``mismatch_sigma``: root mean square, over the tokens, of
         d = log π_trainer − log π_engine in nats, both before the update; ``mismatch_kl``: mean of exp(d) − 1 − d, the
         k3 estimate of KL(engine ‖ trainer) as verl has it in ``rollout_corr/k3_kl``; ``mismatch_masked``: share of the
-        responses that :mod:`fspo_verl.mask` masks; ``truncated``: share that fills what it was allowed; ``eps_low``,
-        ``eps_high``: the eps in force of a band that follows a clip rate (:mod:`fspo_verl.adaptive`).
+        responses that :mod:`fspo_verl.mismatch_mask` masks; ``truncated``: share that fills what it was allowed;
+        ``eps_low``, ``eps_high``: the eps in force of a band that follows a clip rate (:mod:`fspo_verl.adaptive`).
     """
     raw = {name: value for name, value in metrics.items() if name.startswith(RAW)}
     if not raw:

@@ -21,7 +21,7 @@ from yaml import YAMLError
 
 from fspo_verl.analysis import logs
 from fspo_verl.band import Band
-from fspo_verl.observe.folder import parts, record_files
+from fspo_verl.observe.attempts import parts, record_files
 from fspo_verl.observe.metrics import LENGTH_BIN
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings, clip_ratios

@@ -36,7 +36,7 @@ from fspo_verl.launch.view import (
     Launch,
     leaves,
 )
-from fspo_verl.observe import folder as folders
+from fspo_verl.observe import attempts
 from fspo_verl.observe.noise import EPS_IN_SIGMA, HELP
 from fspo_verl.observe.settings import clip_ratios
 
@@ -303,8 +303,8 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
     try:
         place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
         writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
-        reason = folders.why_taken(folder, checkpoints) if writable else None
-        files = folders.parts(folder) if writable else []
+        reason = attempts.why_taken(folder, checkpoints) if writable else None
+        files = attempts.parts(folder) if writable else []
     except OSError:  # such as a loop of symbolic links
         writable = False
     if not writable:
@@ -317,7 +317,7 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
             reason = f"it holds records from step {first} on, and this run branches off after step {resumed[1]}"
             reason += f" of the checkpoints in {resumed[0]}"
     if reason is not None:
-        why, free = "one folder is for the records of one run", folders.free(records_dir)
+        why, free = "one folder is for the records of one run", attempts.free(records_dir)
         yield error(f"{key}={records_dir} is taken: {reason}", why, f"{key}={free}")
 
 

@@ -89,10 +89,10 @@ def claim_records(config: DictConfig) -> None:
     """
     launch = Launch(config)
     if launch.is_ours and (records_dir := launch.policy_loss.get("records_dir")) is not None:
-        from fspo_verl.observe import folder
+        from fspo_verl.observe import attempts
 
         with contextlib.suppress(OSError):
-            folder.claim(Path(records_dir), Path(config.trainer.default_local_dir))
+            attempts.claim(Path(records_dir), Path(config.trainer.default_local_dir))
 
 
 # --- where a launch is seen ------------------------------------------------------------------------------------------

@@ -19,11 +19,11 @@ from tensordict import TensorDict
 from tqdm import tqdm
 from verl.utils import tensordict_utils as tu
 
-from fspo_verl import worker
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.observe import noise, observer
 from fspo_verl.observe.records import read_records
+from fspo_verl.selftest import worker
 
 DYNAMIC = {"use_dynamic_bsz": True, "micro_batch_size_per_gpu": None, "max_token_len_per_gpu": 1024}
 DYNAMIC |= {"use_remove_padding": False}

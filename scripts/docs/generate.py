@@ -146,8 +146,7 @@ def commands() -> str:
         "`fspo-verl --version` names the versions of this package and of verl. [Launch checks](#launch-checks) are at "
         "the end.",
     ]
-    for command in cli.COMMANDS:
-        parser = cli.parser(command)
+    for command, parser in cli.parsers()[1].items():
         said, parser.description = parser.description, None
         parts += [f"## fspo-verl {command}", *map(_paragraph, said.strip().split("\n\n")), _code(parser.format_help())]
     return "\n\n".join(parts)

@@ -16,7 +16,7 @@ from fspo_verl.analysis import clip_rates
 from fspo_verl.analysis.clip_rates import length_edges
 from fspo_verl.analysis.length_effect import LONGER, SHORTER, length_effect
 from fspo_verl.clips import CLIPS
-from fspo_verl.report import at_one_rate, counterfactuals
+from fspo_verl.report.numbers import at_one_rate, counterfactuals
 
 SEEDS = 200
 EDGES = np.array([1, 30, 100, 1000])

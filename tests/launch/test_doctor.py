@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from fspo_verl import cli
 from fspo_verl.launch import doctor, hook
 from fspo_verl.launch.doctor import with_config as of_a_started_main
-from fspo_verl.observe import folder
+from fspo_verl.observe import attempts
 
 ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
@@ -118,7 +118,7 @@ def test_a_launch_refuses_the_records_of_another_run(owner, resumed, words, tmp_
     records = tmp_path / "run/records"
     records.mkdir(parents=True)
     if owner:
-        folder.claim(records, tmp_path / owner / "checkpoints")
+        attempts.claim(records, tmp_path / owner / "checkpoints")
     (records / "step-000001-rank-0000.parquet").touch()
     overrides = [SELECT, f"{POLICY_LOSS}.records_dir={records}", "actor_rollout_ref.rollout.name=vllm"]
     overrides += [f"trainer.default_local_dir={tmp_path}/run/checkpoints"]

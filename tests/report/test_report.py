@@ -13,13 +13,14 @@ import pandas as pd
 import pytest
 import synthetic_run
 
-from fspo_verl import cli, report
+from fspo_verl import cli
 from fspo_verl.analysis import clip_rates, runs
 from fspo_verl.analysis.length_effect import length_effect
 from fspo_verl.analysis.verdict import verdict
 from fspo_verl.clips import CLIPS, MATCHED_RATE, TokenClip
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.report import figures
+from fspo_verl.report import page as report
 
 SMALL = {"steps": 6, "prompts": 16}
 

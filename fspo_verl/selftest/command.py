@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from fspo_verl import output, worker
+from fspo_verl import output
 from fspo_verl.band import Band
 from fspo_verl.loss import MAX_LOG_RATIO, fspo_loss
 from fspo_verl.observe import columns, noise
+from fspo_verl.selftest import worker
 
 EPS = {torch.float32: 0.03, torch.bfloat16: 0.3}  # rounding to bfloat16 moves S/sqrt(L) by some thousandths
 # Relative errors. Sums of 32,768 float32 numbers are right to some 1e-5; a gradient in bfloat16 is rounded once.
