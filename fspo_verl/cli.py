@@ -145,9 +145,9 @@ def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParse
 
 class _Version(argparse.Action):
     def __call__(self, parser, *_):
-        from fspo_verl import output
+        from fspo_verl import versions
 
-        verl = output.installed("verl")
+        verl = versions.installed("verl")
         print(f"fspo-verl {__version__}, {f'verl {verl}' if verl else 'verl is not installed'}")
         parser.exit()
 

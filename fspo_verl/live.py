@@ -14,7 +14,6 @@ import logging
 import math
 from collections.abc import Mapping
 
-from fspo_verl.observe import noise
 from fspo_verl.observe.metrics import PREFIX as RAW
 
 logger = logging.getLogger("fspo_verl")
@@ -48,6 +47,7 @@ def series(metrics: Mapping[str, float], min_count: int | None = None) -> dict[s
     # Imported for the first metrics of this package: processes that never log any do without pandas.
     import pandas as pd
 
+    from fspo_verl.analysis import numerical_noise
     from fspo_verl.analysis.clip_rates import MIN_COUNT, length_reweighting_error
     from fspo_verl.analysis.runs import live_clip_rates
 
@@ -60,7 +60,7 @@ def series(metrics: Mapping[str, float], min_count: int | None = None) -> dict[s
         found["lre"] = length_reweighting_error(bins.assign(n=count), MIN_COUNT if min_count is None else min_count)
     ratio, squared, rows = (raw.get(RAW + name, math.nan) for name in ("ratio", "ratio_squared", "sequence_fraction"))
     found["ess"] = _quotient(ratio**2, squared * rows)
-    if (measured := noise.of_metrics(step)) is not None:
+    if (measured := numerical_noise.of_metrics(step)) is not None:
         found["noise_sigma"] = measured.sigma
     tokens, squares, k3 = (
         raw.get(f"{RAW}rollout_{name}", math.nan) for name in ("length", "quadratic_variation", "k3")

@@ -21,7 +21,8 @@ REGISTER, ADAPTIVE, CLIPS, MASK = ("register.py",), ("adaptive.py",), ("clips.py
 METRICS, COLUMNS, RECORDS, MICROBATCH, ATTEMPTS = (
     (f"observe/{name}.py",) for name in ("metrics", "columns", "records", "microbatch", "attempts")
 )
-LAUNCH, CHECKS = ((f"launch/{name}.py",) for name in ("view", "checks"))
+LAUNCH = tuple(f"launch/{name}.py" for name in ("view", "hydra_files"))
+RESUME = ("launch/resume.py",)
 LENGTH_EFFECT, FIT = (("analysis/length_effect.py",), ("analysis/fit.py",))
 WIDTHS, CONCLUSION, CLIP_RATES = ((f"analysis/{name}.py",) for name in ("widths", "conclusion", "clip_rates"))
 PAIRED = ("../scripts/compare/measures.py",)
@@ -36,7 +37,7 @@ TESTS_OF = {  # files with tests of their own, which are long: those that a plan
         *("tests/launch/test_launch.py", "tests/launch/test_launch_table.py"),
         *("-k", "fully_asynchronous_trainer or step_of_a_checkpoint or hidden"),
     ],
-    CHECKS: ["tests/launch/test_launch.py", "-k", "kept_for_resumes"],
+    RESUME: ["tests/launch/test_launch.py", "-k", "kept_for_resumes"],
     FIT: ["tests/analysis/test_calibrate.py", "-k", "measured"],
     LENGTH_EFFECT: ["tests/analysis/test_length_effect.py"],
     CLIP_RATES: ["tests/analysis/test_length_effect.py"],
@@ -166,7 +167,7 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("asynchronous steps without require_batches", LAUNCH, "self.rounds_per_sync * fully_async.require_batches *",
      "self.rounds_per_sync *"),
     ("hidden files of a group passed over", LAUNCH, 'own.rglob("*.yaml")', 'own.glob("*.yaml")'),
-    ("loss_scale_factor not kept for resumes", CHECKS, '"loss_agg_mode", "loss_scale_factor")', '"loss_agg_mode")'),
+    ("loss_scale_factor not kept for resumes", RESUME, '"loss_agg_mode", "loss_scale_factor")', '"loss_agg_mode")'),
     ("step of resume_path always 0", LAUNCH, "int(name[1]) if name else 0", "0"),
     ("interval over seeds one rank too narrow", PAIRED, "float(means[-outside])", "float(means[-outside - 1])"),
     ("interval with too few seeds", PAIRED, "count < MIN_SEEDS", "count < 2"),

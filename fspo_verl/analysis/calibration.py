@@ -29,21 +29,17 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from fspo_verl.analysis import clip_rates, fit
+from fspo_verl.analysis import clip_rates, fit, numerical_noise
 from fspo_verl.analysis.clip_rates import Estimate
 from fspo_verl.analysis.conclusion import MEND, NOTHING_MOVED, RECORD, SMALLER_MINI_BATCHES, TAKE, percent
-from fspo_verl.analysis.fit import (
-    Fit,
-    FromMetrics,
-    ends_following,
-    from_metrics,
-    overrides,
-)
+from fspo_verl.analysis.fit import Fit, FromMetrics, from_metrics
 from fspo_verl.analysis.length_effect import MIN_STEPS, LengthEffect
-from fspo_verl.analysis.runs import RECORDS_DIR, Run, read_run
+from fspo_verl.analysis.overrides import band_overrides, ends_following, gspo_overrides, pasted
+from fspo_verl.analysis.runs import Run, read_run
 from fspo_verl.analysis.verdict import Verdict, verdict
 from fspo_verl.band import DUAL, Band
 from fspo_verl.clips import CLIPS, BandClip, Clip
+from fspo_verl.keys import RECORDS_DIR
 from fspo_verl.observe import noise
 from fspo_verl.observe.noise import Noise
 from fspo_verl.observe.settings import RunSettings
@@ -132,7 +128,7 @@ def calibrate(records: pd.DataFrame, target: float, every: bool = True) -> Calib
         tuple(rules),
         int(records["step"].nunique()),
         tuple(_warnings(records, target, fits[0])),
-        noise.of_records(records, settings, fits[0].band),
+        numerical_noise.of_records(records, settings, fits[0].band),
     )
 
 
@@ -148,11 +144,11 @@ def _rule(clip: Clip, records: pd.DataFrame, target: float) -> Rule:
     except ValueError as error:
         return Rule(clip.label, str(error), {})
     if clip.loss_mode == "fspo":
-        return Rule(clip.label, band.describe(), overrides(band, records.attrs["settings"]))
+        return Rule(clip.label, band.describe(), band_overrides(band, records.attrs["settings"]))
     low, high = fit.digits(-math.expm1(-band.low)), fit.digits(math.expm1(band.high))
     mean = "the ratio to the power 1/length" if band.length_power == 1 else "the ratio"
     found = Rule(clip.label, f"{mean} from {1 - low:g} to {1 + high:g}", {})
-    return dataclasses.replace(found, overrides=fit.of_gspo(band)) if clip.loss_mode == "gspo" else found
+    return dataclasses.replace(found, overrides=gspo_overrides(band)) if clip.loss_mode == "gspo" else found
 
 
 def _warnings(records: pd.DataFrame, target: float, chosen: Fit) -> Iterator[str]:
@@ -232,7 +228,7 @@ def details(result: Calibration, run: Run) -> str:
     chosen, *widths = result.fits
     for found in widths if any(one.band == chosen.band for one in widths) else result.fits:
         tests = f"k {_effect(found.effect)}, held out {_effect(found.held_out)}; clip rate {found.rate:.3f}"
-        blocks.append(f"{_wrap(f'{found.width}: {tests}')}\n{_lines(overrides(found.band, run.settings))}")
+        blocks.append(f"{_wrap(f'{found.width}: {tests}')}\n{_lines(band_overrides(found.band, run.settings))}")
     blocks.append("What other clips need to take as much of these records")
     for rule in result.rules:
         block = _wrap(f"{rule.name}: {rule.range}")
@@ -274,13 +270,13 @@ def _wrap(text: str, first: str = "") -> str:
 
 def _paste_block(band: Band, settings: RunSettings | None, said: str = "") -> str:
     """The overrides of a band, and what they change besides it, unless that has been said."""
-    block, change = _lines(overrides(band, settings)), ends_following(settings)
+    block, change = _lines(band_overrides(band, settings)), ends_following(settings)
     return f"{block}\n{_wrap(change)}" if change and change not in said else block
 
 
 def _lines(items: dict[str, float | str | None]) -> str:
     """Hydra overrides, one a line."""
-    return " \\\n".join(f"  {item}" for item in fit.pasted(items))
+    return " \\\n".join(f"  {item}" for item in pasted(items))
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
@@ -291,7 +287,7 @@ def _plain(value):
     if dataclasses.is_dataclass(value):
         fields = dict(vars(value))
         if isinstance(value, FromMetrics | Fit):
-            fields["overrides"] = overrides(value.band)
+            fields["overrides"] = band_overrides(value.band)
         return _plain(fields)
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}

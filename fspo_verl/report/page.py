@@ -25,9 +25,9 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from fspo_verl import __version__
-from fspo_verl.analysis import fit
 from fspo_verl.analysis.clip_rates import Estimate, length_edges, number, sides
 from fspo_verl.analysis.mismatch import Mismatch
+from fspo_verl.analysis.overrides import pasted
 from fspo_verl.analysis.runs import Run, read_runs, written
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, of_run, unjudged
 from fspo_verl.output import show, write_whole
@@ -146,7 +146,7 @@ def build(runs: Sequence[Run]) -> dict[str, bytes]:
                 "action": a.verdict.action,
                 "sentence": a.verdict.sentence,
                 "advice": a.verdict.advice,
-                "overrides": fit.pasted(a.verdict.overrides),
+                "overrides": pasted(a.verdict.overrides),
                 "notes": a.verdict.notes,
             }
             for a in analyses

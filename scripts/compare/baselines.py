@@ -339,7 +339,7 @@ def choose_factors(args: argparse.Namespace) -> tuple[dict[str, float], dict[str
 
 def describe(runs: Sequence) -> dict[str, str]:
     """How a comparison was run."""
-    from fspo_verl.output import installed
+    from fspo_verl.versions import installed
 
     versions = [f"{name} {installed(name)}" for name in ("verl", "torch", "transformers", "ray")]
     return {

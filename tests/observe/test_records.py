@@ -31,9 +31,10 @@ from verl.workers import engine_workers
 from verl.workers.utils.losses import ppo_loss
 
 from fspo_verl import clips
+from fspo_verl.analysis import numerical_noise
 from fspo_verl.clips import CLIPS
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
-from fspo_verl.observe import attempts, microbatch, noise, observer
+from fspo_verl.observe import attempts, microbatch, observer
 from fspo_verl.observe.attempts import record_files
 from fspo_verl.observe.records import CLIP_COLUMNS, COLUMNS, RecordWriter, read_records, text_hash
 from fspo_verl.observe.settings import RunSettings
@@ -148,7 +149,7 @@ def test_metrics_equal_what_the_records_give(counted_ppo_loss, writers, tmp_path
 
     # verl logs means over the rows of a step, which hold two mini-batches; nothing has moved in the first.
     logged = pd.DataFrame([{f"actor/fspo/{name}": np.mean(rows) for name, rows in values.items()}])
-    live, recorded = noise.of_metrics(logged), noise.of_records(records, settings, settings.band)
+    live, recorded = numerical_noise.of_metrics(logged), numerical_noise.of_records(records, settings, settings.band)
     first = records[records.mini_batch == 0]
     sigma = np.sqrt((first.quadratic_variation / first.length).mean())
     assert (live.sigma, recorded.sigma) == pytest.approx((sigma, sigma), rel=1e-6)

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import fspo_verl.loss
-from fspo_verl import cli, output
+from fspo_verl import cli, versions
 from fspo_verl.band import Band
 from fspo_verl.loss import fspo_loss
 from fspo_verl.selftest import command
@@ -77,7 +77,7 @@ PLANTED = {
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_turns_its_line_red_and_no_other(fault, monkeypatch):
     sound, wrong, red = PLANTED[fault]
-    monkeypatch.setattr(output, "installed", lambda package: None)  # no verl: the loss alone
+    monkeypatch.setattr(versions, "installed", lambda package: None)  # no verl: the loss alone
     monkeypatch.setattr(command, "check_ranks", lambda *_: {"text": "a planted loss cannot be pickled"})
     checks = command.examine("cpu", loss=planted(sound, wrong))
     assert {check["name"] for check in checks if check["status"] == "error"} == red
@@ -149,7 +149,7 @@ def test_without_verl_the_loss_is_checked_and_the_rest_skipped():
     absent = ("verl", "ray", "tensordict", "omegaconf", "hydra", "transformers")
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({absent}))\n"  # Python then finds none of them
-        "from fspo_verl import cli, output; output.installed = lambda package: None\n"
+        "from fspo_verl import cli, versions; versions.installed = lambda package: None\n"
         "sys.exit(cli.main(['selftest', '--device', 'cpu']))\n"
     )
     first, *_, last = run("-c", code).splitlines()
