@@ -38,7 +38,7 @@ TESTS_OF = {  # files with tests of their own, which are long: those that a plan
         *("-k", "fully_asynchronous_trainer or step_of_a_checkpoint or hidden"),
     ],
     RESUME: ["tests/launch/test_launch.py", "-k", "kept_for_resumes"],
-    FIT: ["tests/analysis/test_calibrate.py", "-k", "measured"],
+    FIT: ["tests/analysis/test_calibration.py", "-k", "measured"],
     LENGTH_EFFECT: ["tests/analysis/test_length_effect.py"],
     CLIP_RATES: ["tests/analysis/test_length_effect.py"],
     WIDTHS: ["tests/analysis/test_verdict.py", "-k", "judged or false_alarms"],

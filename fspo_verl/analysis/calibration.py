@@ -64,7 +64,7 @@ class Calibration:
     target: float
     verdict: Verdict  # on the clip that trained
     trained: Band | None  # the band that trained; None for a loss without one
-    rerun_by: str  # what varies in a re-run: steps or prompts
+    clusters: str  # of intervals: steps or prompts
     fits: tuple[Fit, ...]  # that to take first; then, where asked for, every width
     rules: tuple[Rule, ...]  # where asked for
     steps: int
@@ -73,7 +73,7 @@ class Calibration:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the calibration of ``args.run``; 0, or ValueError or FileNotFoundError with what to mend."""
+    """Print the calibration of ``args.run``; 0, or ValueError or FileNotFoundError with what to fix."""
     if not 0 < args.target_clip_rate < 1:
         raise ValueError(f"--target-clip-rate={args.target_clip_rate:g} must lie between 0 and 1")
     if args.max_rows < 1:
@@ -180,7 +180,7 @@ def text(result: Calibration, run: Run) -> str:
     lines = [
         _wrap(f"{run.name}: {said.sentence}"),
         _wrap(said.advice),
-        _wrap(f"{_width(chosen)} clips {percent(chosen.rate.value)} of these responses. {_rerun(result)}"),
+        _wrap(f"{_width(chosen)} clips {percent(chosen.rate.value)} of these responses. {_prediction(result)}"),
         "  " + "   ".join(change),
         _paste_block(chosen.band, run.settings, said.advice),
         *(_wrap(f"{warning}.", "Note: ") for warning in result.warnings[:1]),
@@ -193,10 +193,10 @@ def _width(chosen: Fit) -> str:
     return "A fixed width" if chosen.width == fit.FIXED else f"A width that follows {chosen.width}"
 
 
-def _rerun(result: Calibration) -> str:
+def _prediction(result: Calibration) -> str:
     """What a re-run would clip, where so many steps can tell."""
     rate, lower, upper = result.fits[0].rate
-    if result.rerun_by == "prompts" or result.steps < MIN_STEPS or not upper - lower <= rate:
+    if result.clusters == "prompts" or result.steps < MIN_STEPS or not upper - lower <= rate:
         steps = "One step is" if result.steps == 1 else f"{result.steps} steps are"
         return f"{steps} too few to say what a re-run would clip."
     return f"A re-run at this eps would clip {percent(lower)} to {percent(upper)}, if it moved alike."
@@ -204,7 +204,7 @@ def _rerun(result: Calibration) -> str:
 
 def _next(result: Calibration) -> str:
     if result.verdict.action == MEND:
-        return "mend what the first line says, train, and calibrate from the records of that run."
+        return "fix what the first line says, train, and calibrate from the records of that run."
     if result.verdict.action == RECORD:
         return f"record {MIN_STEPS} steps or more, and calibrate again."
     return (
@@ -222,7 +222,7 @@ def details(result: Calibration, run: Run) -> str:
         _wrap(
             f"Each width at a clip rate of {percent(result.target)} on each side. k: clip rate ~ length^k, 0 where "
             "lengths are clipped alike; held out: the later half of the steps, by a curve measured in the earlier half."
-            f" Intervals are 95%, with {result.rerun_by} as clusters."
+            f" Intervals are 95%, with {result.clusters} as clusters."
         )
     )
     chosen, *widths = result.fits

@@ -5,10 +5,10 @@
 ``records`` is a DataFrame of :mod:`fspo_verl.observe.records`. All responses with an advantage count, on-policy ones
 included.
 
-The interval of a clip rate is for a re-run of the same size at the fitted eps, with other steps: its variance counts
-twice, once for these records, which fixed the eps, and once for the re-run. A cluster is a training step, whose
-responses share an update, or, with records of one step, a prompt: the interval then holds for this update alone. What
-another seed does to the course of a whole run is not in it.
+The interval of a clip rate is a prediction interval, for a re-run of the same size at the fitted eps with other steps:
+its variance counts twice, once for these records, which fixed the eps, and once for the re-run. A cluster is a training
+step, whose responses share an update, or, with records of one step, a prompt: the interval then holds for this update
+alone. What another seed does to the course of a whole run is not in it.
 
 Without records :func:`from_metrics` takes eps from the live metrics of a run, by a Gaussian law.
 """
@@ -223,7 +223,7 @@ class Fit:
 
     band: Band
     rate: Estimate
-    """The clip rate on these records, and the interval in which that of a re-run lands."""
+    """The clip rate on these records, and its prediction interval for a re-run."""
 
     effect: LengthEffect | None
     """Whether the clip of this band depends on length here."""
@@ -254,7 +254,7 @@ def fitted(records: pd.DataFrame, width: str, target: float) -> Fit:
 def of_band(records: pd.DataFrame, band: Band) -> Fit:
     """What a band does to these records."""
     clipped, counted = clipped_by(band, records), clip_rates.sides(records)["all"]
-    rate = rerun_rate(records[counted], clipped[counted])
+    rate = predicted_rate(records[counted], clipped[counted])
     return Fit(name_of(band), band, rate, length_effect(records, clipped))
 
 
@@ -279,9 +279,9 @@ def name_of(band: Band) -> str:
     return name if band.normalization == "plain" else f"{name}, drift-corrected"
 
 
-def rerun_rate(records: pd.DataFrame, clipped: np.ndarray) -> Estimate:
-    """The rate, and the interval in which that of a re-run of the same size lands."""
-    return clip_rates.rate_of_all(clipped, pd.factorize(resampled(records)[1])[0], rerun=True)
+def predicted_rate(records: pd.DataFrame, clipped: np.ndarray) -> Estimate:
+    """The rate, and its prediction interval for a re-run of the same size."""
+    return clip_rates.rate_of_all(clipped, pd.factorize(resampled(records)[1])[0], prediction=True)
 
 
 def held_out(records: pd.DataFrame, width: str, target: float) -> LengthEffect | None:

@@ -40,7 +40,7 @@ class Verdict:
     """The conclusion: what is wrong, who is clipped more, and how sure that is."""
 
     advice: str
-    """What to do: keep the clip, take another, record more, or mend something else first."""
+    """What to do: keep the clip, take another, record more, or fix something else first."""
 
     rate: float
     """Clip rate of the responses with an advantage; NaN without any."""

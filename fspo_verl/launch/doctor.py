@@ -205,7 +205,7 @@ def _print(found: list[Finding], counts: Counter, launch: list[str]) -> None:
 
 def _next_step(errors: int, launch: list[str]) -> str:
     if errors:
-        return "mend the errors, and run this again"
+        return "fix the errors, and run this again"
     if not launch:
         return f"fspo-verl doctor -- python3 -m {DEFAULT_MAIN} ..., the command of your launch"
     return "start the launch" if "-m" in launch else f"python3 -m {DEFAULT_MAIN} {shlex.join(launch)}"

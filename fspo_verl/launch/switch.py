@@ -11,7 +11,7 @@ Every training that the script launches is given `algorithm.policy_loss=...` and
 each start. Settings in the way of the loss are taken out. Nothing is started, expanded or contacted, and no module of
 yours is imported.
 
-Exit code: 0 if the new script trains the loss, 1 if something is left that only you can mend, 2 for a wrong call.
+Exit code: 0 if the new script trains the loss, 1 if something is left that only you can fix, 2 for a wrong call.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def main(args: argparse.Namespace) -> int:
         output.write_whole([(target, result.new)])
         target.chmod(mode)
     if not result.trains:
-        step = "mend what is named above, and run this again"
+        step = "fix what is named above, and run this again"
     elif result.new == source:
         step = f"start {path} as before"
     else:

@@ -244,7 +244,7 @@ def test_the_batches_of_a_launch(trainer, sound, capsys):
             "fspo-verl doctor -- python3 -m verl.trainer.main_ppo ..., the command of your launch",
         ),
         ([SELECT], "0 errors, 0 warnings", f"python3 -m verl.trainer.main_ppo {SELECT}"),
-        ([SELECT, f"{POLICY_LOSS}.eps_low=-1"], "1 error, 0 warnings", "mend the errors, and run this again"),
+        ([SELECT, f"{POLICY_LOSS}.eps_low=-1"], "1 error, 0 warnings", "fix the errors, and run this again"),
     ],
 )
 def test_the_first_line_is_the_conclusion_and_the_last_what_to_do_next(launch, conclusion, next_step, capsys):

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The calibrated band has the rate it promises, on the records and on a re-run; every way to fail says what to mend."""
+"""The calibrated band has the rate it promises, on the records and on a re-run; every way to fail says what to fix."""
 
 import json
 import math
@@ -62,7 +62,7 @@ def test_the_rate_of_a_re_run_lands_in_its_interval(steps, step_spread, prompts)
         run, again = (part[part.advantage > 0] for part in (run, again))
         score, other = standardized(run, Band()), standardized(again, Band())
         eps = upper_quantile(score, 0.1)
-        hits.append(holds(fit.rerun_rate(run, score > eps), np.mean(other > eps)))
+        hits.append(holds(fit.predicted_rate(run, score > eps), np.mean(other > eps)))
     assert_covered(hits)
 
 

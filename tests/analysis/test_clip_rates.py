@@ -120,7 +120,7 @@ def test_a_bin_of_few_prompts_takes_no_part_however_many_responses_it_has():
     length = np.r_[np.full(100, 10), np.full(100, 50), np.full(900, 200)]
     prompt = np.r_[np.arange(100), 100 + np.arange(100) // 10, 200 + np.arange(900) // 100]  # 100, 10 and 9 prompts
     table = clip_rates.rate_by_length(length, np.arange(1100) % 2, EDGES, clusters=prompt)
-    assert table.clusters.tolist() == [100, 10, 9] and clip_rates.takes_part(table).tolist() == [True, True, False]
+    assert table.clusters.tolist() == [100, 10, 9] and clip_rates.has_enough_data(table).tolist() == [True, True, False]
 
 
 # --- clips at one rate -----------------------------------------------------------------------------------------------
