@@ -36,7 +36,7 @@ def in_process(module: str, arguments: list[str], look):
 
 def diagnose(*options_and_launch: str, capsys, with_config=in_process) -> tuple[int, dict]:
     """Exit code and JSON of ``fspo-verl doctor``."""
-    arguments = cli.parser("doctor").parse_args(["--json", *options_and_launch])
+    arguments = cli.parsers()[0].parse_args(["doctor", "--json", *options_and_launch])
     with mock.patch.object(doctor, "with_config", with_config):
         code = doctor.main(arguments)
     assert not HydraConfig.initialized()
@@ -249,6 +249,6 @@ def test_the_batches_of_a_launch(trainer, sound, capsys):
 )
 def test_the_first_line_is_the_conclusion_and_the_last_what_to_do_next(launch, conclusion, next_step, capsys):
     with mock.patch.object(doctor, "with_config", in_process):
-        doctor.main(cli.parser("doctor").parse_args(launch))
+        doctor.main(cli.parsers()[0].parse_args(["doctor", *launch]))
     first, *_, last = capsys.readouterr().out.splitlines()
     assert first == f"fspo-verl doctor: {conclusion}" and last.split(maxsplit=1) == ["next:", next_step]
