@@ -38,10 +38,10 @@ def default_log_level():
 @pytest.fixture(scope="session", autouse=True)
 def tested_verl():
     """The installed verl counts as tested: these tests are what it takes (scripts/test_versions.sh)."""
-    from fspo_verl import output
+    from fspo_verl import versions
     from fspo_verl.launch import installation
 
-    version = output.installed("verl")
+    version = versions.installed("verl")
     if version and version not in installation.TESTED["verl"]:
         installation.TESTED["verl"] += (version,)
 

@@ -9,12 +9,11 @@ A module is imported when its subcommand runs, and not for its ``--help``: torch
 import argparse
 import ast
 import importlib
-import importlib.util
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fspo_verl import __version__
 
@@ -105,10 +104,12 @@ COMMANDS = {
         doctor_arguments,
     ),
     "switch": Command(
-        "launch.switch", "the command of a script of yours, mended so that it trains FSPO", switch_arguments
+        "launch.switch", "the command of a script of yours, changed so that it trains FSPO", switch_arguments
     ),
     "selftest": Command(
-        "selftest", "whether a machine trains FSPO right, and how small an eps means anything there", selftest_arguments
+        "selftest.command",
+        "whether a machine trains FSPO right, and how small an eps means anything there",
+        selftest_arguments,
     ),
     "calibrate": Command(
         "analysis.calibration", "the band that gives a target clip rate, from the records of a run", calibrate_arguments
@@ -117,50 +118,45 @@ COMMANDS = {
         "analysis.forecast", "the clip rate to expect at each length, before any run", forecast_arguments
     ),
     "report": Command(
-        "report", "one page of figures and numbers on length fairness, from one or several runs", report_arguments
+        "report.page", "one page of figures and numbers on length fairness, from one or several runs", report_arguments
     ),
 }
 
 
-def parser(command: str | None = None) -> argparse.ArgumentParser:
-    """The parser of a subcommand, or that of ``fspo-verl`` itself."""
-    if command is None:
-        top = argparse.ArgumentParser(
-            prog="fspo-verl",
-            description="Length-fair clipping for verl: check a launch, look at a run, tune its band.",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            epilog="commands:\n" + "\n".join(f"  {name:<10} {command.summary}" for name, command in COMMANDS.items()),
-        )
-        top.add_argument("--version", action=_Version, nargs=0, help="versions of this package and of verl")
-        top.add_argument("command", choices=COMMANDS, metavar="command", help="see below; `fspo-verl COMMAND --help`")
-        return top
-    module = f"fspo_verl.{COMMANDS[command].module}"
-    spec: Any = importlib.util.find_spec(module)  # of a file of this package, so that it has a source
-    of_command = argparse.ArgumentParser(
-        prog=f"fspo-verl {command}",
-        description=ast.get_docstring(ast.parse(spec.loader.get_source(module))),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser of ``fspo-verl``, and those of its subcommands by name."""
+    top = argparse.ArgumentParser(
+        prog="fspo-verl", description="Length-fair clipping for verl: check a launch, look at a run, tune its band."
     )
-    COMMANDS[command].add_arguments(of_command)
-    return of_command
+    top.add_argument("--version", action=_Version, nargs=0, help="versions of this package and of verl")
+    subparsers = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        # The text is read and not imported, as a module of a command may import torch.
+        file = Path(__file__).parent / f"{command.module.replace('.', '/')}.py"
+        of_command = subparsers.add_parser(
+            name,
+            help=command.summary,
+            description=ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(of_command)
+    return top, subparsers.choices
 
 
 class _Version(argparse.Action):
     def __call__(self, parser, *_):
-        from fspo_verl import output
+        from fspo_verl import versions
 
-        verl = output.installed("verl")
+        verl = versions.installed("verl")
         print(f"fspo-verl {__version__}, {f'verl {verl}' if verl else 'verl is not installed'}")
         parser.exit()
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one subcommand; returns its exit code, and says in one line what a user can mend."""
-    argv = sys.argv[1:] if argv is None else argv
-    command = parser().parse_args(argv[:1]).command
-    args = parser(command).parse_args(argv[1:])
+    """Run one subcommand; returns its exit code, and says in one line what a user can fix."""
+    args = parsers()[0].parse_args(argv)
     try:
-        return _run(command, args)
+        return _run(args.command, args)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 

@@ -18,10 +18,8 @@ import fspo_verl.register  # noqa: F401  the losses, also where verl loads no pl
 from fspo_verl import verl_patches
 from fspo_verl.adaptive import AdaptiveBand, Controller
 from fspo_verl.band import Band, is_positive
+from fspo_verl.keys import POLICY_LOSS
 from fspo_verl.observe.metrics import LENGTH_BINS
-
-KEY_PREFIX = "actor_rollout_ref.actor.policy_loss."
-
 
 verl_patches.arm(verl_patches.WORKERS)
 
@@ -50,7 +48,7 @@ class Observation:
     def _check_observation(self):
         def require(condition: bool, field: str, allowed: str):
             if not condition:
-                raise ValueError(f"{KEY_PREFIX}{field}={getattr(self, field)!r} is not allowed: {allowed}")
+                raise ValueError(f"{POLICY_LOSS}.{field}={getattr(self, field)!r} is not allowed: {allowed}")
 
         edges, freq, folder = self.length_bins, self.records_freq, self.records_dir
         whole = isinstance(edges, Sequence) and all(type(edge) is int for edge in edges) and bool(edges)
@@ -79,8 +77,8 @@ class MismatchMask:
     def _check_mask(self):
         if self.mismatch_eps is not None and not is_positive(self.mismatch_eps):
             raise ValueError(
-                f"{KEY_PREFIX}mismatch_eps={self.mismatch_eps!r} is not allowed: null (nothing is masked) or a number "
-                "above 0"
+                f"{POLICY_LOSS}.mismatch_eps={self.mismatch_eps!r} is not allowed: null (nothing is masked) or a "
+                "number above 0"
             )
 
 
@@ -97,19 +95,19 @@ class FSPOPolicyLossConfig(AdaptiveBand, MismatchMask, Observation, PolicyLossCo
 
     loss_mode: str = "fspo"
 
-    key_prefix = KEY_PREFIX
+    key_prefix = f"{POLICY_LOSS}."
 
     def __post_init__(self):
         super().__post_init__()
         if self.loss_mode != "fspo":
             raise ValueError(
-                f"{KEY_PREFIX}loss_mode={self.loss_mode!r} is not allowed beside algorithm.policy_loss=fspo (or "
+                f"{POLICY_LOSS}.loss_mode={self.loss_mode!r} is not allowed beside algorithm.policy_loss=fspo (or "
                 "fixed_band), which sets loss_mode=fspo: remove the leftover loss_mode override, or add "
-                f"{KEY_PREFIX}loss_mode=fspo after it, or select another loss with algorithm.policy_loss=gspo or grpo"
+                f"{POLICY_LOSS}.loss_mode=fspo after it, or select another loss with algorithm.policy_loss=gspo or grpo"
             )
         if self.eps not in (None, Band.eps) and None not in (self.eps_low, self.eps_high):
             raise ValueError(
-                f"{KEY_PREFIX}eps={self.eps!r} is not allowed beside eps_low={self.eps_low:g} and "
+                f"{POLICY_LOSS}.eps={self.eps!r} is not allowed beside eps_low={self.eps_low:g} and "
                 f"eps_high={self.eps_high:g}, which leave it without effect: remove eps, or set the two to null"
             )
         self._check_observation()
@@ -139,8 +137,8 @@ class ObservedPolicyLossConfig(MismatchMask, Observation, PolicyLossConfig):
             self.inner, self.loss_mode = self.loss_mode, "observed"
         if self.inner in ("", "observed", "fspo"):
             raise ValueError(
-                f"{KEY_PREFIX}loss_mode={self.inner!r} cannot be observed: name the loss that trains, such as vanilla "
-                "or gspo; fspo measures itself, without algorithm.policy_loss=observed"
+                f"{POLICY_LOSS}.loss_mode={self.inner!r} cannot be observed: name the loss that trains, such as "
+                "vanilla or gspo; fspo measures itself, without algorithm.policy_loss=observed"
             )
         self._check_observation()
         self._check_mask()

@@ -14,7 +14,6 @@ import logging
 import math
 from collections.abc import Mapping
 
-from fspo_verl.observe import noise
 from fspo_verl.observe.metrics import PREFIX as RAW
 
 logger = logging.getLogger("fspo_verl")
@@ -39,8 +38,8 @@ def series(metrics: Mapping[str, float], min_count: int | None = None) -> dict[s
         log-ratio, in nats (:mod:`fspo_verl.observe.noise`); ``mismatch_sigma``: root mean square, over the tokens, of
         d = log π_trainer − log π_engine in nats, both before the update; ``mismatch_kl``: mean of exp(d) − 1 − d, the
         k3 estimate of KL(engine ‖ trainer) as verl has it in ``rollout_corr/k3_kl``; ``mismatch_masked``: share of the
-        responses that :mod:`fspo_verl.mask` masks; ``truncated``: share that fills what it was allowed; ``eps_low``,
-        ``eps_high``: the eps in force of a band that follows a clip rate (:mod:`fspo_verl.adaptive`).
+        responses that :mod:`fspo_verl.mismatch_mask` masks; ``truncated``: share that fills what it was allowed;
+        ``eps_low``, ``eps_high``: the eps in force of a band that follows a clip rate (:mod:`fspo_verl.adaptive`).
     """
     raw = {name: value for name, value in metrics.items() if name.startswith(RAW)}
     if not raw:
@@ -48,6 +47,7 @@ def series(metrics: Mapping[str, float], min_count: int | None = None) -> dict[s
     # Imported for the first metrics of this package: processes that never log any do without pandas.
     import pandas as pd
 
+    from fspo_verl.analysis import numerical_noise
     from fspo_verl.analysis.clip_rates import MIN_COUNT, length_reweighting_error
     from fspo_verl.analysis.runs import live_clip_rates
 
@@ -60,7 +60,7 @@ def series(metrics: Mapping[str, float], min_count: int | None = None) -> dict[s
         found["lre"] = length_reweighting_error(bins.assign(n=count), MIN_COUNT if min_count is None else min_count)
     ratio, squared, rows = (raw.get(RAW + name, math.nan) for name in ("ratio", "ratio_squared", "sequence_fraction"))
     found["ess"] = _quotient(ratio**2, squared * rows)
-    if (measured := noise.of_metrics(step)) is not None:
+    if (measured := numerical_noise.of_metrics(step)) is not None:
         found["noise_sigma"] = measured.sigma
     tokens, squares, k3 = (
         raw.get(f"{RAW}rollout_{name}", math.nan) for name in ("length", "quadratic_variation", "k3")

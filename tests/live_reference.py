@@ -5,8 +5,7 @@
 import numpy as np
 import pandas as pd
 
-from fspo_verl.analysis import clip_rates
-from fspo_verl.observe import noise
+from fspo_verl.analysis import clip_rates, numerical_noise
 
 
 def series(records: pd.DataFrame, length_bins: list[int], min_count: int = 1) -> dict[str, float]:
@@ -26,7 +25,7 @@ def series(records: pd.DataFrame, length_bins: list[int], min_count: int = 1) ->
         **{f"clip_rate/{name}": rate for name, rate in zip(names(length_bins), table.rate, strict=True)},
         "lre": clip_rates.length_reweighting_error(table.drop(columns="clusters"), min_count),
         "ess": ratio.sum() ** 2 / np.square(ratio).sum() / len(records),
-        "noise_sigma": noise.of_records(records, records.attrs.get("settings"), None).sigma,
+        "noise_sigma": numerical_noise.of_records(records, records.attrs.get("settings"), None).sigma,
     }
     if "rollout_length" in records:
         tokens = records.rollout_length.sum()

@@ -17,11 +17,12 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).parents[1]
 LOSS = ("loss.py", "band.py")
-REGISTER, ADAPTIVE, CLIPS, MASK = ("register.py",), ("adaptive.py",), ("clips.py",), ("mask.py",)
-METRICS, COLUMNS, RECORDS, MICROBATCH, FOLDER = (
-    (f"observe/{name}.py",) for name in ("metrics", "columns", "records", "microbatch", "folder")
+REGISTER, ADAPTIVE, CLIPS, MASK = ("register.py",), ("adaptive.py",), ("clips.py",), ("mismatch_mask.py",)
+METRICS, COLUMNS, RECORDS, MICROBATCH, ATTEMPTS = (
+    (f"observe/{name}.py",) for name in ("metrics", "columns", "records", "microbatch", "attempts")
 )
-LAUNCH, CHECKS = ((f"launch/{name}.py",) for name in ("view", "checks"))
+LAUNCH = tuple(f"launch/{name}.py" for name in ("view", "hydra_files"))
+RESUME = ("launch/resume.py",)
 LENGTH_EFFECT, FIT = (("analysis/length_effect.py",), ("analysis/fit.py",))
 WIDTHS, CONCLUSION, CLIP_RATES = ((f"analysis/{name}.py",) for name in ("widths", "conclusion", "clip_rates"))
 PAIRED = ("../scripts/compare/measures.py",)
@@ -31,13 +32,13 @@ TESTS = [
 TESTS_OF = {  # files with tests of their own, which are long: those that a planted fault is for
     METRICS: [*TESTS, "tests/test_live.py"],
     ADAPTIVE: ["tests/test_adaptive.py"],
-    MASK: ["tests/observe/test_mismatch_mask.py"],
+    MASK: ["tests/test_mismatch_mask.py"],
     LAUNCH: [
         *("tests/launch/test_launch.py", "tests/launch/test_launch_table.py"),
         *("-k", "fully_asynchronous_trainer or step_of_a_checkpoint or hidden"),
     ],
-    CHECKS: ["tests/launch/test_launch.py", "-k", "kept_for_resumes"],
-    FIT: ["tests/analysis/test_calibrate.py", "-k", "measured"],
+    RESUME: ["tests/launch/test_launch.py", "-k", "kept_for_resumes"],
+    FIT: ["tests/analysis/test_calibration.py", "-k", "measured"],
     LENGTH_EFFECT: ["tests/analysis/test_length_effect.py"],
     CLIP_RATES: ["tests/analysis/test_length_effect.py"],
     WIDTHS: ["tests/analysis/test_verdict.py", "-k", "judged or false_alarms"],
@@ -143,13 +144,13 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("a step written before it has ended", RECORDS,
      "if self._step and micro_batch.step != self._step[-1][1].step:", "if self._step:"),
     ("a part of a step left after a full disk", RECORDS, "self._file_of(batch).unlink(missing_ok=True)", "pass"),
-    ("superseded records read", FOLDER, "if part.step < ends[part.folder, part.run]", "if True"),
-    ("the oldest attempt for the newest", FOLDER, "(number, of) > own", "(number, of) < own"),
-    ("steps that no rank has recorded not missed", FOLDER, "nowhere = latest.taken - sum(", "nowhere = 0 * sum("),
-    ("the end of a run that has finished not missed", FOLDER, "with_name(FINISHED).exists()",
+    ("superseded records read", ATTEMPTS, "if part.step < ends[part.folder, part.run]", "if True"),
+    ("the oldest attempt for the newest", ATTEMPTS, "(number, of) > own", "(number, of) < own"),
+    ("steps that no rank has recorded not missed", ATTEMPTS, "nowhere = latest.taken - sum(", "nowhere = 0 * sum("),
+    ("the end of a run that has finished not missed", ATTEMPTS, "with_name(FINISHED).exists()",
      'with_name("never").exists()'),
-    ("a step that ranks still write missed", FOLDER, "step < latest.step]", "step <= latest.step]"),
-    ("steps beyond the limit missed", FOLDER, "full.get(rank, step)", "step"),
+    ("a step that ranks still write missed", ATTEMPTS, "step < latest.step]", "step <= latest.step]"),
+    ("steps beyond the limit missed", ATTEMPTS, "full.get(rank, step)", "step"),
     ("prompts drawn before a sync count for the step", MICROBATCH,
      "max(after_sync, int(np.max(drawn)))", "int(np.max(drawn))"),
     ("steps of a resume counted from 1", MICROBATCH, "self.step = step  # before", "self.step = 0  # before"),
@@ -159,14 +160,14 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
      "self.rows = step, 0"),
     ("padding recorded", RECORDS, 'columns.get("rollout_length", 0)) > 0', 'columns.get("rollout_length", 0)) >= 0'),
     ("the id of a prompt hashed for what it says", RECORDS, "for text in batch.texts", "for text in batch.prompts"),
-    ("the folder of another run taken", FOLDER, "owner != str(checkpoints.resolve())", "False"),
-    ("a folder that another has claimed meanwhile", FOLDER,
+    ("the folder of another run taken", ATTEMPTS, "owner != str(checkpoints.resolve())", "False"),
+    ("a folder that another has claimed meanwhile", ATTEMPTS,
      "reason = why_taken(folder, checkpoints)  # another", "pass  # another"),
     ("damaged pages read", RECORDS, "page_checksum_verification=True", "page_checksum_verification=False"),
     ("asynchronous steps without require_batches", LAUNCH, "self.rounds_per_sync * fully_async.require_batches *",
      "self.rounds_per_sync *"),
     ("hidden files of a group passed over", LAUNCH, 'own.rglob("*.yaml")', 'own.glob("*.yaml")'),
-    ("loss_scale_factor not kept for resumes", CHECKS, '"loss_agg_mode", "loss_scale_factor")', '"loss_agg_mode")'),
+    ("loss_scale_factor not kept for resumes", RESUME, '"loss_agg_mode", "loss_scale_factor")', '"loss_agg_mode")'),
     ("step of resume_path always 0", LAUNCH, "int(name[1]) if name else 0", "0"),
     ("interval over seeds one rank too narrow", PAIRED, "float(means[-outside])", "float(means[-outside - 1])"),
     ("interval with too few seeds", PAIRED, "count < MIN_SEEDS", "count < 2"),

@@ -10,11 +10,11 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "fspo_verl"
 LAYERS = (  # the lowest first; what stands in one layer does not know its neighbours
-    {"band", "output", "configs", "worker"},
+    {"band", "output", "configs", "keys", "versions"},
     {"loss", "clips", "adaptive"},
     {"observe"},
     {"analysis"},
-    {"live", "register", "mask"},
+    {"live", "register", "mismatch_mask"},
     {"verl_patches"},
     {"config"},
     {"launch", "report"},

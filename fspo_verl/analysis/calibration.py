@@ -29,21 +29,17 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from fspo_verl.analysis import clip_rates, fit
+from fspo_verl.analysis import clip_rates, fit, numerical_noise
 from fspo_verl.analysis.clip_rates import Estimate
 from fspo_verl.analysis.conclusion import MEND, NOTHING_MOVED, RECORD, SMALLER_MINI_BATCHES, TAKE, percent
-from fspo_verl.analysis.fit import (
-    Fit,
-    FromMetrics,
-    ends_following,
-    from_metrics,
-    overrides,
-)
+from fspo_verl.analysis.fit import Fit, FromMetrics, from_metrics
 from fspo_verl.analysis.length_effect import MIN_STEPS, LengthEffect
-from fspo_verl.analysis.runs import RECORDS_DIR, Run, read_run
+from fspo_verl.analysis.overrides import band_overrides, ends_following, gspo_overrides, pasted
+from fspo_verl.analysis.runs import Run, read_run
 from fspo_verl.analysis.verdict import Verdict, verdict
 from fspo_verl.band import DUAL, Band
 from fspo_verl.clips import CLIPS, BandClip, Clip
+from fspo_verl.keys import RECORDS_DIR
 from fspo_verl.observe import noise
 from fspo_verl.observe.noise import Noise
 from fspo_verl.observe.settings import RunSettings
@@ -68,7 +64,7 @@ class Calibration:
     target: float
     verdict: Verdict  # on the clip that trained
     trained: Band | None  # the band that trained; None for a loss without one
-    rerun_by: str  # what varies in a re-run: steps or prompts
+    clusters: str  # of intervals: steps or prompts
     fits: tuple[Fit, ...]  # that to take first; then, where asked for, every width
     rules: tuple[Rule, ...]  # where asked for
     steps: int
@@ -77,7 +73,7 @@ class Calibration:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the calibration of ``args.run``; 0, or ValueError or FileNotFoundError with what to mend."""
+    """Print the calibration of ``args.run``; 0, or ValueError or FileNotFoundError with what to fix."""
     if not 0 < args.target_clip_rate < 1:
         raise ValueError(f"--target-clip-rate={args.target_clip_rate:g} must lie between 0 and 1")
     if args.max_rows < 1:
@@ -132,7 +128,7 @@ def calibrate(records: pd.DataFrame, target: float, every: bool = True) -> Calib
         tuple(rules),
         int(records["step"].nunique()),
         tuple(_warnings(records, target, fits[0])),
-        noise.of_records(records, settings, fits[0].band),
+        numerical_noise.of_records(records, settings, fits[0].band),
     )
 
 
@@ -148,11 +144,11 @@ def _rule(clip: Clip, records: pd.DataFrame, target: float) -> Rule:
     except ValueError as error:
         return Rule(clip.label, str(error), {})
     if clip.loss_mode == "fspo":
-        return Rule(clip.label, band.describe(), overrides(band, records.attrs["settings"]))
+        return Rule(clip.label, band.describe(), band_overrides(band, records.attrs["settings"]))
     low, high = fit.digits(-math.expm1(-band.low)), fit.digits(math.expm1(band.high))
     mean = "the ratio to the power 1/length" if band.length_power == 1 else "the ratio"
     found = Rule(clip.label, f"{mean} from {1 - low:g} to {1 + high:g}", {})
-    return dataclasses.replace(found, overrides=fit.of_gspo(band)) if clip.loss_mode == "gspo" else found
+    return dataclasses.replace(found, overrides=gspo_overrides(band)) if clip.loss_mode == "gspo" else found
 
 
 def _warnings(records: pd.DataFrame, target: float, chosen: Fit) -> Iterator[str]:
@@ -184,7 +180,7 @@ def text(result: Calibration, run: Run) -> str:
     lines = [
         _wrap(f"{run.name}: {said.sentence}"),
         _wrap(said.advice),
-        _wrap(f"{_width(chosen)} clips {percent(chosen.rate.value)} of these responses. {_rerun(result)}"),
+        _wrap(f"{_width(chosen)} clips {percent(chosen.rate.value)} of these responses. {_prediction(result)}"),
         "  " + "   ".join(change),
         _paste_block(chosen.band, run.settings, said.advice),
         *(_wrap(f"{warning}.", "Note: ") for warning in result.warnings[:1]),
@@ -197,10 +193,10 @@ def _width(chosen: Fit) -> str:
     return "A fixed width" if chosen.width == fit.FIXED else f"A width that follows {chosen.width}"
 
 
-def _rerun(result: Calibration) -> str:
+def _prediction(result: Calibration) -> str:
     """What a re-run would clip, where so many steps can tell."""
     rate, lower, upper = result.fits[0].rate
-    if result.rerun_by == "prompts" or result.steps < MIN_STEPS or not upper - lower <= rate:
+    if result.clusters == "prompts" or result.steps < MIN_STEPS or not upper - lower <= rate:
         steps = "One step is" if result.steps == 1 else f"{result.steps} steps are"
         return f"{steps} too few to say what a re-run would clip."
     return f"A re-run at this eps would clip {percent(lower)} to {percent(upper)}, if it moved alike."
@@ -208,7 +204,7 @@ def _rerun(result: Calibration) -> str:
 
 def _next(result: Calibration) -> str:
     if result.verdict.action == MEND:
-        return "mend what the first line says, train, and calibrate from the records of that run."
+        return "fix what the first line says, train, and calibrate from the records of that run."
     if result.verdict.action == RECORD:
         return f"record {MIN_STEPS} steps or more, and calibrate again."
     return (
@@ -226,13 +222,13 @@ def details(result: Calibration, run: Run) -> str:
         _wrap(
             f"Each width at a clip rate of {percent(result.target)} on each side. k: clip rate ~ length^k, 0 where "
             "lengths are clipped alike; held out: the later half of the steps, by a curve measured in the earlier half."
-            f" Intervals are 95%, with {result.rerun_by} as clusters."
+            f" Intervals are 95%, with {result.clusters} as clusters."
         )
     )
     chosen, *widths = result.fits
     for found in widths if any(one.band == chosen.band for one in widths) else result.fits:
         tests = f"k {_effect(found.effect)}, held out {_effect(found.held_out)}; clip rate {found.rate:.3f}"
-        blocks.append(f"{_wrap(f'{found.width}: {tests}')}\n{_lines(overrides(found.band, run.settings))}")
+        blocks.append(f"{_wrap(f'{found.width}: {tests}')}\n{_lines(band_overrides(found.band, run.settings))}")
     blocks.append("What other clips need to take as much of these records")
     for rule in result.rules:
         block = _wrap(f"{rule.name}: {rule.range}")
@@ -274,13 +270,13 @@ def _wrap(text: str, first: str = "") -> str:
 
 def _paste_block(band: Band, settings: RunSettings | None, said: str = "") -> str:
     """The overrides of a band, and what they change besides it, unless that has been said."""
-    block, change = _lines(overrides(band, settings)), ends_following(settings)
+    block, change = _lines(band_overrides(band, settings)), ends_following(settings)
     return f"{block}\n{_wrap(change)}" if change and change not in said else block
 
 
 def _lines(items: dict[str, float | str | None]) -> str:
     """Hydra overrides, one a line."""
-    return " \\\n".join(f"  {item}" for item in fit.pasted(items))
+    return " \\\n".join(f"  {item}" for item in pasted(items))
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
@@ -291,7 +287,7 @@ def _plain(value):
     if dataclasses.is_dataclass(value):
         fields = dict(vars(value))
         if isinstance(value, FromMetrics | Fit):
-            fields["overrides"] = overrides(value.band)
+            fields["overrides"] = band_overrides(value.band)
         return _plain(fields)
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}

@@ -81,9 +81,7 @@ def length_edges(length, bins: int = 8) -> np.ndarray:
     return np.unique(np.rint(np.geomspace(length.min(), length.max() + 1, bins + 1)).astype(np.int64))
 
 
-def rate_by_length(
-    length, clipped, edges, clusters, confidence: float = CONFIDENCE, rerun: bool = False
-) -> pd.DataFrame:
+def rate_by_length(length, clipped, edges, clusters, confidence: float = CONFIDENCE) -> pd.DataFrame:
     """Rate in each length bin with its interval: columns low, high, n, rate, lower, upper, clusters.
 
     ``high`` is the last length in the bin; an empty bin has NaN for its rate and interval. The interval is Wilson's at
@@ -97,24 +95,26 @@ def rate_by_length(
         edges: of :func:`length_edges`.
         clusters: ``[rows]`` codes of :func:`prompts_of`, or of what else varies as a whole.
         confidence: of the interval.
-        rerun: the interval is to hold the rate of other data of the same size, and not that of endless data: its
-            variance is then twice as large, once for either.
 
     Raises:
         ValueError: a length is outside the edges.
     """
     cell, cells = length_cells(length, edges)
-    n, rate, lower, upper, groups = _rates(cell, cells, clipped, clusters, confidence, rerun)
+    n, rate, lower, upper, groups = _rates(cell, cells, clipped, clusters, confidence)
     return length_table(edges, n=n, rate=rate, lower=lower, upper=upper, clusters=groups)
 
 
-def rate_of_all(clipped, clusters, confidence: float = CONFIDENCE, rerun: bool = False) -> Estimate:
-    """The rate over all lengths with its interval, as :func:`rate_by_length` has it for one bin."""
-    _, *numbers, _ = _rates(np.zeros(len(clipped), np.int64), 1, clipped, clusters, confidence, rerun)
+def rate_of_all(clipped, clusters, confidence: float = CONFIDENCE, prediction: bool = False) -> Estimate:
+    """The rate over all lengths with its interval, as :func:`rate_by_length` has it for one bin.
+
+    A prediction interval holds the rate of other data of the same size, and not that of endless data: its variance is
+    twice as large, once for either.
+    """
+    _, *numbers, _ = _rates(np.zeros(len(clipped), np.int64), 1, clipped, clusters, confidence, prediction)
     return Estimate(*(float(number[0]) for number in numbers))
 
 
-def _rates(cell, cells, clipped, clusters, confidence, rerun) -> tuple[np.ndarray, ...]:
+def _rates(cell, cells, clipped, clusters, confidence, prediction=False) -> tuple[np.ndarray, ...]:
     """Responses, rate, ends of its interval and clusters of each cell."""
     clipped = np.asarray(clipped, dtype=np.float64)
     n = np.bincount(cell, minlength=cells)
@@ -123,11 +123,11 @@ def _rates(cell, cells, clipped, clusters, confidence, rerun) -> tuple[np.ndarra
         groups, variance = _between_clusters(np.asarray(clusters), cell, cells, clipped - rate[cell])
         binomial = rate * (1 - rate) / n
         effective = np.where(binomial > 0, n / np.maximum(variance / binomial, 1), groups)
-        lower, upper = _wilson(rate, effective / 2 if rerun else effective, t_quantile(groups - 1, confidence))
+        lower, upper = _wilson(rate, effective / 2 if prediction else effective, t_quantile(groups - 1, confidence))
     return n, rate, lower, upper, groups
 
 
-def takes_part(table: pd.DataFrame, min_count: int = MIN_COUNT) -> pd.Series:
+def has_enough_data(table: pd.DataFrame, min_count: int = MIN_COUNT) -> pd.Series:
     """bool per bin of a table: ``min_count`` responses or more, and 10 prompts (``clusters``) where the table tells."""
     enough = table["n"] >= min_count
     return enough & (table["clusters"] >= MIN_BIN_PROMPTS) if "clusters" in table else enough
@@ -137,8 +137,8 @@ def length_reweighting_error(table: pd.DataFrame, min_count: int = MIN_COUNT) ->
     """Length reweighting error: how far acceptance in a length bin departs from overall acceptance.
 
     a_b = 1 − rate of bin b, a = acceptance of all responses; LRE = max_b |a_b / a − 1| over the bins that have enough
-    responses and prompts (:func:`takes_part`). The paper's formula (arXiv 2509.09177) is not known; this one is derived
-    here. Noise can only raise it: :func:`fspo_verl.analysis.length_effect.length_effect` is the test.
+    responses and prompts (:func:`has_enough_data`). The paper's formula (arXiv 2509.09177) is not known; this one
+    is derived here. Noise can only raise it: :func:`fspo_verl.analysis.length_effect.length_effect` is the test.
 
     NaN with fewer than two bins to compare, and where everything is clipped (a = 0). Where nothing is clipped it is 0.
 
@@ -146,7 +146,7 @@ def length_reweighting_error(table: pd.DataFrame, min_count: int = MIN_COUNT) ->
         table: of :func:`rate_by_length`.
         min_count: responses that a bin needs to take part.
     """
-    n, keep = table["n"].to_numpy(), takes_part(table, min_count).to_numpy()
+    n, keep = table["n"].to_numpy(), has_enough_data(table, min_count).to_numpy()
     accepted = n * (1 - np.nan_to_num(table["rate"].to_numpy()))
     if keep.sum() < 2 or not accepted.sum() > 0:
         return math.nan

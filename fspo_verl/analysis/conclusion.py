@@ -34,7 +34,7 @@ EVEN, UNKNOWN = "even", "unknown"
 """The causes where no rule holds: a test found nothing, or there was none."""
 
 TAKE, KEEP, COULD_NOT, RECORD, MEND = ("take", "keep", "could not", "record", "mend")
-"""What to do: take another clip, keep this one, keep it as no other could be tried, record more first, or mend
+"""What to do: take another clip, keep this one, keep it as no other could be tried, record more first, or fix
 something other than the clip first."""
 
 SHARE_NOT_FINITE = 0.001

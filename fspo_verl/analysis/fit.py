@@ -5,10 +5,10 @@
 ``records`` is a DataFrame of :mod:`fspo_verl.observe.records`. All responses with an advantage count, on-policy ones
 included.
 
-The interval of a clip rate is for a re-run of the same size at the fitted eps, with other steps: its variance counts
-twice, once for these records, which fixed the eps, and once for the re-run. A cluster is a training step, whose
-responses share an update, or, with records of one step, a prompt: the interval then holds for this update alone. What
-another seed does to the course of a whole run is not in it.
+The interval of a clip rate is a prediction interval, for a re-run of the same size at the fitted eps with other steps:
+its variance counts twice, once for these records, which fixed the eps, and once for the re-run. A cluster is a training
+step, whose responses share an update, or, with records of one step, a prompt: the interval then holds for this update
+alone. What another seed does to the course of a whole run is not in it.
 
 Without records :func:`from_metrics` takes eps from the live metrics of a run, by a Gaussian law.
 """
@@ -16,7 +16,6 @@ Without records :func:`from_metrics` takes eps from the live metrics of a run, b
 import contextlib
 import dataclasses
 import math
-import shlex
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,20 +23,16 @@ import numpy as np
 import pandas as pd
 from scipy import optimize, stats
 
-from fspo_verl.analysis import clip_rates
+from fspo_verl.analysis import clip_rates, numerical_noise
 from fspo_verl.analysis.clip_rates import Estimate, prompts_of, strata_of
 from fspo_verl.analysis.conclusion import NOTHING_MOVED, SMALLER_MINI_BATCHES
 from fspo_verl.analysis.length_effect import LengthEffect, length_effect
-from fspo_verl.analysis.runs import RECORDS_DIR
 from fspo_verl.band import DUAL, Band
 from fspo_verl.clips import BandClip, standardized, upper_quantile
-from fspo_verl.observe import noise
+from fspo_verl.keys import ACTOR, GROUP, RECORDS_DIR
 from fspo_verl.observe.metrics import PREFIX
 from fspo_verl.observe.noise import Noise
-from fspo_verl.observe.settings import RunSettings
 
-ACTOR = "actor_rollout_ref.actor."
-KEY = f"{ACTOR}policy_loss."
 WIDTHS = ROOT, FIXED, POWER, MEASURED = ("sqrt(length)", "a fixed width", "a fitted power", "a measured curve")
 """What the width of a band may follow, those with fewer numbers to fit first."""
 _DUAL_SHARE = 0.1  # of the target: what the dual clip may take of the responses with A < 0 before it is widened
@@ -85,7 +80,7 @@ def _unreachable(side: pd.DataFrame, where: str, share: float, target: float) ->
     if moved < target:
         text += (
             f"; {1 - moved:.1%} have not moved, as those of the first of {side['mini_batch'].max() + 1} mini-batches "
-            f"of each rollout, which no clip can reach: lower the target, or {ACTOR}ppo_mini_batch_size"
+            f"of each rollout, which no clip can reach: lower the target, or {ACTOR}.ppo_mini_batch_size"
         )
     return text
 
@@ -228,7 +223,7 @@ class Fit:
 
     band: Band
     rate: Estimate
-    """The clip rate on these records, and the interval in which that of a re-run lands."""
+    """The clip rate on these records, and its prediction interval for a re-run."""
 
     effect: LengthEffect | None
     """Whether the clip of this band depends on length here."""
@@ -259,7 +254,7 @@ def fitted(records: pd.DataFrame, width: str, target: float) -> Fit:
 def of_band(records: pd.DataFrame, band: Band) -> Fit:
     """What a band does to these records."""
     clipped, counted = clipped_by(band, records), clip_rates.sides(records)["all"]
-    rate = rerun_rate(records[counted], clipped[counted])
+    rate = predicted_rate(records[counted], clipped[counted])
     return Fit(name_of(band), band, rate, length_effect(records, clipped))
 
 
@@ -284,9 +279,9 @@ def name_of(band: Band) -> str:
     return name if band.normalization == "plain" else f"{name}, drift-corrected"
 
 
-def rerun_rate(records: pd.DataFrame, clipped: np.ndarray) -> Estimate:
-    """The rate, and the interval in which that of a re-run of the same size lands."""
-    return clip_rates.rate_of_all(clipped, pd.factorize(resampled(records)[1])[0], rerun=True)
+def predicted_rate(records: pd.DataFrame, clipped: np.ndarray) -> Estimate:
+    """The rate, and its prediction interval for a re-run of the same size."""
+    return clip_rates.rate_of_all(clipped, pd.factorize(resampled(records)[1])[0], prediction=True)
 
 
 def held_out(records: pd.DataFrame, width: str, target: float) -> LengthEffect | None:
@@ -345,7 +340,7 @@ def from_metrics(metrics: pd.DataFrame, target: float) -> FromMetrics:
     if missing := [name for name in needed if name not in metrics]:
         raise ValueError(
             f"there are no records, and the metrics lack {', '.join(missing)}: train with "
-            f"algorithm.policy_loss=fspo, and with {RECORDS_DIR}=DIR for the full answer"
+            f"{GROUP}=fspo, and with {RECORDS_DIR}=DIR for the full answer"
         )
     mean, square, sequences, on_policy = metrics[needed].dropna().to_numpy().T
     if not (square > 0).any():
@@ -363,7 +358,7 @@ def from_metrics(metrics: pd.DataFrame, target: float) -> FromMetrics:
         steps=len(mean),
         moved=float(moved.mean()),
         band=Band(eps=None, eps_low=eps_low, eps_high=eps_high),
-        noise=noise.of_metrics(metrics),
+        noise=numerical_noise.of_metrics(metrics),
     )
 
 
@@ -376,55 +371,9 @@ def _gaussian_eps(mean: np.ndarray, spread: np.ndarray, moved: np.ndarray, targe
     if excess(0.0) <= 0:
         raise ValueError(
             f"no band with centre 0 clips {target:g} of the responses {where} it: only {excess(0.0) + target:.1%} lie "
-            f"there; lower the target, or {ACTOR}ppo_mini_batch_size"
+            f"there; lower the target, or {ACTOR}.ppo_mini_batch_size"
         )
     return optimize.brentq(excess, 0.0, np.max(np.abs(mean) + 40 * spread))
-
-
-# --- overrides --------------------------------------------------------------------------------------------------------
-
-
-def overrides(band: Band, settings: RunSettings | None = None) -> dict[str, float | str | None]:
-    """Hydra overrides that give this band in a launch like that of the run; None stands for null.
-
-    The width of a GSPO run, the length, is that of verl's loss gspo, which takes a range of the ratio.
-
-    Args:
-        settings: of the run, whose loss and band have to be undone; a launch of the loss fspo at its defaults if None.
-    """
-    if settings and settings.loss == "gspo" and band.form == Band(length_power=1.0).form:
-        return of_gspo(band)
-    trained = settings.band if settings and settings.band else Band()
-    values: dict[str, Any] = {"eps": None, "eps_low": band.low, "eps_high": band.high, "eps_dual": band.eps_dual}
-    for name in ("normalization", "length_power", "shape"):
-        value = getattr(band, name)
-        if not value == getattr(trained, name) == getattr(Band, name):
-            values[name] = str(value).replace(" ", "") if isinstance(value, list) else value
-    if settings and settings.target_clip_rate is not None:
-        values["target_clip_rate"] = None  # or eps would move on from these values
-    loss = {"algorithm.policy_loss": "fspo"} if settings and settings.loss != "fspo" else {}
-    return loss | {KEY + name: value for name, value in values.items()}
-
-
-def of_gspo(band: Band) -> dict[str, float | str | None]:
-    """Overrides that give the ends of this band, on S/L, to verl's loss gspo."""
-    low, high = digits(-math.expm1(-band.low)), digits(math.expm1(band.high))
-    return {"algorithm.policy_loss": "gspo", f"{ACTOR}clip_ratio_low": low, f"{ACTOR}clip_ratio_high": high}
-
-
-def ends_following(settings: RunSettings | None) -> str | None:
-    """What a reader of :func:`overrides` has to know of a run whose eps followed a clip rate; None of any other."""
-    if settings is None or settings.target_clip_rate is None:
-        return None
-    return (
-        f"The eps of this run followed a clip rate of {settings.target_clip_rate:g}, and these overrides fix it. With "
-        "target_clip_rate=RATE for null it starts there and follows RATE."
-    )
-
-
-def pasted(items: dict[str, float | str | None]) -> list[str]:
-    """Hydra overrides as a shell takes them."""
-    return [f"{key}={'null' if value is None else shlex.quote(str(value))}" for key, value in items.items()]
 
 
 def digits(value: float, count: int = 4) -> float:

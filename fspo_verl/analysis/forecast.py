@@ -22,10 +22,10 @@ from typing import NamedTuple
 import pandas as pd
 import torch
 
+from fspo_verl.analysis import numerical_noise
 from fspo_verl.analysis.mismatch import RULES
 from fspo_verl.analysis.runs import Run, read_run
 from fspo_verl.clips import CLIPS, BandClip, of_run, ratio_band
-from fspo_verl.observe import noise
 from fspo_verl.observe.metrics import NAMES
 from fspo_verl.output import show
 
@@ -152,7 +152,7 @@ def spread_of(args: argparse.Namespace, run: Run | None, typical: pd.Series) -> 
         return Spread(given, given)
     logged = typical[typical.between(0, _LARGEST_SIGMA)]
     k3 = next((logged[name] for name in K3 if name in logged), math.nan)
-    measured = noise.of_metrics(run.metrics) if run else None
+    measured = numerical_noise.of_metrics(run.metrics) if run else None
     own = logged.get(NOISE, measured.sigma if measured else math.nan)
     bypass = bool(run and run.settings and run.settings.old_log_probs_from_rollout)
     if math.isnan(k3) and (bypass or math.isnan(own)):

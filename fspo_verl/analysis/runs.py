@@ -21,15 +21,14 @@ from yaml import YAMLError
 
 from fspo_verl.analysis import logs
 from fspo_verl.band import Band
-from fspo_verl.observe.folder import parts, record_files
+from fspo_verl.keys import ACTOR, RECORDS_DIR
+from fspo_verl.observe.attempts import parts, record_files
 from fspo_verl.observe.metrics import LENGTH_BIN
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings, clip_ratios
 
 logger = logging.getLogger("fspo_verl")
 
-_ACTOR = "actor_rollout_ref.actor"
-RECORDS_DIR = f"{_ACTOR}.policy_loss.records_dir"
 FILE_LOGGER = "verl's file logger"
 
 
@@ -73,13 +72,13 @@ class Run:
     def settings(self) -> RunSettings | None:
         """As the records have them, or else loss, band and clip range out of the config; None without either."""
         recorded = self.records.attrs["settings"]
-        policy_loss = self.setting(f"{_ACTOR}.policy_loss") or {}
+        policy_loss = self.setting(f"{ACTOR}.policy_loss") or {}
         if recorded or "loss_mode" not in policy_loss:
             return recorded
         loss = policy_loss["loss_mode"]
         band = Band(**Band.fields_in(policy_loss)) if loss == "fspo" else None
         target = policy_loss.get("target_clip_rate")
-        clip_range = clip_ratios(lambda key: self.setting(f"{_ACTOR}.{key}"))
+        clip_range = clip_ratios(lambda key: self.setting(f"{ACTOR}.{key}"))
         bypass = bool(self.setting("algorithm.rollout_correction.bypass_mode"))
         return RunSettings(loss, band, target_clip_rate=target, old_log_probs_from_rollout=bypass, **clip_range)
 

@@ -14,15 +14,17 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t as student
 
-from fspo_verl.analysis import conclusion, fit, mismatch, widths
+from fspo_verl.analysis import conclusion, fit, mismatch, numerical_noise, widths
 from fspo_verl.analysis.clip_rates import prompts_of
 from fspo_verl.analysis.conclusion import Conclusion, Evidence, conclude, percent, sentence
 from fspo_verl.analysis.length_effect import MIN_PROMPTS, MIN_STEPS, RARE, LengthEffect, length_effect
 from fspo_verl.analysis.metric_facts import LEARN_MORE, Fact, facts
-from fspo_verl.analysis.runs import RECORDS_DIR, Run, live_clip_rates
+from fspo_verl.analysis.overrides import band_overrides, ends_following
+from fspo_verl.analysis.runs import Run, live_clip_rates
 from fspo_verl.analysis.widths import Comparison, Width
 from fspo_verl.band import Band
 from fspo_verl.clips import MATCHED_RATE
+from fspo_verl.keys import RECORDS_DIR
 from fspo_verl.observe import noise
 from fspo_verl.observe.columns import MASKED
 
@@ -38,7 +40,7 @@ class Verdict:
     """The conclusion: what is wrong, who is clipped more, and how sure that is."""
 
     advice: str
-    """What to do: keep the clip, take another, record more, or mend something else first."""
+    """What to do: keep the clip, take another, record more, or fix something else first."""
 
     rate: float
     """Clip rate of the responses with an advantage; NaN without any."""
@@ -76,8 +78,8 @@ def verdict(records: pd.DataFrame) -> Verdict:
         advice = _advised(records, evidence, first)
     settings, text, overrides = records.attrs["settings"], advice.text, {}
     if advice.band is not None:
-        overrides = fit.overrides(advice.band, settings)
-        text = " ".join(filter(None, [text, fit.ends_following(settings)]))
+        overrides = band_overrides(advice.band, settings)
+        text = " ".join(filter(None, [text, ends_following(settings)]))
     below = [one.sentence for one in others]
     if first.cause not in (conclusion.LENGTH, conclusion.EVEN) and evidence.length and not evidence.length.depends:
         below.append(conclusion.of_length(evidence))
@@ -155,7 +157,7 @@ def of_records(records: pd.DataFrame) -> Evidence:
         return evidence
     settings, clipped = records.attrs["settings"], counted["clipped"].to_numpy(np.float64)
     effect, band = length_effect(records), settings.trained_band if settings else None
-    found, engines = noise.of_records(records, settings, band), mismatch.of_bypass(records)
+    found, engines = numerical_noise.of_records(records, settings, band), mismatch.of_bypass(records)
     return dataclasses.replace(
         evidence,
         clip_rate=float(clipped.mean()),
@@ -181,7 +183,7 @@ def of_metrics(metrics: pd.DataFrame) -> Evidence:
     rate = live.clipped.sum() / live.responses.sum() if len(live) else None
     means = metrics.mean()
     evidence = Evidence.of_live({name: float(means[name]) for name in means.index})
-    found = noise.of_metrics(metrics)
+    found = numerical_noise.of_metrics(metrics)
     return dataclasses.replace(
         evidence,
         clip_rate=evidence.clip_rate if rate is None else float(rate),

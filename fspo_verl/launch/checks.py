@@ -3,13 +3,11 @@
 """Checks of a launch that selects a loss of this package: functions from a launch to findings.
 
 :func:`findings` runs them all, for the launch itself (:mod:`fspo_verl.launch.hook`) and for ``fspo-verl doctor``.
-:func:`keep` notes the loss of a launch beside its checkpoints, so that the check of a resume can tell a change.
+What it selects is checked in :mod:`fspo_verl.launch.selection`, what it goes on with in :mod:`fspo_verl.launch.resume`.
 """
 
 import dataclasses
 import difflib
-import functools
-import json
 import math
 import os
 from collections.abc import Iterator
@@ -20,28 +18,17 @@ import torch
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
-from fspo_verl import output
 from fspo_verl.adaptive import AdaptiveBand
 from fspo_verl.band import Band
 from fspo_verl.config import MismatchMask, Observation
-from fspo_verl.launch import view
-from fspo_verl.launch.view import (
-    ACTOR,
-    GROUP,
-    KEPT_LOSSES,
-    POLICY_LOSS,
-    SEVERITIES,
-    TRACKER,
-    Finding,
-    Launch,
-    leaves,
-)
-from fspo_verl.observe import folder as folders
+from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
+from fspo_verl.launch import resume, selection
+from fspo_verl.launch.hydra_files import leaves
+from fspo_verl.launch.view import Finding, Launch, error, note, warning
+from fspo_verl.observe import attempts
 from fspo_verl.observe.noise import EPS_IN_SIGMA, HELP
 from fspo_verl.observe.settings import clip_ratios
 
-# What a check yields; run gives it the check's name.
-error, warning, note = (functools.partial(Finding, severity, "") for severity in SEVERITIES)
 # verl's defaults (ActorConfig): any other value next to fspo is taken for an attempt to set its clip range.
 _CLIP_RATIO_DEFAULTS = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0}
 # Spread of a token's log-ratio, nats. Measured so far: 0.005 to 0.1 (numerical noise under bfloat16 included).
@@ -52,11 +39,6 @@ _STANDARD_DEVIATIONS = 1.9
 _BF16_SIGMA = (0.0084, 0.066)  # the like of it by bfloat16 alone: dynamic batches on a CPU, 8 rows and 1 on an H200
 _TOKEN_RANGE = 0.05  # a range of token ratios; of a mean ratio it is a token's log-ratio of 0.05 on average
 _UNUSUAL = 100  # times larger or smaller than the longest response: no divisor that anybody means
-# What shapes the loss besides ``policy_loss`` itself.
-_ACTOR_KEYS = (
-    *("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode", "loss_scale_factor"),
-    *("entropy_coeff", "use_kl_loss", "kl_loss_coef", "kl_loss_type"),
-)
 
 
 def findings(config: DictConfig) -> list[Finding]:
@@ -65,15 +47,15 @@ def findings(config: DictConfig) -> list[Finding]:
     A key that plainly was to select one is an error all the same, and a resume that forgets the loss a warning.
     """
     launch = Launch(config)
-    found = [*launch.lost_selections()]
+    found = [*selection.lost_selections(launch)]
     if launch.selects_ours:
-        found += run(_SELECTION, launch)
+        found += run(selection.OF_FILES, launch)
     if launch.is_ours:
         found += run((*_CONFIG_ALONE, *_FOLDERS), launch)
         if not any(finding.check in _NO_BAND for finding in found):
-            found += run((changed_on_resume, *(_FSPO if launch.is_fspo else _BASELINE)), launch)
+            found += run((resume.changed_on_resume, *(_FSPO if launch.is_fspo else _BASELINE)), launch)
     elif launch.has_actor and launch.resumes_ours:
-        found += run((changed_on_resume,), launch)
+        found += run((resume.changed_on_resume,), launch)
     return found
 
 
@@ -93,7 +75,7 @@ def run(checks, launch: Launch) -> list[Finding]:
         try:
             found.extend(dataclasses.replace(f, check=f.check or check.__name__) for f in check(launch))
         except Exception as problem:
-            if check in _SELECTION:
+            if check in selection.OF_FILES:
                 what = f"{check.__name__} is not looked for: {type(problem).__name__}: {problem}"
                 why = "fspo_verl may not know this Hydra, and config files of yours may have a say in the loss"
                 fix = "compare policy_loss in the printed config, or install Hydra 1.3"
@@ -105,74 +87,6 @@ def run(checks, launch: Launch) -> list[Finding]:
             severity = "error" if check in _MAY_REFUSE else "warning"
             found.append(Finding(severity, "check_crashed", what, why, fix))
     return found
-
-
-# --- what is selected, and from which files --------------------------------------------------------------------------
-
-
-def missing_choice(launch: Launch) -> Iterator[Finding]:
-    """``optional algorithm.policy_loss: NAME`` with a name that no file has: Hydra passes over it."""
-    choice = launch.choice if view.has_files_of_the_user() else None
-    if choice and not any(part.name == f"{GROUP}/{choice}" for part in launch.parts):
-        what = f"{GROUP}={choice} is optional in the defaults list, and no file has that name"
-        yield error(what, "nothing is selected", f"{GROUP}: fspo without `optional`")
-
-
-def hidden_files(_launch: Launch) -> Iterator[Finding]:
-    """Hydra takes the first file of a name, and searches --config-dir and hydra.searchpath last."""
-    for hidden in view.passed_over():
-        why = "fspo_verl packages a config of that name, and Hydra takes the first it finds"
-        yield error(f"{hidden} is not read", why, f"rename {hidden.name}")
-
-
-def lost_to_group(launch: Launch) -> Iterator[Finding]:
-    """A value in a config file of the user's that the selected group, merged after that file, replaces."""
-    if not view.has_files_of_the_user():
-        return
-    parts = launch.parts
-    group = [part for part in parts if part.source == view.OWN_CONFIGS and part.name.startswith(f"{GROUP}/")]
-    if not group:
-        return
-    sets = dict(leaf for part in group for leaf in leaves(part.content).items())
-    final = leaves(launch.config)
-    before = parts[: parts.index(group[0])]
-    for part in (part for part in before if view.is_of_user(part.source)):
-        lost = {
-            key: value
-            for key, value in leaves(part.content).items()
-            if key in sets and value != sets[key] == final.get(key) and not _is_verls_own(part, key, value)
-        }
-        if lost:
-            option = group[-1].name.removeprefix(f"{GROUP}/")
-            what = f"{part.file} sets {', '.join(f'{key}={value}' for key, value in lost.items())}"
-            trained = ", ".join(f"{key}={sets[key]}" for key in lost)
-            kept = " ".join(f"{key}={'null' if value is None else value}" for key, value in lost.items())
-            fix = f"{kept} on the command line, or the group in that file's defaults before `_self_`, to keep them"
-            why = f"{GROUP}={option} comes after that file and would train {trained}"
-            yield error(what, why, f"{fix}; or remove them from the file")
-
-
-def _is_verls_own(part: view.Part, key: str, value) -> bool:
-    """Whether a value in a user's file says nothing against the group: which loss to train, or verl's default."""
-    if key == f"{POLICY_LOSS}.loss_mode" or str(value).startswith(("verl.workers.config.", "fspo_verl.config.")):
-        return True
-    if OmegaConf.select(part.content, f"{ACTOR}._target_") is None:
-        return False
-    # The file is a copy of verl's whole config, which sets every key to its default.
-    from verl.workers.config import ActorConfig
-
-    stock = {f"{ACTOR}.{field.name}": field.default for field in dataclasses.fields(ActorConfig)}
-    return key in stock and value == stock[key]
-
-
-def overridden_group(launch: Launch) -> Iterator[Finding]:
-    """A leftover ``loss_mode`` that beats the selected group."""
-    selected = launch.packaged_loss_mode
-    if selected and launch.loss_mode != selected:
-        override = f"{POLICY_LOSS}.loss_mode={selected}"
-        what = f"{POLICY_LOSS}.loss_mode={launch.loss_mode!r} overrides {GROUP}={launch.choice}, which sets {selected}"
-        fix = f"{override}, or remove the leftover (of two overrides the last one counts), or select another {GROUP}"
-        yield error(what, "the leftover value would train", fix)
 
 
 # --- errors: another loss would train than the one asked for, or none ------------------------------------------------
@@ -303,8 +217,8 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
     try:
         place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
         writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
-        reason = folders.why_taken(folder, checkpoints) if writable else None
-        files = folders.parts(folder) if writable else []
+        reason = attempts.why_taken(folder, checkpoints) if writable else None
+        files = attempts.parts(folder) if writable else []
     except OSError:  # such as a loop of symbolic links
         writable = False
     if not writable:
@@ -317,96 +231,8 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
             reason = f"it holds records from step {first} on, and this run branches off after step {resumed[1]}"
             reason += f" of the checkpoints in {resumed[0]}"
     if reason is not None:
-        why, free = "one folder is for the records of one run", folders.free(records_dir)
+        why, free = "one folder is for the records of one run", attempts.free(records_dir)
         yield error(f"{key}={records_dir} is taken: {reason}", why, f"{key}={free}")
-
-
-# --- resumes ---------------------------------------------------------------------------------------------------------
-
-
-def lost_checkpoint(launch: Launch) -> Iterator[Finding]:
-    """A tracker of checkpoints that names one that is gone."""
-    step = launch.tracked_step
-    if step is not None and launch.resume_point is None:
-        tracker = Path(launch.config.trainer.default_local_dir) / TRACKER
-        what = f"{tracker} names a checkpoint of step {step}, which is gone"
-        yield warning(what, "verl starts anew, and only prints it", "write the step of one that is there, or remove it")
-
-
-def loss_settings(launch: Launch) -> dict:
-    """Everything in ``actor_rollout_ref.actor`` that shapes the loss, by key; how it is observed does not count.
-
-    Of a band the values in effect count, however they are set.
-
-    Raises:
-        ValueError: a field of the band has a bad value.
-    """
-    if launch.is_fspo:
-        # to_json has null where there is no edge, and in the config that is inf.
-        band = {key: "inf" if key.startswith("eps") and v is None else v for key, v in launch.band.to_json().items()}
-        policy_loss = {"loss_mode": launch.loss_mode} | band | {"target_clip_rate": launch.band.target_clip_rate}
-        policy_loss["mismatch_eps"] = launch.policy_loss.get("mismatch_eps")
-    else:
-        idle = {field.name for field in dataclasses.fields(Observation)} | {"_target_"}
-        set_there: Any = OmegaConf.to_container(launch.policy_loss, resolve=True)
-        policy_loss = {key: value for key, value in set_there.items() if key not in idle}
-    settings = {f"policy_loss.{key}": value for key, value in policy_loss.items()}
-    return settings | {key: launch.actor.get(key) for key in _ACTOR_KEYS}
-
-
-def changed_on_resume(launch: Launch) -> Iterator[Finding]:
-    """A run that goes on from a checkpoint with another loss than trained it, as far as that is known."""
-    if (resumed := launch.resume_point) is None:
-        return
-    folder, step = resumed
-    if not (kept := _kept_until(launch)):
-        what = f"this run resumes after step {step}, and which loss trained it until then is not known"
-        fix = "compare .hydra/config.yaml of that run with this one; the loss of this launch is kept from now on"
-        yield Finding("warning", "unknown_before_resume", what, f"{KEPT_LOSSES} in {folder} does not say", fix)
-        return
-    losses = loss_settings(launch), kept[-1]["loss"]
-    now, before = ({key: _as_override(value) for key, value in loss.items()} for loss in losses)
-    changed = [key for key in now if key in before and now[key] != before[key]]
-    if changed:
-        values = ", ".join(f"{ACTOR}.{key}={now[key]} (until then {before[key]})" for key in changed)
-        what, why = f"this run resumes after step {step} with {values}", "its later steps train another loss"
-        sides = {"policy_loss.eps_low", "policy_loss.eps_high"}
-        back = [f"{ACTOR}.policy_loss.eps=null"] if sides <= set(changed) else []  # or eps would have no effect
-        back += [f"{ACTOR}.{key}={before[key]}" for key in changed]
-        yield warning(what, why, f"if that is not meant: {' '.join(back)}")
-
-
-def _as_override(value) -> str:
-    """A value as Hydra reads it on a command line."""
-    return "null" if value is None else str(value).replace(" ", "")
-
-
-def keep(launch: Launch) -> None:
-    """Note what the launch trains with beside its checkpoints, after what is known of those it goes on from.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    kept, settings = _kept_until(launch), loss_settings(launch)
-    if not kept or kept[-1]["loss"] != settings:
-        _, step = launch.resume_point or (None, 0)
-        kept.append({"after_step": step, "loss": settings})
-    file = Path(launch.config.trainer.default_local_dir) / KEPT_LOSSES
-    output.write_whole([(file, json.dumps(kept, indent=1).encode())])
-
-
-def _kept_until(launch: Launch) -> list[dict]:
-    """The entries up to the checkpoint; later ones belong to steps that will be done again. None of a broken file."""
-    if (resumed := launch.resume_point) is None or not launch.resumes_ours:
-        return []
-    folder, step = resumed
-    try:
-        entries = [
-            (entry["after_step"], dict(entry["loss"])) for entry in json.loads((folder / KEPT_LOSSES).read_text())
-        ]
-        return [{"after_step": after, "loss": loss} for after, loss in entries if after < step]
-    except (KeyError, TypeError, ValueError):
-        return []
 
 
 # --- warnings: it trains, but not as FSPO means to -------------------------------------------------------------------
@@ -563,15 +389,14 @@ def loss_in_effect(launch: Launch) -> Iterator[Finding]:
     yield note(f"policy loss {launch.loss_mode}, trained as verl has it and observed: {', '.join((mode, *ranges))}")
 
 
-_SELECTION = (missing_choice, hidden_files, lost_to_group, overridden_group)
 _CONFIG_ALONE = (
     *(no_loss_mode, misplaced_fields, unknown_fields, bad_values),
     *(no_mini_batch, no_divisor, dropped_by_distillation, unknown_mismatch, one_step_per_rollout),
 )
 _NO_BAND = ("no_loss_mode", "bad_values")  # after these there is no band to judge
-_FOLDERS = (used_records_dir, lost_checkpoint)
+_FOLDERS = (used_records_dir, resume.lost_checkpoint)
 _MAY_REFUSE = (  # what yields an error
-    *_SELECTION,
+    *selection.OF_FILES,
     *(no_loss_mode, misplaced_fields, unknown_fields, bad_values, no_divisor, dropped_by_distillation),
     *(no_mini_batch, unknown_mismatch, unreachable_clip_rate, used_records_dir),
 )

@@ -30,12 +30,13 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from fspo_verl import output, verl_patches
+from fspo_verl import output, verl_patches, versions
+from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
 from fspo_verl.launch import installation, override
-from fspo_verl.launch.view import ACTOR, POLICY_LOSS, SEVERITIES, Finding, Launch
+from fspo_verl.launch.view import SEVERITIES, Finding, Launch
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
-_DEFAULT_OVERRIDES = ["algorithm.policy_loss=fspo"]
+_DEFAULT_OVERRIDES = [f"{GROUP}=fspo"]
 _EXAMPLE = "no launch given; checked verl's defaults with algorithm.policy_loss=fspo"
 
 
@@ -44,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
     module, overrides = split_command(args.launch)
     if os.getcwd() not in sys.path:  # where `python -m` looks first: in a checkout of verl, that one runs
         sys.path.insert(0, os.getcwd())
-    if output.installed("verl") is None:
+    if versions.installed("verl") is None:
         raise ValueError(f"verl is not installed in {sys.prefix}: pip install 'verl{installation.SUPPORTED_VERL}'")
     found = examine(module, overrides)
     if not args.launch:
@@ -177,7 +178,7 @@ def selects_no_loss_of_ours(launch: Launch) -> Iterator[Finding]:
     """A launch that trains without this package."""
     if not launch.is_ours:
         what, why = f"{POLICY_LOSS}.loss_mode={launch.loss_mode} trains", "neither FSPO nor one of its baselines"
-        yield Finding("warning", "not_selected", what, why, "algorithm.policy_loss=fspo")
+        yield Finding("warning", "not_selected", what, why, f"{GROUP}=fspo")
 
 
 def batches(launch: Launch) -> Iterator[Finding]:
@@ -204,7 +205,7 @@ def _print(found: list[Finding], counts: Counter, launch: list[str]) -> None:
 
 def _next_step(errors: int, launch: list[str]) -> str:
     if errors:
-        return "mend the errors, and run this again"
+        return "fix the errors, and run this again"
     if not launch:
         return f"fspo-verl doctor -- python3 -m {DEFAULT_MAIN} ..., the command of your launch"
     return "start the launch" if "-m" in launch else f"python3 -m {DEFAULT_MAIN} {shlex.join(launch)}"

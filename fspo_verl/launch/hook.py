@@ -17,7 +17,9 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl import verl_patches
-from fspo_verl.launch.view import GROUP, Finding, Launch
+from fspo_verl.keys import GROUP
+from fspo_verl.launch import selection
+from fspo_verl.launch.view import Finding, Launch
 
 logger = logging.getLogger("fspo_verl")
 
@@ -33,7 +35,7 @@ def check(config: DictConfig) -> None:
     """
     try:
         launch = Launch(config)
-        selected, meant = launch.selects_ours, [*launch.lost_selections()]
+        selected, meant = launch.selects_ours, [*selection.lost_selections(launch)]
     except Exception as problem:
         logger.warning("fspo_verl did not look at this launch: %s: %s", type(problem).__name__, problem)
         return
@@ -57,9 +59,9 @@ def _say_a_forgotten_loss(launch: Launch) -> None:
     """Warn of a resume without the loss of this package that has trained the run so far."""
     try:
         if launch.resumes_ours:
-            from fspo_verl.launch import checks
+            from fspo_verl.launch import resume
 
-            _refuse_or_say([*checks.changed_on_resume(launch)])
+            _refuse_or_say([*resume.changed_on_resume(launch)])
     except Exception as problem:
         logger.warning("fspo_verl did not compare this launch with its checkpoint: %s", problem)
 
@@ -67,16 +69,16 @@ def _say_a_forgotten_loss(launch: Launch) -> None:
 def keep_loss_settings(config: DictConfig) -> None:
     """Keep what a launch trains with beside its checkpoints, if a loss of this package trains, or has until now.
 
-    The next launch is compared with it (:func:`fspo_verl.launch.checks.changed_on_resume`).
+    The next launch is compared with it (:func:`fspo_verl.launch.resume.changed_on_resume`).
     """
     try:
         launch = Launch(config)
         if not launch.has_actor or config.trainer.save_freq <= 0:
             return
         if launch.selects_ours or launch.resumes_ours:
-            from fspo_verl.launch import checks
+            from fspo_verl.launch import resume
 
-            checks.keep(launch)
+            resume.keep(launch)
     except Exception as problem:  # the run itself needs none of it
         logger.warning("if this run is resumed with another loss, no warning will follow: %s", problem)
 
@@ -89,10 +91,10 @@ def claim_records(config: DictConfig) -> None:
     """
     launch = Launch(config)
     if launch.is_ours and (records_dir := launch.policy_loss.get("records_dir")) is not None:
-        from fspo_verl.observe import folder
+        from fspo_verl.observe import attempts
 
         with contextlib.suppress(OSError):
-            folder.claim(Path(records_dir), Path(config.trainer.default_local_dir))
+            attempts.claim(Path(records_dir), Path(config.trainer.default_local_dir))
 
 
 # --- where a launch is seen ------------------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ def refuse_the_config(config) -> None:
     """Refuse at the trainer's logger what :func:`check` refuses on the config alone."""
     try:
         launch = Launch(OmegaConf.create(config or {}))
-        errors = [*launch.lost_selections()]
+        errors = [*selection.lost_selections(launch)]
         if launch.selects_ours:
             from fspo_verl.launch import checks
 

@@ -14,7 +14,7 @@ from importlib import metadata
 
 from packaging.specifiers import SpecifierSet
 
-from fspo_verl import output
+from fspo_verl import output, versions
 from fspo_verl.launch.view import Finding
 
 # No upper bound: a newer verl is tried, not told by its number.
@@ -32,7 +32,7 @@ INSTALL = "pip install . in a clone of fspo_verl"
 
 def findings() -> Iterator[Finding]:
     """Versions, and whether verl and Hydra find this package here."""
-    found = {package: output.installed(package) for package in TESTED}
+    found = {package: versions.installed(package) for package in TESTED}
     text = ", ".join(f"{package} {version or 'not installed'}" for package, version in found.items())
     tested = "; ".join(f"{package} {', '.join(known)}" for package, known in TESTED.items())
     yield Finding("note", "versions", f"{text}, Python {sys.version.split()[0]}", f"tested are {tested}")
@@ -54,7 +54,7 @@ def verl_version() -> Iterator[Finding]:
 
     A development version counts as never tested, as it names no certain sources.
     """
-    version = output.installed("verl")
+    version = versions.installed("verl")
     if version is None or version in TESTED["verl"]:
         return
     if (finding := too_old()) is not None:
@@ -70,7 +70,7 @@ def verl_version() -> Iterator[Finding]:
 
 def too_old() -> Finding | None:
     """An error where ``import verl`` finds one that is too old: an installed one, or a copy in a folder before it."""
-    version, folder = output.installed("verl"), output.verl_folder()
+    version, folder = versions.installed("verl"), versions.verl_folder()
     if version is None or SpecifierSet(SUPPORTED_VERL).contains(version, prereleases=True):
         return None
     what = f"Python imports verl {version} from {folder}, and fspo_verl needs verl {SUPPORTED_VERL}"

@@ -14,9 +14,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
-from fspo_verl.launch.stock import option
+from fspo_verl.keys import GROUP
+from fspo_verl.launch.hydra_files import option
 from fspo_verl.launch.trainings import in_the_way
-from fspo_verl.launch.view import GROUP
 
 
 def switched(text: str, loss: str) -> tuple[str, list[str]]:

@@ -17,17 +17,9 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
+from fspo_verl.keys import ACTOR
+from fspo_verl.launch.hydra_files import OWN_CONFIGS, PACKAGED, leaves
 from fspo_verl.launch.renamed import RENAMED
-from fspo_verl.launch.view import ACTOR, GROUP, OWN_CONFIGS, leaves
-
-_PACKAGED = Path(__file__).parents[1] / "configs"
-
-
-def option(name: str) -> dict[str, object]:
-    """What an option of this package's config group sets, by dotted key; interpolations as written."""
-    content: Any = OmegaConf.load(_PACKAGED / GROUP / f"{name}.yaml")
-    bases = content.pop("defaults", [])
-    return {key: value for base in bases for key, value in option(base).items()} | leaves(content)
 
 
 class Main(NamedTuple):
@@ -72,7 +64,7 @@ def find_main(name: str, roots: Sequence[Path]) -> Main | None:
 
 def searched(root: Path) -> tuple[Path, Path]:
     """The folders of config files beside that of a main: verl's, and this package's."""
-    return root / "verl/trainer/config", _PACKAGED
+    return root / "verl/trainer/config", PACKAGED
 
 
 def is_group(key: str, main: Main, root: Path) -> bool:
@@ -194,7 +186,7 @@ def _classes(root: Path) -> dict[str, tuple[list[str], set[str]]]:
     """By name, bases and own fields of verl's config classes."""
     folders = ("workers/config", "trainer/config", "utils/profiler")
     found = {}
-    own_classes = [_PACKAGED.with_name(f"{name}.py") for name in ("config", "adaptive", "band")]
+    own_classes = [PACKAGED.with_name(f"{name}.py") for name in ("config", "adaptive", "band")]
     of_verl = [file for folder in folders for file in (root / "verl" / folder).glob("*.py")]
     for file in [root / "verl/base_config.py", *of_verl, *own_classes]:
         for node in _nodes(file):

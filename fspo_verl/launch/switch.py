@@ -11,7 +11,7 @@ Every training that the script launches is given `algorithm.policy_loss=...` and
 each start. Settings in the way of the loss are taken out. Nothing is started, expanded or contacted, and no module of
 yours is imported.
 
-Exit code: 0 if the new script trains the loss, 1 if something is left that only you can mend, 2 for a wrong call.
+Exit code: 0 if the new script trains the loss, 1 if something is left that only you can fix, 2 for a wrong call.
 """
 
 import argparse
@@ -27,10 +27,11 @@ from omegaconf import OmegaConf
 from packaging.version import InvalidVersion, Version
 
 from fspo_verl import output
+from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS, RECORDS_DIR
 from fspo_verl.launch import installation, own_yaml, stock, trainings
+from fspo_verl.launch.hydra_files import leaves, option
 from fspo_verl.launch.script import HIDDEN, Script, shown
 from fspo_verl.launch.trainings import Switch, Training
-from fspo_verl.launch.view import ACTOR, GROUP, POLICY_LOSS
 
 _OLDEST = Version(installation.SUPPORTED_VERL.removeprefix(">="))
 _ENGINES = ("dp", "megatron", "veomni", "torchtitan")
@@ -93,7 +94,7 @@ def main(args: argparse.Namespace) -> int:
         output.write_whole([(target, result.new)])
         target.chmod(mode)
     if not result.trains:
-        step = "mend what is named above, and run this again"
+        step = "fix what is named above, and run this again"
     elif result.new == source:
         step = f"start {path} as before"
     else:
@@ -128,7 +129,7 @@ def of_script(source: bytes, path: Path, loss: str, records: str | None) -> Resu
         for number, training in enumerate(found, 1)
     ]
     verdicts = [judge(training, switch, verl) for training, switch in switches]
-    by_hand = f"add by hand: {GROUP}={loss} {trainings.RECORDS}=FOLDER"
+    by_hand = f"add by hand: {GROUP}={loss} {RECORDS_DIR}=FOLDER"
     left += [f"line {number}: a training is started in a text that is not read; {by_hand}" for number in unread]
     return Result(
         _conclusion(path.name, loss, switches, verdicts, unread, verl),
@@ -227,7 +228,7 @@ def _refused(main: stock.Main, switch: Switch, verl: Verl) -> list[str]:
     file = main.folder / f"{main.name}.yaml"
     if file.is_relative_to(verl.root / "verl") or not file.is_file():
         return []
-    own, sets = stock.leaves(OmegaConf.load(file)), stock.option(switch.loss)
+    own, sets = leaves(OmegaConf.load(file)), option(switch.loss)
     if f"{ACTOR}._target_" in own:  # a copy of verl's whole config, which has a value for every key
         return []
     lost = [key for key in own.keys() & sets.keys() if own[key] != sets[key] and key.split(".")[-1] != "loss_mode"]
@@ -331,14 +332,14 @@ def _of_yaml(text: str, path: Path, loss: str) -> Result:
     new, changes = own_yaml.switched(text, loss)
     conclusion = f"{path.name} selects {loss} {_after(len(changes))}; it is not composed here."
     folder = trainings.folder(None, path.stem, 1)
-    left = [f"the folder for records, of each start its own: start with {trainings.RECORDS}=\"'{folder}'\""]
+    left = [f"the folder for records, of each start its own: start with {RECORDS_DIR}=\"'{folder}'\""]
     return Result(conclusion, changes, new.encode(), left, [], True)
 
 
 def _without_training(path: Path, left: list[str], loss: str) -> Result:
     """A Python program, or a script that starts no training, or starts it by a Python program."""
     merged = OmegaConf.create()
-    for key, value in (stock.option(loss) | {trainings.RECORDS: "/A/NEW/FOLDER"}).items():
+    for key, value in (option(loss) | {RECORDS_DIR: "/A/NEW/FOLDER"}).items():
         OmegaConf.update(merged, key, value)
     text = json.dumps(OmegaConf.to_container(merged), indent=2)
     text = re.sub(r"\b(null|true|false|Infinity)\b", lambda word: _PYTHON[word[0]], text)

@@ -6,11 +6,10 @@ import itertools
 import re
 from typing import NamedTuple
 
+from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS, RECORDS_DIR
+from fspo_verl.launch.hydra_files import option
 from fspo_verl.launch.script import ARGUMENTS, HIDDEN, Command, Script, Word, written
-from fspo_verl.launch.stock import option
-from fspo_verl.launch.view import ACTOR, GROUP, POLICY_LOSS
 
-RECORDS = f"{POLICY_LOSS}.records_dir"
 """Where this package is missing, verl refuses this key. The override of the loss alone it would accept, and ignore."""
 PLACE = "fspo_records"
 """Folder for the records of all launches, if the user names none."""
@@ -134,7 +133,7 @@ class Switch(NamedTuple):
     def overrides(self) -> list[str]:
         """Those that the launch then has, as verl's own config wants them: the group with its ``+``."""
         added = [
-            f"+{key}={value}" if key == GROUP else f"{key}=/records" if key == RECORDS else f"{key}={value}"
+            f"+{key}={value}" if key == GROUP else f"{key}=/records" if key == RECORDS_DIR else f"{key}={value}"
             for key, value in self.added
         ]
         return [*self.kept, *added]
@@ -160,7 +159,7 @@ def switch(training: Training, loss: str, folder: str) -> Switch:
     for key in dict.fromkeys(split(word.text)[0] for word, _ in overridden):
         if (value := sets.get(key)) is not None:
             added.append((key, str(value)))
-    return Switch(loss, removed, overridden, added if RECORDS in keys else [*added, (RECORDS, folder)], kept)
+    return Switch(loss, removed, overridden, added if RECORDS_DIR in keys else [*added, (RECORDS_DIR, folder)], kept)
 
 
 def in_the_way(override: str, loss: str, sets: dict) -> str | None:
@@ -237,7 +236,7 @@ def _insertion(training: Training, added: list[tuple[str, str]], removed: set) -
 def _quoted(command: Command, key: str, value: str) -> str:
     """An override in the place where the command stands: a folder with what the shell expands, all else as it is."""
     escaped = value.replace("$", "\\$") if command.quoting in ('"', "<<") else value
-    if key == RECORDS:
+    if key == RECORDS_DIR:
         # For Hydra between quotes of its own, so that it takes any folder; within a string that is not to be had.
         return f"{key}={escaped}" if command.quoting in ("'", '"') else f"{key}=\"'{escaped}'\""
     if "$" not in value:

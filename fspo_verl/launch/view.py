@@ -1,30 +1,24 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A launch as the checks read it: what it selects, what follows from its config, and the files it was composed from.
+"""A launch as the checks read it: what it selects, and what follows from its config.
 
 Every launch of verl passes here, also those that have nothing to do with this package: verl and Hydra are imported only
 where they are asked.
 """
 
 import dataclasses
-import difflib
-import importlib.util
+import functools
 import re
 import sys
-from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
+from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
+from fspo_verl.launch import hydra_files
+
 SEVERITIES = ("error", "warning", "note")
-GROUP = "algorithm.policy_loss"
-ACTOR = "actor_rollout_ref.actor"
-POLICY_LOSS = f"{ACTOR}.policy_loss"
-OWN_CONFIGS = "pkg://fspo_verl.configs"
-_PACKAGED = Path(__file__).parents[1] / "configs" / GROUP
-OPTIONS = tuple(sorted(file.stem for file in _PACKAGED.glob("*.yaml")))
 KEPT_LOSSES = "policy_loss.json"
 """In a folder of checkpoints, the losses that trained them: a list, a new entry for every change,
 ``{"after_step": n, "loss": {key: value}}``. verl's checkpoints hold no config."""
@@ -45,10 +39,14 @@ class Finding:
     what: str
     why: str = ""
     fix: str = ""
-    """What mends it: the override itself where there is one."""
+    """What corrects it: the override itself where there is one."""
 
     def __str__(self) -> str:
         return "; ".join(filter(None, (": ".join(filter(None, (self.what, self.why))), self.fix)))
+
+
+# What a check yields; checks.run gives it the check's name.
+error, warning, note = (functools.partial(Finding, severity, "") for severity in SEVERITIES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,17 +78,6 @@ class Launch:
         return hydra.HydraConfig.get().runtime.choices.get(GROUP)
 
     @property
-    def packaged_loss_mode(self) -> str | None:
-        """The ``loss_mode`` that the chosen option sets; None without one, and for ``observed``, which takes any."""
-        option = self.choice if self.choice in OPTIONS else None
-        while option:
-            content = OmegaConf.load(_PACKAGED / f"{option}.yaml")
-            if mode := OmegaConf.select(content, f"{POLICY_LOSS}.loss_mode"):
-                return mode
-            option = next(iter(OmegaConf.select(content, "defaults", default=[])), None)  # what it builds on
-        return None
-
-    @property
     def has_our_schema(self) -> bool:
         """Whether the policy loss is configured by a class of this package."""
         section = self.get(POLICY_LOSS)
@@ -108,76 +95,10 @@ class Launch:
         """Whether the launch asks for a loss of this package; nothing else is said of any other launch."""
         return self.has_actor and (self.is_ours or self.choice is not None)
 
-    def lost_selections(self) -> Iterator[Finding]:
-        """Keys that look as if they were to select a loss of this package, where nothing reads them.
-
-        Such a key stands at the top, or below ``algorithm`` or ``actor_rollout_ref``. It is an error where it can mean
-        nothing else: its value is ``fspo`` and its name close to ``policy_loss`` or ``loss_mode``, or it is the key of
-        the group and its value nearly an option. Other options, such as ``gspo``, are everybody's names: of the keys
-        that misspell the group and have one of those the first is a warning. Any other key is the user's.
-        """
-        if not self.has_actor:
-            return
-        found = [*filter(None, (self._lost_selection(*leaf) for leaf in leaves(self.config).items()))]
-        yield from (finding for finding in found if finding.severity == "error")
-        yield from [finding for finding in found if finding.severity == "warning"][:1]
-        yield from self._unregistered_loss()
-        yield from self._loss_as_advantages()
-
-    def _lost_selection(self, key: str, value) -> Finding | None:
-        """What there is to say of one key of the config."""
-        sections = re.split("[./@]", key)
-        names = sections[1:] if sections[0] in ("algorithm", "actor_rollout_ref") else sections[:1]
-        if key.startswith(f"{POLICY_LOSS}.") or not isinstance(value, str):
-            return None
-        group = max(_likeness(name, "policy_loss") for name in names or [""])
-        mode = max(_likeness(name, "loss_mode") for name in names or [""])
-        option = next((option for option in ("fspo", *OPTIONS) if _is_close(value, option)), None)
-        if option == "fspo" and max(group, mode) > _CLOSE:
-            severity = "error"
-        elif option is not None and key == GROUP and value != option:
-            severity = "error"
-        elif option is not None and group > _MISSPELT:
-            severity = "warning"
-        else:
-            return None
-        why = f"verl reads no such key and would train loss_mode={self.get(f'{POLICY_LOSS}.loss_mode')!r}"
-        fix = (
-            f"if it was to select the config group: {GROUP}={option} on the command line, or in your YAML "
-            f"`defaults: [ppo_trainer, {GROUP}: {option}, _self_]`"
-        )
-        return Finding(severity, "lost_selection", f"{key}={value!r} selects nothing", why, fix)
-
-    def _loss_as_advantages(self) -> Iterator[Finding]:
-        """A loss named as the advantage estimator, unless a plugin has registered an estimator of that name."""
-        estimator = self.get("algorithm.adv_estimator")
-        if estimator != "fspo" and not (self.selects_ours and estimator in OPTIONS):
-            return
-        from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
-
-        if estimator not in ADV_ESTIMATOR_REGISTRY:
-            what = f"algorithm.adv_estimator={estimator} names a policy loss"
-            fix = "algorithm.adv_estimator=grpo" + ("" if self.selects_ours else f" {GROUP}={estimator}")
-            yield Finding("error", "loss_as_advantages", what, "the run fails after its first rollout", fix)
-
-    def _unregistered_loss(self) -> Iterator[Finding]:
-        """A loss to observe, or one of nearly the name fspo, that no plugin has registered in this process."""
-        mode = self.get(f"{POLICY_LOSS}.loss_mode")
-        if not isinstance(mode, str) or not (self.is_ours or _is_close(mode, "fspo")):
-            return
-        from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
-        if mode not in POLICY_LOSS_REGISTRY:
-            what = f"{POLICY_LOSS}.loss_mode={mode!r} is not registered here"
-            why = "unless a worker registers it, the run fails at its first actor update, after a whole rollout"
-            known = ", ".join(sorted(POLICY_LOSS_REGISTRY))
-            fix = f"{GROUP}=fspo if it was to be FSPO, or one of {known}"
-            yield Finding("warning", "unregistered_loss", what, why, fix)
-
     @cached_property
-    def parts(self) -> "list[Part]":
+    def parts(self) -> list[hydra_files.Part]:
         """The files that the config was composed from, in their order."""
-        return parts()
+        return hydra_files.parts()
 
     @property
     def policy_loss(self) -> DictConfig:
@@ -266,118 +187,3 @@ class Launch:
         """Whether a loss of this package has trained the run that this launch goes on with."""
         resumed = self.resume_point
         return resumed is not None and (resumed[0] / KEPT_LOSSES).exists()
-
-
-def leaves(content, prefix: str = "") -> dict[str, object]:
-    """Dotted key to value of every leaf of a config, interpolations as written; a list or empty mapping is a leaf."""
-    if OmegaConf.is_config(content):
-        content = OmegaConf.to_container(content, resolve=False)
-    found: dict[str, object] = {}
-    for key, value in content.items():
-        path = f"{prefix}.{key}" if prefix else str(key)
-        found |= leaves(value, path) if isinstance(value, dict) and value else {path: value}
-    return found
-
-
-_CLOSE, _MISSPELT = 0.8, 0.9  # likenesses above which a name is close to another one, or a misspelling of it
-
-
-def _is_close(text: str, word: str) -> bool:
-    return _likeness(text, word) > _CLOSE
-
-
-def _likeness(text: str, word: str) -> float:
-    """1 for a word, and for the word with its letters mixed up; less for other letters, more or fewer."""
-    text = text.lower().replace("-", "_")
-    return 1.0 if sorted(text) == sorted(word) else difflib.SequenceMatcher(None, text, word).ratio()
-
-
-# --- the files of the config -----------------------------------------------------------------------------------------
-# Hydra tells a running application its sources, the overrides and the choices of groups. The defaults list, in which a
-# later file wins, is computed from these once more with internals of Hydra (1.3): there is no public way.
-
-
-class Part(NamedTuple):
-    """One config file that went into the composed config."""
-
-    name: str  # as in the defaults list, such as actor/dp_actor
-    source: str  # the entry of Hydra's search path that holds it, such as pkg://verl.trainer.config
-    content: DictConfig  # under the package it was composed into, interpolations as written
-
-    @property
-    def file(self) -> str:
-        return f"{self.source.removeprefix('file://')}/{self.name}.yaml"
-
-
-def is_of_user(source: str) -> bool:
-    """Whether neither verl nor this package nor Hydra ships what an entry of Hydra's search path holds."""
-    if source.startswith("pkg://"):
-        return source.removeprefix("pkg://").split(".")[0] not in ("verl", "fspo_verl", "hydra")
-    # A main that is started as a file, and the asynchronous ones, name verl's own folders by path.
-    verl = importlib.util.find_spec("verl")
-    if verl is None or verl.origin is None:
-        return True
-    return not Path(source.removeprefix("file://")).is_relative_to(Path(verl.origin).parent)
-
-
-def has_files_of_the_user() -> bool:
-    """Whether the search path of the running Hydra application has an entry of a user's."""
-    return any(is_of_user(source) for source in _sources() if not source.startswith("structured://"))
-
-
-def _sources() -> list[str]:
-    """The search path of the running Hydra application, first entry first; empty outside of one."""
-    from hydra.core.hydra_config import HydraConfig
-
-    if not HydraConfig.initialized():
-        return []
-    return [f"{source.schema}://{source.path}" for source in HydraConfig.get().runtime.config_sources]
-
-
-def parts() -> list[Part]:
-    """The files of the running Hydra application in the order in which they were merged."""
-    from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
-    from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-    from hydra._internal.defaults_list import create_defaults_list
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    hydra = HydraConfig.get()
-    search_path = ConfigSearchPathImpl()
-    for source in hydra.runtime.config_sources:
-        search_path.append(source.provider, f"{source.schema}://{source.path}")
-    # Cached, as each file is needed twice: for its defaults and for its content.
-    repository = CachingConfigRepository(ConfigRepository(search_path))
-    overrides = OverridesParser.create().parse_overrides([*hydra.overrides.hydra, *hydra.overrides.task])
-    name = hydra.job.config_name
-    defaults = create_defaults_list(repository, name, overrides, prepend_hydra=True, skip_missing=False).defaults
-    found = []
-    for default in defaults:
-        loaded = repository.load_config(default.config_path)
-        if loaded is None or loaded.provider == "hydra":
-            continue
-        package = loaded.header["package"] if default.package is None else default.package
-        content = OmegaConf.create() if package else loaded.config
-        if package:
-            OmegaConf.update(content, package, loaded.config)
-        found.append(Part(default.config_path, loaded.path, content))
-    return found
-
-
-def passed_over() -> list[Path]:
-    """Files of a user's that Hydra does not read, as this package ships one of the same name and comes first."""
-    sources, own = _sources(), _folder(OWN_CONFIGS)
-    if OWN_CONFIGS not in sources or own is None:
-        return []
-    names = [file.relative_to(own) for file in own.rglob("*.yaml")]
-    later = filter(None, map(_folder, sources[sources.index(OWN_CONFIGS) + 1 :]))
-    return [folder / name for folder in later for name in names if (folder / name).exists()]
-
-
-def _folder(source: str) -> Path | None:
-    """The folder of an entry of Hydra's search path; None for one that is no folder."""
-    scheme, path = source.split("://", 1)
-    if scheme == "pkg":
-        spec = importlib.util.find_spec(path)
-        return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
-    return Path(path) if scheme == "file" else None

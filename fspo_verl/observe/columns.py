@@ -30,7 +30,7 @@ MISMATCH = (
 OF_ENGINES = ("old_log_probs", "rollout_log_probs", "loss_mask")
 """verl's names of what the mismatch is computed from."""
 MASKED = "mismatch_masked"
-"""Column ``[B]`` of runs with ``mismatch_eps``: whether :mod:`fspo_verl.mask` masks the response."""
+"""Column ``[B]`` of runs with ``mismatch_eps``: whether :mod:`fspo_verl.mismatch_mask` masks the response."""
 TRUNCATED = "truncated"
 """Column ``[B]``: whether the response, tokens of tools included, fills what it was allowed. One that ended there by
 itself counts, too: the loss sees no token ids."""

@@ -5,7 +5,7 @@
 A row is a response in one optimiser step; :data:`COLUMNS` says what it holds. A file appears at the end of its step,
 with all mini-batches of the step or not at all. A disk that is full is a warning, and training goes on. Each file says
 how many steps and ranks there are to be, so that the reader counts what is missing by itself. Where a run goes on from
-a checkpoint, its newest attempt counts (:mod:`fspo_verl.observe.folder`).
+a checkpoint, its newest attempt counts (:mod:`fspo_verl.observe.attempts`).
 """
 
 import atexit
@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fspo_verl import clips
-from fspo_verl.observe import folder as folders
+from fspo_verl.observe import attempts
 from fspo_verl.observe.columns import MASKED, MISMATCH, TRUNCATED
 from fspo_verl.observe.microbatch import MicroBatch
 from fspo_verl.observe.settings import RunSettings
@@ -107,7 +107,7 @@ class RecordWriter:
     ):
         self.fraction, self.freq, self.limit_bytes = fraction, freq, limit_bytes
         self._last_step = last_step
-        self.folder = folders.attempt(Path(folder), run or uuid.uuid4().hex)
+        self.folder = attempts.attempt(Path(folder), run or uuid.uuid4().hex)
         with tempfile.TemporaryFile(dir=self.folder, buffering=0) as probe:
             probe.write(b"0")
         self._settings = json.dumps(settings.to_json())
@@ -189,7 +189,7 @@ class RecordWriter:
         file = self._file_of(batch)
         if self._last_step is not None and batch.step >= self._last_step:
             with contextlib.suppress(OSError):  # a full disk
-                (self.folder / folders.FINISHED).touch()
+                (self.folder / attempts.FINISHED).touch()
         if file not in self._sizes and sum(self._sizes.values()) > self.limit_bytes:
             where = f"step {batch.step} of rank {batch.rank}"
             self._warn(f"records_limit_mb is reached, nothing is recorded from {where} on")
@@ -203,7 +203,7 @@ class RecordWriter:
             unfinished.unlink(missing_ok=True)
 
     def _file_of(self, batch: MicroBatch) -> Path:
-        return self.folder / folders.RECORD.format(step=batch.step, rank=batch.rank)
+        return self.folder / attempts.RECORD.format(step=batch.step, rank=batch.rank)
 
     def _warn(self, message: str) -> None:
         """Once per message, as a condition tends to last; the training goes on."""
@@ -233,7 +233,7 @@ def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool
     A file that is damaged, or that this package has not written, is left out with a warning. Missing records, and
     different settings in one folder, are warnings.
     """
-    found = {part.file: part for part in folders.parts(folder)}
+    found = {part.file: part for part in attempts.parts(folder)}
     settings_of = {}
     for file, part in found.items():
         with _left_out_if_unreadable(file):
@@ -241,8 +241,8 @@ def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool
             settings_of[file] = _settings(opened.schema_arrow)
             told = json.loads(opened.schema_arrow.metadata.get(_ATTEMPT, "{}"))
             found[file] = part._replace(rows=opened.metadata.num_rows, **told)
-    counted = folders.newest(list(found.values()))
-    missing = folders.missing(counted)
+    counted = attempts.newest(list(found.values()))
+    missing = attempts.missing(counted)
     rows = {part.file: part.rows for part in counted if part.file in settings_of}
     settings = [settings_of[file] for file in rows]
     share = 1.0 if max_rows is None else min(max_rows / max(sum(rows.values()), 1), 1.0)

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from fspo_verl.analysis.clip_rates import takes_part
+from fspo_verl.analysis.clip_rates import has_enough_data
 
 
 class Style(NamedTuple):
@@ -129,7 +129,7 @@ def by_length(axes: Axes, series: Sequence[Series]) -> None:
     for i, (label, style, table, column) in enumerate(series):
         # Bars of different series would hide each other at one and the same place.
         table = table.assign(place=np.sqrt(table.low * table.high) * 1.02 ** (i - (len(series) - 1) / 2))
-        drawn = takes_part(table) if "n" in table else table[column].notna()
+        drawn = has_enough_data(table) if "n" in table else table[column].notna()
         solid, pale = table[drawn], table[~drawn & table[column].notna()]
         value, lower, upper = solid[[column, "lower", "upper"]].to_numpy().T
         # matplotlib refuses negative bars, which rounding can bring about where an end of the interval is the value.

@@ -13,8 +13,9 @@ import math
 import numpy as np
 import torch
 
-from fspo_verl import mask, worker
+from fspo_verl import mismatch_mask
 from fspo_verl.observe.columns import MASKED
+from fspo_verl.selftest import worker
 
 RESPONSES, SIGMA, SEEDS = 512, 0.06, 10
 EPS = 1.645 * SIGMA
@@ -35,7 +36,7 @@ def masked(share: float, how: str, seed: int) -> tuple[float, float]:
     ones = [torch.ones_like(tokens) for tokens in d]
     data = worker.batch_of([torch.tensor([1])] * RESPONSES, [one.long() for one in ones], [1.0] * RESPONSES)
     data["old_log_probs"], data["rollout_log_probs"] = worker.nested(d), worker.nested([0 * one for one in ones])
-    found = mask.masked_copy(data, EPS)[MASKED].double()
+    found = mismatch_mask.masked_copy(data, EPS)[MASKED].double()
     return found[broken:].mean().item(), found[:broken].mean().item()
 
 

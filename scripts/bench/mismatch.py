@@ -19,9 +19,9 @@ from torch import Tensor
 from transformers import AutoTokenizer
 from vllm import LLM, SamplingParams
 
-from fspo_verl import worker
 from fspo_verl.analysis.mismatch import mismatch
 from fspo_verl.observe.columns import mismatch_columns
+from fspo_verl.selftest import worker
 
 PROMPT = "The history of bread began"  # after one that a model never saw, the first tokens differ most
 

@@ -19,11 +19,12 @@ from tensordict import TensorDict
 from tqdm import tqdm
 from verl.utils import tensordict_utils as tu
 
-from fspo_verl import worker
+from fspo_verl.analysis import numerical_noise
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
-from fspo_verl.observe import noise, observer
+from fspo_verl.observe import observer
 from fspo_verl.observe.records import read_records
+from fspo_verl.selftest import worker
 
 DYNAMIC = {"use_dynamic_bsz": True, "micro_batch_size_per_gpu": None, "max_token_len_per_gpu": 1024}
 DYNAMIC |= {"use_remove_padding": False}
@@ -50,7 +51,7 @@ def measure(model: str, sampled: TensorDict, setting: tuple[str, str, bool], fol
     worker.update(trainer, batch, loss, CUTS[cut][1], count // 2)
     observer.flush_records()  # as the weight sync at the end of a step does
     records = read_records(folder)
-    found = noise.of_records(records, None, Band())
+    found = numerical_noise.of_records(records, None, Band())
     return {
         "sigma of a token": f"{found.sigma:.2g}",
         "outside +-0.03 sqrt(L)": f"{found.outside:.0%}",

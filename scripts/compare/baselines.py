@@ -19,7 +19,6 @@ import itertools
 import json
 import os
 import platform
-import re
 import shlex
 import shutil
 import signal
@@ -28,16 +27,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "training")]
-from options import LOSSES, Failure, hydra_override, positive, run_name  # noqa: E402
+from arms import ACTOR, BOUNDS, Arm, own_arm, packaged_arms  # noqa: E402
+from options import LOSSES, Failure, hydra_override, positive  # noqa: E402
 
-ACTOR = "actor_rollout_ref.actor"
-BOUNDS = [f"{ACTOR}.clip_ratio_{side}" for side in ("low", "high")]
-BOUNDS += [f"{ACTOR}.policy_loss.{name}" for name in ("eps", "eps_low", "eps_high", "eps_dual")]
-"""What a multiple of a clip range multiplies."""
 FACTORS, TUNING_STEPS = (1 / 3, 1.0, 3.0, 10.0), 8
 KEYS = {
     "epochs": f"{ACTOR}.ppo_epochs",
@@ -55,44 +50,6 @@ EXAMPLES = r"""examples:
   bash scripts/compare_baselines.sh --check tests/comparison_thresholds.json --output runs/compare-check
                                                                        the small comparison that CI runs
 """
-
-
-class Arm(NamedTuple):
-    """One of the things that are compared.
-
-    Attributes:
-        name: as results call it, and their folders.
-        trains: the packaged loss, algorithm.policy_loss.
-        changes: Hydra overrides ``key=value`` after those of the package.
-    """
-
-    name: str
-    trains: str
-    changes: tuple[str, ...] = ()
-
-    @property
-    def tuned(self) -> bool:
-        """Whether it has a clip range that could be tuned."""
-        return self.trains != "no_clip"
-
-
-def packaged_arms(text: str) -> list[Arm]:
-    """For example fspo,gspo."""
-    names = text.split(",")
-    if unknown := set(names) - set(LOSSES):
-        raise argparse.ArgumentTypeError(f"unknown {', '.join(sorted(unknown))}; there are {', '.join(LOSSES)}")
-    return [Arm(name, name) for name in names]
-
-
-def own_arm(text: str) -> Arm:
-    """For example ``wide=fspo,policy_loss.eps_low=0.1``; keys are those of actor_rollout_ref.actor."""
-    first, *changes = text.split(",")
-    name, _, trains = first.partition("=")
-    if trains not in LOSSES:
-        raise argparse.ArgumentTypeError(f"{text} is not NAME=LOSS,KEY=VALUE,... with LOSS one of {', '.join(LOSSES)}")
-    if wrong := [change for change in changes if not re.match(r"[^-=][^=]*=", change)]:
-        raise argparse.ArgumentTypeError(f"{', '.join(wrong)} in {text}: not KEY=VALUE")
-    return Arm(run_name(name), trains, tuple(f"{ACTOR}.{change}" for change in changes))
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -339,7 +296,7 @@ def choose_factors(args: argparse.Namespace) -> tuple[dict[str, float], dict[str
 
 def describe(runs: Sequence) -> dict[str, str]:
     """How a comparison was run."""
-    from fspo_verl.output import installed
+    from fspo_verl.versions import installed
 
     versions = [f"{name} {installed(name)}" for name in ("verl", "torch", "transformers", "ray")]
     return {

@@ -16,9 +16,9 @@ from importlib import resources
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "quickstart")]
+sys.path[:0] = [str(HERE.parent / name) for name in ("compare", "quickstart", "training")]
 import ledger  # noqa: E402
-from baselines import ACTOR, BOUNDS, Arm  # noqa: E402
+from arms import ACTOR, BOUNDS, Arm  # noqa: E402
 from ledger_experiment import LedgerExperiment, launch  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
 

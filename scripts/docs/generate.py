@@ -90,10 +90,13 @@ def checks() -> str:
         "## Launch checks",
         "An **error** stops the launch: it would fail, or train something else than it says. A **warning** is printed: "
         "the launch trains, but works against the method. A **note** is for your information. Every finding names what "
-        "is wrong, why, and the override that mends it.",
+        "is wrong, why, and the override that corrects it.",
         "### At every launch, before Ray starts",
-        "The launch itself runs these (`fspo_verl/launch/checks.py`), and so does `fspo-verl doctor`.",
-        _table([*_rows("checks"), *_rows("installation", "verl_version")]),
+        "The launch itself runs these (`checks.py`, `selection.py` and `resume.py` of `fspo_verl/launch`), and so does "
+        "`fspo-verl doctor`.",
+        _table(
+            [*_rows("selection"), *_rows("checks"), *_rows("resume"), *_rows("installation", "verl_version")],
+        ),
         "### Only by `fspo-verl doctor`",
         "These look at the installation, and at what a launch says beyond its loss.",
         _table([*_rows("doctor"), *_rows("installation", "findings")]),
@@ -146,8 +149,7 @@ def commands() -> str:
         "`fspo-verl --version` names the versions of this package and of verl. [Launch checks](#launch-checks) are at "
         "the end.",
     ]
-    for command in cli.COMMANDS:
-        parser = cli.parser(command)
+    for command, parser in cli.parsers()[1].items():
         said, parser.description = parser.description, None
         parts += [f"## fspo-verl {command}", *map(_paragraph, said.strip().split("\n\n")), _code(parser.format_help())]
     return "\n\n".join(parts)

@@ -103,7 +103,7 @@ def main() -> None:
         import torch
         from real_experiment import RealExperiment, launch
 
-        from fspo_verl.output import installed
+        from fspo_verl.versions import installed
     except ModuleNotFoundError as error:
         sys.exit(f"{error}; in your own environment: pip install --no-deps -r requirements/real.txt -e . -e ./cpu")
 

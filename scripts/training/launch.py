@@ -36,7 +36,7 @@ def check_place(output: Path) -> None:
     """Refuse folders in which verl or Ray would fail later.
 
     Raises:
-        Failure: says which, and what mends it.
+        Failure: says which, and how to fix it.
     """
     place = Path(os.environ.get("RAY_TMPDIR", os.environ.get("TMPDIR", "/tmp")), "ray")
     # The longest of Ray's sockets, with a number of seven digits for the process.

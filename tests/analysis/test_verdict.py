@@ -19,15 +19,18 @@ from fspo_verl.analysis import conclusion as c
 from fspo_verl.analysis import fit, runs, widths
 from fspo_verl.analysis.conclusion import CAUSES, Evidence, conclude
 from fspo_verl.analysis.length_effect import ENDS, LONGER, MIDDLE, SHORTER, length_effect
+from fspo_verl.analysis.overrides import pasted
 from fspo_verl.analysis.verdict import percent, verdict, verdict_of
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
+from fspo_verl.keys import POLICY_LOSS
 from fspo_verl.observe.settings import RunSettings
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts/studies/levels"))
 
 import levels  # noqa: E402
 
+KEY = f"{POLICY_LOSS}."
 COMMITTED = sorted((Path(__file__).parents[2] / "scripts/studies/measured_shape/records").glob("*/"))
 
 
@@ -41,7 +44,7 @@ def outcome(said):
 
 def rate_of(overrides, records):
     """What the band that is advised clips of each side."""
-    values = {key.removeprefix(fit.KEY): value for key, value in overrides.items() if key.startswith(fit.KEY)}
+    values = {key.removeprefix(KEY): value for key, value in overrides.items() if key.startswith(KEY)}
     clipped = fit.clipped_by(FSPOPolicyLossConfig(**values), records)
     return [clipped[(sign * records.advantage > 0).to_numpy()].mean() for sign in (1, -1)]
 
@@ -251,7 +254,7 @@ def test_report_and_calibrate_say_the_same_of_one_run(folder, tmp_path, capsys):
     out = " ".join(capsys.readouterr().out.split())
     assert f"{folder.name}: {said.sentence} {said.advice} " in out
     if said.overrides and said.comparison and said.comparison.rate == 0.1:
-        assert " \\ ".join(fit.pasted(said.overrides)) in out
+        assert " \\ ".join(pasted(said.overrides)) in out
 
 
 # --- the truth table -------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from fspo_verl import cli
 from fspo_verl.launch import doctor, hook
 from fspo_verl.launch.doctor import with_config as of_a_started_main
-from fspo_verl.observe import folder
+from fspo_verl.observe import attempts
 
 ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
@@ -36,7 +36,7 @@ def in_process(module: str, arguments: list[str], look):
 
 def diagnose(*options_and_launch: str, capsys, with_config=in_process) -> tuple[int, dict]:
     """Exit code and JSON of ``fspo-verl doctor``."""
-    arguments = cli.parser("doctor").parse_args(["--json", *options_and_launch])
+    arguments = cli.parsers()[0].parse_args(["doctor", "--json", *options_and_launch])
     with mock.patch.object(doctor, "with_config", with_config):
         code = doctor.main(arguments)
     assert not HydraConfig.initialized()
@@ -118,7 +118,7 @@ def test_a_launch_refuses_the_records_of_another_run(owner, resumed, words, tmp_
     records = tmp_path / "run/records"
     records.mkdir(parents=True)
     if owner:
-        folder.claim(records, tmp_path / owner / "checkpoints")
+        attempts.claim(records, tmp_path / owner / "checkpoints")
     (records / "step-000001-rank-0000.parquet").touch()
     overrides = [SELECT, f"{POLICY_LOSS}.records_dir={records}", "actor_rollout_ref.rollout.name=vllm"]
     overrides += [f"trainer.default_local_dir={tmp_path}/run/checkpoints"]
@@ -244,11 +244,11 @@ def test_the_batches_of_a_launch(trainer, sound, capsys):
             "fspo-verl doctor -- python3 -m verl.trainer.main_ppo ..., the command of your launch",
         ),
         ([SELECT], "0 errors, 0 warnings", f"python3 -m verl.trainer.main_ppo {SELECT}"),
-        ([SELECT, f"{POLICY_LOSS}.eps_low=-1"], "1 error, 0 warnings", "mend the errors, and run this again"),
+        ([SELECT, f"{POLICY_LOSS}.eps_low=-1"], "1 error, 0 warnings", "fix the errors, and run this again"),
     ],
 )
 def test_the_first_line_is_the_conclusion_and_the_last_what_to_do_next(launch, conclusion, next_step, capsys):
     with mock.patch.object(doctor, "with_config", in_process):
-        doctor.main(cli.parser("doctor").parse_args(launch))
+        doctor.main(cli.parsers()[0].parse_args(["doctor", *launch]))
     first, *_, last = capsys.readouterr().out.splitlines()
     assert first == f"fspo-verl doctor: {conclusion}" and last.split(maxsplit=1) == ["next:", next_step]

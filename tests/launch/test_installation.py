@@ -19,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 from verl.trainer.ppo import core_algos
 from verl.workers.utils import losses
 
-from fspo_verl import output
+from fspo_verl import versions
 from fspo_verl.launch import hook, installation
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +71,7 @@ def test_a_verl_that_would_train_something_else_is_told(module, name, change, wo
 def test_a_launch_of_ours_on_an_untested_verl_is_probed(untested, selected, monkeypatch, caplog):
     if untested:
         monkeypatch.setitem(installation.TESTED, "verl", ("0.9.0",))
-        monkeypatch.setattr(output, "installed", lambda package: "0.99")
+        monkeypatch.setattr(versions, "installed", lambda package: "0.99")
     monkeypatch.setattr(installation, "_loss", lambda: iter(["planted"]))
     composed(["+algorithm.policy_loss=fspo"] if selected else [], hook.check)
     said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
@@ -116,8 +116,8 @@ def test_tested_versions_are_the_pinned_ones():
 
 
 def test_an_unsupported_verl_is_refused_by_a_launch_of_ours_and_by_the_doctor(monkeypatch):
-    installed = output.installed
-    monkeypatch.setattr(output, "installed", lambda package: "0.8.0" if package == "verl" else installed(package))
+    installed = versions.installed
+    monkeypatch.setattr(versions, "installed", lambda package: "0.8.0" if package == "verl" else installed(package))
     finding = next(finding for finding in installation.findings() if finding.severity == "error")
     assert "verl 0.8.0 from " in finding.what and installation.SUPPORTED_VERL in finding.what
     composed([], hook.check)

@@ -17,7 +17,7 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 import fspo_verl.configs
 from fspo_verl.config import FSPOPolicyLossConfig
-from fspo_verl.launch import checks, hook
+from fspo_verl.launch import checks, hook, resume
 from fspo_verl.launch.view import KEPT_LOSSES, Launch
 
 POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
@@ -198,7 +198,7 @@ def start(folder: Path, *overrides: str, latest: int | None = None, mode: str = 
     config.trainer.update({"save_freq": 20, "default_local_dir": str(folder), "resume_mode": mode})
     launched = Launch(config)
     looked_at = launched.is_ours or launched.resumes_ours  # as checks.findings has it
-    found = [*checks.changed_on_resume(launched)] if looked_at else []
+    found = [*resume.changed_on_resume(launched)] if looked_at else []
     hook.keep_loss_settings(config)
     return [str(finding) for finding in found]
 
@@ -271,11 +271,11 @@ SHAPES_THE_LOSS |= {"use_kl_loss": True, "kl_loss_coef": 0.7, "kl_loss_type": "m
 
 def test_what_shapes_the_loss_and_nothing_else_is_kept_for_resumes():
     config = launch("+algorithm.policy_loss=fspo")
-    before = checks.loss_settings(Launch(config))
+    before = resume.loss_settings(Launch(config))
     for key, value in (SHAPES_THE_LOSS | {"policy_loss.records_freq": 2, "ppo_epochs": 3}).items():
         other = config.copy()
         OmegaConf.update(other.actor_rollout_ref.actor, key, value)
-        after = checks.loss_settings(Launch(other))
+        after = resume.loss_settings(Launch(other))
         changed = [name for name in before if before[name] != after[name]]
         assert changed == ([key] if key in SHAPES_THE_LOSS else []), key
 

@@ -9,7 +9,6 @@ from composed import composed
 from omegaconf import OmegaConf
 
 from fspo_verl.launch import hook
-from fspo_verl.launch.view import Launch
 
 ACTOR = "actor_rollout_ref.actor"
 LOSS = f"{ACTOR}.policy_loss"
@@ -121,7 +120,7 @@ def test_what_goes_wrong_in_a_check_does_not_end_a_launch_of_others(problem, cap
     def fails(_self):
         raise problem("on purpose")
 
-    monkeypatch.setattr(Launch, "lost_selections", fails)
+    monkeypatch.setattr(hook.selection, "lost_selections", fails)
     config = OmegaConf.create({"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "vanilla"}}}})
     hook.check(config)
     assert "did not look at this launch" in caplog.text

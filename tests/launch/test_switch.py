@@ -12,7 +12,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from fspo_verl import cli
+from fspo_verl.keys import RECORDS_DIR
 from fspo_verl.launch import stock, trainings
+from fspo_verl.launch.hydra_files import option
 from fspo_verl.launch.renamed import RENAMED
 from fspo_verl.launch.script import Script
 
@@ -20,7 +22,6 @@ ROOT = Path(__file__).parents[2]
 CASES = sorted((Path(__file__).parent / "switch_cases").glob("*.sh"))
 ACTOR = "actor_rollout_ref.actor"
 LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
-RECORDS = trainings.RECORDS
 SIZES = f"{ACTOR}.use_dynamic_bsz=True algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4"
 MAIN = f"python3 -m verl.trainer.main_ppo {SIZES}"
 
@@ -174,13 +175,13 @@ def test_every_launch_is_given_the_loss_and_a_folder_of_its_own(shape, switch, t
     assert subprocess.run(["bash", "-n", "new.sh"], check=False).returncode == 0
     own = ["trainer.nnodes=2"] if re.search(r"\$@", text) and "() {" not in text else []
     before, after = (started(tmp_path / name, tmp_path, *own) for name in ("run.sh", "new.sh"))
-    folders = [word for words in after for word in words if word.startswith(f"{RECORDS}=")]
+    folders = [word for words in after for word in words if word.startswith(f"{RECORDS_DIR}=")]
     assert len(after) == len(before) == len(folders) == len(set(folders)), (before, after)
     for old, words in zip(before, after, strict=True):
         hindering = [word for word in old if re.match(rf"{LOSS_MODE}|{ACTOR}\.clip_ratio", word)]
         stays = [word for word in old if word not in hindering and word not in own]
-        folder = next(word for word in words if word.startswith(RECORDS))
-        assert re.fullmatch(rf"{RECORDS}='?{tmp_path}/fspo_records/run/\d{{8}}-\d{{6}}-\d{{9}}'?", folder)
+        folder = next(word for word in words if word.startswith(RECORDS_DIR))
+        assert re.fullmatch(rf"{RECORDS_DIR}='?{tmp_path}/fspo_records/run/\d{{8}}-\d{{6}}-\d{{9}}'?", folder)
         over = [f"{LOSS_MODE}=gspo", f"{LOSS_MODE}=fspo"] if " $L" in text else []
         assert sorted(words) == sorted([*stays, *over, "algorithm.policy_loss=fspo", folder, *own])
         assert words[len(words) - len(own) :] == own and (not over or words.index(over[0]) < words.index(over[1]))
@@ -195,7 +196,7 @@ def test_two_trainings_have_two_folders_and_any_working_directory_will_do(switch
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     calls = started(odd / "new.sh", odd)
-    folders = [word for words in calls for word in words if word.startswith(RECORDS)]
+    folders = [word for words in calls for word in words if word.startswith(RECORDS_DIR)]
     values = [OverridesParser.create().parse_override(word).value() for word in folders]
     assert len(values) == 2 and {Path(str(value)).parent for value in values} == {
         odd / "fspo_records/run",
@@ -226,7 +227,7 @@ def composed(text: str, root: Path, of_switch: bool):
     overrides = [word.text for word in training.overrides]
     if of_switch:
         overrides = [re.sub(r"^(?=algorithm.policy_loss=)", "+", word) for word in overrides]
-        overrides = [f"{RECORDS}=/records" if word.startswith(RECORDS) else word for word in overrides]
+        overrides = [f"{RECORDS_DIR}=/records" if word.startswith(RECORDS_DIR) else word for word in overrides]
     return stock.compose(stock.find_main(training.main, [root]), root, tuple(overrides))
 
 
@@ -258,7 +259,7 @@ def test_observed_leaves_loss_range_and_aggregation_as_they_are(settings, switch
 def test_the_new_script_trains_the_loss_that_was_asked_for(loss, settings, switch, root):
     code, shown, new = switch(f"{MAIN} {settings}\n", "--loss", loss)
     actor = composed(new, root, True).actor_rollout_ref.actor
-    sets = stock.option(loss)
+    sets = option(loss)
     assert code == 0 and actor.policy_loss.loss_mode == sets[LOSS_MODE]
     if loss in trainings.FSPO:
         assert actor.loss_agg_mode == sets[f"{ACTOR}.loss_agg_mode"] and actor.clip_ratio == 0.2
@@ -269,7 +270,7 @@ def test_the_new_script_trains_the_loss_that_was_asked_for(loss, settings, switc
 
 
 def test_a_script_that_trains_it_already_is_left_as_it_is(switch):
-    text = f"{MAIN} +algorithm.policy_loss=fspo {RECORDS}=$PWD/x\n"
+    text = f"{MAIN} +algorithm.policy_loss=fspo {RECORDS_DIR}=$PWD/x\n"
     code, shown, new = switch(text)
     assert code == 0 and shown.startswith("run.sh trains FSPO as it is.") and not new
 
@@ -316,7 +317,7 @@ def test_it_says_train_only_where_it_is_so(text, said, switch):
 
 def test_a_text_that_cannot_be_read_is_named_with_the_lines_to_add(switch):
     code, shown, _ = switch(f'ssh host "bash -c \\"python3 -m verl.trainer.main_ppo {SIZES}\\""\n{MAIN}\n')
-    assert code == 1 and "line 1: " in shown and f"algorithm.policy_loss=fspo {RECORDS}=" in shown
+    assert code == 1 and "line 1: " in shown and f"algorithm.policy_loss=fspo {RECORDS_DIR}=" in shown
 
 
 def test_all_unknown_keys_are_named_at_once_each_with_its_new_name(switch):
@@ -404,7 +405,7 @@ def test_a_yaml_selects_the_loss_and_keeps_its_comments(kind, loss, switch, root
     code, shown, new = switch(YAMLS[kind], "--loss", loss, name="own.yaml", new="new.yaml")
     config = stock.compose(stock.Main(tmp_path, "new" if new else "own", tmp_path), root, ())
     before = stock.compose(stock.Main(tmp_path, "own", tmp_path), root, ())
-    policy_loss, sets = config.actor_rollout_ref.actor.policy_loss, stock.option(loss)
+    policy_loss, sets = config.actor_rollout_ref.actor.policy_loss, option(loss)
     assert code == 0 and config.trainer.nnodes == 2
     assert policy_loss._target_ == sets[f"{ACTOR}.policy_loss._target_"]
     assert policy_loss.loss_mode == sets.get(LOSS_MODE, before.actor_rollout_ref.actor.policy_loss.loss_mode)

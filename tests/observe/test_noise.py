@@ -17,7 +17,7 @@ from test_mismatch import Bypass, run, worker_of
 from test_policy_loss import CUTS, actor_config
 from test_records import counted_ppo_loss, train, writers  # noqa: F401  fixtures
 
-from fspo_verl.analysis import calibration, conclusion
+from fspo_verl.analysis import calibration, conclusion, numerical_noise
 from fspo_verl.analysis.runs import Run
 from fspo_verl.analysis.verdict import verdict
 from fspo_verl.band import Band
@@ -46,7 +46,7 @@ def test_log_probs_of_the_rollout_engine_are_not_called_noise(counted_ppo_loss, 
     for writer in writers:
         writer.flush()
     records = read_records(tmp_path)
-    assert noise.of_records(records, records.attrs["settings"], Band()) is None
+    assert numerical_noise.of_records(records, records.attrs["settings"], Band()) is None
 
 
 # --- whether the band lies below it ----------------------------------------------------------------------------------
@@ -62,12 +62,12 @@ def test_a_band_widened_as_told_leaves_the_share_outside(seed, sigma, rows, band
     rng = np.random.default_rng(seed)
     length = rng.integers(1, 500, rows)
     records = frame(length, sigma * np.sqrt(length) * rng.standard_normal(rows), sigma**2 * length)
-    widen = noise.of_records(records, None, band).widen
+    widen = numerical_noise.of_records(records, None, band).widen
 
     def outside(factor):
         low, high = (factor * eps for eps in (band.low, band.high))
         scaled = Band(eps_low=low, eps_high=high, length_power=band.length_power)
-        return noise.of_records(records, None, scaled).outside
+        return numerical_noise.of_records(records, None, scaled).outside
 
     assert outside(widen * 1.001) <= noise.SHARE < outside(widen * 0.999)
 
@@ -86,7 +86,7 @@ def test_the_warning_names_what_helps_and_its_band_ends_it(sigma, band, warned):
     rng = np.random.default_rng(0)
     length = rng.integers(10, 500, 1000)
     records = frame(length, sigma * np.sqrt(length) * rng.standard_normal(1000), sigma**2 * length)
-    found = noise.of_records(records, None, band)
+    found = numerical_noise.of_records(records, None, band)
     text = noise.warning(found, band)
     assert (text is not None) == warned
     if warned:
@@ -94,7 +94,7 @@ def test_the_warning_names_what_helps_and_its_band_ends_it(sigma, band, warned):
         times = float(re.search(r"([\d.]+) times as wide leaves 1% outside", text)[1])
         assert times == pytest.approx(found.widen, rel=0.1)
         wider = Band(times * band.eps)
-        assert noise.warning(noise.of_records(records, None, wider), wider) is None
+        assert noise.warning(numerical_noise.of_records(records, None, wider), wider) is None
 
 
 def test_a_training_run_is_warned_once_by_its_first_rank(counted_ppo_loss, caplog, monkeypatch):  # noqa: F811

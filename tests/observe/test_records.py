@@ -31,10 +31,11 @@ from verl.workers import engine_workers
 from verl.workers.utils.losses import ppo_loss
 
 from fspo_verl import clips
+from fspo_verl.analysis import numerical_noise
 from fspo_verl.clips import CLIPS
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
-from fspo_verl.observe import folder, microbatch, noise, observer
-from fspo_verl.observe.folder import record_files
+from fspo_verl.observe import attempts, microbatch, observer
+from fspo_verl.observe.attempts import record_files
 from fspo_verl.observe.records import CLIP_COLUMNS, COLUMNS, RecordWriter, read_records, text_hash
 from fspo_verl.observe.settings import RunSettings
 
@@ -148,7 +149,7 @@ def test_metrics_equal_what_the_records_give(counted_ppo_loss, writers, tmp_path
 
     # verl logs means over the rows of a step, which hold two mini-batches; nothing has moved in the first.
     logged = pd.DataFrame([{f"actor/fspo/{name}": np.mean(rows) for name, rows in values.items()}])
-    live, recorded = noise.of_metrics(logged), noise.of_records(records, settings, settings.band)
+    live, recorded = numerical_noise.of_metrics(logged), numerical_noise.of_records(records, settings, settings.band)
     first = records[records.mini_batch == 0]
     sigma = np.sqrt((first.quadratic_variation / first.length).mean())
     assert (live.sigma, recorded.sigma) == pytest.approx((sigma, sigma), rel=1e-6)
@@ -326,7 +327,7 @@ def test_a_step_that_a_full_disk_cuts_is_missing_and_leaves_no_part(tmp_path, di
     disk.append(True)
     add(writer, 2, mini_batch=1)  # the first mini-batch of the step is on the disk
     writer.flush()
-    assert {part.step for part in folder.parts(tmp_path)} == {1}
+    assert {part.step for part in attempts.parts(tmp_path)} == {1}
     add(writer, 3)
     writer.flush()
     disk.clear()
@@ -444,7 +445,7 @@ def test_processes_that_start_at_once_share_the_attempt_of_their_run(tmp_path):
 
     def worker(run):
         start.wait()
-        got.append((run, folder.attempt(tmp_path, run)))
+        got.append((run, attempts.attempt(tmp_path, run)))
 
     threads = [threading.Thread(target=worker, args=(f"run-{number % 3}",)) for number in range(24)]
     for thread in threads:
@@ -493,19 +494,19 @@ def test_a_folder_that_cannot_be_written_fails_before_the_first_update(counted_p
 def test_a_folder_that_is_taken_is_refused_and_a_free_one_named(tmp_path, case):
     where, own = tmp_path / "records", tmp_path / "checkpoints"
     if case == "another run's":
-        folder.claim(where, tmp_path / "others")
+        attempts.claim(where, tmp_path / "others")
     write(where, [1])
     (tmp_path / "records-2").mkdir()
     before = sorted(where.rglob("*"))
     reason = {"another run's": f"another run, with checkpoints in {tmp_path}/others", "nobody's": "no run has claimed"}
     with pytest.raises(ValueError, match=f"is taken: .*{reason[case]}.*; records_dir={where}-3$"):
-        folder.claim(where, own)
+        attempts.claim(where, own)
     assert sorted(where.rglob("*")) == before
 
 
 def test_a_run_keeps_its_folder_however_often_it_starts(tmp_path):
     for launch in range(3):
-        folder.claim(tmp_path, tmp_path / "checkpoints")
+        attempts.claim(tmp_path, tmp_path / "checkpoints")
         write(tmp_path, [1], seed=launch)
     assert read_records(tmp_path).log_ratio.to_numpy() == pytest.approx(columns(seed=2)["log_ratio"], rel=1e-6)
 
@@ -516,7 +517,7 @@ def test_of_many_that_start_at_once_one_run_gets_the_folder(tmp_path):
     def launch(run):
         start.wait()
         try:
-            folder.claim(where, tmp_path / run)
+            attempts.claim(where, tmp_path / run)
             got.append(run)
         except ValueError:
             pass
@@ -555,7 +556,7 @@ def test_of_two_launches_that_train_at_once_nothing_is_lost_and_the_newest_is_re
 def test_the_processes_of_a_launch_without_ray_share_an_attempt(tmp_path):
     ranks = [subprocess.Popen([sys.executable, small_records.__file__, f"rank {rank}", tmp_path]) for rank in range(2)]
     assert [rank.wait() for rank in ranks] == [0, 0]
-    (own,) = {part.run for part in folder.parts(tmp_path)}
+    (own,) = {part.run for part in attempts.parts(tmp_path)}
     assert len(read_records(tmp_path)) == 2 * 4 and own
 
 
@@ -596,7 +597,7 @@ def test_records_without_a_column_of_a_newer_clip_are_read_and_say_what_they_can
 
 @pytest.mark.filterwarnings("error")
 def test_every_committed_record_is_read():
-    folders = {part.folder for part in folder.parts(Path(__file__).parents[2] / "scripts")}
+    folders = {part.folder for part in attempts.parts(Path(__file__).parents[2] / "scripts")}
     assert folders
     for one in folders:
         records = read_records(one)

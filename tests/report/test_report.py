@@ -13,13 +13,14 @@ import pandas as pd
 import pytest
 import synthetic_run
 
-from fspo_verl import cli, report
+from fspo_verl import cli
 from fspo_verl.analysis import clip_rates, runs
 from fspo_verl.analysis.length_effect import length_effect
 from fspo_verl.analysis.verdict import verdict
 from fspo_verl.clips import CLIPS, MATCHED_RATE, TokenClip
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.report import figures
+from fspo_verl.report import page as report
 
 SMALL = {"steps": 6, "prompts": 16}
 
@@ -205,7 +206,7 @@ def test_everything_that_can_go_wrong_at_once(tmp_path, monkeypatch):
     shown, facts = Page(files["report.html"].decode()), json.loads(files["report.json"])
     said = {one["run"]: " ".join([one["sentence"], one["advice"], *one["notes"]]) for one in facts["verdicts"]}
     for run, expected in {
-        "incomplete": ("The records of about 30 responses in 2 steps were lost", "A random 768 of its 10,000,000"),
+        "incomplete": ("about 30 responses in 2 steps were lost", "A random 768 of its 10,000,000 records"),
         "only metrics <b>&": ("rates only, no test", "records_dir=DIR and algorithm.policy_loss=observed"),
         "only a config": ("there are no records",),
         "kept all": ("Clips none of", "Narrow the clip"),

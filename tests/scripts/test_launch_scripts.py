@@ -23,7 +23,7 @@ from small_training import REWARD, cpu_overrides
 from fspo_verl.analysis.clip_rates import MIN_COUNT
 from fspo_verl.analysis.runs import read_metrics
 from fspo_verl.launch import override
-from fspo_verl.observe import folder
+from fspo_verl.observe import attempts
 from fspo_verl.observe.metrics import LENGTH_BINS
 from fspo_verl.observe.records import read_records
 
@@ -186,7 +186,7 @@ def train_small(script: str, task: dict, run_dir: Path, *overrides: str, **varia
 
 @pytest.mark.long
 def test_the_same_command_resumes_and_another_run_is_refused(task, tmp_path):
-    folder.claim(tmp_path / "records", tmp_path / "checkpoints")
+    attempts.claim(tmp_path / "records", tmp_path / "checkpoints")
     (tmp_path / "records/step-000001-rank-0000.parquet").touch()
     (tmp_path / "metrics-1.jsonl").touch()
     (tmp_path / "checkpoints/global_step_1").mkdir(parents=True)

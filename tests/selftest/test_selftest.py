@@ -16,9 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import fspo_verl.loss
-from fspo_verl import cli, output, selftest
+from fspo_verl import cli, versions
 from fspo_verl.band import Band
 from fspo_verl.loss import fspo_loss
+from fspo_verl.selftest import command
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,9 +36,9 @@ def planted(sound: str, fault: str):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_shipped_float64_is_that_of_the_tests(dtype):
-    batch = new, old, advantages, mask = selftest.make_batch(36, 50, dtype)
-    value, gradient = selftest.reference(*batch)
-    band = vars(Band(selftest.EPS[dtype]))
+    batch = new, old, advantages, mask = command.make_batch(36, 50, dtype)
+    value, gradient = command.reference(*batch)
+    band = vars(Band(command.EPS[dtype]))
     log_probs = [x.nan_to_num().double().tolist() for x in (new, old)]
     tables = [x.tolist() for x in (advantages.double(), mask, torch.ones(36, 50))]
     expected, expected_gradient, *_ = reference.fspo(*log_probs, *tables[:2], band, tables[2])
@@ -48,12 +49,12 @@ def test_the_shipped_float64_is_that_of_the_tests(dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [4096, 32768])
 def test_the_batch_is_clear_of_every_edge_and_every_part_of_the_loss_acts(dtype, width):
-    new, old, advantages, mask = selftest.make_batch(72, width, dtype)
-    band = Band(selftest.EPS[dtype])
+    new, old, advantages, mask = command.make_batch(72, width, dtype)
+    band = Band(command.EPS[dtype])
     found = fspo_loss(new.double(), old.double(), advantages.double(), mask, band)
     assert found.clipped_upper.any() and found.clipped_lower.any() and found.clipped_dual.any()
     assert (~found.clipped & (found.advantage > 0)).any() and (~found.clipped & (found.advantage < 0)).any()
-    place = found.log_ratio / found.length.clamp(min=1).sqrt() / selftest.EPS[dtype]
+    place = found.log_ratio / found.length.clamp(min=1).sqrt() / command.EPS[dtype]
     assert min((place.abs() - 1).abs().min(), (place - 3).abs().min()) > 0.05
     assert (found.length == 0).any() and found.finite.all()
     assert found.length.max() < width  # holes
@@ -76,16 +77,16 @@ PLANTED = {
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_turns_its_line_red_and_no_other(fault, monkeypatch):
     sound, wrong, red = PLANTED[fault]
-    monkeypatch.setattr(output, "installed", lambda package: None)  # no verl: the loss alone
-    monkeypatch.setattr(selftest, "check_ranks", lambda *_: {"text": "a planted loss cannot be pickled"})
-    checks = selftest.examine("cpu", loss=planted(sound, wrong))
+    monkeypatch.setattr(versions, "installed", lambda package: None)  # no verl: the loss alone
+    monkeypatch.setattr(command, "check_ranks", lambda *_: {"text": "a planted loss cannot be pickled"})
+    checks = command.examine("cpu", loss=planted(sound, wrong))
     assert {check["name"] for check in checks if check["status"] == "error"} == red
     assert all(check["text"] for check in checks)
 
 
 def test_a_failing_rank_is_named():
     with pytest.raises(torch.multiprocessing.ProcessRaisedException, match="TypeError"):
-        selftest.check_ranks(torch.add, "cpu")
+        command.check_ranks(torch.add, "cpu")
 
 
 class Sizes(TorchDispatchMode):
@@ -101,7 +102,7 @@ class Sizes(TorchDispatchMode):
 
 
 def test_nothing_of_the_forward_pass_is_as_large_as_the_batch():
-    new, old, advantages, mask = selftest.make_batch(64, 8192)
+    new, old, advantages, mask = command.make_batch(64, 8192)
     kept = planted(SAVE, f"        ctx.kept = log_prob - old_log_prob\n{SAVE}")
     whole = planted("for rows in _row_blocks(log_prob):", "for rows in [slice(0, len(log_prob))]:")
     for loss, small in ((fspo_loss, True), (kept, False), (whole, False)):
@@ -122,7 +123,7 @@ def test_nothing_of_the_forward_pass_is_as_large_as_the_batch():
 def test_the_conclusion_and_the_next_step_follow_from_the_checks(failed, eps, conclusion, advice):
     checks = [{"name": name, "status": "error"} for name in failed]
     checks += [{"name": f"noise_{dtype}", "status": "ok", "eps": value} for dtype, value in eps.items()]
-    said = selftest.summary(checks)
+    said = command.summary(checks)
     assert conclusion in said[0] and advice in said[1]
 
 
@@ -148,7 +149,7 @@ def test_without_verl_the_loss_is_checked_and_the_rest_skipped():
     absent = ("verl", "ray", "tensordict", "omegaconf", "hydra", "transformers")
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({absent}))\n"  # Python then finds none of them
-        "from fspo_verl import cli, output; output.installed = lambda package: None\n"
+        "from fspo_verl import cli, versions; versions.installed = lambda package: None\n"
         "sys.exit(cli.main(['selftest', '--device', 'cpu']))\n"
     )
     first, *_, last = run("-c", code).splitlines()

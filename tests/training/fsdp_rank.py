@@ -24,9 +24,9 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
-from fspo_verl import worker
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.observe import observer
+from fspo_verl.selftest import worker
 
 PROMPT, RESPONSES, STEP = 5, [1, 3, 60, 17, 30, 90, 8, 2], 12
 

@@ -168,7 +168,7 @@ def clipped(records: pd.DataFrame, width: str) -> np.ndarray:
 
 def weight_moved(table: pd.DataFrame) -> tuple[float, float]:
     """abs(acceptance of a bin / acceptance overall − 1): the mean over responses, and the largest (LRE)."""
-    used = table[clip_rates.takes_part(table)]
+    used = table[clip_rates.has_enough_data(table)]
     overall = 1 - np.average(table.rate.fillna(0), weights=table.n)
     moved = (1 - used.rate) / overall - 1
     mean = np.average(moved.abs(), weights=used.n) if len(used) > 1 else math.nan

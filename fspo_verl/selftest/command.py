@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from fspo_verl import output, worker
+from fspo_verl import output, versions
 from fspo_verl.band import Band
 from fspo_verl.loss import MAX_LOG_RATIO, fspo_loss
 from fspo_verl.observe import columns, noise
+from fspo_verl.selftest import worker
 
 EPS = {torch.float32: 0.03, torch.bfloat16: 0.3}  # rounding to bfloat16 moves S/sqrt(L) by some thousandths
 # Relative errors. Sums of 32,768 float32 numbers are right to some 1e-5; a gradient in bfloat16 is rounded once.
@@ -44,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError(f"--model={args.model} holds no config.json: name the folder of a model")
     machine = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
     for package in ("fspo-verl", "verl", "torch", "transformers"):
-        machine += f", {package} {output.installed(package)}"
+        machine += f", {package} {versions.installed(package)}"
     with output.reserved():  # for this package: verl prints as well
         checks = examine(device, args.model)
     conclusion, advice = summary(checks)
@@ -68,7 +69,7 @@ def examine(device: str, model: Path | None = None, loss=fspo_loss) -> list[dict
         "ranks": lambda: check_ranks(loss, device),
         "waits": lambda: check_waits(loss, device),
     }
-    if output.installed("verl") and (device == "cuda" or output.installed("fspo-verl-cpu")):
+    if versions.installed("verl") and (device == "cuda" or versions.installed("fspo-verl-cpu")):
         os.environ |= {"VERL_PLATFORM": "cpu"} if device == "cpu" else {}  # verl chooses it once, when it is imported
         checks["step"] = lambda: check_step()
         checks["noise_fp32"] = lambda: check_noise("fp32", model)
@@ -91,7 +92,7 @@ def summary(checks: list[dict]) -> tuple[str, str]:
     eps = {check["name"].removeprefix("noise_"): check["eps"] for check in checks if "eps" in check}
     if not eps:
         cpu = "fspo-verl-cpu", " (pip install ./cpu in a clone)"
-        missing, how = cpu if output.installed("verl") else ("verl", "")
+        missing, how = cpu if versions.installed("verl") else ("verl", "")
         skipped = f"A step and noise were skipped: {missing} is not installed."
         return f"The loss of FSPO is exact on this machine. {skipped}", f"install {missing}{how}, and run this again"
     above_noise = " and ".join(f"{smallest:g} in {dtype}" for dtype, smallest in eps.items())

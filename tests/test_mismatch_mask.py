@@ -23,7 +23,7 @@ from verl.workers import engine_workers
 from verl.workers.config import PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
-from fspo_verl import live, mask
+from fspo_verl import live, mismatch_mask
 from fspo_verl.analysis.mismatch import dropped
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.observe.columns import MASKED
@@ -70,7 +70,7 @@ def masked_ranks(ranks, eps, sharing=1):
             patch.setattr(torch.distributed, "get_world_size", lambda: len(ranks))
             patch.setattr(torch.distributed, "get_rank", lambda: rank)
             patch.setattr(torch.distributed, "all_gather_object", gather)
-            return mask.masked_copy(data, eps, counts_here=rank % sharing == 0)
+            return mismatch_mask.masked_copy(data, eps, counts_here=rank % sharing == 0)
 
     handed = []
     for rank, data in enumerate(ranks):
@@ -224,9 +224,9 @@ BREAK = {
 @pytest.mark.parametrize("how", BREAK)
 @pytest.mark.parametrize("broken", [1, 26, 102])
 def test_broken_responses_are_masked_and_take_hardly_a_sound_one_along(broken, how):
-    sound = mask.masked_copy(responses(0, how), 0.1)[MASKED].double().mean()
+    sound = mismatch_mask.masked_copy(responses(0, how), 0.1)[MASKED].double().mean()
     assert 0.06 < sound < 0.14  # 10% of normal sums
-    masked = mask.masked_copy(responses(broken, how), 0.1)[MASKED]
+    masked = mismatch_mask.masked_copy(responses(broken, how), 0.1)[MASKED]
     assert masked[:broken].all()
     assert masked[broken:].double().mean() == pytest.approx(float(sound), abs=0.04)
 
@@ -235,7 +235,7 @@ def test_more_than_half_masked_is_said_once(caplog):
     eps = 0.1001  # of no other test
     with caplog.at_level(logging.WARNING, logger="fspo_verl"):
         for broken, said in ((200, 0), (250, 1), (300, 1)):  # of 512, beside a tenth of the sound ones
-            assert mask.masked_copy(responses(broken, "nan"), eps)[MASKED][:broken].all()
+            assert mismatch_mask.masked_copy(responses(broken, "nan"), eps)[MASKED][:broken].all()
             assert len(caplog.messages) == said
     assert "masks more than half" in caplog.messages[0]
 
@@ -293,4 +293,4 @@ def test_a_trainer_whose_responses_nobody_masks_is_refused(fresh_ppo_loss, kind)
 
 def test_a_batch_without_the_engines_log_probs_is_refused():
     with pytest.raises(KeyError, match="rollout_log_probs"):
-        mask.masked_copy(Batch().micro_batch(range(8))[1].exclude("rollout_log_probs"), EPS)
+        mismatch_mask.masked_copy(Batch().micro_batch(range(8))[1].exclude("rollout_log_probs"), EPS)

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The calibrated band has the rate it promises, on the records and on a re-run; every way to fail says what to mend."""
+"""The calibrated band has the rate it promises, on the records and on a re-run; every way to fail says what to fix."""
 
 import json
 import math
@@ -19,14 +19,16 @@ from fspo_verl.analysis.calibration import calibrate
 from fspo_verl.analysis.conclusion import KEEP
 from fspo_verl.analysis.fit import MEASURED, ROOT, WIDTHS, from_metrics, measured_shape
 from fspo_verl.analysis.length_effect import SHORTER, length_effect
+from fspo_verl.analysis.overrides import band_overrides
 from fspo_verl.analysis.verdict import verdict
 from fspo_verl.band import Band
 from fspo_verl.clips import BandClip, ratio_band, standardized, upper_quantile
 from fspo_verl.config import FSPOPolicyLossConfig
+from fspo_verl.keys import ACTOR, POLICY_LOSS
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings
 
-SEEDS = 200
+SEEDS, KEY = 200, f"{POLICY_LOSS}."
 
 
 def write_records(folder, records, loss="fspo"):
@@ -60,7 +62,7 @@ def test_the_rate_of_a_re_run_lands_in_its_interval(steps, step_spread, prompts)
         run, again = (part[part.advantage > 0] for part in (run, again))
         score, other = standardized(run, Band()), standardized(again, Band())
         eps = upper_quantile(score, 0.1)
-        hits.append(holds(fit.rerun_rate(run, score > eps), np.mean(other > eps)))
+        hits.append(holds(fit.predicted_rate(run, score > eps), np.mean(other > eps)))
     assert_covered(hits)
 
 
@@ -69,7 +71,7 @@ def test_the_suggested_bands_clip_the_target_on_both_sides(width):
     run = simulate_run(np.random.default_rng(0), step_spread=0.2, power=0.3)
     side = clip_rates.sides(run)
     found = fit.fitted(run, width, 0.1)
-    band = FSPOPolicyLossConfig(**as_hydra_reads(fit.overrides(found.band)))
+    band = FSPOPolicyLossConfig(**as_hydra_reads(band_overrides(found.band)))
     clipped = fit.clipped_by(band, run)
     np.testing.assert_array_equal(clipped, fit.clipped_by(found.band, run))
     for name in ("upper", "lower"):
@@ -204,7 +206,7 @@ def test_every_other_clip_gets_the_range_that_clips_as_much():
     records = simulate_run(np.random.default_rng(0))
     rules = {rule.name: rule for rule in calibrate(records, 0.1).rules}
     gspo = rules["GSPO"].overrides
-    low, high = (gspo[f"{fit.ACTOR}clip_ratio_{side}"] for side in ("low", "high"))
+    low, high = (gspo[f"{ACTOR}.clip_ratio_{side}"] for side in ("low", "high"))
     clips = {"GSPO": ratio_band(1 - low, 1 + high, 1.0)}
     for name in ("fixed band", "FSPO, drift-corrected"):
         clips[name] = FSPOPolicyLossConfig(**as_hydra_reads(rules[name].overrides))
@@ -220,16 +222,14 @@ def test_every_other_clip_gets_the_range_that_clips_as_much():
 
 
 def longest_sentence(out):
-    return max(len(line) for line in out.splitlines() if not line.startswith("  " + fit.KEY))
+    return max(len(line) for line in out.splitlines() if not line.startswith("  " + KEY))
 
 
 def as_hydra_reads(overrides):
     """The band's fields of overrides, with what Hydra makes of their texts."""
     parser = OverridesParser.create()
-    texts = [
-        f"{key}={'null' if value is None else value}" for key, value in overrides.items() if key.startswith(fit.KEY)
-    ]
-    return {item.key_or_group.removeprefix(fit.KEY): item.value() for item in parser.parse_overrides(texts)}
+    texts = [f"{key}={'null' if value is None else value}" for key, value in overrides.items() if key.startswith(KEY)]
+    return {item.key_or_group.removeprefix(KEY): item.value() for item in parser.parse_overrides(texts)}
 
 
 def pasted(out):
@@ -237,7 +237,7 @@ def pasted(out):
     blocks = [
         shlex.split(line)
         for line in out.replace(" \\\n", " ").splitlines()
-        if line.startswith(("  " + fit.KEY, "  algorithm."))
+        if line.startswith(("  " + KEY, "  algorithm."))
     ]
     return [dict(item.split("=", 1) for item in block) for block in blocks]
 
@@ -290,7 +290,7 @@ def test_overrides_undo_what_contradicts_them(tmp_path, capsys, monkeypatch):
         both = FSPOPolicyLossConfig(**({"eps": 0.1} | band | named))
         assert both.length_power == named["length_power"] and both.dual >= both.high
         assert both.normalization == named["normalization"]
-    assert {overrides[f"{fit.KEY}length_power"] for overrides in blocks} >= {"0.5"} and chosen in blocks
+    assert {overrides[f"{KEY}length_power"] for overrides in blocks} >= {"0.5"} and chosen in blocks
 
 
 @pytest.mark.parametrize("target", [None, 0.1])
@@ -303,7 +303,7 @@ def test_the_eps_that_is_advised_stays_as_it_is_pasted_and_is_said_to(tmp_path, 
     _, out, _ = run_cli(capsys, run)
     (block,) = pasted(out)
     advice = verdict(read_records(tmp_path)).advice
-    assert (block.get(f"{fit.KEY}target_clip_rate") == "null") == (target is not None)
+    assert (block.get(f"{KEY}target_clip_rate") == "null") == (target is not None)
     for said in (" ".join(out.split()), advice):
         assert ("followed a clip rate of 0.1, and these overrides fix it" in said) == (target is not None)
     assert len(out.splitlines()) <= 20

@@ -12,12 +12,12 @@ import pytest
 import torch
 from simulated_records import frame
 
-from fspo_verl import report
 from fspo_verl.analysis import runs
 from fspo_verl.analysis.mismatch import dropped, mismatch, note, of_bypass
 from fspo_verl.analysis.verdict import verdict
 from fspo_verl.observe.columns import MISMATCH, mismatch_columns
 from fspo_verl.observe.settings import RunSettings
+from fspo_verl.report import page as report
 
 
 def responses(rng, count, sigma, shared=0.0, low=20, high=2000):

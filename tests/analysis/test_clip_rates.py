@@ -16,7 +16,7 @@ from fspo_verl.analysis import clip_rates
 from fspo_verl.analysis.clip_rates import length_edges
 from fspo_verl.analysis.length_effect import LONGER, SHORTER, length_effect
 from fspo_verl.clips import CLIPS
-from fspo_verl.report import at_one_rate, counterfactuals
+from fspo_verl.report.numbers import at_one_rate, counterfactuals
 
 SEEDS = 200
 EDGES = np.array([1, 30, 100, 1000])
@@ -120,7 +120,7 @@ def test_a_bin_of_few_prompts_takes_no_part_however_many_responses_it_has():
     length = np.r_[np.full(100, 10), np.full(100, 50), np.full(900, 200)]
     prompt = np.r_[np.arange(100), 100 + np.arange(100) // 10, 200 + np.arange(900) // 100]  # 100, 10 and 9 prompts
     table = clip_rates.rate_by_length(length, np.arange(1100) % 2, EDGES, clusters=prompt)
-    assert table.clusters.tolist() == [100, 10, 9] and clip_rates.takes_part(table).tolist() == [True, True, False]
+    assert table.clusters.tolist() == [100, 10, 9] and clip_rates.has_enough_data(table).tolist() == [True, True, False]
 
 
 # --- clips at one rate -----------------------------------------------------------------------------------------------

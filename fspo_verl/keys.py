@@ -1,0 +1,10 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Keys of verl's config, each written once."""
+
+GROUP = "algorithm.policy_loss"
+"""The config group of this package."""
+
+ACTOR = "actor_rollout_ref.actor"
+POLICY_LOSS = f"{ACTOR}.policy_loss"
+RECORDS_DIR = f"{POLICY_LOSS}.records_dir"

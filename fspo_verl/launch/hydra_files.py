@@ -1,0 +1,136 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What this package knows of Hydra (1.3): how an override is quoted, what a config file sets, which files are read.
+
+Hydra tells a running application its sources, the overrides and the choices of groups. The defaults list, in which a
+later file wins, is computed from these once more with internals of Hydra: there is no public way. Hydra is imported
+only where it is asked: each process that imports verl imports this module.
+"""
+
+import importlib.util
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from fspo_verl.keys import GROUP
+
+OWN_CONFIGS = "pkg://fspo_verl.configs"
+PACKAGED = Path(__file__).parents[1] / "configs"
+OPTIONS = tuple(sorted(file.stem for file in (PACKAGED / GROUP).glob("*.yaml")))
+"""Those of this package's config group."""
+
+
+def override(key: str, text: str | Path) -> str:
+    """``key='text'``, a Hydra override quoted so that Hydra reads the text as it is; for bash see scripts/launch.
+
+    Unquoted, any of ``( ) = { [ ' # & ~ ,`` or a letter beyond ASCII ends the launch, or changes what is read. Only
+    ``${...}`` still has its meaning.
+    """
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    return f"{key}={QuotedString(str(text), Quote.single).with_quotes()}"
+
+
+def leaves(content, prefix: str = "") -> dict[str, object]:
+    """Dotted key to value of every leaf of a config, interpolations as written; a list or empty mapping is a leaf."""
+    if OmegaConf.is_config(content):
+        content = OmegaConf.to_container(content, resolve=False)
+    found: dict[str, object] = {}
+    for key, value in content.items():
+        path = f"{prefix}.{key}" if prefix else str(key)
+        found |= leaves(value, path) if isinstance(value, dict) and value else {path: value}
+    return found
+
+
+def option(name: str) -> dict[str, object]:
+    """What an option of this package's config group sets, by dotted key; interpolations as written."""
+    content: Any = OmegaConf.load(PACKAGED / GROUP / f"{name}.yaml")
+    bases = content.pop("defaults", [])
+    return {key: value for base in bases for key, value in option(base).items()} | leaves(content)
+
+
+class Part(NamedTuple):
+    """One config file that went into the composed config."""
+
+    name: str  # as in the defaults list, such as actor/dp_actor
+    source: str  # the entry of Hydra's search path that holds it, such as pkg://verl.trainer.config
+    content: DictConfig  # under the package it was composed into, interpolations as written
+
+    @property
+    def file(self) -> str:
+        return f"{self.source.removeprefix('file://')}/{self.name}.yaml"
+
+
+def is_of_user(source: str) -> bool:
+    """Whether neither verl nor this package nor Hydra ships what an entry of Hydra's search path holds."""
+    if source.startswith("pkg://"):
+        return source.removeprefix("pkg://").split(".")[0] not in ("verl", "fspo_verl", "hydra")
+    # A main that is started as a file, and the asynchronous ones, name verl's own folders by path.
+    verl = importlib.util.find_spec("verl")
+    if verl is None or verl.origin is None:
+        return True
+    return not Path(source.removeprefix("file://")).is_relative_to(Path(verl.origin).parent)
+
+
+def has_files_of_the_user() -> bool:
+    """Whether the search path of the running Hydra application has an entry of a user's."""
+    return any(is_of_user(source) for source in _sources() if not source.startswith("structured://"))
+
+
+def _sources() -> list[str]:
+    """The search path of the running Hydra application, first entry first; empty outside of one."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return []
+    return [f"{source.schema}://{source.path}" for source in HydraConfig.get().runtime.config_sources]
+
+
+def parts() -> list[Part]:
+    """The files of the running Hydra application in the order in which they were merged."""
+    from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
+    from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+    from hydra._internal.defaults_list import create_defaults_list
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    hydra = HydraConfig.get()
+    search_path = ConfigSearchPathImpl()
+    for source in hydra.runtime.config_sources:
+        search_path.append(source.provider, f"{source.schema}://{source.path}")
+    # Cached, as each file is needed twice: for its defaults and for its content.
+    repository = CachingConfigRepository(ConfigRepository(search_path))
+    overrides = OverridesParser.create().parse_overrides([*hydra.overrides.hydra, *hydra.overrides.task])
+    name = hydra.job.config_name
+    defaults = create_defaults_list(repository, name, overrides, prepend_hydra=True, skip_missing=False).defaults
+    found = []
+    for default in defaults:
+        loaded = repository.load_config(default.config_path)
+        if loaded is None or loaded.provider == "hydra":
+            continue
+        package = loaded.header["package"] if default.package is None else default.package
+        content = OmegaConf.create() if package else loaded.config
+        if package:
+            OmegaConf.update(content, package, loaded.config)
+        found.append(Part(default.config_path, loaded.path, content))
+    return found
+
+
+def passed_over() -> list[Path]:
+    """Files of a user's that Hydra does not read, as this package ships one of the same name and comes first."""
+    sources, own = _sources(), _folder(OWN_CONFIGS)
+    if OWN_CONFIGS not in sources or own is None:
+        return []
+    names = [file.relative_to(own) for file in own.rglob("*.yaml")]
+    later = filter(None, map(_folder, sources[sources.index(OWN_CONFIGS) + 1 :]))
+    return [folder / name for folder in later for name in names if (folder / name).exists()]
+
+
+def _folder(source: str) -> Path | None:
+    """The folder of an entry of Hydra's search path; None for one that is no folder."""
+    scheme, path = source.split("://", 1)
+    if scheme == "pkg":
+        spec = importlib.util.find_spec(path)
+        return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+    return Path(path) if scheme == "file" else None

@@ -1,0 +1,110 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Resumes: which loss a run has trained until its checkpoint, and whether this launch goes on with another.
+
+verl's checkpoints hold no config. :func:`keep` notes the loss of a launch beside them.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from fspo_verl import output
+from fspo_verl.config import Observation
+from fspo_verl.keys import ACTOR
+from fspo_verl.launch.view import KEPT_LOSSES, TRACKER, Finding, Launch, warning
+
+# What shapes the loss besides ``policy_loss`` itself.
+_ACTOR_KEYS = (
+    *("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode", "loss_scale_factor"),
+    *("entropy_coeff", "use_kl_loss", "kl_loss_coef", "kl_loss_type"),
+)
+
+
+def lost_checkpoint(launch: Launch) -> Iterator[Finding]:
+    """A tracker of checkpoints that names one that is gone."""
+    step = launch.tracked_step
+    if step is not None and launch.resume_point is None:
+        tracker = Path(launch.config.trainer.default_local_dir) / TRACKER
+        what = f"{tracker} names a checkpoint of step {step}, which is gone"
+        yield warning(what, "verl starts anew, and only prints it", "write the step of one that is there, or remove it")
+
+
+def loss_settings(launch: Launch) -> dict:
+    """Everything in ``actor_rollout_ref.actor`` that shapes the loss, by key; how it is observed does not count.
+
+    Of a band the values in effect count, however they are set.
+
+    Raises:
+        ValueError: a field of the band has a bad value.
+    """
+    if launch.is_fspo:
+        # to_json has null where there is no edge, and in the config that is inf.
+        band = {key: "inf" if key.startswith("eps") and v is None else v for key, v in launch.band.to_json().items()}
+        policy_loss = {"loss_mode": launch.loss_mode} | band | {"target_clip_rate": launch.band.target_clip_rate}
+        policy_loss["mismatch_eps"] = launch.policy_loss.get("mismatch_eps")
+    else:
+        idle = {field.name for field in dataclasses.fields(Observation)} | {"_target_"}
+        set_there: Any = OmegaConf.to_container(launch.policy_loss, resolve=True)
+        policy_loss = {key: value for key, value in set_there.items() if key not in idle}
+    settings = {f"policy_loss.{key}": value for key, value in policy_loss.items()}
+    return settings | {key: launch.actor.get(key) for key in _ACTOR_KEYS}
+
+
+def changed_on_resume(launch: Launch) -> Iterator[Finding]:
+    """A run that goes on from a checkpoint with another loss than trained it, as far as that is known."""
+    if (resumed := launch.resume_point) is None:
+        return
+    folder, step = resumed
+    if not (kept := _kept_until(launch)):
+        what = f"this run resumes after step {step}, and which loss trained it until then is not known"
+        fix = "compare .hydra/config.yaml of that run with this one; the loss of this launch is kept from now on"
+        yield Finding("warning", "unknown_before_resume", what, f"{KEPT_LOSSES} in {folder} does not say", fix)
+        return
+    losses = loss_settings(launch), kept[-1]["loss"]
+    now, before = ({key: _as_override(value) for key, value in loss.items()} for loss in losses)
+    changed = [key for key in now if key in before and now[key] != before[key]]
+    if changed:
+        values = ", ".join(f"{ACTOR}.{key}={now[key]} (until then {before[key]})" for key in changed)
+        what, why = f"this run resumes after step {step} with {values}", "its later steps train another loss"
+        sides = {"policy_loss.eps_low", "policy_loss.eps_high"}
+        back = [f"{ACTOR}.policy_loss.eps=null"] if sides <= set(changed) else []  # or eps would have no effect
+        back += [f"{ACTOR}.{key}={before[key]}" for key in changed]
+        yield warning(what, why, f"if that is not meant: {' '.join(back)}")
+
+
+def _as_override(value) -> str:
+    """A value as Hydra reads it on a command line."""
+    return "null" if value is None else str(value).replace(" ", "")
+
+
+def keep(launch: Launch) -> None:
+    """Note what the launch trains with beside its checkpoints, after what is known of those it goes on from.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    kept, settings = _kept_until(launch), loss_settings(launch)
+    if not kept or kept[-1]["loss"] != settings:
+        _, step = launch.resume_point or (None, 0)
+        kept.append({"after_step": step, "loss": settings})
+    file = Path(launch.config.trainer.default_local_dir) / KEPT_LOSSES
+    output.write_whole([(file, json.dumps(kept, indent=1).encode())])
+
+
+def _kept_until(launch: Launch) -> list[dict]:
+    """The entries up to the checkpoint; later ones belong to steps that will be done again. None of a broken file."""
+    if (resumed := launch.resume_point) is None or not launch.resumes_ours:
+        return []
+    folder, step = resumed
+    try:
+        entries = [
+            (entry["after_step"], dict(entry["loss"])) for entry in json.loads((folder / KEPT_LOSSES).read_text())
+        ]
+        return [{"after_step": after, "loss": loss} for after, loss in entries if after < step]
+    except (KeyError, TypeError, ValueError):
+        return []
