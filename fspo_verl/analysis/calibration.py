@@ -119,7 +119,7 @@ def calibrate(records: pd.DataFrame, target: float, every: bool = True) -> Calib
     shape = trained or Band()
     if said.action == TAKE and said.comparison and said.comparison.best and said.comparison.best.band:
         shape = said.comparison.best.band
-    fits, rules = [fit.of_band(records, fit.with_eps(records, shape, target))], []
+    fits, rules = [fit.of_band(records, fit.with_eps(records, shape, target), tested=every)], []
     if every:
         fits += fit.fits(records, target)
         rules = [_rule(clip, records, target) for clip in CLIPS.values() if clip.name != "fspo"]
