@@ -263,7 +263,10 @@ def text_from_metrics(result: FromMetrics, run: Run) -> str:
     floor = 0.0 if result.noise is None else noise.EPS_IN_SIGMA * result.noise.sigma
     if min(result.band.low, result.band.high) < floor:
         blocks.append(
-            _wrap(f"Warning: eps lies below the numerical noise, {floor:.2g}. What helps: a wider eps, {noise.HELP}")
+            _wrap(
+                f"Warning: this clip is narrower than the numerical noise, which asks for an eps of {floor:.2g} or "
+                f"more. Ask for a lower clip rate, or remove the noise: {noise.HELP}."
+            )
         )
     return "\n".join(blocks)
 
