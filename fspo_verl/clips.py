@@ -184,6 +184,13 @@ def _cispo(tokens: Tokens) -> Tensor:
     return (_ratio(tokens) > 1.2) & (tokens.advantages != 0)
 
 
+def _ctpo(tokens: Tokens) -> Tensor:
+    """Prefix sums of log-ratios beyond -0.025 √t and 0.05 √t at the t-th token; the dual clip is at the upper edge."""
+    prefix, root = tokens.log_ratio.cumsum(-1), tokens.mask.cumsum(-1).sqrt()
+    above, below = prefix > 0.05 * root, prefix < -0.025 * root
+    return torch.where(tokens.advantages > 0, above, (tokens.advantages < 0) & (below | above))
+
+
 # --- the catalogue ----------------------------------------------------------------------------------------------------
 
 
@@ -229,6 +236,14 @@ CLIPS: dict[str, Clip] = {
             range="token ratio up to 1.2",
             loss_mode="cispo",
             note="counts the tokens whose weight it cuts; they keep a gradient",
+        ),
+        TokenClip(  # 2605.07331, at the range of its authors' script (horizon-llm/CTPO)
+            "ctpo",
+            "CTPO",
+            _ctpo,
+            column="tokens_clipped_ctpo",
+            range="prefix -0.025 √t to 0.05 √t",
+            note="clips tokens by the log-ratio of the response up to them",
         ),
         BandClip(  # verl's RolloutCorrectionConfig.decoupled_seq_is_rs
             "seq_is",

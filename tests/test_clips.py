@@ -97,6 +97,15 @@ def cispo(old, new, advantage):
     return new / old > 1.2
 
 
+def ctpo(old, new, advantage):
+    dropped, prefix = 0, 0.0
+    for t, d in enumerate(differences(old, new), 1):
+        prefix += d
+        above, below = prefix > 0.05 * math.sqrt(t), prefix < -0.025 * math.sqrt(t)
+        dropped += above if advantage > 0 else above or below
+    return dropped / len(old)
+
+
 def root_length(length, q):
     return math.sqrt(length)
 
@@ -109,6 +118,7 @@ DEFINITIONS = {
     "fixed_band": beyond(-math.log(0.8), math.log(1.2)),
     "dppo_tv": dropped_tokens(dppo_tv),
     "cispo": dropped_tokens(cispo),
+    "ctpo": ctpo,
     "seq_is": rejected(lambda d: 0.5 <= math.exp(-sum(d)) <= 2),
     "geo_rs": rejected(lambda d: 0.999 <= math.exp(-sum(d) / len(d)) <= 1.001),
 }
