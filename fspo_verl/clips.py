@@ -191,6 +191,26 @@ def _ctpo(tokens: Tokens) -> Tensor:
     return torch.where(tokens.advantages > 0, above, (tokens.advantages < 0) & (below | above))
 
 
+def _cppo(tokens: Tokens) -> Tensor:
+    """A step away from the old policy whose weighted change of probability exceeds 0.2, or what its prefix left over.
+
+    D_t is the change of a token's probability, w_t falls evenly from 1 at the first token to 0.8 at the last, and
+    β is the 90% quantile of D_t in the response, from 0.02 to 0.04. A token with A (r - 1) > 0 is dropped where
+    w_t D_t > min(0.2, 0.2 + Σ_{i<t} (β w_i - w_i D_i)).
+    """
+    place, length = tokens.mask.cumsum(-1), tokens.mask.sum(-1, keepdim=True)
+    weight = (1 - 0.2 * (place - 1) / (length - 1).clamp(min=1)) * tokens.mask
+    change = (tokens.log_prob.exp() - tokens.old_log_prob.exp()).abs()
+    weighted = weight * change
+    # The quantile between two neighbours, as torch.nanquantile has it, which takes no large tensor.
+    ranked = torch.where(tokens.mask, change, math.inf).sort(-1).values
+    rank = 0.9 * (length - 1).clamp(min=0)
+    low, high = (ranked.gather(-1, end.long()) for end in (rank.floor(), rank.ceil()))
+    budget = torch.lerp(low, high, rank.frac()).clamp(0.02, 0.04)
+    left = (budget * weight - weighted).cumsum(-1) - (budget * weight - weighted)
+    return (tokens.advantages * tokens.log_ratio > 0) & (weighted > 0.2 + left.clamp(max=0))
+
+
 # --- the catalogue ----------------------------------------------------------------------------------------------------
 
 
@@ -244,6 +264,14 @@ CLIPS: dict[str, Clip] = {
             column="tokens_clipped_ctpo",
             range="prefix -0.025 √t to 0.05 √t",
             note="clips tokens by the log-ratio of the response up to them",
+        ),
+        TokenClip(  # 2606.10968, equations 8 to 11 and 22, at the constants of its authors (verl PR #6731)
+            "cppo",
+            "CPPO",
+            _cppo,
+            column="tokens_clipped_cppo",
+            range="TV 0.2, prefix 0.02 to 0.04",
+            note="clips tokens by the change of their probability and what their prefix has left of a budget",
         ),
         BandClip(  # verl's RolloutCorrectionConfig.decoupled_seq_is_rs
             "seq_is",
