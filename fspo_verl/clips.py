@@ -62,7 +62,7 @@ class Clip:
         return True
 
     def matched(self, records: pd.DataFrame, rate: float) -> "Clip":
-        """The clip with its range multiplied by the one number at which :meth:`clipped` has this overall rate.
+        """Scale the range so that the clip rate equals ``rate``.
 
         Raises:
             ValueError: the clip works token by token, or too few responses are on the clipped side of the centre.
@@ -116,7 +116,7 @@ class BandClip(Clip):
         return dataclasses.replace(self, band=dataclasses.replace(self.band, eps=None, **eps))
 
     def _multiple(self, records: pd.DataFrame) -> np.ndarray:
-        """By what ``[rows]`` the range would have to be multiplied for each response to be on its edge."""
+        """The factor ``[rows]`` on the range that puts each response on its edge."""
         score = standardized(records, self.band)
         above, below = score / self.band.high, -score / self.band.low
         if self.rejects:
@@ -299,7 +299,7 @@ COLUMNS = {clip.column: clip.drops for clip in CLIPS.values() if isinstance(clip
 
 
 def unjudged(records: pd.DataFrame) -> str | None:
-    """Which clips of the catalogue these records cannot judge, in a sentence; None where there is none."""
+    """A sentence that names the clips which these records cannot judge; None where there is none."""
     labels = [clip.label for clip in CLIPS.values() if not clip.judges(records)]
     if not labels:
         return None

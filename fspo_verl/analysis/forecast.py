@@ -44,7 +44,7 @@ class Spread(NamedTuple):
     bypass: bool = False  # the old log-probs are those of the rollout engine
 
     def seen_by(self, rule: BandClip) -> tuple[str, float]:
-        """What it is that the rule acts on, and how large."""
+        """The name and the size of the spread that a rule acts on."""
         return ("mismatch", self.mismatch) if rule.rejects or self.bypass else ("noise", self.noise)
 
 

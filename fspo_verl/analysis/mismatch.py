@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer against the rollout engine: how far apart, how that grows with length, and whom rules drop by it.
+"""Mismatch of trainer and rollout engine: its size, its growth with length, and whom rules drop by it.
 
 d is a token's log π_trainer − log π_engine before the update, in nats; S_r and Q_r are the sums of d and d² over a
 response (:func:`fspo_verl.observe.columns.mismatch_columns`). It holds numerical noise, and where the engine's weights

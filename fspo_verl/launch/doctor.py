@@ -37,7 +37,7 @@ from fspo_verl.launch.view import SEVERITIES, Finding, Launch
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
 _DEFAULT_OVERRIDES = [f"{GROUP}=fspo"]
-_EXAMPLE = "no launch given; checked verl's defaults with algorithm.policy_loss=fspo"
+_EXAMPLE = "No launch given; checked verl's defaults with algorithm.policy_loss=fspo"
 
 
 def main(args: argparse.Namespace) -> int:

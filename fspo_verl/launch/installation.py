@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether what is installed on this machine can train the losses.
 
-A verl that was never tested is tried: whether the loss trains what it says. Whatever else could break in silence is in
-tests/verl_contract; what fails with an error of its own is not tried here.
+An untested verl gets a smoke test of the loss and its gradient. What else could break in silence is tested in
+tests/verl_contract; what fails with an error of its own is not tested here.
 """
 
 import importlib.util
@@ -50,7 +50,7 @@ def findings() -> Iterator[Finding]:
 
 
 def verl_version() -> Iterator[Finding]:
-    """An error where the installed verl is too old; at most two warnings where it was never tested.
+    """An error for a verl that is too old; at most two warnings for one that was never tested.
 
     A development version counts as never tested, as it names no certain sources.
     """
@@ -82,7 +82,7 @@ def too_old() -> Finding | None:
 
 
 def problems() -> list[str]:
-    """What the installed verl does otherwise than the losses need. Takes about a second, without Ray."""
+    """Where the installed verl differs from what the losses need. Takes about a second, without Ray."""
     try:
         with output.reserved():
             return [*_loss()]

@@ -3,8 +3,8 @@
 """The folder of a run's records: its attempts, names of its files, and what is missing.
 
 Each launch of a run is an attempt with a folder of its own, ``attempt-0001-RUN``, so that it overwrites nothing: not
-where it goes on from a checkpoint, and not where two launches train at once. From its first step on the newest attempt
-counts. ``run.json`` says whose records they are; a launch with other checkpoints is refused.
+where it goes on from a checkpoint, and not where two launches train at once. The newest attempt counts from
+its first step on. ``run.json`` says whose records they are; a launch with other checkpoints is refused.
 """
 
 import contextlib
@@ -157,7 +157,7 @@ def _ends(found: Sequence[Part]) -> dict[tuple[Path, str], float]:
 
 
 def claim(folder: Path, checkpoints: Path) -> None:
-    """Make the folder that of the run which saves its checkpoints there; of two that start at once one gets it.
+    """Give the folder to the run with these checkpoints; of two that start at once one gets it.
 
     Raises:
         ValueError: it is that of another run; names a free one.
@@ -182,7 +182,7 @@ def why_taken(folder: Path, checkpoints: Path) -> str | None:
 
 
 def _owner(folder: Path) -> str | None:
-    """Where the run saves its checkpoints that has the folder; None where none has."""
+    """The folder of checkpoints of the run that owns the folder; None where nobody owns it."""
     for _ in range(50):  # another may be about to write it; cut off, it is nobody's
         with contextlib.suppress(ValueError):
             try:

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What one call of a policy loss did to each response: the columns behind the metrics and the records.
+"""Columns per response of one call of a policy loss, from which metrics and records are made.
 
 For the fspo loss they come with the loss. Any other policy loss is observed from outside: a response token has lost its
 gradient to the clip when its advantage is not 0 and the gradient of the loss with respect to its log-probability is.

@@ -202,7 +202,7 @@ class RecordWriter:
         return self.folder / attempts.RECORD.format(step=batch.step, rank=batch.rank)
 
     def _warn(self, message: str) -> None:
-        """Once per message, as a condition tends to last; the training goes on."""
+        """Warn once per message: a condition tends to last. The training goes on."""
         kind = re.sub(r"\d+", "", message)
         if kind not in self._said:
             self._said.add(kind)
@@ -270,7 +270,7 @@ def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool
 
 @contextlib.contextmanager
 def _left_out_if_unreadable(file: Path) -> Iterator[None]:
-    """Make a warning of what is wrong with a file."""
+    """Turn an error of a file into a warning."""
     try:
         yield
     except (OSError, ValueError, pa.ArrowException) as error:

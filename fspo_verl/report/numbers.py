@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""All numbers of a report: what the clip of a run did by length, and what other clips do to the same records."""
+"""The numbers of a report: clip rates of a run by length, and those of other clips on the same records."""
 
 import contextlib
 import math
@@ -35,7 +35,7 @@ class Counterfactuals(NamedTuple):
 
 @dataclass
 class Analysis:
-    """What is known of one run; clip rates are of responses with an advantage."""
+    """The numbers of one run; clip rates are of responses with an advantage."""
 
     run: Run
     verdict: Verdict
