@@ -88,8 +88,8 @@ def main(args: argparse.Namespace) -> int:
         if args.all:
             print(f"\n{details(result, run)}")
     if args.json:
-        found = {"run": str(run.folder), "source": source} | _plain(result)
-        args.json.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n")
+        answer = {"run": str(run.folder), "source": source} | _plain(result)
+        args.json.write_text(json.dumps(answer, indent=2, allow_nan=False) + "\n")
     return 0
 
 
@@ -145,8 +145,8 @@ def _rule(clip: Clip, records: pd.DataFrame, target: float) -> Rule:
         return Rule(clip.label, band.describe(), band_overrides(band, records.attrs["settings"]))
     low, high = fit.digits(-math.expm1(-band.low)), fit.digits(math.expm1(band.high))
     mean = "the ratio to the power 1/length" if band.length_power == 1 else "the ratio"
-    found = Rule(clip.label, f"{mean} from {1 - low:g} to {1 + high:g}", {})
-    return dataclasses.replace(found, overrides=gspo_overrides(band)) if clip.loss_mode == "gspo" else found
+    rule = Rule(clip.label, f"{mean} from {1 - low:g} to {1 + high:g}", {})
+    return dataclasses.replace(rule, overrides=gspo_overrides(band)) if clip.loss_mode == "gspo" else rule
 
 
 def _warnings(records: pd.DataFrame, target: float, chosen: Fit) -> Iterator[str]:
@@ -224,9 +224,9 @@ def details(result: Calibration, run: Run) -> str:
         )
     )
     chosen, *widths = result.fits
-    for found in widths if any(one.band == chosen.band for one in widths) else result.fits:
-        tests = f"k {_effect(found.effect)}, held out {_effect(found.held_out)}; clip rate {found.rate:.3f}"
-        blocks.append(f"{_wrap(f'{found.width}: {tests}')}\n{_lines(band_overrides(found.band, run.settings))}")
+    for fitted in widths if any(one.band == chosen.band for one in widths) else result.fits:
+        tests = f"k {_effect(fitted.effect)}, held out {_effect(fitted.held_out)}; clip rate {fitted.rate:.3f}"
+        blocks.append(f"{_wrap(f'{fitted.width}: {tests}')}\n{_lines(band_overrides(fitted.band, run.settings))}")
     blocks.append("What other clips need to take as much of these records")
     for rule in result.rules:
         block = _wrap(f"{rule.name}: {rule.range}")

@@ -32,8 +32,8 @@ INSTALL = "pip install . in a clone of fspo_verl"
 
 def findings() -> Iterator[Finding]:
     """Versions, and whether verl and Hydra find this package here."""
-    found = {package: versions.installed(package) for package in TESTED}
-    text = ", ".join(f"{package} {version or 'not installed'}" for package, version in found.items())
+    present = {package: versions.installed(package) for package in TESTED}
+    text = ", ".join(f"{package} {version or 'not installed'}" for package, version in present.items())
     tested = "; ".join(f"{package} {', '.join(known)}" for package, known in TESTED.items())
     yield Finding("note", "versions", f"{text}, Python {sys.version.split()[0]}", f"tested are {tested}")
     yield from verl_version()
@@ -123,8 +123,8 @@ def _loss() -> Iterator[str]:
         ratio = torch.tensor(0.01 * length).exp()
         gradient = -advantage * ratio / totals["global_batch_size"] / config.loss_scale_factor
         expected = torch.cat([torch.zeros(1), gradient.expand(length), torch.zeros(1)])
-        found = log_prob.grad
-        if found is None or not (torch.allclose(loss, gradient * length) and torch.allclose(found, expected)):
+        grad = log_prob.grad
+        if grad is None or not (torch.allclose(loss, gradient * length) and torch.allclose(grad, expected)):
             yield f"loss_mode=fspo gives {loss.item():.4g} on {length} tokens, not {gradient.item() * length:.4g}"
 
 

@@ -74,13 +74,13 @@ def examine(device: str, model: Path | None = None, loss=fspo_loss) -> list[dict
         checks["step"] = lambda: check_step()
         checks["noise_fp32"] = lambda: check_noise("fp32", model)
         checks["noise_bf16"] = lambda: check_noise("bf16", model)
-    found = {}
+    outcomes = {}
     for name, check in tqdm(checks.items(), leave=False, disable=None):
         try:
-            found[name] = {"status": "ok"} | check()
+            outcomes[name] = {"status": "ok"} | check()
         except Exception as error:  # of a device, a driver, another package: it is shown, and the other checks go on
-            found[name] = {"status": "error", "text": (str(error).strip() or repr(error)).splitlines()[-1]}
-    return [{"name": name} | outcome for name, outcome in found.items()]
+            outcomes[name] = {"status": "error", "text": (str(error).strip() or repr(error)).splitlines()[-1]}
+    return [{"name": name} | outcome for name, outcome in outcomes.items()]
 
 
 def summary(checks: list[dict]) -> tuple[str, str]:
@@ -140,8 +140,8 @@ def compare(loss, batch: tuple[Tensor, ...], device: str) -> Tensor:
     eps = EPS[new.dtype]
     values = loss(new.requires_grad_(), old, advantages, mask, Band(eps)).loss
     values.sum().backward()
-    for found, true in zip((values.detach(), new.grad), reference(*batch), strict=True):
-        torch.testing.assert_close(found.double().cpu(), true, rtol=TOLERANCE[new.dtype], atol=0)
+    for value, true in zip((values.detach(), new.grad), reference(*batch), strict=True):
+        torch.testing.assert_close(value.double().cpu(), true, rtol=TOLERANCE[new.dtype], atol=0)
     return values.detach().double()
 
 
