@@ -77,6 +77,7 @@ class BandClip(Clip):
     band: Band
     _: KW_ONLY
     rejects: bool = False  # what is outside is dropped, whatever the sign of its advantage; there is no dual clip
+    ratios: bool = False  # its range is set as ratios, clip_ratio_low and clip_ratio_high
 
     @property
     def eps(self):
@@ -227,7 +228,7 @@ CLIPS: dict[str, Clip] = {
         BandClip(
             "fspo_drift_corrected", "FSPO, drift-corrected", Band(normalization="drift_corrected"), loss_mode="fspo"
         ),
-        BandClip("gspo", "GSPO", ratio_band(1 - 3e-4, 1 + 4e-4, 1.0), loss_mode="gspo"),  # 2507.18071
+        BandClip("gspo", "GSPO", ratio_band(1 - 3e-4, 1 + 4e-4, 1.0), loss_mode="gspo", ratios=True),  # 2507.18071
         TokenClip(  # 1707.06347, 2402.03300
             "grpo",
             "GRPO",
@@ -238,7 +239,12 @@ CLIPS: dict[str, Clip] = {
             note="clips tokens: its rate is the mean share of a response",
         ),
         # The baseline of 2509.09177.
-        BandClip("fixed_band", "fixed band", ratio_band(0.8, 1.2, 0.0), range="ratio 1 ± 0.2", loss_mode="fspo"),
+        BandClip(
+            *("fixed_band", "fixed band", ratio_band(0.8, 1.2, 0.0)),
+            range="ratio 1 ± 0.2",
+            loss_mode="fspo",
+            ratios=True,
+        ),
         TokenClip(  # 2602.04879, verl's examples/dppo_trainer
             "dppo_tv",
             "DPPO",

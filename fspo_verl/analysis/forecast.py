@@ -23,13 +23,13 @@ import pandas as pd
 import torch
 
 from fspo_verl.analysis import numerical_noise
-from fspo_verl.analysis.mismatch import RULES
+from fspo_verl.analysis.mismatch import OPSM, RULES
 from fspo_verl.analysis.runs import Run, read_run
 from fspo_verl.clips import CLIPS, BandClip, of_run, ratio_band
 from fspo_verl.observe.metrics import NAMES
 from fspo_verl.output import show
 
-_RULES = {rule.name: rule for rule in (*CLIPS.values(), *RULES) if isinstance(rule, BandClip) and rule.name != "opsm"}
+_RULES = {rule.name: rule for rule in (*CLIPS.values(), *RULES) if isinstance(rule, BandClip) and rule is not OPSM}
 CLIP_RATE, NOISE, K3 = NAMES["clip_rate"], "fspo/noise_sigma", ("fspo/mismatch_kl", "rollout_corr/k3_kl")
 LENGTHS = tuple(f"response_length/{name}" for name in ("min", "mean", "max"))
 CARRIERS = 0.05  # share of the tokens, for what unequal tokens would do
@@ -101,12 +101,12 @@ def expected_rate(rule: BandClip, length: int, sigma: float, carriers: float = 1
 
 
 def with_range(rule: BandClip, low: float, high: float) -> BandClip:
-    """The rule with another range: ``clip_ratio_low`` and ``_high`` of GSPO and the fixed band, eps of the others.
+    """The rule with another range: ``clip_ratio_low`` and ``_high`` where it is one of ratios, eps of the others.
 
     Raises:
         ValueError: the rule cannot have this range.
     """
-    if rule.name in ("gspo", "fixed_band"):
+    if rule.ratios:
         if not (0 < low < 1 and 0 < high < math.inf):
             raise ValueError(f"--clip {low:g} {high:g}: {rule.name} needs 0 < LOW < 1 and HIGH > 0")
         return dataclasses.replace(rule, band=ratio_band(1 - low, 1 + high, rule.band.length_power), range="")
