@@ -6,12 +6,14 @@
   fspo-verl forecast --lengths 200,2000,8000 --k3 0.0004 --loss gspo --clip 0.0003 0.0004
   fspo-verl forecast RUN          sigma, lengths and the clip range of a run, or what of these its log holds
 
-The log-ratio S of a response of L tokens is taken as normal, with variance sigma^2 L and mean -sigma^2 L / 2, as of
-independent tokens that all spread alike. The advantage is above 0 for one response in two. A run gives two sigmas:
-clips see its noise (fspo/noise_sigma), rejections the mismatch of trainer and rollout engine. In bypass mode clips see
-the mismatch as well. What the policy itself moves comes on top. The forecast is off where tokens move together, and for
-short responses where few tokens carry the noise: the second line says what it is if 5% of the tokens do. In one record
-of chat the forecast says 2%, and FSPO's band takes 10%. Only records tell.
+The log-ratio S of a response of L tokens is taken as normal, with variance sigma^2 L and mean -sigma^2 L / 2, as if
+tokens were independent and spread alike. Half of the responses have an advantage above 0. A run gives two sigmas: its
+noise (fspo/noise_sigma), which clips see, and the mismatch of trainer and rollout engine, which rejections see. In
+bypass mode clips see the mismatch as well. Movement of the policy itself is not included.
+
+The forecast is wrong where tokens move together, and for short responses where few tokens carry the noise. The second
+line gives the rates if 5% of the tokens carry all of it. In one record of chat FSPO's band clips 10% where the forecast
+says 2%: measure with records before you rely on it.
 """
 
 import argparse
