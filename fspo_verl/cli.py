@@ -108,7 +108,7 @@ COMMANDS = {
     ),
     "selftest": Command(
         "selftest.command",
-        "whether a machine trains FSPO right, and how small an eps means anything there",
+        "checks the loss on this machine, and measures its noise floor for eps",
         selftest_arguments,
     ),
     "calibrate": Command(

@@ -62,7 +62,7 @@ class Clip:
         return True
 
     def matched(self, records: pd.DataFrame, rate: float) -> "Clip":
-        """The clip with its range multiplied by the one number at which :meth:`clipped` has this overall rate.
+        """Scale the range so that the clip rate equals ``rate``.
 
         Raises:
             ValueError: the clip works token by token, or too few responses are on the clipped side of the centre.
@@ -77,6 +77,7 @@ class BandClip(Clip):
     band: Band
     _: KW_ONLY
     rejects: bool = False  # what is outside is dropped, whatever the sign of its advantage; there is no dual clip
+    ratios: bool = False  # its range is set as ratios, clip_ratio_low and clip_ratio_high
 
     @property
     def eps(self):
@@ -116,7 +117,7 @@ class BandClip(Clip):
         return dataclasses.replace(self, band=dataclasses.replace(self.band, eps=None, **eps))
 
     def _multiple(self, records: pd.DataFrame) -> np.ndarray:
-        """By what ``[rows]`` the range would have to be multiplied for each response to be on its edge."""
+        """The factor ``[rows]`` on the range that puts each response on its edge."""
         score = standardized(records, self.band)
         above, below = score / self.band.high, -score / self.band.low
         if self.rejects:
@@ -184,6 +185,33 @@ def _cispo(tokens: Tokens) -> Tensor:
     return (_ratio(tokens) > 1.2) & (tokens.advantages != 0)
 
 
+def _ctpo(tokens: Tokens) -> Tensor:
+    """Prefix sums of log-ratios beyond -0.025 √t and 0.05 √t at the t-th token; the dual clip is at the upper edge."""
+    prefix, root = tokens.log_ratio.cumsum(-1), tokens.mask.cumsum(-1).sqrt()
+    above, below = prefix > 0.05 * root, prefix < -0.025 * root
+    return torch.where(tokens.advantages > 0, above, (tokens.advantages < 0) & (below | above))
+
+
+def _cppo(tokens: Tokens) -> Tensor:
+    """A step away from the old policy whose weighted change of probability exceeds 0.2, or what its prefix left over.
+
+    D_t is the change of a token's probability, w_t falls evenly from 1 at the first token to 0.8 at the last, and
+    β is the 90% quantile of D_t in the response, from 0.02 to 0.04. A token with A (r - 1) > 0 is dropped where
+    w_t D_t > min(0.2, 0.2 + Σ_{i<t} (β w_i - w_i D_i)).
+    """
+    place, length = tokens.mask.cumsum(-1), tokens.mask.sum(-1, keepdim=True)
+    weight = (1 - 0.2 * (place - 1) / (length - 1).clamp(min=1)) * tokens.mask
+    change = (tokens.log_prob.exp() - tokens.old_log_prob.exp()).abs()
+    weighted = weight * change
+    # The quantile between two neighbours, as torch.nanquantile has it, which takes no large tensor.
+    ranked = torch.where(tokens.mask, change, math.inf).sort(-1).values
+    rank = 0.9 * (length - 1).clamp(min=0)
+    low, high = (ranked.gather(-1, end.long()) for end in (rank.floor(), rank.ceil()))
+    budget = torch.lerp(low, high, rank.frac()).clamp(0.02, 0.04)
+    left = (budget * weight - weighted).cumsum(-1) - (budget * weight - weighted)
+    return (tokens.advantages * tokens.log_ratio > 0) & (weighted > 0.2 + left.clamp(max=0))
+
+
 # --- the catalogue ----------------------------------------------------------------------------------------------------
 
 
@@ -200,7 +228,7 @@ CLIPS: dict[str, Clip] = {
         BandClip(
             "fspo_drift_corrected", "FSPO, drift-corrected", Band(normalization="drift_corrected"), loss_mode="fspo"
         ),
-        BandClip("gspo", "GSPO", ratio_band(1 - 3e-4, 1 + 4e-4, 1.0), loss_mode="gspo"),  # 2507.18071
+        BandClip("gspo", "GSPO", ratio_band(1 - 3e-4, 1 + 4e-4, 1.0), loss_mode="gspo", ratios=True),  # 2507.18071
         TokenClip(  # 1707.06347, 2402.03300
             "grpo",
             "GRPO",
@@ -211,7 +239,12 @@ CLIPS: dict[str, Clip] = {
             note="clips tokens: its rate is the mean share of a response",
         ),
         # The baseline of 2509.09177.
-        BandClip("fixed_band", "fixed band", ratio_band(0.8, 1.2, 0.0), range="ratio 1 ± 0.2", loss_mode="fspo"),
+        BandClip(
+            *("fixed_band", "fixed band", ratio_band(0.8, 1.2, 0.0)),
+            range="ratio 1 ± 0.2",
+            loss_mode="fspo",
+            ratios=True,
+        ),
         TokenClip(  # 2602.04879, verl's examples/dppo_trainer
             "dppo_tv",
             "DPPO",
@@ -229,6 +262,22 @@ CLIPS: dict[str, Clip] = {
             range="token ratio up to 1.2",
             loss_mode="cispo",
             note="counts the tokens whose weight it cuts; they keep a gradient",
+        ),
+        TokenClip(  # 2605.07331, at the range of its authors' script (horizon-llm/CTPO)
+            "ctpo",
+            "CTPO",
+            _ctpo,
+            column="tokens_clipped_ctpo",
+            range="prefix -0.025 √t to 0.05 √t",
+            note="clips tokens by the log-ratio of the response up to them",
+        ),
+        TokenClip(  # 2606.10968, equations 8 to 11 and 22, at the constants of its authors (verl PR #6731)
+            "cppo",
+            "CPPO",
+            _cppo,
+            column="tokens_clipped_cppo",
+            range="TV 0.2, prefix 0.02 to 0.04",
+            note="clips tokens by the change of their probability and what their prefix has left of a budget",
         ),
         BandClip(  # verl's RolloutCorrectionConfig.decoupled_seq_is_rs
             "seq_is",
@@ -256,7 +305,7 @@ COLUMNS = {clip.column: clip.drops for clip in CLIPS.values() if isinstance(clip
 
 
 def unjudged(records: pd.DataFrame) -> str | None:
-    """Which clips of the catalogue these records cannot judge, in a sentence; None where there is none."""
+    """A sentence that names the clips which these records cannot judge; None where there is none."""
     labels = [clip.label for clip in CLIPS.values() if not clip.judges(records)]
     if not labels:
         return None

@@ -53,23 +53,23 @@ def series(metrics: Mapping[str, float], min_count: int | None = None) -> dict[s
 
     step = pd.DataFrame([raw], dtype=float)
     bins = live_clip_rates(step)
-    found = {"clip_rate/all": _quotient(bins["clipped"].sum(), bins["responses"].sum())}
-    found |= {f"clip_rate/{_bin_name(bin.low, bin.high)}": bin.rate for bin in bins.itertuples()}
+    values = {"clip_rate/all": _quotient(bins["clipped"].sum(), bins["responses"].sum())}
+    values |= {f"clip_rate/{_bin_name(bin.low, bin.high)}": bin.rate for bin in bins.itertuples()}
     if f"{RAW}step_rows" in raw:
         count = (bins["responses"] * raw[f"{RAW}step_rows"]).round().astype(int)
-        found["lre"] = length_reweighting_error(bins.assign(n=count), MIN_COUNT if min_count is None else min_count)
+        values["lre"] = length_reweighting_error(bins.assign(n=count), MIN_COUNT if min_count is None else min_count)
     ratio, squared, rows = (raw.get(RAW + name, math.nan) for name in ("ratio", "ratio_squared", "sequence_fraction"))
-    found["ess"] = _quotient(ratio**2, squared * rows)
+    values["ess"] = _quotient(ratio**2, squared * rows)
     if (measured := numerical_noise.of_metrics(step)) is not None:
-        found["noise_sigma"] = measured.sigma
+        values["noise_sigma"] = measured.sigma
     tokens, squares, k3 = (
         raw.get(f"{RAW}rollout_{name}", math.nan) for name in ("length", "quadratic_variation", "k3")
     )
-    found |= {"mismatch_sigma": math.sqrt(_quotient(squares, tokens)), "mismatch_kl": _quotient(k3, tokens)}
-    found["mismatch_masked"] = _quotient(raw.get(f"{RAW}mismatch_masked_fraction", math.nan), rows)
-    found["truncated"] = _quotient(raw.get(f"{RAW}truncated_fraction", math.nan), rows)
-    found |= {name: raw[RAW + name] for name in ("eps_low", "eps_high") if RAW + name in raw}
-    return {PREFIX + name: float(value) for name, value in found.items() if not math.isnan(value)}
+    values |= {"mismatch_sigma": math.sqrt(_quotient(squares, tokens)), "mismatch_kl": _quotient(k3, tokens)}
+    values["mismatch_masked"] = _quotient(raw.get(f"{RAW}mismatch_masked_fraction", math.nan), rows)
+    values["truncated"] = _quotient(raw.get(f"{RAW}truncated_fraction", math.nan), rows)
+    values |= {name: raw[RAW + name] for name in ("eps_low", "eps_high") if RAW + name in raw}
+    return {PREFIX + name: float(value) for name, value in values.items() if not math.isnan(value)}
 
 
 def _quotient(numerator: float, denominator: float) -> float:

@@ -8,9 +8,9 @@ response. With c, the median of S_r/L_r over the responses of an update on all r
     |S_r − c·L_r| > mismatch_eps·√L_r
 
 (derived here), and its advantages are 0. The median stays where it is as long as less than half of the responses are
-broken. A response with NaN or inf among its d is masked, and has no part in c. Everything is known before the update,
-so it is decided there once, and does not depend on mini-batches and micro-batches; nothing is carried from one update
-to the next. Masks of tokens stay as they are: losses have the same denominators, and entropy and KL the same tokens.
+broken. A response with NaN or inf among its d is masked, and has no part in c. The mask is decided once before an
+update. It does not depend on mini-batches, micro-batches or earlier updates. Masks of tokens stay as they are: losses
+have the same denominators, and entropy and KL the same tokens.
 
 :mod:`fspo_verl.verl_patches` calls :func:`masked_copy` before an update.
 """

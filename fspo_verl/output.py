@@ -39,14 +39,14 @@ def show(rows: Sequence[tuple[str, ...]], widths: Sequence[int]) -> None:
 
 @contextlib.contextmanager
 def reserved() -> Iterator[None]:
-    """Keep the standard output for this package: what others print goes to stderr, and what they warn of nowhere."""
+    """Keep the standard output for this package: what others print goes to stderr, and their warnings are dropped."""
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def one_line(error: OSError | ValueError) -> str:
-    """What a user can fix; of a file, the reason and then its name."""
+    """An error as one line; for a file its reason, then its name."""
     return f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
 
 

@@ -90,7 +90,7 @@ def wrap_once(owner, name: str, around: Callable) -> None:
 
 
 def see_launches(check: Callable, refuse: Callable) -> None:
-    """Have every launch of verl in this process looked at.
+    """Look at every launch of verl in this process.
 
     Args:
         check: called with the whole config before Ray starts.
@@ -144,7 +144,7 @@ def handed_over(take: Callable) -> Iterator[None]:
 
 
 def _know_the_micro_batch(module) -> None:
-    """``ppo_loss`` has prompts and mini-batch at hand, and passes on tensors alone.
+    """``ppo_loss`` knows prompts and mini-batch, and hands the loss tensors alone.
 
     ``engine_workers`` is where every engine (FSDP, Megatron, VeOmni, TorchTitan) takes it from; the distillation loss
     calls it, too.
@@ -160,7 +160,7 @@ def _in_its_micro_batch(ppo_loss, config, model_output, data, dp_group=None):
 
 
 def _know_the_step(engine_workers) -> None:
-    """Weights go to the rollout engines at the end of a step: a worker learns of the step by nothing else.
+    """A worker learns of the end of a step only by the weight sync to the rollout engines.
 
     The worker that sends them also knows how long a response may get.
     """

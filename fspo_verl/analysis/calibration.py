@@ -2,20 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find the band that clips a target share of the responses and treats lengths alike, from what a run has recorded.
 
-eps_high is set so that the target share of the responses with A > 0 lies above the band, and
-eps_low so that the same share of those with A < 0 lies below it. All recorded responses with an
-advantage count, also those of the first mini-batch of each rollout, which have not moved and
-cannot be clipped: this is the rate that a report shows, and the metrics of a run as
-fspo/clip_rate/all. (Their actor/fspo/clip_fraction is of all responses.)
+eps_high puts the target share of the responses with A > 0 above the band. eps_low puts the same
+share of those with A < 0 below it. All recorded responses with an advantage count. Those of the
+first mini-batch of each rollout have not moved and cannot be clipped, and they count, too. This is
+the rate of the report and of fspo/clip_rate/all; actor/fspo/clip_fraction is of all responses.
 
-The width is that which the report advises: the run's own, unless one of those that were tried is
-more even by more than noise. For a loss without a band it is that of FSPO, sqrt(length).
+The width is the one that the report advises. It is the run's own, unless one of the widths that
+were tried is more even by more than noise. For a loss without a band it is FSPO's, sqrt(length).
 
-The answer is that of the recorded updates. Trained with another band, learning rate or batch
-size, the policy moves otherwise, and further where a rollout is trained on for several epochs:
-calibrate again from the records of that run.
+The answer holds for the recorded updates. With another band, learning rate, batch size or number
+of epochs the policy moves by another amount: calibrate again from the records of that run.
 
-Without records the metrics give a coarser answer, from a Gaussian law of S/sqrt(L).
+Without records the answer comes from metrics and a Gaussian law of S/sqrt(L), and is coarser.
 """
 
 import argparse
@@ -90,8 +88,8 @@ def main(args: argparse.Namespace) -> int:
         if args.all:
             print(f"\n{details(result, run)}")
     if args.json:
-        found = {"run": str(run.folder), "source": source} | _plain(result)
-        args.json.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n")
+        answer = {"run": str(run.folder), "source": source} | _plain(result)
+        args.json.write_text(json.dumps(answer, indent=2, allow_nan=False) + "\n")
     return 0
 
 
@@ -147,8 +145,8 @@ def _rule(clip: Clip, records: pd.DataFrame, target: float) -> Rule:
         return Rule(clip.label, band.describe(), band_overrides(band, records.attrs["settings"]))
     low, high = fit.digits(-math.expm1(-band.low)), fit.digits(math.expm1(band.high))
     mean = "the ratio to the power 1/length" if band.length_power == 1 else "the ratio"
-    found = Rule(clip.label, f"{mean} from {1 - low:g} to {1 + high:g}", {})
-    return dataclasses.replace(found, overrides=gspo_overrides(band)) if clip.loss_mode == "gspo" else found
+    rule = Rule(clip.label, f"{mean} from {1 - low:g} to {1 + high:g}", {})
+    return dataclasses.replace(rule, overrides=gspo_overrides(band)) if clip.loss_mode == "gspo" else rule
 
 
 def _warnings(records: pd.DataFrame, target: float, chosen: Fit) -> Iterator[str]:
@@ -226,9 +224,9 @@ def details(result: Calibration, run: Run) -> str:
         )
     )
     chosen, *widths = result.fits
-    for found in widths if any(one.band == chosen.band for one in widths) else result.fits:
-        tests = f"k {_effect(found.effect)}, held out {_effect(found.held_out)}; clip rate {found.rate:.3f}"
-        blocks.append(f"{_wrap(f'{found.width}: {tests}')}\n{_lines(band_overrides(found.band, run.settings))}")
+    for fitted in widths if any(one.band == chosen.band for one in widths) else result.fits:
+        tests = f"k {_effect(fitted.effect)}, held out {_effect(fitted.held_out)}; clip rate {fitted.rate:.3f}"
+        blocks.append(f"{_wrap(f'{fitted.width}: {tests}')}\n{_lines(band_overrides(fitted.band, run.settings))}")
     blocks.append("What other clips need to take as much of these records")
     for rule in result.rules:
         block = _wrap(f"{rule.name}: {rule.range}")

@@ -34,7 +34,7 @@ class Estimate(NamedTuple):
 
 
 def number(value: float, form: str) -> str:
-    """A number in this format, or - where it is not known."""
+    """A number in this format; a dash for NaN."""
     return "-" if math.isnan(value) else format(value, form)
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with the clip of a run, in the order in which a doctor asks: the same words for every command.
+"""What is wrong with the clip of a run: causes in a fixed order, and the same words for every command.
 
 :class:`Evidence` holds the numbers, of records, live metrics or a log; what is not known is None, and nothing is said
 of it. :func:`conclude` asks one rule after the other. The first that holds is the conclusion, the others are worth a
@@ -142,13 +142,13 @@ class Conclusion:
 
 
 def conclude(evidence: Evidence) -> list[Conclusion]:
-    """Everything that holds, in the order of :data:`CAUSES`; if nothing does, that lengths are even or not known."""
+    """All causes that hold, in the order of :data:`CAUSES`; without one, that lengths are even or not known."""
     found = [one for rule in _RULES if (one := rule(evidence)) is not None]
     return found or [_nothing(evidence)]
 
 
 def lines(evidence: Evidence) -> list[str]:
-    """What is worth a line below a conclusion though it is too little for one."""
+    """Facts too small for a conclusion, a line each."""
     said = []
     if evidence.not_finite and _not_finite(evidence) is None:
         said.append(f"{percent(evidence.not_finite)} of the responses hold NaN or inf and are left out of the loss.")

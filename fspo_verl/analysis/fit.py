@@ -87,12 +87,12 @@ def _unreachable(side: pd.DataFrame, where: str, share: float, target: float) ->
 
 
 def clipped_by(band: Band, records: pd.DataFrame) -> np.ndarray:
-    """What a band clips, 0 or 1 ``[rows]``."""
+    """Whether a band clips each response, 0 or 1 ``[rows]``."""
     return BandClip("", "", band).clipped(records)
 
 
 def resampled(records: pd.DataFrame) -> tuple[str, np.ndarray]:
-    """What varies as a whole from one run to the next, and its code ``[rows]``: steps, or prompts of the only step."""
+    """The name of the clusters and their code ``[rows]``: steps, or the prompts of the only step."""
     if records["step"].nunique() > 1:
         return "steps", pd.factorize(records["step"])[0]
     return "prompts", prompts_of(records)
@@ -220,7 +220,7 @@ class Fit:
     """The band of one shape that has the target rate on both sides of these records."""
 
     width: str
-    """What its width follows, one of :data:`WIDTHS`."""
+    """The law of its width, one of :data:`WIDTHS`."""
 
     band: Band
     rate: Estimate
@@ -234,7 +234,7 @@ class Fit:
 
 
 def fits(records: pd.DataFrame, target: float) -> list[Fit]:
-    """Of every width that reaches the target, with its held-out test."""
+    """A fit for every width that reaches the target, with its held-out test."""
     found = []
     for width in WIDTHS:
         with contextlib.suppress(Unreachable):
@@ -272,7 +272,7 @@ def shaped(records: pd.DataFrame, width: str, target: float) -> Band:
 
 
 def name_of(band: Band) -> str:
-    """What the width of a band follows."""
+    """The law of a band's width in words."""
     if band.shape is not None:
         name = MEASURED
     else:
@@ -378,5 +378,5 @@ def _gaussian_eps(mean: np.ndarray, spread: np.ndarray, moved: np.ndarray, targe
 
 
 def digits(value: float, count: int = 4) -> float:
-    """The number in so many digits."""
+    """The number rounded to ``count`` significant digits."""
     return float(f"{value:.{count}g}")

@@ -6,12 +6,14 @@
   fspo-verl forecast --lengths 200,2000,8000 --k3 0.0004 --loss gspo --clip 0.0003 0.0004
   fspo-verl forecast RUN          sigma, lengths and the clip range of a run, or what of these its log holds
 
-The log-ratio S of a response of L tokens is taken as normal, with variance sigma^2 L and mean -sigma^2 L / 2, as of
-independent tokens that all spread alike. The advantage is above 0 for one response in two. A run gives two sigmas:
-clips see its noise (fspo/noise_sigma), rejections the mismatch of trainer and rollout engine. In bypass mode clips see
-the mismatch as well. What the policy itself moves comes on top. The forecast is off where tokens move together, and for
-short responses where few tokens carry the noise: the second line says what it is if 5% of the tokens do. In one record
-of chat the forecast says 2%, and FSPO's band takes 10%. Only records tell.
+The log-ratio S of a response of L tokens is taken as normal, with variance sigma^2 L and mean -sigma^2 L / 2, as if
+tokens were independent and spread alike. Half of the responses have an advantage above 0. A run gives two sigmas: its
+noise (fspo/noise_sigma), which clips see, and the mismatch of trainer and rollout engine, which rejections see. In
+bypass mode clips see the mismatch as well. Movement of the policy itself is not included.
+
+The forecast is wrong where tokens move together, and for short responses where few tokens carry the noise. The second
+line gives the rates if 5% of the tokens carry all of it. In one record of chat FSPO's band clips 10% where the forecast
+says 2%: measure with records before you rely on it.
 """
 
 import argparse
@@ -23,13 +25,13 @@ import pandas as pd
 import torch
 
 from fspo_verl.analysis import numerical_noise
-from fspo_verl.analysis.mismatch import RULES
+from fspo_verl.analysis.mismatch import OPSM, RULES
 from fspo_verl.analysis.runs import Run, read_run
 from fspo_verl.clips import CLIPS, BandClip, of_run, ratio_band
 from fspo_verl.observe.metrics import NAMES
 from fspo_verl.output import show
 
-_RULES = {rule.name: rule for rule in (*CLIPS.values(), *RULES) if isinstance(rule, BandClip) and rule.name != "opsm"}
+_RULES = {rule.name: rule for rule in (*CLIPS.values(), *RULES) if isinstance(rule, BandClip) and rule is not OPSM}
 CLIP_RATE, NOISE, K3 = NAMES["clip_rate"], "fspo/noise_sigma", ("fspo/mismatch_kl", "rollout_corr/k3_kl")
 LENGTHS = tuple(f"response_length/{name}" for name in ("min", "mean", "max"))
 CARRIERS = 0.05  # share of the tokens, for what unequal tokens would do
@@ -44,7 +46,7 @@ class Spread(NamedTuple):
     bypass: bool = False  # the old log-probs are those of the rollout engine
 
     def seen_by(self, rule: BandClip) -> tuple[str, float]:
-        """What it is that the rule acts on, and how large."""
+        """The name and the size of the spread that a rule acts on."""
         return ("mismatch", self.mismatch) if rule.rejects or self.bypass else ("noise", self.noise)
 
 
@@ -101,12 +103,12 @@ def expected_rate(rule: BandClip, length: int, sigma: float, carriers: float = 1
 
 
 def with_range(rule: BandClip, low: float, high: float) -> BandClip:
-    """The rule with another range: ``clip_ratio_low`` and ``_high`` of GSPO and the fixed band, eps of the others.
+    """The rule with another range: ``clip_ratio_low`` and ``_high`` where it is one of ratios, eps of the others.
 
     Raises:
         ValueError: the rule cannot have this range.
     """
-    if rule.name in ("gspo", "fixed_band"):
+    if rule.ratios:
         if not (0 < low < 1 and 0 < high < math.inf):
             raise ValueError(f"--clip {low:g} {high:g}: {rule.name} needs 0 < LOW < 1 and HIGH > 0")
         return dataclasses.replace(rule, band=ratio_band(1 - low, 1 + high, rule.band.length_power), range="")

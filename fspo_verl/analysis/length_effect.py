@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Does a clip depend on response length? The one test behind every statement about it.
+"""The test whether a clip depends on response length; all statements about length rest on it.
 
 Only responses with an advantage count. They are compared within strata: one mini-batch of one training step and one
 sign of the advantage. Steps, mini-batches and sides that clip more, and lengths that drift over training, then say
@@ -100,7 +100,7 @@ class LengthEffect(NamedTuple):
 
     @property
     def is_of_run(self) -> bool:
-        """Whether the test speaks of the run, and not of the recorded steps alone."""
+        """Whether the result holds for the run, and not for the recorded steps alone."""
         return self.steps >= MIN_STEPS
 
 
@@ -353,7 +353,7 @@ class _Strata(NamedTuple):
         return estimate, self._end(estimate, -_PACE, quantile), self._end(estimate, _PACE, quantile)
 
     def _end(self, estimate: float, pace: float, quantile: float) -> float:
-        """Where, going outwards from the estimate, the test first rejects."""
+        """The first value outwards from the estimate that the test rejects."""
         excess = lambda exponent: abs(self.statistic(exponent)) - quantile  # noqa: E731
         if abs(estimate) >= _LARGEST:  # clips and lengths are as good as separated
             return math.copysign(math.inf, pace) if estimate * pace > 0 else estimate

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the metrics that verl logs anyway say of a run, without our series: numbers, each with its sentence.
+"""Facts from verl's own metrics, for runs without our series: numbers, each with its sentence.
 
 They do not say why a clip acts, nor on whom: noise, staleness and movement look alike in ``actor/pg_clipfrac``.
 :data:`LEARN_MORE` is the launch that would tell.
@@ -70,7 +70,7 @@ class Course(NamedTuple):
 
 
 def facts(run: Run) -> list[Fact]:
-    """Everything that the metrics of a run say, what is broken first; empty where they hold none of it."""
+    """All facts in the metrics of a run, faults first; empty where they hold none."""
     asked = (_not_finite, _no_advantage, _cut_off, _clipped, _one_step, _lengths, _kl, _mismatch)
     return [fact for ask in asked if (fact := ask(run)) is not None]
 

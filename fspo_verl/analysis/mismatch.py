@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer against the rollout engine: how far apart, how that grows with length, and whom rules drop by it.
+"""Mismatch of trainer and rollout engine: its size, its growth with length, and whom rules drop by it.
 
 d is a token's log π_trainer − log π_engine before the update, in nats; S_r and Q_r are the sums of d and d² over a
 response (:func:`fspo_verl.observe.columns.mismatch_columns`). It holds numerical noise, and where the engine's weights
@@ -27,6 +27,10 @@ _DRAWS = 400  # of the bootstrap
 _NOTABLE = 0.05  # of the way from the engine to the policy, below which a verdict does not mention the mismatch
 TRUNCATION = 2.0  # of importance weights: verl's rollout_is_threshold
 
+OPSM = BandClip(  # DeepSeek-V3.2 (2512.02556); slime's default delta. On S + S_r, and where A < 0
+    *("opsm", "OPSM, mean of tokens", Band(None, 1e-4, math.inf, math.inf, length_power=1.0)),
+    range="A < 0 and −(S + S_r)/L up to 0.0001",
+)
 RULES = (
     BandClip("sqrt_length", "width √L", Band(), rejects=True, range="|S_r| up to 0.03·√L"),  # derived here
     dataclasses.replace(CLIPS["seq_is"], label="verl, sum of tokens"),
@@ -36,10 +40,7 @@ RULES = (
         rejects=True,
         range="ratio up to 3",
     ),
-    BandClip(  # DeepSeek-V3.2 (2512.02556); slime's default delta. On S + S_r, and where A < 0
-        *("opsm", "OPSM, mean of tokens", Band(None, 1e-4, math.inf, math.inf, length_power=1.0)),
-        range="A < 0 and −(S + S_r)/L up to 0.0001",
-    ),
+    OPSM,
 )
 """Rules in use that drop responses, as bands on S_r, each at a usual range."""
 
@@ -128,7 +129,7 @@ def dropped(records: pd.DataFrame) -> pd.DataFrame:
     moved = every.assign(log_ratio=s + records["log_ratio"], advantage=records["advantage"])
     shares = {}
     for rule in RULES:
-        rows = moved if rule.name == "opsm" else every
+        rows = moved if rule is OPSM else every
         counted = rows["advantage"] != 0
         shares[rule.label, rule.range] = np.where(counted, rule.clipped(rows), np.nan)
         with contextlib.suppress(ValueError):  # too few responses on the side that it drops

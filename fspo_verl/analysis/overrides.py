@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fitted band as the Hydra overrides that train it."""
 
+import dataclasses
 import math
 import shlex
 from typing import Any
@@ -24,7 +25,7 @@ def band_overrides(band: Band, settings: RunSettings | None = None) -> dict[str,
         return gspo_overrides(band)
     trained = settings.band if settings and settings.band else Band()
     values: dict[str, Any] = {"eps": None, "eps_low": band.low, "eps_high": band.high, "eps_dual": band.eps_dual}
-    for name in ("normalization", "length_power", "shape"):
+    for name in (field.name for field in dataclasses.fields(Band) if field.name not in values):
         value = getattr(band, name)
         if not value == getattr(trained, name) == getattr(Band, name):
             values[name] = str(value).replace(" ", "") if isinstance(value, list) else value

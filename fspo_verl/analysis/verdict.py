@@ -157,7 +157,7 @@ def of_records(records: pd.DataFrame) -> Evidence:
         return evidence
     settings, clipped = records.attrs["settings"], counted["clipped"].to_numpy(np.float64)
     effect, band = length_effect(records), settings.trained_band if settings else None
-    found, engines = numerical_noise.of_records(records, settings, band), mismatch.of_bypass(records)
+    measured, engines = numerical_noise.of_records(records, settings, band), mismatch.of_bypass(records)
     return dataclasses.replace(
         evidence,
         clip_rate=float(clipped.mean()),
@@ -166,10 +166,10 @@ def of_records(records: pd.DataFrame) -> Evidence:
         too_few=None if effect else _too_few(counted),
         one_length=counted["length"].nunique() == 1,
         moved=float((records["quadratic_variation"] > 0).mean()),
-        noise_sigma=found and found.sigma,
-        noise_share=_noise_share(records, found),
+        noise_sigma=measured and measured.sigma,
+        noise_share=_noise_share(records, measured),
         noise_only=bool(noise.on_policy(records["mini_batch"], settings).all()),
-        noise_found=found,
+        noise_found=measured,
         band=band,
         mismatch_sigma=engines and engines.sigma,
         mismatch_share=engines and engines.share,
@@ -183,12 +183,12 @@ def of_metrics(metrics: pd.DataFrame) -> Evidence:
     rate = live.clipped.sum() / live.responses.sum() if len(live) else None
     means = metrics.mean()
     evidence = Evidence.of_live({name: float(means[name]) for name in means.index})
-    found = numerical_noise.of_metrics(metrics)
+    measured = numerical_noise.of_metrics(metrics)
     return dataclasses.replace(
         evidence,
         clip_rate=evidence.clip_rate if rate is None else float(rate),
-        noise_sigma=found.sigma if found else evidence.noise_sigma,
-        noise_found=found,
+        noise_sigma=measured.sigma if measured else evidence.noise_sigma,
+        noise_found=measured,
     )
 
 
@@ -253,14 +253,14 @@ class _Advice:
     compared: Comparison | None = None
 
 
-def _advised(records: pd.DataFrame, evidence: Evidence, found: Conclusion) -> _Advice:
+def _advised(records: pd.DataFrame, evidence: Evidence, first: Conclusion) -> _Advice:
     """Advice on the clip that was tried on these records."""
     effect = evidence.length
-    if found.cause in (conclusion.LENGTH, conclusion.EVEN):
+    if first.cause in (conclusion.LENGTH, conclusion.EVEN):
         assert effect is not None, "these are what a test says"
         return _of_widths(effect, widths.compare(records, effect.depends))
     compared, best, rate = None, None, MATCHED_RATE
-    how = "Widen the clip" if found.cause == conclusion.LEVEL else "Set both sides apart"
+    how = "Widen the clip" if first.cause == conclusion.LEVEL else "Set both sides apart"
     if (evidence.clip_rate or 0) < conclusion.HARDLY_ANY:
         how = "Narrow the clip, if one is wanted"
     elif effect is not None and effect.is_of_run:
@@ -269,11 +269,11 @@ def _advised(records: pd.DataFrame, evidence: Evidence, found: Conclusion) -> _A
     try:
         band = best.band if best else fit.with_eps(records, evidence.band or Band(), rate)
     except fit.Unreachable as error:
-        return _Advice(found.action, f"{found.advice} {sentence(str(error))}.", None, compared)
+        return _Advice(first.action, f"{first.advice} {sentence(str(error))}.", None, compared)
     text = f"{how}: {_a_band(band)} clips {percent(rate)} of these responses, of either sign of the advantage."
     if best and compared and compared.own:
         text += f" {sentence(_more_even(best, compared.own))}"
-    return _Advice(found.action, text, band, compared)
+    return _Advice(first.action, text, band, compared)
 
 
 def _of_widths(effect: LengthEffect, compared: Comparison) -> _Advice:

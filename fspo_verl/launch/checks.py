@@ -47,22 +47,22 @@ def findings(config: DictConfig) -> list[Finding]:
     A key that plainly was to select one is an error all the same, and a resume that forgets the loss a warning.
     """
     launch = Launch(config)
-    found = [*selection.lost_selections(launch)]
+    results = [*selection.lost_selections(launch)]
     if launch.selects_ours:
-        found += run(selection.OF_FILES, launch)
+        results += run(selection.OF_FILES, launch)
     if launch.is_ours:
-        found += run((*_CONFIG_ALONE, *_FOLDERS), launch)
-        if not any(finding.check in _NO_BAND for finding in found):
-            found += run((resume.changed_on_resume, *(_FSPO if launch.is_fspo else _BASELINE)), launch)
+        results += run((*_CONFIG_ALONE, *_FOLDERS), launch)
+        if not any(finding.check in _NO_BAND for finding in results):
+            results += run((resume.changed_on_resume, *(_FSPO if launch.is_fspo else _BASELINE)), launch)
     elif launch.has_actor and launch.resumes_ours:
-        found += run((resume.changed_on_resume,), launch)
-    return found
+        results += run((resume.changed_on_resume,), launch)
+    return results
 
 
 def errors_of_the_config_alone(config: DictConfig) -> list[Finding]:
     """The errors that take neither Hydra's choices nor folders to find."""
-    found = run(_CONFIG_ALONE, Launch(config))
-    return [finding for finding in found if finding.severity == "error" and finding.check != "check_crashed"]
+    results = run(_CONFIG_ALONE, Launch(config))
+    return [finding for finding in results if finding.severity == "error" and finding.check != "check_crashed"]
 
 
 def run(checks, launch: Launch) -> list[Finding]:
@@ -70,23 +70,23 @@ def run(checks, launch: Launch) -> list[Finding]:
 
     A check of the config files that raises is a warning: it needs internals of Hydra, and another Hydra may lack them.
     """
-    found: list[Finding] = []
+    results: list[Finding] = []
     for check in checks:
         try:
-            found.extend(dataclasses.replace(f, check=f.check or check.__name__) for f in check(launch))
+            results.extend(dataclasses.replace(f, check=f.check or check.__name__) for f in check(launch))
         except Exception as problem:
             if check in selection.OF_FILES:
                 what = f"{check.__name__} is not looked for: {type(problem).__name__}: {problem}"
                 why = "fspo_verl may not know this Hydra, and config files of yours may have a say in the loss"
                 fix = "compare policy_loss in the printed config, or install Hydra 1.3"
-                found.append(Finding("warning", "hydra", what, why, fix))
+                results.append(Finding("warning", "hydra", what, why, fix))
                 continue
             what = f"{check.__name__} cannot judge this config: {type(problem).__name__}: {problem}"
             why = "a value in it is of another kind than verl expects, such as a text or 0 for a number"
             fix = f"look for it in {ACTOR}, data and trainer"
             severity = "error" if check in _MAY_REFUSE else "warning"
-            found.append(Finding(severity, "check_crashed", what, why, fix))
-    return found
+            results.append(Finding(severity, "check_crashed", what, why, fix))
+    return results
 
 
 # --- errors: another loss would train than the one asked for, or none ------------------------------------------------

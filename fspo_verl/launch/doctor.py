@@ -37,7 +37,7 @@ from fspo_verl.launch.view import SEVERITIES, Finding, Launch
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
 _DEFAULT_OVERRIDES = [f"{GROUP}=fspo"]
-_EXAMPLE = "no launch given; checked verl's defaults with algorithm.policy_loss=fspo"
+_EXAMPLE = "No launch given; checked verl's defaults with algorithm.policy_loss=fspo"
 
 
 def main(args: argparse.Namespace) -> int:
@@ -47,16 +47,16 @@ def main(args: argparse.Namespace) -> int:
         sys.path.insert(0, os.getcwd())
     if versions.installed("verl") is None:
         raise ValueError(f"verl is not installed in {sys.prefix}: pip install 'verl{installation.SUPPORTED_VERL}'")
-    found = examine(module, overrides)
+    findings = examine(module, overrides)
     if not args.launch:
-        found.append(Finding("note", "example", _EXAMPLE))
-    found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    counts = Counter(finding.severity for finding in found)
+        findings.append(Finding("note", "example", _EXAMPLE))
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    counts = Counter(finding.severity for finding in findings)
     if args.json:
         told = {"main": module, "overrides": overrides, "errors": counts["error"], "warnings": counts["warning"]}
-        print(json.dumps(told | {"findings": [*map(dataclasses.asdict, found)]}, indent=1))
+        print(json.dumps(told | {"findings": [*map(dataclasses.asdict, findings)]}, indent=1))
     else:
-        _print(found, counts, args.launch)
+        _print(findings, counts, args.launch)
     return int(counts["error"] > 0 or (args.strict and counts["warning"] > 0))
 
 
@@ -83,12 +83,12 @@ def examine(module: str, overrides: list[str]) -> list[Finding]:
         return [*installation.findings()]
     from fspo_verl.launch import checks
 
-    config, found = compose(module, overrides)
+    config, findings = compose(module, overrides)
     if config is not None:
         launch = Launch(config)
-        sound = not any(finding.severity == "error" for finding in found)
-        found += [*selects_no_loss_of_ours(launch), *(checks.run((batches,), launch) if sound else ())]
-    return [*installation.findings(), *found]
+        sound = not any(finding.severity == "error" for finding in findings)
+        findings += [*selects_no_loss_of_ours(launch), *(checks.run((batches,), launch) if sound else ())]
+    return [*installation.findings(), *findings]
 
 
 # --- the config, from the main that would run ------------------------------------------------------------------------
@@ -104,11 +104,11 @@ def compose(module: str, overrides: list[str]) -> tuple[DictConfig | None, list[
     def look(config):
         if Launch(config).get(ACTOR) is None:
             raise ValueError(f"the config has no {ACTOR}: no launch of policy training")
-        found = checks.findings(config)
+        findings = checks.findings(config)
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             what = "of a launch with --multirun only the first job is examined"
-            found.append(Finding("warning", "multirun", what, fix="examine each job by its own overrides"))
-        return config, found
+            findings.append(Finding("warning", "multirun", what, fix="examine each job by its own overrides"))
+        return config, findings
 
     try:
         return with_config(module, overrides, look)
@@ -193,11 +193,11 @@ def batches(launch: Launch) -> Iterator[Finding]:
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
-def _print(found: list[Finding], counts: Counter, launch: list[str]) -> None:
+def _print(findings: list[Finding], counts: Counter, launch: list[str]) -> None:
     """The conclusion, the findings, and what to do next."""
     said = [f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}" for severity in ("error", "warning")]
     print(f"fspo-verl doctor: {', '.join(said)}")
-    for finding in found:
+    for finding in findings:
         lines = [(finding.severity, finding.what), ("", finding.why), ("fix:", finding.fix)]
         output.show([line for line in lines if line[1]], widths=(8,))
     output.show([("next:", _next_step(counts["error"], launch))], widths=(8,))

@@ -48,10 +48,10 @@ def check(config: DictConfig) -> None:
         _say_a_forgotten_loss(launch)
 
 
-def _refuse_or_say(found: list[Finding]) -> None:
-    if errors := [str(finding) for finding in found if finding.severity == "error"]:
+def _refuse_or_say(findings: list[Finding]) -> None:
+    if errors := [str(finding) for finding in findings if finding.severity == "error"]:
         raise ValueError("\n".join(errors))
-    for finding in found:
+    for finding in findings:
         logger.log(logging.WARNING if finding.severity == "warning" else logging.INFO, "%s", finding)
 
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether what is installed on this machine can train the losses.
 
-A verl that was never tested is tried: whether the loss trains what it says. Whatever else could break in silence is in
-tests/verl_contract; what fails with an error of its own is not tried here.
+An untested verl gets a smoke test of the loss and its gradient. What else could break in silence is tested in
+tests/verl_contract; what fails with an error of its own is not tested here.
 """
 
 import importlib.util
@@ -32,8 +32,8 @@ INSTALL = "pip install . in a clone of fspo_verl"
 
 def findings() -> Iterator[Finding]:
     """Versions, and whether verl and Hydra find this package here."""
-    found = {package: versions.installed(package) for package in TESTED}
-    text = ", ".join(f"{package} {version or 'not installed'}" for package, version in found.items())
+    present = {package: versions.installed(package) for package in TESTED}
+    text = ", ".join(f"{package} {version or 'not installed'}" for package, version in present.items())
     tested = "; ".join(f"{package} {', '.join(known)}" for package, known in TESTED.items())
     yield Finding("note", "versions", f"{text}, Python {sys.version.split()[0]}", f"tested are {tested}")
     yield from verl_version()
@@ -50,7 +50,7 @@ def findings() -> Iterator[Finding]:
 
 
 def verl_version() -> Iterator[Finding]:
-    """An error where the installed verl is too old; at most two warnings where it was never tested.
+    """An error for a verl that is too old; at most two warnings for one that was never tested.
 
     A development version counts as never tested, as it names no certain sources.
     """
@@ -82,7 +82,7 @@ def too_old() -> Finding | None:
 
 
 def problems() -> list[str]:
-    """What the installed verl does otherwise than the losses need. Takes about a second, without Ray."""
+    """Where the installed verl differs from what the losses need. Takes about a second, without Ray."""
     try:
         with output.reserved():
             return [*_loss()]
@@ -123,8 +123,8 @@ def _loss() -> Iterator[str]:
         ratio = torch.tensor(0.01 * length).exp()
         gradient = -advantage * ratio / totals["global_batch_size"] / config.loss_scale_factor
         expected = torch.cat([torch.zeros(1), gradient.expand(length), torch.zeros(1)])
-        found = log_prob.grad
-        if found is None or not (torch.allclose(loss, gradient * length) and torch.allclose(found, expected)):
+        grad = log_prob.grad
+        if grad is None or not (torch.allclose(loss, gradient * length) and torch.allclose(grad, expected)):
             yield f"loss_mode=fspo gives {loss.item():.4g} on {length} tokens, not {gradient.item() * length:.4g}"
 
 

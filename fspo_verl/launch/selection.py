@@ -29,9 +29,9 @@ def lost_selections(launch: Launch) -> Iterator[Finding]:
     """
     if not launch.has_actor:
         return
-    found = [*filter(None, (_lost_selection(launch, *leaf) for leaf in hydra_files.leaves(launch.config).items()))]
-    yield from (finding for finding in found if finding.severity == "error")
-    yield from [finding for finding in found if finding.severity == "warning"][:1]
+    findings = [*filter(None, (_lost_selection(launch, *leaf) for leaf in hydra_files.leaves(launch.config).items()))]
+    yield from (finding for finding in findings if finding.severity == "error")
+    yield from [finding for finding in findings if finding.severity == "warning"][:1]
     yield from _unregistered_loss(launch)
     yield from _loss_as_advantages(launch)
 

@@ -100,7 +100,7 @@ def unknown_keys(config: DictConfig, overrides: Iterable[str], root: Path) -> di
         overrides: ``key=value``, with Hydra's ``+``, ``++`` or ``~`` in front.
         root: as for :func:`compose`.
     """
-    known, found = leaves(config), {}
+    known, unknown = leaves(config), {}
     for name in (override.partition("=")[0] for override in overrides):
         key = name.lstrip("+~")
         if "@" in key or key.startswith("hydra."):
@@ -109,13 +109,13 @@ def unknown_keys(config: DictConfig, overrides: Iterable[str], root: Path) -> di
         old = next((old for old in RENAMED if f"{key}.".startswith(f"{old}.")), None)
         if exists or (name.startswith("+") and allowed):
             if re.match(r"\+[^+]", name) and OmegaConf.select(config, key) is not None and not _is_section(config, key):
-                found[name] = f"{key}, without +, as verl has it"
+                unknown[name] = f"{key}, without +, as verl has it"
         elif old is not None:
             new = RENAMED[old]
-            found[key] = f"remove it: {new[1:].strip()}" if new.startswith("-") else new + key[len(old) :]
+            unknown[key] = f"remove it: {new[1:].strip()}" if new.startswith("-") else new + key[len(old) :]
         else:
-            found[key] = _nearest(key, known, allowed)
-    return found
+            unknown[key] = _nearest(key, known, allowed)
+    return unknown
 
 
 def missing_sizes(config: DictConfig) -> dict[str, str]:
@@ -185,7 +185,7 @@ def _fields(name: str, root: Path) -> set[str] | None:
 def _classes(root: Path) -> dict[str, tuple[list[str], set[str]]]:
     """By name, bases and own fields of verl's config classes."""
     folders = ("workers/config", "trainer/config", "utils/profiler")
-    found = {}
+    classes = {}
     own_classes = [PACKAGED.with_name(f"{name}.py") for name in ("config", "adaptive", "band")]
     of_verl = [file for folder in folders for file in (root / "verl" / folder).glob("*.py")]
     for file in [root / "verl/base_config.py", *of_verl, *own_classes]:
@@ -196,5 +196,5 @@ def _classes(root: Path) -> dict[str, tuple[list[str], set[str]]]:
                     for item in node.body
                     if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
                 }
-                found[node.name] = ([ast.unparse(base).rpartition(".")[2] for base in node.bases], own)
-    return found
+                classes[node.name] = ([ast.unparse(base).rpartition(".")[2] for base in node.bases], own)
+    return classes

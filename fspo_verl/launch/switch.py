@@ -111,22 +111,22 @@ def of_script(source: bytes, path: Path, loss: str, records: str | None) -> Resu
         ValueError: verl is not installed here, or ``records`` holds a quote.
     """
     script = Script(source)
-    found, others = trainings.find(script)
+    own, others = trainings.find(script)
     left = [f"line {other.command.line}: {other.main}, {why}" for other, why in others]
     unread = script.unread(trainings.MENTION)
-    mains = [training.main for training in (*found, *(other for other, _ in others))]
-    if not unread and not any(main.startswith("verl.") for main in mains) and not found:
+    mains = [training.main for training in (*own, *(other for other, _ in others))]
+    if not unread and not any(main.startswith("verl.") for main in mains) and not own:
         return _without_training(path, left, loss)
     verl = which_verl(script, path)
     if verl.is_own and (not verl.version or Version(verl.version) < _OLDEST):
         of = f"the verl {verl.version}" if verl.version else "a verl that names no version,"
         conclusion = f"{path.name} runs {of} of {verl.root}: fspo_verl needs {_OLDEST} or newer."
         return Result(conclusion, ["nothing is changed"], source, left, [], False)
-    if not found and not unread:
+    if not own and not unread:
         return _without_training(path, left, loss)
     switches = [
         (training, trainings.switch(training, loss, trainings.folder(records, path.stem, number)))
-        for number, training in enumerate(found, 1)
+        for number, training in enumerate(own, 1)
     ]
     verdicts = [judge(training, switch, verl) for training, switch in switches]
     by_hand = f"add by hand: {GROUP}={loss} {RECORDS_DIR}=FOLDER"
@@ -173,8 +173,8 @@ def _places(text: str, bases: list[Path]) -> list[Path]:
 def _version(root: Path) -> str:
     for file, pattern in (("version/version", r"(.+)"), ("__init__.py", r"__version__ = [\"'](.+)[\"']")):
         with contextlib.suppress(OSError, InvalidVersion):
-            if found := re.search(pattern, (root / "verl" / file).read_text()):
-                return str(Version(found[1].strip()))
+            if match := re.search(pattern, (root / "verl" / file).read_text()):
+                return str(Version(match[1].strip()))
     return ""
 
 

@@ -28,15 +28,6 @@ _CLIP_RATIOS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c
 _START = "$(date +%Y%m%d-%H%M%S-%N)"
 
 
-class Edit(NamedTuple):
-    """A change of the script."""
-
-    start: int
-    end: int
-    new: bytes
-    why: str
-
-
 class Training(NamedTuple):
     """A launch of a training."""
 

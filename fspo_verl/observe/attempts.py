@@ -3,8 +3,8 @@
 """The folder of a run's records: its attempts, names of its files, and what is missing.
 
 Each launch of a run is an attempt with a folder of its own, ``attempt-0001-RUN``, so that it overwrites nothing: not
-where it goes on from a checkpoint, and not where two launches train at once. From its first step on the newest attempt
-counts. ``run.json`` says whose records they are; a launch with other checkpoints is refused.
+where it goes on from a checkpoint, and not where two launches train at once. The newest attempt counts from
+its first step on. ``run.json`` says whose records they are; a launch with other checkpoints is refused.
 """
 
 import contextlib
@@ -54,13 +54,13 @@ class Missing(NamedTuple):
 
 def parts(folder: str | Path) -> list[Part]:
     """The record files below a folder, by attempt, step and rank; copies and other files are skipped."""
-    found = []
+    files = []
     for file in Path(folder).rglob("step-*.parquet"):
         if name := _RECORD.fullmatch(file.name):
             attempt = _ATTEMPT.fullmatch(file.parent.name)
             of = (file.parents[1], int(attempt[1]), attempt[2]) if attempt else (file.parent, 0, "")
-            found.append(Part(*of, int(name[1]), int(name[2]), file))
-    return sorted(found)
+            files.append(Part(*of, int(name[1]), int(name[2]), file))
+    return sorted(files)
 
 
 def record_files(folder: str | Path) -> list[Path]:
@@ -87,22 +87,22 @@ def attempt(folder: Path, run: str) -> Path:
     return own
 
 
-def newest(found: Sequence[Part]) -> list[Part]:
+def newest(files: Sequence[Part]) -> list[Part]:
     """Without the parts that a later attempt in the same folder has done again: those of its first step and on."""
-    ends = _ends(found)
-    return [part for part in found if part.step < ends[part.folder, part.run]]
+    ends = _ends(files)
+    return [part for part in files if part.step < ends[part.folder, part.run]]
 
 
-def missing(found: Sequence[Part]) -> Missing:
+def missing(files: Sequence[Part]) -> Missing:
     """What the attempts of :func:`newest` were to record, and did not.
 
     An attempt ends where a later one starts, or at the last step of the run where it has marked that it got there. Of
     one that may still go on, the last step that is there does not count: ranks do not write at the same time.
     """
     attempts: dict[str, list[Part]] = {}
-    for part in found:  # the files of one attempt may lie on the disks of several nodes
+    for part in files:  # the files of one attempt may lie on the disks of several nodes
         attempts.setdefault(part.run, []).append(part)
-    ends, each = _ends(found), []
+    ends, each = _ends(files), []
     for of in attempts.values():
         if told := [part for part in of if part.ranks]:
             end = min(ends[part.folder, part.run] for part in of)
@@ -141,10 +141,10 @@ def _missing(of: list[Part], latest: Part, end: float) -> Missing:
     return Missing(len(gaps) + nowhere, files, round(files * sum(rows) / len(rows)), stopped)
 
 
-def _ends(found: Sequence[Part]) -> dict[tuple[Path, str], float]:
+def _ends(files: Sequence[Part]) -> dict[tuple[Path, str], float]:
     """By folder and run: the first step that a later attempt in the folder has done again; inf where none has."""
     firsts: dict[tuple[Path, str], tuple[int, int]] = {}  # number and first step
-    for part in found:
+    for part in files:
         number, first = firsts.get((part.folder, part.run), (part.number, part.started or part.step))
         firsts[part.folder, part.run] = min(number, part.number), min(first, part.started or part.step)
 
@@ -157,7 +157,7 @@ def _ends(found: Sequence[Part]) -> dict[tuple[Path, str], float]:
 
 
 def claim(folder: Path, checkpoints: Path) -> None:
-    """Make the folder that of the run which saves its checkpoints there; of two that start at once one gets it.
+    """Give the folder to the run with these checkpoints; of two that start at once one gets it.
 
     Raises:
         ValueError: it is that of another run; names a free one.
@@ -182,7 +182,7 @@ def why_taken(folder: Path, checkpoints: Path) -> str | None:
 
 
 def _owner(folder: Path) -> str | None:
-    """Where the run saves its checkpoints that has the folder; None where none has."""
+    """The folder of checkpoints of the run that owns the folder; None where nobody owns it."""
     for _ in range(50):  # another may be about to write it; cut off, it is nobody's
         with contextlib.suppress(ValueError):
             try:

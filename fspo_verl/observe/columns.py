@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What one call of a policy loss did to each response: the columns behind the metrics and the records.
+"""Columns per response of one call of a policy loss, from which metrics and records are made.
 
 For the fspo loss they come with the loss. Any other policy loss is observed from outside: a response token has lost its
 gradient to the clip when its advantage is not 0 and the gradient of the loss with respect to its log-probability is.
@@ -34,6 +34,9 @@ MASKED = "mismatch_masked"
 TRUNCATED = "truncated"
 """Column ``[B]``: whether the response, tokens of tools included, fills what it was allowed. One that ended there by
 itself counts, too: the loss sees no token ids."""
+OPTIONAL = (*MISMATCH, "staleness", MASKED, TRUNCATED)
+"""Columns that a run may have, and then records hold. Staleness is by how many training steps the weights that sampled
+a response's first token are behind; it and the mismatch are of runs whose engine hands on its log-probs."""
 ICEPOP = (0.5, 5.0)
 """Ratios of trainer to rollout engine that IcePop keeps; a token outside weighs nothing (verl's ``"0.5_5.0"``)."""
 

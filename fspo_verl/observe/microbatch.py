@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which step, mini-batch and prompts a call of a policy loss is about: verl's loss contract does not say.
+"""Step, mini-batch and prompts of a call of a policy loss, which verl's loss contract does not hand on.
 
 Records need all of it; the metrics of numerical noise need the mini-batch. :mod:`fspo_verl.verl_patches` enters a
 micro-batch around the function of verl that has its prompts at hand, and tells of each sync of weights.

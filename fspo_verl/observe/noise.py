@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Numerical noise: what S is where the policy has not moved, and whether a band can tell it from a move.
+"""Numerical noise: S of responses that no update has moved, and the warning where it fills the band.
 
 The old log-probs and the first optimiser step of a rollout come from the same weights. They differ by rounding alone,
 in other micro-batches and kernels, and S would be 0 without it. A band that such responses leave clips them at random,
@@ -33,7 +33,7 @@ HELP = (
 
 
 class Noise(NamedTuple):
-    """What the on-policy responses show."""
+    """Numerical noise of the on-policy responses."""
 
     responses: int
     sigma: float

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 
 from fspo_verl import clips
 from fspo_verl.observe import attempts
-from fspo_verl.observe.columns import MASKED, MISMATCH, TRUNCATED
+from fspo_verl.observe.columns import OPTIONAL
 from fspo_verl.observe.microbatch import MicroBatch
 from fspo_verl.observe.settings import RunSettings
 
@@ -55,11 +55,7 @@ CLIP_COLUMNS = dict.fromkeys(clips.COLUMNS, pa.int32())
 """Numbers of tokens that single clips drop; records that an older version wrote lack those of newer clips."""
 EPS_COLUMNS = {name: pa.float64() for name in ("eps_low", "eps_high", "eps_dual")}
 """The band in force when a response was trained on, of runs with ``target_clip_rate`` only; see :class:`Band`."""
-MISMATCH_COLUMNS = dict.fromkeys(MISMATCH, pa.float32()) | {"staleness": pa.float32()}
-"""Trainer against rollout engine (:func:`fspo_verl.observe.columns.mismatch_columns`), and by how many training steps
-the weights that sampled a response's first token are behind; of runs whose engine hands on its log-probs."""
-_OPTIONAL = CLIP_COLUMNS | EPS_COLUMNS | MISMATCH_COLUMNS | {MASKED: pa.float32(), TRUNCATED: pa.float32()}
-"""The last two are 0 or 1: of runs with ``mismatch_eps``, and where the rollout's limits are known."""
+_OPTIONAL = CLIP_COLUMNS | EPS_COLUMNS | dict.fromkeys(OPTIONAL, pa.float32())
 
 _SETTINGS = b"fspo_verl"  # key of the metadata entry of a file
 _ATTEMPT = b"attempt"  # key of another one, see folder.Part
@@ -206,7 +202,7 @@ class RecordWriter:
         return self.folder / attempts.RECORD.format(step=batch.step, rank=batch.rank)
 
     def _warn(self, message: str) -> None:
-        """Once per message, as a condition tends to last; the training goes on."""
+        """Warn once per message: a condition tends to last. The training goes on."""
         kind = re.sub(r"\d+", "", message)
         if kind not in self._said:
             self._said.add(kind)
@@ -222,9 +218,8 @@ def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool
         rejected: also the responses that a rollout correction has taken out of the loss, whose length is 0.
 
     Returns:
-        One row per response and optimiser step, of :data:`COLUMNS`, and of :data:`CLIP_COLUMNS`, :data:`EPS_COLUMNS`,
-        :data:`MISMATCH_COLUMNS`, ``mismatch_masked`` and ``truncated`` where the run has them; without any record an
-        empty table.
+        One row per response and optimiser step, of :data:`COLUMNS`, and where the run has them of :data:`CLIP_COLUMNS`,
+        :data:`EPS_COLUMNS` and :data:`fspo_verl.observe.columns.OPTIONAL`; without any record an empty table.
         ``attrs["settings"]`` are the :class:`fspo_verl.observe.settings.RunSettings`, None without any record,
         ``attrs["rows"]`` how many rows of responses that trained were recorded, ``attrs["lost"]`` the (steps,
         responses) whose records are missing, the latter at the mean of the others, and ``attrs["limited_after"]`` the
@@ -275,7 +270,7 @@ def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool
 
 @contextlib.contextmanager
 def _left_out_if_unreadable(file: Path) -> Iterator[None]:
-    """Make a warning of what is wrong with a file."""
+    """Turn an error of a file into a warning."""
     try:
         yield
     except (OSError, ValueError, pa.ArrowException) as error:

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""All numbers of a report: what the clip of a run did by length, and what other clips do to the same records."""
+"""The numbers of a report: clip rates of a run by length, and those of other clips on the same records."""
 
 import contextlib
 import math
@@ -35,7 +35,7 @@ class Counterfactuals(NamedTuple):
 
 @dataclass
 class Analysis:
-    """What is known of one run; clip rates are of responses with an advantage."""
+    """The numbers of one run; clip rates are of responses with an advantage."""
 
     run: Run
     verdict: Verdict
@@ -47,14 +47,14 @@ class Analysis:
 
 def analyse(run: Run, edges: np.ndarray) -> Analysis:
     """All numbers of one run; ``edges`` are of length bins that cover all its lengths."""
-    records, found = run.records, verdict_of(run)
+    records, verdict = run.records, verdict_of(run)
     if not (records.advantage != 0).any():
         live = live_clip_rates(run.metrics)
         longest = np.fmax(run.metrics.reindex(columns=[NAMES["longest"]]).max().item(), live.low)
-        return Analysis(run, found, live.assign(high=live.high.fillna(longest), lower=math.nan, upper=math.nan))
+        return Analysis(run, verdict, live.assign(high=live.high.fillna(longest), lower=math.nan, upper=math.nan))
     rates, overall = measures(records, records.clipped.to_numpy(), edges)
     others = counterfactuals(records, edges, at_one_rate(records))
-    return Analysis(run, found, rates, pd.Series(overall), others, mismatch(run.rollouts))
+    return Analysis(run, verdict, rates, pd.Series(overall), others, mismatch(run.rollouts))
 
 
 def measures(records: pd.DataFrame, clipped: np.ndarray, edges) -> tuple[pd.DataFrame, dict[str, float]]:
@@ -89,8 +89,8 @@ def counterfactuals(records: pd.DataFrame, edges, clips: Mapping[str, Clip]) -> 
     """
     tables, rows = {}, {}
     for name, clip in clips.items():
-        tables[name], found = measures(records, clip.clipped(records), edges)
-        rows[name] = {**clip.eps, **found}
+        tables[name], numbers = measures(records, clip.clipped(records), edges)
+        rows[name] = {**clip.eps, **numbers}
     by_length = pd.concat(tables).droplevel(1).rename_axis("method")
     return Counterfactuals(by_length, pd.DataFrame.from_dict(rows, "index").rename_axis("method"))
 
@@ -101,13 +101,13 @@ def at_one_rate(records: pd.DataFrame, clips: Mapping[str, Clip] = CLIPS) -> dic
     Those that work token by token stay as they are; those that cannot reach the rate on these records, and those that
     these records cannot judge, are left out.
     """
-    found = {}
+    scaled = {}
     for name, clip in clips.items():
         if not clip.judges(records):
             continue
         with contextlib.suppress(ValueError):
-            found[name] = clip if isinstance(clip, TokenClip) else clip.matched(records, MATCHED_RATE)
-    return found
+            scaled[name] = clip if isinstance(clip, TokenClip) else clip.matched(records, MATCHED_RATE)
+    return scaled
 
 
 def steps(run: Run) -> int:

@@ -75,16 +75,16 @@ def report(args: argparse.Namespace, updated: str = "") -> None:
     runs = list(tqdm(read_runs(args.runs, args.names, args.max_rows), "runs", len(args.runs), delay=2, disable=None))
     files = build(runs)
     write(args.output, files)
-    found = json.loads(files["report.json"])["verdicts"]
+    verdicts = json.loads(files["report.json"])["verdicts"]
     rows = []
-    for run, one in zip(runs, found, strict=True):
+    for run, one in zip(runs, verdicts, strict=True):
         rows.append((one["run"], one["sentence"]))
         if run.records.empty:  # there is no picture to look at
             rows += [("", note) for note in one["notes"]]
     rows.append(("page", f"{args.output / 'report.html'}{updated}"))
-    for one in found:
+    for one in verdicts:
         advice = " ".join([one["advice"], *one["overrides"]])
-        rows.append(("next", f"{one['run']}: {advice}" if len(found) > 1 else advice))
+        rows.append(("next", f"{one['run']}: {advice}" if len(verdicts) > 1 else advice))
     show(rows, widths=(8,))
 
 
@@ -179,14 +179,14 @@ def rates_part(analyses: Sequence[Analysis], styles: dict[str, Style]) -> Part:
 
 
 def trained_part(analyses: Sequence[Analysis]) -> Part:
-    found = {"What trained": pd.DataFrame([_settings(a.run) for a in analyses])}
+    tables = {"What trained": pd.DataFrame([_settings(a.run) for a in analyses])}
     if rows := [{"run": a.run.name} | _measures(a.overall) for a in analyses if a.overall is not None]:
-        found["What its clip did [95% intervals]"] = pd.DataFrame(rows)
+        tables["What its clip did [95% intervals]"] = pd.DataFrame(rows)
     if rows := [row for a in analyses if a.overall is not None for row in _sides(a.run)]:
-        found["Clip rate (%) of the responses better and worse than their group, by thirds of the length"] = (
+        tables["Clip rate (%) of the responses better and worse than their group, by thirds of the length"] = (
             pd.DataFrame(rows)
         )
-    return Part(tables=found)
+    return Part(tables=tables)
 
 
 def others_part(analyses: Sequence[Analysis]) -> Part:
@@ -202,19 +202,19 @@ def others_part(analyses: Sequence[Analysis]) -> Part:
 
 def mismatch_part(analyses: Sequence[Analysis]) -> Part:
     tables = {}
-    for name, found in ((a.run.name, a.mismatch) for a in analyses if a.mismatch is not None):
+    for name, mismatch in ((a.run.name, a.mismatch) for a in analyses if a.mismatch is not None):
         row = {
-            "responses": f"{found.responses:,}",
-            "σ of a token": f"{found.sigma:.2g}",
-            "mean of a token": f"{found.mean:.2g}",
-            "−σ²/2": f"{-(found.sigma**2) / 2:.2g}",
-            "KL (k3)": number(found.kl, ".2g"),
-            "p of spread ~ L^p": f"{found.exponent:.2f}",
-            "steps of staleness": number(found.staleness, ".2g"),
-            "rejected (%)": f"{100 * found.rejected:.3g}",
+            "responses": f"{mismatch.responses:,}",
+            "σ of a token": f"{mismatch.sigma:.2g}",
+            "mean of a token": f"{mismatch.mean:.2g}",
+            "−σ²/2": f"{-(mismatch.sigma**2) / 2:.2g}",
+            "KL (k3)": number(mismatch.kl, ".2g"),
+            "p of spread ~ L^p": f"{mismatch.exponent:.2f}",
+            "steps of staleness": number(mismatch.staleness, ".2g"),
+            "rejected (%)": f"{100 * mismatch.rejected:.3g}",
         }
         tables[f"{name}: log-probs of the trainer minus those of the rollout engine"] = pd.DataFrame([row])
-        shares = found.dropped.map(lambda share: number(100 * share, ".3g")).add_suffix(" (%)")
+        shares = mismatch.dropped.map(lambda share: number(100 * share, ".3g")).add_suffix(" (%)")
         tables[f"{name}: what rules take of all responses and of each third by length"] = shares.reset_index()
     return Part(tables=tables)
 
@@ -264,22 +264,22 @@ def _measures(row: pd.Series) -> dict[str, str]:
     }
 
 
-def _numbers(found: Mismatch) -> dict[str, float]:
-    numbers = found._asdict()
+def _numbers(mismatch: Mismatch) -> dict[str, float]:
+    numbers = mismatch._asdict()
     del numbers["dropped"]
     exponent = numbers.pop("exponent")
     return numbers | dict(zip(("exponent", "exponent_lower", "exponent_upper"), exponent, strict=True))
 
 
-def _clip_series(found: Counterfactuals) -> list[Series]:
+def _clip_series(others: Counterfactuals) -> list[Series]:
     """The scaled clips that a figure shows; the table has the others."""
-    shown = [name for name in found.summary.index if name in STYLES and isinstance(CLIPS[name], BandClip)]
-    return [Series(CLIPS[name].label, STYLES[name], found.by_length.loc[[name]]) for name in shown]
+    shown = [name for name in others.summary.index if name in STYLES and isinstance(CLIPS[name], BandClip)]
+    return [Series(CLIPS[name].label, STYLES[name], others.by_length.loc[[name]]) for name in shown]
 
 
-def _clip_table(found: Counterfactuals) -> pd.DataFrame:
+def _clip_table(others: Counterfactuals) -> pd.DataFrame:
     rows = []
-    for name, row in found.summary.iterrows():
+    for name, row in others.summary.iterrows():
         eps = ", ".join(f"{value:.2g}" for value in row[["eps_low", "eps_high"]].dropna()) or CLIPS[name].range
         rows.append({"clip": CLIPS[name].label, "eps": eps} | _measures(row))
     return pd.DataFrame(rows)

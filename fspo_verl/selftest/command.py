@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Does this machine train FSPO right, and which is the smallest eps that means anything on it?
+"""Check the loss on this machine, and measure its noise floor for eps.
 
   fspo-verl selftest                     loss, ranks and waits for the GPU; a step of verl's engine, and its noise
   fspo-verl selftest --model FOLDER      ... with the noise of a model of yours
@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def examine(device: str, model: Path | None = None, loss=fspo_loss) -> list[dict]:
-    """Of every check ``name``, ``status`` (ok or error) and ``text``, of noise ``sigma`` and ``eps`` as well.
+    """Run all checks: ``name``, ``status`` (ok or error) and ``text`` of each; noise has ``sigma`` and ``eps`` as well.
 
     On ``cuda`` or ``cpu``; a model of None is a small random one, and tests bring another loss.
     """
@@ -74,13 +74,13 @@ def examine(device: str, model: Path | None = None, loss=fspo_loss) -> list[dict
         checks["step"] = lambda: check_step()
         checks["noise_fp32"] = lambda: check_noise("fp32", model)
         checks["noise_bf16"] = lambda: check_noise("bf16", model)
-    found = {}
+    outcomes = {}
     for name, check in tqdm(checks.items(), leave=False, disable=None):
         try:
-            found[name] = {"status": "ok"} | check()
+            outcomes[name] = {"status": "ok"} | check()
         except Exception as error:  # of a device, a driver, another package: it is shown, and the other checks go on
-            found[name] = {"status": "error", "text": (str(error).strip() or repr(error)).splitlines()[-1]}
-    return [{"name": name} | outcome for name, outcome in found.items()]
+            outcomes[name] = {"status": "error", "text": (str(error).strip() or repr(error)).splitlines()[-1]}
+    return [{"name": name} | outcome for name, outcome in outcomes.items()]
 
 
 def summary(checks: list[dict]) -> tuple[str, str]:
@@ -140,8 +140,8 @@ def compare(loss, batch: tuple[Tensor, ...], device: str) -> Tensor:
     eps = EPS[new.dtype]
     values = loss(new.requires_grad_(), old, advantages, mask, Band(eps)).loss
     values.sum().backward()
-    for found, true in zip((values.detach(), new.grad), reference(*batch), strict=True):
-        torch.testing.assert_close(found.double().cpu(), true, rtol=TOLERANCE[new.dtype], atol=0)
+    for value, true in zip((values.detach(), new.grad), reference(*batch), strict=True):
+        torch.testing.assert_close(value.double().cpu(), true, rtol=TOLERANCE[new.dtype], atol=0)
     return values.detach().double()
 
 
@@ -174,7 +174,7 @@ def _rank(rank: int, ranks: int, rendezvous: str, loss, device: str) -> None:
 
 
 def check_waits(loss, device: str) -> dict:
-    """The host waits for no value of the loss, forward and backward; a wait stalls the kernels of a GPU.
+    """The loss makes the host wait for no value, forward and backward: a wait stalls the kernels of a GPU.
 
     Without a GPU this is asked of torch's meta device, whose tensors have no values that one could wait for.
     """

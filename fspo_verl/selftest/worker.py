@@ -89,9 +89,10 @@ def log_probs(worker, batch: TensorDict, cut: dict) -> list[Tensor]:
 
     data = batch.copy()
     tu.assign_non_tensor(data, **cut, temperature=1.0, compute_loss=False, global_batch_size=len(batch))
-    found = worker.infer_batch(data)["log_probs"].unbind()
+    scores = worker.infer_batch(data)["log_probs"].unbind()
     # The output at a position scores the token after it.
-    return [x[len(prompt) - 1 : -1].float().clone() for x, prompt in zip(found, batch["prompts"].unbind(), strict=True)]
+    rows = zip(scores, batch["prompts"].unbind(), strict=True)
+    return [x[len(prompt) - 1 : -1].float().clone() for x, prompt in rows]
 
 
 def update(worker, batch: TensorDict, policy_loss, cut: dict, mini_batch: int, scale: float = 1.0) -> dict[str, float]:

@@ -23,8 +23,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from fspo_verl.keys import GROUP
 from fspo_verl.launch import doctor
-from fspo_verl.launch.view import GROUP, Launch
+from fspo_verl.launch.view import Launch
 
 # Without a policy loss: supervised training, generation, data.
 _OTHERS = ("sft", "generation", "data_preprocess")
