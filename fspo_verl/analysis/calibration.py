@@ -13,7 +13,9 @@ more even by more than noise. For a loss without a band it is that of FSPO, sqrt
 
 The answer is that of the recorded updates. Trained with another band, learning rate or batch
 size, the policy moves otherwise, and further where a rollout is trained on for several epochs:
-calibrate again from the records of that run.
+calibrate again from the records of that run, until it clips what was asked for. In a study that
+asked for 10%, runs of small policies clipped 8 to 13% after one calibration, and 12 to 24% with
+four epochs per rollout; after a second one 10 to 13% (scripts/studies/recalibrate).
 
 Without records the metrics give a coarser answer, from a Gaussian law of S/sqrt(L).
 """
@@ -50,6 +52,11 @@ from fspo_verl.observe.settings import RunSettings
 
 _WIDTH = 100
 _FEW_CLIPPED = 50
+# What scripts/studies/recalibrate found.
+_NEXT_RUN = (
+    "In a study that asked for 10%, runs of small policies clipped 8 to 13% after one calibration, and 12 to 24% with "
+    "four epochs per rollout; after a second one 10 to 13%."
+)
 
 
 @dataclass(frozen=True)
@@ -212,8 +219,8 @@ def _next(result: Calibration) -> str:
     if result.verdict.action == RECORD:
         return f"record {MIN_STEPS} steps or more, and calibrate again."
     return (
-        "train with this, and calibrate again from the records of that run. With another eps the policy moves "
-        "otherwise, further where a rollout is trained on for several epochs: the second eps is the one to keep."
+        "train with this, and calibrate again from the records of that run, as another eps lets the policy move "
+        f"otherwise. {_NEXT_RUN}"
     )
 
 
