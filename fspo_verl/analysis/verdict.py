@@ -265,6 +265,7 @@ def _advised(records: pd.DataFrame, evidence: Evidence, found: Conclusion) -> _A
     elif effect is not None and effect.is_of_run:
         compared = widths.compare(records, effect.depends)
         best, rate = compared.best if effect.depends else None, compared.rate
+        compared = dataclasses.replace(compared, best=best)  # what calibrate takes
     try:
         band = best.band if best else fit.with_eps(records, evidence.band or Band(), rate)
     except fit.Unreachable as error:
