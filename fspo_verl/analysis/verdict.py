@@ -17,7 +17,7 @@ from scipy.special import stdtr
 from fspo_verl.analysis import conclusion, fit, mismatch, numerical_noise, widths
 from fspo_verl.analysis.clip_rates import prompts_of
 from fspo_verl.analysis.conclusion import Conclusion, Evidence, conclude, percent, sentence
-from fspo_verl.analysis.length_effect import MIN_PROMPTS, MIN_STEPS, RARE, LengthEffect, length_effect
+from fspo_verl.analysis.length_effect import MIN_PROMPTS, MIN_STEPS, LengthEffect, length_effect
 from fspo_verl.analysis.metric_facts import LEARN_MORE, Fact, facts
 from fspo_verl.analysis.overrides import band_overrides, ends_following
 from fspo_verl.analysis.runs import Run, live_clip_rates
@@ -29,6 +29,7 @@ from fspo_verl.observe import noise
 from fspo_verl.observe.columns import MASKED
 
 _SMALL_FACTOR = 2.0  # between the rates of two lengths: a difference that a user may leave alone
+_RARE_SIDE = 0.01  # p-value of two sides; with RARE of the lengths a weighted Bonferroni split of 6%
 _ASKS_FOR_A_WIDTH = (conclusion.LENGTH, conclusion.EVEN, conclusion.LEVEL, conclusion.SIDE)
 
 
@@ -239,7 +240,7 @@ def _of_sides(counted: pd.DataFrame) -> dict:
     if count < 3 or not sums.any():
         return {"sides": (rates[0], rates[1]), "sides_differ": False}
     ratio = (rates[0] - rates[1]) / math.sqrt(np.square(sums).sum() * count / (count - 1))
-    return {"sides": (rates[0], rates[1]), "sides_differ": bool(2 * stdtr(count - 1, -abs(ratio)) < RARE)}
+    return {"sides": (rates[0], rates[1]), "sides_differ": bool(2 * stdtr(count - 1, -abs(ratio)) < _RARE_SIDE)}
 
 
 # --- advice ----------------------------------------------------------------------------------------------------------
@@ -266,6 +267,7 @@ def _advised(records: pd.DataFrame, evidence: Evidence, first: Conclusion) -> _A
     elif effect is not None and effect.is_of_run:
         compared = widths.compare(records, effect.depends)
         best, rate = compared.best if effect.depends else None, compared.rate
+        compared = dataclasses.replace(compared, best=best)  # what calibrate takes
     try:
         band = best.band if best else fit.with_eps(records, evidence.band or Band(), rate)
     except fit.Unreachable as error:

@@ -21,7 +21,7 @@ from fspo_verl.analysis import fit, runs, widths
 from fspo_verl.analysis.conclusion import CAUSES, Evidence, conclude
 from fspo_verl.analysis.length_effect import ENDS, LONGER, MIDDLE, SHORTER, length_effect
 from fspo_verl.analysis.overrides import pasted
-from fspo_verl.analysis.verdict import percent, verdict, verdict_of
+from fspo_verl.analysis.verdict import of_records, percent, verdict, verdict_of
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.keys import POLICY_LOSS
@@ -209,6 +209,11 @@ def test_what_the_first_mini_batch_shows_is_mismatch_in_bypass_mode_and_else_noi
     assert (said.cause, said.action) == (cause, c.MEND)
     quiet = verdict(simulated(bypass=bypass, noise=1e-4))
     assert quiet.cause == c.EVEN and not quiet.notes
+
+
+def test_sides_that_are_clipped_alike_are_told_apart_in_one_run_of_a_hundred():
+    called = sum(of_records(simulated(seed, rate=0.01)).sides_differ for seed in range(300))
+    assert called <= 8  # more by chance in 1 of 250 tries at 1%, and fewer in 1 of 25 at 5%
 
 
 def test_a_wider_clip_is_advised_against_noise_only_where_it_would_still_clip():

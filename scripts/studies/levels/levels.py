@@ -3,9 +3,11 @@
 """How often the sentence and the advice of a report are right, on simulated runs whose truth is known.
 
   python scripts/studies/levels/levels.py [--runs 200] [--only WORD] [--output FILE]
+  python scripts/studies/levels/levels.py --alarms 2000 [--only WORD]
 
 Writes how often each outcome came to FILE (default: truth.csv beside this script, and then the table of README.md), and
 prints the table. Runs that FILE has are not computed again, so that the same command goes on where it was stopped.
+--alarms asks the test alone, of other runs: how often it calls a dependence where there is none.
 """
 
 import argparse
@@ -22,7 +24,7 @@ from scipy.stats import norm
 from tqdm import tqdm
 
 from fspo_verl.analysis import conclusion as c
-from fspo_verl.analysis.length_effect import ENDS, LONGER, MIDDLE, SHORTER
+from fspo_verl.analysis.length_effect import ENDS, LONGER, MIDDLE, SHORTER, length_effect
 from fspo_verl.analysis.verdict import Verdict, verdict
 from fspo_verl.clips import BandClip, ratio_band
 from fspo_verl.observe.settings import RunSettings
@@ -281,12 +283,28 @@ def simulated(file: Path, runs: int, only: str = "") -> pd.DataFrame:
     return found[found["cell"].isin(cells)]
 
 
+def alarms(runs: int, only: str = "") -> str:
+    """How often the test calls a dependence in so many runs of each even kind, none of which is in the table."""
+    rows = []
+    for cell in tqdm([cell for cell in CELLS.values() if (cell.cause, cell.action) == (c.EVEN, c.KEEP)], unit="cell"):
+        if only in cell.name:
+            seeds = ([777, run, *cell.name.encode()] for run in range(runs))
+            effects = [length_effect(simulate(np.random.default_rng(seed), **cell.settings)) for seed in seeds]
+            called = sum(effect is not None and effect.depends for effect in effects)
+            rows.append([cell.name, f"{called / runs:.2%}", f"{math.sqrt(called * (1 - called / runs)) / runs:.2%}"])
+    return markdown_table(["simulated", "a dependence is called", "standard error"], rows)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200, help="of each cell (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="WORD", help="cells with this in their name")
     parser.add_argument("--output", type=Path, default=HERE / "truth.csv", metavar="FILE")
+    parser.add_argument("--alarms", type=int, metavar="RUNS", help="ask the test alone, of so many other runs")
     args = parser.parse_args(argv)
+    if args.alarms:
+        print(alarms(args.alarms, args.only))
+        return
     found = table(simulated(args.output, args.runs, args.only))
     if args.output == HERE / "truth.csv" and not args.only:
         page = HERE / "README.md"

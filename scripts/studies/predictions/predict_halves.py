@@ -71,6 +71,7 @@ def _row(fitted, records, later, target: float) -> dict:
         "predicted": list(fitted.rate),
         "found": found,
         "exponent": effect and [end if math.isfinite(end) else None for end in effect[:3]],
+        "who": effect and effect.who,
     }
 
 
@@ -87,8 +88,9 @@ def table(result: dict) -> str:
             middle, *ends = ("open" if end is None else f"{end:.2f}" for end in row["exponent"])
             exponent = f"{middle} [{', '.join(ends)}]"
         predicted = f"{value:.1%} [{lower:.1%}, {upper:.1%}]"
-        rows.append([row["run"], row["band"], predicted, f"{row['found']:.1%}", exponent])
-    header = ["run", "width follows", "clip rate predicted", "found", "k held out"]
+        who = (row["who"] or "not shown") if row["exponent"] else "–"
+        rows.append([row["run"], row["band"], predicted, f"{row['found']:.1%}", exponent, who])
+    header = ["run", "width follows", "clip rate predicted", "found", "k held out", "clipped more"]
     held = f"The clip rate found lies in the predicted interval in {len(rows) - missed} of {len(rows)} cases."
     return f"{held}\n\n{markdown_table(header, rows)}"
 
