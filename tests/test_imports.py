@@ -14,7 +14,7 @@ LAYERS = (  # the lowest first; what stands in one layer does not know its neigh
     {"loss", "clips", "adaptive"},
     {"observe"},
     {"analysis"},
-    {"live", "register", "mask"},
+    {"alerts", "live", "register", "mask"},
     {"verl_patches"},
     {"config"},
     {"launch", "report"},

@@ -8,7 +8,7 @@ Nothing here imports verl, so a run can be read on any machine.
 import contextlib
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -72,23 +72,27 @@ class Run:
     @property
     def settings(self) -> RunSettings | None:
         """As the records have them, or else loss, band and clip range out of the config; None without either."""
-        recorded = self.records.attrs["settings"]
-        policy_loss = self.setting(f"{_ACTOR}.policy_loss") or {}
-        if recorded or "loss_mode" not in policy_loss:
-            return recorded
-        loss = policy_loss["loss_mode"]
-        band = Band(**Band.fields_in(policy_loss)) if loss == "fspo" else None
-        target = policy_loss.get("target_clip_rate")
-        clip_range = clip_ratios(lambda key: self.setting(f"{_ACTOR}.{key}"))
-        bypass = bool(self.setting("algorithm.rollout_correction.bypass_mode"))
-        return RunSettings(loss, band, target_clip_rate=target, old_log_probs_from_rollout=bypass, **clip_range)
+        return self.records.attrs["settings"] or (settings_of(self.config) if self.config else None)
 
 
-def setting(config: dict | None, key: str) -> Any:
+def settings_of(config: Mapping) -> RunSettings | None:
+    """Loss, band and clip range of a run as its config has them; None where it names no loss."""
+    policy_loss = setting(config, f"{_ACTOR}.policy_loss") or {}
+    if "loss_mode" not in policy_loss:
+        return None
+    loss = policy_loss["loss_mode"]
+    band = Band(**Band.fields_in(policy_loss)) if loss == "fspo" else None
+    target = policy_loss.get("target_clip_rate")
+    clip_range = clip_ratios(lambda key: setting(config, f"{_ACTOR}.{key}"))
+    bypass = bool(setting(config, "algorithm.rollout_correction.bypass_mode"))
+    return RunSettings(loss, band, target_clip_rate=target, old_log_probs_from_rollout=bypass, **clip_range)
+
+
+def setting(config: Mapping | None, key: str) -> Any:
     """A value of a config, resolved; None where it is not set, or where only the training machine can resolve it."""
     if config is None:
         return None
-    return OmegaConf.select(OmegaConf.create(config), key, throw_on_resolution_failure=False)
+    return OmegaConf.select(OmegaConf.create(dict(config)), key, throw_on_resolution_failure=False)
 
 
 def read_runs(paths: Sequence[Path], names: Sequence[str] | None = None, max_rows: int | None = None) -> Iterator[Run]:

@@ -18,13 +18,16 @@ from fspo_verl.analysis import conclusion, fit, mismatch, widths
 from fspo_verl.analysis.clip_rates import prompts_of
 from fspo_verl.analysis.conclusion import Conclusion, Evidence, conclude, percent, sentence
 from fspo_verl.analysis.length_effect import MIN_PROMPTS, MIN_STEPS, RARE, LengthEffect, length_effect
+from fspo_verl.analysis.logs import NOT_FINITE
 from fspo_verl.analysis.metric_facts import LEARN_MORE, Fact, facts
-from fspo_verl.analysis.runs import RECORDS_DIR, Run, live_clip_rates
+from fspo_verl.analysis.runs import RECORDS_DIR, Run
 from fspo_verl.analysis.widths import Comparison, Width
 from fspo_verl.band import Band
 from fspo_verl.clips import MATCHED_RATE
 from fspo_verl.observe import noise
 from fspo_verl.observe.columns import MASKED
+from fspo_verl.observe.metrics import PREFIX
+from fspo_verl.observe.settings import RunSettings
 
 _SMALL_FACTOR = 2.0  # between the rates of two lengths: a difference that a user may leave alone
 _ASKS_FOR_A_WIDTH = (conclusion.LENGTH, conclusion.EVEN, conclusion.LEVEL, conclusion.SIDE)
@@ -100,10 +103,9 @@ def verdict_of(run: Run) -> Verdict:
     """:func:`verdict` of a run's records; from its metrics rates only, without a test."""
     if len(run.records):
         return verdict(run.records)
-    settings, evidence = run.settings, of_metrics(run.metrics)
+    settings, evidence = run.settings, of_metrics(run.metrics, run.settings)
     if evidence.clip_rate is None and (said := facts(run)):
         return _of_log(said)
-    evidence = dataclasses.replace(evidence, band=settings.trained_band if settings else None)
     first, *others = conclude(evidence)
     how = f"Record more: train with {RECORDS_DIR}=DIR"
     if settings is None or settings.loss != "fspo":
@@ -175,18 +177,14 @@ def of_records(records: pd.DataFrame) -> Evidence:
     )
 
 
-def of_metrics(metrics: pd.DataFrame) -> Evidence:
+def of_metrics(metrics: pd.DataFrame, settings: RunSettings | None = None) -> Evidence:
     """What the metrics of a run say of each cause, over all steps."""
-    live = live_clip_rates(metrics)
-    rate = live.clipped.sum() / live.responses.sum() if len(live) else None
-    means = metrics.mean()
-    evidence = Evidence.of_live({name: float(means[name]) for name in means.index})
-    found = noise.of_metrics(metrics)
+    observed = [name for name in metrics if name.startswith(("fspo/", PREFIX))]
+    steps = metrics[observed].dropna(how="all")
+    broken = tuple(name for name in metrics.attrs.get(NOT_FINITE, {}) if name.startswith(conclusion.TRAINED))
+    means = {str(name): float(value) for name, value in steps.mean().items()}
     return dataclasses.replace(
-        evidence,
-        clip_rate=evidence.clip_rate if rate is None else float(rate),
-        noise_sigma=found.sigma if found else evidence.noise_sigma,
-        noise_found=found,
+        Evidence.of_live(means, settings, len(steps)), broken=broken, noise_found=noise.of_metrics(metrics)
     )
 
 

@@ -9,6 +9,7 @@ before the policy has moved at all. docs/noise.md says how large the noise is an
 
 import logging
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,9 @@ from fspo_verl.observe.metrics import PREFIX
 from fspo_verl.observe.settings import RunSettings
 
 logger = logging.getLogger("fspo_verl")
+
+_MEANS = [f"{PREFIX}on_policy_{name}" for name in ("fraction", "sigma_squared", "outside_fraction")]
+_ROWS = f"{PREFIX}rows"
 
 SHARE = 0.01
 """Of the on-policy responses, the share outside the band up to which their noise counts as harmless.
@@ -77,15 +81,20 @@ def of_records(records, settings: RunSettings | None, band: Band | None) -> Nois
 
 def of_metrics(metrics) -> Noise | None:
     """The noise of a run's live metrics (a table of :class:`fspo_verl.analysis.runs.Run`); None if it logs none."""
-    names = [f"{PREFIX}on_policy_{name}" for name in ("fraction", "sigma_squared", "outside_fraction")]
-    if not set(names[:2]) <= set(metrics):
+    if not set(_MEANS[:2]) <= set(metrics):
         return None
-    share, variance, outside = metrics.reindex(columns=names).mean()
-    if not share > 0:
+    on_policy_steps = metrics[metrics[_MEANS[0]] > 0]  # alone say how many rows there are
+    means = {name: float(value) for name, value in metrics.reindex(columns=_MEANS).mean().items()}
+    return of_means(means | {_ROWS: float(on_policy_steps[_ROWS].mean())}, len(on_policy_steps))
+
+
+def of_means(means: Mapping[str, float], steps: int) -> Noise | None:
+    """:func:`of_metrics` of the means of the metrics over so many steps."""
+    share, variance, outside = (means.get(name, math.nan) for name in _MEANS)
+    if not (share > 0 and variance >= 0):
         return None
     # A step logs the rows of one mini-batch, and one of its mini-batches is on-policy.
-    responses = metrics[f"{PREFIX}rows"][metrics[names[0]] > 0].sum()
-    return Noise(int(responses), math.sqrt(variance / share), outside / share)
+    return Noise(round(means.get(_ROWS, 0.0) * steps), math.sqrt(variance / share), outside / share)
 
 
 class Watch:
