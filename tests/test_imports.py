@@ -17,7 +17,7 @@ LAYERS = (  # the lowest first; what stands in one layer does not know its neigh
     {"alerts", "live", "register", "mask"},
     {"verl_patches"},
     {"config"},
-    {"launch", "report"},
+    {"launch", "report", "watch"},
     {"selftest"},
     {"plugin", "cli"},
 )

@@ -61,6 +61,7 @@ SMALLER_MINI_BATCHES = "lower actor_rollout_ref.actor.ppo_mini_batch_size below 
 NOTHING_MOVED = "nothing moved, so no clip can act: with one optimiser step per rollout the ratio stays 1"
 _LARGE_FACTOR = 100.0  # beyond which naming it helps nobody
 _NAMED = 3  # metrics
+_SMALL_PART = 0.05  # of the clips, below which it is not named
 _LINE = 0.2  # of a share that is a conclusion, from which it is worth a line
 
 
@@ -275,6 +276,36 @@ def lines(evidence: Evidence) -> list[str]:
     return said
 
 
+def brief(evidence: Evidence, parts: Mapping[str, float] | None = None) -> str:
+    """The numbers in one line, for whoever looks at a run while it trains; empty where none is known.
+
+    Args:
+        parts: shares of the clips, of :func:`fspo_verl.analysis.attribution.attribution`.
+    """
+    said = []
+    if evidence.clip_rate is not None:
+        of = " of the tokens" if evidence.by_token else ""
+        named = [f"{percent(share)} of it {part}" for part, share in (parts or {}).items() if share >= _SMALL_PART]
+        said.append(", ".join([f"{percent(evidence.clip_rate)}{of} clipped", *(named if evidence.clip_rate else ())]))
+    if len(evidence.thirds) > 1 and evidence.clip_rate:
+        shortest, longest = evidence.thirds[0].rate, evidence.thirds[-1].rate
+        said.append(f"shortest third {percent(shortest)}, longest {percent(longest)}")
+    if evidence.sides and evidence.clip_rate:
+        better, worse = map(percent, evidence.sides)
+        said.append(f"better than their group {better}, worse {worse}")
+    for share, what in (
+        (evidence.cut_off, "cut off"),
+        (evidence.masked, "masked"),
+        (evidence.rejected, "rejected"),
+        (evidence.not_finite, "not finite"),
+    ):
+        if share:
+            said.append(f"{what} {percent(share)}")
+    if evidence.broken:
+        said.append(_broken(evidence))
+    return "; ".join(said)
+
+
 # --- the rules, in their order ---------------------------------------------------------------------------------------
 
 
@@ -284,7 +315,7 @@ def _not_finite(evidence: Evidence) -> Conclusion | None:
         said = f"{percent(share)} of the responses hold NaN or inf in their log-probs; the loss leaves them out."
         where = "the model, its precision, or the log-probs of the rollout"
     elif evidence.broken:
-        said = f"NaN or inf in {', '.join(evidence.broken[:_NAMED])}{' and others' * (len(evidence.broken) > _NAMED)}."
+        said = f"{_broken(evidence)}."
         where = "the learning rate, the model, its precision, or the rewards"
     else:
         return None
@@ -449,6 +480,11 @@ def _nothing(evidence: Evidence) -> Conclusion:
     if evidence.one_length:
         return Conclusion(EVEN, f"{start}: {evidence.too_few}.", "Keep the clip.", KEEP)
     return Conclusion(UNKNOWN, f"{start}: {evidence.too_few}.", "Record more steps.", RECORD)
+
+
+def _broken(evidence: Evidence) -> str:
+    others = " and others" * (len(evidence.broken) > _NAMED)
+    return f"NaN or inf in {', '.join(evidence.broken[:_NAMED])}{others}"
 
 
 def _by_thirds(parts: tuple[Counted, ...]) -> str | None:

@@ -114,13 +114,14 @@ def read_runs(paths: Sequence[Path], names: Sequence[str] | None = None, max_row
     return (read_run(path, name, rows) for path, name in zip(paths, names, strict=True))
 
 
-def read_run(path: Path, name: str, max_rows: int | None = None) -> Run:
+def read_run(path: Path, name: str, max_rows: int | None = None, since: int = -1) -> Run:
     """Read one run, finished or not.
 
     Args:
         path: a folder, searched with all folders in it, or one log of any kind in :mod:`fspo_verl.analysis.logs`.
         name: what to call the run.
         max_rows: read about this many records, a random choice, where there are more.
+        since: read records of later steps only.
 
     Raises:
         FileNotFoundError: there is nothing of a run at ``path``; says what was looked for.
@@ -140,7 +141,7 @@ def read_run(path: Path, name: str, max_rows: int | None = None) -> Run:
     config, overrides = _read_hydra(sorted(path.rglob(".hydra/config.yaml"), key=_modified))
     config = config or _read_wandb_config(path)
     log = logs.Log(read_metrics(metric_files(path)), FILE_LOGGER)
-    records, rejected = _read_records(path, config, max_rows)
+    records, rejected = _read_records(path, config, max_rows, since)
     if log.metrics.empty:
         try:
             log = logs.read(path) or log
@@ -262,12 +263,14 @@ def _read_wandb_config(folder: Path) -> dict | None:
     return None
 
 
-def _read_records(folder: Path, config: dict | None, max_rows: int | None) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _read_records(
+    folder: Path, config: dict | None, max_rows: int | None, since: int
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Those of the responses that trained, and those of the rejected ones."""
     folders = {part.folder for part in parts(folder)}
     _of_one_run(folders, folder, "records")
     elsewhere = setting(config, RECORDS_DIR)
-    records = read_records(folder if folders or elsewhere is None else elsewhere, max_rows=max_rows, rejected=True)
+    records = read_records(folder if folders or elsewhere is None else elsewhere, max_rows, True, since)
     is_rejected = records["length"] == 0
     return records[~is_rejected], records[is_rejected]
 

@@ -142,8 +142,8 @@ def _of_log(said: list[Fact]) -> Verdict:
 # --- evidence --------------------------------------------------------------------------------------------------------
 
 
-def of_records(records: pd.DataFrame) -> Evidence:
-    """What records say of each cause."""
+def of_records(records: pd.DataFrame, tested: bool = True) -> Evidence:
+    """What records say of each cause; on lengths the rates of thirds alone, where they are not tested."""
     counted = records[(records["advantage"] != 0) & (records["length"] > 0)]
     evidence = Evidence(responses=len(counted))
     if len(records):
@@ -156,15 +156,16 @@ def of_records(records: pd.DataFrame) -> Evidence:
     if counted.empty:
         return evidence
     settings, clipped = records.attrs["settings"], counted["clipped"].to_numpy(np.float64)
-    effect, band = length_effect(records), settings.trained_band if settings else None
+    effect, band = length_effect(records) if tested else None, settings.trained_band if settings else None
     found, engines = noise.of_records(records, settings, band), mismatch.of_bypass(records)
     return dataclasses.replace(
         evidence,
         clip_rate=float(clipped.mean()),
         by_token=bool(((clipped > 0) & (clipped < 1)).any()),
         length=effect,
-        too_few=None if effect else _too_few(counted),
+        too_few=_too_few(counted) if tested and not effect else None,
         one_length=counted["length"].nunique() == 1,
+        thirds=() if tested else _thirds(counted),
         moved=float((records["quadratic_variation"] > 0).mean()),
         noise_sigma=found and found.sigma,
         noise_share=_noise_share(records, found),
@@ -198,6 +199,11 @@ def _too_few(counted: pd.DataFrame) -> str:
     if prompts < MIN_PROMPTS:
         why = f"clips fell on {prompts} prompts, and a test needs {MIN_PROMPTS}"
     return f"too few to say whether length matters ({why})"
+
+
+def _thirds(counted: pd.DataFrame) -> tuple[conclusion.Counted, ...]:
+    each = counted.groupby("length")["clipped"].agg(["size", "sum"]).itertuples()
+    return conclusion.thirds(conclusion.Counted(length, length, size, clips) for length, size, clips in each)
 
 
 def _noise_share(records: pd.DataFrame, found: noise.Noise | None) -> float | None:
