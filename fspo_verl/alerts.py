@@ -20,7 +20,7 @@ from fspo_verl.observe.metrics import PREFIX
 logger = logging.getLogger("fspo_verl")
 
 STEPS = 10
-"""Over how many an alert looks back."""
+"""Over how many an alert looks back, and from how many on one is about the clip."""
 _POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
 
 
@@ -47,7 +47,7 @@ class Alerts:
         self._window.append({name: value for name, value in step.items() if name.startswith(PREFIX)})
         # What is broken is broken in this step, whatever the others are like.
         found = Evidence.of_live(step | means(self._window), self._settings, len(self._window))
-        new = [one for one in alarming(found) if one.cause not in self._said]
+        new = [one for one in alarming(found, len(self._window)) if one.cause not in self._said]
         self._said |= {one.cause for one in new}
         return new
 
@@ -62,13 +62,16 @@ def means(window: deque[Mapping[str, float]]) -> dict[str, float]:
     return {name: total / counts[name] for name, total in sums.items()}
 
 
-def alarming(evidence: Evidence) -> list[Conclusion]:
-    """Of what holds, what a user should act on while the run goes on."""
+def alarming(evidence: Evidence, steps: int) -> list[Conclusion]:
+    """Of what holds over so many steps, what a user should act on while the run goes on.
+
+    Below :data:`STEPS` nothing on the clip is: steps differ, and a few say little of a run.
+    """
     found = [one for one in conclusion.conclude(evidence) if one.cause in conclusion.CAUSES]
     if broken := [one for one in found if one.cause in conclusion.HEALTH]:
         return broken
     little = (evidence.clip_rate or 0) <= conclusion.MOST
-    return [one for one in found if not (one.cause == conclusion.LEVEL and little)]
+    return [one for one in found if not (one.cause == conclusion.LEVEL and little)] if steps >= STEPS else []
 
 
 def _is_number(value: Any) -> bool:

@@ -97,6 +97,7 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
         "given); waits for a run that is not there yet; Ctrl-C ends it"
     )
     add("--watch", nargs="?", type=float, const=30.0, metavar="SECONDS", help=watch)
+    add("--json", action="store_true", help="print report.json instead of text")
 
 
 def watch_arguments(parser: argparse.ArgumentParser) -> None:

@@ -149,7 +149,7 @@ class Watcher:
             evidence, parts = verdict.of_metrics(metrics, run.settings), None
         evidence = dataclasses.replace(evidence, broken=broken)
         if evidence.clip_rate is not None or len(run.records):
-            return conclusion.brief(evidence, parts), alarming(evidence)
+            return conclusion.brief(evidence, parts), alarming(evidence, len(window))
         self.of_log = True
         return _logged(dataclasses.replace(run, metrics=metrics), broken)
 

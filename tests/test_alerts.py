@@ -68,6 +68,14 @@ def test_advice_on_the_clip_waits_until_the_run_is_sound(health, tuning):
     assert causes(one for _ in range(15) for one in run.of_step(SOUND | raw(unlike))) == [later]
 
 
+@pytest.mark.parametrize(("name", "steps"), [("level", 10), ("length", 10), ("cut off", 1), ("NaN in log-probs", 1)])
+def test_a_few_steps_are_enough_to_say_that_a_run_is_broken_and_too_few_for_advice_on_its_clip(name, steps):
+    cause, sums, _ = FIRES[name]
+    run = alerts.Alerts(config())
+    said = [causes(run.of_step(SOUND | raw(sums))) for _ in range(20)]
+    assert said == [[]] * (steps - 1) + [[cause]] + [[]] * (20 - steps)
+
+
 def test_one_field_turns_them_off():
     run = alerts.Alerts(config(alerts=False))
     assert not [one for _, sums, others in FIRES.values() for one in run.of_step(SOUND | raw(sums) | others)]
@@ -104,7 +112,7 @@ def test_metrics_give_the_evidence_that_records_give(seed, bypass):
     for part in (shortest, longest):
         chosen = shown[shown.length.between(part.shortest, np.nan_to_num(part.longest, nan=np.inf))]
         assert part.responses == pytest.approx(len(chosen)) and part.clipped == pytest.approx(chosen.clipped.sum())
-    assert causes(alerts.alarming(live)) == [c.LENGTH]
+    assert causes(alerts.alarming(live, alerts.STEPS)) == [c.LENGTH]
 
 
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=9), st.integers(0, 2**31))

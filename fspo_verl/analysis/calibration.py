@@ -40,11 +40,13 @@ from fspo_verl.analysis.fit import (
     overrides,
 )
 from fspo_verl.analysis.length_effect import MIN_STEPS, LengthEffect
+from fspo_verl.analysis.metric_facts import LEARN_MORE
 from fspo_verl.analysis.runs import RECORDS_DIR, Run, read_run
 from fspo_verl.analysis.verdict import Verdict, verdict
 from fspo_verl.band import DUAL, Band
 from fspo_verl.clips import CLIPS, BandClip, Clip
 from fspo_verl.observe import noise
+from fspo_verl.observe.metrics import PREFIX
 from fspo_verl.observe.noise import Noise
 from fspo_verl.observe.settings import RunSettings
 
@@ -83,6 +85,10 @@ def main(args: argparse.Namespace) -> int:
     if args.max_rows < 1:
         raise ValueError(f"--max-rows={args.max_rows} must be at least 1")
     run = read_run(args.run, args.run.name, args.max_rows)
+    if run.records.empty and not any(name.startswith(PREFIX) for name in run.metrics):
+        raise ValueError(
+            f"{args.run} holds no log-ratios of responses, and an eps needs them. What records them: {LEARN_MORE}"
+        )
     result: FromMetrics | Calibration
     if run.records.empty:
         source, result = "metrics", from_metrics(run.metrics, args.target_clip_rate)

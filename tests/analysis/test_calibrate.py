@@ -343,6 +343,13 @@ def test_errors_of_folders(tmp_path, capsys):
     assert "records_dir=DIR" in err
 
 
+def test_a_log_is_told_the_line_that_records_what_an_eps_needs(tmp_path, capsys):
+    log = tmp_path / "train.log"
+    log.write_text("step:1 - actor/pg_clipfrac:0.1 - response_length/mean:100.0\n")
+    code, _, err = run_cli(capsys, log)
+    assert code == 2 and LEARN_MORE in err and len(err.splitlines()) == 1
+
+
 # --- without records -------------------------------------------------------------------------------------------------
 
 
