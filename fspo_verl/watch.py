@@ -145,11 +145,13 @@ class Watcher:
             if rejected:
                 evidence = dataclasses.replace(evidence, rejected=rejected / (rejected + len(records)))
             parts = attribution(records)
+            newest = records[records["step"] == window[-1]]
+            idle = "" if (newest["advantage"] != 0).any() else "; no response of this step has an advantage"
         else:
-            evidence, parts = verdict.of_metrics(metrics, run.settings), None
+            evidence, parts, idle = verdict.of_metrics(metrics, run.settings), None, ""
         evidence = dataclasses.replace(evidence, broken=broken)
         if evidence.clip_rate is not None or len(run.records):
-            return conclusion.brief(evidence, parts), alarming(evidence, len(window))
+            return conclusion.brief(evidence, parts) + idle, alarming(evidence, len(window))
         self.of_log = True
         return _logged(dataclasses.replace(run, metrics=metrics), broken)
 

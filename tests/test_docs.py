@@ -17,7 +17,7 @@ from markdown.extensions.toc import slugify
 ROOT = Path(__file__).parents[1]
 SITE = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*map(ROOT.joinpath, ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *SITE]
-PAGES += sorted((ROOT / "scripts").rglob("*.md"))
+PAGES += [*sorted((ROOT / "scripts").rglob("*.md")), *sorted((ROOT / "skills").rglob("*.md"))]
 
 
 def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:

@@ -19,6 +19,7 @@ from fspo_verl.analysis.calibration import calibrate
 from fspo_verl.analysis.conclusion import KEEP
 from fspo_verl.analysis.fit import MEASURED, ROOT, WIDTHS, from_metrics, measured_shape
 from fspo_verl.analysis.length_effect import SHORTER, length_effect
+from fspo_verl.analysis.metric_facts import LEARN_MORE
 from fspo_verl.analysis.verdict import verdict
 from fspo_verl.band import Band
 from fspo_verl.clips import BandClip, ratio_band, standardized, upper_quantile
