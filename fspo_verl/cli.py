@@ -9,6 +9,7 @@ A module is imported when its subcommand runs, and not for its ``--help``: torch
 import argparse
 import ast
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -95,6 +96,14 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
         "given); waits for a run that is not there yet; Ctrl-C ends it"
     )
     add("--watch", nargs="?", type=float, const=30.0, metavar="SECONDS", help=watch)
+    add("--json", action="store_true", help="print report.json instead of text")
+
+
+def watch_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="folder of a run, or a log")
+    add("--every", type=int, default=10, metavar="N", help="steps from one line to the next (default: %(default)s)")
+    add("--once", action="store_true", help="end with what is there, also where the run goes on")
 
 
 COMMANDS = {
@@ -117,6 +126,7 @@ COMMANDS = {
     "forecast": Command(
         "analysis.forecast", "the clip rate to expect at each length, before any run", forecast_arguments
     ),
+    "watch": Command("watch", "a line every few steps of a run that goes on, and one when it changes", watch_arguments),
     "report": Command(
         "report.page", "one page of figures and numbers on length fairness, from one or several runs", report_arguments
     ),
@@ -156,9 +166,14 @@ def main(argv: list[str] | None = None) -> int:
     """Run one subcommand; returns its exit code, and says in one line what a user can fix."""
     args = parsers()[0].parse_args(argv)
     try:
-        return _run(args.command, args)
+        code = _run(args.command, args)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except BrokenPipeError:  # whoever reads has enough, as in `fspo-verl report RUN | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's end would complain
+        return 128 + signal.SIGPIPE
 
 
 def _run(command: str, args: argparse.Namespace) -> int:
@@ -169,6 +184,8 @@ def _run(command: str, args: argparse.Namespace) -> int:
         return 2
     try:
         return module.main(args)
+    except BrokenPipeError:
+        raise
     except (OSError, ValueError) as error:
         from fspo_verl import output
 

@@ -45,6 +45,10 @@ class Observation:
     records_limit_mb: float = 1024
     """Megabytes that one rank writes at most; after that it records nothing more, and warns."""
 
+    alerts: bool = True
+    """Whether the trainer's log says, once per cause, what is wrong: values that are not finite, responses that are cut
+    off, noise or mismatch where the clip should act, most responses clipped, lengths that are clipped unalike."""
+
     def _check_observation(self):
         def require(condition: bool, field: str, allowed: str):
             if not condition:
@@ -62,6 +66,7 @@ class Observation:
         require(share, "records_fraction", "a share above 0, up to 1")
         require(type(freq) is int and freq > 0, "records_freq", "a whole number above 0")
         require(is_positive(self.records_limit_mb), "records_limit_mb", "a number above 0")
+        require(isinstance(self.alerts, bool), "alerts", "true or false")
 
 
 @dataclass

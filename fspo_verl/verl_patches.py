@@ -105,15 +105,11 @@ def see_launches(check: Callable, refuse: Callable) -> None:
         wrap_once(main_ppo, "run_ppo", looked_at)
 
     def at_the_logger(tracking):
-        wrap_once(tracking.Tracking, "__init__", refused)
+        _tell_at_the_logger(tracking, refuse)
 
     def looked_at(function, config=None, *args, **kwargs):
         check(config)
         return function(config, *args, **kwargs)
-
-    def refused(init, *args, **kwargs):
-        refuse(inspect.signature(init).bind_partial(*args, **kwargs).arguments.get("config"))
-        return init(*args, **kwargs)
 
     arm(
         (
@@ -122,6 +118,22 @@ def see_launches(check: Callable, refuse: Callable) -> None:
             Addition("verl.utils.tracking", at_the_logger, "launches are not checked where the trainer logs"),
         )
     )
+
+
+_told: list[Callable] = []  # of the config with which a trainer builds its logger
+
+
+def _tell_at_the_logger(tracking, told: Callable) -> None:
+    if told not in _told:
+        _told.append(told)
+    wrap_once(tracking.Tracking, "__init__", _at_the_logger)
+
+
+def _at_the_logger(init, *args, **kwargs):
+    config = inspect.signature(init).bind_partial(*args, **kwargs).arguments.get("config")
+    for told in _told:
+        told(config)
+    return init(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -219,14 +231,23 @@ def _of_its_policy_loss(worker, name: str):
 
 
 def _log_live_series(tracking) -> None:
-    """All trainers of verl log through ``Tracking.log``: there the sums of a step are divided."""
+    """All trainers of verl log through ``Tracking.log``: there the sums of a step are divided, and alerts are given.
+
+    What they need of the config the logger is built with.
+    """
+    from fspo_verl import alerts
+
+    _tell_at_the_logger(tracking, alerts.begin)
     wrap_once(tracking.Tracking, "log", _with_live_series)
 
 
 def _with_live_series(log, tracking, data, *args, **kwargs):
-    from fspo_verl import live
+    from fspo_verl import alerts, live
 
-    return log(tracking, {**data, **live.series_or_warning(data)}, *args, **kwargs)
+    series = live.series_or_warning(data)
+    if series:
+        alerts.say(data, kwargs.get("step", args[0] if args else None))
+    return log(tracking, {**data, **series}, *args, **kwargs)
 
 
 _ENGINE_WORKERS = "verl.workers.engine_workers"
@@ -236,7 +257,7 @@ WORKERS = (
     Addition("verl.trainer.distillation.losses", _know_the_micro_batch, f"{_NO_RECORDS} of distillation"),
     Addition(_ENGINE_WORKERS, _know_the_step, "records have the wrong steps"),
     Addition(_ENGINE_WORKERS, _move_eps_and_mask, "target_clip_rate and mismatch_eps stop a run at its first update"),
-    Addition("verl.utils.tracking", _log_live_series, "no live series fspo/* are logged"),
+    Addition("verl.utils.tracking", _log_live_series, "no live series fspo/* are logged, and no alerts"),
 )
 
 

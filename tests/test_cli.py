@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `fspo-verl` command: its subcommands, and what it says when one cannot run."""
 
+import signal
 import subprocess
 import sys
 
@@ -25,6 +26,16 @@ def test_ctrl_c_shows_no_traceback(monkeypatch, capsys):
 
     monkeypatch.setattr(cli.importlib, "import_module", interrupt)
     assert cli.main(["report", "RUN", "-o", "DIR"]) == 130 and capsys.readouterr().err == ""
+
+
+def test_a_pipe_that_is_closed_shows_no_traceback(tmp_path):
+    """As of `fspo-verl report RUN | head -1`, here before the first line."""
+    log = tmp_path / "train.log"
+    log.write_text("step:1 - actor/pg_clipfrac:0.1 - response_length/mean:100.0\n")
+    command = [sys.executable, "-m", "fspo_verl.cli", "report", str(log), "-o", str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        run.stdout.close()
+        assert run.wait() == 128 + signal.SIGPIPE and run.stderr.read() == ""
 
 
 def test_a_missing_package_names_the_extra(monkeypatch, capsys):

@@ -17,7 +17,7 @@ from markdown.extensions.toc import slugify
 ROOT = Path(__file__).parents[1]
 SITE = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*map(ROOT.joinpath, ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *SITE]
-PAGES += sorted((ROOT / "scripts").rglob("*.md"))
+PAGES += [*sorted((ROOT / "scripts").rglob("*.md")), *sorted((ROOT / "skills").rglob("*.md"))]
 
 
 def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
@@ -99,3 +99,29 @@ def test_the_block_of_settings_is_what_fspo_sets():
     assert block["defaults"][1] == {"algorithm.policy_loss": "fspo"}
     assert written.pop("policy_loss").items() <= set_by_group.pop("policy_loss").items()
     assert written.items() <= set_by_group.items()
+
+
+def test_the_page_of_answers_has_the_numbers_of_its_commands():
+    """docs/healthy.md: what noise clips is what the forecast says, what losses clipped is the committed comparison."""
+    from fspo_verl.analysis.conclusion import percent
+    from fspo_verl.analysis.forecast import _RULES, _percent, expected_rate
+
+    page = (ROOT / "docs/healthy.md").read_text()
+    heads = [int(tokens.replace(",", "")) for tokens in re.findall(r"([\d,]+) tokens \|", page)]
+    rows = re.findall(r"^\| (0\.\d+) \| (\w+) \| (.+) \|$", page, flags=re.MULTILINE)
+    assert len(rows) == 4 and heads
+    for sigma, loss, rates in rows:
+        told = [_percent(expected_rate(_RULES[loss.lower()], tokens, float(sigma))) for tokens in heads]
+        assert rates.split(" | ") == told, (sigma, loss)
+    compared = (ROOT / "scripts/studies/comparison/comparison.md").read_text()
+    of_losses = dict(re.findall(r"^\| clip rate \| (\w+) \| \d+ \| ([\d.]+)% \|", compared, flags=re.MULTILINE))
+    told = re.findall(r"^\| (\w+)(?: \(tokens\))? \| ([\d.]+)% \|$", page, flags=re.MULTILINE)
+    assert len(told) == 3 and all(percent(float(of_losses[loss]) / 100) == f"{rate}%" for loss, rate in told)
+    shares = re.search(r"gspo took (\d+)% of the shortest responses and (\d+)% of the\s+longest", page).groups()
+    assert re.search(r"gspo (\d+)% and (\d+)%\.", compared).groups() == shares
+
+
+def test_the_noise_that_answers_quote_is_that_of_the_page_on_noise():
+    answers, noise = ((ROOT / f"docs/{page}.md").read_text() for page in ("healthy", "noise"))
+    quoted = re.search(r"bf16 log-probs had ([\d.]+) .*float32 had less than ([\de-]+),", answers, re.DOTALL).groups()
+    assert all(re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.])", noise) for number in quoted)

@@ -14,10 +14,10 @@ LAYERS = (  # the lowest first; what stands in one layer does not know its neigh
     {"loss", "clips", "adaptive"},
     {"observe"},
     {"analysis"},
-    {"live", "register", "mismatch_mask"},
+    {"alerts", "live", "register", "mismatch_mask"},
     {"verl_patches"},
     {"config"},
-    {"launch", "report"},
+    {"launch", "report", "watch"},
     {"selftest"},
     {"plugin", "cli"},
 )

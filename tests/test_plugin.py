@@ -59,7 +59,7 @@ OF_WORKERS = ["ppo_loss", "ppo_loss", "update_weights", "train_mini_batch", "sav
     [
         ("auto", "import verl", OF_LAUNCHES),
         ("auto", "import fspo_verl.config", OF_LAUNCHES + OF_WORKERS),
-        ("none", "import fspo_verl.config", OF_WORKERS),
+        ("none", "import fspo_verl.config", [*OF_WORKERS, "__init__"]),
     ],
 )
 def test_what_a_process_has_wrapped_and_registered(plugins, before, wrapped, tmp_path):

@@ -35,6 +35,7 @@ from fspo_verl.analysis.clip_rates import Estimate
 from fspo_verl.analysis.conclusion import MEND, NOTHING_MOVED, RECORD, SMALLER_MINI_BATCHES, TAKE, percent
 from fspo_verl.analysis.fit import Fit, FromMetrics, from_metrics
 from fspo_verl.analysis.length_effect import MIN_STEPS, LengthEffect
+from fspo_verl.analysis.metric_facts import LEARN_MORE
 from fspo_verl.analysis.overrides import band_overrides, ends_following, gspo_overrides, pasted
 from fspo_verl.analysis.runs import Run, read_run
 from fspo_verl.analysis.verdict import Verdict, verdict
@@ -42,6 +43,7 @@ from fspo_verl.band import DUAL, Band
 from fspo_verl.clips import CLIPS, BandClip, Clip
 from fspo_verl.keys import RECORDS_DIR
 from fspo_verl.observe import noise
+from fspo_verl.observe.metrics import PREFIX
 from fspo_verl.observe.noise import Noise
 from fspo_verl.observe.settings import RunSettings
 
@@ -85,6 +87,10 @@ def main(args: argparse.Namespace) -> int:
     if args.max_rows < 1:
         raise ValueError(f"--max-rows={args.max_rows} must be at least 1")
     run = read_run(args.run, args.run.name, args.max_rows)
+    if run.records.empty and not any(name.startswith(PREFIX) for name in run.metrics):
+        raise ValueError(
+            f"{args.run} holds no log-ratios of responses, and an eps needs them. What records them: {LEARN_MORE}"
+        )
     result: FromMetrics | Calibration
     if run.records.empty:
         source, result = "metrics", from_metrics(run.metrics, args.target_clip_rate)

@@ -10,15 +10,17 @@ line below it. Light to import, as a process that trains can use it: no scipy, n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from fspo_verl.observe import noise
+from fspo_verl.observe.metrics import LENGTH_BIN, PREFIX
 
 if TYPE_CHECKING:
     from fspo_verl.analysis.length_effect import LengthEffect, Part
     from fspo_verl.band import Band
+    from fspo_verl.observe.settings import RunSettings
 
 CAUSES = NOT_FINITE, CUT_OFF, NOISE, MISMATCH, LEVEL, LENGTH, SIDE = (
     "not finite",
@@ -30,8 +32,12 @@ CAUSES = NOT_FINITE, CUT_OFF, NOISE, MISMATCH, LEVEL, LENGTH, SIDE = (
     "side",
 )
 """In the order in which they are asked for. What comes first explains what comes later."""
+HEALTH = (NOT_FINITE, CUT_OFF, NOISE, MISMATCH)
+"""Those that make advice on the clip worthless while they hold."""
 EVEN, UNKNOWN = "even", "unknown"
 """The causes where no rule holds: a test found nothing, or there was none."""
+TRAINED = ("actor/", "critic/", "rollout_corr/")
+"""Metrics of which NaN or inf means that training is broken."""
 
 TAKE, KEEP, COULD_NOT, RECORD, MEND = ("take", "keep", "could not", "record", "mend")
 """What to do: take another clip, keep this one, keep it as no other could be tried, record more first, or fix
@@ -45,7 +51,7 @@ SHARE_OF_SPREAD = 0.5
 """Share of the variance of the log-ratios from which noise, or the mismatch in bypass mode, is the conclusion; from a
 fifth of it a line."""
 SHARE_MASKED = 0.25
-"""Share of the responses that the mask of the mismatch takes from which it is the conclusion."""
+"""Share of the responses that the mask of the mismatch, or a rejection, takes from which it is the conclusion."""
 MOST, HARDLY_ANY = 0.5, 0.001
 """Clip rates above and below which the level is the conclusion."""
 TIMES = 2.0
@@ -54,7 +60,22 @@ TIMES = 2.0
 SMALLER_MINI_BATCHES = "lower actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size"
 NOTHING_MOVED = "nothing moved, so no clip can act: with one optimiser step per rollout the ratio stays 1"
 _LARGE_FACTOR = 100.0  # beyond which naming it helps nobody
+_NAMED = 3  # metrics
+_SMALL_PART = 0.05  # of the clips, below which it is not named
 _LINE = 0.2  # of a share that is a conclusion, from which it is worth a line
+
+
+class Counted(NamedTuple):
+    """Responses of some lengths, and how many of them are clipped."""
+
+    shortest: float  # tokens
+    longest: float  # NaN where it is not known
+    responses: float
+    clipped: float
+
+    @property
+    def rate(self) -> float:
+        return self.clipped / self.responses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +95,16 @@ class Evidence:
 
     one_length: bool = False
 
+    thirds: tuple[Counted, ...] = ()
+    """Of about as many responses each, from the shortest, where there was no test; see :func:`thirds`."""
+
     moved: float | None = None
     """Share of the responses whose log-ratios are not all 0."""
 
     not_finite: float | None = None
+    broken: tuple[str, ...] = ()
+    """Metrics, of :data:`TRAINED`, that are NaN or inf."""
+
     cut_off: float | None = None
     """Share of the responses that fill what they were allowed."""
 
@@ -108,6 +135,9 @@ class Evidence:
     masked: float | None = None
     """Share of the responses that the mask of the mismatch takes out of the gradient."""
 
+    rejected: float | None = None
+    """Share of the responses that a rollout correction takes out of the loss."""
+
     sides: tuple[float, float] | None = None
     """Clip rates of the responses better and worse than their group."""
 
@@ -115,17 +145,102 @@ class Evidence:
     """By more than noise."""
 
     @staticmethod
-    def of_live(series: Mapping[str, float]) -> Evidence:
-        """Of the live series of a step, or of their means over steps, by the names that loggers have."""
+    def of_live(series: Mapping[str, float], settings: RunSettings | None = None, steps: int = 1) -> Evidence:
+        """Of the metrics of a step, or of their means over steps, by the names that loggers have.
+
+        The raw sums ``actor/fspo/*`` are asked first, as their quotient is that of all the steps.
+
+        Args:
+            settings: what trains.
+            steps: over how many the means are taken.
+        """
         known = {name: value for name, value in series.items() if math.isfinite(value)}
+        broken = (name for name in series if name not in known and name.startswith(TRAINED))
+        raw = {name.removeprefix(PREFIX): value for name, value in known.items() if name.startswith(PREFIX)}
+        bins, found = _bins(known, steps), noise.of_means(known, steps)
+        rows, rejected = raw.get("sequence_fraction"), raw.get("rollout_rejected_fraction")
+        mismatch = _quotient(raw.get("rollout_quadratic_variation"), raw.get("rollout_length"))
+        bypass = settings is not None and settings.old_log_probs_from_rollout
         return Evidence(
-            clip_rate=known.get("fspo/clip_rate/all"),
-            not_finite=known.get("actor/fspo/nonfinite_fraction"),
-            cut_off=known.get("fspo/truncated"),
-            noise_sigma=known.get("fspo/noise_sigma"),
-            mismatch_sigma=known.get("fspo/mismatch_sigma"),
-            masked=known.get("fspo/mismatch_masked"),
+            clip_rate=rate_of(bins) if bins else known.get("fspo/clip_rate/all"),
+            thirds=thirds(bins),
+            not_finite=raw.get("nonfinite_fraction"),
+            broken=tuple(broken),
+            cut_off=_quotient(raw.get("truncated_fraction"), rows, known.get("fspo/truncated")),
+            noise_sigma=found.sigma if found else known.get("fspo/noise_sigma"),
+            noise_share=_noise_share(raw, found),
+            noise_only=rows == raw.get("on_policy_fraction") if found else None,
+            noise_found=found,
+            band=_in_force(settings.trained_band if settings else None, raw),
+            mismatch_sigma=known.get("fspo/mismatch_sigma") if mismatch is None else math.sqrt(mismatch),
+            mismatch_share=_quotient(mismatch, _quotient(raw.get("sigma_squared"), rows)) if bypass else None,
+            masked=_quotient(raw.get("mismatch_masked_fraction"), rows, known.get("fspo/mismatch_masked")),
+            rejected=None if rejected is None else _quotient(rejected, (rows or 0) + rejected),
         )
+
+
+def _in_force(band: Band | None, raw: Mapping[str, float]) -> Band | None:
+    """The band, with the eps that the metrics of one that follows a clip rate have."""
+    low, high = raw.get("eps_low"), raw.get("eps_high")
+    if band is None or low is None or high is None:
+        return band
+    return replace(band, eps=None, eps_low=low, eps_high=high)
+
+
+def _quotient(numerator: float | None, denominator: float | None, otherwise: float | None = None) -> float | None:
+    return numerator / denominator if numerator is not None and denominator else otherwise
+
+
+def _noise_share(raw: Mapping[str, float], found: noise.Noise | None) -> float | None:
+    """Of the variance of a token's log-ratio in the mini-batches that updates have moved."""
+    names = ("sequence_fraction", "on_policy_fraction", "sigma_squared", "on_policy_sigma_squared")
+    if found is None or not set(names) <= set(raw):
+        return None
+    rows, first, every, noisy = map(raw.__getitem__, names)
+    moved = (every - noisy) / (rows - first) if rows - first > 1e-9 else 0.0
+    return found.sigma**2 / moved if moved > 0 else None
+
+
+def rate_of(parts: Iterable[Counted]) -> float:
+    """The clip rate of some parts together, of which one has a response."""
+    parts = list(parts)
+    return sum(part.clipped for part in parts) / sum(part.responses for part in parts)
+
+
+def _bins(known: Mapping[str, float], steps: int) -> list[Counted]:
+    """The length bins of the metrics that have responses, from the shortest; as numbers of responses."""
+    found = []
+    for name, share in known.items():
+        if (match := LENGTH_BIN.fullmatch(name)) and match[3] == "responses" and share > 0:
+            rows = known.get(f"{PREFIX}step_rows", 1.0) * steps
+            clipped = known.get(f"{name.removesuffix('responses')}clipped", 0.0)
+            found.append(Counted(int(match[1]), float(match[2] or "nan"), share * rows, clipped * rows))
+    return sorted(found)
+
+
+def thirds(bins: Iterable[Counted]) -> tuple[Counted, ...]:
+    """The bins joined from either end until they hold a third of the responses, with what is left between; none where
+    that leaves one part alone.
+
+    Args:
+        bins: from the shortest.
+    """
+    bins = list(bins)
+    every = sum(one.responses for one in bins)
+    below = above = 0.0
+    first = last = 0
+    while first < len(bins) and below < every / 3 - 1e-9:
+        below, first = below + bins[first].responses, first + 1
+    while last < len(bins) - first and above < every / 3 - 1e-9:
+        above, last = above + bins[-1 - last].responses, last + 1
+    stop = len(bins) - last
+    parts = [part for part in (bins[:first], bins[first:stop], bins[stop:]) if part]
+    if len(parts) < 2:
+        return ()
+    return tuple(
+        Counted(part[0].shortest, part[-1].longest, sum(b.responses for b in part), sum(b.clipped for b in part))
+        for part in parts
+    )
 
 
 @dataclass(frozen=True)
@@ -161,19 +276,50 @@ def lines(evidence: Evidence) -> list[str]:
     return said
 
 
+def brief(evidence: Evidence, parts: Mapping[str, float] | None = None) -> str:
+    """The numbers in one line, for whoever looks at a run while it trains; empty where none is known.
+
+    Args:
+        parts: shares of the clips, of :func:`fspo_verl.analysis.attribution.attribution`.
+    """
+    said = []
+    if evidence.clip_rate is not None:
+        of = " of the tokens" if evidence.by_token else ""
+        named = [f"{percent(share)} of it {part}" for part, share in (parts or {}).items() if share >= _SMALL_PART]
+        said.append(", ".join([f"{percent(evidence.clip_rate)}{of} clipped", *(named if evidence.clip_rate else ())]))
+    if len(evidence.thirds) > 1 and evidence.clip_rate:
+        shortest, longest = evidence.thirds[0].rate, evidence.thirds[-1].rate
+        said.append(f"shortest third {percent(shortest)}, longest {percent(longest)}")
+    if evidence.sides and evidence.clip_rate:
+        better, worse = map(percent, evidence.sides)
+        said.append(f"better than their group {better}, worse {worse}")
+    for share, what in (
+        (evidence.cut_off, "cut off"),
+        (evidence.masked, "masked"),
+        (evidence.rejected, "rejected"),
+        (evidence.not_finite, "not finite"),
+    ):
+        if share:
+            said.append(f"{what} {percent(share)}")
+    if evidence.broken:
+        said.append(_broken(evidence))
+    return "; ".join(said)
+
+
 # --- the rules, in their order ---------------------------------------------------------------------------------------
 
 
 def _not_finite(evidence: Evidence) -> Conclusion | None:
     share = evidence.not_finite
-    if share is None or share < SHARE_NOT_FINITE:
+    if share is not None and share >= SHARE_NOT_FINITE:
+        said = f"{percent(share)} of the responses hold NaN or inf in their log-probs; the loss leaves them out."
+        where = "the model, its precision, or the log-probs of the rollout"
+    elif evidence.broken:
+        said = f"{_broken(evidence)}."
+        where = "the learning rate, the model, its precision, or the rewards"
+    else:
         return None
-    return Conclusion(
-        NOT_FINITE,
-        f"{percent(share)} of the responses hold NaN or inf in their log-probs; the loss leaves them out.",
-        "Find where they come from before anything else: the model, its precision, or the log-probs of the rollout.",
-        MEND,
-    )
+    return Conclusion(NOT_FINITE, said, f"Find where they come from before anything else: {where}.", MEND)
 
 
 def _cut_off(evidence: Evidence) -> Conclusion | None:
@@ -227,6 +373,13 @@ def _mismatch(evidence: Evidence) -> Conclusion | None:
             "It costs a forward pass of each rollout; see docs/noise.md.",
             MEND,
         )
+    if evidence.rejected is not None and evidence.rejected >= SHARE_MASKED:
+        return Conclusion(
+            MISMATCH,
+            f"The rollout correction takes {percent(evidence.rejected)} of the responses out of the loss.",
+            "Bring trainer and rollout engine closer together, or widen the range of the rejection; see docs/noise.md.",
+            MEND,
+        )
     if evidence.masked is not None and evidence.masked >= SHARE_MASKED:
         return Conclusion(
             MISMATCH,
@@ -275,6 +428,10 @@ def _level(evidence: Evidence) -> Conclusion | None:
 
 
 def _length(evidence: Evidence) -> Conclusion | None:
+    if evidence.length is None and (said := _by_thirds(evidence.thirds)):
+        return Conclusion(
+            LENGTH, said, "`fspo-verl report` tests it, and `fspo-verl calibrate` tries other widths.", RECORD
+        )
     if evidence.length is None or not evidence.length.depends:
         return None
     return Conclusion(LENGTH, of_length(evidence), "`fspo-verl calibrate` tries other widths.", RECORD)
@@ -322,6 +479,34 @@ def _nothing(evidence: Evidence) -> Conclusion:
     if evidence.one_length:
         return Conclusion(EVEN, f"{start}: {evidence.too_few}.", "Keep the clip.", KEEP)
     return Conclusion(UNKNOWN, f"{start}: {evidence.too_few}.", "Record more steps.", RECORD)
+
+
+def _broken(evidence: Evidence) -> str:
+    others = " and others" * (len(evidence.broken) > _NAMED)
+    return f"NaN or inf in {', '.join(evidence.broken[:_NAMED])}{others}"
+
+
+def _by_thirds(parts: tuple[Counted, ...]) -> str | None:
+    """Where one part is clipped :data:`TIMES` as often as another, and more often by two standard deviations of the
+    difference of two counts, whose responses are taken for independent.
+    """
+    for one, other, who in ((parts[:1], parts[-1:], "shorter"), (parts[-1:], parts[:1], "longer")):
+        if len(parts) < 2:
+            break
+        more, less = one[0], other[0]
+        spread = math.sqrt(more.clipped / more.responses**2 + less.clipped / less.responses**2)
+        if more.rate >= TIMES * less.rate and more.rate - less.rate > 2 * spread:
+            return (
+                f"{who.capitalize()} responses are clipped more: {percent(parts[0].rate)} of the shortest third "
+                f"({_tokens(parts[0])}), {percent(parts[-1].rate)} of the longest ({_tokens(parts[-1])})."
+            )
+    return None
+
+
+def _tokens(part: Counted) -> str:
+    if math.isnan(part.longest):
+        return f"{part.shortest:,.0f} tokens and more"
+    return f"{part.shortest:,.0f}-{part.longest:,.0f} tokens"
 
 
 # --- their words -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fspo_verl.analysis.conclusion import percent
+from fspo_verl.analysis.conclusion import TRAINED, percent
 from fspo_verl.analysis.logs import CUT_OFF_BY_TRL, NOT_FINITE
 from fspo_verl.analysis.runs import Run
 from fspo_verl.observe.metrics import NAMES
@@ -24,7 +24,6 @@ CLIPPED, PPO_KL, K3 = "actor/pg_clipfrac", "actor/ppo_kl", "rollout_corr/k3_kl"
 CUT_OFF = "response_length/clip_ratio"
 _ALWAYS = 0.9  # share of the steps whose longest response has the same length, from which that is the limit
 _TIES = 0.25  # share of the responses that are as long as the longest, from which chance cannot have made them so
-_TRAINED = ("actor/", "critic/", "rollout_corr/", "fspo/")  # metrics of which NaN or inf means that training is broken
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def _steps(ends: tuple[int, int]) -> str:
 
 def _not_finite(run: Run) -> Fact | None:
     logged = run.metrics.attrs.get(NOT_FINITE, {})
-    broken = {name: steps for name, steps in logged.items() if name.startswith(_TRAINED)}
+    broken = {name: steps for name, steps in logged.items() if name.startswith(TRAINED)}
     if not broken:
         return None
     begins = sorted({steps[0] for steps in broken.values()})

@@ -9,8 +9,7 @@ import pandas as pd
 
 from fspo_verl.band import Band
 from fspo_verl.clips import standardized, upper_quantile
-from fspo_verl.observe.metrics import PREFIX
-from fspo_verl.observe.noise import SHARE, Noise, on_policy
+from fspo_verl.observe.noise import MEANS, ROWS, SHARE, Noise, of_means, on_policy
 from fspo_verl.observe.settings import RunSettings
 
 
@@ -30,12 +29,8 @@ def of_records(records: pd.DataFrame, settings: RunSettings | None, band: Band |
 
 def of_metrics(metrics: pd.DataFrame) -> Noise | None:
     """The noise of a run's live metrics (a table of :class:`fspo_verl.analysis.runs.Run`); None if it logs none."""
-    names = [f"{PREFIX}on_policy_{name}" for name in ("fraction", "sigma_squared", "outside_fraction")]
-    if not set(names[:2]) <= set(metrics):
+    if not set(MEANS[:2]) <= set(metrics):
         return None
-    share, variance, outside = metrics.reindex(columns=names).mean()
-    if not share > 0:
-        return None
-    # A step logs the rows of one mini-batch, and one of its mini-batches is on-policy.
-    responses = metrics[f"{PREFIX}rows"][metrics[names[0]] > 0].sum()
-    return Noise(int(responses), math.sqrt(variance / share), outside / share)
+    on_policy_steps = metrics[metrics[MEANS[0]] > 0]  # alone say how many rows there are
+    means = {name: float(value) for name, value in metrics.reindex(columns=MEANS).mean().items()}
+    return of_means(means | {ROWS: float(on_policy_steps[ROWS].mean())}, len(on_policy_steps))

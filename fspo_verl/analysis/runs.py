@@ -8,7 +8,7 @@ Nothing here imports verl, so a run can be read on any machine.
 import contextlib
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -71,23 +71,27 @@ class Run:
     @property
     def settings(self) -> RunSettings | None:
         """As the records have them, or else loss, band and clip range out of the config; None without either."""
-        recorded = self.records.attrs["settings"]
-        policy_loss = self.setting(f"{ACTOR}.policy_loss") or {}
-        if recorded or "loss_mode" not in policy_loss:
-            return recorded
-        loss = policy_loss["loss_mode"]
-        band = Band(**Band.fields_in(policy_loss)) if loss == "fspo" else None
-        target = policy_loss.get("target_clip_rate")
-        clip_range = clip_ratios(lambda key: self.setting(f"{ACTOR}.{key}"))
-        bypass = bool(self.setting("algorithm.rollout_correction.bypass_mode"))
-        return RunSettings(loss, band, target_clip_rate=target, old_log_probs_from_rollout=bypass, **clip_range)
+        return self.records.attrs["settings"] or (settings_of(self.config) if self.config else None)
 
 
-def setting(config: dict | None, key: str) -> Any:
+def settings_of(config: Mapping) -> RunSettings | None:
+    """Loss, band and clip range of a run as its config has them; None where it names no loss."""
+    policy_loss = setting(config, f"{ACTOR}.policy_loss") or {}
+    if "loss_mode" not in policy_loss:
+        return None
+    loss = policy_loss["loss_mode"]
+    band = Band(**Band.fields_in(policy_loss)) if loss == "fspo" else None
+    target = policy_loss.get("target_clip_rate")
+    clip_range = clip_ratios(lambda key: setting(config, f"{ACTOR}.{key}"))
+    bypass = bool(setting(config, "algorithm.rollout_correction.bypass_mode"))
+    return RunSettings(loss, band, target_clip_rate=target, old_log_probs_from_rollout=bypass, **clip_range)
+
+
+def setting(config: Mapping | None, key: str) -> Any:
     """A value of a config, resolved; None where it is not set, or where only the training machine can resolve it."""
     if config is None:
         return None
-    return OmegaConf.select(OmegaConf.create(config), key, throw_on_resolution_failure=False)
+    return OmegaConf.select(OmegaConf.create(dict(config)), key, throw_on_resolution_failure=False)
 
 
 def read_runs(paths: Sequence[Path], names: Sequence[str] | None = None, max_rows: int | None = None) -> Iterator[Run]:
@@ -109,13 +113,14 @@ def read_runs(paths: Sequence[Path], names: Sequence[str] | None = None, max_row
     return (read_run(path, name, rows) for path, name in zip(paths, names, strict=True))
 
 
-def read_run(path: Path, name: str, max_rows: int | None = None) -> Run:
+def read_run(path: Path, name: str, max_rows: int | None = None, since: int = -1) -> Run:
     """Read one run, finished or not.
 
     Args:
         path: a folder, searched with all folders in it, or one log of any kind in :mod:`fspo_verl.analysis.logs`.
         name: what to call the run.
         max_rows: read about this many records, a random choice, where there are more.
+        since: read records of later steps only.
 
     Raises:
         FileNotFoundError: there is nothing of a run at ``path``; says what was looked for.
@@ -135,7 +140,7 @@ def read_run(path: Path, name: str, max_rows: int | None = None) -> Run:
     config, overrides = _read_hydra(sorted(path.rglob(".hydra/config.yaml"), key=_modified))
     config = config or _read_wandb_config(path)
     log = logs.Log(read_metrics(metric_files(path)), FILE_LOGGER)
-    records, rejected = _read_records(path, config, max_rows)
+    records, rejected = _read_records(path, config, max_rows, since)
     if log.metrics.empty:
         try:
             log = logs.read(path) or log
@@ -257,12 +262,14 @@ def _read_wandb_config(folder: Path) -> dict | None:
     return None
 
 
-def _read_records(folder: Path, config: dict | None, max_rows: int | None) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _read_records(
+    folder: Path, config: dict | None, max_rows: int | None, since: int
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Those of the responses that trained, and those of the rejected ones."""
     folders = {part.folder for part in parts(folder)}
     _of_one_run(folders, folder, "records")
     elsewhere = setting(config, RECORDS_DIR)
-    records = read_records(folder if folders or elsewhere is None else elsewhere, max_rows=max_rows, rejected=True)
+    records = read_records(folder if folders or elsewhere is None else elsewhere, max_rows, True, since)
     is_rejected = records["length"] == 0
     return records[~is_rejected], records[is_rejected]
 

@@ -18,15 +18,18 @@ from fspo_verl.analysis import conclusion, fit, mismatch, numerical_noise, width
 from fspo_verl.analysis.clip_rates import prompts_of
 from fspo_verl.analysis.conclusion import Conclusion, Evidence, conclude, percent, sentence
 from fspo_verl.analysis.length_effect import MIN_PROMPTS, MIN_STEPS, LengthEffect, length_effect
+from fspo_verl.analysis.logs import NOT_FINITE
 from fspo_verl.analysis.metric_facts import LEARN_MORE, Fact, facts
 from fspo_verl.analysis.overrides import band_overrides, ends_following
-from fspo_verl.analysis.runs import Run, live_clip_rates
+from fspo_verl.analysis.runs import Run
 from fspo_verl.analysis.widths import Comparison, Width
 from fspo_verl.band import Band
 from fspo_verl.clips import MATCHED_RATE
 from fspo_verl.keys import RECORDS_DIR
 from fspo_verl.observe import noise
 from fspo_verl.observe.columns import MASKED
+from fspo_verl.observe.metrics import PREFIX
+from fspo_verl.observe.settings import RunSettings
 
 _SMALL_FACTOR = 2.0  # between the rates of two lengths: a difference that a user may leave alone
 _RARE_SIDE = 0.01  # p-value of two sides; with RARE of the lengths a weighted Bonferroni split of 6%
@@ -103,10 +106,9 @@ def verdict_of(run: Run) -> Verdict:
     """:func:`verdict` of a run's records; from its metrics rates only, without a test."""
     if len(run.records):
         return verdict(run.records)
-    settings, evidence = run.settings, of_metrics(run.metrics)
+    settings, evidence = run.settings, of_metrics(run.metrics, run.settings)
     if evidence.clip_rate is None and (said := facts(run)):
         return _of_log(said)
-    evidence = dataclasses.replace(evidence, band=settings.trained_band if settings else None)
     first, *others = conclude(evidence)
     how = f"Record more: train with {RECORDS_DIR}=DIR"
     if settings is None or settings.loss != "fspo":
@@ -143,8 +145,8 @@ def _of_log(said: list[Fact]) -> Verdict:
 # --- evidence --------------------------------------------------------------------------------------------------------
 
 
-def of_records(records: pd.DataFrame) -> Evidence:
-    """What records say of each cause."""
+def of_records(records: pd.DataFrame, tested: bool = True) -> Evidence:
+    """What records say of each cause; on lengths the rates of thirds alone, where they are not tested."""
     counted = records[(records["advantage"] != 0) & (records["length"] > 0)]
     evidence = Evidence(responses=len(counted))
     if len(records):
@@ -157,15 +159,16 @@ def of_records(records: pd.DataFrame) -> Evidence:
     if counted.empty:
         return evidence
     settings, clipped = records.attrs["settings"], counted["clipped"].to_numpy(np.float64)
-    effect, band = length_effect(records), settings.trained_band if settings else None
+    effect, band = length_effect(records) if tested else None, settings.trained_band if settings else None
     measured, engines = numerical_noise.of_records(records, settings, band), mismatch.of_bypass(records)
     return dataclasses.replace(
         evidence,
         clip_rate=float(clipped.mean()),
         by_token=bool(((clipped > 0) & (clipped < 1)).any()),
         length=effect,
-        too_few=None if effect else _too_few(counted),
+        too_few=_too_few(counted) if tested and not effect else None,
         one_length=counted["length"].nunique() == 1,
+        thirds=() if tested else _thirds(counted),
         moved=float((records["quadratic_variation"] > 0).mean()),
         noise_sigma=measured and measured.sigma,
         noise_share=_noise_share(records, measured),
@@ -178,18 +181,14 @@ def of_records(records: pd.DataFrame) -> Evidence:
     )
 
 
-def of_metrics(metrics: pd.DataFrame) -> Evidence:
+def of_metrics(metrics: pd.DataFrame, settings: RunSettings | None = None) -> Evidence:
     """What the metrics of a run say of each cause, over all steps."""
-    live = live_clip_rates(metrics)
-    rate = live.clipped.sum() / live.responses.sum() if len(live) else None
-    means = metrics.mean()
-    evidence = Evidence.of_live({name: float(means[name]) for name in means.index})
-    measured = numerical_noise.of_metrics(metrics)
+    observed = [name for name in metrics if name.startswith(("fspo/", PREFIX))]
+    steps = metrics[observed].dropna(how="all")
+    broken = tuple(name for name in metrics.attrs.get(NOT_FINITE, {}) if name.startswith(conclusion.TRAINED))
+    means = {str(name): float(value) for name, value in steps.mean().items()}
     return dataclasses.replace(
-        evidence,
-        clip_rate=evidence.clip_rate if rate is None else float(rate),
-        noise_sigma=measured.sigma if measured else evidence.noise_sigma,
-        noise_found=measured,
+        Evidence.of_live(means, settings, len(steps)), broken=broken, noise_found=numerical_noise.of_metrics(metrics)
     )
 
 
@@ -203,6 +202,11 @@ def _too_few(counted: pd.DataFrame) -> str:
     if prompts < MIN_PROMPTS:
         why = f"clips fell on {prompts} prompts, and a test needs {MIN_PROMPTS}"
     return f"too few to say whether length matters ({why})"
+
+
+def _thirds(counted: pd.DataFrame) -> tuple[conclusion.Counted, ...]:
+    each = counted.groupby("length")["clipped"].agg(["size", "sum"]).itertuples()
+    return conclusion.thirds(conclusion.Counted(length, length, size, clips) for length, size, clips in each)
 
 
 def _noise_share(records: pd.DataFrame, found: noise.Noise | None) -> float | None:

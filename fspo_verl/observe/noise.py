@@ -9,12 +9,17 @@ before the policy has moved at all. docs/noise.md says how large the noise is an
 
 import logging
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from fspo_verl.band import Band
+from fspo_verl.observe.metrics import PREFIX
 from fspo_verl.observe.settings import RunSettings
 
 logger = logging.getLogger("fspo_verl")
+
+MEANS = [f"{PREFIX}on_policy_{name}" for name in ("fraction", "sigma_squared", "outside_fraction")]
+ROWS = f"{PREFIX}rows"
 
 SHARE = 0.01
 """Of the on-policy responses, the share outside the band up to which their noise counts as harmless.
@@ -54,6 +59,15 @@ def on_policy(mini_batch, settings: RunSettings | None):
         settings: of the records. In bypass mode the old log-probs are those of another engine.
     """
     return (mini_batch == 0) & (settings is None or not settings.old_log_probs_from_rollout)
+
+
+def of_means(means: Mapping[str, float], steps: int) -> Noise | None:
+    """The noise that live metrics show, from their means over so many steps; None if they show none."""
+    share, variance, outside = (means.get(name, math.nan) for name in MEANS)
+    if not (share > 0 and variance >= 0):
+        return None
+    # A step logs the rows of one mini-batch, and one of its mini-batches is on-policy.
+    return Noise(round(means.get(ROWS, 0.0) * steps), math.sqrt(variance / share), outside / share)
 
 
 class Watch:

@@ -209,13 +209,16 @@ class RecordWriter:
             logger.warning("records in %s: %s; training goes on. Said once.", self.folder, message)
 
 
-def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool = False) -> pd.DataFrame:
+def read_records(
+    folder: str | Path, max_rows: int | None = None, rejected: bool = False, since: int = -1
+) -> pd.DataFrame:
     """The records below a folder as one table, of a run that is going on, has ended or was killed.
 
     Args:
         folder: searched with all folders in it.
         max_rows: read about this many rows, a random choice (the same at every call) where there are more.
         rejected: also the responses that a rollout correction has taken out of the loss, whose length is 0.
+        since: only those of later steps; what is missing is then not looked for.
 
     Returns:
         One row per response and optimiser step, of :data:`COLUMNS`, and where the run has them of :data:`CLIP_COLUMNS`,
@@ -228,7 +231,7 @@ def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool
     A file that is damaged, or that this package has not written, is left out with a warning. Missing records, and
     different settings in one folder, are warnings.
     """
-    found = {part.file: part for part in attempts.parts(folder)}
+    found = {part.file: part for part in attempts.parts(folder) if part.step > since}
     settings_of = {}
     for file, part in found.items():
         with _left_out_if_unreadable(file):
@@ -237,7 +240,7 @@ def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool
             told = json.loads(opened.schema_arrow.metadata.get(_ATTEMPT, "{}"))
             found[file] = part._replace(rows=opened.metadata.num_rows, **told)
     counted = attempts.newest(list(found.values()))
-    missing = attempts.missing(counted)
+    missing = attempts.missing(counted if since < 0 else [])
     rows = {part.file: part.rows for part in counted if part.file in settings_of}
     settings = [settings_of[file] for file in rows]
     share = 1.0 if max_rows is None else min(max_rows / max(sum(rows.values()), 1), 1.0)

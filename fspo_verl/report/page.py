@@ -75,6 +75,9 @@ def report(args: argparse.Namespace, updated: str = "") -> None:
     runs = list(tqdm(read_runs(args.runs, args.names, args.max_rows), "runs", len(args.runs), delay=2, disable=None))
     files = build(runs)
     write(args.output, files)
+    if args.json:
+        print(files["report.json"].decode(), end="")
+        return
     verdicts = json.loads(files["report.json"])["verdicts"]
     rows = []
     for run, one in zip(runs, verdicts, strict=True):

@@ -19,6 +19,7 @@ from fspo_verl.analysis.calibration import calibrate
 from fspo_verl.analysis.conclusion import KEEP
 from fspo_verl.analysis.fit import MEASURED, ROOT, WIDTHS, from_metrics, measured_shape
 from fspo_verl.analysis.length_effect import SHORTER, length_effect
+from fspo_verl.analysis.metric_facts import LEARN_MORE
 from fspo_verl.analysis.overrides import band_overrides
 from fspo_verl.analysis.verdict import verdict
 from fspo_verl.band import Band
@@ -341,6 +342,13 @@ def test_errors_of_folders(tmp_path, capsys):
     code, _, err = run_cli(capsys, tmp_path)
     assert code == 2 and "no records, and the metrics lack actor/fspo/log_ratio_per_sqrt_length" in err
     assert "records_dir=DIR" in err
+
+
+def test_a_log_is_told_the_line_that_records_what_an_eps_needs(tmp_path, capsys):
+    log = tmp_path / "train.log"
+    log.write_text("step:1 - actor/pg_clipfrac:0.1 - response_length/mean:100.0\n")
+    code, _, err = run_cli(capsys, log)
+    assert code == 2 and LEARN_MORE in err and len(err.splitlines()) == 1
 
 
 # --- without records -------------------------------------------------------------------------------------------------

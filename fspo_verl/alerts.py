@@ -1,0 +1,111 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Alerts in the log of a run: what :mod:`fspo_verl.analysis.conclusion` concludes while it trains, once per cause.
+
+They are asked for where a trainer hands the metrics of a step to its loggers (:mod:`fspo_verl.verl_patches`), of the
+means over the last steps. While a cause that makes advice on the clip worthless holds, none on the clip is given. No
+alert is about a clip that does little: a run may begin so. ``policy_loss.alerts=False`` turns them off.
+"""
+
+import functools
+import logging
+from collections import Counter, deque
+from collections.abc import Mapping
+from typing import Any
+
+from fspo_verl.analysis import conclusion
+from fspo_verl.analysis.conclusion import Conclusion, Evidence
+from fspo_verl.observe.metrics import PREFIX
+
+logger = logging.getLogger("fspo_verl")
+
+STEPS = 10
+"""Over how many an alert looks back, and from how many on one is about the clip."""
+_POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
+
+
+class Alerts:
+    """The alerts of one run.
+
+    Args:
+        config: of the run, or None where it is not known; there is no band then to hold noise against.
+    """
+
+    def __init__(self, config: Mapping | None = None):
+        from fspo_verl.analysis import runs  # imports pandas, as the live series do
+
+        self.on = (runs.setting(config, f"{_POLICY_LOSS}.alerts") if config else None) is not False
+        self._settings = runs.settings_of(config) if config else None
+        self._window: deque[Mapping[str, float]] = deque(maxlen=STEPS)
+        self._said: set[str] = set()
+
+    def of_step(self, metrics: Mapping[str, Any]) -> list[Conclusion]:
+        """What the metrics of another step give cause to say; nothing without those of a loss of this package."""
+        if not self.on or f"{PREFIX}sequence_fraction" not in metrics:
+            return []
+        step = {k: float(v) for k, v in metrics.items() if k.startswith(conclusion.TRAINED) and _is_number(v)}
+        self._window.append({name: value for name, value in step.items() if name.startswith(PREFIX)})
+        # What is broken is broken in this step, whatever the others are like.
+        found = Evidence.of_live(step | means(self._window), self._settings, len(self._window))
+        new = [one for one in alarming(found, len(self._window)) if one.cause not in self._said]
+        self._said |= {one.cause for one in new}
+        return new
+
+
+def means(window: deque[Mapping[str, float]]) -> dict[str, float]:
+    """Of each metric over the steps that have it."""
+    sums: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for step in window:
+        sums.update(step)
+        counts.update(step.keys())
+    return {name: total / counts[name] for name, total in sums.items()}
+
+
+def alarming(evidence: Evidence, steps: int) -> list[Conclusion]:
+    """Of what holds over so many steps, what a user should act on while the run goes on.
+
+    Below :data:`STEPS` nothing on the clip is: steps differ, and a few say little of a run.
+    """
+    found = [one for one in conclusion.conclude(evidence) if one.cause in conclusion.CAUSES]
+    if broken := [one for one in found if one.cause in conclusion.HEALTH]:
+        return broken
+    little = (evidence.clip_rate or 0) <= conclusion.MOST
+    return [one for one in found if not (one.cause == conclusion.LEVEL and little)] if steps >= STEPS else []
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+# --- of the run of this process --------------------------------------------------------------------------------------
+
+_of_run: list[Alerts] = []
+
+
+def begin(config: Mapping | None) -> None:
+    """A trainer builds its logger: the alerts from here on are those of this config."""
+    try:
+        _of_run[:] = [Alerts(config)]
+    except Exception as error:
+        _warn(f"{type(error).__name__}: {error}")
+
+
+def say(metrics: Mapping, step: Any = None) -> None:
+    """Log the alerts of a step; a warning, once, where that fails: logging must not stop training."""
+    try:
+        if not _of_run:
+            begin(None)
+        for one in _of_run[0].of_step(metrics):
+            logger.warning("step %s: %s %s Said once.", step, one.sentence, one.advice)
+    except Exception as error:
+        _warn(f"{type(error).__name__}: {error}")
+
+
+@functools.cache
+def _warn(problem: str) -> None:
+    logger.warning("there are no alerts for a step: %s", problem)

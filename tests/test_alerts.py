@@ -1,0 +1,185 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Alerts of a run: once per cause, in the words of the conclusion, and never in the way of training."""
+
+import dataclasses
+import logging
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_records import frame
+from test_live import SUMS, Kept, logged_by_verl, raw
+from verl.utils.tracking import Tracking
+
+from fspo_verl import alerts
+from fspo_verl.analysis import conclusion as c
+from fspo_verl.analysis.conclusion import Evidence
+from fspo_verl.analysis.verdict import of_records
+from fspo_verl.band import Band
+from fspo_verl.config import FSPOPolicyLossConfig
+from fspo_verl.observe.settings import RunSettings
+
+SOUND = raw(SUMS | {"length_1_to_15/clipped": 0.01, "sigma_squared": 0.9, "on_policy_fraction": 0.45})
+FIRES = {
+    "NaN in log-probs": (c.NOT_FINITE, {"nonfinite_fraction": 0.02}, {}),
+    "NaN in the gradient": (c.NOT_FINITE, {}, {"actor/grad_norm": math.nan}),
+    "cut off": (c.CUT_OFF, {"truncated_fraction": 0.9 * 0.3}, {}),
+    "noise": (c.NOISE, {"on_policy_outside_fraction": 0.2, "rows": 400.0}, {}),
+    "noise is what moves": (c.NOISE, {"sigma_squared": 0.04}, {}),
+    "masked": (c.MISMATCH, {"mismatch_masked_fraction": 0.5}, {}),
+    "rejected": (c.MISMATCH, {"rollout_rejected_fraction": 0.95}, {}),
+    "level": (c.LEVEL, {"length_1_to_15/clipped": 0.1, "length_64_up/clipped": 0.07}, {}),
+    "length": (c.LENGTH, {"length_1_to_15/clipped": 0.06}, {}),
+}
+
+
+def config(**fields):
+    schema = "fspo_verl.config.FSPOPolicyLossConfig"
+    policy_loss = {"_target_": schema, "loss_mode": "fspo", "eps": 0.03, "length_power": 0.5} | fields
+    return {"actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 64, "policy_loss": policy_loss}}}
+
+
+def causes(found):
+    return [one.cause for one in found]
+
+
+@pytest.mark.parametrize("name", FIRES)
+def test_a_cause_is_said_once_when_it_fires(name):
+    cause, sums, others = FIRES[name]
+    run = alerts.Alerts(config())
+    assert run.of_step(SOUND) == []
+    bad = SOUND | raw(sums) | others
+    said = [one for _ in range(30) for one in run.of_step(bad)]
+    assert causes(said) == [cause] and said[0].sentence and said[0].advice
+    assert run.of_step(SOUND) == run.of_step(bad) == []
+
+
+@pytest.mark.parametrize("health", ["NaN in log-probs", "cut off", "noise", "masked"])
+@pytest.mark.parametrize("tuning", ["level", "length"])
+def test_advice_on_the_clip_waits_until_the_run_is_sound(health, tuning):
+    run = alerts.Alerts(config())
+    (cause, broken, others), (later, unlike, _) = FIRES[health], FIRES[tuning]
+    both = SOUND | raw(unlike) | raw(broken) | others
+    assert causes(one for _ in range(15) for one in run.of_step(both)) == [cause]
+    assert causes(one for _ in range(15) for one in run.of_step(SOUND | raw(unlike))) == [later]
+
+
+@pytest.mark.parametrize(("name", "steps"), [("level", 10), ("length", 10), ("cut off", 1), ("NaN in log-probs", 1)])
+def test_a_few_steps_are_enough_to_say_that_a_run_is_broken_and_too_few_for_advice_on_its_clip(name, steps):
+    cause, sums, _ = FIRES[name]
+    run = alerts.Alerts(config())
+    said = [causes(run.of_step(SOUND | raw(sums))) for _ in range(20)]
+    assert said == [[]] * (steps - 1) + [[cause]] + [[]] * (20 - steps)
+
+
+def test_one_field_turns_them_off():
+    run = alerts.Alerts(config(alerts=False))
+    assert not [one for _, sums, others in FIRES.values() for one in run.of_step(SOUND | raw(sums) | others)]
+    with pytest.raises(ValueError, match="alerts="):
+        FSPOPolicyLossConfig(alerts="no")
+
+
+@pytest.mark.parametrize("bypass", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_metrics_give_the_evidence_that_records_give(seed, bypass):
+    """All of a step's responses; whatever the cut of the batch, by another code."""
+    rng = np.random.default_rng(seed)
+    length = np.exp(rng.uniform(1, np.log(1000), 1200)).astype(int)
+    mini_batch = np.repeat([0, 1, 2], 400).astype(np.int32)
+    q = length * rng.gamma(4, 0.25, 1200) * (0.01**2 + (0.02 * mini_batch) ** 2)
+    advantage, clipped = rng.choice([-1.0, 0.0, 1.0], 1200), (rng.random(1200) < 8 / length).astype(np.float32)
+    records = frame(length, np.sqrt(q), q, advantage, clipped=clipped * (advantage != 0), mini_batch=mini_batch)
+    settings = RunSettings("observed", None, old_log_probs_from_rollout=bypass)
+    records.attrs["settings"] = settings
+    logged = logged_by_verl(records, [3, 2], 3)
+    if bypass:  # as a worker logs them
+        logged |= {name: 0.0 for name in logged if "on_policy" in name}
+        first = records[mini_batch == 0]
+        logged |= {"actor/fspo/rollout_length": first.length.sum() / 1200}
+        logged |= {"actor/fspo/rollout_quadratic_variation": first.quadratic_variation.sum() / 1200}
+    live, recorded = Evidence.of_live(logged, settings), of_records(records)
+    assert live.clip_rate == pytest.approx(recorded.clip_rate)
+    if bypass:
+        assert live.mismatch_share == pytest.approx(recorded.mismatch_share, rel=0.2)  # weighs tokens, not responses
+    else:
+        assert live.noise_share == pytest.approx(recorded.noise_share)
+    (shortest, *_, longest) = live.thirds
+    shown = records[records.advantage != 0]
+    for part in (shortest, longest):
+        chosen = shown[shown.length.between(part.shortest, np.nan_to_num(part.longest, nan=np.inf))]
+        assert part.responses == pytest.approx(len(chosen)) and part.clipped == pytest.approx(chosen.clipped.sum())
+    assert causes(alerts.alarming(live, alerts.STEPS)) == [c.LENGTH]
+
+
+@given(st.lists(st.floats(0, 1000), min_size=1, max_size=9), st.integers(0, 2**31))
+def test_thirds_are_the_bins_joined(sizes, seed):
+    rates = np.random.default_rng(seed).random(len(sizes))
+    bins = [
+        c.Counted(10.0 * i + 1, 10.0 * i + 10, n, n * rate)
+        for i, (n, rate) in enumerate(zip(sizes, rates, strict=True))
+    ]
+    bins = [one for one in bins if one.responses > 0]
+    parts = c.thirds(bins)
+    if not parts:
+        return
+    assert sum(part.responses for part in parts) == pytest.approx(sum(sizes))
+    assert sum(part.clipped for part in parts) == pytest.approx(sum(one.clipped for one in bins))
+    assert len(parts) in (2, 3) and all(a.longest < b.shortest for a, b in pairwise(parts))
+
+
+def test_lengths_of_few_clips_are_no_alert():
+    few = [c.Counted(1, 9, 20, 4), c.Counted(10, 19, 20, 2), c.Counted(20, 29, 20, 1)]
+    many = [one._replace(responses=one.responses * 100, clipped=one.clipped * 100) for one in few]
+    sound = Evidence(clip_rate=0.1)
+    for parts, said in ((few, [c.UNKNOWN]), (many, [c.LENGTH])):
+        assert causes(c.conclude(dataclasses.replace(sound, thirds=tuple(parts)))) == said
+
+
+def test_a_band_that_follows_a_clip_rate_is_held_against_noise_as_it_is():
+    settings = RunSettings("fspo", Band())
+    assert Evidence.of_live(SOUND | raw({"eps_low": 0.2, "eps_high": 0.3}), settings).band.high == 0.3
+    assert Evidence.of_live(SOUND, settings).band == Band()
+
+
+# --- in verl's logger ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tracking():
+    tracking = Tracking("p", "e", [], config=config())
+    tracking.logger["kept"] = Kept()
+    return tracking
+
+
+def test_the_logger_of_a_trainer_says_them_with_the_step(tracking, caplog):
+    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
+        for step in range(7, 12):
+            tracking.log(SOUND | raw({"truncated_fraction": 0.5}), step=step)
+    (said,) = [record.message for record in caplog.records]
+    assert said.startswith("step 7: 56% of the responses are cut off") and "max_response_length" in said
+    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
+        Tracking("p", "another run", [], config=config())
+        tracking.log(SOUND | raw({"truncated_fraction": 0.5}), 1)
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize("broken", [{"config": {"actor_rollout_ref": 3}}, {"metrics": {"actor/fspo/rows": "text"}}])
+def test_whatever_breaks_is_logged_and_training_goes_on(broken, caplog):
+    alerts._warn.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
+        tracking = Tracking("p", "e", [], config=broken.get("config"))
+        tracking.logger["kept"] = Kept()
+        for step in (1, 2):
+            tracking.log(SOUND | broken.get("metrics", {}), step)
+    assert tracking.logger["kept"].data.keys() >= SOUND.keys()
+    assert "Traceback" not in caplog.text
+
+
+def test_metrics_of_another_loss_are_not_looked_at(tracking, caplog, monkeypatch):
+    monkeypatch.setattr(alerts.Alerts, "of_step", None)
+    tracking.log({"actor/grad_norm": math.nan, "actor/pg_clipfrac": 0.9}, 1)
+    assert not caplog.records

@@ -1,0 +1,146 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What commands print as JSON is what docs/json.md says, key by key: that page is the schema."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import synthetic_run
+from test_alerts import SOUND
+
+from fspo_verl import cli, output, selftest
+from fspo_verl.analysis import conclusion
+
+ACTIONS = (conclusion.TAKE, conclusion.KEEP, conclusion.COULD_NOT, conclusion.RECORD, conclusion.MEND)
+PAGE = Path(__file__).parents[1] / "docs/json.md"
+SIMPLE = {
+    "string": lambda value: isinstance(value, str),
+    "integer": lambda value: type(value) is int,
+    "number": lambda value: type(value) in (int, float),
+    "boolean": lambda value: isinstance(value, bool),
+    "null": lambda value: value is None,
+}
+
+
+def schema():
+    """By name of an object: key to type, and whether it can be missing."""
+    found = {}
+    for section in re.split(r"^##+ ", PAGE.read_text(), flags=re.MULTILINE)[1:]:
+        rows = re.findall(r"^\| `(\w+)`(\??) \| ([^|]+?) \|", section, flags=re.MULTILINE)
+        found[section.split("\n")[0]] = {key: (kind, bool(missing)) for key, missing, kind in rows}
+    return found
+
+
+SCHEMA = schema()
+
+
+def wrong(value, kind, at=""):
+    """Where a value is not of a type, and why."""
+    if len(kinds := re.split(r" or (?![^\[{]*[\]}])", kind)) > 1:  # outside of brackets
+        found = [list(wrong(value, one, at)) for one in kinds]
+        yield from () if not all(found) else found[0]
+    elif kind in SIMPLE:
+        if not SIMPLE[kind](value):
+            yield f"{at} is {value!r}, no {kind}"
+    elif kind.startswith("["):
+        if not isinstance(value, list):
+            yield f"{at} is no list"
+        else:
+            for place, one in enumerate(value):
+                yield from wrong(one, kind[1:-1], f"{at}[{place}]")
+    elif kind.startswith("{"):
+        if not isinstance(value, dict):
+            yield f"{at} is no object"
+        else:
+            for key, one in value.items():
+                yield from wrong(one, kind[1:-1], f"{at}.{key}")
+    elif not isinstance(value, dict):
+        yield f"{at} is no {kind}"
+    else:
+        keys = SCHEMA[kind]
+        yield from (f"{at}.{key} is not documented" for key in value.keys() - keys.keys())
+        for key, (of, missing) in keys.items():
+            if key in value:
+                yield from wrong(value[key], of, f"{at}.{key}")
+            elif not missing:
+                yield f"{at}.{key} is missing"
+
+
+def assert_documented(value, command):
+    assert list(wrong(value, command)) == []
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Runs with records and their mismatch, of a loss that clips tokens, of metrics alone, and a log."""
+    folder, rng = tmp_path_factory.mktemp("runs"), np.random.default_rng(0)
+    for loss in ("fspo", "gspo", "vanilla"):
+        synthetic_run.write_run(folder / loss, loss, steps=12)
+    synthetic_run.write_config(folder / "metrics", "fspo")
+    synthetic_run.write_metrics(folder / "metrics/metrics-1.jsonl", rng, "fspo", 5)
+    raw = {"log_ratio_per_sqrt_length": 0.001, "log_ratio_per_sqrt_length_squared": 0.0004, "sigma_squared": 0.0004}
+    logged = SOUND | {f"actor/fspo/{name}": value for name, value in raw.items()}
+    lines = [json.dumps({"step": step, "data": logged}) + "\n" for step in range(1, 6)]
+    (folder / "summed").mkdir()
+    (folder / "summed/metrics-1.jsonl").write_text("".join(lines))
+    (folder / "train.log").write_text("step:1 - actor/pg_clipfrac:0.1 - response_length/mean:100.0\n")
+    return folder
+
+
+@pytest.mark.parametrize("run", ["fspo", "gspo", "vanilla", "metrics", "summed", "train.log"])
+def test_report(run, folders, tmp_path, capsys):
+    assert cli.main(["report", str(folders / run), "-o", str(tmp_path), "--json"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == (tmp_path / "report.json").read_text()
+    assert_documented(json.loads(printed), "report")
+
+
+@pytest.mark.parametrize("run", ["fspo", "gspo", "vanilla", "summed"])
+def test_calibrate(run, folders, tmp_path):
+    assert cli.main(["calibrate", str(folders / run), "--json", str(tmp_path / "found.json")]) == 0
+    assert_documented(json.loads((tmp_path / "found.json").read_text()), "calibrate")
+
+
+def test_doctor(capsys):
+    assert cli.main(["doctor", "--json", "algorithm.policy_loss=fspo", "data.train_batch_size=64"]) in (0, 1)
+    told = json.loads(capsys.readouterr().out)
+    assert told["findings"]
+    assert_documented(told, "doctor")
+
+
+def test_selftest(monkeypatch, capsys):
+    checks = [
+        {"name": "loss_float32", "status": "ok"} | {"text": "exact"},
+        {"name": "noise_fp32", "status": "ok", "text": "small", "sigma": 1e-6, "eps": 1e-5},
+        {"name": "noise_bf16", "status": "ok", "text": "large", "sigma": 0.05, "eps": 0.13},
+        {"name": "ranks", "status": "error", "text": "broken"},
+    ]
+    monkeypatch.setattr(selftest, "examine", lambda *_: checks)
+    monkeypatch.setattr(output, "installed", lambda package: "1")
+    assert cli.main(["selftest", "--device", "cpu", "--json"]) == 1
+    assert_documented(json.loads(capsys.readouterr().out), "selftest")
+
+
+def test_the_schema_sees_what_is_wrong():
+    sound = {"name": "a", "status": "ok", "text": ""}
+    assert not list(wrong(sound, "check"))
+    for broken in (sound | {"new": 1}, sound | {"text": None}, sound | {"eps": "0.1"}, {"name": "a"}, []):
+        assert list(wrong(broken, "check"))
+
+
+def test_the_skill_names_keys_and_options_that_are_there():
+    """An agent acts on this page alone."""
+    text = (PAGE.parents[1] / "skills/fspo-verl/SKILL.md").read_text()
+    assert len(text.splitlines()) <= 60
+    for command, options in re.findall(r"^fspo-verl (\w+)(.*?)(?:#.*)?$", text, flags=re.MULTILINE):
+        known = {option for action in cli.parser(command)._actions for option in action.option_strings}
+        assert {word for word in options.split() if re.match(r"--?[a-z]", word)} <= known, command
+    keys = {key for section in SCHEMA.values() for key in section}
+    named = re.findall(r"`([a-z]\w+(?:\[\w*\])?(?:\.[a-z]\w+)*)`", text)
+    words = {word for code in named for word in re.findall(r"[a-z]\w+", code)}
+    causes = {*conclusion.CAUSES, *ACTIONS, conclusion.UNKNOWN}
+    others = {"switch", "error", "warning", "metrics", "trainer_state", "json"}
+    assert words <= keys | causes | others, words - keys - causes - others
