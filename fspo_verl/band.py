@@ -78,7 +78,8 @@ class Band:
 
     eps: float | None = 0.03
     """Half-width of the band in units of s, for every side that is not set by itself; ``inf`` clips nothing. It
-    may be null where both sides are set. The authors' value is not known; 0.03 is a third party's reading."""
+    may be null where both sides are set. The authors' values are not known; their two sides differ. 0.03 is a third
+    party's reading of the paper. CTPO (arXiv 2605.07331) trains with 0.025 below and 0.05 above, on prefixes."""
 
     eps_low: float | None = None
     """Half-width below the centre; null takes eps."""

@@ -4,11 +4,14 @@
 
 import logging
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from bench.loss import Operations, call, make_batch
 from torch.utils._python_dispatch import TorchDispatchMode
+from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric, reduce_metrics
@@ -21,6 +24,7 @@ from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.loss import fspo_loss
 
+ROOT = Path(__file__).parents[1]
 AGG_MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
 
 
@@ -210,6 +214,27 @@ def test_rollout_is_weights_multiply_the_token_losses():
     torch.testing.assert_close(
         with_weights, call(**batch, loss_agg_mode="token-sum", config=config, rollout_is_weights=garbage)[0]
     )
+
+
+def test_the_file_for_an_older_verl_registers_the_same_loss(monkeypatch):
+    """As on the page; older versions call it alike, and hand over the totals of a mini-batch or none."""
+    monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", {})
+    code = re.search(r"```python\n(.*?)```", (ROOT / "docs/older_verl.md").read_text(), re.DOTALL)[1]
+    exec(code, namespace := {})
+    config = actor_config("seq-mean-token-sum-norm", FSPOPolicyLossConfig())
+    for info in ({}, {"dp_size": 2, "batch_num_tokens": 500, "global_batch_size": 16}):
+        config.global_batch_info.clear()
+        config.global_batch_info.update(info, loss_scale_factor=namespace["MAX_RESPONSE_LENGTH"])
+        found = []
+        for loss_of in (namespace["fspo"], fspo_verl.register.compute_policy_loss_fspo):
+            batch = padded_batch()
+            loss, metrics = loss_of(**batch, loss_agg_mode="seq-mean-token-sum-norm", config=config)
+            loss.backward()
+            found.append((loss, batch["log_prob"].grad, metrics))
+        (loss, grad, metrics), (expected_loss, expected_grad, expected) = found
+        torch.testing.assert_close(loss, expected_loss)
+        torch.testing.assert_close(grad, expected_grad)
+        assert metrics["actor/ppo_kl"] == pytest.approx(expected["actor/ppo_kl"])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

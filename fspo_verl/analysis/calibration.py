@@ -113,7 +113,7 @@ def calibrate(records: pd.DataFrame, target: float, every: bool = True) -> Calib
     shape = trained or Band()
     if said.action == TAKE and said.comparison and said.comparison.best and said.comparison.best.band:
         shape = said.comparison.best.band
-    fits, rules = [fit.of_band(records, fit.with_eps(records, shape, target))], []
+    fits, rules = [fit.of_band(records, fit.with_eps(records, shape, target), tested=every)], []
     if every:
         fits += fit.fits(records, target)
         rules = [_rule(clip, records, target) for clip in CLIPS.values() if clip.name != "fspo"]
@@ -257,7 +257,10 @@ def text_from_metrics(result: FromMetrics, run: Run) -> str:
     floor = 0.0 if result.noise is None else noise.EPS_IN_SIGMA * result.noise.sigma
     if min(result.band.low, result.band.high) < floor:
         blocks.append(
-            _wrap(f"Warning: eps lies below the numerical noise, {floor:.2g}. What helps: a wider eps, {noise.HELP}")
+            _wrap(
+                f"Warning: this clip is narrower than the numerical noise, which asks for an eps of {floor:.2g} or "
+                f"more. Ask for a lower clip rate, or remove the noise: {noise.HELP}."
+            )
         )
     return "\n".join(blocks)
 

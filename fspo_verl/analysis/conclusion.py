@@ -189,32 +189,31 @@ def _cut_off(evidence: Evidence) -> Conclusion | None:
 
 
 def _noise(evidence: Evidence) -> Conclusion | None:
-    help_, band, sigma = f"What helps: {noise.HELP}.", evidence.band, evidence.noise_sigma
-    outside = noise.warning(evidence.noise_found, band) if evidence.noise_found and band else None
-    if outside:
-        return Conclusion(NOISE, f"{sentence(outside)}.", "Widen eps, or remove the noise, first.", MEND)
-    if evidence.noise_found is None and sigma and band is not None and band.length_power == 0.5:
+    found, band, sigma = evidence.noise_found, evidence.band, evidence.noise_sigma
+    remove = f"remove the noise: {noise.HELP}."
+    clips = evidence.clip_rate is not None and evidence.clip_rate >= HARDLY_ANY
+    if clips and evidence.noise_only and sigma:  # first, as a wider clip would be idle
+        return Conclusion(
+            NOISE,
+            f"Every clip is numerical noise: {percent(evidence.clip_rate or 0)} of the responses are clipped, and no "
+            "update has moved them. Each rollout gets one optimiser step.",
+            f"If the clip is to act, {SMALLER_MINI_BATCHES}, and {remove}",
+            MEND,
+        )
+    if found and band and (said := noise.finding(found, band)):
+        return Conclusion(NOISE, f"{sentence(said)}.", f"{noise.remedy(found)}.", MEND)
+    if found is None and sigma and band is not None and band.length_power == 0.5:
         eps, floor = min(band.low, band.high), noise.EPS_IN_SIGMA * sigma
         if eps < floor:
             return Conclusion(
                 NOISE,
-                f"Eps lies below the numerical noise: rounding alone moves a token's log-ratio by {sigma:.2g}, and an "
-                f"eps of {eps:g} means something from {noise.rounded_up(floor):g} on.",
-                f"Widen eps, or remove the noise, first. {help_}",
+                f"The clip is narrower than the numerical noise: eps is {eps:g}, and with this noise an eps below "
+                f"{noise.rounded_up(floor):g} clips what rounding does.",
+                f"Set eps to {noise.rounded_up(floor):g} or more, or {remove}",
                 MEND,
             )
-    if not evidence.clip_rate or evidence.clip_rate < HARDLY_ANY:
-        return None
-    if evidence.noise_only and sigma:
-        return Conclusion(
-            NOISE,
-            f"Every clip is noise: with one optimiser step per rollout no update has moved these responses, and "
-            f"{percent(evidence.clip_rate)} are clipped, as rounding alone moves a token's log-ratio by {sigma:.2g}.",
-            f"{sentence(SMALLER_MINI_BATCHES)} if the clip is to act. {help_}",
-            MEND,
-        )
-    if (evidence.noise_share or 0) >= SHARE_OF_SPREAD:
-        return Conclusion(NOISE, _noise_of_spread(evidence), f"Remove the noise first. {help_}", MEND)
+    if clips and (evidence.noise_share or 0) >= SHARE_OF_SPREAD:
+        return Conclusion(NOISE, _noise_of_spread(evidence), sentence(remove), MEND)
     return None
 
 
@@ -224,8 +223,8 @@ def _mismatch(evidence: Evidence) -> Conclusion | None:
         return Conclusion(
             MISMATCH,
             _mismatch_of_spread(evidence),
-            "Compare with algorithm.rollout_correction.bypass_mode=False, which takes the mismatch out of the ratio; "
-            "see docs/noise.md.",
+            "Set algorithm.rollout_correction.bypass_mode=False: the clip then sees what updates do, and not this. "
+            "It costs a forward pass of each rollout; see docs/noise.md.",
             MEND,
         )
     if evidence.masked is not None and evidence.masked >= SHARE_MASKED:
@@ -414,15 +413,15 @@ def _cut_off_sentence(evidence: Evidence) -> str:
 
 def _noise_of_spread(evidence: Evidence) -> str:
     return (
-        f"About {min(evidence.noise_share or 0, 1):.0%} of how far responses move is numerical noise: responses that "
-        "no update has moved show as much (docs/noise.md)."
+        f"About {min(evidence.noise_share or 0, 1):.0%} of the variance of the log-ratios is numerical noise, not "
+        "learning: so much is there before any update (docs/noise.md)."
     )
 
 
 def _mismatch_of_spread(evidence: Evidence) -> str:
     by = f", {evidence.mismatch_sigma:.2g} nats per token" if evidence.mismatch_sigma else ""
     return (
-        "The clip acts on the mismatch of trainer and rollout engine: in bypass mode it is "
-        f"{evidence.mismatch_share:.0%} of how far responses are from the log-probs that sampled them (first "
-        f"mini-batches, which no update has moved{by})."
+        f"About {min(evidence.mismatch_share or 0, 1):.0%} of the variance of the log-ratios is the mismatch of "
+        f"trainer and rollout engine, not learning: so much is there before any update{by}. In bypass mode the clip "
+        "acts on it."
     )

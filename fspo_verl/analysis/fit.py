@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import optimize, stats
+from scipy.optimize import brentq
+from scipy.special import ndtr
 
 from fspo_verl.analysis import clip_rates, numerical_noise
 from fspo_verl.analysis.clip_rates import Estimate, prompts_of, strata_of
@@ -226,7 +227,7 @@ class Fit:
     """The clip rate on these records, and its prediction interval for a re-run."""
 
     effect: LengthEffect | None
-    """Whether the clip of this band depends on length here."""
+    """Whether the clip of this band depends on length here; None where that was not tested."""
 
     held_out: LengthEffect | None = None
     """The same on the later half of the steps, of the band whose shape was fitted on the earlier half."""
@@ -251,11 +252,11 @@ def fitted(records: pd.DataFrame, width: str, target: float) -> Fit:
     return of_band(records, with_eps(records, shaped(records, width, target), target))
 
 
-def of_band(records: pd.DataFrame, band: Band) -> Fit:
-    """What a band does to these records."""
+def of_band(records: pd.DataFrame, band: Band, tested: bool = True) -> Fit:
+    """What a band does to these records; ``tested``: for a dependence on length, too, which takes longest."""
     clipped, counted = clipped_by(band, records), clip_rates.sides(records)["all"]
     rate = predicted_rate(records[counted], clipped[counted])
-    return Fit(name_of(band), band, rate, length_effect(records, clipped))
+    return Fit(name_of(band), band, rate, length_effect(records, clipped) if tested else None)
 
 
 def shaped(records: pd.DataFrame, width: str, target: float) -> Band:
@@ -366,14 +367,14 @@ def _gaussian_eps(mean: np.ndarray, spread: np.ndarray, moved: np.ndarray, targe
     """The number beyond which the target share lies, of Gaussians ``[steps]`` that hold the share ``moved`` each."""
 
     def excess(eps: float) -> float:
-        return np.mean(moved * stats.norm.sf(eps, mean, np.where(spread > 0, spread, 1.0))) - target
+        return np.mean(moved * ndtr((mean - eps) / np.where(spread > 0, spread, 1.0))) - target
 
     if excess(0.0) <= 0:
         raise ValueError(
             f"no band with centre 0 clips {target:g} of the responses {where} it: only {excess(0.0) + target:.1%} lie "
             f"there; lower the target, or {ACTOR}.ppo_mini_batch_size"
         )
-    return optimize.brentq(excess, 0.0, np.max(np.abs(mean) + 40 * spread))
+    return brentq(excess, 0.0, np.max(np.abs(mean) + 40 * spread))
 
 
 def digits(value: float, count: int = 4) -> float:

@@ -30,10 +30,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
-from scipy.stats import f as fisher
-from scipy.stats import t as student
+from scipy.special import fdtrc, fdtri, stdtr, stdtrit
 
-from fspo_verl.analysis.clip_rates import CONFIDENCE, prompts_of, strata_of
+from fspo_verl.analysis.clip_rates import CONFIDENCE, prompts_of, strata_of, t_quantile
 
 MIN_PROMPTS = 20
 """Prompts with a clip (above half clipped: with a response that is kept), below which the test says nothing."""
@@ -263,7 +262,7 @@ class _Strata(NamedTuple):
         (total, variance), count = self.sums(scores, surplus), self.clusters
         q = min(float(total @ np.linalg.pinv(variance, rcond=1e-10, hermitian=True) @ total), count)
         squared = q * (count - 1) / max(count - q, 1e-9)
-        return float(fisher.sf(squared * (count - 2) / (2 * (count - 1)), 2, count - 2))
+        return float(fdtrc(2, count - 2, squared * (count - 2) / (2 * (count - 1))))
 
     def line_p_value(self, exponent: float) -> float:
         """Of a line: the score of the bend at this estimate of the slope, less what the slope explains of it."""
@@ -272,7 +271,7 @@ class _Strata(NamedTuple):
         scores, surplus, information = self.terms(exponent)
         explained = np.array([-information[0, 1] / information[0, 0], 1.0])
         total, variance = self.sums((explained @ scores)[None], (explained @ surplus)[None])
-        return float(2 * student.sf(abs(self._t_of(total.item(), variance.item())), self.clusters - 1))
+        return float(2 * stdtr(self.clusters - 1, -abs(self._t_of(total.item(), variance.item()))))
 
     def name_of_curve(self) -> str:
         """Which responses have the outcome more, by the slopes of the parabola at both ends."""
@@ -281,7 +280,7 @@ class _Strata(NamedTuple):
         gradient = np.stack([np.ones(2), 2 * ends])  # of both slopes
         slope, spread = estimate @ gradient, np.sqrt(np.einsum("ij,ik,kj->j", gradient, covariance, gradient))
         low, high = slope / spread
-        enough = student.ppf(CONFIDENCE, self.clusters - 1)
+        enough = stdtrit(self.clusters - 1, CONFIDENCE)
         if low < -enough and high > enough:
             return ENDS
         if low > enough and high < -enough:
@@ -318,7 +317,7 @@ class _Strata(NamedTuple):
         first, second = np.triu_indices(len(x), 1)
         contrast = np.stack([x[second] - x[first], np.square(x[second]) - np.square(x[first])])
         spread = np.sqrt(np.einsum("ij,ik,kj->j", contrast, covariance, contrast))
-        reach = math.sqrt(2 * (count - 1) / (count - 2) * fisher.ppf(CONFIDENCE, 2, count - 2))
+        reach = math.sqrt(2 * (count - 1) / (count - 2) * fdtri(2, count - 2, CONFIDENCE))
         log_factor = float((np.abs(estimate @ contrast) + reach * spread).max())
         return math.exp(log_factor) if log_factor < 50 else math.inf
 
@@ -350,7 +349,7 @@ class _Strata(NamedTuple):
             estimate = _LARGEST
         else:
             estimate = brentq(total, -_LARGEST, _LARGEST, xtol=1e-6)
-        quantile = student.ppf((1 + CONFIDENCE) / 2, self.clusters - 1)
+        quantile = t_quantile(self.clusters - 1)
         return estimate, self._end(estimate, -_PACE, quantile), self._end(estimate, _PACE, quantile)
 
     def _end(self, estimate: float, pace: float, quantile: float) -> float:

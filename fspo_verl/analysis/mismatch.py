@@ -193,7 +193,7 @@ def note(records: pd.DataFrame) -> str | None:
     age = records["staleness"].mean()
     behind = f" (with what {age:.2g} steps of staleness add)" if age > 0 else ""
     return (
-        f"Trainer and rollout engine differ by {math.sqrt(variance):.2g} nats per token{behind}: {share:.0%} of how "
-        "far responses are from the policy that sampled them. The clip does not see it; rejections and weights by the "
-        "engine's log-probs do."
+        f"Trainer and rollout engine disagree by {math.sqrt(variance):.2g} nats per token{behind}. That is {share:.0%} "
+        "of the way from the policy that sampled to the one that trains. The clip does not see it; rejections and "
+        "importance weights do."
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t as student
+from scipy.special import stdtr
 
 from fspo_verl.analysis import conclusion, fit, mismatch, numerical_noise, widths
 from fspo_verl.analysis.clip_rates import prompts_of
@@ -239,7 +239,7 @@ def _of_sides(counted: pd.DataFrame) -> dict:
     if count < 3 or not sums.any():
         return {"sides": (rates[0], rates[1]), "sides_differ": False}
     ratio = (rates[0] - rates[1]) / math.sqrt(np.square(sums).sum() * count / (count - 1))
-    return {"sides": (rates[0], rates[1]), "sides_differ": bool(2 * student.sf(abs(ratio), count - 1) < RARE)}
+    return {"sides": (rates[0], rates[1]), "sides_differ": bool(2 * stdtr(count - 1, -abs(ratio)) < RARE)}
 
 
 # --- advice ----------------------------------------------------------------------------------------------------------

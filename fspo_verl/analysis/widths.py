@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t as student
+from scipy.special import stdtr
 
 from fspo_verl.analysis import clip_rates, fit
 from fspo_verl.analysis.clip_rates import prompts_of, strata_of
@@ -219,4 +219,4 @@ class _Measure:
 
         whole, parts = (difference(*both) for both in zip(self._squares(sums), self._squares(other), strict=True))
         variance = (self._clusters - 1) / self._clusters * np.square(parts - parts.mean()).sum()
-        return float(student.sf(whole / math.sqrt(variance), self._clusters - 1)) if variance > 0 else 1.0
+        return float(stdtr(self._clusters - 1, -whole / math.sqrt(variance))) if variance > 0 else 1.0

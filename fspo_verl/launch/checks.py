@@ -26,7 +26,7 @@ from fspo_verl.launch import resume, selection
 from fspo_verl.launch.hydra_files import leaves
 from fspo_verl.launch.view import Finding, Launch, error, note, warning
 from fspo_verl.observe import attempts
-from fspo_verl.observe.noise import EPS_IN_SIGMA, HELP
+from fspo_verl.observe.noise import EPS_IN_SIGMA
 from fspo_verl.observe.settings import clip_ratios
 
 # verl's defaults (ActorConfig): any other value next to fspo is taken for an attempt to set its clip range.
@@ -376,10 +376,21 @@ def noise_of_half_precision(launch: Launch) -> Iterator[Finding]:
     precision = fsdp and (fsdp.get("mixed_precision") or {"param_dtype": "bf16"}).get("param_dtype", "bf16")
     low, high = (EPS_IN_SIGMA * sigma for sigma in _BF16_SIGMA)
     eps = min(band.low, band.high)
-    if precision in ("bf16", "bfloat16") and band.form == Band().form and eps < high:
+    narrow = band.form == Band().form and eps < high
+    if precision in ("bf16", "bfloat16") and narrow and not _same_micro_batches(launch):
         what = f"log-probs in bfloat16 and eps={eps:g}"
-        why = f"noise alone fills a band of eps < {low:.2g} to {high:.2g}, depending on machine and micro-batches"
-        yield note(what, why, f"an eps of {EPS_IN_SIGMA:.1f} times fspo/noise_sigma in the first step, {HELP}")
+        why = f"noise alone fills a band of eps < {low:.2g} to {high:.2g}, by model, machine and micro-batches"
+        fix = f"an eps of {EPS_IN_SIGMA:.1f} times fspo/noise_sigma in the first step; docs/noise.md removes the noise"
+        yield warning(what, why, fix)
+
+
+def _same_micro_batches(launch: Launch) -> bool:
+    """Whether old log-probs and updates are computed in micro-batches of the same rows, and so without noise."""
+    actor, rollout = launch.actor, launch.config.actor_rollout_ref.rollout
+    size = actor.get("ppo_micro_batch_size_per_gpu")
+    dynamic = actor.get("use_dynamic_bsz") or rollout.get("log_prob_use_dynamic_bsz")
+    same = size is not None and size == rollout.get("log_prob_micro_batch_size_per_gpu") and not dynamic
+    return same and (size == 1 or not actor.get("shuffle"))
 
 
 def loss_in_effect(launch: Launch) -> Iterator[Finding]:

@@ -79,7 +79,13 @@ class Watch:
 
 
 def warning(noise: Noise, band: Band) -> str | None:
-    """The warning for a band that is narrower than the noise; None for any other.
+    """The warning for a band that is narrower than the noise, with what helps; None for any other band."""
+    said = finding(noise, band)
+    return said and f"{said}. {remedy(noise)}"
+
+
+def finding(noise: Noise, band: Band) -> str | None:
+    """What a band narrower than the noise does; None for any other band.
 
     That is, where more than :data:`SHARE` of the on-policy responses lie outside, by two standard deviations of a
     Poisson count, which assumes independent responses.
@@ -88,12 +94,17 @@ def warning(noise: Noise, band: Band) -> str | None:
     # The comparison is False for NaN, where there is no band to leave.
     if not count - 2 * math.sqrt(count) > SHARE * noise.responses:
         return None
-    wide = f" ({rounded_up(noise.widen):g} times as wide leaves {SHARE:.0%} outside)" if noise.widen > 0 else ""
     return (
-        f"eps lies below the numerical noise: of {noise.responses:,} responses of first mini-batches, where nothing "
-        f"has moved yet, {noise.outside:.0%} lie outside the {band.describe()}, as rounding alone moves a token's "
-        f"log-ratio by {noise.sigma:.2g}. What helps: a wider band{wide}, {HELP}"
+        f"the clip is narrower than the numerical noise: rounding alone puts {noise.outside:.0%} of the responses "
+        f"outside it. This was counted on {noise.responses:,} responses that no update had moved, of which {SHARE:.0%} "
+        "at most should lie outside"
     )
+
+
+def remedy(noise: Noise) -> str:
+    """What helps where :func:`finding` has found something."""
+    wide = f"{rounded_up(noise.widen):g} times as wide, so that {SHARE:.0%} lie outside" if noise.widen > 0 else "wider"
+    return f"Make the clip {wide}, or remove the noise: {HELP}"
 
 
 def rounded_up(eps: float) -> float:

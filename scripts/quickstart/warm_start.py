@@ -115,7 +115,7 @@ def main() -> None:
     logging.disable_progress_bar()  # transformers shows one for writing a single small file
     model = train(args.seed)
     measured = measure(model, temperature=0.0)
-    print(f"accuracy {measured['accuracy']:.2f}; operations copied in {measured['copied']:.0%} of the responses")
+    print(f"accuracy after the warm start: {measured['accuracy']:.2f}")
     if measured["copied"] < MIN_COPIED:
         raise SystemExit(
             f"warm start: only {measured['copied']:.0%} of the responses copy their operations, "

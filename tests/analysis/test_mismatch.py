@@ -106,7 +106,7 @@ def test_the_note_of_a_verdict_weighs_mismatch_against_movement():
     records = records_of(*responses(np.random.default_rng(5), 400, 0.02))  # tokens move by 0.02, too
     records.attrs["settings"] = RunSettings("fspo")
     (said,) = [text for text in verdict(records).notes if "rollout engine" in text]
-    assert "0.02 nats per token" in said and "50% of how far" in said and "staleness" not in said
+    assert "0.02 nats per token" in said and "50% of the way" in said and "staleness" not in said
     assert "1.5 steps of staleness" in note(records.assign(staleness=1.5))
     assert note(records.assign(rollout_quadratic_variation=records.rollout_quadratic_variation / 100)) is None
     plain = frame([10, 20])

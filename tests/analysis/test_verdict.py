@@ -4,6 +4,7 @@
 
 import dataclasses
 import itertools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -208,6 +209,14 @@ def test_what_the_first_mini_batch_shows_is_mismatch_in_bypass_mode_and_else_noi
     assert (said.cause, said.action) == (cause, c.MEND)
     quiet = verdict(simulated(bypass=bypass, noise=1e-4))
     assert quiet.cause == c.EVEN and not quiet.notes
+
+
+def test_a_wider_clip_is_advised_against_noise_only_where_it_would_still_clip():
+    few, wide = "ppo_mini_batch_size", re.compile(r"([\d.]+) times as wide")
+    moved, still = (verdict(simulated(noise=0.03, mini_batches=count)) for count in (4, 1))
+    assert moved.cause == still.cause == c.NOISE
+    assert float(wide.search(moved.advice)[1]) > 1 and few not in moved.advice
+    assert few in still.advice and not wide.search(still.advice) and percent(still.rate) in still.sentence
 
 
 def test_the_mask_of_the_mismatch_that_takes_many_is_named():

@@ -249,17 +249,27 @@ def test_the_band_in_effect_is_what_a_resume_compares(before, after, back, tmp_p
         assert launched(f"{after} {back}", latest=20) == []
 
 
+SAME_MICRO_BATCHES = (
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+)
+
+
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
         ([], True),
         ([f"{POLICY_LOSS}.eps=0.2"], False),
         (["++actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32}"], False),
+        ([*SAME_MICRO_BATCHES], False),
+        ([*SAME_MICRO_BATCHES, "actor_rollout_ref.actor.shuffle=True"], True),
+        ([*SAME_MICRO_BATCHES, "actor_rollout_ref.actor.use_dynamic_bsz=True"], True),
+        (SAME_MICRO_BATCHES[:1], True),
     ],
 )
-def test_a_band_that_noise_of_bfloat16_may_fill_is_noted(overrides, says):
+def test_a_band_that_noise_of_bfloat16_may_fill_is_warned_of(overrides, says):
     found = checks.noise_of_half_precision(Launch(launch("+algorithm.policy_loss=fspo", *overrides)))
-    assert bool([*found]) == says
+    assert [finding.severity for finding in found] == ["warning"] * says
 
 
 SHAPES_THE_LOSS = {"policy_loss.eps_dual": 0.5, "policy_loss.length_power": 0.4, "policy_loss.target_clip_rate": 0.2}
