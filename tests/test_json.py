@@ -136,7 +136,7 @@ def test_the_skill_names_keys_and_options_that_are_there():
     text = (PAGE.parents[1] / "skills/fspo-verl/SKILL.md").read_text()
     assert len(text.splitlines()) <= 60
     for command, options in re.findall(r"^fspo-verl (\w+)(.*?)(?:#.*)?$", text, flags=re.MULTILINE):
-        known = {option for action in cli.parser(command)._actions for option in action.option_strings}
+        known = {option for action in cli.parsers()[1][command]._actions for option in action.option_strings}
         assert {word for word in options.split() if re.match(r"--?[a-z]", word)} <= known, command
     keys = {key for section in SCHEMA.values() for key in section}
     named = re.findall(r"`([a-z]\w+(?:\[\w*\])?(?:\.[a-z]\w+)*)`", text)

@@ -93,13 +93,13 @@ class Watch:
 
 
 def warning(noise: Noise, band: Band) -> str | None:
-    """What to say where a band is narrower than the noise, and what helps; None where it is not."""
+    """The warning for a band that is narrower than the noise, with what helps; None for any other band."""
     said = finding(noise, band)
     return said and f"{said}. {remedy(noise)}"
 
 
 def finding(noise: Noise, band: Band) -> str | None:
-    """What to say where a band is narrower than the noise; None where it is not.
+    """What a band narrower than the noise does; None for any other band.
 
     That is, where more than :data:`SHARE` of the on-policy responses lie outside, by two standard deviations of a
     Poisson count, which assumes independent responses.
