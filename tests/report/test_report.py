@@ -205,7 +205,7 @@ def test_everything_that_can_go_wrong_at_once(tmp_path, monkeypatch):
     shown, facts = Page(files["report.html"].decode()), json.loads(files["report.json"])
     said = {one["run"]: " ".join([one["sentence"], one["advice"], *one["notes"]]) for one in facts["verdicts"]}
     for run, expected in {
-        "incomplete": ("The records of 30 responses in 2 steps were lost", "A random 768 of its 10,000,000 records"),
+        "incomplete": ("The records of about 30 responses in 2 steps were lost", "A random 768 of its 10,000,000 records"),
         "only metrics <b>&": ("rates only, no test", "records_dir=DIR and algorithm.policy_loss=observed"),
         "only a config": ("there are no records",),
         "kept all": ("Clips none of", "Narrow the clip"),
