@@ -11,8 +11,9 @@ import pytest
 import synthetic_run
 from test_alerts import SOUND
 
-from fspo_verl import cli, output, selftest
+from fspo_verl import cli, versions
 from fspo_verl.analysis import conclusion
+from fspo_verl.selftest import command as selftest
 
 ACTIONS = (conclusion.TAKE, conclusion.KEEP, conclusion.COULD_NOT, conclusion.RECORD, conclusion.MEND)
 PAGE = Path(__file__).parents[1] / "docs/json.md"
@@ -119,7 +120,7 @@ def test_selftest(monkeypatch, capsys):
         {"name": "ranks", "status": "error", "text": "broken"},
     ]
     monkeypatch.setattr(selftest, "examine", lambda *_: checks)
-    monkeypatch.setattr(output, "installed", lambda package: "1")
+    monkeypatch.setattr(versions, "installed", lambda package: "1")
     assert cli.main(["selftest", "--device", "cpu", "--json"]) == 1
     assert_documented(json.loads(capsys.readouterr().out), "selftest")
 
