@@ -26,7 +26,6 @@ from fspo_verl.launch import resume, selection
 from fspo_verl.launch.hydra_files import leaves
 from fspo_verl.launch.view import Finding, Launch, error, note, warning
 from fspo_verl.observe import attempts
-from fspo_verl.observe.noise import EPS_IN_SIGMA
 from fspo_verl.observe.settings import clip_ratios
 
 # verl's defaults (ActorConfig): any other value next to fspo is taken for an attempt to set its clip range.
@@ -36,7 +35,6 @@ _LARGEST_SIGMA = 0.1
 # Of S, beyond which an edge counts as out of reach. Below 2, as eps=0.2 (mostly verl's clip_ratio) is 2 of 0.1, and a
 # processor's rounding of a power would then decide.
 _STANDARD_DEVIATIONS = 1.9
-_BF16_SIGMA = (0.0084, 0.066)  # the like of it by bfloat16 alone: dynamic batches on a CPU, 8 rows and 1 on an H200
 _TOKEN_RANGE = 0.05  # a range of token ratios; of a mean ratio it is a token's log-ratio of 0.05 on average
 _UNUSUAL = 100  # times larger or smaller than the longest response: no divisor that anybody means
 
@@ -370,29 +368,6 @@ def band_in_effect(launch: Launch) -> Iterator[Finding]:
     yield note(text)
 
 
-def noise_of_half_precision(launch: Launch) -> Iterator[Finding]:
-    """Log-probs of FSDP in bfloat16, whose noise a narrow band may not leave behind; docs/noise.md has its size."""
-    fsdp, band = launch.actor.get("fsdp_config"), launch.band
-    precision = fsdp and (fsdp.get("mixed_precision") or {"param_dtype": "bf16"}).get("param_dtype", "bf16")
-    low, high = (EPS_IN_SIGMA * sigma for sigma in _BF16_SIGMA)
-    eps = min(band.low, band.high)
-    narrow = band.form == Band().form and eps < high
-    if precision in ("bf16", "bfloat16") and narrow and not _same_micro_batches(launch):
-        what = f"log-probs in bfloat16 and eps={eps:g}"
-        why = f"noise alone fills a band of eps < {low:.2g} to {high:.2g}, by model, machine and micro-batches"
-        fix = f"an eps of {EPS_IN_SIGMA:.1f} times fspo/noise_sigma in the first step; docs/noise.md removes the noise"
-        yield warning(what, why, fix)
-
-
-def _same_micro_batches(launch: Launch) -> bool:
-    """Whether old log-probs and updates are computed in micro-batches of the same rows, and so without noise."""
-    actor, rollout = launch.actor, launch.config.actor_rollout_ref.rollout
-    size = actor.get("ppo_micro_batch_size_per_gpu")
-    dynamic = actor.get("use_dynamic_bsz") or rollout.get("log_prob_use_dynamic_bsz")
-    same = size is not None and size == rollout.get("log_prob_micro_batch_size_per_gpu") and not dynamic
-    return same and (size == 1 or not actor.get("shuffle"))
-
-
 def loss_in_effect(launch: Launch) -> Iterator[Finding]:
     """An observed loss, with what shapes it: leftovers of another script show here."""
     ranges = (f"{key}={value}" for key, value in clip_ratios(launch.actor.get).items())
@@ -413,6 +388,6 @@ _MAY_REFUSE = (  # what yields an error
 )
 _FSPO = (
     *(unreachable_clip_rate, idle_clip_ratio, mean_over_own_length, band_beyond_use, rollout_log_probs),
-    *(mismatch_of_engines, longer_than_the_data_say, noise_of_half_precision, band_in_effect),
+    *(mismatch_of_engines, longer_than_the_data_say, band_in_effect),
 )
 _BASELINE = (range_of_tokens_for_gspo, mismatch_of_engines, longer_than_the_data_say, loss_in_effect)

@@ -31,12 +31,16 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from fspo_verl import output, verl_patches, versions
+from fspo_verl.band import Band
 from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
 from fspo_verl.launch import installation, override
 from fspo_verl.launch.view import SEVERITIES, Finding, Launch
+from fspo_verl.observe.noise import EPS_IN_SIGMA
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
 _DEFAULT_OVERRIDES = [f"{GROUP}=fspo"]
+# Spread of a token's log-ratio by bfloat16 alone: dynamic batches on a CPU, 8 rows and 1 on an H200.
+_BF16_SIGMA = (0.0084, 0.066)
 _EXAMPLE = "No launch given; checked verl's defaults with algorithm.policy_loss=fspo"
 
 
@@ -87,7 +91,8 @@ def examine(module: str, overrides: list[str]) -> list[Finding]:
     if config is not None:
         launch = Launch(config)
         sound = not any(finding.severity == "error" for finding in findings)
-        findings += [*selects_no_loss_of_ours(launch), *(checks.run((batches,), launch) if sound else ())]
+        own = (batches, noise_of_half_precision) if launch.is_fspo else (batches,)
+        findings += [*selects_no_loss_of_ours(launch), *(checks.run(own, launch) if sound else ())]
     return [*installation.findings(), *findings]
 
 
@@ -188,6 +193,29 @@ def batches(launch: Launch) -> Iterator[Finding]:
     mini, epochs = launch.actor.ppo_mini_batch_size, launch.actor.ppo_epochs
     steps = f"{launch.optimizer_steps_per_rollout} optimiser steps on them ({prompts} / {mini}, rounded up, x {epochs})"
     yield Finding("note", "batches", f"{what}, {steps}")
+
+
+def noise_of_half_precision(launch: Launch) -> Iterator[Finding]:
+    """Log-probs of FSDP in bfloat16, whose noise a narrow band may not leave behind; docs/noise.md has its size."""
+    fsdp, band = launch.actor.get("fsdp_config"), launch.band
+    precision = fsdp and (fsdp.get("mixed_precision") or {"param_dtype": "bf16"}).get("param_dtype", "bf16")
+    low, high = (EPS_IN_SIGMA * sigma for sigma in _BF16_SIGMA)
+    eps = min(band.low, band.high)
+    narrow = band.form == Band().form and eps < high
+    if precision in ("bf16", "bfloat16") and narrow and not _same_micro_batches(launch):
+        what = f"log-probs in bfloat16 and eps={eps:g}"
+        why = f"noise alone fills a band of eps < {low:.2g} to {high:.2g}, by model, machine and micro-batches"
+        fix = f"an eps of {EPS_IN_SIGMA:.1f} times fspo/noise_sigma in the first step; docs/noise.md removes the noise"
+        yield Finding("warning", "noise_of_half_precision", what, why, fix)
+
+
+def _same_micro_batches(launch: Launch) -> bool:
+    """Whether old log-probs and updates are computed in micro-batches of the same rows, and so without noise."""
+    actor, rollout = launch.actor, launch.config.actor_rollout_ref.rollout
+    size = actor.get("ppo_micro_batch_size_per_gpu")
+    dynamic = actor.get("use_dynamic_bsz") or rollout.get("log_prob_use_dynamic_bsz")
+    same = size is not None and size == rollout.get("log_prob_micro_batch_size_per_gpu") and not dynamic
+    return same and (size == 1 or not actor.get("shuffle"))
 
 
 # --- output ----------------------------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ def sound(tmp_path) -> list[str]:
     return [
         *("python3", "-m", "verl.trainer.main_ppo", SELECT, "algorithm.adv_estimator=grpo"),
         *("actor_rollout_ref.rollout.name=vllm", "data.train_batch_size=1024"),
+        f"++{ACTOR}.fsdp_config.mixed_precision={{param_dtype:fp32}}",
         f"trainer.default_local_dir={tmp_path}/checkpoints",
     ]
 
@@ -252,3 +253,26 @@ def test_the_first_line_is_the_conclusion_and_the_last_what_to_do_next(launch, c
         doctor.main(cli.parsers()[0].parse_args(["doctor", *launch]))
     first, *_, last = capsys.readouterr().out.splitlines()
     assert first == f"fspo-verl doctor: {conclusion}" and last.split(maxsplit=1) == ["next:", next_step]
+
+
+SAME_MICRO_BATCHES = (
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ([], True),
+        ([f"{POLICY_LOSS}.eps=0.2"], False),
+        (["++actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32}"], False),
+        ([*SAME_MICRO_BATCHES], False),
+        ([*SAME_MICRO_BATCHES, "actor_rollout_ref.actor.shuffle=True"], True),
+        ([*SAME_MICRO_BATCHES, "actor_rollout_ref.actor.use_dynamic_bsz=True"], True),
+        (SAME_MICRO_BATCHES[:1], True),
+    ],
+)
+def test_a_band_that_noise_of_bfloat16_may_fill_is_warned_of(overrides, says, capsys):
+    _, report = diagnose(SELECT, *overrides, capsys=capsys)
+    assert ("noise_of_half_precision" in found(report)) == says

@@ -139,7 +139,7 @@ def test_a_hydra_with_other_internals_lets_the_loss_train_and_names_what_is_not_
     assert any("lost_to_group is not looked for" in text and "this Hydra" in text for text in warned)
 
 
-@pytest.mark.parametrize("check", [checks.band_in_effect, checks.noise_of_half_precision, checks.idle_clip_ratio])
+@pytest.mark.parametrize("check", [checks.band_in_effect, checks.idle_clip_ratio])
 def test_a_check_that_only_tells_refuses_nothing_where_it_crashes(check, monkeypatch, caplog):
     def crash(_launch):
         raise TypeError("on purpose")
@@ -247,29 +247,6 @@ def test_the_band_in_effect_is_what_a_resume_compares(before, after, back, tmp_p
     if back:
         assert said[0].endswith("if that is not meant: " + " ".join(f"{POLICY_LOSS}.{o}" for o in back.split()))
         assert launched(f"{after} {back}", latest=20) == []
-
-
-SAME_MICRO_BATCHES = (
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
-)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        ([], True),
-        ([f"{POLICY_LOSS}.eps=0.2"], False),
-        (["++actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32}"], False),
-        ([*SAME_MICRO_BATCHES], False),
-        ([*SAME_MICRO_BATCHES, "actor_rollout_ref.actor.shuffle=True"], True),
-        ([*SAME_MICRO_BATCHES, "actor_rollout_ref.actor.use_dynamic_bsz=True"], True),
-        (SAME_MICRO_BATCHES[:1], True),
-    ],
-)
-def test_a_band_that_noise_of_bfloat16_may_fill_is_warned_of(overrides, says):
-    found = checks.noise_of_half_precision(Launch(launch("+algorithm.policy_loss=fspo", *overrides)))
-    assert [finding.severity for finding in found] == ["warning"] * says
 
 
 SHAPES_THE_LOSS = {"policy_loss.eps_dual": 0.5, "policy_loss.length_power": 0.4, "policy_loss.target_clip_rate": 0.2}
