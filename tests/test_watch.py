@@ -130,6 +130,8 @@ def test_a_run_that_is_over_ends_it_and_one_that_goes_on_does_not(noisy, tmp_pat
 def test_it_ends_without_a_traceback(end, noisy):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    # Whoever runs the tests in the background may have Ctrl-C ignored, which a process inherits.
+    pipes["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen([*COMMAND, str(noisy[0]), "--every", "1"], **pipes) as run:
         assert "clipped" in run.stdout.readline()
         if end == "interrupt":

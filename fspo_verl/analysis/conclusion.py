@@ -329,7 +329,8 @@ def _cut_off(evidence: Evidence) -> Conclusion | None:
         CUT_OFF,
         _cut_off_sentence(evidence),
         "Raise data.max_response_length, or the model's length, first: the longest lengths are a limit here, and what "
-        "the clip does to them says little of responses that end by themselves.",
+        "the clip does to them says little of responses that end by themselves. If few were cut off before, the policy "
+        "has broken: look at the learning rate instead.",
         MEND,
     )
 
