@@ -81,7 +81,7 @@ def report(args: argparse.Namespace, updated: str = "") -> None:
     verdicts = json.loads(files["report.json"])["verdicts"]
     rows = []
     for run, one in zip(runs, verdicts, strict=True):
-        rows.append((one["run"], one["sentence"]))
+        rows.append((named(one), one["sentence"]))
         if run.records.empty:  # there is no picture to look at
             rows += [("", note) for note in one["notes"]]
     rows.append(("page", f"{args.output / 'report.html'}{updated}"))
@@ -89,6 +89,11 @@ def report(args: argparse.Namespace, updated: str = "") -> None:
         advice = " ".join([one["advice"], *one["overrides"]])
         rows.append(("next", f"{one['run']}: {advice}" if len(verdicts) > 1 else advice))
     show(rows, widths=(8,))
+
+
+def named(one: dict) -> str:
+    """What a reader is told whose verdict it is: the run, and its loss where that is known."""
+    return f"{one['run']} ({one['loss']})" if one["loss"] else one["run"]
 
 
 def watch(args: argparse.Namespace) -> None:
@@ -145,6 +150,7 @@ def build(runs: Sequence[Run]) -> dict[str, bytes]:
         "verdicts": [
             {
                 "run": a.run.name,
+                "loss": a.run.settings.loss if a.run.settings else None,
                 "cause": a.verdict.cause,
                 "action": a.verdict.action,
                 "sentence": a.verdict.sentence,
