@@ -317,7 +317,7 @@ def _of_widths(effect: LengthEffect, compared: Comparison) -> _Advice:
 def _more_even(best: Width, own: Width) -> str:
     return (
         f"over tenths of the length its clip rate varies by {percent(best.spread)} of the mean, that of the run's clip "
-        f"by {percent(own.spread)}, both in steps that neither was fitted to."
+        f"by {percent(own.spread)}, both on responses that neither was fitted to."
     )
 
 
