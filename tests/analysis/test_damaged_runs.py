@@ -38,7 +38,8 @@ def damaged(tmp_path_factory):
 def run_command(command: str, run: Path, output: Path) -> int:
     if command == "compare":
         return compare.main([str(run.parent), "--output", str(output)])
-    return cli.main([command, str(run), *(["-o", str(output)] if command == "report" else [])])
+    options = {"report": ["-o", str(output)], "watch": ["--once"]}
+    return cli.main([command, str(run), *options.get(command, [])])
 
 
 @pytest.mark.parametrize("command", sorted({*cli.COMMANDS, "compare"} - {"doctor", "switch", "selftest", "forecast"}))
