@@ -207,7 +207,7 @@ def main() -> None:
     survivors = []
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder)
-        for name in ("fspo_verl", "tests", "scripts", "conftest.py", "pyproject.toml"):
+        for name in ("fspo_verl", "tests", "scripts", "docs", "conftest.py", "pyproject.toml"):
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
             copy(ROOT / name, sources / name)
         if any(noticed(sources, tests) for tests in [TESTS, *TESTS_OF.values()]):
