@@ -15,13 +15,13 @@ from typing import Any
 
 from fspo_verl.analysis import conclusion
 from fspo_verl.analysis.conclusion import Conclusion, Evidence
+from fspo_verl.keys import POLICY_LOSS
 from fspo_verl.observe.metrics import PREFIX
 
 logger = logging.getLogger("fspo_verl")
 
 STEPS = 10
 """Over how many an alert looks back, and from how many on one is about the clip."""
-_POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
 
 
 class Alerts:
@@ -34,7 +34,7 @@ class Alerts:
     def __init__(self, config: Mapping | None = None):
         from fspo_verl.analysis import runs  # imports pandas, as the live series do
 
-        self.on = (runs.setting(config, f"{_POLICY_LOSS}.alerts") if config else None) is not False
+        self.on = (runs.setting(config, f"{POLICY_LOSS}.alerts") if config else None) is not False
         self._settings = runs.settings_of(config) if config else None
         self._window: deque[Mapping[str, float]] = deque(maxlen=STEPS)
         self._said: set[str] = set()
