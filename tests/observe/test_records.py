@@ -434,6 +434,16 @@ def test_steps_beyond_the_limit_are_not_missing(tmp_path, disk, limit):
     assert records.attrs["lost"] == (0, 0) and records.attrs["limited_after"] == records.step.max() < 30
 
 
+@pytest.mark.filterwarnings("ignore:.*records_limit_mb", "ignore:.*are missing")
+def test_steps_beyond_the_limit_of_one_rank_alone_are_not_missing(tmp_path, disk):
+    """The other has lost five steps before, so it comes to its limit later."""
+    behind = {"full": lambda step, rank: rank == 1 and step <= 5, "ranks": 2, "last_step": 30}
+    trained(disk, tmp_path, range(1, 31), **behind, limit_bytes=40_000)
+    records = read_records(tmp_path)
+    assert records.attrs["limited_after"] < records.step.max() < 30
+    assert records.attrs["lost"] == (5, 4 * 5)
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_limit_that_the_last_step_reaches_is_none(tmp_path, disk):
     trained(disk, tmp_path, [1], never, last_step=1, limit_bytes=1)
