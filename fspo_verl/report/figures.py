@@ -48,7 +48,8 @@ STYLES = {
 """Of the losses that this package trains with, and of the clips that figures show; the others are in tables only."""
 
 _LENGTH = "response length L (tokens)"
-BLACK, GREY = "#000000", "#7f7f7f"
+BLACK, GREY, AMBER = "#000000", "#7f7f7f", "#E69F00"
+"""Of what is no loss, such as tasks and kinds of prompts: the colours of STYLES mean losses."""
 _STYLE = {
     "figure.dpi": 100,
     "savefig.dpi": 200,

@@ -81,7 +81,7 @@ def report(args: argparse.Namespace, updated: str = "") -> None:
     verdicts = json.loads(files["report.json"])["verdicts"]
     rows = []
     for run, one in zip(runs, verdicts, strict=True):
-        rows.append((named(one), one["sentence"]))
+        rows.append((named(one["run"], one["loss"]), one["sentence"]))
         if run.records.empty:  # there is no picture to look at
             rows += [("", note) for note in one["notes"]]
     rows.append(("page", f"{args.output / 'report.html'}{updated}"))
@@ -91,9 +91,9 @@ def report(args: argparse.Namespace, updated: str = "") -> None:
     show(rows, widths=(8,))
 
 
-def named(one: dict) -> str:
-    """What a reader is told whose verdict it is: the run, and its loss where that is known."""
-    return f"{one['run']} ({one['loss']})" if one["loss"] else one["run"]
+def named(run: str, loss: str | None) -> str:
+    """What a reader is told whose verdict or curve it is: the run, and its loss where that is known."""
+    return f"{run} ({loss})" if loss else run
 
 
 def watch(args: argparse.Namespace) -> None:
@@ -182,9 +182,10 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
 def rates_part(analyses: Sequence[Analysis], styles: dict[str, Style]) -> Part:
     series = []
     for a in analyses:
-        label = a.run.name if a.overall is not None else f"{a.run.name} (live metrics)"
+        label = named(a.run.name, a.run.settings.loss if a.run.settings else None)
+        label += "" if a.overall is not None else ", live metrics"
         series += [Series(label, styles[a.run.name], a.rates)] if len(a.rates) else []
-    return Part(panels=[(figures.clip_rates, "clip rate by response length", series)] if series else [], height=3.9)
+    return Part(panels=[(figures.clip_rates, "clip rate by response length", series)] if series else [], height=3.1)
 
 
 def trained_part(analyses: Sequence[Analysis]) -> Part:

@@ -15,7 +15,7 @@ from fspo_verl import cli
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "scripts/studies/measured_shape/records/grpo-4-float32"
-SIZE, SCALE = "960,667", 1.5  # of the window, in pixels of the page; and pixels of the picture for each
+SIZE, SCALE = "600,795", 1.5  # of the window, narrow, for phones; and pixels of the picture for each of the page
 
 
 def main() -> None:
