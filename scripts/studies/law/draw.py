@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the records of the law say: law.png, numbers.csv and fairness.csv, from the records alone.
+"""What the records of the law say: law.png, widths.png, numbers.csv and fairness.csv, from the records alone.
 
   python scripts/studies/law/draw.py [RECORDS] [--output FOLDER]
 
@@ -19,6 +19,7 @@ import pandas as pd
 from estimates import UNKNOWN, exponent, interval, root_mean
 from law import PROBABILITIES, recorded
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from pictures import small_png
 from prompts import KINDS
 
@@ -30,7 +31,7 @@ from fspo_verl.band import Band
 from fspo_verl.clips import MATCHED_RATE, BandClip
 from fspo_verl.output import write_whole
 from fspo_verl.report import figures
-from fspo_verl.report.figures import STYLES, Series, Style
+from fspo_verl.report.figures import AMBER, BLACK, GREY, STYLES, Series, Style
 
 HERE = Path(__file__).resolve().parent
 STATE = ["temperature", "direction", "mini_batch"]
@@ -46,8 +47,14 @@ WIDTHS: dict[str, Callable[[pd.DataFrame], Band]] = {
     "L": lambda other: Band(length_power=1.0),
 }
 """Band whose width is judged on some prompts, from the records of the others."""
-_KIND_STYLES = {"text": Style("#0072B2", "o"), "chat": Style("#D55E00", "s"), "steps": Style("#009E73", "^")}
-_WIDTH_STYLES = dict(zip(WIDTHS, (STYLES[name] for name in ("fspo", "grpo", "fixed_band", "gspo")), strict=True))
+_KIND_STYLES = {"text": Style(AMBER, "o"), "chat": Style(GREY, "s"), "steps": Style(BLACK, "^")}
+_WIDTH_STYLES = {
+    "sqrt(L)": ("√L (fspo)", STYLES["fspo"]),
+    "measured": ("measured", Style(BLACK, "*")),
+    "fixed": ("fixed", STYLES["fixed_band"]),
+    "L": ("L (GSPO's shape)", STYLES["gspo"]),
+}
+"""What a width is called in a figure, and how it is drawn: as the loss whose shape it has."""
 
 
 def read(folder: Path) -> pd.DataFrame:
@@ -211,25 +218,44 @@ def fairness(records: pd.DataFrame) -> pd.DataFrame:
 # --- figure ----------------------------------------------------------------------------------------------------------
 
 
-def draw(records: pd.DataFrame, columns: int):
+def draw(records: pd.DataFrame, columns: int) -> Figure:
     """Four panels for each temperature, of the last state of GRPO and without loops."""
-    grpo = records[(records.direction == "grpo") & ~records.is_loop]
-    grpo = grpo[grpo.mini_batch == grpo.mini_batch.max()]
-    temperatures = sorted(grpo.temperature.unique(), reverse=True)
-    figure, axes = figures.grid(4 * len(temperatures), columns, height=3.0)
-    for number, temperature in enumerate(temperatures):
+    states = _drawn(records)
+    figure, axes = figures.grid(4 * len(states), columns, height=3.0)
+    for number, (temperature, part) in enumerate(states.items()):
         spread, position, probability, rates = axes[4 * number : 4 * number + 4]
-        part = grpo[grpo.temperature == temperature]
-        kinds = {kind: of_kind for kind, of_kind in by_kind(part) if kind != ALL and len(of_kind)}
-        _draw_kinds(spread, kinds, by_length, f"temperature {temperature:g}: spread of S", "rms of S (nats)")
-        spread.set_yscale("log")
-        figures.round_ticks(spread.yaxis)
-        spread.legend(loc="lower right")
+        kinds = _draw_spread(spread, part, f"temperature {temperature:g}: ")
         _draw_kinds(position, kinds, lambda of: by_position(of, PREFIXES[0]), "spread of a token", "sigma (nats)")
         position.set(xlabel="position in the response (tokens)", ylim=(0, None))
         _draw_probabilities(probability, kinds)
         _draw_rates(rates, part)
     return figure
+
+
+def draw_widths(records: pd.DataFrame) -> Figure:
+    """For a page that a phone shows too: of the highest temperature the spread of S, and below it the clip rates."""
+    figure, (spread, rates) = figures.grid(2, 1, height=2.7)
+    part = next(iter(_drawn(records).values()))
+    _draw_spread(spread, part)
+    _draw_rates(rates, part)
+    return figure
+
+
+def _drawn(records: pd.DataFrame) -> dict[float, pd.DataFrame]:
+    """What figures show, by temperature, from the highest: the last state of GRPO, without loops."""
+    grpo = records[(records.direction == "grpo") & ~records.is_loop]
+    grpo = grpo[grpo.mini_batch == grpo.mini_batch.max()]
+    return dict(sorted(grpo.groupby("temperature"), reverse=True))
+
+
+def _draw_spread(axes: Axes, records: pd.DataFrame, title: str = "") -> dict[str, pd.DataFrame]:
+    """Draws S by length, a line per kind; returns the responses of each kind."""
+    kinds = {kind: of_kind for kind, of_kind in by_kind(records) if kind != ALL and len(of_kind)}
+    _draw_kinds(axes, kinds, by_length, f"{title}spread of S", "rms of S (nats)")
+    axes.set_yscale("log")
+    figures.round_ticks(axes.yaxis)
+    axes.legend(loc="lower right")
+    return kinds
 
 
 def _draw_kinds(axes: Axes, kinds: dict, table: Callable, title: str, label: str) -> None:
@@ -247,16 +273,17 @@ def _draw_probabilities(axes: Axes, kinds: dict) -> None:
 def _draw_rates(axes: Axes, records: pd.DataFrame) -> None:
     series, edges = [], length_edges(records.length, _BINS)
     counted = (records.advantage != 0).to_numpy()
-    for width, style in _WIDTH_STYLES.items():
+    for width, (label, style) in _WIDTH_STYLES.items():
         try:
             clips = clipped(records, width)[counted]
         except ValueError:  # Unreachable is one
             continue
         part = records[counted]
-        series.append(Series(width, style, rate_by_length(part.length, clips, edges, prompts_of(part))))
+        series.append(Series(label, style, rate_by_length(part.length, clips, edges, prompts_of(part))))
     if series:
-        figures.clip_rates(axes, "clip rates, scaled", series, MATCHED_RATE)
-        axes.legend(loc="upper right")
+        figures.clip_rates(axes, f"clip rate of four widths, each at {MATCHED_RATE:.0%} overall", series, MATCHED_RATE)
+        axes.legend(loc="upper center", ncols=2)
+        axes.set_ylim(0, 1.3 * axes.get_ylim()[1])  # room for the legend
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -267,8 +294,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     records = read(args.records)
     tables = {"numbers.csv": numbers(records), "fairness.csv": fairness(records)}
     files = {name: table.to_csv(index=False, float_format="%.4g").encode() for name, table in tables.items()}
-    (picture,) = figures.render(lambda columns: draw(records, columns), 2, "png")
-    files["law.png"] = small_png(picture)
+    for name, picture, columns in (("law", draw, 2), ("widths", lambda records, _: draw_widths(records), 1)):
+        (image,) = figures.render(lambda columns, picture=picture: picture(records, columns), columns, "png")
+        files[f"{name}.png"] = small_png(image)
     write_whole((args.output / name, content) for name, content in files.items())
     print("\n".join(str(args.output / name) for name in files))
 

@@ -162,7 +162,8 @@ def test_the_records_hold_what_was_measured_and_the_study_draws_them(model, tmp_
 
     draw.main([str(tmp_path / "records"), "--output", str(tmp_path)])
     assert set(pd.read_csv(tmp_path / "numbers.csv").temperature) == {0.7, 1.0}
-    assert len(Image.open(tmp_path / "law.png").convert("RGB").getcolors()) > 20
+    for picture in ("law.png", "widths.png"):
+        assert len(Image.open(tmp_path / picture).convert("RGB").getcolors()) > 20
 
 
 def test_a_step_of_the_study_is_that_of_adamw_on_responses_of_all_kinds(model, tmp_path):
