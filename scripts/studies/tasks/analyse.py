@@ -21,6 +21,7 @@ sys.path.insert(0, str(HERE.parents[1] / "compare"))
 from measures import CONFIDENCE, MIN_SEEDS, adjusted_p, sign_flip_interval  # noqa: E402
 
 from fspo_verl.output import markdown_table, write_whole  # noqa: E402
+from fspo_verl.report.figures import AMBER, BLACK, GREY  # noqa: E402
 
 MARGIN = 0.02  # of success, within which two clips are equivalent
 MATCHED_WITHIN = 0.01  # of the clip rate of all tasks together
@@ -273,7 +274,7 @@ SHOWN = {
     "fixed": "fixed range",
 }
 """Rows of the figure, from the top: arm and what it is called."""
-COLORS = ("#D55E00", "#999999", "#0072B2")  # short, middle, long
+COLORS = (AMBER, GREY, BLACK)  # short, middle, long
 
 
 def draw(cells: pd.DataFrame, regime: str) -> Figure:
@@ -289,7 +290,7 @@ def draw(cells: pd.DataFrame, regime: str) -> Figure:
         axes.plot([means.min(), means.max()], [place, place], color="0.8", lw=5, zorder=1, solid_capstyle="round")
         for task, color in zip(lengths.index, COLORS, strict=True):
             low, high = sign_flip_interval(lost[task])
-            at = place + 0.14 * (task - (len(lengths) - 1) / 2)  # so that none hides another
+            at = place + 0.2 * (task - (len(lengths) - 1) / 2)  # so that none hides another
             axes.plot([low, high], [at, at], color=color, lw=2, zorder=2)
             axes.plot(means[task], at, "osD"[task], color=color, ms=9, zorder=3, mec="white")
     axes.axvline(0, color="black", lw=1)
