@@ -31,6 +31,7 @@ from fspo_verl.analysis.verdict import percent
 from fspo_verl.clips import MATCHED_RATE
 from fspo_verl.output import between, markdown_table, one_line, write_whole
 from fspo_verl.report import figures
+from fspo_verl.report.page import named
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from pictures import small_png  # noqa: E402
@@ -289,6 +290,9 @@ def write(comparison: Comparison, page: Path) -> None:
 def draw(comparison: Comparison, columns: int) -> Figure:
     """Curves of validation accuracy, and clip rates by length as trained and scaled to one rate."""
     styles = dict(zip(comparison.losses, figures.run_styles(comparison.losses), strict=True))
+    modes = {trial.loss: trial.settings.loss for trial in comparison.trials if trial.settings}
+    # An arm has a name of its own, which does not say what trains.
+    names = {loss: loss if loss in figures.STYLES else named(loss, modes.get(loss)) for loss in styles}
     rates = comparison.clip_rates.rename(columns={"smallest": "lower", "largest": "upper"})
 
     def learning(axes: Axes) -> None:
@@ -296,13 +300,13 @@ def draw(comparison: Comparison, columns: int) -> Figure:
             seeds = [pd.Series(trial.validation) for trial in comparison.trials if trial.loss == loss]
             for seed in seeds:
                 axes.plot(seed, color=style.color, lw=0.5, alpha=0.4)
-            axes.plot(pd.concat(seeds, axis=1).mean(axis=1), label=loss, **style.line_kwargs())
+            axes.plot(pd.concat(seeds, axis=1).mean(axis=1), label=names[loss], **style.line_kwargs())
         axes.set(title="accuracy (thin: each seed)", xlabel="training step", ylabel="share of right answers")
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
 
     def by_length(kind: str) -> list[figures.Series]:
         of_kind = rates[rates.kind == kind].groupby("loss")
-        return [figures.Series(loss, styles[loss], table) for loss, table in of_kind]
+        return [figures.Series(names[loss], styles[loss], table) for loss, table in of_kind]
 
     trained = (figures.clip_rates, "clip rate (bars: the seeds)", by_length("clipped"))
     matched = (figures.clip_rates, f"scaled to {MATCHED_RATE:.0%} overall", by_length("matched"), MATCHED_RATE)

@@ -110,7 +110,8 @@ def draw(cells: Sequence[dict]) -> Figure:
     for cell in cells:
         axes = panels[rates.index(cell["learning_rate"])][steps.index(cell["steps_per_rollout"])]
         axes.plot(list(map(int, cell["validation"])), cell["validation"].values(), **styles[cell["loss"]].line_kwargs())
-        axes.set_title(f"{cell['steps_per_rollout']} steps per rollout, rate {cell['learning_rate']:g}", fontsize=9)
+        title = f"{cell['steps_per_rollout']} steps per rollout, learning rate {cell['learning_rate']:g}"
+        axes.set_title(title, fontsize=9)
     for axes in panels[-1]:
         axes.set_xlabel("training step")
     for axes in panels[:, 0]:

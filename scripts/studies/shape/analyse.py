@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 from run import HERE, RECORDS, SEEDS, SUM, stored
 
 sys.path.insert(0, str(HERE.parents[1] / "compare"))
@@ -25,7 +26,17 @@ from measures import CONFIDENCE, LATE, MIN_SEEDS, adjusted_p, sign_flip_interval
 from pictures import small_png
 
 from fspo_verl.output import markdown_table, write_whole
+from fspo_verl.report.figures import BLACK, GREY, STYLES
 
+SHOWN = {
+    "sqrt": ("a width of √L (fspo)", STYLES["fspo"].color),
+    "linear": ("a width of L (GSPO's)", STYLES["gspo"].color),
+    "measured": ("a measured width", BLACK),
+    "fixed": ("a fixed width", STYLES["fixed_band"].color),
+    "none": ("no clip", STYLES["no_clip"].color),
+    "random": ("clipped at random", GREY),
+}
+"""What an arm is called in a figure, and its colour: that of the loss whose shape it has."""
 MARGIN = 0.03  # of accuracy, within which arms are equivalent
 _POWER = 0.8
 
@@ -106,7 +117,7 @@ def means(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(cells: pd.DataFrame, baseline: str) -> Figure:
-    """Length over the steps relative to the baseline: mean over the seeds of the log ratio, and its interval."""
+    """Length over the steps relative to the baseline: mean over the seeds, and its interval."""
     lengths = cells.map(lambda cell: np.log(cell["length"]))
     others = [arm for arm in cells if arm != baseline]
     figure = Figure(figsize=(2.6 * len(others), 2.8), layout="constrained")
@@ -114,13 +125,20 @@ def draw(cells: pd.DataFrame, baseline: str) -> Figure:
         ratio = np.stack((lengths[arm] - lengths[baseline]).to_numpy())  # [seeds, steps]
         steps = np.arange(1, ratio.shape[1] + 1)
         low, high = np.transpose([sign_flip_interval(step) for step in ratio.T])
-        panel.fill_between(steps, low, high, alpha=0.25, lw=0)
-        panel.plot(steps, ratio.mean(0))
+        name, color = SHOWN.get(arm, (arm, BLACK))
+        panel.fill_between(steps, percent(low), percent(high), color=color, alpha=0.25, lw=0)
+        panel.plot(steps, percent(ratio.mean(0)), color=color)
         panel.axhline(0, color="0.5", lw=0.8)
-        panel.set_title(arm, fontsize=10)
+        panel.set_title(name, fontsize=10)
         panel.set_xlabel("training step")
-    figure.axes[0].set_ylabel(f"length relative to\n{baseline} (log)")
+    figure.axes[0].set_ylabel(f"length against\n{SHOWN.get(baseline, (baseline,))[0]}")
+    figure.axes[0].yaxis.set_major_formatter(PercentFormatter(decimals=0))
     return figure
+
+
+def percent(log_ratio: np.ndarray) -> np.ndarray:
+    """How much longer, in percent."""
+    return 100 * np.expm1(log_ratio)
 
 
 def main() -> None:

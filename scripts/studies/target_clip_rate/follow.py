@@ -17,6 +17,7 @@ from matplotlib.ticker import PercentFormatter
 
 from fspo_verl.analysis import runs
 from fspo_verl.output import between, markdown_table, write_whole
+from fspo_verl.report.figures import AMBER, BLACK, GREY
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parents[1]))
@@ -25,6 +26,12 @@ from pictures import small_png  # noqa: E402
 BEGIN, END = "<!-- begin of what follow.py writes -->", "<!-- end of what it writes -->"
 TARGET = 0.1
 COLUMNS = {"fspo/clip_rate/all": "rate", "fspo/eps_low": "eps_low", "fspo/eps_high": "eps_high"}
+SHOWN = {
+    "target": "quickstart, 4 steps\nper rollout",
+    "target16": "quickstart, 16 steps\nper rollout",
+    "real": "SmolLM2-135M",
+}
+"""What a name of runs is called in the figure."""
 ACCURACY = re.compile(r"val-core/[^/]+/acc/mean@1")  # the data set's name is in between
 
 
@@ -51,21 +58,23 @@ def table(steps: pd.DataFrame) -> str:
 
 
 def draw(steps: pd.DataFrame) -> Figure:
-    """Clip rate, dashed what was asked for, above eps: a column per name, a line per seed, blue the upper side."""
+    """Clip rate, dashed what was asked for, above eps of both sides: a column per name, a line per seed."""
     names = list(dict.fromkeys(steps.dropna(subset="eps_low").name))
-    figure = Figure(figsize=(3.4 * len(names), 4.6), layout="constrained")
+    figure = Figure(figsize=(2.8 * len(names), 4.6), layout="constrained")
     panels = figure.subplots(2, len(names), squeeze=False, sharex=True, sharey="row")
     for name, (upper, lower) in zip(names, panels.T, strict=True):
         for _, run in steps[steps.name == name].groupby("seed"):
-            upper.plot(run.step, run.rate, color="0.35", lw=1)
-            lower.plot(run.step, run.eps_high, color="tab:blue", lw=1)
-            lower.plot(run.step, run.eps_low, color="tab:orange", lw=1)
-        upper.axhline(TARGET, color="tab:red", lw=1, ls="--")
-        upper.set_title(name, fontsize=10)
+            upper.plot(run.step, run.rate, color=GREY, lw=1)
+            sides = lower.plot(run.step, run.eps_high, color=BLACK, lw=1)
+            sides += lower.plot(run.step, run.eps_low, color=AMBER, lw=1)
+        asked = upper.axhline(TARGET, color=BLACK, lw=1, ls="--")
+        upper.set_title(SHOWN.get(name, name), fontsize=10)
         lower.set(xlabel="training step", yscale="log")
     panels[0, 0].set_ylabel("clip rate")
     panels[0, 0].yaxis.set_major_formatter(PercentFormatter(1.0))
     panels[1, 0].set_ylabel("eps")
+    labels = [f"asked: {TARGET:.0%}", "eps_high", "eps_low"]
+    figure.legend([asked, *sides], labels, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
