@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
 
     def __format__(self, form: str) -> str:
         value, lower, upper = (number(part, form) for part in self)
-        return f"{value} [{lower}, {upper}]"
+        return value if math.isnan(self.lower) and math.isnan(self.upper) else f"{value} [{lower}, {upper}]"
 
 
 def number(value: float, form: str) -> str:

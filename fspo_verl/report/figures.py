@@ -68,6 +68,7 @@ _STYLE = {
     "legend.frameon": False,
     "svg.hashsalt": "fspo_verl",  # the same figure is the same file
 }
+_LEGEND_ROW = 0.18  # inches
 _OTHER_LOSSES = [Style(BLACK, "*"), Style("#666633", "h")]
 _REPEATS = [("-", False), ("--", True), (":", False), ("-.", True)]
 
@@ -155,13 +156,15 @@ def round_ticks(axis: Axis) -> None:
 
 
 def of_panels(panels: Sequence[tuple], columns: int, height: float) -> Figure:
-    """A figure of panels, each a function below and its arguments but the axes, with one legend for all of them."""
+    """A figure of panels, each a function below and its arguments but the axes, with one legend for all below them."""
     figure, axes = grid(len(panels), columns, height)
     handles: dict[str, object] = {}
     for place, (draw, *args) in zip(axes, panels, strict=True):
         draw(place, *args)
         handles |= {label: handle for handle, label in zip(*place.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=3 if columns > 1 else 1)
+    in_a_row = 3 if columns > 1 else 1
+    figure.set_figheight(figure.get_figheight() + _LEGEND_ROW * math.ceil(len(handles) / in_a_row))
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=in_a_row)
     return figure
 
 

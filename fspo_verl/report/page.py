@@ -185,7 +185,7 @@ def rates_part(analyses: Sequence[Analysis], styles: dict[str, Style]) -> Part:
         label = named(a.run.name, a.run.settings.loss if a.run.settings else None)
         label += "" if a.overall is not None else ", live metrics"
         series += [Series(label, styles[a.run.name], a.rates)] if len(a.rates) else []
-    return Part(panels=[(figures.clip_rates, "clip rate by response length", series)] if series else [], height=3.1)
+    return Part(panels=[(figures.clip_rates, "clip rate by response length", series)] if series else [], height=2.9)
 
 
 def trained_part(analyses: Sequence[Analysis]) -> Part:
@@ -268,7 +268,7 @@ def _measures(row: pd.Series) -> dict[str, str]:
         "responses with an advantage": f"{row.n:,.0f}",
         "clip rate (%)": f"{Estimate(100 * row.rate, 100 * row.lower, 100 * row.upper):.3g}",
         "exponent k": f"{Estimate(row.exponent, row.exponent_lower, row.exponent_upper):.2f}",
-        "p of k = 0": number(row.p, ".2g"),
+        "p of no dependence": number(row.p, ".2g"),
         "LRE": number(row.lre, ".2g"),
         "LRE if one length were never clipped": number(row.lre_unclipped, ".2g"),
     }
