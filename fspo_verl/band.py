@@ -78,8 +78,7 @@ class Band:
 
     eps: float | None = 0.03
     """Half-width of the band in units of s, for every side that is not set by itself; ``inf`` clips nothing. It
-    may be null where both sides are set. The authors' values are not known; their two sides differ. 0.03 is a third
-    party's reading of the paper. CTPO (arXiv 2605.07331) trains with 0.025 below and 0.05 above, on prefixes."""
+    may be null where both sides are set. 0.03 is a third party's reading of the paper, see docs/settings.md."""
 
     eps_low: float | None = None
     """Half-width below the centre; null takes eps."""
@@ -91,10 +90,10 @@ class Band:
     """Dual clip: a sequence with A < 0 and S > c + eps_dual·s contributes no gradient. Null takes three times the upper
     half-width; ``inf`` turns it off.
 
-    The paper lists a dual clip without giving its form. This one is a log-space band like the other two, because a
-    fixed ratio bound such as verl's ``clip_ratio_c`` falls inside the band at long lengths and is unfair to them. Where
-    eps is one to two standard deviations of S/√L the default acts on outliers only (beyond 3 standard deviations), at
-    the same rate at every length.
+    It is a log-space band like the other two (derived here), because a fixed ratio bound such as verl's
+    ``clip_ratio_c`` falls inside the band at long lengths and is unfair to them. Where eps is one to two standard
+    deviations of S/√L the default acts on outliers only (beyond 3 standard deviations), at the same rate at every
+    length.
     """
 
     length_power: float = 0.5
