@@ -13,8 +13,9 @@ import pytest
 from omegaconf import OmegaConf
 from simulated_records import frame
 from verl.utils.metric import Metric, reduce_metrics
-from verl.utils.tracking import Tracking
+from verl.utils.tracking import RLInsightLogger, Tracking
 
+import fspo_verl.config  # noqa: F401 - wraps verl's Tracking, as in every worker with a loss of this package
 from fspo_verl import live
 from fspo_verl.observe.metrics import metrics
 
@@ -181,6 +182,16 @@ def test_metrics_are_logged_where_the_series_cannot_be_and_that_is_said_once(tra
         tracking.log(broken, 2)
     assert tracking.logger["kept"].data == broken
     assert [record.message[:24] for record in caplog.records] == ["no live series fspo/* fo"]
+
+
+def test_rl_insight_gets_the_series_as_gauges(monkeypatch):
+    rl_insight = MagicMock()
+    monkeypatch.setenv(RLInsightLogger.ENABLE_ENV, "1")
+    monkeypatch.setattr(RLInsightLogger, "_init_done", False)
+    monkeypatch.setattr(RLInsightLogger, "_rl_insight_module", rl_insight)
+    Tracking("p", "e", ["rl_insight"]).log(raw(SUMS), step=1)
+    gauges = dict(call.args for call in rl_insight.metric_gauge.call_args_list)
+    assert {name: gauges.get(name.replace("/", "_")) for name in SERIES} == pytest.approx(SERIES)
 
 
 def test_the_trainers_own_metrics_are_left_alone(tracking):
