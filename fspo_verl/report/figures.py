@@ -48,8 +48,9 @@ STYLES = {
 """Of the losses that this package trains with, and of the clips that figures show; the others are in tables only."""
 
 _LENGTH = "response length L (tokens)"
-BLACK, GREY, AMBER = "#000000", "#7f7f7f", "#E69F00"
-"""Of what is no loss, such as tasks and kinds of prompts: the colours of STYLES mean losses."""
+BLACK, GREY, AMBER, BROWN = "#000000", "#7f7f7f", "#E69F00", "#5C3317"
+"""Of what is no loss, such as tasks and kinds of prompts: the colours of STYLES mean losses. Of bands the measured one is
+black."""
 _STYLE = {
     "figure.dpi": 100,
     "savefig.dpi": 200,

@@ -144,3 +144,11 @@ def test_at_one_clip_rate_the_shapes_rank_as_the_law_says(sigma, kappa, fair):
         for unfair in {"gspo", "fixed_band"} if kappa == 0 else {"gspo", "fixed_band", "fspo"}:
             assert rows.p[unfair] < 1e-6 and abs(effects[unfair].exponent) > 3 * abs(effects[name].exponent)
     assert (effects["gspo"].who, effects["fixed_band"].who) == (SHORTER, LONGER)
+
+
+def test_an_estimate_shows_the_interval_that_it_has():
+    nan, estimate = math.nan, clip_rates.Estimate
+    shown = [
+        f"{of:.1f}" for of in (estimate(1, 0, 2), estimate(1, nan, 2), estimate(1, nan, nan), estimate(nan, nan, nan))
+    ]
+    assert shown == ["1.0 [0.0, 2.0]", "1.0 [-, 2.0]", "1.0", "-"]

@@ -31,7 +31,7 @@ from fspo_verl.band import Band
 from fspo_verl.clips import MATCHED_RATE, BandClip
 from fspo_verl.output import write_whole
 from fspo_verl.report import figures
-from fspo_verl.report.figures import AMBER, BLACK, GREY, STYLES, Series, Style
+from fspo_verl.report.figures import AMBER, BLACK, BROWN, GREY, STYLES, Series, Style
 
 HERE = Path(__file__).resolve().parent
 STATE = ["temperature", "direction", "mini_batch"]
@@ -47,7 +47,7 @@ WIDTHS: dict[str, Callable[[pd.DataFrame], Band]] = {
     "L": lambda other: Band(length_power=1.0),
 }
 """Band whose width is judged on some prompts, from the records of the others."""
-_KIND_STYLES = {"text": Style(AMBER, "o"), "chat": Style(GREY, "s"), "steps": Style(BLACK, "^")}
+_KIND_STYLES = {"text": Style(AMBER, "o"), "chat": Style(GREY, "s"), "steps": Style(BROWN, "^")}
 _WIDTH_STYLES = {
     "sqrt(L)": ("√L (fspo)", STYLES["fspo"]),
     "measured": ("measured", Style(BLACK, "*")),

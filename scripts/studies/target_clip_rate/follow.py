@@ -17,7 +17,7 @@ from matplotlib.ticker import PercentFormatter
 
 from fspo_verl.analysis import runs
 from fspo_verl.output import between, markdown_table, write_whole
-from fspo_verl.report.figures import AMBER, BLACK, GREY
+from fspo_verl.report.figures import AMBER, BLACK, BROWN, GREY
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parents[1]))
@@ -65,7 +65,7 @@ def draw(steps: pd.DataFrame) -> Figure:
     for name, (upper, lower) in zip(names, panels.T, strict=True):
         for _, run in steps[steps.name == name].groupby("seed"):
             upper.plot(run.step, run.rate, color=GREY, lw=1)
-            sides = lower.plot(run.step, run.eps_high, color=BLACK, lw=1)
+            sides = lower.plot(run.step, run.eps_high, color=BROWN, lw=1)
             sides += lower.plot(run.step, run.eps_low, color=AMBER, lw=1)
         asked = upper.axhline(TARGET, color=BLACK, lw=1, ls="--")
         upper.set_title(SHOWN.get(name, name), fontsize=10)

@@ -21,7 +21,7 @@ sys.path.insert(0, str(HERE.parents[1] / "compare"))
 from measures import CONFIDENCE, MIN_SEEDS, adjusted_p, sign_flip_interval  # noqa: E402
 
 from fspo_verl.output import markdown_table, write_whole  # noqa: E402
-from fspo_verl.report.figures import AMBER, BLACK, GREY  # noqa: E402
+from fspo_verl.report.figures import AMBER, BROWN, GREY  # noqa: E402
 
 MARGIN = 0.02  # of success, within which two clips are equivalent
 MATCHED_WITHIN = 0.01  # of the clip rate of all tasks together
@@ -274,7 +274,7 @@ SHOWN = {
     "fixed": "fixed range",
 }
 """Rows of the figure, from the top: arm and what it is called."""
-COLORS = (AMBER, GREY, BLACK)  # short, middle, long
+COLORS = (AMBER, GREY, BROWN)  # short, middle, long
 
 
 def draw(cells: pd.DataFrame, regime: str) -> Figure:
