@@ -49,8 +49,7 @@ STYLES = {
 
 _LENGTH = "response length L (tokens)"
 BLACK, GREY, AMBER, BROWN = "#000000", "#7f7f7f", "#E69F00", "#5C3317"
-"""Of what is no loss, such as tasks and kinds of prompts: the colours of STYLES mean losses. Of bands the measured one is
-black."""
+"""Of what is no loss, such as tasks or kinds of prompts; colours of STYLES mean losses. A measured band is black."""
 _STYLE = {
     "figure.dpi": 100,
     "savefig.dpi": 200,
