@@ -92,7 +92,7 @@ def report(args: argparse.Namespace, updated: str = "") -> None:
 
 
 def named(one: dict) -> str:
-    """What a reader is told whose verdict it is: the run, and its loss where that is known."""
+    """Whose verdict it is: the run, and its loss if that is known."""
     return f"{one['run']} ({one['loss']})" if one["loss"] else one["run"]
 
 
