@@ -40,7 +40,7 @@ class Alerts:
         self._said: set[str] = set()
 
     def of_step(self, metrics: Mapping[str, Any]) -> list[Conclusion]:
-        """What the metrics of another step give cause to say; nothing without those of a loss of this package."""
+        """The alerts after another step; none where its metrics are not those of a loss of this package."""
         if not self.on or f"{PREFIX}sequence_fraction" not in metrics:
             return []
         step = {k: float(v) for k, v in metrics.items() if k.startswith(conclusion.TRAINED) and _is_number(v)}
@@ -53,7 +53,7 @@ class Alerts:
 
 
 def means(window: deque[Mapping[str, float]]) -> dict[str, float]:
-    """Of each metric over the steps that have it."""
+    """The mean of each metric over the steps that have it."""
     sums: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     for step in window:
@@ -63,7 +63,7 @@ def means(window: deque[Mapping[str, float]]) -> dict[str, float]:
 
 
 def alarming(evidence: Evidence, steps: int) -> list[Conclusion]:
-    """Of what holds over so many steps, what a user should act on while the run goes on.
+    """The conclusions over so many steps that a user should act on while the run goes on.
 
     Below :data:`STEPS` nothing on the clip is: steps differ, and a few say little of a run.
     """

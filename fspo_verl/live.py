@@ -77,7 +77,7 @@ def _quotient(numerator: float, denominator: float) -> float:
 
 
 def _bin_name(low: int, high: float) -> str:
-    """In digits that let loggers sort bins by length."""
+    """The bin's name with leading zeros, so that loggers sort bins by length."""
     return f"len_{low:05d}_up" if math.isnan(high) else f"len_{low:05d}_{high:05.0f}"
 
 

@@ -16,14 +16,20 @@ Shapes: ``[B, T]`` is (sequences, response tokens incl. padding), ``[B]`` is one
 nats. This module knows nothing of verl.
 """
 
+import functools
+import logging
 import math
+import os
 from collections.abc import Iterator
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fspo_verl.band import Band
+
+logger = logging.getLogger("fspo_verl")
 
 # exp() of a larger log-ratio is a number no optimiser can use (e^20 is about 5e8). Clipping decisions are taken on the
 # exact log-ratio; only the exponent is capped, so that one stale sequence cannot turn the loss into inf.
@@ -124,7 +130,8 @@ class _ClippedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, log_prob, old_log_prob, advantages, mask, band):
-        sums = _token_sums(log_prob, old_log_prob, advantages, mask)
+        kernels = _kernels_for(log_prob, old_log_prob)
+        sums = (kernels.token_sums if kernels else _token_sums)(log_prob, old_log_prob, advantages, mask)
         finite = sums[1:5].sum(0).abs() < math.inf
         finite_bits = _bits(finite, sums.dtype)
         sums[1:].view(finite_bits.dtype).bitwise_and_(finite_bits)
@@ -142,7 +149,7 @@ class _ClippedLoss(torch.autograd.Function):
         # inference mode, which have no version to tell by: a copy stands for them.
         inputs = (x.clone() if x.is_inference() else x for x in (advantages, mask))
         ctx.save_for_backward(*inputs, weights.mul_(kept), finite_bits)
-        ctx.dtype = log_prob.dtype
+        ctx.dtype, ctx.kernels = log_prob.dtype, kernels
         ctx.mark_non_differentiable(sums, finite, *edges)
         ctx.set_materialize_grads(False)
         return loss, sums, finite, *edges
@@ -151,20 +158,11 @@ class _ClippedLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_loss, *_):
         advantages, mask, weights, finite_bits = ctx.saved_tensors
-        upper, lower = (weights * grad_loss).unsqueeze(-1)
-        grad = torch.empty(mask.shape, dtype=ctx.dtype, device=mask.device)
-        for rows in _row_blocks(grad):
-            advantage = advantages[rows].to(weights.dtype)
-            # One of the two products is 0; on a CPU this takes a third of the time of a choice by torch.where.
-            product = (advantage.clamp(min=0) * upper[rows]).addcmul_(advantage.clamp(max=0), lower[rows])
-            # Padding, and a row that is not finite, stay at zero, whatever stands there.
-            bits = mask[rows].to(finite_bits.dtype).mul_(finite_bits[rows, None])
-            product.view(bits.dtype).bitwise_and_(bits)
-            grad[rows] = product
-        return grad, None, None, None, None
+        gradient = ctx.kernels.token_gradient if ctx.kernels else _token_gradient
+        return gradient(advantages, mask, weights * grad_loss, finite_bits, ctx.dtype), None, None, None, None
 
 
-# --- one pass over the tokens -----------------------------------------------------------------------------------------
+# --- the passes over the tokens ---------------------------------------------------------------------------------------
 
 
 def _token_sums(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
@@ -189,6 +187,21 @@ def _token_sums(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, mask
     return all_sums
 
 
+def _token_gradient(advantages: Tensor, mask: Tensor, weights: Tensor, keep: Tensor, dtype: torch.dtype) -> Tensor:
+    """``[B, T]`` weight·A_t; ``weights`` ``[2, B]`` are for A_t > 0 and for A_t < 0, ``keep`` ``[B]`` holds bits."""
+    upper, lower = weights.unsqueeze(-1)
+    grad = torch.empty(mask.shape, dtype=dtype, device=mask.device)
+    for rows in _row_blocks(grad):
+        advantage = advantages[rows].to(weights.dtype)
+        # One of the two products is 0; on a CPU this takes a third of the time of a choice by torch.where.
+        product = (advantage.clamp(min=0) * upper[rows]).addcmul_(advantage.clamp(max=0), lower[rows])
+        # Padding, and a row that is not finite, stay at zero, whatever stands there.
+        bits = mask[rows].to(keep.dtype).mul_(keep[rows, None])
+        product.view(bits.dtype).bitwise_and_(bits)
+        grad[rows] = product
+    return grad
+
+
 def _bits(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """All bits set where the mask is, else none, as wide as a dtype: ``x & bits`` is x or 0, also where x is NaN.
 
@@ -205,3 +218,46 @@ def _row_blocks(tensor: Tensor) -> Iterator[slice]:
     block = 2**16 if tensor.device.type == "cpu" else 2**24  # tokens
     rows = max(1, block // max(1, tensor.shape[1]))
     return (slice(start, start + rows) for start in range(0, len(tensor), rows))
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+def _kernels_for(log_prob: Tensor, old_log_prob: Tensor) -> ModuleType | None:
+    """The passes as kernels, for tensors that they take and where they run; None where this module's own are taken."""
+    on_gpu = log_prob.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    if not on_gpu or torch.float64 in (log_prob.dtype, old_log_prob.dtype):
+        return None
+    return _kernels(log_prob.device)
+
+
+@functools.cache
+def _kernels(device: torch.device) -> ModuleType | None:
+    """:mod:`fspo_verl.kernels`, if it gives on this device what this module gives; else a warning, once."""
+    try:
+        from fspo_verl import kernels
+
+        _assert_alike(kernels, device)
+    except Exception as error:  # of Triton, its compiler, the driver: training goes on without
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        logger.warning("fspo runs on %s without its kernels, which takes longer: %s", device, reason)
+        return None
+    return kernels
+
+
+def _assert_alike(kernels: ModuleType, device: torch.device) -> None:
+    """Compare both passes on responses of two blocks, with holes, NaN in the padding, and two broken ones."""
+    random = torch.Generator().manual_seed(0)
+    new, old, advantages = (torch.randn(4, 1500, generator=random) for _ in range(3))
+    mask = torch.rand(4, 1500, generator=random) < torch.tensor([[1.0], [0.5], [0.5], [0.0]])
+    mask[:, 0] = True
+    new[~mask], advantages[~mask], new[1, 0], advantages[2, 0] = math.nan, math.nan, math.inf, math.nan
+    new, old, advantages, mask = (tensor.to(device) for tensor in (new, old, advantages, mask))
+    weights = torch.randn(2, 4, generator=random).to(device)
+    keep = _bits(advantages[:, 0].isfinite(), torch.float32)
+    sums, gradient = (new, old, advantages, mask), (advantages, mask, weights, keep, torch.float32)
+    for found, true in (
+        (kernels.token_sums(*sums), _token_sums(*sums)),
+        (kernels.token_gradient(*gradient), _token_gradient(*gradient)),
+    ):
+        torch.testing.assert_close(found, true, rtol=1e-4, atol=1e-4, equal_nan=True)

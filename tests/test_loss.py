@@ -3,9 +3,12 @@
 """The loss against a float64 reference over generated cases, its identities, and hostile input."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
+import sys
+from types import SimpleNamespace
 
 import pytest
 import reference
@@ -13,8 +16,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fspo_verl
+from fspo_verl import loss
 from fspo_verl.band import Band
-from fspo_verl.loss import fspo_loss
+from fspo_verl.loss import _token_gradient, _token_sums, fspo_loss
 from fspo_verl.register import _aggregate
 
 AGG_MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
@@ -370,3 +375,33 @@ def test_wrong_shapes_and_types_name_what_came():
         fspo_loss(log_prob[0], old[0], advantages[0], mask[0], Band())
     with pytest.raises(TypeError, match="int64"):
         fspo_loss(log_prob, old.long(), advantages, mask, Band())
+
+
+def broken(*_):
+    raise RuntimeError("PTX was compiled with an unsupported toolchain\nand more lines")
+
+
+KERNELS = {  # what stands for fspo_verl.kernels: its sums and its gradient; and the reason that the warning gives
+    "not there": (None, "fspo_verl.kernels"),
+    "does not compile": ((broken, broken), "unsupported toolchain"),
+    "wrong sums": ((lambda *x: _token_sums(*x) + 0.01, _token_gradient), "close"),
+    "wrong gradient": ((_token_sums, lambda *x: -_token_gradient(*x)), "close"),
+}
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_where_kernels_fail_the_loss_goes_on_without_and_says_so_once(kernels, monkeypatch, caplog):
+    passes, reason = KERNELS[kernels]
+    module = SimpleNamespace(token_sums=passes[0], token_gradient=passes[1]) if passes else None
+    monkeypatch.setitem(sys.modules, "fspo_verl.kernels", module)
+    monkeypatch.setattr(fspo_verl, "kernels", module, raising=False)
+    if not module:
+        monkeypatch.delattr(fspo_verl, "kernels")
+    monkeypatch.setattr(loss, "_kernels", functools.cache(loss._kernels.__wrapped__))
+    batch = torch.zeros(2, 3), torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 3)
+    expected = fspo_loss(*batch, Band()).loss
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # with which a CPU takes kernels, too
+    for _ in range(2):
+        assert torch.equal(fspo_loss(*batch, Band()).loss, expected)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and reason in record.message and "\n" not in record.message

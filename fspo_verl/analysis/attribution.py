@@ -72,7 +72,7 @@ def attribution(records: pd.DataFrame) -> dict[str, float] | None:
 
 
 def _spread(counted: pd.DataFrame, by_token: bool) -> np.ndarray:
-    """What a stratum's variance is taken of, per root token: S for a clip of responses; the root of Q for tokens."""
+    """The values per root token whose variance is split up: S for a clip of responses, the root of Q for tokens."""
     column = "quadratic_variation" if by_token else "log_ratio"
     values = counted[column].to_numpy(np.float64)
     return (np.sqrt(values) if by_token else values) / np.sqrt(counted["length"].to_numpy(np.float64))
@@ -111,7 +111,7 @@ def _variance(spread: pd.Series, about_zero: bool) -> float:
 
 
 class _Rates:
-    """The clip rate of a stratum, had only some of its parts been there."""
+    """The clip rate that a stratum would have with some of its parts only."""
 
     def __init__(self, rate: float, alone: float, shares: Mapping[str, float]):
         """``alone``: measured without movement; ``shares``: of the variance."""
@@ -126,7 +126,7 @@ class _Rates:
 
 
 def _rate_at(rate: float, left: float) -> float:
-    """A clip rate where the share ``left`` of the variance is left, for a normal law and an edge that stays."""
+    """The clip rate when the share ``left`` of the variance remains; the law is normal, and the edge stays."""
     if left >= 1 - 1e-12 or rate in (0.0, 1.0):
         return rate
     return float(ndtr(ndtri(rate) / math.sqrt(left))) if left > 0 else float(rate > 0.5)

@@ -206,7 +206,7 @@ def _width(chosen: Fit) -> str:
 
 
 def _prediction(result: Calibration) -> str:
-    """What a re-run would clip, where so many steps can tell."""
+    """The clip rate to expect of a re-run; empty where there are too few steps to tell."""
     rate, lower, upper = result.fits[0].rate
     if result.clusters == "prompts" or result.steps < MIN_STEPS or not upper - lower <= rate:
         steps = "One step is" if result.steps == 1 else f"{result.steps} steps are"
@@ -284,7 +284,7 @@ def _wrap(text: str, first: str = "") -> str:
 
 
 def _paste_block(band: Band, settings: RunSettings | None, said: str = "") -> str:
-    """The overrides of a band, and what they change besides it, unless that has been said."""
+    """The overrides of a band, and what else they change, unless that has been said."""
     block, change = _lines(band_overrides(band, settings)), ends_following(settings)
     return f"{block}\n{_wrap(change)}" if change and change not in said else block
 

@@ -39,7 +39,7 @@ def number(value: float, form: str) -> str:
 
 
 def prompts_of(records: pd.DataFrame) -> np.ndarray:
-    """Integer code ``[rows]`` of the prompt, the same in every epoch where the records tell; from 0 without gaps."""
+    """Number ``[rows]`` of the prompt, from 0 without gaps; the same in every epoch if the records have its hash."""
     name = "prompt_text_hash" if "prompt_text_hash" in records else "prompt"
     return pd.factorize(records[name], use_na_sentinel=False)[0]
 
@@ -52,7 +52,7 @@ def strata_of(records: pd.DataFrame) -> np.ndarray:
 
 
 def t_quantile(freedom, confidence: float = CONFIDENCE):
-    """Of Student's t: ``confidence`` lies between its negative and itself."""
+    """The quantile of Student's t between whose negative and itself the share ``confidence`` lies."""
     # Here: a run that trains takes its LRE from this module, and scipy comes with an extra.
     from scipy.special import stdtrit
 
@@ -128,7 +128,7 @@ def _rates(cell, cells, clipped, clusters, confidence, prediction=False) -> tupl
 
 
 def has_enough_data(table: pd.DataFrame, min_count: int = MIN_COUNT) -> pd.Series:
-    """bool per bin of a table: ``min_count`` responses or more, and 10 prompts (``clusters``) where the table tells."""
+    """bool per bin: it has ``min_count`` responses or more, and 10 prompts if the table has ``clusters``."""
     enough = table["n"] >= min_count
     return enough & (table["clusters"] >= MIN_BIN_PROMPTS) if "clusters" in table else enough
 

@@ -192,7 +192,7 @@ def _quotient(numerator: float | None, denominator: float | None, otherwise: flo
 
 
 def _noise_share(raw: Mapping[str, float], found: noise.Noise | None) -> float | None:
-    """Of the variance of a token's log-ratio in the mini-batches that updates have moved."""
+    """The shares of a token's variance in the mini-batches that updates have moved."""
     names = ("sequence_fraction", "on_policy_fraction", "sigma_squared", "on_policy_sigma_squared")
     if found is None or not set(names) <= set(raw):
         return None
@@ -202,7 +202,7 @@ def _noise_share(raw: Mapping[str, float], found: noise.Noise | None) -> float |
 
 
 def rate_of(parts: Iterable[Counted]) -> float:
-    """The clip rate of some parts together, of which one has a response."""
+    """The clip rate of some parts together; at least one of them has a response."""
     parts = list(parts)
     return sum(part.clipped for part in parts) / sum(part.responses for part in parts)
 
@@ -219,8 +219,7 @@ def _bins(known: Mapping[str, float], steps: int) -> list[Counted]:
 
 
 def thirds(bins: Iterable[Counted]) -> tuple[Counted, ...]:
-    """The bins joined from either end until they hold a third of the responses, with what is left between; none where
-    that leaves one part alone.
+    """Short, middle, long: bins are joined from either end up to a third of the responses; empty if one has all.
 
     Args:
         bins: from the shortest.
@@ -257,7 +256,7 @@ class Conclusion:
 
 
 def conclude(evidence: Evidence) -> list[Conclusion]:
-    """All causes that hold, in the order of :data:`CAUSES`; without one, that lengths are even or not known."""
+    """All causes that hold, in the order of :data:`CAUSES`; if none does, lengths are even or not known."""
     found = [one for rule in _RULES if (one := rule(evidence)) is not None]
     return found or [_nothing(evidence)]
 
@@ -488,8 +487,8 @@ def _broken(evidence: Evidence) -> str:
 
 
 def _by_thirds(parts: tuple[Counted, ...]) -> str | None:
-    """Where one part is clipped :data:`TIMES` as often as another, and more often by two standard deviations of the
-    difference of two counts, whose responses are taken for independent.
+    """The part that is clipped :data:`TIMES` as often as another, if the difference is above two standard deviations of
+    independent counts.
     """
     for one, other, who in ((parts[:1], parts[-1:], "shorter"), (parts[-1:], parts[:1], "longer")):
         if len(parts) < 2:

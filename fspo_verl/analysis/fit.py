@@ -184,8 +184,8 @@ def knots_of(records: pd.DataFrame, target: float) -> Knots:
 
 
 def _log_quantile(score: np.ndarray, target: float, cluster: np.ndarray) -> tuple[float, float]:
-    """Log of the upper quantile of scores ``[rows]`` and its standard error: half of what lies between the quantiles at
-    the rate beyond it plus and minus the standard error of this rate.
+    """Log of the upper quantile of scores ``[rows]``, and its standard error: half the distance between the quantiles
+    at the rate plus and minus the rate's standard error.
 
     Raises:
         Unreachable: the quantile, or the lower one, is not above 0.
@@ -199,7 +199,7 @@ def _log_quantile(score: np.ndarray, target: float, cluster: np.ndarray) -> tupl
 
 
 def _shrunk(x: np.ndarray, y: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """Values ``[knots]`` with these standard errors, drawn to their line in x, and that to slope 0."""
+    """Values ``[knots]``, shrunk by their standard errors towards their line in x, and the line towards slope 0."""
     weight = 1 / np.square(error)
     x_mean, y_mean = np.average(x, weights=weight), np.average(y, weights=weight)
     spread = np.sum(weight * np.square(x - x_mean))
@@ -253,7 +253,7 @@ def fitted(records: pd.DataFrame, width: str, target: float) -> Fit:
 
 
 def of_band(records: pd.DataFrame, band: Band, tested: bool = True) -> Fit:
-    """What a band does to these records; ``tested``: for a dependence on length, too, which takes longest."""
+    """What a band does to these records; with ``tested`` also whether it depends on length, which takes longest."""
     clipped, counted = clipped_by(band, records), clip_rates.sides(records)["all"]
     rate = predicted_rate(records[counted], clipped[counted])
     return Fit(name_of(band), band, rate, length_effect(records, clipped) if tested else None)
@@ -364,7 +364,7 @@ def from_metrics(metrics: pd.DataFrame, target: float) -> FromMetrics:
 
 
 def _gaussian_eps(mean: np.ndarray, spread: np.ndarray, moved: np.ndarray, target: float, where: str) -> float:
-    """The number beyond which the target share lies, of Gaussians ``[steps]`` that hold the share ``moved`` each."""
+    """The number beyond which the target share lies in a mixture of Gaussians ``[steps]``, each of weight ``moved``."""
 
     def excess(eps: float) -> float:
         return np.mean(moved * ndtr((mean - eps) / np.where(spread > 0, spread, 1.0))) - target

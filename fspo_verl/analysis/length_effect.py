@@ -152,7 +152,7 @@ class _Terms(NamedTuple):
 
 
 class _Strata(NamedTuple):
-    """The responses of all strata that say something; arrays are ``[rows]`` unless stated.
+    """The responses of all informative strata; arrays are ``[rows]`` unless stated.
 
     The outcome is the clip, or above half clipped its absence: the rarer of the two.
     """
@@ -253,7 +253,7 @@ class _Strata(NamedTuple):
         return scores.sum(1) - surplus.sum(1), variance
 
     def p_value(self) -> float:
-        """Of no dependence.
+        """The score test of no dependence.
 
         The squares that make the variance are not centred, and so hold the effect itself. For q = s'V⁻¹s of the sums s
         of G vectors, Hotelling's T² is q · (G − 1) / (G − q).
@@ -265,7 +265,7 @@ class _Strata(NamedTuple):
         return float(fdtrc(2, count - 2, squared * (count - 2) / (2 * (count - 1))))
 
     def line_p_value(self, exponent: float) -> float:
-        """Of a line: the score of the bend at this estimate of the slope, less what the slope explains of it."""
+        """The score test of a line: the score of the bend at this slope, less what the slope explains of it."""
         if abs(exponent) >= _LARGEST:
             return 1.0
         scores, surplus, information = self.terms(exponent)
@@ -274,7 +274,7 @@ class _Strata(NamedTuple):
         return float(2 * stdtr(self.clusters - 1, -abs(self._t_of(total.item(), variance.item()))))
 
     def name_of_curve(self) -> str:
-        """Which responses have the outcome more, by the slopes of the parabola at both ends."""
+        """Which lengths have the outcome more often, by the slopes of the parabola at both ends."""
         estimate, covariance = self.parabola()
         ends = np.quantile(self.log_length, [0.1, 0.9])
         gradient = np.stack([np.ones(2), 2 * ends])  # of both slopes
@@ -301,7 +301,7 @@ class _Strata(NamedTuple):
         return self._one_step(estimate)
 
     def _one_step(self, estimate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A step of Newton's method from there, without the surplus, and the covariance of slope and bend."""
+        """One step of Newton's method without the surplus, and the covariance of slope and bend."""
         scores, surplus, information = self.terms(*estimate)
         total, variance = self.sums(scores, surplus)
         inverse = np.linalg.pinv(information, hermitian=True)

@@ -180,7 +180,7 @@ def _console_step(text: str) -> Row:
 
 
 def _continued(text: str, line: str) -> str | None:
-    """The step's text with a line after it, if that goes on with it; None if it is another one."""
+    """The step's text and the next line as one text, if the line belongs to the step; else None."""
     for joined in (text + line, f"{text} {line}"):
         *parts, last = (_PAIR.fullmatch(part.strip()) for part in joined.split(" - ")[1:])
         if line.strip() and all(parts) and (last or " - " in line):
@@ -254,7 +254,7 @@ def _read_json(file: Path) -> Log | None:
 
 
 def _json(text: bytes) -> Any:
-    """What JSON holds; None where it is none, or not whole."""
+    """The value of a JSON text; None if it is not JSON, or cut off."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):  # also of a write that was cut within a character

@@ -75,7 +75,7 @@ def facts(run: Run) -> list[Fact]:
 
 
 def course(values: pd.Series) -> Course | None:
-    """The course of a metric by step; None where no step logged a finite value."""
+    """A metric's course over the steps; None if no step logged a finite value."""
     values = values[values.abs() < math.inf]
     if values.empty:
         return None

@@ -146,7 +146,7 @@ def _of_log(said: list[Fact]) -> Verdict:
 
 
 def of_records(records: pd.DataFrame, tested: bool = True) -> Evidence:
-    """What records say of each cause; on lengths the rates of thirds alone, where they are not tested."""
+    """The evidence that records give for each cause; for lengths only the rates of thirds, if they are not tested."""
     counted = records[(records["advantage"] != 0) & (records["length"] > 0)]
     evidence = Evidence(responses=len(counted))
     if len(records):
@@ -182,7 +182,7 @@ def of_records(records: pd.DataFrame, tested: bool = True) -> Evidence:
 
 
 def of_metrics(metrics: pd.DataFrame, settings: RunSettings | None = None) -> Evidence:
-    """What the metrics of a run say of each cause, over all steps."""
+    """The evidence that the metrics of a run give for each cause, over all steps."""
     observed = [name for name in metrics if name.startswith(("fspo/", PREFIX))]
     steps = metrics[observed].dropna(how="all")
     broken = tuple(name for name in metrics.attrs.get(NOT_FINITE, {}) if name.startswith(conclusion.TRAINED))
@@ -193,7 +193,7 @@ def of_metrics(metrics: pd.DataFrame, settings: RunSettings | None = None) -> Ev
 
 
 def _too_few(counted: pd.DataFrame) -> str:
-    """Why there is no test."""
+    """The reason why there is no test."""
     if counted["length"].nunique() == 1:
         return "all have one length, so there is nothing to compare"
     clipped = (counted["clipped"] > 0).to_numpy()
@@ -210,7 +210,7 @@ def _thirds(counted: pd.DataFrame) -> tuple[conclusion.Counted, ...]:
 
 
 def _noise_share(records: pd.DataFrame, found: noise.Noise | None) -> float | None:
-    """Of the variance of a token's log-ratio after updates."""
+    """The shares of a token's variance after updates."""
     if found is None:
         return None
     moved = records[~noise.on_policy(records["mini_batch"], records.attrs["settings"])]

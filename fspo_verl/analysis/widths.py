@@ -51,7 +51,7 @@ class Width:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What :func:`compare` finds."""
+    """The result of :func:`compare`."""
 
     rate: float
     """On each side, at which the widths are compared."""
@@ -129,7 +129,7 @@ class _Halves:
 
 
 def _shapes(halves: _Halves, own: Band | None, rate: float, untried: dict[str, str]) -> dict[str, Sequence[Band]]:
-    """By width its shape for all records, and for either half as it is fitted to the other, the own one first."""
+    """For each width, the run's own first: its shape on all records, and on either half as fitted to the other."""
     found: dict[str, Sequence[Band]] = {} if own is None else {OWN: [own] * 3}
     for name, power in ((fit.ROOT, 0.5), (fit.FIXED, 0.0)):
         if own is None or fit.name_of(own) != name:
@@ -171,7 +171,7 @@ class _Measure:
         self._weight = np.bincount(part, minlength=self._parts) / len(rows)
 
     def of(self, width: Width, clipped: np.ndarray) -> _Tried:
-        """The width with its spread, 0 where there is no more of it than sampling explains."""
+        """The width with its spread; 0 if sampling explains all of it."""
         clipped = clipped[self._counted]
         expected = (np.bincount(self._stratum, clipped) / self._size)[self._stratum]
         shape = self._clusters, self._parts
@@ -206,7 +206,7 @@ class _Measure:
         return of(total, self._clusters), of(without, self._clusters - 1)
 
     def p_value(self, sums: np.ndarray, other: np.ndarray) -> float:
-        """Of the first spread being no larger than the other.
+        """p of the first spread being no larger than the other.
 
         Both are compared with the same mean sampling in them: a root is no sum over clusters where it comes near 0.
         """

@@ -91,7 +91,7 @@ def run(checks, launch: Launch) -> list[Finding]:
 
 
 def no_loss_mode(launch: Launch) -> Iterator[Finding]:
-    """No name where the loss is named, or none of a loss to observe."""
+    """An empty name of the loss, or an ``inner`` that names no loss to observe."""
     observes = str(launch.policy_loss.get("_target_")).endswith("ObservedPolicyLossConfig")
     if not isinstance(launch.loss_mode, str) or not launch.loss_mode:
         what = f"{POLICY_LOSS}.loss_mode={launch.loss_mode} names no loss"
@@ -147,7 +147,7 @@ def no_mini_batch(launch: Launch) -> Iterator[Finding]:
 
 
 def no_divisor(launch: Launch) -> Iterator[Finding]:
-    """A normaliser that is zero or negative, differs between micro-batches, or that nobody means."""
+    """A normaliser that is zero or negative, that differs between micro-batches, or that looks like a mistake."""
     factor, longest = launch.actor.get("loss_scale_factor"), launch.max_response_length
     if launch.actor.loss_agg_mode != "seq-mean-token-sum-norm":
         return
@@ -318,7 +318,7 @@ def band_beyond_use(launch: Launch) -> Iterator[Finding]:
 
 
 def rollout_log_probs(launch: Launch) -> Iterator[Finding]:
-    """A band that has to hold two engines' disagreement as well."""
+    """A band around old log-probs of the rollout engine: S holds the disagreement of the two engines, too."""
     if not launch.bypasses:
         return
     what = "algorithm.rollout_correction.bypass_mode=True takes the rollout engine's log-probs as old"

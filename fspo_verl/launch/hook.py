@@ -101,7 +101,7 @@ def claim_records(config: DictConfig) -> None:
 
 
 def begin_application_of_hydra() -> None:
-    """Before a Hydra application of verl composes its config."""
+    """The checks before a Hydra application of verl composes its config."""
     verl_patches.select_without_plus(GROUP, refuse_an_old_verl)
     if "fspo_verl.plugin" in sys.modules:
         return

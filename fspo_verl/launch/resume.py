@@ -26,7 +26,7 @@ _ACTOR_KEYS = (
 
 
 def lost_checkpoint(launch: Launch) -> Iterator[Finding]:
-    """A tracker of checkpoints that names one that is gone."""
+    """A tracker of checkpoints that names a checkpoint which is gone."""
     step = launch.tracked_step
     if step is not None and launch.resume_point is None:
         tracker = Path(launch.config.trainer.default_local_dir) / TRACKER
@@ -97,7 +97,7 @@ def keep(launch: Launch) -> None:
 
 
 def _kept_until(launch: Launch) -> list[dict]:
-    """The entries up to the checkpoint; later ones belong to steps that will be done again. None of a broken file."""
+    """The entries up to the checkpoint; later ones belong to steps that will be done again. Empty if broken."""
     if (resumed := launch.resume_point) is None or not launch.resumes_ours:
         return []
     folder, step = resumed

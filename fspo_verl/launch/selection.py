@@ -97,7 +97,7 @@ def _is_close(text: str, word: str) -> bool:
 
 
 def _likeness(text: str, word: str) -> float:
-    """1 for a word, and for the word with its letters mixed up; less for other letters, more or fewer."""
+    """How alike two words are: 1 if they have the same letters in any order, less if some differ or are missing."""
     text = text.lower().replace("-", "_")
     return 1.0 if sorted(text) == sorted(word) else difflib.SequenceMatcher(None, text, word).ratio()
 

@@ -133,7 +133,7 @@ def missing_sizes(config: DictConfig) -> dict[str, str]:
 
 
 def _nodes(file: Path) -> Iterable[ast.AST]:
-    """The parts of a Python file; none of one that is not there, or is no Python."""
+    """The syntax tree of a Python file; empty if the file is missing or not Python."""
     with contextlib.suppress(OSError, SyntaxError, ValueError):
         return ast.walk(ast.parse(file.read_bytes()))
     return ()
@@ -183,7 +183,7 @@ def _fields(name: str, root: Path) -> set[str] | None:
 
 @functools.cache
 def _classes(root: Path) -> dict[str, tuple[list[str], set[str]]]:
-    """By name, bases and own fields of verl's config classes."""
+    """Bases and own fields of verl's config classes, by class name."""
     folders = ("workers/config", "trainer/config", "utils/profiler")
     classes = {}
     own_classes = [PACKAGED.with_name(f"{name}.py") for name in ("config", "adaptive", "band")]

@@ -53,7 +53,7 @@ class Verl(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What keeps a switched training from training the loss; three times nothing if it does."""
+    """What keeps a switched training from training the loss; all three are empty if nothing does."""
 
     problems: list[str]
     unknown: dict[str, str]  # keys that verl does not know, and what to write instead
@@ -61,7 +61,7 @@ class Verdict(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What is said, and the new script."""
+    """The answer in words, and the new script."""
 
     conclusion: str
     details: list[str]

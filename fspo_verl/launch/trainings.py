@@ -60,7 +60,7 @@ class Training(NamedTuple):
 
     @property
     def opaque(self) -> list[str]:
-        """Names of words of which nothing is known, so that they may be any setting; the user's own are not named."""
+        """Words whose content is not known, so that they may be any setting; the user's own arguments are left out."""
         return [word.text.strip("\0") for word in self.words if HIDDEN.match(word.text) and word.text != '\0"$@"\0']
 
 

@@ -28,7 +28,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing to know about a launch."""
+    """One finding about a launch."""
 
     severity: str
     """``error`` (fails, or trains something else than it says), ``warning`` (works against the method) or ``note``."""
@@ -51,7 +51,7 @@ error, warning, note = (functools.partial(Finding, severity, "") for severity in
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """What the checks read: a composed config, and what follows from it."""
+    """A composed config and what follows from it, as the checks read it."""
 
     config: DictConfig
 

@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """Records that a run was to write, and that are not there."""
+    """Records that a run should have written and that are not there."""
 
     steps: int  # of which some are missing
     files: int
@@ -88,13 +88,13 @@ def attempt(folder: Path, run: str) -> Path:
 
 
 def newest(files: Sequence[Part]) -> list[Part]:
-    """Without the parts that a later attempt in the same folder has done again: those of its first step and on."""
+    """The parts that no later attempt in the same folder has done again: that does its first step and all after it."""
     ends = _ends(files)
     return [part for part in files if part.step < ends[part.folder, part.run]]
 
 
 def missing(files: Sequence[Part]) -> Missing:
-    """What the attempts of :func:`newest` were to record, and did not.
+    """The records that are missing from the attempts of :func:`newest`.
 
     An attempt ends where a later one starts, or at the last step of the run where it has marked that it got there. Of
     one that may still go on, the last step that is there does not count: ranks do not write at the same time.
@@ -118,7 +118,7 @@ def missing(files: Sequence[Part]) -> Missing:
 
 
 def _missing(of: list[Part], latest: Part, end: float) -> Missing:
-    """Those of one attempt: ``latest`` is its last part with metadata, ``end`` the first step that it did not take."""
+    """Those of one attempt. ``latest`` is its last part with metadata, ``end`` the first step that it did not take."""
     ranks: dict[int, set[int]] = {}  # by step
     size: dict[int, int] = {}  # by rank
     for part in of:

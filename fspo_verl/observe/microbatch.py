@@ -161,8 +161,8 @@ def _mismatch(data, from_rollout: bool, mini_batch: int, log_prob: torch.Tensor)
 
 
 def _bypasses(worker) -> bool:
-    """Whether the old log-probs are the rollout engine's, as the launch has it: with a worker's part of the config
-    verl hands on the whole. What the data say is no proof, as both engines may agree to the bit.
+    """Whether the old log-probs are the rollout engine's, by the launch's config, which verl hands on to workers whole.
+    Equal data would prove nothing: both engines may agree to the bit.
     """
     from omegaconf import OmegaConf
 

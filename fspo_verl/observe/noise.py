@@ -116,7 +116,7 @@ def finding(noise: Noise, band: Band) -> str | None:
 
 
 def remedy(noise: Noise) -> str:
-    """What helps where :func:`finding` has found something."""
+    """The remedy for what :func:`finding` has found."""
     wide = f"{rounded_up(noise.widen):g} times as wide, so that {SHARE:.0%} lie outside" if noise.widen > 0 else "wider"
     return f"Make the clip {wide}, or remove the noise: {HELP}"
 

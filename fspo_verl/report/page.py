@@ -92,7 +92,7 @@ def report(args: argparse.Namespace, updated: str = "") -> None:
 
 
 def named(run: str, loss: str | None) -> str:
-    """What a reader is told whose verdict or curve it is: the run, and its loss where that is known."""
+    """Whose verdict or curve it is: the run, and its loss if that is known."""
     return f"{run} ({loss})" if loss else run
 
 

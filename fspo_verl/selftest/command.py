@@ -20,8 +20,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.utils.benchmark import Timer
 from tqdm import tqdm
 
+from fspo_verl import loss as passes
 from fspo_verl import output, versions
 from fspo_verl.band import Band
 from fspo_verl.loss import MAX_LOG_RATIO, fspo_loss
@@ -69,6 +71,8 @@ def examine(device: str, model: Path | None = None, loss=fspo_loss) -> list[dict
         "ranks": lambda: check_ranks(loss, device),
         "waits": lambda: check_waits(loss, device),
     }
+    if device == "cuda":
+        checks["speed"] = lambda: check_speed(device, 512, 8192)
     if versions.installed("verl") and (device == "cuda" or versions.installed("fspo-verl-cpu")):
         os.environ |= {"VERL_PLATFORM": "cpu"} if device == "cpu" else {}  # verl chooses it once, when it is imported
         checks["step"] = lambda: check_step()
@@ -189,6 +193,27 @@ def check_waits(loss, device: str) -> dict:
         if device == "cuda":
             torch.cuda.set_sync_debug_mode("default")
     return {"text": "a call of the loss waits for the device once, when its metrics are fetched"}
+
+
+def check_speed(device: str, rows: int, width: int) -> dict:
+    """How long the passes over the tokens take, as kernels and as operations of torch, beside a copy of their input."""
+    new, old, advantages, mask = (x.to(device).contiguous() for x in make_batch(rows, width))
+    kernels = passes._kernels_for(new, old)
+    keep, weights = passes._bits(mask.any(-1), torch.float32), torch.ones(2, rows, device=device)
+
+    def milliseconds(sums, gradient) -> float:
+        def both():
+            return sums(new, old, advantages, mask), gradient(advantages, mask, weights, keep, torch.float32)
+
+        return 1e3 * Timer("both()", globals={"both": both}).blocked_autorange(min_run_time=0.5).median
+
+    copied = 1e3 * Timer("[x.clone() for x in xs]", globals={"xs": (new, old, advantages, mask)}).timeit(20).median
+    times = f"{milliseconds(passes._token_sums, passes._token_gradient):.2g} ms as operations of torch"
+    if kernels:
+        times = f"{milliseconds(kernels.token_sums, kernels.token_gradient):.2g} ms as kernels, {times}"
+    used = "kernels" if kernels else "no kernels, which Triton could not run here"
+    text = f"the loss uses {used}: its passes over {rows} x {width:,} tokens take {times}; a copy takes {copied:.2g} ms"
+    return {"text": text}
 
 
 # --- verl's FSDP engine, on a small model -----------------------------------------------------------------------------

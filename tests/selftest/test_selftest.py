@@ -4,6 +4,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import types
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 import fspo_verl.loss
 from fspo_verl import cli, versions
 from fspo_verl.band import Band
-from fspo_verl.loss import fspo_loss
+from fspo_verl.loss import _token_gradient, _token_sums, fspo_loss
 from fspo_verl.selftest import command
 
 ROOT = Path(__file__).parents[2]
@@ -62,15 +63,15 @@ def test_the_batch_is_clear_of_every_edge_and_every_part_of_the_loss_acts(dtype,
 
 LOSS = {"loss_float32", "loss_bfloat16"}
 SUM, SAVE = "torch.sum(log_ratio, -1, out=sums[1])", "        ctx.mark_non_differentiable("
-RETURN, BACKWARD = "    return SequenceLoss._make(", "        grad = torch.empty("
-BITS = "bits = mask[rows].to(finite_bits.dtype).mul_(finite_bits[rows, None])"
+RETURN, BACKWARD = "    return SequenceLoss._make(", "    grad = torch.empty("
+BITS = "bits = mask[rows].to(keep.dtype).mul_(keep[rows, None])"
 PLANTED = {
     "sums in bfloat16": (SUM, "sums[1] = log_ratio.bfloat16().sum(-1)", LOSS),
     "a mask that is off by one token": ("_bits(mask[rows], dtype)", "_bits(mask[rows].roll(1, -1), dtype)", LOSS),
-    "padding that gets a gradient": (BITS, "bits = finite_bits[rows, None]", LOSS),
+    "padding that gets a gradient": (BITS, "bits = keep[rows, None]", LOSS),
     "a clip that keeps the gradient": ("kept = clipped == log_ratio", "kept = torch.ones_like(clipped)", LOSS),
     "an extra .item()": (RETURN, f"    sums.sum().item()\n{RETURN}", {"waits"}),
-    "a host copy in the backward pass": (BACKWARD, f"        mask.sum().cpu()\n{BACKWARD}", {"waits"}),
+    "a host copy in the backward pass": (BACKWARD, f"    mask.sum().cpu()\n{BACKWARD}", {"waits"}),
 }
 
 
@@ -82,6 +83,16 @@ def test_a_planted_fault_turns_its_line_red_and_no_other(fault, monkeypatch):
     checks = command.examine("cpu", loss=planted(sound, wrong))
     assert {check["name"] for check in checks if check["status"] == "error"} == red
     assert all(check["text"] for check in checks)
+
+
+@pytest.mark.parametrize(
+    "kernels", [None, types.SimpleNamespace(token_sums=_token_sums, token_gradient=_token_gradient)]
+)
+def test_the_speed_is_that_of_what_is_in_use(kernels, monkeypatch):
+    monkeypatch.setattr(fspo_verl.loss, "_kernels_for", lambda *_: kernels)
+    text = command.check_speed("cpu", 36, 100)["text"]
+    times = [float(time) for time in re.findall(r"([\d.e-]+) ms", text)]
+    assert len(times) == 2 + bool(kernels) and min(times) > 0 and ("no kernels" in text) is (kernels is None)
 
 
 def test_a_failing_rank_is_named():

@@ -166,11 +166,57 @@ def acting(cells: pd.DataFrame) -> pd.DataFrame:
         for endpoint in ("later", "end"):
             pairs = own.pivot(index="seed", columns="task", values=endpoint)
             pairs = (pairs - before.pivot(index="seed", columns="task", values=endpoint)).dropna()
-            pairs = pairs.rename(columns=labels(regime))
+            pairs = pairs.rename(columns=labels(regime) if regime in REGIMES else {})
             pairs["mean of the tasks"] = pairs.mean(axis=1)
             for (task, pair), p in zip(pairs.items(), adjusted_p(pairs.to_numpy()), strict=True):
                 rows.append((regime, arm, endpoint, task, pair.mean(), *sign_flip_interval(pair.to_numpy()), p))
     return pd.DataFrame(rows, columns="regime arm endpoint task difference lower upper p".split())
+
+
+# --- through verl -----------------------------------------------------------------------------------------------------
+
+VERL_MARGIN = 0.03  # of accuracy, within which two clips are equivalent there
+
+
+def through_verl(records: pd.DataFrame) -> Iterator[str]:
+    """Tables of ``verl.parquet``: accuracy per kind of problem, the mean over the validations after the first one."""
+    records = records[records.step > 0].rename(columns={"accuracy": "success", "kind": "task"})
+    cells = per_task(records.assign(rollout=records.step - 1, length=records.task, regime="verl"))
+    cells = cells[cells.groupby("arm").seed.transform("nunique") >= MIN_SEEDS]
+    arms, kinds = list(dict.fromkeys(cells.arm)), ["short", "long"]
+    if not arms:
+        return
+    base = "sqrt" if "sqrt" in arms else "linear"
+    found, areas = rates(cells).loc["verl"], cells.pivot_table("area", "seed", ["arm", "task"])
+    pairs = pd.DataFrame({key: areas[key] - areas[base, key[1]] for key in areas if key[0] != base}).dropna()
+    p = dict(zip(pairs, adjusted_p(pairs.to_numpy()), strict=True)) if len(pairs) else {}
+    yield "## Through verl\n"
+    yield f"{cells.seed.nunique()} seeds, at most. Difference to {base}, over the seeds that all arms have.\n"
+    rows = []
+    for arm in arms:
+        row = [arm, str(cells.seed[cells.arm == arm].nunique()), *(f"{found[key][arm]:.1%}" for key in ("all", *kinds))]
+        row += [f"{areas[arm, kind].mean():.3f}" for kind in kinds]
+        for kind in kinds if arm != base else []:
+            pair = pairs[arm, kind].to_numpy()
+            low, high = sign_flip_interval(pair)
+            equivalent = ", equivalent" * (-VERL_MARGIN <= low and high <= VERL_MARGIN)
+            row.append(f"{pair.mean():+.3f} [{low:+.3f}, {high:+.3f}], p {p[arm, kind]:.3f}{equivalent}")
+        rows.append(row + [""] * (9 - len(row)))
+    header = ["clip", "seeds", "clipped, all", *(f"clipped, {kind}" for kind in kinds)]
+    yield (
+        markdown_table(header + [f"{text}, {kind}" for text in ("accuracy", "difference") for kind in kinds], rows)
+        + "\n"
+    )
+    slope = meter(cells, ["verl"]).iloc[0]
+    yield (
+        f"The meter's slope is {slope.slope:+.2f} [{slope.lower:+.2f}, {slope.upper:+.2f}], its correlation "
+        f"{slope.correlation:+.2f} ({slope.points} points).\n"
+    )
+    acted = acting(cells)
+    if len(acted):
+        yield "Acting on the first ten steps, against going on: accuracy from then on (later), and at the end.\n"
+        rows = [[r.arm, r.endpoint, r.task, _signed(r), f"{r.p:.3f}"] for r in acted.itertuples()]
+        yield markdown_table(["arm", "end point", "problems", "difference", "p"], rows)
 
 
 # --- the predictions --------------------------------------------------------------------------------------------------
@@ -318,6 +364,8 @@ def main() -> None:
     cells = cells[complete]
     print("# Who learns under which clip: all numbers\n\nWritten by `analyse.py`.\n")
     print("\n".join(tables(cells)))
+    if (through := args.folder / "verl.parquet").exists():
+        print("\n".join(["", *through_verl(pd.read_parquet(through))]).rstrip())
     if {*SHOWN, "none"} <= set(cells.arm[cells.regime == PRIMARY[0]]):
         picture = io.BytesIO()
         draw(cells, PRIMARY[0]).savefig(picture, dpi=150, format="png", metadata={"Software": None})

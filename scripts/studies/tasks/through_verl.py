@@ -6,9 +6,10 @@ python scripts/studies/tasks/through_verl.py                          the arms o
 python scripts/studies/tasks/through_verl.py --seeds 1000 1001 --steps 3 --recorded 2 --folder /tmp/runs    a try
 
 Half of the problems have 1 to 3 operations (5 to 13 tokens), half 14 to 20 (57 to 81); they are two data sets to verl,
-which validates each by itself. The warm start is the quickstart's. Every arm is held at a clip rate of 30% by
-``target_clip_rate``, and its records are on. The arm that acts on its records is calibrated as a user would do it,
-after STEPS_RECORDED steps, and goes on from its checkpoint there with what ``fspo-verl calibrate`` prints:
+which validates each by itself. The warm start is the quickstart's; a seed whose warm start fails has no arm. Every arm
+is held at a clip rate of 30% by ``target_clip_rate``, and its records are on. The arm that acts on its records is
+calibrated as a user would do it, after STEPS_RECORDED steps, and goes on from its checkpoint there with what
+``fspo-verl calibrate`` prints:
 
     fspo-verl calibrate RUN --target-clip-rate 0.3
 
@@ -128,7 +129,6 @@ def calibrated(run: Path) -> list[str]:
 def train(arm: str, seed: int, steps: int, recorded: int, output: Path) -> Path:
     """Train an arm; returns the folder of the run."""
     experiment = experiment_of(arm, seed, steps, output)
-    experiment.prepare()
     shutil.rmtree(experiment.run, ignore_errors=True)  # an attempt that was interrupted
     experiment.run.mkdir(parents=True)
     if ", then" in arm:
@@ -169,6 +169,11 @@ def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_THREAD_LIMIT": "1"}
     cells = Cells(args.folder / "verl.parquet", ("arm", "seed"))
     for seed in range(*args.seeds):
+        try:
+            experiment_of(args.arms[0], seed, args.steps, args.output.resolve()).prepare()
+        except launch.Failure:
+            print(f"seed {seed}: its warm start has failed, so that it has no arm", flush=True)
+            continue
         for arm in args.arms:
             if (arm, seed) not in cells.done():
                 cells.add(rows_of(arm, seed, train(arm, seed, args.steps, args.recorded, args.output.resolve())))
