@@ -1,13 +1,12 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the cells say: prints the verdicts and numbers of an experiment, writes them and a figure beside this file.
+"""What the cells say: prints the verdicts and numbers of an experiment, and draws them beside this file.
 
 python scripts/studies/shape/analyse.py a        of scripts/studies/shape/records
 """
 
 import argparse
 import io
-import json
 import math
 import sys
 from collections.abc import Callable
@@ -152,15 +151,9 @@ def main() -> None:
     baseline = SUM if args.experiment == "d" else "sqrt"
     found, levels, picture = differences(cells, baseline), means(cells), io.BytesIO()
     draw(cells, baseline).savefig(picture, dpi=110, format="png", metadata={"Software": None})
-    results = {"differences": found.to_dict("records"), "means": levels.to_dict("index")}
     print(tables(found, levels, baseline))
-    results = json.loads(json.dumps(results), parse_float=lambda text: float(f"{float(text):.6g}"))  # more are noise
-    content = {
-        "results.json": json.dumps(results, indent=1).encode() + b"\n",
-        "length.png": small_png(picture.getvalue()),
-    }
     stem = args.experiment.replace("%", "")  # which links would have to escape
-    write_whole((HERE / f"{stem}_{name}", data) for name, data in content.items())
+    write_whole([(HERE / f"{stem}_length.png", small_png(picture.getvalue()))])
 
 
 if __name__ == "__main__":
