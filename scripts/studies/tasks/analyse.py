@@ -364,8 +364,8 @@ def main() -> None:
     cells = cells[complete]
     print("# Who learns under which clip: all numbers\n\nWritten by `analyse.py`.\n")
     print("\n".join(tables(cells)))
-    if (through := args.folder / "verl.parquet").exists():
-        print("\n".join(["", *through_verl(pd.read_parquet(through))]).rstrip())
+    if (through := args.folder / "verl.parquet").exists() and (found := [*through_verl(pd.read_parquet(through))]):
+        print("\n".join(["", *found]).rstrip())
     if {*SHOWN, "none"} <= set(cells.arm[cells.regime == PRIMARY[0]]):
         picture = io.BytesIO()
         draw(cells, PRIMARY[0]).savefig(picture, dpi=150, format="png", metadata={"Software": None})
