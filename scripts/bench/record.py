@@ -11,6 +11,7 @@ import argparse
 import importlib
 import json
 import os
+import platform
 import subprocess
 from pathlib import Path
 
@@ -22,13 +23,14 @@ RECORDS = Path(__file__).with_name("records.json")
 
 def machine() -> dict[str, str | int]:
     """What a figure can depend on."""
-    model = [line.split(": ")[1] for line in open("/proc/cpuinfo") if line.startswith("model name")]
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())
     commit = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     return {
         "commit": subprocess.check_output(commit, cwd=RECORDS.parent, text=True).strip(),
         "torch": torch.__version__,
         "verl": verl.__version__,
-        "cpu": f"{model[0] if model else 'unknown'} with {torch.backends.cpu.get_cpu_capability()}",
+        "cpu": f"{model} with {torch.backends.cpu.get_cpu_capability()}",
         "cores": len(os.sched_getaffinity(0)),
     }
 
