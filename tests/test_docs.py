@@ -129,6 +129,8 @@ def test_the_noise_that_answers_quote_is_that_of_the_page_on_noise():
     answers, noise = ((ROOT / f"docs/{page}.md").read_text() for page in ("healthy", "noise"))
     quoted = re.search(r"bf16 log-probs had ([\d.]+) .*float32 had less than ([\de-]+),", answers, re.DOTALL).groups()
     assert all(re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.])", noise) for number in quoted)
+    of_dynamic = re.search(r"^\| bf16, dynamic \| ([\d.]+) ", noise, flags=re.MULTILINE)[1]
+    assert f"0 to {of_dynamic} nats a token" in (ROOT / "docs/scripts.md").read_text()
 
 
 @pytest.mark.long
