@@ -148,6 +148,14 @@ def test_the_recorded_simulations_are_those_of_the_code():
         assert all(any(row.items() <= of.items() for of in recorded) for row in rows)
 
 
+def test_from_which_number_of_clipped_responses_on_an_eps_finds_its_target():
+    """docs/install.md says from 0.2 a step on."""
+    for row in json.loads((ROOT / "scripts/bench/records.json").read_text())["target_clip_rate"]["table"]:
+        responses, *rates = row.values()
+        for target, rate in zip((0.1, 1, 10, 25), (float(rate.split("%")[0]) for rate in rates), strict=True):
+            assert (abs(rate / target - 1) < 0.05) == (int(responses) * target / 100 >= 0.2)
+
+
 def test_the_operations_that_the_page_on_the_method_counts():
     from bench.loss import LOSSES, Operations, call, make_batch
 

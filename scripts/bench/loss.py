@@ -145,7 +145,7 @@ def table(sizes=("8x512", "128x8192", "64x32768", "512x8192"), rounds: int = ROU
         seen = fspo["extra MB"] >= 1  # less is lost in what a process takes in steps
         own = f"{fspo.ms:.2g} ms [{fspo['ms q25-q75'].replace('-', ', ')}]" + f", {fspo['extra MB']:.0f} MB" * seen
         ratios = {row.name: f"x {row['time / fspo']:.2g}" + f", x {row['memory / fspo']:.2g}" * seen for row in others}
-        rows[fspo["rows x length"]] = {"fspo: time, memory": own} | ratios
+        rows[fspo["rows x length"]] = {"fspo: time [quartiles], memory": own} | ratios
     return pd.DataFrame.from_dict(rows, orient="index").rename_axis("rows x length")
 
 

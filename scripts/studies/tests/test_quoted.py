@@ -18,7 +18,7 @@ sys.path[:0] = [str(STUDIES), str(STUDIES / "tasks")]
 import analyse  # noqa: E402
 import claims  # noqa: E402
 
-from fspo_verl.analysis import runs  # noqa: E402
+from fspo_verl.analysis import conclusion, runs  # noqa: E402
 from fspo_verl.analysis.verdict import verdict_of  # noqa: E402
 
 README, RESULTS = "README.md", "docs/results.md"
@@ -246,6 +246,15 @@ def rows_of(study: str, after: str) -> list[list[str]]:
 def test_the_sentence_of_committed_records():
     folder = "scripts/studies/measured_shape/records/grpo-4-float32"
     says("docs/measure.md", verdict_of(runs.read_run(ROOT / folder, "")).sentence, f"`fspo-verl report {folder}`")
+
+
+def test_from_where_on_a_cause_is_concluded():
+    says(
+        "docs/measure.md",
+        f"{conclusion.SHARE_NOT_FINITE:.1%} of the responses or more hold NaN or inf",
+        f"{conclusion.SHARE_CUT_OFF:.0%} or more fill what they were allowed",
+        f"while it trains a rollout correction rejects, {conclusion.SHARE_MASKED:.0%}",
+    )
 
 
 def test_what_a_run_clips_after_a_calibration():
