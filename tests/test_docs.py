@@ -105,6 +105,16 @@ def test_the_block_of_settings_is_what_fspo_sets():
     assert written.items() <= set_by_group.items()
 
 
+def test_the_settings_of_baselines_are_those_of_their_options():
+    files = ((ROOT / f"fspo_verl/configs/algorithm.policy_loss/{name}.yaml") for name in ("gspo", "grpo", "fixed_band"))
+    gspo, grpo, fixed = (yaml.safe_load(file.read_text())["actor_rollout_ref"]["actor"] for file in files)
+    low, high = math.exp(-fixed["policy_loss"]["eps_low"]), math.exp(fixed["policy_loss"]["eps_high"])
+    page = (ROOT / "docs/settings.md").read_text()
+    assert f"| {1e4 * gspo['clip_ratio_low']:g}e-4, {1e4 * gspo['clip_ratio_high']:g}e-4 |" in page
+    assert "| {clip_ratio_low}, {clip_ratio_high}, {clip_ratio_c:g} |".format(**grpo) in page
+    assert f"ratio 1 ± {high - 1:.1f}," in page and f"log({low:.1f}) to log({high:.1f})" in page
+
+
 def test_the_page_of_answers_has_the_numbers_of_its_commands():
     """docs/healthy.md: what noise clips is what the forecast says, what losses clipped is the committed comparison."""
     from fspo_verl.analysis.conclusion import percent
