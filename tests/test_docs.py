@@ -135,12 +135,16 @@ def test_the_page_of_answers_has_the_numbers_of_its_commands():
     assert re.search(r"gspo (\d+)% and (\d+)%\.", compared).groups() == shares
 
 
-def test_the_noise_that_answers_quote_is_that_of_the_page_on_noise():
+def test_the_noise_that_others_quote_is_that_of_the_page_on_noise():
+    from fspo_verl.launch import doctor
+
     answers, noise = ((ROOT / f"docs/{page}.md").read_text() for page in ("healthy", "noise"))
     quoted = re.search(r"bf16 log-probs had ([\d.]+) .*float32 had less than ([\de-]+),", answers, re.DOTALL).groups()
     assert all(re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.])", noise) for number in quoted)
-    of_dynamic = re.search(r"^\| bf16, dynamic \| ([\d.]+) ", noise, flags=re.MULTILINE)[1]
-    assert f"0 to {of_dynamic} nats a token" in (ROOT / "docs/scripts.md").read_text()
+    sigma, outside = re.search(r"^\| bf16, dynamic \| ([\d.]+) \| (\d+%) ", noise, flags=re.MULTILINE).groups()
+    scripts = " ".join((ROOT / "docs/scripts.md").read_text().split())
+    assert f"0 to {sigma} nats a token, and clipped 0 to {outside} of the responses" in scripts
+    assert doctor._BF16_SIGMA[0] == float(sigma) and f"padded rows, 8 and 1 | {doctor._BF16_SIGMA[1]} for" in noise
 
 
 @pytest.mark.long
