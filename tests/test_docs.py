@@ -1,14 +1,18 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Documents: the generated pages are those of the code, links lead somewhere, the site and the index page render.
+"""Documents: what is generated is current, figures are those of commands, links lead somewhere, site and index render.
 
 Pages show and link what lies in scripts/studies.
 """
 
+import json
+import math
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
+from statistics import NormalDist
 
 import pytest
 import yaml
@@ -39,7 +43,7 @@ def anchors(page: Path) -> set[str]:
     return {slugify(title.replace("`", ""), "-") for title in titles}
 
 
-def test_configuration_and_commands_are_those_of_the_code():
+def test_generated_pages_and_tables_are_those_of_the_code_and_the_records():
     checked = run("scripts/docs/generate.py", "--check")
     assert checked.returncode == 0, checked.stderr
 
@@ -107,6 +111,16 @@ def test_the_block_of_settings_leaves_the_loss_to_the_group():
     assert set(actor) == {"ppo_mini_batch_size"} and block["data"]["train_batch_size"] > actor["ppo_mini_batch_size"]
 
 
+def test_the_settings_of_baselines_are_those_of_their_options():
+    files = ((ROOT / f"fspo_verl/configs/algorithm.policy_loss/{name}.yaml") for name in ("gspo", "grpo", "fixed_band"))
+    gspo, grpo, fixed = (yaml.safe_load(file.read_text())["actor_rollout_ref"]["actor"] for file in files)
+    low, high = math.exp(-fixed["policy_loss"]["eps_low"]), math.exp(fixed["policy_loss"]["eps_high"])
+    page = (ROOT / "docs/settings.md").read_text()
+    assert f"| {1e4 * gspo['clip_ratio_low']:g}e-4, {1e4 * gspo['clip_ratio_high']:g}e-4 |" in page
+    assert "| {clip_ratio_low}, {clip_ratio_high}, {clip_ratio_c:g} |".format(**grpo) in page
+    assert f"ratio 1 ± {high - 1:.1f}," in page and f"log({low:.1f}) to log({high:.1f})" in page
+
+
 def test_the_page_of_answers_has_the_numbers_of_its_commands():
     """docs/healthy.md: what noise clips is what the forecast says, what losses clipped is the committed comparison."""
     from fspo_verl.analysis.conclusion import percent
@@ -127,7 +141,71 @@ def test_the_page_of_answers_has_the_numbers_of_its_commands():
     assert re.search(r"gspo (\d+)% and (\d+)%\.", compared).groups() == shares
 
 
-def test_the_noise_that_answers_quote_is_that_of_the_page_on_noise():
+def test_the_noise_that_others_quote_is_that_of_the_page_on_noise():
+    from fspo_verl.launch import doctor
+
     answers, noise = ((ROOT / f"docs/{page}.md").read_text() for page in ("healthy", "noise"))
     quoted = re.search(r"bf16 log-probs had ([\d.]+) .*float32 had less than ([\de-]+),", answers, re.DOTALL).groups()
     assert all(re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.])", noise) for number in quoted)
+    sigma, outside = re.search(r"^\| bf16, dynamic \| ([\d.]+) \| (\d+%) ", noise, flags=re.MULTILINE).groups()
+    scripts = " ".join((ROOT / "docs/scripts.md").read_text().split())
+    assert f"0 to {sigma} nats a token, and clipped 0 to {outside} of the responses" in scripts
+    assert doctor._BF16_SIGMA[0] == float(sigma) and f"padded rows, 8 and 1 | {doctor._BF16_SIGMA[1]} for" in noise
+
+
+@pytest.mark.long
+def test_the_recorded_simulations_are_those_of_the_code():
+    """Of the mask in its hardest case."""
+    code = (
+        "import json, mask, target_clip_rate as rate\n"
+        "tables = {'mask': mask.table(['one token at -1e4'], [0.2]), 'target_clip_rate': rate.table()}\n"
+        "print(json.dumps({name: table.reset_index().to_dict('records') for name, table in tables.items()}))"
+    )
+    simulated = run("-c", code, cwd=ROOT / "scripts/bench")
+    assert simulated.returncode == 0, simulated.stderr
+    for name, rows in json.loads(simulated.stdout).items():
+        recorded = json.loads((ROOT / "scripts/bench/records.json").read_text())[name]["table"]
+        assert all(any(row.items() <= of.items() for of in recorded) for row in rows)
+
+
+def test_from_which_number_of_clipped_responses_on_an_eps_finds_its_target():
+    """docs/install.md says from 0.2 a step on."""
+    for row in json.loads((ROOT / "scripts/bench/records.json").read_text())["target_clip_rate"]["table"]:
+        responses, *rates = row.values()
+        for target, rate in zip((0.1, 1, 10, 25), (float(rate.split("%")[0]) for rate in rates), strict=True):
+            assert (abs(rate / target - 1) < 0.05) == (int(responses) * target / 100 >= 0.2)
+
+
+def test_the_operations_that_the_page_on_the_method_counts():
+    from bench.loss import LOSSES, Operations, call, make_batch
+
+    page = (ROOT / "docs/method.md").read_text()
+    if any(f"{package} {version(package).split('+')[0]}" not in page for package in ("verl", "torch")):
+        pytest.skip("the page has the counts of other versions")
+    batch, count = make_batch(64, 1024, "cpu"), {}
+    for name in LOSSES:
+        function = call(name, batch)
+        with Operations() as operations:
+            function()
+        count[name] = operations.count
+    assert "{fspo} for fspo at 64 x 1024, {gspo} for gspo, {vanilla} for vanilla".format(**count) in page
+
+
+def of_normal(share: float) -> float:
+    """Standard deviations that this share of a normal distribution lies outside of."""
+    return NormalDist().inv_cdf(1 - share / 2)
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence"),
+    [
+        ("method", f"L > (ln 3 / eps)², which is {(math.log(3) / 0.03) ** 2:,.0f} tokens at 0.03"),
+        ("noise", f"{of_normal(0.1):.3f} times `fspo/mismatch_sigma` takes 10%"),
+        ("noise", f"eps < {of_normal(0.01):.1f} σ"),
+        ("measure", f"a bin without clips gives 0.1 / 0.9 = {0.1 / 0.9:.2f} or more"),
+        *(("noise", f"{k3} | {math.sqrt(2 * k3):.2g} |") for k3 in (0.0011, 0.0004)),
+        ("noise", f"0.0052 | {math.sqrt(2 * 0.0052):.2f} |"),
+    ],
+)
+def test_what_pages_reckon_is_right(page, sentence):
+    assert sentence in " ".join((ROOT / f"docs/{page}.md").read_text().split())

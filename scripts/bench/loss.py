@@ -32,6 +32,7 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from fspo_verl.config import FSPOPolicyLossConfig
 
 SIZES = ["8x512", "64x1024", "256x2048", "128x8192", "512x8192", "64x32768"]
+LOSSES, ROUNDS = ["fspo", "gspo", "vanilla"], 15
 AGG_MODE = {"gspo": "seq-mean-token-mean", "vanilla": "token-mean"}  # of fspo: the default below
 
 
@@ -135,11 +136,24 @@ def measure(rows: int, width: int, losses: list[str], rounds: int, device: str) 
     )
 
 
+def table(sizes=("8x512", "128x8192", "64x32768", "512x8192"), rounds: int = ROUNDS) -> pd.DataFrame:
+    """The table of docs/method.md: fspo with the quartiles of its time, verl's losses as multiples of it."""
+    rows = {}
+    for size in sizes:
+        found = measure(*map(int, size.split("x")), LOSSES, rounds, "cpu").set_index("loss")
+        fspo, *others = (row for _, row in found.iterrows())
+        seen = fspo["extra MB"] >= 1  # less is lost in what a process takes in steps
+        own = f"{fspo.ms:.2g} ms [{fspo['ms q25-q75'].replace('-', ', ')}]" + f", {fspo['extra MB']:.0f} MB" * seen
+        ratios = {row.name: f"x {row['time / fspo']:.2g}" + f", x {row['memory / fspo']:.2g}" * seen for row in others}
+        rows[fspo["rows x length"]] = {"fspo: time [quartiles], memory": own} | ratios
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("rows x length")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="ROWSxLENGTH")
-    parser.add_argument("--losses", nargs="+", default=["fspo", "gspo", "vanilla"], help="the first is the unit")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--losses", nargs="+", default=LOSSES, help="the first is the unit")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     cpu = f"{platform.machine()}, {torch.get_num_threads()} threads"

@@ -53,26 +53,35 @@ def measure(model: str, sampled: TensorDict, setting: tuple[str, str, bool], fol
     records = read_records(folder)
     found = numerical_noise.of_records(records, None, Band())
     return {
-        "sigma of a token": f"{found.sigma:.2g}",
-        "outside +-0.03 sqrt(L)": f"{found.outside:.0%}",
+        "σ of a token": f"{found.sigma:.2g}",
+        "outside ±0.03·√L": f"{found.outside:.0%}",
         "eps with 1% outside": f"{found.widen * Band().high:.2g}",
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", metavar="FOLDER", help="default: a random model of 7 million parameters, made here")
-    parser.add_argument("--responses", type=int, default=64, help="a multiple of 8 (default: %(default)s)")
-    parser.add_argument("--longest", type=int, default=256, help="tokens of the longest (default: %(default)s)")
-    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="default: all")
-    args = parser.parse_args()
+def table(model: str | None = None, responses: int = 64, longest: int = 256, settings=tuple(SETTINGS)) -> pd.DataFrame:
+    """The table of docs/noise.md."""
     rows = {}
     with tempfile.TemporaryDirectory() as scratch:
-        model = args.model or worker.small_model(f"{scratch}/model")
-        sampled = worker.sample(model, args.responses, 8, args.longest)
-        for step, name in enumerate(tqdm(args.settings, "settings", disable=None), 1):
+        model = model or worker.small_model(f"{scratch}/model")
+        sampled = worker.sample(model, responses, 8, longest)
+        for step, name in enumerate(tqdm(settings, "settings", disable=None), 1):
             rows[name] = measure(model, sampled, SETTINGS[name], Path(scratch, f"records-{step}"), step)
-    print(pd.DataFrame.from_dict(rows, orient="index").to_string())
+    found = pd.DataFrame.from_dict(rows, orient="index")
+    return found.rename_axis("dtype and cut of old log-probs, then of the update")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--model", metavar="FOLDER", help="default: a random model of 7 million parameters, made here")
+    parser.add_argument("--responses", type=int, help="a multiple of 8 (default: 64)")
+    parser.add_argument("--longest", type=int, help="tokens of the longest (default: 256)")
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, help="default: all")
+    print(table(**vars(parser.parse_args())).to_string())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the pages of docs/ that follow from the code: configuration.md and commands.md.
+"""Writes what follows from the code in docs/: configuration.md, commands.md, and the tables of scripts/bench/record.py.
 
   python scripts/docs/generate.py            write them
   python scripts/docs/generate.py --check    exit with 1 if they differ from the code
@@ -10,6 +10,7 @@ Sources are parsed, not imported: no page depends on the machine.
 
 import argparse
 import ast
+import json
 import os
 import re
 import sys
@@ -24,7 +25,29 @@ _HEAD = "<!-- Written by scripts/docs/generate.py from the code; do not edit. --
 def pages() -> dict[str, str]:
     """Name of each generated page -> its text."""
     texts = {"configuration.md": configuration(), "commands.md": f"{commands()}\n\n{checks()}"}
-    return {name: f"{_HEAD}{text.strip()}\n" for name, text in texts.items()}
+    written = {name: f"{_HEAD}{text.strip()}\n" for name, text in texts.items()}
+    others = {file.name: file.read_text() for file in (ROOT / "docs").glob("*.md") if file.name not in written}
+    return written | {name: measured(text) for name, text in others.items()}
+
+
+# --- tables of benches -----------------------------------------------------------------------------------------------
+
+
+def measured(page: str) -> str:
+    """The page with the recorded tables between their marks; a bench without a record leaves what is there."""
+    records = json.loads((ROOT / "scripts/bench/records.json").read_text())
+
+    def recorded(marked: re.Match) -> str:
+        start, name, end = marked.groups()
+        return f"{start}\n\n{_bench(**records[name])}\n\n{end}" if name in records else marked[0]
+
+    return re.sub(r"(<!-- record.py (\w+) -->).*?(<!-- end -->)", recorded, page, flags=re.DOTALL)
+
+
+def _bench(machine: dict, table: list[dict]) -> str:
+    head, *rows = (f"| {' | '.join(cells)} |" for cells in (table[0], *(row.values() for row in table)))
+    where = "Commit {commit}, verl {verl}, torch {torch}, {cores} cores ({cpu}).".format(**machine)
+    return "\n".join([head, "|---" * len(table[0]) + "|", *rows, "", where])
 
 
 # --- configuration ---------------------------------------------------------------------------------------------------

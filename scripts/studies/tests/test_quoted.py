@@ -3,6 +3,7 @@
 """What README, docs/ and the studies' own pages quote is what the committed records say."""
 
 import json
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -17,13 +18,16 @@ sys.path[:0] = [str(STUDIES), str(STUDIES / "tasks")]
 import analyse  # noqa: E402
 import claims  # noqa: E402
 
+from fspo_verl.analysis import conclusion, runs  # noqa: E402
+from fspo_verl.analysis.verdict import verdict_of  # noqa: E402
+
 README, RESULTS = "README.md", "docs/results.md"
 SHORT, MIDDLE, LONG = range(3)
 
 
 def says(page: str, *sentences: str) -> None:
     """Each sentence stands on the page, wherever its lines break."""
-    text = " ".join((ROOT / page).read_text().split())
+    text = " ".join((ROOT / page).read_text().replace("\n> ", "\n").split())
     missing = [sentence for sentence in sentences if sentence not in text]
     assert not missing, missing
 
@@ -228,3 +232,60 @@ def test_the_law():
         f"short chat answers more (k = {fairness.k['chat', 'sqrt(L)']:.2f})",
         f"even in length (k = {even.k:.2f}), and clips solutions {even.steps / even.text:.1f} times as often as texts",
     )
+
+
+# --- what other pages quote -------------------------------------------------------------------------------------------
+
+
+def rows_of(study: str, after: str) -> list[list[str]]:
+    """Cells of the table on a study's page after a text, without the heads."""
+    table = (STUDIES / study / "README.md").read_text().partition(after)[2].partition("<!-- end")[0]
+    return [row.split("|")[1:-1] for row in re.findall(r"^\|.*\|$", table, flags=re.MULTILINE)][2:]
+
+
+def test_the_sentence_of_committed_records():
+    folder = "scripts/studies/measured_shape/records/grpo-4-float32"
+    says("docs/measure.md", verdict_of(runs.read_run(ROOT / folder, "")).sentence, f"`fspo-verl report {folder}`")
+
+
+def test_from_where_on_a_cause_is_concluded():
+    says(
+        "docs/measure.md",
+        f"{conclusion.SHARE_NOT_FINITE:.1%} of the responses or more hold NaN or inf",
+        f"{conclusion.SHARE_CUT_OFF:.0%} or more fill what they were allowed",
+        f"while it trains a rollout correction rejects, {conclusion.SHARE_MASKED:.0%}",
+    )
+
+
+def test_what_a_run_clips_after_a_calibration():
+    rows = rows_of("recalibrate", "<!-- recalibrate.py -->")
+    once, once_4, twice, twice_4 = (
+        [round(float(row[column].split("%")[0])) for row in rows if row[0].strip() == epochs]
+        for column in (3, 4)
+        for epochs in "14"
+    )
+    assert {*twice} == {10}
+    says(
+        "docs/measure.md",
+        f"clipped {min(once)} to {max(once)}% after one calibration, "
+        f"and {min(once_4)} to {max(once_4)}% with four epochs",
+        f"After a second they clipped 10%, and with four epochs {min(twice_4)} to {max(twice_4)}%",
+    )
+
+
+def test_how_far_the_shares_of_the_clips_are_off():
+    simulated = rows_of("levels", "<!-- attribution.py -->")
+    assert max(float(error) for _, *errors, _ in simulated for error in errors if error.strip()) < 0.1
+    says("docs/healthy.md", "off by [less than 0.1]")
+
+
+def test_upstream_scripts_that_train():
+    counts = [int(count) for *_, count in rows_of("upstream_scripts", "**Answer**")]
+    says("docs/install.md", f"has {sum(counts)} scripts that train a policy. {counts[0]} of them train fspo")
+
+
+def test_bytes_of_a_record():
+    folders = sorted((STUDIES / "measured_shape/records").glob("*/"))
+    sizes = [sum(file.stat().st_size for file in folder.glob("*.parquet")) for folder in folders]
+    each = [size / len(runs.read_run(folder, "").records) for size, folder in zip(sizes, folders, strict=True)]
+    says("docs/scripts.md", f"Records take {min(each):.0f} to {max(each):.0f} bytes of disk per response")
