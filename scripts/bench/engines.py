@@ -1,0 +1,50 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Whom rules drop by the mismatch of trainer and rollout engine, in the two runs that docs/noise.md names.
+
+    python scripts/bench/engines.py    # of runs/quickstart, where scripts/quickstart.sh has left them
+"""
+
+from pathlib import Path
+
+import pandas as pd
+
+from fspo_verl.analysis.mismatch import mismatch
+from fspo_verl.clips import MATCHED_RATE
+from fspo_verl.observe.records import read_records
+
+FOLDER = Path(__file__).parents[2] / "runs/quickstart"
+RUNS = {"rollouts by vLLM": "vllm_bf16-vllm-seed0", "by transformers, masked": "mask-hf-seed0"}
+SCALED = f"scaled to {MATCHED_RATE:.0%}"
+RULES = {
+    "width √L, at 10%": ("width √L", SCALED),
+    "bound on the sum of the tokens, at 10%": ("verl, sum of tokens", SCALED),
+    "bound on the mean of the tokens, at 10%": ("verl, mean of tokens", SCALED),
+    "this run's mask": ("this run's mask", "mismatch_eps"),
+}
+
+
+def column(run: str) -> dict[str, str]:
+    """The numbers of one run, as texts."""
+    records = read_records(FOLDER / run / "records", rejected=True)
+    found = mismatch(records)
+    assert found, "the run has recorded no mismatch: it needs rollout.calculate_log_probs=True"
+    length = records.rollout_length
+    texts = {
+        "responses": f"{found.responses:,} of {length.min():.0f} to {length.max():.0f} tokens",
+        "σ of a token": f"{found.sigma:.2g}",
+        "p in: S_r spreads like L^p": f"{found.exponent:.2f}",
+    }
+    for name, rule in RULES.items():
+        shares = found.dropped.loc[rule].drop("all") if rule in found.dropped.index else []
+        texts[name] = ", ".join(f"{share:.0%}" for share in shares)
+    return texts
+
+
+def table() -> pd.DataFrame:
+    """The table of docs/noise.md; shares are of the shortest, the middle and the longest third."""
+    return pd.DataFrame({name: column(run) for name, run in RUNS.items()}).rename_axis("shortest, middle, longest third")
+
+
+if __name__ == "__main__":
+    print(table().to_string())
