@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whom rules drop by the mismatch of trainer and rollout engine, in the two runs that docs/noise.md names.
 
-    python scripts/bench/engines.py    # of runs/quickstart, where scripts/quickstart.sh has left them
+python scripts/bench/engines.py    # of runs/quickstart, where scripts/quickstart.sh has left them
 """
 
 from pathlib import Path
@@ -42,8 +42,8 @@ def column(run: str) -> dict[str, str]:
 
 
 def table() -> pd.DataFrame:
-    """The table of docs/noise.md; shares are of the shortest, the middle and the longest third."""
-    return pd.DataFrame({name: column(run) for name, run in RUNS.items()}).rename_axis("shortest, middle, longest third")
+    """The table of docs/noise.md."""
+    return pd.DataFrame({name: column(run) for name, run in RUNS.items()}).rename_axis("shares of the thirds by length")
 
 
 if __name__ == "__main__":
