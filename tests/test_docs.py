@@ -177,6 +177,21 @@ def test_from_which_number_of_clipped_responses_on_an_eps_finds_its_target():
             assert (abs(rate / target - 1) < 0.05) == (int(responses) * target / 100 >= 0.2)
 
 
+def test_what_the_page_on_noise_says_of_two_runs():
+    """There a bound on the mean is more even than a width of √L, the mask takes long responses, and S_r outgrows √L."""
+    table = json.loads((ROOT / "scripts/bench/records.json").read_text())["engines"]["table"]
+    rows = {name: runs for name, *runs in (row.values() for row in table)}
+    thirds = {
+        name: [[int(share.rstrip("%")) for share in run.split(", ")] for run in runs if "%" in run]
+        for name, runs in rows.items()
+    }
+    means, widths = (thirds[f"{name}, at 10%"] for name in ("bound on the mean of the tokens", "width √L"))
+    assert all(max(mean) - min(mean) < max(width) - min(width) for mean, width in zip(means, widths, strict=True))
+    ((short, middle, long),) = thirds["this run's mask"]
+    assert short < middle < long
+    assert float(re.search(r"\[([\d.]+),", rows["p in: S_r spreads like L^p"][1])[1]) > 0.5
+
+
 def test_the_operations_that_the_page_on_the_method_counts(monkeypatch):
     from bench.loss import LOSSES, Operations, call, make_batch
 

@@ -28,7 +28,8 @@ def column(run: str) -> dict[str, str]:
     """The numbers of one run, as texts."""
     records = read_records(FOLDER / run / "records", rejected=True)
     found = mismatch(records)
-    assert found, "the run has recorded no mismatch: it needs rollout.calculate_log_probs=True"
+    if found is None:
+        raise SystemExit(f"{run} has recorded no mismatch: it needs rollout.calculate_log_probs=True")
     length = records.rollout_length
     texts = {
         "responses": f"{found.responses:,} of {length.min():.0f} to {length.max():.0f} tokens",

@@ -19,6 +19,8 @@ from pathlib import Path
 import torch
 import verl
 
+from fspo_verl.output import write_whole
+
 RECORDS = Path(__file__).with_name("records.json")
 
 
@@ -44,7 +46,7 @@ def main() -> None:
         measured["table"] = importlib.import_module(name).table().reset_index().to_dict("records")
         records = json.loads(RECORDS.read_text()) if RECORDS.exists() else {}
         records = dict(sorted((records | {name: measured}).items()))
-        RECORDS.write_text(json.dumps(records, indent=1, ensure_ascii=False) + "\n")
+        write_whole([(RECORDS, (json.dumps(records, indent=1, ensure_ascii=False) + "\n").encode())])
 
 
 if __name__ == "__main__":

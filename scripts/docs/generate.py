@@ -5,7 +5,7 @@
   python scripts/docs/generate.py            write them
   python scripts/docs/generate.py --check    exit with 1 if they differ from the code
 
-Sources are parsed, not imported: no page depends on the machine.
+Sources are parsed, not run: no page depends on the machine.
 """
 
 import argparse
@@ -18,6 +18,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+from fspo_verl.output import between, markdown_table
+
 ROOT = Path(__file__).parents[2]
 _HEAD = "<!-- Written by scripts/docs/generate.py from the code; do not edit. -->\n\n"
 
@@ -27,27 +29,24 @@ def pages() -> dict[str, str]:
     texts = {"configuration.md": configuration(), "commands.md": f"{commands()}\n\n{checks()}"}
     written = {name: f"{_HEAD}{text.strip()}\n" for name, text in texts.items()}
     others = {file.name: file.read_text() for file in (ROOT / "docs").glob("*.md") if file.name not in written}
-    return written | {name: measured(text) for name, text in others.items()}
+    records = json.loads((ROOT / "scripts/bench/records.json").read_text())
+    return written | {name: measured(text, records) for name, text in others.items()}
 
 
 # --- tables of benches -----------------------------------------------------------------------------------------------
 
 
-def measured(page: str) -> str:
-    """The page with the recorded tables between their marks; a bench without a record leaves what is there."""
-    records = json.loads((ROOT / "scripts/bench/records.json").read_text())
-
-    def recorded(marked: re.Match) -> str:
-        start, name, end = marked.groups()
-        return f"{start}\n\n{_bench(**records[name])}\n\n{end}" if name in records else marked[0]
-
-    return re.sub(r"(<!-- record.py (\w+) -->).*?(<!-- end -->)", recorded, page, flags=re.DOTALL)
+def measured(page: str, records: dict) -> str:
+    """The page with the recorded tables between their marks."""
+    for name, record in records.items():
+        if (begin := f"<!-- record.py {name} -->") in page:
+            page = between(page, begin, f"<!-- end of {name} -->", _bench(**record))
+    return page
 
 
 def _bench(machine: dict, table: list[dict]) -> str:
-    head, *rows = (f"| {' | '.join(cells)} |" for cells in (table[0], *(row.values() for row in table)))
     where = "Commit {commit}, verl {verl}, torch {torch}, {cores} cores ({cpu}).".format(**machine)
-    return "\n".join([head, "|---" * len(table[0]) + "|", *rows, "", where])
+    return f"{markdown_table([*table[0]], (row.values() for row in table))}\n\n{where}"
 
 
 # --- configuration ---------------------------------------------------------------------------------------------------
