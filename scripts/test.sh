@@ -38,7 +38,7 @@ verl_tests=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("
 
 [[ $tier ]] || exit 0
 # The kernels for a GPU, by Triton's interpreter; Triton is large, and stays out of the environment.
-[[ -d $VENV/triton/triton ]] || "$VENV/bin/python" -m uv pip install --quiet --target "$VENV/triton" -r requirements/triton.txt
+"$VENV/bin/python" -m uv pip install --quiet --target "$VENV/triton" -r requirements/triton.txt
 TRITON_INTERPRET=1 PYTHONPATH=$VENV/triton "$VENV/bin/python" -m pytest -k "not fewer_operations" \
     tests/test_kernels.py tests/test_loss.py tests/test_policy_loss.py
 

@@ -192,7 +192,7 @@ def _quotient(numerator: float | None, denominator: float | None, otherwise: flo
 
 
 def _noise_share(raw: Mapping[str, float], found: noise.Noise | None) -> float | None:
-    """The shares of a token's variance in the mini-batches that updates have moved."""
+    """The share of noise in a token's variance, over the mini-batches that updates have moved."""
     names = ("sequence_fraction", "on_policy_fraction", "sigma_squared", "on_policy_sigma_squared")
     if found is None or not set(names) <= set(raw):
         return None
@@ -219,7 +219,7 @@ def _bins(known: Mapping[str, float], steps: int) -> list[Counted]:
 
 
 def thirds(bins: Iterable[Counted]) -> tuple[Counted, ...]:
-    """Short, middle, long: bins are joined from either end up to a third of the responses; empty if one has all.
+    """Short, middle, long: bins joined from either end until they hold a third of the responses; empty if one has all.
 
     Args:
         bins: from the shortest.
@@ -256,7 +256,7 @@ class Conclusion:
 
 
 def conclude(evidence: Evidence) -> list[Conclusion]:
-    """All causes that hold, in the order of :data:`CAUSES`; if none does, lengths are even or not known."""
+    """All causes that hold, in the order of :data:`CAUSES`; if none does, that lengths are even or not known."""
     found = [one for rule in _RULES if (one := rule(evidence)) is not None]
     return found or [_nothing(evidence)]
 
@@ -487,8 +487,8 @@ def _broken(evidence: Evidence) -> str:
 
 
 def _by_thirds(parts: tuple[Counted, ...]) -> str | None:
-    """The part that is clipped :data:`TIMES` as often as another, if the difference is above two standard deviations of
-    independent counts.
+    """A sentence, if one of the shortest and the longest part is clipped :data:`TIMES` as often as the other, and the
+    difference is above two standard deviations of independent counts.
     """
     for one, other, who in ((parts[:1], parts[-1:], "shorter"), (parts[-1:], parts[:1], "longer")):
         if len(parts) < 2:

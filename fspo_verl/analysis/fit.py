@@ -364,7 +364,7 @@ def from_metrics(metrics: pd.DataFrame, target: float) -> FromMetrics:
 
 
 def _gaussian_eps(mean: np.ndarray, spread: np.ndarray, moved: np.ndarray, target: float, where: str) -> float:
-    """The number beyond which the target share lies in a mixture of Gaussians ``[steps]``, each of weight ``moved``."""
+    """The number beyond which the target share lies; each step is Gaussian for a share ``moved``, else 0."""
 
     def excess(eps: float) -> float:
         return np.mean(moved * ndtr((mean - eps) / np.where(spread > 0, spread, 1.0))) - target

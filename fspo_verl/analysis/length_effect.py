@@ -253,7 +253,7 @@ class _Strata(NamedTuple):
         return scores.sum(1) - surplus.sum(1), variance
 
     def p_value(self) -> float:
-        """The score test of no dependence.
+        """p of the score test of no dependence.
 
         The squares that make the variance are not centred, and so hold the effect itself. For q = s'V⁻¹s of the sums s
         of G vectors, Hotelling's T² is q · (G − 1) / (G − q).
@@ -265,7 +265,7 @@ class _Strata(NamedTuple):
         return float(fdtrc(2, count - 2, squared * (count - 2) / (2 * (count - 1))))
 
     def line_p_value(self, exponent: float) -> float:
-        """The score test of a line: the score of the bend at this slope, less what the slope explains of it."""
+        """p of the score test of a line: the score of the bend at this slope, less what the slope explains of it."""
         if abs(exponent) >= _LARGEST:
             return 1.0
         scores, surplus, information = self.terms(exponent)

@@ -210,7 +210,7 @@ def _thirds(counted: pd.DataFrame) -> tuple[conclusion.Counted, ...]:
 
 
 def _noise_share(records: pd.DataFrame, found: noise.Noise | None) -> float | None:
-    """The shares of a token's variance after updates."""
+    """The share of noise in a token's variance after updates."""
     if found is None:
         return None
     moved = records[~noise.on_policy(records["mini_batch"], records.attrs["settings"])]

@@ -88,7 +88,7 @@ def attempt(folder: Path, run: str) -> Path:
 
 
 def newest(files: Sequence[Part]) -> list[Part]:
-    """The parts that no later attempt in the same folder has done again: that does its first step and all after it."""
+    """The parts that no later attempt in the same folder has done again, from its first step on."""
     ends = _ends(files)
     return [part for part in files if part.step < ends[part.folder, part.run]]
 
