@@ -1,8 +1,9 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels for a GPU without one: run by Triton's interpreter, and compiled. scripts/test.sh --all runs this file.
+"""The kernels, on a GPU where there is one; else run by Triton's interpreter, and compiled.
 
-With TRITON_INTERPRET=1 the loss takes its kernels on a CPU, so that its other tests try them, too.
+scripts/test.sh --all runs this file with TRITON_INTERPRET=1. The loss then takes its kernels on a CPU, so that its
+other tests try them, too. On a GPU: python -m pytest tests/test_kernels.py
 """
 
 import importlib.util
@@ -20,7 +21,8 @@ from fspo_verl import loss
 from fspo_verl.band import Band
 
 pytest.importorskip("triton", reason="scripts/test.sh --all installs Triton")
-if os.environ.get("TRITON_INTERPRET") != "1":
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+if DEVICE.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("the kernels run without a GPU where TRITON_INTERPRET=1", allow_module_level=True)
 
 from fspo_verl import kernels  # noqa: E402
@@ -29,8 +31,9 @@ SOURCE = Path(kernels.__file__)
 
 
 def test_the_loss_takes_them():
-    assert loss._kernels_for(torch.ones(1, 1), torch.ones(1, 1)) is kernels
-    assert loss._kernels_for(torch.ones(1, 1), torch.ones(1, 1, dtype=torch.float64)) is None
+    one = torch.ones(1, 1, device=DEVICE)
+    assert loss._kernels_for(one, one) is kernels
+    assert loss._kernels_for(one, one.double()) is None
 
 
 def laid_out(values, layout):
@@ -60,8 +63,8 @@ def batches(draw):
         if mask.any() and draw(st.booleans()):
             row, token = mask.nonzero()[0]
             values[row, token] = draw(st.sampled_from([torch.nan, torch.inf, -torch.inf]))
-    new, old = (laid_out(values.to(draw(dtypes)), draw(layouts)) for values in (new, old))
-    return new, old, laid_out(advantages, draw(layouts)), laid_out(mask, draw(layouts))
+    new, old = (laid_out(values.to(DEVICE, draw(dtypes)), draw(layouts)) for values in (new, old))
+    return new, old, *(laid_out(values.to(DEVICE), draw(layouts)) for values in (advantages, mask))
 
 
 @given(batch=batches())
@@ -76,16 +79,16 @@ def test_sums_are_those_in_float64(batch):
 def test_the_gradient_is_that_of_operations_of_torch(batch, dtype):
     new, old, advantages, mask = batch
     finite = loss._token_sums(*batch)[1:5].sum(0).abs() < torch.inf
-    weights, keep = torch.randn(2, len(new)), loss._bits(finite, torch.float32)
+    weights, keep = torch.randn(2, len(new)).to(DEVICE), loss._bits(finite, torch.float32)
     arguments = advantages, mask, weights, keep, dtype
     assert torch.equal(kernels.token_gradient(*arguments), loss._token_gradient(*arguments))
 
 
 def test_rows_of_65536_tokens():
     random = torch.Generator().manual_seed(0)
-    old = -torch.rand(3, 65536, generator=random)
-    new = (old + 1e-3 * torch.randn(old.shape, generator=random)).requires_grad_()
-    advantages = torch.tensor([[1.0], [-1.0], [0.5]]).expand(old.shape)
+    old = -torch.rand(3, 65536, generator=random).to(DEVICE)
+    new = (old + 1e-3 * torch.randn(old.shape, generator=random).to(DEVICE)).requires_grad_()
+    advantages = torch.tensor([[1.0], [-1.0], [0.5]], device=DEVICE).expand(old.shape)
     band = Band(eps=5e-4)
     found = loss.fspo_loss(new, old, advantages, torch.ones_like(old), band)
     found.loss.sum().backward()
@@ -122,9 +125,9 @@ def test_a_fault_keeps_a_process_from_taking_them(fault, tmp_path):
     (file := tmp_path / "faulty.py").write_text(text.replace(sound, wrong))
     spec = importlib.util.spec_from_file_location("faulty", file)
     spec.loader.exec_module(faulty := importlib.util.module_from_spec(spec))
-    loss._assert_alike(kernels, torch.device("cpu"))
+    loss._assert_alike(kernels, DEVICE)
     with pytest.raises(AssertionError):
-        loss._assert_alike(faulty, torch.device("cpu"))
+        loss._assert_alike(faulty, DEVICE)
 
 
 COMPILE = """

@@ -4,6 +4,9 @@
 
     python scripts/bench/loss.py                  # CPU, or CUDA where there is one
     python scripts/bench/loss.py --sizes 8x512 512x2048 --rounds 5 --losses fspo gspo
+    python scripts/bench/loss.py --losses fspo plain gspo vanilla copy        # on CUDA
+
+`plain` is fspo without its kernels for a GPU, `copy` a copy of what a loss reads.
 
 On a CPU set MALLOC_MMAP_THRESHOLD_=1048576, so that freed memory goes back to the system and peaks can be seen.
 
@@ -17,6 +20,8 @@ import gc
 import platform
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
+from unittest.mock import patch
 
 import pandas as pd
 import psutil
@@ -52,7 +57,11 @@ def make_batch(rows: int, width: int, device: str) -> dict[str, Tensor]:
 
 def call(name: str, batch: dict[str, Tensor]) -> Callable[[], None]:
     """Forward and backward of a loss that verl has registered, under its contract."""
+    if name == "copy":
+        return lambda: [tensor.clone() for tensor in batch.values()]
     rows, width = batch["log_prob"].shape
+    kernels = patch("fspo_verl.loss._kernels_for", lambda *_: None) if name == "plain" else nullcontext()
+    name = "fspo" if name == "plain" else name
     policy_loss = FSPOPolicyLossConfig() if name == "fspo" else PolicyLossConfig(loss_mode=name)
     config = FSDPActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=policy_loss)
     config.global_batch_info.update(
@@ -65,7 +74,8 @@ def call(name: str, batch: dict[str, Tensor]) -> Callable[[], None]:
 
     def forward_and_backward() -> None:
         batch["log_prob"].grad = None
-        loss, _ = function(**batch, loss_agg_mode=AGG_MODE.get(name, "seq-mean-token-sum-norm"), config=config)
+        with kernels:
+            loss, _ = function(**batch, loss_agg_mode=AGG_MODE.get(name, "seq-mean-token-sum-norm"), config=config)
         loss.backward()
 
     return forward_and_backward

@@ -21,6 +21,7 @@ import torch
 from policy import RESPONSES, Policies, Rollout
 from regimes import RECORDED, Regime, Tasks
 from torch import Tensor
+from transformer import Transformers
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import ActorConfig, FSDPActorConfig, PolicyLossConfig
 
@@ -176,7 +177,7 @@ class Clip:
         lengths = self.regime.tasks.lengths
         each = PROMPTS * RESPONSES
         rows, longest = each * len(lengths), max(lengths)
-        eps = self._eps(task, each)
+        eps = self._eps(task, each, tokens[0].device)
         if self.arm.loss is None:
             found = fspo_loss(*tokens, self._band(task, eps))
             tokens_of_all = lengths[task] if self.arm.aggregation == "seq-mean-token-mean" else longest
@@ -197,20 +198,20 @@ class Clip:
                 config=config,
             )[0]
 
-        columns = observed_columns(of, tokens[0].detach(), *tokens[1:])
+        columns = {name: x.cpu() for name, x in observed_columns(of, tokens[0].detach(), *tokens[1:]).items()}
         return of(tokens[0]), columns
 
-    def _eps(self, task: int, each: int) -> tuple[Tensor, Tensor] | None:
+    def _eps(self, task: int, each: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
         """Below and above, ``[S·n]``."""
         if self.control is None:
             return None
         eps = self.control.eps[:, min(task, self.control.eps.shape[1] - 1)].float().repeat_interleave(each, 0)
-        return eps[:, 0], eps[:, 1]
+        return tuple(eps.to(device).unbind(1))
 
     def _band(self, task: int, eps) -> RowBand | Band:
         if eps is None:
             return Band(eps=math.inf)
-        scale = self.scale[:, task].repeat_interleave(len(eps[0]) // len(self.scale))
+        scale = self.scale[:, task].repeat_interleave(len(eps[0]) // len(self.scale)).to(eps[0].device)
         low, high = (side * scale for side in eps)
         published = self.arm.ranges and self.regime.rate is None
         dual = torch.full_like(high, math.inf) if published else DUAL * torch.maximum(low, high)
@@ -263,7 +264,7 @@ def updates(rollout: Rollout, regime: Regime, epoch_order: Callable[[], Tensor])
 class Run:
     """All seeds of an arm, as far as they have come."""
 
-    def __init__(self, regime: Regime, arm: Arm, policies: Policies, seeds: Sequence[int]):
+    def __init__(self, regime: Regime, arm: Arm, policies: Policies | Transformers, seeds: Sequence[int]):
         self.regime, self.arm, self.policies, self.seeds = regime, arm, policies, list(seeds)
         self.optimizer = self._adam()
         self.order = torch.Generator().manual_seed(0)
@@ -314,7 +315,7 @@ class Run:
                 dropped = torch.zeros(len(advantages), dtype=torch.bool)
                 if chance and update:
                     dropped = torch.rand(len(advantages), generator=self.chance) < chance
-                given = advantages.masked_fill(dropped, 0.0)[:, None].expand_as(old)
+                given = advantages.masked_fill(dropped, 0.0).to(old.device)[:, None].expand_as(old)
                 log_prob = self.policies.log_prob(table, tokens)
                 loss, columns = self.clip.loss(task, (log_prob, old, given, torch.ones_like(old, dtype=torch.bool)))
                 total = total + loss
@@ -389,9 +390,9 @@ class Run:
 
 
 @functools.cache
-def warm(tasks: Tasks, seeds: tuple[int, ...]) -> Policies:
+def warm(tasks: Tasks, seeds: tuple[int, ...]) -> Policies | Transformers:
     """Where all arms of these seeds start."""
-    return Policies(tasks, seeds)
+    return (Transformers if tasks.transformer else Policies)(tasks, seeds)
 
 
 def train(regime: Regime, name: str, seeds: Sequence[int]) -> pd.DataFrame:

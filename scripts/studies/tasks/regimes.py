@@ -19,6 +19,9 @@ class Tasks(NamedTuple):
     speeds: tuple[float, ...] | None = None
     """By how much a change of a task's weights moves its logits, relative to a task of speed 1; null is 1 for all."""
 
+    transformer: bool = False
+    """Whether a small transformer learns them, which shares its weights between them."""
+
 
 class Regime(NamedTuple):
     """What all arms of an experiment have in common."""
