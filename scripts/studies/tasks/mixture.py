@@ -66,6 +66,9 @@ MATCHED = {
 }
 """Arms of a regime with a clip rate; ``measured`` and ``power`` are of ten rollouts under sqrt, and start over."""
 
+TOGETHER = ("none", "sqrt", "fixed", "linear", "measured", "linear, then measured")
+"""Arms of the transformers."""
+
 _FIXED = ratio_band(0.8, 1.2, 0.0)
 _GSPO = Arm(loss="gspo", aggregation="seq-mean-token-mean", ranges=(3e-4, 4e-4))
 PUBLISHED = {
@@ -126,6 +129,10 @@ class Control:
     def __init__(self, eps: Tensor, rate: float | None, by_response: bool = False):
         self.eps, self.rate, self.by_response = eps.double(), rate, by_response
         self._missed = torch.zeros_like(self.eps)
+
+    def forget(self, rows: slice) -> None:
+        """Leave what these seeds missed so far."""
+        self._missed[rows] = 0
 
     def move(self, clipped: Tensor, counted: Tensor) -> None:
         """Take the responses of a rollout, ``[S, K, 2]``."""
@@ -296,9 +303,12 @@ class Run:
         aggregation = {"aggregation": self.arm.aggregation} if self.arm.keeps else {}
         self.clip = Clip(Arm(self.arm.width, **aggregation), self.regime, scale, eps, self.regime.rate)
 
-    def measured(self, how: Callable[[pd.DataFrame, float], Band] = advised) -> list[Band]:
+    def measured(
+        self, seeds: Sequence[int] | None = None, how: Callable[[pd.DataFrame, float], Band] = advised
+    ) -> list[Band]:
         """What the records so far advise each seed."""
         records = pd.concat(self.records, ignore_index=True)
+        records = records[records.seed.isin(self.seeds if seeds is None else seeds)]
         rate = self.regime.rate or ADVISED_RATE
         return [how(own.reset_index(drop=True), rate) for _, own in records.groupby("seed")]
 
@@ -395,6 +405,45 @@ def warm(tasks: Tasks, seeds: tuple[int, ...]) -> Policies | Transformers:
     return (Transformers if tasks.transformer else Policies)(tasks, seeds)
 
 
+def train_together(regime: Regime, names: Sequence[str], seeds: Sequence[int]) -> pd.DataFrame:
+    """Train several arms of MATCHED that have a band or none, in one batch, for a GPU; rows as those of :func:`train`.
+
+    An arm is what it is by itself: its seeds draw their own numbers, and each has an eps of its own.
+    """
+    count, arms = len(seeds), [MATCHED[name] for name in names]
+    start = warm(regime.tasks, tuple(seeds))
+    run = Run(regime, Arm(0.5), start.copy(len(arms)), range(len(arms) * count))
+    own = [slice(place, place + count) for place in range(0, len(arms) * count, count)]
+
+    def set_bands(rows: slice, bands: Sequence[Band]) -> None:
+        run.clip.scale[rows], run.clip.control.eps[rows] = scaled(bands, regime.tasks.lengths)
+        run.clip.control.forget(rows)
+
+    for arm, rows in zip(arms, own, strict=True):
+        power = arm.start if arm.start is not None else arm.width
+        if power is None:
+            run.clip.control.eps[rows] = math.inf
+        elif power == "measured":
+            recorder = Run(regime, MATCHED["sqrt"], start.copy(), seeds)
+            for _ in range(RECORDED):
+                recorder.rollout(recorded=True)
+            set_bands(rows, recorder.measured())
+        else:
+            run.clip.scale[rows] = torch.tensor([(length / UNIT) ** power for length in regime.tasks.lengths])
+    acting = {place: rows for place, rows in enumerate(own) if arms[place].start is not None}
+    for number in range(regime.rollouts):
+        if number == RECORDED and acting:
+            bands = run.measured([row for rows in acting.values() for row in range(len(run.seeds))[rows]])
+            for place, rows in enumerate(acting.values()):
+                set_bands(rows, bands[place * count : (place + 1) * count])
+            run.records.clear()
+        run.rollout(recorded=bool(acting) and number < RECORDED)
+    table = pd.concat(run.rows, ignore_index=True).replace(math.inf, math.nan)
+    table.insert(0, "arm", np.array(names)[table.seed // count])
+    table["seed"] = np.array(seeds)[table.seed % count]
+    return table
+
+
 def train(regime: Regime, name: str, seeds: Sequence[int]) -> pd.DataFrame:
     """Train an arm; a row per seed, rollout and task."""
     arm = arms_of(regime)[name]
@@ -405,7 +454,7 @@ def train(regime: Regime, name: str, seeds: Sequence[int]) -> pd.DataFrame:
         recorder = Run(regime, first, fresh(), seeds)
         for _ in range(RECORDED):
             recorder.rollout(recorded=True)
-        run.set_bands(recorder.measured(advised if arm.width == "measured" else fitted_power))
+        run.set_bands(recorder.measured(how=advised if arm.width == "measured" else fitted_power))
     for number in range(regime.rollouts):
         if arm.start is not None and number == RECORDED:
             run.set_bands(run.measured())

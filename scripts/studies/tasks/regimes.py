@@ -60,6 +60,19 @@ REGIMES = {
         Regime("hot-30", 0.3, 4e-3, mini_batches=8),
         Regime("reuse-10", 0.1, 5e-4, mini_batches=2, epochs=24, start=(3.0, 1.5), by_response=True),
         Regime("shared-few-30", 0.3, 1e-3, mini_batches=8, tasks=Tasks(shared=True)),
+        Regime("transformer-many", 0.3, 3e-5, tasks=Tasks(transformer=True)),
+        Regime(
+            "transformer-reuse",
+            0.3,
+            2e-4,
+            mini_batches=2,
+            epochs=24,
+            tasks=Tasks(transformer=True),
+            start=(1.6, 0.7),
+            by_response=True,
+        ),
+        Regime("transformer-long", 0.3, 2e-4, 16, tasks=Tasks((8, 512, 4096), transformer=True), rollouts=24),
     )
 }
 PRIMARY = tuple(REGIMES)[:6]
+TRANSFORMERS = tuple(name for name, regime in REGIMES.items() if regime.tasks.transformer)

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains the arms of the study's regimes; arms that the records hold already are left out, so that it can be stopped.
 
-python scripts/studies/tasks/run.py                        every regime, in the order of PREDICTIONS.md
+python scripts/studies/tasks/run.py                        every regime of the table, in the order of PREDICTIONS.md
 python scripts/studies/tasks/run.py many-30 few-30         of these alone
+python scripts/studies/tasks/run.py transformer-many transformer-reuse transformer-long         on a GPU
 """
 
 import argparse
@@ -13,8 +14,8 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 import torch
-from mixture import arms_of, train
-from regimes import REGIMES, SEEDS
+from mixture import TOGETHER, arms_of, train, train_together
+from regimes import REGIMES, SEEDS, TRANSFORMERS
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
@@ -36,9 +37,14 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=HERE / "records")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    for name in tqdm(args.regimes or REGIMES, unit="regime"):
+    for name in tqdm(args.regimes or [name for name in REGIMES if name not in TRANSFORMERS], unit="regime"):
         regime = REGIMES[name]
         cells = Cells(args.folder / f"{name}.parquet", ("arm", "seed"))
+        if name in TRANSFORMERS:
+            arms = args.arms or TOGETHER
+            if missing := [arm for arm in arms if not {(arm, seed) for seed in SEEDS} <= cells.done()]:
+                cells.add(small(train_together(regime, missing, SEEDS)))
+            continue
         for arm in tqdm(args.arms or arms_of(regime), unit="arm", desc=name):
             missing = [seed for seed in SEEDS if (arm, seed) not in cells.done()]
             if missing:

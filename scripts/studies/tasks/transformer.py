@@ -16,10 +16,12 @@ from policy import DIGITS, FREE, RESPONSES, START, Rollout, grpo_advantages
 from regimes import Tasks
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 VOCABULARY = FREE + DIGITS  # free symbols, then digits
 HIDDEN, HEADS, LAYERS, WINDOW = 64, 4, 2, 16
 _WARM_UP, _WARM_UP_RATE, _WARM_UP_LENGTH = 1500, 3e-3, 128
+_AT_ONCE = 800_000  # tokens, for which a backward pass needs some 15 GB
 
 
 class Transformers:
@@ -43,11 +45,12 @@ class Transformers:
         self._reward = torch.full((len(each), self.count), math.nan)
         self._warm_up(torch.stack([errors for *_, errors in each]).to(self.device))
 
-    def copy(self) -> "Transformers":
-        """The same transformers, which go on to draw the same numbers."""
+    def copy(self, times: int = 1) -> "Transformers":
+        """The same transformers, so many times over; each goes on to draw the same numbers."""
         other = copy.copy(self)
-        other.weights = self.weights.detach().clone().requires_grad_()
-        other._generators = [generator.clone_state() for generator in self._generators]
+        other.weights = self.weights.detach().repeat(times, 1).requires_grad_()
+        other._next = self._next.repeat(times, 1, 1)
+        other._generators = [generator.clone_state() for _ in range(times) for generator in self._generators]
         return other
 
     def _draw(self, generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -105,8 +108,15 @@ class Transformers:
         return self.weights
 
     def log_prob(self, weights: Tensor, tokens: Tensor) -> Tensor:
-        """Of each token ``[S·n, L]``, in nats."""
+        """Of each token ``[S·n, L]``, in nats; of many tokens part by part, each computed again for its gradient."""
         tokens = tokens.view(len(weights), -1, tokens.shape[-1])
+        each = max(1, _AT_ONCE // tokens[0].numel())  # transformers
+        parts = list(zip(weights.split(each), tokens.split(each), strict=True))
+        if len(parts) == 1:
+            return self._log_prob(weights, tokens)
+        return torch.cat([checkpoint(self._log_prob, *part, use_reentrant=False) for part in parts])
+
+    def _log_prob(self, weights: Tensor, tokens: Tensor) -> Tensor:
         ids, before, task = tokens % VOCABULARY, tokens // VOCABULARY % VOCABULARY, tokens[..., 0] // VOCABULARY**2
         symbols, digits = self._log_probs(self._parts(weights), before, task)
         symbols = symbols.gather(-1, ids[..., ::2, None])
