@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from regimes import PRIMARY, RECORDED, REGIMES
+from regimes import PRIMARY, RECORDED, REGIMES, TRANSFORMERS
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "compare"))
@@ -43,7 +43,9 @@ def per_task(records: pd.DataFrame) -> pd.DataFrame:
     """A row per regime, arm, seed and task: the end points, and clip rates of the run and of its first rollouts."""
     records = records.sort_values([*KEY, "rollout"])
     groups = records.groupby(KEY)
-    found = groups.agg(length=("length", "first"), live=("live", "sum"), clipped=("clipped", "sum"))
+    found = groups.agg(
+        length=("length", "first"), live=("live", "sum"), clipped=("clipped", "sum"), rollouts=("rollout", "nunique")
+    )
     last = groups.rollout.transform("max")
     for name, kept in {
         "area": last >= 0,
@@ -269,9 +271,9 @@ def tables(cells: pd.DataFrame) -> Iterator[str]:
         yield f"## {regime}{' (primary)' if regime in PRIMARY else ''}\n"
         yield (
             f"{setting.updates} updates per rollout, learning rate {setting.learning_rate:g}, "
-            f"{'shared' if setting.tasks.shared else 'own'} weights, "
+            f"{'own weights' if not (setting.tasks.shared or regime in TRANSFORMERS) else 'shared weights'}, "
             f"{'published ranges' if setting.rate is None else f'{setting.rate:.0%} clipped'}; "
-            f"{own.seed.nunique()} seeds, {setting.rollouts} rollouts. Success over the run, difference to {base}.\n"
+            f"{own.seed.nunique()} seeds, {own.rollouts.max()} rollouts. Success over the run, difference to {base}.\n"
         )
         header = ["clip", "clipped, all", *(f"clipped, {length}" for length in lengths)]
         header += [f"success, {length}" for length in lengths] + [f"difference, {length}" for length in lengths] + ["p"]
@@ -300,10 +302,13 @@ def tables(cells: pd.DataFrame) -> Iterator[str]:
     equal = [name for name in PRIMARY if REGIMES[name].rate and name in set(cells.regime)]
     if equal:
         yield "## The meter\n\nSuccess after the first ten rollouts on the clip rate in them, at equal rates.\n"
-        for title, used in (("As planned", cells), ("Without token clips", cells[~cells.arm.isin(TOKEN_CLIPS)])):
+        shown = {"As planned": (cells, equal), "Without token clips": (cells[~cells.arm.isin(TOKEN_CLIPS)], equal)}
+        if {*TRANSFORMERS} & {*cells.regime}:
+            shown["Small transformers"] = cells, TRANSFORMERS
+        for title, (used, of) in shown.items():
             rows = [
                 [r.of, f"{r.slope:+.2f} [{r.lower:+.2f}, {r.upper:+.2f}]", f"{r.correlation:+.2f}", str(r.points)]
-                for r in meter(used, equal).itertuples()
+                for r in meter(used, of).itertuples()
             ]
             yield f"{title}:\n\n" + markdown_table(["of", "slope", "correlation", "points"], rows) + "\n"
     acted = acting(cells)

@@ -64,9 +64,8 @@ def clipped(arm: str, *tasks: int) -> list[str]:
 
 
 def on_average(regime: str, arm: str) -> float:
-    own = (
-        cells()[cells().regime == regime].pivot_table(index=["arm", "seed"], columns="task", values="area").mean(axis=1)
-    )
+    own = cells()[cells().regime == regime]
+    own = own.pivot_table(index=["arm", "seed"], columns="task", values="area").mean(axis=1)
     return 100 * (own[arm] - own["sqrt"]).mean()
 
 
@@ -161,6 +160,23 @@ def test_the_meter_and_acting():
         f"lost {-published[0]:.1f}, as `loss_agg_mode` changed",
         f"Kept, which was tried afterwards, it gained {kept[0]:.1f}",
     )
+
+
+def test_small_transformers():
+    areas = cells()[cells().regime == "transformer-reuse"].groupby(["arm", "task"]).area.mean().unstack()
+    less = {
+        arm: [f"{100 * (areas.loc['sqrt'] - areas.loc[arm])[task]:.0f}" for task in range(3)] for arm in areas.index
+    }
+    says(
+        RESULTS,
+        "without one they learn {}, {} and {} points less than under √L".format(*less["none"]),
+        "under L {}, {} and {} less".format(*less["linear"]),
+    )
+    regimes = "transformer-many", "transformer-reuse"
+    best = [max(set(analyse.SHOWN) & own_arms(name), key=lambda arm: on_average(name, arm)) for name in regimes]
+    assert best == ["fixed"] * 2
+    ordered = [analyse.order(gained().reset_index(), name) for name in regimes]
+    assert ordered == ["confirmed"] * 2
 
 
 def test_fair_to_lengths_is_not_fair_to_tasks():
