@@ -12,7 +12,8 @@ On a CPU set MALLOC_MMAP_THRESHOLD_=1048576, so that freed memory goes back to t
 
 Every round runs each loss once, in turn, so that a slow moment of the machine meets all of them. Reported per loss:
 median time with its interquartile range, peak extra memory over the inputs, including the gradient that every loss
-must write, and how many operations of torch a call and its backward pass are: on a GPU, each launches a kernel or more.
+must write, and how many operations of torch a call and its backward pass are. On CUDA also how many kernels they
+launch, and how long the GPU is busy with them: in the rest of the time it waits for the host.
 """
 
 import argparse
@@ -28,6 +29,8 @@ import psutil
 import torch
 import verl
 from torch import Tensor
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.benchmark import Timer
 from tqdm import trange
@@ -91,6 +94,18 @@ class Operations(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
+def on_gpu(function: Callable[[], None]) -> dict[str, float]:
+    """Kernels that a call launches on CUDA, and milliseconds that the GPU is busy with it."""
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        function()
+        torch.cuda.synchronize()
+    events = profiled.key_averages()
+    kernels = sum(event.count for event in events if "LaunchKernel" in event.key)
+    busy = sum(event.self_device_time_total for event in events if event.device_type == DeviceType.CUDA)
+    return {"launches": kernels, "GPU ms": busy / 1e3}
+
+
 def extra_memory(function: Callable[[], None], device: str) -> int:
     """Bytes above the start at the highest point of a call; on a CPU the resident set, sampled every 0.2 ms."""
     gc.collect()
@@ -120,11 +135,14 @@ def measure(rows: int, width: int, losses: list[str], rounds: int, device: str) 
     """A row per loss; the first loss is the unit of the ratios."""
     batch = make_batch(rows, width, device)
     calls = {name: call(name, batch) for name in losses}
-    memory, operations = {}, {}
+    memory, operations, gpu = {}, {}, dict.fromkeys(losses, {})
     for name, function in calls.items():
         with Operations() as counted:
             function()  # warms up
         operations[name] = counted.count
+        if device == "cuda":
+            function()  # the first call compares the kernels
+            gpu[name] = on_gpu(function)
         batch["log_prob"].grad = None
         memory[name] = extra_memory(function, device) / 1e6
     timers = {name: Timer("f()", globals={"f": f}, num_threads=torch.get_num_threads()) for name, f in calls.items()}
@@ -142,6 +160,7 @@ def measure(rows: int, width: int, losses: list[str], rounds: int, device: str) 
             "extra MB": memory[name],
             f"memory / {losses[0]}": memory[name] / memory[losses[0]] if memory[losses[0]] else float("nan"),
         }
+        | gpu[name]
         for name in losses
     )
 
