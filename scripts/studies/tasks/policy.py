@@ -87,15 +87,10 @@ class Policies:
         return other
 
     def _draw(self, generator) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights ``[N]``, the permutation of each task ``[C, DIGITS]``, and how often it errs at first after each
-        digit ``[C, DIGITS]``."""
+        """Weights ``[N]``, and the :func:`walks` of the tasks."""
         scale = {"hidden": HIDDEN**-0.5, "out": HIDDEN**-0.5, "hidden_bias": 0.0, "out_bias": 0.0}
         parts = [scale.get(name, 0.7) * torch.randn(shape, generator=generator) for name, shape in self._shapes.items()]
-        permutations = torch.stack([torch.randperm(DIGITS, generator=generator) for _ in range(self.count)])
-        noise = torch.exp(0.7 * torch.randn(self.count, DIGITS, generator=generator))
-        error = torch.tensor([1 - START ** (2 / length) for length in self.tasks.lengths])
-        errors = error[:, None] * noise / noise.mean(1, keepdim=True)
-        return torch.cat([part.flatten() for part in parts]), permutations, errors.clamp(max=0.6)
+        return torch.cat([part.flatten() for part in parts]), *walks(self.tasks, generator)
 
     def _visited(self) -> Tensor:
         """How often a right response leaves each digit ``[S, C, DIGITS (first), DIGITS]``."""
@@ -191,6 +186,16 @@ class Policies:
             found.old_log_prob.append(table[found.tokens[-1]])
             found.advantages.append(grpo_advantages(right.view(shape).float()))
         return found
+
+
+def walks(tasks: Tasks, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The permutation of each task, and how often it errs at first after each digit, ``[C, DIGITS]``."""
+    count = len(tasks.lengths)
+    permutations = torch.stack([torch.randperm(DIGITS, generator=generator) for _ in range(count)])
+    noise = torch.exp(0.7 * torch.randn(count, DIGITS, generator=generator))
+    error = torch.tensor([1 - START ** (2 / length) for length in tasks.lengths])
+    errors = error[:, None] * noise / noise.mean(1, keepdim=True)
+    return permutations, errors.clamp(max=0.6)
 
 
 def alias_tables(probabilities: Tensor) -> tuple[Tensor, Tensor]:

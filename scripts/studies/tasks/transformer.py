@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 
 import torch
-from policy import DIGITS, FREE, RESPONSES, START, Rollout, grpo_advantages
+from policy import DIGITS, FREE, RESPONSES, Rollout, grpo_advantages, walks
 from regimes import Tasks
 from torch import Tensor
 from torch.nn import functional
@@ -54,17 +54,10 @@ class Transformers:
         return other
 
     def _draw(self, generator) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights ``[N]``, the permutation of each task, and how often it errs after each digit, ``[C, DIGITS]``."""
-        scale = {"embedding": 1.0, "task": 1.0}
-        parts = [
-            scale.get(name, shape[0] ** -0.5) * torch.randn(shape, generator=generator)
-            for name, shape in self._shapes.items()
-        ]
-        permutations = torch.stack([torch.randperm(DIGITS, generator=generator) for _ in range(self.count)])
-        noise = torch.exp(0.7 * torch.randn(self.count, DIGITS, generator=generator))
-        error = torch.tensor([1 - START ** (2 / length) for length in self.tasks.lengths])
-        errors = error[:, None] * noise / noise.mean(1, keepdim=True)
-        return torch.cat([part.flatten() for part in parts]), permutations, errors.clamp(max=0.6)
+        """Weights ``[N]``, and the :func:`policy.walks` of the tasks."""
+        scale = {name: shape[0] ** -0.5 for name, shape in self._shapes.items()} | {"embedding": 1.0, "task": 1.0}
+        parts = [scale[name] * torch.randn(shape, generator=generator) for name, shape in self._shapes.items()]
+        return torch.cat([part.flatten() for part in parts]), *walks(self.tasks, generator)
 
     def _parts(self, weights: Tensor) -> dict[str, Tensor]:
         split = weights.split([math.prod(shape) for shape in self._shapes.values()], 1)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The laboratory of mixed tasks samples what its tables say, and its losses and clip rates are what they claim."""
 
+import functools
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tasks"))
 import analyse  # noqa: E402
 import mixture  # noqa: E402
 import policy  # noqa: E402
+import transformer  # noqa: E402
 
 import fspo_verl.register  # noqa: E402, F401  # the policy loss fspo
 from fspo_verl.config import FSPOPolicyLossConfig  # noqa: E402
@@ -161,3 +163,41 @@ def test_the_order_is_told_from_its_reverse(slope, verdict):
     cells = cells_of({"sqrt": (0.4, 0.2), "fixed": (0.25, 0.35), "linear": (0.55, 0.05)}, slope)
     told = analyse.differences(cells, analyse.rates(cells).compared)
     assert analyse.order(told, "many-30") == verdict
+
+
+# --- transformers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transformer, "_WARM_UP", 100)
+        patch.setattr(mixture, "RECORDED", 2)
+        patch.setattr(mixture, "warm", functools.cache(mixture.warm.__wrapped__))
+        # Too few prompts for the measured width.
+        patch.setattr(mixture.Run.measured, "__defaults__", (None, mixture.fitted_power))
+        yield small(tasks=SMALL._replace(transformer=True), rollouts=4)
+
+
+def test_a_transformer_samples_what_it_scores(transformers):
+    """Each token is that of its draw in the distribution that log-probs are of, beyond the window as well."""
+    own, length, rows = mixture.warm(transformers.tasks, SEEDS), 3 * transformer.WINDOW, 50
+    first = torch.arange(rows).repeat(2, 1) % policy.DIGITS + policy.FREE
+    task, draws = torch.ones_like(first), torch.rand(2, length, rows, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        parts = own._parts(own.weights)
+        ids = own._walk(parts, first, task, draws)
+        for start, scores in enumerate(own._log_probs(parts, ids[..., :-1], task)):
+            below = scores.exp().cumsum(-1) < draws[:, start::2].transpose(1, 2)[..., None]
+            chosen = below[..., :-1].sum(-1) + policy.FREE * start
+            assert (chosen == ids[..., 1 + start :: 2]).float().mean() > 0.999  # rounding moves an edge
+
+
+def test_arms_that_train_together_are_those_that_train_alone(transformers, monkeypatch):
+    names = "none", "sqrt", "linear, then measured"
+    key = ["arm", "seed", "rollout", "task"]
+    alone = pd.concat([mixture.train(transformers, name, SEEDS) for name in names]).set_index(key).sort_index()
+    monkeypatch.setattr(transformer, "_AT_ONCE", 500)  # so that a batch is scored in parts
+    together = mixture.train_together(transformers, names, SEEDS).set_index(key).sort_index()
+    pd.testing.assert_frame_equal(together[alone.columns], alone, check_exact=False, rtol=1e-4)
+    assert alone.clipped.sum() > 0 and alone.width_high.nunique() > 4
