@@ -199,7 +199,7 @@ def batches(launch: Launch) -> Iterator[Finding]:
 
 
 def uneven_micro_batches(launch: Launch) -> Iterator[Finding]:
-    """A GPU's share of a mini-batch that is no whole number of micro-batches."""
+    """Micro-batches that do not divide a GPU's share of a mini-batch."""
     size, share = launch.actor.get("ppo_micro_batch_size_per_gpu"), _responses_per_gpu(launch)
     if launch.actor.get("use_dynamic_bsz") or not size or share is None or share % size == 0:
         return
