@@ -13,7 +13,8 @@ set -euo pipefail
 
 MODEL_PATH=${MODEL_PATH:-Qwen/Qwen3-1.7B-Base}        # folder of a model, or its name on the hub
 EXPERIMENT_NAME=${EXPERIMENT_NAME:-qwen3-1.7b-${POLICY_LOSS:-fspo}} # for the loggers, and the folder of the run
-PPO_MAX_TOKEN_LEN_PER_GPU=${PPO_MAX_TOKEN_LEN_PER_GPU:-40960} # tokens per micro-batch; at least prompt + response
+MICRO_BATCH_SIZE_PER_GPU=${MICRO_BATCH_SIZE_PER_GPU:-4} # responses per micro-batch; the same of old log-probs and of updates, which keeps S free of noise
+PPO_MAX_TOKEN_LEN_PER_GPU=${PPO_MAX_TOKEN_LEN_PER_GPU:-40960} # tokens per dynamic micro-batch; at least prompt + response
 OFFLOAD=${OFFLOAD:-False}                             # keep weights and optimiser state in host memory during rollouts
 ROLLOUT_TP=${ROLLOUT_TP:-1}                           # GPUs per rollout replica
 

@@ -46,10 +46,11 @@ def overrides(task: Path, model: Path) -> list[str]:
 
 
 def cpu_overrides() -> list[str]:
-    """The settings of ``fspo_cpu.yaml`` as overrides that come after those of a script."""
+    """The settings of ``fspo_cpu.yaml`` as overrides that come after those of a script, which cuts batches itself."""
     packaged = [resources.files(fspo_verl.configs) / name for name in ("fspo_cpu.yaml", "cpu_rollout/hf.yaml")]
     settings = OmegaConf.merge(*(OmegaConf.create(file.read_text()) for file in packaged))
-    del settings["defaults"]
+    del settings["defaults"], settings.actor_rollout_ref.actor.use_dynamic_bsz
+    del settings.actor_rollout_ref.model.use_remove_padding
 
     def flat(prefix: str, value):
         if isinstance(value, dict):

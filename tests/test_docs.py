@@ -148,10 +148,11 @@ def test_the_noise_that_others_quote_is_that_of_the_page_on_noise():
     answers, noise = ((ROOT / f"docs/{page}.md").read_text() for page in ("healthy", "noise"))
     quoted = re.search(r"bf16 log-probs had ([\d.]+) .*float32 had less than ([\de-]+),", answers, re.DOTALL).groups()
     assert all(re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.])", noise) for number in quoted)
-    sigma, outside = re.search(r"^\| bf16, dynamic \| ([\d.]+) \| (\d+%) ", noise, flags=re.MULTILINE).groups()
+    on_a_cpu = re.search(r"^\| bf16, dynamic \| ([\d.]+) \| ", noise, flags=re.MULTILINE)[1]
+    of_8b = re.search(r"had ([\d.]+) nats a token in packed dynamic batches in bf16, and (\d+%)", noise)
+    assert doctor._BF16_SIGMA == (float(on_a_cpu), float(of_8b[1]))
     scripts = " ".join((ROOT / "docs/scripts.md").read_text().split())
-    assert f"0 to {sigma} nats a token, and clipped 0 to {outside} of the responses" in scripts
-    assert doctor._BF16_SIGMA[0] == float(sigma) and f"padded rows, 8 and 1 | {doctor._BF16_SIGMA[1]} for" in noise
+    assert f"before any update, {of_8b[2]} of the responses of a random model of 8B shape" in scripts
 
 
 @pytest.mark.long

@@ -30,7 +30,7 @@ from fspo_verl.observe.settings import clip_ratios
 
 # verl's defaults (ActorConfig): any other value next to fspo is taken for an attempt to set its clip range.
 _CLIP_RATIO_DEFAULTS = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0}
-# Spread of a token's log-ratio, nats. Measured so far: 0.005 to 0.1 (numerical noise under bfloat16 included).
+# Spread of a token's log-ratio, nats. Measured so far in training: 0.005 to 0.1 (noise under bfloat16 included).
 _LARGEST_SIGMA = 0.1
 # Of S, beyond which an edge counts as out of reach. Below 2, as eps=0.2 (mostly verl's clip_ratio) is 2 of 0.1, and a
 # processor's rounding of a power would then decide.

@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
+import math
 import os
 import re
 import runpy
@@ -39,8 +40,10 @@ from fspo_verl.observe.noise import EPS_IN_SIGMA
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
 _DEFAULT_OVERRIDES = [f"{GROUP}=fspo"]
-# Spread of a token's log-ratio by bfloat16 alone: dynamic batches on a CPU, 8 rows and 1 on an H200.
-_BF16_SIGMA = (0.0035, 0.066)
+_ROLLOUT = "actor_rollout_ref.rollout"
+# Spread of a token's log-ratio by bfloat16 alone, in dynamic batches: scripts/bench/noise.py on a CPU, and noise_8b.py,
+# of a random model of Qwen3-8B's shape, on an H100.
+_BF16_SIGMA = (0.0035, 0.14)
 _EXAMPLE = "No launch given; checked verl's defaults with algorithm.policy_loss=fspo"
 
 
@@ -91,7 +94,7 @@ def examine(module: str, overrides: list[str]) -> list[Finding]:
     if config is not None:
         launch = Launch(config)
         sound = not any(finding.severity == "error" for finding in findings)
-        own = (batches, noise_of_half_precision) if launch.is_fspo else (batches,)
+        own = (batches, uneven_micro_batches, *((noise_of_half_precision,) if launch.is_fspo else ()))
         findings += [*selects_no_loss_of_ours(launch), *(checks.run(own, launch) if sound else ())]
     return [*installation.findings(), *findings]
 
@@ -195,6 +198,32 @@ def batches(launch: Launch) -> Iterator[Finding]:
     yield Finding("note", "batches", f"{what}, {steps}")
 
 
+def uneven_micro_batches(launch: Launch) -> Iterator[Finding]:
+    """Micro-batches that do not divide a GPU's share of a mini-batch."""
+    size, share = launch.actor.get("ppo_micro_batch_size_per_gpu"), _responses_per_gpu(launch)
+    if launch.actor.get("use_dynamic_bsz") or not size or share is None or share % size == 0:
+        return
+    key = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+    what = f"{key}={size} does not divide the {share} responses of a mini-batch that a GPU gets"
+    fits = math.gcd(share, size)
+    fix = f"{key}={fits} {_ROLLOUT}.log_prob_micro_batch_size_per_gpu={fits}"
+    yield Finding("error", "uneven_micro_batches", what, "verl fails at the first update, after the first rollout", fix)
+
+
+def _responses_per_gpu(launch: Launch) -> int | None:
+    """Responses of a mini-batch that each rank of data parallelism gets; None if they are unknown or unequal."""
+    actor, gpus = launch.actor, launch.get("trainer.nnodes") * launch.get("trainer.n_gpus_per_node")
+    if actor.strategy == "megatron":
+        names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+        ranks_of_one = math.prod(actor.megatron[name] for name in names)
+    elif actor.strategy in ("fsdp", "fsdp2"):
+        ranks_of_one = max(part.ulysses_sequence_parallel_size for part in (actor, actor.fsdp_config))
+    else:
+        return None
+    share, rest = divmod(actor.ppo_mini_batch_size * launch.get(f"{_ROLLOUT}.n") * ranks_of_one, gpus)
+    return None if rest else share
+
+
 def noise_of_half_precision(launch: Launch) -> Iterator[Finding]:
     """Log-probs of FSDP in bfloat16, whose noise a narrow band may not leave behind; docs/noise.md has its size."""
     fsdp, band = launch.actor.get("fsdp_config"), launch.band
@@ -202,20 +231,21 @@ def noise_of_half_precision(launch: Launch) -> Iterator[Finding]:
     low, high = (EPS_IN_SIGMA * sigma for sigma in _BF16_SIGMA)
     eps = min(band.low, band.high)
     narrow = band.form == Band().form and eps < high
-    if precision in ("bf16", "bfloat16") and narrow and not _same_micro_batches(launch):
-        what = f"log-probs in bfloat16 and eps={eps:g}"
+    same = _same_micro_batches(launch)
+    if precision in ("bf16", "bfloat16") and narrow and same:
+        what = f"log-probs in bfloat16 and eps={eps:g}, and updates in other micro-batches than old log-probs"
         why = f"noise alone fills a band of eps < {low:.2g} to {high:.2g}, by model, machine and micro-batches"
-        fix = f"an eps of {EPS_IN_SIGMA:.1f} times fspo/noise_sigma in the first step; docs/noise.md removes the noise"
+        fix = f"{' '.join(same)}, or an eps of {EPS_IN_SIGMA:.1f} times fspo/noise_sigma in the first step"
         yield Finding("warning", "noise_of_half_precision", what, why, fix)
 
 
-def _same_micro_batches(launch: Launch) -> bool:
-    """Whether old log-probs and updates are computed in micro-batches of the same rows, and so without noise."""
-    actor, rollout = launch.actor, launch.config.actor_rollout_ref.rollout
-    size = actor.get("ppo_micro_batch_size_per_gpu")
-    dynamic = actor.get("use_dynamic_bsz") or rollout.get("log_prob_use_dynamic_bsz")
-    same = size is not None and size == rollout.get("log_prob_micro_batch_size_per_gpu") and not dynamic
-    return same and (size == 1 or not actor.get("shuffle"))
+def _same_micro_batches(launch: Launch) -> list[str]:
+    """Overrides with which old log-probs and updates are cut into micro-batches of the same rows; none if they are."""
+    size = launch.actor.get("ppo_micro_batch_size_per_gpu") or 2  # as in scripts/launch/body.sh
+    wanted: dict[str, bool | int] = {f"{ACTOR}.use_dynamic_bsz": False}
+    wanted |= {f"{_ROLLOUT}.log_prob_use_dynamic_bsz": False} | ({f"{ACTOR}.shuffle": False} if size > 1 else {})
+    wanted |= {f"{ACTOR}.ppo_micro_batch_size_per_gpu": size, f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": size}
+    return [f"{key}={value}" for key, value in wanted.items() if launch.get(key) != value]
 
 
 # --- output ----------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ QWEN3_8B |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "t
 DYNAMIC = {"use_dynamic_bsz": True, "micro_batch_size_per_gpu": None, "max_token_len_per_gpu": 4096}
 DYNAMIC |= {"use_remove_padding": True}
 CUTS = {  # of the old log-probs; of the update; into how many mini-batches the update cuts the responses first
-    "packed, dynamic (as the launch scripts)": (DYNAMIC, DYNAMIC, 2),
+    "packed, dynamic (USE_DYNAMIC_BSZ=True of the launch scripts)": (DYNAMIC, DYNAMIC, 2),
     "packed, 4 rows, then 16": (worker.micro_batches(4, True), worker.micro_batches(16, True), 1),
     "padded, 8 rows, then 1": (worker.micro_batches(8), worker.micro_batches(1), 1),
     "packed, 4 rows both times": (worker.micro_batches(4, True), worker.micro_batches(4, True), 2),

@@ -25,7 +25,9 @@ MAX_PROMPT_LENGTH=${MAX_PROMPT_LENGTH:-2048}          # tokens; longer prompts a
 MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-8192}      # tokens; longer responses are cut
 ADV_ESTIMATOR=${ADV_ESTIMATOR:-grpo}                  # any that verl has; the same for all losses by default
 ACTOR_LR=${ACTOR_LR:-1e-6}                            # learning rate
-PPO_MAX_TOKEN_LEN_PER_GPU=${PPO_MAX_TOKEN_LEN_PER_GPU:-20480} # tokens per micro-batch; at least prompt + response
+MICRO_BATCH_SIZE_PER_GPU=${MICRO_BATCH_SIZE_PER_GPU:-2} # responses per micro-batch; the same of old log-probs and of updates, which keeps S free of noise
+USE_DYNAMIC_BSZ=${USE_DYNAMIC_BSZ:-False}             # True: micro-batches by tokens; faster, but numerical noise clips responses
+PPO_MAX_TOKEN_LEN_PER_GPU=${PPO_MAX_TOKEN_LEN_PER_GPU:-20480} # tokens per dynamic micro-batch; at least prompt + response
 USE_FUSED_KERNELS=${USE_FUSED_KERNELS:-False}         # True: log-probs without the logits of a micro-batch in memory
 OFFLOAD=${OFFLOAD:-True}                              # keep weights and optimiser state in host memory during rollouts
 ROLLOUT_NAME=${ROLLOUT_NAME:-vllm}                    # rollout engine: vllm, sglang
@@ -103,7 +105,8 @@ ACTOR=(
     algorithm.policy_loss="$POLICY_LOSS"
     actor_rollout_ref.actor.optim.lr="$ACTOR_LR"
     actor_rollout_ref.actor.ppo_mini_batch_size="$PPO_MINI_BATCH_SIZE"
-    actor_rollout_ref.actor.use_dynamic_bsz=True
+    actor_rollout_ref.actor.use_dynamic_bsz="$USE_DYNAMIC_BSZ" # old and reference log-probs follow
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu="$MICRO_BATCH_SIZE_PER_GPU"
     actor_rollout_ref.actor.ppo_max_token_len_per_gpu="$PPO_MAX_TOKEN_LEN_PER_GPU"
 )
 if [[ $RECORDS != 0 ]]; then
@@ -119,6 +122,7 @@ if [[ -z ${ENGINE+set} ]]; then
 fi
 
 ROLLOUT=(
+    actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu="$MICRO_BATCH_SIZE_PER_GPU"
     actor_rollout_ref.rollout.name="$ROLLOUT_NAME"
     actor_rollout_ref.rollout.tensor_model_parallel_size="$ROLLOUT_TP"
     actor_rollout_ref.rollout.gpu_memory_utilization="$ROLLOUT_GPU_MEM_UTIL"
@@ -133,9 +137,10 @@ ROLLOUT=(
 )
 
 # There is a reference model only with a KL term, which these scripts leave out: actor_rollout_ref.actor.use_kl_loss=True.
-REF=(
-    actor_rollout_ref.ref.log_prob_use_dynamic_bsz=True
-    actor_rollout_ref.ref.log_prob_max_token_len_per_gpu="$PPO_MAX_TOKEN_LEN_PER_GPU"
+# There is a critic only with ADV_ESTIMATOR=gae.
+REF_AND_CRITIC=(
+    actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu="$MICRO_BATCH_SIZE_PER_GPU"
+    critic.ppo_micro_batch_size_per_gpu="$MICRO_BATCH_SIZE_PER_GPU"
 )
 
 TRAINER=(
@@ -158,7 +163,7 @@ TRAINER=(
 
 command=(
     "$PYTHON" -m verl.trainer.main_ppo
-    "${DATA[@]}" "${MODEL[@]}" "${ACTOR[@]}" "${ENGINE[@]}" "${ROLLOUT[@]}" "${REF[@]}" "${TRAINER[@]}" "${EXTRA[@]}" "$@"
+    "${DATA[@]}" "${MODEL[@]}" "${ACTOR[@]}" "${ENGINE[@]}" "${ROLLOUT[@]}" "${REF_AND_CRITIC[@]}" "${TRAINER[@]}" "${EXTRA[@]}" "$@"
 )
 if [[ $DRY_RUN != 0 ]]; then
     printf '%s %s %s' "$(as_typed "${command[0]}")" "${command[@]:1:2}"

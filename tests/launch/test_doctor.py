@@ -65,6 +65,7 @@ def test_a_sound_launch_is_left_in_peace(sound, capsys):
     assert any("log-ratio band 0 [-0.03, +0.03]*L^0.5" in finding["what"] for finding in report["findings"])
 
 
+BF16 = f"++{ACTOR}.fsdp_config.mixed_precision={{param_dtype:bf16}}"
 PLANTED = {  # overrides -> check, severity
     f"{ACTOR}.ppo_mini_batch_size=2048": ("one_step_per_rollout", "warning"),  # half of it padding
     f"{ACTOR}.loss_agg_mode=seq-mean-token-mean": ("mean_over_own_length", "warning"),
@@ -77,6 +78,9 @@ PLANTED = {  # overrides -> check, severity
     f"{POLICY_LOSS}.loss_mode=gspo": ("overridden_group", "error"),
     f"{POLICY_LOSS}.records_dir=RECORDS": ("used_records_dir", "error"),
     f"{ACTOR}.ppo_mini_batch_size=0": ("no_mini_batch", "error"),
+    f"{BF16} {ACTOR}.use_dynamic_bsz=True": ("noise_of_half_precision", "warning"),
+    f"{BF16} {ACTOR}.ppo_micro_batch_size_per_gpu=2 {ACTOR}.shuffle=True": ("noise_of_half_precision", "warning"),
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu=6": ("uneven_micro_batches", "error"),
     "trainer.no_such_key=1": ("composition", "error"),
 }
 NAMES_NO_OVERRIDE = {"composition"}
@@ -265,7 +269,7 @@ SAME_MICRO_BATCHES = (
     ("overrides", "says"),
     [
         ([], True),
-        ([f"{POLICY_LOSS}.eps=0.2"], False),
+        ([f"{POLICY_LOSS}.eps=0.4"], False),
         (["++actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype:fp32}"], False),
         ([*SAME_MICRO_BATCHES], False),
         ([*SAME_MICRO_BATCHES, "actor_rollout_ref.actor.shuffle=True"], True),
@@ -276,3 +280,23 @@ SAME_MICRO_BATCHES = (
 def test_a_band_that_noise_of_bfloat16_may_fill_is_warned_of(overrides, says, capsys):
     _, report = diagnose(SELECT, *overrides, capsys=capsys)
     assert ("noise_of_half_precision" in found(report)) == says
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ([], True),  # 4 prompts x 4 responses on 8 GPUs are 2 for each
+        (["trainer.n_gpus_per_node=4"], False),
+        (["trainer.n_gpus_per_node=4", "trainer.nnodes=2"], True),
+        ([f"{ACTOR}.ulysses_sequence_parallel_size=2"], False),
+        ([f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2"], False),
+        (["model_engine=megatron"], True),
+        (["model_engine=megatron", f"{ACTOR}.megatron.tensor_model_parallel_size=2"], False),
+        (["model_engine=megatron", f"{ACTOR}.megatron.context_parallel_size=2"], False),
+        ([f"{ACTOR}.use_dynamic_bsz=True"], False),
+    ],
+)
+def test_micro_batches_must_divide_what_each_gpu_gets_of_a_mini_batch(overrides, says, capsys):
+    sizes = [f"{ACTOR}.ppo_mini_batch_size=4", "actor_rollout_ref.rollout.n=4", *SAME_MICRO_BATCHES]
+    code, report = diagnose(SELECT, "data.train_batch_size=16", *sizes, *overrides, capsys=capsys)
+    assert ("uneven_micro_batches" in found(report)) == says == code
