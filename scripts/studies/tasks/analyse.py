@@ -32,11 +32,15 @@ FIGURE = HERE.parents[2] / "docs/tasks.png"
 
 def read(folder: Path, names: Sequence[str] | None = None) -> pd.DataFrame:
     """The records of all regimes, with a column ``regime``."""
-    files = [folder / f"{name}.parquet" for name in names or REGIMES]
-    tables = [pd.read_parquet(file).assign(regime=file.stem) for file in files if file.exists()]
+    names = list(names or REGIMES)
+    files = {folder / REGIMES[name].file: name for name in names}
+    tables = {name: pd.read_parquet(file) for file, name in files.items() if file.exists()}
     if not tables:
         raise SystemExit(f"{folder} holds no records: run.py makes them")
-    return pd.concat(tables, ignore_index=True)
+    # A file of several regimes names them itself.
+    named = [table if "regime" in table else table.assign(regime=name) for name, table in tables.items()]
+    records = pd.concat(named, ignore_index=True)
+    return records[records.regime.isin(names)]
 
 
 def per_task(records: pd.DataFrame) -> pd.DataFrame:

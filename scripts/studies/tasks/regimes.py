@@ -40,6 +40,11 @@ class Regime(NamedTuple):
     """Whether what a control has missed counts by responses, of which later rollouts have fewer, or by rollouts."""
 
     @property
+    def file(self) -> str:
+        """Where its records are kept: those of all transformers in one file."""
+        return "transformers.parquet" if self.tasks.transformer else f"{self.name}.parquet"
+
+    @property
     def updates(self) -> int:
         """To a rollout."""
         return self.mini_batches * self.epochs

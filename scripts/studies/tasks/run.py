@@ -39,12 +39,13 @@ def main() -> None:
     torch.set_num_threads(1)
     for name in tqdm(args.regimes or [name for name in REGIMES if name not in TRANSFORMERS], unit="regime"):
         regime = REGIMES[name]
-        cells = Cells(args.folder / f"{name}.parquet", ("arm", "seed"))
         if name in TRANSFORMERS:
-            arms = args.arms or TOGETHER
-            if missing := [arm for arm in arms if not {(arm, seed) for seed in SEEDS} <= cells.done()]:
-                cells.add(small(train_together(regime, missing, SEEDS)))
+            cells = Cells(args.folder / regime.file, ("regime", "arm", "seed"))
+            arms = [arm for arm in args.arms or TOGETHER if (name, arm, SEEDS[-1]) not in cells.done()]
+            if arms:
+                cells.add(small(train_together(regime, arms, SEEDS).assign(regime=name)))
             continue
+        cells = Cells(args.folder / regime.file, ("arm", "seed"))
         for arm in tqdm(args.arms or arms_of(regime), unit="arm", desc=name):
             missing = [seed for seed in SEEDS if (arm, seed) not in cells.done()]
             if missing:
