@@ -78,7 +78,8 @@ def test_updates_are_cut_as_old_log_probs_are_unless_dynamic_batches_are_asked_f
     variables = {"USE_DYNAMIC_BSZ": dynamic, "MICRO_BATCH_SIZE_PER_GPU": "4", "RUN_DIR": str(tmp_path / "run")}
     run = launch("run_qwen3_8b_fspo.sh", DRY_RUN="1", **task | variables)
     assert run.returncode == 0, run.stderr
-    shown = dict(word.split("=", 1) for word in shlex.split(run.stdout.split("\n\n")[0])[3:])
+    command = run.stdout.split("\n\n")[0].replace("\\\n", "")
+    shown = dict(word.split("=", 1) for word in shlex.split(command)[3:])
     assert {key: value for key, value in shown.items() if "micro_batch" in key} == {
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "4",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": "4",
