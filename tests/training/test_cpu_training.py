@@ -20,7 +20,7 @@ from small_training import write_task
 from transformers import AutoModelForCausalLM
 
 import fspo_verl.configs
-from fspo_verl.analysis import calibration
+from fspo_verl.analysis import calibration, fit
 from fspo_verl.analysis.clip_rates import MIN_COUNT
 from fspo_verl.analysis.runs import read_run
 from fspo_verl.analysis.verdict import verdict_of
@@ -138,13 +138,17 @@ def test_training(task, untrained_model, tmp_path, way_in, overrides, main):
         assert (step.truncated == (step.length == 20)).all() and 0 < step.truncated.mean()
     assert "val-core/ledger/acc/mean@1" in log[-1]["data"]
 
-    # `report` and `calibrate` say the same of it.
+    # `report` and `calibrate` say the same of it, also where so few responses lie all on one side of a band's centre.
     run = read_run(tmp_path, "run")
     told = verdict_of(run)
     side = np.sign(records.advantage)
     target = min((sign * records.log_ratio[side == sign] > 0).mean() for sign in (1, -1)) / 2  # which a band can reach
-    out = calibration.text(calibration.calibrate(run.records, target, every=False), run)
-    assert f"run: {told.sentence} {told.advice} " in " ".join(out.split())
+    if target > 0:
+        out = calibration.text(calibration.calibrate(run.records, target, every=False), run)
+        assert f"run: {told.sentence} {told.advice} " in " ".join(out.split())
+    else:
+        with pytest.raises(fit.Unreachable, match=r"only 0.0% of the responses with A [<>] 0 lie"):
+            calibration.calibrate(run.records, 0.1, every=False)
 
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / f"checkpoints/global_step_{STEPS}/actor/huggingface")
     before = AutoModelForCausalLM.from_pretrained(untrained_model).state_dict()
