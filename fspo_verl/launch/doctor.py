@@ -241,7 +241,8 @@ def noise_of_half_precision(launch: Launch) -> Iterator[Finding]:
 
 def _same_micro_batches(launch: Launch) -> list[str]:
     """Overrides with which old log-probs and updates are cut into micro-batches of the same rows; none if they are."""
-    size = launch.actor.get("ppo_micro_batch_size_per_gpu") or 2  # as in scripts/launch/body.sh
+    # Two as in scripts/launch/body.sh, if they divide what a GPU gets of a mini-batch.
+    size = launch.actor.get("ppo_micro_batch_size_per_gpu") or math.gcd(2, _responses_per_gpu(launch) or 0)
     wanted: dict[str, bool | int] = {f"{ACTOR}.use_dynamic_bsz": False}
     wanted |= {f"{_ROLLOUT}.log_prob_use_dynamic_bsz": False} | ({f"{ACTOR}.shuffle": False} if size > 1 else {})
     wanted |= {f"{ACTOR}.ppo_micro_batch_size_per_gpu": size, f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": size}

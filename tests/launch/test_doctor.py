@@ -80,6 +80,7 @@ PLANTED = {  # overrides -> check, severity
     f"{ACTOR}.ppo_mini_batch_size=0": ("no_mini_batch", "error"),
     f"{BF16} {ACTOR}.use_dynamic_bsz=True": ("noise_of_half_precision", "warning"),
     f"{BF16} {ACTOR}.ppo_micro_batch_size_per_gpu=2 {ACTOR}.shuffle=True": ("noise_of_half_precision", "warning"),
+    f"{BF16} {ACTOR}.use_dynamic_bsz=True {ACTOR}.ppo_mini_batch_size=8": ("noise_of_half_precision", "warning"),
     f"{ACTOR}.ppo_micro_batch_size_per_gpu=6": ("uneven_micro_batches", "error"),
     "trainer.no_such_key=1": ("composition", "error"),
 }
