@@ -242,6 +242,11 @@ def fitted_power(records: pd.DataFrame, rate: float) -> Band:
     return fit.with_eps(records, Band(length_power=power), rate)
 
 
+def power_widths(power: float, lengths: Sequence[int]) -> Tensor:
+    """Widths ``[C]`` that are a power of the length, in units of that at UNIT tokens."""
+    return torch.tensor([(length / UNIT) ** power for length in lengths])
+
+
 def scaled(bands: Sequence[Band], lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Widths ``[S, C]`` in units of that at UNIT tokens, and eps ``[S, 1, 2]`` at them."""
     scale = torch.tensor([[band.scale_at(length) for length in lengths] for band in bands])
@@ -289,7 +294,7 @@ class Run:
         eps = [EPS_OF_TOKENS[arm.loss]] * 2 if arm.loss else regime.start
         if arm.ranges:
             eps = [side * UNIT**power for side in arm.ranges]
-        scale = torch.tensor([(length / UNIT) ** power for length in lengths]).repeat(count, 1)
+        scale = power_widths(power, lengths).repeat(count, 1)
         return Clip(arm, regime, scale, torch.tensor(eps).repeat(count, clips, 1), regime.rate)
 
     def _adam(self) -> torch.optim.Adam:
@@ -405,6 +410,14 @@ def warm(tasks: Tasks, seeds: tuple[int, ...]) -> Policies | Transformers:
     return (Transformers if tasks.transformer else Policies)(tasks, seeds)
 
 
+def recorded(regime: Regime, policies: Policies | Transformers, seeds: Sequence[int]) -> Run:
+    """The first rollouts under a width of √L, which a width is measured on."""
+    run = Run(regime, arms_of(regime)["fspo" if regime.rate is None else "sqrt"], policies, seeds)
+    for _ in range(RECORDED):
+        run.rollout(recorded=True)
+    return run
+
+
 def train_together(regime: Regime, names: Sequence[str], seeds: Sequence[int]) -> pd.DataFrame:
     """Train several arms of MATCHED that have a band or none, in one batch, for a GPU; rows as those of :func:`train`.
 
@@ -424,12 +437,9 @@ def train_together(regime: Regime, names: Sequence[str], seeds: Sequence[int]) -
         if power is None:
             run.clip.control.eps[rows] = math.inf
         elif power == "measured":
-            recorder = Run(regime, MATCHED["sqrt"], start.copy(), seeds)
-            for _ in range(RECORDED):
-                recorder.rollout(recorded=True)
-            set_bands(rows, recorder.measured())
+            set_bands(rows, recorded(regime, start.copy(), seeds).measured())
         else:
-            run.clip.scale[rows] = torch.tensor([(length / UNIT) ** power for length in regime.tasks.lengths])
+            run.clip.scale[rows] = power_widths(power, regime.tasks.lengths)
     acting = {place: rows for place, rows in enumerate(own) if arms[place].start is not None}
     for number in range(regime.rollouts):
         if number == RECORDED and acting:
@@ -450,11 +460,8 @@ def train(regime: Regime, name: str, seeds: Sequence[int]) -> pd.DataFrame:
     fresh = warm(regime.tasks, tuple(seeds)).copy
     run = Run(regime, arm, fresh(), seeds)
     if arm.width in ("measured", "power") and arm.start is None:
-        first = arms_of(regime)["fspo" if regime.rate is None else "sqrt"]
-        recorder = Run(regime, first, fresh(), seeds)
-        for _ in range(RECORDED):
-            recorder.rollout(recorded=True)
-        run.set_bands(recorder.measured(how=advised if arm.width == "measured" else fitted_power))
+        how = advised if arm.width == "measured" else fitted_power
+        run.set_bands(recorded(regime, fresh(), seeds).measured(how=how))
     for number in range(regime.rollouts):
         if arm.start is not None and number == RECORDED:
             run.set_bands(run.measured())
