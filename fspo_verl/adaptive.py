@@ -31,7 +31,7 @@ FEWEST = 2.0  # clipped responses that a step is taken to expect, at least
 TOO_FEW = 0.1  # expected clipped responses of a side and step below which eps needs more than 40 steps to follow
 EPS_MIN = 1e-6  # below it the rounding of float32 alone moves a response further
 EPS_MAX_FACTOR = 10  # the default upper bound, in units of the eps that a run starts with
-FILE = "fspo_eps.json"  # the eps in force, in the actor's folder of a checkpoint
+FILE = "fspo_eps.json"  # the eps in force and their unit, in the actor's folder of a checkpoint
 
 
 def next_eps(eps: float, clipped: float, counted: float, target: float, eps_max: float) -> float:
@@ -107,6 +107,7 @@ class Controller:
         self.target, self._dual = config.target_clip_rate, config.eps_dual
         self._form = Band(**{field.name: getattr(config, field.name) for field in fields(Band)})
         self.eps = {"eps_low": config.low, "eps_high": config.high}  # the half-widths in force
+        self._unit = {name: config.to_json()[name] for name in ("length_power", "shape")}
         self._largest = {name: config.eps_max or EPS_MAX_FACTOR * start for name, start in self.eps.items()}
         # A dual clip inside the band would undo it.
         self._largest["eps_high"] = min(self._largest["eps_high"], self._dual or math.inf)
@@ -187,10 +188,13 @@ class Controller:
             OSError: the folder cannot be written.
         """
         if torch.distributed.get_rank() == 0:
-            write_whole([(Path(folder) / FILE, json.dumps(self.eps).encode())])
+            write_whole([(Path(folder) / FILE, json.dumps(self.eps | self._unit).encode())])
 
     def load(self, folder: str | Path) -> None:
-        """Go on with the eps of a checkpoint, read by the first rank for all; without one with that of the config.
+        """Go on with the eps of a checkpoint, read by the first rank for all.
+
+        Without one, or where it is in units of another width, go on with that of the config, and say so. A file that
+        does not name its unit is taken to have this one.
 
         Raises:
             ValueError: the file does not hold an eps for each side; on every rank.
@@ -205,22 +209,29 @@ class Controller:
             raise ValueError(eps)
         if eps is None:
             logger.warning("%s is not there: target_clip_rate starts from the eps of the config", file)
+        elif (unit := {name: eps.get(name, own) for name, own in self._unit.items()}) != self._unit:
+            logger.warning(
+                "%s is in units of the width with length_power=%s and shape=%s, and this launch has another: "
+                "target_clip_rate starts from the eps of the config",
+                *(file, *(json.dumps(value) for value in unit.values())),
+            )
         else:
             self.eps = {name: min(eps[name], largest) for name, largest in self._largest.items()}
 
 
-def _read(file: Path) -> dict[str, float] | str | None:
-    """The eps in a file; None without one, and a text that says what is wrong with it."""
+def _read(file: Path) -> dict | str | None:
+    """The eps in a file, and their unit; None without one, and a text that says what is wrong with it."""
     try:
         content = file.read_text()
-        eps = {name: json.loads(content)[name] for name in ("eps_low", "eps_high")}
+        found = json.loads(content)
+        eps = [found[name] for name in ("eps_low", "eps_high")]
     except FileNotFoundError:
         return None
     except (OSError, KeyError, TypeError, ValueError) as error:
         wrong = f"{type(error).__name__}: {error}"
     else:
-        if all(is_positive(value) and math.isfinite(value) for value in eps.values()):
-            return eps
+        if all(is_positive(value) and math.isfinite(value) for value in eps):
+            return found
         wrong = f"it holds {content!r}"
     return (
         f"{file} has no eps_low and eps_high above 0, from which target_clip_rate could go on ({wrong}); restore it, "

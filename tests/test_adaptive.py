@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A band that follows a clip rate: the rule, one training step under every cut, records and checkpoints."""
 
+import json
 import logging
 import math
 from statistics import NormalDist
@@ -257,6 +258,30 @@ def test_a_checkpoint_keeps_eps_to_the_last_bit(tmp_path, caplog):
     fresh = controller(eps=0.2)
     fresh.load(tmp_path / "elsewhere")
     assert fresh.eps == {"eps_low": 0.2, "eps_high": 0.2} and "elsewhere" in caplog.text
+
+
+CURVE = [[10, 3.1], [100, 9.0]]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [({"length_power": 1.0}, {}), ({}, {"length_power": 0.0}), ({}, {"shape": CURVE}), ({"shape": CURVE}, {})],
+)
+def test_an_eps_in_units_of_another_width_is_not_taken(tmp_path, caplog, before, after):
+    controller(**BAND, **before).save(tmp_path)
+    resumed = controller(eps=0.2, **after)
+    resumed.load(tmp_path)
+    assert resumed.eps == {"eps_low": 0.2, "eps_high": 0.2} and str(tmp_path / FILE) in caplog.text
+    same = controller(eps=0.2, **before)
+    same.load(tmp_path)
+    assert same.eps == BAND
+
+
+def test_an_eps_whose_file_names_no_unit_is_taken(tmp_path):
+    (tmp_path / FILE).write_text(json.dumps(BAND))
+    resumed = controller(eps=0.2, shape=CURVE)
+    resumed.load(tmp_path)
+    assert resumed.eps == BAND
 
 
 CORRUPT = ["", '{"eps_low": 0.03, "eps_hi', '{"eps_low": 0.03}', "[]", "null"] + [
