@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fspo_verl import output
+from fspo_verl import adaptive, output
 from fspo_verl.config import Observation
 from fspo_verl.keys import ACTOR
 from fspo_verl.launch.view import KEPT_LOSSES, TRACKER, Finding, Launch, warning
@@ -68,6 +68,15 @@ def changed_on_resume(launch: Launch) -> Iterator[Finding]:
     losses = loss_settings(launch), kept[-1]["loss"]
     now, before = ({key: _as_override(value) for key, value in loss.items()} for loss in losses)
     changed = [key for key in now if key in before and now[key] != before[key]]
+    eps = folder / f"global_step_{step}" / "actor" / adaptive.FILE
+    if idle := _without_effect(launch, changed, eps):
+        values = ", ".join(f"{ACTOR}.{key}={now[key]}" for key in idle)
+        what = f"this run resumes after step {step} with {values}, which has no effect"
+        why = "target_clip_rate goes on with the eps of the checkpoint"
+        yield warning(what, why, f"to start from the eps of this launch, remove {eps}")
+        if launch.policy_loss.get("eps_dual") is None:
+            idle.append("policy_loss.eps_dual")  # which follows them
+        changed = [key for key in changed if key not in idle]
     if changed:
         values = ", ".join(f"{ACTOR}.{key}={now[key]} (until then {before[key]})" for key in changed)
         what, why = f"this run resumes after step {step} with {values}", "its later steps train another loss"
@@ -75,6 +84,15 @@ def changed_on_resume(launch: Launch) -> Iterator[Finding]:
         back = [f"{ACTOR}.policy_loss.eps=null"] if sides <= set(changed) else []  # or eps would have no effect
         back += [f"{ACTOR}.{key}={before[key]}" for key in changed]
         yield warning(what, why, f"if that is not meant: {' '.join(back)}")
+
+
+def _without_effect(launch: Launch, changed: list[str], eps: Path) -> list[str]:
+    """Of the changed keys those that target_clip_rate takes from the checkpoint, as long as the width is the same."""
+    if not (launch.is_fspo and launch.band.target_clip_rate and eps.exists()):
+        return []
+    if {"policy_loss.length_power", "policy_loss.shape"} & set(changed):
+        return []  # the checkpoint's eps is in units of another width
+    return [key for key in changed if key in ("policy_loss.eps_low", "policy_loss.eps_high")]
 
 
 def _as_override(value) -> str:

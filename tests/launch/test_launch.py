@@ -4,6 +4,7 @@
 
 import functools
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from omegaconf import OmegaConf
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 import fspo_verl.configs
+from fspo_verl import adaptive
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.launch import checks, hook, resume
 from fspo_verl.launch.view import KEPT_LOSSES, Launch
@@ -247,6 +249,36 @@ def test_the_band_in_effect_is_what_a_resume_compares(before, after, back, tmp_p
     if back:
         assert said[0].endswith("if that is not meant: " + " ".join(f"{POLICY_LOSS}.{o}" for o in back.split()))
         assert launched(f"{after} {back}", latest=20) == []
+
+
+@pytest.mark.parametrize(
+    ("after", "idle", "changed"),  # to eps=0.03 target_clip_rate=0.1
+    [
+        ("", "", ""),
+        ("eps=0.0625", "eps_low=0.0625 eps_high=0.0625", ""),
+        ("eps_low=0.05 target_clip_rate=0.2", "eps_low=0.05", "target_clip_rate=0.2"),
+        ("eps_low=0.05 eps_dual=0.3", "eps_low=0.05", "eps_dual=0.3"),
+        ("eps=0.0625 length_power=0", "", "eps_low=0.0625 eps_high=0.0625 eps_dual=0.1875 length_power=0"),
+        ("eps_low=0.05 target_clip_rate=null", "", "eps_low=0.05 target_clip_rate=null"),
+    ],
+)
+def test_a_resume_says_which_eps_the_checkpoint_has_instead(after, idle, changed, tmp_path):
+    def launched(settings: str, **checkpoint) -> list[str]:
+        settings = " ".join(f"{POLICY_LOSS}.{o}" for o in f"target_clip_rate=0.1 {settings}".split())
+        return start(tmp_path, "+algorithm.policy_loss=fspo", *settings.split(), **checkpoint)
+
+    launched("")
+    eps = tmp_path / "global_step_20/actor" / adaptive.FILE
+    eps.parent.mkdir(parents=True)
+    eps.touch()
+    said = launched(after, latest=20)
+    assert len(said) == bool(idle) + bool(changed)
+    if idle:
+        assert f"remove {eps}" in said[0] and {f"{POLICY_LOSS}.{o}" for o in idle.split()} == set(
+            re.findall(r"[^ ,]+=[^ ,]+", said[0])
+        )
+    if changed:
+        assert {f"{POLICY_LOSS}.{o}" for o in changed.split()} == set(re.findall(r"([^ ,]+=[^ ,]+) \(until", said[-1]))
 
 
 SHAPES_THE_LOSS = {"policy_loss.eps_dual": 0.5, "policy_loss.length_power": 0.4, "policy_loss.target_clip_rate": 0.2}
