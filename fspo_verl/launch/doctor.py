@@ -48,7 +48,7 @@ _EXAMPLE = "No launch given; checked verl's defaults with algorithm.policy_loss=
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the findings; returns the exit code that the module's text promises."""
+    """Print the findings; without a launch, those of verl's defaults with fspo. Returns the exit code."""
     module, overrides = split_command(args.launch)
     if os.getcwd() not in sys.path:  # where `python -m` looks first: in a checkout of verl, that one runs
         sys.path.insert(0, os.getcwd())

@@ -50,7 +50,7 @@ def findings() -> Iterator[Finding]:
 
 
 def verl_version() -> Iterator[Finding]:
-    """An error for a verl that is too old; at most two warnings for one that was never tested.
+    """At most two warnings for a verl that was never tested; one that is too old is an error.
 
     A development version counts as never tested, as it names no certain sources.
     """

@@ -8,7 +8,7 @@
   fspo-verl switch my_config.yaml                   the same for a config of yours
 
 Every training that the script launches is given `algorithm.policy_loss=...` and a folder for its records, a new one for
-each start. Settings in the way of the loss are taken out. Nothing is started, expanded or contacted, and no module of
+each start. Settings in the way of FSPO are taken out. Nothing is started, expanded or contacted, and no module of
 yours is imported.
 
 Exit code: 0 if the new script trains the loss, 1 if something is left that only you can fix, 2 for a wrong call.

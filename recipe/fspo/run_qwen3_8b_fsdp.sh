@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# FSPO | text | vLLM rollout | FSDP training | 8 GPUs of 80 GB; needs `pip install fspo-verl`
+# FSPO | text | vLLM rollout | FSDP training | 8 GPUs of 80 GB; needs the plugin fspo-verl
 
 set -xeuo pipefail
 
@@ -21,8 +21,7 @@ ROLLOUT_TP=${ROLLOUT_TP:-2}
 TOTAL_EPOCHS=${TOTAL_EPOCHS:-10}
 # ---- end user-adjustable ----
 
-# policy_loss=fspo selects loss, band and aggregation. Without the plugin verl would ignore it and train PPO;
-# records_dir, which verl does not know, then stops the launch.
+# policy_loss=fspo selects loss, band and aggregation. Without the plugin verl knows neither it nor records_dir, and stops.
 python3 -m verl.trainer.main_ppo \
     algorithm.policy_loss=fspo \
     actor_rollout_ref.actor.policy_loss.eps="$EPS" \

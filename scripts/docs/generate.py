@@ -117,7 +117,12 @@ def checks() -> str:
         "The launch itself runs these (`checks.py`, `selection.py` and `resume.py` of `fspo_verl/launch`), and so does "
         "`fspo-verl doctor`.",
         _table(
-            [*_rows("selection"), *_rows("checks"), *_rows("resume"), *_rows("installation", "verl_version")],
+            [
+                *_rows("selection"),
+                *_rows("checks"),
+                *_rows("resume"),
+                *_rows("installation", "too_old", "verl_version"),
+            ],
         ),
         "### Only by `fspo-verl doctor`",
         "These look at the installation, and at what a launch says beyond its loss.",

@@ -81,7 +81,9 @@ def no_clip_by_other_statistics() -> None:
 
 def law() -> None:
     """How many responses the law to 2,047 tokens rests on."""
-    records = pd.read_parquet(HERE / "law/long/records/t1.0-grpo-4-text.parquet")
+    records = pd.read_parquet(HERE / "law/long/records/log_ratios.parquet")
+    chosen = {"temperature": 1.0, "direction": "grpo", "mini_batch": 4, "kind": "text"}
+    records = records[(records[list(chosen)] == pd.Series(chosen)).all(axis=1)]
     long = records[(records.length >= 2047) & (records.distinct >= 0.8)]
     print(f"\nThe law of text to 2,047 tokens: {len(long)} responses to {long.prompt.nunique()} prompts.")
 

@@ -158,7 +158,7 @@ def test_the_meter_and_acting():
         README,
         f"by {from_l[0]:.1f} points from L",
         f"lost {-published[0]:.1f}, as `loss_agg_mode` changed",
-        f"Kept, which was tried afterwards, it gained {kept[0]:.1f}",
+        f"With the mode kept, tried afterwards, it gained {kept[0]:.1f}",
     )
 
 
@@ -277,7 +277,7 @@ def test_from_where_on_a_cause_is_concluded():
         "docs/measure.md",
         f"{conclusion.SHARE_NOT_FINITE:.1%} of the responses or more hold NaN or inf",
         f"{conclusion.SHARE_CUT_OFF:.0%} or more fill what they were allowed",
-        f"while it trains a rollout correction rejects, {conclusion.SHARE_MASKED:.0%}",
+        f"or {conclusion.SHARE_MASKED:.0%} are masked by",
     )
 
 
@@ -313,3 +313,9 @@ def test_bytes_of_a_record():
     sizes = [sum(file.stat().st_size for file in folder.glob("*.parquet")) for folder in folders]
     each = [size / len(runs.read_run(folder, "").records) for size, folder in zip(sizes, folders, strict=True)]
     says("docs/scripts.md", f"Records take {min(each):.0f} to {max(each):.0f} bytes of disk per response")
+
+
+def test_the_law_of_long_texts(capsys):
+    claims.law()
+    (found,) = re.findall(r"\d+ responses to \d+ prompts", capsys.readouterr().out)
+    says(RESULTS, f"The last rests on {found}.")
