@@ -86,7 +86,9 @@ def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 def report_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or a log")
-    place = "folder for the page, its figures and tables (default: RUN/report; several runs need it)"
+    place = (
+        "folder for the page, its figures and tables (default: RUN/report, LOG-report of a log; several runs need it)"
+    )
     add("-o", "--output", type=Path, metavar="DIR", help=place)
     add("--names", nargs="+", metavar="NAME", help="what to call the runs (default: as their folders)")
     rows = "records to use, over all runs; of more a random part is taken (default: %(default)s)"

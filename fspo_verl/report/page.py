@@ -63,7 +63,9 @@ def main(args: argparse.Namespace) -> int:
     if args.output is None:
         if len(args.runs) > 1:
             raise ValueError(f"a report on {len(args.runs)} runs needs a folder of its own: -o DIR")
-        args.output = (args.runs[0].parent if args.runs[0].is_file() else args.runs[0]) / "report"
+        (run,) = args.runs
+        args.output = run.with_name(f"{run.stem}-report") if run.is_file() else run / "report"
+    refuse_foreign(args.output)
     if args.watch is not None and not args.watch > 0:
         raise ValueError(f"--watch={args.watch:g} has to be more than 0 seconds")
     (report if args.watch is None else watch)(args)
@@ -163,6 +165,23 @@ def build(runs: Sequence[Run]) -> dict[str, bytes]:
     }
     text = json.dumps(facts, indent=1, allow_nan=False) + "\n"
     return {"report.json": text.encode(), "report.html": _page(runs, parts, facts)} | files
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Let a report into a folder only where it replaces nothing but an earlier report.
+
+    Raises:
+        ValueError: a file of the user's has the name of one of ours.
+    """
+    there = [name for name in FILES if (folder / name).exists()]
+    try:
+        ours = {"version", "length_edges", "verdicts"} <= set(json.loads((folder / "report.json").read_bytes()))
+    except (OSError, ValueError, TypeError):
+        ours = False
+    if there and not ours:
+        raise ValueError(
+            f"{folder / there[0]} is there and not of a report of fspo-verl: name another folder by -o DIR"
+        )
 
 
 def write(folder: Path, files: dict[str, bytes]) -> None:

@@ -165,6 +165,23 @@ def test_what_a_user_can_mend_is_said(made, tmp_path, capsys, arguments, message
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("no_pictures")
+def test_a_report_replaces_a_report_and_nothing_else(tmp_path, capsys):
+    log, other = tmp_path / "train.jsonl", tmp_path / "other.jsonl"
+    for file in (log, other):
+        file.write_text(json.dumps({"step": 1, "data": {"critic/score/mean": 0.5}}) + "\n")
+    for file in (log, log, other):  # each has a folder of its own
+        assert cli.main(["report", str(file)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {log.name, other.name, "train-report", "other-report"}
+    for name in ("report.html", "report.json", "figures/counterfactuals.svg"):
+        mine = tmp_path / "mine" / name.replace("/", "-")
+        mine.joinpath(name).parent.mkdir(parents=True)
+        mine.joinpath(name).write_text('["a user\'s"]')
+        assert cli.main(["report", str(log), "-o", str(mine)]) == 2 and str(mine / name) in capsys.readouterr().err
+        assert [path for path in mine.rglob("*") if path.is_file()] == [mine / name]
+        assert (mine / name).read_text() == '["a user\'s"]'
+
+
 # --- runs that lack something ----------------------------------------------------------------------------------------
 
 
