@@ -53,7 +53,7 @@ setup(
         "pyarrow>=15",
         "rich>=13",
         # `fspo-verl switch`, which reads scripts and configs.
-        *("ruamel.yaml>=0.18", "tree-sitter>=0.25", "tree-sitter-bash>=0.25"),
+        *("pyyaml>=6", "tree-sitter>=0.25", "tree-sitter-bash>=0.25"),
         "wrapt>=1.16",
     ],
     extras_require={

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fspo-verl switch` runs nothing, changes nothing but what it says, and claims nothing that is not so."""
 
+import copy
 import os
 import re
 import subprocess
@@ -9,12 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from fspo_verl import cli
-from fspo_verl.keys import RECORDS_DIR
-from fspo_verl.launch import stock, trainings
-from fspo_verl.launch.hydra_files import option
+from fspo_verl.keys import GROUP, RECORDS_DIR
+from fspo_verl.launch import own_yaml, stock, trainings
+from fspo_verl.launch.hydra_files import leaves, option
 from fspo_verl.launch.renamed import RENAMED
 from fspo_verl.launch.script import Script
 
@@ -395,6 +398,7 @@ YAMLS = {
     "no self": "defaults:\n- ppo_trainer\ntrainer:\n  nnodes: 2\n",
     "gspo": "defaults:\n  - ppo_trainer\n  - _self_\nactor_rollout_ref:\n  actor:\n    clip_ratio_low: 3e-4  # a\n"
     "    loss_agg_mode: token-mean\n    policy_loss:\n      loss_mode: gspo  # theirs\ntrainer:\n  nnodes: 2\n",
+    "overrides": "defaults:\n  - ppo_trainer\n  - override hydra/job_logging: none\ntrainer:\n  nnodes: 2\n",
     "selected": "defaults:\n  - ppo_trainer\n  - algorithm.policy_loss: gspo\n  - _self_\ntrainer:\n  nnodes: 2\n",
 }
 
@@ -423,3 +427,263 @@ def test_a_config_in_python_gets_the_settings_to_merge(switch):
     text = shown[shown.index("settings = ") : shown.index("config = ")]
     merged = eval(re.sub(r"\n  ", "\n", text).removeprefix("settings = "), {"OmegaConf": OmegaConf})
     assert code == 1 and not new and stock.leaves(merged).items() >= {LOSS_MODE: "fspo"}.items()
+
+
+# --- a config in YAML, in any layout ---------------------------------------------------------------------------------
+
+SETS = option("fspo")
+IN_THE_WAY = {  # and no value of the loss
+    "actor": {"clip_ratio": 0.2, "clip_ratio_low": 3e-4, "loss_agg_mode": "token-mean", "loss_scale_factor": 7},
+    "policy_loss": {
+        "_target_": "a.Class",
+        "loss_mode": "gspo",
+        "clip_cov_ratio": None,
+        "ppo_kl_coef": 0.1,
+        "others": [1, "two"],
+    },
+}
+BESIDE = {
+    "actor": {"ppo_epochs": 2, "note": "two # words", "lists": [1, "two"], "fsdp_config": {"offload": True, "a": ".."}},
+    "policy_loss": {"eps": 0.01, "records_dir": "${oc.env:HOME}/here", "rollout_correction": {"bypass_mode": True}},
+}
+
+
+class Layout:
+    """Writes a tree as YAML in a layout that hypothesis draws, and remembers what each line is for."""
+
+    def __init__(self, draw):
+        self.draw, self.comments = draw, 0
+        self.lines: list[tuple[str, str]] = []  # and its key; "=" if it holds several keys or the defaults, "-" if none
+        self.anchor, self.has_comment_in_braces = "", False
+
+    def chance(self, of=2):
+        return self.draw(st.integers(1, of)) == of
+
+    def comment(self):
+        if not self.chance(3):
+            return ""
+        self.comments += 1
+        return f"{self.draw(st.sampled_from([' ', '   ']))}# c{self.comments}: {{x, '"
+
+    def block(self, tree, indent, path=""):
+        pad = " " * indent
+        for key, value in tree.items():
+            name, between = f"{path}{key}", self.draw(st.sampled_from(["", "", "", "\n", "comment", "above"]))
+            if between == "\n":
+                self.lines.append(("", "-"))
+            elif between and (comment := self.comment()):
+                self.lines.append((f"{pad if between == 'comment' else ''}{comment.strip()}", "-"))
+            quote = self.draw(st.sampled_from(["", "", '"', "'"]))
+            start = f"{pad}{quote}{key}{quote}:" + (" &here" if name == self.anchor else "")
+            if key == "defaults" or not isinstance(value, dict | list) or not value or self.chance(4):
+                for line, owner in self.value(start, value, pad, key):
+                    self.lines.append((line, owner or name))
+                continue
+            self.lines.append((f"{start}{self.comment()}", "-" if isinstance(value, dict) else name))
+            deeper = indent + self.draw(st.integers(1, 4))
+            if isinstance(value, dict):
+                self.block(value, deeper, f"{name}.")
+            else:
+                self.lines += [(f"{' ' * deeper}- {self.flow(one)}", name) for one in value]
+
+    def value(self, start, value, pad, key):
+        """Lines of a key with a scalar, a value in braces or the defaults; each with "=" if it may change and stay."""
+        if isinstance(value, dict | list):
+            if key == "defaults" and value and self.chance():
+                gap = " " * self.draw(st.integers(0, 3))
+                items = [(f"{pad}{gap}- {self.flow(one).strip('{}')}{self.comment()}", "=") for one in value]
+                return [(f"{start}{self.comment()}", "="), *items]
+            lines = f"{start} {self.flow(value, pad)}{self.comment()}".split("\n")
+            return [(line, "=" if isinstance(value, dict) or key == "defaults" else "") for line in lines]
+        text, style = self.flow(value), self.draw(st.sampled_from(["", "", "next", ">-", "|-"]))
+        if style == "next" and text:
+            return [(f"{start}{self.comment()}", ""), (f"{pad}   {text}{self.comment()}", "")]
+        if style and isinstance(value, str):
+            blank = [("", "-")] * self.draw(st.integers(0, 2))
+            return [(f"{start} {style}{self.comment()}", ""), (f"{pad}  {value}", ""), *blank]
+        return [(f"{start} {text}".rstrip() + self.comment(), "")]
+
+    def flow(self, value, pad=None):
+        """A value in braces, or a scalar; over several lines if there is a pad."""
+        if isinstance(value, dict | list):
+            if isinstance(value, dict):
+                parts = [f"{key}: {self.flow(one)}" for key, one in value.items()]
+            else:
+                parts = [self.flow(one) for one in value]
+            text = ""
+            for place, part in enumerate(parts):
+                inside = self.comment() if pad is not None and self.chance(8) else ""
+                self.has_comment_in_braces |= bool(inside) and isinstance(value, dict)
+                wraps = inside or (pad is not None and self.chance(6))
+                text += part + ("," if place < len(parts) - 1 else "") + (f"{inside}\n{pad}  " if wraps else " ")
+            text = text if self.chance() else text.rstrip(" ")
+            return f"{{{text}}}" if isinstance(value, dict) else f"[{text}]"
+        if value is None:
+            return self.draw(st.sampled_from(["null", "~"]))
+        if isinstance(value, str):
+            plain = [] if re.search(r"[#,${]", value) else [value]
+            return self.draw(st.sampled_from([*plain, f"'{value}'", f'"{value}"']))
+        return str(value).lower()
+
+
+@st.composite
+def configs(draw):
+    """A config of a user's as content and text, its lines, and the keys of the actor that are in the way."""
+    layout = Layout(draw)
+    some = lambda tree: dict(draw(st.permutations([pair for pair in tree.items() if layout.chance()])))  # noqa: E731
+    policy_loss = some(IN_THE_WAY["policy_loss"] | BESIDE["policy_loss"])
+    actor = some(IN_THE_WAY["actor"] | BESIDE["actor"] | ({"policy_loss": policy_loss} if policy_loss else {}))
+    entries = draw(st.permutations([one for one in ("ppo_trainer", "_self_", "mine", GROUP) if layout.chance()]))
+    entries = [{GROUP: "gspo"} if one == GROUP else one for one in entries]
+    if layout.chance(3):
+        last = ["_self_"] * (entries[-1:] == ["_self_"] and layout.chance())  # Hydra lets this one follow an override
+        entries = [*entries[: len(entries) - len(last)], {"override hydra/job_logging": "none"}, *last]
+    sections = {"trainer": {"nnodes": 2, "name": "a, b"}, "data": {"files": ["x", "y"]}}
+    sections |= {"actor_rollout_ref": {"actor": actor}} if actor else {}
+    sections |= {"defaults": entries} if layout.chance(4) or len(entries) > 1 else {}
+    content = dict(draw(st.permutations(list(sections.items()))))
+    names = [f"{ACTOR}.{key}" for key in actor] + [f"{ACTOR}.policy_loss.{key}" for key in actor.get("policy_loss", {})]
+    layout.anchor = draw(st.sampled_from(["", *names])) if layout.chance(6) else ""
+    layout.block(content, 0)
+    is_anchored = any(" &here" in line for line, _ in layout.lines)
+    if is_anchored:
+        inner = content
+        for key in layout.anchor.split("."):
+            inner = inner[key]
+        content["copied"] = inner
+        layout.lines.append(("copied: *here", "-"))
+    used = draw(st.sampled_from(["", *names])) if layout.chance(6) else ""
+    if used:
+        content["taken_from"] = f"${{{used}}}"
+        layout.lines.append((f"taken_from: ${{{used}}}", "-"))
+    newline = draw(st.sampled_from(["\n", "\n", "\r\n"]))
+    text = newline.join(line for line, _ in layout.lines) + newline * layout.chance()
+    return text, content, layout, is_anchored, used
+
+
+def _after(content):
+    """The content without what is in the way, but of a mapping with nothing else one key; and the keys that it took."""
+    content, names = copy.deepcopy(content), []
+    actor = content.get("actor_rollout_ref", {}).get("actor", {})
+    for section, mapping in (("policy_loss", actor.get("policy_loss", {})), ("actor", actor)):
+        path = f"{ACTOR}.policy_loss." if section == "policy_loss" else f"{ACTOR}."
+        gone = [key for key in mapping if key in IN_THE_WAY[section]]
+        stays = [key for key in gone if f"{path}{key}" in SETS][:1] if len(gone) == len(mapping) else []
+        for key in gone:
+            del mapping[key]
+        mapping |= {key: SETS[f"{path}{key}"] for key in stays}
+        names += [f"{path}{key}" for key in gone]
+    return content, names
+
+
+def _is_group(entry):
+    return isinstance(entry, dict) and GROUP in entry
+
+
+@given(configs(), st.sampled_from(["fspo", "observed"]))
+def test_a_yaml_of_any_layout_changes_in_what_is_listed_or_is_refused(config, loss):
+    text, content, layout, is_anchored, used = config
+    assert OmegaConf.to_container(OmegaConf.create(text)) == content, text
+    expected, names = (content, []) if loss == "observed" else _after(content)
+    is_bound = is_anchored and any(f"{name}.".startswith(f"{layout.anchor}.") for name in names)
+    is_bound |= used in set(names) - set(SETS)
+    if loss == "observed" and f"{ACTOR}.policy_loss._target_" in leaves(content):
+        entries = content.get("defaults", [])  # its entry would have to follow _self_, and come before an override
+        is_bound = not any(map(_is_group, entries)) and {"override hydra/job_logging": "none"} in entries[:-1]
+        names = [f"{ACTOR}.policy_loss._target_"] * is_bound
+    in_braces = layout.has_comment_in_braces and bool(names)
+    try:
+        new, changes = own_yaml.switched(text, loss)
+    except ValueError as error:
+        assert is_bound or in_braces, text
+        assert any(name in str(error) for name in names)
+        return
+    assert not is_bound
+    found = OmegaConf.to_container(OmegaConf.create(new))
+
+    # The content: all changes are listed, the file has the last word, and Hydra's overrides stay at the end.
+    entries, old = found.pop("defaults"), content.get("defaults", [])
+    place = next(place for place, entry in enumerate(entries) if _is_group(entry))
+    before, after = entries[:place], entries[place + 1 :]
+    if any(map(_is_group, old)):
+        selected = "gspo" if loss == "observed" else loss
+        assert entries == [{GROUP: selected} if _is_group(entry) else entry for entry in old]
+    else:
+        added = ["_self_"] * ("_self_" not in old and (loss == "observed" or not old))
+        assert [one for one in before + after if one != "_self_" or not added] == old
+        is_override = [isinstance(entry, dict) for entry in after if loss == "fspo" or entry != "_self_"]
+        assert entries[place] == {GROUP: loss} and not any(isinstance(entry, dict) for entry in before)
+        if loss == "observed":
+            assert all(is_override) and ("_self_" in before or (after[1:] == ["_self_"] and is_override))
+        else:
+            assert "_self_" not in before and (not after or after[0] == "_self_" or is_override[0])
+    assert found == {key: value for key, value in expected.items() if key != "defaults"}
+    assert sorted(change.split(": ")[0] for change in changes if change.startswith(ACTOR)) == sorted(names)
+    assert len(changes) == len(names) + (entries != old)
+
+    # The text: every line stays but those of the keys, and braces and lists that hold them; so do comments there.
+    untouched = [line for line, owner in layout.lines if owner not in (*names, "=")]
+    rest = iter(new.replace("\r", "").split("\n"))
+    assert all(line in rest for line in untouched), (text, new)
+    comments = re.findall("# c[0-9]+", "".join(line for line, owner in layout.lines if owner not in names))
+    assert set(comments) <= set(re.findall("# c[0-9]+", new))
+    assert own_yaml.switched(new, loss) == (new, [])
+    assert "\r" not in text or new.count("\n") == new.count("\r\n")
+
+
+SELF = "defaults:\n  - ppo_trainer\n  - _self_\n"
+SELECTED = f"defaults:\n  - ppo_trainer\n  - {GROUP}: fspo\n  - _self_\n"
+BODY = "actor_rollout_ref:\n  actor:\n"
+GSPO = "    policy_loss:\n      loss_mode: gspo\n"
+QUOTED = GSPO.replace("gspo", "'gspo'")
+FSPO = GSPO.replace("gspo", "fspo")
+DOTTED = f"{ACTOR}.clip_ratio: 0.2\n"  # a key with dots in it, which verl does not read
+MINE = "  - mine\n  - b\ntrainer:\n  nnodes: 1\n"
+EPOCHS = "    ppo_epochs: 1\n"
+HOSTILE = {  # a config, and what it becomes, or which key the refusal names
+    "defaults below the body": (
+        f"{BODY}    clip_ratio: 0.2\n{EPOCHS}    loss_scale_factor: 7\n{GSPO}{SELF}{MINE}",
+        f"{BODY}{EPOCHS}{FSPO}{SELECTED}{MINE}",
+    ),
+    "_self_ last": (
+        f"{BODY}    clip_ratio: 0.2\n{EPOCHS}{SELF}trainer:\n  nnodes: 1\n",
+        f"{BODY}{EPOCHS}{SELECTED}trainer:\n  nnodes: 1\n",
+    ),
+    "a value on the next line": (
+        f"{SELF}{BODY}{EPOCHS}    loss_agg_mode:\n      token-mean\n{QUOTED}",
+        f"{SELECTED}{BODY}{EPOCHS}{FSPO}",
+    ),
+    "a folded value": (
+        f"{DOTTED}{BODY}    loss_agg_mode: >-\n      token-mean\n{QUOTED}      tau_pos: 1\n"
+        "    clip_ratio: 0.1\n    clip_ratio_low:\n      0.2\n",
+        f"defaults: [{GROUP}: fspo, _self_]\n{DOTTED}{BODY}{FSPO}",
+    ),
+    "an interpolation": (f"{SELF}{BODY}{GSPO.replace('gspo', '${oc.env:LOSS,gspo}')}", LOSS_MODE),
+    "an anchor": (
+        f"{SELF}{BODY}    clip_ratio: &clip 0.2\n    clip_ratio_low: *clip\n{EPOCHS}critic:\n  cliprange: *clip\n",
+        f"{ACTOR}.clip_ratio",
+    ),
+    "a merge key": (
+        f"{SELF}x: &base\n  clip_ratio: 0.2  # a\n  loss_agg_mode: token-mean\n{BODY}    <<: *base\n{GSPO}{EPOCHS}",
+        f"{ACTOR}.clip_ratio",
+    ),
+    "a section without keys": (f"{SELF}{BODY}    policy_loss: null\n", f"{ACTOR}.policy_loss"),
+    "a layout of its own": ("{actor_rollout_ref: {actor: {clip_ratio: 0.2}}}\n", f"{ACTOR}.clip_ratio"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_yaml_is_edited_where_it_stands_or_refused_with_the_key_that_something_else_uses(kind, switch):
+    text, expected = HOSTILE[kind]
+    code, shown, new = switch(text, name="own.yaml", new="new.yaml")
+    if "\n" in expected:
+        assert code == 0 and new == expected
+    else:
+        assert code == 2 and not new and expected in shown and "by hand" in shown and shown.count("\n") == 1
+
+
+def test_a_yaml_that_would_replace_the_class_that_observes_is_refused(switch):
+    override = "  - override hydra/job_logging: none\n  - _self_"
+    text = f"{SELF.replace('  - _self_', override)}{BODY}    policy_loss:\n      _target_: a.Class\n"
+    code, shown, new = switch(text, "--loss", "observed", name="own.yaml", new="new.yaml")
+    assert code == 2 and not new and f"{ACTOR}.policy_loss._target_" in shown
