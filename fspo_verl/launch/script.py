@@ -8,6 +8,7 @@ Strings that are scripts themselves (``bash -c "..."``, a heredoc) are read in t
 """
 
 import re
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ ARGUMENTS = re.compile(r'"?\$(\{[@*](:\d)?\}|[@*])"?')
 _PARSER = Parser(Language(tree_sitter_bash.language()))
 # A word that is one variable or array; also ${X[@]+"${X[@]}"}, and the like.
 _REFERENCE = re.compile(r'"?\$(?:(\w+)|\{(\w+)(\[[@*]\](?:[:+-].*)?)?\})"?')
+_POSITION = re.compile(r"\$\{?(\d+|#(?!\w))")  # $1, ${1:-x}, $#
 _NO_WORDS = {"variable_assignment", "file_redirect", "heredoc_redirect", "herestring_redirect", "comment"}
 _PRINTS = re.compile(r"(\S*echo|printf|log|die|info)$")
 _COMMAND = re.compile(r"(?=.*(\s-m\s|\.py\b)).*[|;&>]", re.DOTALL)  # a text that only eval or -c can run
@@ -181,14 +183,45 @@ class Script:
 
     def _given(self, node: Node) -> list[Word]:
         """``"$@"``: in a function what its calls give it, else what a user gives the script."""
-        outer = node.parent
-        while outer is not None and outer.type != "function_definition":
-            outer = outer.parent
-        name = outer.child_by_field_name("name") if outer else None
-        if name is None:
+        function = _function(node)
+        if function is None:
             return [Word('\0"$@"\0', None)]
-        given = [part for call in self._calls.get(written(name), []) for part in Command(call, [], "").parts[1:]]
-        return [word for part in given if not ARGUMENTS.fullmatch(written(part)) for word in self.words(part)]
+        if node.start_byte in self._open:
+            return []
+        name = written(function.named_children[0])
+        given: list[Node] = []
+        for call in self._calls.get(name, []):
+            parts, first = Command(call, [], "").parts[1:], self._first(function, node)
+            own = next((at for at, part in enumerate(parts) if ARGUMENTS.fullmatch(written(part))), len(parts))
+            is_split = own < (first or 0) and _function(call) is not None
+            if first is None or is_split or any(re.search(r"\[[@*]\]", written(part)) for part in parts[:first]):
+                return [Word(f'\0"$@" of {name}\0', None)]
+            given += parts[min(first, own) :]
+        self._open.append(node.start_byte)
+        words = [word for part in given for word in self.words(part)]
+        self._open.pop()
+        return words
+
+    def _first(self, function: Node, node: Node) -> int | None:
+        """How many words of a call a function has taken away from its ``"$@"``.
+
+        None if only a run knows. None, too, if it uses one of the others by its number: they keep their places.
+        """
+        body = function.child_by_field_name("body")
+        slice_of = re.search(r":(\d)", written(node))
+        first, shifted, used = 0, 0, 0
+        for inner in _below(body) if body else ():
+            text = written(inner)
+            if inner.type == "command" and re.match(r"(shift|set\s+--|getopts)(?!\S)", text):
+                shift = re.fullmatch(r"shift(?:\s+(\d+))?", text)
+                if not shift or inner.parent != body:
+                    return None
+                shifted += int(shift[1] or 1)
+                first = shifted if inner.start_byte < node.start_byte else first
+            elif inner.type in ("simple_expansion", "expansion") and (number := _POSITION.match(text)):
+                used = max(used, shifted + int(number[1])) if number[1] != "#" else sys.maxsize
+        first += max(int(slice_of[1]) - 1, 0) if slice_of else 0
+        return first if used <= first else None
 
     def text(self, node: Node) -> str:
         """The text that the shell makes of a node, what is hidden under its name."""
@@ -220,6 +253,8 @@ class Script:
         name = variable[1] or variable[2]
         assigned = [value for value in self._assigned.get(name, []) if not value or value.start_byte not in self._open]
         texts = {self._value(value) for value in assigned}
+        if name.isdigit() and _function(node):
+            return f"\0${name}\0"
         if variable[3] and (not texts or texts == {""}):
             return "".join(map(self.text, node.named_children[1:]))
         return next(iter(texts)) or "" if len(texts) == 1 and None not in texts else f"\0${name}\0"
@@ -238,6 +273,14 @@ def _is_script(text: Node) -> bool:
     words = written(text.parent).split()[:-1] if text.parent else []
     runs = {"-c", "-lc", "-ic", "-lic", "eval"} & set(words)
     return bool(re.search(r"\s", written(text)) if not _REFERENCE.fullmatch(written(text)) else runs)
+
+
+def _function(node: Node) -> Node | None:
+    """The function that a node stands in."""
+    outer = node.parent
+    while outer is not None and outer.type != "function_definition":
+        outer = outer.parent
+    return outer
 
 
 def _below(node: Node) -> Iterator[Node]:

@@ -128,6 +128,10 @@ SHAPES = {
     "a heredoc": f"NAME=x\nbash <<EOF\npython3 -m verl.trainer.main_ppo trainer.experiment_name=$NAME {OLD}\nEOF\n",
     "a quoted heredoc": f"bash <<'EOF'\npython3 -m verl.trainer.main_ppo \\\n  {LINES}\nEOF\n",
     "a function": f'train() {{\n  python3 -m verl.trainer.main_ppo "$@"\n}}\ntrain {OLD}\n',
+    "a function with names": "launch() {\n  local name=$1 clip=$2\n  shift 2\n  python3 -m verl.trainer.main_ppo "
+    f'trainer.experiment_name=$name "$@"\n}}\nlaunch exp {ACTOR}.clip_ratio=0.2 {OLD}\n',
+    "a function in a function": 'inner() {\n  python3 -m verl.trainer.main_ppo "$@"\n}\nouter() {\n'
+    f'  echo "$1"\n  inner trainer.experiment_name=$1 "${{@:2}}"\n}}\nouter exp {OLD}\n',
     "a function of its command": f'run() {{ "$@"; }}\nrun python3 -m verl.trainer.main_ppo {OLD}\n',
     "branches": f'A=({SIZES})\nif [ -n "${{X:-}}" ]; then\n  A+=({LOSS_MODE}=gspo)\nelse\n  A+=({LOSS_MODE}=sapo)\nfi\n'
     'python3 -m verl.trainer.main_ppo "${A[@]}"\n',
@@ -284,6 +288,9 @@ def test_a_script_that_trains_it_already_is_left_as_it_is(switch):
         (f"{MAIN} $EXTRA\n", "is up to $EXTRA"),
         (f"{MAIN} trainer.val_only=$EVAL\n", "is up to trainer.val_only=$EVAL"),
         (f"{MAIN} --config-name $CONFIG\n", "is up to $CONFIG"),
+        (f'f() {{ {MAIN} "$@" data.seed=$2; }}\nf {LOSS_MODE}=gspo 1\n', 'is up to "$@" of f'),
+        (f'f() {{ while [ $1 = x ]; do shift; done; {MAIN} "$@"; }}\nf x {LOSS_MODE}=gspo\n', 'is up to "$@" of f'),
+        (f"f() {{ {MAIN} ${{1:-}}; }}\nf {LOSS_MODE}=gspo\n", "is up to $1"),
         (f'{MAIN} distillation.enabled="$D"\n', "is up to distillation.enabled=$D"),
         (
             f"{MAIN} distillation.enabled=True distillation.distillation_loss.use_task_rewards=False\n",
