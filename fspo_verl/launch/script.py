@@ -25,6 +25,7 @@ _PARSER = Parser(Language(tree_sitter_bash.language()))
 _REFERENCE = re.compile(r'"?\$(?:(\w+)|\{(\w+)(\[[@*]\](?:[:+-].*)?)?\})"?')
 _POSITION = re.compile(r"\$\{?(\d+|#(?!\w))")  # $1, ${1:-x}, $#
 _NO_WORDS = {"variable_assignment", "file_redirect", "heredoc_redirect", "herestring_redirect", "comment"}
+_LOG = re.compile(r"-a|\d+|/dev/.*|.*\.log", re.DOTALL)  # where a text is shown, as of a redirection or tee
 _PRINTS = re.compile(r"(\S*echo|printf|log|die|info)$")
 _COMMAND = re.compile(r"(?=.*(\s-m\s|\.py\b)).*[|;&>]", re.DOTALL)  # a text that only eval or -c can run
 
@@ -76,6 +77,7 @@ class Script:
         self.commands: list[Command] = []
         self._assigned: dict[str, list[Node | None]] = {}  # by name, the values; None: one that only a run knows
         self._calls: dict[str, list[Node]] = {}  # by name of the command
+        self._shown: list[tuple[int, int]] = []  # the bytes of commands that show a text and do nothing else
         self._open: list[int] = []  # the values that are being looked up, against circles
         root = _PARSER.parse(source).root_node
         self._index(root)
@@ -95,6 +97,8 @@ class Script:
         """Collect the commands below a node."""
         if node.type == "command" and not node.has_error:
             if _PRINTS.match(written(node.named_children[0])):
+                if self._is_shown(node):
+                    self._shown.append((node.start_byte, node.end_byte))
                 return
             command = Command(node, [], quoting)
             command.words.extend(word for part in command.parts for word in self.words(part))
@@ -104,6 +108,25 @@ class Script:
             self._read_string(node, quoting)
         for child in node.named_children:
             self._read(child, quoting)
+
+    def _is_shown(self, node: Node | None, within: tuple[Node, ...] = ()) -> bool:
+        """Whether what a node prints goes to the terminal or a log, and to nothing that may run it."""
+        while node is not None and (outer := node.parent) is not None:
+            if outer.type in ("command_substitution", "process_substitution"):
+                return False
+            files = [file for redirect in outer.children_by_field_name("redirect") for file in redirect.named_children]
+            if outer.type == "pipeline":
+                reads = [part for part in outer.named_children if part.start_byte > node.start_byte]
+                if any(not re.match(r"tee\s", written(part)) for part in reads):
+                    return False
+                files += [file for part in reads for file in part.children_by_field_name("argument")]
+            if not all(_LOG.fullmatch(self.text(file)) for file in files if file.type != "file_descriptor"):
+                return False
+            if outer.type == "function_definition":
+                calls = self._calls.get(written(outer.named_children[0]), [])
+                return outer in within or all(self._is_shown(call, (*within, outer)) for call in calls)
+            node = outer
+        return True
 
     def _read_string(self, node: Node, quoting: str) -> None:
         """Read a string as a script, in its place, if it can be one."""
@@ -139,15 +162,13 @@ class Script:
     def unread(self, pattern: re.Pattern) -> list[int]:
         """Lines with a text of this pattern that is no word of a command, and no comment or message."""
         spans = [word.span for command in self.commands for word in command.words if word.span]
-        read = [(first, last) for first, last in spans if not re.search(rb"\s", self.source[first:last])]
-        lines = self.source.decode(errors="replace").split("\n")
+        read = [(first, last) for first, last in spans if not re.search(rb"\s", self.source[first:last])] + self._shown
         found, place = [], 0
-        for number, line in enumerate(lines, 1):
-            match = None if re.match(r"\s*(#|\S*echo\b|printf\b)", line) else pattern.search(line)
-            if match:
-                start = place + len(line[: match.start()].encode())
-                if not any(first <= start < last for first, last in read):
-                    found.append(number)
+        for number, line in enumerate(self.source.decode(errors="replace").split("\n"), 1):
+            starts = [place + len(line[: match.start()].encode()) for match in pattern.finditer(line)]
+            if not line.lstrip().startswith("#"):
+                is_read = [any(first <= start < last for first, last in read) for start in starts]
+                found += [] if all(is_read) else [number]
             place += len(line.encode()) + 1
         return found
 

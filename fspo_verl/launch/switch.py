@@ -130,7 +130,7 @@ def of_script(source: bytes, path: Path, loss: str, records: str | None) -> Resu
     ]
     verdicts = [judge(training, switch, verl) for training, switch in switches]
     by_hand = f"add by hand: {GROUP}={loss} {RECORDS_DIR}=FOLDER"
-    left += [f"line {number}: a training is started in a text that is not read; {by_hand}" for number in unread]
+    left += [f"line {number}: a text that may start a training is not read; {by_hand}" for number in unread]
     return Result(
         _conclusion(path.name, loss, switches, verdicts, unread, verl),
         _details(switches, verdicts),
@@ -266,7 +266,7 @@ def _conclusion(
     if failing:
         return f"{name} would not train {trained}{some}: {failing[0].problems[0]}."
     if unread:
-        return f"{name} starts a training in a text that is not read, in line {', '.join(map(str, unread))}."
+        return f"{name} may start a training in a text that is not read, in line {', '.join(map(str, unread))}."
     if depends := list(dict.fromkeys(text for verdict in verdicts for text in verdict.depends)):
         return f"Whether {name} trains {trained} is up to {', '.join(depends)}."
     changes = sum(len(switch.removed) + len(switch.added) for _, switch in switches)

@@ -141,6 +141,8 @@ SHAPES = {
     "uv run": f"uv run --frozen python3 -m verl.trainer.main_ppo {OLD}\n",
     "a file": f"python3 verl/trainer/main_ppo.py {OLD}\n",
     "options after an array": f'A=({OLD})\npython3 -m verl.trainer.main_ppo "${{A[@]}}" --config-name ppo_trainer\n',
+    "messages": f"say() {{ echo \"{MAIN}\"; }}\n{{ say; echo '{MAIN}'; }} 2>&1 | tee -a all.log >&2\n"
+    f"python3 -m verl.trainer.main_ppo {OLD}\n",
     "an empty array": f'set -u\nX=()\npython3 -m verl.trainer.main_ppo {OLD} ${{X[@]+"${{X[@]}}"}}\n',
     "options of Hydra": f"python3 -m verl.trainer.main_ppo --config-name=ppo_trainer {OLD} --config-path ./config\n",
     "a value of its own for the loss": f"L={LOSS_MODE}=gspo\npython3 -m verl.trainer.main_ppo {SIZES} $L\n",
@@ -322,9 +324,21 @@ def test_it_says_train_only_where_it_is_so(text, said, switch):
     assert code == 1 and said in first and not re.match(r"run.sh trains", first), first
 
 
-def test_a_text_that_cannot_be_read_is_named_with_the_lines_to_add(switch):
-    code, shown, _ = switch(f'ssh host "bash -c \\"python3 -m verl.trainer.main_ppo {SIZES}\\""\n{MAIN}\n')
-    assert code == 1 and "line 1: " in shown and f"algorithm.policy_loss=fspo {RECORDS_DIR}=" in shown
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'ssh host "bash -c \\"{MAIN}\\""',
+        f'echo "{MAIN}" > job.sh',
+        f"printf '%s\\n' '{MAIN}' | tee job.sh",
+        f"{{ echo cd /x; echo {MAIN}; }} > job.sh",
+        f"say() {{ echo {MAIN}; }}; say | bash",
+        f'CMD=$(echo "{MAIN}")',
+    ],
+)
+def test_a_text_that_cannot_be_read_is_named_with_the_lines_to_add(text, switch):
+    code, shown, _ = switch(f"{text}\n{MAIN}\n")
+    assert code == 1 and shown.startswith("run.sh may start a training in a text that is not read, in line 1.")
+    assert "line 1: " in shown and f"algorithm.policy_loss=fspo {RECORDS_DIR}=" in shown
 
 
 def test_all_unknown_keys_are_named_at_once_each_with_its_new_name(switch):
