@@ -295,7 +295,10 @@ def _stays(switches: list[tuple[Training, Switch]], loss: str) -> Iterator[str]:
     for training, switch in switches:
         at = f"line {training.command.line}: "
         if training.takes_arguments:
-            yield f'{at}"$@", your own arguments, which come last and keep the last word'
+            place = "after what is added, and win over it"
+            if not training.arguments_come_last:
+                place = "before what is added, and lose to it: set records_dir in the script"
+            yield f'{at}"$@", your own arguments' + (f", which come {place}" if switch.added else "")
         if values := sorted({name for word in training.overrides for name in HIDDEN.findall(word.text)}):
             yield f"{at}values that only a run knows: {', '.join(values)}"
         own = [text for text in switch.kept if re.match(rf"[+]*{ACTOR}\.(clip_ratio\w*|loss_\w+)=", text)]

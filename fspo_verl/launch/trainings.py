@@ -59,6 +59,11 @@ class Training(NamedTuple):
         return any(word.text == '\0"$@"\0' for word in self.words)
 
     @property
+    def arguments_come_last(self) -> bool:
+        """Whether they stand at the end of the command by themselves, so that overrides can be added before them."""
+        return bool(ARGUMENTS.fullmatch(written(self.command.parts[-1])))
+
+    @property
     def opaque(self) -> list[str]:
         """Words whose content is not known, so that they may be any setting; the user's own arguments are left out."""
         return [word.text.strip("\0") for word in self.words if HIDDEN.match(word.text) and word.text != '\0"$@"\0']

@@ -193,6 +193,27 @@ def test_every_launch_is_given_the_loss_and_a_folder_of_its_own(shape, switch, t
         assert words[len(words) - len(own) :] == own and (not over or words.index(over[0]) < words.index(over[1]))
 
 
+@pytest.mark.parametrize(
+    ("text", "wins"),
+    [
+        (f'{MAIN} "$@"\n', True),
+        (f'main() {{ {MAIN} "${{@}}" 2>&1; }}\nmain "$@"\n', True),
+        (f'A=({SIZES})\nA+=("$@")\npython3 -m verl.trainer.main_ppo "${{A[@]}}"\n', False),
+        (f'C=({MAIN} "$@")\n"${{C[@]}}"\n', False),
+        (f'X="$@"\n{MAIN} $X\n', False),
+        (f'{MAIN} "$@" trainer.nnodes=1\n', False),
+    ],
+)
+def test_it_says_whether_arguments_of_the_user_win_over_what_is_added(text, wins, switch, tmp_path):
+    _, shown, _ = switch(text)
+    ((*_, last),) = (
+        [w for w in words if w.startswith(RECORDS_DIR)]
+        for words in started(tmp_path / "new.sh", tmp_path, f"{RECORDS_DIR}=/own")
+    )
+    assert (last == f"{RECORDS_DIR}=/own") == wins
+    assert ("after what is added, and win" in shown, "before what is added, and lose" in shown) == (wins, not wins)
+
+
 def test_two_trainings_have_two_folders_and_any_working_directory_will_do(switch, tmp_path, monkeypatch):
     odd = tmp_path / "a run, lr=1 (2)"
     odd.mkdir()
