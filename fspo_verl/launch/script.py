@@ -24,6 +24,8 @@ _PARSER = Parser(Language(tree_sitter_bash.language()))
 # A word that is one variable or array; also ${X[@]+"${X[@]}"}, and the like.
 _REFERENCE = re.compile(r'"?\$(?:(\w+)|\{(\w+)(\[[@*]\](?:[:+-].*)?)?\})"?')
 _POSITION = re.compile(r"\$\{?(\d+|#(?!\w))")  # $1, ${1:-x}, $#
+_READS = re.compile(r"(read|mapfile|readarray|getopts|printf\s+-v)\s")  # gives its arguments values, as their names
+_SETS = re.compile(r"set\s+([-+]\w*o\s+\w+(\s+|$)|[-+]\w*[^\Wo]\s+)*(--?(?!\S)|[^-+\s])")  # gives "$@" other words
 _NO_WORDS = {"variable_assignment", "file_redirect", "heredoc_redirect", "herestring_redirect", "comment"}
 _LOG = re.compile(r"-a|\d+|/dev/.*|.*\.log", re.DOTALL)  # where a text is shown, as of a redirection or tee
 _PRINTS = re.compile(r"(\S*echo|printf|log|die|info)$")
@@ -86,10 +88,13 @@ class Script:
     def _index(self, node: Node) -> None:
         name = node.child_by_field_name("name") or node.child_by_field_name("variable")
         if name is not None and node.type in ("variable_assignment", "for_statement"):
-            value = node.child_by_field_name("value") if node.type == "variable_assignment" else None
-            self._assigned.setdefault(written(name), []).append(value)
+            value = node.child_by_field_name("value") if name.type == "variable_name" else None
+            value = value if node.type == "variable_assignment" else None
+            self._assigned.setdefault(re.sub(r"\[.*", "", written(name), flags=re.DOTALL), []).append(value)
         elif name is not None and node.type == "command":
             self._calls.setdefault(written(name), []).append(node)
+            for argument in node.named_children[1:] if _READS.match(written(node)) else ():
+                self._assigned.setdefault(written(argument), []).append(None)
         for child in node.named_children:
             self._index(child)
 
@@ -206,7 +211,10 @@ class Script:
         """``"$@"``: in a function what its calls give it, else what a user gives the script."""
         function = _function(node)
         if function is None:
-            return [Word('\0"$@"\0', None)]
+            tree = [inner for inner in _below(_root(node)) if not _function(inner)]
+            sets = next((inner for inner in tree if inner.type == "command" and _SETS.match(written(inner))), None)
+            line = f", which line {sets.start_point[0] + 1} sets" if sets else ""
+            return [Word(f'\0"$@"{line}\0', None)]
         if node.start_byte in self._open:
             return []
         name = written(function.named_children[0])
@@ -233,7 +241,7 @@ class Script:
         first, shifted, used = 0, 0, 0
         for inner in _below(body) if body else ():
             text = written(inner)
-            if inner.type == "command" and re.match(r"(shift|set\s+--|getopts)(?!\S)", text):
+            if inner.type == "command" and (_SETS.match(text) or re.match(r"shift(?!\S)", text)):
                 shift = re.fullmatch(r"shift(?:\s+(\d+))?", text)
                 if not shift or inner.parent != body:
                     return None
@@ -302,6 +310,10 @@ def _function(node: Node) -> Node | None:
     while outer is not None and outer.type != "function_definition":
         outer = outer.parent
     return outer
+
+
+def _root(node: Node) -> Node:
+    return _root(node.parent) if node.parent else node
 
 
 def _below(node: Node) -> Iterator[Node]:
