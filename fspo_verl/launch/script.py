@@ -28,6 +28,7 @@ _READS = re.compile(r"(read|mapfile|readarray|getopts|printf\s+-v)\s")  # gives 
 _SETS = re.compile(r"set\s+([-+]\w*o\s+\w+(\s+|$)|[-+]\w*[^\Wo]\s+)*(--?(?!\S)|[^-+\s])")  # gives "$@" other words
 _NO_WORDS = {"variable_assignment", "file_redirect", "heredoc_redirect", "herestring_redirect", "comment"}
 _LOG = re.compile(r"-a|\d+|/dev/.*|.*\.log", re.DOTALL)  # where a text is shown, as of a redirection or tee
+_HOLD = {"list", "pipeline", "negated_command"}  # their redirections are those of their last command
 _PRINTS = re.compile(r"(\S*echo|printf|log|die|info)$")
 _COMMAND = re.compile(r"(?=.*(\s-m\s|\.py\b)).*[|;&>]", re.DOTALL)  # a text that only eval or -c can run
 
@@ -53,8 +54,15 @@ class Command(NamedTuple):
 
     @property
     def parts(self) -> list[Node]:
-        """Its words as they are written, without assignments and redirections."""
-        return [child for child in self.node.named_children if child.type not in _NO_WORDS]
+        """Its words as they are written, without assignments and redirections; also those behind a redirection."""
+        last = self.node
+        while last.parent and last.parent.type in _HOLD and last == last.parent.named_children[-1]:
+            last = last.parent
+        outer = last.parent.named_children if last.parent and last.parent.type == "redirected_statement" else []
+        redirects = [node for node in (*self.node.named_children, *outer) if node.type.endswith("_redirect")]
+        behind = [word for node in redirects for word in node.children_by_field_name("destination")[1:]]
+        behind += [word for node in redirects for word in node.children_by_field_name("argument")]
+        return [child for child in self.node.named_children if child.type not in _NO_WORDS] + behind
 
 
 def shown(text: str) -> str:

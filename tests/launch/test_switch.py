@@ -141,6 +141,8 @@ SHAPES = {
     "uv run": f"uv run --frozen python3 -m verl.trainer.main_ppo {OLD}\n",
     "a file": f"python3 verl/trainer/main_ppo.py {OLD}\n",
     "options after an array": f'A=({OLD})\npython3 -m verl.trainer.main_ppo "${{A[@]}}" --config-name ppo_trainer\n',
+    "words behind a redirection": f"true && python3 -m verl.trainer.main_ppo {SIZES} > out.txt 2>&1 "
+    f'{LOSS_MODE}=gspo {ACTOR}.clip_ratio_low=3e-4 "$@"\n',
     "messages": f"say() {{ echo \"{MAIN}\"; }}\n{{ say; echo '{MAIN}'; }} 2>&1 | tee -a all.log >&2\n"
     f"python3 -m verl.trainer.main_ppo {OLD}\n",
     "an empty array": f'set -u\nX=()\npython3 -m verl.trainer.main_ppo {OLD} ${{X[@]+"${{X[@]}}"}}\n',
