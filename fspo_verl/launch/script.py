@@ -26,6 +26,7 @@ _REFERENCE = re.compile(r'"?\$(?:(\w+)|\{(\w+)(\[[@*]\](?:[:+-].*)?)?\})"?')
 _POSITION = re.compile(r"\$\{?(\d+|#(?!\w))")  # $1, ${1:-x}, $#
 _READS = re.compile(r"(read|mapfile|readarray|getopts|printf\s+-v)\s")  # gives its arguments values, as their names
 _SETS = re.compile(r"set\s+([-+]\w*o\s+\w+(\s+|$)|[-+]\w*[^\Wo]\s+)*(--?(?!\S)|[^-+\s])")  # gives "$@" other words
+_BRACES = re.compile(r"[^=]*(?<!\\)\{[^}]*(,|\.\.)")  # of one word the shell makes several, each with a key of its own
 _NO_WORDS = {"variable_assignment", "file_redirect", "heredoc_redirect", "herestring_redirect", "comment"}
 _LOG = re.compile(r"-a|\d+|/dev/.*|.*\.log", re.DOTALL)  # where a text is shown, as of a redirection or tee
 _HOLD = {"list", "pipeline", "negated_command"}  # their redirections are those of their last command
@@ -196,7 +197,8 @@ class Script:
         reference = _REFERENCE.fullmatch(text)
         name = reference and (reference[1] or reference[2])
         if reference is None or name not in self._assigned or (text[0] == '"' and not reference[3]):
-            return [Word(self.text(inner), (inner.start_byte, inner.end_byte))]
+            made = f"\0{text}\0" if _BRACES.match(_unquoted(inner)) else self.text(inner)
+            return [Word(made, (inner.start_byte, inner.end_byte))]
         return [word for value in self._assigned[name] for word in self._words_of(name, value)]
 
     def _words_of(self, name: str, value: Node | None) -> Iterator[Word]:
@@ -318,6 +320,12 @@ def _function(node: Node) -> Node | None:
     while outer is not None and outer.type != "function_definition":
         outer = outer.parent
     return outer
+
+
+def _unquoted(word: Node) -> str:
+    """The characters of a word that have a meaning to the shell, without its variables."""
+    parts = word.named_children if word.type == "concatenation" else [word]
+    return "".join(written(part) if part.type in ("word", "brace_expression") else "_" for part in parts)
 
 
 def _root(node: Node) -> Node:

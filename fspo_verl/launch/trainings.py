@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS, RECORDS_DIR
 from fspo_verl.launch.hydra_files import option
-from fspo_verl.launch.script import ARGUMENTS, HIDDEN, Command, Script, Word, written
+from fspo_verl.launch.script import ARGUMENTS, Command, Script, Word, shown, written
 
 """Where this package is missing, verl refuses this key. The override of the loss alone it would accept, and ignore."""
 PLACE = "fspo_records"
@@ -23,6 +23,7 @@ _OTHERS = re.compile(r"sft|eval|gener|infer|merge|serve|preprocess|convert|prepa
 _NO_MAIN = re.compile(r"(torch\.|accelerate|deepspeed|uv$|pip|venv|http|json|debugpy|pdb|ray)")
 _PYTHON = re.compile(r"(\S*/)?(python[\d.]*|torchrun|accelerate|deepspeed|ipython|run)$")
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/]*=|~[\w.]+$")
+_ANY_KEY = re.compile(r"\0|[^=\0]*\0[^=]*=")  # hidden from its start, or before its "="
 _CLIP_RATIOS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
 # Of each start its own folder. The nanoseconds are for launches that a loop starts in the same second.
 _START = "$(date +%Y%m%d-%H%M%S-%N)"
@@ -65,8 +66,8 @@ class Training(NamedTuple):
 
     @property
     def opaque(self) -> list[str]:
-        """Words whose content is not known, so that they may be any setting; the user's own arguments are left out."""
-        return [word.text.strip("\0") for word in self.words if HIDDEN.match(word.text) and word.text != '\0"$@"\0']
+        """Words that may be any setting, as their key is not known; the user's own arguments are left out."""
+        return [shown(word.text) for word in self.words if _ANY_KEY.match(word.text) and word.text != '\0"$@"\0']
 
 
 def split(override: str) -> tuple[str, str, str]:

@@ -143,6 +143,8 @@ SHAPES = {
     "options after an array": f'A=({OLD})\npython3 -m verl.trainer.main_ppo "${{A[@]}}" --config-name ppo_trainer\n',
     "words behind a redirection": f"true && python3 -m verl.trainer.main_ppo {SIZES} > out.txt 2>&1 "
     f'{LOSS_MODE}=gspo {ACTOR}.clip_ratio_low=3e-4 "$@"\n',
+    "a brace that is a text": f"A={ACTOR}\npython3 -m verl.trainer.main_ppo ${{A}}.clip_ratio=0.1 {OLD} "
+    "'++data.x={a:1,b:2}' ++data.y=\\{a:1,b:2\\}\n",
     "messages": f"say() {{ echo \"{MAIN}\"; }}\n{{ say; echo '{MAIN}'; }} 2>&1 | tee -a all.log >&2\n"
     f"python3 -m verl.trainer.main_ppo {OLD}\n",
     "an empty array": f'set -u\nX=()\npython3 -m verl.trainer.main_ppo {OLD} ${{X[@]+"${{X[@]}}"}}\n',
@@ -313,6 +315,10 @@ def test_a_script_that_trains_it_already_is_left_as_it_is(switch):
         (f"{MAIN} $EXTRA\n", "is up to $EXTRA"),
         (f"{MAIN} trainer.val_only=$EVAL\n", "is up to trainer.val_only=$EVAL"),
         (f"{MAIN} --config-name $CONFIG\n", "is up to $CONFIG"),
+        (f"{MAIN} {LOSS_MODE[:-4]}{{mode,}}=gspo\n", f"is up to {LOSS_MODE[:-4]}{{mode,}}=gspo"),
+        (f"{MAIN} {ACTOR}.{{clip_ratio=0.2,loss_agg_mode=token-mean}}\n", f"is up to {ACTOR}.{{clip_ratio=0.2,"),
+        (f"{MAIN} {ACTOR}.policy_loss.$K=gspo\n", f"is up to {ACTOR}.policy_loss.$K=gspo"),
+        (f"{MAIN} +${{SECTION}}.loss_mode=gspo\n", "is up to +$SECTION.loss_mode=gspo"),
         (f'set -eux -o pipefail\nset -- {LOSS_MODE}=gspo "$@"\n{MAIN} "$@"\n', 'is up to "$@", which line 2 sets'),
         (f"A=''\nread -r -d '' A <<'EOF'\n{LOSS_MODE}=gspo\nEOF\n{MAIN} $A\n", "is up to $A"),
         (f'A=()\nmapfile -t A < words.txt\n{MAIN} "${{A[@]}}"\n', "is up to $A"),
