@@ -23,6 +23,7 @@ ARGUMENTS = re.compile(r'"?\$(\{[@*](:\d)?\}|[@*])"?')
 _PARSER = Parser(Language(tree_sitter_bash.language()))
 # A word that is one variable or array; also ${X[@]+"${X[@]}"}, and the like.
 _REFERENCE = re.compile(r'"?\$(?:(\w+)|\{(\w+)(\[[@*]\](?:[:+-].*)?)?\})"?')
+_OUTPUT = "\0$(...)\0"  # of a command
 _POSITION = re.compile(r"\$\{?(\d+|#(?!\w))")  # $1, ${1:-x}, $#
 _READS = re.compile(r"(read|mapfile|readarray|getopts|printf\s+-v)\s")  # gives its arguments values, as their names
 _SETS = re.compile(r"set\s+([-+]\w*o\s+\w+(\s+|$)|[-+]\w*[^\Wo]\s+)*(--?(?!\S)|[^-+\s])")  # gives "$@" other words
@@ -102,7 +103,8 @@ class Script:
             self._assigned.setdefault(re.sub(r"\[.*", "", written(name), flags=re.DOTALL), []).append(value)
         elif name is not None and node.type == "command":
             self._calls.setdefault(written(name), []).append(node)
-            for argument in node.named_children[1:] if _READS.match(written(node)) else ():
+            text = self.source[name.start_byte : node.end_byte].decode(errors="replace")
+            for argument in node.children_by_field_name("argument") if _READS.match(text) else ():
                 self._assigned.setdefault(written(argument), []).append(None)
         for child in node.named_children:
             self._index(child)
@@ -199,7 +201,9 @@ class Script:
         if reference is None or name not in self._assigned or (text[0] == '"' and not reference[3]):
             made = f"\0{text}\0" if _BRACES.match(_unquoted(inner)) else self.text(inner)
             return [Word(made, (inner.start_byte, inner.end_byte))]
-        return [word for value in self._assigned[name] for word in self._words_of(name, value)]
+        words = [word for value in self._assigned[name] for word in self._words_of(name, value)]
+        # The output of a command is named by the variable that it fills.
+        return [word._replace(text=f"\0${name}\0") if word.text == _OUTPUT else word for word in words]
 
     def _words_of(self, name: str, value: Node | None) -> Iterator[Word]:
         if value is None:
@@ -288,7 +292,7 @@ class Script:
         variable = re.fullmatch(r"\$(\w+)|\$\{(\w+)(:?[-=].*)?\}", text, re.DOTALL)
         if variable is None:
             part_of = re.match(r"\$\{[#!]?(\w+)", text)
-            return f"\0${part_of[1] if part_of else '(...)'}\0"
+            return f"\0${part_of[1]}\0" if part_of else _OUTPUT
         name = variable[1] or variable[2]
         assigned = [value for value in self._assigned.get(name, []) if not value or value.start_byte not in self._open]
         texts = {self._value(value) for value in assigned}

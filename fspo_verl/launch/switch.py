@@ -217,9 +217,10 @@ def judge(training: Training, switch: Switch, verl: Verl) -> Verdict:
     missing, given = stock.missing_sizes(config), {trainings.split(text)[0] for text in known}
     unknown |= {key: f"{new} (a size for one GPU)" for key, new in missing.items() if key in given}
     problems = [f"verl wants {new}" for key, new in missing.items() if key not in given]
-    problems += _refused(main, switch, verl)
     if OmegaConf.select(config, "distillation.enabled") is True and OmegaConf.select(config, _DISTILLATION) is False:
         problems.append(f"{_DISTILLATION}=False drops the policy loss")
+    problems = [] if training.opaque else problems  # what is hidden may mend these
+    problems += _refused(main, switch, verl)
     return Verdict(problems, unknown, list(dict.fromkeys(depends)))
 
 
@@ -284,7 +285,9 @@ def _details(switches: list[tuple[Training, Switch]], verdicts: list[Verdict]) -
     for (training, switch), verdict in zip(switches, verdicts, strict=True):
         at = f"line {training.command.line}: "
         said += [f"{shown(word.text)} is taken out, {why}" for word, why in switch.removed]
-        said += [f"{at}{shown(word.text)} is overridden, {why}" for word, why in switch.overridden]
+        for word, why in switch.overridden:
+            stays = trainings.split(word.text)[0] not in dict(switch.added)
+            said.append(f"{at}{shown(word.text)} {'stays' if stays else 'is overridden'}, {why}")
         said += [f"{at}{key} -> {new}" for key, new in verdict.unknown.items()]
         said += [f"{at}{problem}" for problem in verdict.problems]
     return list(dict.fromkeys(said))

@@ -122,7 +122,7 @@ class Switch(NamedTuple):
 
     loss: str  # an option of the group
     removed: list[tuple[Word, str]]  # and why
-    overridden: list[tuple[Word, str]]  # settings that do not stand as words of their own, and why
+    overridden: list[tuple[Word, str]]  # settings that do not stand as words of their own, so that they stay, and why
     added: list[tuple[str, str]]  # keys and values; in those of records_dir the shell has its say
     kept: list[str]  # the overrides of the script that stay
 
@@ -133,7 +133,7 @@ class Switch(NamedTuple):
             f"+{key}={value}" if key == GROUP else f"{key}=/records" if key == RECORDS_DIR else f"{key}={value}"
             for key, value in self.added
         ]
-        return [*self.kept, *added]
+        return [*self.kept, *(word.text for word, _ in self.overridden), *added]
 
 
 def switch(training: Training, loss: str, folder: str) -> Switch:
