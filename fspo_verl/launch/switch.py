@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import difflib
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,7 +83,8 @@ def main(args: argparse.Namespace) -> int:
     else:
         result = of_script(source, path, args.loss, args.records)
     target: Path | None = path.resolve() if args.in_place else args.output
-    if args.output and args.output.exists() and args.output.read_bytes() != result.new:
+    is_new = not args.output or not os.path.lexists(args.output)
+    if not is_new and not (args.output.exists() and args.output.read_bytes() == result.new):
         raise ValueError(f"{args.output} is there already: remove it, or name another file")
     print(result.conclusion)
     output.show([("", line) for line in result.details], widths=(1,))
@@ -108,7 +110,7 @@ def of_script(source: bytes, path: Path, loss: str, records: str | None) -> Resu
     """The new script, and what it would train.
 
     Raises:
-        ValueError: verl is not installed here, or ``records`` holds a quote.
+        ValueError: verl is not installed here, or ``records`` holds what cannot stand in the script.
     """
     script = Script(source)
     own, others = trainings.find(script)
@@ -125,7 +127,10 @@ def of_script(source: bytes, path: Path, loss: str, records: str | None) -> Resu
     if not own and not unread:
         return _without_training(path, left, loss)
     switches = [
-        (training, trainings.switch(training, loss, trainings.folder(records, path.stem, number)))
+        (
+            training,
+            trainings.switch(training, loss, trainings.folder(records, path.stem, number, training.command.quoting)),
+        )
         for number, training in enumerate(own, 1)
     ]
     verdicts = [judge(training, switch, verl) for training, switch in switches]

@@ -243,20 +243,27 @@ def _quoted(command: Command, key: str, value: str) -> str:
     return f'"{key}={value}"'.replace("$", "\\$") if command.quoting == "'" else f"'{key}={escaped}'"
 
 
-def folder(base: str | None, script: str, number: int) -> str:
+def folder(base: str | None, script: str, number: int, quoting: str = "") -> str:
     """Where a launch keeps its records, in the syntax of bash between double quotes: of each start a folder of its own.
 
     Args:
         base: of the user's; may hold variables; below the folder of the launch if it is relative.
         script: name of the script.
         number: of the launch in the script, from 1.
+        quoting: of the command that launches.
 
     Raises:
-        ValueError: a quote in the folder, which would end the text that it becomes part of.
+        ValueError: a quote in the folder, which would end the text that it becomes part of; or, where the command is
+            itself between quotes, what the shell that runs it would split the folder at.
     """
-    base = (base or PLACE).rstrip("/")
+    base = base or PLACE
     if set(base) & set("\"'`"):
         raise ValueError(f"--records {base}: a folder without quotes, please")
+    if quoting in ("'", '"') and re.search(r"[^\w./~${}@%+,:-]", base):
+        raise ValueError(
+            f"--records {base}: a training of {script} starts within quotes; a folder without blanks, please"
+        )
+    base = base.rstrip("/")
     base = re.sub(r"^~(?=/|$)", "$HOME", base)
     name = re.sub(r"[^\w.-]+", "-", script) + (f"-{number}" if number > 1 else "")
-    return f"{base if base[0] in '/$' else f'$PWD/{base}'}/{name}/{_START}"
+    return f"{base if not base or base[0] in '/$' else f'$PWD/{base}'}/{name}/{_START}"

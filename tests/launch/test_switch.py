@@ -237,11 +237,24 @@ def test_two_trainings_have_two_folders_and_any_working_directory_will_do(switch
 
 @pytest.mark.parametrize(
     ("given", "made"),
-    [("runs", "$PWD/runs"), ("/shared/x/", "/shared/x"), ("$SCRATCH/x", "$SCRATCH/x"), ("~/x", "$HOME/x")],
+    [
+        ("runs", "$PWD/runs"),
+        ("/shared/x/", "/shared/x"),
+        ("$SCRATCH/x", "$SCRATCH/x"),
+        ("~/x", "$HOME/x"),
+        ("/", ""),
+        ("a b", "$PWD/a b"),
+    ],
 )
 def test_the_folder_for_records_may_be_the_users(given, made, switch):
     _, _, new = switch(f"{MAIN}\n", "--records", given)
     assert f"records_dir=\"'{made}/run/$(date" in new
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_a_folder_with_blanks_is_refused_where_the_command_stands_between_quotes(quote, switch):
+    code, shown, new = switch(f"bash -c {quote}{MAIN}{quote}\n", "--records", "a b")
+    assert code == 2 and "--records a b: " in shown and not new
 
 
 # --- losses ----------------------------------------------------------------------------------------------------------
@@ -443,6 +456,9 @@ def test_no_file_is_overwritten_but_the_script_in_place_with_its_mode(switch, tm
     Path("new.sh").write_text("mine\n")
     code, shown, new = switch(f"{MAIN}\n")
     assert code == 2 and "new.sh is there already" in shown and new == "mine\n"
+    Path("link.sh").symlink_to("gone.sh")
+    code, shown, _ = switch(f"{MAIN}\n", new="link.sh")
+    assert code == 2 and "link.sh is there already" in shown and Path("link.sh").is_symlink()
     Path("run.sh").chmod(0o750)
     assert cli.main(["switch", "run.sh", "--in-place"]) == 0
     assert Path("run.sh").stat().st_mode & 0o777 == 0o750 and "fspo" in Path("run.sh").read_text()
