@@ -27,6 +27,8 @@ _OUTPUT = "\0$(...)\0"  # of a command
 _POSITION = re.compile(r"\$\{?(\d+|#(?!\w))")  # $1, ${1:-x}, $#
 _READS = re.compile(r"(read|mapfile|readarray|getopts|printf\s+-v)\s")  # gives its arguments values, as their names
 _SETS = re.compile(r"set\s+([-+]\w*o\s+\w+(\s+|$)|[-+]\w*[^\Wo]\s+)*(--?(?!\S)|[^-+\s])")  # gives "$@" other words
+_MULTIPLIES = re.compile(r"(xargs|parallel)\s")
+_SHIFTS = re.compile(r"shift(?!\S)")
 _BRACES = re.compile(r"[^=]*(?<!\\)\{[^}]*(,|\.\.)")  # of one word the shell makes several, each with a key of its own
 _NO_WORDS = {"variable_assignment", "file_redirect", "heredoc_redirect", "herestring_redirect", "comment"}
 _LOG = re.compile(r"-a|\d+|/dev/.*|.*\.log", re.DOTALL)  # where a text is shown, as of a redirection or tee
@@ -88,12 +90,11 @@ class Script:
         self.source = source
         self.commands: list[Command] = []
         self._assigned: dict[str, list[Node | None]] = {}  # by name, the values; None: one that only a run knows
-        self._calls: dict[str, list[Node]] = {}  # by name of the command
         self._shown: list[tuple[int, int]] = []  # the bytes of commands that show a text and do nothing else
         self._open: list[int] = []  # the values that are being looked up, against circles
-        root = _PARSER.parse(source).root_node
-        self._index(root)
-        self._read(root, "")
+        self._root = _PARSER.parse(source).root_node
+        self._index(self._root)
+        self._read(self._root, "")
 
     def _index(self, node: Node) -> None:
         name = node.child_by_field_name("name") or node.child_by_field_name("variable")
@@ -102,7 +103,6 @@ class Script:
             value = value if node.type == "variable_assignment" else None
             self._assigned.setdefault(re.sub(r"\[.*", "", written(name), flags=re.DOTALL), []).append(value)
         elif name is not None and node.type == "command":
-            self._calls.setdefault(written(name), []).append(node)
             text = self.source[name.start_byte : node.end_byte].decode(errors="replace")
             for argument in node.children_by_field_name("argument") if _READS.match(text) else ():
                 self._assigned.setdefault(written(argument), []).append(None)
@@ -116,6 +116,8 @@ class Script:
                 if self._is_shown(node):
                     self._shown.append((node.start_byte, node.end_byte))
                 return
+            if _MULTIPLIES.match(written(node)):
+                return  # a command that is given words which do not stand in it
             command = Command(node, [], quoting)
             command.words.extend(word for part in command.parts for word in self.words(part))
             self.commands.append(command)
@@ -139,8 +141,7 @@ class Script:
             if not all(_LOG.fullmatch(self.text(file)) for file in files if file.type != "file_descriptor"):
                 return False
             if outer.type == "function_definition":
-                calls = self._calls.get(written(outer.named_children[0]), [])
-                return outer in within or all(self._is_shown(call, (*within, outer)) for call in calls)
+                return outer in within or all(self._is_shown(call, (*within, outer)) for call in _calls(outer))
             node = outer
         return True
 
@@ -222,21 +223,28 @@ class Script:
             self._open.pop()
 
     def _given(self, node: Node) -> list[Word]:
-        """``"$@"``: in a function what its calls give it, else what a user gives the script."""
-        function = _function(node)
-        if function is None:
-            tree = [inner for inner in _below(_root(node)) if not _function(inner)]
-            sets = next((inner for inner in tree if inner.type == "command" and _SETS.match(written(inner))), None)
-            line = f", which line {sets.start_point[0] + 1} sets" if sets else ""
-            return [Word(f'\0"$@"{line}\0', None)]
+        """``"$@"``: in a function what its calls give it, in a text of ``-c`` what follows it, else the user's own."""
+        outer = self._root.descendant_for_byte_range(node.start_byte, node.end_byte) or node
+        is_inside = outer.type in ("raw_string", "heredoc_body")  # a script with arguments of its own
+        function, script = _function(node if is_inside else outer), _root(node) if is_inside else self._root
+        if function is not None:
+            name, body = written(function.named_children[0]), function.child_by_field_name("body")
+            calls = [(Command(call, [], "").parts[1:], _function(call) is not None) for call in _calls(function)]
+        elif sets := next(
+            (inner for inner in _below(script) if _is_command(inner, _SETS) and not _function(inner)), None
+        ):
+            return [Word(f'\0"$@", which line {sets.start_point[0] + 1} sets\0', None)]
+        elif outer.type == "raw_string" and outer.parent and outer.parent.type == "command":
+            parts = [part for part in Command(outer.parent, [], "").parts if part.start_byte > outer.start_byte]
+            name, body, calls = "the script within quotes", script, [(parts[1:], _function(outer) is not None)]
+        else:
+            return [Word('\0"$@"\0', None)]
         if node.start_byte in self._open:
             return []
-        name = written(function.named_children[0])
-        given: list[Node] = []
-        for call in self._calls.get(name, []):
-            parts, first = Command(call, [], "").parts[1:], self._first(function, node)
+        given, first = [], self._first(body, node) if body else None
+        for parts, is_in_function in calls:
             own = next((at for at, part in enumerate(parts) if ARGUMENTS.fullmatch(written(part))), len(parts))
-            is_split = own < (first or 0) and _function(call) is not None
+            is_split = own < (first or 0) and is_in_function
             if first is None or is_split or any(re.search(r"\[[@*]\]", written(part)) for part in parts[:first]):
                 return [Word(f'\0"$@" of {name}\0', None)]
             given += parts[min(first, own) :]
@@ -245,17 +253,16 @@ class Script:
         self._open.pop()
         return words
 
-    def _first(self, function: Node, node: Node) -> int | None:
-        """How many words of a call a function has taken away from its ``"$@"``.
+    def _first(self, body: Node, node: Node) -> int | None:
+        """How many of its words a function or script has taken away from its ``"$@"``.
 
         None if only a run knows. None, too, if it uses one of the others by its number: they keep their places.
         """
-        body = function.child_by_field_name("body")
         slice_of = re.search(r":(\d)", written(node))
         first, shifted, used = 0, 0, 0
-        for inner in _below(body) if body else ():
+        for inner in _below(body):
             text = written(inner)
-            if inner.type == "command" and (_SETS.match(text) or re.match(r"shift(?!\S)", text)):
+            if _is_command(inner, _SETS) or _is_command(inner, _SHIFTS):
                 shift = re.fullmatch(r"shift(?:\s+(\d+))?", text)
                 if not shift or inner.parent != body:
                     return None
@@ -324,6 +331,17 @@ def _function(node: Node) -> Node | None:
     while outer is not None and outer.type != "function_definition":
         outer = outer.parent
     return outer
+
+
+def _is_command(node: Node, pattern: re.Pattern) -> bool:
+    return node.type == "command" and bool(pattern.match(written(node)))
+
+
+def _calls(function: Node) -> list[Node]:
+    """The commands with the name of a function, in its script."""
+    name = function.named_children[0].text
+    names = [(node, node.child_by_field_name("name")) for node in _below(_root(function)) if node.type == "command"]
+    return [node for node, called in names if called and called.text == name]
 
 
 def _unquoted(word: Node) -> str:

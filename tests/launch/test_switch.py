@@ -125,6 +125,11 @@ SHAPES = {
     "bash -c": f'bash -c "cd $PWD && python3 -m verl.trainer.main_ppo {OLD}"\n',
     "bash -c, single quotes": f"srun bash -c 'python3 -m verl.trainer.main_ppo {OLD}'\n",
     "bash -c of a variable": f'CMD="python3 -m verl.trainer.main_ppo {OLD}"\nbash -c "$CMD"\n',
+    "bash -c, arguments": "bash -c 'python3 -m verl.trainer.main_ppo trainer.experiment_name=$1 "
+    f'"${{@:2}}"\' bash x {OLD}\n',
+    "bash -c in a function": f'f() {{ bash -c "python3 -m verl.trainer.main_ppo $*"; }}\nf {OLD}\n',
+    "a text in a function": f'f() {{\n  local all="$@"\n  python3 -m verl.trainer.main_ppo $all\n}}\nf {OLD}\n',
+    "a function in a heredoc": f"bash <<'EOF'\nf() {{ python3 -m verl.trainer.main_ppo \"$@\"; }}\nf {OLD}\nEOF\n",
     "a heredoc": f"NAME=x\nbash <<EOF\npython3 -m verl.trainer.main_ppo trainer.experiment_name=$NAME {OLD}\nEOF\n",
     "a quoted heredoc": f"bash <<'EOF'\npython3 -m verl.trainer.main_ppo \\\n  {LINES}\nEOF\n",
     "a function": f'train() {{\n  python3 -m verl.trainer.main_ppo "$@"\n}}\ntrain {OLD}\n',
@@ -384,6 +389,8 @@ def test_it_says_train_only_where_it_is_so(text, said, switch):
         f"{{ echo cd /x; echo {MAIN}; }} > job.sh",
         f"say() {{ echo {MAIN}; }}; say | bash",
         f'CMD=$(echo "{MAIN}")',
+        f"echo {LOSS_MODE}=gspo | xargs {MAIN}",
+        f"parallel {MAIN} {{}} ::: {LOSS_MODE}=gspo",
     ],
 )
 def test_a_text_that_cannot_be_read_is_named_with_the_lines_to_add(text, switch):
