@@ -28,6 +28,7 @@ _POSITION = re.compile(r"\$\{?(\d+|#(?!\w))")  # $1, ${1:-x}, $#
 _READS = re.compile(r"(read|mapfile|readarray|getopts|printf\s+-v)\s")  # gives its arguments values, as their names
 _SETS = re.compile(r"set\s+([-+]\w*o\s+\w+(\s+|$)|[-+]\w*[^\Wo]\s+)*(--?(?!\S)|[^-+\s])")  # gives "$@" other words
 _MULTIPLIES = re.compile(r"(xargs|parallel)\s")
+_RUNS = re.compile(rf"({ARGUMENTS.pattern}|eval)(?!\S)")
 _SHIFTS = re.compile(r"shift(?!\S)")
 _BRACES = re.compile(r"[^=]*(?<!\\)\{[^}]*(,|\.\.)")  # of one word the shell makes several, each with a key of its own
 _NO_WORDS = {"variable_assignment", "file_redirect", "heredoc_redirect", "herestring_redirect", "comment"}
@@ -93,6 +94,8 @@ class Script:
         self._shown: list[tuple[int, int]] = []  # the bytes of commands that show a text and do nothing else
         self._open: list[int] = []  # the values that are being looked up, against circles
         self._root = _PARSER.parse(source).root_node
+        runs = [function for node in _below(self._root) if _is_command(node, _RUNS) and (function := _function(node))]
+        self._runners = {written(function.named_children[0]) for function in runs}  # functions that run what they get
         self._index(self._root)
         self._read(self._root, "")
 
@@ -112,8 +115,9 @@ class Script:
     def _read(self, node: Node, quoting: str) -> None:
         """Collect the commands below a node."""
         if node.type == "command" and not node.has_error:
-            if _PRINTS.match(written(node.named_children[0])):
-                if self._is_shown(node):
+            name = written(node.named_children[0])
+            if _PRINTS.match(name) and name not in self._runners:
+                if re.match(r"\S*echo\b|printf\b", written(node)) and self._is_shown(node):
                     self._shown.append((node.start_byte, node.end_byte))
                 return
             if _MULTIPLIES.match(written(node)):

@@ -137,6 +137,7 @@ SHAPES = {
     f'trainer.experiment_name=$name "$@"\n}}\nlaunch exp {ACTOR}.clip_ratio=0.2 {OLD}\n',
     "a function in a function": 'inner() {\n  python3 -m verl.trainer.main_ppo "$@"\n}\nouter() {\n'
     f'  echo "$1"\n  inner trainer.experiment_name=$1 "${{@:2}}"\n}}\nouter exp {OLD}\n',
+    "a log of its command": f'log() {{ echo "$@"; "$@"; }}\nlog python3 -m verl.trainer.main_ppo {OLD}\n',
     "a function of its command": f'run() {{ "$@"; }}\nrun python3 -m verl.trainer.main_ppo {OLD}\n',
     "branches": f'A=({SIZES})\nif [ -n "${{X:-}}" ]; then\n  A+=({LOSS_MODE}=gspo)\nelse\n  A+=({LOSS_MODE}=sapo)\nfi\n'
     'python3 -m verl.trainer.main_ppo "${A[@]}"\n',
@@ -389,6 +390,7 @@ def test_it_says_train_only_where_it_is_so(text, said, switch):
         f"{{ echo cd /x; echo {MAIN}; }} > job.sh",
         f"say() {{ echo {MAIN}; }}; say | bash",
         f'CMD=$(echo "{MAIN}")',
+        f"log {MAIN}",
         f"echo {LOSS_MODE}=gspo | xargs {MAIN}",
         f"parallel {MAIN} {{}} ::: {LOSS_MODE}=gspo",
     ],
