@@ -8,6 +8,7 @@ Strings that are scripts themselves (``bash -c "..."``, a heredoc) are read in t
 """
 
 import re
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -22,7 +23,17 @@ ARGUMENTS = re.compile(r'"?\$(\{[@*](:\d)?\}|[@*])"?')
 _PARSER = Parser(Language(tree_sitter_bash.language()))
 # A word that is one variable or array; also ${X[@]+"${X[@]}"}, and the like.
 _REFERENCE = re.compile(r'"?\$(?:(\w+)|\{(\w+)(\[[@*]\](?:[:+-].*)?)?\})"?')
+_OUTPUT = "\0$(...)\0"  # of a command
+_POSITION = re.compile(r"\$\{?(\d+|#(?!\w))")  # $1, ${1:-x}, $#
+_READS = re.compile(r"(read|mapfile|readarray|getopts|printf\s+-v)\s")  # gives its arguments values, as their names
+_SETS = re.compile(r"set\s+([-+]\w*o\s+\w+(\s+|$)|[-+]\w*[^\Wo]\s+)*(--?(?!\S)|[^-+\s])")  # gives "$@" other words
+_MULTIPLIES = re.compile(r"(xargs|parallel)\s")
+_RUNS = re.compile(rf"({ARGUMENTS.pattern}|eval)(?!\S)")
+_SHIFTS = re.compile(r"shift(?!\S)")
+_BRACES = re.compile(r"[^=]*(?<!\\)\{[^}]*(,|\.\.)")  # of one word the shell makes several, each with a key of its own
 _NO_WORDS = {"variable_assignment", "file_redirect", "heredoc_redirect", "herestring_redirect", "comment"}
+_LOG = re.compile(r"-a|\d+|/dev/.*|.*\.log", re.DOTALL)  # where a text is shown, as of a redirection or tee
+_HOLD = {"list", "pipeline", "negated_command"}  # their redirections are those of their last command
 _PRINTS = re.compile(r"(\S*echo|printf|log|die|info)$")
 _COMMAND = re.compile(r"(?=.*(\s-m\s|\.py\b)).*[|;&>]", re.DOTALL)  # a text that only eval or -c can run
 
@@ -48,8 +59,15 @@ class Command(NamedTuple):
 
     @property
     def parts(self) -> list[Node]:
-        """Its words as they are written, without assignments and redirections."""
-        return [child for child in self.node.named_children if child.type not in _NO_WORDS]
+        """Its words as they are written, without assignments and redirections; also those behind a redirection."""
+        last = self.node
+        while last.parent and last.parent.type in _HOLD and last == last.parent.named_children[-1]:
+            last = last.parent
+        outer = last.parent.named_children if last.parent and last.parent.type == "redirected_statement" else []
+        redirects = [node for node in (*self.node.named_children, *outer) if node.type.endswith("_redirect")]
+        behind = [word for node in redirects for word in node.children_by_field_name("destination")[1:]]
+        behind += [word for node in redirects for word in node.children_by_field_name("argument")]
+        return [child for child in self.node.named_children if child.type not in _NO_WORDS] + behind
 
 
 def shown(text: str) -> str:
@@ -73,27 +91,37 @@ class Script:
         self.source = source
         self.commands: list[Command] = []
         self._assigned: dict[str, list[Node | None]] = {}  # by name, the values; None: one that only a run knows
-        self._calls: dict[str, list[Node]] = {}  # by name of the command
+        self._shown: list[tuple[int, int]] = []  # the bytes of commands that show a text and do nothing else
         self._open: list[int] = []  # the values that are being looked up, against circles
-        root = _PARSER.parse(source).root_node
-        self._index(root)
-        self._read(root, "")
+        self._root = _PARSER.parse(source).root_node
+        runs = [function for node in _below(self._root) if _is_command(node, _RUNS) and (function := _function(node))]
+        self._runners = {written(function.named_children[0]) for function in runs}  # functions that run what they get
+        self._index(self._root)
+        self._read(self._root, "")
 
     def _index(self, node: Node) -> None:
         name = node.child_by_field_name("name") or node.child_by_field_name("variable")
         if name is not None and node.type in ("variable_assignment", "for_statement"):
-            value = node.child_by_field_name("value") if node.type == "variable_assignment" else None
-            self._assigned.setdefault(written(name), []).append(value)
+            value = node.child_by_field_name("value") if name.type == "variable_name" else None
+            value = value if node.type == "variable_assignment" else None
+            self._assigned.setdefault(re.sub(r"\[.*", "", written(name), flags=re.DOTALL), []).append(value)
         elif name is not None and node.type == "command":
-            self._calls.setdefault(written(name), []).append(node)
+            text = self.source[name.start_byte : node.end_byte].decode(errors="replace")
+            for argument in node.children_by_field_name("argument") if _READS.match(text) else ():
+                self._assigned.setdefault(written(argument), []).append(None)
         for child in node.named_children:
             self._index(child)
 
     def _read(self, node: Node, quoting: str) -> None:
         """Collect the commands below a node."""
         if node.type == "command" and not node.has_error:
-            if _PRINTS.match(written(node.named_children[0])):
+            name = written(node.named_children[0])
+            if _PRINTS.match(name) and name not in self._runners:
+                if re.match(r"\S*echo\b|printf\b", written(node)) and self._is_shown(node):
+                    self._shown.append((node.start_byte, node.end_byte))
                 return
+            if _MULTIPLIES.match(written(node)):
+                return  # a command that is given words which do not stand in it
             command = Command(node, [], quoting)
             command.words.extend(word for part in command.parts for word in self.words(part))
             self.commands.append(command)
@@ -102,6 +130,24 @@ class Script:
             self._read_string(node, quoting)
         for child in node.named_children:
             self._read(child, quoting)
+
+    def _is_shown(self, node: Node | None, within: tuple[Node, ...] = ()) -> bool:
+        """Whether what a node prints goes to the terminal or a log, and to nothing that may run it."""
+        while node is not None and (outer := node.parent) is not None:
+            if outer.type in ("command_substitution", "process_substitution"):
+                return False
+            files = [file for redirect in outer.children_by_field_name("redirect") for file in redirect.named_children]
+            if outer.type == "pipeline":
+                reads = [part for part in outer.named_children if part.start_byte > node.start_byte]
+                if any(not re.match(r"tee\s", written(part)) for part in reads):
+                    return False
+                files += [file for part in reads for file in part.children_by_field_name("argument")]
+            if not all(_LOG.fullmatch(self.text(file)) for file in files if file.type != "file_descriptor"):
+                return False
+            if outer.type == "function_definition":
+                return outer in within or all(self._is_shown(call, (*within, outer)) for call in _calls(outer))
+            node = outer
+        return True
 
     def _read_string(self, node: Node, quoting: str) -> None:
         """Read a string as a script, in its place, if it can be one."""
@@ -137,15 +183,13 @@ class Script:
     def unread(self, pattern: re.Pattern) -> list[int]:
         """Lines with a text of this pattern that is no word of a command, and no comment or message."""
         spans = [word.span for command in self.commands for word in command.words if word.span]
-        read = [(first, last) for first, last in spans if not re.search(rb"\s", self.source[first:last])]
-        lines = self.source.decode(errors="replace").split("\n")
+        read = [(first, last) for first, last in spans if not re.search(rb"\s", self.source[first:last])] + self._shown
         found, place = [], 0
-        for number, line in enumerate(lines, 1):
-            match = None if re.match(r"\s*(#|\S*echo\b|printf\b)", line) else pattern.search(line)
-            if match:
-                start = place + len(line[: match.start()].encode())
-                if not any(first <= start < last for first, last in read):
-                    found.append(number)
+        for number, line in enumerate(self.source.decode(errors="replace").split("\n"), 1):
+            starts = [place + len(line[: match.start()].encode()) for match in pattern.finditer(line)]
+            if not line.lstrip().startswith("#"):
+                is_read = [any(first <= start < last for first, last in read) for start in starts]
+                found += [] if all(is_read) else [number]
             place += len(line.encode()) + 1
         return found
 
@@ -160,8 +204,11 @@ class Script:
         reference = _REFERENCE.fullmatch(text)
         name = reference and (reference[1] or reference[2])
         if reference is None or name not in self._assigned or (text[0] == '"' and not reference[3]):
-            return [Word(self.text(inner), (inner.start_byte, inner.end_byte))]
-        return [word for value in self._assigned[name] for word in self._words_of(name, value)]
+            made = f"\0{text}\0" if _BRACES.match(_unquoted(inner)) else self.text(inner)
+            return [Word(made, (inner.start_byte, inner.end_byte))]
+        words = [word for value in self._assigned[name] for word in self._words_of(name, value)]
+        # The output of a command is named by the variable that it fills.
+        return [word._replace(text=f"\0${name}\0") if word.text == _OUTPUT else word for word in words]
 
     def _words_of(self, name: str, value: Node | None) -> Iterator[Word]:
         if value is None:
@@ -180,15 +227,55 @@ class Script:
             self._open.pop()
 
     def _given(self, node: Node) -> list[Word]:
-        """``"$@"``: in a function what its calls give it, else what a user gives the script."""
-        outer = node.parent
-        while outer is not None and outer.type != "function_definition":
-            outer = outer.parent
-        name = outer.child_by_field_name("name") if outer else None
-        if name is None:
+        """``"$@"``: in a function what its calls give it, in a text of ``-c`` what follows it, else the user's own."""
+        outer = self._root.descendant_for_byte_range(node.start_byte, node.end_byte) or node
+        is_inside = outer.type in ("raw_string", "heredoc_body")  # a script with arguments of its own
+        function, script = _function(node if is_inside else outer), _root(node) if is_inside else self._root
+        if function is not None:
+            name, body = written(function.named_children[0]), function.child_by_field_name("body")
+            calls = [(Command(call, [], "").parts[1:], _function(call) is not None) for call in _calls(function)]
+        elif sets := next(
+            (inner for inner in _below(script) if _is_command(inner, _SETS) and not _function(inner)), None
+        ):
+            return [Word(f'\0"$@", which line {sets.start_point[0] + 1} sets\0', None)]
+        elif outer.type == "raw_string" and outer.parent and outer.parent.type == "command":
+            parts = [part for part in Command(outer.parent, [], "").parts if part.start_byte > outer.start_byte]
+            name, body, calls = "the script within quotes", script, [(parts[1:], _function(outer) is not None)]
+        else:
             return [Word('\0"$@"\0', None)]
-        given = [part for call in self._calls.get(written(name), []) for part in Command(call, [], "").parts[1:]]
-        return [word for part in given if not ARGUMENTS.fullmatch(written(part)) for word in self.words(part)]
+        if node.start_byte in self._open:
+            return []
+        given, first = [], self._first(body, node) if body else None
+        for parts, is_in_function in calls:
+            own = next((at for at, part in enumerate(parts) if ARGUMENTS.fullmatch(written(part))), len(parts))
+            is_split = own < (first or 0) and is_in_function
+            if first is None or is_split or any(re.search(r"\[[@*]\]", written(part)) for part in parts[:first]):
+                return [Word(f'\0"$@" of {name}\0', None)]
+            given += parts[min(first, own) :]
+        self._open.append(node.start_byte)
+        words = [word for part in given for word in self.words(part)]
+        self._open.pop()
+        return words
+
+    def _first(self, body: Node, node: Node) -> int | None:
+        """How many of its words a function or script has taken away from its ``"$@"``.
+
+        None if only a run knows. None, too, if it uses one of the others by its number: they keep their places.
+        """
+        slice_of = re.search(r":(\d)", written(node))
+        first, shifted, used = 0, 0, 0
+        for inner in _below(body):
+            text = written(inner)
+            if _is_command(inner, _SETS) or _is_command(inner, _SHIFTS):
+                shift = re.fullmatch(r"shift(?:\s+(\d+))?", text)
+                if not shift or inner.parent != body:
+                    return None
+                shifted += int(shift[1] or 1)
+                first = shifted if inner.start_byte < node.start_byte else first
+            elif inner.type in ("simple_expansion", "expansion") and (number := _POSITION.match(text)):
+                used = max(used, shifted + int(number[1])) if number[1] != "#" else sys.maxsize
+        first += max(int(slice_of[1]) - 1, 0) if slice_of else 0
+        return first if used <= first else None
 
     def text(self, node: Node) -> str:
         """The text that the shell makes of a node, what is hidden under its name."""
@@ -216,10 +303,12 @@ class Script:
         variable = re.fullmatch(r"\$(\w+)|\$\{(\w+)(:?[-=].*)?\}", text, re.DOTALL)
         if variable is None:
             part_of = re.match(r"\$\{[#!]?(\w+)", text)
-            return f"\0${part_of[1] if part_of else '(...)'}\0"
+            return f"\0${part_of[1]}\0" if part_of else _OUTPUT
         name = variable[1] or variable[2]
         assigned = [value for value in self._assigned.get(name, []) if not value or value.start_byte not in self._open]
         texts = {self._value(value) for value in assigned}
+        if name.isdigit() and _function(node):
+            return f"\0${name}\0"
         if variable[3] and (not texts or texts == {""}):
             return "".join(map(self.text, node.named_children[1:]))
         return next(iter(texts)) or "" if len(texts) == 1 and None not in texts else f"\0${name}\0"
@@ -238,6 +327,35 @@ def _is_script(text: Node) -> bool:
     words = written(text.parent).split()[:-1] if text.parent else []
     runs = {"-c", "-lc", "-ic", "-lic", "eval"} & set(words)
     return bool(re.search(r"\s", written(text)) if not _REFERENCE.fullmatch(written(text)) else runs)
+
+
+def _function(node: Node) -> Node | None:
+    """The function that a node stands in."""
+    outer = node.parent
+    while outer is not None and outer.type != "function_definition":
+        outer = outer.parent
+    return outer
+
+
+def _is_command(node: Node, pattern: re.Pattern) -> bool:
+    return node.type == "command" and bool(pattern.match(written(node)))
+
+
+def _calls(function: Node) -> list[Node]:
+    """The commands with the name of a function, in its script."""
+    name = function.named_children[0].text
+    names = [(node, node.child_by_field_name("name")) for node in _below(_root(function)) if node.type == "command"]
+    return [node for node, called in names if called and called.text == name]
+
+
+def _unquoted(word: Node) -> str:
+    """The characters of a word that have a meaning to the shell, without its variables."""
+    parts = word.named_children if word.type == "concatenation" else [word]
+    return "".join(written(part) if part.type in ("word", "brace_expression") else "_" for part in parts)
+
+
+def _root(node: Node) -> Node:
+    return _root(node.parent) if node.parent else node
 
 
 def _below(node: Node) -> Iterator[Node]:

@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import difflib
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,7 +83,8 @@ def main(args: argparse.Namespace) -> int:
     else:
         result = of_script(source, path, args.loss, args.records)
     target: Path | None = path.resolve() if args.in_place else args.output
-    if args.output and args.output.exists() and args.output.read_bytes() != result.new:
+    is_new = not args.output or not os.path.lexists(args.output)
+    if not is_new and not (args.output.exists() and args.output.read_bytes() == result.new):
         raise ValueError(f"{args.output} is there already: remove it, or name another file")
     print(result.conclusion)
     output.show([("", line) for line in result.details], widths=(1,))
@@ -108,7 +110,7 @@ def of_script(source: bytes, path: Path, loss: str, records: str | None) -> Resu
     """The new script, and what it would train.
 
     Raises:
-        ValueError: verl is not installed here, or ``records`` holds a quote.
+        ValueError: verl is not installed here, or ``records`` holds what cannot stand in the script.
     """
     script = Script(source)
     own, others = trainings.find(script)
@@ -125,12 +127,15 @@ def of_script(source: bytes, path: Path, loss: str, records: str | None) -> Resu
     if not own and not unread:
         return _without_training(path, left, loss)
     switches = [
-        (training, trainings.switch(training, loss, trainings.folder(records, path.stem, number)))
+        (
+            training,
+            trainings.switch(training, loss, trainings.folder(records, path.stem, number, training.command.quoting)),
+        )
         for number, training in enumerate(own, 1)
     ]
     verdicts = [judge(training, switch, verl) for training, switch in switches]
     by_hand = f"add by hand: {GROUP}={loss} {RECORDS_DIR}=FOLDER"
-    left += [f"line {number}: a training is started in a text that is not read; {by_hand}" for number in unread]
+    left += [f"line {number}: a text that may start a training is not read; {by_hand}" for number in unread]
     return Result(
         _conclusion(path.name, loss, switches, verdicts, unread, verl),
         _details(switches, verdicts),
@@ -217,9 +222,10 @@ def judge(training: Training, switch: Switch, verl: Verl) -> Verdict:
     missing, given = stock.missing_sizes(config), {trainings.split(text)[0] for text in known}
     unknown |= {key: f"{new} (a size for one GPU)" for key, new in missing.items() if key in given}
     problems = [f"verl wants {new}" for key, new in missing.items() if key not in given]
-    problems += _refused(main, switch, verl)
     if OmegaConf.select(config, "distillation.enabled") is True and OmegaConf.select(config, _DISTILLATION) is False:
         problems.append(f"{_DISTILLATION}=False drops the policy loss")
+    problems = [] if training.opaque else problems  # what is hidden may mend these
+    problems += _refused(main, switch, verl)
     return Verdict(problems, unknown, list(dict.fromkeys(depends)))
 
 
@@ -266,7 +272,7 @@ def _conclusion(
     if failing:
         return f"{name} would not train {trained}{some}: {failing[0].problems[0]}."
     if unread:
-        return f"{name} starts a training in a text that is not read, in line {', '.join(map(str, unread))}."
+        return f"{name} may start a training in a text that is not read, in line {', '.join(map(str, unread))}."
     if depends := list(dict.fromkeys(text for verdict in verdicts for text in verdict.depends)):
         return f"Whether {name} trains {trained} is up to {', '.join(depends)}."
     changes = sum(len(switch.removed) + len(switch.added) for _, switch in switches)
@@ -284,7 +290,9 @@ def _details(switches: list[tuple[Training, Switch]], verdicts: list[Verdict]) -
     for (training, switch), verdict in zip(switches, verdicts, strict=True):
         at = f"line {training.command.line}: "
         said += [f"{shown(word.text)} is taken out, {why}" for word, why in switch.removed]
-        said += [f"{at}{shown(word.text)} is overridden, {why}" for word, why in switch.overridden]
+        for word, why in switch.overridden:
+            stays = trainings.split(word.text)[0] not in dict(switch.added)
+            said.append(f"{at}{shown(word.text)} {'stays' if stays else 'is overridden'}, {why}")
         said += [f"{at}{key} -> {new}" for key, new in verdict.unknown.items()]
         said += [f"{at}{problem}" for problem in verdict.problems]
     return list(dict.fromkeys(said))
@@ -295,7 +303,10 @@ def _stays(switches: list[tuple[Training, Switch]], loss: str) -> Iterator[str]:
     for training, switch in switches:
         at = f"line {training.command.line}: "
         if training.takes_arguments:
-            yield f'{at}"$@", your own arguments, which come last and keep the last word'
+            place = "after what is added, and win over it"
+            if not training.arguments_come_last:
+                place = "before what is added, and lose to it: set records_dir in the script"
+            yield f'{at}"$@", your own arguments' + (f", which come {place}" if switch.added else "")
         if values := sorted({name for word in training.overrides for name in HIDDEN.findall(word.text)}):
             yield f"{at}values that only a run knows: {', '.join(values)}"
         own = [text for text in switch.kept if re.match(rf"[+]*{ACTOR}\.(clip_ratio\w*|loss_\w+)=", text)]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS, RECORDS_DIR
 from fspo_verl.launch.hydra_files import option
-from fspo_verl.launch.script import ARGUMENTS, HIDDEN, Command, Script, Word, written
+from fspo_verl.launch.script import ARGUMENTS, Command, Script, Word, shown, written
 
 """Where this package is missing, verl refuses this key. The override of the loss alone it would accept, and ignore."""
 PLACE = "fspo_records"
@@ -23,6 +23,7 @@ _OTHERS = re.compile(r"sft|eval|gener|infer|merge|serve|preprocess|convert|prepa
 _NO_MAIN = re.compile(r"(torch\.|accelerate|deepspeed|uv$|pip|venv|http|json|debugpy|pdb|ray)")
 _PYTHON = re.compile(r"(\S*/)?(python[\d.]*|torchrun|accelerate|deepspeed|ipython|run)$")
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/]*=|~[\w.]+$")
+_ANY_KEY = re.compile(r"\0|[^=\0]*\0[^=]*=")  # hidden from its start, or before its "="
 _CLIP_RATIOS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
 # Of each start its own folder. The nanoseconds are for launches that a loop starts in the same second.
 _START = "$(date +%Y%m%d-%H%M%S-%N)"
@@ -59,9 +60,14 @@ class Training(NamedTuple):
         return any(word.text == '\0"$@"\0' for word in self.words)
 
     @property
+    def arguments_come_last(self) -> bool:
+        """Whether they stand at the end of the command by themselves, so that overrides can be added before them."""
+        return bool(ARGUMENTS.fullmatch(written(self.command.parts[-1])))
+
+    @property
     def opaque(self) -> list[str]:
-        """Words whose content is not known, so that they may be any setting; the user's own arguments are left out."""
-        return [word.text.strip("\0") for word in self.words if HIDDEN.match(word.text) and word.text != '\0"$@"\0']
+        """Words that may be any setting, as their key is not known; the user's own arguments are left out."""
+        return [shown(word.text) for word in self.words if _ANY_KEY.match(word.text) and word.text != '\0"$@"\0']
 
 
 def split(override: str) -> tuple[str, str, str]:
@@ -116,7 +122,7 @@ class Switch(NamedTuple):
 
     loss: str  # an option of the group
     removed: list[tuple[Word, str]]  # and why
-    overridden: list[tuple[Word, str]]  # settings that do not stand as words of their own, and why
+    overridden: list[tuple[Word, str]]  # settings that do not stand as words of their own, so that they stay, and why
     added: list[tuple[str, str]]  # keys and values; in those of records_dir the shell has its say
     kept: list[str]  # the overrides of the script that stay
 
@@ -127,7 +133,7 @@ class Switch(NamedTuple):
             f"+{key}={value}" if key == GROUP else f"{key}=/records" if key == RECORDS_DIR else f"{key}={value}"
             for key, value in self.added
         ]
-        return [*self.kept, *added]
+        return [*self.kept, *(word.text for word, _ in self.overridden), *added]
 
 
 def switch(training: Training, loss: str, folder: str) -> Switch:
@@ -237,20 +243,27 @@ def _quoted(command: Command, key: str, value: str) -> str:
     return f'"{key}={value}"'.replace("$", "\\$") if command.quoting == "'" else f"'{key}={escaped}'"
 
 
-def folder(base: str | None, script: str, number: int) -> str:
+def folder(base: str | None, script: str, number: int, quoting: str = "") -> str:
     """Where a launch keeps its records, in the syntax of bash between double quotes: of each start a folder of its own.
 
     Args:
         base: of the user's; may hold variables; below the folder of the launch if it is relative.
         script: name of the script.
         number: of the launch in the script, from 1.
+        quoting: of the command that launches.
 
     Raises:
-        ValueError: a quote in the folder, which would end the text that it becomes part of.
+        ValueError: a quote in the folder, which would end the text that it becomes part of; or, where the command is
+            itself between quotes, what the shell that runs it would split the folder at.
     """
-    base = (base or PLACE).rstrip("/")
+    base = base or PLACE
     if set(base) & set("\"'`"):
         raise ValueError(f"--records {base}: a folder without quotes, please")
+    if quoting in ("'", '"') and re.search(r"[^\w./~${}@%+,:-]", base):
+        raise ValueError(
+            f"--records {base}: a training of {script} starts within quotes; a folder without blanks, please"
+        )
+    base = base.rstrip("/")
     base = re.sub(r"^~(?=/|$)", "$HOME", base)
     name = re.sub(r"[^\w.-]+", "-", script) + (f"-{number}" if number > 1 else "")
-    return f"{base if base[0] in '/$' else f'$PWD/{base}'}/{name}/{_START}"
+    return f"{base if not base or base[0] in '/$' else f'$PWD/{base}'}/{name}/{_START}"

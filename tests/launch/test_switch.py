@@ -128,9 +128,19 @@ SHAPES = {
     "bash -c": f'bash -c "cd $PWD && python3 -m verl.trainer.main_ppo {OLD}"\n',
     "bash -c, single quotes": f"srun bash -c 'python3 -m verl.trainer.main_ppo {OLD}'\n",
     "bash -c of a variable": f'CMD="python3 -m verl.trainer.main_ppo {OLD}"\nbash -c "$CMD"\n',
+    "bash -c, arguments": "bash -c 'python3 -m verl.trainer.main_ppo trainer.experiment_name=$1 "
+    f'"${{@:2}}"\' bash x {OLD}\n',
+    "bash -c in a function": f'f() {{ bash -c "python3 -m verl.trainer.main_ppo $*"; }}\nf {OLD}\n',
+    "a text in a function": f'f() {{\n  local all="$@"\n  python3 -m verl.trainer.main_ppo $all\n}}\nf {OLD}\n',
+    "a function in a heredoc": f"bash <<'EOF'\nf() {{ python3 -m verl.trainer.main_ppo \"$@\"; }}\nf {OLD}\nEOF\n",
     "a heredoc": f"NAME=x\nbash <<EOF\npython3 -m verl.trainer.main_ppo trainer.experiment_name=$NAME {OLD}\nEOF\n",
     "a quoted heredoc": f"bash <<'EOF'\npython3 -m verl.trainer.main_ppo \\\n  {LINES}\nEOF\n",
     "a function": f'train() {{\n  python3 -m verl.trainer.main_ppo "$@"\n}}\ntrain {OLD}\n',
+    "a function with names": "launch() {\n  local name=$1 clip=$2\n  shift 2\n  python3 -m verl.trainer.main_ppo "
+    f'trainer.experiment_name=$name "$@"\n}}\nlaunch exp {ACTOR}.clip_ratio=0.2 {OLD}\n',
+    "a function in a function": 'inner() {\n  python3 -m verl.trainer.main_ppo "$@"\n}\nouter() {\n'
+    f'  echo "$1"\n  inner trainer.experiment_name=$1 "${{@:2}}"\n}}\nouter exp {OLD}\n',
+    "a log of its command": f'log() {{ echo "$@"; "$@"; }}\nlog python3 -m verl.trainer.main_ppo {OLD}\n',
     "a function of its command": f'run() {{ "$@"; }}\nrun python3 -m verl.trainer.main_ppo {OLD}\n',
     "branches": f'A=({SIZES})\nif [ -n "${{X:-}}" ]; then\n  A+=({LOSS_MODE}=gspo)\nelse\n  A+=({LOSS_MODE}=sapo)\nfi\n'
     'python3 -m verl.trainer.main_ppo "${A[@]}"\n',
@@ -140,6 +150,12 @@ SHAPES = {
     "uv run": f"uv run --frozen python3 -m verl.trainer.main_ppo {OLD}\n",
     "a file": f"python3 verl/trainer/main_ppo.py {OLD}\n",
     "options after an array": f'A=({OLD})\npython3 -m verl.trainer.main_ppo "${{A[@]}}" --config-name ppo_trainer\n',
+    "words behind a redirection": f"true && python3 -m verl.trainer.main_ppo {SIZES} > out.txt 2>&1 "
+    f'{LOSS_MODE}=gspo {ACTOR}.clip_ratio_low=3e-4 "$@"\n',
+    "a brace that is a text": f"A={ACTOR}\npython3 -m verl.trainer.main_ppo ${{A}}.clip_ratio=0.1 {OLD} "
+    "'++data.x={a:1,b:2}' ++data.y=\\{a:1,b:2\\}\n",
+    "messages": f"say() {{ echo \"{MAIN}\"; }}\n{{ say; echo '{MAIN}'; }} 2>&1 | tee -a all.log >&2\n"
+    f"python3 -m verl.trainer.main_ppo {OLD}\n",
     "an empty array": f'set -u\nX=()\npython3 -m verl.trainer.main_ppo {OLD} ${{X[@]+"${{X[@]}}"}}\n',
     "options of Hydra": f"python3 -m verl.trainer.main_ppo --config-name=ppo_trainer {OLD} --config-path ./config\n",
     "a value of its own for the loss": f"L={LOSS_MODE}=gspo\npython3 -m verl.trainer.main_ppo {SIZES} $L\n",
@@ -190,6 +206,27 @@ def test_every_launch_is_given_the_loss_and_a_folder_of_its_own(shape, switch, t
         assert words[len(words) - len(own) :] == own and (not over or words.index(over[0]) < words.index(over[1]))
 
 
+@pytest.mark.parametrize(
+    ("text", "wins"),
+    [
+        (f'{MAIN} "$@"\n', True),
+        (f'main() {{ {MAIN} "${{@}}" 2>&1; }}\nmain "$@"\n', True),
+        (f'A=({SIZES})\nA+=("$@")\npython3 -m verl.trainer.main_ppo "${{A[@]}}"\n', False),
+        (f'C=({MAIN} "$@")\n"${{C[@]}}"\n', False),
+        (f'X="$@"\n{MAIN} $X\n', False),
+        (f'{MAIN} "$@" trainer.nnodes=1\n', False),
+    ],
+)
+def test_it_says_whether_arguments_of_the_user_win_over_what_is_added(text, wins, switch, tmp_path):
+    _, shown, _ = switch(text)
+    ((*_, last),) = (
+        [w for w in words if w.startswith(RECORDS_DIR)]
+        for words in started(tmp_path / "new.sh", tmp_path, f"{RECORDS_DIR}=/own")
+    )
+    assert (last == f"{RECORDS_DIR}=/own") == wins
+    assert ("after what is added, and win" in shown, "before what is added, and lose" in shown) == (wins, not wins)
+
+
 def test_two_trainings_have_two_folders_and_any_working_directory_will_do(switch, tmp_path, monkeypatch):
     odd = tmp_path / "a run, lr=1 (2)"
     odd.mkdir()
@@ -209,11 +246,24 @@ def test_two_trainings_have_two_folders_and_any_working_directory_will_do(switch
 
 @pytest.mark.parametrize(
     ("given", "made"),
-    [("runs", "$PWD/runs"), ("/shared/x/", "/shared/x"), ("$SCRATCH/x", "$SCRATCH/x"), ("~/x", "$HOME/x")],
+    [
+        ("runs", "$PWD/runs"),
+        ("/shared/x/", "/shared/x"),
+        ("$SCRATCH/x", "$SCRATCH/x"),
+        ("~/x", "$HOME/x"),
+        ("/", ""),
+        ("a b", "$PWD/a b"),
+    ],
 )
 def test_the_folder_for_records_may_be_the_users(given, made, switch):
     _, _, new = switch(f"{MAIN}\n", "--records", given)
     assert f"records_dir=\"'{made}/run/$(date" in new
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_a_folder_with_blanks_is_refused_where_the_command_stands_between_quotes(quote, switch):
+    code, shown, new = switch(f"bash -c {quote}{MAIN}{quote}\n", "--records", "a b")
+    assert code == 2 and "--records a b: " in shown and not new
 
 
 # --- losses ----------------------------------------------------------------------------------------------------------
@@ -287,6 +337,22 @@ def test_a_script_that_trains_it_already_is_left_as_it_is(switch):
         (f"{MAIN} $EXTRA\n", "is up to $EXTRA"),
         (f"{MAIN} trainer.val_only=$EVAL\n", "is up to trainer.val_only=$EVAL"),
         (f"{MAIN} --config-name $CONFIG\n", "is up to $CONFIG"),
+        ("X=$(cat words.txt)\npython3 -m verl.trainer.main_ppo $X data.seed=1\n", "is up to $X"),
+        ("read -r X < words.txt\npython3 -m verl.trainer.main_ppo $X data.seed=1\n", "is up to $X"),
+        (f"X=+{ACTOR}.policy_loss.foo=1\n{MAIN} $X\n", f"does not know the key {ACTOR}.policy_loss.foo"),
+        (f"X=+algorithm.policy_loss=gspo\n{MAIN} $X\n", "does not compose: Multiple values for algorithm.policy_loss"),
+        (f"{MAIN} {LOSS_MODE[:-4]}{{mode,}}=gspo\n", f"is up to {LOSS_MODE[:-4]}{{mode,}}=gspo"),
+        (f"{MAIN} {ACTOR}.{{clip_ratio=0.2,loss_agg_mode=token-mean}}\n", f"is up to {ACTOR}.{{clip_ratio=0.2,"),
+        (f"{MAIN} {ACTOR}.policy_loss.$K=gspo\n", f"is up to {ACTOR}.policy_loss.$K=gspo"),
+        (f"{MAIN} +${{SECTION}}.loss_mode=gspo\n", "is up to +$SECTION.loss_mode=gspo"),
+        (f'set -eux -o pipefail\nset -- {LOSS_MODE}=gspo "$@"\n{MAIN} "$@"\n', 'is up to "$@", which line 2 sets'),
+        (f"A=''\nIFS= read -r -d '' A <<'EOF'\n{LOSS_MODE}=gspo\nEOF\n{MAIN} $A\n", "is up to $A"),
+        (f'A=()\nmapfile -t A < words.txt\n{MAIN} "${{A[@]}}"\n', "is up to $A"),
+        (f"A=''\nprintf -v A '%s=gspo' {LOSS_MODE}\n{MAIN} $A\n", "is up to $A"),
+        (f'A=({SIZES})\nA[10]={LOSS_MODE}=gspo\npython3 -m verl.trainer.main_ppo "${{A[@]}}"\n', "is up to $A"),
+        (f'f() {{ {MAIN} "$@" data.seed=$2; }}\nf {LOSS_MODE}=gspo 1\n', 'is up to "$@" of f'),
+        (f'f() {{ while [ $1 = x ]; do shift; done; {MAIN} "$@"; }}\nf x {LOSS_MODE}=gspo\n', 'is up to "$@" of f'),
+        (f"f() {{ {MAIN} ${{1:-}}; }}\nf {LOSS_MODE}=gspo\n", "is up to $1"),
         (f'{MAIN} distillation.enabled="$D"\n', "is up to distillation.enabled=$D"),
         (
             f"{MAIN} distillation.enabled=True distillation.distillation_loss.use_task_rewards=False\n",
@@ -318,9 +384,24 @@ def test_it_says_train_only_where_it_is_so(text, said, switch):
     assert code == 1 and said in first and not re.match(r"run.sh trains", first), first
 
 
-def test_a_text_that_cannot_be_read_is_named_with_the_lines_to_add(switch):
-    code, shown, _ = switch(f'ssh host "bash -c \\"python3 -m verl.trainer.main_ppo {SIZES}\\""\n{MAIN}\n')
-    assert code == 1 and "line 1: " in shown and f"algorithm.policy_loss=fspo {RECORDS_DIR}=" in shown
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'ssh host "bash -c \\"{MAIN}\\""',
+        f'echo "{MAIN}" > job.sh',
+        f"printf '%s\\n' '{MAIN}' | tee job.sh",
+        f"{{ echo cd /x; echo {MAIN}; }} > job.sh",
+        f"say() {{ echo {MAIN}; }}; say | bash",
+        f'CMD=$(echo "{MAIN}")',
+        f"log {MAIN}",
+        f"echo {LOSS_MODE}=gspo | xargs {MAIN}",
+        f"parallel {MAIN} {{}} ::: {LOSS_MODE}=gspo",
+    ],
+)
+def test_a_text_that_cannot_be_read_is_named_with_the_lines_to_add(text, switch):
+    code, shown, _ = switch(f"{text}\n{MAIN}\n")
+    assert code == 1 and shown.startswith("run.sh may start a training in a text that is not read, in line 1.")
+    assert "line 1: " in shown and f"algorithm.policy_loss=fspo {RECORDS_DIR}=" in shown
 
 
 def test_all_unknown_keys_are_named_at_once_each_with_its_new_name(switch):
@@ -387,6 +468,9 @@ def test_no_file_is_overwritten_but_the_script_in_place_with_its_mode(switch, tm
     Path("new.sh").write_text("mine\n")
     code, shown, new = switch(f"{MAIN}\n")
     assert code == 2 and "new.sh is there already" in shown and new == "mine\n"
+    Path("link.sh").symlink_to("gone.sh")
+    code, shown, _ = switch(f"{MAIN}\n", new="link.sh")
+    assert code == 2 and "link.sh is there already" in shown and Path("link.sh").is_symlink()
     Path("run.sh").chmod(0o750)
     assert cli.main(["switch", "run.sh", "--in-place"]) == 0
     assert Path("run.sh").stat().st_mode & 0o777 == 0o750 and "fspo" in Path("run.sh").read_text()
