@@ -32,13 +32,13 @@ import pandas as pd
 
 from fspo_verl.analysis import clip_rates, fit, numerical_noise
 from fspo_verl.analysis.clip_rates import Estimate
-from fspo_verl.analysis.conclusion import MEND, NOTHING_MOVED, RECORD, SMALLER_MINI_BATCHES, TAKE, percent
+from fspo_verl.analysis.conclusion import MEND, NOTHING_MOVED, RECORD, TAKE, percent
 from fspo_verl.analysis.fit import Fit, FromMetrics, from_metrics
 from fspo_verl.analysis.length_effect import MIN_STEPS, LengthEffect
 from fspo_verl.analysis.metric_facts import LEARN_MORE
 from fspo_verl.analysis.overrides import band_overrides, ends_following, gspo_overrides, pasted
 from fspo_verl.analysis.runs import Run, read_run
-from fspo_verl.analysis.verdict import Verdict, verdict
+from fspo_verl.analysis.verdict import Verdict, verdict, verdict_of
 from fspo_verl.band import DUAL, Band
 from fspo_verl.clips import CLIPS, BandClip, Clip
 from fspo_verl.keys import RECORDS_DIR
@@ -92,12 +92,19 @@ def main(args: argparse.Namespace) -> int:
             f"{args.run} holds no log-ratios of responses, and an eps needs them. What records them: {LEARN_MORE}"
         )
     result: FromMetrics | Calibration
-    if run.records.empty:
-        source, result = "metrics", from_metrics(run.metrics, args.target_clip_rate)
+    try:
+        if run.records.empty:
+            source, result = "metrics", from_metrics(run.metrics, args.target_clip_rate)
+        else:
+            every = bool(args.all or args.json)
+            source, result = "records", calibrate(run.records, args.target_clip_rate, every)
+    except ValueError as error:
+        if (said := verdict_of(run)).action != MEND:
+            raise
+        raise ValueError(f"{said.sentence} {said.advice} There is no eps to give: {error}") from error
+    if isinstance(result, FromMetrics):
         print(text_from_metrics(result, run))
     else:
-        every = bool(args.all or args.json)
-        source, result = "records", calibrate(run.records, args.target_clip_rate, every)
         print(text(result, run))
         if args.all:
             print(f"\n{details(result, run)}")
@@ -119,7 +126,7 @@ def calibrate(records: pd.DataFrame, target: float, every: bool = True) -> Calib
         ValueError: nothing has moved, a sign of the advantage is missing, or no band reaches the target.
     """
     if not (records["quadratic_variation"] > 0).any():
-        raise ValueError(f"{NOTHING_MOVED}; {SMALLER_MINI_BATCHES}")
+        raise ValueError(NOTHING_MOVED)
     if fit.resampled(records)[1].max() == 0:
         raise ValueError("all records are of one prompt in one step, and no other says what holds beyond it")
     settings, said = records.attrs["settings"], verdict(records)
@@ -257,13 +264,16 @@ def _effect(effect: LengthEffect | None) -> str:
 
 
 def text_from_metrics(result: FromMetrics, run: Run) -> str:
-    """What the metrics say."""
+    """What the metrics say, after what has to be mended first."""
+    said = verdict_of(run)
+    first = [_wrap(f"{run.name}: {said.sentence}"), _wrap(said.advice)] if said.action == MEND else []
     found = (
         f"{run.name}: rates only, no test, from the metrics of {result.steps} steps, as there are no records. It takes "
         f"S/sqrt(length) of the {result.moved:.0%} of the responses that move for Gaussian and independent of the "
         f"advantage; real tails are heavier. For intervals and a test set {RECORDS_DIR}=DIR and train."
     )
     blocks = [
+        *first,
         _wrap(found),
         f"Width sqrt(length), for a clip rate of {result.target:g} on each side:",
         _paste_block(result.band, run.settings),

@@ -172,7 +172,7 @@ def of_records(records: pd.DataFrame, tested: bool = True) -> Evidence:
         moved=float((records["quadratic_variation"] > 0).mean()),
         noise_sigma=measured and measured.sigma,
         noise_share=_noise_share(records, measured),
-        noise_only=bool(noise.on_policy(records["mini_batch"], settings).all()),
+        one_step=bool((records["mini_batch"] == 0).all()),
         noise_found=measured,
         band=band,
         mismatch_sigma=engines and engines.sigma,

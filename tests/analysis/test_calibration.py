@@ -315,7 +315,7 @@ def records_without(**columns):
 
 
 ERRORS = {
-    "nothing moved": (records_without(log_ratio=0.0, quadratic_variation=0.0), (), "nothing moved, so no clip can act"),
+    "nothing moved": (records_without(log_ratio=0.0, quadratic_variation=0.0), (), "Nothing moved, so no clip can act"),
     "no A > 0": (records_without(advantage=-1.0), (), "no response has an advantage > 0"),
     "no A < 0": (records_without(advantage=1.0), (), "no response has an advantage < 0"),
     "one prompt": (records_without().query("prompt == prompt.iloc[-1]"), (), "of one prompt in one step"),

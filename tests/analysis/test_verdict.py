@@ -4,6 +4,7 @@
 
 import dataclasses
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import synthetic_run
 from scipy.stats import binom
 from simulated_records import frame
+from test_live import logged_by_verl
 
 from fspo_verl import cli
 from fspo_verl.analysis import conclusion as c
@@ -269,6 +271,49 @@ def test_report_and_calibrate_say_the_same_of_one_run(folder, tmp_path, capsys):
     assert f"{folder.name}: {said.sentence} {said.advice} " in out
     if said.overrides and said.comparison and said.comparison.rate == 0.1:
         assert " \\ ".join(pasted(said.overrides)) in out
+
+
+def still(mini_batches, loss="fspo", steps=12):
+    """A run that updates do not move."""
+    table = synthetic_run.records(np.random.default_rng(0), loss, steps, mini_batches=mini_batches)
+    return table.assign(log_ratio=np.float32(0), quadratic_variation=np.float32(0), clipped=np.float32(0))
+
+
+@pytest.mark.parametrize("kind", ["records", "metrics"])
+@pytest.mark.parametrize("mini_batches", [1, 4])
+def test_where_nothing_moved_the_remedy_is_one_that_the_run_does_not_have(mini_batches, kind, tmp_path, capsys):
+    table = still(mini_batches)
+    if kind == "records":
+        synthetic_run.write_records(tmp_path / "records", table, "fspo")
+    else:
+        steps = [logged_by_verl(part, [1, 2], mini_batches) for _, part in table.groupby("step")]
+        lines = [json.dumps({"step": step, "data": metrics}) for step, metrics in enumerate(steps, start=1)]
+        (tmp_path / "metrics-1.jsonl").write_text("\n".join(lines) + "\n")
+    said = verdict_of(runs.read_run(tmp_path, "run"))
+    assert (said.cause, said.action) == (c.LEVEL, c.MEND)
+    assert ("ppo_mini_batch_size" in said.advice) == (mini_batches == 1) != ("learning rate" in said.advice)
+    assert ("one optimiser step" in said.sentence) == (mini_batches == 1)
+    assert cli.main(["calibrate", str(tmp_path)]) == 2
+    assert f"fspo-verl calibrate: {said.sentence} {said.advice}" in capsys.readouterr().err
+
+
+BROKEN = {
+    "not finite": still(4).assign(decision="nonfinite"),
+    "not finite, and some moved": synthetic_run.records(np.random.default_rng(0)).assign(decision="nonfinite"),
+    "noise alone, out of reach": synthetic_run.records(np.random.default_rng(0), mini_batches=1).assign(
+        log_ratio=1.0, quadratic_variation=1.0, clipped=1.0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_calibrate_begins_with_what_to_mend_though_there_is_no_eps(name, tmp_path, capsys):
+    synthetic_run.write_records(tmp_path / "records", BROKEN[name], "fspo")
+    said = verdict_of(runs.read_run(tmp_path, "run"))
+    assert said.action == c.MEND
+    code = cli.main(["calibrate", str(tmp_path)])
+    out, err = (" ".join(text.split()) for text in capsys.readouterr())
+    assert f"{said.sentence} {said.advice}" in (out if code == 0 else err)
 
 
 # --- the truth table -------------------------------------------------------------------------------------------------
