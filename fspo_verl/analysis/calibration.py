@@ -36,7 +36,7 @@ from fspo_verl.analysis.conclusion import MEND, NOTHING_MOVED, RECORD, TAKE, per
 from fspo_verl.analysis.fit import Fit, FromMetrics, from_metrics
 from fspo_verl.analysis.length_effect import MIN_STEPS, LengthEffect
 from fspo_verl.analysis.metric_facts import LEARN_MORE
-from fspo_verl.analysis.overrides import band_overrides, ends_following, gspo_overrides, pasted
+from fspo_verl.analysis.overrides import SWITCH, band_overrides, gspo_overrides, pasted, to_know
 from fspo_verl.analysis.runs import Run, read_run
 from fspo_verl.analysis.verdict import Verdict, verdict, verdict_of
 from fspo_verl.band import DUAL, Band
@@ -109,7 +109,7 @@ def main(args: argparse.Namespace) -> int:
         if args.all:
             print(f"\n{details(result, run)}")
     if args.json:
-        answer = {"run": str(run.folder), "source": source} | _plain(result)
+        answer = {"run": str(run.folder), "source": source} | _plain(result, run.settings)
         args.json.write_text(json.dumps(answer, indent=2, allow_nan=False) + "\n")
     return 0
 
@@ -248,7 +248,12 @@ def details(result: Calibration, run: Run) -> str:
     for fitted in widths if any(one.band == chosen.band for one in widths) else result.fits:
         tests = f"k {_effect(fitted.effect)}, held out {_effect(fitted.held_out)}; clip rate {fitted.rate:.3f}"
         blocks.append(f"{_wrap(f'{fitted.width}: {tests}')}\n{_lines(band_overrides(fitted.band, run.settings))}")
-    blocks.append("What other clips need to take as much of these records")
+    blocks.append(
+        _wrap(
+            "What other clips need to take as much of these records, behind the arguments of a launch that trains that "
+            f"loss: `{SWITCH}` writes one of fspo, with `--loss gspo` one of GSPO."
+        )
+    )
     for rule in result.rules:
         block = _wrap(f"{rule.name}: {rule.range}")
         blocks.append(f"{block}\n{_lines(rule.overrides)}" if rule.overrides else block)
@@ -294,9 +299,9 @@ def _wrap(text: str, first: str = "") -> str:
 
 
 def _paste_block(band: Band, settings: RunSettings | None, said: str = "") -> str:
-    """The overrides of a band, and what else they change, unless that has been said."""
-    block, change = _lines(band_overrides(band, settings)), ends_following(settings)
-    return f"{block}\n{_wrap(change)}" if change and change not in said else block
+    """The overrides of a band, and what to know of them, unless that has been said."""
+    block, known = _lines(band_overrides(band, settings)), to_know(band, settings)
+    return f"{block}\n{_wrap(known)}" if known and known not in said else block
 
 
 def _lines(items: dict[str, float | str | None]) -> str:
@@ -307,19 +312,19 @@ def _lines(items: dict[str, float | str | None]) -> str:
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def _plain(value):
+def _plain(value, settings: RunSettings | None):
     """Built-in types only; NaN and infinity as None, a NamedTuple by its fields, a band with its overrides."""
     if dataclasses.is_dataclass(value):
         fields = dict(vars(value))
         if isinstance(value, FromMetrics | Fit):
-            fields["overrides"] = band_overrides(value.band)
-        return _plain(fields)
+            fields["overrides"] = band_overrides(value.band, settings)
+        return _plain(fields, settings)
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _plain(item, settings) for key, item in value.items()}
     if hasattr(value, "_asdict"):
-        return _plain(value._asdict())
+        return _plain(value._asdict(), settings)
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, settings) for item in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     return int(value) if isinstance(value, np.integer) else value

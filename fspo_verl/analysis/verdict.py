@@ -20,7 +20,7 @@ from fspo_verl.analysis.conclusion import Conclusion, Evidence, conclude, percen
 from fspo_verl.analysis.length_effect import MIN_PROMPTS, MIN_STEPS, LengthEffect, length_effect
 from fspo_verl.analysis.logs import NOT_FINITE
 from fspo_verl.analysis.metric_facts import LEARN_MORE, Fact, facts
-from fspo_verl.analysis.overrides import band_overrides, ends_following
+from fspo_verl.analysis.overrides import band_overrides, to_know
 from fspo_verl.analysis.runs import Run
 from fspo_verl.analysis.widths import Comparison, Width
 from fspo_verl.band import Band
@@ -83,7 +83,7 @@ def verdict(records: pd.DataFrame) -> Verdict:
     settings, text, overrides = records.attrs["settings"], advice.text, {}
     if advice.band is not None:
         overrides = band_overrides(advice.band, settings)
-        text = " ".join(filter(None, [text, ends_following(settings)]))
+        text = " ".join(filter(None, [text, to_know(advice.band, settings)]))
     below = [one.sentence for one in others]
     if first.cause not in (conclusion.LENGTH, conclusion.EVEN) and evidence.length and not evidence.length.depends:
         below.append(conclusion.of_length(evidence))
