@@ -215,9 +215,11 @@ def _width(chosen: Fit) -> str:
 def _prediction(result: Calibration) -> str:
     """The clip rate to expect of a re-run; empty where there are too few steps to tell."""
     rate, lower, upper = result.fits[0].rate
-    if result.clusters == "prompts" or result.steps < MIN_STEPS or not upper - lower <= rate:
+    if result.clusters == "prompts" or result.steps < MIN_STEPS:
         steps = "One step is" if result.steps == 1 else f"{result.steps} steps are"
         return f"{steps} too few to say what a re-run would clip."
+    if not upper - lower <= rate:
+        return f"These {result.steps} steps differ too much to say what a re-run would clip."
     return f"A re-run at this eps would clip {percent(lower)} to {percent(upper)}, if it moved alike."
 
 
@@ -225,7 +227,8 @@ def _next(result: Calibration) -> str:
     if result.verdict.action == MEND:
         return "fix what the first line says, train, and calibrate from the records of that run."
     if result.verdict.action == RECORD:
-        return f"record {MIN_STEPS} steps or more, and calibrate again."
+        steps = "more steps" if result.steps >= MIN_STEPS else f"{MIN_STEPS} steps or more"
+        return f"record {steps}, and calibrate again."
     return (
         "train with this, and calibrate again from the records of that run, as another eps lets the policy move "
         f"otherwise. {_NEXT_RUN}"

@@ -85,6 +85,9 @@ class Evidence:
     responses: int | None = None
     """With an advantage."""
 
+    steps: int | None = None
+    """Recorded ones; those with clips to compare are :attr:`LengthEffect.steps` of :attr:`length`."""
+
     clip_rate: float | None = None
     """Share of :attr:`responses`; of a loss that clips tokens the mean share of a response's tokens."""
 
@@ -543,12 +546,15 @@ def of_length(evidence: Evidence) -> str:
 
 def _dependence(evidence: Evidence, effect: LengthEffect) -> str:
     steps = "this one step" if effect.steps == 1 else f"these {effect.steps} steps"
+    if partly := (evidence.steps or 0) > effect.steps:
+        steps = f"the {effect.steps} of {evidence.steps} steps that have clips to compare"
     where = "" if effect.is_of_run else f"in {steps} "
     if not effect.depends:
         factor = f"a factor up to {effect.factor:.2g} between lengths is compatible"
         if not effect.factor <= _LARGE_FACTOR:
             factor = "any difference is compatible"
-        return f"No significant dependence on length {where}({evidence.responses:,} responses; {factor})."
+        count = "" if where and partly else f"{evidence.responses:,} responses; "  # that is of all steps
+        return f"No significant dependence on length {where}({count}{factor})."
     who = {
         "shorter": "shorter responses are clipped more",
         "longer": "longer responses are clipped more",

@@ -148,7 +148,7 @@ def _of_log(said: list[Fact]) -> Verdict:
 def of_records(records: pd.DataFrame, tested: bool = True) -> Evidence:
     """The evidence that records give for each cause; for lengths only the rates of thirds, if they are not tested."""
     counted = records[(records["advantage"] != 0) & (records["length"] > 0)]
-    evidence = Evidence(responses=len(counted))
+    evidence = Evidence(responses=len(counted), steps=int(records["step"].nunique()))
     if len(records):
         evidence = dataclasses.replace(
             evidence,
@@ -263,7 +263,7 @@ def _advised(records: pd.DataFrame, evidence: Evidence, first: Conclusion) -> _A
     effect = evidence.length
     if first.cause in (conclusion.LENGTH, conclusion.EVEN):
         assert effect is not None, "these are what a test says"
-        return _of_widths(effect, widths.compare(records, effect.depends))
+        return _of_widths(effect, evidence.steps or effect.steps, widths.compare(records, effect.depends))
     compared, best, rate = None, None, MATCHED_RATE
     how = "Widen the clip" if first.cause == conclusion.LEVEL else "Set both sides apart"
     if (evidence.clip_rate or 0) < conclusion.HARDLY_ANY:
@@ -282,14 +282,16 @@ def _advised(records: pd.DataFrame, evidence: Evidence, first: Conclusion) -> _A
     return _Advice(first.action, text, band, compared)
 
 
-def _of_widths(effect: LengthEffect, compared: Comparison) -> _Advice:
-    """What to do where the length is the question."""
+def _of_widths(effect: LengthEffect, steps: int, compared: Comparison) -> _Advice:
+    """What to do where the length is the question, of so many recorded steps."""
     best, own, rate = compared.best, compared.own, percent(compared.rate)
     untried = "; ".join(f"{name} ({why})" for name, why in compared.untried.items())
     untried = f" Could not be tried: {untried}." if untried else ""
     if not effect.is_of_run:
-        few = "one is" if effect.steps == 1 else f"{effect.steps} are"
+        few = "one is" if steps == 1 else f"{steps} are"
         text = f"Record {MIN_STEPS} steps or more: {few} too few to speak of the run."
+        if steps >= MIN_STEPS:
+            text = f"Record more: {effect.steps} of the {steps} steps have clips to compare, and {MIN_STEPS} have to."
         if best and own:
             text += f" Here {_a_band(best.band)} is more even: {_more_even(best, own)}"
         return _Advice(conclusion.RECORD, text, None, compared)

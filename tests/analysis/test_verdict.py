@@ -257,6 +257,32 @@ def test_too_few_to_say_is_an_answer(case):
     assert (said.cause, said.action) == (cause, action) and said.sentence and said.advice and said.effect is None
 
 
+@pytest.mark.parametrize(("recorded", "with_clips"), [(40, 8), (12, 6), (9, 9), (9, 4)])
+def test_ten_steps_are_asked_for_only_where_fewer_are_recorded(recorded, with_clips, tmp_path, capsys):
+    table = synthetic_run.records(np.random.default_rng(0), "fspo", recorded)
+    table.loc[table.step <= recorded - with_clips, "clipped"] = np.float32(0)
+    synthetic_run.write_records(tmp_path / "records", table, "fspo")
+    said = verdict_of(runs.read_run(tmp_path, "run"))
+    assert (said.action, said.effect.steps) == (c.RECORD, with_clips)
+    assert cli.main(["calibrate", str(tmp_path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    for words in (said.advice, out):
+        assert ("ecord 10 steps or more" in words) == (recorded < 10)
+    assert f"{recorded} are too few" in out if recorded < 10 else f"{recorded} steps are too few" not in out
+    assert (f"{with_clips} of {recorded} steps" in said.sentence) == (with_clips < recorded)
+
+
+@pytest.mark.parametrize("column", ["quadratic_variation", "log_ratio"])
+def test_a_broken_value_says_nothing_of_the_noise(column):
+    records = simulated(noise=0.004)
+    broken = records.copy()
+    first = broken.index[broken.mini_batch == 0][:3]
+    broken.loc[first, column] = np.inf
+    broken.attrs = records.attrs
+    sound, found = of_records(records.drop(first)).noise_found, of_records(broken).noise_found
+    assert found == sound and verdict(broken).sentence
+
+
 # --- report and calibrate --------------------------------------------------------------------------------------------
 
 
