@@ -9,7 +9,8 @@
 The log-ratio S of a response of L tokens is taken as normal, with variance sigma^2 L and mean -sigma^2 L / 2, as if
 tokens were independent and spread alike. Half of the responses have an advantage above 0. A run gives two sigmas: its
 noise (fspo/noise_sigma), which clips see, and the mismatch of trainer and rollout engine, which rejections see. In
-bypass mode clips see the mismatch as well. --sigma stands for either, --k3 for the mismatch. Movement of the policy itself is not included.
+bypass mode clips see the mismatch as well. --sigma stands for either, --k3 for the mismatch. Movement of the policy
+itself is not included.
 
 The forecast is wrong where tokens move together, and for short responses where few tokens carry the noise. The second
 line gives the rates if 5% of the tokens carry all of it. In one record of chat FSPO's band clips 10% where the forecast
