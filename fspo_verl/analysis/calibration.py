@@ -129,7 +129,7 @@ def calibrate(records: pd.DataFrame, target: float, every: bool = True) -> Calib
         raise ValueError(NOTHING_MOVED)
     if fit.resampled(records)[1].max() == 0:
         raise ValueError("all records are of one prompt in one step, and no other says what holds beyond it")
-    settings, said = records.attrs["settings"], verdict(records)
+    settings, said = records.attrs["settings"], verdict(records, target)
     trained = settings and settings.trained_band
     shape = trained or Band()
     if said.action == TAKE and said.comparison and said.comparison.best and said.comparison.best.band:
@@ -201,11 +201,21 @@ def text(result: Calibration, run: Run) -> str:
         _wrap(said.advice),
         _wrap(f"{_width(chosen)} clips {percent(chosen.rate.value)} of these responses. {_prediction(result)}"),
         "  " + "   ".join(change),
-        _paste_block(chosen.band, run.settings, said.advice),
+        _wrap(_within_noise(result)) or _paste_block(chosen.band, run.settings, said.advice),
         *(_wrap(f"{warning}.", "Note: ") for warning in result.warnings[:1]),
         _wrap(_next(result), "Next: "),
     ]
     return "\n".join(lines)
+
+
+def _within_noise(result: Calibration) -> str:
+    """What to say in place of overrides that would clip noise; empty for a band that is wider."""
+    if result.noise is None or not noise.finding(result.noise, result.fits[0].band):
+        return ""
+    return (
+        f"There is nothing to paste: numerical noise alone puts {percent(result.noise.outside)} of the responses that "
+        "no update had moved outside this band. Ask for a lower clip rate, or remove the noise first (docs/noise.md)."
+    )
 
 
 def _width(chosen: Fit) -> str:
@@ -226,6 +236,8 @@ def _prediction(result: Calibration) -> str:
 def _next(result: Calibration) -> str:
     if result.verdict.action == MEND:
         return "fix what the first line says, train, and calibrate from the records of that run."
+    if _within_noise(result):
+        return "remove the noise, train, and calibrate from the records of that run; or ask for a lower clip rate."
     if result.verdict.action == RECORD:
         steps = "more steps" if result.steps >= MIN_STEPS else f"{MIN_STEPS} steps or more"
         return f"record {steps}, and calibrate again."
@@ -238,8 +250,6 @@ def _next(result: Calibration) -> str:
 def details(result: Calibration, run: Run) -> str:
     """What ``--all`` adds: every width, every other clip of the catalogue, and all that a reader should know."""
     blocks = [_wrap(note) for note in (*result.verdict.notes, *(f"{text}." for text in result.warnings[1:]))]
-    if result.noise and (warned := noise.warning(result.noise, result.fits[0].band)):
-        blocks.append(_wrap(f"{warned}.", "Warning: "))
     blocks.append(
         _wrap(
             f"Each width at a clip rate of {percent(result.target)} on each side. k: clip rate ~ length^k, 0 where "

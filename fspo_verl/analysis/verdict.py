@@ -69,17 +69,21 @@ class Verdict:
     """The widths that were tried; None where the advice is not about them."""
 
 
-def verdict(records: pd.DataFrame) -> Verdict:
+def verdict(records: pd.DataFrame, target: float | None = None) -> Verdict:
     """Say what the clip of a run does; too little data is an answer, not an error.
 
     Args:
         records: of :mod:`fspo_verl.observe.records`, all responses, moved or not.
+        target: clip rate of a band to take; as widths are compared if None.
+
+    Raises:
+        Unreachable: a band that is better than the run's does not reach the target.
     """
     evidence = of_records(records)
     first, *others = conclude(evidence)
     advice = _Advice(first.action, first.advice)
     if first.cause in _ASKS_FOR_A_WIDTH and first.action != conclusion.MEND and not evidence.one_length:
-        advice = _advised(records, evidence, first)
+        advice = _advised(records, evidence, first, target)
     settings, text, overrides = records.attrs["settings"], advice.text, {}
     if advice.band is not None:
         overrides = band_overrides(advice.band, settings)
@@ -258,22 +262,27 @@ class _Advice:
     compared: Comparison | None = None
 
 
-def _advised(records: pd.DataFrame, evidence: Evidence, first: Conclusion) -> _Advice:
+def _advised(records: pd.DataFrame, evidence: Evidence, first: Conclusion, target: float | None) -> _Advice:
     """Advice on the clip that was tried on these records."""
     effect = evidence.length
     if first.cause in (conclusion.LENGTH, conclusion.EVEN):
         assert effect is not None, "these are what a test says"
-        return _of_widths(effect, evidence.steps or effect.steps, widths.compare(records, effect.depends))
-    compared, best, rate = None, None, MATCHED_RATE
+        tried = widths.compare(records, effect.depends)
+        advice = _of_widths(effect, evidence.steps or effect.steps, tried, target or tried.rate)
+        if target and advice.band:
+            advice = dataclasses.replace(advice, band=fit.with_eps(records, advice.band, target))
+        return advice
+    compared, best, rate = None, None, target or MATCHED_RATE
     how = "Widen the clip" if first.cause == conclusion.LEVEL else "Set both sides apart"
     if (evidence.clip_rate or 0) < conclusion.HARDLY_ANY:
         how = "Narrow the clip, if one is wanted"
     elif effect is not None and effect.is_of_run:
         compared = widths.compare(records, effect.depends)
-        best, rate = compared.best if effect.depends else None, compared.rate
+        best, rate = compared.best if effect.depends else None, target or compared.rate
         compared = dataclasses.replace(compared, best=best)  # what calibrate takes
     try:
-        band = best.band if best else fit.with_eps(records, evidence.band or Band(), rate)
+        band = best.band if best and not target else None
+        band = band or fit.with_eps(records, (best and best.band) or evidence.band or Band(), rate)
     except fit.Unreachable as error:
         return _Advice(first.action, f"{first.advice} {sentence(str(error))}.", None, compared)
     text = f"{how}: {_a_band(band)} clips {percent(rate)} of these responses, of either sign of the advantage."
@@ -282,8 +291,13 @@ def _advised(records: pd.DataFrame, evidence: Evidence, first: Conclusion) -> _A
     return _Advice(first.action, text, band, compared)
 
 
-def _of_widths(effect: LengthEffect, steps: int, compared: Comparison) -> _Advice:
-    """What to do where the length is the question, of so many recorded steps."""
+def _of_widths(effect: LengthEffect, steps: int, compared: Comparison, taken: float) -> _Advice:
+    """What to do where the length is the question.
+
+    Args:
+        steps: that were recorded.
+        taken: clip rate of the band to take.
+    """
     best, own, rate = compared.best, compared.own, percent(compared.rate)
     untried = "; ".join(f"{name} ({why})" for name, why in compared.untried.items())
     untried = f" Could not be tried: {untried}." if untried else ""
@@ -299,7 +313,9 @@ def _of_widths(effect: LengthEffect, steps: int, compared: Comparison) -> _Advic
         text = f"Keep the clip: there is no other to compare it with.{untried}"
         return _Advice(conclusion.COULD_NOT, text, None, compared)
     if best is not None and effect.depends:
-        text = f"Take {_a_band(best.band)}; it clips {rate} of these responses, of either sign of the advantage."
+        text = (
+            f"Take {_a_band(best.band)}; it clips {percent(taken)} of these responses, of either sign of the advantage."
+        )
         return _Advice(conclusion.TAKE, f"{text} {sentence(_more_even(best, own))}{untried}", best.band, compared)
     if best is not None:
         text = f"{_a_band(best.band)} looks more even: {_more_even(best, own)}"

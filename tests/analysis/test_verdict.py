@@ -343,6 +343,40 @@ def test_calibrate_begins_with_what_to_mend_though_there_is_no_eps(name, tmp_pat
     assert f"{said.sentence} {said.advice}" in (out if code == 0 else err)
 
 
+def steep(first=0.0):
+    """Records whose clip follows the length; and noise of this sigma in first mini-batches."""
+    table = synthetic_run.records(np.random.default_rng(0), "fspo", 24, lengths=(5, 800))
+    s = np.where(table.mini_batch > 0, table.log_ratio, first * np.sqrt(table.length) * np.sign(table.index % 2 - 0.5))
+    table = table.assign(log_ratio=s.astype(np.float32))
+    table["quadratic_variation"] = table.quadratic_variation.where(table.mini_batch > 0, first**2 * table.length)
+    return table
+
+
+@pytest.mark.parametrize("target", [0.05, 0.1, 0.3])
+@pytest.mark.parametrize("kind", ["idle", "longer"])
+def test_the_words_of_calibrate_and_its_overrides_are_of_one_band(kind, target, tmp_path, capsys):
+    table = steep()
+    table["clipped"] = np.float32(0)
+    if kind == "longer":
+        table["clipped"] = ((table.log_ratio.abs() > 0.4) & (table.advantage != 0)).astype(np.float32)
+    synthetic_run.write_records(tmp_path / "records", table, "fspo")
+    file = tmp_path / "out.json"
+    assert cli.main(["calibrate", str(tmp_path), "--target-clip-rate", str(target), "--json", str(file)]) == 0
+    result, out = json.loads(file.read_text()), " ".join(capsys.readouterr().out.split())
+    said, chosen = result["verdict"], result["fits"][0]
+    assert said["action"] == c.TAKE and said["overrides"] == chosen["overrides"]
+    assert f"clips {percent(target)} of these responses, of either" in said["advice"] and said["advice"] in out
+    assert " \\ ".join(pasted(chosen["overrides"])) in out
+
+
+@pytest.mark.parametrize("first", [0.0, 0.04])
+def test_a_band_within_the_noise_is_not_to_be_pasted(first, tmp_path, capsys):
+    synthetic_run.write_records(tmp_path / "records", steep(first), "fspo")
+    assert cli.main(["calibrate", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert (f"{KEY}eps_low=" in out) == (first == 0) != ("nothing to paste" in out)
+
+
 # --- the truth table -------------------------------------------------------------------------------------------------
 
 _MANY = ("even", "even, heavy tails", "even, slopes that differ by step, sd 0.3")
