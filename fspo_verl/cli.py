@@ -65,7 +65,8 @@ def forecast_arguments(parser: argparse.ArgumentParser) -> None:
     add("run", nargs="?", type=Path, metavar="RUN", help="a run: its folder, or a log of it")
     add("--lengths", metavar="L,L", help="response lengths, such as 200,2000,8000 (default: those of RUN)")
     add("--sigma", type=float, help="root mean square of a token's log-ratio, nats (default: that of RUN)")
-    add("--k3", type=float, help="instead of --sigma: verl's rollout_corr/k3_kl, half of its square")
+    k3 = "instead of --sigma: verl's rollout_corr/k3_kl, half of its square; clips see it in bypass mode only"
+    add("--k3", type=float, help=k3)
     add("--loss", help="one rule alone, by its name, such as fspo, gspo, fixed_band, seq_is, geo_rs, trl")
     add("--clip", nargs=2, type=float, metavar=("LOW", "HIGH"), help="its range: clip_ratio_low and _high, or eps")
 

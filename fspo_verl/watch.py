@@ -146,12 +146,13 @@ class Watcher:
                 evidence = dataclasses.replace(evidence, rejected=rejected / (rejected + len(records)))
             parts = attribution(records)
             newest = records[records["step"] == window[-1]]
-            idle = "" if (newest["advantage"] != 0).any() else "; no response of this step has an advantage"
+            idle = "" if (newest["advantage"] != 0).any() else "no response of this step has an advantage"
         else:
             evidence, parts, idle = verdict.of_metrics(metrics, run.settings), None, ""
         evidence = dataclasses.replace(evidence, broken=broken)
         if evidence.clip_rate is not None or len(run.records):
-            return conclusion.brief(evidence, parts) + idle, alarming(evidence, len(window))
+            numbers = "; ".join(filter(None, [conclusion.brief(evidence, parts), idle]))
+            return numbers, alarming(evidence, len(window))
         self.of_log = True
         return _logged(dataclasses.replace(run, metrics=metrics), broken)
 

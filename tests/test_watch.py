@@ -110,6 +110,13 @@ def test_a_log_gets_what_it_says_and_never_an_attribution(file, capsys):
     assert "of it" not in "".join(lines)
 
 
+def test_steps_without_an_advantage_are_said_without_an_empty_clause(tmp_path, capsys):
+    table = synthetic_run.records(np.random.default_rng(0), "fspo", 12).assign(advantage=np.float32(0))
+    synthetic_run.write_records(tmp_path / "records", table, "fspo")
+    *lines, _ = lines_of(tmp_path, capsys)
+    assert lines and all(re.match(r"step \d+: no response", line) for line in lines)
+
+
 # --- how it ends -----------------------------------------------------------------------------------------------------
 
 

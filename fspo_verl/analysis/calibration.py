@@ -32,13 +32,13 @@ import pandas as pd
 
 from fspo_verl.analysis import clip_rates, fit, numerical_noise
 from fspo_verl.analysis.clip_rates import Estimate
-from fspo_verl.analysis.conclusion import MEND, NOTHING_MOVED, RECORD, SMALLER_MINI_BATCHES, TAKE, percent
+from fspo_verl.analysis.conclusion import MEND, NOTHING_MOVED, RECORD, TAKE, percent
 from fspo_verl.analysis.fit import Fit, FromMetrics, from_metrics
 from fspo_verl.analysis.length_effect import MIN_STEPS, LengthEffect
 from fspo_verl.analysis.metric_facts import LEARN_MORE
-from fspo_verl.analysis.overrides import band_overrides, ends_following, gspo_overrides, pasted
+from fspo_verl.analysis.overrides import SWITCH, band_overrides, gspo_overrides, pasted, to_know
 from fspo_verl.analysis.runs import Run, read_run
-from fspo_verl.analysis.verdict import Verdict, verdict
+from fspo_verl.analysis.verdict import Verdict, verdict, verdict_of
 from fspo_verl.band import DUAL, Band
 from fspo_verl.clips import CLIPS, BandClip, Clip
 from fspo_verl.keys import RECORDS_DIR
@@ -92,17 +92,24 @@ def main(args: argparse.Namespace) -> int:
             f"{args.run} holds no log-ratios of responses, and an eps needs them. What records them: {LEARN_MORE}"
         )
     result: FromMetrics | Calibration
-    if run.records.empty:
-        source, result = "metrics", from_metrics(run.metrics, args.target_clip_rate)
+    try:
+        if run.records.empty:
+            source, result = "metrics", from_metrics(run.metrics, args.target_clip_rate)
+        else:
+            every = bool(args.all or args.json)
+            source, result = "records", calibrate(run.records, args.target_clip_rate, every)
+    except ValueError as error:
+        if (said := verdict_of(run)).action != MEND:
+            raise
+        raise ValueError(f"{said.sentence} {said.advice} There is no eps to give: {error}") from error
+    if isinstance(result, FromMetrics):
         print(text_from_metrics(result, run))
     else:
-        every = bool(args.all or args.json)
-        source, result = "records", calibrate(run.records, args.target_clip_rate, every)
         print(text(result, run))
         if args.all:
             print(f"\n{details(result, run)}")
     if args.json:
-        answer = {"run": str(run.folder), "source": source} | _plain(result)
+        answer = {"run": str(run.folder), "source": source} | _plain(result, run.settings)
         args.json.write_text(json.dumps(answer, indent=2, allow_nan=False) + "\n")
     return 0
 
@@ -119,10 +126,10 @@ def calibrate(records: pd.DataFrame, target: float, every: bool = True) -> Calib
         ValueError: nothing has moved, a sign of the advantage is missing, or no band reaches the target.
     """
     if not (records["quadratic_variation"] > 0).any():
-        raise ValueError(f"{NOTHING_MOVED}; {SMALLER_MINI_BATCHES}")
+        raise ValueError(NOTHING_MOVED)
     if fit.resampled(records)[1].max() == 0:
         raise ValueError("all records are of one prompt in one step, and no other says what holds beyond it")
-    settings, said = records.attrs["settings"], verdict(records)
+    settings, said = records.attrs["settings"], verdict(records, target)
     trained = settings and settings.trained_band
     shape = trained or Band()
     if said.action == TAKE and said.comparison and said.comparison.best and said.comparison.best.band:
@@ -194,11 +201,21 @@ def text(result: Calibration, run: Run) -> str:
         _wrap(said.advice),
         _wrap(f"{_width(chosen)} clips {percent(chosen.rate.value)} of these responses. {_prediction(result)}"),
         "  " + "   ".join(change),
-        _paste_block(chosen.band, run.settings, said.advice),
+        _wrap(_within_noise(result)) or _paste_block(chosen.band, run.settings, said.advice),
         *(_wrap(f"{warning}.", "Note: ") for warning in result.warnings[:1]),
         _wrap(_next(result), "Next: "),
     ]
     return "\n".join(lines)
+
+
+def _within_noise(result: Calibration) -> str:
+    """What to say in place of overrides that would clip noise; empty for a band that is wider."""
+    if result.noise is None or not noise.finding(result.noise, result.fits[0].band):
+        return ""
+    return (
+        f"There is nothing to paste: numerical noise alone puts {percent(result.noise.outside)} of the responses that "
+        "no update had moved outside this band. Ask for a lower clip rate, or remove the noise first (docs/noise.md)."
+    )
 
 
 def _width(chosen: Fit) -> str:
@@ -208,17 +225,22 @@ def _width(chosen: Fit) -> str:
 def _prediction(result: Calibration) -> str:
     """The clip rate to expect of a re-run; empty where there are too few steps to tell."""
     rate, lower, upper = result.fits[0].rate
-    if result.clusters == "prompts" or result.steps < MIN_STEPS or not upper - lower <= rate:
+    if result.clusters == "prompts" or result.steps < MIN_STEPS:
         steps = "One step is" if result.steps == 1 else f"{result.steps} steps are"
         return f"{steps} too few to say what a re-run would clip."
+    if not upper - lower <= rate:
+        return f"These {result.steps} steps differ too much to say what a re-run would clip."
     return f"A re-run at this eps would clip {percent(lower)} to {percent(upper)}, if it moved alike."
 
 
 def _next(result: Calibration) -> str:
     if result.verdict.action == MEND:
         return "fix what the first line says, train, and calibrate from the records of that run."
+    if _within_noise(result):
+        return "remove the noise, train, and calibrate from the records of that run; or ask for a lower clip rate."
     if result.verdict.action == RECORD:
-        return f"record {MIN_STEPS} steps or more, and calibrate again."
+        steps = "more steps" if result.steps >= MIN_STEPS else f"{MIN_STEPS} steps or more"
+        return f"record {steps}, and calibrate again."
     return (
         "train with this, and calibrate again from the records of that run, as another eps lets the policy move "
         f"otherwise. {_NEXT_RUN}"
@@ -228,8 +250,6 @@ def _next(result: Calibration) -> str:
 def details(result: Calibration, run: Run) -> str:
     """What ``--all`` adds: every width, every other clip of the catalogue, and all that a reader should know."""
     blocks = [_wrap(note) for note in (*result.verdict.notes, *(f"{text}." for text in result.warnings[1:]))]
-    if result.noise and (warned := noise.warning(result.noise, result.fits[0].band)):
-        blocks.append(_wrap(f"{warned}.", "Warning: "))
     blocks.append(
         _wrap(
             f"Each width at a clip rate of {percent(result.target)} on each side. k: clip rate ~ length^k, 0 where "
@@ -241,7 +261,12 @@ def details(result: Calibration, run: Run) -> str:
     for fitted in widths if any(one.band == chosen.band for one in widths) else result.fits:
         tests = f"k {_effect(fitted.effect)}, held out {_effect(fitted.held_out)}; clip rate {fitted.rate:.3f}"
         blocks.append(f"{_wrap(f'{fitted.width}: {tests}')}\n{_lines(band_overrides(fitted.band, run.settings))}")
-    blocks.append("What other clips need to take as much of these records")
+    blocks.append(
+        _wrap(
+            "What other clips need to take as much of these records, behind the arguments of a launch that trains that "
+            f"loss: `{SWITCH}` writes one of fspo, with `--loss gspo` one of GSPO."
+        )
+    )
     for rule in result.rules:
         block = _wrap(f"{rule.name}: {rule.range}")
         blocks.append(f"{block}\n{_lines(rule.overrides)}" if rule.overrides else block)
@@ -257,13 +282,16 @@ def _effect(effect: LengthEffect | None) -> str:
 
 
 def text_from_metrics(result: FromMetrics, run: Run) -> str:
-    """What the metrics say."""
+    """What the metrics say, after what has to be mended first."""
+    said = verdict_of(run)
+    first = [_wrap(f"{run.name}: {said.sentence}"), _wrap(said.advice)] if said.action == MEND else []
     found = (
         f"{run.name}: rates only, no test, from the metrics of {result.steps} steps, as there are no records. It takes "
         f"S/sqrt(length) of the {result.moved:.0%} of the responses that move for Gaussian and independent of the "
         f"advantage; real tails are heavier. For intervals and a test set {RECORDS_DIR}=DIR and train."
     )
     blocks = [
+        *first,
         _wrap(found),
         f"Width sqrt(length), for a clip rate of {result.target:g} on each side:",
         _paste_block(result.band, run.settings),
@@ -284,9 +312,9 @@ def _wrap(text: str, first: str = "") -> str:
 
 
 def _paste_block(band: Band, settings: RunSettings | None, said: str = "") -> str:
-    """The overrides of a band, and what else they change, unless that has been said."""
-    block, change = _lines(band_overrides(band, settings)), ends_following(settings)
-    return f"{block}\n{_wrap(change)}" if change and change not in said else block
+    """The overrides of a band, and what to know of them, unless that has been said."""
+    block, known = _lines(band_overrides(band, settings)), to_know(band, settings)
+    return f"{block}\n{_wrap(known)}" if known and known not in said else block
 
 
 def _lines(items: dict[str, float | str | None]) -> str:
@@ -297,19 +325,19 @@ def _lines(items: dict[str, float | str | None]) -> str:
 # --- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def _plain(value):
+def _plain(value, settings: RunSettings | None):
     """Built-in types only; NaN and infinity as None, a NamedTuple by its fields, a band with its overrides."""
     if dataclasses.is_dataclass(value):
         fields = dict(vars(value))
         if isinstance(value, FromMetrics | Fit):
-            fields["overrides"] = band_overrides(value.band)
-        return _plain(fields)
+            fields["overrides"] = band_overrides(value.band, settings)
+        return _plain(fields, settings)
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _plain(item, settings) for key, item in value.items()}
     if hasattr(value, "_asdict"):
-        return _plain(value._asdict())
+        return _plain(value._asdict(), settings)
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, settings) for item in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     return int(value) if isinstance(value, np.integer) else value

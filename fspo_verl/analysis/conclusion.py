@@ -58,7 +58,7 @@ TIMES = 2.0
 """Ratio of the clip rates of both sides from which it is the conclusion."""
 
 SMALLER_MINI_BATCHES = "lower actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size"
-NOTHING_MOVED = "nothing moved, so no clip can act: with one optimiser step per rollout the ratio stays 1"
+NOTHING_MOVED = "nothing moved, so no clip can act"
 _LARGE_FACTOR = 100.0  # beyond which naming it helps nobody
 _NAMED = 3  # metrics
 _SMALL_PART = 0.05  # of the clips, below which it is not named
@@ -84,6 +84,9 @@ class Evidence:
 
     responses: int | None = None
     """With an advantage."""
+
+    steps: int | None = None
+    """Recorded ones; those with clips to compare are :attr:`LengthEffect.steps` of :attr:`length`."""
 
     clip_rate: float | None = None
     """Share of :attr:`responses`; of a loss that clips tokens the mean share of a response's tokens."""
@@ -117,8 +120,8 @@ class Evidence:
     noise_share: float | None = None
     """Of the variance of a token's log-ratio after updates."""
 
-    noise_only: bool | None = None
-    """Whether no update has moved any response: one optimiser step per rollout."""
+    one_step: bool | None = None
+    """Whether each rollout gets one optimiser step: no update has moved any response then."""
 
     noise_found: noise.Noise | None = None
     """Noise against :attr:`band`, of records; of metrics where they count what lies outside."""
@@ -164,12 +167,13 @@ class Evidence:
         return Evidence(
             clip_rate=rate_of(bins) if bins else known.get("fspo/clip_rate/all"),
             thirds=thirds(bins),
+            moved=0.0 if found and raw.get("sigma_squared") == 0 else None,
             not_finite=raw.get("nonfinite_fraction"),
             broken=tuple(broken),
             cut_off=_quotient(raw.get("truncated_fraction"), rows, known.get("fspo/truncated")),
             noise_sigma=found.sigma if found else known.get("fspo/noise_sigma"),
             noise_share=_noise_share(raw, found),
-            noise_only=rows == raw.get("on_policy_fraction") if found else None,
+            one_step=rows == raw.get("on_policy_fraction") if found else None,
             noise_found=found,
             band=_in_force(settings.trained_band if settings else None, raw),
             mismatch_sigma=known.get("fspo/mismatch_sigma") if mismatch is None else math.sqrt(mismatch),
@@ -338,7 +342,7 @@ def _noise(evidence: Evidence) -> Conclusion | None:
     found, band, sigma = evidence.noise_found, evidence.band, evidence.noise_sigma
     remove = f"remove the noise: {noise.HELP}."
     clips = evidence.clip_rate is not None and evidence.clip_rate >= HARDLY_ANY
-    if clips and evidence.noise_only and sigma:  # first, as a wider clip would be idle
+    if clips and evidence.one_step and sigma:  # first, as a wider clip would be idle
         return Conclusion(
             NOISE,
             f"Every clip is numerical noise: {percent(evidence.clip_rate or 0)} of the responses are clipped, and no "
@@ -403,16 +407,15 @@ def _level(evidence: Evidence) -> Conclusion | None:
             TAKE,
         )
     if evidence.moved == 0:
-        return Conclusion(
-            LEVEL,
-            f"{sentence(NOTHING_MOVED)}.",
-            f"{sentence(SMALLER_MINI_BATCHES)}.",
-            MEND,
-        )
+        why, advice = ": with one optimiser step per rollout the ratio stays 1", f"{sentence(SMALLER_MINI_BATCHES)}."
+        if not evidence.one_step:
+            why = ", though rollouts got several optimiser steps each"
+            advice = "Look at the learning rate: is it 0, as in the first step of a warm-up?"
+        return Conclusion(LEVEL, f"{sentence(NOTHING_MOVED)}{why}.", advice, MEND)
     if rate is None or rate >= HARDLY_ANY:
         return None
     none = f"Clips {'none' if rate == 0 else percent(rate)} {_of_what(evidence)}"
-    if evidence.noise_only:
+    if evidence.one_step:
         return Conclusion(
             LEVEL,
             f"{none}: with one optimiser step per rollout no update has moved them before they are judged.",
@@ -543,12 +546,15 @@ def of_length(evidence: Evidence) -> str:
 
 def _dependence(evidence: Evidence, effect: LengthEffect) -> str:
     steps = "this one step" if effect.steps == 1 else f"these {effect.steps} steps"
+    if partly := (evidence.steps or 0) > effect.steps:
+        steps = f"the {effect.steps} of {evidence.steps} steps that have clips to compare"
     where = "" if effect.is_of_run else f"in {steps} "
     if not effect.depends:
         factor = f"a factor up to {effect.factor:.2g} between lengths is compatible"
         if not effect.factor <= _LARGE_FACTOR:
             factor = "any difference is compatible"
-        return f"No significant dependence on length {where}({evidence.responses:,} responses; {factor})."
+        count = "" if where and partly else f"{evidence.responses:,} responses; "  # that is of all steps
+        return f"No significant dependence on length {where}({count}{factor})."
     who = {
         "shorter": "shorter responses are clipped more",
         "longer": "longer responses are clipped more",

@@ -26,7 +26,7 @@ from scipy.special import ndtr
 
 from fspo_verl.analysis import clip_rates, numerical_noise
 from fspo_verl.analysis.clip_rates import Estimate, prompts_of, strata_of
-from fspo_verl.analysis.conclusion import NOTHING_MOVED, SMALLER_MINI_BATCHES
+from fspo_verl.analysis.conclusion import NOTHING_MOVED
 from fspo_verl.analysis.length_effect import LengthEffect, length_effect
 from fspo_verl.band import DUAL, Band
 from fspo_verl.clips import BandClip, standardized, upper_quantile
@@ -345,7 +345,7 @@ def from_metrics(metrics: pd.DataFrame, target: float) -> FromMetrics:
         )
     mean, square, sequences, on_policy = metrics[needed].dropna().to_numpy().T
     if not (square > 0).any():
-        raise ValueError(f"{NOTHING_MOVED}; {SMALLER_MINI_BATCHES}")
+        raise ValueError(NOTHING_MOVED)
     share = sequences - np.where(on_policy < 0.999 * sequences, on_policy, 0.0)  # of the rows: those that have moved
     mean = mean / share
     spread = np.sqrt(np.maximum(square / share - mean**2, 0))

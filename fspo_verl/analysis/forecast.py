@@ -2,14 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The clip rate to expect at each length from noise alone, without a run or before its next one.
 
-  fspo-verl forecast --lengths 200,2000,8000 --sigma 0.01
-  fspo-verl forecast --lengths 200,2000,8000 --k3 0.0004 --loss gspo --clip 0.0003 0.0004
+  fspo-verl forecast --lengths 200,2000,8000 --sigma 0.01 --loss gspo --clip 0.0003 0.0004
+  fspo-verl forecast --lengths 200,2000,8000 --k3 0.0004 --loss seq_is
   fspo-verl forecast RUN          sigma, lengths and the clip range of a run, or what of these its log holds
 
 The log-ratio S of a response of L tokens is taken as normal, with variance sigma^2 L and mean -sigma^2 L / 2, as if
 tokens were independent and spread alike. Half of the responses have an advantage above 0. A run gives two sigmas: its
 noise (fspo/noise_sigma), which clips see, and the mismatch of trainer and rollout engine, which rejections see. In
-bypass mode clips see the mismatch as well. Movement of the policy itself is not included.
+bypass mode clips see the mismatch as well. --sigma stands for either, --k3 for the mismatch. Movement of the policy
+itself is not included.
 
 The forecast is wrong where tokens move together, and for short responses where few tokens carry the noise. The second
 line gives the rates if 5% of the tokens carry all of it. In one record of chat FSPO's band clips 10% where the forecast
@@ -56,9 +57,11 @@ def main(args: argparse.Namespace) -> int:
     spread, lengths = spread_of(args, run, typical), lengths_of(args.lengths, typical)
     rules = [rule for rule in rules_of(args, run) if not math.isnan(spread.seen_by(rule)[1])]
     if not rules:
+        what, train = "no noise is given", ""
+        if args.run:
+            what, train = f"{args.run} logs no {NOISE}", ", or train with algorithm.policy_loss=observed"
         raise ValueError(
-            f"{args.run} logs no {NOISE}, and clips see {K3[1]} in bypass mode only: give --sigma, or train with "
-            "algorithm.policy_loss=observed"
+            f"{what}, and clips see {K3[1]} in bypass mode only: give --sigma (there {spread.mismatch:.2g}){train}"
         )
     first = next((rule for rule in rules if rule.name in (args.loss, "run", "gspo")), rules[0])
     (cause, sigma), does = spread.seen_by(first), "drop" if first.rejects else "clip"
@@ -149,11 +152,10 @@ def spread_of(args: argparse.Namespace, run: Run | None, typical: pd.Series) -> 
     for name, value, largest in (("sigma", args.sigma, _LARGEST_SIGMA), ("k3", args.k3, _LARGEST_SIGMA**2 / 2)):
         if value is not None and not 0 <= value <= largest:
             raise ValueError(f"--{name}={value:g} has to be a number from 0 to {largest:g}")
-    given = args.sigma if args.k3 is None else math.sqrt(2 * args.k3)
-    if given is not None:
-        return Spread(given, given)
+    if args.sigma is not None:
+        return Spread(args.sigma, args.sigma)
     logged = typical[typical.between(0, _LARGEST_SIGMA)]
-    k3 = next((logged[name] for name in K3 if name in logged), math.nan)
+    k3 = next((logged[name] for name in K3 if name in logged), math.nan) if args.k3 is None else args.k3
     measured = numerical_noise.of_metrics(run.metrics) if run else None
     own = logged.get(NOISE, measured.sigma if measured else math.nan)
     bypass = bool(run and run.settings and run.settings.old_log_probs_from_rollout)

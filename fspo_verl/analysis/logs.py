@@ -25,6 +25,7 @@ Row = tuple[int, dict[str, float]]
 NOT_FINITE = "not_finite"
 """Entry of a table's ``attrs``: by metric, the steps that logged NaN or inf; a step that did not log it is NaN too."""
 
+CLIPPED = "actor/pg_clipfrac"
 CUT_OFF_BY_TRL = "completions/clipped_ratio"
 NAMES = {
     # verl up to 0.4, and 0.6
@@ -32,9 +33,9 @@ NAMES = {
     "mismatch/mismatch_kl": "rollout_corr/kl",
     "mismatch/mismatch_k3_kl": "rollout_corr/k3_kl",
     # TRL's GRPOTrainer, its older names first. What is cut off has no counterpart: verl counts something else.
-    "clip_ratio": "actor/pg_clipfrac",
+    "clip_ratio": CLIPPED,
     "completion_length": "response_length/mean",
-    "clip_ratio/region_mean": "actor/pg_clipfrac",
+    "clip_ratio/region_mean": CLIPPED,
     "completions/mean_length": "response_length/mean",
     "completions/min_length": "response_length/min",
     "completions/max_length": "response_length/max",
@@ -87,12 +88,18 @@ def _log(source: str, rows: Iterable[Row]) -> Log | None:
 
 
 def table(rows: Iterable[Row]) -> pd.DataFrame:
-    """Index ``step``, one float column per metric, NaN where a step has not logged it; see :data:`NOT_FINITE`."""
+    """Index ``step``, one float column per metric, NaN where a step has not logged it; see :data:`NOT_FINITE`.
+
+    A clip fraction that is no share is not taken for logged.
+    """
     steps: dict[int, dict[str, float]] = {}
     for step, metrics in rows:
         if not 0 <= step < _LAST_STEP:
             continue
-        steps.setdefault(step, {}).update({_verl_name(name, metrics): value for name, value in metrics.items()})
+        named = {_verl_name(name, metrics): value for name, value in metrics.items()}
+        if not 0 <= named.get(CLIPPED, math.nan) <= 1 and math.isfinite(named.get(CLIPPED, math.nan)):
+            del named[CLIPPED]
+        steps.setdefault(step, {}).update(named)
     frame = pd.DataFrame.from_dict(steps, orient="index", dtype=float).sort_index()
     frame.index = frame.index.astype(int).rename("step")
     broken: dict[str, list[int]] = {}
@@ -151,23 +158,25 @@ def console(lines: Iterable[str]) -> Iterator[Row]:
     """verl's console output, whatever stands around it: Ray's prefix, colours, a line that the terminal has wrapped.
 
     TRL's output has no steps: its lines are counted. The summary that W&B prints counts where there is nothing else.
+    A last line without its end may be cut off within a number: its last pair is left out.
     """
-    text, step = "", 0
+    text, is_cut, step = "", False, 0
     summary: dict[str, float] = {}
     for line in chain(lines, ["\n"]):
+        ends = line.endswith("\n")
         line = _COLOUR.sub("", line).rstrip("\n")
         start = _STEP.search(line)
         if text and not start and (wrapped := _continued(text, line)):
-            text = wrapped
+            text, is_cut = wrapped, not ends
             continue
         if text:
-            step, found = _console_step(text)
+            step, found = _console_step(text.rpartition(" - ")[0] if is_cut else text)
             yield step, found
-        text = line[start.start() :] if start else ""
+        text, is_cut = line[start.start() :] if start else "", not ends
         if of_trl := _OF_TRL.search(line):
             step += 1
             yield step, _numbers(dict(_OF_TRL_PAIR.findall(of_trl[0])))
-        elif of_wandb := _OF_WANDB.search(line):
+        elif ends and (of_wandb := _OF_WANDB.search(line)):
             summary |= _numbers({of_wandb[1]: of_wandb[2]})
     if summary and step == 0:
         yield int(_step_of(summary) or 0), summary

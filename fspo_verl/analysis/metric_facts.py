@@ -14,13 +14,13 @@ from typing import NamedTuple
 import pandas as pd
 
 from fspo_verl.analysis.conclusion import TRAINED, percent
-from fspo_verl.analysis.logs import CUT_OFF_BY_TRL, NOT_FINITE
+from fspo_verl.analysis.logs import CLIPPED, CUT_OFF_BY_TRL, NOT_FINITE
 from fspo_verl.analysis.runs import Run
 from fspo_verl.observe.metrics import NAMES
 
 LEARN_MORE = "fspo-verl switch my_script.sh --loss observed"
 
-CLIPPED, PPO_KL, K3 = "actor/pg_clipfrac", "actor/ppo_kl", "rollout_corr/k3_kl"
+PPO_KL, K3 = "actor/ppo_kl", "rollout_corr/k3_kl"
 CUT_OFF = "response_length/clip_ratio"
 _ALWAYS = 0.9  # share of the steps whose longest response has the same length, from which that is the limit
 _TIES = 0.25  # share of the responses that are as long as the longest, from which chance cannot have made them so

@@ -16,6 +16,7 @@ from fspo_verl.observe.settings import RunSettings
 def of_records(records: pd.DataFrame, settings: RunSettings | None, band: Band | None) -> Noise | None:
     """The noise of a run's records, against a band; None if none shows it."""
     rows = records[on_policy(records["mini_batch"], settings)]
+    rows = rows[np.isfinite(rows[["log_ratio", "quadratic_variation"]]).all(axis=1) & (rows["length"] > 0)]
     if not len(rows):
         return None
     length, q = (rows[name].to_numpy(np.float64) for name in ("length", "quadratic_variation"))

@@ -20,7 +20,7 @@ from fspo_verl.analysis.conclusion import Conclusion, Evidence, conclude, percen
 from fspo_verl.analysis.length_effect import MIN_PROMPTS, MIN_STEPS, LengthEffect, length_effect
 from fspo_verl.analysis.logs import NOT_FINITE
 from fspo_verl.analysis.metric_facts import LEARN_MORE, Fact, facts
-from fspo_verl.analysis.overrides import band_overrides, ends_following
+from fspo_verl.analysis.overrides import band_overrides, to_know
 from fspo_verl.analysis.runs import Run
 from fspo_verl.analysis.widths import Comparison, Width
 from fspo_verl.band import Band
@@ -69,21 +69,25 @@ class Verdict:
     """The widths that were tried; None where the advice is not about them."""
 
 
-def verdict(records: pd.DataFrame) -> Verdict:
+def verdict(records: pd.DataFrame, target: float | None = None) -> Verdict:
     """Say what the clip of a run does; too little data is an answer, not an error.
 
     Args:
         records: of :mod:`fspo_verl.observe.records`, all responses, moved or not.
+        target: clip rate of a band to take; as widths are compared if None.
+
+    Raises:
+        Unreachable: a band that is better than the run's does not reach the target.
     """
     evidence = of_records(records)
     first, *others = conclude(evidence)
     advice = _Advice(first.action, first.advice)
     if first.cause in _ASKS_FOR_A_WIDTH and first.action != conclusion.MEND and not evidence.one_length:
-        advice = _advised(records, evidence, first)
+        advice = _advised(records, evidence, first, target)
     settings, text, overrides = records.attrs["settings"], advice.text, {}
     if advice.band is not None:
         overrides = band_overrides(advice.band, settings)
-        text = " ".join(filter(None, [text, ends_following(settings)]))
+        text = " ".join(filter(None, [text, to_know(advice.band, settings)]))
     below = [one.sentence for one in others]
     if first.cause not in (conclusion.LENGTH, conclusion.EVEN) and evidence.length and not evidence.length.depends:
         below.append(conclusion.of_length(evidence))
@@ -148,7 +152,7 @@ def _of_log(said: list[Fact]) -> Verdict:
 def of_records(records: pd.DataFrame, tested: bool = True) -> Evidence:
     """The evidence that records give for each cause; for lengths only the rates of thirds, if they are not tested."""
     counted = records[(records["advantage"] != 0) & (records["length"] > 0)]
-    evidence = Evidence(responses=len(counted))
+    evidence = Evidence(responses=len(counted), steps=int(records["step"].nunique()))
     if len(records):
         evidence = dataclasses.replace(
             evidence,
@@ -172,7 +176,7 @@ def of_records(records: pd.DataFrame, tested: bool = True) -> Evidence:
         moved=float((records["quadratic_variation"] > 0).mean()),
         noise_sigma=measured and measured.sigma,
         noise_share=_noise_share(records, measured),
-        noise_only=bool(noise.on_policy(records["mini_batch"], settings).all()),
+        one_step=bool((records["mini_batch"] == 0).all()),
         noise_found=measured,
         band=band,
         mismatch_sigma=engines and engines.sigma,
@@ -258,22 +262,27 @@ class _Advice:
     compared: Comparison | None = None
 
 
-def _advised(records: pd.DataFrame, evidence: Evidence, first: Conclusion) -> _Advice:
+def _advised(records: pd.DataFrame, evidence: Evidence, first: Conclusion, target: float | None) -> _Advice:
     """Advice on the clip that was tried on these records."""
     effect = evidence.length
     if first.cause in (conclusion.LENGTH, conclusion.EVEN):
         assert effect is not None, "these are what a test says"
-        return _of_widths(effect, widths.compare(records, effect.depends))
-    compared, best, rate = None, None, MATCHED_RATE
+        tried = widths.compare(records, effect.depends)
+        advice = _of_widths(effect, evidence.steps or effect.steps, tried, target or tried.rate)
+        if target and advice.band:
+            advice = dataclasses.replace(advice, band=fit.with_eps(records, advice.band, target))
+        return advice
+    compared, best, rate = None, None, target or MATCHED_RATE
     how = "Widen the clip" if first.cause == conclusion.LEVEL else "Set both sides apart"
     if (evidence.clip_rate or 0) < conclusion.HARDLY_ANY:
         how = "Narrow the clip, if one is wanted"
     elif effect is not None and effect.is_of_run:
         compared = widths.compare(records, effect.depends)
-        best, rate = compared.best if effect.depends else None, compared.rate
+        best, rate = compared.best if effect.depends else None, target or compared.rate
         compared = dataclasses.replace(compared, best=best)  # what calibrate takes
     try:
-        band = best.band if best else fit.with_eps(records, evidence.band or Band(), rate)
+        band = best.band if best and not target else None
+        band = band or fit.with_eps(records, (best and best.band) or evidence.band or Band(), rate)
     except fit.Unreachable as error:
         return _Advice(first.action, f"{first.advice} {sentence(str(error))}.", None, compared)
     text = f"{how}: {_a_band(band)} clips {percent(rate)} of these responses, of either sign of the advantage."
@@ -282,14 +291,21 @@ def _advised(records: pd.DataFrame, evidence: Evidence, first: Conclusion) -> _A
     return _Advice(first.action, text, band, compared)
 
 
-def _of_widths(effect: LengthEffect, compared: Comparison) -> _Advice:
-    """What to do where the length is the question."""
+def _of_widths(effect: LengthEffect, steps: int, compared: Comparison, taken: float) -> _Advice:
+    """What to do where the length is the question.
+
+    Args:
+        steps: that were recorded.
+        taken: clip rate of the band to take.
+    """
     best, own, rate = compared.best, compared.own, percent(compared.rate)
     untried = "; ".join(f"{name} ({why})" for name, why in compared.untried.items())
     untried = f" Could not be tried: {untried}." if untried else ""
     if not effect.is_of_run:
-        few = "one is" if effect.steps == 1 else f"{effect.steps} are"
+        few = "one is" if steps == 1 else f"{steps} are"
         text = f"Record {MIN_STEPS} steps or more: {few} too few to speak of the run."
+        if steps >= MIN_STEPS:
+            text = f"Record more: {effect.steps} of the {steps} steps have clips to compare, and {MIN_STEPS} have to."
         if best and own:
             text += f" Here {_a_band(best.band)} is more even: {_more_even(best, own)}"
         return _Advice(conclusion.RECORD, text, None, compared)
@@ -297,7 +313,9 @@ def _of_widths(effect: LengthEffect, compared: Comparison) -> _Advice:
         text = f"Keep the clip: there is no other to compare it with.{untried}"
         return _Advice(conclusion.COULD_NOT, text, None, compared)
     if best is not None and effect.depends:
-        text = f"Take {_a_band(best.band)}; it clips {rate} of these responses, of either sign of the advantage."
+        text = (
+            f"Take {_a_band(best.band)}; it clips {percent(taken)} of these responses, of either sign of the advantage."
+        )
         return _Advice(conclusion.TAKE, f"{text} {sentence(_more_even(best, own))}{untried}", best.band, compared)
     if best is not None:
         text = f"{_a_band(best.band)} looks more even: {_more_even(best, own)}"

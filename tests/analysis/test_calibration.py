@@ -5,27 +5,34 @@
 import json
 import math
 import shlex
+from unittest import mock
 
 import numpy as np
 import pandas as pd
 import pytest
 import synthetic_run
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 from simulated_records import assert_covered, frame, holds, simulate_run
+from test_doctor import in_process
+from test_switch import MAIN, SIZES, started
+from verl.utils.config import omega_conf_to_dataclass
 
 from fspo_verl import cli
-from fspo_verl.analysis import clip_rates, fit
+from fspo_verl.analysis import clip_rates, fit, runs
 from fspo_verl.analysis.calibration import calibrate
 from fspo_verl.analysis.conclusion import KEEP
 from fspo_verl.analysis.fit import MEASURED, ROOT, WIDTHS, from_metrics, measured_shape
 from fspo_verl.analysis.length_effect import SHORTER, length_effect
 from fspo_verl.analysis.metric_facts import LEARN_MORE
-from fspo_verl.analysis.overrides import band_overrides
+from fspo_verl.analysis.overrides import band_overrides, to_know
+from fspo_verl.analysis.overrides import pasted as pasted_by_us
 from fspo_verl.analysis.verdict import verdict
 from fspo_verl.band import Band
 from fspo_verl.clips import BandClip, ratio_band, standardized, upper_quantile
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.keys import ACTOR, POLICY_LOSS
+from fspo_verl.launch import doctor
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings
 
@@ -223,7 +230,7 @@ def test_every_other_clip_gets_the_range_that_clips_as_much():
 
 
 def longest_sentence(out):
-    return max(len(line) for line in out.splitlines() if not line.startswith("  " + KEY))
+    return max(len(line) for line in out.splitlines() if not line.startswith(f"  {ACTOR}."))
 
 
 def as_hydra_reads(overrides):
@@ -235,11 +242,7 @@ def as_hydra_reads(overrides):
 
 def pasted(out):
     """The overrides of each printed block, as a shell would pass them on."""
-    blocks = [
-        shlex.split(line)
-        for line in out.replace(" \\\n", " ").splitlines()
-        if line.startswith(("  " + KEY, "  algorithm."))
-    ]
+    blocks = [shlex.split(line) for line in out.replace(" \\\n", " ").splitlines() if line.startswith(f"  {ACTOR}.")]
     return [dict(item.split("=", 1) for item in block) for block in blocks]
 
 
@@ -276,7 +279,8 @@ def test_a_re_run_is_predicted_only_from_as_many_steps_as_it_takes(tmp_path, cap
 def test_records_of_another_loss_calibrate_too(tmp_path, capsys, loss):
     run = write_records(tmp_path, simulate_run(np.random.default_rng(0)), loss)
     code, out, _ = run_cli(capsys, run, "--all")
-    assert code == 0 and all("algorithm.policy_loss" in block for block in pasted(out))
+    assert code == 0 and len(pasted(out)) > len(WIDTHS)
+    assert ("new.sh` makes your script train fspo" in " ".join(out.split())) == (loss != "gspo")
 
 
 def test_overrides_undo_what_contradicts_them(tmp_path, capsys, monkeypatch):
@@ -284,7 +288,7 @@ def test_overrides_undo_what_contradicts_them(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(synthetic_run.RANGES["fspo"], "band", band)
     run = write_records(tmp_path, simulate_run(np.random.default_rng(0)))
     _, out, _ = run_cli(capsys, run, "--all")
-    chosen, *blocks = [block for block in pasted(out) if "algorithm.policy_loss" not in block]
+    chosen, *blocks = [block for block in pasted(out) if f"{ACTOR}.clip_ratio_low" not in block]
     for overrides in blocks:
         # The widths that these overrides name, whatever the run had.
         named = as_hydra_reads(overrides)
@@ -305,9 +309,73 @@ def test_the_eps_that_is_advised_stays_as_it_is_pasted_and_is_said_to(tmp_path, 
     (block,) = pasted(out)
     advice = verdict(read_records(tmp_path)).advice
     assert (block.get(f"{KEY}target_clip_rate") == "null") == (target is not None)
+    assert (block.get(f"{KEY}eps_max") == "null") == (target is not None)
     for said in (" ".join(out.split()), advice):
         assert ("followed a clip rate of 0.1, and these overrides fix it" in said) == (target is not None)
     assert len(out.splitlines()) <= 20
+
+
+RANGE = [f"{ACTOR}.clip_ratio_low=3e-4", f"{ACTOR}.clip_ratio_high=4e-4"]
+FSPO = "algorithm.policy_loss=fspo"
+COMMANDS = {  # what a run was launched with
+    "verl's own": [],
+    "verl's gspo": [f"{KEY}loss_mode=gspo", *RANGE],
+    "observed": ["algorithm.policy_loss=observed"],
+    "observed gspo": ["algorithm.policy_loss=observed", f"{KEY}loss_mode=gspo", *RANGE],
+    "gspo": ["algorithm.policy_loss=gspo"],
+    "grpo": ["algorithm.policy_loss=grpo"],
+    "no clip": ["algorithm.policy_loss=no_clip"],
+    "fixed band": ["algorithm.policy_loss=fixed_band"],
+    "fspo": [FSPO],
+    "both sides": [FSPO, f"{KEY}eps_low=0.05", f"{KEY}eps_high=0.07", f"{KEY}eps_dual=0.5"],
+    "a power": [FSPO, f"{KEY}length_power=0.3"],
+    "the mean": [FSPO, f"{KEY}length_power=1", f"{KEY}eps=1e-3"],
+    "drift": [FSPO, f"{KEY}normalization=drift_corrected"],
+    "a shape": [FSPO, f"{KEY}shape=[[10,3.1],[100,9]]"],
+    "a clip rate": [FSPO, f"{KEY}target_clip_rate=0.1"],
+    "a clip rate with a bound": [FSPO, f"{KEY}target_clip_rate=0.1", f"{KEY}eps_max=0.2", f"{KEY}length_power=0.4"],
+}
+
+
+def launched(arguments):
+    """The config of a launch that the doctor finds no error in, as far as the loss goes."""
+    with mock.patch.object(doctor, "with_config", in_process):
+        config, findings = doctor.compose(doctor.DEFAULT_MAIN, [*SIZES.split(), *arguments])
+    assert not [one for one in findings if one.severity == "error"], findings
+    return config
+
+
+@pytest.fixture(scope="module")
+def moved():
+    return simulate_run(np.random.default_rng(0), 12, 32, kappa=0.0)
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_what_is_advised_starts_where_it_is_put_and_trains_the_advised_band(kind, moved, tmp_path, monkeypatch):
+    """Behind the run's own command or, where that is advised first, behind what ``switch`` makes of it."""
+    monkeypatch.chdir(tmp_path)
+    settings = runs.settings_of(OmegaConf.to_container(launched(COMMANDS[kind])))
+    (tmp_path / "run.sh").write_text(" ".join([MAIN, *COMMANDS[kind]]) + "\n")
+    switched = None
+    own_width = [settings.trained_band] if settings.loss == "gspo" else []
+    for shape in (*own_width, Band(length_power=0.0) if settings.band else Band(shape=[[12.0, 3.5], [90.0, 8.0]])):
+        band = fit.with_eps(moved, shape, 0.1)
+        words, command = pasted_by_us(band_overrides(band, settings)), COMMANDS[kind]
+        if "switch" in (to_know(band, settings) or ""):
+            if switched is None:
+                assert cli.main(["switch", "run.sh", "-o", "new.sh", "--records", str(tmp_path)]) == 0
+                (switched,) = started(tmp_path / "new.sh", tmp_path)
+            command = [word for word in switched if word not in SIZES.split()]
+        actor = launched([*command, *(shlex.split(word)[0] for word in words)]).actor_rollout_ref.actor
+        trains = omega_conf_to_dataclass(actor.policy_loss)
+        if isinstance(trains, FSPOPolicyLossConfig):
+            assert (trains.low, trains.high, trains.dual) == (band.low, band.high, band.dual)
+            assert trains.target_clip_rate is None
+            assert Band.from_json(Band.to_json(trains)).form == band.form
+        else:  # a run of GSPO keeps its loss where it keeps its width
+            assert settings.loss == "gspo" == getattr(trains, "inner", trains.loss_mode) and band.length_power == 1
+            ends = RunSettings("gspo", None, actor.clip_ratio_low, actor.clip_ratio_high).trained_band
+            assert (ends.low, ends.high) == pytest.approx((band.low, band.high), rel=1e-3)
 
 
 def records_without(**columns):
@@ -315,7 +383,7 @@ def records_without(**columns):
 
 
 ERRORS = {
-    "nothing moved": (records_without(log_ratio=0.0, quadratic_variation=0.0), (), "nothing moved, so no clip can act"),
+    "nothing moved": (records_without(log_ratio=0.0, quadratic_variation=0.0), (), "Nothing moved, so no clip can act"),
     "no A > 0": (records_without(advantage=-1.0), (), "no response has an advantage > 0"),
     "no A < 0": (records_without(advantage=1.0), (), "no response has an advantage < 0"),
     "one prompt": (records_without().query("prompt == prompt.iloc[-1]"), (), "of one prompt in one step"),

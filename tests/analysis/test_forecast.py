@@ -87,7 +87,7 @@ def write_run(folder, config=None, **metrics):
 
 
 def test_the_answer_names_the_loss_first_and_what_to_do_last(capsys):
-    first, *_, last = shown(capsys, "--lengths 100,8000 --k3 0.00005 --loss gspo --clip 0.0003 0.0004").splitlines()
+    first, *_, last = shown(capsys, "--lengths 100,8000 --sigma 0.01 --loss gspo --clip 0.0003 0.0004").splitlines()
     assert first.startswith("Noise of 0.01 nats per token alone makes GSPO clip 36.4% at 100 tokens, 0.63% at 8,000")
     assert last.startswith("next: ")
 
@@ -122,6 +122,16 @@ def test_a_mismatch_is_the_noise_of_clips_in_bypass_mode_alone(name, tmp_path, c
     assert "fspo/noise_sigma" in capsys.readouterr().err
 
 
+def test_k3_that_is_given_is_the_mismatch_as_in_a_log(tmp_path, capsys):
+    given = shown(capsys, "--lengths 20,50,400 --k3 0.0002")
+    assert given == shown(capsys, str(write_run(tmp_path / "log", **LOGGED | {"rollout_corr/k3_kl": 2e-4})))
+    assert {row.split()[-4] for row in rates(given)} == {"mismatch"} and "clip" not in given.splitlines()[0]
+    bypass = {"algorithm": {"rollout_correction": {"bypass_mode": True}}}
+    bypass["actor_rollout_ref"] = {"actor": {"policy_loss": {"loss_mode": "vanilla"}}}
+    found = shown(capsys, f"{write_run(tmp_path / 'bypass', bypass, **LOGGED)} --k3 0.0002")
+    assert rate_of("GSPO mismatch", found) == forecast_rates(forecast._RULES["gspo"], 0.02, (20, 50, 400))
+
+
 @pytest.mark.parametrize("loss", ["fspo", "gspo"])
 def test_the_first_row_is_the_clip_of_the_run(loss, tmp_path, capsys):
     wide = {"fspo": {"eps": 0.006}, "gspo": {}}[loss]
@@ -142,6 +152,7 @@ def test_the_first_row_is_the_clip_of_the_run(loss, tmp_path, capsys):
         ("--sigma 0.01", "--lengths"),
         ("--lengths 10", "--sigma"),
         ("--lengths 10 --k3 -1", "--k3=-1"),
+        ("--lengths 10 --k3 2e-4 --loss gspo", "bypass mode only: give --sigma (there 0.02)"),
         ("--lengths 10 --k3 1e300", "--k3=1e+300"),
         ("--lengths 10 --k3 0.1 --sigma 0.1", "--k3"),
         ("--lengths 10 --sigma -1", "--sigma=-1"),

@@ -167,6 +167,32 @@ def test_the_folder_of_a_run_of_wandb(tmp_path):
     assert runs.written(tmp_path) != before
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_last_line_that_is_cut_off_gives_only_what_is_whole(end, wrapped, tmp_path):
+    """Cut anywhere, as by a kill or while it is written, no value is another one than the whole line has."""
+    pairs = {"actor/pg_clipfrac": 4.1e-05, "actor/lr": 1e-06, "response_length/mean": 1234.5}
+    whole = "step:7" + "".join(f" - {name}:{value!r}" for name, value in pairs.items())
+    if wrapped:
+        whole = whole.replace(" - actor/lr", " - \nactor/lr")
+    for stop in range(len("step:7 - a"), len(whole) + 1):
+        if end and stop < len(whole):
+            continue
+        (tmp_path / "train.log").write_text(f"step:6 - actor/lr:1.0\n{whole[:stop]}{end}")
+        read = logs.read(tmp_path / "train.log").metrics
+        found = {} if 7 not in read.index else read.loc[7].dropna().to_dict()
+        assert found.items() <= pairs.items()
+        assert end == "" or found == pairs
+
+
+@pytest.mark.parametrize(("value", "counts"), [(0.0, True), (1.0, True), (1.01, False), (4.1, False), (-0.1, False)])
+def test_a_clip_fraction_is_a_share(value, counts):
+    table = logs.table([(1, {"actor/pg_clipfrac": 0.5}), (2, {"actor/pg_clipfrac": value, "actor/lr": 2.0})])
+    assert (table.loc[2].get("actor/pg_clipfrac") == value) == counts and table.loc[2, "actor/lr"] == 2.0
+    broken = logs.table([(1, {"actor/pg_clipfrac": math.nan})])
+    assert broken.attrs[logs.NOT_FINITE] == {"actor/pg_clipfrac": [1]}
+
+
 # --- the console ----------------------------------------------------------------------------------------------------
 
 KEYS = st.sampled_from(["actor/pg_clipfrac", "val-core/openai/gsm8k/acc/mean@1", "a b/c", "response_length/mean"])

@@ -4,6 +4,7 @@
 
 import dataclasses
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import synthetic_run
 from scipy.stats import binom
 from simulated_records import frame
+from test_live import logged_by_verl
 
 from fspo_verl import cli
 from fspo_verl.analysis import conclusion as c
@@ -130,7 +132,8 @@ def test_a_loss_that_clips_tokens_is_compared_as_it_was_recorded():
     records.attrs["settings"] = RunSettings("vanilla", None)
     said = verdict(records)
     assert outcome(said) == (c.LENGTH, SHORTER, c.TAKE) and said.comparison.own.band is None
-    assert said.overrides["algorithm.policy_loss"] == "fspo" and said.comparison.rate == 0.1
+    assert "fspo-verl switch" in said.advice and "algorithm.policy_loss" not in said.overrides
+    assert said.comparison.rate == 0.1
 
 
 # --- the order of causes ---------------------------------------------------------------------------------------------
@@ -254,6 +257,32 @@ def test_too_few_to_say_is_an_answer(case):
     assert (said.cause, said.action) == (cause, action) and said.sentence and said.advice and said.effect is None
 
 
+@pytest.mark.parametrize(("recorded", "with_clips"), [(40, 8), (12, 6), (9, 9), (9, 4)])
+def test_ten_steps_are_asked_for_only_where_fewer_are_recorded(recorded, with_clips, tmp_path, capsys):
+    table = synthetic_run.records(np.random.default_rng(0), "fspo", recorded)
+    table.loc[table.step <= recorded - with_clips, "clipped"] = np.float32(0)
+    synthetic_run.write_records(tmp_path / "records", table, "fspo")
+    said = verdict_of(runs.read_run(tmp_path, "run"))
+    assert (said.action, said.effect.steps) == (c.RECORD, with_clips)
+    assert cli.main(["calibrate", str(tmp_path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    for words in (said.advice, out):
+        assert ("ecord 10 steps or more" in words) == (recorded < 10)
+    assert f"{recorded} are too few" in out if recorded < 10 else f"{recorded} steps are too few" not in out
+    assert (f"{with_clips} of {recorded} steps" in said.sentence) == (with_clips < recorded)
+
+
+@pytest.mark.parametrize("column", ["quadratic_variation", "log_ratio"])
+def test_a_broken_value_says_nothing_of_the_noise(column):
+    records = simulated(noise=0.004)
+    broken = records.copy()
+    first = broken.index[broken.mini_batch == 0][:3]
+    broken.loc[first, column] = np.inf
+    broken.attrs = records.attrs
+    sound, found = of_records(records.drop(first)).noise_found, of_records(broken).noise_found
+    assert found == sound and verdict(broken).sentence
+
+
 # --- report and calibrate --------------------------------------------------------------------------------------------
 
 
@@ -269,6 +298,83 @@ def test_report_and_calibrate_say_the_same_of_one_run(folder, tmp_path, capsys):
     assert f"{folder.name}: {said.sentence} {said.advice} " in out
     if said.overrides and said.comparison and said.comparison.rate == 0.1:
         assert " \\ ".join(pasted(said.overrides)) in out
+
+
+def still(mini_batches, loss="fspo", steps=12):
+    """A run that updates do not move."""
+    table = synthetic_run.records(np.random.default_rng(0), loss, steps, mini_batches=mini_batches)
+    return table.assign(log_ratio=np.float32(0), quadratic_variation=np.float32(0), clipped=np.float32(0))
+
+
+@pytest.mark.parametrize("kind", ["records", "metrics"])
+@pytest.mark.parametrize("mini_batches", [1, 4])
+def test_where_nothing_moved_the_remedy_is_one_that_the_run_does_not_have(mini_batches, kind, tmp_path, capsys):
+    table = still(mini_batches)
+    if kind == "records":
+        synthetic_run.write_records(tmp_path / "records", table, "fspo")
+    else:
+        steps = [logged_by_verl(part, [1, 2], mini_batches) for _, part in table.groupby("step")]
+        lines = [json.dumps({"step": step, "data": metrics}) for step, metrics in enumerate(steps, start=1)]
+        (tmp_path / "metrics-1.jsonl").write_text("\n".join(lines) + "\n")
+    said = verdict_of(runs.read_run(tmp_path, "run"))
+    assert (said.cause, said.action) == (c.LEVEL, c.MEND)
+    assert ("ppo_mini_batch_size" in said.advice) == (mini_batches == 1) != ("learning rate" in said.advice)
+    assert ("one optimiser step" in said.sentence) == (mini_batches == 1)
+    assert cli.main(["calibrate", str(tmp_path)]) == 2
+    assert f"fspo-verl calibrate: {said.sentence} {said.advice}" in capsys.readouterr().err
+
+
+BROKEN = {
+    "not finite": still(4).assign(decision="nonfinite"),
+    "not finite, and some moved": synthetic_run.records(np.random.default_rng(0)).assign(decision="nonfinite"),
+    "noise alone, out of reach": synthetic_run.records(np.random.default_rng(0), mini_batches=1).assign(
+        log_ratio=1.0, quadratic_variation=1.0, clipped=1.0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_calibrate_begins_with_what_to_mend_though_there_is_no_eps(name, tmp_path, capsys):
+    synthetic_run.write_records(tmp_path / "records", BROKEN[name], "fspo")
+    said = verdict_of(runs.read_run(tmp_path, "run"))
+    assert said.action == c.MEND
+    code = cli.main(["calibrate", str(tmp_path)])
+    out, err = (" ".join(text.split()) for text in capsys.readouterr())
+    assert f"{said.sentence} {said.advice}" in (out if code == 0 else err)
+
+
+def steep(first=0.0):
+    """Records whose clip follows the length; and noise of this sigma in first mini-batches."""
+    table = synthetic_run.records(np.random.default_rng(0), "fspo", 24, lengths=(5, 800))
+    s = np.where(table.mini_batch > 0, table.log_ratio, first * np.sqrt(table.length) * np.sign(table.index % 2 - 0.5))
+    table = table.assign(log_ratio=s.astype(np.float32))
+    table["quadratic_variation"] = table.quadratic_variation.where(table.mini_batch > 0, first**2 * table.length)
+    return table
+
+
+@pytest.mark.parametrize("target", [0.05, 0.1, 0.3])
+@pytest.mark.parametrize("kind", ["idle", "longer"])
+def test_the_words_of_calibrate_and_its_overrides_are_of_one_band(kind, target, tmp_path, capsys):
+    table = steep()
+    table["clipped"] = np.float32(0)
+    if kind == "longer":
+        table["clipped"] = ((table.log_ratio.abs() > 0.4) & (table.advantage != 0)).astype(np.float32)
+    synthetic_run.write_records(tmp_path / "records", table, "fspo")
+    file = tmp_path / "out.json"
+    assert cli.main(["calibrate", str(tmp_path), "--target-clip-rate", str(target), "--json", str(file)]) == 0
+    result, out = json.loads(file.read_text()), " ".join(capsys.readouterr().out.split())
+    said, chosen = result["verdict"], result["fits"][0]
+    assert said["action"] == c.TAKE and said["overrides"] == chosen["overrides"]
+    assert f"clips {percent(target)} of these responses, of either" in said["advice"] and said["advice"] in out
+    assert " \\ ".join(pasted(chosen["overrides"])) in out
+
+
+@pytest.mark.parametrize("first", [0.0, 0.04])
+def test_a_band_within_the_noise_is_not_to_be_pasted(first, tmp_path, capsys):
+    synthetic_run.write_records(tmp_path / "records", steep(first), "fspo")
+    assert cli.main(["calibrate", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert (f"{KEY}eps_low=" in out) == (first == 0) != ("nothing to paste" in out)
 
 
 # --- the truth table -------------------------------------------------------------------------------------------------

@@ -136,6 +136,6 @@ def test_calibrate_and_report_tell_the_noise(sigma, warned, tmp_path):
     run = Run("run", tmp_path, pd.DataFrame(), records, None, [])
     calibrated = calibration.calibrate(records, 0.1)
     assert calibrated.noise.sigma == pytest.approx(sigma, rel=1e-3)
-    assert ("numerical noise" in calibration.details(calibrated, run)) == warned
+    assert ("nothing to paste: numerical noise" in calibration.text(calibrated, run)) == warned
     said = verdict(records)
     assert (said.cause == conclusion.NOISE) == warned == ("times as wide" in said.advice)

@@ -23,7 +23,7 @@ import fspo_verl.configs
 from fspo_verl.analysis import calibration, fit
 from fspo_verl.analysis.clip_rates import MIN_COUNT
 from fspo_verl.analysis.runs import read_run
-from fspo_verl.analysis.verdict import verdict_of
+from fspo_verl.analysis.verdict import verdict
 from fspo_verl.observe.metrics import LENGTH_BINS
 from fspo_verl.observe.records import read_records, text_hash
 
@@ -140,10 +140,10 @@ def test_training(task, untrained_model, tmp_path, way_in, overrides, main):
 
     # `report` and `calibrate` say the same of it, also where so few responses lie all on one side of a band's centre.
     run = read_run(tmp_path, "run")
-    told = verdict_of(run)
     side = np.sign(records.advantage)
     target = min((sign * records.log_ratio[side == sign] > 0).mean() for sign in (1, -1)) / 2  # which a band can reach
     if target > 0:
+        told = verdict(run.records, target)
         out = calibration.text(calibration.calibrate(run.records, target, every=False), run)
         assert f"run: {told.sentence} {told.advice} " in " ".join(out.split())
     else:
