@@ -182,8 +182,8 @@ def test_small_transformers():
 def test_through_verl():
     tables = "\n".join(analyse.through_verl(pd.read_parquet(STUDIES / "tasks/records/verl.parquet")))
     fixed = next(line for line in tables.splitlines() if line.startswith("| fixed"))
-    assert fixed.split("|")[2].strip() == "11" and re.search(r"p 0\.\d+, equivalent \|.*p 0\.[1-9]", fixed)
-    seeds = "[eleven seeds](../scripts/studies/tasks/README.md)"
+    assert fixed.split("|")[2].strip() == "12" and re.search(r"p 0\.\d+, equivalent \|.*p 0\.[1-9]", fixed)
+    seeds = "[twelve seeds](../scripts/studies/tasks/README.md)"
     says(RESULTS, f"with {seeds} L and a fixed range differ by no more than chance")
 
 
