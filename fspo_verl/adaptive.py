@@ -194,7 +194,7 @@ class Controller:
         """Go on with the eps of a checkpoint, read by the first rank for all.
 
         Without one, or where it is in units of another width, go on with that of the config, and say so. A file that
-        does not name its unit is taken to have this one.
+        does not name its unit is taken to have this one, with a warning.
 
         Raises:
             ValueError: the file does not hold an eps for each side; on every rank.
@@ -209,13 +209,21 @@ class Controller:
             raise ValueError(eps)
         if eps is None:
             logger.warning("%s is not there: target_clip_rate starts from the eps of the config", file)
-        elif (unit := {name: eps.get(name, own) for name, own in self._unit.items()}) != self._unit:
+            return
+        unit = {name: eps[name] for name in self._unit if name in eps}
+        if unit and unit != self._unit:
             logger.warning(
-                "%s is in units of the width with length_power=%s and shape=%s, and this launch has another: "
-                "target_clip_rate starts from the eps of the config",
-                *(file, *(json.dumps(value) for value in unit.values())),
+                "%s is in units of another width than this launch has (%s): target_clip_rate starts from the eps of "
+                "the config",
+                *(file, ", ".join(f"{name}={json.dumps(value)}" for name, value in unit.items())),
             )
         else:
+            if not unit:
+                logger.warning(
+                    "%s does not name the width of its eps: target_clip_rate goes on with them at that of this launch. "
+                    "If length_power or shape have changed, remove the file",
+                    file,
+                )
             self.eps = {name: min(eps[name], largest) for name, largest in self._largest.items()}
 
 

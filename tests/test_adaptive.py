@@ -277,11 +277,11 @@ def test_an_eps_in_units_of_another_width_is_not_taken(tmp_path, caplog, before,
     assert same.eps == BAND
 
 
-def test_an_eps_whose_file_names_no_unit_is_taken(tmp_path):
+def test_an_eps_whose_file_names_no_unit_is_taken_and_said(tmp_path, caplog):
     (tmp_path / FILE).write_text(json.dumps(BAND))
     resumed = controller(eps=0.2, shape=CURVE)
     resumed.load(tmp_path)
-    assert resumed.eps == BAND
+    assert resumed.eps == BAND and str(tmp_path / FILE) in caplog.text
 
 
 CORRUPT = ["", '{"eps_low": 0.03, "eps_hi', '{"eps_low": 0.03}', "[]", "null"] + [

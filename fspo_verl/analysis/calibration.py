@@ -110,6 +110,8 @@ def main(args: argparse.Namespace) -> int:
             print(f"\n{details(result, run)}")
     if args.json:
         answer = {"run": str(run.folder), "source": source} | _plain(result, run.settings)
+        if isinstance(result, Calibration) and _within_noise(result):
+            answer["fits"][0]["overrides"] = answer["verdict"]["overrides"] = {}
         args.json.write_text(json.dumps(answer, indent=2, allow_nan=False) + "\n")
     return 0
 

@@ -97,7 +97,7 @@ def table(rows: Iterable[Row]) -> pd.DataFrame:
         if not 0 <= step < _LAST_STEP:
             continue
         named = {_verl_name(name, metrics): value for name, value in metrics.items()}
-        if not 0 <= named.get(CLIPPED, math.nan) <= 1 and math.isfinite(named.get(CLIPPED, math.nan)):
+        if math.isfinite(share := named.get(CLIPPED, math.nan)) and not 0 <= share <= 1:
             del named[CLIPPED]
         steps.setdefault(step, {}).update(named)
     frame = pd.DataFrame.from_dict(steps, orient="index", dtype=float).sort_index()

@@ -281,8 +281,7 @@ def _advised(records: pd.DataFrame, evidence: Evidence, first: Conclusion, targe
         best, rate = compared.best if effect.depends else None, target or compared.rate
         compared = dataclasses.replace(compared, best=best)  # what calibrate takes
     try:
-        band = best.band if best and not target else None
-        band = band or fit.with_eps(records, (best and best.band) or evidence.band or Band(), rate)
+        band = fit.with_eps(records, (best and best.band) or evidence.band or Band(), rate)
     except fit.Unreachable as error:
         return _Advice(first.action, f"{first.advice} {sentence(str(error))}.", None, compared)
     text = f"{how}: {_a_band(band)} clips {percent(rate)} of these responses, of either sign of the advantage."

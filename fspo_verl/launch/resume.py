@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fspo_verl import adaptive, output
+from fspo_verl.band import DUAL
 from fspo_verl.config import Observation
 from fspo_verl.keys import ACTOR
 from fspo_verl.launch.view import KEPT_LOSSES, TRACKER, Finding, Launch, warning
@@ -74,8 +75,9 @@ def changed_on_resume(launch: Launch) -> Iterator[Finding]:
         what = f"this run resumes after step {step} with {values}, which has no effect"
         why = "target_clip_rate goes on with the eps of the checkpoint"
         yield warning(what, why, f"to start from the eps of this launch, remove {eps}")
-        if launch.policy_loss.get("eps_dual") is None:
-            idle.append("policy_loss.eps_dual")  # which follows them
+        old = kept[-1]["loss"]
+        if launch.policy_loss.get("eps_dual") is None and _dual_follows(old):
+            idle.append("policy_loss.eps_dual")
         changed = [key for key in changed if key not in idle]
     if changed:
         values = ", ".join(f"{ACTOR}.{key}={now[key]} (until then {before[key]})" for key in changed)
@@ -93,6 +95,12 @@ def _without_effect(launch: Launch, changed: list[str], eps: Path) -> list[str]:
     if {"policy_loss.length_power", "policy_loss.shape"} & set(changed):
         return []  # the checkpoint's eps is in units of another width
     return [key for key in changed if key in ("policy_loss.eps_low", "policy_loss.eps_high")]
+
+
+def _dual_follows(loss: dict) -> bool:
+    """Whether the dual clip of a loss is at its default, three times the upper side."""
+    dual, high = loss.get("policy_loss.eps_dual"), loss.get("policy_loss.eps_high")
+    return isinstance(high, float) and dual == DUAL * high
 
 
 def _as_override(value) -> str:

@@ -102,8 +102,8 @@ class Script:
     def _index(self, node: Node) -> None:
         name = node.child_by_field_name("name") or node.child_by_field_name("variable")
         if name is not None and node.type in ("variable_assignment", "for_statement"):
-            value = node.child_by_field_name("value") if name.type == "variable_name" else None
-            value = value if node.type == "variable_assignment" else None
+            is_whole = node.type == "variable_assignment" and name.type == "variable_name"
+            value = node.child_by_field_name("value") if is_whole else None
             self._assigned.setdefault(re.sub(r"\[.*", "", written(name), flags=re.DOTALL), []).append(value)
         elif name is not None and node.type == "command":
             text = self.source[name.start_byte : node.end_byte].decode(errors="replace")

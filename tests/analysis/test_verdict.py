@@ -372,9 +372,12 @@ def test_the_words_of_calibrate_and_its_overrides_are_of_one_band(kind, target, 
 @pytest.mark.parametrize("first", [0.0, 0.04])
 def test_a_band_within_the_noise_is_not_to_be_pasted(first, tmp_path, capsys):
     synthetic_run.write_records(tmp_path / "records", steep(first), "fspo")
-    assert cli.main(["calibrate", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
+    file = tmp_path / "out.json"
+    assert cli.main(["calibrate", str(tmp_path), "--json", str(file)]) == 0
+    out, result = capsys.readouterr().out, json.loads(file.read_text())
     assert (f"{KEY}eps_low=" in out) == (first == 0) != ("nothing to paste" in out)
+    assert bool(result["fits"][0]["overrides"]) == (first == 0)
+    assert first == 0 or not result["verdict"]["overrides"]
 
 
 # --- the truth table -------------------------------------------------------------------------------------------------

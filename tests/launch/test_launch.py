@@ -223,6 +223,12 @@ def test_a_loss_that_changes_at_a_resume_is_a_warning(tmp_path):
     assert start(tmp_path / "run", fspo, step_20, mode="resume_path") == []
 
 
+def start_fspo(folder: Path, settings: str, **checkpoint) -> list[str]:
+    """:func:`start` of the loss fspo with these fields of its config."""
+    fields = (f"{POLICY_LOSS}.{field}" for field in settings.split())
+    return start(folder, "+algorithm.policy_loss=fspo", *fields, **checkpoint)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "back"),
     [
@@ -235,43 +241,32 @@ def test_a_loss_that_changes_at_a_resume_is_a_warning(tmp_path):
     ],
 )
 def test_the_band_in_effect_is_what_a_resume_compares(before, after, back, tmp_path):
-    def launched(settings: str, **checkpoint) -> list[str]:
-        return start(
-            tmp_path / "run",
-            "+algorithm.policy_loss=fspo",
-            *(f"{POLICY_LOSS}.{o}" for o in settings.split()),
-            **checkpoint,
-        )
-
-    launched(before)
-    said = launched(after, latest=20)
+    start_fspo(tmp_path / "run", before)
+    said = start_fspo(tmp_path / "run", after, latest=20)
     assert bool(said) == bool(back)
     if back:
         assert said[0].endswith("if that is not meant: " + " ".join(f"{POLICY_LOSS}.{o}" for o in back.split()))
-        assert launched(f"{after} {back}", latest=20) == []
+        assert start_fspo(tmp_path / "run", f"{after} {back}", latest=20) == []
 
 
 @pytest.mark.parametrize(
-    ("after", "idle", "changed"),  # to eps=0.03 target_clip_rate=0.1
+    ("before", "after", "idle", "changed"),
     [
-        ("", "", ""),
-        ("eps=0.0625", "eps_low=0.0625 eps_high=0.0625", ""),
-        ("eps_low=0.05 target_clip_rate=0.2", "eps_low=0.05", "target_clip_rate=0.2"),
-        ("eps_low=0.05 eps_dual=0.3", "eps_low=0.05", "eps_dual=0.3"),
-        ("eps=0.0625 length_power=0", "", "eps_low=0.0625 eps_high=0.0625 eps_dual=0.1875 length_power=0"),
-        ("eps_low=0.05 target_clip_rate=null", "", "eps_low=0.05 target_clip_rate=null"),
+        ("", "", "", ""),
+        ("", "eps=0.0625", "eps_low=0.0625 eps_high=0.0625", ""),
+        ("", "eps_low=0.05 target_clip_rate=0.2", "eps_low=0.05", "target_clip_rate=0.2"),
+        ("", "eps_low=0.05 eps_dual=0.3", "eps_low=0.05", "eps_dual=0.3"),
+        ("eps_dual=0.5", "eps=0.0625", "eps_low=0.0625 eps_high=0.0625", "eps_dual=0.1875"),
+        ("", "eps=0.0625 length_power=0", "", "eps_low=0.0625 eps_high=0.0625 eps_dual=0.1875 length_power=0"),
+        ("", "eps_low=0.05 target_clip_rate=null", "", "eps_low=0.05 target_clip_rate=null"),
     ],
 )
-def test_a_resume_says_which_eps_the_checkpoint_has_instead(after, idle, changed, tmp_path):
-    def launched(settings: str, **checkpoint) -> list[str]:
-        settings = " ".join(f"{POLICY_LOSS}.{o}" for o in f"target_clip_rate=0.1 {settings}".split())
-        return start(tmp_path, "+algorithm.policy_loss=fspo", *settings.split(), **checkpoint)
-
-    launched("")
+def test_a_resume_says_which_eps_the_checkpoint_has_instead(before, after, idle, changed, tmp_path):
+    start_fspo(tmp_path, f"target_clip_rate=0.1 {before}")
     eps = tmp_path / "global_step_20/actor" / adaptive.FILE
     eps.parent.mkdir(parents=True)
     eps.touch()
-    said = launched(after, latest=20)
+    said = start_fspo(tmp_path, f"target_clip_rate=0.1 {after}", latest=20)
     assert len(said) == bool(idle) + bool(changed)
     if idle:
         assert f"remove {eps}" in said[0] and {f"{POLICY_LOSS}.{o}" for o in idle.split()} == set(
