@@ -192,21 +192,18 @@ class Clip:
             return found.loss.sum() / rows / tokens_of_all, columns
         low, high = self.arm.ranges if self.control is None else (part[:, None] for part in eps)
         config = actor_config(self.arm, low, high, rows, each * sum(lengths), longest)
-        registered = get_policy_loss_fn(self.arm.loss)
-
-        def of(log_prob: Tensor) -> Tensor:
-            _, old_log_prob, advantages, mask = tokens
-            return registered(
-                old_log_prob=old_log_prob,
-                log_prob=log_prob,
-                advantages=advantages,
-                response_mask=mask,
-                loss_agg_mode=self.arm.aggregation,
-                config=config,
-            )[0]
-
-        columns = {name: x.cpu() for name, x in observed_columns(of, tokens[0].detach(), *tokens[1:]).items()}
-        return of(tokens[0]), columns
+        log_prob, old_log_prob, advantages, mask = tokens
+        loss, _ = get_policy_loss_fn(self.arm.loss)(
+            old_log_prob=old_log_prob,
+            log_prob=log_prob,
+            advantages=advantages,
+            response_mask=mask,
+            loss_agg_mode=self.arm.aggregation,
+            config=config,
+        )
+        (gradient,) = torch.autograd.grad(loss, log_prob, retain_graph=True)
+        columns = observed_columns(gradient, log_prob.detach(), *tokens[1:])
+        return loss, {name: column.cpu() for name, column in columns.items()}
 
     def _eps(self, task: int, each: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
         """Below and above, ``[S·n]``."""
