@@ -1,12 +1,13 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
 """What commands write: labelled lines on the standard output, files that are written whole or not at all, and pages of
-which a program writes a part.
+which a program writes a part. Also what tells one cause of an error from another, where each is said once.
 """
 
 import contextlib
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -48,6 +49,12 @@ def reserved() -> Iterator[None]:
 def one_line(error: OSError | ValueError) -> str:
     """An error as one line; for a file its reason, then its name."""
     return f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
+
+
+def cause(error: Exception) -> tuple:
+    """What an error keeps where it comes again with another text: its type, its number, and the line that raised it."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    return type(error), getattr(error, "errno", None), frame.f_code.co_filename, line
 
 
 def write_whole(files: Iterable[tuple[Path, bytes]]) -> None:
