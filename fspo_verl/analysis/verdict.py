@@ -347,9 +347,11 @@ def _a_band(band: Band | None) -> str:
 
 
 def _incomplete(records: pd.DataFrame) -> list[str]:
-    said, (steps, responses) = [], records.attrs["lost"]
-    if responses:
-        said.append(f"The records of about {responses:,} responses in {steps:,} steps were lost while it trained.")
+    said = []
+    if steps := records.attrs["lost"]:
+        said.append(f"Steps with missing records: {steps:,}. Their files are damaged, gone or were not written.")
+    if (last := records.attrs.get("limited_after")) is not None:
+        said.append(f"After step {last:,} not every rank has recorded, as records_limit_mb was reached.")
     if (rows := records.attrs["rows"]) > len(records):
         said.append(f"A random {len(records):,} of its {rows:,} records are used (--max-rows).")
     return said

@@ -116,20 +116,21 @@ def _new_writer(config, loss: str, band: Band | None, micro_batch: MicroBatch):
         freq=observation.records_freq,
         limit_bytes=observation.records_limit_mb * 2**20,
         last_step=_last_recorded_step(config),
+        started=micro_batch.step,
     )
 
 
 @functools.cache
 def _run() -> str:
-    """An identity that all workers of a launch share, and no other launch has."""
-    import ray
+    """An identity that all ranks of a training share, and no other training has.
+
+    The first rank that asks says its own to all. A launch would be no identity: several trainings may share a process
+    and a session of Ray, as those of ``--multirun`` do. Each has workers of its own.
+    """
     from torch.distributed import distributed_c10d
 
-    if ray.is_initialized():
-        context = ray.get_runtime_context()
-        return f"{context.get_session_name()}/{context.get_job_id()}"
     own = uuid.uuid4().hex
-    if torch.distributed.is_initialized():  # without Ray: the first rank that asks says it to all
+    if torch.distributed.is_initialized():
         return distributed_c10d._get_default_store().compare_set("fspo_verl/run", "", own).decode()
     return own
 

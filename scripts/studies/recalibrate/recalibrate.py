@@ -45,7 +45,7 @@ def recorded(regime: Regime, bands: list[Band], attempt: int) -> list[pd.DataFra
     records = pd.concat(run.records, ignore_index=True).assign(decision="kept")
     found = []
     for (_, own), band in zip(records.groupby("seed"), bands, strict=True):
-        own.attrs = {"settings": RunSettings("fspo", band), "rows": len(own), "lost": (0, 0)}
+        own.attrs = {"settings": RunSettings("fspo", band), "rows": len(own), "lost": 0}
         found.append(own.reset_index(drop=True))
     return found
 
