@@ -10,7 +10,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "fspo_verl"
 LAYERS = (  # the lowest first; what stands in one layer does not know its neighbours
-    {"band", "kernels", "output", "configs", "keys", "versions"},
+    {"band", "output", "configs", "keys", "versions"},
     {"loss", "clips", "adaptive"},
     {"observe"},
     {"analysis"},
