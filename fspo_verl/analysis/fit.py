@@ -118,8 +118,8 @@ def measured_shape(records: pd.DataFrame, target: float) -> list[list[float]]:
        say, the curve is the line; where the slope does not either, it is √L.
     3. At the median length of these responses it is √L, so that eps means there what it means for FSPO.
 
-    That a clip sees one side, and the two steps of shrinkage, were chosen on the records of
-    ``scripts/studies/measured_shape``, which has the comparison.
+    That a clip sees one side, and the two steps of shrinkage, were chosen on records of updates of a small
+    language model.
 
     Raises:
         Unreachable: there are too few lengths, prompts or moved responses.
