@@ -68,7 +68,6 @@ def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         "the authors' clip rates are not known)"
     )
     add("--target-clip-rate", type=float, default=0.1, metavar="RATE", help=rate)
-    add("--all", action="store_true", help="also every width that was tried, what other clips need, all warnings")
     add("--max-rows", type=int, default=1_000_000, help="records to use; of more, a random part (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="also write everything that is printed as JSON")
 

@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import math
+import re
 import sys
 from types import SimpleNamespace
 
@@ -19,13 +20,13 @@ from hypothesis import strategies as st
 import fspo_verl
 from fspo_verl import loss
 from fspo_verl.band import Band
+from fspo_verl.keys import GONE, Gone
 from fspo_verl.loss import _token_gradient, _token_sums, fspo_loss
 from fspo_verl.register import _aggregate
 
 AGG_MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
 NORMALIZATIONS = [
     *({"normalization": name, "length_power": p} for name in ("plain", "drift_corrected") for p in (0.0, 0.5, 1.0)),
-    {"shape": [[2, 1.2], [7, 3.0], [40, 5.0], [250, 30.0]]},
 ]
 SIDES = [
     {"eps": 0.4, "eps_high": 0.3},  # the dual clip is at 0.9
@@ -124,18 +125,6 @@ def _near_an_edge(log_ratio, edges, length, tolerance):
     )
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-13), (torch.float32, 2e-6)])
-def test_a_measured_width_passes_its_knots_and_is_a_power_of_length_between_them(dtype, tolerance):
-    shape = [[10, 3.1], [32, 4.5], [100, 12.0], [900, 11.0]]
-    at = lambda *length: Band(shape=shape).scale(torch.tensor(length, dtype=dtype))  # noqa: E731
-    tokens, widths = zip(*shape, strict=True)
-    assert at(*tokens).tolist() == torch.tensor(widths, dtype=dtype).tolist()  # to the bit
-    expected = [math.exp(reference.log_width(math.log(n), shape)) for n in range(1, 3000)]
-    torch.testing.assert_close(at(*range(1, 3000)), torch.tensor(expected, dtype=dtype), rtol=tolerance, atol=0)
-    # A quarter of the first length and four times the last: half and twice as wide, as for sqrt(L).
-    torch.testing.assert_close(at(2.5, 3600), torch.tensor([3.1 / 2, 2 * 11.0], dtype=dtype))
-
-
 @pytest.mark.parametrize(
     "fields, low, high, dual",
     [
@@ -148,7 +137,6 @@ def test_a_measured_width_passes_its_knots_and_is_a_power_of_length_between_them
         ({"eps_dual": math.inf}, 0.03, 0.03, math.inf),
         ({"eps_high": math.inf}, 0.03, math.inf, math.inf),
         ({"eps": math.inf}, math.inf, math.inf, math.inf),
-        ({"shape": [[10, 3.1], [100, 9]]}, 0.03, 0.03, 0.09),
     ],
 )
 def test_one_number_sets_the_sides_that_are_not_set(fields, low, high, dual):
@@ -159,6 +147,14 @@ def test_one_number_sets_the_sides_that_are_not_set(fields, low, high, dual):
     assert Band.from_json(band.to_json() | {"unknown": None}) == kept
     with pytest.raises(TypeError, match="unknown"):
         Band.from_json(band.to_json() | {"unknown": 1})
+
+
+@pytest.mark.parametrize("field", GONE)
+def test_a_field_that_is_gone_is_refused_with_what_to_do_instead(field):
+    old = Band().to_json()
+    assert Band.from_json(old | {field: None}) == Band.from_json(old)
+    with pytest.raises(Gone, match=re.escape(GONE[field])):
+        Band.from_json(old | {field: [[10, 3.1], [100, 9]]})
 
 
 @pytest.mark.parametrize(
@@ -174,14 +170,6 @@ def test_one_number_sets_the_sides_that_are_not_set(fields, low, high, dual):
         ({"eps": math.inf, "eps_dual": 1.0}, "eps_dual=1.0"),
         ({"length_power": 1.5}, "length_power=1.5"),
         ({"normalization": "sqrt"}, "normalization='sqrt'.*plain, drift_corrected"),
-        ({"shape": [[10, 3.1]]}, "shape=.*at least two knots"),
-        ({"shape": [[10, 3.1], [10, 4.0]]}, "shape=.*rising"),
-        ({"shape": [[0.5, 3.1], [10, 4.0]]}, "shape=.*1 or more"),
-        ({"shape": [[10, 3.1], [100, math.inf]]}, "shape=.*positive finite"),
-        ({"shape": [[10, 3.1], 100]}, r"shape=.*\[tokens, width\]"),
-        ({"shape": "sqrt"}, "shape='sqrt'"),
-        ({"shape": [[10, 3], [100, 9]], "length_power": 1.0}, "shape=.*length_power=0.5"),
-        ({"shape": [[10, 3], [100, 9]], "normalization": "drift_corrected"}, "shape=.*normalization=plain"),
     ],
 )
 def test_a_band_out_of_bounds_is_refused(fields, refused):

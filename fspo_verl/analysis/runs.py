@@ -21,7 +21,7 @@ from yaml import YAMLError
 
 from fspo_verl.analysis import logs
 from fspo_verl.band import Band
-from fspo_verl.keys import ACTOR, RECORDS_DIR
+from fspo_verl.keys import ACTOR, RECORDS_DIR, refuse_gone
 from fspo_verl.observe.attempts import parts, record_files
 from fspo_verl.observe.metrics import LENGTH_BIN
 from fspo_verl.observe.records import read_records
@@ -75,10 +75,15 @@ class Run:
 
 
 def settings_of(config: Mapping) -> RunSettings | None:
-    """Loss, band and clip range of a run as its config has them; None where it names no loss."""
+    """Loss, band and clip range of a run as its config has them; None where it names no loss.
+
+    Raises:
+        Gone: it has a field that is gone.
+    """
     policy_loss = setting(config, f"{ACTOR}.policy_loss") or {}
     if "loss_mode" not in policy_loss:
         return None
+    refuse_gone(policy_loss)
     loss = policy_loss["loss_mode"]
     band = Band(**Band.fields_in(policy_loss)) if loss == "fspo" else None
     target = policy_loss.get("target_clip_rate")
