@@ -12,9 +12,7 @@ were tried is more even by more than noise. For a loss without a band it is FSPO
 
 The answer is that of the recorded updates. Trained with another band, learning rate or batch
 size, the policy moves otherwise, and further where a rollout is trained on for several epochs:
-calibrate again from the records of that run, until it clips what was asked for. In a study that
-asked for 10%, runs of small policies clipped 8 to 13% after one calibration, and 12 to 24% with
-four epochs per rollout; after a second one 10 to 13% (scripts/studies/recalibrate).
+calibrate again from the records of that run, until it clips what was asked for.
 
 Without records the answer comes from metrics and a Gaussian law of S/sqrt(L), and is coarser.
 """
@@ -48,11 +46,6 @@ from fspo_verl.observe.settings import RunSettings
 
 _WIDTH = 100
 _FEW_CLIPPED = 50
-# What scripts/studies/recalibrate found.
-_NEXT_RUN = (
-    "In a study that asked for 10%, runs of small policies clipped 8 to 13% after one calibration, and 12 to 24% with "
-    "four epochs per rollout; after a second one 10 to 13%."
-)
 
 
 @dataclass(frozen=True)
@@ -207,7 +200,7 @@ def _next(result: Calibration) -> str:
         return f"record {steps}, and calibrate again."
     return (
         "train with this, and calibrate again from the records of that run, as another eps lets the policy move "
-        f"otherwise. {_NEXT_RUN}"
+        "otherwise."
     )
 
 

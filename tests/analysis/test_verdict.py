@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import synthetic_run
+import truth_table
 from scipy.stats import binom
 from simulated_records import frame
 from test_live import logged_by_verl
@@ -29,16 +30,12 @@ from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.keys import POLICY_LOSS
 from fspo_verl.observe.settings import RunSettings
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts/studies/levels"))
-
-import levels  # noqa: E402
-
 KEY = f"{POLICY_LOSS}."
-COMMITTED = sorted((Path(__file__).parents[2] / "scripts/studies/measured_shape/records").glob("*/"))
+COMMITTED = sorted((Path(__file__).parents[1] / "recorded").glob("*/"))
 
 
 def simulated(seed=0, **settings):
-    return levels.simulate(np.random.default_rng(seed), **settings)
+    return truth_table.simulate(np.random.default_rng(seed), **settings)
 
 
 def outcome(said):
@@ -388,34 +385,34 @@ def test_a_band_within_the_noise_is_not_to_be_pasted(first, tmp_path, capsys):
 # --- the truth table -------------------------------------------------------------------------------------------------
 
 _MANY = ("even", "even, heavy tails", "even, slopes that differ by step, sd 0.3")
-_SURE = [name for name, cell in levels.CELLS.items() if cell.cause not in (c.EVEN, c.LENGTH)]
+_SURE = [name for name, cell in truth_table.CELLS.items() if cell.cause not in (c.EVEN, c.LENGTH)]
 
 
 @pytest.mark.parametrize("name", ["shorter", "longer", "both ends", "even, 5 steps", *_SURE])
 def test_what_is_plain_to_see_is_said_and_advised(name):
-    found = levels.outcomes(levels.CELLS[name], range(5))
-    assert sum(count for pair, count in found.items() if pair == (levels.RIGHT, levels.RIGHT)) >= 4
+    found = truth_table.outcomes(truth_table.CELLS[name], range(5))
+    assert sum(count for pair, count in found.items() if pair == (truth_table.RIGHT, truth_table.RIGHT)) >= 4
 
 
 @pytest.mark.parametrize("name", _MANY)
 def test_false_alarms_are_as_rare_as_they_should_be(name):
-    found = levels.outcomes(levels.CELLS[name], range(runs := 40))
+    found = truth_table.outcomes(truth_table.CELLS[name], range(runs := 40))
     for place in (0, 1):
-        wrong = sum(count for pair, count in found.items() if pair[place] == levels.WRONG)
+        wrong = sum(count for pair, count in found.items() if pair[place] == truth_table.WRONG)
         assert wrong <= binom.ppf(0.999, runs, 0.05)
 
 
 def test_the_table_goes_on_where_it_was_stopped(tmp_path, capsys):
-    cell, file, parts = levels.CELLS["even, 5 steps"], tmp_path / "truth.csv", {}
+    cell, file, parts = truth_table.CELLS["even, 5 steps"], tmp_path / "truth.csv", {}
     for count in (2, 5, 3):
-        levels.main(["--runs", f"{count}", "--only", cell.name, "--output", str(file)])
+        truth_table.main(["--runs", f"{count}", "--only", cell.name, "--output", str(file)])
         parts[count] = capsys.readouterr().out
     assert f"| {cell.name} | even, record | yes |" in parts[5] == parts[3] != parts[2]
-    found = levels.outcomes(cell, range(5))
-    rows = levels.pd.read_csv(file).query("cell == @cell.name")
+    found = truth_table.outcomes(cell, range(5))
+    rows = truth_table.pd.read_csv(file).query("cell == @cell.name")
     assert {(row.conclusion, row.advice): row.runs for row in rows.itertuples()} == found
 
 
 def test_cells_name_every_truth():
-    assert {cell.cause for cell in levels.CELLS.values()} == {*CAUSES, c.EVEN}
-    assert {cell.who for cell in levels.CELLS.values()} == {None, SHORTER, LONGER, ENDS, MIDDLE}
+    assert {cell.cause for cell in truth_table.CELLS.values()} == {*CAUSES, c.EVEN}
+    assert {cell.who for cell in truth_table.CELLS.values()} == {None, SHORTER, LONGER, ENDS, MIDDLE}
