@@ -53,7 +53,15 @@ def test_every_command_reads_what_is_whole(command, damaged, tmp_path, caplog):
 
 
 def test_the_last_config_that_can_be_read_counts(tmp_path, caplog):
-    broken = {"b": b"\x00", "c": b"- a\n", "d": b"", "e": b"1\n", "f": b"\xff\xfe", "g": b"a: ${b\n", "h": b"a: {\n"}
+    broken = {
+        "b": b"\x00",
+        "c": b"- a\n",
+        "d": b"",
+        "e": b"1\n",
+        "f": b"\xff\xfe",
+        "g": b"a: &b [*b]\n",
+        "h": b"a: {\n",
+    }
     for time, (folder, content) in enumerate({"a": b"data: {seed: 3}\n", **broken}.items()):
         config = tmp_path / folder / ".hydra/config.yaml"
         config.parent.mkdir(parents=True)
