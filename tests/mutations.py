@@ -141,6 +141,8 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("a step written before it has ended", RECORDS,
      "if self._step and micro_batch.step != self._step[-1][1].step:", "if self._step:"),
     ("a part of a step left after a full disk", RECORDS, "self._file_of(batch).unlink(missing_ok=True)", "pass"),
+    ("records of a copy of the process", RECORDS, "if self._is_written or self._is_a_copy:", "if self._is_written:"),
+    ("a whole step replaced by a part", RECORDS, "if (rows := _rows_in(file)) > len(table):", "if False:"),
     ("superseded records read", ATTEMPTS, "if part.step < ends[part.folder, part.run]", "if True"),
     ("the oldest attempt for the newest", ATTEMPTS, "(number, of) > own", "(number, of) < own"),
     ("steps that no rank has recorded not missed", ATTEMPTS, "nowhere = latest.taken - sum(", "nowhere = 0 * sum("),
