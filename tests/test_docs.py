@@ -119,17 +119,19 @@ def test_the_range_of_the_fixed_band_is_that_of_its_option():
 
 
 def test_the_page_of_answers_has_the_numbers_of_its_commands():
-    """docs/healthy.md: what noise clips is what the forecast says, what losses clipped is the committed comparison."""
+    """docs/healthy.md: what noise clips is what a normal law says, what losses clipped is the committed comparison."""
     from fspo_verl.analysis.conclusion import percent
-    from fspo_verl.analysis.forecast import _RULES, _percent, expected_rate
+    from fspo_verl.clips import CLIPS
 
     page = (ROOT / "docs/healthy.md").read_text()
     heads = [int(tokens.replace(",", "")) for tokens in re.findall(r"([\d,]+) tokens \|", page)]
     rows = re.findall(r"^\| (0\.\d+) \| (\w+) \| (.+) \|$", page, flags=re.MULTILINE)
     assert len(rows) == 4 and heads
     for sigma, loss, rates in rows:
-        told = [_percent(expected_rate(_RULES[loss.lower()], tokens, float(sigma))) for tokens in heads]
-        assert rates.split(" | ") == told, (sigma, loss)
+        band = CLIPS[loss.lower()].band
+        beyond = [[side * band.scale_at(n) / (float(sigma) * n**0.5) for side in (band.low, band.high)] for n in heads]
+        shares = [1 - sum(map(NormalDist().cdf, both)) / 2 for both in beyond]
+        assert rates.split(" | ") == [f"{share:.2%}" if share < 0.01 else percent(share) for share in shares]
     compared = (ROOT / "scripts/studies/comparison/comparison.md").read_text()
     of_losses = dict(re.findall(r"^\| clip rate \| (\w+) \| \d+ \| ([\d.]+)% \|", compared, flags=re.MULTILINE))
     told = re.findall(r"^\| (\w+)(?: \(tokens\))? \| ([\d.]+)% \|$", page, flags=re.MULTILINE)

@@ -5,6 +5,7 @@
 import dataclasses
 import json
 import math
+import re
 
 import pytest
 import reference
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fspo_verl.band import Band
+from fspo_verl.keys import GONE, Gone
 from fspo_verl.loss import fspo_loss
 from fspo_verl.register import _aggregate
 
@@ -167,6 +169,14 @@ def test_a_band_in_json_keeps_its_edges(band):
     assert Band.from_json(band.to_json() | {"unknown": None}) == kept
     with pytest.raises(TypeError, match="unknown"):
         Band.from_json(band.to_json() | {"unknown": 1})
+
+
+@pytest.mark.parametrize("field", GONE)
+def test_a_field_that_is_gone_is_refused_with_what_to_do_instead(field):
+    old = Band().to_json()
+    assert Band.from_json(old | {field: None}) == Band.from_json(old)
+    with pytest.raises(Gone, match=re.escape(GONE[field])):
+        Band.from_json(old | {field: [[10, 3.1], [100, 9]]})
 
 
 @pytest.mark.parametrize(

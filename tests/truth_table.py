@@ -142,8 +142,8 @@ class Cell:
 UNEVEN = {  # the truths that depend on length, from the run's own width or from the law of S
     "shorter": Cell("shorter", {"own": 1.0}, c.LENGTH, SHORTER, c.TAKE),
     "longer": Cell("longer", {"own": 0.0}, c.LENGTH, LONGER, c.TAKE),
-    "both ends": Cell("both ends", {"bend": 0.3}, c.LENGTH, ENDS, c.TAKE),
-    "the middle": Cell("the middle", {"bend": -0.3}, c.LENGTH, MIDDLE, c.TAKE),
+    "both ends": Cell("both ends", {"bend": 0.3}, c.LENGTH, ENDS, c.KEEP),
+    "the middle": Cell("the middle", {"bend": -0.3}, c.LENGTH, MIDDLE, c.KEEP),
 }
 FACTORS: dict[str, dict] = {
     "10 steps": {"steps": 10},
