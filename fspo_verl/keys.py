@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of verl's config, each written once."""
+"""Keys of verl's config, and the name of an environment variable, each written once."""
 
 GROUP = "algorithm.policy_loss"
 """The config group of this package."""
@@ -8,3 +8,6 @@ GROUP = "algorithm.policy_loss"
 ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 RECORDS_DIR = f"{POLICY_LOSS}.records_dir"
+
+OVERRIDES = "FSPO_VERL_OVERRIDES"
+"""The environment variable whose overrides every policy training below it takes (:mod:`fspo_verl.launch.asked`)."""
