@@ -51,6 +51,18 @@ def switch_arguments(parser: argparse.ArgumentParser) -> None:
     add("--records", metavar="DIR", help=folder)
 
 
+def run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = f"{parser.prog} [-h] [--loss LOSS] [OVERRIDE ...] -- COMMAND ..."
+    add = parser.add_argument
+    losses = ("fspo", "observed", "gspo", "grpo", "fixed_band", "no_clip")
+    own = "what to train; observed measures the command's own loss (default: fspo)"
+    add("--loss", choices=losses, default="fspo", help=own)
+    fields = (
+        "field of actor_rollout_ref.actor.policy_loss, clip range or aggregation of the actor, as calibrate prints it"
+    )
+    add("overrides", nargs="*", metavar="OVERRIDE", help=fields)
+
+
 def selftest_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
@@ -103,6 +115,7 @@ COMMANDS = {
         "what is wrong with an installation or a launch, before anything is trained",
         doctor_arguments,
     ),
+    "run": Command("launch.run", "a command of yours, with FSPO in every training that it starts", run_arguments),
     "switch": Command(
         "launch.switch", "the command of a script of yours, changed so that it trains FSPO", switch_arguments
     ),
@@ -152,7 +165,10 @@ class _Version(argparse.Action):
 
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand; returns its exit code, and says in one line what a user can fix."""
-    args = parsers()[0].parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    end = argv.index("--") if argv[:1] == ["run"] and "--" in argv else len(argv)
+    args = parsers()[0].parse_args(argv[:end])
+    args.argv = argv[end + 1 :]  # of the command that `run` starts
     try:
         code = _run(args.command, args)
         sys.stdout.flush()

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of verl's config, each written once, and what became of fields that are gone."""
+"""Keys of verl's config and the environment, each written once, and what became of fields that are gone."""
 
 from collections.abc import Mapping
 
@@ -10,6 +10,9 @@ GROUP = "algorithm.policy_loss"
 ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 RECORDS_DIR = f"{POLICY_LOSS}.records_dir"
+
+OVERRIDES = "FSPO_VERL_OVERRIDES"
+"""The environment variable whose overrides every policy training below it takes (:mod:`fspo_verl.launch.asked`)."""
 
 GONE = {
     "shape": "a measured width is no longer read: set length_power, for which `fspo-verl calibrate` fits a value",
