@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 
 from fspo_verl import clips
 from fspo_verl.band import is_positive
+from fspo_verl.keys import Gone
 from fspo_verl.observe import attempts
 from fspo_verl.observe.columns import OPTIONAL
 from fspo_verl.observe.microbatch import MicroBatch
@@ -335,6 +336,8 @@ def _left_out_if_unreadable(file: Path) -> Iterator[None]:
     """Turn an error of a file into a warning."""
     try:
         yield
+    except Gone:  # of every file of the run
+        raise
     except (OSError, ValueError, pa.ArrowException) as error:
         warnings.warn(f"{file} is left out, it cannot be read: {error}", stacklevel=5)
 
@@ -369,6 +372,8 @@ def _settings(schema: pa.Schema) -> RunSettings:
     """
     try:
         settings = RunSettings.from_json(json.loads((schema.metadata or {})[_SETTINGS]))
+    except Gone:
+        raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"its settings are not those of a run, so that fspo_verl has not written it: {error}"
