@@ -46,6 +46,7 @@ from fspo_verl.observe import noise
 from fspo_verl.observe.metrics import PREFIX
 from fspo_verl.observe.noise import Noise
 from fspo_verl.observe.settings import RunSettings
+from fspo_verl.output import say
 
 _WIDTH = 100
 _FEW_CLIPPED = 50
@@ -103,11 +104,11 @@ def main(args: argparse.Namespace) -> int:
             raise
         raise ValueError(f"{said.sentence} {said.advice} There is no eps to give: {error}") from error
     if isinstance(result, FromMetrics):
-        print(text_from_metrics(result, run))
+        say(text_from_metrics(result, run))
     else:
-        print(text(result, run))
+        say(text(result, run))
         if args.all:
-            print(f"\n{details(result, run)}")
+            say(f"\n{details(result, run)}")
     if args.json:
         answer = {"run": str(run.folder), "source": source} | _plain(result, run.settings)
         if isinstance(result, Calibration) and _within_noise(result):
