@@ -101,8 +101,9 @@ class _Plain(logging.Handler):
 
 def one_line(error: OSError | ValueError) -> str:
     """An error as one :func:`plain` line; for a file its reason, then its name."""
-    named = isinstance(error, OSError) and error.filename
-    return plain(f"{error.strerror}: {error.filename}" if named else str(error))
+    if isinstance(error, OSError) and error.filename:
+        return plain(f"{error.strerror}: {error.filename}")
+    return plain(str(error))
 
 
 def cause(error: Exception) -> tuple:
