@@ -19,7 +19,6 @@ from fspo_verl.band import Band
 from fspo_verl.observe import metrics, microbatch
 from fspo_verl.observe.columns import to_numpy, token_columns
 from fspo_verl.observe.microbatch import MicroBatch
-from fspo_verl.observe.noise import Watch
 from fspo_verl.observe.settings import RunSettings, clip_ratios
 
 if TYPE_CHECKING:
@@ -56,8 +55,6 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
         columns = to_numpy(columns)
     # Whether the weights of this call are those of the old log-probs, as far as that is known.
     on_policy = micro_batch is not None and mini_batch == 0 and not micro_batch.from_rollout
-    if on_policy and band is not None and micro_batch is not None and micro_batch.rank == 0:
-        _noise_watch().add(band, *(columns[name] for name in ("length", "quadratic_variation", "outside")))
     length_bins = config.policy_loss.get("length_bins") or metrics.LENGTH_BINS
     rows = config.global_batch_info.get("global_batch_size") or len(columns["length"])
     return columns, metrics.metrics(columns, length_bins, rows, mini_batch, on_policy)
@@ -140,8 +137,3 @@ def _warn_unknown_step():
         "records_dir is set, but step or prompts of a micro-batch are not known here (a trainer that calls the loss "
         "outside verl's ppo_loss, or dynamic context parallelism): nothing is recorded"
     )
-
-
-@functools.cache
-def _noise_watch() -> Watch:
-    return Watch()
