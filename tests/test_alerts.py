@@ -30,7 +30,6 @@ FIRES = {
     "cut off": (c.CUT_OFF, {"truncated_fraction": 0.9 * 0.3}, {}),
     "noise": (c.NOISE, {"on_policy_outside_fraction": 0.2, "rows": 400.0}, {}),
     "noise is what moves": (c.NOISE, {"sigma_squared": 0.04}, {}),
-    "masked": (c.MISMATCH, {"mismatch_masked_fraction": 0.5}, {}),
     "rejected": (c.MISMATCH, {"rollout_rejected_fraction": 0.95}, {}),
     "level": (c.LEVEL, {"length_1_to_15/clipped": 0.1, "length_64_up/clipped": 0.07}, {}),
     "length": (c.LENGTH, {"length_1_to_15/clipped": 0.06}, {}),
@@ -58,7 +57,7 @@ def test_a_cause_is_said_once_when_it_fires(name):
     assert run.of_step(SOUND) == run.of_step(bad) == []
 
 
-@pytest.mark.parametrize("health", ["NaN in log-probs", "cut off", "noise", "masked"])
+@pytest.mark.parametrize("health", ["NaN in log-probs", "cut off", "noise", "rejected"])
 @pytest.mark.parametrize("tuning", ["level", "length"])
 def test_advice_on_the_clip_waits_until_the_run_is_sound(health, tuning):
     run = alerts.Alerts(config())

@@ -27,7 +27,6 @@ from fspo_verl.band import Band
 from fspo_verl.clips import MATCHED_RATE
 from fspo_verl.keys import RECORDS_DIR
 from fspo_verl.observe import noise
-from fspo_verl.observe.columns import MASKED
 from fspo_verl.observe.metrics import PREFIX
 from fspo_verl.observe.settings import RunSettings
 
@@ -157,7 +156,6 @@ def of_records(records: pd.DataFrame, tested: bool = True) -> Evidence:
         evidence = dataclasses.replace(
             evidence,
             not_finite=float((records["decision"] == "nonfinite").mean()),
-            masked=float(records[MASKED].mean()) if MASKED in records else None,
             **_of_cut_off(counted, records),
         )
     if counted.empty:

@@ -28,12 +28,10 @@ MISMATCH = (
 """What :func:`mismatch_columns` returns."""
 OF_ENGINES = ("old_log_probs", "rollout_log_probs", "loss_mask")
 """verl's names of what the mismatch is computed from."""
-MASKED = "mismatch_masked"
-"""Column ``[B]`` of runs with ``mismatch_eps``: whether :mod:`fspo_verl.mismatch_mask` masks the response."""
 TRUNCATED = "truncated"
 """Column ``[B]``: whether the response, tokens of tools included, fills what it was allowed. One that ended there by
 itself counts, too: the loss sees no token ids."""
-OPTIONAL = (*MISMATCH, "staleness", MASKED, TRUNCATED)
+OPTIONAL = (*MISMATCH, "staleness", TRUNCATED)
 """Columns that a run may have, and then records hold. Staleness is by how many training steps the weights that sampled
 a response's first token are behind; it and the mismatch are of runs whose engine hands on its log-probs."""
 ICEPOP = (0.5, 5.0)

@@ -17,8 +17,7 @@ import os
 import tempfile
 import uuid
 import warnings
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -48,7 +47,7 @@ COLUMNS = {
     "length": pa.int32(),  # L, response tokens
     "log_ratio": pa.float32(),  # S, nats; 0 where not finite
     "quadratic_variation": pa.float32(),  # Q, nats²; 0 where not finite
-    "advantage": pa.float32(),  # mean over the response tokens; 0 where mismatch_masked
+    "advantage": pa.float32(),  # mean over the response tokens
     "clipped": pa.float32(),  # share of the response's tokens that lost their gradient to the clip
     # Which side of the clip took (part of) the gradient: kept (none), upper (A > 0), lower (A < 0, S low), dual (A < 0,
     # S high); nonfinite for a response that holds NaN or inf; rejected for one that a rollout correction left no token.
@@ -96,7 +95,6 @@ class RecordWriter:
         folder: created if missing; the files go into a folder of the attempt in it.
         settings: stored with every file.
         run: an identity that all ranks of a training share, and no other training has; by default one of this writer.
-        fraction: share of the prompts that are recorded.
         freq: of so many training steps one is handed in.
         limit_bytes: total size of the files after which nothing more is written.
         last_step: the last training step of the run, where it is known.
@@ -111,13 +109,12 @@ class RecordWriter:
         folder: str | Path,
         settings: RunSettings,
         run: str | None = None,
-        fraction: float = 1.0,
         freq: int = 1,
         limit_bytes: float = 2**30,
         last_step: int | None = None,
         started: int | None = None,
     ):
-        self.fraction, self.freq, self.limit_bytes = fraction, freq, limit_bytes
+        self.freq, self.limit_bytes = freq, limit_bytes
         self._last_step = last_step
         self.folder = attempts.attempt(Path(folder), run or uuid.uuid4().hex)
         with tempfile.TemporaryFile(dir=self.folder, buffering=0) as probe:
@@ -182,17 +179,6 @@ class RecordWriter:
         """Whether this process was forked from the one that opened the writer, and holds a part of its step."""
         return os.getpid() != self._process
 
-    def _chosen(self, columns: Mapping[str, np.ndarray], prompts: Iterable[str]) -> np.ndarray:
-        """bool ``[rows]``: the responses to record, by prompt, so that groups stay whole, and alike on all ranks.
-
-        Those that a rollout correction has rejected are recorded, too: they have tokens, though none in the loss.
-        """
-        is_response = np.maximum(columns["length"], columns.get("rollout_length", 0)) > 0
-        if self.fraction == 1:
-            return is_response
-        draw = np.array([zlib.crc32(prompt.encode()) / 2**32 for prompt in prompts])
-        return is_response & (draw < self.fraction)
-
     def _table(self) -> pa.Table:
         step = self._step
         columns = {name: np.concatenate([columns[name] for columns, _ in step]) for name in step[0][0]}
@@ -206,9 +192,10 @@ class RecordWriter:
         is_so = [columns["length"] == 0, columns["finite"] == 0, *(share > 0 for share in sides.values())]
         columns["clipped"] = sides["upper"] + sides["lower"] + sides["dual"]
         columns["decision"] = np.select(is_so, ["rejected", "nonfinite", *sides], "kept").astype(object)
-        chosen = self._chosen(columns, columns["prompt"])
+        # Those that a rollout correction has rejected have tokens, though none in the loss.
+        is_response = np.maximum(columns["length"], columns.get("rollout_length", 0)) > 0
         kinds = COLUMNS | {name: kind for name, kind in _OPTIONAL.items() if name in columns}
-        arrays = [pa.array(columns[name][chosen], kind) for name, kind in kinds.items()]
+        arrays = [pa.array(columns[name][is_response], kind) for name, kind in kinds.items()]
         attempt = {
             "ranks": step[-1][1].ranks,
             "taken": self._taken,

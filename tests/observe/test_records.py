@@ -282,17 +282,6 @@ def test_of_a_run_that_goes_on_the_newest_attempt_counts_and_nothing_is_overwrit
     assert read_records(tmp_path).groupby("step").size().to_dict() == {1: 8, 2: 8, 3: 4}
 
 
-def test_a_share_of_the_prompts_is_the_same_on_every_rank_and_keeps_groups_whole(tmp_path):
-    for rank in (0, 1):
-        writer = RecordWriter(tmp_path, SETTINGS, "run", fraction=0.3)
-        add(writer, step=1, rank=rank, ranks=2, rows=2000)
-        writer.flush()
-    records = read_records(tmp_path)
-    sizes = records.groupby(["prompt"], observed=True).size()
-    assert (sizes == 4).all()
-    assert 1000 * 0.3 - 60 < len(sizes) < 1000 * 0.3 + 60  # four standard deviations
-
-
 def test_writing_ends_at_the_limit_with_a_warning(tmp_path, caplog):
     writer = RecordWriter(tmp_path, SETTINGS, limit_bytes=15_000)
     for step in range(20):
