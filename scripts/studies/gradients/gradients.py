@@ -4,9 +4,10 @@
 
 python scripts/studies/gradients/gradients.py            prints the answer; computes first what records.parquet lacks
 
-A small policy trains under a range ∝ √L. After some of its rollouts fresh responses of the policy before are scored. The
-true gradient is that of all of them, Σ w A ∇log π; a clipped one leaves out what a clip takes. Five clips are held at one
-clip rate on each side, on these responses. LRE = max_b |a_b / a − 1|, with the acceptance a_b of a length and a of all.
+A small policy trains under a range ∝ √L. After some of its rollouts fresh responses of the policy before are scored.
+The true gradient is that of all of them, Σ w A ∇log π; a clipped one leaves out what a clip takes. Five clips are held
+at one clip rate on each side, on these responses. LRE = max_b |a_b / a − 1|, with the acceptance a_b of a length and a
+of all.
 """
 
 import sys
