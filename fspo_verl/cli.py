@@ -72,17 +72,6 @@ def selftest_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object instead of text")
 
 
-def forecast_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("run", nargs="?", type=Path, metavar="RUN", help="a run: its folder, or a log of it")
-    add("--lengths", metavar="L,L", help="response lengths, such as 200,2000,8000 (default: those of RUN)")
-    add("--sigma", type=float, help="root mean square of a token's log-ratio, nats (default: that of RUN)")
-    k3 = "instead of --sigma: verl's rollout_corr/k3_kl, half of its square; clips see it in bypass mode only"
-    add("--k3", type=float, help=k3)
-    add("--loss", help="one rule alone, by its name, such as fspo, gspo, fixed_band, seq_is, geo_rs, trl")
-    add("--clip", nargs=2, type=float, metavar=("LOW", "HIGH"), help="its range: clip_ratio_low and _high, or eps")
-
-
 def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of the run: its records, or else its metrics")
@@ -91,7 +80,6 @@ def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         "the authors' clip rates are not known)"
     )
     add("--target-clip-rate", type=float, default=0.1, metavar="RATE", help=rate)
-    add("--all", action="store_true", help="also every width that was tried, what other clips need, all warnings")
     add("--max-rows", type=int, default=1_000_000, help="records to use; of more, a random part (default: %(default)s)")
     add("--json", type=Path, metavar="FILE", help="also write everything that is printed as JSON")
 
@@ -138,9 +126,6 @@ COMMANDS = {
     ),
     "calibrate": Command(
         "analysis.calibration", "the band that gives a target clip rate, from the records of a run", calibrate_arguments
-    ),
-    "forecast": Command(
-        "analysis.forecast", "the clip rate to expect at each length, before any run", forecast_arguments
     ),
     "watch": Command("watch", "a line every few steps of a run that goes on, and one when it changes", watch_arguments),
     "report": Command(

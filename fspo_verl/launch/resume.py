@@ -94,7 +94,7 @@ def _without_effect(launch: Launch, changed: list[str], eps: Path) -> list[str]:
     """Of the changed keys those that target_clip_rate takes from the checkpoint, as long as the width is the same."""
     if not (launch.is_fspo and launch.band.target_clip_rate and eps.exists()):
         return []
-    if {"policy_loss.length_power", "policy_loss.shape"} & set(changed):
+    if "policy_loss.length_power" in changed:
         return []  # the checkpoint's eps is in units of another width
     return [key for key in changed if key in ("policy_loss.eps_low", "policy_loss.eps_high")]
 

@@ -2,16 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far the parts of the clips that `fspo-verl watch` names are off, on simulated runs whose truth is known.
 
-  python scripts/studies/levels/attribution.py [--runs 40]
+  python tests/simulated_parts.py [--runs 40]
 
-Prints the table, and writes it into README.md beside this script where nothing is left out. The truth of a run is
+Prints the table. The truth of a run is
 Shapley's value of the clips themselves, with each set of parts put through the clip of the run.
 """
 
 import argparse
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -20,10 +19,8 @@ from fspo_verl.analysis.attribution import AGE, MISMATCH, MOVEMENT, NOISE, attri
 from fspo_verl.band import Band
 from fspo_verl.clips import BandClip
 from fspo_verl.observe.settings import RunSettings
-from fspo_verl.output import between, markdown_table, write_whole
+from fspo_verl.output import markdown_table
 
-HERE = Path(__file__).resolve().parent
-BEGIN, END = "<!-- attribution.py -->", "<!-- end of attribution.py -->"
 _PARTS = (NOISE, MISMATCH, AGE, MOVEMENT)
 _SIGMA = 0.02  # nats per root token, of a part of size 1
 
@@ -175,11 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=40, help="of each cell (default: %(default)s)")
     args = parser.parse_args()
-    found = table(args.runs)
-    if args.runs >= 40:
-        page = HERE / "README.md"
-        write_whole([(page, between(page.read_text(), BEGIN, END, found).encode())])
-    print(found)
+    print(table(args.runs))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often the sentence and the advice of a report are right, on simulated runs whose truth is known.
 
-  python scripts/studies/levels/levels.py [--runs 200] [--only WORD] [--output FILE]
-  python scripts/studies/levels/levels.py --alarms 2000 [--only WORD]
+  python tests/truth_table.py [--runs 200] [--only WORD] [--output FILE]
+  python tests/truth_table.py --alarms 2000 [--only WORD]
 
-Writes how often each outcome came to FILE (default: truth.csv beside this script, and then the table of README.md), and
-prints the table. Runs that FILE has are not computed again, so that the same command goes on where it was stopped.
---alarms asks the test alone, of other runs: how often it calls a dependence where there is none.
+Writes how often each outcome came to FILE (default: runs/truth.csv), and prints the table. Runs that FILE has are not
+computed again, so that the same command goes on where it was stopped. --alarms asks the test alone, of other runs: how
+often it calls a dependence where there is none.
 """
 
 import argparse
@@ -28,11 +28,9 @@ from fspo_verl.analysis.length_effect import ENDS, LONGER, MIDDLE, SHORTER, leng
 from fspo_verl.analysis.verdict import Verdict, verdict
 from fspo_verl.clips import BandClip, ratio_band
 from fspo_verl.observe.settings import RunSettings
-from fspo_verl.output import between, markdown_table, write_whole
+from fspo_verl.output import markdown_table, write_whole
 
-HERE = Path(__file__).resolve().parent
 OUTCOMES = RIGHT, WRONG, WITHHELD = ("right", "wrong", "withheld")
-BEGIN, END = "<!-- levels.py -->", "<!-- end -->"
 COLUMNS = ["cell", "conclusion", "advice", "runs"]
 _AT_A_TIME = 20
 _CENTER = math.exp(5)  # tokens, the typical length
@@ -144,8 +142,8 @@ class Cell:
 UNEVEN = {  # the truths that depend on length, from the run's own width or from the law of S
     "shorter": Cell("shorter", {"own": 1.0}, c.LENGTH, SHORTER, c.TAKE),
     "longer": Cell("longer", {"own": 0.0}, c.LENGTH, LONGER, c.TAKE),
-    "both ends": Cell("both ends", {"bend": 0.3}, c.LENGTH, ENDS, c.TAKE),
-    "the middle": Cell("the middle", {"bend": -0.3}, c.LENGTH, MIDDLE, c.TAKE),
+    "both ends": Cell("both ends", {"bend": 0.3}, c.LENGTH, ENDS, c.KEEP),
+    "the middle": Cell("the middle", {"bend": -0.3}, c.LENGTH, MIDDLE, c.KEEP),
 }
 FACTORS: dict[str, dict] = {
     "10 steps": {"steps": 10},
@@ -248,7 +246,7 @@ CELLS = {cell.name: cell for cell in _cells()}
 
 
 def table(found: pd.DataFrame) -> str:
-    """The table of the page: in per cent of the runs of a cell."""
+    """In per cent of the runs of a cell."""
     rows = []
     for name, part in found.groupby("cell", sort=False):
         runs = part["runs"].sum()
@@ -299,17 +297,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200, help="of each cell (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="WORD", help="cells with this in their name")
-    parser.add_argument("--output", type=Path, default=HERE / "truth.csv", metavar="FILE")
+    parser.add_argument("--output", type=Path, default=Path("runs/truth.csv"), metavar="FILE")
     parser.add_argument("--alarms", type=int, metavar="RUNS", help="ask the test alone, of so many other runs")
     args = parser.parse_args(argv)
     if args.alarms:
         print(alarms(args.alarms, args.only))
         return
-    found = table(simulated(args.output, args.runs, args.only))
-    if args.output == HERE / "truth.csv" and not args.only:
-        page = HERE / "README.md"
-        write_whole([(page, between(page.read_text(), BEGIN, END, found).encode())])
-    print(found)
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    print(table(simulated(args.output, args.runs, args.only)))
 
 
 if __name__ == "__main__":
