@@ -35,23 +35,6 @@ def doctor_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object instead of text")
 
 
-def switch_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("script", type=Path, help="a script of yours in bash, or a config in YAML")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("-o", "--output", type=Path, metavar="NEW", help="write the new script to this file")
-    where.add_argument("--in-place", action="store_true", help="write the new script over the old one")
-    losses = ("fspo", "observed", "gspo", "grpo", "fixed_band", "no_clip")
-    add(
-        "--loss",
-        choices=losses,
-        default="fspo",
-        help="what to train; observed measures the script's own (default: fspo)",
-    )
-    folder = "folder for records, in which each launch and each start has one of its own (default: $PWD/fspo_records)"
-    add("--records", metavar="DIR", help=folder)
-
-
 def run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} [-h] [--loss LOSS] [OVERRIDE ...] -- COMMAND ..."
     add = parser.add_argument
@@ -117,9 +100,6 @@ COMMANDS = {
         doctor_arguments,
     ),
     "run": Command("launch.run", "a command of yours, with FSPO in every training that it starts", run_arguments),
-    "switch": Command(
-        "launch.switch", "the command of a script of yours, changed so that it trains FSPO", switch_arguments
-    ),
     "selftest": Command(
         "selftest.command",
         "checks the loss on this machine, and measures its noise floor for eps",
