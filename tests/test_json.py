@@ -117,7 +117,7 @@ def test_selftest(monkeypatch, capsys):
         {"name": "loss_float32", "status": "ok"} | {"text": "exact"},
         {"name": "noise_fp32", "status": "ok", "text": "small", "sigma": 1e-6, "eps": 1e-5},
         {"name": "noise_bf16", "status": "ok", "text": "large", "sigma": 0.05, "eps": 0.13},
-        {"name": "ranks", "status": "error", "text": "broken"},
+        {"name": "loss_bfloat16", "status": "error", "text": "broken"},
     ]
     monkeypatch.setattr(selftest, "examine", lambda *_: checks)
     monkeypatch.setattr(versions, "installed", lambda package: "1")

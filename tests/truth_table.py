@@ -122,7 +122,7 @@ def simulate(
     band = BandClip("own", "own", band).matched(records, rate).band if 0 < rate < 1 else band
     records["clipped"] = BandClip("own", "own", band).clipped(records) if rate else 0.0
     settings = RunSettings("fspo", band, old_log_probs_from_rollout=bypass)
-    records.attrs = {"settings": settings, "rows": rows, "lost": (0, 0)}
+    records.attrs = {"settings": settings, "rows": rows, "lost": 0}
     return records
 
 
@@ -142,8 +142,8 @@ class Cell:
 UNEVEN = {  # the truths that depend on length, from the run's own width or from the law of S
     "shorter": Cell("shorter", {"own": 1.0}, c.LENGTH, SHORTER, c.TAKE),
     "longer": Cell("longer", {"own": 0.0}, c.LENGTH, LONGER, c.TAKE),
-    "both ends": Cell("both ends", {"bend": 0.3}, c.LENGTH, ENDS, c.TAKE),
-    "the middle": Cell("the middle", {"bend": -0.3}, c.LENGTH, MIDDLE, c.TAKE),
+    "both ends": Cell("both ends", {"bend": 0.3}, c.LENGTH, ENDS, c.KEEP),
+    "the middle": Cell("the middle", {"bend": -0.3}, c.LENGTH, MIDDLE, c.KEEP),
 }
 FACTORS: dict[str, dict] = {
     "10 steps": {"steps": 10},

@@ -136,12 +136,9 @@ def _shapes(halves: _Halves, own: Band | None, rate: float, untried: dict[str, s
             found[name] = [Band(length_power=power)] * 3
     whole, earlier, later = halves.parts
     try:
-        knots = [fit.knots_of(part, rate) for part in (whole, later, earlier)]
+        found[fit.POWER] = [Band(length_power=fit.fitted_power(part, rate)) for part in (whole, later, earlier)]
     except fit.Unreachable as error:
-        untried |= dict.fromkeys((fit.POWER, fit.MEASURED), str(error))
-        return found
-    found[fit.POWER] = [Band(length_power=one.power()) for one in knots]
-    found[fit.MEASURED] = [Band(shape=one.shape()) for one in knots]
+        untried[fit.POWER] = str(error)
     return found
 
 
