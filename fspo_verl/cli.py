@@ -93,6 +93,10 @@ def watch_arguments(parser: argparse.ArgumentParser) -> None:
     add("--once", action="store_true", help="end with what is there, also where the run goes on")
 
 
+def no_arguments(_parser: argparse.ArgumentParser) -> None:
+    pass
+
+
 COMMANDS = {
     "doctor": Command(
         "launch.doctor",
@@ -112,6 +116,7 @@ COMMANDS = {
     "report": Command(
         "report.page", "one page of figures and numbers on length fairness, from one or several runs", report_arguments
     ),
+    "demo": Command("demo.command", "what you would get: the page of a small recorded run", no_arguments),
 }
 
 
