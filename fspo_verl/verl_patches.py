@@ -19,7 +19,6 @@ import contextlib
 import functools
 import inspect
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -153,7 +152,7 @@ def handed_over(take: Callable) -> Iterator[None]:
         _wrapped.remove(place)
 
 
-# --- workers: what a loss of this package needs to know, and what moves or masks around an update ---------------------
+# --- workers: what a loss of this package needs to know, and what moves eps after an update ---------------------------
 
 
 def _know_the_micro_batch(module) -> None:
@@ -188,7 +187,7 @@ def _at_a_weight_sync(update_weights, worker, global_steps=None, *args, **kwargs
     return update_weights(worker, global_steps, *args, **kwargs)
 
 
-def _move_eps_and_mask(engine_workers) -> None:
+def _move_eps(engine_workers) -> None:
     """verl has no hook around an update, nor one for what a checkpoint holds."""
     worker = engine_workers.TrainingWorker
     wrap_once(worker, "train_mini_batch", _around_an_update)
@@ -197,19 +196,14 @@ def _move_eps_and_mask(engine_workers) -> None:
 
 
 def _around_an_update(train_mini_batch, worker, data, *args, **kwargs):
-    """With ``mismatch_eps`` responses are masked before it, with ``target_clip_rate`` eps moves after it."""
-    eps, controller = _of_its_policy_loss(worker, "mismatch_eps"), _of_its_policy_loss(worker, "controller")
-    if eps is controller is None:
+    """With ``target_clip_rate`` eps moves after it."""
+    if (controller := _controller_of(worker)) is None:
         return train_mini_batch(worker, data, *args, **kwargs)
     from verl.utils.device import get_device_name
 
-    # Of the tensor, context and pipeline ranks that share responses verl has one return outputs.
+    # Ranks that share responses: only one of them returns outputs, and only that one counts.
     counts_here = worker.engine.is_mp_src_rank_with_outputs()
-    with controller.step(get_device_name(), counts_here) if controller else contextlib.nullcontext():
-        if eps is not None:
-            from fspo_verl import mismatch_mask
-
-            data = mismatch_mask.masked_copy(data, eps, counts_here)
+    with controller.step(get_device_name(), counts_here):
         return train_mini_batch(worker, data, *args, **kwargs)
 
 
@@ -217,7 +211,7 @@ def _with_the_eps(action: str) -> Callable:
     """Around a method that saves or loads a checkpoint: the controller does the same before it."""
 
     def save_or_load(method, worker, local_path, *args, **kwargs):
-        controller = _of_its_policy_loss(worker, "controller")
+        controller = _controller_of(worker)
         if controller is not None and local_path is not None:
             getattr(controller, action)(local_path)
         return method(worker, local_path, *args, **kwargs)
@@ -225,10 +219,10 @@ def _with_the_eps(action: str) -> Callable:
     return save_or_load
 
 
-def _of_its_policy_loss(worker, name: str):
-    """A field of the policy-loss config of a training worker of verl; None without it, and for a critic."""
+def _controller_of(worker):
+    """What moves the eps of a training worker of verl; None where nothing does, and for a critic."""
     config = getattr(worker.loss_fn, "keywords", {}).get("config")
-    return getattr(getattr(config, "policy_loss", None), name, None)
+    return getattr(getattr(config, "policy_loss", None), "controller", None)
 
 
 def _log_live_series(tracking) -> None:
@@ -257,7 +251,7 @@ WORKERS = (
     Addition(_ENGINE_WORKERS, _know_the_micro_batch, _NO_RECORDS),
     Addition("verl.trainer.distillation.losses", _know_the_micro_batch, f"{_NO_RECORDS} of distillation"),
     Addition(_ENGINE_WORKERS, _know_the_step, "records have the wrong steps"),
-    Addition(_ENGINE_WORKERS, _move_eps_and_mask, "target_clip_rate and mismatch_eps stop a run at its first update"),
+    Addition(_ENGINE_WORKERS, _move_eps, "target_clip_rate stops a run at its first update"),
     Addition("verl.utils.tracking", _log_live_series, "no live series fspo/* are logged, and no alerts"),
 )
 
@@ -265,7 +259,7 @@ WORKERS = (
 # --- Hydra: the group without a plus ---------------------------------------------------------------------------------
 
 
-def select_without_plus(group: str, look: Callable) -> None:
+def select_without_plus(group: str, look: Callable, ask: Callable) -> None:
     """Let ``GROUP=OPTION`` select a config group on configs whose defaults do not name it, too.
 
     Hydra (1.3) asks for a plus there. The form without it is the safe one: without this package stock verl refuses it,
@@ -275,12 +269,13 @@ def select_without_plus(group: str, look: Callable) -> None:
     Args:
         group: the name of the config group.
         look: called with each composed config, Hydra's own section included.
+        ask: called with the composition and the overrides of each job; returns the config.
     """
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra.errors import ConfigCompositionException
     from hydra.types import RunMode
 
-    from fspo_verl.keys import OVERRIDES
+    from fspo_verl.keys import GONE, POLICY_LOSS
 
     def load_configuration(load, loader, config_name, overrides, run_mode, *args, **kwargs):
         def compose(overrides):
@@ -296,12 +291,15 @@ def select_without_plus(group: str, look: Callable) -> None:
                 with_plus = [f"+{text}" if text in ours else text for text in overrides]
                 return _with_value_of_the_user(compose, group, overrides, ours) or compose(with_plus)
 
-        if os.environ.get(OVERRIDES) and run_mode == RunMode.RUN:  # of a --multirun each job comes here by itself
-            from fspo_verl.launch import asked
-
-            config = asked.composed(select, overrides)
-        else:
-            config = select(overrides)
+        try:
+            # Each job of a --multirun comes here by itself.
+            config = ask(select, overrides) if run_mode == RunMode.RUN else select(overrides)
+        except ConfigCompositionException as error:
+            names = (name for name in GONE if f"'{POLICY_LOSS}.{name}'" in str(error))
+            is_ours = any(text.lstrip("+").startswith(f"{group}=") for text in overrides)
+            if not is_ours or (name := next(names, None)) is None:
+                raise
+            raise ConfigCompositionException(f"{POLICY_LOSS}.{name} is gone: {GONE[name]}") from None
         look(config)
         return config
 

@@ -43,6 +43,7 @@ from fspo_verl.observe import noise
 from fspo_verl.observe.metrics import PREFIX
 from fspo_verl.observe.noise import Noise
 from fspo_verl.observe.settings import RunSettings
+from fspo_verl.output import say
 
 _WIDTH = 100
 _FEW_CLIPPED = 50
@@ -84,7 +85,7 @@ def main(args: argparse.Namespace) -> int:
         if (said := verdict_of(run)).action != MEND:
             raise
         raise ValueError(f"{said.sentence} {said.advice} There is no eps to give: {error}") from error
-    print(text_from_metrics(result, run) if isinstance(result, FromMetrics) else text(result, run))
+    say(text_from_metrics(result, run) if isinstance(result, FromMetrics) else text(result, run))
     if args.json:
         answer = {"run": str(run.folder), "source": source} | _plain(result, run.settings)
         if isinstance(result, Calibration) and _within_noise(result):
