@@ -77,9 +77,9 @@ def compute_policy_loss_observed(
     """
     inner = config.policy_loss.inner
     # What has the weight 0 has no gradient either, and was not clipped.
-    tokens = (log_prob, old_log_prob, _weighted(advantages, response_mask, rollout_is_weights), response_mask)
+    weighted = _weighted(advantages, response_mask, rollout_is_weights)
     # The loss may change its arguments in place: what is measured are copies, and the place of log_prob in the graph.
-    tokens = tuple(tensor.detach().clone() for tensor in tokens)
+    tokens = tuple(tensor.detach().clone() for tensor in (log_prob, old_log_prob, weighted, response_mask))
     place = get_gradient_edge(log_prob) if log_prob.requires_grad else None
     loss, metrics = core_algos.get_policy_loss_fn(inner)(
         old_log_prob=old_log_prob,
