@@ -89,7 +89,7 @@ def description(tmp_path: Path, repository: str) -> str:
 @pytest.mark.parametrize("repository", ["", "https://github.com/owner/name"])
 def test_the_package_index_gets_no_relative_link(repository, tmp_path):
     text = description(tmp_path, repository)
-    assert "fspo-verl switch" in text
+    assert "fspo-verl run" in text
     assert all(target.startswith(("https://", "#")) for target in links(text))
     assert (f"{repository}/blob/main/docs/method.md" in text) == bool(repository)
     assert (f"{repository}/raw/main/docs/" in text) == bool(repository)

@@ -143,5 +143,5 @@ def test_the_skill_names_keys_and_options_that_are_there():
     named = re.findall(r"`([a-z]\w+(?:\[\w*\])?(?:\.[a-z]\w+)*)`", text)
     words = {word for code in named for word in re.findall(r"[a-z]\w+", code)}
     causes = {*conclusion.CAUSES, *ACTIONS, conclusion.UNKNOWN}
-    others = {"switch", "error", "warning", "metrics", "trainer_state", "json"}
+    others = {"run", "error", "warning", "metrics", "trainer_state", "json"}
     assert words <= keys | causes | others, words - keys - causes - others

@@ -25,6 +25,7 @@ from fspo_verl.observe.attempts import parts, record_files
 from fspo_verl.observe.metrics import LENGTH_BIN
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings, clip_ratios
+from fspo_verl.output import plain
 
 logger = logging.getLogger("fspo_verl")
 
@@ -100,7 +101,7 @@ def settings_of(config: Mapping) -> RunSettings | None:
     clip_range = clip_ratios(lambda key: number(f"{ACTOR}.{key}"))
     target = number(f"{POLICY_LOSS}.target_clip_rate")
     bypass = setting(config, "algorithm.rollout_correction.bypass_mode") is True
-    return RunSettings(loss, band, target_clip_rate=target, old_log_probs_from_rollout=bypass, **clip_range)
+    return RunSettings(plain(loss), band, target_clip_rate=target, old_log_probs_from_rollout=bypass, **clip_range)
 
 
 def setting(config: Mapping | None, key: str) -> Any:
@@ -135,6 +136,7 @@ def read_runs(paths: Sequence[Path], names: Sequence[str] | None = None, max_row
         names = [path.resolve().stem if path.is_file() else path.resolve().name for path in paths]
         if len(set(names)) < len(names):
             names = [str(path) for path in paths]
+    names = list(map(plain, names))
     if len(names) != len(paths) or len(set(names)) < len(names):
         raise ValueError(f"{len(paths)} runs need as many different names; got {', '.join(names)}")
     rows = None if max_rows is None else max_rows // len(paths)
@@ -154,7 +156,7 @@ def read_run(path: Path, name: str, max_rows: int | None = None, since: int = -1
         FileNotFoundError: there is nothing of a run at ``path``; says what was looked for.
         ValueError: ``path`` is no log, or holds several runs.
     """
-    path = Path(path)
+    path, name = Path(path), plain(name)
     if path.is_file():
         if path.stat().st_size == 0:  # verl opens it when it starts, and logs its first line a step later
             raise FileNotFoundError(f"{path}: nothing is logged yet")
@@ -304,7 +306,7 @@ def _read_hydra(files: Sequence[Path]) -> tuple[dict | None, list[str]]:
             beside = file.with_name("overrides.yaml")
             overrides = _read_yaml(beside) if beside.exists() else []
             if config and isinstance(config, dict) and isinstance(overrides, list):
-                return config, list(map(str, overrides))
+                return config, [plain(str(override)) for override in overrides]
             error = "it holds no config of Hydra"
         except (OSError, ValueError) as broken:
             error = str(broken)

@@ -85,7 +85,8 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     a folder that holds this one, is not.
     """
     top = Path(os.path.realpath(folder))
-    below, behind = [folder], list[Path]()
+    below: list[Path] = [folder]
+    behind: list[Path] = []
     seen, most = set(map(str, top.parents)), math.inf
     while below or behind:
         if not below:

@@ -7,13 +7,18 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+import matplotlib
+import pyarrow.parquet as pq
 import pytest
+import synthetic_run
+from matplotlib.text import Text
 from test_alerts import SOUND
 
 import fspo_verl
-from fspo_verl import cli
+from fspo_verl import cli, output
 from fspo_verl.analysis import runs
 from fspo_verl.keys import ACTOR
 from fspo_verl.report import figures
@@ -187,3 +192,93 @@ for run in sorted(Path(sys.argv[1]).iterdir()):
     ended = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout.splitlines()[-1] + ended.stderr[-500:]
     assert all(" is left out, it cannot be read: " in line for line in ended.stderr.splitlines())
+
+
+# --- a text is printed, drawn and named as a text ---------------------------------------------------------------------
+
+TEXT = "x\x1b]0;pwned\x07\x1b[2J\npage     forged\r\u202e\x9b1m $\\frac$ <b>&amp;"
+
+
+def write_texts(folder: Path) -> Path:
+    """A run that has the text wherever it can have one."""
+    run = folder / TEXT
+    synthetic_run.write_run(run, "fspo", steps=4, prompts=16)
+    for file in run.rglob("step-*.parquet"):
+        table = pq.read_table(file)
+        settings = json.loads(table.schema.metadata[b"fspo_verl"]) | {"loss": TEXT, "versions": {TEXT: TEXT}}
+        pq.write_table(table.replace_schema_metadata({b"fspo_verl": json.dumps(settings)}), file)
+    broken = [{"step": step, "data": {f"actor/{TEXT}": float("nan"), TEXT: 1.0}} for step in (1, 2, 3, 4)]
+    with (run / "metrics-1.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in broken)
+    (run / "hydra/.hydra/overrides.yaml").write_text(json.dumps([TEXT]))
+    return run
+
+
+def assert_plain(printed: str) -> None:
+    assert "pwned" in printed
+    for line in printed.splitlines():
+        assert line.isprintable() and not line.startswith("page     forged"), repr(line)
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("command", READERS)
+def test_no_text_of_a_run_acts_on_a_terminal(command, terminal, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: terminal)
+    monkeypatch.setenv("NO_COLOR", "1")
+    run = write_texts(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # see test_output.py
+        assert cli.main(arguments(command, run, tmp_path / "out")) == 0
+    assert_plain(capsys.readouterr().out.replace("\x1b[0m", ""))
+    if command == "report":
+        page = (tmp_path / "out/report.html").read_text()
+        assert "\x1b" not in page and "<b>" not in page
+        assert all(line.isprintable() for line in (tmp_path / "out/report.json").read_text().splitlines())
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("command", READERS)
+def test_no_error_that_names_a_file_acts_on_a_terminal(command, tmp_path, capsys):
+    (tmp_path / TEXT).mkdir()
+    assert cli.main(arguments(command, tmp_path / TEXT, tmp_path / "out")) == 2
+    assert_plain(capsys.readouterr().err)
+    (tmp_path / "a.csv").write_text(f'Step,"{TEXT}1 - a","{TEXT}2 - a"\n1,2,3\n')
+    assert cli.main(arguments(command, tmp_path / "a.csv", tmp_path / "out")) == 2
+    assert_plain(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("name", ["lr$\\frac$", "$x^{", "_hidden", TEXT, "\n", "100%", "{0}"])
+def test_the_name_of_a_folder_is_drawn_as_it_is(name, tmp_path, monkeypatch):
+    render, drawn = figures.render, []
+
+    def render_and_look(draw, columns, *kinds):
+        with matplotlib.rc_context():
+            figure = draw(columns)
+            drawn.extend(text.get_text() for text in figure.findobj(Text))
+        return render(draw, columns, "svg") * len(kinds)
+
+    monkeypatch.setattr(figures, "render", render_and_look)
+    synthetic_run.write_run(tmp_path / name, "fspo", steps=4, prompts=16)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")
+        assert cli.main(["report", str(tmp_path / name), "-o", str(tmp_path / "out")]) == 0
+    shown = output.plain(name)
+    assert any(text.strip().startswith(shown) for text in drawn), drawn
+
+
+def test_figures_do_not_depend_on_the_readers_settings():
+    def draw(columns):
+        return figures.of_panels([(figures.clip_rates, "a", [])], columns, 2.0)
+
+    expected = figures.render(draw, 2, "svg", "png")
+    mine = {
+        "text.usetex": True,
+        "font.size": 30,
+        "axes.titlesize": 30,
+        "savefig.transparent": True,
+        "svg.fonttype": "none",
+    }
+    with matplotlib.rc_context(mine):
+        assert figures.render(draw, 2, "svg", "png") == expected
+        assert {key: matplotlib.rcParams[key] for key in mine} == mine

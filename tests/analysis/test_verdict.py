@@ -133,7 +133,7 @@ def test_a_loss_that_clips_tokens_is_compared_as_it_was_recorded():
     records.attrs["settings"] = RunSettings("vanilla", None)
     said = verdict(records)
     assert outcome(said) == (c.LENGTH, SHORTER, c.TAKE) and said.comparison.own.band is None
-    assert "fspo-verl switch" in said.advice and "algorithm.policy_loss" not in said.overrides
+    assert "fspo-verl run OVERRIDES" in said.advice and "algorithm.policy_loss" not in said.overrides
     assert said.comparison.rate == 0.1
 
 

@@ -21,7 +21,7 @@ from fspo_verl.observe.attempts import parts
 from fspo_verl.observe.metrics import LENGTH_BINS
 from fspo_verl.observe.records import read_records
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.trains]
 PROCESSES = multiprocessing.get_context("forkserver")
 
 
