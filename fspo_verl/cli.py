@@ -52,6 +52,18 @@ def switch_arguments(parser: argparse.ArgumentParser) -> None:
     add("--records", metavar="DIR", help=folder)
 
 
+def run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = f"{parser.prog} [-h] [--loss LOSS] [OVERRIDE ...] -- COMMAND ..."
+    add = parser.add_argument
+    losses = ("fspo", "observed", "gspo", "grpo", "fixed_band", "no_clip")
+    own = "what to train; observed measures the command's own loss (default: fspo)"
+    add("--loss", choices=losses, default="fspo", help=own)
+    fields = (
+        "field of actor_rollout_ref.actor.policy_loss, clip range or aggregation of the actor, as calibrate prints it"
+    )
+    add("overrides", nargs="*", metavar="OVERRIDE", help=fields)
+
+
 def selftest_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
@@ -59,17 +71,6 @@ def selftest_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--device", choices=("cuda", "cpu"), help="default: cuda where there is a GPU")
     add("--json", action="store_true", help="print one JSON object instead of text")
-
-
-def forecast_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("run", nargs="?", type=Path, metavar="RUN", help="a run: its folder, or a log of it")
-    add("--lengths", metavar="L,L", help="response lengths, such as 200,2000,8000 (default: those of RUN)")
-    add("--sigma", type=float, help="root mean square of a token's log-ratio, nats (default: that of RUN)")
-    k3 = "instead of --sigma: verl's rollout_corr/k3_kl, half of its square; clips see it in bypass mode only"
-    add("--k3", type=float, help=k3)
-    add("--loss", help="one rule alone, by its name, such as fspo, gspo, fixed_band, seq_is, geo_rs, trl")
-    add("--clip", nargs=2, type=float, metavar=("LOW", "HIGH"), help="its range: clip_ratio_low and _high, or eps")
 
 
 def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,9 +81,8 @@ def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         "the authors' clip rates are not known)"
     )
     add("--target-clip-rate", type=float, default=0.1, metavar="RATE", help=rate)
-    add("--all", action="store_true", help="also every width that was tried, what other clips need, all warnings")
     add("--max-rows", type=int, default=1_000_000, help="records to use; of more, a random part (default: %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="also write everything that is printed as JSON")
+    add("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,11 +95,6 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     add("--names", nargs="+", metavar="NAME", help="what to call the runs (default: as their folders)")
     rows = "records to use, over all runs; of more a random part is taken (default: %(default)s)"
     add("--max-rows", type=int, default=2_000_000, help=rows)
-    watch = (
-        "make the page anew whenever a run has written something, asked for every so many seconds (30 if not "
-        "given); waits for a run that is not there yet; Ctrl-C ends it"
-    )
-    add("--watch", nargs="?", type=float, const=30.0, metavar="SECONDS", help=watch)
     add("--json", action="store_true", help="print report.json instead of text")
 
 
@@ -116,6 +111,7 @@ COMMANDS = {
         "what is wrong with an installation or a launch, before anything is trained",
         doctor_arguments,
     ),
+    "run": Command("launch.run", "a command of yours, with FSPO in every training that it starts", run_arguments),
     "switch": Command(
         "launch.switch", "the command of a script of yours, changed so that it trains FSPO", switch_arguments
     ),
@@ -126,9 +122,6 @@ COMMANDS = {
     ),
     "calibrate": Command(
         "analysis.calibration", "the band that gives a target clip rate, from the records of a run", calibrate_arguments
-    ),
-    "forecast": Command(
-        "analysis.forecast", "the clip rate to expect at each length, before any run", forecast_arguments
     ),
     "watch": Command("watch", "a line every few steps of a run that goes on, and one when it changes", watch_arguments),
     "report": Command(
@@ -168,8 +161,11 @@ class _Version(argparse.Action):
 
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand; returns its exit code, and says in one line what a user can fix."""
+    argv = sys.argv[1:] if argv is None else argv
+    end = argv.index("--") if argv[:1] == ["run"] and "--" in argv else len(argv)
     with output.streams():
-        args = parsers()[0].parse_args(argv)
+        args = parsers()[0].parse_args(argv[:end])
+        args.argv = argv[end + 1 :]  # of the command that `run` starts
         try:
             code = _run(args.command, args)
         except KeyboardInterrupt:

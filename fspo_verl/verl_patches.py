@@ -19,6 +19,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -277,19 +278,30 @@ def select_without_plus(group: str, look: Callable) -> None:
     """
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra.errors import ConfigCompositionException
+    from hydra.types import RunMode
 
-    def load_configuration(load, loader, config_name, overrides, *args, **kwargs):
+    from fspo_verl.keys import OVERRIDES
+
+    def load_configuration(load, loader, config_name, overrides, run_mode, *args, **kwargs):
         def compose(overrides):
-            return load(loader, config_name, overrides, *args, **kwargs)
+            return load(loader, config_name, overrides, run_mode, *args, **kwargs)
 
-        try:
-            config = compose(overrides)
-        except ConfigCompositionException as error:
-            ours = [text for text in overrides if text.startswith(f"{group}=")]
-            if not ours or f"Could not override '{group}'" not in str(error):
-                raise
-            with_plus = [f"+{text}" if text in ours else text for text in overrides]
-            config = _with_value_of_the_user(compose, group, overrides, ours) or compose(with_plus)
+        def select(overrides):
+            try:
+                return compose(overrides)
+            except ConfigCompositionException as error:
+                ours = [text for text in overrides if text.startswith(f"{group}=")]
+                if not ours or f"Could not override '{group}'" not in str(error):
+                    raise
+                with_plus = [f"+{text}" if text in ours else text for text in overrides]
+                return _with_value_of_the_user(compose, group, overrides, ours) or compose(with_plus)
+
+        if os.environ.get(OVERRIDES) and run_mode == RunMode.RUN:  # of a --multirun each job comes here by itself
+            from fspo_verl.launch import asked
+
+            config = asked.composed(select, overrides)
+        else:
+            config = select(overrides)
         look(config)
         return config
 

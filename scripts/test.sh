@@ -6,7 +6,7 @@
 #
 # Installs what the tests need (once) and runs them: this package's, with a real training run of each way to select the
 # loss, and those of verl's own tests that a new policy loss could break. Needs Python 3.10 to 3.12, no GPU.
-# --all adds what takes long: FSDP ranks, every launch script, the kernels for a GPU, vLLM in an environment of its own.
+# --all adds what takes long: FSDP ranks, every launch script, vLLM in an environment of its own.
 # --real also adds training steps of a real model (scripts/real_model.sh), which need a C compiler and minutes.
 # VENV (default .venv) and VENV_VLLM (default .venv-vllm) name the virtual environments, WORKERS (default 2) says how many
 # files of tests run at a time: each may start Ray and several workers.
@@ -37,11 +37,6 @@ verl_tests=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("
 "$VENV/bin/python" -m pytest -q -p no:cacheprovider "$verl_tests"/test_{core_algos,loss_aggregation,dynamic_policy_losses}_on_cpu.py
 
 [[ $tier ]] || exit 0
-# The kernels for a GPU, by Triton's interpreter; Triton is large, and stays out of the environment.
-"$VENV/bin/python" -m uv pip install --quiet --target "$VENV/triton" -r requirements/triton.txt
-TRITON_INTERPRET=1 PYTHONPATH=$VENV/triton "$VENV/bin/python" -m pytest -k "not fewer_operations" \
-    tests/test_kernels.py tests/test_loss.py tests/test_policy_loss.py
-
 # vLLM pins its dependencies, so it has an environment of its own.
 bash scripts/install.sh "$VENV_VLLM" requirements/cpu-vllm.txt test
 "$VENV_VLLM/bin/python" -m pytest -k vllm cpu/tests/test_vllm.py tests/training/test_cpu_training.py

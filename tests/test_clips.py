@@ -282,7 +282,6 @@ def test_losses_to_train_with_are_those_of_the_packaged_configs_and_of_the_scrip
             Band(normalization="drift_corrected"),
         ),
         ({"loss": "fspo", "band": {"length_power": 0.25}, "of_2030": 1}, None, Band(length_power=0.25)),
-        ({"loss": "fspo", "band": {"shape": [[10, 3], [99, 9]]}}, None, Band(shape=[[10, 3], [99, 9]])),
     ],
 )
 def test_method_and_band_of_a_run(settings, method, band):

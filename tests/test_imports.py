@@ -10,7 +10,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "fspo_verl"
 LAYERS = (  # the lowest first; what stands in one layer does not know its neighbours
-    {"band", "kernels", "output", "configs", "keys", "versions"},
+    {"output", "configs", "keys", "versions"},
+    {"band"},
     {"loss", "clips", "adaptive"},
     {"observe"},
     {"analysis"},

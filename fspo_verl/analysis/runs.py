@@ -20,7 +20,7 @@ import yaml
 
 from fspo_verl.analysis import logs
 from fspo_verl.band import Band
-from fspo_verl.keys import ACTOR, POLICY_LOSS, RECORDS_DIR
+from fspo_verl.keys import ACTOR, POLICY_LOSS, RECORDS_DIR, refuse_gone
 from fspo_verl.observe.attempts import parts, record_files
 from fspo_verl.observe.metrics import LENGTH_BIN
 from fspo_verl.observe.records import read_records
@@ -81,6 +81,9 @@ def settings_of(config: Mapping) -> RunSettings | None:
     """Loss, band and clip range of a run as its config has them; None where it names no loss.
 
     A value that is not of its kind, such as a text for a number, is not known.
+
+    Raises:
+        Gone: it has a field that is gone.
     """
 
     def number(key: str) -> float | None:
@@ -90,6 +93,7 @@ def settings_of(config: Mapping) -> RunSettings | None:
     policy_loss, loss = setting(config, POLICY_LOSS), setting(config, f"{POLICY_LOSS}.loss_mode")
     if not isinstance(policy_loss, Mapping) or not isinstance(loss, str):
         return None
+    refuse_gone(policy_loss)
     band = None
     if loss == "fspo":
         with contextlib.suppress(TypeError, ValueError):

@@ -32,6 +32,8 @@ from fspo_verl.observe.settings import clip_ratios
 _CLIP_RATIO_DEFAULTS = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0}
 # Spread of a token's log-ratio, nats. Measured so far in training: 0.005 to 0.1 (noise under bfloat16 included).
 _LARGEST_SIGMA = 0.1
+# Of the records in scripts/studies/measured_shape, and of those of a quickstart: a row, and a file without rows.
+_BYTES_OF_A_RESPONSE, _BYTES_OF_A_FILE = 50, 8000
 # Of S, beyond which an edge counts as out of reach. Below 2, as eps=0.2 (mostly verl's clip_ratio) is 2 of 0.1, and a
 # processor's rounding of a power would then decide.
 _STANDARD_DEVIATIONS = 1.9
@@ -233,6 +235,19 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
         yield error(f"{key}={records_dir} is taken: {reason}", why, f"{key}={free}")
 
 
+def size_of_records(launch: Launch) -> Iterator[Finding]:
+    """How large the records get, about."""
+    loss, prompts = launch.policy_loss, launch.prompts_per_rollout
+    ranks = (launch.get("trainer.nnodes") or 1) * (launch.get("trainer.n_gpus_per_node") or 1)
+    if loss.get("records_dir") is None or prompts is None:
+        return
+    responses = prompts * launch.config.actor_rollout_ref.rollout.n * launch.actor.ppo_epochs
+    size = (responses * _BYTES_OF_A_RESPONSE + ranks * _BYTES_OF_A_FILE) / 1e6
+    limit = f"; a rank stops at {loss.records_limit_mb:g} MB (records_limit_mb)"
+    each = "every step" if loss.records_freq == 1 else f"every {loss.records_freq} steps"
+    yield note(f"records in {loss.records_dir}: about {size:.2g} MB in {ranks} files {each}{limit}")
+
+
 # --- warnings: it trains, but not as FSPO means to -------------------------------------------------------------------
 
 
@@ -388,6 +403,8 @@ _MAY_REFUSE = (  # what yields an error
 )
 _FSPO = (
     *(unreachable_clip_rate, idle_clip_ratio, mean_over_own_length, band_beyond_use, rollout_log_probs),
-    *(mismatch_of_engines, longer_than_the_data_say, band_in_effect),
+    *(mismatch_of_engines, longer_than_the_data_say, band_in_effect, size_of_records),
 )
-_BASELINE = (range_of_tokens_for_gspo, mismatch_of_engines, longer_than_the_data_say, loss_in_effect)
+_BASELINE = (
+    *(range_of_tokens_for_gspo, mismatch_of_engines, longer_than_the_data_say, loss_in_effect, size_of_records),
+)

@@ -11,13 +11,14 @@ here ends or changes such a launch. Where a loss of this package is selected, a 
 
 import contextlib
 import logging
+import os
 import sys
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl import verl_patches
-from fspo_verl.keys import GROUP
+from fspo_verl.keys import GROUP, OVERRIDES
 from fspo_verl.launch import selection
 from fspo_verl.launch.view import Finding, Launch
 
@@ -133,9 +134,16 @@ def check_once(config) -> None:
     """Check a launch, keep its loss and claim its records; verl's asynchronous mains come here twice."""
     if any(config is known for known in _checked):
         return
+    is_asked = bool(os.environ.get(OVERRIDES))
+    if is_asked:
+        from fspo_verl.launch import asked
+
+        asked.check(config)
     check(config)
     keep_loss_settings(config)
     claim_records(config)
+    if is_asked:
+        asked.confirm(config)
     _checked[:] = [config]
 
 

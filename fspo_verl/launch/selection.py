@@ -7,14 +7,15 @@ Every launch of verl passes :func:`lost_selections`, so that nothing of verl is 
 
 import dataclasses
 import difflib
+import os
 import re
 from collections.abc import Iterator
 
 from omegaconf import OmegaConf
 
-from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
+from fspo_verl.keys import ACTOR, GROUP, OVERRIDES, POLICY_LOSS
 from fspo_verl.launch import hydra_files
-from fspo_verl.launch.view import Finding, Launch, error
+from fspo_verl.launch.view import Finding, Launch, error, warning
 
 # --- keys that select nothing ----------------------------------------------------------------------------------------
 
@@ -144,7 +145,9 @@ def lost_to_group(launch: Launch) -> Iterator[Finding]:
             kept = " ".join(f"{key}={'null' if value is None else value}" for key, value in lost.items())
             fix = f"{kept} on the command line, or the group in that file's defaults before `_self_`, to keep them"
             why = f"{GROUP}={option} comes after that file and would train {trained}"
-            yield error(what, why, f"{fix}; or remove them from the file")
+            # The variable is the later word than any file.
+            severity = warning if os.environ.get(OVERRIDES) else error
+            yield severity(what, why, f"{fix}; or remove them from the file")
 
 
 def _is_verls_own(part: hydra_files.Part, key: str, value) -> bool:

@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fspo_verl import clips
+from fspo_verl.keys import Gone
 from fspo_verl.observe import attempts
 from fspo_verl.observe.columns import OPTIONAL
 from fspo_verl.observe.microbatch import MicroBatch
@@ -110,7 +111,8 @@ class RecordWriter:
         self._step: list[tuple[dict, MicroBatch]] = []  # the micro-batches of the step that is being trained
         self._started, self._taken = 0, 0  # the first step, and the number of steps until now
         self._is_written = True  # as far as it has come
-        self._sizes: dict[Path, int] = {}
+        self._bytes, self._bytes_of_step = 0, 0  # in the files of earlier steps, and in that of this one
+        self._process = os.getpid()
         self._said: set[str] = set()
         atexit.register(self.flush)  # some trainers sync no weights after their last step
 
@@ -120,9 +122,13 @@ class RecordWriter:
         Args:
             columns: ``[B]`` arrays of :mod:`fspo_verl.observe.columns`, token columns included.
         """
+        if self._is_a_copy:
+            self._warn(f"process {os.getpid()} is a copy of the one that records, {self._process}, and records nothing")
+            return
         if self._step and micro_batch.step != self._step[-1][1].step:
             self.flush()
             self._step = []
+            self._bytes, self._bytes_of_step = self._bytes + self._bytes_of_step, 0
         if not self._step:
             self._started, self._taken = self._started or micro_batch.step, self._taken + 1
         if "rollout_length" in columns:
@@ -132,7 +138,7 @@ class RecordWriter:
 
     def flush(self) -> None:
         """Write the file of the step as far as it has come; warn where that fails."""
-        if self._is_written:
+        if self._is_written or self._is_a_copy:
             return
         self._is_written = True
         batch = self._step[-1][1]
@@ -140,8 +146,15 @@ class RecordWriter:
             self._write_file(batch, self._table())
         except Exception as error:  # recording must not stop training
             self._warn(f"step {batch.step} of rank {batch.rank} is lost: {error}")
-            with contextlib.suppress(OSError):  # a part of the step would pass for the whole
-                self._file_of(batch).unlink(missing_ok=True)
+            if self._bytes_of_step:  # a part of the step, which would pass for the whole
+                self._bytes_of_step = 0
+                with contextlib.suppress(OSError):
+                    self._file_of(batch).unlink(missing_ok=True)
+
+    @property
+    def _is_a_copy(self) -> bool:
+        """Whether this process was forked from the one that opened the writer, and holds a part of its step."""
+        return os.getpid() != self._process
 
     def _chosen(self, columns: Mapping[str, np.ndarray], prompts: Iterable[str]) -> np.ndarray:
         """bool ``[rows]``: the responses to record, by prompt, so that groups stay whole, and alike on all ranks.
@@ -186,15 +199,18 @@ class RecordWriter:
         if self._last_step is not None and batch.step >= self._last_step:
             with contextlib.suppress(OSError):  # a full disk
                 (self.folder / attempts.FINISHED).touch()
-        if file not in self._sizes and sum(self._sizes.values()) > self.limit_bytes:
+        if not self._bytes_of_step and self._bytes > self.limit_bytes:
             where = f"step {batch.step} of rank {batch.rank}"
             self._warn(f"records_limit_mb is reached, nothing is recorded from {where} on")
             return
+        if (rows := _rows_in(file)) > len(table):
+            raise ValueError(f"{file.name} is there with {rows} rows, and would be replaced by {len(table)}")
         unfinished = self.folder / f".{file.name}.{os.getpid()}"
         try:
             pq.write_table(table, unfinished, write_page_checksum=True)
-            self._sizes[file] = unfinished.stat().st_size
+            size = unfinished.stat().st_size
             unfinished.replace(file)
+            self._bytes_of_step = size
         finally:
             unfinished.unlink(missing_ok=True)
 
@@ -207,6 +223,13 @@ class RecordWriter:
         if kind not in self._said:
             self._said.add(kind)
             logger.warning("records in %s: %s; training goes on. Said once.", self.folder, message)
+
+
+def _rows_in(file: Path) -> int:
+    """How many rows a record file holds; 0 where there is none that can be read."""
+    with contextlib.suppress(OSError, pa.ArrowException):
+        return pq.read_metadata(file).num_rows
+    return 0
 
 
 def read_records(
@@ -276,6 +299,8 @@ def _left_out_if_unreadable(file: Path) -> Iterator[None]:
     """Turn an error of a file into a warning."""
     try:
         yield
+    except Gone:  # of every file of the run
+        raise
     except (OSError, ValueError, pa.ArrowException) as error:
         warnings.warn(f"{file} is left out, it cannot be read: {error}", stacklevel=4)
 
@@ -288,6 +313,8 @@ def _settings(schema: pa.Schema) -> RunSettings:
     """
     try:
         settings = RunSettings.from_json(json.loads((schema.metadata or {})[_SETTINGS]))
+    except Gone:
+        raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"its settings are not those of a run, so that fspo_verl has not written it: {error}"

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints the figures of docs/results.md that the commands of single studies do not print.
 
-python scripts/studies/claims.py            half a minute
+python scripts/studies/claims.py
 """
 
 import itertools
@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 from scipy import stats
 
 HERE = Path(__file__).resolve().parent
@@ -100,30 +99,6 @@ def even_until() -> None:
         print(f"  L = {length:9,.0f} ({share:g} of it): below the band {below:.1%}, above it {above:.1%}")
 
 
-def drift() -> None:
-    """Mean of S over −Q/2 after updates: of fresh responses of the old policy, and of those that were trained on."""
-    sys.path.insert(0, str(HERE / "tasks"))
-    from mixture import MATCHED, PROMPTS, Run, warm
-    from regimes import REGIMES
-
-    torch.set_num_threads(1)
-    regime, seeds = REGIMES["reuse-30"], (1000, 1001)
-    run = Run(regime, MATCHED["none"], warm(regime.tasks, seeds).copy(), seeds)
-    old = run.policies.copy()
-    run.rollout()
-    trained = old.roll_out(PROMPTS * regime.mini_batches)  # the same draws, and so the same responses
-    fresh = old.roll_out(200)
-    table = run.policies.table().detach()
-    print("\nMean of S over that of −Q/2 after 24 passes over a rollout; 1 is the drift of fresh responses:")
-    for label, rollout in (("trained on", trained), ("fresh", fresh)):
-        for tokens, before, advantages in zip(*rollout, strict=True):
-            ratio = table[tokens] - before
-            s, q = ratio.sum(-1), ratio.square().sum(-1)
-            parts = {"A > 0": advantages > 0, "A < 0": advantages < 0}
-            shares = ", ".join(f"{name} {s[part].mean() / (-q[part].mean() / 2):+.2f}" for name, part in parts.items())
-            print(f"  {label}, {tokens.shape[-1]} tokens: {shares}")
-
-
 if __name__ == "__main__":
-    for part in (losses, no_clip_by_other_statistics, law, even_until, drift):
+    for part in (losses, no_clip_by_other_statistics, law, even_until):
         part()

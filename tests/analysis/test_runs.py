@@ -14,7 +14,9 @@ import synthetic_run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fspo_verl import cli
 from fspo_verl.analysis import runs
+from fspo_verl.keys import GONE
 from fspo_verl.observe.records import COLUMNS
 
 
@@ -183,6 +185,26 @@ def test_live_clip_rates_weigh_steps_by_their_responses():
     expected = {"low": [1, 16], "high": [15, np.nan], "responses": [0.5, 0.6], "clipped": [0.25, 0.2]}
     expected["rate"] = [0.5, 0.2 / 0.6]
     pd.testing.assert_frame_equal(runs.live_clip_rates(metrics), pd.DataFrame(expected))
+
+
+@pytest.mark.parametrize("where", ["records", "config"])
+def test_a_run_with_a_field_that_is_gone_says_what_to_do_and_null_reads(where, tmp_path, monkeypatch, capsys):
+    for name, value in (("old", None), ("gone", [[10, 3.1], [100, 9.0]])):
+        monkeypatch.setitem(synthetic_run.RANGES["fspo"], "band", {"eps_low": 0.03, "eps_high": 0.03, "shape": value})
+        run = tmp_path / name
+        if where == "records":
+            synthetic_run.write_records(
+                run / "records", synthetic_run.records(np.random.default_rng(0), steps=2), "fspo"
+            )
+        else:
+            synthetic_run.write_config(run, "fspo")
+            config = run / "hydra/.hydra/config.yaml"
+            config.write_text(config.read_text().replace("None", "null"))
+            synthetic_run.write_metrics(run / "metrics-1.jsonl", np.random.default_rng(0), "fspo", 2)
+        code = cli.main(["watch", "--once", str(run)])
+        said = capsys.readouterr().err
+        assert code == (0 if value is None else 2), said
+        assert value is None or (len(said.splitlines()) == 1 and GONE["shape"] in said)
 
 
 def test_what_a_run_has_written(tmp_path):

@@ -482,6 +482,33 @@ def test_a_process_that_ends_without_a_weight_sync_writes_its_last_step(tmp_path
     assert set(records.prompt_text_hash) == {text_hash(problem(number)) for number in (0, 1)}  # as in this process
 
 
+@pytest.mark.parametrize("how", ["exits", "flushes", "records", "written"])
+def test_a_copy_of_a_process_writes_nothing(tmp_path, how):
+    process = subprocess.run([sys.executable, small_records.__file__, f"fork {how}", tmp_path], capture_output=True)
+    records = read_records(tmp_path)
+    assert records.groupby(["step", "mini_batch"]).size().to_dict() == {(1, 0): 4, (1, 1): 4}
+    assert (b"is a copy of the one that records" in process.stderr) == (how == "records")
+
+
+@pytest.mark.parametrize("fewer", [True, False])
+def test_a_file_is_never_replaced_by_one_with_fewer_rows(tmp_path, fewer, caplog):
+    """As by a worker that is started again in the middle of a step that it had recorded whole."""
+    writer = RecordWriter(tmp_path, SETTINGS, "run")
+    add(writer, 1, rows=8)
+    writer.flush()
+    again = RecordWriter(tmp_path, SETTINGS, "run")
+    for _ in range(3):
+        add(again, 1, rows=6 if fewer else 8, seed=1)
+        again.flush()
+        if fewer:
+            break
+    records = read_records(tmp_path)
+    seed, rows = (0, 8) if fewer else (1, 8)
+    assert len(records) == (8 if fewer else 24)
+    assert records.log_ratio.to_numpy()[:8] == pytest.approx(columns(rows, seed)["log_ratio"], rel=1e-6)
+    assert ("step 1 of rank 0 is lost" in caplog.text) == fewer
+
+
 def test_the_hash_of_a_prompt_is_that_of_what_it_says():
     found = [text_hash(prompt) for prompt in ("text", problem(1), problem(2), [{"image": object()}], [{"image": ""}])]
     assert len(set(found)) == len(found) and all(-(2**63) <= value < 2**63 for value in found)

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from bench.update import update, with_advantages
 from torch.utils._python_dispatch import TorchDispatchMode
 from verl.models.transformers.dense_common import forward_with_torch_backend
 from verl.utils import tensordict_utils as tu
@@ -40,7 +41,8 @@ def mini_batch(vocabulary: int):
     mask[2][10:20] = 0
     old = [-3 + 0.2 * torch.randn(n, generator=generator) for n in RESPONSES]
     advantages = torch.randn(len(RESPONSES), generator=generator).tolist()
-    batch = worker.batch_of([x[:PROMPT] for x in ids], [x[PROMPT:] for x in ids], advantages, STEP)
+    batch = worker.batch_of([x[:PROMPT] for x in ids], [x[PROMPT:] for x in ids])
+    batch = with_advantages(batch, advantages, STEP)
     batch["response_mask"] = batch["loss_mask"] = worker.nested(mask)
     batch["old_log_probs"] = worker.nested(old)
     # A rollout engine that is 0.1 nats off.
@@ -124,7 +126,7 @@ def train(arguments: list[str]) -> None:
         if args.save and step == args.steps - 1:
             trainer.save_checkpoint(args.save, global_step=step)
         with Collectives() as collectives:
-            metrics = worker.update(trainer, data, loss, cut, args.mini_batch_size, scale=128)
+            metrics = update(trainer, data, loss, cut, args.mini_batch_size, scale=128)
         if args.target_clip_rate:
             eps.append(dict(loss.controller.eps))
     Path(f"{args.output}.eps.{rank}").write_text(json.dumps(eps))

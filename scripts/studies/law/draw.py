@@ -22,10 +22,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pictures import small_png
 from prompts import KINDS
+from studies.fitted import fitted_power
 
 from fspo_verl.analysis import clip_rates
 from fspo_verl.analysis.clip_rates import Estimate, length_edges, prompts_of, rate_by_length
-from fspo_verl.analysis.fit import measured_shape
 from fspo_verl.analysis.length_effect import length_effect
 from fspo_verl.band import Band
 from fspo_verl.clips import MATCHED_RATE, BandClip
@@ -42,7 +42,7 @@ _FIRST = 3  # the shortest prefix has 2^3 − 1 tokens
 _BINS = 6  # of length
 WIDTHS: dict[str, Callable[[pd.DataFrame], Band]] = {
     "sqrt(L)": lambda other: Band(),
-    "measured": lambda other: Band(shape=measured_shape(other, MATCHED_RATE)),
+    "fitted": lambda other: Band(length_power=fitted_power(other, MATCHED_RATE)),
     "fixed": lambda other: Band(length_power=0.0),
     "L": lambda other: Band(length_power=1.0),
 }
@@ -50,7 +50,7 @@ WIDTHS: dict[str, Callable[[pd.DataFrame], Band]] = {
 _KIND_STYLES = {"text": Style(AMBER, "o"), "chat": Style(GREY, "s"), "steps": Style(BROWN, "^")}
 _WIDTH_STYLES = {
     "sqrt(L)": ("√L (fspo)", STYLES["fspo"]),
-    "measured": ("measured", Style(BLACK, "*")),
+    "fitted": ("a fitted power", Style(BLACK, "*")),
     "fixed": ("fixed", STYLES["fixed_band"]),
     "L": ("L (GSPO's shape)", STYLES["gspo"]),
 }
@@ -160,10 +160,9 @@ def numbers(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def clipped(records: pd.DataFrame, width: str) -> np.ndarray:
-    """What a width clips, 0 or 1 ``[rows]``, at one rate on each half of the prompts; it is measured on the other half.
+    """What a width clips, 0 or 1 ``[rows]``, at one rate on each half of the prompts; a power is fitted on the other.
 
     Raises:
-        Unreachable: the width cannot be measured.
         ValueError: too few responses are where they can be clipped.
     """
     first, found = prompts_of(records) % 2 == 0, np.zeros(len(records))
@@ -208,7 +207,7 @@ def fairness(records: pd.DataFrame) -> pd.DataFrame:
                 for width in WIDTHS:
                     try:
                         found = judge(responses, clipped(responses, width))
-                    except ValueError:  # Unreachable is one
+                    except ValueError:
                         continue
                     key = dict(zip(STATE, state, strict=True))
                     rows.append(key | {"kind": kind, "part": part, "width": width} | found)
@@ -276,7 +275,7 @@ def _draw_rates(axes: Axes, records: pd.DataFrame) -> None:
     for width, (label, style) in _WIDTH_STYLES.items():
         try:
             clips = clipped(records, width)[counted]
-        except ValueError:  # Unreachable is one
+        except ValueError:
             continue
         part = records[counted]
         series.append(Series(label, style, rate_by_length(part.length, clips, edges, prompts_of(part))))
