@@ -16,8 +16,13 @@ OVERRIDES = "FSPO_VERL_OVERRIDES"
 
 GONE = {
     "shape": "a measured width is no longer read: set length_power, for which `fspo-verl calibrate` fits a value",
+    "mismatch_eps": "no response is masked: remove it, or have verl correct rollouts by algorithm.rollout_correction",
+    "records_fraction": "all prompts are recorded: remove it, or record fewer steps with records_freq",
 }
-"""Fields of ``policy_loss`` that older versions had, and what to do instead. Null does nothing, and is read."""
+"""Fields of ``policy_loss`` that older versions had, and what to do instead. Null, and what did nothing, is read."""
+
+
+_DID_NOTHING = {"records_fraction": 1.0}  # beside null
 
 
 class Gone(ValueError):
@@ -31,5 +36,5 @@ def refuse_gone(settings: Mapping) -> None:
         Gone: one has a value; says what to do instead.
     """
     for name, instead in GONE.items():
-        if (value := settings.get(name)) is not None:
+        if (value := settings.get(name)) not in (None, _DID_NOTHING.get(name)):
             raise Gone(f"{POLICY_LOSS}.{name}={value!r} is gone: {instead}")

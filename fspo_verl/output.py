@@ -1,13 +1,14 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
 """What commands write: plain lines on the standard streams, files that are written whole or not at all, and pages of
-which a program writes a part.
+which a program writes a part. Also what tells one cause of an error from another, where each is said once.
 """
 
 import contextlib
 import logging
 import os
 import sys
+import traceback
 import uuid
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -101,8 +102,15 @@ class _Plain(logging.Handler):
 
 def one_line(error: OSError | ValueError) -> str:
     """An error as one :func:`plain` line; for a file its reason, then its name."""
-    named = isinstance(error, OSError) and error.filename
-    return plain(f"{error.strerror}: {error.filename}" if named else str(error))
+    if isinstance(error, OSError) and error.filename:
+        return plain(f"{error.strerror}: {error.filename}")
+    return plain(str(error))
+
+
+def cause(error: Exception) -> tuple:
+    """What an error keeps where it comes again with another text: its type, its number, and the line that raised it."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    return type(error), getattr(error, "errno", None), frame.f_code.co_filename, line
 
 
 def write_whole(files: Iterable[tuple[Path, bytes]]) -> None:

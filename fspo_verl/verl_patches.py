@@ -153,7 +153,7 @@ def handed_over(take: Callable) -> Iterator[None]:
         _wrapped.remove(place)
 
 
-# --- workers: what a loss of this package needs to know, and what moves or masks around an update ---------------------
+# --- workers: what a loss of this package needs to know, and what moves eps after an update ---------------------------
 
 
 def _know_the_micro_batch(module) -> None:
@@ -188,7 +188,7 @@ def _at_a_weight_sync(update_weights, worker, global_steps=None, *args, **kwargs
     return update_weights(worker, global_steps, *args, **kwargs)
 
 
-def _move_eps_and_mask(engine_workers) -> None:
+def _move_eps(engine_workers) -> None:
     """verl has no hook around an update, nor one for what a checkpoint holds."""
     worker = engine_workers.TrainingWorker
     wrap_once(worker, "train_mini_batch", _around_an_update)
@@ -197,19 +197,14 @@ def _move_eps_and_mask(engine_workers) -> None:
 
 
 def _around_an_update(train_mini_batch, worker, data, *args, **kwargs):
-    """With ``mismatch_eps`` responses are masked before it, with ``target_clip_rate`` eps moves after it."""
-    eps, controller = _of_its_policy_loss(worker, "mismatch_eps"), _of_its_policy_loss(worker, "controller")
-    if eps is controller is None:
+    """With ``target_clip_rate`` eps moves after it."""
+    if (controller := _controller_of(worker)) is None:
         return train_mini_batch(worker, data, *args, **kwargs)
     from verl.utils.device import get_device_name
 
-    # Of the tensor, context and pipeline ranks that share responses verl has one return outputs.
+    # Ranks that share responses: only one of them returns outputs, and only that one counts.
     counts_here = worker.engine.is_mp_src_rank_with_outputs()
-    with controller.step(get_device_name(), counts_here) if controller else contextlib.nullcontext():
-        if eps is not None:
-            from fspo_verl import mismatch_mask
-
-            data = mismatch_mask.masked_copy(data, eps, counts_here)
+    with controller.step(get_device_name(), counts_here):
         return train_mini_batch(worker, data, *args, **kwargs)
 
 
@@ -217,7 +212,7 @@ def _with_the_eps(action: str) -> Callable:
     """Around a method that saves or loads a checkpoint: the controller does the same before it."""
 
     def save_or_load(method, worker, local_path, *args, **kwargs):
-        controller = _of_its_policy_loss(worker, "controller")
+        controller = _controller_of(worker)
         if controller is not None and local_path is not None:
             getattr(controller, action)(local_path)
         return method(worker, local_path, *args, **kwargs)
@@ -225,10 +220,10 @@ def _with_the_eps(action: str) -> Callable:
     return save_or_load
 
 
-def _of_its_policy_loss(worker, name: str):
-    """A field of the policy-loss config of a training worker of verl; None without it, and for a critic."""
+def _controller_of(worker):
+    """What moves the eps of a training worker of verl; None where nothing does, and for a critic."""
     config = getattr(worker.loss_fn, "keywords", {}).get("config")
-    return getattr(getattr(config, "policy_loss", None), name, None)
+    return getattr(getattr(config, "policy_loss", None), "controller", None)
 
 
 def _log_live_series(tracking) -> None:
@@ -257,7 +252,7 @@ WORKERS = (
     Addition(_ENGINE_WORKERS, _know_the_micro_batch, _NO_RECORDS),
     Addition("verl.trainer.distillation.losses", _know_the_micro_batch, f"{_NO_RECORDS} of distillation"),
     Addition(_ENGINE_WORKERS, _know_the_step, "records have the wrong steps"),
-    Addition(_ENGINE_WORKERS, _move_eps_and_mask, "target_clip_rate and mismatch_eps stop a run at its first update"),
+    Addition(_ENGINE_WORKERS, _move_eps, "target_clip_rate stops a run at its first update"),
     Addition("verl.utils.tracking", _log_live_series, "no live series fspo/* are logged, and no alerts"),
 )
 
@@ -280,7 +275,7 @@ def select_without_plus(group: str, look: Callable) -> None:
     from hydra.errors import ConfigCompositionException
     from hydra.types import RunMode
 
-    from fspo_verl.keys import OVERRIDES
+    from fspo_verl.keys import GONE, OVERRIDES, POLICY_LOSS
 
     def load_configuration(load, loader, config_name, overrides, run_mode, *args, **kwargs):
         def compose(overrides):
@@ -296,12 +291,20 @@ def select_without_plus(group: str, look: Callable) -> None:
                 with_plus = [f"+{text}" if text in ours else text for text in overrides]
                 return _with_value_of_the_user(compose, group, overrides, ours) or compose(with_plus)
 
-        if os.environ.get(OVERRIDES) and run_mode == RunMode.RUN:  # of a --multirun each job comes here by itself
-            from fspo_verl.launch import asked
+        asks = bool(os.environ.get(OVERRIDES)) and run_mode == RunMode.RUN  # each job of a --multirun comes by itself
+        try:
+            if asks:
+                from fspo_verl.launch import asked
 
-            config = asked.composed(select, overrides)
-        else:
-            config = select(overrides)
+                config = asked.composed(select, overrides)
+            else:
+                config = select(overrides)
+        except ConfigCompositionException as error:
+            names = (name for name in GONE if f"'{POLICY_LOSS}.{name}'" in str(error))
+            is_ours = asks or any(text.lstrip("+").startswith(f"{group}=") for text in overrides)
+            if not is_ours or (name := next(names, None)) is None:
+                raise
+            raise ConfigCompositionException(f"{POLICY_LOSS}.{name} is gone: {GONE[name]}") from None
         look(config)
         return config
 

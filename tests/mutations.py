@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).parents[1]
 LOSS = ("loss.py", "band.py")
-REGISTER, ADAPTIVE, CLIPS, MASK = ("register.py",), ("adaptive.py",), ("clips.py",), ("mismatch_mask.py",)
+REGISTER, ADAPTIVE, CLIPS = ("register.py",), ("adaptive.py",), ("clips.py",)
 METRICS, COLUMNS, RECORDS, MICROBATCH, ATTEMPTS = (
     (f"observe/{name}.py",) for name in ("metrics", "columns", "records", "microbatch", "attempts")
 )
@@ -32,7 +32,6 @@ TESTS = [
 TESTS_OF = {  # files with tests of their own, which are long: those that a planted fault is for
     METRICS: [*TESTS, "tests/test_live.py"],
     ADAPTIVE: ["tests/test_adaptive.py"],
-    MASK: ["tests/test_mismatch_mask.py"],
     LAUNCH: [
         *("tests/launch/test_launch.py", "tests/launch/test_launch_table.py"),
         *("-k", "fully_asynchronous_trainer or step_of_a_checkpoint or hidden"),
@@ -113,16 +112,6 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
      "found = [x] if not isinstance(x := _read(file), str) else 1 / 0"),
     ("responses counted on every rank that shares them", ADAPTIVE, "self._counts * counts_here", "self._counts"),
     ("eps of the config after a resume", ADAPTIVE, "self.eps = {name: min(eps[name]", "_ = {name: min(eps[name]"),
-    ("mask of a constant width", MASK, "eps * length**0.5", "eps"),
-    ("mask of the mean over tokens", MASK, "eps * length**0.5", "eps * length"),
-    ("mask around 0", MASK, "s - center * length", "s"),
-    ("mask around the mean", MASK, "np.median(sums[measured] / lengths[measured])",
-     "sums[measured].sum() / lengths[measured].sum()"),
-    ("mask of one side", MASK, "abs(s - center * length)", "(s - center * length)"),
-    ("mask that lets inf pass", MASK, "~(abs(s - center * length) <= eps * length**0.5)",
-     "(abs(s - center * length) > eps * length**0.5)"),
-    ("mask that changes nothing", MASK, "advantages[row].zero_()", "advantages[row]"),
-    ("mask in verl's own batch", MASK, 'data["advantages"].clone()', 'data["advantages"]'),
     ("metrics averaged per call", METRICS, "metric.values = values.tolist()", "metric.values = [float(values.mean())]"),
     ("a bin that keeps its upper edge", METRICS, "(length < high)", "(length <= high)"),
     ("bins that count every response", METRICS, '{"responses": has_advantage,', '{"responses": is_sequence,'),
@@ -131,8 +120,8 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("a clipped response counted whole", COLUMNS, "sequences.clipped_upper * up", "sequences.clipped_upper"),
     ("responses without advantage clipped", COLUMNS, "dropped & (advantages < 0)", "dropped & (advantages <= 0)"),
     ("dual clip told from the lower by nothing", COLUMNS, "torch.where(upward, 0.0, negative)", "negative"),
-    ("random numbers drawn twice", COLUMNS,
-     'torch.random.fork_rng([device] if device.type == "cuda" else [])', "torch.enable_grad()"),
+    ("measured on what the loss has made of its arguments", REGISTER, "tensor.detach().clone() for",
+     "tensor.detach() for"),
     ("dual clip of tokens not counted", CLIPS, "(ratio < 0.8) | (ratio > 3)", "(ratio < 0.8)"),
     ("a band on prefixes that does not widen", CLIPS, "tokens.mask.cumsum(-1).sqrt()", "tokens.mask.cumsum(-1) ** 0"),
     ("a budget that no prefix spends", CLIPS, "left.clamp(max=0)", "0 * left"),
@@ -143,13 +132,15 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("a part of a step left after a full disk", RECORDS, "self._file_of(batch).unlink(missing_ok=True)", "pass"),
     ("records of a copy of the process", RECORDS, "if self._is_written or self._is_a_copy:", "if self._is_written:"),
     ("a whole step replaced by a part", RECORDS, "if (rows := _rows_in(file)) > len(table):", "if False:"),
-    ("superseded records read", ATTEMPTS, "if part.step < ends[part.folder, part.run]", "if True"),
-    ("the oldest attempt for the newest", ATTEMPTS, "(number, of) > own", "(number, of) < own"),
-    ("steps that no rank has recorded not missed", ATTEMPTS, "nowhere = latest.taken - sum(", "nowhere = 0 * sum("),
+    ("superseded records read", ATTEMPTS, "if part.step < part.end]", "if True]"),
+    ("the oldest attempt for the newest", ATTEMPTS, "of > [number, run]", "of < [number, run]"),
+    ("steps that no rank has recorded not missed", ATTEMPTS, "due, end = latest.taken,", "due, end = len(files),"),
     ("the end of a run that has finished not missed", ATTEMPTS, "with_name(FINISHED).exists()",
      'with_name("never").exists()'),
-    ("a step that ranks still write missed", ATTEMPTS, "step < latest.step]", "step <= latest.step]"),
-    ("steps beyond the limit missed", ATTEMPTS, "full.get(rank, step)", "step"),
+    ("a step that ranks still write missed", ATTEMPTS, "due -= 1  #", "due -= 0  #"),
+    ("steps beyond the limit missed", ATTEMPTS, "part.ranks and part.step <= until]", "part.ranks]"),
+    ("a damaged file that counts as there", RECORDS, "part._replace(damaged=True)", "part"),
+    ("an attempt that counts from its first record", RECORDS, "if started is not None:", "if False:"),
     ("prompts drawn before a sync count for the step", MICROBATCH,
      "max(after_sync, int(np.max(drawn)))", "int(np.max(drawn))"),
     ("steps of a resume counted from 1", MICROBATCH, "self.step = step  # before", "self.step = 0  # before"),

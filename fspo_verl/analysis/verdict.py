@@ -27,7 +27,6 @@ from fspo_verl.band import Band
 from fspo_verl.clips import MATCHED_RATE
 from fspo_verl.keys import RECORDS_DIR
 from fspo_verl.observe import noise
-from fspo_verl.observe.columns import MASKED
 from fspo_verl.observe.metrics import PREFIX
 from fspo_verl.observe.settings import RunSettings
 
@@ -157,7 +156,6 @@ def of_records(records: pd.DataFrame, tested: bool = True) -> Evidence:
         evidence = dataclasses.replace(
             evidence,
             not_finite=float((records["decision"] == "nonfinite").mean()),
-            masked=float(records[MASKED].mean()) if MASKED in records else None,
             **_of_cut_off(counted, records),
         )
     if counted.empty:
@@ -351,9 +349,11 @@ def _a_band(band: Band | None) -> str:
 
 
 def _incomplete(records: pd.DataFrame) -> list[str]:
-    said, (steps, responses) = [], records.attrs["lost"]
-    if responses:
-        said.append(f"The records of about {responses:,} responses in {steps:,} steps were lost while it trained.")
+    said = []
+    if steps := records.attrs["lost"]:
+        said.append(f"Steps with missing records: {steps:,}. Their files are damaged, gone or were not written.")
+    if (last := records.attrs.get("limited_after")) is not None:
+        said.append(f"After step {last:,} not every rank has recorded, as records_limit_mb was reached.")
     if (rows := records.attrs["rows"]) > len(records):
         said.append(f"A random {len(records):,} of its {rows:,} records are used (--max-rows).")
     return said

@@ -20,8 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl.adaptive import AdaptiveBand
 from fspo_verl.band import Band
-from fspo_verl.config import MismatchMask, Observation
-from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
+from fspo_verl.config import Observation
+from fspo_verl.keys import ACTOR, GONE, GROUP, POLICY_LOSS
 from fspo_verl.launch import resume, selection
 from fspo_verl.launch.hydra_files import leaves
 from fspo_verl.launch.view import Finding, Launch, error, note, warning
@@ -105,7 +105,7 @@ def no_loss_mode(launch: Launch) -> Iterator[Finding]:
 
 def misplaced_fields(launch: Launch) -> Iterator[Finding]:
     """A field of the policy loss in a section above it, where nothing reads it."""
-    fields = {field.name for kind in (AdaptiveBand, MismatchMask, Observation) for field in dataclasses.fields(kind)}
+    fields = {field.name for kind in (AdaptiveBand, Observation) for field in dataclasses.fields(kind)}
     sections = ("", "algorithm", "actor_rollout_ref", ACTOR)
     for key, value in leaves(launch.config).items():
         section, _, name = key.rpartition(".")
@@ -124,7 +124,8 @@ def unknown_fields(launch: Launch) -> Iterator[Finding]:
         if name not in ("_target_", *known):
             near, value = difflib.get_close_matches(name, known, 1), launch.policy_loss[name]
             fix = f"{POLICY_LOSS}.{near[0]}={value} instead of it" if near else f"remove it, or {GROUP}=fspo for a band"
-            yield error(f"{POLICY_LOSS}.{name}={value} sets nothing", f"{target} has no such field", fix)
+            why = GONE.get(name, f"{target} has no such field")
+            yield error(f"{POLICY_LOSS}.{name}={value} sets nothing", why, fix)
 
 
 def bad_values(launch: Launch) -> Iterator[Finding]:
@@ -187,21 +188,6 @@ def unreachable_clip_rate(launch: Launch) -> Iterator[Finding]:
     if launch.optimizer_steps_per_rollout == 1 and not launch.bypasses:
         why = "nothing can be clipped, and eps would shrink with every step"
         yield error(f"{what} with one optimiser step per rollout", why, f"{off}, or a smaller ppo_mini_batch_size")
-
-
-def unknown_mismatch(launch: Launch) -> Iterator[Finding]:
-    """``mismatch_eps`` where the mismatch of trainer and rollout engine is not known."""
-    if (eps := launch.policy_loss.get("mismatch_eps")) is None:
-        return
-    conditions = {
-        "algorithm.rollout_correction.bypass_mode": (False, "the old log-probs are the rollout engine's own"),
-        "actor_rollout_ref.rollout.calculate_log_probs": (True, "the rollout engine hands on no log-probs"),
-        f"{ACTOR}.megatron.dynamic_context_parallel": (False, "no rank knows which responses it was dealt"),
-    }
-    for key, (needed, why) in conditions.items():
-        if bool(launch.get(key)) != needed:
-            what, fix = f"{POLICY_LOSS}.mismatch_eps={eps} with {key}={not needed}", f"{POLICY_LOSS}.mismatch_eps=null"
-            yield error(what, f"{why}, so that nothing can be masked", f"{key}={needed}, or {fix}")
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
@@ -392,14 +378,14 @@ def loss_in_effect(launch: Launch) -> Iterator[Finding]:
 
 _CONFIG_ALONE = (
     *(no_loss_mode, misplaced_fields, unknown_fields, bad_values),
-    *(no_mini_batch, no_divisor, dropped_by_distillation, unknown_mismatch, one_step_per_rollout),
+    *(no_mini_batch, no_divisor, dropped_by_distillation, one_step_per_rollout),
 )
 _NO_BAND = ("no_loss_mode", "bad_values")  # after these there is no band to judge
 _FOLDERS = (used_records_dir, resume.lost_checkpoint)
 _MAY_REFUSE = (  # what yields an error
     *selection.OF_FILES,
     *(no_loss_mode, misplaced_fields, unknown_fields, bad_values, no_divisor, dropped_by_distillation),
-    *(no_mini_batch, unknown_mismatch, unreachable_clip_rate, used_records_dir),
+    *(no_mini_batch, unreachable_clip_rate, used_records_dir),
 )
 _FSPO = (
     *(unreachable_clip_rate, idle_clip_ratio, mean_over_own_length, band_beyond_use, rollout_log_probs),

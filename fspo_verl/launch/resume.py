@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from fspo_verl import adaptive, output
 from fspo_verl.band import DUAL
 from fspo_verl.config import Observation
-from fspo_verl.keys import ACTOR
+from fspo_verl.keys import ACTOR, GONE, POLICY_LOSS
 from fspo_verl.launch.hydra_files import as_value
 from fspo_verl.launch.view import KEPT_LOSSES, TRACKER, Finding, Launch, warning
 from fspo_verl.observe import attempts
@@ -49,7 +49,6 @@ def loss_settings(launch: Launch) -> dict:
         # to_json has null where there is no edge, and in the config that is inf.
         band = {key: "inf" if key.startswith("eps") and v is None else v for key, v in launch.band.to_json().items()}
         policy_loss = {"loss_mode": launch.loss_mode} | band | {"target_clip_rate": launch.band.target_clip_rate}
-        policy_loss["mismatch_eps"] = launch.policy_loss.get("mismatch_eps")
     else:
         idle = {field.name for field in dataclasses.fields(Observation)} | {"_target_"}
         set_there: Any = OmegaConf.to_container(launch.policy_loss, resolve=True)
@@ -70,6 +69,10 @@ def changed_on_resume(launch: Launch) -> Iterator[Finding]:
         return
     losses = loss_settings(launch), kept[-1]["loss"]
     now, before = ({key: as_value(value) for key, value in loss.items()} for loss in losses)
+    for name in GONE:
+        if (value := kept[-1]["loss"].get(f"policy_loss.{name}")) is not None:
+            what = f"this run resumes after step {step}, until which it trained with {POLICY_LOSS}.{name}={value}"
+            yield warning(what, "its later steps train another loss", GONE[name])
     changed = [key for key in now if key in before and now[key] != before[key]]
     eps = folder / f"global_step_{step}" / "actor" / adaptive.FILE
     if idle := _without_effect(launch, changed, eps):

@@ -200,11 +200,10 @@ def test_the_longest_third_is_told_with_and_without_the_responses_that_are_cut_o
     assert few.cause != c.CUT_OFF and any("cut off" in note for note in few.notes)
 
 
-@pytest.mark.parametrize(("column", "cause"), [("truncated", c.CUT_OFF), ("mismatch_masked", c.MISMATCH)])
-def test_what_leaves_no_advantage_is_named(column, cause):
-    """Where all are cut off, or masked, no response has an advantage."""
-    said = verdict(simulated().assign(advantage=0.0, **{column: 1.0}))
-    assert (said.cause, said.action, said.responses) == (cause, c.MEND, 0)
+def test_what_leaves_no_advantage_is_named():
+    """Where all are cut off, no response has an advantage."""
+    said = verdict(simulated().assign(advantage=0.0, truncated=1.0))
+    assert (said.cause, said.action, said.responses) == (c.CUT_OFF, c.MEND, 0)
 
 
 @pytest.mark.parametrize(("bypass", "noise", "cause"), [(True, 0.03, c.MISMATCH), (False, 0.03, c.NOISE)])
@@ -226,11 +225,6 @@ def test_a_wider_clip_is_advised_against_noise_only_where_it_would_still_clip():
     assert moved.cause == still.cause == c.NOISE
     assert float(wide.search(moved.advice)[1]) > 1 and few not in moved.advice
     assert few in still.advice and not wide.search(still.advice) and percent(still.rate) in still.sentence
-
-
-def test_the_mask_of_the_mismatch_that_takes_many_is_named():
-    records = simulated().assign(mismatch_masked=(np.arange(3840) % 2).astype(float))
-    assert verdict(records).cause == c.MISMATCH and verdict(records.assign(mismatch_masked=0.0)).cause == c.EVEN
 
 
 # --- too little ------------------------------------------------------------------------------------------------------

@@ -275,7 +275,6 @@ def test_a_resume_says_which_eps_the_checkpoint_has_instead(before, after, idle,
 
 
 SHAPES_THE_LOSS = {"policy_loss.eps_dual": 0.5, "policy_loss.length_power": 0.4, "policy_loss.target_clip_rate": 0.2}
-SHAPES_THE_LOSS |= {"policy_loss.mismatch_eps": 0.1}
 SHAPES_THE_LOSS |= dict.fromkeys(("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"), 0.7)
 SHAPES_THE_LOSS |= {"loss_agg_mode": "token-mean", "loss_scale_factor": 7, "entropy_coeff": 0.1}
 SHAPES_THE_LOSS |= {"use_kl_loss": True, "kl_loss_coef": 0.7, "kl_loss_type": "mse"}

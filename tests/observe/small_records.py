@@ -78,13 +78,13 @@ def train_for_ever(folder):
         time.sleep(0.002)
 
 
-def record_as_a_rank(folder, rank, ranks=2):
-    """One of the processes of a launch, which share what torch.distributed has."""
+def record_as_a_rank(folder, rank, training, ranks=2):
+    """One of the processes of a training, which share what torch.distributed has."""
     import torch
 
     from fspo_verl.observe import observer
 
-    store = torch.distributed.FileStore(f"{folder}/store", ranks)
+    store = torch.distributed.FileStore(f"{folder}/store-{training}", ranks)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     writer = RecordWriter(folder, SETTINGS, observer._run())
     add(writer, 1, rank=rank, ranks=ranks)
@@ -95,7 +95,7 @@ def record_as_a_rank(folder, rank, ranks=2):
 if __name__ == "__main__":
     how, folder = sys.argv[1:]
     if how.startswith("rank"):
-        record_as_a_rank(folder, int(how.split()[1]))
+        record_as_a_rank(folder, *map(int, how.split()[1:]))
     elif how.startswith("fork"):
         fork_in_a_step(folder, how.split()[1])
     else:

@@ -112,7 +112,7 @@ def test_from_where_on_a_cause_is_concluded():
         "docs/measure.md",
         f"{conclusion.SHARE_NOT_FINITE:.1%} of the responses or more hold NaN or inf",
         f"{conclusion.SHARE_CUT_OFF:.0%} or more fill what they were allowed",
-        f"or {conclusion.SHARE_MASKED:.0%} are masked by",
+        f"or {conclusion.SHARE_REJECTED:.0%} are rejected by",
     )
 
 
