@@ -5,7 +5,8 @@
     python tests/mutations.py                      # hours
     python tests/mutations.py loss.py band.py      # the faults of these files of the package
 
-Plants one fault at a time and runs the tests. Each fault is one replacement in a copy of the sources; a fault that no test notices makes this script fail.
+Plants one fault at a time and runs the tests. Each fault is one replacement in a copy of the sources; a fault that no
+test notices makes this script fail.
 """
 
 import shutil
