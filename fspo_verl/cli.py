@@ -35,23 +35,6 @@ def doctor_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object instead of text")
 
 
-def switch_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("script", type=Path, help="a script of yours in bash, or a config in YAML")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("-o", "--output", type=Path, metavar="NEW", help="write the new script to this file")
-    where.add_argument("--in-place", action="store_true", help="write the new script over the old one")
-    losses = ("fspo", "observed", "gspo", "grpo", "fixed_band", "no_clip")
-    add(
-        "--loss",
-        choices=losses,
-        default="fspo",
-        help="what to train; observed measures the script's own (default: fspo)",
-    )
-    folder = "folder for records, in which each launch and each start has one of its own (default: $PWD/fspo_records)"
-    add("--records", metavar="DIR", help=folder)
-
-
 def run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} [-h] [--loss LOSS] [OVERRIDE ...] -- COMMAND ..."
     add = parser.add_argument
@@ -82,7 +65,7 @@ def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--target-clip-rate", type=float, default=0.1, metavar="RATE", help=rate)
     add("--max-rows", type=int, default=1_000_000, help="records to use; of more, a random part (default: %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="also write everything that is printed as JSON")
+    add("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,11 +78,6 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     add("--names", nargs="+", metavar="NAME", help="what to call the runs (default: as their folders)")
     rows = "records to use, over all runs; of more a random part is taken (default: %(default)s)"
     add("--max-rows", type=int, default=2_000_000, help=rows)
-    watch = (
-        "make the page anew whenever a run has written something, asked for every so many seconds (30 if not "
-        "given); waits for a run that is not there yet; Ctrl-C ends it"
-    )
-    add("--watch", nargs="?", type=float, const=30.0, metavar="SECONDS", help=watch)
     add("--json", action="store_true", help="print report.json instead of text")
 
 
@@ -117,9 +95,6 @@ COMMANDS = {
         doctor_arguments,
     ),
     "run": Command("launch.run", "a command of yours, with FSPO in every training that it starts", run_arguments),
-    "switch": Command(
-        "launch.switch", "the command of a script of yours, changed so that it trains FSPO", switch_arguments
-    ),
     "selftest": Command(
         "selftest.command",
         "checks the loss on this machine, and measures its noise floor for eps",

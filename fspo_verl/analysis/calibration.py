@@ -34,7 +34,7 @@ from fspo_verl.analysis.conclusion import MEND, NOTHING_MOVED, RECORD, TAKE, per
 from fspo_verl.analysis.fit import FromMetrics, from_metrics
 from fspo_verl.analysis.length_effect import MIN_STEPS
 from fspo_verl.analysis.metric_facts import LEARN_MORE
-from fspo_verl.analysis.overrides import band_overrides, pasted, to_know
+from fspo_verl.analysis.overrides import band_overrides, loss_of, pasted, to_know
 from fspo_verl.analysis.runs import Run, read_run
 from fspo_verl.analysis.verdict import Verdict, verdict, verdict_of
 from fspo_verl.band import DUAL, Band
@@ -85,12 +85,13 @@ def main(args: argparse.Namespace) -> int:
         if (said := verdict_of(run)).action != MEND:
             raise
         raise ValueError(f"{said.sentence} {said.advice} There is no eps to give: {error}") from error
-    say(text_from_metrics(result, run) if isinstance(result, FromMetrics) else text(result, run))
     if args.json:
         answer = {"run": str(run.folder), "source": source} | _plain(result, run.settings)
         if isinstance(result, Calibration) and _within_noise(result):
             answer["overrides"] = answer["verdict"]["overrides"] = {}
-        args.json.write_text(json.dumps(answer, indent=2, allow_nan=False) + "\n")
+        say(json.dumps(answer, indent=2, allow_nan=False))
+        return 0
+    say(text_from_metrics(result, run) if isinstance(result, FromMetrics) else text(result, run))
     return 0
 
 
@@ -236,14 +237,11 @@ def _wrap(text: str, first: str = "") -> str:
 
 
 def _paste_block(band: Band, settings: RunSettings | None, said: str = "") -> str:
-    """The overrides of a band, and what to know of them, unless that has been said."""
-    block, known = _lines(band_overrides(band, settings)), to_know(band, settings)
-    return f"{block}\n{_wrap(known)}" if known and known not in said else block
-
-
-def _lines(items: dict[str, float | str | None]) -> str:
-    """Hydra overrides, one a line."""
-    return " \\\n".join(f"  {item}" for item in pasted(items))
+    """The arguments of `fspo-verl run` for a band, one a line, and what to know of them, unless that has been said."""
+    loss, known = loss_of(band, settings), to_know(band, settings)
+    words = [*([] if loss == "fspo" else [f"--loss {loss}"]), *pasted(band_overrides(band, settings))]
+    block = " \\\n".join(f"  {word}" for word in words)
+    return block if known in said else f"{block}\n{_wrap(known)}"
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fspo_verl.keys import ACTOR, GROUP, OVERRIDES, POLICY_LOSS, RECORDS_DIR
+from fspo_verl.keys import ACTOR, GONE, GROUP, OVERRIDES, POLICY_LOSS, RECORDS_DIR
 from fspo_verl.launch.hydra_files import OPTIONS, as_value, leaves, option, override
 from fspo_verl.launch.view import Launch
 
@@ -61,8 +61,9 @@ def parsed(text: str) -> tuple[str, dict[str, str]]:
     known = {key for key in option(losses[0]) if key.startswith(f"{POLICY_LOSS}.")} - {_SELECTS[0]} | _OF_ANY_LOSS
     if unknown := others.keys() - known:
         allowed = ", ".join(sorted(key.removeprefix(f"{ACTOR}.") for key in known))
+        gone = [f"{name} is gone: {GONE[name]}" for name in GONE if f"{POLICY_LOSS}.{name}" in unknown]
         what = f"{OVERRIDES} cannot set {', '.join(sorted(unknown))} beside {GROUP}={losses[0]}"
-        raise ValueError(f"{what}; of {ACTOR} it can set {allowed}")
+        raise ValueError("; ".join([what, *(gone or [f"of {ACTOR} it can set {allowed}"])]))
     return losses[0], others
 
 
@@ -90,11 +91,18 @@ def composed(compose: Callable[[list[str]], DictConfig], overrides: list[str]) -
     has_it = _trains(plain, loss) and (choices.get(GROUP) == loss or loss == "observed")
     left_out = [] if has_it or loss == "observed" else [text for text in overrides if _is_in_the_way(text, loss)]
     kept = [text for text in overrides if text not in left_out]
-    added = [*([] if has_it else [f"{GROUP}={loss}"]), *asked.values()]
-    config, given = compose([*kept, *added]), {*asked, *(_parse(text).key_or_group for text in kept)}
-    if not has_it and (lost := _lost_settings(config, loss, given)):
-        added += lost
+    added, given = [*asked.values()], {*asked, *(_parse(text).key_or_group for text in kept)}
+    if has_it:
         config = compose([*kept, *added])
+    else:
+        # In its own defaults list a config has the group already, and Hydra then takes no plus.
+        plus = "" if GROUP in choices and all(_parse(text).key_or_group != GROUP for text in overrides) else "+"
+        select = f"{plus}{GROUP}={loss}"
+        config = compose([*kept, select, *added])
+        if lost := _lost_settings(config, loss, given):
+            added += lost
+            config = compose([*kept, select, *added])
+        added.insert(0, f"{GROUP}={loss}")
     if RECORDS_DIR not in given and OmegaConf.select(config, RECORDS_DIR) is None:
         added.append(_records(config))
         OmegaConf.update(config, RECORDS_DIR, _parse(added[-1]).value())

@@ -14,7 +14,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from simulated_records import assert_covered, frame, holds, simulate_run
 from test_doctor import in_process
-from test_switch import MAIN, SIZES, started
 from verl.utils.config import omega_conf_to_dataclass
 
 from fspo_verl import cli
@@ -24,13 +23,13 @@ from fspo_verl.analysis.conclusion import KEEP
 from fspo_verl.analysis.fit import ROOT, fitted_power, from_metrics, name_of
 from fspo_verl.analysis.length_effect import SHORTER, length_effect
 from fspo_verl.analysis.metric_facts import LEARN_MORE
-from fspo_verl.analysis.overrides import band_overrides, to_know
+from fspo_verl.analysis.overrides import band_overrides, loss_of
 from fspo_verl.analysis.overrides import pasted as pasted_by_us
 from fspo_verl.analysis.verdict import verdict
 from fspo_verl.band import Band
 from fspo_verl.clips import BandClip, standardized, upper_quantile
 from fspo_verl.config import FSPOPolicyLossConfig
-from fspo_verl.keys import ACTOR, POLICY_LOSS
+from fspo_verl.keys import ACTOR, OVERRIDES, POLICY_LOSS
 from fspo_verl.launch import doctor
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings
@@ -189,18 +188,19 @@ def as_hydra_reads(overrides):
 
 def pasted(out):
     """The overrides of each printed block, as a shell would pass them on."""
-    blocks = [shlex.split(line) for line in out.replace(" \\\n", " ").splitlines() if line.startswith(f"  {ACTOR}.")]
+    lines = out.replace(" \\\n", " ").replace("--loss gspo   ", "").splitlines()
+    blocks = [shlex.split(line) for line in lines if line.startswith(f"  {ACTOR}.")]
     return [dict(item.split("=", 1) for item in block) for block in blocks]
 
 
 @pytest.mark.parametrize("power", [0.5, 0.15])
 def test_prints_the_verdict_and_overrides_that_give_the_rate_in_twenty_lines(tmp_path, capsys, power):
     records = trained(simulate_run(np.random.default_rng(0), 40, 32, sigma=0.05, kappa=0.0, power=power))
-    run, file = write_records(tmp_path / "run", records), tmp_path / "out.json"
-    code, out, err = run_cli(capsys, run, "--target-clip-rate", 0.05, "--json", file)
+    run = write_records(tmp_path / "run", records)
+    code, out, err = run_cli(capsys, run, "--target-clip-rate", 0.05)
     assert (code, err) == (0, "")
     assert longest_sentence(out) <= 100 and len(out.splitlines()) <= 20
-    result = json.loads(file.read_text())
+    result = json.loads(run_cli(capsys, run, "--target-clip-rate", 0.05, "--json")[1])
     said = result["verdict"]
     assert result["source"] == "records" and said["responses"] == (records.advantage != 0).sum()
     assert " ".join(out.split()).startswith(f"run: {said['sentence']} {said['advice']} A")
@@ -224,7 +224,7 @@ def test_records_of_another_loss_calibrate_too(tmp_path, capsys, loss):
     run = write_records(tmp_path, simulate_run(np.random.default_rng(0)), loss)
     code, out, _ = run_cli(capsys, run)
     assert code == 0 and len(pasted(out)) == 1
-    assert ("new.sh` makes your script train fspo" in " ".join(out.split())) == (loss != "gspo")
+    assert ("\n  --loss gspo \\\n" in out) == (loss == "gspo")
 
 
 def test_overrides_undo_what_contradicts_them(tmp_path, capsys, monkeypatch):
@@ -257,6 +257,7 @@ def test_the_eps_that_is_advised_stays_as_it_is_pasted_and_is_said_to(tmp_path, 
 
 
 RANGE = [f"{ACTOR}.clip_ratio_low=3e-4", f"{ACTOR}.clip_ratio_high=4e-4"]
+SIZES = f"{ACTOR}.use_dynamic_bsz=True algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4"
 FSPO = "algorithm.policy_loss=fspo"
 COMMANDS = {  # what a run was launched with
     "verl's own": [],
@@ -292,28 +293,27 @@ def moved():
 
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_what_is_advised_starts_where_it_is_put_and_trains_the_advised_band(kind, moved, tmp_path, monkeypatch):
-    """Behind the run's own command or, where that is advised first, behind what ``switch`` makes of it."""
+    """Behind ``fspo-verl run`` on the run's own command, and behind a command that trains the loss already."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(OVERRIDES, raising=False)
     settings = runs.settings_of(OmegaConf.to_container(launched(COMMANDS[kind])))
-    (tmp_path / "run.sh").write_text(" ".join([MAIN, *COMMANDS[kind]]) + "\n")
-    switched = None
-    own_width = [settings.trained_band] if settings.loss == "gspo" else []
-    for shape in (*own_width, Band(length_power=0.0 if settings.band else 0.41)):
-        band = fit.with_eps(moved, shape, 0.1)
-        words, command = pasted_by_us(band_overrides(band, settings)), COMMANDS[kind]
-        if "switch" in (to_know(band, settings) or ""):
-            if switched is None:
-                assert cli.main(["switch", "run.sh", "-o", "new.sh", "--records", str(tmp_path)]) == 0
-                (switched,) = started(tmp_path / "new.sh", tmp_path)
-            command = [word for word in switched if word not in SIZES.split()]
-        actor = launched([*command, *(shlex.split(word)[0] for word in words)]).actor_rollout_ref.actor
+    keeps_its_width = settings.loss == "gspo" and kind != "observed gspo"
+    width = settings.trained_band if keeps_its_width else Band(length_power=0.0 if settings.band else 0.41)
+    band = fit.with_eps(moved, width, 0.1)
+    words, loss = pasted_by_us(band_overrides(band, settings)), loss_of(band, settings)
+    configs = []
+    if settings.loss == loss:
+        configs.append(launched([*COMMANDS[kind], *(shlex.split(word)[0] for word in words)]))
+    monkeypatch.setenv(OVERRIDES, " ".join([f"algorithm.policy_loss={loss}", *words]))
+    configs.append(launched(COMMANDS[kind]))
+    for actor in (config.actor_rollout_ref.actor for config in configs):
         trains = omega_conf_to_dataclass(actor.policy_loss)
         if isinstance(trains, FSPOPolicyLossConfig):
+            assert not keeps_its_width and trains.target_clip_rate is None
             assert (trains.low, trains.high, trains.dual) == (band.low, band.high, band.dual)
-            assert trains.target_clip_rate is None
             assert Band.from_json(Band.to_json(trains)).form == band.form
         else:  # a run of GSPO keeps its loss where it keeps its width
-            assert settings.loss == "gspo" == getattr(trains, "inner", trains.loss_mode) and band.length_power == 1
+            assert keeps_its_width and getattr(trains, "inner", trains.loss_mode) == "gspo" and band.length_power == 1
             ends = RunSettings("gspo", None, actor.clip_ratio_low, actor.clip_ratio_high).trained_band
             assert (ends.low, ends.high) == pytest.approx((band.low, band.high), rel=1e-3)
 
@@ -331,7 +331,6 @@ ERRORS = {
     "target 0": (records_without(), ("--target-clip-rate", 0), "--target-clip-rate=0 must lie between 0 and 1"),
     "target 1": (records_without(), ("--target-clip-rate", 1), "--target-clip-rate=1 must lie between 0 and 1"),
     "no rows": (records_without(), ("--max-rows", 0), "--max-rows=0 must be at least 1"),
-    "no folder for the JSON": (records_without(), ("--json", "/no/such/folder/x.json"), "/no/such/folder/x.json"),
 }
 
 
@@ -406,11 +405,11 @@ def test_the_command_falls_back_on_metrics(tmp_path, capsys):
     metrics = metrics_of(gaussian_run(np.random.default_rng(0), steps=10))
     lines = [json.dumps({"step": step, "data": row}) for step, row in metrics.to_dict("index").items()]
     (tmp_path / "metrics-1.jsonl").write_text("\n".join(lines) + "\n")
-    code, out, err = run_cli(capsys, tmp_path, "--json", tmp_path / "out.json")
+    code, out, err = run_cli(capsys, tmp_path)
     assert (code, err) == (0, "") and "rates only, no test, from the metrics" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 100
     (overrides,) = pasted(out)
-    result = json.loads((tmp_path / "out.json").read_text())
+    result = json.loads(run_cli(capsys, tmp_path, "--json")[1])
     assert result["source"] == "metrics"
     assert as_hydra_reads(overrides) == as_hydra_reads(result["overrides"])
     code, _, err = run_cli(capsys, tmp_path, "--target-clip-rate", 0.5)

@@ -448,3 +448,40 @@ def test_after_a_while_without_a_launch_there_is_one_warning(monkeypatch, capfd)
         "fspo-verl run: after 0.2 s",
         "fspo-verl run: no launch took fspo: the command started no policy training of verl",
     ]
+
+
+# What Slurm, containers, Ray, tmux and sudo hand on of the environment, by their documentation.
+STAND_IN = """
+import json, os, subprocess, sys
+name, words = os.path.basename(sys.argv[0]), sys.argv[1:]
+own = {"PATH": os.environ["PATH"]}
+given = [words[place + 1] for place, word in enumerate(words) if word in ("-e", "--env")]
+only = [word.partition("=")[2] for word in words if word.startswith("--export=")]
+if name == "ray":
+    (text,) = (word.partition("=")[2] for word in words if word.startswith("--runtime-env-json="))
+    env = own | json.loads(text)["env_vars"]
+elif name == "sbatch":
+    env = own | {key: os.environ[key] for key in only} if only else os.environ
+elif name == "sudo":
+    env = os.environ if "-E" in words else own
+elif name == "apptainer":
+    env = own if "--cleanenv" in words else os.environ
+else:  # docker, and a server of tmux that runs already
+    env = own
+subprocess.run(["bash", words[-1]], env={**env, **dict(word.split("=", 1) for word in given)}, check=True)
+"""
+
+
+def test_what_the_page_says_to_type_elsewhere_brings_the_variable_there(tmp_path):
+    page = (Path(__file__).parents[2] / "docs/install.md").read_text()
+    block = page.partition("### Elsewhere")[2].partition("```bash\n")[2].partition("```")[0]
+    lines = [line for line in block.splitlines() if not line.startswith("#")]
+    for name in ("sbatch", "docker", "apptainer", "ray", "tmux", "sudo"):
+        (tmp_path / name).write_text(f"#!{sys.executable}\n{STAND_IN}")
+        (tmp_path / name).chmod(0o755)
+        assert any(name in line for line in lines)
+    (tmp_path / "job.sh").write_text('echo "$FSPO_VERL_OVERRIDES"\n')
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for line in lines:
+        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.stdout == "algorithm.policy_loss=fspo\n", (line, done.stderr)

@@ -58,11 +58,6 @@ def test_from_where_on_a_cause_is_concluded():
     )
 
 
-def test_upstream_scripts_that_train():
-    counts = [int(count) for *_, count in rows_of("upstream_scripts", "**Answer**")]
-    says("docs/install.md", f"has {sum(counts)} scripts that train a policy. {counts[0]} of them train fspo")
-
-
 def test_bytes_of_a_record():
     folders = sorted((ROOT / "tests/recorded").glob("*/"))
     sizes = [sum(file.stat().st_size for file in folder.glob("*.parquet")) for folder in folders]
