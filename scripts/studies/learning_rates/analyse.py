@@ -218,9 +218,13 @@ def draw() -> Figure:
     for axes, task, title in zip(panels, (MEAN, SHORT), ("mean of three tasks", "task of 8 tokens"), strict=True):
         for name, (colour, dashes) in STYLES.items():
             arm = Arm("fresh", name, 0.3 if name != "none" else 0.0)
+            if not arm.present():
+                continue
             means = [arm.at(one)[task].mean() for one in arm.present()]
             axes.plot(arm.present(), means, color=colour, linestyle=dashes, marker="o", markersize=3, label=NAMES[name])
         axes.set(xscale="log", xlabel="learning rate", title=title)
+        axes.set_xticks(rates := Arm("fresh", "none", 0.0).present(), [f"{rate:g}" for rate in rates], rotation=30)
+        axes.minorticks_off()
     panels[0].set_ylabel("success over the run (%)")
     panels[0].legend()
     return figure
