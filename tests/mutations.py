@@ -113,7 +113,7 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("responses counted on every rank that shares them", ADAPTIVE, "self._counts * counts_here", "self._counts"),
     ("eps of the config after a resume", ADAPTIVE, "self.eps = {name: min(eps[name]", "_ = {name: min(eps[name]"),
     ("metrics averaged per call", METRICS, "metric.values = values.tolist()", "metric.values = [float(values.mean())]"),
-    ("a bin that keeps its upper edge", METRICS, "(length < high)", "(length <= high)"),
+    ("a bin that keeps its upper edge", METRICS, 'side="right"', 'side="left"'),
     ("bins that count every response", METRICS, '{"responses": has_advantage,', '{"responses": is_sequence,'),
     ("empty rows outside the band", COLUMNS, "sequences.outside & (sequences.length > 0)",
      "sequences.outside | (sequences.length == 0)"),
