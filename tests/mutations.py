@@ -2,15 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does the test suite notice a wrong loss, metric, record, check or interval?
 
-`python tests/mutations.py` plants one fault at a time and runs the tests.
+    python tests/mutations.py                      # hours
+    python tests/mutations.py loss.py band.py      # the faults of these files of the package
 
-Each fault is one replacement in a copy of the sources; a fault that no test notices makes this script fail.
+Plants one fault at a time and runs the tests. Each fault is one replacement in a copy of the sources; a fault that no
+test notices makes this script fail.
 """
 
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from tqdm import tqdm
@@ -176,7 +179,7 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
 ]  # fmt: skip
 
 
-def noticed(sources: Path, tests: list[str]) -> bool:
+def noticed(sources: Path, tests: Iterable[str]) -> bool:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     run = subprocess.run(
         command, cwd=sources, capture_output=True, text=True, env={"PYTHONPATH": str(sources), "PATH": ""}
@@ -187,15 +190,20 @@ def noticed(sources: Path, tests: list[str]) -> bool:
 
 
 def main() -> None:
+    asked = set(sys.argv[1:])
+    faults = [fault for fault in MUTATIONS if not asked or asked & set(fault[1])]
+    if not faults:
+        raise SystemExit(f"no fault is planted in {', '.join(sorted(asked))}")
     survivors = []
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder)
         for name in ("fspo_verl", "tests", "scripts", "docs", "conftest.py", "pyproject.toml"):
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
             copy(ROOT / name, sources / name)
-        if any(noticed(sources, tests) for tests in [TESTS, *TESTS_OF.values()]):
+        suites = {tuple(TESTS_OF.get(files, TESTS)) for _, files, *_ in faults}
+        if any(noticed(sources, tests) for tests in suites):
             raise SystemExit("the tests fail on the sound sources; mend that first")
-        progress = tqdm(MUTATIONS, unit="fault")
+        progress = tqdm(faults, unit="fault")
         for name, files, sound, fault in progress:
             progress.set_postfix_str(name)
             texts = {file: (ROOT / "fspo_verl" / file).read_text() for file in files}
@@ -206,7 +214,7 @@ def main() -> None:
             if not noticed(sources, TESTS_OF.get(files, TESTS)):
                 survivors.append(name)
             (sources / "fspo_verl" / file).write_text(texts[file])
-    print(f"{len(MUTATIONS) - len(survivors)} of {len(MUTATIONS)} faults noticed")
+    print(f"{len(faults) - len(survivors)} of {len(faults)} faults noticed")
     if survivors:
         raise SystemExit("not noticed: " + "; ".join(survivors))
 
