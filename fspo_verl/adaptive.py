@@ -107,7 +107,7 @@ class Controller:
         self.target, self._dual = config.target_clip_rate, config.eps_dual
         self._form = Band(**{field.name: getattr(config, field.name) for field in fields(Band)})
         self.eps = {"eps_low": config.low, "eps_high": config.high}  # the half-widths in force
-        self._unit = {name: config.to_json()[name] for name in ("length_power", "shape")}
+        self._unit = {"length_power": config.length_power}
         self._largest = {name: config.eps_max or EPS_MAX_FACTOR * start for name, start in self.eps.items()}
         # A dual clip inside the band would undo it.
         self._largest["eps_high"] = min(self._largest["eps_high"], self._dual or math.inf)
@@ -210,7 +210,7 @@ class Controller:
         if eps is None:
             logger.warning("%s is not there: target_clip_rate starts from the eps of the config", file)
             return
-        unit = {name: eps[name] for name in self._unit if name in eps}
+        unit = {name: value for name, value in eps.items() if name not in self.eps and value is not None}
         if unit and unit != self._unit:
             logger.warning(
                 "%s is in units of another width than this launch has (%s): target_clip_rate starts from the eps of "
@@ -221,7 +221,7 @@ class Controller:
             if not unit:
                 logger.warning(
                     "%s does not name the width of its eps: target_clip_rate goes on with them at that of this launch. "
-                    "If length_power or shape have changed, remove the file",
+                    "If length_power has changed, remove the file",
                     file,
                 )
             self.eps = {name: min(eps[name], largest) for name, largest in self._largest.items()}

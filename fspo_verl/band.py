@@ -2,18 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The clip band of FSPO in log space: an interval of sequence log-ratios S, per response.
 
-Source: FSPO, arXiv 2509.09177 (v2/v3: centre 0, width √L). The drift-corrected and the measured band are derived
-here; see :class:`Band`. Log-ratios are in nats. This module knows nothing of verl.
+Source: FSPO, arXiv 2509.09177 (v2/v3: centre 0, width √L). The drift-corrected band is derived here; see
+:class:`Band`. Log-ratios are in nats. This module knows nothing of verl.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from fspo_verl.keys import refuse_gone
 
 NORMALIZATIONS = ("plain", "drift_corrected")
 DUAL = 3  # the default dual clip, in units of the upper half-width
@@ -26,19 +27,6 @@ def _number(value) -> bool:
 def is_positive(value) -> bool:
     """Whether this is a number above 0, inf included; True is none."""
     return _number(value) and value > 0
-
-
-def _is_knot(knot) -> bool:
-    return (
-        isinstance(knot, Sequence) and len(knot) == 2 and all(is_positive(value) and value < math.inf for value in knot)
-    )
-
-
-def _is_curve(shape) -> bool:
-    """Whether this is a list, be it of Python or of OmegaConf, of two knots or more whose tokens rise."""
-    if not isinstance(shape, Sequence) or len(shape) < 2 or not all(map(_is_knot, shape)):
-        return False
-    return shape[0][0] >= 1 and all(left[0] < right[0] for left, right in pairwise(shape))
 
 
 _BOUNDS = {  # field -> what has to hold of a band and the value, and what is allowed; in the order of the checks
@@ -58,13 +46,6 @@ _BOUNDS = {  # field -> what has to hold of a band and the value, and what is al
         "a number from 0 (fixed band) over 0.5 (FSPO) to 1 (per-token mean)",
     ),
     "normalization": (lambda band, name: name in NORMALIZATIONS, f"one of {', '.join(NORMALIZATIONS)}"),
-    "shape": (
-        lambda band, shape: (
-            shape is None or (_is_curve(shape) and band.normalization == "plain" and band.length_power == 0.5)
-        ),
-        "null, or with normalization=plain and length_power=0.5 at least two knots [tokens, width] of positive finite "
-        "numbers, the tokens 1 or more and rising, as in [[10,3.1],[100,9]]",
-    ),
 }
 
 
@@ -104,12 +85,6 @@ class Band:
     ``plain``: c = 0 (paper v2/v3). ``drift_corrected``: c = −Q/2, the drift that E_old[w] = 1 implies, per sequence
     (derived here)."""
 
-    shape: list[list[float]] | None = None
-    """Knots [tokens, width] of a measured width: s = g(L) in place of √L. Null is s = L^length_power. Between two knots
-    log g is linear in log L, so that g is a power of L there. Below the first knot and above the last g goes on like
-    √L: the slope between the last two knots is noisy, and a constant width would clip ever more of the responses that
-    outgrow the records. ``fspo-verl calibrate`` measures it (derived here)."""
-
     key_prefix = ""  # a class attribute, not a field: where these keys live in a config, for the error messages
 
     def __post_init__(self):
@@ -141,27 +116,15 @@ class Band:
     @property
     def form(self) -> tuple:
         """What centre and width follow, whatever eps is."""
-        return self.normalization, self.length_power, self.shape
+        return self.normalization, self.length_power
 
     def scale(self, length: Tensor) -> Tensor:
         """s ``[B]``, the unit of eps, for sequences of ``length`` tokens ``[B]``."""
-        return length.pow(self.length_power) if self.shape is None else self._curve(length)
+        return length.pow(self.length_power)
 
     def scale_at(self, length: int) -> float:
         """s of a response of ``length`` tokens."""
         return self.scale(torch.tensor([length], dtype=torch.float64)).item()
-
-    def _curve(self, length: Tensor) -> Tensor:
-        """g(L): at each knot its width, from there to the next knot the power of L that leads to it."""
-        assert self.shape is not None
-        beyond = self.length_power
-        powers = [math.log(after[1] / at[1]) / math.log(after[0] / at[0]) for at, after in pairwise(self.shape)]
-        tokens, width = self.shape[0]
-        curve = width * (length / tokens).pow(beyond)
-        for (tokens, width), power in zip(self.shape, [*powers, beyond], strict=True):
-            # Numbers and no tensor of knots, which would have to be copied to the device.
-            curve = torch.where(length >= tokens, width * (length / tokens).pow(power), curve)
-        return curve
 
     def edges(self, length: Tensor, quadratic_variation: Tensor) -> "Edges":
         """Band edges in log space for sequences of ``length`` tokens ``[B]`` and realised variation Q ``[B]``.
@@ -180,8 +143,7 @@ class Band:
         """The values in effect by field, without ``eps``; null where there is no edge."""
         edges = {"eps_low": self.low, "eps_high": self.high, "eps_dual": self.dual}
         values = {name: value if math.isfinite(value) else None for name, value in edges.items()}
-        shape = self.shape and [list(knot) for knot in self.shape]  # Python's lists, whatever those of a config are
-        return values | {"length_power": self.length_power, "normalization": self.normalization, "shape": shape}
+        return values | {"length_power": self.length_power, "normalization": self.normalization}
 
     @staticmethod
     def from_json(values: Mapping) -> "Band":
@@ -190,8 +152,10 @@ class Band:
         A field that is not known here and is null does nothing, and is left out.
 
         Raises:
+            Gone: it has a field that is gone.
             TypeError, ValueError: there are fields or values that a band cannot have.
         """
+        refuse_gone(values)
         known = Band.fields_in(values)
         values = known | {name: value for name, value in values.items() if name not in known and value is not None}
         infinite = {name: math.inf for name in ("eps_low", "eps_high", "eps_dual") if values.get(name, 0) is None}
@@ -205,12 +169,10 @@ class Band:
 
     def describe(self) -> str:
         """The band in one line, for logs."""
-        scale, curve = f"L^{self.length_power:g}", ""
-        if self.shape is not None:
-            scale, curve = "g(L)", "".join(f", g({tokens:g})={width:g}" for tokens, width in self.shape)
+        scale = f"L^{self.length_power:g}"
         center = "0" if self.normalization == "plain" else "-Q/2"
         dual = "no dual clip" if math.isinf(self.dual) else f"dual clip +{self.dual:g}*{scale}"
-        return f"log-ratio band {center} [-{self.low:g}, +{self.high:g}]*{scale}, {dual}{curve}"
+        return f"log-ratio band {center} [-{self.low:g}, +{self.high:g}]*{scale}, {dual}"
 
 
 class Edges(NamedTuple):

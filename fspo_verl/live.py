@@ -9,12 +9,12 @@ reports use. All trainers of verl log through ``Tracking.log``, around which :mo
 the v1 trainers, ``RayPPOTrainer``, one-step-off and the fully asynchronous one.
 """
 
-import functools
 import logging
 import math
 from collections.abc import Mapping
 
 from fspo_verl.observe.metrics import PREFIX as RAW
+from fspo_verl.output import cause
 
 logger = logging.getLogger("fspo_verl")
 
@@ -37,9 +37,9 @@ def series(metrics: Mapping[str, float], min_count: int | None = None) -> dict[s
         importance-sampling ratios w of the n responses with a token; ``noise_sigma``: numerical noise of a token's
         log-ratio, in nats (:mod:`fspo_verl.observe.noise`); ``mismatch_sigma``: root mean square, over the tokens, of
         d = log π_trainer − log π_engine in nats, both before the update; ``mismatch_kl``: mean of exp(d) − 1 − d, the
-        k3 estimate of KL(engine ‖ trainer) as verl has it in ``rollout_corr/k3_kl``; ``mismatch_masked``: share of the
-        responses that :mod:`fspo_verl.mismatch_mask` masks; ``truncated``: share that fills what it was allowed;
-        ``eps_low``, ``eps_high``: the eps in force of a band that follows a clip rate (:mod:`fspo_verl.adaptive`).
+        k3 estimate of KL(engine ‖ trainer) as verl has it in ``rollout_corr/k3_kl``; ``truncated``: share of the
+        responses that fills what it was allowed; ``eps_low``, ``eps_high``: the eps in force of a band that follows a
+        clip rate (:mod:`fspo_verl.adaptive`).
     """
     raw = {name: value for name, value in metrics.items() if name.startswith(RAW)}
     if not raw:
@@ -66,7 +66,6 @@ def series(metrics: Mapping[str, float], min_count: int | None = None) -> dict[s
         raw.get(f"{RAW}rollout_{name}", math.nan) for name in ("length", "quadratic_variation", "k3")
     )
     values |= {"mismatch_sigma": math.sqrt(_quotient(squares, tokens)), "mismatch_kl": _quotient(k3, tokens)}
-    values["mismatch_masked"] = _quotient(raw.get(f"{RAW}mismatch_masked_fraction", math.nan), rows)
     values["truncated"] = _quotient(raw.get(f"{RAW}truncated_fraction", math.nan), rows)
     values |= {name: raw[RAW + name] for name in ("eps_low", "eps_high") if RAW + name in raw}
     return {PREFIX + name: float(value) for name, value in values.items() if not math.isnan(value)}
@@ -86,10 +85,16 @@ def series_or_warning(data: Mapping) -> dict[str, float]:
     try:
         return series(data)
     except Exception as error:
-        _warn(f"{type(error).__name__}: {error}")
+        _warn(error)
         return {}
 
 
-@functools.cache
-def _warn(problem: str) -> None:
-    logger.warning("no live series %s* for a step, only their raw sums %s*: %s", PREFIX, RAW, problem)
+_said: set[tuple] = set()  # causes
+
+
+def _warn(error: Exception) -> None:
+    """Once per cause."""
+    if (found := cause(error)) not in _said:
+        _said.add(found)
+        text = "no live series %s* for a step, only their raw sums %s*: %s: %s. Said once."
+        logger.warning(text, PREFIX, RAW, type(error).__name__, error)

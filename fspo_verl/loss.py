@@ -16,20 +16,14 @@ Shapes: ``[B, T]`` is (sequences, response tokens incl. padding), ``[B]`` is one
 nats. This module knows nothing of verl.
 """
 
-import functools
-import logging
 import math
-import os
 from collections.abc import Iterator
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fspo_verl.band import Band
-
-logger = logging.getLogger("fspo_verl")
 
 # exp() of a larger log-ratio is a number no optimiser can use (e^20 is about 5e8). Clipping decisions are taken on the
 # exact log-ratio; only the exponent is capped, so that one stale sequence cannot turn the loss into inf.
@@ -124,32 +118,32 @@ def fspo_loss(
 class _ClippedLoss(torch.autograd.Function):
     """The loss as one node of the graph, with the sums and edges that it is made of.
 
+    Plain autograd gives the same numbers, but takes several times as long and keeps temporaries as large as the batch.
+
     A sequence has two weights −clip(w), one for its tokens with A_t > 0 and one for those with A_t < 0. Its loss is
     Σ_t weight·A_t. The gradient with respect to ``log_prob[i, t]`` is weight·A_t, or 0 where the clip acts.
     """
 
     @staticmethod
     def forward(ctx, log_prob, old_log_prob, advantages, mask, band):
-        kernels = _kernels_for(log_prob, old_log_prob)
-        sums = (kernels.token_sums if kernels else _token_sums)(log_prob, old_log_prob, advantages, mask)
+        blocks = _row_blocks(log_prob, old_log_prob, advantages, mask)
+        sums = torch.cat([_token_sums(*block) for block in blocks], dim=-1)
         finite = sums[1:5].sum(0).abs() < math.inf
-        finite_bits = _bits(finite, sums.dtype)
-        sums[1:].view(finite_bits.dtype).bitwise_and_(finite_bits)
+        sums[1:] = torch.where(finite, sums[1:], 0.0)
         length, log_ratio, quadratic_variation, *_ = sums
         # An empty row keeps a band of one token; its advantage sums are zero, so the band decides nothing.
         low, high, dual = edges = band.edges(length.clamp(min=1), quadratic_variation)
 
         # In two rows: for A > 0, and for A < 0. What is clipped keeps its value and loses its gradient.
         clipped = torch.stack([torch.minimum(log_ratio, high), log_ratio.clamp(low, dual)])
-        kept = clipped == log_ratio
-        weights = clipped.clamp_(max=MAX_LOG_RATIO).exp_().neg_()
+        weights = -clipped.clamp(max=MAX_LOG_RATIO).exp()
         loss = (weights * sums[3:5]).sum(0)
 
         # Autograd notices when what it saves is changed in place before the backward pass. It does not save tensors of
         # inference mode, which have no version to tell by: a copy stands for them.
         inputs = (x.clone() if x.is_inference() else x for x in (advantages, mask))
-        ctx.save_for_backward(*inputs, weights.mul_(kept), finite_bits)
-        ctx.dtype, ctx.kernels = log_prob.dtype, kernels
+        ctx.save_for_backward(*inputs, weights * (clipped == log_ratio), finite)
+        ctx.dtype = log_prob.dtype
         ctx.mark_non_differentiable(sums, finite, *edges)
         ctx.set_materialize_grads(False)
         return loss, sums, finite, *edges
@@ -157,107 +151,49 @@ class _ClippedLoss(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_loss, *_):
-        advantages, mask, weights, finite_bits = ctx.saved_tensors
-        gradient = ctx.kernels.token_gradient if ctx.kernels else _token_gradient
-        return gradient(advantages, mask, weights * grad_loss, finite_bits, ctx.dtype), None, None, None, None
-
-
-# --- the passes over the tokens ---------------------------------------------------------------------------------------
+        advantages, mask, weights, finite = ctx.saved_tensors
+        upper, lower = weights * grad_loss
+        gradient = torch.empty(mask.shape, dtype=ctx.dtype, device=mask.device)
+        for block, *tokens in _row_blocks(gradient, advantages, mask, upper, lower, finite):
+            block.copy_(_token_gradient(*tokens))
+        return gradient, None, None, None, None
 
 
 def _token_sums(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     """``[7, B]`` over response tokens: L, S, Q, the sums of A_t > 0 and of A_t < 0, and how many there are of each."""
     # float32 or wider: over thousands of tokens bfloat16 cannot tell a sequence inside the band from one outside.
     dtype = torch.float64 if torch.float64 in (log_prob.dtype, old_log_prob.dtype) else torch.float32
-    all_sums = log_prob.new_empty((7, len(log_prob)), dtype=dtype)
-    for rows in _row_blocks(log_prob):
-        bits, sums = _bits(mask[rows], dtype), all_sums[:, rows]
-        torch.sum(mask[rows].to(dtype), -1, out=sums[0])
-        log_ratio = log_prob[rows].to(dtype) - old_log_prob[rows].to(dtype)
-        log_ratio.view(bits.dtype).bitwise_and_(bits)
-        torch.sum(log_ratio, -1, out=sums[1])
-        torch.sum(log_ratio.square_(), -1, out=sums[2])
-        positive, negative = signed = log_ratio.new_empty((2, *log_ratio.shape))
-        torch.bitwise_and(advantages[rows].to(dtype).view(bits.dtype), bits, out=positive.view(bits.dtype))
-        torch.clamp(positive, max=0, out=negative)
-        positive.clamp_(min=0)
-        torch.sum(signed, -1, out=sums[3:5])
-        # A comparison in place writes 1.0 and 0.0, and sums of floats are several times faster than counts.
-        torch.sum(signed.ne_(0), -1, out=sums[5:7])
-    return all_sums
+    log_ratio = torch.where(mask, log_prob.to(dtype) - old_log_prob.to(dtype), 0.0)
+    s, q = log_ratio.sum(-1), log_ratio.square().sum(-1)
+    advantage = torch.where(mask, advantages.to(dtype), 0.0)
+    positive, negative = advantage.clamp(min=0), advantage.clamp(max=0)
+    return torch.stack(
+        [
+            mask.sum(-1),
+            s,
+            q,
+            positive.sum(-1),
+            negative.sum(-1),
+            positive.count_nonzero(-1),
+            negative.count_nonzero(-1),
+        ]
+    )
 
 
-def _token_gradient(advantages: Tensor, mask: Tensor, weights: Tensor, keep: Tensor, dtype: torch.dtype) -> Tensor:
-    """``[B, T]`` weight·A_t; ``weights`` ``[2, B]`` are for A_t > 0 and for A_t < 0, ``keep`` ``[B]`` holds bits."""
-    upper, lower = weights.unsqueeze(-1)
-    grad = torch.empty(mask.shape, dtype=dtype, device=mask.device)
-    for rows in _row_blocks(grad):
-        advantage = advantages[rows].to(weights.dtype)
-        # One of the two products is 0; on a CPU this takes a third of the time of a choice by torch.where.
-        product = (advantage.clamp(min=0) * upper[rows]).addcmul_(advantage.clamp(max=0), lower[rows])
-        # Padding, and a row that is not finite, stay at zero, whatever stands there.
-        bits = mask[rows].to(keep.dtype).mul_(keep[rows, None])
-        product.view(bits.dtype).bitwise_and_(bits)
-        grad[rows] = product
-    return grad
+def _token_gradient(advantages: Tensor, mask: Tensor, upper: Tensor, lower: Tensor, finite: Tensor) -> Tensor:
+    """``[B, T]`` A_t times ``upper`` where A_t > 0, else times ``lower``; 0 at padding and in rows not finite."""
+    advantage = advantages.to(upper.dtype)
+    # One of the two products is 0. A CPU computes both faster than it chooses a weight for each token.
+    product = (advantage.clamp(min=0) * upper[:, None]).addcmul_(advantage.clamp(max=0), lower[:, None])
+    return torch.where(mask & finite[:, None], product, 0.0)
 
 
-def _bits(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """All bits set where the mask is, else none, as wide as a dtype: ``x & bits`` is x or 0, also where x is NaN.
+def _row_blocks(tokens: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Cut tensors with one row per sequence into blocks of the same rows, the first of them ``[B, T]``.
 
-    On a CPU this is several times as fast as masked_fill.
+    Temporaries are then as large as a block and not as the batch. On a CPU they stay in its cache; on a GPU a block is
+    large enough to fill it.
     """
-    return mask.to(torch.int64 if dtype == torch.float64 else torch.int32).neg_()
-
-
-def _row_blocks(tensor: Tensor) -> Iterator[slice]:
-    """Cut ``[B, T]`` into blocks of rows, so that temporaries are as large as a block and not as the batch.
-
-    On a CPU they then stay in its cache; on a GPU a block is large enough to fill it.
-    """
-    block = 2**16 if tensor.device.type == "cpu" else 2**24  # tokens
-    rows = max(1, block // max(1, tensor.shape[1]))
-    return (slice(start, start + rows) for start in range(0, len(tensor), rows))
-
-
-# --- on a GPU ---------------------------------------------------------------------------------------------------------
-
-
-def _kernels_for(log_prob: Tensor, old_log_prob: Tensor) -> ModuleType | None:
-    """The passes as kernels, for tensors that they take and where they run; None where this module's own are taken."""
-    on_gpu = log_prob.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-    if not on_gpu or torch.float64 in (log_prob.dtype, old_log_prob.dtype):
-        return None
-    return _kernels(log_prob.device)
-
-
-@functools.cache
-def _kernels(device: torch.device) -> ModuleType | None:
-    """:mod:`fspo_verl.kernels`, if it gives on this device what this module gives; else a warning, once."""
-    try:
-        from fspo_verl import kernels
-
-        _assert_alike(kernels, device)
-    except Exception as error:  # of Triton, its compiler, the driver: training goes on without
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
-        logger.warning("fspo runs on %s without its kernels, which takes longer: %s", device, reason)
-        return None
-    return kernels
-
-
-def _assert_alike(kernels: ModuleType, device: torch.device) -> None:
-    """Compare both passes on responses of two blocks, with holes, NaN in the padding, and two broken ones."""
-    random = torch.Generator().manual_seed(0)
-    new, old, advantages = (torch.randn(4, 1500, generator=random) for _ in range(3))
-    mask = torch.rand(4, 1500, generator=random) < torch.tensor([[1.0], [0.5], [0.5], [0.0]])
-    mask[:, 0] = True
-    new[~mask], advantages[~mask], new[1, 0], advantages[2, 0] = math.nan, math.nan, math.inf, math.nan
-    new, old, advantages, mask = (tensor.to(device) for tensor in (new, old, advantages, mask))
-    weights = torch.randn(2, 4, generator=random).to(device)
-    keep = _bits(advantages[:, 0].isfinite(), torch.float32)
-    sums, gradient = (new, old, advantages, mask), (advantages, mask, weights, keep, torch.float32)
-    for found, true in (
-        (kernels.token_sums(*sums), _token_sums(*sums)),
-        (kernels.token_gradient(*gradient), _token_gradient(*gradient)),
-    ):
-        torch.testing.assert_close(found, true, rtol=1e-4, atol=1e-4, equal_nan=True)
+    size = 2**16 if tokens.device.type == "cpu" else 2**24  # tokens
+    rows = max(1, size // max(1, tokens.shape[1]))
+    return zip(*(tensor.split(rows) for tensor in (tokens, *others)), strict=True)

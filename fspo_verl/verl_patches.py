@@ -178,7 +178,7 @@ def handed_over(take: Callable) -> Iterator[None]:
         _wrapped.remove(place)
 
 
-# --- workers: what a loss of this package needs to know, and what moves or masks around an update ---------------------
+# --- workers: what a loss of this package needs to know, and what moves eps after an update ---------------------------
 
 
 def _know_the_micro_batch(module) -> None:
@@ -213,7 +213,7 @@ def _at_a_weight_sync(update_weights, worker, global_steps=None, *args, **kwargs
     return update_weights(worker, global_steps, *args, **kwargs)
 
 
-def _move_eps_and_mask(engine_workers) -> None:
+def _move_eps(engine_workers) -> None:
     """verl has no hook around an update, nor one for what a checkpoint holds."""
     worker = engine_workers.TrainingWorker
     wrap_once(worker, "train_mini_batch", _around_an_update)
@@ -222,19 +222,14 @@ def _move_eps_and_mask(engine_workers) -> None:
 
 
 def _around_an_update(train_mini_batch, worker, data, *args, **kwargs):
-    """With ``mismatch_eps`` responses are masked before it, with ``target_clip_rate`` eps moves after it."""
-    eps, controller = _of_its_policy_loss(worker, "mismatch_eps"), _of_its_policy_loss(worker, "controller")
-    if eps is controller is None:
+    """With ``target_clip_rate`` eps moves after it."""
+    if (controller := _controller_of(worker)) is None:
         return train_mini_batch(worker, data, *args, **kwargs)
     from verl.utils.device import get_device_name
 
-    # Of the tensor, context and pipeline ranks that share responses verl has one return outputs.
+    # Ranks that share responses: only one of them returns outputs, and only that one counts.
     counts_here = worker.engine.is_mp_src_rank_with_outputs()
-    with controller.step(get_device_name(), counts_here) if controller else contextlib.nullcontext():
-        if eps is not None:
-            from fspo_verl import mismatch_mask
-
-            data = mismatch_mask.masked_copy(data, eps, counts_here)
+    with controller.step(get_device_name(), counts_here):
         return train_mini_batch(worker, data, *args, **kwargs)
 
 
@@ -242,7 +237,7 @@ def _with_the_eps(action: str) -> Callable:
     """Around a method that saves or loads a checkpoint: the controller does the same before it."""
 
     def save_or_load(method, worker, local_path, *args, **kwargs):
-        controller = _of_its_policy_loss(worker, "controller")
+        controller = _controller_of(worker)
         if controller is not None and local_path is not None:
             getattr(controller, action)(local_path)
         return method(worker, local_path, *args, **kwargs)
@@ -250,10 +245,10 @@ def _with_the_eps(action: str) -> Callable:
     return save_or_load
 
 
-def _of_its_policy_loss(worker, name: str):
-    """A field of the policy-loss config of a training worker of verl; None without it, and for a critic."""
+def _controller_of(worker):
+    """What moves the eps of a training worker of verl; None where nothing does, and for a critic."""
     config = getattr(worker.loss_fn, "keywords", {}).get("config")
-    return getattr(getattr(config, "policy_loss", None), name, None)
+    return getattr(getattr(config, "policy_loss", None), "controller", None)
 
 
 def _log_live_series(tracking) -> None:
@@ -282,7 +277,7 @@ WORKERS = (
     Addition(_ENGINE_WORKERS, _know_the_micro_batch, _NO_RECORDS),
     Addition("verl.trainer.distillation.losses", _know_the_micro_batch, f"{_NO_RECORDS} of distillation"),
     Addition(_ENGINE_WORKERS, _know_the_step, "records have the wrong steps"),
-    Addition(_ENGINE_WORKERS, _move_eps_and_mask, "target_clip_rate and mismatch_eps stop a run at its first update"),
+    Addition(_ENGINE_WORKERS, _move_eps, "target_clip_rate stops a run at its first update"),
     Addition("verl.utils.tracking", _log_live_series, "no live series fspo/* are logged, and no alerts"),
 )
 
@@ -290,7 +285,7 @@ WORKERS = (
 # --- Hydra: the group without a plus ---------------------------------------------------------------------------------
 
 
-def select_without_plus(group: str, around: Callable, look: Callable) -> None:
+def select_without_plus(group: str, around: Callable, look: Callable, ask: Callable | None = None) -> None:
     """Let ``GROUP=OPTION`` select a config group on configs whose defaults do not name it, too.
 
     Hydra (1.3) asks for a plus there. The form without it is the safe one: without this package stock verl refuses it,
@@ -302,10 +297,12 @@ def select_without_plus(group: str, around: Callable, look: Callable) -> None:
         around: called around Hydra's ``create_defaults_list`` once an override names the group; not before, as a wrap
             stands in each traceback of Hydra below it.
         look: called with the name of each config file of a composition.
+        ask: called with the composition and the overrides of each job; returns the config.
     """
     from hydra._internal import config_loader_impl
     from hydra._internal.defaults_list import DefaultsList
     from hydra.core.override_parser.types import Override
+    from hydra.types import RunMode
 
     def at_an_override(key_or_group="", **_kwargs):
         if key_or_group == group:
@@ -314,6 +311,16 @@ def select_without_plus(group: str, around: Callable, look: Callable) -> None:
     def at_a_defaults_list(defaults=(), **_kwargs):
         for default in defaults:
             look(default.config_path)
+
+    def load_configuration(load, loader, config_name, overrides, run_mode, *args, **kwargs):
+        def compose(overrides):
+            return load(loader, config_name, overrides, run_mode, *args, **kwargs)
+
+        # Each job of a --multirun comes here by itself.
+        return ask(compose, overrides) if ask and run_mode == RunMode.RUN else compose(overrides)
+
+    if ask is not None:
+        wrap_once(config_loader_impl.ConfigLoaderImpl, "load_configuration", load_configuration)
 
     look_when_built(Override, at_an_override)
     look_when_built(DefaultsList, at_a_defaults_list)

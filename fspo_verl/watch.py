@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import dataclasses
 import math
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ from fspo_verl.analysis.metric_facts import LEARN_MORE, facts
 from fspo_verl.analysis.runs import Run, read_run, written
 from fspo_verl.observe.attempts import FINISHED
 from fspo_verl.observe.metrics import NAMES
+from fspo_verl.output import plain, say
 
 _POLL = 5.0  # seconds between two looks; ranks that write one step are not as far apart
 _QUIET = 300.0  # seconds, at least, after which a run that writes nothing has ended
@@ -47,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
         raise FileNotFoundError(f"{args.run}: no such folder or file")
     with contextlib.suppress(KeyboardInterrupt):
         for line in follow(args.run, args.every, args.once):
-            print(line, flush=True)
+            say(plain(line))
     return 0
 
 
@@ -71,11 +73,11 @@ def follow(path: Path, every: int, once: bool) -> Iterator[str]:
         if run is not None and (changed or ended):
             yield from watcher.lines(run, ended or not changed)
         if ended and run is not None:
-            yield f"next: {LEARN_MORE if watcher.of_log else f'fspo-verl report {path}'}"
+            yield f"next: {LEARN_MORE if watcher.of_log else f'fspo-verl report {shlex.quote(str(path))}'}"
             return
         if not waits:
             waits = True
-            print(f"waiting for what {path} writes; Ctrl-C ends it", file=sys.stderr, flush=True)
+            print(plain(f"waiting for what {path} writes; Ctrl-C ends it"), file=sys.stderr, flush=True)
         time.sleep(_POLL)
 
 

@@ -6,7 +6,7 @@
 #
 # Installs what the tests need (once) and runs them: this package's, with a real training run of each way to select the
 # loss, and those of verl's own tests that a new policy loss could break. Needs Python 3.10 to 3.12, no GPU.
-# --all adds what takes long: FSDP ranks, every launch script, the kernels for a GPU, vLLM in an environment of its own.
+# --all adds what takes long: FSDP ranks, every launch script, vLLM in an environment of its own.
 # --real also adds training steps of a real model (scripts/real_model.sh), which need a C compiler and minutes.
 # VENV (default .venv) and VENV_VLLM (default .venv-vllm) name the virtual environments, WORKERS (default 2) says how many
 # files of tests run at a time: each may start Ray and several workers.
@@ -30,22 +30,17 @@ bash scripts/install.sh "$VENV" requirements/cpu.txt report,test,docs
 "$VENV/bin/ruff" check .
 "$VENV/bin/ruff" format --check .
 "$VENV/bin/python" -m mypy
-"$VENV/bin/python" -m pytest -n "$WORKERS" --dist loadfile --no-loadscope-reorder -m "$selection" "$@"
+"$VENV/bin/python" -m pytest -n "$WORKERS" --dist loadfile --no-loadscope-reorder --durations=25 -m "$selection" "$@"
 
 # verl's wheel holds its own tests; with this package installed they must pass as they stand.
 verl_tests=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests/trainer/ppo
 "$VENV/bin/python" -m pytest -q -p no:cacheprovider "$verl_tests"/test_{core_algos,loss_aggregation,dynamic_policy_losses}_on_cpu.py
 
 [[ $tier ]] || exit 0
-# The kernels for a GPU, by Triton's interpreter; Triton is large, and stays out of the environment.
-"$VENV/bin/python" -m uv pip install --quiet --target "$VENV/triton" -r requirements/triton.txt
-TRITON_INTERPRET=1 PYTHONPATH=$VENV/triton "$VENV/bin/python" -m pytest -k "not fewer_operations" \
-    tests/test_kernels.py tests/test_loss.py tests/test_policy_loss.py
-
 # vLLM pins its dependencies, so it has an environment of its own.
 bash scripts/install.sh "$VENV_VLLM" requirements/cpu-vllm.txt test
-"$VENV_VLLM/bin/python" -m pytest -k vllm cpu/tests/test_vllm.py tests/training/test_cpu_training.py
+"$VENV_VLLM/bin/python" -m pytest --durations=25 -k vllm cpu/tests/test_vllm.py tests/training/test_cpu_training.py
 
 [[ $tier == --real ]] || exit 0
 bash scripts/install.sh "$VENV" "requirements/cpu.txt requirements/real.txt" report,real,test
-"$VENV/bin/python" -m pytest -m real tests/scripts/test_real_model.py
+"$VENV/bin/python" -m pytest --durations=25 -m real tests/scripts/test_real_model.py

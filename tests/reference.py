@@ -17,21 +17,8 @@ def edges(log_ratios, band):
     length = max(len(log_ratios), 1)
     q = sum(d * d for d in log_ratios)
     scale = length ** band["length_power"]
-    if band["shape"] is not None:
-        scale = math.exp(log_width(math.log(length), band["shape"]))
     center = 0.0 if band["normalization"] == "plain" else -q / 2
     return tuple(eps if math.isinf(eps) else center + eps * scale for eps in (-low, high, dual))
-
-
-def log_width(x, shape):
-    """log g at log L = x: straight lines from knot to knot, of slope 1/2 before the first and after the last."""
-    knots = [(math.log(tokens), math.log(width)) for tokens, width in shape]
-    if x <= knots[0][0]:
-        return knots[0][1] - (knots[0][0] - x) / 2
-    for (left, low), (right, high) in zip(knots, knots[1:], strict=False):
-        if x <= right:
-            return low + (high - low) * (x - left) / (right - left)
-    return knots[-1][1] + (x - knots[-1][0]) / 2
 
 
 def token_weights(mask, loss_agg_mode, dp_size, batch_num_tokens, global_batch_size, loss_scale_factor):

@@ -30,7 +30,6 @@ FIRES = {
     "cut off": (c.CUT_OFF, {"truncated_fraction": 0.9 * 0.3}, {}),
     "noise": (c.NOISE, {"on_policy_outside_fraction": 0.2, "rows": 400.0}, {}),
     "noise is what moves": (c.NOISE, {"sigma_squared": 0.04}, {}),
-    "masked": (c.MISMATCH, {"mismatch_masked_fraction": 0.5}, {}),
     "rejected": (c.MISMATCH, {"rollout_rejected_fraction": 0.95}, {}),
     "level": (c.LEVEL, {"length_1_to_15/clipped": 0.1, "length_64_up/clipped": 0.07}, {}),
     "length": (c.LENGTH, {"length_1_to_15/clipped": 0.06}, {}),
@@ -58,7 +57,7 @@ def test_a_cause_is_said_once_when_it_fires(name):
     assert run.of_step(SOUND) == run.of_step(bad) == []
 
 
-@pytest.mark.parametrize("health", ["NaN in log-probs", "cut off", "noise", "masked"])
+@pytest.mark.parametrize("health", ["NaN in log-probs", "cut off", "noise", "rejected"])
 @pytest.mark.parametrize("tuning", ["level", "length"])
 def test_advice_on_the_clip_waits_until_the_run_is_sound(health, tuning):
     run = alerts.Alerts(config())
@@ -168,8 +167,8 @@ def test_the_logger_of_a_trainer_says_them_with_the_step(tracking, caplog):
 
 
 @pytest.mark.parametrize("broken", [{"config": {"actor_rollout_ref": 3}}, {"metrics": {"actor/fspo/rows": "text"}}])
-def test_whatever_breaks_is_logged_and_training_goes_on(broken, caplog):
-    alerts._warn.cache_clear()
+def test_whatever_breaks_is_logged_and_training_goes_on(broken, caplog, monkeypatch):
+    monkeypatch.setattr(alerts, "_said", set())
     with caplog.at_level(logging.WARNING, logger="fspo_verl"):
         tracking = Tracking("p", "e", [], config=broken.get("config"))
         tracking.logger["kept"] = Kept()
@@ -177,6 +176,23 @@ def test_whatever_breaks_is_logged_and_training_goes_on(broken, caplog):
             tracking.log(SOUND | broken.get("metrics", {}), step)
     assert tracking.logger["kept"].data.keys() >= SOUND.keys()
     assert "Traceback" not in caplog.text
+
+
+def test_a_cause_that_breaks_the_alerts_is_said_once_whatever_its_text(tracking, caplog, monkeypatch):
+    monkeypatch.setattr(alerts, "_said", said := set())
+
+    def of_live(metrics, *_):
+        step = metrics["actor/fspo/rows"]
+        if step < 50:
+            raise ValueError(f"{step} responses")
+        raise KeyError(step)
+
+    monkeypatch.setattr(Evidence, "of_live", of_live)
+    with caplog.at_level(logging.WARNING, logger="fspo_verl.alerts"):
+        for step in range(100):
+            tracking.log(SOUND | raw({"rows": float(step)}), step)
+    assert [record.message.split(": ")[1] for record in caplog.records] == ["ValueError", "KeyError"]
+    assert len(said) == 2
 
 
 def test_metrics_of_another_loss_are_not_looked_at(tracking, caplog, monkeypatch):

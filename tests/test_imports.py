@@ -10,11 +10,12 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "fspo_verl"
 LAYERS = (  # the lowest first; what stands in one layer does not know its neighbours
-    {"band", "kernels", "output", "configs", "keys", "versions"},
+    {"output", "configs", "keys", "versions"},
+    {"band"},
     {"loss", "clips", "adaptive"},
     {"observe"},
     {"analysis"},
-    {"alerts", "live", "register", "mismatch_mask"},
+    {"alerts", "live", "register"},
     {"verl_patches"},
     {"config"},
     {"launch", "report", "watch"},

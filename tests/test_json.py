@@ -100,9 +100,11 @@ def test_report(run, folders, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("run", ["fspo", "gspo", "vanilla", "summed"])
-def test_calibrate(run, folders, tmp_path):
-    assert cli.main(["calibrate", str(folders / run), "--json", str(tmp_path / "found.json")]) == 0
-    assert_documented(json.loads((tmp_path / "found.json").read_text()), "calibrate")
+def test_calibrate(run, folders, capsys):
+    before = {file: file.read_bytes() for file in folders.rglob("*") if file.is_file()}
+    assert cli.main(["calibrate", str(folders / run), "--json"]) == 0
+    assert_documented(json.loads(capsys.readouterr().out), "calibrate")
+    assert {file: file.read_bytes() for file in folders.rglob("*") if file.is_file()} == before
 
 
 def test_doctor(capsys):
@@ -117,7 +119,7 @@ def test_selftest(monkeypatch, capsys):
         {"name": "loss_float32", "status": "ok"} | {"text": "exact"},
         {"name": "noise_fp32", "status": "ok", "text": "small", "sigma": 1e-6, "eps": 1e-5},
         {"name": "noise_bf16", "status": "ok", "text": "large", "sigma": 0.05, "eps": 0.13},
-        {"name": "ranks", "status": "error", "text": "broken"},
+        {"name": "loss_bfloat16", "status": "error", "text": "broken"},
     ]
     monkeypatch.setattr(selftest, "examine", lambda *_: checks)
     monkeypatch.setattr(versions, "installed", lambda package: "1")
@@ -143,5 +145,5 @@ def test_the_skill_names_keys_and_options_that_are_there():
     named = re.findall(r"`([a-z]\w+(?:\[\w*\])?(?:\.[a-z]\w+)*)`", text)
     words = {word for code in named for word in re.findall(r"[a-z]\w+", code)}
     causes = {*conclusion.CAUSES, *ACTIONS, conclusion.UNKNOWN}
-    others = {"switch", "error", "warning", "metrics", "trainer_state", "json"}
+    others = {"run", "error", "warning", "metrics", "trainer_state", "json"}
     assert words <= keys | causes | others, words - keys - causes - others

@@ -3,11 +3,12 @@
 """The planted faults of mutations.py can be planted; whether they are noticed takes hours, and is asked at night."""
 
 import mutations
-import pytest
 
 
-@pytest.mark.parametrize("fault", mutations.MUTATIONS, ids=[name for name, *_ in mutations.MUTATIONS])
-def test_the_text_that_a_fault_replaces_stands_once(fault):
-    name, files, sound, planted = fault
-    texts = [(mutations.ROOT / "fspo_verl" / file).read_text() for file in files]
-    assert sum(text.count(sound) for text in texts) == 1 and sound != planted
+def test_the_text_that_a_fault_replaces_stands_once():
+    counts = {}
+    for name, files, sound, planted in mutations.MUTATIONS:
+        texts = [(mutations.ROOT / "fspo_verl" / file).read_text() for file in files]
+        counts[name] = sum(text.count(sound) for text in texts)
+        assert sound != planted, name
+    assert {name: count for name, count in counts.items() if count != 1} == {}

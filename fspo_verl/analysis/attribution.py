@@ -10,7 +10,7 @@ How often a clip would act without a part follows from the clip rate by a normal
 that the rate has, and moves outwards as the spread shrinks. What the first mini-batch shows alone is counted, not
 computed. Clips of several parts together are split by Shapley's value (1953), the mean over all orders in which the
 parts could have come. All of this is done within strata (thirds of the length, sign of the advantage, mini-batches).
-How far it is off: ``scripts/studies/levels/attribution.py``.
+How far it is off: ``tests/simulated_parts.py``.
 """
 
 import math

@@ -12,9 +12,7 @@ were tried is more even by more than noise. For a loss without a band it is FSPO
 
 The answer is that of the recorded updates. Trained with another band, learning rate or batch
 size, the policy moves otherwise, and further where a rollout is trained on for several epochs:
-calibrate again from the records of that run, until it clips what was asked for. In a study that
-asked for 10%, runs of small policies clipped 8 to 13% after one calibration, and 12 to 24% with
-four epochs per rollout; after a second one 10 to 13% (scripts/studies/recalibrate).
+calibrate again from the records of that run, until it clips what was asked for.
 
 Without records the answer comes from metrics and a Gaussian law of S/sqrt(L), and is coarser.
 """
@@ -33,36 +31,22 @@ import pandas as pd
 from fspo_verl.analysis import clip_rates, fit, numerical_noise
 from fspo_verl.analysis.clip_rates import Estimate
 from fspo_verl.analysis.conclusion import MEND, NOTHING_MOVED, RECORD, TAKE, percent
-from fspo_verl.analysis.fit import Fit, FromMetrics, from_metrics
-from fspo_verl.analysis.length_effect import MIN_STEPS, LengthEffect
+from fspo_verl.analysis.fit import FromMetrics, from_metrics
+from fspo_verl.analysis.length_effect import MIN_STEPS
 from fspo_verl.analysis.metric_facts import LEARN_MORE
-from fspo_verl.analysis.overrides import SWITCH, band_overrides, gspo_overrides, pasted, to_know
+from fspo_verl.analysis.overrides import band_overrides, loss_of, pasted, to_know
 from fspo_verl.analysis.runs import Run, read_run
 from fspo_verl.analysis.verdict import Verdict, verdict, verdict_of
 from fspo_verl.band import DUAL, Band
-from fspo_verl.clips import CLIPS, BandClip, Clip
 from fspo_verl.keys import RECORDS_DIR
 from fspo_verl.observe import noise
 from fspo_verl.observe.metrics import PREFIX
 from fspo_verl.observe.noise import Noise
 from fspo_verl.observe.settings import RunSettings
+from fspo_verl.output import say
 
 _WIDTH = 100
 _FEW_CLIPPED = 50
-# What scripts/studies/recalibrate found.
-_NEXT_RUN = (
-    "In a study that asked for 10%, runs of small policies clipped 8 to 13% after one calibration, and 12 to 24% with "
-    "four epochs per rollout; after a second one 10 to 13%."
-)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Another clip of the catalogue at the target rate."""
-
-    name: str  # for readers
-    range: str  # what would have to be set, or why that is not known
-    overrides: dict[str, float | str | None]  # empty where verl has no such loss, or the range is not known
 
 
 @dataclass(frozen=True)
@@ -73,8 +57,8 @@ class Calibration:
     verdict: Verdict  # on the clip that trained
     trained: Band | None  # the band that trained; None for a loss without one
     clusters: str  # of intervals: steps or prompts
-    fits: tuple[Fit, ...]  # that to take first; then, where asked for, every width
-    rules: tuple[Rule, ...]  # where asked for
+    band: Band  # to take
+    rate: Estimate  # its clip rate on these records, and the prediction interval for a re-run
     steps: int
     warnings: tuple[str, ...]
     noise: Noise | None  # against the band to take; None where no response is known not to have moved
@@ -96,33 +80,27 @@ def main(args: argparse.Namespace) -> int:
         if run.records.empty:
             source, result = "metrics", from_metrics(run.metrics, args.target_clip_rate)
         else:
-            every = bool(args.all or args.json)
-            source, result = "records", calibrate(run.records, args.target_clip_rate, every)
+            source, result = "records", calibrate(run.records, args.target_clip_rate)
     except ValueError as error:
         if (said := verdict_of(run)).action != MEND:
             raise
         raise ValueError(f"{said.sentence} {said.advice} There is no eps to give: {error}") from error
-    if isinstance(result, FromMetrics):
-        print(text_from_metrics(result, run))
-    else:
-        print(text(result, run))
-        if args.all:
-            print(f"\n{details(result, run)}")
     if args.json:
         answer = {"run": str(run.folder), "source": source} | _plain(result, run.settings)
         if isinstance(result, Calibration) and _within_noise(result):
-            answer["fits"][0]["overrides"] = answer["verdict"]["overrides"] = {}
-        args.json.write_text(json.dumps(answer, indent=2, allow_nan=False) + "\n")
+            answer["overrides"] = answer["verdict"]["overrides"] = {}
+        say(json.dumps(answer, indent=2, allow_nan=False))
+        return 0
+    say(text_from_metrics(result, run) if isinstance(result, FromMetrics) else text(result, run))
     return 0
 
 
-def calibrate(records: pd.DataFrame, target: float, every: bool = True) -> Calibration:
-    """Fit the band that clips a target share of each side, and say what every other clip would need.
+def calibrate(records: pd.DataFrame, target: float) -> Calibration:
+    """Fit the band that clips a target share of each side.
 
     Args:
         records: of a run, with on-policy responses.
         target: share between 0 and 1.
-        every: also fit the other widths and clips.
 
     Raises:
         ValueError: nothing has moved, a sign of the advantage is missing, or no band reaches the target.
@@ -133,46 +111,24 @@ def calibrate(records: pd.DataFrame, target: float, every: bool = True) -> Calib
         raise ValueError("all records are of one prompt in one step, and no other says what holds beyond it")
     settings, said = records.attrs["settings"], verdict(records, target)
     trained = settings and settings.trained_band
-    shape = trained or Band()
+    width = trained or Band()
     if said.action == TAKE and said.comparison and said.comparison.best and said.comparison.best.band:
-        shape = said.comparison.best.band
-    fits, rules = [fit.of_band(records, fit.with_eps(records, shape, target), tested=every)], []
-    if every:
-        fits += fit.fits(records, target)
-        rules = [_rule(clip, records, target) for clip in CLIPS.values() if clip.name != "fspo"]
+        width = said.comparison.best.band
+    band = fit.with_eps(records, width, target)
     return Calibration(
         target,
         said,
         trained,
         fit.resampled(records)[0],
-        tuple(fits),
-        tuple(rules),
+        band,
+        fit.predicted_rate(records, band),
         int(records["step"].nunique()),
-        tuple(_warnings(records, target, fits[0])),
-        numerical_noise.of_records(records, settings, fits[0].band),
+        tuple(_warnings(records, target, band)),
+        numerical_noise.of_records(records, settings, band),
     )
 
 
-def _rule(clip: Clip, records: pd.DataFrame, target: float) -> Rule:
-    """What a clip of the catalogue needs to take the target share on each side (one that rejects: of all)."""
-    if not clip.judges(records):
-        return Rule(clip.label, "not judged: the version that wrote these records did not count its tokens", {})
-    if not isinstance(clip, BandClip):
-        share = clip.clipped(records)[clip_rates.sides(records)["all"]].mean()
-        return Rule(clip.label, f"{percent(share)} of tokens at {clip.range}; records hold this range only", {})
-    try:
-        band = clip.matched(records, target).band if clip.rejects else fit.with_eps(records, clip.band, target)
-    except ValueError as error:
-        return Rule(clip.label, str(error), {})
-    if clip.loss_mode == "fspo":
-        return Rule(clip.label, band.describe(), band_overrides(band, records.attrs["settings"]))
-    low, high = fit.digits(-math.expm1(-band.low)), fit.digits(math.expm1(band.high))
-    mean = "the ratio to the power 1/length" if band.length_power == 1 else "the ratio"
-    rule = Rule(clip.label, f"{mean} from {1 - low:g} to {1 + high:g}", {})
-    return dataclasses.replace(rule, overrides=gspo_overrides(band)) if clip.loss_mode == "gspo" else rule
-
-
-def _warnings(records: pd.DataFrame, target: float, chosen: Fit) -> Iterator[str]:
+def _warnings(records: pd.DataFrame, target: float, band: Band) -> Iterator[str]:
     """The more important ones first."""
     for name, side in (("eps_high", "upper"), ("eps_low", "lower")):
         clipped = target * clip_rates.sides(records)[side].sum()
@@ -180,7 +136,7 @@ def _warnings(records: pd.DataFrame, target: float, chosen: Fit) -> Iterator[str
             yield f"{name} rests on {clipped:.0f} clipped responses: record more steps, or take a higher target"
     if fit.resampled(records)[0] == "prompts":
         yield "all records are of one step: eps and clip rate hold for its update, and another may move further or less"
-    if chosen.band.dual > 1.01 * DUAL * chosen.band.high:
+    if band.dual > 1.01 * DUAL * band.high:
         yield (
             "responses with A < 0 move far upwards here, so that eps_dual is more than three times eps_high: the dual "
             "clip then takes at most a tenth of the target"
@@ -192,8 +148,8 @@ def _warnings(records: pd.DataFrame, target: float, chosen: Fit) -> Iterator[str
 
 def text(result: Calibration, run: Run) -> str:
     """The answer in at most 20 lines: the verdict, eps now and then, what to paste, and the next step."""
-    chosen, trained, said = result.fits[0], result.trained, result.verdict
-    now, then = trained if trained and trained.form == chosen.band.form else None, chosen.band
+    trained, then, said = result.trained, result.band, result.verdict
+    now = trained if trained and trained.form == then.form else None
     change = [
         f"{name} {f'{getattr(now, side):.4g} -> ' if now else ''}{getattr(then, side):.4g}"
         for name, side in (("eps_low", "low"), ("eps_high", "high"))
@@ -201,9 +157,9 @@ def text(result: Calibration, run: Run) -> str:
     lines = [
         _wrap(f"{run.name}: {said.sentence}"),
         _wrap(said.advice),
-        _wrap(f"{_width(chosen)} clips {percent(chosen.rate.value)} of these responses. {_prediction(result)}"),
+        _wrap(f"{_width(then)} clips {percent(result.rate.value)} of these responses. {_prediction(result)}"),
         "  " + "   ".join(change),
-        _wrap(_within_noise(result)) or _paste_block(chosen.band, run.settings, said.advice),
+        _wrap(_within_noise(result)) or _paste_block(then, run.settings, said.advice),
         *(_wrap(f"{warning}.", "Note: ") for warning in result.warnings[:1]),
         _wrap(_next(result), "Next: "),
     ]
@@ -212,7 +168,7 @@ def text(result: Calibration, run: Run) -> str:
 
 def _within_noise(result: Calibration) -> str:
     """What to say in place of overrides that would clip noise; empty for a band that is wider."""
-    if result.noise is None or not noise.finding(result.noise, result.fits[0].band):
+    if result.noise is None or not noise.finding(result.noise, result.band):
         return ""
     return (
         f"There is nothing to paste: numerical noise alone puts {percent(result.noise.outside)} of the responses that "
@@ -220,13 +176,14 @@ def _within_noise(result: Calibration) -> str:
     )
 
 
-def _width(chosen: Fit) -> str:
-    return "A fixed width" if chosen.width == fit.FIXED else f"A width that follows {chosen.width}"
+def _width(band: Band) -> str:
+    name = fit.name_of(band)
+    return "A fixed width" if name == fit.FIXED else f"A width that follows {name}"
 
 
 def _prediction(result: Calibration) -> str:
     """The clip rate to expect of a re-run; empty where there are too few steps to tell."""
-    rate, lower, upper = result.fits[0].rate
+    rate, lower, upper = result.rate
     if result.clusters == "prompts" or result.steps < MIN_STEPS:
         steps = "One step is" if result.steps == 1 else f"{result.steps} steps are"
         return f"{steps} too few to say what a re-run would clip."
@@ -245,42 +202,8 @@ def _next(result: Calibration) -> str:
         return f"record {steps}, and calibrate again."
     return (
         "train with this, and calibrate again from the records of that run, as another eps lets the policy move "
-        f"otherwise. {_NEXT_RUN}"
+        "otherwise."
     )
-
-
-def details(result: Calibration, run: Run) -> str:
-    """What ``--all`` adds: every width, every other clip of the catalogue, and all that a reader should know."""
-    blocks = [_wrap(note) for note in (*result.verdict.notes, *(f"{text}." for text in result.warnings[1:]))]
-    blocks.append(
-        _wrap(
-            f"Each width at a clip rate of {percent(result.target)} on each side. k: clip rate ~ length^k, 0 where "
-            "lengths are clipped alike; held out: the later half of the steps, by a curve measured in the earlier half."
-            f" Intervals are 95%, with {result.clusters} as clusters."
-        )
-    )
-    chosen, *widths = result.fits
-    for fitted in widths if any(one.band == chosen.band for one in widths) else result.fits:
-        tests = f"k {_effect(fitted.effect)}, held out {_effect(fitted.held_out)}; clip rate {fitted.rate:.3f}"
-        blocks.append(f"{_wrap(f'{fitted.width}: {tests}')}\n{_lines(band_overrides(fitted.band, run.settings))}")
-    blocks.append(
-        _wrap(
-            "What other clips need to take as much of these records, behind the arguments of a launch that trains that "
-            f"loss: `{SWITCH}` writes one of fspo, with `--loss gspo` one of GSPO."
-        )
-    )
-    for rule in result.rules:
-        block = _wrap(f"{rule.name}: {rule.range}")
-        blocks.append(f"{block}\n{_lines(rule.overrides)}" if rule.overrides else block)
-    return "\n\n".join(blocks)
-
-
-def _effect(effect: LengthEffect | None) -> str:
-    if effect is None:
-        return "-"
-    if effect.depends and not effect.is_line:
-        return f"none ({effect.who} are clipped more)"
-    return f"{Estimate(effect.exponent, effect.lower, effect.upper):.2f}"
 
 
 def text_from_metrics(result: FromMetrics, run: Run) -> str:
@@ -314,14 +237,11 @@ def _wrap(text: str, first: str = "") -> str:
 
 
 def _paste_block(band: Band, settings: RunSettings | None, said: str = "") -> str:
-    """The overrides of a band, and what to know of them, unless that has been said."""
-    block, known = _lines(band_overrides(band, settings)), to_know(band, settings)
-    return f"{block}\n{_wrap(known)}" if known and known not in said else block
-
-
-def _lines(items: dict[str, float | str | None]) -> str:
-    """Hydra overrides, one a line."""
-    return " \\\n".join(f"  {item}" for item in pasted(items))
+    """The arguments of `fspo-verl run` for a band, one a line, and what to know of them, unless that has been said."""
+    loss, known = loss_of(band, settings), to_know(band, settings)
+    words = [*([] if loss == "fspo" else [f"--loss {loss}"]), *pasted(band_overrides(band, settings))]
+    block = " \\\n".join(f"  {word}" for word in words)
+    return block if known in said else f"{block}\n{_wrap(known)}"
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
@@ -331,7 +251,7 @@ def _plain(value, settings: RunSettings | None):
     """Built-in types only; NaN and infinity as None, a NamedTuple by its fields, a band with its overrides."""
     if dataclasses.is_dataclass(value):
         fields = dict(vars(value))
-        if isinstance(value, FromMetrics | Fit):
+        if isinstance(value, FromMetrics | Calibration):
             fields["overrides"] = band_overrides(value.band, settings)
         return _plain(fields, settings)
     if isinstance(value, dict):

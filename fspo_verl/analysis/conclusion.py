@@ -50,8 +50,8 @@ SHARE_CUT_OFF = 0.25
 SHARE_OF_SPREAD = 0.5
 """Share of the variance of the log-ratios from which noise, or the mismatch in bypass mode, is the conclusion; from a
 fifth of it a line."""
-SHARE_MASKED = 0.25
-"""Share of the responses that the mask of the mismatch, or a rejection, takes from which it is the conclusion."""
+SHARE_REJECTED = 0.25
+"""Share of the responses that a rollout correction takes out of the loss from which it is the conclusion."""
 MOST, HARDLY_ANY = 0.5, 0.001
 """Clip rates above and below which the level is the conclusion."""
 TIMES = 2.0
@@ -135,9 +135,6 @@ class Evidence:
     mismatch_share: float | None = None
     """In bypass mode: of the variance of a token's log-ratio. Otherwise the clip does not see the mismatch."""
 
-    masked: float | None = None
-    """Share of the responses that the mask of the mismatch takes out of the gradient."""
-
     rejected: float | None = None
     """Share of the responses that a rollout correction takes out of the loss."""
 
@@ -178,7 +175,6 @@ class Evidence:
             band=_in_force(settings.trained_band if settings else None, raw),
             mismatch_sigma=known.get("fspo/mismatch_sigma") if mismatch is None else math.sqrt(mismatch),
             mismatch_share=_quotient(mismatch, _quotient(raw.get("sigma_squared"), rows)) if bypass else None,
-            masked=_quotient(raw.get("mismatch_masked_fraction"), rows, known.get("fspo/mismatch_masked")),
             rejected=None if rejected is None else _quotient(rejected, (rows or 0) + rejected),
         )
 
@@ -298,7 +294,6 @@ def brief(evidence: Evidence, parts: Mapping[str, float] | None = None) -> str:
         said.append(f"better than their group {better}, worse {worse}")
     for share, what in (
         (evidence.cut_off, "cut off"),
-        (evidence.masked, "masked"),
         (evidence.rejected, "rejected"),
         (evidence.not_finite, "not finite"),
     ):
@@ -377,18 +372,11 @@ def _mismatch(evidence: Evidence) -> Conclusion | None:
             "It costs a forward pass of each rollout; see docs/noise.md.",
             MEND,
         )
-    if evidence.rejected is not None and evidence.rejected >= SHARE_MASKED:
+    if evidence.rejected is not None and evidence.rejected >= SHARE_REJECTED:
         return Conclusion(
             MISMATCH,
             f"The rollout correction takes {percent(evidence.rejected)} of the responses out of the loss.",
             "Bring trainer and rollout engine closer together, or widen the range of the rejection; see docs/noise.md.",
-            MEND,
-        )
-    if evidence.masked is not None and evidence.masked >= SHARE_MASKED:
-        return Conclusion(
-            MISMATCH,
-            f"The mask of the mismatch takes {percent(evidence.masked)} of the responses out of the gradient.",
-            "Bring trainer and rollout engine closer together, or raise mismatch_eps; see docs/noise.md.",
             MEND,
         )
     return None

@@ -21,7 +21,7 @@ given the stratum's total (conditional Poisson regression). Above half clipped i
   expected clips), the companion of a Mantel-Haenszel test. Pooled rates can contradict the test.
 
 A loss that clips tokens enters with the share of each response's tokens. k compares two clips at one clip rate only.
-How often the test errs, and what it can see: ``scripts/studies/levels``.
+How often the test errs, and what it can see: ``tests/truth_table.py``.
 """
 
 import math

@@ -18,7 +18,7 @@ from fspo_verl.analysis.logs import CLIPPED, CUT_OFF_BY_TRL, NOT_FINITE
 from fspo_verl.analysis.runs import Run
 from fspo_verl.observe.metrics import NAMES
 
-LEARN_MORE = "fspo-verl switch my_script.sh --loss observed"
+LEARN_MORE = "fspo-verl run --loss observed -- bash my_script.sh"
 
 PPO_KL, K3 = "actor/ppo_kl", "rollout_corr/k3_kl"
 CUT_OFF = "response_length/clip_ratio"

@@ -20,7 +20,7 @@ from fspo_verl.analysis.length_effect import MIN_PROMPTS
 from fspo_verl.band import Band
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip
 from fspo_verl.observe import noise
-from fspo_verl.observe.columns import ICEPOP, MASKED
+from fspo_verl.observe.columns import ICEPOP
 
 _BINS = 8  # of equally many responses, for the growth with length
 _DRAWS = 400  # of the bootstrap
@@ -138,8 +138,6 @@ def dropped(records: pd.DataFrame) -> pd.DataFrame:
     shares["IcePop", "token ratio {:g} to {:g}".format(*ICEPOP)] = records["tokens_masked_icepop"] / length
     cut = -np.expm1(np.minimum(math.log(TRUNCATION) - s, 0))
     shares["truncated weight", f"ratio up to {TRUNCATION:g}"] = cut
-    if MASKED in records:
-        shares["this run's mask", "mismatch_eps"] = records[MASKED]
     table = pd.DataFrame({name: np.asarray(share, np.float64) for name, share in shares.items()})
     third = np.digitize(length, np.quantile(length, [1 / 3, 2 / 3]))
     thirds = table.groupby(third).mean().reindex(range(3)).set_axis(["shortest", "middle", "longest"])

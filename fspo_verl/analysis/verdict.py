@@ -17,7 +17,7 @@ from scipy.special import stdtr
 from fspo_verl.analysis import conclusion, fit, mismatch, numerical_noise, widths
 from fspo_verl.analysis.clip_rates import prompts_of
 from fspo_verl.analysis.conclusion import Conclusion, Evidence, conclude, percent, sentence
-from fspo_verl.analysis.length_effect import MIN_PROMPTS, MIN_STEPS, LengthEffect, length_effect
+from fspo_verl.analysis.length_effect import ENDS, MIDDLE, MIN_PROMPTS, MIN_STEPS, LengthEffect, length_effect
 from fspo_verl.analysis.logs import NOT_FINITE
 from fspo_verl.analysis.metric_facts import LEARN_MORE, Fact, facts
 from fspo_verl.analysis.overrides import band_overrides, to_know
@@ -27,7 +27,6 @@ from fspo_verl.band import Band
 from fspo_verl.clips import MATCHED_RATE
 from fspo_verl.keys import RECORDS_DIR
 from fspo_verl.observe import noise
-from fspo_verl.observe.columns import MASKED
 from fspo_verl.observe.metrics import PREFIX
 from fspo_verl.observe.settings import RunSettings
 
@@ -157,7 +156,6 @@ def of_records(records: pd.DataFrame, tested: bool = True) -> Evidence:
         evidence = dataclasses.replace(
             evidence,
             not_finite=float((records["decision"] == "nonfinite").mean()),
-            masked=float(records[MASKED].mean()) if MASKED in records else None,
             **_of_cut_off(counted, records),
         )
     if counted.empty:
@@ -311,6 +309,14 @@ def _of_widths(effect: LengthEffect, steps: int, compared: Comparison, taken: fl
     if own is None or not compared.others:
         text = f"Keep the clip: there is no other to compare it with.{untried}"
         return _Advice(conclusion.COULD_NOT, text, None, compared)
+    tried = ", ".join(f"{percent(one.spread)} with {one.name}" for one in compared.others)
+    spreads = (
+        f"Over tenths of the length the clip rate varies by {percent(own.spread)} of its mean with {own.name}, as in "
+        f"the run, by {tried}.{untried}"
+    )
+    if effect.who in (ENDS, MIDDLE):
+        text = f"Keep the width: no width on offer is even here, as a power of the length cannot bend. {spreads}"
+        return _Advice(conclusion.KEEP, text, None, compared)
     if best is not None and effect.depends:
         text = (
             f"Take {_a_band(best.band)}; it clips {percent(taken)} of these responses, of either sign of the advantage."
@@ -320,12 +326,8 @@ def _of_widths(effect: LengthEffect, steps: int, compared: Comparison, taken: fl
         text = f"{_a_band(best.band)} looks more even: {_more_even(best, own)}"
         text = f"Record more steps: no dependence is shown, but {text}{untried}"
         return _Advice(conclusion.RECORD, text, None, compared)
-    tried = ", ".join(f"{percent(one.spread)} with {one.name}" for one in compared.others)
-    text = (
-        f"Keep the {'width' if effect.depends else 'clip'}: of those tried at {rate} none is more even by more than "
-        f"noise. Over tenths of the length the clip rate varies by {percent(own.spread)} of its mean with {own.name}, "
-        f"as in the run, by {tried}.{untried}"
-    )
+    kept = "Keep the width" if effect.depends else "Keep the clip"
+    text = f"{kept}: of those tried at {rate} none is more even by more than noise. {spreads}"
     if not effect.depends and not effect.factor <= _SMALL_FACTOR:
         text += " Record more steps to see smaller differences."
     return _Advice(conclusion.KEEP, text, None, compared)
@@ -347,9 +349,11 @@ def _a_band(band: Band | None) -> str:
 
 
 def _incomplete(records: pd.DataFrame) -> list[str]:
-    said, (steps, responses) = [], records.attrs["lost"]
-    if responses:
-        said.append(f"The records of about {responses:,} responses in {steps:,} steps were lost while it trained.")
+    said = []
+    if steps := records.attrs["lost"]:
+        said.append(f"Steps with missing records: {steps:,}. Their files are damaged, gone or were not written.")
+    if (last := records.attrs.get("limited_after")) is not None:
+        said.append(f"After step {last:,} not every rank has recorded, as records_limit_mb was reached.")
     if (rows := records.attrs["rows"]) > len(records):
         said.append(f"A random {len(records):,} of its {rows:,} records are used (--max-rows).")
     return said

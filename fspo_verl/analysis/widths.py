@@ -10,7 +10,7 @@ The measure is the spread of the clip rate over tenths of the length, in units o
 (observed / expected − 1)² less the part of it that sampling explains, with what is expected from the stratum
 (:mod:`fspo_verl.analysis.length_effect`). It sees every curve. Whether one clip is more even than another is Student's
 t of the difference of both over its jackknife variance (Tukey 1958), with steps as clusters, or prompts below ten
-steps. The measure is derived here; ``scripts/studies/levels`` has how often its advice is right.
+steps. The measure is derived here; ``tests/truth_table.py`` has how often its advice is right.
 """
 
 import dataclasses
@@ -136,12 +136,9 @@ def _shapes(halves: _Halves, own: Band | None, rate: float, untried: dict[str, s
             found[name] = [Band(length_power=power)] * 3
     whole, earlier, later = halves.parts
     try:
-        knots = [fit.knots_of(part, rate) for part in (whole, later, earlier)]
+        found[fit.POWER] = [Band(length_power=fit.fitted_power(part, rate)) for part in (whole, later, earlier)]
     except fit.Unreachable as error:
-        untried |= dict.fromkeys((fit.POWER, fit.MEASURED), str(error))
-        return found
-    found[fit.POWER] = [Band(length_power=one.power()) for one in knots]
-    found[fit.MEASURED] = [Band(shape=one.shape()) for one in knots]
+        untried[fit.POWER] = str(error)
     return found
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from omegaconf import OmegaConf
 
-from fspo_verl.keys import GROUP
+from fspo_verl.keys import GONE, GROUP, POLICY_LOSS
 from fspo_verl.launch.hydra_files import Part, choices, files_of, leaves, loaded, parsed, task_overrides
 
 
@@ -31,6 +31,9 @@ def with_plus(create: Callable, *, overrides_list: list, repo, **how):
     words = [one for one in overrides_list if one.key_or_group == GROUP and not one.is_sweep_override()]
     plain = [one for one in words if one.type == OverrideType.CHANGE and one.package is None]
     fix = as_fix(*select_alone(words))
+    for name in GONE if words else ():
+        if any(one.key_or_group == f"{POLICY_LOSS}.{name}" and not one.is_delete() for one in overrides_list):
+            raise ConfigCompositionException(f"{POLICY_LOSS}.{name} is gone: {GONE[name]}")
     try:
         try:
             return listed(overrides_list)

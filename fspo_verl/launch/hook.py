@@ -11,13 +11,15 @@ here ends or changes such a launch. Where a loss of this package is selected, a 
 
 import contextlib
 import logging
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl import verl_patches
-from fspo_verl.keys import GROUP
+from fspo_verl.keys import GROUP, OVERRIDES
 from fspo_verl.launch import group, hydra_files, selection
 from fspo_verl.launch.view import Finding, Launch
 
@@ -102,7 +104,8 @@ def claim_records(config: DictConfig) -> None:
 
 def begin_application_of_hydra() -> None:
     """The checks before a Hydra application of verl composes its config."""
-    verl_patches.select_without_plus(GROUP, group.with_plus, at_a_config_file)
+    ask = with_what_is_asked if os.environ.get(OVERRIDES) else None
+    verl_patches.select_without_plus(GROUP, group.with_plus, at_a_config_file, ask)
     if "fspo_verl.plugin" in sys.modules:
         return
     from fspo_verl.launch import installation
@@ -110,6 +113,15 @@ def begin_application_of_hydra() -> None:
     # Where verl loads no plugins (VERL_USE_EXTERNAL_PLUGINS), nothing else would check what the config selects.
     if installation.too_old() is None:
         verl_patches.see_launches(check_once, refuse_the_config)
+
+
+def with_what_is_asked(compose: Callable[[list[str]], DictConfig], overrides: list[str]) -> DictConfig:
+    """The config of a launch, with what the environment asks for (:mod:`fspo_verl.launch.asked`)."""
+    if not os.environ.get(OVERRIDES):
+        return compose(overrides)
+    from fspo_verl.launch import asked
+
+    return asked.composed(compose, overrides)
 
 
 def at_a_config_file(name: str) -> None:
@@ -140,9 +152,16 @@ def check_once(config) -> None:
     """Check a launch, keep its loss and claim its records; verl's asynchronous mains come here twice."""
     if any(config is known for known in _checked):
         return
+    is_asked = bool(os.environ.get(OVERRIDES))
+    if is_asked:
+        from fspo_verl.launch import asked
+
+        asked.check(config)
     check(config)
     keep_loss_settings(config)
     claim_records(config)
+    if is_asked:
+        asked.confirm(config)
     _checked[:] = [config]
 
 

@@ -34,6 +34,11 @@ def override(key: str, text: str | Path) -> str:
     return f"{key}={QuotedString(str(text), Quote.single).with_quotes()}"
 
 
+def as_value(value) -> str:
+    """A value of a config as Hydra reads it behind ``KEY=``."""
+    return "null" if value is None else str(value).replace(" ", "")
+
+
 def leaves(content, prefix: str = "") -> dict[str, object]:
     """Dotted key to value of every leaf of a config, interpolations as written; a list or empty mapping is a leaf."""
     if OmegaConf.is_config(content):

@@ -7,14 +7,15 @@ Every launch of verl passes :func:`lost_selections`, so that nothing of verl is 
 
 import dataclasses
 import difflib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from omegaconf import OmegaConf
 
-from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
+from fspo_verl.keys import ACTOR, GROUP, OVERRIDES, POLICY_LOSS
 from fspo_verl.launch import group, hydra_files
-from fspo_verl.launch.view import Finding, Launch, error
+from fspo_verl.launch.view import Finding, Launch, error, warning
 
 # --- keys that select nothing ----------------------------------------------------------------------------------------
 
@@ -163,11 +164,13 @@ def lost_to_group(launch: Launch) -> Iterator[Finding]:
             what = f"{part.file} sets {_as_overrides(differs, lost, ', ')}"
             why = f"{GROUP}={own[-1].option} comes after that file and would train {_as_overrides(sets, lost, ', ')}"
             fix = f"{_as_overrides(differs, lost)} on the command line keeps them, and so does the group in that file's"
-            yield error(what, why, f"{fix} defaults before `_self_`; or remove them from the file")
+            # The variable is the later word than any file.
+            severity = warning if os.environ.get(OVERRIDES) else error
+            yield severity(what, why, f"{fix} defaults before `_self_`; or remove them from the file")
 
 
 def _as_overrides(values: Mapping[str, object], keys: Iterable[str], between: str = " ") -> str:
-    return between.join(f"{key}={'null' if values[key] is None else values[key]}" for key in keys)
+    return between.join(f"{key}={hydra_files.as_value(values[key])}" for key in keys)
 
 
 def _is_verls_own(part: hydra_files.Part, key: str, value) -> bool:

@@ -21,7 +21,7 @@ from fspo_verl.launch import group, hydra_files
 SEVERITIES = ("error", "warning", "note")
 KEPT_LOSSES = "policy_loss.json"
 """In a folder of checkpoints, the losses that trained them: a list, a new entry for every change,
-``{"after_step": n, "loss": {key: value}}``. verl's checkpoints hold no config."""
+``{"after_step": n, "loss": {key: value}, "records_dir": folder or null}``. verl's checkpoints hold no config."""
 TRACKER = "latest_checkpointed_iteration.txt"
 """In a folder of checkpoints, the step of the last one; what verl's find_latest_ckpt_path looks for."""
 

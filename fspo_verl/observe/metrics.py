@@ -25,7 +25,7 @@ from itertools import pairwise
 import numpy as np
 
 from fspo_verl.loss import MAX_LOG_RATIO
-from fspo_verl.observe.columns import CLIPPED, MASKED, MISMATCH, TRUNCATED
+from fspo_verl.observe.columns import CLIPPED, MISMATCH, TRUNCATED
 
 PREFIX = "actor/fspo/"
 LENGTH_BINS = (16, 64, 256, 1024, 4096, 16384)  # default inner edges, in response tokens
@@ -106,8 +106,6 @@ def row_values(
     if "rollout_length" in columns:
         values |= {name: np.nan_to_num(columns[name]) for name in MISMATCH}  # a row that is not measured has length 0
         values["rollout_rejected_fraction"] = ~is_sequence & (columns["rollout_length"] > 0)
-    if MASKED in columns:
-        values[f"{MASKED}_fraction"] = columns[MASKED] * is_sequence
     if TRUNCATED in columns:
         values[f"{TRUNCATED}_fraction"] = columns[TRUNCATED] * is_sequence
     for name, in_bin in _bins(length, length_bins).items():

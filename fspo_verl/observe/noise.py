@@ -1,13 +1,12 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Numerical noise: S of responses that no update has moved, and the warning where it fills the band.
+"""Numerical noise: S of responses that no update has moved, and what it does where it fills the band.
 
 The old log-probs and the first optimiser step of a rollout come from the same weights. They differ by rounding alone,
 in other micro-batches and kernels, and S would be 0 without it. A band that such responses leave clips them at random,
 before the policy has moved at all. docs/noise.md says how large the noise is and what helps.
 """
 
-import logging
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -15,8 +14,6 @@ from typing import NamedTuple
 from fspo_verl.band import Band
 from fspo_verl.observe.metrics import PREFIX
 from fspo_verl.observe.settings import RunSettings
-
-logger = logging.getLogger("fspo_verl")
 
 MEANS = [f"{PREFIX}on_policy_{name}" for name in ("fraction", "sigma_squared", "outside_fraction")]
 ROWS = f"{PREFIX}rows"
@@ -68,34 +65,6 @@ def of_means(means: Mapping[str, float], steps: int) -> Noise | None:
         return None
     # A step logs the rows of one mini-batch, and one of its mini-batches is on-policy.
     return Noise(round(means.get(ROWS, 0.0) * steps), math.sqrt(variance / share), outside / share)
-
-
-class Watch:
-    """Adds up the on-policy responses of a run, and warns once when their noise is known to fill the band."""
-
-    def __init__(self):
-        self._responses = self._outside = 0
-        self._variance = 0.0
-        self._said = False
-
-    def add(self, band: Band, length, quadratic_variation, outside) -> None:
-        """Take ``[rows]`` columns of on-policy rows."""
-        rows = length > 0
-        self._responses += int(rows.sum())
-        self._outside += int(outside[rows].sum())
-        self._variance += float((quadratic_variation[rows] / length[rows]).sum())
-        if self._said or not self._responses:
-            return
-        sigma = math.sqrt(self._variance / self._responses)
-        if text := warning(Noise(self._responses, sigma, self._outside / self._responses), band):
-            self._said = True
-            logger.warning("%s. Said once.", text)
-
-
-def warning(noise: Noise, band: Band) -> str | None:
-    """The warning for a band that is narrower than the noise, with what helps; None for any other band."""
-    said = finding(noise, band)
-    return said and f"{said}. {remedy(noise)}"
 
 
 def finding(noise: Noise, band: Band) -> str | None:

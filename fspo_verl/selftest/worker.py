@@ -1,13 +1,9 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""verl's training worker in this process: what a Ray worker runs, without Ray and trainer, and batches for it.
-
-For the self-test, the benchmarks and the tests of ranks.
-"""
+"""verl's training worker in this process: what a Ray worker runs, without Ray and trainer, and batches for it."""
 
 from __future__ import annotations  # TensorDict is there only where verl is
 
-import functools
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -59,23 +55,16 @@ def training_worker(model: str | Path, dtype: str = "fp32", lr: float = 0.0, **m
     return worker
 
 
-def batch_of(prompts: list[Tensor], responses: list[Tensor], advantages: Iterable, step: int = 1) -> TensorDict:
-    """Sequences of ``[tokens]`` ids of a training step, two to a group, in the nested layout of verl's v1 trainer."""
+def batch_of(prompts: list[Tensor], responses: list[Tensor]) -> TensorDict:
+    """Sequences of ``[tokens]`` ids in the nested layout of verl's v1 trainer, all of their response tokens counted."""
     from verl.utils import tensordict_utils as tu
 
     ids = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
-    ones = [torch.ones_like(response) for response in responses]
-    tensors = {
-        "input_ids": ids,
-        "position_ids": [torch.arange(len(x)) for x in ids],
-        "prompts": prompts,
-        "responses": responses,
-        "response_mask": ones,
-        "loss_mask": ones,
-        "advantages": [float(a) * one for a, one in zip(advantages, ones, strict=True)],
-    }
-    groups = {"uid": [f"prompt {i // 2}" for i in range(len(ids))], "global_steps": [step] * len(ids)}
-    return tu.get_tensordict({name: nested(rows) for name, rows in tensors.items()} | groups, {})
+    positions = [torch.arange(len(x)) for x in ids]
+    mask = nested(torch.ones_like(response) for response in responses)
+    tensors = {"input_ids": ids, "position_ids": positions, "prompts": prompts, "responses": responses}
+    masks = {"response_mask": mask, "loss_mask": mask}
+    return tu.get_tensordict({name: nested(rows) for name, rows in tensors.items()} | masks, {})
 
 
 def nested(rows: Iterable[Tensor]) -> Tensor:
@@ -93,26 +82,6 @@ def log_probs(worker, batch: TensorDict, cut: dict) -> list[Tensor]:
     # The output at a position scores the token after it.
     rows = zip(scores, batch["prompts"].unbind(), strict=True)
     return [x[len(prompt) - 1 : -1].float().clone() for x, prompt in rows]
-
-
-def update(worker, batch: TensorDict, policy_loss, cut: dict, mini_batch: int, scale: float = 1.0) -> dict[str, float]:
-    """Optimiser steps over the rows of this rank, each of ``mini_batch`` rows of all ranks; verl's reduced metrics."""
-    from verl.utils import tensordict_utils as tu
-    from verl.utils.metric import reduce_metrics
-    from verl.workers import config, engine_workers
-
-    actor = config.FSDPActorConfig(
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        loss_agg_mode="seq-mean-token-sum-norm",
-        loss_scale_factor=scale,
-        policy_loss=policy_loss,
-    )
-    worker.set_loss_fn(functools.partial(engine_workers.ppo_loss, config=actor))
-    loader = {"epochs": 1, "seed": 0, "dataloader_kwargs": {"shuffle": False}, "temperature": 1.0}
-    tu.assign_non_tensor(batch, **cut, **loader, global_batch_size=mini_batch, mini_batch_size=mini_batch)
-    metrics = reduce_metrics(dict(tu.get(worker.train_mini_batch(batch), "metrics")))
-    return {name: float(value) for name, value in metrics.items()}
 
 
 def small_model(folder: str | Path) -> str:
@@ -143,4 +112,4 @@ def sample(model: str | Path, count: int, shortest: int, longest: int) -> Tensor
     ids = policy.generate(prompts, min_new_tokens=longest, max_new_tokens=longest, pad_token_id=0, **settings).cpu()
     lengths = np.random.default_rng(0).permutation(np.geomspace(shortest, longest, count)).round().astype(int)
     responses = [row[1 : 1 + length] for row, length in zip(ids, lengths, strict=True)]
-    return batch_of(list(prompts.cpu()), responses, np.resize([-1.0, 1.0], count))
+    return batch_of(list(prompts.cpu()), responses)

@@ -1,8 +1,8 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Whom rules drop by the mismatch of trainer and rollout engine, in the two runs that docs/noise.md names.
+"""Whom rules drop by the mismatch of trainer and rollout engine, in the run that docs/noise.md names.
 
-python scripts/bench/engines.py    # of runs/quickstart, where scripts/quickstart.sh has left them
+python scripts/bench/engines.py    # of runs/quickstart, where scripts/quickstart.sh has left it
 """
 
 from pathlib import Path
@@ -14,13 +14,12 @@ from fspo_verl.clips import MATCHED_RATE
 from fspo_verl.observe.records import read_records
 
 FOLDER = Path(__file__).parents[2] / "runs/quickstart"
-RUNS = {"rollouts by vLLM": "vllm_bf16-vllm-seed0", "by transformers, masked": "mask-hf-seed0"}
+RUNS = {"rollouts by vLLM": "vllm_bf16-vllm-seed0"}
 SCALED = f"scaled to {MATCHED_RATE:.0%}"
 RULES = {
     "width √L, at 10%": ("width √L", SCALED),
     "bound on the sum of the tokens, at 10%": ("verl, sum of tokens", SCALED),
     "bound on the mean of the tokens, at 10%": ("verl, mean of tokens", SCALED),
-    "this run's mask": ("this run's mask", "mismatch_eps"),
 }
 
 
@@ -37,8 +36,7 @@ def column(run: str) -> dict[str, str]:
         "p in: S_r spreads like L^p": f"{found.exponent:.2f}",
     }
     for name, rule in RULES.items():
-        shares = found.dropped.loc[rule].drop("all") if rule in found.dropped.index else []
-        texts[name] = ", ".join(f"{share:.0%}" for share in shares)
+        texts[name] = ", ".join(f"{share:.0%}" for share in found.dropped.loc[rule].drop("all"))
     return texts
 
 

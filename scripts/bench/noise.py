@@ -14,10 +14,11 @@ import argparse
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from tensordict import TensorDict
 from tqdm import tqdm
-from verl.utils import tensordict_utils as tu
+from update import update, with_advantages
 
 from fspo_verl.analysis import numerical_noise
 from fspo_verl.band import Band
@@ -42,13 +43,13 @@ SETTINGS["bf16, softmax in fp32, 8 rows, then 1"] = ("bf16", "8 rows, then 1", T
 def measure(model: str, sampled: TensorDict, setting: tuple[str, str, bool], folder: Path, step: int) -> dict:
     """One row of the table; half of the responses are in the first mini-batch of its step, and count."""
     dtype, cut, fused = setting
-    batch, count = sampled.copy(), len(sampled)
-    tu.assign_non_tensor_stack(batch, "global_steps", [step] * count)
+    count = len(sampled)
+    batch = with_advantages(sampled, np.resize([-1.0, 1.0], count), step)
     fused = {"use_fused_kernels": fused, "fused_kernel_options": {"impl_backend": "torch"}}
     trainer = worker.training_worker(model, dtype, **fused)
     batch["old_log_probs"] = worker.nested(worker.log_probs(trainer, batch, CUTS[cut][0]))
     loss = FSPOPolicyLossConfig(records_dir=str(folder))
-    worker.update(trainer, batch, loss, CUTS[cut][1], count // 2)
+    update(trainer, batch, loss, CUTS[cut][1], count // 2)
     observer.flush_records()  # as the weight sync at the end of a step does
     records = read_records(folder)
     found = numerical_noise.of_records(records, None, Band())

@@ -14,7 +14,7 @@ from pathlib import Path
 from fspo_verl import cli
 
 ROOT = Path(__file__).parents[2]
-RECORDS = ROOT / "scripts/studies/measured_shape/records/grpo-4-float32"
+RECORDS = ROOT / "tests/recorded/grpo-4-float32"
 SIZE, SCALE = "600,795", 1.5  # of the window, narrow, for phones; and pixels of the picture for each of the page
 
 

@@ -2,31 +2,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of the clips, on simulated runs whose truth is known."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+import simulated_parts
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fspo_verl.analysis.attribution import MISMATCH, MISMATCH_OR_AGE, MOVEMENT, NOISE, attribution, shapley
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts/studies/levels"))
-
-import attribution as study  # noqa: E402
-
 MOST = 0.1  # mean error of a share, above which it must not be printed
 
 
-@pytest.mark.parametrize("name", study.CELLS)
+@pytest.mark.parametrize("name", simulated_parts.CELLS)
 def test_no_share_is_further_off_than_it_may_be_to_be_printed(name):
-    found = study.errors(study.CELLS[name], 4)
+    found = simulated_parts.errors(simulated_parts.CELLS[name], 4)
     assert len(found) == 4 and (found.abs().mean() <= MOST).all(), found.abs().mean()
 
 
 def simulated(name, **settings):
-    return study.simulate(np.random.default_rng(0), study.CELLS[name], **settings)[0]
+    return simulated_parts.simulate(np.random.default_rng(0), simulated_parts.CELLS[name], **settings)[0]
 
 
 def test_of_a_pure_cause_no_other_is_named():

@@ -3,7 +3,6 @@
 """The calibrated band has the rate it promises, on the records and on a re-run; every way to fail says what to fix."""
 
 import json
-import math
 import shlex
 from unittest import mock
 
@@ -15,23 +14,22 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from simulated_records import assert_covered, frame, holds, simulate_run
 from test_doctor import in_process
-from test_switch import MAIN, SIZES, started
 from verl.utils.config import omega_conf_to_dataclass
 
 from fspo_verl import cli
 from fspo_verl.analysis import clip_rates, fit, runs
 from fspo_verl.analysis.calibration import calibrate
 from fspo_verl.analysis.conclusion import KEEP
-from fspo_verl.analysis.fit import MEASURED, ROOT, WIDTHS, from_metrics, measured_shape
+from fspo_verl.analysis.fit import ROOT, fitted_power, from_metrics, name_of
 from fspo_verl.analysis.length_effect import SHORTER, length_effect
 from fspo_verl.analysis.metric_facts import LEARN_MORE
-from fspo_verl.analysis.overrides import band_overrides, to_know
+from fspo_verl.analysis.overrides import band_overrides, loss_of
 from fspo_verl.analysis.overrides import pasted as pasted_by_us
 from fspo_verl.analysis.verdict import verdict
 from fspo_verl.band import Band
-from fspo_verl.clips import BandClip, ratio_band, standardized, upper_quantile
+from fspo_verl.clips import BandClip, standardized, upper_quantile
 from fspo_verl.config import FSPOPolicyLossConfig
-from fspo_verl.keys import ACTOR, POLICY_LOSS
+from fspo_verl.keys import ACTOR, OVERRIDES, POLICY_LOSS
 from fspo_verl.launch import doctor
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings
@@ -70,24 +68,24 @@ def test_the_rate_of_a_re_run_lands_in_its_interval(steps, step_spread, prompts)
         run, again = (part[part.advantage > 0] for part in (run, again))
         score, other = standardized(run, Band()), standardized(again, Band())
         eps = upper_quantile(score, 0.1)
-        hits.append(holds(fit.predicted_rate(run, score > eps), np.mean(other > eps)))
+        hits.append(holds(fit.predicted_rate(run, Band(eps)), np.mean(other > eps)))
     assert_covered(hits)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_the_suggested_bands_clip_the_target_on_both_sides(width):
+@pytest.mark.parametrize("power", [0.0, 0.3, 0.5])
+def test_the_suggested_bands_clip_the_target_on_both_sides(power):
     run = simulate_run(np.random.default_rng(0), step_spread=0.2, power=0.3)
     side = clip_rates.sides(run)
-    found = fit.fitted(run, width, 0.1)
-    band = FSPOPolicyLossConfig(**as_hydra_reads(band_overrides(found.band)))
+    found = fit.with_eps(run, Band(length_power=power), 0.1)
+    band = FSPOPolicyLossConfig(**as_hydra_reads(band_overrides(found)))
     clipped = fit.clipped_by(band, run)
-    np.testing.assert_array_equal(clipped, fit.clipped_by(found.band, run))
+    np.testing.assert_array_equal(clipped, fit.clipped_by(found, run))
     for name in ("upper", "lower"):
         # Eps has 4 digits; the dual clip may add a tenth.
         few = 3 / side[name].sum()
         assert -few <= clipped[side[name]].mean() - 0.1 <= few + 0.01 * (name == "lower")
-    assert found.rate.lower < found.rate.value == clipped[side["all"]].mean() < found.rate.upper
-    assert found.effect == length_effect(run, clipped)
+    rate = fit.predicted_rate(run, found)
+    assert rate.lower < rate.value == clipped[side["all"]].mean() < rate.upper
 
 
 def test_the_dual_clip_takes_at_most_a_tenth_of_the_target():
@@ -97,9 +95,9 @@ def test_the_dual_clip_takes_at_most_a_tenth_of_the_target():
     moved = run.log_ratio.to_numpy().copy()
     moved[far] = 10 * Band().high * np.sqrt(run.length.to_numpy()[far]) * np.linspace(1, 2, len(far))
     run["log_ratio"] = moved
-    found = fit.fitted(run, ROOT, 0.1)
-    assert found.band.dual > 3 * found.band.high
-    clipped = BandClip("", "", found.band).clipped(run)
+    found = fit.with_eps(run, Band(), 0.1)
+    assert found.dual > 3 * found.high
+    clipped = BandClip("", "", found).clipped(run)
     assert 0 < (clipped[lower] * (moved[lower] > 0)).mean() <= 0.01
     assert clipped[lower].mean() == pytest.approx(0.11, abs=0.002)
     assert any("eps_dual is more than three times eps_high" in text for text in calibrate(run, 0.1).warnings)
@@ -108,46 +106,21 @@ def test_the_dual_clip_takes_at_most_a_tenth_of_the_target():
 # --- shapes ----------------------------------------------------------------------------------------------------------
 
 
-def short_ones_inwards(records):
-    """Records whose short responses have all moved to the side on which no clip acts."""
-    inwards = -np.sign(records.advantage) * records.log_ratio.abs()
-    return records.assign(log_ratio=records.log_ratio.where(records.length > 30, inwards))
-
-
-def of_one_size(rows=1200):
-    """Records whose log-ratios are sqrt(length) and nothing else, to the side on which a clip acts."""
-    length, advantage = 10 + np.arange(rows) % 60, np.where(np.arange(rows) % 2, 1.0, -1.0)
-    return frame(length, advantage * np.sqrt(length), 1.0, advantage, mini_batch=np.ones(rows, np.int32))
-
-
-def slope_of(shape):
-    tokens, widths = np.log(np.array(shape)).T
-    return np.polyfit(tokens, widths, 1)[0]
-
-
 @pytest.mark.parametrize("truth", [0.0, 0.3, 0.8])
-def test_a_measured_width_follows_the_spread_and_clips_lengths_alike(truth):
+def test_a_fitted_power_follows_the_spread_and_clips_lengths_alike(truth):
     records = simulate_run(np.random.default_rng(0), 40, 16, kappa=0.0, power=truth, step_spread=0.3)
-    shape = measured_shape(records, 0.1)
-    assert len(shape) == 6 and slope_of(shape) == pytest.approx(truth, abs=0.08)
-    found = fit.fitted(records, MEASURED, 0.1)
-    assert found.band.shape == shape and abs(found.effect.exponent) < 0.15
-    at_median = int(records.length[(records.advantage != 0) & (records.quadratic_variation > 0)].median())
-    assert found.band.scale_at(at_median) == pytest.approx(math.sqrt(at_median), rel=0.02)
+    power = fitted_power(records, 0.1)
+    assert power == pytest.approx(truth, abs=0.08)
+    band = fit.with_eps(records, Band(length_power=power), 0.1)
+    assert abs(length_effect(records, fit.clipped_by(band, records)).exponent) < 0.15
 
 
-def test_a_measured_width_is_nearly_the_root_of_the_length_where_that_holds():
-    slopes, bends = [], []
-    for seed in range(20):
-        shape = np.array(measured_shape(simulate_run(np.random.default_rng(seed), 12, 16, step_spread=0.3), 0.1))
-        bend = np.log(shape[:, 1] / np.sqrt(shape[:, 0]))
-        slopes.append(slope_of(shape) - 0.5)
-        bends.append(np.ptp(bend))
-    # Without shrinkage it is 0.04 and 0.3: what 1,700 responses know.
-    assert np.median(np.abs(slopes)) < 0.02 and np.median(bends) < 0.2 and max(map(abs, slopes)) < 0.15
+def test_a_fitted_power_is_nearly_the_root_where_that_holds():
+    off = [fitted_power(simulate_run(np.random.default_rng(n), 12, 16, step_spread=0.3), 0.1) - 0.5 for n in range(20)]
+    assert np.mean(np.abs(off)) < 0.08 and abs(np.mean(off)) < 0.04
 
 
-def test_a_measured_width_does_not_take_a_course_of_training_for_a_length():
+def test_a_fitted_power_does_not_take_a_course_of_training_for_a_length():
     rng, parts = np.random.default_rng(0), []
     for k in range(4):  # responses get longer, and the policy moves further
         part = simulate_run(rng, 8, 16, sigma=0.01 * 1.6**k, kappa=0.0, low=10 * 2**k, high=60 * 2**k)
@@ -156,7 +129,7 @@ def test_a_measured_width_does_not_take_a_course_of_training_for_a_length():
             part.assign(step=part.step + 8 * k, prompt=name, prompt_text_hash=part.prompt_text_hash + 1000 * k)
         )
     records = pd.concat(parts, ignore_index=True)
-    assert slope_of(measured_shape(records.astype({"prompt": "category"}), 0.1)) == pytest.approx(0.5, abs=0.1)
+    assert fitted_power(records.astype({"prompt": "category"}), 0.1) == pytest.approx(0.5, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -164,66 +137,39 @@ def test_a_measured_width_does_not_take_a_course_of_training_for_a_length():
     [
         (simulate_run(np.random.default_rng(0)).assign(length=50), "too few lengths"),
         (simulate_run(np.random.default_rng(0), 2, 8), "too few lengths and prompts"),
-        (of_one_size(), "at some lengths"),
-        (simulate_run(np.random.default_rng(0)).query("advantage > 0"), "too few responses have moved"),
-        (simulate_run(np.random.default_rng(0)).assign(quadratic_variation=0.0), "too few responses have moved"),
-        (short_ones_inwards(simulate_run(np.random.default_rng(0))), "at some lengths"),
+        (simulate_run(np.random.default_rng(0)).query("advantage > 0"), "no response has an advantage < 0"),
+        (simulate_run(np.random.default_rng(0)).assign(log_ratio=0.0), "lie above the centre"),
     ],
 )
-def test_a_width_that_cannot_be_measured_says_why(records, reason):
+def test_a_width_that_cannot_be_fitted_says_why(records, reason):
     with pytest.raises(fit.Unreachable, match=reason):
-        measured_shape(records, 0.1)
+        fitted_power(records, 0.1)
 
 
 @pytest.mark.parametrize("power", [0.5, 0.15])
 def test_another_width_is_proposed_only_where_that_of_the_run_is_less_even(power):
     records = trained(simulate_run(np.random.default_rng(0), 40, 32, power=power, kappa=0.0))
-    chosen, *widths = calibrate(records, 0.1).fits
-    assert [one.width for one in widths] == [*WIDTHS]
-    assert (chosen.width == ROOT) == (power == 0.5)
+    band = calibrate(records, 0.1).band
+    assert (name_of(band) == ROOT) == (power == 0.5)
     if power == 0.15:
-        root = widths[0]
-        assert root.effect.who == SHORTER and abs(chosen.effect.exponent) < abs(root.effect.exponent) / 3
+        root, taken = (length_effect(records, one) for one in (records.clipped, fit.clipped_by(band, records)))
+        assert root.who == SHORTER and abs(taken.exponent) < abs(root.exponent) / 3
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_what_is_held_out_has_not_been_fitted(width):
-    records = simulate_run(np.random.default_rng(0), 11, 32, step_spread=0.3)
-    earlier, later = records[records.step <= 5], records[records.step > 5]
-    shape = fit.shaped(earlier, width, 0.1)
-    assert shape.shape == (measured_shape(earlier, 0.1) if width == MEASURED else None)
-    band = fit.with_eps(later, shape, 0.1)
-    assert fit.held_out(records, width, 0.1) == length_effect(later, fit.clipped_by(band, later))
-
-
-def test_one_step_is_held_out_by_prompts():
-    earlier, later = fit.halves(simulate_run(np.random.default_rng(0), steps=1, prompts=200))
-    assert earlier.prompt.nunique() == later.prompt.nunique() == 100 and not set(earlier.prompt) & set(later.prompt)
+def test_one_step_is_judged_by_prompts():
+    records = simulate_run(np.random.default_rng(0), steps=1, prompts=200)
+    later = fit.is_later_half(records)
+    one, other = (set(records.prompt[half]) for half in (later, ~later))
+    assert len(one) == len(other) == 100 and not one & other
 
 
 def test_a_width_that_cannot_reach_the_target_is_refused_with_its_reason():
     records = simulate_run(np.random.default_rng(0), prompts=32, sigma=0.25, kappa=1.0, low=200, high=400)
     reason = "no band clips 0.25 .*of the responses with A > 0 lie above the centre, and eps must be positive"
     with pytest.raises(fit.Unreachable, match=reason):
-        fit.fitted(records, ROOT, 0.25)
+        fit.with_eps(records, Band(), 0.25)
     with pytest.raises(fit.Unreachable, match=reason):
         calibrate(records, 0.25)
-
-
-def test_every_other_clip_gets_the_range_that_clips_as_much():
-    records = simulate_run(np.random.default_rng(0))
-    rules = {rule.name: rule for rule in calibrate(records, 0.1).rules}
-    gspo = rules["GSPO"].overrides
-    low, high = (gspo[f"{ACTOR}.clip_ratio_{side}"] for side in ("low", "high"))
-    clips = {"GSPO": ratio_band(1 - low, 1 + high, 1.0)}
-    for name in ("fixed band", "FSPO, drift-corrected"):
-        clips[name] = FSPOPolicyLossConfig(**as_hydra_reads(rules[name].overrides))
-    for band in clips.values():
-        clipped = BandClip("", "", band).clipped(records)
-        for side in ("upper", "lower"):
-            rate = clipped[clip_rates.sides(records)[side]].mean()
-            assert 0.097 <= rate <= (0.103 if side == "upper" else 0.113)  # the dual clip may add a tenth
-    assert "of tokens" in rules["GRPO"].range and not rules["GRPO"].overrides
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -242,30 +188,28 @@ def as_hydra_reads(overrides):
 
 def pasted(out):
     """The overrides of each printed block, as a shell would pass them on."""
-    blocks = [shlex.split(line) for line in out.replace(" \\\n", " ").splitlines() if line.startswith(f"  {ACTOR}.")]
+    lines = out.replace(" \\\n", " ").replace("--loss gspo   ", "").splitlines()
+    blocks = [shlex.split(line) for line in lines if line.startswith(f"  {ACTOR}.")]
     return [dict(item.split("=", 1) for item in block) for block in blocks]
 
 
 @pytest.mark.parametrize("power", [0.5, 0.15])
 def test_prints_the_verdict_and_overrides_that_give_the_rate_in_twenty_lines(tmp_path, capsys, power):
     records = trained(simulate_run(np.random.default_rng(0), 40, 32, sigma=0.05, kappa=0.0, power=power))
-    run, file = write_records(tmp_path / "run", records), tmp_path / "out.json"
-    code, out, err = run_cli(capsys, run, "--target-clip-rate", 0.05, "--json", file)
+    run = write_records(tmp_path / "run", records)
+    code, out, err = run_cli(capsys, run, "--target-clip-rate", 0.05)
     assert (code, err) == (0, "")
     assert longest_sentence(out) <= 100 and len(out.splitlines()) <= 20
-    result = json.loads(file.read_text())
-    chosen, said = result["fits"][0], result["verdict"]
+    result = json.loads(run_cli(capsys, run, "--target-clip-rate", 0.05, "--json")[1])
+    said = result["verdict"]
     assert result["source"] == "records" and said["responses"] == (records.advantage != 0).sum()
     assert " ".join(out.split()).startswith(f"run: {said['sentence']} {said['advice']} A")
     assert out.splitlines()[-1] and "Next: " in out
-    assert (chosen["width"] == ROOT) == (power == 0.5) == (said["action"] == KEEP)
+    assert (result["band"]["length_power"] == 0.5) == (power == 0.5) == (said["action"] == KEEP)
     (block,) = pasted(out)
-    assert as_hydra_reads(block) == as_hydra_reads(chosen["overrides"])
+    assert as_hydra_reads(block) == as_hydra_reads(result["overrides"])
     clipped = fit.clipped_by(FSPOPolicyLossConfig(**as_hydra_reads(block)), records)
     assert clipped[records.advantage > 0].mean() == pytest.approx(0.05, abs=0.003)
-    everything = run_cli(capsys, run, "--target-clip-rate", 0.05, "--all")[1]
-    assert everything.startswith(out.rstrip()) and longest_sentence(everything) <= 100
-    assert len(pasted(everything)) >= 1 + len(WIDTHS) + 3
 
 
 @pytest.mark.parametrize(("steps", "tells"), [(5, False), (40, True)])
@@ -278,24 +222,21 @@ def test_a_re_run_is_predicted_only_from_as_many_steps_as_it_takes(tmp_path, cap
 @pytest.mark.parametrize("loss", ["gspo", "vanilla"])
 def test_records_of_another_loss_calibrate_too(tmp_path, capsys, loss):
     run = write_records(tmp_path, simulate_run(np.random.default_rng(0)), loss)
-    code, out, _ = run_cli(capsys, run, "--all")
-    assert code == 0 and len(pasted(out)) > len(WIDTHS)
-    assert ("new.sh` makes your script train fspo" in " ".join(out.split())) == (loss != "gspo")
+    code, out, _ = run_cli(capsys, run)
+    assert code == 0 and len(pasted(out)) == 1
+    assert ("\n  --loss gspo \\\n" in out) == (loss == "gspo")
 
 
 def test_overrides_undo_what_contradicts_them(tmp_path, capsys, monkeypatch):
     band = {"eps_low": 0.1, "eps_high": 0.1, "eps_dual": 0.3, "length_power": 0.0, "normalization": "drift_corrected"}
     monkeypatch.setitem(synthetic_run.RANGES["fspo"], "band", band)
     run = write_records(tmp_path, simulate_run(np.random.default_rng(0)))
-    _, out, _ = run_cli(capsys, run, "--all")
-    chosen, *blocks = [block for block in pasted(out) if f"{ACTOR}.clip_ratio_low" not in block]
-    for overrides in blocks:
-        # The widths that these overrides name, whatever the run had.
-        named = as_hydra_reads(overrides)
-        both = FSPOPolicyLossConfig(**({"eps": 0.1} | band | named))
-        assert both.length_power == named["length_power"] and both.dual >= both.high
-        assert both.normalization == named["normalization"]
-    assert {overrides[f"{KEY}length_power"] for overrides in blocks} >= {"0.5"} and chosen in blocks
+    _, out, _ = run_cli(capsys, run)
+    (block,) = pasted(out)
+    named = as_hydra_reads(block)  # the width that is advised, whatever the run had
+    both = FSPOPolicyLossConfig(**({"eps": 0.1} | band | named))
+    assert both.length_power == named["length_power"] and both.dual >= both.high
+    assert both.normalization == named["normalization"]
 
 
 @pytest.mark.parametrize("target", [None, 0.1])
@@ -316,6 +257,7 @@ def test_the_eps_that_is_advised_stays_as_it_is_pasted_and_is_said_to(tmp_path, 
 
 
 RANGE = [f"{ACTOR}.clip_ratio_low=3e-4", f"{ACTOR}.clip_ratio_high=4e-4"]
+SIZES = f"{ACTOR}.use_dynamic_bsz=True algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4"
 FSPO = "algorithm.policy_loss=fspo"
 COMMANDS = {  # what a run was launched with
     "verl's own": [],
@@ -331,7 +273,6 @@ COMMANDS = {  # what a run was launched with
     "a power": [FSPO, f"{KEY}length_power=0.3"],
     "the mean": [FSPO, f"{KEY}length_power=1", f"{KEY}eps=1e-3"],
     "drift": [FSPO, f"{KEY}normalization=drift_corrected"],
-    "a shape": [FSPO, f"{KEY}shape=[[10,3.1],[100,9]]"],
     "a clip rate": [FSPO, f"{KEY}target_clip_rate=0.1"],
     "a clip rate with a bound": [FSPO, f"{KEY}target_clip_rate=0.1", f"{KEY}eps_max=0.2", f"{KEY}length_power=0.4"],
 }
@@ -352,28 +293,27 @@ def moved():
 
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_what_is_advised_starts_where_it_is_put_and_trains_the_advised_band(kind, moved, tmp_path, monkeypatch):
-    """Behind the run's own command or, where that is advised first, behind what ``switch`` makes of it."""
+    """Behind ``fspo-verl run`` on the run's own command, and behind a command that trains the loss already."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(OVERRIDES, raising=False)
     settings = runs.settings_of(OmegaConf.to_container(launched(COMMANDS[kind])))
-    (tmp_path / "run.sh").write_text(" ".join([MAIN, *COMMANDS[kind]]) + "\n")
-    switched = None
-    own_width = [settings.trained_band] if settings.loss == "gspo" else []
-    for shape in (*own_width, Band(length_power=0.0) if settings.band else Band(shape=[[12.0, 3.5], [90.0, 8.0]])):
-        band = fit.with_eps(moved, shape, 0.1)
-        words, command = pasted_by_us(band_overrides(band, settings)), COMMANDS[kind]
-        if "switch" in (to_know(band, settings) or ""):
-            if switched is None:
-                assert cli.main(["switch", "run.sh", "-o", "new.sh", "--records", str(tmp_path)]) == 0
-                (switched,) = started(tmp_path / "new.sh", tmp_path)
-            command = [word for word in switched if word not in SIZES.split()]
-        actor = launched([*command, *(shlex.split(word)[0] for word in words)]).actor_rollout_ref.actor
+    keeps_its_width = settings.loss == "gspo" and kind != "observed gspo"
+    width = settings.trained_band if keeps_its_width else Band(length_power=0.0 if settings.band else 0.41)
+    band = fit.with_eps(moved, width, 0.1)
+    words, loss = pasted_by_us(band_overrides(band, settings)), loss_of(band, settings)
+    configs = []
+    if settings.loss == loss:
+        configs.append(launched([*COMMANDS[kind], *(shlex.split(word)[0] for word in words)]))
+    monkeypatch.setenv(OVERRIDES, " ".join([f"algorithm.policy_loss={loss}", *words]))
+    configs.append(launched(COMMANDS[kind]))
+    for actor in (config.actor_rollout_ref.actor for config in configs):
         trains = omega_conf_to_dataclass(actor.policy_loss)
         if isinstance(trains, FSPOPolicyLossConfig):
+            assert not keeps_its_width and trains.target_clip_rate is None
             assert (trains.low, trains.high, trains.dual) == (band.low, band.high, band.dual)
-            assert trains.target_clip_rate is None
             assert Band.from_json(Band.to_json(trains)).form == band.form
         else:  # a run of GSPO keeps its loss where it keeps its width
-            assert settings.loss == "gspo" == getattr(trains, "inner", trains.loss_mode) and band.length_power == 1
+            assert keeps_its_width and getattr(trains, "inner", trains.loss_mode) == "gspo" and band.length_power == 1
             ends = RunSettings("gspo", None, actor.clip_ratio_low, actor.clip_ratio_high).trained_band
             assert (ends.low, ends.high) == pytest.approx((band.low, band.high), rel=1e-3)
 
@@ -391,7 +331,6 @@ ERRORS = {
     "target 0": (records_without(), ("--target-clip-rate", 0), "--target-clip-rate=0 must lie between 0 and 1"),
     "target 1": (records_without(), ("--target-clip-rate", 1), "--target-clip-rate=1 must lie between 0 and 1"),
     "no rows": (records_without(), ("--max-rows", 0), "--max-rows=0 must be at least 1"),
-    "no folder for the JSON": (records_without(), ("--json", "/no/such/folder/x.json"), "/no/such/folder/x.json"),
 }
 
 
@@ -466,11 +405,11 @@ def test_the_command_falls_back_on_metrics(tmp_path, capsys):
     metrics = metrics_of(gaussian_run(np.random.default_rng(0), steps=10))
     lines = [json.dumps({"step": step, "data": row}) for step, row in metrics.to_dict("index").items()]
     (tmp_path / "metrics-1.jsonl").write_text("\n".join(lines) + "\n")
-    code, out, err = run_cli(capsys, tmp_path, "--json", tmp_path / "out.json")
+    code, out, err = run_cli(capsys, tmp_path)
     assert (code, err) == (0, "") and "rates only, no test, from the metrics" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 100
     (overrides,) = pasted(out)
-    result = json.loads((tmp_path / "out.json").read_text())
+    result = json.loads(run_cli(capsys, tmp_path, "--json")[1])
     assert result["source"] == "metrics"
     assert as_hydra_reads(overrides) == as_hydra_reads(result["overrides"])
     code, _, err = run_cli(capsys, tmp_path, "--target-clip-rate", 0.5)

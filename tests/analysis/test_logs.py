@@ -316,7 +316,7 @@ def test_a_pasted_log_gets_a_conclusion_and_the_launch_that_tells_more(name):
 
 @pytest.mark.parametrize("name", sorted(NO_LOGS))
 def test_what_is_no_log_gets_one_line(name, capsys):
-    assert cli.main(["forecast", str(PASTED / name)]) == 2
+    assert cli.main(["watch", "--once", str(PASTED / name)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{name} holds no step of a training run" in line
 

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numerical noise: measured on responses that have not moved and on no others, and said where a band is below it."""
 
-import logging
 import re
 
 import numpy as np
@@ -14,8 +13,8 @@ from omegaconf import OmegaConf
 from simulated_records import frame
 from test_doctor import SELECT
 from test_mismatch import Bypass, run, worker_of
-from test_policy_loss import CUTS, actor_config
-from test_records import counted_ppo_loss, train, writers  # noqa: F401  fixtures
+from test_policy_loss import actor_config
+from test_records import counted_ppo_loss, writers  # noqa: F401  fixtures
 
 from fspo_verl.analysis import calibration, conclusion, numerical_noise
 from fspo_verl.analysis.runs import Run
@@ -23,7 +22,7 @@ from fspo_verl.analysis.verdict import verdict
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.launch import doctor
-from fspo_verl.observe import microbatch, noise, observer
+from fspo_verl.observe import microbatch, noise
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings
 
@@ -33,16 +32,14 @@ ON_POLICY = ("on_policy_fraction", "on_policy_sigma_squared", "on_policy_outside
 # --- the live metric -------------------------------------------------------------------------------------------------
 
 
-def test_log_probs_of_the_rollout_engine_are_not_called_noise(counted_ppo_loss, writers, tmp_path, caplog):  # noqa: F811
-    observer._noise_watch.cache_clear()
+def test_log_probs_of_the_rollout_engine_are_not_called_noise(counted_ppo_loss, writers, tmp_path):  # noqa: F811
     config = actor_config(policy_loss=FSPOPolicyLossConfig(eps=0.01, records_dir=str(tmp_path)))
-    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
-        values = []
-        for step in range(6, 11):
-            microbatch.synced(step, worker_of(True))
-            values.append(run(counted_ppo_loss, config, "ragged", Bypass()))
+    values = []
+    for step in range(6, 11):
+        microbatch.synced(step, worker_of(True))
+        values.append(run(counted_ppo_loss, config, "ragged", Bypass()))
     assert all(np.sum(of[f"actor/fspo/{name}"]) == 0 for of in values for name in ON_POLICY)
-    assert np.sum(values[0]["actor/fspo/sigma_squared"]) > 0 and "numerical noise" not in caplog.text
+    assert np.sum(values[0]["actor/fspo/sigma_squared"]) > 0
     for writer in writers:
         writer.flush()
     records = read_records(tmp_path)
@@ -82,33 +79,19 @@ def test_a_band_widened_as_told_leaves_the_share_outside(seed, sigma, rows, band
         (0.054, Band(0.15), False),
     ],
 )
-def test_the_warning_names_what_helps_and_its_band_ends_it(sigma, band, warned):
+def test_the_remedy_names_what_helps_and_its_band_ends_it(sigma, band, warned):
     rng = np.random.default_rng(0)
     length = rng.integers(10, 500, 1000)
     records = frame(length, sigma * np.sqrt(length) * rng.standard_normal(1000), sigma**2 * length)
     found = numerical_noise.of_records(records, None, band)
-    text = noise.warning(found, band)
-    assert (text is not None) == warned
+    assert (noise.finding(found, band) is not None) == warned
     if warned:
+        text = noise.remedy(found)
         assert "float32" in text and "docs/noise.md" in text
         times = float(re.search(r"([\d.]+) times as wide", text)[1])
         assert times == pytest.approx(found.widen, rel=0.1)
         wider = Band(times * band.eps)
-        assert noise.warning(numerical_noise.of_records(records, None, wider), wider) is None
-
-
-def test_a_training_run_is_warned_once_by_its_first_rank(counted_ppo_loss, caplog, monkeypatch):  # noqa: F811
-    observer._noise_watch.cache_clear()
-    config = actor_config(policy_loss=FSPOPolicyLossConfig(eps=0.01))
-    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
-        train(counted_ppo_loss, config, steps=[1], cut=CUTS["one"])
-        assert "numerical noise" not in caplog.text or " 7 responses" in caplog.text
-        train(counted_ppo_loss, config, steps=range(2, 6), cut=CUTS["ragged"])
-    assert caplog.text.count("numerical noise") == 1 and "Said once" in caplog.text
-    observer._noise_watch.cache_clear()
-    caplog.clear()
-    train(counted_ppo_loss, actor_config(policy_loss=FSPOPolicyLossConfig(eps=1.0)), range(1, 6), CUTS["ragged"])
-    assert "numerical noise" not in caplog.text
+        assert noise.finding(numerical_noise.of_records(records, None, wider), wider) is None
 
 
 # --- the remedy that is named ------------------------------------------------------------------------

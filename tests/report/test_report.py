@@ -154,7 +154,6 @@ def test_a_second_report_replaces_the_first_and_nothing_else(tmp_path):
         (["RUN", "-o", "OUT", "--names", "a", "b"], "1 runs need as many different names"),
         (["RUN/absent", "-o", "OUT"], "no such folder or file"),
         (["RUN", "RUN/records"], "a report on 2 runs needs a folder of its own: -o DIR"),
-        (["RUN", "-o", "OUT", "--watch", "0"], "--watch=0 has to be more than 0 seconds"),
     ],
 )
 def test_what_a_user_can_mend_is_said(made, tmp_path, capsys, arguments, message):
@@ -194,7 +193,7 @@ def no_pictures(monkeypatch):
 def run_of(name, records=None, loss="fspo", metrics=None, config=None):
     frame = synthetic_run.records(np.random.default_rng(0), loss, **SMALL) if records is None else records
     settings = RunSettings.from_json(synthetic_run.settings(loss)) if len(frame) else None
-    frame.attrs = {"settings": settings, "rows": len(frame), "lost": (0, 0)}
+    frame.attrs = {"settings": settings, "rows": len(frame), "lost": 0}
     metrics = pd.DataFrame(index=pd.Index([], dtype=int, name="step")) if metrics is None else metrics
     return runs.Run(name, Path(name), metrics, frame, config, [])
 
@@ -205,7 +204,7 @@ def test_everything_that_can_go_wrong_at_once(tmp_path, monkeypatch):
     base = synthetic_run.records(np.random.default_rng(0), **SMALL)
     unmoved = dict.fromkeys(("log_ratio", "quadratic_variation"), np.float32(0))
     incomplete = run_of("incomplete")
-    incomplete.records.attrs |= {"rows": 10**7, "lost": (2, 30)}
+    incomplete.records.attrs |= {"rows": 10**7, "lost": 2}
     synthetic_run.write_metrics(tmp_path / "m.jsonl", np.random.default_rng(0), "fspo", 200)
     synthetic_run.write_config(tmp_path / "config", "fspo")
     one = base[(base.advantage != 0) & (base.quadratic_variation > 0)].iloc[:1]
@@ -223,7 +222,7 @@ def test_everything_that_can_go_wrong_at_once(tmp_path, monkeypatch):
     shown, facts = Page(files["report.html"].decode()), json.loads(files["report.json"])
     said = {one["run"]: " ".join([one["sentence"], one["advice"], *one["notes"]]) for one in facts["verdicts"]}
     for run, expected in {
-        "incomplete": ("about 30 responses in 2 steps were lost", "A random 768 of its 10,000,000 records"),
+        "incomplete": ("Steps with missing records: 2.", "A random 768 of its 10,000,000 records"),
         "only metrics <b>&": ("rates only, no test", "records_dir=DIR and algorithm.policy_loss=observed"),
         "only a config": ("there are no records",),
         "kept all": ("Clips none of", "Narrow the clip"),
@@ -265,29 +264,3 @@ def test_the_verdict_opens_the_page_and_is_printed(made, capsys):
     assert expected.sentence in first and expected.advice in last and page.endswith(str(run / "report/report.html"))
     assert runs.written(run) == before  # a report is no part of its run
     pd.testing.assert_frame_equal(runs.read_run(run, "again").metrics, made.runs[0].metrics)
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_a_watched_run_is_drawn_again_when_it_has_written_and_only_then(tmp_path, capsys, monkeypatch):
-    metrics, output, pages = tmp_path / "run/metrics-1.jsonl", tmp_path / "report", []
-    lines = [json.dumps({"step": step, "data": {"critic/score/mean": step / 4}}) for step in range(1, 4)]
-
-    def run_goes_on(seconds):
-        """Nothing there, two steps, a pause, a third step, Ctrl-C."""
-        assert seconds == 5
-        page = output / "report.html"
-        pages.append(page.stat().st_mtime_ns if page.exists() else None)
-        if len(pages) == 1:
-            metrics.parent.mkdir()
-            metrics.write_text("\n".join(lines[:2]) + "\n")
-        elif len(pages) == 3:
-            metrics.write_text("\n".join(lines) + "\n")
-        elif len(pages) == 4:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(report.time, "sleep", run_goes_on)
-    assert cli.main(["report", str(metrics.parent), "-o", str(output), "--watch", "5"]) == 0
-    assert pages[0] is None and pages[1] == pages[2] and pages[2] < pages[3]
-    assert json.loads((output / "report.json").read_text())["runs"][0]["steps"] == 3
-    said = capsys.readouterr().out
-    assert said.startswith("waiting: ") and said.count("waiting") == 1 and said.count("report.html (updated at ") == 2

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from bench.update import update, with_advantages
 from torch.utils._python_dispatch import TorchDispatchMode
 from verl.models.transformers.dense_common import forward_with_torch_backend
 from verl.utils import tensordict_utils as tu
@@ -40,7 +41,8 @@ def mini_batch(vocabulary: int):
     mask[2][10:20] = 0
     old = [-3 + 0.2 * torch.randn(n, generator=generator) for n in RESPONSES]
     advantages = torch.randn(len(RESPONSES), generator=generator).tolist()
-    batch = worker.batch_of([x[:PROMPT] for x in ids], [x[PROMPT:] for x in ids], advantages, STEP)
+    batch = worker.batch_of([x[:PROMPT] for x in ids], [x[PROMPT:] for x in ids])
+    batch = with_advantages(batch, advantages, STEP)
     batch["response_mask"] = batch["loss_mask"] = worker.nested(mask)
     batch["old_log_probs"] = worker.nested(old)
     # A rollout engine that is 0.1 nats off.
@@ -48,13 +50,9 @@ def mini_batch(vocabulary: int):
     return batch
 
 
-def policy_loss(
-    loss: str, observed: bool, records_dir: str, target: float | None = None, mismatch_eps: float | None = None
-) -> PolicyLossConfig:
+def policy_loss(loss: str, observed: bool, records_dir: str, target: float | None = None) -> PolicyLossConfig:
     if loss == "fspo":
-        return FSPOPolicyLossConfig(
-            eps=0.5, target_clip_rate=target, mismatch_eps=mismatch_eps, records_dir=records_dir
-        )
+        return FSPOPolicyLossConfig(eps=0.5, target_clip_rate=target, records_dir=records_dir)
     if observed:
         return ObservedPolicyLossConfig(loss_mode=loss, records_dir=records_dir)
     return PolicyLossConfig(loss_mode=loss)
@@ -91,7 +89,6 @@ def train(arguments: list[str]) -> None:
     parser.add_argument("--mini-batch-size", type=int, default=len(RESPONSES))
     parser.add_argument("--lr", type=float, default=0.0)
     parser.add_argument("--target-clip-rate", type=float)
-    parser.add_argument("--mismatch-eps", type=float)
     parser.add_argument("--steps", type=int, default=1, help="training steps, all on the same batch")
     parser.add_argument("--save", help="folder of a checkpoint to write before the last step")
     parser.add_argument("--load", help="folder of a checkpoint to go on from")
@@ -115,7 +112,7 @@ def train(arguments: list[str]) -> None:
         return optimizer_step()
 
     trainer.engine.optimizer_step = keep_gradient
-    loss = policy_loss(args.loss, args.observed, f"{args.output}.records", args.target_clip_rate, args.mismatch_eps)
+    loss = policy_loss(args.loss, args.observed, f"{args.output}.records", args.target_clip_rate)
     if args.load:
         trainer.set_loss_fn(partial(ppo_loss, config=SimpleNamespace(policy_loss=loss)))
         trainer.load_checkpoint(args.load)
@@ -124,7 +121,7 @@ def train(arguments: list[str]) -> None:
         if args.save and step == args.steps - 1:
             trainer.save_checkpoint(args.save, global_step=step)
         with Collectives() as collectives:
-            metrics = worker.update(trainer, data, loss, cut, args.mini_batch_size, scale=128)
+            metrics = update(trainer, data, loss, cut, args.mini_batch_size, scale=128)
         if args.target_clip_rate:
             eps.append(dict(loss.controller.eps))
     Path(f"{args.output}.eps.{rank}").write_text(json.dumps(eps))

@@ -71,16 +71,15 @@ WAYS_IN = {
 }
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize(
     ("way_in", "overrides", "main"),
     [
-        pytest.param("packaged", [], None, id="packaged", marks=pytest.mark.long),
-        pytest.param("override", [], RENAMED_HYDRA, id="renamed-hydra", marks=pytest.mark.long),
         pytest.param("override", [], None, id="override"),
-        pytest.param("yaml", [], None, id="yaml", marks=pytest.mark.long),
+        pytest.param("yaml", [], RENAMED_HYDRA, id="yaml-renamed-hydra", marks=pytest.mark.long),
         pytest.param(
             *("packaged", VERL_LOOP_TWO_RANKS_REFERENCE, None),
-            id="verl-agent-loop-two-ranks-reference",
+            id="packaged-verl-agent-loop-two-ranks-reference",
             marks=pytest.mark.long,
         ),
         pytest.param("packaged", ["cpu_rollout=vllm"], None, id="vllm", marks=needs_vllm),
@@ -144,11 +143,11 @@ def test_training(task, untrained_model, tmp_path, way_in, overrides, main):
     target = min((sign * records.log_ratio[side == sign] > 0).mean() for sign in (1, -1)) / 2  # which a band can reach
     if target > 0:
         told = verdict(run.records, target)
-        out = calibration.text(calibration.calibrate(run.records, target, every=False), run)
+        out = calibration.text(calibration.calibrate(run.records, target), run)
         assert f"run: {told.sentence} {told.advice} " in " ".join(out.split())
     else:
         with pytest.raises(fit.Unreachable, match=r"only 0.0% of the responses with A [<>] 0 lie"):
-            calibration.calibrate(run.records, 0.1, every=False)
+            calibration.calibrate(run.records, 0.1)
 
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / f"checkpoints/global_step_{STEPS}/actor/huggingface")
     before = AutoModelForCausalLM.from_pretrained(untrained_model).state_dict()

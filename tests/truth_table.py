@@ -1,0 +1,311 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""How often the sentence and the advice of a report are right, on simulated runs whose truth is known.
+
+  python tests/truth_table.py [--runs 200] [--only WORD] [--output FILE]
+  python tests/truth_table.py --alarms 2000 [--only WORD]
+
+Writes how often each outcome came to FILE (default: runs/truth.csv), and prints the table. Runs that FILE has are not
+computed again, so that the same command goes on where it was stopped. --alarms asks the test alone, of other runs: how
+often it calls a dependence where there is none.
+"""
+
+import argparse
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.stats import norm
+from tqdm import tqdm
+
+from fspo_verl.analysis import conclusion as c
+from fspo_verl.analysis.length_effect import ENDS, LONGER, MIDDLE, SHORTER, length_effect
+from fspo_verl.analysis.verdict import Verdict, verdict
+from fspo_verl.clips import BandClip, ratio_band
+from fspo_verl.observe.settings import RunSettings
+from fspo_verl.output import markdown_table, write_whole
+
+OUTCOMES = RIGHT, WRONG, WITHHELD = ("right", "wrong", "withheld")
+COLUMNS = ["cell", "conclusion", "advice", "runs"]
+_AT_A_TIME = 20
+_CENTER = math.exp(5)  # tokens, the typical length
+
+
+def simulate(
+    rng: np.random.Generator,
+    steps: int = 15,
+    prompts: int = 32,
+    group: int = 8,
+    mini_batches: int = 4,
+    rate: float = 0.1,
+    *,
+    power: float = 0.5,
+    bend: float = 0.0,
+    own: float = 0.5,
+    by_step: float = 0.0,
+    by_mini_batch: float = 0.0,
+    by_prompt: float = 0.0,
+    moves: float = 0.0,
+    trend: float = 0.0,
+    epochs: int = 1,
+    shared: float = 0.2,
+    freedom: float = 1e9,
+    noise: float = 1e-5,
+    still: bool = False,
+    bypass: bool = False,
+    truncated: float = 0.0,
+    broken: float = 0.0,
+    sides: float = 1.0,
+    pull: float = 0.0,
+) -> pd.DataFrame:
+    """Records of a run whose S spreads like L^power · exp(bend · x²), with x = log length less its centre.
+
+    Args:
+        rate: share of the responses that the clip of the run takes: a band on S of width L^own.
+        by_step, by_mini_batch, by_prompt: standard deviation of the power between steps, mini-batches, prompts.
+        moves: of the log of the spread between steps.
+        trend: rise of the log of the spread, and of the log length, from the first to the last step.
+        epochs: how often each prompt comes back.
+        shared: share of the variance that the responses to a prompt share.
+        freedom: of Student's t that S follows.
+        noise: spread of a token's log-ratio where nothing has moved.
+        still: no update moves anything.
+        bypass: settings say so.
+        truncated: share of the responses that are cut off, the longest.
+        broken: share of the responses that are not finite.
+        sides: ratio of the spread at A > 0 to that at A < 0.
+        pull: mean of S along its advantage, in units of its spread.
+    """
+    rows = steps * prompts * group
+    step = np.repeat(np.arange(steps), prompts * group)
+    slot = np.tile(np.repeat(np.arange(prompts), group), steps)
+    pool = steps * prompts // epochs  # an epoch takes each prompt once
+    prompt = np.concatenate([rng.permutation(pool) for _ in range(epochs)])[step * prompts + slot]
+    mini_batch = slot * mini_batches // prompts
+    late = step / max(steps - 1, 1) - 0.5
+    x = rng.normal(0, 0.7, pool)[prompt] + rng.normal(0, 0.4, rows) + trend * late
+    length = np.exp(x) * _CENTER
+    length = length.round().clip(2).astype(int)
+    x = np.log(length / _CENTER)
+    slope = by_step * rng.standard_normal(steps)[step] + by_prompt * rng.standard_normal(pool)[prompt]
+    slope += by_mini_batch * rng.standard_normal(steps * mini_batches)[step * mini_batches + mini_batch]
+    advantage = rng.choice([-1.0, 1.0], rows)
+    log_spread = power * np.log(length) + bend * np.square(x) + slope * x + trend * late
+    log_spread += moves * rng.standard_normal(steps)[step] + np.where(advantage > 0, math.log(sides), 0.0)
+    update = 0.02 * np.exp(log_spread) * np.sqrt(mini_batch) * (not still)
+    own_part, of_prompt = (rng.standard_t(freedom, size) for size in (rows, steps * prompts))
+    moved = math.sqrt(1 - shared) * own_part + math.sqrt(shared) * of_prompt[step * prompts + slot]
+    moved *= update
+    moved += pull * update * advantage
+    s = moved + noise * np.sqrt(length) * rng.standard_normal(rows)
+    records = pd.DataFrame(
+        {
+            "step": step,
+            "mini_batch": mini_batch,
+            "prompt": prompt,
+            "prompt_text_hash": prompt,
+            "length": length,
+            "log_ratio": s,
+            "quadratic_variation": np.square(update) + noise**2 * length,
+            "advantage": advantage,
+            "decision": np.where(rng.random(rows) < broken, "nonfinite", "kept"),
+        }
+    )
+    if truncated:
+        records["truncated"] = (length >= np.quantile(length, 1 - truncated)).astype(float)
+    band = ratio_band(math.exp(-1), math.exp(1), own)
+    band = BandClip("own", "own", band).matched(records, rate).band if 0 < rate < 1 else band
+    records["clipped"] = BandClip("own", "own", band).clipped(records) if rate else 0.0
+    settings = RunSettings("fspo", band, old_log_probs_from_rollout=bypass)
+    records.attrs = {"settings": settings, "rows": rows, "lost": 0}
+    return records
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Runs of one truth."""
+
+    name: str
+    settings: dict = field(default_factory=dict)
+    cause: str = c.EVEN
+    who: str | None = None
+    action: str = c.KEEP
+    seen: bool = True
+    """Whether so many responses show this truth: named before any run was simulated."""
+
+
+UNEVEN = {  # the truths that depend on length, from the run's own width or from the law of S
+    "shorter": Cell("shorter", {"own": 1.0}, c.LENGTH, SHORTER, c.TAKE),
+    "longer": Cell("longer", {"own": 0.0}, c.LENGTH, LONGER, c.TAKE),
+    "both ends": Cell("both ends", {"bend": 0.3}, c.LENGTH, ENDS, c.KEEP),
+    "the middle": Cell("the middle", {"bend": -0.3}, c.LENGTH, MIDDLE, c.KEEP),
+}
+FACTORS: dict[str, dict] = {
+    "10 steps": {"steps": 10},
+    "30 steps": {"steps": 30},
+    "slopes that differ by step, sd 0.15": {"by_step": 0.15},
+    "slopes that differ by step, sd 0.3": {"by_step": 0.3},
+    "10 steps, slopes that differ by step, sd 0.3": {"steps": 10, "by_step": 0.3},
+    "slopes that differ by mini-batch, sd 0.3": {"by_mini_batch": 0.3},
+    "slopes that differ by prompt, sd 0.3": {"by_prompt": 0.3},
+    "steps that move further or less": {"moves": 0.5},
+    "lengths and moves that rise over training": {"trend": 1.0},
+    "prompts of 5 epochs": {"epochs": 5, "shared": 0.5},
+    "prompts whose responses move alike": {"shared": 0.8},
+    "heavy tails": {"freedom": 3},
+}
+
+
+def _few(cell: Cell, name: str, **settings) -> Cell:
+    """Below ten steps no verdict on the run is right."""
+    return Cell(f"{cell.name}, {name}", cell.settings | settings, cell.cause, cell.who, c.RECORD)
+
+
+def _cells() -> list[Cell]:
+    even = Cell("even")
+    found = [even, *UNEVEN.values()]
+    for name, settings in FACTORS.items():
+        found.append(Cell(f"even, {name}", settings))
+        of = UNEVEN["shorter"]
+        found.append(Cell(f"shorter, {name}", of.settings | settings, of.cause, of.who, of.action))
+    for of in list(UNEVEN.values())[1:]:
+        for name in ("10 steps", "30 steps"):
+            seen = of.who == LONGER or name == "30 steps"
+            found.append(Cell(f"{of.name}, {name}", of.settings | FACTORS[name], of.cause, of.who, of.action, seen))
+    for of in (even, *UNEVEN.values()):
+        found.append(_few(of, "5 steps", steps=5))
+    found.append(_few(even, "5 steps, slopes that differ by step, sd 0.3", steps=5, by_step=0.3))
+    small = {"own": 0.6}  # k of about -0.2
+    found.append(Cell("shorter by little", small, c.LENGTH, SHORTER, c.TAKE, seen=False))
+    found.append(Cell("shorter by little, 30 steps", small | {"steps": 30}, c.LENGTH, SHORTER, c.TAKE, seen=False))
+    found.append(Cell("even, 1% clipped", {"rate": 0.01}))
+    found.append(Cell("shorter, 1% clipped", {"rate": 0.01, "own": 1.0}, c.LENGTH, SHORTER, c.TAKE, seen=False))
+    found.append(Cell("even, 25% clipped", {"rate": 0.25}))
+    found.append(Cell("shorter, 25% clipped", {"rate": 0.25, "own": 1.0}, c.LENGTH, SHORTER, c.TAKE))
+    mend = c.MEND
+    found += [
+        Cell("77% clipped", {"rate": 0.77, "mini_batches": 8, "pull": 3.0}, c.LEVEL, None, c.TAKE),
+        Cell("77% clipped, 5 steps", {"rate": 0.77, "mini_batches": 8, "pull": 3.0, "steps": 5}, c.LEVEL, None, c.TAKE),
+        Cell("noise only", {"mini_batches": 1, "noise": 0.01}, c.NOISE, None, mend),
+        Cell("noise as large as the moves", {"noise": 0.03}, c.NOISE, None, mend),
+        Cell("cut off", {"truncated": 0.4}, c.CUT_OFF, None, mend),
+        Cell("bypass, mismatch as large as the moves", {"bypass": True, "noise": 0.03}, c.MISMATCH, None, mend),
+        Cell("bypass, hardly any mismatch", {"bypass": True, "noise": 0.002}),
+        Cell("nothing moved", {"still": True, "noise": 0.0, "rate": 0.0}, c.LEVEL, None, mend),
+        Cell("nothing clipped", {"rate": 0.0}, c.LEVEL, None, c.TAKE),
+        Cell("not finite", {"broken": 0.05}, c.NOT_FINITE, None, mend),
+        Cell("worse responses move thrice as far", {"sides": 1 / 3}, c.SIDE, None, c.TAKE),
+    ]
+    return found
+
+
+def judged(cell: Cell, said: Verdict) -> tuple[str, str]:
+    """Whether conclusion and advice are right, wrong, or withheld."""
+    who = said.effect.who if said.effect else None
+    if said.cause == cell.cause:
+        conclusion = RIGHT if cell.cause != c.LENGTH or who == cell.who else WRONG
+    elif said.cause == c.UNKNOWN or (cell.cause == c.LENGTH and said.cause == c.EVEN):
+        conclusion = WITHHELD
+    else:
+        conclusion = WRONG
+    if cell.action == c.RECORD:  # no verdict on the run; what is said of the steps alone is a description
+        advice = RIGHT if said.action == c.RECORD else WRONG
+        return (RIGHT if advice == RIGHT else WRONG), advice
+    if said.action == c.TAKE and said.cause in (c.LENGTH, c.EVEN):
+        return conclusion, RIGHT if cell.action == c.TAKE and _is_evener(cell, said) else WRONG
+    if said.action == cell.action:
+        return conclusion, RIGHT
+    silent = said.action in (c.RECORD, c.COULD_NOT) or (cell.action == c.TAKE and said.action == c.KEEP)
+    return conclusion, WITHHELD if silent else WRONG
+
+
+def _is_evener(cell: Cell, said: Verdict) -> bool:
+    """Whether the width to take follows the law of S more closely than the run's own, over the lengths of the run."""
+    assert said.comparison is not None and said.comparison.best is not None and said.comparison.best.band is not None
+    x = 0.8 * norm.ppf((np.arange(99) + 1) / 100)
+    law = cell.settings.get("power", 0.5) * x + cell.settings.get("bend", 0.0) * np.square(x)
+    width = said.comparison.best.band.scale(torch.tensor(_CENTER * np.exp(x))).log().numpy()
+    return np.std(law - width) < np.std(law - cell.settings.get("own", 0.5) * x)
+
+
+def outcomes(cell: Cell, runs: Iterable[int]) -> Counter:
+    """How often each pair of outcomes came in the runs of these numbers."""
+    found: Counter = Counter()
+    for run in runs:
+        rng = np.random.default_rng([run, *cell.name.encode()])
+        found[judged(cell, verdict(simulate(rng, **cell.settings)))] += 1
+    return found
+
+
+CELLS = {cell.name: cell for cell in _cells()}
+
+
+def table(found: pd.DataFrame) -> str:
+    """In per cent of the runs of a cell."""
+    rows = []
+    for name, part in found.groupby("cell", sort=False):
+        runs = part["runs"].sum()
+        shares = [
+            f"{part.loc[part[which] == outcome, 'runs'].sum() / runs:.1%}"
+            for which in ("conclusion", "advice")
+            for outcome in OUTCOMES
+        ]
+        cell = CELLS[str(name)]
+        truth = ", ".join(filter(None, [cell.cause, cell.who, cell.action]))
+        rows.append([name, truth, "yes" if cell.seen else "no", *shares, f"{runs}"])
+    heads = [f"{which} {outcome}" for which in ("conclusion", "advice") for outcome in OUTCOMES]
+    return markdown_table(["simulated", "truth", "to be seen", *heads, "runs"], rows)
+
+
+def simulated(file: Path, runs: int, only: str = "") -> pd.DataFrame:
+    """The counts of a file with so many runs of each cell, those that it lacks computed and written, some at a time."""
+    cells = {name: cell for name, cell in CELLS.items() if only in name}
+    found = pd.read_csv(file) if file.exists() else pd.DataFrame({name: [] for name in COLUMNS})
+    for start in tqdm(range(0, runs, _AT_A_TIME), unit=f" x {_AT_A_TIME} runs of each cell"):
+        stop = min(start + _AT_A_TIME, runs)
+        for cell in cells.values():
+            done = int(found.loc[found["cell"] == cell.name, "runs"].sum())
+            if done < stop:
+                new = outcomes(cell, range(done, stop))
+                rows = [(cell.name, *pair, count) for pair, count in new.items()]
+                found = pd.concat([found, pd.DataFrame(rows, columns=COLUMNS)])
+                found = found.groupby(COLUMNS[:3], sort=False)["runs"].sum().astype(int).reset_index()
+                place = found["cell"].map({name: place for place, name in enumerate(CELLS)})
+                found = found.iloc[np.lexsort([found["advice"], found["conclusion"], place])]
+                write_whole([(file, found.to_csv(index=False).encode())])
+    return found[found["cell"].isin(cells)]
+
+
+def alarms(runs: int, only: str = "") -> str:
+    """How often the test calls a dependence in so many runs of each even kind, none of which is in the table."""
+    rows = []
+    for cell in tqdm([cell for cell in CELLS.values() if (cell.cause, cell.action) == (c.EVEN, c.KEEP)], unit="cell"):
+        if only in cell.name:
+            seeds = ([777, run, *cell.name.encode()] for run in range(runs))
+            effects = [length_effect(simulate(np.random.default_rng(seed), **cell.settings)) for seed in seeds]
+            called = sum(effect is not None and effect.depends for effect in effects)
+            rows.append([cell.name, f"{called / runs:.2%}", f"{math.sqrt(called * (1 - called / runs)) / runs:.2%}"])
+    return markdown_table(["simulated", "a dependence is called", "standard error"], rows)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=200, help="of each cell (default: %(default)s)")
+    parser.add_argument("--only", default="", metavar="WORD", help="cells with this in their name")
+    parser.add_argument("--output", type=Path, default=Path("runs/truth.csv"), metavar="FILE")
+    parser.add_argument("--alarms", type=int, metavar="RUNS", help="ask the test alone, of so many other runs")
+    args = parser.parse_args(argv)
+    if args.alarms:
+        print(alarms(args.alarms, args.only))
+        return
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    print(table(simulated(args.output, args.runs, args.only)))
+
+
+if __name__ == "__main__":
+    main()
