@@ -19,7 +19,6 @@ import contextlib
 import functools
 import inspect
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -260,7 +259,7 @@ WORKERS = (
 # --- Hydra: the group without a plus ---------------------------------------------------------------------------------
 
 
-def select_without_plus(group: str, look: Callable) -> None:
+def select_without_plus(group: str, look: Callable, ask: Callable) -> None:
     """Let ``GROUP=OPTION`` select a config group on configs whose defaults do not name it, too.
 
     Hydra (1.3) asks for a plus there. The form without it is the safe one: without this package stock verl refuses it,
@@ -270,12 +269,13 @@ def select_without_plus(group: str, look: Callable) -> None:
     Args:
         group: the name of the config group.
         look: called with each composed config, Hydra's own section included.
+        ask: called with the composition and the overrides of each job; returns the config.
     """
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra.errors import ConfigCompositionException
     from hydra.types import RunMode
 
-    from fspo_verl.keys import GONE, OVERRIDES, POLICY_LOSS
+    from fspo_verl.keys import GONE, POLICY_LOSS
 
     def load_configuration(load, loader, config_name, overrides, run_mode, *args, **kwargs):
         def compose(overrides):
@@ -291,17 +291,12 @@ def select_without_plus(group: str, look: Callable) -> None:
                 with_plus = [f"+{text}" if text in ours else text for text in overrides]
                 return _with_value_of_the_user(compose, group, overrides, ours) or compose(with_plus)
 
-        asks = bool(os.environ.get(OVERRIDES)) and run_mode == RunMode.RUN  # each job of a --multirun comes by itself
         try:
-            if asks:
-                from fspo_verl.launch import asked
-
-                config = asked.composed(select, overrides)
-            else:
-                config = select(overrides)
+            # Each job of a --multirun comes here by itself.
+            config = ask(select, overrides) if run_mode == RunMode.RUN else select(overrides)
         except ConfigCompositionException as error:
             names = (name for name in GONE if f"'{POLICY_LOSS}.{name}'" in str(error))
-            is_ours = asks or any(text.lstrip("+").startswith(f"{group}=") for text in overrides)
+            is_ours = any(text.lstrip("+").startswith(f"{group}=") for text in overrides)
             if not is_ours or (name := next(names, None)) is None:
                 raise
             raise ConfigCompositionException(f"{POLICY_LOSS}.{name} is gone: {GONE[name]}") from None

@@ -128,7 +128,6 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
      "tensor.detach() for"),
     ("dual clip of tokens not counted", CLIPS, "(ratio < 0.8) | (ratio > 3)", "(ratio < 0.8)"),
     ("a band on prefixes that does not widen", CLIPS, "tokens.mask.cumsum(-1).sqrt()", "tokens.mask.cumsum(-1) ** 0"),
-    ("a budget that no prefix spends", CLIPS, "left.clamp(max=0)", "0 * left"),
     ("tokens of the other sign counted", CLIPS, "tokens.advantages > 0, ratio >",
      "tokens.advantages < 0, ratio >"),
     ("a step written before it has ended", RECORDS,

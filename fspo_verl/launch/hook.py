@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -103,7 +104,7 @@ def claim_records(config: DictConfig) -> None:
 
 def begin_application_of_hydra() -> None:
     """The checks before a Hydra application of verl composes its config."""
-    verl_patches.select_without_plus(GROUP, refuse_an_old_verl)
+    verl_patches.select_without_plus(GROUP, refuse_an_old_verl, with_what_is_asked)
     if "fspo_verl.plugin" in sys.modules:
         return
     from fspo_verl.launch import installation
@@ -111,6 +112,15 @@ def begin_application_of_hydra() -> None:
     # Where verl loads no plugins (VERL_USE_EXTERNAL_PLUGINS), nothing else would check what the config selects.
     if installation.too_old() is None:
         verl_patches.see_launches(check_once, refuse_the_config)
+
+
+def with_what_is_asked(compose: Callable[[list[str]], DictConfig], overrides: list[str]) -> DictConfig:
+    """The config of a launch, with what the environment asks for (:mod:`fspo_verl.launch.asked`)."""
+    if not os.environ.get(OVERRIDES):
+        return compose(overrides)
+    from fspo_verl.launch import asked
+
+    return asked.composed(compose, overrides)
 
 
 def refuse_an_old_verl(config: DictConfig) -> None:

@@ -57,10 +57,10 @@ def test_success_is_the_share_of_right_responses(warm):
         torch.testing.assert_close(rollout.advantages[task][0].reshape(-1, 1), expected)
 
 
-@pytest.mark.parametrize("loss_mode", [None, "vanilla"])
+@pytest.mark.parametrize("loss_mode", [None, "vanilla", "gspo"])
 def test_seeds_with_eps_of_their_own_train_as_one_by_one(loss_mode):
     each, task = training.PROMPTS * walks.RESPONSES, 2
-    eps, scale = torch.tensor([[0.1, 0.2], [0.4, 0.3]]), torch.tensor([[0.5, 1.0, 2.0]]).repeat(2, 1)
+    eps, scale = torch.tensor([[0.01, 0.02], [0.04, 0.03]]), torch.tensor([[0.5, 1.0, 2.0]]).repeat(2, 1)
     generator = torch.Generator().manual_seed(2)
     old = -torch.rand(2 * each, LENGTHS[task], generator=generator)
     log_prob = (old + 0.2 * torch.randn(old.shape, generator=generator)).requires_grad_()
