@@ -35,13 +35,6 @@ def warm():
     return training.warm(LENGTHS, False, SEEDS)
 
 
-def test_alias_tables_have_the_distributions_they_are_made_of():
-    wished = torch.rand(7, 12, generator=torch.Generator().manual_seed(0)).pow(6)
-    kept, other = (table.view(7, 12) for table in walks.alias_tables(wished))
-    given = kept + torch.zeros(7, 12).scatter_add(1, other.long(), 1 - kept)
-    torch.testing.assert_close(given / 12, wished / wished.sum(1, keepdim=True))
-
-
 def test_success_is_the_share_of_right_responses(warm):
     rollout = warm.copy().roll_out(2000)
     for task, tokens in enumerate(rollout.tokens):
