@@ -101,6 +101,27 @@ def test_an_own_main_that_calls_run_ppo_is_checked_before_ray_starts(dead, tmp_p
     assert "ray init kwargs" not in run.stdout  # what run_ppo prints right before ray.init
 
 
+COMPOSES = """
+import sys
+import verl
+from hydra import compose, initialize_config_module
+from verl.utils.device import auto_set_device
+
+with initialize_config_module("verl.trainer.config", version_base=None):
+    config = compose("ppo_trainer", sys.argv[1:])
+auto_set_device(config)
+print("goes on")
+"""
+
+
+@pytest.mark.parametrize("word", [None, "actor_rollout_ref.actor.policy_loss.eps=-1"])
+def test_a_main_that_composes_without_an_application_of_hydra_is_checked(word, tmp_path):
+    (tmp_path / "own_main.py").write_text(COMPOSES)
+    run = python("own_main.py", "algorithm.policy_loss=fspo", *filter(None, [word]), cwd=tmp_path)
+    assert ("goes on" in run.stdout) == (word is None) and "did not look" not in run.stderr, run.stderr
+    assert word is None or "eps=-1" in run.stderr
+
+
 @pytest.mark.parametrize("plugins", ["another", pytest.param("none", marks=pytest.mark.long)])
 def test_a_launch_is_checked_where_verl_loads_no_plugins(plugins, tmp_path):
     arguments = ["+algorithm.policy_loss=gspo", "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla"]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from omegaconf import OmegaConf
 
 from fspo_verl.keys import GONE, GROUP, POLICY_LOSS
-from fspo_verl.launch.hydra_files import Part, choices, files_of, leaves, loaded, parsed, task_overrides
+from fspo_verl.launch.hydra_files import Part, choices, files_of, is_running, leaves, loaded, parsed, task_overrides
 
 
 def with_plus(create: Callable, *, overrides_list: list, repo, **how):
@@ -79,7 +79,7 @@ seen: set[str] = set()
 
 def is_named() -> bool:
     """Whether the running Hydra application may have been asked for an option: cheap, for every launch of verl."""
-    return bool(seen or _chosen() or any(GROUP in text for text in task_overrides()))
+    return is_running() and bool(seen or _chosen() or any(GROUP in text for text in task_overrides()))
 
 
 def asked(composed: Sequence[Part], is_own_key: bool) -> Asked | None:

@@ -120,6 +120,11 @@ def _as_typed(content) -> Any:
     return OmegaConf.to_container(content, resolve=False)
 
 
+def is_running() -> bool:
+    """Whether this is a Hydra application that has composed its config."""
+    return _running() is not None
+
+
 def _running():
     """The ``hydra`` section of the running Hydra application; None outside of one."""
     module = sys.modules.get("hydra.core.hydra_config")
