@@ -29,10 +29,11 @@ RESUME = ("launch/resume.py",)
 LENGTH_EFFECT, FIT = (("analysis/length_effect.py",), ("analysis/fit.py",))
 WIDTHS, CONCLUSION, CLIP_RATES = ((f"analysis/{name}.py",) for name in ("widths", "conclusion", "clip_rates"))
 PAIRED = ("../scripts/compare/measures.py",)
-TESTS = [
-    f"tests/{name}.py" for name in ("test_loss", "test_policy_loss", "observe/test_columns", "observe/test_records")
-]
+TESTS_OF_THE_LOSS = [f"tests/{name}.py" for name in ("test_loss", "test_policy_loss", "observe/test_columns")]
+TESTS = [*TESTS_OF_THE_LOSS, "tests/observe/test_records.py"]
 TESTS_OF = {  # files with tests of their own, which are long: those that a planted fault is for
+    LOSS: TESTS_OF_THE_LOSS,
+    REGISTER: TESTS_OF_THE_LOSS,
     METRICS: [*TESTS, "tests/test_live.py"],
     ADAPTIVE: ["tests/test_adaptive.py"],
     LAUNCH: [
@@ -116,7 +117,7 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("responses counted on every rank that shares them", ADAPTIVE, "self._counts * counts_here", "self._counts"),
     ("eps of the config after a resume", ADAPTIVE, "self.eps = {name: min(eps[name]", "_ = {name: min(eps[name]"),
     ("metrics averaged per call", METRICS, "metric.values = values.tolist()", "metric.values = [float(values.mean())]"),
-    ("a bin that keeps its upper edge", METRICS, "(length < high)", "(length <= high)"),
+    ("a bin that keeps its upper edge", METRICS, 'side="right"', 'side="left"'),
     ("bins that count every response", METRICS, '{"responses": has_advantage,', '{"responses": is_sequence,'),
     ("empty rows outside the band", COLUMNS, "sequences.outside & (sequences.length > 0)",
      "sequences.outside | (sequences.length == 0)"),

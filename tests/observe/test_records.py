@@ -538,6 +538,12 @@ def test_a_folder_that_is_taken_is_refused_and_a_free_one_named(tmp_path, case):
     assert sorted(where.rglob("*")) == before
 
 
+@pytest.mark.parametrize("content", ["null", "[]", "{}", '{"checkpoints": 3}'])
+def test_a_file_that_names_no_owner_is_nobodys(tmp_path, content):
+    (tmp_path / "run.json").write_text(content)
+    attempts.claim(tmp_path, tmp_path / "checkpoints")
+
+
 def test_a_run_keeps_its_folder_however_often_it_starts(tmp_path):
     for launch in range(3):
         attempts.claim(tmp_path, tmp_path / "checkpoints")
