@@ -65,7 +65,7 @@ def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--target-clip-rate", type=float, default=0.1, metavar="RATE", help=rate)
     add("--max-rows", type=int, default=1_000_000, help="records to use; of more, a random part (default: %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="also write everything that is printed as JSON")
+    add("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,11 +78,6 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     add("--names", nargs="+", metavar="NAME", help="what to call the runs (default: as their folders)")
     rows = "records to use, over all runs; of more a random part is taken (default: %(default)s)"
     add("--max-rows", type=int, default=2_000_000, help=rows)
-    watch = (
-        "make the page anew whenever a run has written something, asked for every so many seconds (30 if not "
-        "given); waits for a run that is not there yet; Ctrl-C ends it"
-    )
-    add("--watch", nargs="?", type=float, const=30.0, metavar="SECONDS", help=watch)
     add("--json", action="store_true", help="print report.json instead of text")
 
 
@@ -91,10 +86,6 @@ def watch_arguments(parser: argparse.ArgumentParser) -> None:
     add("run", type=Path, metavar="RUN", help="folder of a run, or a log")
     add("--every", type=int, default=10, metavar="N", help="steps from one line to the next (default: %(default)s)")
     add("--once", action="store_true", help="end with what is there, also where the run goes on")
-
-
-def no_arguments(_parser: argparse.ArgumentParser) -> None:
-    pass
 
 
 COMMANDS = {
@@ -116,7 +107,6 @@ COMMANDS = {
     "report": Command(
         "report.page", "one page of figures and numbers on length fairness, from one or several runs", report_arguments
     ),
-    "demo": Command("demo.command", "what you would get: the page of a small recorded run", no_arguments),
 }
 
 

@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import traceback
+import uuid
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -122,7 +123,8 @@ def write_whole(files: Iterable[tuple[Path, bytes]]) -> None:
     try:
         for path, content in files:
             path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_name(f".unfinished.{os.getpid()}.{len(written)}")
+            unfinished = path.with_name(f".unfinished.{uuid.uuid4().hex}")
+            unfinished.touch(exist_ok=False)  # no link leads from there
             written.append((unfinished, path))
             unfinished.write_bytes(content)
         for unfinished, path in written:

@@ -19,9 +19,8 @@ import contextlib
 import functools
 import inspect
 import logging
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import wrapt
@@ -87,6 +86,31 @@ def wrap_once(owner, name: str, around: Callable) -> None:
         setattr(main, name, wrapper)
 
 
+_looked_at: set[type] = set()
+
+
+def look_when_built(owner: type, look: Callable) -> None:
+    """Have ``look(*args, **kwargs)`` called with what an instance of a class is built from, before it is; once a class.
+
+    ``__new__`` has returned when ``__init__`` runs. A wrapped ``__init__`` would stand in the traceback of each of its
+    errors, also where nothing of this package is used.
+
+    Raises:
+        AttributeError: the class has a ``__new__`` of its own.
+    """
+    if owner in _looked_at:
+        return
+    if owner.__new__ is not object.__new__:
+        raise AttributeError(f"{owner.__name__} has a __new__ of its own")
+
+    def __new__(cls, *args, **kwargs):
+        look(*args, **kwargs)
+        return object.__new__(cls)
+
+    _looked_at.add(owner)
+    owner.__new__ = staticmethod(__new__)  # type: ignore[assignment]
+
+
 # --- launches: what would train another loss than asked for is refused before Ray starts -----------------------------
 
 
@@ -102,8 +126,8 @@ def see_launches(check: Callable, refuse: Callable) -> None:
     def of_the_mains(device):  # the first thing that every main of verl calls
         wrap_once(device, "auto_set_device", looked_at)
 
-    def of_own_mains(main_ppo):  # which call run_ppo(config, ...)
-        wrap_once(main_ppo, "run_ppo", looked_at)
+    def of_own_mains(main_ppo):  # which call run_ppo(config, ...): it calls this right before ray.init
+        wrap_once(main_ppo, "get_ppo_ray_runtime_env", looked_at)
 
     def at_the_logger(tracking):
         _tell_at_the_logger(tracking, refuse)
@@ -121,20 +145,21 @@ def see_launches(check: Callable, refuse: Callable) -> None:
     )
 
 
-_told: list[Callable] = []  # of the config with which a trainer builds its logger
+_told: list[Callable] = []  # called with the config when a trainer builds its logger
 
 
 def _tell_at_the_logger(tracking, told: Callable) -> None:
+    look_when_built(tracking.Tracking, _at_the_logger)
     if told not in _told:
         _told.append(told)
-    wrap_once(tracking.Tracking, "__init__", _at_the_logger)
 
 
-def _at_the_logger(init, *args, **kwargs):
-    config = inspect.signature(init).bind_partial(*args, **kwargs).arguments.get("config")
-    for told in _told:
-        told(config)
-    return init(*args, **kwargs)
+def _at_the_logger(*args, **kwargs) -> None:
+    """The config is looked for by what is in it, as a logger of the user's own takes other arguments than verl's."""
+    for config in (*args, *kwargs.values()):
+        if isinstance(config, Mapping) and "actor_rollout_ref" in config:
+            for told in _told:
+                told(config)
 
 
 @contextlib.contextmanager
@@ -260,7 +285,7 @@ WORKERS = (
 # --- Hydra: the group without a plus ---------------------------------------------------------------------------------
 
 
-def select_without_plus(group: str, look: Callable) -> None:
+def select_without_plus(group: str, around: Callable, look: Callable, ask: Callable | None = None) -> None:
     """Let ``GROUP=OPTION`` select a config group on configs whose defaults do not name it, too.
 
     Hydra (1.3) asks for a plus there. The form without it is the safe one: without this package stock verl refuses it,
@@ -269,58 +294,33 @@ def select_without_plus(group: str, look: Callable) -> None:
 
     Args:
         group: the name of the config group.
-        look: called with each composed config, Hydra's own section included.
+        around: called around Hydra's ``create_defaults_list`` once an override names the group; not before, as a wrap
+            stands in each traceback of Hydra below it.
+        look: called with the name of each config file of a composition.
+        ask: called with the composition and the overrides of each job; returns the config.
     """
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra.errors import ConfigCompositionException
+    from hydra._internal import config_loader_impl
+    from hydra._internal.defaults_list import DefaultsList
+    from hydra.core.override_parser.types import Override
     from hydra.types import RunMode
 
-    from fspo_verl.keys import GONE, OVERRIDES, POLICY_LOSS
+    def at_an_override(key_or_group="", **_kwargs):
+        if key_or_group == group:
+            wrap_once(config_loader_impl, "create_defaults_list", around)
+
+    def at_a_defaults_list(defaults=(), **_kwargs):
+        for default in defaults:
+            look(default.config_path)
 
     def load_configuration(load, loader, config_name, overrides, run_mode, *args, **kwargs):
         def compose(overrides):
             return load(loader, config_name, overrides, run_mode, *args, **kwargs)
 
-        def select(overrides):
-            try:
-                return compose(overrides)
-            except ConfigCompositionException as error:
-                ours = [text for text in overrides if text.startswith(f"{group}=")]
-                if not ours or f"Could not override '{group}'" not in str(error):
-                    raise
-                with_plus = [f"+{text}" if text in ours else text for text in overrides]
-                return _with_value_of_the_user(compose, group, overrides, ours) or compose(with_plus)
+        # Each job of a --multirun comes here by itself.
+        return ask(compose, overrides) if ask and run_mode == RunMode.RUN else compose(overrides)
 
-        asks = bool(os.environ.get(OVERRIDES)) and run_mode == RunMode.RUN  # each job of a --multirun comes by itself
-        try:
-            if asks:
-                from fspo_verl.launch import asked
+    if ask is not None:
+        wrap_once(config_loader_impl.ConfigLoaderImpl, "load_configuration", load_configuration)
 
-                config = asked.composed(select, overrides)
-            else:
-                config = select(overrides)
-        except ConfigCompositionException as error:
-            names = (name for name in GONE if f"'{POLICY_LOSS}.{name}'" in str(error))
-            is_ours = asks or any(text.lstrip("+").startswith(f"{group}=") for text in overrides)
-            if not is_ours or (name := next(names, None)) is None:
-                raise
-            raise ConfigCompositionException(f"{POLICY_LOSS}.{name} is gone: {GONE[name]}") from None
-        look(config)
-        return config
-
-    wrap_once(ConfigLoaderImpl, "load_configuration", load_configuration)
-
-
-def _with_value_of_the_user(compose: Callable, key: str, overrides: list[str], ours: list[str]):
-    """What Hydra makes of these overrides where the key is the user's own; None where the config has no such key."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import ConfigCompositionException
-    from omegaconf import OmegaConf
-
-    with contextlib.suppress(ConfigCompositionException):
-        config = compose([text for text in overrides if text not in ours])
-        if OmegaConf.select(config, key) is not None:
-            OmegaConf.update(config, key, OverridesParser.create().parse_override(ours[-1]).value())
-            config.hydra.overrides.task.extend(ours)
-            return config
-    return None
+    look_when_built(Override, at_an_override)
+    look_when_built(DefaultsList, at_a_defaults_list)

@@ -100,9 +100,11 @@ def test_report(run, folders, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("run", ["fspo", "gspo", "vanilla", "summed"])
-def test_calibrate(run, folders, tmp_path):
-    assert cli.main(["calibrate", str(folders / run), "--json", str(tmp_path / "found.json")]) == 0
-    assert_documented(json.loads((tmp_path / "found.json").read_text()), "calibrate")
+def test_calibrate(run, folders, capsys):
+    before = {file: file.read_bytes() for file in folders.rglob("*") if file.is_file()}
+    assert cli.main(["calibrate", str(folders / run), "--json"]) == 0
+    assert_documented(json.loads(capsys.readouterr().out), "calibrate")
+    assert {file: file.read_bytes() for file in folders.rglob("*") if file.is_file()} == before
 
 
 def test_doctor(capsys):

@@ -85,12 +85,13 @@ def main(args: argparse.Namespace) -> int:
         if (said := verdict_of(run)).action != MEND:
             raise
         raise ValueError(f"{said.sentence} {said.advice} There is no eps to give: {error}") from error
-    say(text_from_metrics(result, run) if isinstance(result, FromMetrics) else text(result, run))
     if args.json:
         answer = {"run": str(run.folder), "source": source} | _plain(result, run.settings)
         if isinstance(result, Calibration) and _within_noise(result):
             answer["overrides"] = answer["verdict"]["overrides"] = {}
-        args.json.write_text(json.dumps(answer, indent=2, allow_nan=False) + "\n")
+        say(json.dumps(answer, indent=2, allow_nan=False))
+        return 0
+    say(text_from_metrics(result, run) if isinstance(result, FromMetrics) else text(result, run))
     return 0
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fspo_verl.keys import ACTOR, GROUP, OVERRIDES, POLICY_LOSS, RECORDS_DIR
+from fspo_verl.keys import ACTOR, GONE, GROUP, OVERRIDES, POLICY_LOSS, RECORDS_DIR
 from fspo_verl.launch.hydra_files import OPTIONS, as_value, leaves, option, override
 from fspo_verl.launch.view import Launch
 
@@ -61,8 +61,9 @@ def parsed(text: str) -> tuple[str, dict[str, str]]:
     known = {key for key in option(losses[0]) if key.startswith(f"{POLICY_LOSS}.")} - {_SELECTS[0]} | _OF_ANY_LOSS
     if unknown := others.keys() - known:
         allowed = ", ".join(sorted(key.removeprefix(f"{ACTOR}.") for key in known))
+        gone = [f"{name} is gone: {GONE[name]}" for name in GONE if f"{POLICY_LOSS}.{name}" in unknown]
         what = f"{OVERRIDES} cannot set {', '.join(sorted(unknown))} beside {GROUP}={losses[0]}"
-        raise ValueError(f"{what}; of {ACTOR} it can set {allowed}")
+        raise ValueError("; ".join([what, *(gone or [f"of {ACTOR} it can set {allowed}"])]))
     return losses[0], others
 
 

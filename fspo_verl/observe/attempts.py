@@ -221,12 +221,15 @@ def why_taken(folder: Path, checkpoints: Path) -> str | None:
 def _owner(folder: Path) -> str | None:
     """The folder of checkpoints of the run that owns the folder; None where nobody owns it."""
     for _ in range(50):  # another may be about to write it; cut off, it is nobody's
-        with contextlib.suppress(ValueError):
-            try:
-                return json.loads((folder / _OWNER).read_text())["checkpoints"]
-            except FileNotFoundError:
-                return None
-        time.sleep(0.1)
+        try:
+            content = json.loads((folder / _OWNER).read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            time.sleep(0.1)
+        else:
+            owner = content.get("checkpoints") if isinstance(content, dict) else None
+            return owner if isinstance(owner, str) else None
     return None
 
 

@@ -94,8 +94,7 @@ def token_columns(
     from fspo_verl import clips  # not at the top: it imports pandas, which the losses do without
 
     mask = response_mask.bool()
-    log_prob, old_log_prob = (torch.where(mask, values.float(), 0.0) for values in (log_prob, old_log_prob))
-    tokens = clips.Tokens(log_prob, old_log_prob, log_prob - old_log_prob, advantages, mask)
+    tokens = clips.Tokens(torch.where(mask, log_prob.float() - old_log_prob.float(), 0.0), advantages, mask)
     return {name: (drops(tokens) & mask).sum(-1) for name, drops in clips.COLUMNS.items()}
 
 

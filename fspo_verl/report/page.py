@@ -5,15 +5,12 @@
 A RUN is the folder of a training run, or a log: verl's console output or file logger, TensorBoard's events, W&B's CSV,
 history or run folder, TRL's trainer_state.json. The page needs no network and no other file; DIR also gets every figure
 as PNG and SVG (figures/) and the numbers as JSON (report.json).
-A run may still go on: with --watch the page is made anew whenever a run has written something, until Ctrl-C.
 """
 
 import argparse
 import base64
-import contextlib
 import json
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +25,7 @@ from fspo_verl import __version__
 from fspo_verl.analysis.clip_rates import Estimate, length_edges, number, sides
 from fspo_verl.analysis.mismatch import Mismatch
 from fspo_verl.analysis.overrides import pasted
-from fspo_verl.analysis.runs import Run, read_runs, written
+from fspo_verl.analysis.runs import Run, read_runs
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, of_run, unjudged
 from fspo_verl.output import show, write_whole
 from fspo_verl.report import figures
@@ -58,6 +55,7 @@ class Part:
 
 
 def main(args: argparse.Namespace) -> int:
+    """Read the runs and write their report; print the verdicts, the place of the page, and what to do next."""
     if args.max_rows < len(args.runs):
         raise ValueError(f"--max-rows={args.max_rows} has to be one per run or more")
     if args.output is None:
@@ -66,53 +64,29 @@ def main(args: argparse.Namespace) -> int:
         (run,) = args.runs
         args.output = run.with_name(f"{run.stem}-report") if run.is_file() else run / "report"
     refuse_foreign(args.output)
-    if args.watch is not None and not args.watch > 0:
-        raise ValueError(f"--watch={args.watch:g} has to be more than 0 seconds")
-    (report if args.watch is None else watch)(args)
-    return 0
-
-
-def report(args: argparse.Namespace, updated: str = "") -> None:
-    """Read the runs and write their report; print the verdicts, the place of the page, and what to do next."""
     runs = list(tqdm(read_runs(args.runs, args.names, args.max_rows), "runs", len(args.runs), delay=2, disable=None))
     files = build(runs)
     write(args.output, files)
     if args.json:
         print(files["report.json"].decode(), end="")
-        return
+        return 0
     verdicts = json.loads(files["report.json"])["verdicts"]
     rows = []
     for run, one in zip(runs, verdicts, strict=True):
         rows.append((named(one["run"], one["loss"]), one["sentence"]))
         if run.records.empty:  # there is no picture to look at
             rows += [("", note) for note in one["notes"]]
-    rows.append(("page", f"{args.output / 'report.html'}{updated}"))
+    rows.append(("page", str(args.output / "report.html")))
     for one in verdicts:
         advice = " ".join([one["advice"], *one["overrides"]])
         rows.append(("next", f"{one['run']}: {advice}" if len(verdicts) > 1 else advice))
     show(rows, widths=(8,))
+    return 0
 
 
 def named(run: str, loss: str | None) -> str:
     """Whose verdict or curve it is: the run, and its loss if that is known."""
     return f"{run} ({loss})" if loss else run
-
-
-def watch(args: argparse.Namespace) -> None:
-    """:func:`report` whenever a run has written something, until Ctrl-C; a run need not be there yet."""
-    seen = said = None
-    with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            # Before the runs are read, so that what they write meanwhile counts as new.
-            now = set().union(*map(written, args.runs))
-            if now != seen:
-                try:
-                    report(args, f" (updated at {time.strftime('%H:%M:%S')})")
-                    seen = now
-                except FileNotFoundError as error:
-                    if said != (said := str(error)):
-                        print(f"waiting: {error}", flush=True)
-            time.sleep(args.watch)
 
 
 def build(runs: Sequence[Run]) -> dict[str, bytes]:
@@ -176,7 +150,7 @@ def refuse_foreign(folder: Path) -> None:
     there = [name for name in FILES if (folder / name).exists()]
     try:
         ours = {"version", "length_edges", "verdicts"} <= set(json.loads((folder / "report.json").read_bytes()))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         ours = False
     if there and not ours:
         raise ValueError(

@@ -42,7 +42,7 @@ def run_command(command: str, run: Path, output: Path) -> int:
     return cli.main([command, str(run), *options.get(command, [])])
 
 
-@pytest.mark.parametrize("command", sorted({*cli.COMMANDS, "compare"} - {"doctor", "run", "selftest"}))
+@pytest.mark.parametrize("command", ["calibrate", "compare", "report", "watch"])
 def test_every_command_reads_what_is_whole(command, damaged, tmp_path, caplog):
     with pytest.warns(UserWarning, match="step-000004-rank-0000.parquet is left out"):
         assert run_command(command, damaged, tmp_path) == 0

@@ -356,9 +356,11 @@ def test_the_words_of_calibrate_and_its_overrides_are_of_one_band(kind, target, 
         monkeypatch.setitem(synthetic_run.RANGES["fspo"], "band", {"eps": 0.4, "length_power": 0.0})
         table["clipped"] = ((table.log_ratio.abs() > 0.4) & (table.advantage != 0)).astype(np.float32)
     synthetic_run.write_records(tmp_path / "records", table, "fspo")
-    file = tmp_path / "out.json"
-    assert cli.main(["calibrate", str(tmp_path), "--target-clip-rate", str(target), "--json", str(file)]) == 0
-    result, out = json.loads(file.read_text()), " ".join(capsys.readouterr().out.split())
+    command = ["calibrate", str(tmp_path), "--target-clip-rate", str(target)]
+    assert cli.main(command) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert cli.main([*command, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
     said = result["verdict"]
     assert said["action"] == c.TAKE and said["overrides"] == result["overrides"]
     assert f"clips {percent(target)} of these responses, of either" in said["advice"] and said["advice"] in out
@@ -368,9 +370,10 @@ def test_the_words_of_calibrate_and_its_overrides_are_of_one_band(kind, target, 
 @pytest.mark.parametrize("first", [0.0, 0.04])
 def test_a_band_within_the_noise_is_not_to_be_pasted(first, tmp_path, capsys):
     synthetic_run.write_records(tmp_path / "records", steep(first), "fspo")
-    file = tmp_path / "out.json"
-    assert cli.main(["calibrate", str(tmp_path), "--json", str(file)]) == 0
-    out, result = capsys.readouterr().out, json.loads(file.read_text())
+    assert cli.main(["calibrate", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert cli.main(["calibrate", str(tmp_path), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
     assert (f"{KEY}eps_low=" in out) == (first == 0) != ("nothing to paste" in out)
     assert bool(result["overrides"]) == (first == 0)
     assert first == 0 or not result["verdict"]["overrides"]

@@ -124,7 +124,7 @@ def test_a_bad_value_is_refused_with_its_full_key(overrides, words):
 # --- what a launch is told -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("internal", ["defaults_list.create_defaults_list", "config_repository.ConfigRepository"])
+@pytest.mark.parametrize("internal", ["config_loader_impl.create_defaults_list", "config_repository.ConfigRepository"])
 def test_a_hydra_with_other_internals_lets_the_loss_train_and_names_what_is_not_checked(
     internal, monkeypatch, caplog, tmp_path
 ):

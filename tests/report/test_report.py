@@ -154,7 +154,6 @@ def test_a_second_report_replaces_the_first_and_nothing_else(tmp_path):
         (["RUN", "-o", "OUT", "--names", "a", "b"], "1 runs need as many different names"),
         (["RUN/absent", "-o", "OUT"], "no such folder or file"),
         (["RUN", "RUN/records"], "a report on 2 runs needs a folder of its own: -o DIR"),
-        (["RUN", "-o", "OUT", "--watch", "0"], "--watch=0 has to be more than 0 seconds"),
     ],
 )
 def test_what_a_user_can_mend_is_said(made, tmp_path, capsys, arguments, message):
@@ -265,29 +264,3 @@ def test_the_verdict_opens_the_page_and_is_printed(made, capsys):
     assert expected.sentence in first and expected.advice in last and page.endswith(str(run / "report/report.html"))
     assert runs.written(run) == before  # a report is no part of its run
     pd.testing.assert_frame_equal(runs.read_run(run, "again").metrics, made.runs[0].metrics)
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_a_watched_run_is_drawn_again_when_it_has_written_and_only_then(tmp_path, capsys, monkeypatch):
-    metrics, output, pages = tmp_path / "run/metrics-1.jsonl", tmp_path / "report", []
-    lines = [json.dumps({"step": step, "data": {"critic/score/mean": step / 4}}) for step in range(1, 4)]
-
-    def run_goes_on(seconds):
-        """Nothing there, two steps, a pause, a third step, Ctrl-C."""
-        assert seconds == 5
-        page = output / "report.html"
-        pages.append(page.stat().st_mtime_ns if page.exists() else None)
-        if len(pages) == 1:
-            metrics.parent.mkdir()
-            metrics.write_text("\n".join(lines[:2]) + "\n")
-        elif len(pages) == 3:
-            metrics.write_text("\n".join(lines) + "\n")
-        elif len(pages) == 4:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(report.time, "sleep", run_goes_on)
-    assert cli.main(["report", str(metrics.parent), "-o", str(output), "--watch", "5"]) == 0
-    assert pages[0] is None and pages[1] == pages[2] and pages[2] < pages[3]
-    assert json.loads((output / "report.json").read_text())["runs"][0]["steps"] == 3
-    said = capsys.readouterr().out
-    assert said.startswith("waiting: ") and said.count("waiting") == 1 and said.count("report.html (updated at ") == 2

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small transformer that learns the tasks of :mod:`walks`: the same walks and rewards, on a GPU if there is one.
 
-Two layers of 64 dimensions and four heads, rotary positions, attention to the last 16 tokens; 0.1 million weights. The
+Two layers of 32 dimensions and two heads, rotary positions, attention to the last 16 tokens; 25,000 weights. The
 tasks share all weights but an embedding of the task. One transformer per seed, all seeds in one batch. Success has no
 closed form here: it is the mean reward of a rollout, before the updates on it.
 """
@@ -17,7 +17,7 @@ from torch.nn import functional
 from walks import DIGITS, FREE, RESPONSES, Rollout, grpo_advantages, walks
 
 VOCABULARY = FREE + DIGITS  # free symbols, then digits
-HIDDEN, HEADS, LAYERS, WINDOW = 64, 4, 2, 16
+HIDDEN, HEADS, LAYERS, WINDOW = 32, 2, 2, 16
 _WARM_UP, _WARM_UP_RATE, _WARM_UP_LENGTH = 1500, 3e-3, 128
 
 

@@ -31,6 +31,7 @@ RECORDED, END = 10, 5  # the first rollouts, and the last ones, whose mean is th
 CHOOSING = 100  # seeds from this one on choose learning rates
 WITHIN = 0.01  # of the clip rate that was asked for; else an arm is not compared
 MEAN, SHORT, LONG = "mean", 8, 512
+LOWEST = 2e-4  # learning rate of `fresh`
 NAMES = {"none": "no clip", "linear": "L", "sqrt": "√L", "fixed": "fixed", "fitted": "fitted power"}
 STYLES = {
     "none": (BLACK, ":"),
@@ -76,8 +77,13 @@ class Arm(NamedTuple):
     name: str
     rate: float
 
+    def present(self) -> list[float]:
+        """The learning rates at which there are records."""
+        key = tuple(self)
+        return list(clip_rates().loc[key].index) if key in clip_rates().index.droplevel(3) else []
+
     def rates(self) -> list[float]:
-        """The learning rates at which it is compared."""
+        """Those at which it is compared."""
         own = clip_rates().compared.loc[tuple(self)]
         return list(own.index[own])
 
@@ -139,10 +145,14 @@ def confirmatory() -> pd.DataFrame:
 ACTS = {"shape": ("fitted", 0.3), "rate": ("linear", 0.1), "both": ("fitted", 0.1), "no clip": ("none", 0.0)}
 
 
+def acting_arm(what: str) -> Arm:
+    name, rate = ACTS[what]
+    return Arm("fresh", f"linear, then {name}", rate)
+
+
 def acted(what: str, learning_rate: float) -> pd.Series:
     """Mean of the tasks after the first rollouts, against the run under L at 30% that goes on as it was."""
-    name, rate = ACTS[what]
-    later = Arm("fresh", f"linear, then {name}", rate).at(learning_rate, "later")[MEAN]
+    later = acting_arm(what).at(learning_rate, "later")[MEAN]
     return later - Arm("fresh", "linear", 0.3).at(learning_rate, "later")[MEAN]
 
 
@@ -160,50 +170,44 @@ def slope_within(learning_rate: float) -> Difference:
 
 def lines() -> Iterator[str]:
     table = clip_rates()
+    arms = list(dict.fromkeys(Arm(*key[:3]) for key in table.index))
     rows = []
-    for key, clips in table.iterrows():
-        area, end = (by_task(name).loc[key] for name in ("area", "end"))
-        area, end = (part[part.index < CHOOSING].mean() for part in (area, end))
-        cells = [f"{clips[name]:.0%}" for name in ("all", SHORT, 64, LONG)] + ["" if clips.compared else "no"]
-        cells += [f"{area[task]:.1f}" for task in (MEAN, SHORT, 64, LONG)] + [f"{end[MEAN]:.1f}"]
-        rows.append([key[0], key[1], f"{key[2]:.0%}", f"{key[3]:g}", *cells])
-    heads = ["regime", "arm", "rate", "learning rate", "clipped", "8", "64", "512", "compared"]
-    yield markdown_table([*heads, "area", "8", "64", "512", "end"], rows)
-    present = {(regime, rate) for regime, name, rate, *_ in table.index if name == "fixed"}
-    for regime, rate in sorted(present, key=lambda one: (one[0] != "fresh", -one[1])):
-        arms = [name for name in NAMES if (regime, name, rate if name != "none" else 0.0) in table.index.droplevel(3)]
-        yield f"\n{regime}, {rate:.0%}: each arm at the best rate that other seeds chose, less √L (mean, 8, 64, 512)"
-        rows = []
-        for name in arms:
-            best = Arm(regime, name, rate if name != "none" else 0.0).best()
-            end = at_best(regime, rate, name, endpoint="end")[MEAN]
-            rows.append([NAMES[name], f"{best:g}", *told(at_best(regime, rate, name)), str(difference(end, 0 * end))])
-        yield markdown_table(["arm", "best rate", "mean", "8", "64", "512", "end, mean"], rows)
-        yield f"\n{regime}, {rate:.0%}: at common rates, less √L"
-        root, rows = Arm(regime, "sqrt", rate), []
-        for learning_rate in sorted({one for *_, one in table.index if (regime, one) in table.index.droplevel([1, 2])}):
-            for name in arms:
-                arm = Arm(regime, name, rate if name != "none" else 0.0)
-                if name != "sqrt" and learning_rate in arm.rates() and learning_rate in root.rates():
-                    rows.append(
-                        [f"{learning_rate:g}", NAMES[name], *told(arm.at(learning_rate) - root.at(learning_rate))]
-                    )
-        yield markdown_table(["learning rate", "arm", "mean", "8", "64", "512"], rows)
+    for arm in arms:
+        root = Arm(arm.regime, "sqrt", arm.rate or 0.3)
+        for learning_rate, clips in table.loc[tuple(arm)].iterrows():
+            area, end = (arm.at(learning_rate, name).mean() for name in ("area", "end"))
+            row = [*arm[:2], f"{arm.rate:.0%}", f"{learning_rate:g}"]
+            row += [f"{clips[name]:.1%}" for name in ("all", SHORT, 64, LONG)]
+            row += [f"{area[task]:.1f}" for task in (MEAN, SHORT, 64, LONG)] + [f"{end[MEAN]:.1f}"]
+            both = arm != root and root in arms and all(learning_rate in one.rates() for one in (arm, root))
+            row += (
+                told(arm.at(learning_rate) - root.at(learning_rate)) if both else ["" if clips.compared else "missed"]
+            )
+            rows.append(row + [""] * (17 - len(row)))
+    tasks = ["mean", "8", "64", "512"]
+    yield "Clip rates; success over the run (area) and at the end; area less that of √L at the same learning rate\n"
+    heads = ["regime", "arm", "rate", "learning rate", "clipped", *tasks[1:], *tasks, "end", *tasks]
+    yield markdown_table(heads, rows)
+    yield "\nEach arm at the best learning rate that other seeds chose, less √L\n"
+    rows = []
+    for arm in arms:
+        if Arm(arm.regime, "sqrt", arm.rate or 0.3) in arms and "," not in arm.name and len(arm.rates()) > 1:
+            end = at_best(arm.regime, arm.rate or 0.3, arm.name, endpoint="end")[MEAN]
+            pairs = told(at_best(arm.regime, arm.rate or 0.3, arm.name))
+            rows.append([*arm[:2], f"{arm.rate:.0%}", f"{arm.best():g}", *pairs, str(difference(end, 0 * end))])
+    yield markdown_table(["regime", "arm", "rate", "best", *tasks, "end, mean"], rows)
     yield "\nfresh, 30%, set before:\n" + confirmatory().round(4).to_string()
-    lowest = min(Arm("fresh", "sqrt", 0.3).rates())
-    yield (
-        f"\nL, √L and fixed span {spans('fresh', 0.3, lowest):.1f} points of the mean at the lowest rate, and "
-        f"{spans('fresh', 0.3, None):.1f} at the best ones."
+    lowest = spans("fresh", 0.3, LOWEST), spans("fresh", 0.3, None)
+    yield "\nThe means of L, √L and fixed span {:.1f} points at the lowest rate, and {:.1f} at the best ones.".format(
+        *lowest
     )
+    yield "\nActing after ten rollouts under L at 30%: gain over going on; slope of success on clip rate in one run\n"
     rows = []
     for learning_rate in Arm("fresh", "linear", 0.3).rates():
-        row = [f"{learning_rate:g}", f"{slope_within(learning_rate)}"]
-        for what, (name, rate) in ACTS.items():
-            if ("fresh", f"linear, then {name}", rate, learning_rate) in table.index:
-                pair = acted(what, learning_rate)
-                row.append(str(difference(pair, 0 * pair)))
-        rows.append(row)
-    yield "\nAfter ten rollouts under L at 30%: gain over going on; slope of later success on clip rate within one run"
+        done = [what for what in ACTS if learning_rate in acting_arm(what).present()]
+        pairs = {what: acted(what, learning_rate) for what in done}
+        told_of = [str(difference(pairs[what], 0 * pairs[what])) if what in pairs else "" for what in ACTS]
+        rows.append([f"{learning_rate:g}", str(slope_within(learning_rate)), *told_of])
     yield markdown_table(["learning rate", "slope", *ACTS], rows)
 
 
@@ -214,12 +218,13 @@ def draw() -> Figure:
     for axes, task, title in zip(panels, (MEAN, SHORT), ("mean of three tasks", "task of 8 tokens"), strict=True):
         for name, (colour, dashes) in STYLES.items():
             arm = Arm("fresh", name, 0.3 if name != "none" else 0.0)
-            if tuple(arm) not in clip_rates().index.droplevel(3):
+            if not arm.present():
                 continue
-            rates = sorted(clip_rates().loc[tuple(arm)].index)
-            means = [arm.at(one)[task].mean() for one in rates]
-            axes.plot(rates, means, color=colour, linestyle=dashes, marker="o", markersize=3, label=NAMES[name])
+            means = [arm.at(one)[task].mean() for one in arm.present()]
+            axes.plot(arm.present(), means, color=colour, linestyle=dashes, marker="o", markersize=3, label=NAMES[name])
         axes.set(xscale="log", xlabel="learning rate", title=title)
+        axes.set_xticks(rates := Arm("fresh", "none", 0.0).present(), [f"{rate:g}" for rate in rates], rotation=30)
+        axes.minorticks_off()
     panels[0].set_ylabel("success over the run (%)")
     panels[0].legend()
     return figure

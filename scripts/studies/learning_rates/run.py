@@ -44,8 +44,12 @@ def cells() -> Iterator[tuple[str, str, float, int]]:
     more = [("fitted", 0.3), ("linear, then linear", 0.1), ("linear, then fitted", 0.3)]
     more += [("linear, then fitted", 0.1), ("linear, then none", 0.0), *((name, 0.1) for name in POWERS)]
     rest = [("fitted", 0.3), *((name, 0.1) for name in POWERS)]
-    for regime, arms in (("fresh", least), ("many", least), ("fresh", more), ("many", rest)):
+    for regime, arms in (("fresh", least), ("many", least)):
         yield from ((regime, *arm, factor) for arm in arms for factor in FACTORS)
+    for regime, arms in (("fresh", more), ("many", rest)):  # the lowest rate and the best ones first
+        yield from (
+            (regime, *arm, factor) for factor in sorted(FACTORS, key=(1, 16, 8, 4, 2, 32).index) for arm in arms
+        )
 
 
 LEAST = 4 * len(FACTORS)  # cells
