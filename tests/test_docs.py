@@ -16,8 +16,9 @@ from statistics import NormalDist
 
 import pytest
 import yaml
-from docs import sentences
 from markdown.extensions.toc import slugify
+
+from docs import sentences
 
 ROOT = Path(__file__).parents[1]
 SITE = sorted((ROOT / "docs").glob("*.md"))

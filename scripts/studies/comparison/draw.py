@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The README's picture: who loses gradient to a clip, by response length, with three clips at one overall clip rate.
 
-  python scripts/studies/comparison/draw.py      writes docs/clip_rates.png, from comparison.json beside this file
+python scripts/studies/comparison/draw.py      writes docs/clip_rates.png, from comparison.json beside this file
 """
 
 import json
