@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -405,7 +406,10 @@ SIGNALS = "trap 'echo got; exit 9' INT TERM USR1 HUP; echo ready; while :; do sl
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_to_run_is_one_to_the_command(number):
     words = [sys.executable, "-m", "fspo_verl.cli", "run", "--", "bash", "-c", SIGNALS]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    heard = partial(signal.signal, number, signal.SIG_DFL)  # a shell's background job ignores SIGINT
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard
+    ) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
         out, err = process.communicate()
@@ -427,6 +431,7 @@ os.kill(os.getpid(), 15)
 """
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it
         os.execv(sys.executable, [sys.executable, "-m", "fspo_verl.cli", "run", "--", sys.executable, "-c", script])
     shown = b""
     while b"ready" not in shown:
