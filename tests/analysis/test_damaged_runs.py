@@ -54,11 +54,11 @@ def test_every_command_reads_what_is_whole(command, damaged, tmp_path, caplog):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("command", ["report", "calibrate"])
-def test_a_damaged_file_of_records_counts_as_missing(command, damaged, tmp_path):
-    options = ["-o", str(tmp_path)] if command == "report" else ["--json", str(tmp_path / "calibrate.json")]
-    assert cli.main([command, str(damaged), *options]) == 0
-    for file in [*tmp_path.glob("*.json"), *tmp_path.glob("*.html")]:
-        assert "Steps with missing records: 1." in file.read_text(), file.name
+def test_a_damaged_file_of_records_counts_as_missing(command, damaged, tmp_path, capsys):
+    options = ["-o", str(tmp_path)] if command == "report" else []
+    assert cli.main([command, str(damaged), *options, "--json"]) == 0
+    texts = [capsys.readouterr().out, *(file.read_text() for file in tmp_path.glob("*.html"))]
+    assert all("Steps with missing records: 1." in text for text in texts)
 
 
 def test_the_last_config_that_can_be_read_counts(tmp_path, caplog):
