@@ -69,7 +69,7 @@ def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--target-clip-rate", type=float, default=0.1, metavar="RATE", help=rate)
     add("--max-rows", type=int, default=1_000_000, help="records to use; of more, a random part (default: %(default)s)")
-    add("--json", type=Path, metavar="FILE", help="also write everything that is printed as JSON")
+    add("--json", action="store_true", help="print one JSON object instead of text")
 
 
 def report_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,11 +82,6 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     add("--names", nargs="+", metavar="NAME", help="what to call the runs (default: as their folders)")
     rows = "records to use, over all runs; of more a random part is taken (default: %(default)s)"
     add("--max-rows", type=int, default=2_000_000, help=rows)
-    watch = (
-        "make the page anew whenever a run has written something, asked for every so many seconds (30 if not "
-        "given); waits for a run that is not there yet; Ctrl-C ends it"
-    )
-    add("--watch", nargs="?", type=float, const=30.0, metavar="SECONDS", help=watch)
     add("--json", action="store_true", help="print report.json instead of text")
 
 

@@ -37,6 +37,11 @@ def show(rows: Sequence[tuple[str, ...]], widths: Sequence[int]) -> None:
     Console(highlight=False).print(table)
 
 
+def percent(share: float) -> str:
+    """A share in per cent, with two digits below 10%."""
+    return f"{share:.0%}" if share >= 0.1 or share == 0 else f"{share:.1%}" if share >= 0.001 else f"{share:.2%}"
+
+
 @contextlib.contextmanager
 def reserved() -> Iterator[None]:
     """Keep the standard output for this package: what others print goes to stderr, and their warnings are dropped."""

@@ -11,7 +11,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "fspo_verl"
 LAYERS = (  # the lowest first; what stands in one layer does not know its neighbours
     {"output", "configs", "keys", "versions"},
-    {"band"},
+    {"band", "findings"},
     {"loss", "clips", "adaptive"},
     {"observe"},
     {"analysis"},

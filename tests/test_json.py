@@ -12,10 +12,10 @@ import synthetic_run
 from test_alerts import SOUND
 
 from fspo_verl import cli, versions
-from fspo_verl.analysis import conclusion
+from fspo_verl.analysis import calibration, causes
+from fspo_verl.findings import ACTIONS, SEVERITIES
 from fspo_verl.selftest import command as selftest
 
-ACTIONS = (conclusion.TAKE, conclusion.KEEP, conclusion.COULD_NOT, conclusion.RECORD, conclusion.MEND)
 PAGE = Path(__file__).parents[1] / "docs/json.md"
 SIMPLE = {
     "string": lambda value: isinstance(value, str),
@@ -100,9 +100,16 @@ def test_report(run, folders, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("run", ["fspo", "gspo", "vanilla", "summed"])
-def test_calibrate(run, folders, tmp_path):
-    assert cli.main(["calibrate", str(folders / run), "--json", str(tmp_path / "found.json")]) == 0
-    assert_documented(json.loads((tmp_path / "found.json").read_text()), "calibrate")
+def test_calibrate(run, folders, capsys):
+    assert cli.main(["calibrate", str(folders / run), "--json"]) == 0
+    assert_documented(found := json.loads(capsys.readouterr().out), "calibrate")
+    assert found["findings"][-1]["id"] == calibration.EPS
+    for one in found["findings"]:
+        assert (
+            one["severity"] in SEVERITIES
+            and one["action"] in ("", *ACTIONS)
+            and bool(one["action"]) == bool(one["advice"])
+        )
 
 
 def test_doctor(capsys):
@@ -142,6 +149,6 @@ def test_the_skill_names_keys_and_options_that_are_there():
     keys = {key for section in SCHEMA.values() for key in section}
     named = re.findall(r"`([a-z]\w+(?:\[\w*\])?(?:\.[a-z]\w+)*)`", text)
     words = {word for code in named for word in re.findall(r"[a-z]\w+", code)}
-    causes = {*conclusion.CAUSES, *ACTIONS, conclusion.UNKNOWN}
-    others = {"switch", "error", "warning", "metrics", "trainer_state", "json"}
-    assert words <= keys | causes | others, words - keys - causes - others
+    ids = {*causes.CAUSES, *ACTIONS, *SEVERITIES, causes.UNKNOWN, causes.EVEN, calibration.EPS}
+    others = {"switch", "metrics", "trainer_state", "json"}
+    assert words <= keys | ids | others, words - keys - ids - others

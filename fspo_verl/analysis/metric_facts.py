@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fspo_verl.analysis.conclusion import TRAINED, percent
+from fspo_verl.analysis.evidence import TRAINED
 from fspo_verl.analysis.logs import CLIPPED, CUT_OFF_BY_TRL, NOT_FINITE
 from fspo_verl.analysis.runs import Run
 from fspo_verl.observe.metrics import NAMES
+from fspo_verl.output import percent
 
 LEARN_MORE = "fspo-verl switch my_script.sh --loss observed"
 

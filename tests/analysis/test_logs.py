@@ -19,9 +19,10 @@ from verl.utils.logger.aggregate_logger import concat_dict_to_str
 from verl.utils.tracking import FileLogger
 
 from fspo_verl import cli
-from fspo_verl.analysis import conclusion, logs, runs
+from fspo_verl.analysis import causes, logs, runs
+from fspo_verl.analysis.judgement import judge
 from fspo_verl.analysis.metric_facts import LEARN_MORE, facts
-from fspo_verl.analysis.verdict import verdict_of
+from fspo_verl.findings import FIX
 
 PASTED = Path(__file__).parent / "logs"
 NAN, INF = math.nan, math.inf
@@ -306,12 +307,13 @@ def test_a_pasted_log_gives_what_it_holds(name):
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_pasted_log_gets_a_conclusion_and_the_launch_that_tells_more(name):
     run = read(PASTED / name)
-    found, sentences = verdict_of(run), {fact.about: fact.sentence for fact in facts(run)}
+    found, sentences = judge(run).findings, {fact.about: fact.sentence for fact in facts(run)}
+    first = found[0]
     cause = "not finite" if "not finite" in EXPECTED[name] else "cut off" if name == "verl_316.log" else None
-    assert found.cause == (cause or conclusion.UNKNOWN) and (found.action == conclusion.MEND) == bool(cause)
-    assert found.sentence == sentences[cause or ("no advantage" if "no advantage" in sentences else "clipped")]
-    assert {found.sentence, *found.notes} == set(sentences.values())
-    assert LEARN_MORE in found.advice
+    assert first.id == (cause or causes.UNKNOWN) and (first.action == FIX) == bool(cause)
+    assert first.sentence == sentences[cause or ("no advantage" if "no advantage" in sentences else "clipped")]
+    assert {one.sentence for one in found} == set(sentences.values())
+    assert LEARN_MORE in first.advice
 
 
 @pytest.mark.parametrize("name", sorted(NO_LOGS))
