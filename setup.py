@@ -52,8 +52,7 @@ setup(
         "pandas>=2",
         "pyarrow>=15",
         "rich>=13",
-        # `fspo-verl switch`, which reads scripts and configs.
-        *("pyyaml>=6", "tree-sitter>=0.25", "tree-sitter-bash>=0.25"),
+        "pyyaml>=6",
         "wrapt>=1.16",
     ],
     extras_require={

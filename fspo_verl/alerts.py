@@ -7,7 +7,6 @@ means over the last steps. While a cause that makes advice on the clip worthless
 alert is about a clip that does little: a run may begin so. ``policy_loss.alerts=False`` turns them off.
 """
 
-import functools
 import logging
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,7 @@ from fspo_verl.analysis.evidence import TRAINED, Evidence, evidence_of
 from fspo_verl.findings import NOTE, Finding, Said
 from fspo_verl.keys import POLICY_LOSS
 from fspo_verl.observe.metrics import PREFIX
+from fspo_verl.output import cause
 
 logger = logging.getLogger("fspo_verl")
 
@@ -88,7 +88,7 @@ def begin(config: Mapping | None) -> None:
     try:
         _of_run[:] = [Alerts(config)]
     except Exception as error:
-        _warn(f"{type(error).__name__}: {error}")
+        _warn(error)
 
 
 def say(metrics: Mapping, step: Any = None) -> None:
@@ -99,9 +99,14 @@ def say(metrics: Mapping, step: Any = None) -> None:
         for one in _of_run[0].of_step(metrics):
             logger.warning("step %s: %s Said once.", step, one)
     except Exception as error:
-        _warn(f"{type(error).__name__}: {error}")
+        _warn(error)
 
 
-@functools.cache
-def _warn(problem: str) -> None:
-    logger.warning("there are no alerts for a step: %s", problem)
+_said: set[tuple] = set()  # causes of errors
+
+
+def _warn(error: Exception) -> None:
+    """Once per cause."""
+    if (found := cause(error)) not in _said:
+        _said.add(found)
+        logger.warning("there are no alerts for a step: %s: %s. Said once.", type(error).__name__, error)

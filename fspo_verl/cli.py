@@ -8,6 +8,7 @@ A module is imported when its subcommand runs, and not for its ``--help``: torch
 
 import argparse
 import ast
+import contextlib
 import importlib
 import os
 import signal
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from fspo_verl import __version__
+from fspo_verl import __version__, output
 
 
 class Command(NamedTuple):
@@ -34,21 +35,16 @@ def doctor_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object instead of text")
 
 
-def switch_arguments(parser: argparse.ArgumentParser) -> None:
+def run_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = f"{parser.prog} [-h] [--loss LOSS] [OVERRIDE ...] -- COMMAND ..."
     add = parser.add_argument
-    add("script", type=Path, help="a script of yours in bash, or a config in YAML")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("-o", "--output", type=Path, metavar="NEW", help="write the new script to this file")
-    where.add_argument("--in-place", action="store_true", help="write the new script over the old one")
     losses = ("fspo", "observed", "gspo", "grpo", "fixed_band", "no_clip")
-    add(
-        "--loss",
-        choices=losses,
-        default="fspo",
-        help="what to train; observed measures the script's own (default: fspo)",
+    own = "what to train; observed measures the command's own loss (default: fspo)"
+    add("--loss", choices=losses, default="fspo", help=own)
+    fields = (
+        "field of actor_rollout_ref.actor.policy_loss, clip range or aggregation of the actor, as calibrate prints it"
     )
-    folder = "folder for records, in which each launch and each start has one of its own (default: $PWD/fspo_records)"
-    add("--records", metavar="DIR", help=folder)
+    add("overrides", nargs="*", metavar="OVERRIDE", help=fields)
 
 
 def selftest_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,9 +94,7 @@ COMMANDS = {
         "what is wrong with an installation or a launch, before anything is trained",
         doctor_arguments,
     ),
-    "switch": Command(
-        "launch.switch", "the command of a script of yours, changed so that it trains FSPO", switch_arguments
-    ),
+    "run": Command("launch.run", "a command of yours, with FSPO in every training that it starts", run_arguments),
     "selftest": Command(
         "selftest.command",
         "checks the loss on this machine, and measures its noise floor for eps",
@@ -147,33 +141,41 @@ class _Version(argparse.Action):
 
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand; returns its exit code, and says in one line what a user can fix."""
-    args = parsers()[0].parse_args(argv)
-    try:
-        code = _run(args.command, args)
-        sys.stdout.flush()
+    argv = sys.argv[1:] if argv is None else argv
+    end = argv.index("--") if argv[:1] == ["run"] and "--" in argv else len(argv)
+    with output.streams():
+        args = parsers()[0].parse_args(argv[:end])
+        args.argv = argv[end + 1 :]  # of the command that `run` starts
+        try:
+            code = _run(args.command, args)
+        except KeyboardInterrupt:
+            code = 128 + signal.SIGINT
+        except BrokenPipeError:  # whoever reads has enough, as in `fspo-verl report RUN | head -1`
+            code = 128 + signal.SIGPIPE
+        try:
+            sys.stdout.flush()
+        except OSError:  # the interpreter's end would try again, and complain
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return code
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except BrokenPipeError:  # whoever reads has enough, as in `fspo-verl report RUN | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's end would complain
-        return 128 + signal.SIGPIPE
 
 
 def _run(command: str, args: argparse.Namespace) -> int:
     try:
-        module = importlib.import_module(f"fspo_verl.{COMMANDS[command].module}")
+        code = importlib.import_module(f"fspo_verl.{COMMANDS[command].module}").main(args)
+        sys.stdout.flush()
+        return code
     except ModuleNotFoundError as error:
-        print(f"fspo-verl {command} needs {error.name}: pip install 'fspo-verl[report]'", file=sys.stderr)
-        return 2
-    try:
-        return module.main(args)
+        _say(command, f" needs {error.name}: pip install 'fspo-verl[report]'")
     except BrokenPipeError:
         raise
     except (OSError, ValueError) as error:
-        from fspo_verl import output
+        _say(command, f": {output.one_line(error)}")
+    return 2
 
-        print(f"fspo-verl {command}: {output.one_line(error)}", file=sys.stderr)
-        return 2
+
+def _say(command: str, problem: str) -> None:
+    with contextlib.suppress(OSError):  # nobody can be told
+        print(f"fspo-verl {command}{problem}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

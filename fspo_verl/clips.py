@@ -25,12 +25,10 @@ MATCHED_RATE = 0.10
 
 
 class Tokens(NamedTuple):
-    """The tokens of a micro-batch, all ``[B, T]``; float32 and 0 at padding, but for ``advantages`` as they come."""
+    """The tokens of a micro-batch, all ``[B, T]``."""
 
-    log_prob: Tensor
-    old_log_prob: Tensor
-    log_ratio: Tensor
-    advantages: Tensor
+    log_ratio: Tensor  # float32; 0 at padding
+    advantages: Tensor  # as they come
     mask: Tensor  # bool
 
 
@@ -164,25 +162,10 @@ def _edges(band: Band, records: pd.DataFrame, dtype) -> tuple[np.ndarray, np.nda
 # --- the tokens that single clips drop --------------------------------------------------------------------------------
 
 
-def _ratio(tokens: Tokens) -> Tensor:
-    return tokens.log_ratio.clamp(-20, 20).exp()  # the range to which verl's token-level losses clamp it
-
-
 def _ppo(tokens: Tokens) -> Tensor:
     """verl's ``vanilla`` at its defaults: ratio 1 ± 0.2, dual clip 3."""
-    ratio = _ratio(tokens)
+    ratio = tokens.log_ratio.clamp(-20, 20).exp()  # the range to which verl clamps it
     return torch.where(tokens.advantages > 0, ratio > 1.2, (tokens.advantages < 0) & ((ratio < 0.8) | (ratio > 3)))
-
-
-def _dppo_tv(tokens: Tokens) -> Tensor:
-    """verl's ``dppo_tv``: the sampled token's probability has moved by more than 0.15 the way its advantage points."""
-    moved = tokens.log_prob.exp() - tokens.old_log_prob.exp()
-    return torch.where(tokens.advantages > 0, moved > 0.15, (tokens.advantages < 0) & (moved < -0.15))
-
-
-def _cispo(tokens: Tokens) -> Tensor:
-    """Above 1.2, whatever the advantage: there the weight of the token is cut to 1.2; it has no lower end."""
-    return (_ratio(tokens) > 1.2) & (tokens.advantages != 0)
 
 
 def _ctpo(tokens: Tokens) -> Tensor:
@@ -190,26 +173,6 @@ def _ctpo(tokens: Tokens) -> Tensor:
     prefix, root = tokens.log_ratio.cumsum(-1), tokens.mask.cumsum(-1).sqrt()
     above, below = prefix > 0.05 * root, prefix < -0.025 * root
     return torch.where(tokens.advantages > 0, above, (tokens.advantages < 0) & (below | above))
-
-
-def _cppo(tokens: Tokens) -> Tensor:
-    """A step away from the old policy whose weighted change of probability exceeds 0.2, or what its prefix left over.
-
-    D_t is the change of a token's probability, w_t falls evenly from 1 at the first token to 0.8 at the last, and
-    β is the 90% quantile of D_t in the response, from 0.02 to 0.04. A token with A (r - 1) > 0 is dropped where
-    w_t D_t > min(0.2, 0.2 + Σ_{i<t} (β w_i - w_i D_i)).
-    """
-    place, length = tokens.mask.cumsum(-1), tokens.mask.sum(-1, keepdim=True)
-    weight = (1 - 0.2 * (place - 1) / (length - 1).clamp(min=1)) * tokens.mask
-    change = (tokens.log_prob.exp() - tokens.old_log_prob.exp()).abs()
-    weighted = weight * change
-    # The quantile between two neighbours, as torch.nanquantile has it, which takes no large tensor.
-    ranked = torch.where(tokens.mask, change, math.inf).sort(-1).values
-    rank = 0.9 * (length - 1).clamp(min=0)
-    low, high = (ranked.gather(-1, end.long()) for end in (rank.floor(), rank.ceil()))
-    budget = torch.lerp(low, high, rank.frac()).clamp(0.02, 0.04)
-    left = (budget * weight - weighted).cumsum(-1) - (budget * weight - weighted)
-    return (tokens.advantages * tokens.log_ratio > 0) & (weighted > 0.2 + left.clamp(max=0))
 
 
 # --- the catalogue ----------------------------------------------------------------------------------------------------
@@ -245,24 +208,6 @@ CLIPS: dict[str, Clip] = {
             loss_mode="fspo",
             ratios=True,
         ),
-        TokenClip(  # 2602.04879, verl's examples/dppo_trainer
-            "dppo_tv",
-            "DPPO",
-            _dppo_tv,
-            column="tokens_clipped_dppo_tv",
-            range="token TV 0.15",
-            loss_mode="dppo_tv",
-            note="clips tokens by the change of their probability, not of its logarithm",
-        ),
-        TokenClip(  # 2506.13585, verl's examples/cispo_trainer
-            "cispo",
-            "CISPO",
-            _cispo,
-            column="tokens_clipped_cispo",
-            range="token ratio up to 1.2",
-            loss_mode="cispo",
-            note="counts the tokens whose weight it cuts; they keep a gradient",
-        ),
         TokenClip(  # 2605.07331, at the range of its authors' script (horizon-llm/CTPO)
             "ctpo",
             "CTPO",
@@ -270,14 +215,6 @@ CLIPS: dict[str, Clip] = {
             column="tokens_clipped_ctpo",
             range="prefix -0.025 √t to 0.05 √t",
             note="clips tokens by the log-ratio of the response up to them",
-        ),
-        TokenClip(  # 2606.10968, equations 8 to 11 and 22, at the constants of its authors (verl PR #6731)
-            "cppo",
-            "CPPO",
-            _cppo,
-            column="tokens_clipped_cppo",
-            range="TV 0.2, prefix 0.02 to 0.04",
-            note="clips tokens by the change of their probability and what their prefix has left of a budget",
         ),
         BandClip(  # verl's RolloutCorrectionConfig.decoupled_seq_is_rs
             "seq_is",

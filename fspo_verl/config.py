@@ -35,9 +35,6 @@ class Observation:
     """Folder (absolute path) for one Parquet row per response and optimiser step; null writes none. On several nodes it
     has to be a shared folder, or each node keeps the records of its own ranks."""
 
-    records_fraction: float = 1.0
-    """Share of the prompts whose responses are recorded; all responses to a prompt are, or none."""
-
     records_freq: int = 1
     """Of this many training steps one is recorded (those that it divides). Each rank writes a file per recorded step,
     so that a thousand ranks on a shared disk want more than 1; see docs/scripts.md."""
@@ -62,33 +59,13 @@ class Observation:
             require(isinstance(folder, str), "records_dir", "null or an absolute path")
             own = f"as every Ray worker has a working directory of its own, for example {Path(folder).absolute()}"
             require(Path(folder).is_absolute(), "records_dir", f"an absolute path, {own}")
-        share = is_positive(self.records_fraction) and self.records_fraction <= 1
-        require(share, "records_fraction", "a share above 0, up to 1")
         require(type(freq) is int and freq > 0, "records_freq", "a whole number above 0")
         require(is_positive(self.records_limit_mb), "records_limit_mb", "a number above 0")
         require(isinstance(self.alerts, bool), "alerts", "true or false")
 
 
 @dataclass
-class MismatchMask:
-    """Which responses are kept out of the gradient because trainer and rollout engine disagree on them."""
-
-    mismatch_eps: float | None = None
-    """Half-width, in nats per √token, of a band on S_r, the trainer's log-probs of a response minus the rollout
-    engine's: outside c·L_r ± mismatch_eps·√L_r a response trains with advantage 0 (derived here), and so does one with
-    NaN or inf. c is the median of S_r/L_r over the responses of the update. Null masks nothing. Needs
-    ``rollout.calculate_log_probs=True``; see docs/noise.md."""
-
-    def _check_mask(self):
-        if self.mismatch_eps is not None and not is_positive(self.mismatch_eps):
-            raise ValueError(
-                f"{POLICY_LOSS}.mismatch_eps={self.mismatch_eps!r} is not allowed: null (nothing is masked) or a "
-                "number above 0"
-            )
-
-
-@dataclass
-class FSPOPolicyLossConfig(AdaptiveBand, MismatchMask, Observation, PolicyLossConfig):
+class FSPOPolicyLossConfig(AdaptiveBand, Observation, PolicyLossConfig):
     """verl's policy-loss config plus the clip band, whose fields :class:`fspo_verl.band.Band` documents.
 
     Attributes:
@@ -116,12 +93,11 @@ class FSPOPolicyLossConfig(AdaptiveBand, MismatchMask, Observation, PolicyLossCo
                 f"eps_high={self.eps_high:g}, which leave it without effect: remove eps, or set the two to null"
             )
         self._check_observation()
-        self._check_mask()
         self.controller = None if self.target_clip_rate is None else Controller(self)
 
 
 @dataclass
-class ObservedPolicyLossConfig(MismatchMask, Observation, PolicyLossConfig):
+class ObservedPolicyLossConfig(Observation, PolicyLossConfig):
     """verl's policy-loss config for a loss that is trained as it is and observed: metrics and records as fspo has.
 
     ``loss_mode`` names the loss, as without observation. In the built config it is ``observed``, the registered
@@ -146,4 +122,3 @@ class ObservedPolicyLossConfig(MismatchMask, Observation, PolicyLossConfig):
                 "vanilla or gspo; fspo measures itself, without algorithm.policy_loss=observed"
             )
         self._check_observation()
-        self._check_mask()

@@ -9,7 +9,6 @@ these were cut into ranks and micro-batches. All trainers of verl log through ``
 :mod:`fspo_verl.verl_patches` adds them.
 """
 
-import functools
 import logging
 import math
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ import numpy as np
 
 from fspo_verl.observe.metrics import PREFIX as RAW
 from fspo_verl.observe.quotients import MIN_COUNT, length_bins, length_reweighting_error, quotients, sums_of
+from fspo_verl.output import cause
 
 logger = logging.getLogger("fspo_verl")
 
@@ -55,10 +55,16 @@ def series_or_warning(data: Mapping) -> dict[str, float]:
     try:
         return series(data)
     except Exception as error:
-        _warn(f"{type(error).__name__}: {error}")
+        _warn(error)
         return {}
 
 
-@functools.cache
-def _warn(problem: str) -> None:
-    logger.warning("no live series %s* for a step, only their raw sums %s*: %s", PREFIX, RAW, problem)
+_said: set[tuple] = set()  # causes
+
+
+def _warn(error: Exception) -> None:
+    """Once per cause."""
+    if (found := cause(error)) not in _said:
+        _said.add(found)
+        text = "no live series %s* for a step, only their raw sums %s*: %s: %s. Said once."
+        logger.warning(text, PREFIX, RAW, type(error).__name__, error)

@@ -1,12 +1,15 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What commands write: labelled lines on the standard output, files that are written whole or not at all, and pages of
-which a program writes a part.
+"""What commands write: plain lines on the standard streams, files that are written whole or not at all, and pages of
+which a program writes a part. Also what tells one cause of an error from another, where each is said once.
 """
 
 import contextlib
+import logging
 import os
 import sys
+import traceback
+import uuid
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,12 +17,27 @@ from pathlib import Path
 COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim", "fix:": "green"}
 
 
+def plain(text: str) -> str:
+    """The text in one line of printable characters: others, which a terminal obeys, are shown as their escapes."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def say(text: str) -> None:
+    """Print a text at once, each of its lines :func:`plain`."""
+    print("\n".join(map(plain, text.split("\n"))), flush=True)
+
+
 def show(rows: Sequence[tuple[str, ...]], widths: Sequence[int]) -> None:
     """Print rows of cells, each at least as wide as ``widths`` says; the last column takes the rest of the line.
 
     A terminal shows long cells in several lines below each other, and labels of :data:`COLOURS` in colour; NO_COLOR
-    turns colours off. A pipe gets one line per row.
+    turns colours off. A pipe gets one line per row. Cells are :func:`plain`.
     """
+    rows = [tuple(map(plain, row)) for row in rows]
     if not sys.stdout.isatty():
         for row in rows:
             cells = [cell.ljust(width) for cell, width in zip(row, (*widths, 0), strict=True)]
@@ -50,9 +68,54 @@ def reserved() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def streams() -> Iterator[None]:
+    """Standard streams as a command needs them, whatever a shell has done to them.
+
+    Closed ones lead nowhere, and what an encoding lacks is written as its escape. What is logged or warned of becomes a
+    :func:`plain` line on stderr, and is said once.
+    """
+    with contextlib.ExitStack() as stack:
+        nowhere = stack.enter_context(open(os.devnull, "w"))
+        if sys.stdout is None:
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+        if sys.stderr is None:
+            stack.enter_context(contextlib.redirect_stderr(nowhere))
+        for stream in (sys.stdout, sys.stderr):
+            if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")
+        stack.callback(setattr, warnings, "formatwarning", warnings.formatwarning)
+        warnings.formatwarning = lambda message, *_: f"{plain(str(message))}\n"
+        if not logging.root.handlers:  # what is logged goes to stderr then, as it is
+            logging.root.addHandler(handler := _Plain())
+            stack.callback(logging.root.removeHandler, handler)
+        yield
+
+
+class _Plain(logging.Handler):
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self._said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = plain(record.getMessage())
+        if text not in self._said:
+            self._said.add(text)
+            with contextlib.suppress(OSError):
+                print(text, file=sys.stderr)
+
+
 def one_line(error: OSError | ValueError) -> str:
-    """An error as one line; for a file its reason, then its name."""
-    return f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else str(error)
+    """An error as one :func:`plain` line; for a file its reason, then its name."""
+    if isinstance(error, OSError) and error.filename:
+        return plain(f"{error.strerror}: {error.filename}")
+    return plain(str(error))
+
+
+def cause(error: Exception) -> tuple:
+    """What an error keeps where it comes again with another text: its type, its number, and the line that raised it."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    return type(error), getattr(error, "errno", None), frame.f_code.co_filename, line
 
 
 def write_whole(files: Iterable[tuple[Path, bytes]]) -> None:
@@ -65,7 +128,8 @@ def write_whole(files: Iterable[tuple[Path, bytes]]) -> None:
     try:
         for path, content in files:
             path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_name(f".unfinished.{os.getpid()}.{len(written)}")
+            unfinished = path.with_name(f".unfinished.{uuid.uuid4().hex}")
+            unfinished.touch(exist_ok=False)  # no link leads from there
             written.append((unfinished, path))
             unfinished.write_bytes(content)
         for unfinished, path in written:

@@ -9,6 +9,7 @@ import functools
 import logging
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from verl.trainer.ppo import core_algos
 
 from fspo_verl.band import Band
@@ -68,24 +69,56 @@ def compute_policy_loss_observed(
 ) -> tuple[torch.Tensor, dict]:
     """Another registered policy loss, ``config.policy_loss.inner``, trained as it is, with metrics and records added.
 
-    Arguments and result as those of :func:`compute_policy_loss_fspo`; loss and gradient are the inner loss's own.
+    Arguments and result as those of :func:`compute_policy_loss_fspo`; loss and gradient are the inner loss's own. It is
+    called once, on the tensors that verl hands over. Its backward pass runs once more, down to ``log_prob``.
+
+    Raises:
+        RuntimeError: the gradient of the inner loss cannot be taken twice.
     """
-    compute_policy_loss = core_algos.get_policy_loss_fn(config.policy_loss.inner)
-    inner = functools.partial(
-        compute_policy_loss,
+    inner = config.policy_loss.inner
+    # What has the weight 0 has no gradient either, and was not clipped.
+    weighted = _weighted(advantages, response_mask, rollout_is_weights)
+    # The loss may change its arguments in place: what is measured are copies, and the place of log_prob in the graph.
+    tokens = tuple(tensor.detach().clone() for tensor in (log_prob, old_log_prob, weighted, response_mask))
+    place = get_gradient_edge(log_prob) if log_prob.requires_grad else None
+    loss, metrics = core_algos.get_policy_loss_fn(inner)(
         old_log_prob=old_log_prob,
+        log_prob=log_prob,
         advantages=advantages,
         response_mask=response_mask,
         loss_agg_mode=loss_agg_mode,
         config=config,
         rollout_is_weights=rollout_is_weights,
     )
-    # What has the weight 0 has no gradient either, and was not clipped.
-    tokens = (log_prob, old_log_prob, _weighted(advantages, response_mask, rollout_is_weights), response_mask)
-    columns = observed_columns(lambda copy: inner(log_prob=copy)[0], *tokens)
-    loss, metrics = inner(log_prob=log_prob)
-    _, observed = observer.observe(columns, tokens, config, config.policy_loss.inner)
+    gradient = _gradient(loss, place, inner)
+    if gradient is None:
+        if tokens[-1].any():
+            _warn_no_gradient(inner)
+        gradient = torch.zeros_like(tokens[0])
+    _, observed = observer.observe(observed_columns(gradient, *tokens), tokens, config, inner)
     return loss, metrics | observed
+
+
+def _gradient(loss: torch.Tensor, place: GradientEdge | None, inner: str) -> torch.Tensor | None:
+    """The gradient of a loss at a place of its graph, which stays there for the training; None where it has none."""
+    if place is None or not loss.requires_grad:
+        return None
+    try:
+        return torch.autograd.grad(loss, place, retain_graph=True, allow_unused=True)[0]
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"algorithm.policy_loss=observed cannot measure loss_mode={inner}, whose gradient cannot be taken twice "
+            f"({error}); train it without observation"
+        ) from error
+
+
+@functools.cache
+def _warn_no_gradient(inner: str) -> None:
+    logger.warning(
+        "loss_mode=%s has returned a loss without a gradient with respect to the log-probs: such a call trains nothing "
+        "by them, and all of its tokens count as clipped. Said once.",
+        inner,
+    )
 
 
 def _weighted(

@@ -20,7 +20,7 @@ import functools
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import wrapt
@@ -86,6 +86,31 @@ def wrap_once(owner, name: str, around: Callable) -> None:
         setattr(main, name, wrapper)
 
 
+_looked_at: set[type] = set()
+
+
+def look_when_built(owner: type, look: Callable) -> None:
+    """Have ``look(*args, **kwargs)`` called with what an instance of a class is built from, before it is; once a class.
+
+    ``__new__`` has returned when ``__init__`` runs. A wrapped ``__init__`` would stand in the traceback of each of its
+    errors, also where nothing of this package is used.
+
+    Raises:
+        AttributeError: the class has a ``__new__`` of its own.
+    """
+    if owner in _looked_at:
+        return
+    if owner.__new__ is not object.__new__:
+        raise AttributeError(f"{owner.__name__} has a __new__ of its own")
+
+    def __new__(cls, *args, **kwargs):
+        look(*args, **kwargs)
+        return object.__new__(cls)
+
+    _looked_at.add(owner)
+    owner.__new__ = staticmethod(__new__)  # type: ignore[assignment]
+
+
 # --- launches: what would train another loss than asked for is refused before Ray starts -----------------------------
 
 
@@ -101,8 +126,8 @@ def see_launches(check: Callable, refuse: Callable) -> None:
     def of_the_mains(device):  # the first thing that every main of verl calls
         wrap_once(device, "auto_set_device", looked_at)
 
-    def of_own_mains(main_ppo):  # which call run_ppo(config, ...)
-        wrap_once(main_ppo, "run_ppo", looked_at)
+    def of_own_mains(main_ppo):  # which call run_ppo(config, ...): it calls this right before ray.init
+        wrap_once(main_ppo, "get_ppo_ray_runtime_env", looked_at)
 
     def at_the_logger(tracking):
         _tell_at_the_logger(tracking, refuse)
@@ -120,20 +145,21 @@ def see_launches(check: Callable, refuse: Callable) -> None:
     )
 
 
-_told: list[Callable] = []  # of the config with which a trainer builds its logger
+_told: list[Callable] = []  # called with the config when a trainer builds its logger
 
 
 def _tell_at_the_logger(tracking, told: Callable) -> None:
+    look_when_built(tracking.Tracking, _at_the_logger)
     if told not in _told:
         _told.append(told)
-    wrap_once(tracking.Tracking, "__init__", _at_the_logger)
 
 
-def _at_the_logger(init, *args, **kwargs):
-    config = inspect.signature(init).bind_partial(*args, **kwargs).arguments.get("config")
-    for told in _told:
-        told(config)
-    return init(*args, **kwargs)
+def _at_the_logger(*args, **kwargs) -> None:
+    """The config is looked for by what is in it, as a logger of the user's own takes other arguments than verl's."""
+    for config in (*args, *kwargs.values()):
+        if isinstance(config, Mapping) and "actor_rollout_ref" in config:
+            for told in _told:
+                told(config)
 
 
 @contextlib.contextmanager
@@ -152,7 +178,7 @@ def handed_over(take: Callable) -> Iterator[None]:
         _wrapped.remove(place)
 
 
-# --- workers: what a loss of this package needs to know, and what moves or masks around an update ---------------------
+# --- workers: what a loss of this package needs to know, and what moves eps after an update ---------------------------
 
 
 def _know_the_micro_batch(module) -> None:
@@ -187,7 +213,7 @@ def _at_a_weight_sync(update_weights, worker, global_steps=None, *args, **kwargs
     return update_weights(worker, global_steps, *args, **kwargs)
 
 
-def _move_eps_and_mask(engine_workers) -> None:
+def _move_eps(engine_workers) -> None:
     """verl has no hook around an update, nor one for what a checkpoint holds."""
     worker = engine_workers.TrainingWorker
     wrap_once(worker, "train_mini_batch", _around_an_update)
@@ -196,19 +222,14 @@ def _move_eps_and_mask(engine_workers) -> None:
 
 
 def _around_an_update(train_mini_batch, worker, data, *args, **kwargs):
-    """With ``mismatch_eps`` responses are masked before it, with ``target_clip_rate`` eps moves after it."""
-    eps, controller = _of_its_policy_loss(worker, "mismatch_eps"), _of_its_policy_loss(worker, "controller")
-    if eps is controller is None:
+    """With ``target_clip_rate`` eps moves after it."""
+    if (controller := _controller_of(worker)) is None:
         return train_mini_batch(worker, data, *args, **kwargs)
     from verl.utils.device import get_device_name
 
-    # Of the tensor, context and pipeline ranks that share responses verl has one return outputs.
+    # Ranks that share responses: only one of them returns outputs, and only that one counts.
     counts_here = worker.engine.is_mp_src_rank_with_outputs()
-    with controller.step(get_device_name(), counts_here) if controller else contextlib.nullcontext():
-        if eps is not None:
-            from fspo_verl import mismatch_mask
-
-            data = mismatch_mask.masked_copy(data, eps, counts_here)
+    with controller.step(get_device_name(), counts_here):
         return train_mini_batch(worker, data, *args, **kwargs)
 
 
@@ -216,7 +237,7 @@ def _with_the_eps(action: str) -> Callable:
     """Around a method that saves or loads a checkpoint: the controller does the same before it."""
 
     def save_or_load(method, worker, local_path, *args, **kwargs):
-        controller = _of_its_policy_loss(worker, "controller")
+        controller = _controller_of(worker)
         if controller is not None and local_path is not None:
             getattr(controller, action)(local_path)
         return method(worker, local_path, *args, **kwargs)
@@ -224,10 +245,10 @@ def _with_the_eps(action: str) -> Callable:
     return save_or_load
 
 
-def _of_its_policy_loss(worker, name: str):
-    """A field of the policy-loss config of a training worker of verl; None without it, and for a critic."""
+def _controller_of(worker):
+    """What moves the eps of a training worker of verl; None where nothing does, and for a critic."""
     config = getattr(worker.loss_fn, "keywords", {}).get("config")
-    return getattr(getattr(config, "policy_loss", None), name, None)
+    return getattr(getattr(config, "policy_loss", None), "controller", None)
 
 
 def _log_live_series(tracking) -> None:
@@ -256,7 +277,7 @@ WORKERS = (
     Addition(_ENGINE_WORKERS, _know_the_micro_batch, _NO_RECORDS),
     Addition("verl.trainer.distillation.losses", _know_the_micro_batch, f"{_NO_RECORDS} of distillation"),
     Addition(_ENGINE_WORKERS, _know_the_step, "records have the wrong steps"),
-    Addition(_ENGINE_WORKERS, _move_eps_and_mask, "target_clip_rate and mismatch_eps stop a run at its first update"),
+    Addition(_ENGINE_WORKERS, _move_eps, "target_clip_rate stops a run at its first update"),
     Addition("verl.utils.tracking", _log_live_series, "no live series fspo/* are logged, and no alerts"),
 )
 
@@ -264,7 +285,7 @@ WORKERS = (
 # --- Hydra: the group without a plus ---------------------------------------------------------------------------------
 
 
-def select_without_plus(group: str, look: Callable) -> None:
+def select_without_plus(group: str, around: Callable, look: Callable, ask: Callable | None = None) -> None:
     """Let ``GROUP=OPTION`` select a config group on configs whose defaults do not name it, too.
 
     Hydra (1.3) asks for a plus there. The form without it is the safe one: without this package stock verl refuses it,
@@ -273,39 +294,33 @@ def select_without_plus(group: str, look: Callable) -> None:
 
     Args:
         group: the name of the config group.
-        look: called with each composed config, Hydra's own section included.
+        around: called around Hydra's ``create_defaults_list`` once an override names the group; not before, as a wrap
+            stands in each traceback of Hydra below it.
+        look: called with the name of each config file of a composition.
+        ask: called with the composition and the overrides of each job; returns the config.
     """
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra.errors import ConfigCompositionException
+    from hydra._internal import config_loader_impl
+    from hydra._internal.defaults_list import DefaultsList
+    from hydra.core.override_parser.types import Override
+    from hydra.types import RunMode
 
-    def load_configuration(load, loader, config_name, overrides, *args, **kwargs):
+    def at_an_override(key_or_group="", **_kwargs):
+        if key_or_group == group:
+            wrap_once(config_loader_impl, "create_defaults_list", around)
+
+    def at_a_defaults_list(defaults=(), **_kwargs):
+        for default in defaults:
+            look(default.config_path)
+
+    def load_configuration(load, loader, config_name, overrides, run_mode, *args, **kwargs):
         def compose(overrides):
-            return load(loader, config_name, overrides, *args, **kwargs)
+            return load(loader, config_name, overrides, run_mode, *args, **kwargs)
 
-        try:
-            config = compose(overrides)
-        except ConfigCompositionException as error:
-            ours = [text for text in overrides if text.startswith(f"{group}=")]
-            if not ours or f"Could not override '{group}'" not in str(error):
-                raise
-            with_plus = [f"+{text}" if text in ours else text for text in overrides]
-            config = _with_value_of_the_user(compose, group, overrides, ours) or compose(with_plus)
-        look(config)
-        return config
+        # Each job of a --multirun comes here by itself.
+        return ask(compose, overrides) if ask and run_mode == RunMode.RUN else compose(overrides)
 
-    wrap_once(ConfigLoaderImpl, "load_configuration", load_configuration)
+    if ask is not None:
+        wrap_once(config_loader_impl.ConfigLoaderImpl, "load_configuration", load_configuration)
 
-
-def _with_value_of_the_user(compose: Callable, key: str, overrides: list[str], ours: list[str]):
-    """What Hydra makes of these overrides where the key is the user's own; None where the config has no such key."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import ConfigCompositionException
-    from omegaconf import OmegaConf
-
-    with contextlib.suppress(ConfigCompositionException):
-        config = compose([text for text in overrides if text not in ours])
-        if OmegaConf.select(config, key) is not None:
-            OmegaConf.update(config, key, OverridesParser.create().parse_override(ours[-1]).value())
-            config.hydra.overrides.task.extend(ours)
-            return config
-    return None
+    look_when_built(Override, at_an_override)
+    look_when_built(DefaultsList, at_a_defaults_list)

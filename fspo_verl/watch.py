@@ -16,6 +16,7 @@ step, and for five minutes at least.
 import argparse
 import contextlib
 import math
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -35,7 +36,7 @@ from fspo_verl.analysis.runs import Run, read_run, written
 from fspo_verl.findings import NOTE, Finding
 from fspo_verl.observe.attempts import FINISHED
 from fspo_verl.observe.metrics import NAMES
-from fspo_verl.output import percent
+from fspo_verl.output import percent, plain, say
 
 _SMALL_PART = 0.05  # of the clips, below which it is not named
 _POLL = 5.0  # seconds between two looks; ranks that write one step are not as far apart
@@ -51,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
         raise FileNotFoundError(f"{args.run}: no such folder or file")
     with contextlib.suppress(KeyboardInterrupt):
         for line in follow(args.run, args.every, args.once):
-            print(line, flush=True)
+            say(plain(line))
     return 0
 
 
@@ -75,11 +76,11 @@ def follow(path: Path, every: int, once: bool) -> Iterator[str]:
         if run is not None and (changed or ended):
             yield from watcher.lines(run, ended or not changed)
         if ended and run is not None:
-            yield f"next: {LEARN_MORE if watcher.of_log else f'fspo-verl report {path}'}"
+            yield f"next: {LEARN_MORE if watcher.of_log else f'fspo-verl report {shlex.quote(str(path))}'}"
             return
         if not waits:
             waits = True
-            print(f"waiting for what {path} writes; Ctrl-C ends it", file=sys.stderr, flush=True)
+            print(plain(f"waiting for what {path} writes; Ctrl-C ends it"), file=sys.stderr, flush=True)
         time.sleep(_POLL)
 
 

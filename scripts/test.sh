@@ -30,7 +30,7 @@ bash scripts/install.sh "$VENV" requirements/cpu.txt report,test,docs
 "$VENV/bin/ruff" check .
 "$VENV/bin/ruff" format --check .
 "$VENV/bin/python" -m mypy
-"$VENV/bin/python" -m pytest -n "$WORKERS" --dist loadfile --no-loadscope-reorder -m "$selection" "$@"
+"$VENV/bin/python" -m pytest -n "$WORKERS" --dist loadfile --no-loadscope-reorder --durations=25 -m "$selection" "$@"
 
 # verl's wheel holds its own tests; with this package installed they must pass as they stand.
 verl_tests=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests/trainer/ppo
@@ -39,8 +39,8 @@ verl_tests=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("
 [[ $tier ]] || exit 0
 # vLLM pins its dependencies, so it has an environment of its own.
 bash scripts/install.sh "$VENV_VLLM" requirements/cpu-vllm.txt test
-"$VENV_VLLM/bin/python" -m pytest -k vllm cpu/tests/test_vllm.py tests/training/test_cpu_training.py
+"$VENV_VLLM/bin/python" -m pytest --durations=25 -k vllm cpu/tests/test_vllm.py tests/training/test_cpu_training.py
 
 [[ $tier == --real ]] || exit 0
 bash scripts/install.sh "$VENV" "requirements/cpu.txt requirements/real.txt" report,real,test
-"$VENV/bin/python" -m pytest -m real tests/scripts/test_real_model.py
+"$VENV/bin/python" -m pytest --durations=25 -m real tests/scripts/test_real_model.py

@@ -40,8 +40,8 @@ def series(records: pd.DataFrame, length_bins: list[int], min_count: int = 1) ->
         tokens = records.rollout_length.sum()
         squares, k3 = (records[f"rollout_{name}"].astype(np.float64).sum() for name in ("quadratic_variation", "k3"))
         values |= {"mismatch_sigma": np.sqrt(squares / tokens), "mismatch_kl": k3 / tokens}
-    shares = {"mismatch_masked", "truncated"} & set(records)
-    values |= {name: records[name].mean() for name in shares}
+    if "truncated" in records:
+        values["truncated"] = records.truncated.mean()
     return {f"fspo/{name}": value for name, value in values.items() if not np.isnan(value)}
 
 

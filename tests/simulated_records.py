@@ -33,7 +33,7 @@ def frame(length, log_ratio=0.0, quadratic_variation=0.0, advantage=1.0, prompt=
         }
         | columns
     )
-    records.attrs = {"settings": None, "rows": n, "lost": (0, 0)}
+    records.attrs = {"settings": None, "rows": n, "lost": 0}
     return records
 
 

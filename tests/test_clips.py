@@ -89,14 +89,6 @@ def ppo(old, new, advantage):
     return ratio > 1.2 if advantage > 0 else ratio < 0.8 or ratio > 3
 
 
-def dppo_tv(old, new, advantage):
-    return new - old > 0.15 if advantage > 0 else old - new > 0.15
-
-
-def cispo(old, new, advantage):
-    return new / old > 1.2
-
-
 def ctpo(old, new, advantage):
     dropped, prefix = 0, 0.0
     for t, d in enumerate(differences(old, new), 1):
@@ -104,19 +96,6 @@ def ctpo(old, new, advantage):
         above, below = prefix > 0.05 * math.sqrt(t), prefix < -0.025 * math.sqrt(t)
         dropped += above if advantage > 0 else above or below
     return dropped / len(old)
-
-
-def cppo(old, new, advantage):
-    length, dropped, spent, earned = len(old), 0, 0.0, 0.0
-    changes = [abs(math.exp(b) - math.exp(a)) for a, b in zip(old, new, strict=True)]
-    budget = min(max(float(np.quantile(changes, 0.9)), 0.02), 0.04)
-    for t, (change, d) in enumerate(zip(changes, differences(old, new), strict=True), 1):
-        weight = 1 - 0.2 * (t - 1) / max(length - 1, 1)
-        away = advantage * (math.exp(d) - 1) > 0
-        dropped += away and weight * change > min(0.2, 0.2 + budget * earned - spent)
-        spent += weight * change
-        earned += weight
-    return dropped / length
 
 
 def root_length(length, q):
@@ -129,10 +108,7 @@ DEFINITIONS = {
     "gspo": beyond(-math.log(1 - 3e-4), math.log(1 + 4e-4), width=lambda length, q: length),
     "grpo": dropped_tokens(ppo),
     "fixed_band": beyond(-math.log(0.8), math.log(1.2)),
-    "dppo_tv": dropped_tokens(dppo_tv),
-    "cispo": dropped_tokens(cispo),
     "ctpo": ctpo,
-    "cppo": cppo,
     "seq_is": rejected(lambda d: 0.5 <= math.exp(-sum(d)) <= 2),
     "geo_rs": rejected(lambda d: 0.999 <= math.exp(-sum(d) / len(d)) <= 1.001),
 }
@@ -156,7 +132,6 @@ def test_a_clip_takes_what_its_definition_says(batch, records, name):
     ("name", "ranges"),
     [
         ("grpo", {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0}),
-        ("dppo_tv", {"clip_ratio_low": 0.15, "clip_ratio_high": 0.15, "clip_ratio_c": 1e4}),
         ("gspo", {"clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}),
     ],
 )

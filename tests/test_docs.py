@@ -89,7 +89,7 @@ def description(tmp_path: Path, repository: str) -> str:
 @pytest.mark.parametrize("repository", ["", "https://github.com/owner/name"])
 def test_the_package_index_gets_no_relative_link(repository, tmp_path):
     text = description(tmp_path, repository)
-    assert "fspo-verl switch" in text
+    assert "fspo-verl run" in text
     assert all(target.startswith(("https://", "#")) for target in links(text))
     assert (f"{repository}/blob/main/docs/method.md" in text) == bool(repository)
     assert (f"{repository}/raw/main/docs/" in text) == bool(repository)
@@ -206,7 +206,6 @@ def of_normal(share: float) -> float:
     ("page", "sentence"),
     [
         ("method", f"L > (ln 3 / eps)², which is {(math.log(3) / 0.03) ** 2:,.0f} tokens at 0.03"),
-        ("noise", f"{of_normal(0.1):.3f} times `fspo/mismatch_sigma` takes 10%"),
         ("noise", f"eps < {of_normal(0.01):.1f} σ"),
         ("measure", f"a bin without clips gives 0.1 / 0.9 = {0.1 / 0.9:.2f} or more"),
         *(("noise", f"{k3} | {math.sqrt(2 * k3):.2g} |") for k3 in (0.0011, 0.0004)),

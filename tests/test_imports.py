@@ -15,7 +15,7 @@ LAYERS = (  # the lowest first; what stands in one layer does not know its neigh
     {"loss", "clips", "adaptive"},
     {"observe"},
     {"analysis"},
-    {"alerts", "live", "register", "mismatch_mask"},
+    {"alerts", "live", "register"},
     {"verl_patches"},
     {"config"},
     {"launch", "report", "watch"},

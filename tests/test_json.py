@@ -101,15 +101,14 @@ def test_report(run, folders, tmp_path, capsys):
 
 @pytest.mark.parametrize("run", ["fspo", "gspo", "vanilla", "summed"])
 def test_calibrate(run, folders, capsys):
+    before = {file: file.read_bytes() for file in folders.rglob("*") if file.is_file()}
     assert cli.main(["calibrate", str(folders / run), "--json"]) == 0
-    assert_documented(found := json.loads(capsys.readouterr().out), "calibrate")
-    assert found["findings"][-1]["id"] == calibration.EPS
-    for one in found["findings"]:
-        assert (
-            one["severity"] in SEVERITIES
-            and one["action"] in ("", *ACTIONS)
-            and bool(one["action"]) == bool(one["advice"])
-        )
+    assert_documented(told := json.loads(capsys.readouterr().out), "calibrate")
+    assert told["findings"][-1]["id"] == calibration.EPS
+    for one in told["findings"]:
+        assert one["severity"] in SEVERITIES and one["action"] in ("", *ACTIONS)
+        assert bool(one["action"]) == bool(one["advice"])
+    assert {file: file.read_bytes() for file in folders.rglob("*") if file.is_file()} == before
 
 
 def test_doctor(capsys):
@@ -150,5 +149,5 @@ def test_the_skill_names_keys_and_options_that_are_there():
     named = re.findall(r"`([a-z]\w+(?:\[\w*\])?(?:\.[a-z]\w+)*)`", text)
     words = {word for code in named for word in re.findall(r"[a-z]\w+", code)}
     ids = {*causes.CAUSES, *ACTIONS, *SEVERITIES, causes.UNKNOWN, causes.EVEN, calibration.EPS}
-    others = {"switch", "metrics", "trainer_state", "json"}
+    others = {"run", "metrics", "trainer_state", "json"}
     assert words <= keys | ids | others, words - keys - ids - others

@@ -191,14 +191,17 @@ def tracking():
     return tracking
 
 
-def test_metrics_are_logged_where_the_series_cannot_be_and_that_is_said_once(tracking, caplog):
-    live._warn.cache_clear()
-    broken = raw({"length_1_to_15/responses": "text"})
-    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
-        tracking.log(broken, step=1)
-        tracking.log(broken, 2)
-    assert tracking.logger["kept"].data == broken
-    assert [record.message[:24] for record in caplog.records] == ["no live series fspo/* fo"]
+def test_metrics_are_logged_where_the_series_cannot_be_and_each_cause_is_said_once(tracking, caplog, monkeypatch):
+    """Whatever the text of an error, which may hold the value of a step."""
+    monkeypatch.setattr(live, "_said", said := set())
+    broken = [f"tensor({step})" for step in range(50)] + [object() for _ in range(50)]
+    with caplog.at_level(logging.WARNING, logger="fspo_verl.live"):
+        for step, value in enumerate(broken):
+            tracking.log(data := raw({"length_1_to_15/responses": value}), step=step)
+            assert tracking.logger["kept"].data == data
+    warned = [record.message for record in caplog.records if record.message.startswith("no live series")]
+    assert len(warned) == len(said) == 2
+    assert "tensor(0)" in warned[0]
 
 
 def test_rl_insight_gets_the_series_as_gauges(monkeypatch):

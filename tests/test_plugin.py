@@ -48,9 +48,10 @@ WRAPPED = """
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
     from fspo_verl import verl_patches
     assert all(hasattr(getattr(owner, name), "__wrapped__") for owner, name in verl_patches._wrapped)
+    assert verl.utils.tracking.Tracking in verl_patches._looked_at
     print(sorted({"fspo", "observed"} & set(POLICY_LOSS_REGISTRY)), [name for _, name in verl_patches._wrapped])
 """
-OF_LAUNCHES = ["auto_set_device", "run_ppo", "__init__"]
+OF_LAUNCHES = ["auto_set_device", "get_ppo_ray_runtime_env"]
 OF_WORKERS = ["ppo_loss", "ppo_loss", "update_weights", "train_mini_batch", "save_checkpoint", "load_checkpoint", "log"]
 
 
@@ -59,7 +60,7 @@ OF_WORKERS = ["ppo_loss", "ppo_loss", "update_weights", "train_mini_batch", "sav
     [
         ("auto", "import verl", OF_LAUNCHES),
         ("auto", "import fspo_verl.config", OF_LAUNCHES + OF_WORKERS),
-        ("none", "import fspo_verl.config", [*OF_WORKERS, "__init__"]),
+        ("none", "import fspo_verl.config", OF_WORKERS),
     ],
 )
 def test_what_a_process_has_wrapped_and_registered(plugins, before, wrapped, tmp_path):
@@ -100,11 +101,32 @@ def test_an_own_main_that_calls_run_ppo_is_checked_before_ray_starts(dead, tmp_p
     assert "ray init kwargs" not in run.stdout  # what run_ppo prints right before ray.init
 
 
+COMPOSES = """
+import sys
+import verl
+from hydra import compose, initialize_config_module
+from verl.utils.device import auto_set_device
+
+with initialize_config_module("verl.trainer.config", version_base=None):
+    config = compose("ppo_trainer", sys.argv[1:])
+auto_set_device(config)
+print("goes on")
+"""
+
+
+@pytest.mark.parametrize("word", [None, "actor_rollout_ref.actor.policy_loss.eps=-1"])
+def test_a_main_that_composes_without_an_application_of_hydra_is_checked(word, tmp_path):
+    (tmp_path / "own_main.py").write_text(COMPOSES)
+    run = python("own_main.py", "algorithm.policy_loss=fspo", *filter(None, [word]), cwd=tmp_path)
+    assert ("goes on" in run.stdout) == (word is None) and "did not look" not in run.stderr, run.stderr
+    assert word is None or "eps=-1" in run.stderr
+
+
 @pytest.mark.parametrize("plugins", ["another", pytest.param("none", marks=pytest.mark.long)])
 def test_a_launch_is_checked_where_verl_loads_no_plugins(plugins, tmp_path):
     arguments = ["+algorithm.policy_loss=gspo", "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla"]
     run = python("-m", "verl.trainer.main_ppo", *arguments, cwd=tmp_path, VERL_USE_EXTERNAL_PLUGINS=plugins)
-    assert run.returncode != 0 and "loss_mode='vanilla' overrides algorithm.policy_loss=gspo" in run.stderr
+    assert run.returncode != 0 and f"remove {arguments[1]}" in run.stderr
     assert "ray init kwargs" not in run.stdout
 
 

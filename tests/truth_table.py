@@ -126,7 +126,7 @@ def simulate(
     band = BandClip("own", "own", band).matched(records, rate).band if 0 < rate < 1 else band
     records["clipped"] = BandClip("own", "own", band).clipped(records) if rate else 0.0
     settings = RunSettings("fspo", band, old_log_probs_from_rollout=bypass)
-    records.attrs = {"settings": settings, "rows": rows, "lost": (0, 0)}
+    records.attrs = {"settings": settings, "rows": rows, "lost": 0}
     return records
 
 

@@ -62,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         source = "metrics" if run.records.empty else "records"
         answer = {"run": str(run.folder), "source": source, "target": args.target_clip_rate}
-        print(json.dumps(answer | {"findings": [one.to_json() for one in found]}, indent=1, allow_nan=False))
+        output.say(json.dumps(answer | {"findings": [one.to_json() for one in found]}, indent=1, allow_nan=False))
     else:
         # Causes before the clip, the answer on lengths, and the band. The report has the notes.
         output.show([("run", run.name)], widths=(8,))

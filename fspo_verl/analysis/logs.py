@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from fspo_verl.output import plain
+
 logger = logging.getLogger("fspo_verl")
 
 Row = tuple[int, dict[str, float]]
@@ -114,7 +116,7 @@ def table(rows: Iterable[Row]) -> pd.DataFrame:
 def _verl_name(name: str, beside: Container[str]) -> str:
     """verl's name of a metric; its own where another one has that name in the same row."""
     known = NAMES.get(name.removeprefix("train/"), name)
-    return name if known in beside else known
+    return plain(name if known in beside else known)
 
 
 def _number(value: Any) -> float | None:

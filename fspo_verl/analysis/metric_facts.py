@@ -19,7 +19,7 @@ from fspo_verl.analysis.runs import Run
 from fspo_verl.observe.metrics import NAMES
 from fspo_verl.output import percent
 
-LEARN_MORE = "fspo-verl switch my_script.sh --loss observed"
+LEARN_MORE = "fspo-verl run --loss observed -- bash my_script.sh"
 
 PPO_KL, K3 = "actor/ppo_kl", "rollout_corr/k3_kl"
 CUT_OFF = "response_length/clip_ratio"

@@ -19,7 +19,7 @@ from fspo_verl.analysis.clip_rates import CONFIDENCE, Estimate, prompts_of, thir
 from fspo_verl.analysis.length_effect import MIN_PROMPTS
 from fspo_verl.band import Band
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip
-from fspo_verl.observe.columns import ICEPOP, MASKED
+from fspo_verl.observe.columns import ICEPOP
 from fspo_verl.observe.settings import RunSettings
 
 _BINS = 8  # of equally many responses, for the growth with length
@@ -136,8 +136,6 @@ def dropped(records: pd.DataFrame) -> pd.DataFrame:
     shares["IcePop", "token ratio {:g} to {:g}".format(*ICEPOP)] = records["tokens_masked_icepop"] / length
     cut = -np.expm1(np.minimum(math.log(TRUNCATION) - s, 0))
     shares["truncated weight", f"ratio up to {TRUNCATION:g}"] = cut
-    if MASKED in records:
-        shares["this run's mask", "mismatch_eps"] = records[MASKED]
     table = pd.DataFrame({name: np.asarray(share, np.float64) for name, share in shares.items()})
     thirds = table.groupby(third_of(length.to_numpy())).mean().reindex(range(3))
     thirds = thirds.set_axis(["shortest", "middle", "longest"])

@@ -11,19 +11,16 @@ from fspo_verl.band import Band
 from fspo_verl.keys import ACTOR, POLICY_LOSS
 from fspo_verl.observe.settings import RunSettings
 
-SWITCH = "fspo-verl switch your_script.sh -o new.sh"
-
 
 def band_overrides(band: Band, settings: RunSettings | None = None) -> dict[str, float | str | None]:
-    """Hydra overrides that give this band behind the arguments of the run's launch; None stands for null.
+    """Hydra overrides that give this band to a launch of :func:`loss_of`; None stands for null.
 
-    They select no loss, as Hydra takes one choice of a group: a launch of another loss is first switched to fspo
-    (:func:`to_know`). A GSPO run that keeps its width keeps verl's loss gspo, which takes a range of the ratio.
+    They select no loss, as Hydra takes one choice of a group, and a launch of that loss has made it.
 
     Args:
         settings: of the run, whose band has to be undone; a launch of the loss fspo at its defaults if None.
     """
-    if _stays_gspo(band, settings):
+    if loss_of(band, settings) == "gspo":
         return gspo_overrides(band)
     trained = settings.band if settings and settings.band else Band()
     values: dict[str, Any] = {"eps": None, "eps_low": band.low, "eps_high": band.high, "eps_dual": band.eps_dual}
@@ -37,8 +34,10 @@ def band_overrides(band: Band, settings: RunSettings | None = None) -> dict[str,
     return {f"{POLICY_LOSS}.{name}": value for name, value in values.items()}
 
 
-def _stays_gspo(band: Band, settings: RunSettings | None) -> bool:
-    return settings is not None and settings.loss == "gspo" and band.form == Band(length_power=1.0).form
+def loss_of(band: Band, settings: RunSettings | None) -> str:
+    """The loss that takes a band: fspo, or verl's gspo for a GSPO run that keeps its width."""
+    is_gspo = settings is not None and settings.loss == "gspo" and band.form == Band(length_power=1.0).form
+    return "gspo" if is_gspo else "fspo"
 
 
 def gspo_overrides(band: Band) -> dict[str, float | str | None]:
@@ -47,18 +46,14 @@ def gspo_overrides(band: Band) -> dict[str, float | str | None]:
     return {f"{ACTOR}.clip_ratio_low": low, f"{ACTOR}.clip_ratio_high": high}
 
 
-def to_know(band: Band, settings: RunSettings | None) -> str | None:
-    """Which launch takes :func:`band_overrides`, and what else they change.
-
-    None for a run of their own loss whose eps was fixed.
-    """
-    if _stays_gspo(band, settings):
-        return None
-    if settings is None or settings.loss != "fspo":
-        return f"`{SWITCH}` makes your script train fspo; these overrides go behind the last argument there."
-    if settings.target_clip_rate is None:
-        return None
+def to_know(band: Band, settings: RunSettings | None) -> str:
+    """Where :func:`band_overrides` go, and what else they change."""
+    loss = loss_of(band, settings)
+    option = "" if loss == "fspo" else f"--loss {loss} "
+    text = f"`fspo-verl run {option}OVERRIDES -- bash your_script.sh` trains with them."
+    if settings is None or settings.target_clip_rate is None:
+        return text
     return (
-        f"The eps of this run followed a clip rate of {settings.target_clip_rate:g}, and these overrides fix it. With "
-        "target_clip_rate=RATE for null it follows RATE from there."
+        f"{text} The eps of this run followed a clip rate of {settings.target_clip_rate:g}, and these overrides fix "
+        "it. With target_clip_rate=RATE for null it follows RATE from there."
     )

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads what a training run of verl left behind: metrics, per-response records, config.
 
-Nothing here imports verl, so a run can be read on any machine.
+Nothing here imports verl, so a run can be read on any machine. All that a run holds is text: no config is resolved
+beyond its own values, and none leads out of the folder that was named.
 """
 
 import contextlib
@@ -15,21 +16,23 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+import yaml
 
 from fspo_verl.analysis import logs
 from fspo_verl.analysis.evidence import TRAINED
 from fspo_verl.band import Band
-from fspo_verl.keys import ACTOR, RECORDS_DIR, refuse_gone
+from fspo_verl.keys import ACTOR, POLICY_LOSS, RECORDS_DIR, refuse_gone
 from fspo_verl.observe.attempts import parts, record_files
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings, clip_ratios
+from fspo_verl.output import plain
 
 logger = logging.getLogger("fspo_verl")
 
 FILE_LOGGER = "verl's file logger"
+_LARGEST_CONFIG = 2**18  # bytes; a composed config of verl has 35,000
+_REFERENCE = re.compile(r"\$\{([\w-]+(?:\.[\w-]+)*)\}")
+_REFERENCES = 32  # that lead to each other
 
 
 @dataclass
@@ -82,26 +85,47 @@ class Run:
 def settings_of(config: Mapping) -> RunSettings | None:
     """Loss, band and clip range of a run as its config has them; None where it names no loss.
 
+    A value that is not of its kind, such as a text for a number, is not known.
+
     Raises:
         Gone: it has a field that is gone.
     """
-    policy_loss = setting(config, f"{ACTOR}.policy_loss") or {}
-    if "loss_mode" not in policy_loss:
+
+    def number(key: str) -> float | None:
+        value = setting(config, key)
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    policy_loss, loss = setting(config, POLICY_LOSS), setting(config, f"{POLICY_LOSS}.loss_mode")
+    if not isinstance(policy_loss, Mapping) or not isinstance(loss, str):
         return None
     refuse_gone(policy_loss)
-    loss = policy_loss["loss_mode"]
-    band = Band(**Band.fields_in(policy_loss)) if loss == "fspo" else None
-    target = policy_loss.get("target_clip_rate")
-    clip_range = clip_ratios(lambda key: setting(config, f"{ACTOR}.{key}"))
-    bypass = bool(setting(config, "algorithm.rollout_correction.bypass_mode"))
-    return RunSettings(loss, band, target_clip_rate=target, old_log_probs_from_rollout=bypass, **clip_range)
+    band = None
+    if loss == "fspo":
+        with contextlib.suppress(TypeError, ValueError):
+            band = Band(**{name: setting(config, f"{POLICY_LOSS}.{name}") for name in Band.fields_in(policy_loss)})
+    clip_range = clip_ratios(lambda key: number(f"{ACTOR}.{key}"))
+    target = number(f"{POLICY_LOSS}.target_clip_rate")
+    bypass = setting(config, "algorithm.rollout_correction.bypass_mode") is True
+    return RunSettings(plain(loss), band, target_clip_rate=target, old_log_probs_from_rollout=bypass, **clip_range)
 
 
 def setting(config: Mapping | None, key: str) -> Any:
-    """A value of a config, resolved; None where it is not set, or where only the training machine can resolve it."""
-    if config is None:
-        return None
-    return OmegaConf.select(OmegaConf.create(dict(config)), key, throw_on_resolution_failure=False)
+    """A value of a config; None where it is not set.
+
+    ``${another.key}`` is the value of that key. Any other interpolation is a text: its value is that of the machine
+    that trained.
+    """
+    value: Any = config
+    parts, references = key.split("."), 0
+    while True:
+        if isinstance(value, str) and references < _REFERENCES and (reference := _REFERENCE.fullmatch(value)):
+            value, parts, references = config, [*reference[1].split("."), *parts], references + 1
+        elif not parts:
+            return value
+        elif isinstance(value, Mapping):
+            value = value.get(parts.pop(0))
+        else:
+            return None
 
 
 def read_runs(paths: Sequence[Path], names: Sequence[str] | None = None, max_rows: int | None = None) -> Iterator[Run]:
@@ -117,6 +141,7 @@ def read_runs(paths: Sequence[Path], names: Sequence[str] | None = None, max_row
         names = [path.resolve().stem if path.is_file() else path.resolve().name for path in paths]
         if len(set(names)) < len(names):
             names = [str(path) for path in paths]
+    names = list(map(plain, names))
     if len(names) != len(paths) or len(set(names)) < len(names):
         raise ValueError(f"{len(paths)} runs need as many different names; got {', '.join(names)}")
     rows = None if max_rows is None else max_rows // len(paths)
@@ -136,7 +161,7 @@ def read_run(path: Path, name: str, max_rows: int | None = None, since: int = -1
         FileNotFoundError: there is nothing of a run at ``path``; says what was looked for.
         ValueError: ``path`` is no log, or holds several runs.
     """
-    path = Path(path)
+    path, name = Path(path), plain(name)
     if path.is_file():
         if path.stat().st_size == 0:  # verl opens it when it starts, and logs its first line a step later
             raise FileNotFoundError(f"{path}: nothing is logged yet")
@@ -174,12 +199,8 @@ def written(path: Path) -> set[tuple[Path, int, int]]:
     It changes with every step of a run that goes on, and is empty where there is no run yet.
     """
     path = Path(path)
-    configs = sorted(path.rglob(".hydra/config.yaml"), key=_modified)
-    files = [path, *configs, *record_files(path)]
-    files += chain.from_iterable(map(path.rglob, ("*.jsonl", *logs.PATTERNS)))
-    elsewhere = setting(_read_hydra(configs)[0], RECORDS_DIR)
-    if elsewhere is not None:
-        files += record_files(elsewhere)
+    files = [path, *record_files(path)]
+    files += chain.from_iterable(map(path.rglob, (".hydra/config.yaml", "*.jsonl", *logs.PATTERNS)))
     found = set()
     for file in files:
         with contextlib.suppress(FileNotFoundError):  # a resumed run removes records of its own
@@ -228,19 +249,55 @@ def _of_one_run(parents: set[Path], folder: Path, what: str) -> None:
         raise ValueError(f"{folder} holds {what} of several runs; name one of these folders: {named}")
 
 
+class _Config(yaml.SafeLoader):
+    """YAML 1.2's null, booleans and numbers, of which 1e-6 is one; no aliases, which let few bytes stand for many."""
+
+    yaml_implicit_resolvers: dict = {}
+
+    def compose_node(self, parent, index):
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it holds aliases, which no config of Hydra has")
+        return super().compose_node(parent, index)
+
+
+for _kind, _form, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?(?:0|[1-9]\d{0,99})", list("-+0123456789")),
+    ("float", r"[-+]?(?:\d{1,99}\.?\d{0,99}|\.\d{1,99})(?:[eE][-+]?\d{1,3})?", list("-+.0123456789")),
+    ("float", r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", list("-+.")),
+):
+    _Config.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(f"(?:{_form})$"), _first)
+
+
+def _read_yaml(file: Path) -> Any:
+    """What a config says.
+
+    Raises:
+        OSError, ValueError: it cannot be read; the latter in one line.
+    """
+    with file.open("rb") as opened:
+        content = opened.read(_LARGEST_CONFIG + 1)
+    if len(content) > _LARGEST_CONFIG:
+        raise ValueError(f"it is larger than {_LARGEST_CONFIG:,} bytes, and no config of verl is")
+    try:
+        return yaml.load(content, _Config)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
 def _read_hydra(files: Sequence[Path]) -> tuple[dict | None, list[str]]:
     """Config and overrides out of the last of these files that can be read; None and nothing without one."""
     for file in reversed(files):
         try:
-            # OmegaConf's loader, as plain YAML reads the learning rate 1e-6 as a string.
-            config = OmegaConf.to_container(OmegaConf.load(file))
+            config = _read_yaml(file)
             beside = file.with_name("overrides.yaml")
-            overrides = OmegaConf.to_container(OmegaConf.load(beside)) if beside.exists() else []
+            overrides = _read_yaml(beside) if beside.exists() else []
             if config and isinstance(config, dict) and isinstance(overrides, list):
-                return config, overrides
+                return config, [plain(str(override)) for override in overrides]
             error = "it holds no config of Hydra"
-        except (OSError, ValueError, YAMLError, OmegaConfBaseException) as broken:
-            error = " ".join(str(broken).split())
+        except (OSError, ValueError) as broken:
+            error = str(broken)
         logger.warning("%s is left out, it cannot be read: %s", file.parent, error)
     return None, []
 
@@ -248,10 +305,13 @@ def _read_hydra(files: Sequence[Path]) -> tuple[dict | None, list[str]]:
 def _read_wandb_config(folder: Path) -> dict | None:
     """The config as W&B keeps it in the folder of a run, ``files/config.yaml``."""
     for file in sorted(folder.rglob("files/config.yaml"), key=_modified, reverse=True):
-        with contextlib.suppress(OSError, ValueError, YAMLError, OmegaConfBaseException):
-            saved = OmegaConf.to_container(OmegaConf.load(file))
-            if isinstance(saved, dict) and all(isinstance(entry, dict) for entry in saved.values()):
-                return {key: entry["value"] for key, entry in saved.items() if "value" in entry}
+        try:
+            saved = _read_yaml(file)
+        except (OSError, ValueError) as error:
+            logger.warning("%s is left out, it cannot be read: %s", file, error)
+            continue
+        if isinstance(saved, dict) and all(isinstance(entry, dict) for entry in saved.values()):
+            return {key: entry["value"] for key, entry in saved.items() if "value" in entry}
     return None
 
 
@@ -262,7 +322,13 @@ def _read_records(
     folders = {part.folder for part in parts(folder)}
     _of_one_run(folders, folder, "records")
     elsewhere = setting(config, RECORDS_DIR)
-    records = read_records(folder if folders or elsewhere is None else elsewhere, max_rows, True, since)
+    if not folders and isinstance(elsewhere, str) and not Path(elsewhere).is_relative_to(folder.absolute()):
+        logger.warning(
+            "%s: this run was to record into %s; name that folder to read its records, they are in no other",
+            folder,
+            elsewhere,
+        )
+    records = read_records(folder, max_rows, True, since)
     is_rejected = records["length"] == 0
     return records[~is_rejected], records[is_rejected]
 

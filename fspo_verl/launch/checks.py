@@ -20,8 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl.adaptive import AdaptiveBand
 from fspo_verl.band import Band
-from fspo_verl.config import MismatchMask, Observation
-from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
+from fspo_verl.config import Observation
+from fspo_verl.keys import ACTOR, GONE, GROUP, POLICY_LOSS
 from fspo_verl.launch import resume, selection
 from fspo_verl.launch.hydra_files import leaves
 from fspo_verl.launch.view import Finding, Launch, error, note, warning
@@ -32,6 +32,8 @@ from fspo_verl.observe.settings import clip_ratios
 _CLIP_RATIO_DEFAULTS = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0}
 # Spread of a token's log-ratio, nats. Measured so far in training: 0.005 to 0.1 (noise under bfloat16 included).
 _LARGEST_SIGMA = 0.1
+# Of the records in scripts/studies/measured_shape, and of those of a quickstart: a row, and a file without rows.
+_BYTES_OF_A_RESPONSE, _BYTES_OF_A_FILE = 50, 8000
 # Of S, beyond which an edge counts as out of reach. Below 2, as eps=0.2 (mostly verl's clip_ratio) is 2 of 0.1, and a
 # processor's rounding of a power would then decide.
 _STANDARD_DEVIATIONS = 1.9
@@ -103,7 +105,7 @@ def no_loss_mode(launch: Launch) -> Iterator[Finding]:
 
 def misplaced_fields(launch: Launch) -> Iterator[Finding]:
     """A field of the policy loss in a section above it, where nothing reads it."""
-    fields = {field.name for kind in (AdaptiveBand, MismatchMask, Observation) for field in dataclasses.fields(kind)}
+    fields = {field.name for kind in (AdaptiveBand, Observation) for field in dataclasses.fields(kind)}
     sections = ("", "algorithm", "actor_rollout_ref", ACTOR)
     for key, value in leaves(launch.config).items():
         section, _, name = key.rpartition(".")
@@ -122,7 +124,8 @@ def unknown_fields(launch: Launch) -> Iterator[Finding]:
         if name not in ("_target_", *known):
             near, value = difflib.get_close_matches(name, known, 1), launch.policy_loss[name]
             fix = f"{POLICY_LOSS}.{near[0]}={value} instead of it" if near else f"remove it, or {GROUP}=fspo for a band"
-            yield error(f"{POLICY_LOSS}.{name}={value} sets nothing", f"{target} has no such field", fix)
+            why = GONE.get(name, f"{target} has no such field")
+            yield error(f"{POLICY_LOSS}.{name}={value} sets nothing", why, fix)
 
 
 def bad_values(launch: Launch) -> Iterator[Finding]:
@@ -187,21 +190,6 @@ def unreachable_clip_rate(launch: Launch) -> Iterator[Finding]:
         yield error(f"{what} with one optimiser step per rollout", why, f"{off}, or a smaller ppo_mini_batch_size")
 
 
-def unknown_mismatch(launch: Launch) -> Iterator[Finding]:
-    """``mismatch_eps`` where the mismatch of trainer and rollout engine is not known."""
-    if (eps := launch.policy_loss.get("mismatch_eps")) is None:
-        return
-    conditions = {
-        "algorithm.rollout_correction.bypass_mode": (False, "the old log-probs are the rollout engine's own"),
-        "actor_rollout_ref.rollout.calculate_log_probs": (True, "the rollout engine hands on no log-probs"),
-        f"{ACTOR}.megatron.dynamic_context_parallel": (False, "no rank knows which responses it was dealt"),
-    }
-    for key, (needed, why) in conditions.items():
-        if bool(launch.get(key)) != needed:
-            what, fix = f"{POLICY_LOSS}.mismatch_eps={eps} with {key}={not needed}", f"{POLICY_LOSS}.mismatch_eps=null"
-            yield error(what, f"{why}, so that nothing can be masked", f"{key}={needed}, or {fix}")
-
-
 # --- folders ---------------------------------------------------------------------------------------------------------
 
 
@@ -231,6 +219,19 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
     if reason is not None:
         why, free = "one folder is for the records of one run", attempts.free(records_dir)
         yield error(f"{key}={records_dir} is taken: {reason}", why, f"{key}={free}")
+
+
+def size_of_records(launch: Launch) -> Iterator[Finding]:
+    """How large the records get, about."""
+    loss, prompts = launch.policy_loss, launch.prompts_per_rollout
+    ranks = (launch.get("trainer.nnodes") or 1) * (launch.get("trainer.n_gpus_per_node") or 1)
+    if loss.get("records_dir") is None or prompts is None:
+        return
+    responses = prompts * launch.config.actor_rollout_ref.rollout.n * launch.actor.ppo_epochs
+    size = (responses * _BYTES_OF_A_RESPONSE + ranks * _BYTES_OF_A_FILE) / 1e6
+    limit = f"; a rank stops at {loss.records_limit_mb:g} MB (records_limit_mb)"
+    each = "every step" if loss.records_freq == 1 else f"every {loss.records_freq} steps"
+    yield note(f"records in {loss.records_dir}: about {size:.2g} MB in {ranks} files {each}{limit}")
 
 
 # --- warnings: it trains, but not as FSPO means to -------------------------------------------------------------------
@@ -377,17 +378,19 @@ def loss_in_effect(launch: Launch) -> Iterator[Finding]:
 
 _CONFIG_ALONE = (
     *(no_loss_mode, misplaced_fields, unknown_fields, bad_values),
-    *(no_mini_batch, no_divisor, dropped_by_distillation, unknown_mismatch, one_step_per_rollout),
+    *(no_mini_batch, no_divisor, dropped_by_distillation, one_step_per_rollout),
 )
 _NO_BAND = ("no_loss_mode", "bad_values")  # after these there is no band to judge
 _FOLDERS = (used_records_dir, resume.lost_checkpoint)
 _MAY_REFUSE = (  # what yields an error
     *selection.OF_FILES,
     *(no_loss_mode, misplaced_fields, unknown_fields, bad_values, no_divisor, dropped_by_distillation),
-    *(no_mini_batch, unknown_mismatch, unreachable_clip_rate, used_records_dir),
+    *(no_mini_batch, unreachable_clip_rate, used_records_dir),
 )
 _FSPO = (
     *(unreachable_clip_rate, idle_clip_ratio, mean_over_own_length, band_beyond_use, rollout_log_probs),
-    *(mismatch_of_engines, longer_than_the_data_say, band_in_effect),
+    *(mismatch_of_engines, longer_than_the_data_say, band_in_effect, size_of_records),
 )
-_BASELINE = (range_of_tokens_for_gspo, mismatch_of_engines, longer_than_the_data_say, loss_in_effect)
+_BASELINE = (
+    *(range_of_tokens_for_gspo, mismatch_of_engines, longer_than_the_data_say, loss_in_effect, size_of_records),
+)

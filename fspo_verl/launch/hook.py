@@ -11,14 +11,16 @@ here ends or changes such a launch. Where a loss of this package is selected, a 
 
 import contextlib
 import logging
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl import verl_patches
-from fspo_verl.keys import GROUP
-from fspo_verl.launch import selection
+from fspo_verl.keys import GROUP, OVERRIDES
+from fspo_verl.launch import group, hydra_files, selection
 from fspo_verl.launch.view import Finding, Launch
 
 logger = logging.getLogger("fspo_verl")
@@ -73,9 +75,9 @@ def keep_loss_settings(config: DictConfig) -> None:
     """
     try:
         launch = Launch(config)
-        if not launch.has_actor or config.trainer.save_freq <= 0:
+        if not (launch.has_actor and (launch.selects_ours or launch.resumes_ours)):
             return
-        if launch.selects_ours or launch.resumes_ours:
+        if (launch.get("trainer.save_freq") or 0) > 0:
             from fspo_verl.launch import resume
 
             resume.keep(launch)
@@ -102,7 +104,8 @@ def claim_records(config: DictConfig) -> None:
 
 def begin_application_of_hydra() -> None:
     """The checks before a Hydra application of verl composes its config."""
-    verl_patches.select_without_plus(GROUP, refuse_an_old_verl)
+    ask = with_what_is_asked if os.environ.get(OVERRIDES) else None
+    verl_patches.select_without_plus(GROUP, group.with_plus, at_a_config_file, ask)
     if "fspo_verl.plugin" in sys.modules:
         return
     from fspo_verl.launch import installation
@@ -112,12 +115,28 @@ def begin_application_of_hydra() -> None:
         verl_patches.see_launches(check_once, refuse_the_config)
 
 
-def refuse_an_old_verl(config: DictConfig) -> None:
-    """Refuse a composed config that selects a loss of this package where an old verl would train its own.
+def with_what_is_asked(compose: Callable[[list[str]], DictConfig], overrides: list[str]) -> DictConfig:
+    """The config of a launch, with what the environment asks for (:mod:`fspo_verl.launch.asked`)."""
+    if not os.environ.get(OVERRIDES):
+        return compose(overrides)
+    from fspo_verl.launch import asked
+
+    return asked.composed(compose, overrides)
+
+
+def at_a_config_file(name: str) -> None:
+    """Refuse a config file of this package's group where an old verl would train its own loss.
 
     Such a verl in a folder shadows the installed one. Of this package it sees the configs alone.
+
+    Args:
+        name: of a config, such as ``actor/dp_actor``.
     """
-    if Launch(config).has_our_schema:
+    section, _, option = name.rpartition("/")
+    if section != GROUP:
+        return
+    group.seen.add(option)
+    if option.removesuffix(".yaml") in hydra_files.OPTIONS:
         from hydra.errors import ConfigCompositionException
 
         from fspo_verl.launch import installation
@@ -133,9 +152,16 @@ def check_once(config) -> None:
     """Check a launch, keep its loss and claim its records; verl's asynchronous mains come here twice."""
     if any(config is known for known in _checked):
         return
+    is_asked = bool(os.environ.get(OVERRIDES))
+    if is_asked:
+        from fspo_verl.launch import asked
+
+        asked.check(config)
     check(config)
     keep_loss_settings(config)
     claim_records(config)
+    if is_asked:
+        asked.confirm(config)
     _checked[:] = [config]
 
 

@@ -8,6 +8,8 @@ only where it is asked: each process that imports verl imports this module.
 """
 
 import importlib.util
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +32,11 @@ def override(key: str, text: str | Path) -> str:
     from hydra.core.override_parser.types import Quote, QuotedString
 
     return f"{key}={QuotedString(str(text), Quote.single).with_quotes()}"
+
+
+def as_value(value) -> str:
+    """A value of a config as Hydra reads it behind ``KEY=``."""
+    return "null" if value is None else str(value).replace(" ", "")
 
 
 def leaves(content, prefix: str = "") -> dict[str, object]:
@@ -55,11 +62,23 @@ class Part(NamedTuple):
 
     name: str  # as in the defaults list, such as actor/dp_actor
     source: str  # the entry of Hydra's search path that holds it, such as pkg://verl.trainer.config
-    content: DictConfig  # under the package it was composed into, interpolations as written
+    content: DictConfig  # interpolations as written
+    package: str  # the section of the config that it is merged into, empty for the whole config
 
     @property
     def file(self) -> str:
         return f"{self.source.removeprefix('file://')}/{self.name}.yaml"
+
+    @property
+    def sets(self) -> dict[str, object]:
+        """What it sets in the config, by dotted key."""
+        return leaves(self.content, self.package)
+
+    @property
+    def option(self) -> str:
+        """Its name as an option of this package's group; empty for another file."""
+        group, _, name = self.name.rpartition("/")
+        return name.removesuffix(".yaml") if group == GROUP else ""
 
 
 def is_of_user(source: str) -> bool:
@@ -80,41 +99,94 @@ def has_files_of_the_user() -> bool:
 
 def _sources() -> list[str]:
     """The search path of the running Hydra application, first entry first; empty outside of one."""
-    from hydra.core.hydra_config import HydraConfig
+    hydra = _running()
+    return [f"{source.schema}://{source.path}" for source in hydra.runtime.config_sources] if hydra else []
 
-    if not HydraConfig.initialized():
-        return []
-    return [f"{source.schema}://{source.path}" for source in HydraConfig.get().runtime.config_sources]
+
+# --- the running application -----------------------------------------------------------------------------------------
+
+
+def task_overrides() -> list[str]:
+    """The overrides of the running Hydra application, as they were typed, without Hydra's own; empty outside of one."""
+    return _as_typed(hydra.overrides.task) if (hydra := _running()) else []
+
+
+def choices() -> dict[str, str]:
+    """The options that the running Hydra application has chosen of each group; empty outside of one."""
+    return _as_typed(hydra.runtime.choices) if (hydra := _running()) else {}
+
+
+def _as_typed(content) -> Any:
+    return OmegaConf.to_container(content, resolve=False)
+
+
+def is_running() -> bool:
+    """Whether this is a Hydra application that has composed its config."""
+    return _running() is not None
+
+
+def _running():
+    """The ``hydra`` section of the running Hydra application; None outside of one."""
+    module = sys.modules.get("hydra.core.hydra_config")
+    return module.HydraConfig.get() if module and module.HydraConfig.initialized() else None
 
 
 def parts() -> list[Part]:
     """The files of the running Hydra application in the order in which they were merged."""
-    from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
-    from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-    from hydra._internal.defaults_list import create_defaults_list
-    from hydra.core.hydra_config import HydraConfig
+    hydra, repository = _running(), _repository()
+    overrides = [*_as_typed(hydra.overrides.hydra), *task_overrides()]
+    return list(loaded(_defaults(repository, hydra.job.config_name, overrides), repository))
+
+
+def files_of(option: str) -> list[Part]:
+    """The config files of an option of the group with its bases, as they are by themselves; none if there is none."""
+    repository = _repository()
+    if not repository.config_exists(f"{GROUP}/{option}"):
+        return []
+    return list(loaded(_defaults(repository, None, [f"+{override(GROUP, option)}"]), repository))
+
+
+def _defaults(repository, name: str | None, overrides: Sequence[str]) -> list:
+    """Hydra's defaults list of a config, by the name of the function that :mod:`fspo_verl.verl_patches` wraps."""
+    from hydra._internal import config_loader_impl
+
+    return config_loader_impl.create_defaults_list(
+        repo=repository,
+        config_name=name,
+        overrides_list=parsed(overrides),
+        prepend_hydra=True,
+        skip_missing=False,
+    ).defaults
+
+
+def loaded(defaults: Iterable, repository) -> Iterator[Part]:
+    """The config files of a defaults list of Hydra's, without Hydra's own."""
+    for default in defaults:
+        result = repository.load_config(default.config_path)
+        if result is None or result.provider == "hydra":
+            continue
+        package = result.header["package"] if default.package is None else default.package
+        yield Part(default.config_path, result.path, result.config, package or "")
+
+
+def parsed(overrides: Sequence[str]) -> list:
+    """Overrides as Hydra's own parser reads them."""
+    if not overrides:
+        return []
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    hydra = HydraConfig.get()
+    return OverridesParser.create().parse_overrides(overrides)
+
+
+def _repository():
+    """Of the config files that the running Hydra application finds; cached, as each is needed several times."""
+    from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
+    from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+
     search_path = ConfigSearchPathImpl()
-    for source in hydra.runtime.config_sources:
+    for source in _running().runtime.config_sources:
         search_path.append(source.provider, f"{source.schema}://{source.path}")
-    # Cached, as each file is needed twice: for its defaults and for its content.
-    repository = CachingConfigRepository(ConfigRepository(search_path))
-    overrides = OverridesParser.create().parse_overrides([*hydra.overrides.hydra, *hydra.overrides.task])
-    name = hydra.job.config_name
-    defaults = create_defaults_list(repository, name, overrides, prepend_hydra=True, skip_missing=False).defaults
-    found = []
-    for default in defaults:
-        loaded = repository.load_config(default.config_path)
-        if loaded is None or loaded.provider == "hydra":
-            continue
-        package = loaded.header["package"] if default.package is None else default.package
-        content = OmegaConf.create() if package else loaded.config
-        if package:
-            OmegaConf.update(content, package, loaded.config)
-        found.append(Part(default.config_path, loaded.path, content))
-    return found
+    return CachingConfigRepository(ConfigRepository(search_path))
 
 
 def passed_over() -> list[Path]:

@@ -16,8 +16,10 @@ from omegaconf import OmegaConf
 from fspo_verl import adaptive, output
 from fspo_verl.band import DUAL
 from fspo_verl.config import Observation
-from fspo_verl.keys import ACTOR
+from fspo_verl.keys import ACTOR, GONE, POLICY_LOSS
+from fspo_verl.launch.hydra_files import as_value
 from fspo_verl.launch.view import KEPT_LOSSES, TRACKER, Finding, Launch, warning
+from fspo_verl.observe import attempts
 
 # What shapes the loss besides ``policy_loss`` itself.
 _ACTOR_KEYS = (
@@ -47,7 +49,6 @@ def loss_settings(launch: Launch) -> dict:
         # to_json has null where there is no edge, and in the config that is inf.
         band = {key: "inf" if key.startswith("eps") and v is None else v for key, v in launch.band.to_json().items()}
         policy_loss = {"loss_mode": launch.loss_mode} | band | {"target_clip_rate": launch.band.target_clip_rate}
-        policy_loss["mismatch_eps"] = launch.policy_loss.get("mismatch_eps")
     else:
         idle = {field.name for field in dataclasses.fields(Observation)} | {"_target_"}
         set_there: Any = OmegaConf.to_container(launch.policy_loss, resolve=True)
@@ -67,7 +68,11 @@ def changed_on_resume(launch: Launch) -> Iterator[Finding]:
         yield Finding("warning", "unknown_before_resume", what, f"{KEPT_LOSSES} in {folder} does not say", fix)
         return
     losses = loss_settings(launch), kept[-1]["loss"]
-    now, before = ({key: _as_override(value) for key, value in loss.items()} for loss in losses)
+    now, before = ({key: as_value(value) for key, value in loss.items()} for loss in losses)
+    for name in GONE:
+        if (value := kept[-1]["loss"].get(f"policy_loss.{name}")) is not None:
+            what = f"this run resumes after step {step}, until which it trained with {POLICY_LOSS}.{name}={value}"
+            yield warning(what, "its later steps train another loss", GONE[name])
     changed = [key for key in now if key in before and now[key] != before[key]]
     eps = folder / f"global_step_{step}" / "actor" / adaptive.FILE
     if idle := _without_effect(launch, changed, eps):
@@ -103,23 +108,32 @@ def _dual_follows(loss: dict) -> bool:
     return isinstance(high, float) and dual == DUAL * high
 
 
-def _as_override(value) -> str:
-    """A value as Hydra reads it on a command line."""
-    return "null" if value is None else str(value).replace(" ", "")
-
-
 def keep(launch: Launch) -> None:
     """Note what the launch trains with beside its checkpoints, after what is known of those it goes on from.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    kept, settings = _kept_until(launch), loss_settings(launch)
-    if not kept or kept[-1]["loss"] != settings:
+    kept = _kept_until(launch)
+    now = {"loss": loss_settings(launch), "records_dir": launch.policy_loss.get("records_dir")}
+    if not kept or kept[-1] | now != kept[-1]:
         _, step = launch.resume_point or (None, 0)
-        kept.append({"after_step": step, "loss": settings})
+        kept.append({"after_step": step, **now})
     file = Path(launch.config.trainer.default_local_dir) / KEPT_LOSSES
     output.write_whole([(file, json.dumps(kept, indent=1).encode())])
+
+
+def records_to_go_on_with(launch: Launch) -> str | None:
+    """The folder of the records of the run that a launch resumes; None if there is none, or it is of another run."""
+    checkpoints = Path(launch.config.trainer.default_local_dir)
+    resumed = launch.resume_point
+    if resumed is None or resumed[0].resolve() != checkpoints.resolve():  # a branch is a run of its own
+        return None
+    folders = [entry["records_dir"] for entry in _kept_until(launch) if entry["records_dir"]]
+    known = [
+        folder for folder in folders if Path(folder).is_dir() and not attempts.why_taken(Path(folder), checkpoints)
+    ]
+    return known[-1] if known else None
 
 
 def _kept_until(launch: Launch) -> list[dict]:
@@ -128,9 +142,11 @@ def _kept_until(launch: Launch) -> list[dict]:
         return []
     folder, step = resumed
     try:
-        entries = [
-            (entry["after_step"], dict(entry["loss"])) for entry in json.loads((folder / KEPT_LOSSES).read_text())
+        entries = json.loads((folder / KEPT_LOSSES).read_text())
+        kept = [
+            {"after_step": one["after_step"], "loss": dict(one["loss"]), "records_dir": one.get("records_dir")}
+            for one in entries
         ]
-        return [{"after_step": after, "loss": loss} for after, loss in entries if after < step]
+        return [entry for entry in kept if entry["after_step"] < step]
     except (KeyError, TypeError, ValueError):
         return []

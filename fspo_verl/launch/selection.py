@@ -7,14 +7,15 @@ Every launch of verl passes :func:`lost_selections`, so that nothing of verl is 
 
 import dataclasses
 import difflib
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from omegaconf import OmegaConf
 
-from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
-from fspo_verl.launch import hydra_files
-from fspo_verl.launch.view import Finding, Launch, error
+from fspo_verl.keys import ACTOR, GROUP, OVERRIDES, POLICY_LOSS
+from fspo_verl.launch import group, hydra_files
+from fspo_verl.launch.view import Finding, Launch, error, warning
 
 # --- keys that select nothing ----------------------------------------------------------------------------------------
 
@@ -40,24 +41,34 @@ def _lost_selection(launch: Launch, key: str, value) -> Finding | None:
     """A key that looks as if it were to select a loss of this package, where nothing reads it."""
     sections = re.split("[./@]", key)
     names = sections[1:] if sections[0] in ("algorithm", "actor_rollout_ref") else sections[:1]
-    if key.startswith(f"{POLICY_LOSS}.") or not isinstance(value, str):
+    value = launch.get(key) if key == GROUP else value  # resolved
+    values = [*value] if key == GROUP and OmegaConf.is_list(value) else [value]
+    values = [text for text in values if isinstance(text, str)]
+    if key.startswith(f"{POLICY_LOSS}.") or not values:
         return None
-    group = max(_likeness(name, "policy_loss") for name in names or [""])
-    mode = max(_likeness(name, "loss_mode") for name in names or [""])
-    option = next((option for option in ("fspo", *hydra_files.OPTIONS) if _is_close(value, option)), None)
-    if option == "fspo" and max(group, mode) > _CLOSE:
+    like_group = max(_likeness(name, "policy_loss") for name in names or [""])
+    like_mode = max(_likeness(name, "loss_mode") for name in names or [""])
+    options = ("fspo", *hydra_files.OPTIONS)
+    option = next((option for option in options if any(_is_close(text, option) for text in values)), None)
+    if option == "fspo" and max(like_group, like_mode) > _CLOSE:
         severity = "error"
-    elif option is not None and key == GROUP and value != option:
+    elif option is not None and key == GROUP and values != [option]:
         severity = "error"
-    elif option is not None and group > _MISSPELT:
+    elif option is not None and like_group > _MISSPELT:
         severity = "warning"
     else:
         return None
+    sets = hydra_files.option(option)
+    if launch.asked is not None:  # the group selects a loss, of which this key is a leftover, or another word for it
+        if key == GROUP or all(launch.asked.sets.get(name) == sets.get(name) for name in _LOSS):
+            return None
+    elif not _other_loss(launch, sets):
+        return None
     why = f"verl reads no such key and would train loss_mode={launch.get(f'{POLICY_LOSS}.loss_mode')!r}"
-    fix = (
-        f"if it was to select the config group: {GROUP}={option} on the command line, or in your YAML "
-        f"`defaults: [ppo_trainer, {GROUP}: {option}, _self_]`"
-    )
+    # Beside a value of the name of the group, Hydra takes the word without a plus for another value.
+    word = f"+{GROUP}={option}" if key == GROUP else f"{GROUP}={option}"
+    fix = group.as_fix(group.overrides_that_decide(key), [word])
+    fix += f" on the command line selects the loss, or `defaults: [ppo_trainer, {GROUP}: {option}, _self_]` in a YAML"
     return Finding(severity, "lost_selection", f"{key}={value!r} selects nothing", why, fix)
 
 
@@ -89,6 +100,20 @@ def _unregistered_loss(launch: Launch) -> Iterator[Finding]:
         yield Finding("warning", "unregistered_loss", what, why, fix)
 
 
+_LOSS = (f"{POLICY_LOSS}._target_", f"{POLICY_LOSS}.loss_mode")
+
+
+def _other_loss(launch: Launch, sets: Mapping[str, object]) -> dict[str, object]:
+    """Of the keys that decide which loss trains those that a config group sets and the config has otherwise.
+
+    Another package's class is taken for one that is meant to stand in for ours.
+    """
+    has = {key: launch.get(key) for key in _LOSS if key in sets}
+    if not str(has.get(_LOSS[0], "verl.")).startswith(("verl.", "fspo_verl.")):
+        del has[_LOSS[0]]
+    return {key: value for key, value in has.items() if value != sets[key]}
+
+
 _CLOSE, _MISSPELT = 0.8, 0.9  # likenesses above which a name is close to another one, or a misspelling of it
 
 
@@ -107,10 +132,11 @@ def _likeness(text: str, word: str) -> float:
 
 def missing_choice(launch: Launch) -> Iterator[Finding]:
     """``optional algorithm.policy_loss: NAME`` with a name that no file has: Hydra passes over it."""
-    choice = launch.choice if hydra_files.has_files_of_the_user() else None
-    if choice and not any(part.name == f"{GROUP}/{choice}" for part in launch.parts):
+    choice = hydra_files.choices().get(GROUP) if hydra_files.has_files_of_the_user() else None
+    if choice and not any(part.option == choice.removesuffix(".yaml") for part in launch.parts):
         what = f"{GROUP}={choice} is optional in the defaults list, and no file has that name"
-        yield error(what, "nothing is selected", f"{GROUP}: fspo without `optional`")
+        near = difflib.get_close_matches(choice, hydra_files.OPTIONS, 1)
+        yield error(what, "nothing is selected", f"{GROUP}={near[0] if near else 'fspo'}")
 
 
 def hidden_files(_launch: Launch) -> Iterator[Finding]:
@@ -124,34 +150,34 @@ def lost_to_group(launch: Launch) -> Iterator[Finding]:
     """A value in a config file of the user's that the selected group, merged after that file, replaces."""
     if not hydra_files.has_files_of_the_user():
         return
-    parts = launch.parts
-    group = [part for part in parts if part.source == hydra_files.OWN_CONFIGS and part.name.startswith(f"{GROUP}/")]
-    if not group:
+    own = [part for part in launch.parts if part.source == hydra_files.OWN_CONFIGS and part.option]
+    if not own:
         return
-    sets = dict(leaf for part in group for leaf in hydra_files.leaves(part.content).items())
+    sets = {key: value for part in own for key, value in part.sets.items()}
     final = hydra_files.leaves(launch.config)
-    before = parts[: parts.index(group[0])]
-    for part in (part for part in before if hydra_files.is_of_user(part.source)):
-        lost = {
-            key: value
-            for key, value in hydra_files.leaves(part.content).items()
-            if key in sets and value != sets[key] == final.get(key) and not _is_verls_own(part, key, value)
-        }
+    for part in launch.parts[: launch.parts.index(own[0])]:
+        if not hydra_files.is_of_user(part.source):
+            continue
+        differs = {key: value for key, value in part.sets.items() if key in sets and value != sets[key]}
+        lost = [key for key in differs if final.get(key) == sets[key] and not _is_verls_own(part, key, differs[key])]
         if lost:
-            option = group[-1].name.removeprefix(f"{GROUP}/")
-            what = f"{part.file} sets {', '.join(f'{key}={value}' for key, value in lost.items())}"
-            trained = ", ".join(f"{key}={sets[key]}" for key in lost)
-            kept = " ".join(f"{key}={'null' if value is None else value}" for key, value in lost.items())
-            fix = f"{kept} on the command line, or the group in that file's defaults before `_self_`, to keep them"
-            why = f"{GROUP}={option} comes after that file and would train {trained}"
-            yield error(what, why, f"{fix}; or remove them from the file")
+            what = f"{part.file} sets {_as_overrides(differs, lost, ', ')}"
+            why = f"{GROUP}={own[-1].option} comes after that file and would train {_as_overrides(sets, lost, ', ')}"
+            fix = f"{_as_overrides(differs, lost)} on the command line keeps them, and so does the group in that file's"
+            # The variable is the later word than any file.
+            severity = warning if os.environ.get(OVERRIDES) else error
+            yield severity(what, why, f"{fix} defaults before `_self_`; or remove them from the file")
+
+
+def _as_overrides(values: Mapping[str, object], keys: Iterable[str], between: str = " ") -> str:
+    return between.join(f"{key}={hydra_files.as_value(values[key])}" for key in keys)
 
 
 def _is_verls_own(part: hydra_files.Part, key: str, value) -> bool:
     """Whether a value in a user's file says nothing against the group: which loss to train, or verl's default."""
     if key == f"{POLICY_LOSS}.loss_mode" or str(value).startswith(("verl.workers.config.", "fspo_verl.config.")):
         return True
-    if OmegaConf.select(part.content, f"{ACTOR}._target_") is None:
+    if f"{ACTOR}._target_" not in part.sets:
         return False
     # The file is a copy of verl's whole config, which sets every key to its default.
     from verl.workers.config import ActorConfig
@@ -161,14 +187,29 @@ def _is_verls_own(part: hydra_files.Part, key: str, value) -> bool:
 
 
 def overridden_group(launch: Launch) -> Iterator[Finding]:
-    """A leftover ``loss_mode`` that beats the selected group."""
-    sets = hydra_files.option(launch.choice) if launch.choice in hydra_files.OPTIONS else {}
-    selected = sets.get(f"{POLICY_LOSS}.loss_mode")  # none by observed, which takes any
-    if selected and launch.loss_mode != selected:
-        override = f"{POLICY_LOSS}.loss_mode={selected}"
-        what = f"{POLICY_LOSS}.loss_mode={launch.loss_mode!r} overrides {GROUP}={launch.choice}, which sets {selected}"
-        fix = f"{override}, or remove the leftover (of two overrides the last one counts), or select another {GROUP}"
-        yield error(what, "the leftover value would train", fix)
+    """Another loss than the config group was asked for: the composed loss counts, not the word that selects it."""
+    if (asked := launch.asked) is None or not asked.files:
+        return
+    files = [part.option for part in launch.parts if part.option and not part.package]
+    is_composed = files[-len(asked.files) :] == asked.files
+    lost = _other_loss(launch, asked.sets)
+    if is_composed and not lost:
+        return
+    removed, added = ([], []) if is_composed else group.select_alone(asked.words, keep_plus=True)
+    if not is_composed and not removed:  # a file puts it elsewhere
+        added = [f"{GROUP}={asked.name}"]
+    for key in _LOSS:
+        removed += group.overrides_that_decide(key, asked.sets[key]) if key in asked.sets else []
+    if not removed and not added:  # a file sets another loss
+        added = [f"{key}={asked.sets[key]}" for key in lost]
+    composed = f"{POLICY_LOSS}.loss_mode={launch.get(f'{POLICY_LOSS}.loss_mode')!r}"
+    if not lost:
+        composed = f"{GROUP}={files[-1] if files else 'null'}"
+    elif _LOSS[1] not in lost:
+        composed = _as_overrides(lost, lost)
+    what = f"{GROUP}={asked.name} is asked for, and {composed} is composed"
+    fix = group.as_fix(list(dict.fromkeys(removed)), added)
+    yield error(what, "another loss would train than was asked for", fix)
 
 
 OF_FILES = (missing_choice, hidden_files, lost_to_group, overridden_group)

@@ -6,22 +6,22 @@ Every launch of verl passes here, also those that have nothing to do with this p
 where they are asked.
 """
 
+import contextlib
 import dataclasses
 import functools
 import re
-import sys
 from functools import cached_property
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
-from fspo_verl.launch import hydra_files
+from fspo_verl.launch import group, hydra_files
 
 SEVERITIES = ("error", "warning", "note")
 KEPT_LOSSES = "policy_loss.json"
 """In a folder of checkpoints, the losses that trained them: a list, a new entry for every change,
-``{"after_step": n, "loss": {key: value}}``. verl's checkpoints hold no config."""
+``{"after_step": n, "loss": {key: value}, "records_dir": folder or null}``. verl's checkpoints hold no config."""
 TRACKER = "latest_checkpointed_iteration.txt"
 """In a folder of checkpoints, the step of the last one; what verl's find_latest_ckpt_path looks for."""
 
@@ -56,8 +56,10 @@ class Launch:
     config: DictConfig
 
     def get(self, key: str):
-        """The value of a dotted key of the config; None if it is not there."""
-        return OmegaConf.select(self.config, key) if OmegaConf.is_config(self.config) else None
+        """The value of a dotted key of the config; None if it is not there, or an interpolation that leads nowhere."""
+        if not OmegaConf.is_config(self.config):
+            return None
+        return OmegaConf.select(self.config, key, throw_on_resolution_failure=False)
 
     @property
     def has_actor(self) -> bool:
@@ -69,31 +71,31 @@ class Launch:
         """``actor_rollout_ref.actor``."""
         return self.get(ACTOR)
 
-    @property
-    def choice(self) -> str | None:
-        """The option of this package's config group that the running Hydra application selects."""
-        hydra = sys.modules.get("hydra.core.hydra_config")
-        if hydra is None or not hydra.HydraConfig.initialized():
+    @cached_property
+    def asked(self) -> group.Asked | None:
+        """What was asked of this package's config group; None where that is no loss of this package."""
+        if not group.is_named():
             return None
-        return hydra.HydraConfig.get().runtime.choices.get(GROUP)
+        asked = group.asked([part for part in self.parts if part.option], self.get(GROUP) is not None)
+        if asked is None or not asked.files:  # a missing file is named by selection.missing_choice
+            return asked
+        schema, mode = (str(asked.sets.get(f"{POLICY_LOSS}.{name}")) for name in ("_target_", "loss_mode"))
+        return asked if schema.startswith("fspo_verl.") or mode in ("fspo", "observed") else None
 
     @property
     def has_our_schema(self) -> bool:
         """Whether the policy loss is configured by a class of this package."""
-        section = self.get(POLICY_LOSS)
-        return OmegaConf.is_dict(section) and str(section.get("_target_")).startswith("fspo_verl.")
+        return str(self.get(f"{POLICY_LOSS}._target_")).startswith("fspo_verl.")
 
     @property
     def is_ours(self) -> bool:
         """Whether a loss of this package trains, or one that it observes."""
-        section = self.get(POLICY_LOSS)
-        named = OmegaConf.is_dict(section) and section.get("loss_mode") in ("fspo", "observed")
-        return named or self.has_our_schema
+        return self.has_our_schema or self.get(f"{POLICY_LOSS}.loss_mode") in ("fspo", "observed")
 
     @property
     def selects_ours(self) -> bool:
         """Whether the launch asks for a loss of this package; nothing else is said of any other launch."""
-        return self.has_actor and (self.is_ours or self.choice is not None)
+        return self.has_actor and (self.is_ours or self.asked is not None)
 
     @cached_property
     def parts(self) -> list[hydra_files.Part]:
@@ -159,11 +161,18 @@ class Launch:
         return bool(self.get("algorithm.rollout_correction.bypass_mode"))
 
     @property
+    def checkpoints(self) -> Path | None:
+        """The folder for checkpoints."""
+        folder = self.get("trainer.default_local_dir")
+        return Path(folder) if isinstance(folder, str) else None
+
+    @property
     def tracked_step(self) -> int | None:
         """The step of the checkpoint that the tracker names, be it there or not; None if there is none to follow."""
-        trainer = self.config.trainer
-        tracker = Path(trainer.default_local_dir) / TRACKER
-        text = tracker.read_text().strip() if trainer.resume_mode == "auto" and tracker.exists() else ""
+        if self.checkpoints is None or self.get("trainer.resume_mode") != "auto":
+            return None
+        tracker = self.checkpoints / TRACKER
+        text = tracker.read_text().strip() if tracker.exists() else ""
         return int(text) if text.isdigit() else None  # verl itself fails on a tracker that holds something else
 
     @property
@@ -172,12 +181,11 @@ class Launch:
 
         verl starts anew where the checkpoint that the tracker names is gone.
         """
-        trainer = self.config.trainer
-        if (step := self.tracked_step) is not None:
-            folder = Path(trainer.default_local_dir)
+        folder, step = self.checkpoints, self.tracked_step
+        if folder is not None and step is not None:
             return (folder, step) if (folder / f"global_step_{step}").exists() else None
-        if trainer.resume_mode == "resume_path":
-            checkpoint = Path(str(trainer.resume_from_path))
+        if self.get("trainer.resume_mode") == "resume_path":
+            checkpoint = Path(str(self.get("trainer.resume_from_path")))
             name = re.fullmatch(r"global_step_(\d+)", checkpoint.name)
             return checkpoint.parent, int(name[1]) if name else 0
         return None
@@ -185,5 +193,7 @@ class Launch:
     @property
     def resumes_ours(self) -> bool:
         """Whether a loss of this package has trained the run that this launch goes on with."""
-        resumed = self.resume_point
-        return resumed is not None and (resumed[0] / KEPT_LOSSES).exists()
+        with contextlib.suppress(OSError, ValueError):  # a folder that cannot be read, of which verl complains itself
+            resumed = self.resume_point
+            return resumed is not None and (resumed[0] / KEPT_LOSSES).exists()
+        return False

@@ -7,7 +7,6 @@ gradient to the clip when its advantage is not 0 and the gradient of the loss wi
 """
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -29,12 +28,10 @@ MISMATCH = (
 """What :func:`mismatch_columns` returns."""
 OF_ENGINES = ("old_log_probs", "rollout_log_probs", "loss_mask")
 """verl's names of what the mismatch is computed from."""
-MASKED = "mismatch_masked"
-"""Column ``[B]`` of runs with ``mismatch_eps``: whether :mod:`fspo_verl.mismatch_mask` masks the response."""
 TRUNCATED = "truncated"
 """Column ``[B]``: whether the response, tokens of tools included, fills what it was allowed. One that ended there by
 itself counts, too: the loss sees no token ids."""
-OPTIONAL = (*MISMATCH, "staleness", MASKED, TRUNCATED)
+OPTIONAL = (*MISMATCH, "staleness", TRUNCATED)
 """Columns that a run may have, and then records hold. Staleness is by how many training steps the weights that sampled
 a response's first token are behind; it and the mismatch are of runs whose engine hands on its log-probs."""
 ICEPOP = (0.5, 5.0)
@@ -61,38 +58,32 @@ def _clip_columns(sequences: SequenceLoss) -> dict[str, np.ndarray]:
     }
 
 
+@torch.no_grad()
 def observed_columns(
-    loss: Callable[[Tensor], Tensor], log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, response_mask: Tensor
+    gradient: Tensor, log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, response_mask: Tensor
 ) -> dict[str, Tensor]:
     """Columns ``[B]`` of any policy loss, from its gradient; ``clipped_*`` are shares of a response's tokens.
 
     Args:
-        loss: the scalar loss as a function of the log-probabilities. It is evaluated once, on a copy and before it
-            trains, and leaves no trace.
+        gradient: ``[B, T]`` of the loss, with respect to ``log_prob``.
         log_prob, old_log_prob, advantages, response_mask: ``[B, T]``, see :func:`fspo_verl.loss.fspo_loss`.
 
     The dropped tokens of a response with A < 0 count as ``dual`` where their log-ratios add up to more than 0, else as
     ``lower``. Where no token with A < 0 has kept its gradient, the sum S over the whole response decides. In a response
     that holds NaN or inf nothing counts as clipped.
     """
-    device = log_prob.device
-    # A loss that draws random numbers (clip_cov) draws the same ones again when it trains.
-    with torch.enable_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-        copy = log_prob.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(loss(copy), copy)
-    with torch.no_grad():
-        sequences = fspo_loss(log_prob.detach(), old_log_prob, advantages, response_mask, Band())
-        tokens = sequences.length.clamp(min=1)
-        dropped = response_mask.bool() & (gradient == 0) & sequences.finite.unsqueeze(-1)
-        down = dropped & (advantages < 0)
-        moved = torch.where(down, log_prob - old_log_prob, 0.0).sum(-1)
-        upward = torch.where(down.sum(-1) == sequences.negative_tokens, sequences.log_ratio, moved) > 0
-        negative = down.sum(-1) / tokens
-        return {name: getattr(sequences, name) for name in _OF_SEQUENCES} | {
-            "clipped_upper": (dropped & (advantages > 0)).sum(-1) / tokens,
-            "clipped_lower": torch.where(upward, 0.0, negative),
-            "clipped_dual": torch.where(upward, negative, 0.0),
-        }
+    sequences = fspo_loss(log_prob, old_log_prob, advantages, response_mask, Band())
+    tokens = sequences.length.clamp(min=1)
+    dropped = response_mask.bool() & (gradient == 0) & sequences.finite.unsqueeze(-1)
+    down = dropped & (advantages < 0)
+    moved = torch.where(down, log_prob - old_log_prob, 0.0).sum(-1)
+    upward = torch.where(down.sum(-1) == sequences.negative_tokens, sequences.log_ratio, moved) > 0
+    negative = down.sum(-1) / tokens
+    return {name: getattr(sequences, name) for name in _OF_SEQUENCES} | {
+        "clipped_upper": (dropped & (advantages > 0)).sum(-1) / tokens,
+        "clipped_lower": torch.where(upward, 0.0, negative),
+        "clipped_dual": torch.where(upward, negative, 0.0),
+    }
 
 
 @torch.no_grad()
@@ -103,8 +94,7 @@ def token_columns(
     from fspo_verl import clips  # not at the top: it imports pandas, which the losses do without
 
     mask = response_mask.bool()
-    log_prob, old_log_prob = (torch.where(mask, values.float(), 0.0) for values in (log_prob, old_log_prob))
-    tokens = clips.Tokens(log_prob, old_log_prob, log_prob - old_log_prob, advantages, mask)
+    tokens = clips.Tokens(torch.where(mask, log_prob.float() - old_log_prob.float(), 0.0), advantages, mask)
     return {name: (drops(tokens) & mask).sum(-1) for name, drops in clips.COLUMNS.items()}
 
 

@@ -24,7 +24,7 @@ from itertools import pairwise
 import numpy as np
 
 from fspo_verl.loss import MAX_LOG_RATIO
-from fspo_verl.observe.columns import CLIPPED, MASKED, MISMATCH, TRUNCATED
+from fspo_verl.observe.columns import CLIPPED, MISMATCH, TRUNCATED
 
 PREFIX = "actor/fspo/"
 LENGTH_BINS = (16, 64, 256, 1024, 4096, 16384)  # default inner edges, in response tokens
@@ -54,11 +54,11 @@ def metrics(
         mini_batch: its number within the step, from 0.
         on_policy: the old log-probs are those of the weights of this call.
     """
-    import verl.utils.metric  # not at the top: those who read a run need the names above, and may have no verl
+    from verl.utils.metric import AggregationType, Metric  # not at the top: a reader of runs may have no verl
 
     result = {}
     for name, values in row_values(columns, length_bins, rows, mini_batch, on_policy).items():
-        result[PREFIX + name] = metric = verl.utils.metric.Metric("mean")
+        result[PREFIX + name] = metric = Metric(AggregationType.MEAN)
         metric.values = values.tolist()  # as extend(), which checks the type of each of some ten thousand floats
     return result
 
@@ -102,18 +102,19 @@ def row_values(
     if "rollout_length" in columns:
         values |= {name: np.nan_to_num(columns[name]) for name in MISMATCH}  # a row that is not measured has length 0
         values["rollout_rejected_fraction"] = ~is_sequence & (columns["rollout_length"] > 0)
-    if MASKED in columns:
-        values[f"{MASKED}_fraction"] = columns[MASKED] * is_sequence
     if TRUNCATED in columns:
         values[f"{TRUNCATED}_fraction"] = columns[TRUNCATED] * is_sequence
     better = advantage > 0
     values |= {f"better/{key}": counted[key] * better for key in ("responses", "clipped")}
-    for name, in_bin in _bins(length, length_bins).items():
-        values |= {f"{name}/{key}": value * in_bin for key, value in counted.items()}
-    return {name: value.astype(np.float64) for name, value in values.items()}
+    names, in_bin = _bins(length, length_bins)
+    for key, value in counted.items():
+        values |= zip((f"{name}/{key}" for name in names), value * in_bin, strict=True)
+    return dict(zip(values, np.array([*values.values()], dtype=np.float64), strict=True))
 
 
-def _bins(length: np.ndarray, inner_edges: Sequence[int]) -> dict[str, np.ndarray]:
+def _bins(length: np.ndarray, inner_edges: Sequence[int]) -> tuple[list[str], np.ndarray]:
+    """The names of the length bins, and bool ``[bins, B]``: who is in which; rows without a token are in none."""
     edges = [1, *inner_edges]
-    bins = {f"length_{low}_to_{high - 1}": (low <= length) & (length < high) for low, high in pairwise(edges)}
-    return bins | {f"length_{edges[-1]}_up": length >= edges[-1]}
+    names = [f"length_{low}_to_{high - 1}" for low, high in pairwise(edges)]
+    number = np.searchsorted(edges, length, side="right")
+    return [*names, f"length_{edges[-1]}_up"], number == np.arange(1, len(edges) + 1)[:, None]

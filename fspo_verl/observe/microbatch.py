@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fspo_verl.observe.columns import MASKED, OF_ENGINES, TRUNCATED, mismatch_columns
+from fspo_verl.observe.columns import OF_ENGINES, TRUNCATED, mismatch_columns
 
 # verl.utils.dynamic_cp_scheduler.DCP_SAMPLE_IDS: Megatron's dynamic context parallelism has dealt out this batch.
 _DEALT = "_dcp_sample_ids"
@@ -156,8 +156,7 @@ def _mismatch(data, from_rollout: bool, mini_batch: int, log_prob: torch.Tensor)
     old_log_prob, rollout_log_prob, loss_mask = (padded[name] for name in OF_ENGINES)
     if from_rollout:
         old_log_prob, loss_mask = log_prob.detach(), loss_mask * (mini_batch == 0)
-    columns = mismatch_columns(old_log_prob, rollout_log_prob, loss_mask)
-    return columns | ({MASKED: data[MASKED]} if MASKED in data else {})
+    return mismatch_columns(old_log_prob, rollout_log_prob, loss_mask)
 
 
 def _bypasses(worker) -> bool:

@@ -17,9 +17,8 @@ import verl
 import fspo_verl
 from fspo_verl.band import Band
 from fspo_verl.observe import metrics, microbatch
-from fspo_verl.observe.columns import MASKED, to_numpy, token_columns
+from fspo_verl.observe.columns import to_numpy, token_columns
 from fspo_verl.observe.microbatch import MicroBatch
-from fspo_verl.observe.noise import Watch
 from fspo_verl.observe.settings import RunSettings, clip_ratios
 
 if TYPE_CHECKING:
@@ -40,16 +39,10 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
 
     Raises:
         ValueError: ``records_dir`` cannot be written.
-        RuntimeError: ``mismatch_eps`` is set, and nobody has masked these responses.
     """
     micro_batch = microbatch.current()
     if micro_batch is not None:
         columns = columns | micro_batch.mismatch(tokens[0]) | micro_batch.truncated()
-    if config.policy_loss.get("mismatch_eps") is not None and MASKED not in columns:
-        raise RuntimeError(
-            "mismatch_eps masks nothing here: this trainer calls the loss outside verl's "
-            "TrainingWorker.train_mini_batch, before which it is decided; set mismatch_eps=null"
-        )
     mini_batch = 0 if micro_batch is None else micro_batch.mini_batch
     writer = _writer(config, micro_batch, loss, band)
     if writer is not None and micro_batch is not None and micro_batch.step % config.policy_loss.records_freq == 0:
@@ -62,8 +55,6 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
         columns = to_numpy(columns)
     # Whether the weights of this call are those of the old log-probs, as far as that is known.
     on_policy = micro_batch is not None and mini_batch == 0 and not micro_batch.from_rollout
-    if on_policy and band is not None and micro_batch is not None and micro_batch.rank == 0:
-        _noise_watch().add(band, *(columns[name] for name in ("length", "quadratic_variation", "outside")))
     length_bins = config.policy_loss.get("length_bins") or metrics.LENGTH_BINS
     rows = config.global_batch_info.get("global_batch_size") or len(columns["length"])
     return columns, metrics.metrics(columns, length_bins, rows, mini_batch, on_policy)
@@ -112,24 +103,24 @@ def _new_writer(config, loss: str, band: Band | None, micro_batch: MicroBatch):
         observation.records_dir,
         settings,
         _run(),
-        fraction=observation.records_fraction,
         freq=observation.records_freq,
         limit_bytes=observation.records_limit_mb * 2**20,
         last_step=_last_recorded_step(config),
+        started=micro_batch.step,
     )
 
 
 @functools.cache
 def _run() -> str:
-    """An identity that all workers of a launch share, and no other launch has."""
-    import ray
+    """An identity that all ranks of a training share, and no other training has.
+
+    The first rank that asks says its own to all. A launch would be no identity: several trainings may share a process
+    and a session of Ray, as those of ``--multirun`` do. Each has workers of its own.
+    """
     from torch.distributed import distributed_c10d
 
-    if ray.is_initialized():
-        context = ray.get_runtime_context()
-        return f"{context.get_session_name()}/{context.get_job_id()}"
     own = uuid.uuid4().hex
-    if torch.distributed.is_initialized():  # without Ray: the first rank that asks says it to all
+    if torch.distributed.is_initialized():
         return distributed_c10d._get_default_store().compare_set("fspo_verl/run", "", own).decode()
     return own
 
@@ -146,8 +137,3 @@ def _warn_unknown_step():
         "records_dir is set, but step or prompts of a micro-batch are not known here (a trainer that calls the loss "
         "outside verl's ppo_loss, or dynamic context parallelism): nothing is recorded"
     )
-
-
-@functools.cache
-def _noise_watch() -> Watch:
-    return Watch()

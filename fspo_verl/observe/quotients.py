@@ -49,8 +49,8 @@ QUOTIENTS = {
 
 def sums_of(metrics: Mapping[str, float]) -> dict[str, float]:
     """The sums among the metrics that a logger has, by their names without :data:`PREFIX`; finite ones only."""
-    known = {name.removeprefix(PREFIX): value for name, value in metrics.items() if name.startswith(PREFIX)}
-    return {name: float(value) for name, value in known.items() if math.isfinite(value)}
+    known = {name.removeprefix(PREFIX): float(value) for name, value in metrics.items() if name.startswith(PREFIX)}
+    return {name: value for name, value in known.items() if math.isfinite(value)}
 
 
 def quotients(sums: Mapping[str, float]) -> dict[str, float]:

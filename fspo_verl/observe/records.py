@@ -4,8 +4,8 @@
 
 A row is a response in one optimiser step; :data:`COLUMNS` says what it holds. A file appears at the end of its step,
 with all mini-batches of the step or not at all. A disk that is full is a warning, and training goes on. Each file says
-how many steps and ranks there are to be, so that the reader counts what is missing by itself. Where a run goes on from
-a checkpoint, its newest attempt counts (:mod:`fspo_verl.observe.attempts`).
+how many steps and ranks there are to be, so that the reader finds the steps that are incomplete. Where a run goes on
+from a checkpoint, its newest attempt counts (:mod:`fspo_verl.observe.attempts`).
 """
 
 import atexit
@@ -14,14 +14,13 @@ import hashlib
 import json
 import logging
 import os
-import re
 import tempfile
 import uuid
 import warnings
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -30,11 +29,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fspo_verl import clips
+from fspo_verl.band import is_positive
 from fspo_verl.keys import Gone
 from fspo_verl.observe import attempts
 from fspo_verl.observe.columns import OPTIONAL
 from fspo_verl.observe.microbatch import MicroBatch
 from fspo_verl.observe.settings import RunSettings
+from fspo_verl.output import cause
 
 logger = logging.getLogger("fspo_verl")
 
@@ -46,7 +47,7 @@ COLUMNS = {
     "length": pa.int32(),  # L, response tokens
     "log_ratio": pa.float32(),  # S, nats; 0 where not finite
     "quadratic_variation": pa.float32(),  # Q, nats²; 0 where not finite
-    "advantage": pa.float32(),  # mean over the response tokens; 0 where mismatch_masked
+    "advantage": pa.float32(),  # mean over the response tokens
     "clipped": pa.float32(),  # share of the response's tokens that lost their gradient to the clip
     # Which side of the clip took (part of) the gradient: kept (none), upper (A > 0), lower (A < 0, S low), dual (A < 0,
     # S high); nonfinite for a response that holds NaN or inf; rejected for one that a rollout correction left no token.
@@ -59,7 +60,18 @@ EPS_COLUMNS = {name: pa.float64() for name in ("eps_low", "eps_high", "eps_dual"
 _OPTIONAL = CLIP_COLUMNS | EPS_COLUMNS | dict.fromkeys(OPTIONAL, pa.float32())
 
 _SETTINGS = b"fspo_verl"  # key of the metadata entry of a file
-_ATTEMPT = b"attempt"  # key of another one, see folder.Part
+_ATTEMPT = b"attempt"  # key of another one, whose entries are fields of attempts.Part
+
+
+def _is_count(value) -> bool:
+    return type(value) is int and value > 0
+
+
+_TOLD = dict.fromkeys(("ranks", "taken", "freq"), _is_count) | {
+    "last_step": lambda value: value is None or _is_count(value),
+    "limit_bytes": is_positive,
+}
+"""What a file tells of its attempt, and which values it can have."""
 
 
 def text_hash(prompt) -> int:
@@ -82,11 +94,11 @@ class RecordWriter:
     Args:
         folder: created if missing; the files go into a folder of the attempt in it.
         settings: stored with every file.
-        run: an identity that all ranks of a launch share, and no other launch has; by default one of this writer.
-        fraction: share of the prompts that are recorded.
+        run: an identity that all ranks of a training share, and no other training has; by default one of this writer.
         freq: of so many training steps one is handed in.
         limit_bytes: total size of the files after which nothing more is written.
         last_step: the last training step of the run, where it is known.
+        started: the first training step, recorded or not; by default it comes after the last one that was not due.
 
     Raises:
         OSError: the folder cannot be written.
@@ -97,23 +109,32 @@ class RecordWriter:
         folder: str | Path,
         settings: RunSettings,
         run: str | None = None,
-        fraction: float = 1.0,
         freq: int = 1,
         limit_bytes: float = 2**30,
         last_step: int | None = None,
+        started: int | None = None,
     ):
-        self.fraction, self.freq, self.limit_bytes = fraction, freq, limit_bytes
+        self.freq, self.limit_bytes = freq, limit_bytes
         self._last_step = last_step
         self.folder = attempts.attempt(Path(folder), run or uuid.uuid4().hex)
         with tempfile.TemporaryFile(dir=self.folder, buffering=0) as probe:
             probe.write(b"0")
         self._settings = json.dumps(settings.to_json())
         self._step: list[tuple[dict, MicroBatch]] = []  # the micro-batches of the step that is being trained
-        self._started, self._taken = 0, 0  # the first step, and the number of steps until now
+        self._taken = 0  # how many steps until now
         self._is_written = True  # as far as it has come
-        self._sizes: dict[Path, int] = {}
-        self._said: set[str] = set()
+        self._bytes, self._bytes_of_step = 0, 0  # in the files of earlier steps, and in that of this one
+        self._process = os.getpid()
+        self._said: set[tuple] = set()
+        self._has_begun = False
+        if started is not None:
+            self._begin(started)
         atexit.register(self.flush)  # some trainers sync no weights after their last step
+
+    def _begin(self, step: int) -> None:
+        self._has_begun = True
+        with contextlib.suppress(OSError):  # a full disk
+            (self.folder / attempts.BEGAN.format(step=step)).touch()
 
     def add(self, columns: dict[str, np.ndarray], micro_batch: MicroBatch) -> None:
         """Take the rows of one micro-batch; the file of a step is written when the step ends.
@@ -121,11 +142,18 @@ class RecordWriter:
         Args:
             columns: ``[B]`` arrays of :mod:`fspo_verl.observe.columns`, token columns included.
         """
+        if self._is_a_copy:
+            text = f"process {os.getpid()} is a copy of the one that records, {self._process}, and records nothing"
+            self._warn(("copy",), text)
+            return
+        if not self._has_begun:
+            self._begin(max(micro_batch.step - self.freq + 1, 0))
         if self._step and micro_batch.step != self._step[-1][1].step:
             self.flush()
             self._step = []
+            self._bytes, self._bytes_of_step = self._bytes + self._bytes_of_step, 0
         if not self._step:
-            self._started, self._taken = self._started or micro_batch.step, self._taken + 1
+            self._taken += 1
         if "rollout_length" in columns:
             columns = columns | {"staleness": np.array(micro_batch.staleness)}
         self._step.append((columns, micro_batch))
@@ -133,27 +161,23 @@ class RecordWriter:
 
     def flush(self) -> None:
         """Write the file of the step as far as it has come; warn where that fails."""
-        if self._is_written:
+        if self._is_written or self._is_a_copy:
             return
         self._is_written = True
         batch = self._step[-1][1]
         try:
             self._write_file(batch, self._table())
         except Exception as error:  # recording must not stop training
-            self._warn(f"step {batch.step} of rank {batch.rank} is lost: {error}")
-            with contextlib.suppress(OSError):  # a part of the step would pass for the whole
-                self._file_of(batch).unlink(missing_ok=True)
+            self._warn(cause(error), f"step {batch.step} of rank {batch.rank} is lost: {error}")
+            if self._bytes_of_step:  # a part of the step, which would pass for the whole
+                self._bytes_of_step = 0
+                with contextlib.suppress(OSError):
+                    self._file_of(batch).unlink(missing_ok=True)
 
-    def _chosen(self, columns: Mapping[str, np.ndarray], prompts: Iterable[str]) -> np.ndarray:
-        """bool ``[rows]``: the responses to record, by prompt, so that groups stay whole, and alike on all ranks.
-
-        Those that a rollout correction has rejected are recorded, too: they have tokens, though none in the loss.
-        """
-        is_response = np.maximum(columns["length"], columns.get("rollout_length", 0)) > 0
-        if self.fraction == 1:
-            return is_response
-        draw = np.array([zlib.crc32(prompt.encode()) / 2**32 for prompt in prompts])
-        return is_response & (draw < self.fraction)
+    @property
+    def _is_a_copy(self) -> bool:
+        """Whether this process was forked from the one that opened the writer, and holds a part of its step."""
+        return os.getpid() != self._process
 
     def _table(self) -> pa.Table:
         step = self._step
@@ -168,12 +192,12 @@ class RecordWriter:
         is_so = [columns["length"] == 0, columns["finite"] == 0, *(share > 0 for share in sides.values())]
         columns["clipped"] = sides["upper"] + sides["lower"] + sides["dual"]
         columns["decision"] = np.select(is_so, ["rejected", "nonfinite", *sides], "kept").astype(object)
-        chosen = self._chosen(columns, columns["prompt"])
+        # Those that a rollout correction has rejected have tokens, though none in the loss.
+        is_response = np.maximum(columns["length"], columns.get("rollout_length", 0)) > 0
         kinds = COLUMNS | {name: kind for name, kind in _OPTIONAL.items() if name in columns}
-        arrays = [pa.array(columns[name][chosen], kind) for name, kind in kinds.items()]
+        arrays = [pa.array(columns[name][is_response], kind) for name, kind in kinds.items()]
         attempt = {
             "ranks": step[-1][1].ranks,
-            "started": self._started,
             "taken": self._taken,
             "freq": self.freq,
             "last_step": self._last_step,
@@ -187,27 +211,36 @@ class RecordWriter:
         if self._last_step is not None and batch.step >= self._last_step:
             with contextlib.suppress(OSError):  # a full disk
                 (self.folder / attempts.FINISHED).touch()
-        if file not in self._sizes and sum(self._sizes.values()) > self.limit_bytes:
+        if not self._bytes_of_step and self._bytes > self.limit_bytes:
             where = f"step {batch.step} of rank {batch.rank}"
-            self._warn(f"records_limit_mb is reached, nothing is recorded from {where} on")
+            self._warn(("limit",), f"records_limit_mb is reached, nothing is recorded from {where} on")
             return
+        if (rows := _rows_in(file)) > len(table):
+            raise ValueError(f"{file.name} is there with {rows} rows, and would be replaced by {len(table)}")
         unfinished = self.folder / f".{file.name}.{os.getpid()}"
         try:
             pq.write_table(table, unfinished, write_page_checksum=True)
-            self._sizes[file] = unfinished.stat().st_size
+            size = unfinished.stat().st_size
             unfinished.replace(file)
+            self._bytes_of_step = size
         finally:
             unfinished.unlink(missing_ok=True)
 
     def _file_of(self, batch: MicroBatch) -> Path:
         return self.folder / attempts.RECORD.format(step=batch.step, rank=batch.rank)
 
-    def _warn(self, message: str) -> None:
-        """Warn once per message: a condition tends to last. The training goes on."""
-        kind = re.sub(r"\d+", "", message)
-        if kind not in self._said:
-            self._said.add(kind)
+    def _warn(self, why: tuple, message: str) -> None:
+        """Warn once per cause, which tends to last. The training goes on."""
+        if why not in self._said:
+            self._said.add(why)
             logger.warning("records in %s: %s; training goes on. Said once.", self.folder, message)
+
+
+def _rows_in(file: Path) -> int:
+    """How many rows a record file holds; 0 where there is none that can be read."""
+    with contextlib.suppress(OSError, pa.ArrowException):
+        return pq.read_metadata(file).num_rows
+    return 0
 
 
 def read_records(
@@ -225,51 +258,64 @@ def read_records(
         One row per response and optimiser step, of :data:`COLUMNS`, and where the run has them of :data:`CLIP_COLUMNS`,
         :data:`EPS_COLUMNS` and :data:`fspo_verl.observe.columns.OPTIONAL`; without any record an empty table.
         ``attrs["settings"]`` are the :class:`fspo_verl.observe.settings.RunSettings`, None without any record,
-        ``attrs["rows"]`` how many rows of responses that trained were recorded, ``attrs["lost"]`` the (steps,
-        responses) whose records are missing, the latter at the mean of the others, and ``attrs["limited_after"]`` the
-        step after which a rank had reached ``records_limit_mb``, None where none has.
+        ``attrs["rows"]`` how many rows of responses that trained were recorded, ``attrs["lost"]`` in how many steps
+        records are missing, and ``attrs["limited_after"]`` the step after which a rank had reached
+        ``records_limit_mb``, None where none has.
 
-    A file that is damaged, or that this package has not written, is left out with a warning. Missing records, and
-    different settings in one folder, are warnings.
+    A file that is damaged, or that this package has not written, is left out with a warning, and counts as missing.
+    Missing records, and different settings in one folder, are warnings.
     """
-    found = {part.file: part for part in attempts.parts(folder) if part.step > since}
-    settings_of = {}
-    for file, part in found.items():
-        with _left_out_if_unreadable(file):
-            opened = pq.ParquetFile(file)
-            settings_of[file] = _settings(opened.schema_arrow)
-            told = json.loads(opened.schema_arrow.metadata.get(_ATTEMPT, "{}"))
-            found[file] = part._replace(rows=opened.metadata.num_rows, **told)
-    counted = attempts.newest(list(found.values()))
-    missing = attempts.missing(counted if since < 0 else [])
-    rows = {part.file: part.rows for part in counted if part.file in settings_of}
-    settings = [settings_of[file] for file in rows]
-    share = 1.0 if max_rows is None else min(max_rows / max(sum(rows.values()), 1), 1.0)
+    files = attempts.parts(folder)
+    counted = [part for part in attempts.newest(files) if part.step > since]
+    opened = {part.file: found for part in counted if (found := _opened(part))}
+    share = 1.0 if max_rows is None else min(max_rows / max(sum(file.rows for file in opened.values()), 1), 1.0)
     generator = np.random.default_rng(0)
-    tables, total = [pa.schema(COLUMNS).empty_table()], 0
-    for file in rows:
-        with _left_out_if_unreadable(file):
-            opened = pq.ParquetFile(file, page_checksum_verification=True)
-            table = opened.read([*COLUMNS, *_OPTIONAL]).replace_schema_metadata(None)
-            trained = pc.greater(table["length"], 0)
-            total += pc.sum(trained).as_py() or 0
-            table = table if rejected else table.filter(trained)
-            tables.append(table if share == 1 else table.filter(pa.array(generator.random(len(table)) < share)))
-    frame = pa.concat_tables(tables, promote_options="default").unify_dictionaries().to_pandas()
-    if missing.files:
-        text = f"the records of about {missing.responses:,} responses in {missing.steps:,} steps are missing"
-        warnings.warn(f"{folder}: {text}: their files could not be written, or are gone", stacklevel=2)
-    if missing.limited_after is not None:
-        text = f"records_limit_mb was reached, so that after step {missing.limited_after} not every rank has recorded"
-        warnings.warn(f"{folder}: {text}", stacklevel=2)
-    values = [one.to_json() for one in settings]
-    if differing := sorted({key for one in values for key in one if one[key] != values[-1][key]}):
-        text = f"{folder} holds records with different settings ({', '.join(differing)}); the last ones count"
-        warnings.warn(text, stacklevel=2)
+    tables, total = {}, 0
+    for file in opened:
+        if (table := _read(file)) is None:
+            continue
+        trained = pc.greater(table["length"], 0)
+        total += pc.sum(trained).as_py() or 0
+        table = table if rejected else table.filter(trained)
+        tables[file] = table if share == 1 else table.filter(pa.array(generator.random(len(table)) < share))
+    every = [pa.schema(COLUMNS).empty_table(), *tables.values()]
+    frame = pa.concat_tables(every, promote_options="default").unify_dictionaries().to_pandas()
+    settings = [opened[file].settings for file in tables]
+    missing = attempts.Incomplete(0, None)
+    if since < 0:
+        _warn_of_hidden_attempts(files, counted, folder)
+        missing = attempts.incomplete(
+            [opened[part.file].part if part.file in tables else part._replace(damaged=True) for part in counted]
+        )
+    _warn_of(missing, settings, folder)
     in_force = _in_force(settings[-1], frame) if settings else None
-    lost = (missing.steps, missing.responses)
-    frame.attrs = {"settings": in_force, "rows": total, "lost": lost, "limited_after": missing.limited_after}
+    frame.attrs = {"settings": in_force, "rows": total, "lost": missing.steps, "limited_after": missing.limited_after}
     return frame
+
+
+class _Opened(NamedTuple):
+    """What the metadata of a record file say."""
+
+    part: attempts.Part
+    settings: RunSettings
+    rows: int
+
+
+def _opened(part: attempts.Part) -> _Opened | None:
+    """None, with a warning, for a file that is damaged or that this package has not written."""
+    with _left_out_if_unreadable(part.file):
+        file = pq.ParquetFile(part.file)
+        settings = _settings(file.schema_arrow)
+        return _Opened(part._replace(**_told(file.schema_arrow)), settings, file.metadata.num_rows)
+    return None
+
+
+def _read(file: Path) -> pa.Table | None:
+    """All that is known of the columns; None, with a warning, where the file is damaged."""
+    with _left_out_if_unreadable(file):
+        opened = pq.ParquetFile(file, page_checksum_verification=True)
+        return opened.read([*COLUMNS, *_OPTIONAL]).replace_schema_metadata(None)
+    return None
 
 
 @contextlib.contextmanager
@@ -280,11 +326,33 @@ def _left_out_if_unreadable(file: Path) -> Iterator[None]:
     except Gone:  # of every file of the run
         raise
     except (OSError, ValueError, pa.ArrowException) as error:
-        warnings.warn(f"{file} is left out, it cannot be read: {error}", stacklevel=4)
+        warnings.warn(f"{file} is left out, it cannot be read: {error}", stacklevel=5)
+
+
+def _warn_of_hidden_attempts(files: list[attempts.Part], counted: list[attempts.Part], folder: str | Path) -> None:
+    """Attempts that a later one has done again as a whole, such as another training of a sweep."""
+    if hidden := {part.file.parent for part in files} - {part.file.parent for part in counted}:
+        names = ", ".join(sorted(place.name for place in hidden))
+        text = f"{folder}: {names} is not read, as a later attempt began anew; to read one, name its folder"
+        warnings.warn(text, stacklevel=3)
+
+
+def _warn_of(missing: attempts.Incomplete, settings: list[RunSettings], folder: str | Path) -> None:
+    """What is not as it should be in a folder of records, as warnings."""
+    said = []
+    if missing.steps:
+        said.append(f"steps with missing records: {missing.steps:,}; files are damaged, gone or were not written")
+    if (last := missing.limited_after) is not None:
+        said.append(f"records_limit_mb was reached, so that after step {last} not every rank has recorded")
+    values = [one.to_json() for one in settings]
+    if differing := sorted({key for one in values for key in one if one[key] != values[-1][key]}):
+        said.append(f"records have different settings ({', '.join(differing)}); the last ones count")
+    for text in said:
+        warnings.warn(f"{folder}: {text}", stacklevel=3)
 
 
 def _settings(schema: pa.Schema) -> RunSettings:
-    """The settings of a record file that holds all of :data:`COLUMNS`.
+    """The settings of a record file that holds all of :data:`COLUMNS`, and others as they are written.
 
     Raises:
         ValueError: it does not; says what is wrong.
@@ -297,11 +365,25 @@ def _settings(schema: pa.Schema) -> RunSettings:
         raise ValueError(
             f"its settings are not those of a run, so that fspo_verl has not written it: {error}"
         ) from None
-    for name, kind in COLUMNS.items():
-        found = schema.field(name).type if name in schema.names else "missing"
-        if found != kind:
-            raise ValueError(f"its column {name} is {found}, where {kind} is expected")
+    for name, kind in (COLUMNS | _OPTIONAL).items():
+        found = schema.field(name).type if name in schema.names else None
+        if found != kind and (name in COLUMNS or found is not None):
+            raise ValueError(f"its column {name} is {found or 'missing'}, where {kind} is expected")
     return settings
+
+
+def _told(schema: pa.Schema) -> dict:
+    """Fields of :class:`fspo_verl.observe.attempts.Part` that a file knows; those of another version are left out.
+
+    Raises:
+        ValueError: a field has a value that it cannot have.
+    """
+    told = json.loads((schema.metadata or {}).get(_ATTEMPT, "{}"))
+    if not isinstance(told, dict):
+        raise ValueError(f"its attempt is {told!r}, which says nothing of one")
+    if wrong := [name for name, can_be in _TOLD.items() if name in told and not can_be(told[name])]:
+        raise ValueError(f"its attempt has {', '.join(f'{name}={told[name]!r}' for name in wrong)}")
+    return {name: told[name] for name in _TOLD if name in told}
 
 
 def _in_force(settings: RunSettings, frame: pd.DataFrame) -> RunSettings:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fspo_verl.band import Band
+from fspo_verl.output import plain
 
 # verl's losses (0.9.1) whose clip is a range of the importance-sampling ratio. Its others log the range and clip
 # something else, or nothing.
@@ -76,11 +77,22 @@ class RunSettings:
 
     @staticmethod
     def from_json(data: Mapping) -> "RunSettings":
-        """The inverse of :meth:`to_json`; other keys are left out.
+        """The inverse of :meth:`to_json`; other keys are left out, and texts are as they can be printed.
 
         Raises:
-            TypeError, ValueError: the band has fields or values that a band cannot have.
+            TypeError, ValueError: a field has a value that it cannot have.
         """
         known = {field.name: data[field.name] for field in fields(RunSettings) if field.name in data}
+        kinds = dict.fromkeys(known, (int, float, type(None))) | {
+            "loss": (str,),
+            "band": (Mapping, type(None)),
+            "old_log_probs_from_rollout": (bool,),
+            "versions": (Mapping,),
+        }
+        if wrong := [name for name, value in known.items() if not isinstance(value, kinds[name])]:
+            raise ValueError(", ".join(f"{name}={known[name]!r}" for name in wrong))
         band = data.get("band")
-        return RunSettings(**known | {"band": band and Band.from_json(band)})
+        texts: dict[str, Any] = {"loss": plain(str(data["loss"]))}
+        if isinstance(versions := data.get("versions"), Mapping):
+            texts["versions"] = {plain(str(name)): plain(str(version)) for name, version in versions.items()}
+        return RunSettings(**known | texts | {"band": band and Band.from_json(band)})

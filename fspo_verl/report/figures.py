@@ -67,6 +67,7 @@ _STYLE = {
     "legend.fontsize": 8.5,
     "legend.frameon": False,
     "svg.hashsalt": "fspo_verl",  # the same figure is the same file
+    "text.parse_math": False,  # names of runs are texts
 }
 _LEGEND_ROW = 0.18  # inches
 _OTHER_LOSSES = [Style(BLACK, "*"), Style("#666633", "h")]
@@ -97,10 +98,12 @@ class Series(NamedTuple):
 def render(draw: Callable[[int], Figure], columns: int, *kinds: str) -> list[bytes]:
     """The figure that ``draw`` makes with so many panels in a row, as ``svg`` or ``png``.
 
-    The same figure gives the same bytes.
+    The same figure gives the same bytes, whatever the user's matplotlibrc says.
     """
     images = []
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
         figure = draw(columns)
         for kind in kinds:
             buffer = io.BytesIO()
@@ -137,6 +140,7 @@ def by_length(axes: Axes, series: Sequence[Series]) -> None:
         # matplotlib refuses negative bars, which rounding can bring about where an end of the interval is the value.
         bars = np.maximum([value - lower, upper - value], 0)
         place = solid.place.to_numpy()
+        label = f" {label}" if label.startswith("_") else label  # or no legend would have it
         axes.errorbar(place, value, bars, label=label, capsize=2, elinewidth=0.9, **style.line_kwargs())
         marks = Line2D(pale.place, pale[column], **style._replace(line="none").line_kwargs(), alpha=0.3)
         axes.add_artist(marks) if drawn.any() else axes.add_line(marks)  # an artist has no part in the axis's limits

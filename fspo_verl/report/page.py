@@ -122,7 +122,7 @@ def refuse_foreign(folder: Path) -> None:
     there = [name for name in FILES if (folder / name).exists()]
     try:
         ours = {"version", "runs"} <= set(json.loads((folder / "report.json").read_bytes()))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         ours = False
     if there and not ours:
         raise ValueError(

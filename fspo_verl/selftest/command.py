@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -64,20 +65,19 @@ def examine(device: str, model: Path | None = None, loss=fspo_loss) -> list[dict
     On ``cuda`` or ``cpu``; a model of None is a small random one, and tests bring another loss.
     """
     checks = {
-        "loss_float32": lambda: check_loss(loss, torch.float32, device),
-        "loss_bfloat16": lambda: check_loss(loss, torch.bfloat16, device),
+        f"loss_{name}": partial(check_loss, loss, getattr(torch, name), device) for name in ("float32", "bfloat16")
     }
     if versions.installed("verl") and (device == "cuda" or versions.installed("fspo-verl-cpu")):
         os.environ |= {"VERL_PLATFORM": "cpu"} if device == "cpu" else {}  # verl chooses it once, when it is imported
-        checks["noise_fp32"] = lambda: check_noise("fp32", model)
-        checks["noise_bf16"] = lambda: check_noise("bf16", model)
-    outcomes = {}
+        checks |= {f"noise_{dtype}": partial(check_noise, dtype, model) for dtype in ("fp32", "bf16")}
+    found = []
     for name, check in tqdm(checks.items(), leave=False, disable=None):
         try:
-            outcomes[name] = {"status": "ok"} | check()
+            outcome = {"status": "ok"} | check()
         except Exception as error:  # of a device, a driver, another package: it is shown, and the other checks go on
-            outcomes[name] = {"status": "error", "text": (str(error).strip() or repr(error)).splitlines()[-1]}
-    return [{"name": name} | outcome for name, outcome in outcomes.items()]
+            outcome = {"status": "error", "text": (str(error).strip() or repr(error)).splitlines()[-1]}
+        found.append({"name": name} | outcome)
+    return found
 
 
 def summary(checks: list[dict]) -> tuple[str, str]:

@@ -20,7 +20,10 @@ class FSPOVerlSearchPathPlugin(SearchPathPlugin):
     """Append ``pkg://fspo_verl.configs`` (lowest priority: it can shadow nothing), in verl applications only."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        if not ("verl" in sys.modules or any(_is_verl(element.path or "") for element in search_path.get_path())):
+        is_asked = bool(os.environ.get("FSPO_VERL_OVERRIDES"))  # also of a main that imports verl later
+        if not (
+            is_asked or "verl" in sys.modules or any(_is_verl(element.path or "") for element in search_path.get_path())
+        ):
             return
         if importlib.util.find_spec("fspo_verl") is None:
             logger.warning("%s is left of an fspo_verl that is gone, and does nothing: remove it", __file__)

@@ -4,7 +4,9 @@
 
     python scripts/bench/loss.py                  # CPU, or CUDA where there is one
     python scripts/bench/loss.py --sizes 8x512 512x2048 --rounds 5 --losses fspo gspo
-    python scripts/bench/loss.py --losses fspo gspo vanilla copy    # `copy` is a copy of what a loss reads
+    python scripts/bench/loss.py --losses fspo gspo observed copy
+
+`observed` is gspo with this package's metrics, and `copy` a copy of what a loss reads.
 
 On a CPU set MALLOC_MMAP_THRESHOLD_=1048576, so that freed memory goes back to the system and peaks can be seen.
 
@@ -19,6 +21,7 @@ import gc
 import platform
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pandas as pd
 import psutil
@@ -33,11 +36,12 @@ from tqdm import trange
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
-from fspo_verl.config import FSPOPolicyLossConfig
+from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 
 SIZES = ["8x512", "64x1024", "256x2048", "128x8192", "512x8192", "64x32768"]
 LOSSES, ROUNDS = ["fspo", "gspo", "vanilla"], 15
-AGG_MODE = {"gspo": "seq-mean-token-mean", "vanilla": "token-mean"}  # of fspo: the default below
+# Of fspo: that of :func:`call`.
+AGG_MODE = {"gspo": "seq-mean-token-mean", "observed": "seq-mean-token-mean", "vanilla": "token-mean"}
 
 
 def make_batch(rows: int, width: int, device: str) -> dict[str, Tensor]:
@@ -59,7 +63,8 @@ def call(name: str, batch: dict[str, Tensor]) -> Callable[[], None]:
     if name == "copy":
         return lambda: [tensor.clone() for tensor in batch.values()]
     rows, width = batch["log_prob"].shape
-    policy_loss = FSPOPolicyLossConfig() if name == "fspo" else PolicyLossConfig(loss_mode=name)
+    schemas = {"fspo": FSPOPolicyLossConfig, "observed": partial(ObservedPolicyLossConfig, loss_mode="gspo")}
+    policy_loss = schemas.get(name, partial(PolicyLossConfig, loss_mode=name))()
     config = FSDPActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=policy_loss)
     config.global_batch_info.update(
         dp_size=1,

@@ -5,6 +5,7 @@
 python scripts/bench/record.py target_clip_rate                       # a minute
 VERL_PLATFORM=cpu python scripts/bench/record.py noise                # a quarter of an hour
 MALLOC_MMAP_THRESHOLD_=1048576 python scripts/bench/record.py loss    # some minutes; nothing else may run
+python scripts/bench/record.py step                                   # half an hour
 python scripts/bench/record.py engines                                # after the run that docs/noise.md names
 """
 
@@ -40,7 +41,7 @@ def machine() -> dict[str, str | int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("benches", nargs="+", choices=["target_clip_rate", "noise", "loss", "engines"])
+    parser.add_argument("benches", nargs="+", choices=["target_clip_rate", "noise", "loss", "engines", "step"])
     for name in parser.parse_args().benches:
         measured = {"machine": machine()}
         measured["table"] = importlib.import_module(name).table().reset_index().to_dict("records")

@@ -64,7 +64,6 @@ def configuration() -> str:
         "## An eps that follows a clip rate",
         fields("fspo_verl/adaptive.py", "AdaptiveBand"),
         "## A mask by trainer and rollout engine (fspo, and every observed loss)",
-        fields("fspo_verl/config.py", "MismatchMask"),
         "## What is measured (fspo, and every observed loss)",
         fields("fspo_verl/config.py", "Observation"),
         "## What each option of the group sets",

@@ -155,7 +155,7 @@ def main(experiment: Experiment, name: str, seconds: dict[str, float]) -> None:
         # A training that has finished does not fail for the sake of its page.
         subprocess.run([sys.executable, "-m", "fspo_verl.cli", "report", str(experiment.run)], check=False)
         command = os.path.relpath(Path(sys.executable).with_name("fspo-verl"))
-        print(f"\nNext, your own script: {command} switch your_script.sh -o new.sh (reads it, runs nothing)")
+        print(f"\nNext, your own script: {command} run -- bash your_script.sh")
     except Failure as failure:
         sys.exit(f"{name} failed: {failure}")
     except KeyboardInterrupt as signalled:

@@ -17,7 +17,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from simulated_records import assert_covered, frame, holds, simulate_run
 from test_doctor import in_process
-from test_switch import MAIN, SIZES, started
 from verl.utils.config import omega_conf_to_dataclass
 
 from fspo_verl import cli
@@ -26,13 +25,13 @@ from fspo_verl.analysis.calibration import EPS, calibrate
 from fspo_verl.analysis.fit import ROOT, fitted_power, from_metrics, name_of
 from fspo_verl.analysis.length_effect import SHORTER, length_effect
 from fspo_verl.analysis.metric_facts import LEARN_MORE
-from fspo_verl.analysis.overrides import band_overrides, to_know
+from fspo_verl.analysis.overrides import band_overrides, loss_of
 from fspo_verl.band import Band
 from fspo_verl.clips import BandClip, standardized, upper_quantile
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.findings import KEEP
 from fspo_verl.findings import pasted as pasted_by_us
-from fspo_verl.keys import ACTOR, POLICY_LOSS
+from fspo_verl.keys import ACTOR, OVERRIDES, POLICY_LOSS
 from fspo_verl.launch import doctor
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.output import percent
@@ -239,7 +238,7 @@ def counted(found, records, sides):
 @pytest.mark.parametrize("target", [0.1, 0.3])
 def test_the_rate_of_a_gspo_run_is_that_of_verls_gspo_which_has_no_dual_clip(target):
     records = synthetic_run.records(np.random.default_rng(5), "gspo", 20)
-    records.attrs = {"settings": RunSettings("gspo", None, 3e-4, 4e-4), "rows": len(records), "lost": (0, 0)}
+    records.attrs = {"settings": RunSettings("gspo", None, 3e-4, 4e-4), "rows": len(records), "lost": 0}
     settings = records.attrs["settings"]
     band = fit.with_eps(records, settings.trained_band, target)
     ends = band_overrides(band, settings)
@@ -260,7 +259,7 @@ def test_the_band_to_take_clips_what_is_said_with_its_dual_clip_and_turns_none_o
     records.loc[wild, "log_ratio"] = records.log_ratio[wild].abs() * 3  # worse responses that move far upwards
     run = run_of(records)
     settings = RunSettings("fspo", Band(0.2, eps_dual=dual))
-    records.attrs = {"settings": settings, "rows": len(records), "lost": (0, 0)}
+    records.attrs = {"settings": settings, "rows": len(records), "lost": 0}
     *_, found = calibrate(run, target)
     trains = band_of(found.overrides)
     assert math.isinf(trains.dual) == (dual is not None)
@@ -284,7 +283,7 @@ def test_records_of_another_loss_calibrate_too(tmp_path, capsys, loss):
     run = write_records(tmp_path, simulate_run(np.random.default_rng(0)), loss)
     code, out, _ = run_cli(capsys, run)
     assert code == 0 and pasted(out)
-    assert ("new.sh` makes your script train fspo" in " ".join(out.split())) == (loss != "gspo")
+    assert ("fspo-verl run --loss gspo OVERRIDES" in out) == (loss == "gspo") != ("fspo-verl run OVERRIDES" in out)
 
 
 def test_overrides_undo_what_contradicts_them(tmp_path, capsys, monkeypatch):
@@ -314,6 +313,7 @@ def test_the_eps_that_is_advised_stays_as_it_is_pasted_and_is_said_to(tmp_path, 
 
 
 RANGE = [f"{ACTOR}.clip_ratio_low=3e-4", f"{ACTOR}.clip_ratio_high=4e-4"]
+SIZES = f"{ACTOR}.use_dynamic_bsz=True algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4"
 FSPO = "algorithm.policy_loss=fspo"
 COMMANDS = {  # what a run was launched with
     "verl's own": [],
@@ -349,28 +349,27 @@ def moved():
 
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_what_is_advised_starts_where_it_is_put_and_trains_the_advised_band(kind, moved, tmp_path, monkeypatch):
-    """Behind the run's own command or, where that is advised first, behind what ``switch`` makes of it."""
+    """Behind ``fspo-verl run`` on the run's own command, and behind a command that trains the loss already."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(OVERRIDES, raising=False)
     settings = runs.settings_of(OmegaConf.to_container(launched(COMMANDS[kind])))
-    (tmp_path / "run.sh").write_text(" ".join([MAIN, *COMMANDS[kind]]) + "\n")
-    switched = None
-    own_width = [settings.trained_band] if settings.loss == "gspo" else []
-    for shape in (*own_width, Band(length_power=0.0 if settings.band else 0.41)):
-        band = fit.with_eps(moved, shape, 0.1)
-        words, command = pasted_by_us(band_overrides(band, settings)), COMMANDS[kind]
-        if "switch" in (to_know(band, settings) or ""):
-            if switched is None:
-                assert cli.main(["switch", "run.sh", "-o", "new.sh", "--records", str(tmp_path)]) == 0
-                (switched,) = started(tmp_path / "new.sh", tmp_path)
-            command = [word for word in switched if word not in SIZES.split()]
-        actor = launched([*command, *(shlex.split(word)[0] for word in words)]).actor_rollout_ref.actor
+    keeps_its_width = settings.loss == "gspo" and kind != "observed gspo"
+    width = settings.trained_band if keeps_its_width else Band(length_power=0.0 if settings.band else 0.41)
+    band = fit.with_eps(moved, width, 0.1)
+    words, loss = pasted_by_us(band_overrides(band, settings)), loss_of(band, settings)
+    configs = []
+    if settings.loss == loss:
+        configs.append(launched([*COMMANDS[kind], *(shlex.split(word)[0] for word in words)]))
+    monkeypatch.setenv(OVERRIDES, " ".join([f"algorithm.policy_loss={loss}", *words]))
+    configs.append(launched(COMMANDS[kind]))
+    for actor in (config.actor_rollout_ref.actor for config in configs):
         trains = omega_conf_to_dataclass(actor.policy_loss)
         if isinstance(trains, FSPOPolicyLossConfig):
+            assert not keeps_its_width and trains.target_clip_rate is None
             assert (trains.low, trains.high, trains.dual) == (band.low, band.high, band.dual)
-            assert trains.target_clip_rate is None
             assert Band.from_json(Band.to_json(trains)).form == band.form
         else:  # a run of GSPO keeps its loss where it keeps its width
-            assert settings.loss == "gspo" == getattr(trains, "inner", trains.loss_mode) and band.length_power == 1
+            assert keeps_its_width and getattr(trains, "inner", trains.loss_mode) == "gspo" and band.length_power == 1
             ends = RunSettings("gspo", None, actor.clip_ratio_low, actor.clip_ratio_high).trained_band
             assert (ends.low, ends.high) == pytest.approx((band.low, band.high), rel=1e-3)
 

@@ -42,7 +42,7 @@ def run_command(command: str, run: Path, output: Path) -> int:
     return cli.main([command, str(run), *options.get(command, [])])
 
 
-@pytest.mark.parametrize("command", sorted({*cli.COMMANDS, "compare"} - {"doctor", "switch", "selftest"}))
+@pytest.mark.parametrize("command", ["calibrate", "compare", "report", "watch"])
 def test_every_command_reads_what_is_whole(command, damaged, tmp_path, caplog):
     with pytest.warns(UserWarning, match="step-000004-rank-0000.parquet is left out"):
         assert run_command(command, damaged, tmp_path) == 0
@@ -52,8 +52,25 @@ def test_every_command_reads_what_is_whole(command, damaged, tmp_path, caplog):
         assert summary["records"] == 7 * 64 * 8
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("command", ["report", "calibrate"])
+def test_a_damaged_file_of_records_counts_as_missing(command, damaged, tmp_path, capsys):
+    options = ["-o", str(tmp_path)] if command == "report" else []
+    assert cli.main([command, str(damaged), *options, "--json"]) == 0
+    texts = [capsys.readouterr().out, *(file.read_text() for file in tmp_path.glob("*.html"))]
+    assert all("Steps with missing records: 1." in text for text in texts)
+
+
 def test_the_last_config_that_can_be_read_counts(tmp_path, caplog):
-    broken = {"b": b"\x00", "c": b"- a\n", "d": b"", "e": b"1\n", "f": b"\xff\xfe", "g": b"a: ${b\n", "h": b"a: {\n"}
+    broken = {
+        "b": b"\x00",
+        "c": b"- a\n",
+        "d": b"",
+        "e": b"1\n",
+        "f": b"\xff\xfe",
+        "g": b"a: &b [*b]\n",
+        "h": b"a: {\n",
+    }
     for time, (folder, content) in enumerate({"a": b"data: {seed: 3}\n", **broken}.items()):
         config = tmp_path / folder / ".hydra/config.yaml"
         config.parent.mkdir(parents=True)

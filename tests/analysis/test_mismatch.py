@@ -146,7 +146,7 @@ def test_in_bypass_mode_the_first_mini_batch_is_the_mismatch(sigma):
 def test_the_report_shows_it_where_records_hold_it_and_rejected_responses_count(monkeypatch):
     monkeypatch.setattr(report.figures, "render", lambda draw, columns, *kinds: [b"picture"] * len(kinds))
     records = records_of(*responses(np.random.default_rng(6), 400, 0.03))
-    records.attrs = {"settings": RunSettings("gspo"), "rows": len(records), "lost": (0, 0)}
+    records.attrs = {"settings": RunSettings("gspo"), "rows": len(records), "lost": 0}
     is_rejected = records.rollout_log_ratio.abs() > math.log(2)
     rejected = records[is_rejected].assign(length=0, advantage=0.0, log_ratio=0.0, quadratic_variation=0.0)
     trained = records[~is_rejected]

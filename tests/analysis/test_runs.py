@@ -99,15 +99,27 @@ def test_whole_run(tmp_path):
     assert len(run.records) == 3 and run.settings.loss == "gspo"  # as the records say, which know what was trained
 
 
-def test_records_elsewhere(tmp_path):
+@pytest.mark.parametrize("there", ["DISK/records", "DISK", "/", "..", "${trainer.root}"])
+def test_a_config_leads_nowhere_and_says_where_records_are(there, tmp_path, caplog):
+    """The user names that folder, or it is not read: the config may be somebody else's."""
     write_records(tmp_path / "disk/records")
-    section = "actor_rollout_ref: {actor: {policy_loss: {loss_mode: fspo, records_dir: '%s'}}}\n"
-    write_config(tmp_path / "a", section % "${trainer.root}/records" + f"trainer: {{root: {tmp_path}/disk}}\n")
-    assert len(runs.read_run(tmp_path / "a", "a").records) == 3
-    write_config(tmp_path / "b", section % "${oc.env:SET_WHERE_IT_TRAINED}/records")
-    run = runs.read_run(tmp_path / "b", "b")
-    assert run.records.empty and list(run.records.columns) == list(COLUMNS)
-    assert run.settings.loss == "fspo"
+    there = there.replace("DISK", str(tmp_path / "disk"))
+    section = f"{{actor: {{policy_loss: {{loss_mode: fspo, records_dir: '{there}'}}}}}}"
+    write_config(tmp_path / "a", f"actor_rollout_ref: {section}\ntrainer: {{root: {tmp_path}/disk}}\n")
+    run, seen = runs.read_run(tmp_path / "a", "a"), runs.written(tmp_path / "a")
+    assert run.records.empty and list(run.records.columns) == list(COLUMNS) and run.settings.loss == "fspo"
+    assert all(file.is_relative_to(tmp_path / "a") for file, _, _ in seen)
+    assert there.replace("${trainer.root}", str(tmp_path / "disk")) in caplog.text
+
+
+def test_records_within_the_run_are_read_wherever_its_config_has_them(tmp_path, caplog):
+    for folder in ("a", "b"):  # the second one before its first record
+        write_config(
+            tmp_path / folder, f"actor_rollout_ref: {{actor: {{policy_loss: {{records_dir: {tmp_path}/{folder}/x}}}}}}"
+        )
+    write_records(tmp_path / "a/x")
+    assert len(runs.read_run(tmp_path / "a", "a").records) == 3 and runs.read_run(tmp_path / "b", "b").records.empty
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("text", ["{", "[1]\n", '{"step": 1}\n', "\xff\n"])
@@ -154,18 +166,6 @@ def test_names(tmp_path):
             runs.read_runs(paths, names)
 
 
-def test_what_a_run_has_written_knows_of_records_elsewhere(tmp_path):
-    run, elsewhere = tmp_path / "run", tmp_path / "records"
-    assert runs.written(run) == set()
-    synthetic_run.write_config(run, "fspo")
-    config = run / "hydra/.hydra/config.yaml"
-    config.write_text(f"actor_rollout_ref: {{actor: {{policy_loss: {{records_dir: {elsewhere}}}}}}}\n")
-    before = runs.written(run)
-    assert {file for file, _, _ in before} == {config}
-    synthetic_run.write_records(elsewhere, synthetic_run.records(np.random.default_rng(0), steps=6, prompts=16), "fspo")
-    assert {file.parent for file, _, _ in runs.written(run) - before} == {elsewhere}
-
-
 @pytest.mark.parametrize("where", ["records", "config"])
 def test_a_run_with_a_field_that_is_gone_says_what_to_do_and_null_reads(where, tmp_path, monkeypatch, capsys):
     for name, value in (("old", None), ("gone", [[10, 3.1], [100, 9.0]])):
@@ -184,3 +184,12 @@ def test_a_run_with_a_field_that_is_gone_says_what_to_do_and_null_reads(where, t
         said = capsys.readouterr().err
         assert code == (0 if value is None else 2), said
         assert value is None or (len(said.splitlines()) == 1 and GONE["shape"] in said)
+
+
+def test_what_a_run_has_written(tmp_path):
+    assert runs.written(tmp_path / "run") == set()
+    synthetic_run.write_config(tmp_path / "run", "fspo")
+    before = runs.written(tmp_path / "run")
+    assert {file.name for file, _, _ in before} == {"config.yaml"}
+    write_records(tmp_path / "run/records")
+    assert {file.parent for file, _, _ in runs.written(tmp_path / "run") - before} == {tmp_path / "run/records"}

@@ -14,6 +14,7 @@ import pytest
 from composed import composed
 from verl.utils.config import omega_conf_to_dataclass
 
+from fspo_verl.keys import GONE
 from fspo_verl.launch import checks, doctor
 
 MAIN = "verl.trainer.main_ppo"
@@ -203,11 +204,9 @@ LAUNCHES = {
         f"{field} of {loss}": Launch(f"{loss} {LOSS}.{field}", f"refused: {LOSS}.{field.split('=')[0]}=")
         for loss, field in (
             *((FSPO, f"length_bins={bins}") for bins in ("16", "[]", "[16,16]", "[a]")),
-            *((GSPO, f"records_fraction={share}") for share in ("abc", "0", "true")),
             *((FSPO, f"records_freq={freq}") for freq in ("1.5", "abc", "0")),
             *((GRPO, f"records_limit_mb={limit}") for limit in ("abc", "-1")),
             *((FSPO, f"records_dir={folder}") for folder in ("3", "new")),
-            *((GSPO, f"mismatch_eps={eps}") for eps in ("-1", "abc")),
         )
     },
     "the loss as advantages": Launch("algorithm.adv_estimator=fspo", "refused: loss_as_advantages"),
@@ -239,22 +238,13 @@ LAUNCHES = {
         f"{ACTOR}.megatron.dynamic_context_parallel=true {ACTOR}.megatron.max_seqlen_per_dp_cp_rank=1024",
         "refused: unreachable_clip_rate",
     ),
-    # --- a mask by trainer and rollout engine
-    "a mask": Launch(f"{FSPO} {LOSS}.mismatch_eps=0.1", "trains", {"policy_loss.mismatch_eps": 0.1}),
-    "a mask for a baseline": Launch(f"{GSPO} {LOSS}.mismatch_eps=0.1", "trains", {"policy_loss.mismatch_eps": 0.1}),
-    "a mask of width 0": Launch(f"{GSPO} {LOSS}.mismatch_eps=0", "refused: mismatch_eps"),
-    "a mask in the wrong section": Launch(f"{FSPO} +algorithm.mismatch_eps=0.1", "refused: misplaced_fields"),
-    "a mask in bypass mode": Launch(
-        f"{GSPO} {LOSS}.mismatch_eps=0.1 algorithm.rollout_correction.bypass_mode=true", "refused: unknown_mismatch"
-    ),
-    "a mask without the engine's log-probs": Launch(
-        f"{FSPO} {LOSS}.mismatch_eps=0.1 {ROLLOUT}.calculate_log_probs=false", "refused: unknown_mismatch"
-    ),
-    "a mask under dynamic context parallelism": Launch(
-        f"--config-name ppo_megatron_trainer {FSPO} {LOSS}.mismatch_eps=0.1 "
-        f"{ACTOR}.megatron.dynamic_context_parallel=true {ACTOR}.megatron.max_seqlen_per_dp_cp_rank=1024",
-        "refused: unknown_mismatch",
-    ),
+    # --- fields that are gone
+    **{
+        f"{plus}{name} for {loss}": Launch(f"{loss} {plus}{LOSS}.{name}=1", f"refused: {instead}")
+        for name, instead in GONE.items()
+        for plus in ("", "+")
+        for loss in (FSPO, GSPO)
+    },
     # --- leftovers of other scripts
     "another loss_mode": Launch(f"{FSPO} {LOSS}.loss_mode=gspo", "refused: overridden_group"),
     "another loss_mode, taken back": Launch(f"{FSPO} {LOSS}.loss_mode=gspo {LOSS}.loss_mode=fspo", "trains", IS_FSPO),
@@ -328,7 +318,7 @@ LAUNCHES = {
         f"{FSPO} {DISTIL.format('false')}", "refused: dropped_by_distillation"
     ),
     # --- records and resumes
-    "records": Launch(f"{FSPO} {LOSS}.records_dir=DIR/new", "trains", {"policy_loss.records_fraction": 1.0}),
+    "records": Launch(f"{FSPO} {LOSS}.records_dir=DIR/new", "trains", {"policy_loss.records_freq": 1}),
     "records in a relative folder": Launch(f"{FSPO} {LOSS}.records_dir=new", "refused: absolute path"),
     "records of another run": Launch(
         f"{FSPO} {LOSS}.records_dir=DIR", "refused: used_records_dir", files={"step-000001-rank-0000.parquet": ""}
@@ -340,6 +330,16 @@ LAUNCHES = {
             "latest_checkpointed_iteration.txt": "20",
             "global_step_20/actor/weights": "",
             "policy_loss.json": json.dumps([{"after_step": 0, "loss": {"policy_loss.eps_low": 0.03}}]),
+        },
+    ),
+    "a resume of a run with a field that is gone": Launch(
+        f"{FSPO} trainer.default_local_dir=DIR trainer.save_freq=10",
+        "changed_on_resume",
+        IS_FSPO,
+        files={
+            "latest_checkpointed_iteration.txt": "20",
+            "global_step_20/actor/weights": "",
+            "policy_loss.json": json.dumps([{"after_step": 0, "loss": {"policy_loss.mismatch_eps": 0.1}}]),
         },
     ),
     "a resume with the same band": Launch(

@@ -2,9 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launches that select no loss of this package run as if it were not installed: not refused, and without a word."""
 
+import copy
 import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import verl
 from composed import composed
 from omegaconf import OmegaConf
 
@@ -130,3 +136,78 @@ def test_what_goes_wrong_in_a_check_does_not_end_a_launch_of_others(problem, cap
 def test_configs_that_are_none_of_verls_are_left_alone(config):
     for given in (config, OmegaConf.create(config) if isinstance(config, dict) else config):
         hook.check_once(given)
+
+
+STOCK = OmegaConf.load(Path(verl.__file__).parent / "trainer/config/_generated_ppo_trainer.yaml")
+# What a launch of others may have in place of a section or value of verl's.
+ODD = [None, "", 0, -1, "auto", [], {}, "???", "${oc.env:NOT_SET}", "${not_there}"]
+READ = [  # sections and keys that a look at a launch may come to
+    *("trainer", "data", "algorithm", "actor_rollout_ref", ACTOR, LOSS, ROLLOUT, "trainer.save_freq"),
+    *("trainer.default_local_dir", "trainer.resume_mode", "trainer.resume_from_path", f"{LOSS}.loss_mode"),
+]
+
+
+@pytest.mark.parametrize("key", READ)
+def test_a_config_of_others_in_which_something_is_missing_or_odd_is_not_commented_on(key, caplog):
+    section, _, name = key.rpartition(".")
+    for value in ["missing", *ODD]:
+        config = copy.deepcopy(STOCK)
+        holder = OmegaConf.select(config, section) if section else config
+        if value == "missing":
+            del holder[name]
+        else:
+            holder[name] = value
+        with caplog.at_level(logging.DEBUG, logger="fspo_verl"):
+            hook.check_once(config)
+            hook.refuse_the_config(config)
+        assert [record.message for record in caplog.records if record.name.startswith("fspo_verl")] == [], value
+
+
+FAILING = """
+import sys, traceback
+
+import hydra
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+from verl.utils.tracking import Tracking
+
+for fails in (
+    lambda: compose("ppo_trainer", ["no_such_key=1"]),
+    lambda: compose("no_such_config"),
+    lambda: compose("ppo_trainer", ["model_engine=no_such_option"]),
+    lambda: Tracking("project", "experiment", "no_such_logger", config={"actor_rollout_ref": {"actor": {}}}),
+):
+    try:
+        with initialize_config_module("verl.trainer.config", version_base=None):
+            fails()
+    except Exception:
+        traceback.print_exc()
+
+@hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)
+def main(config):
+    try:
+        run_ppo(config, TaskRunnerV1)
+    except AttributeError as error:
+        raise RuntimeError("the run of others fails") from error
+
+main()
+"""
+
+
+@pytest.mark.parametrize("full", ["0", "1"], ids=["as Hydra prints it", "in full"])
+def test_what_fails_in_a_launch_of_others_shows_no_frame_of_this_package(full, tmp_path, monkeypatch):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", full)
+    (tmp_path / "main.py").write_text(FAILING)
+    command = [sys.executable, "main.py", "++ray_kwargs.ray_init=3"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    errors = (
+        "no_such_key",
+        "no_such_config",
+        "no_such_option",
+        "no_such_logger",
+        "has no attribute 'get'",
+        "of others",
+    )
+    assert run.returncode == 1 and all(error in run.stderr for error in errors), run.stderr
+    assert not re.search('File ".*fspo', run.stderr), run.stderr

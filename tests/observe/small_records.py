@@ -3,6 +3,7 @@
 """Records of a few made-up responses, without verl: also as a process of its own, ``small_records.py HOW FOLDER``."""
 
 import itertools
+import os
 import sys
 import time
 
@@ -50,6 +51,26 @@ def end_in_a_step(folder):
     add(writer, 2)
 
 
+def fork_in_a_step(folder, how):
+    """A copy of the process ends, or records, after the original has written the whole step."""
+    writer = RecordWriter(folder, SETTINGS, last_step=1)
+    add(writer, 1)
+    if how == "written":
+        writer.flush()
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        os.read(read, 1)  # until the original has written
+        if how == "records":
+            add(writer, 2)
+        elif how == "flushes":
+            writer.flush()
+        sys.exit(0)  # which runs what atexit was given
+    add(writer, 1, mini_batch=1)
+    writer.flush()
+    os.write(write, b"0")
+    os.waitpid(child, 0)
+
+
 def train_for_ever(folder):
     writer = RecordWriter(folder, SETTINGS)
     for step in itertools.count():
@@ -57,13 +78,13 @@ def train_for_ever(folder):
         time.sleep(0.002)
 
 
-def record_as_a_rank(folder, rank, ranks=2):
-    """One of the processes of a launch, which share what torch.distributed has."""
+def record_as_a_rank(folder, rank, training, ranks=2):
+    """One of the processes of a training, which share what torch.distributed has."""
     import torch
 
     from fspo_verl.observe import observer
 
-    store = torch.distributed.FileStore(f"{folder}/store", ranks)
+    store = torch.distributed.FileStore(f"{folder}/store-{training}", ranks)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     writer = RecordWriter(folder, SETTINGS, observer._run())
     add(writer, 1, rank=rank, ranks=ranks)
@@ -74,6 +95,8 @@ def record_as_a_rank(folder, rank, ranks=2):
 if __name__ == "__main__":
     how, folder = sys.argv[1:]
     if how.startswith("rank"):
-        record_as_a_rank(folder, int(how.split()[1]))
+        record_as_a_rank(folder, *map(int, how.split()[1:]))
+    elif how.startswith("fork"):
+        fork_in_a_step(folder, how.split()[1])
     else:
         {"end": end_in_a_step, "train": train_for_ever}[how](folder)

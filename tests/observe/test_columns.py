@@ -3,6 +3,7 @@
 """Observing any policy loss: the training is untouched, and what is reported is what the gradient says."""
 
 import dataclasses
+import logging
 import math
 
 import numpy as np
@@ -11,9 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from test_policy_loss import CUTS, MiniBatch, actor_config, padded_batch
+from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import PolicyLossConfig
 
+import fspo_verl.register
 from fspo_verl.band import Band
 from fspo_verl.config import ObservedPolicyLossConfig
 from fspo_verl.loss import fspo_loss
@@ -42,6 +45,133 @@ def test_an_observed_loss_is_bit_for_bit_the_loss(inner):
         assert torch.equal(watched.gradient, plain.gradient) and (plain.gradient != 0).any()
         assert {name: got[name] for name in expected} == expected
         assert {"actor/fspo/clip_fraction", "actor/fspo/length_16_to_63/clipped"} <= got.keys() - expected.keys()
+
+
+calls = 0
+
+
+def _ratio(log_prob, old_log_prob):
+    return (log_prob - old_log_prob).exp()
+
+
+def _mean(token_losses, response_mask):
+    return (token_losses * response_mask).sum() / response_mask.sum().clamp(min=1), {"actor/own": 1.0}
+
+
+def in_place_of(name):
+    """A loss that changes one of its arguments in place."""
+
+    def loss(old_log_prob, log_prob, advantages, response_mask, config, rollout_is_weights, loss_agg_mode):
+        given = locals()[name]
+        given.clamp_(max=-0.3) if given.is_floating_point() else given.logical_and_(advantages > 0)
+        ratio = _ratio(log_prob, old_log_prob)
+        return _mean(-advantages * ratio.clamp(0.99, 1.01) * rollout_is_weights, response_mask)
+
+    return loss
+
+
+def counting(old_log_prob, log_prob, advantages, response_mask, config, **_):
+    """Its range and weight follow how often it was called, its weight what it keeps in the config."""
+    global calls
+    calls += 1
+    config.global_batch_info["calls"] = config.global_batch_info.get("calls", 0) + 1
+    ratio = _ratio(log_prob, old_log_prob).clamp(max=1 + 0.01 * calls)
+    return _mean(-advantages * ratio / config.global_batch_info["calls"], response_mask)
+
+
+def random(old_log_prob, log_prob, advantages, response_mask, **_):
+    return _mean(-advantages * _ratio(log_prob, old_log_prob) * torch.rand_like(advantages), response_mask)
+
+
+def no_gradient(old_log_prob, log_prob, advantages, response_mask, **_):
+    return _mean(-advantages * _ratio(log_prob.detach(), old_log_prob), response_mask)
+
+
+def not_of_the_log_prob(old_log_prob, log_prob, advantages, response_mask, **_):
+    return _mean(torch.zeros(log_prob.shape, requires_grad=True) * 1.0, response_mask)
+
+
+ARGUMENTS = ("log_prob", "old_log_prob", "advantages", "response_mask", "rollout_is_weights")
+STATEFUL = {f"in place of {name}": in_place_of(name) for name in ARGUMENTS}
+STATEFUL |= {"counting": counting, "random": random, "detached": no_gradient, "unconnected": not_of_the_log_prob}
+
+
+def three_calls(monkeypatch, inner, observed, grad=True, autocast=False):
+    """Losses, gradient, what has become of the arguments, and metrics, of three calls on tensors of a graph."""
+    global calls
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "inner", inner)
+    calls, values = 0, padded_batch(rows=8)
+    leaf, config = values.pop("log_prob"), configs("inner")[observed]
+    values["rollout_is_weights"] = torch.rand(8, 40, generator=torch.Generator().manual_seed(1))
+    name, found, metrics = "observed" if observed else "inner", [], []
+    torch.manual_seed(0)
+    with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        for _ in range(3):
+            given = {"log_prob": leaf * 1.0} | {key: value.clone() for key, value in values.items()}
+            loss, told = get_policy_loss_fn(name)(**given, loss_agg_mode="token-mean", config=config)
+            found += [loss, *given.values(), torch.rand(1)]
+            metrics.append(told)
+            if loss.requires_grad:
+                loss.backward()
+    return [*found, torch.zeros(1) if leaf.grad is None else leaf.grad], calls, metrics
+
+
+@pytest.mark.parametrize("grad, autocast", [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize("inner", STATEFUL)
+def test_a_loss_with_state_trains_as_without_observation(monkeypatch, inner, grad, autocast):
+    alone, calls_alone, told_alone = three_calls(monkeypatch, STATEFUL[inner], False, grad, autocast)
+    watched, calls_watched, told = three_calls(monkeypatch, STATEFUL[inner], True, grad, autocast)
+    assert all(map(torch.equal, watched, alone)) and calls_watched == calls_alone
+    assert [{name: metrics[name] for name in own} for metrics, own in zip(told, told_alone, strict=True)] == told_alone
+    # What is measured is what was handed over, not what the loss has made of it.
+    expected = padded_batch(rows=8)
+    s = torch.where(expected["response_mask"], expected["log_prob"] - expected["old_log_prob"], 0.0).sum(-1)
+    assert told[0]["actor/fspo/log_ratio"].values == pytest.approx(s.tolist(), abs=1e-5)
+    assert told[0]["actor/fspo/nonzero_advantage_fraction"].values == expected["response_mask"].any(-1).tolist()
+
+
+def test_a_gradient_that_a_loss_takes_in_place_is_that_of_the_log_prob_it_was_handed(monkeypatch):
+    _, _, metrics = three_calls(monkeypatch, in_place_of("log_prob"), True)
+    batch = padded_batch(rows=8)
+    mask, old, new = batch["response_mask"], batch["old_log_prob"], batch["log_prob"].detach()
+    ratio = (new.clamp(max=-0.3) - old).exp()
+    dropped = mask & ((new > -0.3) | (ratio < 0.99) | (ratio > 1.01))
+    assert metrics[0]["actor/fspo/clip_fraction"].values == pytest.approx(
+        (dropped.sum(-1) / mask.sum(-1).clamp(min=1)).tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    "inner, grad, warned", [("detached", True, True), ("unconnected", True, True), ("counting", False, True),
+                            ("counting", True, False)],
+)  # fmt: skip
+def test_a_loss_without_a_gradient_is_named_once(monkeypatch, caplog, inner, grad, warned):
+    fspo_verl.register._warn_no_gradient.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
+        _, _, metrics = three_calls(monkeypatch, STATEFUL[inner], True, grad)
+    assert len(caplog.records) == warned
+    assert ("loss_mode=inner" in caplog.text) == warned
+    has_tokens = padded_batch(rows=8)["response_mask"].any(-1)
+    shares = metrics[-1]["actor/fspo/clip_fraction"].values
+    assert (shares == pytest.approx(has_tokens.float().tolist())) == warned  # no token has a gradient
+
+
+def test_a_loss_whose_gradient_cannot_be_taken_twice_is_refused(monkeypatch):
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.kept = [x]
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise RuntimeError("only in training")
+
+    def inner(log_prob, response_mask, **_):
+        return _mean(Once.apply(log_prob), response_mask)
+
+    with pytest.raises(RuntimeError, match=r"cannot measure loss_mode=inner.*only in training.*without observation"):
+        three_calls(monkeypatch, inner, True)
 
 
 @pytest.mark.parametrize("inner", ["vanilla", "gspo"])
@@ -93,7 +223,7 @@ BANDS = [
     poisoned=st.booleans(),
 )
 def test_observing_fspo_from_outside_finds_what_the_loss_itself_says(seed, band, constant, one_sign, zeros, poisoned):
-    """The probe through the gradient against the decisions of the loss, token by token, whatever the advantages."""
+    """The zeros of the gradient against the decisions of the loss, token by token, whatever the advantages."""
     batch = padded_batch(rows=40, width=30, seed=seed)  # masks with holes
     generator = torch.Generator().manual_seed(seed)
     advantages = batch["advantages"][:, :1].expand(40, 30).clone() if constant else batch["advantages"]
@@ -104,12 +234,10 @@ def test_observing_fspo_from_outside_finds_what_the_loss_itself_says(seed, band,
     rest = (batch["old_log_prob"], advantages, batch["response_mask"])
     sequences = fspo_loss(batch["log_prob"], *rest, band)
     inside = columns.to_numpy(columns.loss_columns(sequences))
-    outside = columns.observed_columns(
-        lambda log_prob: fspo_loss(log_prob, *rest, band).loss.sum(), batch["log_prob"], *rest
-    )
+    sequences.loss.sum().backward()
+    outside = columns.observed_columns(batch["log_prob"].grad, batch["log_prob"].detach(), *rest)
     for name, values in columns.to_numpy(outside).items():
         assert inside[name].tolist() == values.tolist(), name
-    sequences.loss.sum().backward()
     lost = (batch["log_prob"].grad == 0) & (advantages != 0) & batch["response_mask"] & sequences.finite.unsqueeze(-1)
     share = lost.sum(-1) / batch["response_mask"].sum(-1).clamp(min=1)
     assert sum(inside[name] for name in columns.CLIPPED) == pytest.approx(share.numpy())
@@ -121,7 +249,6 @@ def test_observing_fspo_from_outside_finds_what_the_loss_itself_says(seed, band,
         ({"loss_mode": "fspo"}, "fspo measures itself"),
         ({"loss_mode": "observed"}, "name the loss that trains"),
         ({"loss_mode": "gspo", "records_dir": "records"}, "absolute path"),
-        ({"loss_mode": "gspo", "records_fraction": 0.0}, "records_fraction=0.0"),
         ({"loss_mode": "gspo", "records_freq": 0}, "records_freq=0"),
         ({"loss_mode": "gspo", "records_limit_mb": 0}, "records_limit_mb=0"),
         ({"loss_mode": "gspo", "length_bins": [8, 8]}, "rising whole numbers"),

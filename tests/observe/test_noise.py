@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numerical noise: measured on responses that have not moved and on no others, and said where a band is below it."""
 
-import logging
 import re
 
 import numpy as np
@@ -14,8 +13,8 @@ from omegaconf import OmegaConf
 from simulated_records import frame
 from test_doctor import SELECT
 from test_mismatch import Bypass, run, worker_of
-from test_policy_loss import CUTS, actor_config
-from test_records import counted_ppo_loss, train, writers  # noqa: F401  fixtures
+from test_policy_loss import actor_config
+from test_records import counted_ppo_loss, writers  # noqa: F401  fixtures
 
 from fspo_verl.analysis import calibration, causes
 from fspo_verl.analysis.judgement import evidence_of_records
@@ -23,7 +22,7 @@ from fspo_verl.analysis.runs import Run
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.launch import doctor
-from fspo_verl.observe import microbatch, noise, observer
+from fspo_verl.observe import microbatch, noise
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings
 
@@ -33,16 +32,14 @@ ON_POLICY = ("on_policy_fraction", "on_policy_sigma_squared", "on_policy_outside
 # --- the live metric -------------------------------------------------------------------------------------------------
 
 
-def test_log_probs_of_the_rollout_engine_are_not_called_noise(counted_ppo_loss, writers, tmp_path, caplog):  # noqa: F811
-    observer._noise_watch.cache_clear()
+def test_log_probs_of_the_rollout_engine_are_not_called_noise(counted_ppo_loss, writers, tmp_path):  # noqa: F811
     config = actor_config(policy_loss=FSPOPolicyLossConfig(eps=0.01, records_dir=str(tmp_path)))
-    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
-        values = []
-        for step in range(6, 11):
-            microbatch.synced(step, worker_of(True))
-            values.append(run(counted_ppo_loss, config, "ragged", Bypass()))
+    values = []
+    for step in range(6, 11):
+        microbatch.synced(step, worker_of(True))
+        values.append(run(counted_ppo_loss, config, "ragged", Bypass()))
     assert all(np.sum(of[f"actor/fspo/{name}"]) == 0 for of in values for name in ON_POLICY)
-    assert np.sum(values[0]["actor/fspo/sigma_squared"]) > 0 and "numerical noise" not in caplog.text
+    assert np.sum(values[0]["actor/fspo/sigma_squared"]) > 0
     for writer in writers:
         writer.flush()
     records = read_records(tmp_path)
@@ -89,20 +86,6 @@ def test_a_clip_narrower_than_the_noise_is_told_whether_it_was_counted_or_follow
         assert not warned or ("float32" in found.advice and "docs/noise.md" in found.advice)
     if warned:
         assert counted.value == pytest.approx(computed.value, abs=0.03)
-
-
-def test_a_training_run_is_warned_once_by_its_first_rank(counted_ppo_loss, caplog, monkeypatch):  # noqa: F811
-    observer._noise_watch.cache_clear()
-    config = actor_config(policy_loss=FSPOPolicyLossConfig(eps=0.01))
-    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
-        train(counted_ppo_loss, config, steps=[1], cut=CUTS["one"])
-        assert "numerical noise" not in caplog.text or " 7 responses" in caplog.text
-        train(counted_ppo_loss, config, steps=range(2, 6), cut=CUTS["ragged"])
-    assert caplog.text.count("numerical noise") == 1 and "Said once" in caplog.text
-    observer._noise_watch.cache_clear()
-    caplog.clear()
-    train(counted_ppo_loss, actor_config(policy_loss=FSPOPolicyLossConfig(eps=1.0)), range(1, 6), CUTS["ragged"])
-    assert "numerical noise" not in caplog.text
 
 
 # --- the remedy that is named ------------------------------------------------------------------------

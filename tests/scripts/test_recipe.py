@@ -18,6 +18,7 @@ SCRIPT = RECIPE / "fspo/run_qwen3_8b_fsdp.sh"
 
 
 @pytest.mark.long
+@pytest.mark.trains
 def test_the_script_trains(tmp_path, untrained_model):
     write_task(tmp_path, problems=16)
     small = {

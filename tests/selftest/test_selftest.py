@@ -78,10 +78,10 @@ def test_a_planted_fault_turns_the_lines_of_the_loss_red(fault, monkeypatch):
 @pytest.mark.parametrize(
     ("failed", "eps", "conclusion", "advice"),
     [
-        (["loss_float32"], {"bf16": 0.1}, "does not train FSPO right: loss_float32 failed", "report"),
-        ([], {}, "fspo-verl-cpu is not installed", "install fspo-verl-cpu (pip install ./cpu"),
-        ([], {"fp32": 1e-6, "bf16": 0.031}, "1e-06 in fp32 and 0.031 in bf16", "eps to 0.031 or more"),
-        ([], {"fp32": 1e-6, "bf16": 0.03}, "0.03 in bf16", "0.03 is above the noise"),
+        (["loss_float32"], {"bf16": 0.1}, "loss_float32", "pip freeze"),
+        ([], {}, "fspo-verl-cpu", "pip install ./cpu"),
+        ([], {"fp32": 1e-6, "bf16": 0.031}, "1e-06 in fp32 and 0.031 in bf16", "eps to 0.031"),
+        ([], {"fp32": 1e-6, "bf16": 0.03}, "1e-06 in fp32 and 0.03 in bf16", "fspo-verl doctor"),
     ],
 )
 def test_the_conclusion_and_the_next_step_follow_from_the_checks(failed, eps, conclusion, advice):

@@ -50,13 +50,9 @@ def mini_batch(vocabulary: int):
     return batch
 
 
-def policy_loss(
-    loss: str, observed: bool, records_dir: str, target: float | None = None, mismatch_eps: float | None = None
-) -> PolicyLossConfig:
+def policy_loss(loss: str, observed: bool, records_dir: str, target: float | None = None) -> PolicyLossConfig:
     if loss == "fspo":
-        return FSPOPolicyLossConfig(
-            eps=0.5, target_clip_rate=target, mismatch_eps=mismatch_eps, records_dir=records_dir
-        )
+        return FSPOPolicyLossConfig(eps=0.5, target_clip_rate=target, records_dir=records_dir)
     if observed:
         return ObservedPolicyLossConfig(loss_mode=loss, records_dir=records_dir)
     return PolicyLossConfig(loss_mode=loss)
@@ -93,7 +89,6 @@ def train(arguments: list[str]) -> None:
     parser.add_argument("--mini-batch-size", type=int, default=len(RESPONSES))
     parser.add_argument("--lr", type=float, default=0.0)
     parser.add_argument("--target-clip-rate", type=float)
-    parser.add_argument("--mismatch-eps", type=float)
     parser.add_argument("--steps", type=int, default=1, help="training steps, all on the same batch")
     parser.add_argument("--save", help="folder of a checkpoint to write before the last step")
     parser.add_argument("--load", help="folder of a checkpoint to go on from")
@@ -117,7 +112,7 @@ def train(arguments: list[str]) -> None:
         return optimizer_step()
 
     trainer.engine.optimizer_step = keep_gradient
-    loss = policy_loss(args.loss, args.observed, f"{args.output}.records", args.target_clip_rate, args.mismatch_eps)
+    loss = policy_loss(args.loss, args.observed, f"{args.output}.records", args.target_clip_rate)
     if args.load:
         trainer.set_loss_fn(partial(ppo_loss, config=SimpleNamespace(policy_loss=loss)))
         trainer.load_checkpoint(args.load)

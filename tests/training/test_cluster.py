@@ -23,7 +23,7 @@ from small_training import write_task
 from fspo_verl import cli
 from fspo_verl.observe.attempts import newest, parts
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.trains]
 # What verl ends with, by who notices first: Ray, or the rank that waits for the lost one in a collective.
 LOST = ("ActorDiedError", "ActorUnavailableError", "closed by peer", "reset by peer")
 PATIENCE = 600  # seconds for anything here; a failure, not a measurement

@@ -71,16 +71,15 @@ WAYS_IN = {
 }
 
 
+@pytest.mark.trains
 @pytest.mark.parametrize(
     ("way_in", "overrides", "main"),
     [
-        pytest.param("packaged", [], None, id="packaged", marks=pytest.mark.long),
-        pytest.param("override", [], RENAMED_HYDRA, id="renamed-hydra", marks=pytest.mark.long),
         pytest.param("override", [], None, id="override"),
-        pytest.param("yaml", [], None, id="yaml", marks=pytest.mark.long),
+        pytest.param("yaml", [], RENAMED_HYDRA, id="yaml-renamed-hydra", marks=pytest.mark.long),
         pytest.param(
             *("packaged", VERL_LOOP_TWO_RANKS_REFERENCE, None),
-            id="verl-agent-loop-two-ranks-reference",
+            id="packaged-verl-agent-loop-two-ranks-reference",
             marks=pytest.mark.long,
         ),
         pytest.param("packaged", ["cpu_rollout=vllm"], None, id="vllm", marks=needs_vllm),

@@ -33,7 +33,7 @@ def test_wrapping_keeps_how_verl_dispatches_a_method(monkeypatch):
         monkeypatch.setattr(worker, name, inspect.unwrap(method))
         getattr(worker, name).__dict__.update(vars(method))
     monkeypatch.setattr(verl_patches, "_wrapped", [])
-    verl_patches._move_eps_and_mask(engine_workers)
+    verl_patches._move_eps(engine_workers)
     for name, method in stock.items():
         wrapped = getattr(worker, name)
         assert wrapped is not method and getattr(wrapped, MAGIC_ATTR) == getattr(method, MAGIC_ATTR)
@@ -41,7 +41,7 @@ def test_wrapping_keeps_how_verl_dispatches_a_method(monkeypatch):
 
 @pytest.mark.parametrize("keeps_marks", [True, False])
 def test_a_method_is_wrapped_once_whatever_another_plugin_makes_of_it(keeps_marks, monkeypatch):
-    """Lost: a response is counted twice, or masked twice."""
+    """Lost: a response is counted twice."""
     worker, calls = engine_workers.TrainingWorker, []
     monkeypatch.setattr(verl_patches, "_wrapped", [])
     monkeypatch.setattr(worker, "train_mini_batch", lambda self: calls.append("verl"))
@@ -69,6 +69,5 @@ def test_building_a_config_wraps_nothing(monkeypatch):
 
     for owner, name in ((engine_workers.TrainingWorker, "train_mini_batch"), (engine_workers, "ppo_loss")):
         monkeypatch.setattr(owner, name, of_another)
-    FSPOPolicyLossConfig(mismatch_eps=0.1)
     FSPOPolicyLossConfig(target_clip_rate=0.1)
     assert engine_workers.TrainingWorker.train_mini_batch is engine_workers.ppo_loss is of_another

@@ -8,9 +8,6 @@ import signal
 import tempfile
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
-import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 from studies.cells import Cells
@@ -51,33 +48,12 @@ def test_the_same_cells_make_the_same_bytes_in_whatever_order_they_come(cells, d
         assert at_once.file.read_bytes() == one_by_one.file.read_bytes()
 
 
-def test_rows_of_a_cell_keep_their_order_and_their_types(tmp_path):
-    cells = Cells(tmp_path / "cells.parquet", ["kind"])
-    frames = {kind: pd.DataFrame({"kind": kind, "s": np.float32([3, 1, 2])}) for kind in ("text", "chat")}
-    for frame in frames.values():
-        cells.add(pa.Table.from_pandas(frame, preserve_index=False))
-    for kind, frame in frames.items():
-        pd.testing.assert_frame_equal(cells.table(kind=kind).to_pandas(), frame)
-    cells.add(pa.Table.from_pandas(frames["text"][:1], preserve_index=False))
-    assert cells.table().to_pandas().kind.tolist() == ["chat"] * 3 + ["text"]
-
-
 def add(file, arm, seeds, pipe=None):
     cells = Cells(file, KEY)
     for seed in seeds:
         cells.add([{"arm": arm, "seed": seed, "reward": [0.1] * 1000}])
         if pipe:
             pipe.send(seed)
-
-
-def test_processes_that_add_at_the_same_time_lose_nothing(tmp_path):
-    file, context = tmp_path / "cells.parquet", multiprocessing.get_context("fork")
-    processes = [context.Process(target=add, args=(file, arm, range(20))) for arm in "abcd"]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert Cells(file, KEY).done() == {(arm, seed) for arm in "abcd" for seed in range(20)}
 
 
 def test_a_process_that_is_killed_leaves_what_it_added_and_no_lock(tmp_path):

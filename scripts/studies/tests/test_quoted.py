@@ -2,24 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What README, docs/ and the studies' own pages quote is what the committed records say."""
 
-import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
+import pytest
+from compare import main
 
 STUDIES = Path(__file__).parents[1]
 ROOT = STUDIES.parents[1]
 sys.path.insert(0, str(STUDIES))
 
-import claims  # noqa: E402
+import quoted  # noqa: E402
 
-from fspo_verl.analysis import conclusion, runs  # noqa: E402
-from fspo_verl.analysis.verdict import verdict_of  # noqa: E402
-
-README, RESULTS = "README.md", "docs/results.md"
+from fspo_verl.analysis import causes, runs  # noqa: E402
+from fspo_verl.analysis.judgement import judge  # noqa: E402
 
 
 def says(page: str, *sentences: str) -> None:
@@ -29,68 +27,12 @@ def says(page: str, *sentences: str) -> None:
     assert not missing, missing
 
 
-# --- one task ---------------------------------------------------------------------------------------------------------
-
-
-def test_whether_losses_differ():
-    def values(name: str, metric: str) -> tuple[pd.DataFrame, dict]:
-        found = json.loads((STUDIES / name / f"{name}.json").read_text())
-        return pd.DataFrame(found["values"]).pivot(index="seed", columns="loss", values=metric), found
-
-    table, found = values("comparison_16_steps", "accuracy_area")
-    all_six, _ = claims.permuted_within_seeds(table.to_numpy())
-    five, _ = claims.permuted_within_seeds(table.drop(columns="no_clip").to_numpy())
-    set_before = pd.DataFrame(found["differences"]).set_index(["metric", "loss"]).loc[("accuracy_area", "no_clip")]
-    assert all_six < 0.0001
-    says(README, "(p < .0001)", f"p = {set_before.p:.2f}")
-    says(
-        RESULTS,
-        f"p < .0001 for all six, {five:.3f} for the five that clip",
-        f"lower in each of six seeds, by {set_before.difference:.2f} on average",
-        f"adjusted for five losses p = {set_before.p:.2f}, no verdict",
-        "fixed_band reaches {fixed_band:.2f}, gspo {gspo:.2f}, fspo {fspo:.2f}".format(**table.mean()),
-    )
-    four, _ = values("comparison", "accuracy")
-    chance = np.sqrt(four.var().mean() / len(four)) * claims.expected_range(four.shape[1])
-    says(RESULTS, f"Six means end within {np.ptp(four.mean()):.3f} of each other")
-    says(RESULTS, f"equal losses would spread by {chance:.3f}")
-
-
-# --- the law ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_law():
-    """Temperature 1, mini-batches of a rollout that was trained with GRPO's gradient, texts that do not loop."""
-    found = {}
-    for where, folder in {"CPU": "law", "GPU": "law/long"}.items():
-        for table, names in {"numbers": ["kind", "quantity"], "fairness": ["kind", "width"]}.items():
-            rows = pd.read_csv(STUDIES / folder / f"{table}.csv")
-            rows = rows[(rows.temperature == 1) & (rows.direction == "grpo") & (rows.mini_batch == 4)]
-            found[where, table] = rows[rows.part == "plain"].set_index(names)
-
-    def within(kind: str, where: str, longest: str) -> str:
-        row = found[where, "numbers"].loc[(kind, f"p within responses, to {longest} tokens")]
-        return f"{row.value:.2f}", f"{row.lower:.2f}", f"{row.upper:.2f}"
-
-    (cpu, *on_cpu), (gpu, *on_gpu), (long, *on_long) = (
-        within("text", *of) for of in (("CPU", "511"), ("GPU", "511"), ("GPU", "2047"))
-    )
-    says(
-        RESULTS,
-        f"like L^{cpu} on the CPU (95% interval {' to '.join(on_cpu)})",
-        f"L^{gpu} on the GPU ({' to '.join(on_gpu)})",
-        f"to 2,047 like L^{long} ({' to '.join(on_long)})",
-        f"Within chat answers it is L^{within('chat', 'CPU', '511')[0]} and L^{within('chat', 'GPU', '511')[0]}"
-        " to 511 tokens",
-    )
-    fairness = found["CPU", "fairness"]
-    even = fairness.loc[("all", "fitted")]
-    says(
-        RESULTS,
-        f"long texts more (k = {fairness.k['text', 'sqrt(L)']:.2f})",
-        f"short chat answers more (k = {fairness.k['chat', 'sqrt(L)']:.2f})",
-        f"even in length (k = {even.k:.2f}), and clips solutions {even.steps / even.text:.1f} times as often as texts",
-    )
+@pytest.mark.parametrize("part", quoted.PARTS, ids=lambda part: part.__name__)
+def test_pages_quote_what_the_records_say(part):
+    sentences = list(part())
+    assert sentences
+    for page, sentence in sentences:
+        says(page, sentence)
 
 
 # --- what other pages quote -------------------------------------------------------------------------------------------
@@ -104,21 +46,18 @@ def rows_of(study: str, after: str) -> list[list[str]]:
 
 def test_the_sentence_of_committed_records():
     folder = "tests/recorded/grpo-4-float32"
-    says("docs/measure.md", verdict_of(runs.read_run(ROOT / folder, "")).sentence, f"`fspo-verl report {folder}`")
+    says(
+        "docs/measure.md", judge(runs.read_run(ROOT / folder, "")).findings[0].sentence, f"`fspo-verl report {folder}`"
+    )
 
 
 def test_from_where_on_a_cause_is_concluded():
     says(
         "docs/measure.md",
-        f"{conclusion.SHARE_NOT_FINITE:.1%} of the responses or more hold NaN or inf",
-        f"{conclusion.SHARE_CUT_OFF:.0%} or more fill what they were allowed",
-        f"or {conclusion.SHARE_MASKED:.0%} are masked by",
+        f"{causes.SHARE_NOT_FINITE:.1%} of the responses or more hold NaN or inf",
+        f"{causes.SHARE_CUT_OFF:.0%} or more fill what they were allowed",
+        f"or a rollout correction rejects {causes.SHARE_REJECTED:.0%}",
     )
-
-
-def test_upstream_scripts_that_train():
-    counts = [int(count) for *_, count in rows_of("upstream_scripts", "**Answer**")]
-    says("docs/install.md", f"has {sum(counts)} scripts that train a policy. {counts[0]} of them train fspo")
 
 
 def test_bytes_of_a_record():
@@ -128,7 +67,9 @@ def test_bytes_of_a_record():
     says("docs/scripts.md", f"Records take {min(each):.0f} to {max(each):.0f} bytes of disk per response")
 
 
-def test_the_law_of_long_texts(capsys):
-    claims.law()
-    (found,) = re.findall(r"\d+ responses to \d+ prompts", capsys.readouterr().out)
-    says(RESULTS, f"The last rests on {found}.")
+@pytest.mark.parametrize("name", ["comparison", "comparison_16_steps"])
+def test_the_pages_of_comparisons_are_those_of_their_records(name, tmp_path):
+    for kind in ("json", "md"):
+        shutil.copy(STUDIES / name / f"{name}.{kind}", tmp_path)
+    assert main([str(tmp_path / f"{name}.json")]) == 0
+    assert (tmp_path / f"{name}.md").read_text() == (STUDIES / name / f"{name}.md").read_text()

@@ -1,0 +1,226 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The overrides that the environment adds to every policy training: FSPO_VERL_OVERRIDES.
+
+  FSPO_VERL_OVERRIDES="algorithm.policy_loss=fspo actor_rollout_ref.actor.policy_loss.eps=0.02" bash my_script.sh
+
+Hydra hands the overrides of a launch to :mod:`fspo_verl.verl_patches` before it composes the config. Those of the
+launch that are in the way of the loss are left out. The loss is added, and a folder for records beside the checkpoints.
+The checks of a launch judge the composed config, and it alone goes on to Ray.
+"""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shlex
+import sys
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from fspo_verl.keys import ACTOR, GONE, GROUP, OVERRIDES, POLICY_LOSS, RECORDS_DIR
+from fspo_verl.launch.hydra_files import OPTIONS, as_value, leaves, option, override
+from fspo_verl.launch.view import Launch
+
+RECEIPT = "FSPO_VERL_RECEIPT"
+"""The environment variable with the file in which ``fspo-verl run`` is told of each launch that takes the loss."""
+_SELECTS = (f"{POLICY_LOSS}._target_", f"{POLICY_LOSS}.loss_mode")
+_CLIP_RATIOS = {f"{ACTOR}.{name}" for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")}
+_OF_ANY_LOSS = {*_CLIP_RATIOS, f"{ACTOR}.loss_agg_mode", f"{ACTOR}.loss_scale_factor"}
+_NAMES = re.compile(r"hydra\.|trainer\.(experiment_name|project_name|default_local_dir|\w+_data_dir)$")
+_taken: dict[str, Any] = {}  # what the launch that was composed last has taken
+
+
+def parsed(text: str) -> tuple[str, dict[str, str]]:
+    """The option of the group, and the other overrides by key, that a value of the variable holds.
+
+    Raises:
+        ValueError: it is no list of overrides, names no loss or several, or sets what may not be asked for.
+    """
+    from hydra.errors import HydraException
+
+    losses: list[Any] = []
+    others: dict[str, str] = {}
+    try:
+        for word in shlex.split(text):
+            one = _parse(word)
+            if one.is_delete() or one.is_sweep_override():
+                raise ValueError(f"{word} gives no value")
+            losses += [one.value()] if one.key_or_group == GROUP else []
+            others |= {} if one.key_or_group == GROUP else {one.key_or_group: word.lstrip("+")}
+    except (HydraException, ValueError) as error:
+        raise ValueError(f"{OVERRIDES}={text!r} is no list of KEY=VALUE: {str(error).splitlines()[0]}") from None
+    if len(losses) != 1 or losses[0] not in OPTIONS:
+        named = " and ".join(map(str, losses)) or "none"
+        raise ValueError(f"{OVERRIDES} names one loss, {GROUP}={'|'.join(OPTIONS)}; this one names {named}")
+    known = {key for key in option(losses[0]) if key.startswith(f"{POLICY_LOSS}.")} - {_SELECTS[0]} | _OF_ANY_LOSS
+    if unknown := others.keys() - known:
+        allowed = ", ".join(sorted(key.removeprefix(f"{ACTOR}.") for key in known))
+        gone = [f"{name} is gone: {GONE[name]}" for name in GONE if f"{POLICY_LOSS}.{name}" in unknown]
+        what = f"{OVERRIDES} cannot set {', '.join(sorted(unknown))} beside {GROUP}={losses[0]}"
+        raise ValueError("; ".join([what, *(gone or [f"of {ACTOR} it can set {allowed}"])]))
+    return losses[0], others
+
+
+def composed(compose: Callable[[list[str]], DictConfig], overrides: list[str]) -> DictConfig:
+    """The config of a launch, with what the environment asks for if it trains a policy; one line on stderr says so.
+
+    Args:
+        compose: Hydra's composition of a list of overrides.
+        overrides: of the launch.
+
+    Raises:
+        ConfigCompositionException: the variable has a bad value, or the launch would train another loss.
+    """
+    from hydra.errors import ConfigCompositionException
+    from hydra.types import RunMode
+
+    plain = compose(overrides)
+    if not _trains_a_policy(plain):
+        return plain
+    try:
+        loss, asked = parsed(os.environ[OVERRIDES])
+    except ValueError as error:
+        raise ConfigCompositionException(str(error)) from None  # which Hydra prints without a traceback
+    choices = plain.hydra.runtime.choices
+    has_it = _trains(plain, loss) and (choices.get(GROUP) == loss or loss == "observed")
+    left_out = [] if has_it or loss == "observed" else [text for text in overrides if _is_in_the_way(text, loss)]
+    kept = [text for text in overrides if text not in left_out]
+    added, given = [*asked.values()], {*asked, *(_parse(text).key_or_group for text in kept)}
+    if has_it:
+        config = compose([*kept, *added])
+    else:
+        # In its own defaults list a config has the group already, and Hydra then takes no plus.
+        plus = "" if GROUP in choices and all(_parse(text).key_or_group != GROUP for text in overrides) else "+"
+        select = f"{plus}{GROUP}={loss}"
+        config = compose([*kept, select, *added])
+        if lost := _lost_settings(config, loss, given):
+            added += lost
+            config = compose([*kept, select, *added])
+        added.insert(0, f"{GROUP}={loss}")
+    if RECORDS_DIR not in given and OmegaConf.select(config, RECORDS_DIR) is None:
+        added.append(_records(config))
+        OmegaConf.update(config, RECORDS_DIR, _parse(added[-1]).value())
+        config.hydra.overrides.task.append(added[-1])
+    # A folder that is named by the overrides keeps its name, as a path in it would be other folders.
+    config.hydra.job.override_dirname = plain.hydra.job.override_dirname
+    out = f"; left out {shlex.join(left_out)}" if left_out else ""
+    line = f"added {shlex.join(added) or 'nothing'}{out}"
+    if config.hydra.mode == RunMode.MULTIRUN:  # each job is composed once more before any of them starts
+        _taken["line"] = line
+    else:
+        _say(line)
+    job, same = config.hydra.job, [text for text in kept if not _NAMES.match(_parse(text).key_or_group)]
+    _taken.update(added=added, left_out=left_out, rest=[job.name, job.config_name, *same])
+    return config
+
+
+def check(config: DictConfig) -> None:
+    """Refuse a launch that would not train what the environment asks for, however its config was made.
+
+    Raises:
+        ValueError: it trains another loss or with other values; or the variable has a bad value.
+    """
+    if not _trains_a_policy(config):
+        return
+    if "line" in _taken:
+        _say(_taken.pop("line"))
+    loss, asked = parsed(os.environ[OVERRIDES])
+    wanted = {key: _parse(text).value() for key, text in asked.items()}
+    other = [key for key, value in wanted.items() if "${" not in str(value) and OmegaConf.select(config, key) != value]
+    if not _trains(config, loss) or other:
+        raise ValueError(_other_loss(config, loss, "its main makes the config itself, or changes it"))
+
+
+def confirm(config: DictConfig) -> None:
+    """Tell ``fspo-verl run`` of a launch; say if it differs from an earlier one only in what was left out."""
+    receipt = os.environ.get(RECEIPT)
+    if not receipt or not _trains_a_policy(config):
+        return
+    launch = {"loss": parsed(os.environ[OVERRIDES])[0], "records": OmegaConf.select(config, RECORDS_DIR), **_taken}
+    with contextlib.suppress(OSError):  # the command has ended, or runs elsewhere
+        earlier = [json.loads(line) for line in Path(receipt).read_text().splitlines()]
+        with open(receipt, "a") as file:
+            file.write(json.dumps(launch) + "\n")
+        for number, other in enumerate(earlier, 1):
+            if other.get("rest") == launch.get("rest") and other.get("left_out") != launch.get("left_out"):
+                _say(f"this is the same training as launch {number}: what they differ in was left out")
+
+
+def _say(text: str) -> None:
+    # Hydra has not set up logging yet, and whoever has forgotten the variable has to see it.
+    print(f"fspo_verl: {OVERRIDES}: {text}", file=sys.stderr, flush=True)
+
+
+def _parse(text: str):
+    """An override as Hydra reads it."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create().parse_override(text)
+
+
+def _trains_a_policy(config: DictConfig) -> bool:
+    """Whether a config is that of a policy training; verl's generation takes the same one."""
+    generates = str(OmegaConf.select(config, "hydra.job.name")).startswith("main_generation")
+    return Launch(config).has_actor and not OmegaConf.select(config, "trainer.val_only") and not generates
+
+
+def _trains(config: DictConfig, loss: str) -> bool:
+    """Whether a config has the class and the loss of an option; each loss of this package is observed."""
+    sets = option(loss)
+    selects = all(OmegaConf.select(config, key) == sets[key] for key in _SELECTS if key in sets)
+    return Launch(config).is_ours if loss == "observed" else selects
+
+
+def _other_loss(config: DictConfig, loss: str, why: str) -> str:
+    what = f"{OVERRIDES} asks for {GROUP}={loss}, and this launch would not train it as asked: {why}"
+    return f"{what}; select it there (docs/install.md), or start this launch with `env -u {OVERRIDES}`"
+
+
+def _is_in_the_way(text: str, loss: str) -> bool:
+    """Whether an override of the launch is about its own loss, and would change another one or do nothing."""
+    key = _parse(text).key_or_group
+    if key in (GROUP, POLICY_LOSS) or key in _CLIP_RATIOS:
+        return True
+    if key.startswith(f"{POLICY_LOSS}."):
+        return key in _SELECTS or key not in option("observed")  # what is measured stays
+    return key in option(loss)
+
+
+def _lost_settings(config: DictConfig, loss: str, given: Collection[str]) -> list[str]:
+    """Overrides for what an option sets and a file of the launch, which comes after it, sets otherwise."""
+    final = leaves(config)
+    return [
+        f"{key}={as_value(value)}"
+        for key, value in option(loss).items()
+        if key not in given and final.get(key) != value
+    ]
+
+
+def _records(config: DictConfig) -> str:
+    """The override for the folder of the records: one of this launch alone, or of the run that it resumes."""
+    from hydra import version
+    from hydra.types import RunMode
+
+    chdir, base = config.hydra.job.chdir, Path.cwd()
+    if chdir is None:
+        chdir = not version.base_at_least("1.2")
+    if chdir and config.hydra.mode != RunMode.MULTIRUN:  # the folder of a job of several is not known yet
+        base /= config.hydra.run.dir
+    checkpoints = base / config.trainer.default_local_dir
+    resumed = {key: config.trainer.get(key) for key in ("resume_mode", "resume_from_path")}
+    launch = Launch(OmegaConf.create({"trainer": {**resumed, "default_local_dir": str(checkpoints)}}))
+    folder = None
+    if launch.resumes_ours:
+        from fspo_verl.launch import resume
+
+        folder = resume.records_to_go_on_with(launch)
+    start = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+    folder = folder or str(checkpoints / "fspo_records" / start)
+    is_plain = re.fullmatch(r"[\w./+:@%-]+", folder, re.ASCII)
+    return f"{RECORDS_DIR}={folder}" if is_plain else override(RECORDS_DIR, folder)

@@ -1,0 +1,153 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of the config group of this package, in whatever form Hydra takes it, and what selects it alone.
+
+Hydra is imported only where it is asked: each process that imports verl imports this module.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from omegaconf import OmegaConf
+
+from fspo_verl.keys import GONE, GROUP, POLICY_LOSS
+from fspo_verl.launch.hydra_files import Part, choices, files_of, is_running, leaves, loaded, parsed, task_overrides
+
+
+def with_plus(create: Callable, *, overrides_list: list, repo, **how):
+    """Around Hydra's ``create_defaults_list``: an option of the group is added where there is none to be replaced.
+
+    Hydra asks for a plus there. Composing calls that function, and so does ``--info``.
+
+    Raises:
+        ConfigCompositionException: what Hydra refuses; with a fix where it is about the group.
+    """
+    from hydra.core.override_parser.types import OverrideType
+    from hydra.errors import ConfigCompositionException, MissingConfigException
+
+    def listed(overrides):
+        return create(overrides_list=overrides, repo=repo, **how)
+
+    words = [one for one in overrides_list if one.key_or_group == GROUP and not one.is_sweep_override()]
+    plain = [one for one in words if one.type == OverrideType.CHANGE and one.package is None]
+    fix = as_fix(*select_alone(words))
+    for name in GONE if words else ():
+        if any(one.key_or_group == f"{POLICY_LOSS}.{name}" and not one.is_delete() for one in overrides_list):
+            raise ConfigCompositionException(f"{POLICY_LOSS}.{name} is gone: {GONE[name]}")
+    try:
+        try:
+            return listed(overrides_list)
+        except ConfigCompositionException as error:
+            if not plain or f"Could not override '{GROUP}'" not in str(error):
+                raise
+        stock = listed([one for one in overrides_list if one.key_or_group != GROUP])
+        has_key = any(f"{key}.".startswith(f"{GROUP}.") for part in loaded(stock.defaults, repo) for key in part.sets)
+        if has_key and all(one.package is None for one in words):
+            stock.config_overrides.extend(words)  # the key is the user's own: Hydra sets it, as without this package
+            return stock
+        *earlier, last = plain
+        for one in earlier:
+            overrides_list.remove(one)
+        # In place: Hydra records what it was given, and a process without this wrap has to compose the same from it.
+        last.type, last.input_line = OverrideType.ADD, f"+{last.input_line}"
+        return listed(overrides_list)
+    except (ConfigCompositionException, ValueError) as error:  # a ValueError where the value is no name
+        if isinstance(error, MissingConfigException) or not fix or GROUP not in f"{error}{fix}":
+            raise
+        raise ConfigCompositionException(f"{error}; {fix}") from error
+
+
+class Asked(NamedTuple):
+    """What the running Hydra application was asked of the group."""
+
+    name: str
+    """The option, as it was written."""
+
+    files: list[str]
+    """The config files of the group that make up this option, in their order; none if no file has its name."""
+
+    sets: dict[str, object]
+    """What they set, by dotted key; interpolations as written."""
+
+    words: list
+    """The overrides of the group, parsed."""
+
+
+seen: set[str] = set()
+"""The options of the group whose files were composed in this process."""
+
+
+def is_named() -> bool:
+    """Whether the running Hydra application may have been asked for an option: cheap, for every launch of verl."""
+    return is_running() and bool(seen or _chosen() or any(GROUP in text for text in task_overrides()))
+
+
+def asked(composed: Sequence[Part], is_own_key: bool) -> Asked | None:
+    """What the running Hydra application was asked of the group; None where nothing was.
+
+    The last override that names an option counts, and without one the defaults lists.
+
+    Args:
+        composed: the files of the group that were composed.
+        is_own_key: the config has the name of the group as a key, which Hydra sets where it composes no such file.
+    """
+    words = [one for one in parsed(task_overrides()) if one.key_or_group == GROUP]
+    last = None if is_own_key and not composed and not any(one.is_add() for one in words) else _selecting(words)
+    if last is not None:
+        value, name = last.value(), last.get_value_string()
+        # Hydra resolves an option by the choices of other groups, and by resolvers such as oc.env.
+        options = OmegaConf.create({**choices(), "": [value] if isinstance(value, str) else value})[""]
+        made_of = [part for option in options for part in files_of(option)]
+        files = [part.option for part in made_of]
+    elif composed or _chosen():
+        files = [part.option for part in composed]
+        name = [*_chosen(), *files][-1]
+        made_of = [part for option in files for part in files_of(option)]
+    else:
+        return None
+    return Asked(name, files, {key: value for part in made_of for key, value in part.sets.items()}, words)
+
+
+def _chosen() -> list[str]:
+    """Options that Hydra has chosen of the group, to be merged into whatever section of the config."""
+    return [option for group, option in choices().items() if group.partition("@")[0] == GROUP and option]
+
+
+def _selecting(words: Sequence):
+    """The last of these overrides of the group that names an option; None if none does."""
+    return next((one for one in reversed(words) if not one.is_delete() and isinstance(one.value(), str | list)), None)
+
+
+# --- fixes -----------------------------------------------------------------------------------------------------------
+
+
+def select_alone(words: Sequence, keep_plus: bool = False) -> tuple[list[str], list[str]]:
+    """Overrides to remove, and to add, for the last option that these overrides of the group name to be selected.
+
+    Args:
+        words: the overrides, parsed.
+        keep_plus: ``+GROUP=OPTION`` stays, too.
+    """
+    last = _selecting(words)
+    wanted = last and f"{GROUP}={last.get_value_string()}"
+    stay = {wanted, f"+{wanted}"} if keep_plus else {wanted}
+    removed = [one.input_line for one in words if one.input_line not in stay]
+    return removed, [wanted] if wanted and len(removed) == len(words) else []
+
+
+def overrides_that_decide(key: str, than: object = ...) -> list[str]:
+    """The overrides of the running Hydra application that take out a key, or set it to another value ``than`` this."""
+    found = []
+    for one in parsed(task_overrides()):
+        value = None if one.is_delete() else one.value()
+        sets = {} if one.is_delete() else leaves({one.key_or_group: value})
+        takes_out = f"{key}.".startswith(f"{one.key_or_group}.") and not isinstance(value, dict)
+        if (sets[key] != than) if key in sets else takes_out:
+            found.append(one.input_line)
+    return found
+
+
+def as_fix(removed: Sequence[str], added: Sequence[str]) -> str:
+    """Overrides to remove and to add, as a sentence."""
+    removal, addition = f"remove {' '.join(removed)}", " ".join(added)
+    return f"{removal}, and add {addition}" if removed and added else removal if removed else addition

@@ -1,0 +1,88 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Trains the arms of the study; what records.parquet holds is left out, so that it can be stopped at any time.
+
+python scripts/studies/stability/run.py                  the least set first, then all
+python scripts/studies/stability/run.py --least          that alone
+python scripts/studies/stability/run.py --only √L 1      some cells; --records FILE for another file
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import torch
+from tqdm import tqdm
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "lab")]
+from cells import Cells  # noqa: E402
+from training import Arm, Regime, train  # noqa: E402
+
+REGIME = Regime((8, 128), 2, 8, rollouts=20, transformer=True, tries=False)
+LOWEST, FACTORS, SEEDS = 5e-4, (1, 2, 4, 8), range(8)
+KEY = ("ranges", "stale", "arm", "learning_rate", "seed")
+ARMS = {
+    "one rate": {
+        "none": Arm(),
+        "L": Arm(1.0, 0.3),
+        "√L": Arm(0.5, 0.3),
+        "fixed": Arm(0.0, 0.3),
+        "GRPO's tokens": Arm(loss="vanilla", rate=0.3),
+    },
+    "published": {
+        "L": Arm(loss="gspo", aggregation="seq-mean-token-mean", ranges=(3e-4, 4e-4)),
+        "√L": Arm(0.5, ranges=(0.03, 0.03)),
+        "fixed": Arm(0.0, ranges=(-math.log(0.8), math.log(1.2))),
+        "GRPO's tokens": Arm(loss="vanilla", aggregation="token-mean", ranges=(0.2, 0.2)),
+    },
+}
+
+
+def cells() -> Iterator[tuple[str, int, str, int]]:
+    """Ranges, staleness, arm and factor of the learning rate, in the order in which they are computed."""
+    for ranges, stale, arms in (
+        ("one rate", 0, ("none", "L", "√L", "fixed")),
+        ("one rate", 2, ("none", "L", "√L", "fixed")),
+        ("published", 0, tuple(ARMS["published"])),
+        ("one rate", 0, ("GRPO's tokens",)),
+        ("published", 2, tuple(ARMS["published"])),
+        ("one rate", 2, ("GRPO's tokens",)),
+    ):
+        yield from ((ranges, stale, arm, factor) for arm in arms for factor in FACTORS)
+
+
+LEAST = 4 * len(FACTORS)  # cells
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """A row per seed and task; success, clip rate, median and largest norm of the gradient by rollout."""
+    table = table.assign(clip_rate=table.clipped / table.live.clip(lower=1)).sort_values("rollout")
+    names = ("success", "clip_rate", "norm_median", "norm_largest")
+    of = {name: (name, lambda values: values.to_numpy(np.float32)) for name in names}
+    return table.groupby(["seed", "length"]).agg(**of, live=("live", "sum"), clipped=("clipped", "sum")).reset_index()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--least", action="store_true")
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="ranges, staleness, arm or factor")
+    parser.add_argument("--records", type=Path, default=HERE / "records.parquet")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    stored = Cells(args.records, KEY)
+    chosen = [cell for cell in list(cells())[: LEAST if args.least else None] if {*args.only} <= {*map(str, cell)}]
+    for ranges, stale, name, factor in tqdm(chosen, unit="cell"):
+        key = {"ranges": ranges, "stale": stale, "arm": name, "learning_rate": LOWEST * factor}
+        if (*key.values(), SEEDS[-1]) not in stored.done():
+            table = train(REGIME._replace(stale=stale), ARMS[ranges][name], key["learning_rate"], SEEDS)
+            stored.add(pa.Table.from_pandas(summary(table).assign(**key), preserve_index=False))
+
+
+if __name__ == "__main__":
+    main()

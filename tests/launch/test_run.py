@@ -1,0 +1,487 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""`fspo-verl run` and FSPO_VERL_OVERRIDES: what a launch trains below them, and what becomes of the command."""
+
+import json
+import os
+import pty
+import random
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from composed import composed
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from fspo_verl import cli
+from fspo_verl.keys import ACTOR, GROUP, OVERRIDES, POLICY_LOSS, RECORDS_DIR
+from fspo_verl.launch import asked, hook, run
+from fspo_verl.launch.hydra_files import leaves, option
+from fspo_verl.launch.view import KEPT_LOSSES, TRACKER
+
+# verl's keys that a launch is about, in one small file: it composes ten times as fast as verl's own.
+CONFIG = """
+algorithm: {adv_estimator: grpo}
+actor_rollout_ref:
+  actor:
+    policy_loss: {_target_: verl.workers.config.PolicyLossConfig, loss_mode: vanilla, clip_cov_ratio: 0.0002}
+    loss_agg_mode: token-mean
+    loss_scale_factor: null
+    clip_ratio: 0.2
+    clip_ratio_low: 0.2
+    clip_ratio_high: 0.2
+    clip_ratio_c: 3.0
+  rollout: {response_length: 512}
+trainer:
+  val_only: false
+  project_name: project
+  experiment_name: experiment
+  default_local_dir: checkpoints/${trainer.project_name}/${trainer.experiment_name}
+  resume_mode: auto
+  resume_from_path: null
+  save_freq: 10
+  total_training_steps: 100
+"""
+FILES = {  # of a user's own, over this config
+    "gspo_with_own_values": (f"{GROUP}: gspo", "{loss_agg_mode: token-mean, clip_ratio_high: 0.5}"),
+    "fspo_with_own_eps": (f"{GROUP}: fspo", "{policy_loss: {eps: 0.5}}"),
+    "own_values": (None, "{loss_agg_mode: seq-mean-token-mean, clip_ratio_high: 0.28}"),
+}
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory):
+    """A folder with the config and the user's own files."""
+    folder = tmp_path_factory.mktemp("configs")
+    (folder / "trainer.yaml").write_text(CONFIG)
+    (folder / "generation.yaml").write_text(
+        "defaults: [trainer, _self_]\nhydra: {job: {name: main_generation_server}}\n"
+    )
+    (folder / "supervised.yaml").write_text("model: {path: x}\ntrainer: {default_local_dir: checkpoints}\n")
+    for name, (group, actor) in FILES.items():
+        defaults = ", ".join(filter(None, ("trainer", group, "_self_")))
+        (folder / f"{name}.yaml").write_text(f"defaults: [{defaults}]\nactor_rollout_ref: {{actor: {actor}}}\n")
+    return folder
+
+
+@pytest.fixture
+def launch(configs, monkeypatch, tmp_path):
+    """Compose a launch, in an empty folder, below a value of the variable."""
+    monkeypatch.chdir(tmp_path)
+
+    def launched(value, overrides=(), name="trainer"):
+        monkeypatch.setenv(OVERRIDES, value)
+        with initialize_config_dir(str(configs), version_base=None):
+            return compose(name, [*overrides], return_hydra_config=True)
+
+    return launched
+
+
+def task(config):
+    """The config that a main gets, with interpolations as they are written."""
+    return leaves({key: value for key, value in OmegaConf.to_container(config).items() if key != "hydra"})
+
+
+LAUNCHES = {  # overrides of the launch, and its config
+    "none": "",
+    "DAPO's range": f"{ACTOR}.clip_ratio_low=0.2 {ACTOR}.clip_ratio_high=0.28 {ACTOR}.clip_ratio_c=10",
+    "GSPO": f"{POLICY_LOSS}.loss_mode=gspo ++{ACTOR}.clip_ratio_high=4e-4 {ACTOR}.loss_agg_mode=seq-mean-token-mean",
+    "another loss's settings": f"{POLICY_LOSS}.loss_mode=clip_cov {POLICY_LOSS}.clip_cov_ratio=0.1 "
+    f"+{POLICY_LOSS}.new=1 trainer.experiment_name=x",
+    "a section at once": f"{ACTOR}={{loss_agg_mode:token-mean,loss_scale_factor:3}} {POLICY_LOSS}={{loss_mode:gspo}}",
+    "FSPO already": f"{GROUP}=fspo {POLICY_LOSS}.eps=0.5 {POLICY_LOSS}.length_bins=[7,9] {ACTOR}.clip_ratio=0.1",
+    "a baseline already": f"+{GROUP}=gspo {ACTOR}.clip_ratio_low=1e-3 {POLICY_LOSS}.records_freq=3",
+    "a section that is taken away": f"~{POLICY_LOSS}.clip_cov_ratio",
+    **dict.fromkeys(FILES, ""),
+}
+MORE = {"fspo": f" {POLICY_LOSS}.eps=0.02", "gspo": f" {ACTOR}.clip_ratio_low=0.002", "observed": ""}
+
+
+ALL_LOSSES = ("FSPO already", "a baseline already", "GSPO", "own_values", "gspo_with_own_values")
+CASES = [
+    *((name, "fspo") for name in LAUNCHES),
+    *((name, loss) for name in ALL_LOSSES for loss in ("gspo", "observed")),
+]
+
+
+@pytest.mark.parametrize(("name", "loss"), CASES)
+def test_a_launch_trains_what_is_asked_and_the_line_says_how(name, loss, launch, capsys):
+    """All that the option and the variable set holds, nothing else changes, and the line can be pasted."""
+    words, file = shlex.split(LAUNCHES[name]), name if name in FILES else "trainer"
+    plain = task(launch("", words, file))
+    config = launch(f"{GROUP}={loss}{MORE[loss]}", words, file)
+    (line,) = capsys.readouterr().err.splitlines()
+    added, _, out = line.removeprefix(f"fspo_verl: {OVERRIDES}: added ").partition("; left out ")
+    added, out = shlex.split(added), shlex.split(out)
+    assert set(out) <= set(words)
+    by_hand = launch("", [*(word for word in words if word not in out), *added], file)
+    assert task(by_hand) == task(config) and [*by_hand.hydra.overrides.task] == [*config.hydra.overrides.task]
+
+    final, more = task(config), dict(word.split("=") for word in MORE[loss].split())
+    assert {key: str(final[key]) for key in more} == more
+    assert final[RECORDS_DIR].startswith(f"{Path.cwd()}/checkpoints/project/{final['trainer.experiment_name']}/")
+    changed = {key for key in plain.keys() | final.keys() if plain.get(key) != final.get(key)} - {RECORDS_DIR, *more}
+    has_it = loss == plain[f"{POLICY_LOSS}.loss_mode"] and RECORDS_DIR in plain
+    if has_it or (loss == "observed" and RECORDS_DIR in plain):
+        assert not changed and not out
+    elif loss == "observed":
+        assert not out and {key for key in changed if key in plain} == {f"{POLICY_LOSS}._target_"}
+    else:
+        kept = {key for word in words if (key := word.split("=")[0]) in option("observed")}
+        wanted = {key: value for key, value in option(loss).items() if key not in {RECORDS_DIR, *more, *kept}}
+        assert {key: final[key] for key in wanted} == wanted
+        assert all(key.startswith((POLICY_LOSS, f"{ACTOR}.clip_ratio", f"{ACTOR}.loss_")) for key in changed)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [("trainer", ["trainer.val_only=true"]), ("generation", []), ("supervised", [])],
+)
+def test_what_trains_no_policy_is_left_alone(name, overrides, launch, capsys):
+    plain, config = launch("", overrides, name), launch("no list of overrides", overrides, name)
+    assert OmegaConf.to_container(config) == OmegaConf.to_container(plain) and capsys.readouterr().err == ""
+
+
+BAD = {  # values of the variable, and what the sentence names
+    "algorithm.policy_loss=fpso": "fpso",
+    f"{POLICY_LOSS}.eps=0.1": "none",
+    f"{GROUP}=fspo {GROUP}=gspo": "fspo and gspo",
+    f"{GROUP}=fspo trainer.nnodes=2": "trainer.nnodes",
+    f"{GROUP}=fspo {POLICY_LOSS}.esp=0.1": "esp",
+    f"{GROUP}=gspo {POLICY_LOSS}.eps=0.1": "eps",
+    f"{GROUP}=fspo {POLICY_LOSS}._target_=x": "_target_",
+    f"{GROUP}=fspo,gspo": "gives no value",
+    f"~{GROUP}": "gives no value",
+    f"{GROUP}=fspo 'a": "No closing quotation",
+    f"{GROUP}=fspo eps": "missing EQUAL",
+}
+
+
+@pytest.mark.parametrize("value", BAD)
+def test_a_bad_value_is_one_sentence_and_the_command_does_not_start(value, launch, capsys):
+    with pytest.raises(HydraException) as refused:
+        launch(value)
+    assert BAD[value] in str(refused.value) and len(str(refused.value).splitlines()) == 1
+    if value.startswith(f"{GROUP}=fspo ") and value.count(GROUP) == 1:
+        code = cli.main(["run", value.partition(" ")[2], "--", "touch", "started"])
+        assert code == 2 and len(capsys.readouterr().err.splitlines()) == 1 and not Path("started").exists()
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+def test_records_lie_beside_the_checkpoints_and_each_launch_has_a_folder_of_its_own(launch):
+    first, second = (launch(f"{GROUP}=fspo").actor_rollout_ref.actor.policy_loss.records_dir for _ in range(2))
+    assert first != second and {Path(folder).parent for folder in (first, second)} == {
+        Path.cwd() / "checkpoints/project/experiment/fspo_records"
+    }
+    named = [f"{RECORDS_DIR}=/mine"]
+    assert OmegaConf.select(launch(f"{GROUP}=fspo {named[0]}"), RECORDS_DIR) == "/mine"
+    assert OmegaConf.select(launch(f"{GROUP}=fspo", [f"{GROUP}=gspo", *named]), RECORDS_DIR) == "/mine"
+    assert OmegaConf.select(launch(f"{GROUP}=fspo {RECORDS_DIR}=null"), RECORDS_DIR) is None
+    config = launch(f"{GROUP}=fspo", ["hydra.job.chdir=true", "trainer.experiment_name='a (b)'"])
+    folder = Path.cwd() / config.hydra.run.dir / "checkpoints/project/a (b)/fspo_records"
+    assert Path(OmegaConf.select(config, RECORDS_DIR)).parent == folder
+
+
+def test_a_folder_that_is_named_by_the_overrides_keeps_its_name(launch):
+    overrides = [f"{ACTOR}.clip_ratio=0.1", "hydra.run.dir=out/${hydra.job.override_dirname}"]
+    assert launch(f"{GROUP}=fspo", overrides).hydra.run.dir == f"out/{ACTOR}.clip_ratio=0.1"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "resume", "goes_on"),
+    [
+        ("global_step_20", [], True),
+        (None, [], False),
+        ("global_step_20", ["trainer.resume_mode=disable"], False),
+        ("global_step_20", ["trainer.resume_mode=resume_path", "trainer.resume_from_path=ckpt/global_step_20"], True),
+        ("global_step_20", ["trainer.default_local_dir=branch", "trainer.resume_mode=resume_path"], False),
+    ],
+)
+def test_only_a_resume_goes_on_in_the_records_of_its_run(checkpoint, resume, goes_on, launch, tmp_path):
+    common = ["trainer.default_local_dir=ckpt"]
+    config = launch(f"{GROUP}=fspo", common)
+    hook.keep_loss_settings(config)
+    hook.claim_records(config)
+    first = OmegaConf.select(config, RECORDS_DIR)
+    assert json.loads(Path("ckpt", KEPT_LOSSES).read_text())[0]["records_dir"] == first
+    if checkpoint:
+        Path("ckpt", checkpoint).mkdir()
+        Path("ckpt", TRACKER).write_text("20")
+    path = [f"trainer.resume_from_path={tmp_path}/ckpt/global_step_20"]
+    config = launch(f"{GROUP}=fspo", [*common, *path, *resume])
+    assert (OmegaConf.select(config, RECORDS_DIR) == first) == goes_on
+    hook.claim_records(config)
+    if goes_on:  # a run that was moved, with a folder that says otherwise
+        Path("ckpt").rename("moved")
+        config = launch(f"{GROUP}=fspo", ["trainer.default_local_dir=moved"])
+        assert OmegaConf.select(config, RECORDS_DIR).startswith(f"{tmp_path}/moved/fspo_records/")
+        hook.claim_records(config)
+
+
+# --- launches that do not train what is asked ------------------------------------------------------------------------
+
+
+def test_a_launch_whose_main_makes_its_config_itself_is_refused(launch, monkeypatch):
+    plain, config = launch(""), launch(f"{GROUP}=fspo {POLICY_LOSS}.eps=0.02")
+    asked.check(config)
+    OmegaConf.update(config, f"{POLICY_LOSS}.eps", 0.03)
+    for wrong in (plain, config):
+        with pytest.raises(ValueError, match=f"{OVERRIDES} asks for {GROUP}=fspo"):
+            asked.check(wrong)
+    OmegaConf.update(plain, "trainer.val_only", True)
+    asked.check(plain)
+
+
+SIZES = [
+    *(f"{ACTOR}.ppo_micro_batch_size_per_gpu=2", "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2"),
+    *("data.train_batch_size=512", f"{ACTOR}.ppo_mini_batch_size=128"),
+]
+VERL = "hydra: {searchpath: ['pkg://verl.trainer.config']}\ndefaults: [ppo_trainer, _self_]\n"
+
+
+def test_the_checks_of_a_launch_judge_what_it_trains_now(tmp_path, monkeypatch, caplog):
+    """Of verl's own config: a file with another loss's settings is a warning, and the size of the records is said."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(f"{VERL}actor_rollout_ref: {{actor: {{loss_agg_mode: seq-mean-token-mean}}}}\n")
+    mine = ["--config-path", str(tmp_path), "--config-name", "mine", *SIZES]
+    with caplog.at_level("INFO", logger="fspo_verl"):
+        monkeypatch.setenv(OVERRIDES, f"{GROUP}=fspo")
+        composed(mine, hook.check_once)
+        said = [record.message for record in caplog.records if record.levelname == "WARNING"]
+        assert len(said) == 1 and "mine.yaml sets" in said[0] and "about 0.09 MB in 8 files every step" in caplog.text
+        distillation = ["distillation.enabled=true", "distillation.distillation_loss.use_task_rewards=false"]
+        with pytest.raises(ValueError, match="drops the policy loss fspo"):
+            composed([*mine, *distillation, "distillation.n_gpus_per_node=1"], hook.check_once)
+        monkeypatch.delenv(OVERRIDES)
+
+        def look(config):
+            monkeypatch.setenv(OVERRIDES, f"{GROUP}=fspo")
+            hook.check_once(config)
+
+        with pytest.raises(ValueError, match="its main makes the config itself"):
+            composed(mine, look)
+
+
+def test_a_key_of_the_users_with_the_name_of_the_group_does_not_hide_it(launch, configs):
+    (configs / "own_key.yaml").write_text("defaults: [trainer, _self_]\nalgorithm: {policy_loss: mine}\n")
+    asked.check(launch(f"{GROUP}=fspo", name="own_key"))
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+# In place of a main of verl: what Hydra hands it is what is asked of `run`, and no second is spent on verl's import.
+MAIN = """
+import sys
+import hydra
+from fspo_verl.launch import asked
+
+@hydra.main(config_path=sys.argv.pop(1), config_name="trainer", version_base=None)
+def main(config):
+    asked.check(config)
+    asked.confirm(config)
+
+main()
+"""
+
+
+@pytest.fixture
+def command(configs, tmp_path, monkeypatch):
+    """Run `fspo-verl run` on a script of bash, in which `train` stands for a main; exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(OVERRIDES, raising=False)
+    (tmp_path / "main.py").write_text(MAIN)
+    train = f'train() {{ {sys.executable} {tmp_path}/main.py {configs} "$@" hydra.run.dir=out; }}\nexport -f train\n'
+
+    def ran(script, *options):
+        Path("my_script.sh").write_text(train + script)
+        words = [sys.executable, "-m", "fspo_verl.cli", "run", *options, "--", "bash", "my_script.sh"]
+        done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, start_new_session=True)
+        return done.returncode, done.stdout, done.stderr
+
+    return ran
+
+
+def test_every_way_to_start_a_training_takes_the_loss_and_an_inner_run_counts(command):
+    script = f"""
+for seed in 1 2; do train +data.seed=$seed {ACTOR}.clip_ratio_high=0.28; done
+eval "train +data.file=a"
+bash <<'EOF'
+train trainer.experiment_name=vanilla {ACTOR}.clip_ratio_high=0.28
+EOF
+ARM="train trainer.experiment_name=gspo {POLICY_LOSS}.loss_mode=gspo"
+python3 -c 'import subprocess, sys; subprocess.run(["bash", "-c", sys.argv[1]])' "$ARM"
+{sys.executable} -m fspo_verl.cli run --loss observed -- bash -c 'train -m {POLICY_LOSS}.loss_mode=gspo,vanilla'
+env -i bash -c 'echo "variable: ${{FSPO_VERL_OVERRIDES-none}}"'
+train --cfg job
+exit 7
+"""
+    code, out, err = command(script)
+    assert code == 7 and "loss_mode: fspo" in out and "variable: none" in out
+    inner, outer = (line for line in err.splitlines() if " took " in line)
+    assert "2 launches took observed" in inner and "7 launches took fspo and observed" in outer
+    assert err.count("the same training as launch 4") == 1
+    assert sum(f"{OVERRIDES}: added" in line for line in err.splitlines()) == 8  # one of each launch, one of --cfg
+    folders = [*(line for line in err.splitlines() if "next: " in line)][-1].partition("report ")[2].split()
+    assert len(set(folders[:7])) == 7 and folders[7:] == ["-o", "report"]
+
+
+# verl's main, stopped where it starts Ray.
+STOPPED = """
+import runpy, sys
+import ray
+
+def stop(*_, **__):
+    raise SystemExit(5)
+
+ray.init = stop
+runpy.run_module("verl.trainer.main_ppo", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_script_of_scripts_trains_fspo_by_verls_own_main(command, tmp_path):
+    (tmp_path / "stopped.py").write_text(STOPPED)
+    inner = f'{sys.executable} stopped.py algorithm.adv_estimator=grpo {" ".join(SIZES)} "$@"'
+    (tmp_path / "inner.sh").write_text(inner)
+    code, out, err = command(
+        f"bash inner.sh trainer.nnodes=1 {POLICY_LOSS}.loss_mode=gspo {ACTOR}.loss_agg_mode=token-mean"
+    )
+    assert code == 5 and "policy loss fspo: log-ratio band" in out and "1 launch took fspo" in err
+    (line,) = (line for line in err.splitlines() if f"{OVERRIDES}: added" in line)
+    assert line.endswith(f"left out {POLICY_LOSS}.loss_mode=gspo {ACTOR}.loss_agg_mode=token-mean")
+
+
+NONE = {
+    "no launch": "true",
+    "env -i": "env -i BASH_FUNC_train%%=\"$(declare -f train | tail -n +2)\" bash -c 'train'",
+    "a launch that is refused": f"train {POLICY_LOSS}.nonsense=1",
+    "a training of another kind": "train trainer.val_only=true",
+}
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_where_no_launch_took_the_loss_that_is_said(name, command):
+    code, _, err = command(f"{NONE[name]}\nexit 0")
+    assert code == 0 and err.count("no launch took fspo") == 1 and "Traceback" not in err
+
+
+def run_main(*words):
+    return cli.main(["run", *words])
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 126, 127, 255])
+def test_the_exit_code_is_that_of_the_command(code, capfd):
+    assert run_main("--", "sh", "-c", f"exit {code}") == code
+
+
+def test_a_command_that_is_missing_or_not_there_is_a_sentence(capsys):
+    assert run_main("--", "no-such-command") == run_main() == run_main("--") == 2
+    assert len(capsys.readouterr().err.splitlines()) == 3
+    with pytest.raises(SystemExit) as ended:
+        run_main("--loss", "fpso", "--", "true")
+    assert ended.value.code == 2
+
+
+def test_arguments_reach_the_command_as_they_are(capfd, monkeypatch, tmp_path):
+    pick = random.Random(0)
+    signs = " \t\n'\"\\$`*?[]{}()<>|&;#~!=%,-é"
+    words = ["".join(pick.choices(signs, k=pick.randint(0, 12))) for _ in range(100)]
+    show = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['FSPO_VERL_OVERRIDES']]))"
+    folder = f"{RECORDS_DIR}='/a b/\\'c\\''"
+    assert run_main(folder, "--", sys.executable, "-c", show, *words, "--", "x") == 0
+    told, value = json.loads(capfd.readouterr().out)
+    assert told == [*words, "--", "x"] and shlex.split(value) == [f"{GROUP}=fspo", folder]
+
+
+SIGNALS = "trap 'echo got; exit 9' INT TERM USR1 HUP; echo ready; while :; do sleep 0.05; done"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_to_run_is_one_to_the_command(number):
+    words = [sys.executable, "-m", "fspo_verl.cli", "run", "--", "bash", "-c", SIGNALS]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        out, err = process.communicate()
+        assert process.returncode == 9 and out == "got\n" and "Traceback" not in err
+
+
+def test_ctrl_c_reaches_the_command_once_and_its_end_is_told():
+    """On a terminal, whose keys go to the command and to `run` alike."""
+    script = """
+import os, signal, time
+count = []
+signal.signal(2, lambda *_: count.append(1))
+print("ready", flush=True)
+while not count:
+    time.sleep(0.1)
+time.sleep(0.3)
+print("got", len(count), flush=True)
+os.kill(os.getpid(), 15)
+"""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "fspo_verl.cli", "run", "--", sys.executable, "-c", script])
+    shown = b""
+    while b"ready" not in shown:
+        shown += os.read(terminal, 1000)
+    os.write(terminal, b"\x03")
+    try:
+        while more := os.read(terminal, 1000):
+            shown += more
+    except OSError:  # the terminal's end
+        pass
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 128 + signal.SIGTERM
+    assert b"got 1" in shown and b"no launch took" in shown and b"Traceback" not in shown
+
+
+def test_after_a_while_without_a_launch_there_is_one_warning(monkeypatch, capfd):
+    monkeypatch.setattr(run, "_PATIENCE", 0.2)
+    assert run_main("--", "sleep", "1") == 0
+    assert [line.split(",")[0] for line in capfd.readouterr().err.splitlines()] == [
+        "fspo-verl run: after 0.2 s",
+        "fspo-verl run: no launch took fspo: the command started no policy training of verl",
+    ]
+
+
+# What Slurm, containers, Ray, tmux and sudo hand on of the environment, by their documentation.
+STAND_IN = """
+import json, os, subprocess, sys
+name, words = os.path.basename(sys.argv[0]), sys.argv[1:]
+own = {"PATH": os.environ["PATH"]}
+given = [words[place + 1] for place, word in enumerate(words) if word in ("-e", "--env")]
+only = [word.partition("=")[2] for word in words if word.startswith("--export=")]
+if name == "ray":
+    (text,) = (word.partition("=")[2] for word in words if word.startswith("--runtime-env-json="))
+    env = own | json.loads(text)["env_vars"]
+elif name == "sbatch":
+    env = own | {key: os.environ[key] for key in only} if only else os.environ
+elif name == "sudo":
+    env = os.environ if "-E" in words else own
+elif name == "apptainer":
+    env = own if "--cleanenv" in words else os.environ
+else:  # docker, and a server of tmux that runs already
+    env = own
+subprocess.run(["bash", words[-1]], env={**env, **dict(word.split("=", 1) for word in given)}, check=True)
+"""
+
+
+def test_what_the_page_says_to_type_elsewhere_brings_the_variable_there(tmp_path):
+    page = (Path(__file__).parents[2] / "docs/install.md").read_text()
+    block = page.partition("### Elsewhere")[2].partition("```bash\n")[2].partition("```")[0]
+    lines = [line for line in block.splitlines() if not line.startswith("#")]
+    for name in ("sbatch", "docker", "apptainer", "ray", "tmux", "sudo"):
+        (tmp_path / name).write_text(f"#!{sys.executable}\n{STAND_IN}")
+        (tmp_path / name).chmod(0o755)
+        assert any(name in line for line in lines)
+    (tmp_path / "job.sh").write_text('echo "$FSPO_VERL_OVERRIDES"\n')
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for line in lines:
+        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.stdout == "algorithm.policy_loss=fspo\n", (line, done.stderr)

@@ -1,0 +1,154 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Every form in which Hydra takes an option of the group: what is asked for trains, or is refused with a working fix.
+
+The config is a small stand-in of verl's, so that hundreds of launches are composed.
+"""
+
+import math
+
+import pytest
+from composed import composed
+from hydra.errors import ConfigCompositionException
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+from remedies import applied
+
+from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
+from fspo_verl.launch import checks, selection
+from fspo_verl.launch.view import Launch
+
+STOCK = """
+algorithm: {adv_estimator: grpo}
+data: {max_response_length: 10}
+actor_rollout_ref:
+  rollout: {response_length: 10}
+  actor:
+    _target_: verl.workers.config.ActorConfig
+    policy_loss: {_target_: verl.workers.config.PolicyLossConfig, loss_mode: vanilla}
+    loss_agg_mode: token-mean
+    loss_scale_factor: null
+    clip_ratio_low: 0.2
+    clip_ratio_high: 0.2
+    clip_ratio_c: 3.0
+"""
+OWN = "defaults: [stock, {group}, _self_]\n"
+CONFIGS = {  # name, text, the option that it selects by itself
+    "stock": (STOCK, None),
+    "selects": (OWN.format(group=f"{GROUP}: fspo"), "fspo"),
+    "selects_by_list": (OWN.format(group=f"{GROUP}: [gspo]"), "gspo"),
+    "leftover": (
+        OWN.format(group=f"{GROUP}: gspo") + "actor_rollout_ref: {actor: {policy_loss: {loss_mode: vanilla}}}",
+        "gspo",
+    ),
+    "elsewhere": (OWN.format(group=f"{GROUP}@foo: fspo"), "fspo"),
+    "optional": (OWN.format(group=f"optional {GROUP}: fspoo"), "fspo"),
+    "as_value": ("defaults: [stock, _self_]\nalgorithm: {policy_loss: fspo}\n", "fspo"),
+    "as_other_value": ("defaults: [stock, _self_]\nalgorithm: {policy_loss: clipped}\n", None),
+    "value_beside_it": (OWN.format(group=f"{GROUP}: fspo") + "algorithm: {policy_loss: fspo}\n", "fspo"),
+}
+OWN_KEY = ("as_value", "as_other_value")
+PREFIXES = ("", "+", "++")
+OPTIONS = ("fspo", "gspo", "no_clip", "[gspo]", "[fspo,gspo]", "gspo.yaml", "'fspo'", "${oc.env:LOSS}", "${choice}")
+NAMED = {
+    "[gspo]": "gspo",
+    "[fspo,gspo]": "gspo",
+    "gspo.yaml": "gspo",
+    "'fspo'": "fspo",
+    "${oc.env:LOSS}": "gspo",
+    "${choice}": "no_clip",
+}
+SELECTIONS = [
+    f"{prefix}{GROUP}{package}={option}"
+    for prefix in PREFIXES
+    for package in ("", "@foo", "@_global_")
+    for option in OPTIONS
+]
+OTHERS = [
+    *(f"~{GROUP}", f"~{GROUP}=fspo", f"~{GROUP}=gspo", f"~{POLICY_LOSS}", f"~{POLICY_LOSS}.loss_mode"),
+    *(f"{POLICY_LOSS}.loss_mode=vanilla", f"++{POLICY_LOSS}._target_=verl.workers.config.PolicyLossConfig"),
+    f"++{POLICY_LOSS}={{loss_mode:vanilla}}",
+    *("++algorithm={policy_loss:fspo}", f"{GROUP}=null", "+algorithm.policy_lost=fspo", f"{POLICY_LOSS}=fspo"),
+    f"{ACTOR}.clip_ratio_low=0.1",
+]
+IDENTITY = ("_target_", "loss_mode", "length_bins", "eps")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """With the configs, and a group by whose choice an option of ours can be named."""
+    folder = tmp_path_factory.mktemp("configs")
+    for name, (text, _) in CONFIGS.items():
+        (folder / f"{name}.yaml").write_text(text)
+    (folder / "choice").mkdir()
+    (folder / "choice" / "no_clip.yaml").write_text("{}")
+    return folder
+
+
+def outcome(folder, name: str, overrides: list[str]) -> tuple[dict, str]:
+    """What of the composed policy loss tells losses apart, or the fix with which the launch is refused."""
+
+    def look(config):
+        launch = Launch(config)
+        errors = [finding for finding in selection.lost_selections(launch) if finding.severity == "error"]
+        if launch.selects_ours:
+            found = checks.run(selection.OF_FILES, launch)
+            assert not any(finding.check == "hydra" for finding in found), found
+            errors += [finding for finding in found if finding.severity == "error"]
+        policy_loss = launch.get(POLICY_LOSS) or {}
+        return ({key: policy_loss.get(key) for key in IDENTITY}, "") if not errors else ({}, errors[0].fix)
+
+    try:
+        return composed(["--config-path", str(folder), "--config-name", name, *overrides, "+choice=no_clip"], look)
+    except ConfigCompositionException as refused:
+        assert GROUP in str(refused)
+        assume(name not in OWN_KEY or "; " in str(refused))  # Hydra refuses what is typed of the user's own key
+        return {}, str(refused).rpartition("; ")[2]
+
+
+def asked(name: str, overrides: list[str]) -> str | None:
+    """The option that the last of the overrides names, or else the config."""
+    option = CONFIGS[name][1]
+    selections = [text for text in overrides if text in SELECTIONS]
+    if name in OWN_KEY and not any(text.startswith("+") for text in selections):
+        # What has no plus is a value of the user's own key, and means the group only where it is fspo.
+        values = [NAMED.get(value, value) for value in (text.partition("=")[2] for text in selections)]
+        return "fspo" if [option, *values][-1] == "fspo" else None
+    if not selections and name != "elsewhere" and {f"~{GROUP}", f"~{GROUP}={option}"} & {*overrides}:
+        return None
+    for text in selections:
+        value = text.partition("=")[2]
+        option = NAMED.get(value, value)
+    return option
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
+@given(st.sampled_from([*CONFIGS]), st.lists(st.sampled_from([*SELECTIONS, *OTHERS]), max_size=3))
+@example("stock", [f"{GROUP}=[gspo]", f"{POLICY_LOSS}.loss_mode=vanilla"])
+@example("stock", [f"{GROUP}=gspo.yaml", f"{POLICY_LOSS}.loss_mode=vanilla"])
+@example("stock", [f"{GROUP}=fspo", f"~{POLICY_LOSS}"])
+@example("stock", [f"+{GROUP}@foo=fspo"])
+@example("stock", [f"~{GROUP}", f"{GROUP}=fspo"])
+@example("stock", [f"{GROUP}=fspo", f"{GROUP}=gspo"])
+@example("stock", [f"{GROUP}=fspo", f"+{GROUP}=gspo"])
+@example("selects", [f"+{GROUP}=fspo"])
+@example("selects_by_list", [f"~{POLICY_LOSS}"])
+@example("as_value", [])
+@example("as_value", [f"{GROUP}=fspo"])
+@example("optional", [])
+@example("elsewhere", [])
+def test_what_is_asked_for_trains_or_is_refused_with_a_fix_that_works(folder, monkeypatch, name, overrides):
+    monkeypatch.setenv("LOSS", "gspo")
+    is_one_fault = len(overrides) + (name not in ("stock", "selects")) <= 1
+    for _ in range(1 if is_one_fault else 4):
+        trains, fix = outcome(folder, name, overrides)
+        if not fix:
+            break
+        overrides = applied(fix, overrides)
+    trains, fix = outcome(folder, name, overrides)
+    assert not fix
+    option = asked(name, overrides)
+    assert (trains["length_bins"] is not None) == (option is not None)
+    if option is not None:
+        assert trains["loss_mode"] == {"no_clip": "fspo"}.get(option, option)
+        assert trains["loss_mode"] != "fspo" or (trains["eps"] == math.inf) == (option == "no_clip")
