@@ -14,7 +14,7 @@ def series(records: pd.DataFrame, length_bins: list[int], min_count: int = 1) ->
     Args:
         records: all responses with a token of the step.
         length_bins: inner edges of the bins, as the config has them.
-        min_count: of :func:`fspo_verl.live.series`.
+        min_count: of :func:`fspo_verl.analysis.live.series`.
     """
     edges = np.array([1, *length_bins, 2**31])
     counted = records[records.advantage != 0]

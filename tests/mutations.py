@@ -34,7 +34,7 @@ TESTS = [*TESTS_OF_THE_LOSS, "tests/observe/test_records.py"]
 TESTS_OF = {  # files with tests of their own, which are long: those that a planted fault is for
     LOSS: TESTS_OF_THE_LOSS,
     REGISTER: TESTS_OF_THE_LOSS,
-    METRICS: [*TESTS, "tests/test_live.py"],
+    METRICS: [*TESTS, "tests/analysis/test_live.py"],
     ADAPTIVE: ["tests/test_adaptive.py"],
     LAUNCH: [
         *("tests/launch/test_launch.py", "tests/launch/test_launch_table.py"),

@@ -10,9 +10,9 @@ import pytest
 import synthetic_run
 from test_live import logged_by_verl
 
-from fspo_verl import alerts, cli, watch
+from fspo_verl import cli
+from fspo_verl.analysis import alerts, runs, watch
 from fspo_verl.analysis import causes as c
-from fspo_verl.analysis import runs
 from fspo_verl.analysis.judgement import judge
 from fspo_verl.analysis.metric_facts import LEARN_MORE
 from fspo_verl.findings import FIX, KEEP, RECORD, TAKE, Said

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fspo_verl.alerts import alarming
+from fspo_verl.analysis.alerts import alarming
 from fspo_verl.analysis.attribution import attribution
 from fspo_verl.analysis.causes import HEALTH, STEPS, conclude
 from fspo_verl.analysis.evidence import Evidence

@@ -15,7 +15,7 @@ from simulated_records import frame
 from test_live import SUMS, Kept, logged_by_verl, raw
 from verl.utils.tracking import Tracking
 
-from fspo_verl import alerts
+from fspo_verl.analysis import alerts
 from fspo_verl.analysis import causes as c
 from fspo_verl.analysis.evidence import Evidence, evidence_of
 from fspo_verl.analysis.judgement import evidence_of_records
@@ -189,7 +189,7 @@ def test_a_cause_that_breaks_the_alerts_is_said_once_whatever_its_text(tracking,
         raise KeyError(step)
 
     monkeypatch.setattr(alerts, "evidence_of", broken)
-    with caplog.at_level(logging.WARNING, logger="fspo_verl.alerts"):
+    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
         for step in range(100):
             tracking.log(SOUND | raw({"rows": float(step)}), step)
     assert [record.message.split(": ")[1] for record in caplog.records] == ["ValueError", "KeyError"]

@@ -16,7 +16,7 @@ from verl.utils.metric import Metric, reduce_metrics
 from verl.utils.tracking import RLInsightLogger, Tracking
 
 import fspo_verl.config  # noqa: F401 - wraps verl's Tracking, as in every worker with a loss of this package
-from fspo_verl import live
+from fspo_verl.analysis import live
 from fspo_verl.clips import BandClip
 from fspo_verl.observe.metrics import metrics
 
@@ -195,7 +195,7 @@ def test_metrics_are_logged_where_the_series_cannot_be_and_each_cause_is_said_on
     """Whatever the text of an error, which may hold the value of a step."""
     monkeypatch.setattr(live, "_said", said := set())
     broken = [f"tensor({step})" for step in range(50)] + [object() for _ in range(50)]
-    with caplog.at_level(logging.WARNING, logger="fspo_verl.live"):
+    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
         for step, value in enumerate(broken):
             tracking.log(data := raw({"length_1_to_15/responses": value}), step=step)
             assert tracking.logger["kept"].data == data
