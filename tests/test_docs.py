@@ -18,6 +18,8 @@ import pytest
 import yaml
 from markdown.extensions.toc import slugify
 
+from docs import sentences
+
 ROOT = Path(__file__).parents[1]
 SITE = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*map(ROOT.joinpath, ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *SITE]
@@ -60,13 +62,11 @@ def test_relative_links_lead_to_files_and_headings(page):
     assert not missing
 
 
-def test_each_of_the_ten_questions_has_a_page():
-    """That the pages and their headings exist is tested for all links."""
-    section = re.search(
-        r"^### Ten questions.*?(?=^## )", (ROOT / "docs/developing.md").read_text(), re.DOTALL | re.MULTILINE
-    )
-    rows = re.findall(r"^\| .+\? \| .+ \| (.+) \|$", section[0], re.MULTILINE)
-    assert len(rows) == 10 and all(map(links, rows))
+def test_no_sentence_of_a_page_is_too_long():
+    for page in sentences.pages():
+        counts = [(sentences.words(one), one) for one in sentences.sentences(page.read_text())]
+        assert max(counts)[0] <= sentences.LONGEST, (page.name, max(counts))
+        assert sum(count for count, _ in counts) / len(counts) <= sentences.AVERAGE, page.name
 
 
 def test_the_site_builds_without_a_warning(tmp_path):

@@ -4,7 +4,7 @@
 
 import logging
 import math
-import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -217,10 +217,9 @@ def test_rollout_is_weights_multiply_the_token_losses():
 
 
 def test_the_file_for_an_older_verl_registers_the_same_loss(monkeypatch):
-    """As on the page; older versions call it alike, and hand over the totals of a mini-batch or none."""
+    """Older versions call it alike, and hand over the totals of a mini-batch or none."""
     monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", {})
-    code = re.search(r"```python\n(.*?)```", (ROOT / "docs/older_verl.md").read_text(), re.DOTALL)[1]
-    exec(code, namespace := {})
+    namespace = runpy.run_path(str(ROOT / "recipe/older_verl/fspo_loss_mode.py"))
     config = actor_config("seq-mean-token-sum-norm", FSPOPolicyLossConfig())
     for info in ({}, {"dp_size": 2, "batch_num_tokens": 500, "global_batch_size": 16}):
         config.global_batch_info.clear()

@@ -1,10 +1,7 @@
-# On an older verl
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""FSPO on verl 0.6 to 0.8, which have no plugins: a file of your own registers the loss. README.md says how."""
 
-The package needs verl 0.9. `fspo_verl.loss` needs torch alone. On verl 0.6 to 0.8, and in forks of it, a file of your own registers the
-loss:
-
-```python
-# fspo_loss_mode.py
 from verl.trainer.ppo.core_algos import register_policy_loss
 
 from fspo_verl.band import Band
@@ -26,19 +23,3 @@ def fspo(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="", co
     clipped = (found.clipped & live).sum() / live.sum().clamp(min=1)
     kl = -found.log_ratio.sum() / found.length.sum().clamp(min=1)
     return loss, {"actor/pg_clipfrac": clipped.item(), "actor/ppo_kl": kl.item(), "actor/pg_clipfrac_lower": 0.0}
-```
-
-```bash
-# On every node, without its dependencies: verl stays as it is.
-pip install --no-deps /path/to/fspo_verl
-PYTHONPATH=$PWD:$PYTHONPATH bash your_script.sh \
-    actor_rollout_ref.model.external_lib=fspo_loss_mode \
-    actor_rollout_ref.actor.policy_loss.loss_mode=fspo
-```
-
-`actor/pg_clipfrac` is the clipped share of the responses with an advantage. **Missing are** records, and so `report` and `calibrate`,
-the launch checks, the metrics by length, `target_clip_rate` and the mask. `algorithm.policy_loss=fspo` is refused there. In forks
-whose losses return four numbers (verl 0.5), the last line becomes `return loss, clipped, kl, clipped * 0`.
-
-The file was called on the packages of verl 0.6.1, 0.7.1 and 0.8.0: value and gradient are those of the packaged loss. No training ran
-there.
