@@ -10,6 +10,7 @@ alert is about a clip that does little: a run may begin so. ``policy_loss.alerts
 import logging
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fspo_verl.analysis.causes import HEALTH, LEVEL, MOST, STEPS, conclude
@@ -36,6 +37,7 @@ class Alerts:
         self._settings = runs.settings_of(config) if config else None
         self._window: deque[Mapping[str, float]] = deque(maxlen=STEPS)
         self._said = Said()
+        self._cut_off: float | None = None  # share at the start
 
     def of_step(self, metrics: Mapping[str, Any]) -> list[Finding]:
         """The alerts after another step; none where its metrics are not those of a loss of this package."""
@@ -45,6 +47,9 @@ class Alerts:
         self._window.append({name: value for name, value in step.items() if name.startswith(PREFIX)})
         # What is broken is broken in this step, whatever the others are like.
         evidence = evidence_of(step | means(self._window), self._settings, len(self._window))
+        if self._cut_off is None:
+            self._cut_off = evidence.cut_off
+        evidence = replace(evidence, cut_off_before=self._cut_off)
         return self._said.new(alarming(conclude(evidence), evidence))
 
 

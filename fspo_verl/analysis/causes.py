@@ -137,10 +137,17 @@ def _not_finite(evidence: Evidence) -> Finding | None:
 def _cut_off(evidence: Evidence) -> Finding | None:
     if (share := evidence.cut_off or 0.0) < SHARE_CUT_OFF:
         return None
-    advice = (
-        "First raise data.max_response_length, or the model's length: the longest lengths are a limit here. If few "
-        "were cut off before, the policy has broken: look at the learning rate instead."
-    )
+    if evidence.cut_off_before is not None and evidence.cut_off_before < _NOTABLE * SHARE_CUT_OFF:
+        since = "" if evidence.cut_off_since is None else f", from step {evidence.cut_off_since} on"
+        said = (
+            f"{percent(share)} of the responses are cut off, and {percent(evidence.cut_off_before)} were at the start "
+            f"of the run: the policy has broken{since}."
+        )
+        advice = "First look at the learning rate. Reward, entropy and gradient norm show where it began."
+        return Finding(CUT_OFF, WARNING, said, advice, share, FIX)
+    advice = "First raise data.max_response_length, or the model's length: the longest lengths are a limit here."
+    if evidence.cut_off_before is None:
+        advice += " If few were cut off before, the policy has broken: look at the learning rate instead."
     return Finding(CUT_OFF, WARNING, _of_cut_off(evidence), advice, share, FIX)
 
 

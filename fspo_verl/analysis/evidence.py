@@ -44,10 +44,16 @@ class Evidence:
 
     not_finite: float | None = None
     broken: tuple[str, ...] = ()
-    """Metrics, of :data:`TRAINED`, that are NaN or inf."""
+    """Metrics, of :data:`TRAINED`, that are NaN or inf; with the step from which on, where that is known."""
 
     cut_off: float | None = None
     """Share of the responses that fill what they were allowed."""
+
+    cut_off_before: float | None = None
+    """The same at the start of the run."""
+
+    cut_off_since: int | None = None
+    """The first step in which so many were that it is a cause."""
 
     rejected: float | None = None
     """Share of the responses that a rollout correction takes out of the loss."""

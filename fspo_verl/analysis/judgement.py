@@ -8,7 +8,7 @@ it. Causes and words are those of :mod:`fspo_verl.analysis.causes`; advice on a 
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,11 +17,11 @@ import pandas as pd
 from scipy.special import stdtr
 
 from fspo_verl.analysis import fit, mismatch, widths
-from fspo_verl.analysis.causes import CUT_OFF, EVEN, HEALTH, LENGTH, UNKNOWN, conclude
+from fspo_verl.analysis.causes import EVEN, HEALTH, LENGTH, SHARE_CUT_OFF, UNKNOWN, conclude
 from fspo_verl.analysis.clip_rates import prompts_of
 from fspo_verl.analysis.evidence import Evidence, evidence_of
 from fspo_verl.analysis.length_effect import BY_SIDE, ENDS, MIDDLE, MIN_PROMPTS, MIN_STEPS, length_effect
-from fspo_verl.analysis.metric_facts import LEARN_MORE, facts
+from fspo_verl.analysis.metric_facts import course, cut_off, facts, learn_more
 from fspo_verl.analysis.runs import Run
 from fspo_verl.analysis.widths import Comparison, Width
 from fspo_verl.clips import MATCHED_RATE, BandClip
@@ -63,8 +63,8 @@ def judge(run: Run, rate: float = MATCHED_RATE) -> Judgement:
         found = judge_records(run.rollouts, run.settings, rate)
         return found._replace(findings=[*found.findings, *_incomplete(run.records)])
     evidence = evidence_of_metrics(run)
-    if evidence.clip_rate is None and (said := facts(run)):
-        return Judgement(_of_log(said, evidence), evidence)
+    if evidence.clip_rate is None and ((said := facts(run)) or evidence.broken):
+        return Judgement(_of_log(run, said, evidence), evidence)
     first, *others = conclude(evidence)
     how = f"Train with {RECORDS_DIR}=DIR"
     if run.settings is None or run.settings.loss != "fspo":
@@ -95,7 +95,19 @@ def evidence_of_metrics(run: Run) -> Evidence:
     observed = [name for name in metrics if name.startswith(("fspo/", PREFIX))]
     steps = metrics[observed].dropna(how="all")
     means = {str(name): float(value) for name, value in steps.mean().items()}
-    return replace(evidence_of(means, run.settings, len(steps)), broken=run.broken)
+    evidence = replace(evidence_of(means, run.settings, len(steps)), broken=run.broken)
+    shares = metrics["fspo/truncated"].dropna() if "fspo/truncated" in metrics else cut_off(run)
+    return _with_course(evidence, shares)
+
+
+def _with_course(evidence: Evidence, cut_off: pd.Series) -> Evidence:
+    """The evidence with the course over the steps of the share that is cut off."""
+    if (found := course(cut_off)) is None:
+        return evidence
+    many = cut_off.index[cut_off >= SHARE_CUT_OFF]
+    since = int(many[0]) if len(many) else None
+    share = found.last if evidence.cut_off is None else evidence.cut_off
+    return replace(evidence, cut_off=share, cut_off_before=found.first, cut_off_since=since)
 
 
 def evidence_of_records(records: pd.DataFrame, settings: RunSettings | None, tested: bool = True) -> Evidence:
@@ -106,6 +118,8 @@ def evidence_of_records(records: pd.DataFrame, settings: RunSettings | None, tes
     steps = int(records["step"].nunique())
     metrics = {f"{PREFIX}{name}": value for name, value in sums(records, settings).items()}
     found = replace(evidence_of(metrics, settings, steps), responses=len(counted))
+    if "truncated" in records:
+        found = _with_course(found, records[records["length"] > 0].groupby("step")["truncated"].mean().dropna())
     if counted.empty:
         return found
     clipped, better = counted["clipped"].to_numpy(np.float64), (counted["advantage"] > 0).to_numpy()
@@ -235,21 +249,16 @@ def _a_band(width: Width) -> str:
 # --- what else -------------------------------------------------------------------------------------------------------
 
 
-def _of_log(said: Iterable, evidence: Evidence) -> list[Finding]:
+def _of_log(run: Run, said: list[Finding], evidence: Evidence) -> list[Finding]:
     """What a run tells that was not observed: never why a clip acts. The launch that would tell comes last."""
-    found = {fact.about: Finding(fact.about, NOTE, fact.sentence, "", fact.values.get("last")) for fact in said}
-    values = {fact.about: fact.values for fact in said}
-    cut_off = values.get(CUT_OFF, {}).get("last")
-    cause = conclude(replace(evidence, cut_off=cut_off))[0]
-    nothing = values.get("no advantage")
-    first = found.get(cause.id) or found.get("clipped") or next(iter(found.values()))
-    if cause.id == UNKNOWN and nothing and nothing["count"] == nothing["steps"]:
-        first = found["no advantage"]
-    more = f"To see why the clip acts and on which lengths: {LEARN_MORE}."
-    others = [one for one in found.values() if one is not first]
-    if cause.id in HEALTH:
-        return [replace(cause, sentence=first.sentence, advice=f"{cause.advice} {more}"), *others]
-    return [replace(first, id=UNKNOWN, advice=more, action=RECORD), *others]
+    causes = [one for one in conclude(evidence) if one.id in HEALTH]
+    if causes:
+        return [replace(causes[0], advice=f"{causes[0].advice} {learn_more(run)}"), *causes[1:], *said]
+    by_id = {one.id: one for one in said}
+    nothing = by_id.get("no advantage")
+    first = nothing if nothing and nothing.value == 1 else by_id.get("clipped", said[0])
+    others = [one for one in said if one is not first]
+    return [replace(first, id=UNKNOWN, advice=learn_more(run), action=RECORD), *others]
 
 
 def _incomplete(records: pd.DataFrame) -> Iterator[Finding]:

@@ -68,8 +68,9 @@ class Run:
 
     @property
     def broken(self) -> tuple[str, ...]:
-        """Metrics of the training that are NaN or inf in some step."""
-        return tuple(name for name in self.metrics.attrs.get(logs.NOT_FINITE, {}) if name.startswith(TRAINED))
+        """Metrics of the training that are NaN or inf in some step, with the first of these steps."""
+        steps = self.metrics.attrs.get(logs.NOT_FINITE, {})
+        return tuple(f"{name} from step {steps[name][0]} on" for name in steps if name.startswith(TRAINED))
 
     @property
     def rollouts(self) -> pd.DataFrame:

@@ -28,10 +28,10 @@ import pandas as pd
 from fspo_verl.analysis.alerts import alarming
 from fspo_verl.analysis.attribution import attribution
 from fspo_verl.analysis.causes import HEALTH, STEPS, conclude
-from fspo_verl.analysis.evidence import Evidence
-from fspo_verl.analysis.judgement import evidence_of_metrics, evidence_of_records, judge
+from fspo_verl.analysis.evidence import TRAINED, Evidence
+from fspo_verl.analysis.judgement import evidence_of_metrics, evidence_of_records
 from fspo_verl.analysis.logs import NOT_FINITE
-from fspo_verl.analysis.metric_facts import LEARN_MORE, facts
+from fspo_verl.analysis.metric_facts import facts, learn_more
 from fspo_verl.analysis.runs import Run, read_run, written
 from fspo_verl.findings import NOTE, Finding
 from fspo_verl.observe.attempts import FINISHED
@@ -76,7 +76,7 @@ def follow(path: Path, every: int, once: bool) -> Iterator[str]:
         if run is not None and (changed or ended):
             yield from watcher.lines(run, ended or not changed)
         if ended and run is not None:
-            yield f"next: {LEARN_MORE if watcher.of_log else f'fspo-verl report {shlex.quote(str(path))}'}"
+            yield f"next: {watcher.more or f'fspo-verl report {shlex.quote(str(path))}'}"
             return
         if not waits:
             waits = True
@@ -104,7 +104,8 @@ class Watcher:
     def __init__(self, every: int):
         self.every = every
         self.last = -1  # the step up to which all is said
-        self.of_log = False
+        self.more = ""  # of a log: what would tell more
+        self._cut_off: float | None = None  # share at the start
         self._count = 0  # of the steps
         self._holds: dict[str, int] = {}  # by cause, at which of the steps it held last
         self._due = ""  # the line of the last step, where it has not been said
@@ -142,16 +143,23 @@ class Watcher:
     def _observed(self, run: Run, window: list[int]) -> tuple[str, list[Finding]]:
         """Numbers in a line, and what holds."""
         if len(run.records):
-            evidence = replace(evidence_of_records(run.rollouts, run.settings), broken=run.broken)
+            evidence = self._in_window(run, evidence_of_records(run.rollouts, run.settings))
             newest = run.records[run.records["step"] == window[-1]]
             idle = "" if (newest["advantage"] != 0).any() else "no response of this step has an advantage"
             numbers = "; ".join(filter(None, [brief(evidence, attribution(run.records, run.settings)), idle]))
             return numbers, alarming(conclude(evidence), evidence)
-        evidence = evidence_of_metrics(run)
+        evidence = self._in_window(run, evidence_of_metrics(run))
         if evidence.clip_rate is not None:
             return brief(evidence), alarming(conclude(evidence), evidence)
-        self.of_log = True
-        return _logged(run)
+        self.more = learn_more(run)
+        return _logged(run, evidence)
+
+    def _in_window(self, run: Run, evidence: Evidence) -> Evidence:
+        """The evidence of a window, with what is broken in it, and what was cut off when the run began."""
+        if self._cut_off is None:
+            self._cut_off = evidence.cut_off
+        broken = tuple(name for name in run.metrics.attrs[NOT_FINITE] if name.startswith(TRAINED))
+        return replace(evidence, broken=broken, cut_off_before=self._cut_off, cut_off_since=None)
 
 
 def brief(evidence: Evidence, parts: Mapping[str, float] | None = None) -> str:
@@ -177,18 +185,16 @@ def brief(evidence: Evidence, parts: Mapping[str, float] | None = None) -> str:
     return "; ".join(said)
 
 
-def _logged(run: Run) -> tuple[str, list[Finding]]:
+def _logged(run: Run, evidence: Evidence) -> tuple[str, list[Finding]]:
     """What a log without our series says of its last steps: never why the clip acts."""
-    found = {fact.about: fact for fact in facts(run)}
-    values = {about: fact.values for about, fact in found.items()}
-    rate, cut_off = (values.get(about, {}).get("last") for about in ("clipped", "cut off"))
-    numbers = brief(Evidence(clip_rate=rate or None, by_token=True, cut_off=cut_off, broken=run.broken))
-    said = [found["clipped"].sentence.rstrip(".") if rate == 0 else "", numbers]  # 0 may be a rounded number
+    values = {one.id: one for one in facts(run)}
+    rate = values["clipped"].value if "clipped" in values else None
+    said = [values["clipped"].sentence.rstrip(".")] if rate == 0 else []  # 0 may be a rounded number
+    said.append(brief(replace(evidence, clip_rate=rate or None, by_token=True)))
     if "lengths" in values:
-        said.append(f"{values['lengths']['last']:,.0f} tokens on average")
-    if "mismatch" in values:
-        said.append(f"mismatch {values['mismatch']['sigma']:.2g} nats per token")
-    return "; ".join(filter(None, said)), [one for one in judge(run).findings if one.severity != NOTE]
+        said.append(f"{values['lengths'].value:,.0f} tokens on average")
+    found = [one for one in conclude(evidence) if one.id in HEALTH and one.severity != NOTE]
+    return "; ".join(filter(None, said)), found
 
 
 def _of_steps(run: Run, window: list[int]) -> Run:

@@ -188,7 +188,8 @@ def test_live_series_alone_have_the_words_of_records():
     records = simulated(truncated=0.4).drop(columns="prompt_text_hash")
     series = {"fspo/clip_rate/all": records.clipped.mean(), "fspo/truncated": records.truncated.mean()}
     (live, *_), (said, *_) = conclude(evidence_of(series | {"fspo/lre": np.nan})), judged(records).findings
-    assert live.id == said.id == c.CUT_OFF and live.advice == said.advice and live.value == pytest.approx(said.value)
+    assert live.id == said.id == c.CUT_OFF and live.value == pytest.approx(said.value)
+    assert live.advice.startswith(said.advice)
     assert said.sentence.startswith(live.sentence)
     (rate,) = conclude(evidence_of({"fspo/clip_rate/all": 0.2}))
     assert rate.id == c.UNKNOWN and percent(0.2) in rate.sentence
