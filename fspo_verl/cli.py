@@ -103,7 +103,9 @@ COMMANDS = {
     "calibrate": Command(
         "analysis.calibration", "the band that gives a target clip rate, from the records of a run", calibrate_arguments
     ),
-    "watch": Command("watch", "a line every few steps of a run that goes on, and one when it changes", watch_arguments),
+    "watch": Command(
+        "analysis.watch", "a line every few steps of a run that goes on, and one when it changes", watch_arguments
+    ),
     "report": Command(
         "report.page", "one page of figures and numbers on length fairness, from one or several runs", report_arguments
     ),

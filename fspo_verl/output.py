@@ -50,9 +50,15 @@ def show(rows: Sequence[tuple[str, ...]], widths: Sequence[int]) -> None:
     table = Table.grid(padding=(0, 1), pad_edge=False)
     for width in (*widths, 0):
         table.add_column(min_width=width, overflow="fold")
+    styles = {} if os.environ.get("NO_COLOR") else COLOURS
     for row in rows:
-        table.add_row(*(Text(cell, COLOURS.get(row[0], "") if i == 0 else "") for i, cell in enumerate(row)))
+        table.add_row(*(Text(cell, styles.get(row[0], "") if i == 0 else "") for i, cell in enumerate(row)))
     Console(highlight=False).print(table)
+
+
+def percent(share: float) -> str:
+    """A share in per cent, with two digits below 10%."""
+    return f"{share:.0%}" if share >= 0.1 or share == 0 else f"{share:.1%}" if share >= 0.001 else f"{share:.2%}"
 
 
 @contextlib.contextmanager

@@ -256,14 +256,14 @@ def _log_live_series(tracking) -> None:
 
     What they need of the config the logger is built with.
     """
-    from fspo_verl import alerts
+    from fspo_verl.analysis import alerts
 
     _tell_at_the_logger(tracking, alerts.begin)
     wrap_once(tracking.Tracking, "log", _with_live_series)
 
 
 def _with_live_series(log, tracking, data, *args, **kwargs):
-    from fspo_verl import alerts, live
+    from fspo_verl.analysis import alerts, live
 
     series = live.series_or_warning(data)
     if series:

@@ -5,7 +5,7 @@
 import numpy as np
 import pandas as pd
 
-from fspo_verl.analysis import clip_rates, numerical_noise
+from fspo_verl.analysis import clip_rates
 
 
 def series(records: pd.DataFrame, length_bins: list[int], min_count: int = 1) -> dict[str, float]:
@@ -14,18 +14,27 @@ def series(records: pd.DataFrame, length_bins: list[int], min_count: int = 1) ->
     Args:
         records: all responses with a token of the step.
         length_bins: inner edges of the bins, as the config has them.
-        min_count: of :func:`fspo_verl.live.series`.
+        min_count: of :func:`fspo_verl.analysis.live.series`.
     """
     edges = np.array([1, *length_bins, 2**31])
     counted = records[records.advantage != 0]
     table = clip_rates.rate_by_length(counted.length, counted.clipped, edges, np.arange(len(counted)))
+    better = counted.advantage > 0
+    variance = (records.quadratic_variation / records.length).astype(np.float64)
+    settings = records.attrs.get("settings")
+    still = (records.mini_batch == 0) & (settings is None or not settings.old_log_probs_from_rollout)
     ratio = np.exp(np.minimum(records.log_ratio.to_numpy(np.float64), 20))
     values = {
         "clip_rate/all": counted.clipped.mean(),
         **{f"clip_rate/{name}": rate for name, rate in zip(names(length_bins), table.rate, strict=True)},
         "lre": clip_rates.length_reweighting_error(table.drop(columns="clusters"), min_count),
         "ess": ratio.sum() ** 2 / np.square(ratio).sum() / len(records),
-        "noise_sigma": numerical_noise.of_records(records, records.attrs.get("settings"), None).sigma,
+        "clip_rate/better": counted.clipped[better].mean(),
+        "clip_rate/worse": counted.clipped[~better].mean(),
+        "not_finite": (records.decision == "nonfinite").mean(),
+        "sigma": np.sqrt(variance.mean()),
+        "moved_sigma": np.sqrt(variance[~still].mean()),
+        "noise_sigma": np.sqrt(variance[still].mean()),
     }
     if "rollout_length" in records:
         tokens = records.rollout_length.sum()

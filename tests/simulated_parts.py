@@ -151,7 +151,7 @@ def errors(cell: Cell, runs: int) -> pd.DataFrame:
     found = []
     for run in range(runs):
         records, truth = simulate(np.random.default_rng([run, *cell.name.encode()]), cell, **cell.others)
-        named = attribution(records)
+        named = attribution(records, records.attrs["settings"])
         if named is not None:
             found.append({part: named.get(part, 0.0) - truth.get(part, 0.0) for part in {*named, *truth}})
     return pd.DataFrame(found).fillna(0.0)

@@ -9,6 +9,7 @@ import pandas as pd
 from scipy import stats
 
 from fspo_verl import clips
+from fspo_verl.analysis.judgement import judge_records
 
 
 def frame(length, log_ratio=0.0, quadratic_variation=0.0, advantage=1.0, prompt=None, step=0, **columns):
@@ -81,3 +82,8 @@ def assert_covered(hits, confidence=0.95):
 
 def holds(estimate, truth):
     return estimate.lower <= truth <= estimate.upper
+
+
+def judged(records, rate=0.1):
+    """The judgement of records whose settings are among their attrs."""
+    return judge_records(records, records.attrs["settings"], rate)

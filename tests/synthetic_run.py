@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fspo_verl.clips import CLIPS
+from fspo_verl.observe.columns import OPTIONAL
 from fspo_verl.observe.records import CLIP_COLUMNS, COLUMNS
 
 RANGES = {
@@ -87,7 +88,7 @@ def records(
 def write_records(folder: Path, table: pd.DataFrame, loss: str) -> None:
     """The files that a run with one rank leaves."""
     folder.mkdir(parents=True, exist_ok=True)
-    kinds = COLUMNS | CLIP_COLUMNS
+    kinds = COLUMNS | CLIP_COLUMNS | {name: pa.float32() for name in OPTIONAL if name in table}
     schema = pa.schema(kinds).with_metadata({b"fspo_verl": json.dumps(settings(loss)).encode()})
     for step, rows in table.groupby("step"):
         arrays = [pa.array(rows[name], kind) for name, kind in kinds.items()]

@@ -120,8 +120,8 @@ def test_the_range_of_the_fixed_band_is_that_of_its_option():
 
 def test_the_page_of_answers_has_the_numbers_of_its_commands():
     """docs/healthy.md: what noise clips is what a normal law says, what losses clipped is the committed comparison."""
-    from fspo_verl.analysis.conclusion import percent
     from fspo_verl.clips import CLIPS
+    from fspo_verl.output import percent
 
     page = (ROOT / "docs/healthy.md").read_text()
     heads = [int(tokens.replace(",", "")) for tokens in re.findall(r"([\d,]+) tokens \|", page)]

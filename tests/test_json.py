@@ -12,10 +12,10 @@ import synthetic_run
 from test_alerts import SOUND
 
 from fspo_verl import cli, versions
-from fspo_verl.analysis import conclusion
+from fspo_verl.analysis import calibration, causes
+from fspo_verl.findings import ACTIONS, SEVERITIES
 from fspo_verl.selftest import command as selftest
 
-ACTIONS = (conclusion.TAKE, conclusion.KEEP, conclusion.COULD_NOT, conclusion.RECORD, conclusion.MEND)
 PAGE = Path(__file__).parents[1] / "docs/json.md"
 SIMPLE = {
     "string": lambda value: isinstance(value, str),
@@ -103,7 +103,11 @@ def test_report(run, folders, tmp_path, capsys):
 def test_calibrate(run, folders, capsys):
     before = {file: file.read_bytes() for file in folders.rglob("*") if file.is_file()}
     assert cli.main(["calibrate", str(folders / run), "--json"]) == 0
-    assert_documented(json.loads(capsys.readouterr().out), "calibrate")
+    assert_documented(told := json.loads(capsys.readouterr().out), "calibrate")
+    assert told["findings"][-1]["id"] == calibration.EPS
+    for one in told["findings"]:
+        assert one["severity"] in SEVERITIES and one["action"] in ("", *ACTIONS)
+        assert bool(one["action"]) == bool(one["advice"])
     assert {file: file.read_bytes() for file in folders.rglob("*") if file.is_file()} == before
 
 
@@ -144,6 +148,6 @@ def test_the_skill_names_keys_and_options_that_are_there():
     keys = {key for section in SCHEMA.values() for key in section}
     named = re.findall(r"`([a-z]\w+(?:\[\w*\])?(?:\.[a-z]\w+)*)`", text)
     words = {word for code in named for word in re.findall(r"[a-z]\w+", code)}
-    causes = {*conclusion.CAUSES, *ACTIONS, conclusion.UNKNOWN}
-    others = {"run", "error", "warning", "metrics", "trainer_state", "json"}
-    assert words <= keys | causes | others, words - keys - causes - others
+    ids = {*causes.CAUSES, *ACTIONS, *SEVERITIES, causes.UNKNOWN, causes.EVEN, calibration.EPS}
+    others = {"run", "metrics", "trainer_state", "json"}
+    assert words <= keys | ids | others, words - keys - ids - others

@@ -23,10 +23,11 @@ import torch
 from scipy.stats import norm
 from tqdm import tqdm
 
-from fspo_verl.analysis import conclusion as c
-from fspo_verl.analysis.length_effect import ENDS, LONGER, MIDDLE, SHORTER, length_effect
-from fspo_verl.analysis.verdict import Verdict, verdict
+from fspo_verl.analysis import causes as c
+from fspo_verl.analysis.judgement import Judgement, judge_records
+from fspo_verl.analysis.length_effect import BY_SIDE, ENDS, LONGER, MIDDLE, SHORTER, length_effect
 from fspo_verl.clips import BandClip, ratio_band
+from fspo_verl.findings import FIX, KEEP, RECORD, TAKE
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.output import markdown_table, write_whole
 
@@ -61,6 +62,7 @@ def simulate(
     truncated: float = 0.0,
     broken: float = 0.0,
     sides: float = 1.0,
+    apart: float = 0.0,
     pull: float = 0.0,
 ) -> pd.DataFrame:
     """Records of a run whose S spreads like L^power · exp(bend · x²), with x = log length less its centre.
@@ -79,6 +81,7 @@ def simulate(
         truncated: share of the responses that are cut off, the longest.
         broken: share of the responses that are not finite.
         sides: ratio of the spread at A > 0 to that at A < 0.
+        apart: half of what the power at A > 0 is above that at A < 0.
         pull: mean of S along its advantage, in units of its spread.
     """
     rows = steps * prompts * group
@@ -96,6 +99,7 @@ def simulate(
     slope += by_mini_batch * rng.standard_normal(steps * mini_batches)[step * mini_batches + mini_batch]
     advantage = rng.choice([-1.0, 1.0], rows)
     log_spread = power * np.log(length) + bend * np.square(x) + slope * x + trend * late
+    log_spread += np.sign(advantage) * apart * x
     log_spread += moves * rng.standard_normal(steps)[step] + np.where(advantage > 0, math.log(sides), 0.0)
     update = 0.02 * np.exp(log_spread) * np.sqrt(mini_batch) * (not still)
     own_part, of_prompt = (rng.standard_t(freedom, size) for size in (rows, steps * prompts))
@@ -134,16 +138,17 @@ class Cell:
     settings: dict = field(default_factory=dict)
     cause: str = c.EVEN
     who: str | None = None
-    action: str = c.KEEP
+    action: str = KEEP
     seen: bool = True
     """Whether so many responses show this truth: named before any run was simulated."""
 
 
 UNEVEN = {  # the truths that depend on length, from the run's own width or from the law of S
-    "shorter": Cell("shorter", {"own": 1.0}, c.LENGTH, SHORTER, c.TAKE),
-    "longer": Cell("longer", {"own": 0.0}, c.LENGTH, LONGER, c.TAKE),
-    "both ends": Cell("both ends", {"bend": 0.3}, c.LENGTH, ENDS, c.KEEP),
-    "the middle": Cell("the middle", {"bend": -0.3}, c.LENGTH, MIDDLE, c.KEEP),
+    "shorter": Cell("shorter", {"own": 1.0}, c.LENGTH, SHORTER, TAKE),
+    "longer": Cell("longer", {"own": 0.0}, c.LENGTH, LONGER, TAKE),
+    "both ends": Cell("both ends", {"bend": 0.3}, c.LENGTH, ENDS, KEEP),
+    "the middle": Cell("the middle", {"bend": -0.3}, c.LENGTH, MIDDLE, KEEP),
+    "opposite slopes of the sides": Cell("opposite slopes of the sides", {"apart": -0.3}, c.LENGTH, BY_SIDE, KEEP),
 }
 FACTORS: dict[str, dict] = {
     "10 steps": {"steps": 10},
@@ -163,7 +168,7 @@ FACTORS: dict[str, dict] = {
 
 def _few(cell: Cell, name: str, **settings) -> Cell:
     """Below ten steps no verdict on the run is right."""
-    return Cell(f"{cell.name}, {name}", cell.settings | settings, cell.cause, cell.who, c.RECORD)
+    return Cell(f"{cell.name}, {name}", cell.settings | settings, cell.cause, cell.who, RECORD)
 
 
 def _cells() -> list[Cell]:
@@ -181,55 +186,58 @@ def _cells() -> list[Cell]:
         found.append(_few(of, "5 steps", steps=5))
     found.append(_few(even, "5 steps, slopes that differ by step, sd 0.3", steps=5, by_step=0.3))
     small = {"own": 0.6}  # k of about -0.2
-    found.append(Cell("shorter by little", small, c.LENGTH, SHORTER, c.TAKE, seen=False))
-    found.append(Cell("shorter by little, 30 steps", small | {"steps": 30}, c.LENGTH, SHORTER, c.TAKE, seen=False))
+    found.append(Cell("shorter by little", small, c.LENGTH, SHORTER, TAKE, seen=False))
+    found.append(Cell("shorter by little, 30 steps", small | {"steps": 30}, c.LENGTH, SHORTER, TAKE, seen=False))
+    found.append(Cell("tokens that move together", {"power": 0.8}, c.LENGTH, LONGER, TAKE))
     found.append(Cell("even, 1% clipped", {"rate": 0.01}))
-    found.append(Cell("shorter, 1% clipped", {"rate": 0.01, "own": 1.0}, c.LENGTH, SHORTER, c.TAKE, seen=False))
+    found.append(Cell("shorter, 1% clipped", {"rate": 0.01, "own": 1.0}, c.LENGTH, SHORTER, TAKE, seen=False))
     found.append(Cell("even, 25% clipped", {"rate": 0.25}))
-    found.append(Cell("shorter, 25% clipped", {"rate": 0.25, "own": 1.0}, c.LENGTH, SHORTER, c.TAKE))
-    mend = c.MEND
+    found.append(Cell("shorter, 25% clipped", {"rate": 0.25, "own": 1.0}, c.LENGTH, SHORTER, TAKE))
     found += [
-        Cell("77% clipped", {"rate": 0.77, "mini_batches": 8, "pull": 3.0}, c.LEVEL, None, c.TAKE),
-        Cell("77% clipped, 5 steps", {"rate": 0.77, "mini_batches": 8, "pull": 3.0, "steps": 5}, c.LEVEL, None, c.TAKE),
-        Cell("noise only", {"mini_batches": 1, "noise": 0.01}, c.NOISE, None, mend),
-        Cell("noise as large as the moves", {"noise": 0.03}, c.NOISE, None, mend),
-        Cell("cut off", {"truncated": 0.4}, c.CUT_OFF, None, mend),
-        Cell("bypass, mismatch as large as the moves", {"bypass": True, "noise": 0.03}, c.MISMATCH, None, mend),
+        Cell("77% clipped", {"rate": 0.77, "mini_batches": 8, "pull": 3.0}, c.LEVEL, None, TAKE),
+        Cell("77% clipped, 5 steps", {"rate": 0.77, "mini_batches": 8, "pull": 3.0, "steps": 5}, c.LEVEL, None, TAKE),
+        Cell("noise only", {"mini_batches": 1, "noise": 0.01}, c.NOISE, None, FIX),
+        Cell("noise as large as the moves", {"noise": 0.03}, c.NOISE, None, FIX),
+        Cell("cut off", {"truncated": 0.4}, c.CUT_OFF, None, FIX),
+        Cell("bypass, mismatch as large as the moves", {"bypass": True, "noise": 0.03}, c.MISMATCH, None, FIX),
         Cell("bypass, hardly any mismatch", {"bypass": True, "noise": 0.002}),
-        Cell("nothing moved", {"still": True, "noise": 0.0, "rate": 0.0}, c.LEVEL, None, mend),
-        Cell("nothing clipped", {"rate": 0.0}, c.LEVEL, None, c.TAKE),
-        Cell("not finite", {"broken": 0.05}, c.NOT_FINITE, None, mend),
-        Cell("worse responses move thrice as far", {"sides": 1 / 3}, c.SIDE, None, c.TAKE),
+        Cell("nothing moved", {"still": True, "noise": 0.0, "rate": 0.0}, c.LEVEL, None, FIX),
+        Cell("nothing clipped", {"rate": 0.0}, c.LEVEL, None, TAKE),
+        Cell("not finite", {"broken": 0.05}, c.NOT_FINITE, None, FIX),
+        Cell("worse responses move thrice as far", {"sides": 1 / 3}, c.SIDE, None, TAKE),
     ]
     return found
 
 
-def judged(cell: Cell, said: Verdict) -> tuple[str, str]:
+def judged(cell: Cell, judgement: Judgement) -> tuple[str, str]:
     """Whether conclusion and advice are right, wrong, or withheld."""
-    who = said.effect.who if said.effect else None
-    if said.cause == cell.cause:
+    said, effect = judgement.findings[0], judgement.evidence.length
+    if cell.cause == c.SIDE and said.id == c.EVEN:  # what is said of lengths comes first, and is right as well
+        said = next((one for one in judgement.findings if one.id == c.SIDE), said)
+    who = effect.who if effect else None
+    if said.id == cell.cause:
         conclusion = RIGHT if cell.cause != c.LENGTH or who == cell.who else WRONG
-    elif said.cause == c.UNKNOWN or (cell.cause == c.LENGTH and said.cause == c.EVEN):
+    elif said.id == c.UNKNOWN or (cell.cause == c.LENGTH and said.id == c.EVEN):
         conclusion = WITHHELD
     else:
         conclusion = WRONG
-    if cell.action == c.RECORD:  # no verdict on the run; what is said of the steps alone is a description
-        advice = RIGHT if said.action == c.RECORD else WRONG
+    if cell.action == RECORD:  # no verdict on the run; what is said of the steps alone is a description
+        advice = RIGHT if said.action == RECORD else WRONG
         return (RIGHT if advice == RIGHT else WRONG), advice
-    if said.action == c.TAKE and said.cause in (c.LENGTH, c.EVEN):
-        return conclusion, RIGHT if cell.action == c.TAKE and _is_evener(cell, said) else WRONG
+    if said.action == TAKE and said.id in (c.LENGTH, c.EVEN):
+        return conclusion, RIGHT if cell.action == TAKE and _is_evener(cell, judgement) else WRONG
     if said.action == cell.action:
         return conclusion, RIGHT
-    silent = said.action in (c.RECORD, c.COULD_NOT) or (cell.action == c.TAKE and said.action == c.KEEP)
+    silent = said.action == RECORD or (cell.action == TAKE and said.action == KEEP)
     return conclusion, WITHHELD if silent else WRONG
 
 
-def _is_evener(cell: Cell, said: Verdict) -> bool:
+def _is_evener(cell: Cell, said: Judgement) -> bool:
     """Whether the width to take follows the law of S more closely than the run's own, over the lengths of the run."""
-    assert said.comparison is not None and said.comparison.best is not None and said.comparison.best.band is not None
+    assert said.width is not None and said.width.band is not None
     x = 0.8 * norm.ppf((np.arange(99) + 1) / 100)
     law = cell.settings.get("power", 0.5) * x + cell.settings.get("bend", 0.0) * np.square(x)
-    width = said.comparison.best.band.scale(torch.tensor(_CENTER * np.exp(x))).log().numpy()
+    width = said.width.band.scale(torch.tensor(_CENTER * np.exp(x))).log().numpy()
     return np.std(law - width) < np.std(law - cell.settings.get("own", 0.5) * x)
 
 
@@ -238,7 +246,8 @@ def outcomes(cell: Cell, runs: Iterable[int]) -> Counter:
     found: Counter = Counter()
     for run in runs:
         rng = np.random.default_rng([run, *cell.name.encode()])
-        found[judged(cell, verdict(simulate(rng, **cell.settings)))] += 1
+        records = simulate(rng, **cell.settings)
+        found[judged(cell, judge_records(records, records.attrs["settings"]))] += 1
     return found
 
 
@@ -284,7 +293,7 @@ def simulated(file: Path, runs: int, only: str = "") -> pd.DataFrame:
 def alarms(runs: int, only: str = "") -> str:
     """How often the test calls a dependence in so many runs of each even kind, none of which is in the table."""
     rows = []
-    for cell in tqdm([cell for cell in CELLS.values() if (cell.cause, cell.action) == (c.EVEN, c.KEEP)], unit="cell"):
+    for cell in tqdm([cell for cell in CELLS.values() if (cell.cause, cell.action) == (c.EVEN, KEEP)], unit="cell"):
         if only in cell.name:
             seeds = ([777, run, *cell.name.encode()] for run in range(runs))
             effects = [length_effect(simulate(np.random.default_rng(seed), **cell.settings)) for seed in seeds]

@@ -21,6 +21,9 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtr, ndtri
 
+from fspo_verl.analysis.clip_rates import third_of
+from fspo_verl.observe.settings import RunSettings
+
 PARTS = NOISE, MISMATCH, AGE, MISMATCH_OR_AGE, MOVEMENT = ("noise", "mismatch", "age", "mismatch or age", "movement")
 MIN_CLIPS = 50
 """Clips below which nothing is said of their parts."""
@@ -28,7 +31,7 @@ _MIN_FRESH = 100  # responses sampled from the newest weights, from which mismat
 _GROUPS = 4  # of later mini-batches
 
 
-def attribution(records: pd.DataFrame) -> dict[str, float] | None:
+def attribution(records: pd.DataFrame, settings: RunSettings | None) -> dict[str, float] | None:
     """Shares of the clips, which add up to 1, by part; of a loss that clips tokens, shares of what they take.
 
     Args:
@@ -42,7 +45,6 @@ def attribution(records: pd.DataFrame) -> dict[str, float] | None:
     first = (counted["mini_batch"] == 0).to_numpy()
     if clipped.sum() < MIN_CLIPS or not first.any():
         return None
-    settings = records.attrs.get("settings")
     bypass = settings is not None and settings.old_log_probs_from_rollout
     stale = np.zeros(len(counted), bool)
     base = [NOISE]
@@ -56,7 +58,7 @@ def attribution(records: pd.DataFrame) -> dict[str, float] | None:
         {
             "clipped": clipped,
             "spread": _spread(counted, by_token),
-            "third": np.digitize(counted["length"], np.quantile(counted["length"], [1 / 3, 2 / 3])),
+            "third": third_of(counted["length"].to_numpy()),
             "side": counted["advantage"].to_numpy() > 0,
             "stale": stale,
             "group": np.where(first, 0, 1 + _grouped(counted["mini_batch"].to_numpy())),

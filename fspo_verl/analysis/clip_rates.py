@@ -12,13 +12,14 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from fspo_verl.observe import quotients
+from fspo_verl.observe.quotients import MIN_COUNT, Counted, parts
+
 CONFIDENCE = 0.95
 """Of all intervals."""
 
-# What a length bin needs to take part in an LRE, or in a regression over bins. Prompts count as well, as the responses
-# to a few of them tell little, however many they are.
-MIN_COUNT = 50  # responses
 MIN_BIN_PROMPTS = 10
+"""Prompts that a length bin needs besides :data:`MIN_COUNT` responses: a few tell little, however many responses."""
 
 
 class Estimate(NamedTuple):
@@ -49,6 +50,15 @@ def strata_of(records: pd.DataFrame) -> np.ndarray:
     step, mini_batch = (records[name].to_numpy(np.int64) for name in ("step", "mini_batch"))
     code = step * (mini_batch.max(initial=0) + 1) + mini_batch
     return pd.factorize(2 * code + (records["advantage"].to_numpy() > 0))[0]
+
+
+def third_of(length: np.ndarray) -> np.ndarray:
+    """0, 1 or 2 ``[rows]``: of the short, the middle or the long responses; all middle where they have one length."""
+    lengths, counts = np.unique(length, return_counts=True)
+    thirds = parts(Counted(one, one, count, 0) for one, count in zip(lengths, counts, strict=True))
+    if not thirds:
+        return np.ones(len(length), np.int64)
+    return (length > thirds[0].longest).astype(np.int64) + (length >= thirds[-1].shortest)
 
 
 def t_quantile(freedom, confidence: float = CONFIDENCE):
@@ -146,11 +156,8 @@ def length_reweighting_error(table: pd.DataFrame, min_count: int = MIN_COUNT) ->
         table: of :func:`rate_by_length`.
         min_count: responses that a bin needs to take part.
     """
-    n, keep = table["n"].to_numpy(), has_enough_data(table, min_count).to_numpy()
-    accepted = n * (1 - np.nan_to_num(table["rate"].to_numpy()))
-    if keep.sum() < 2 or not accepted.sum() > 0:
-        return math.nan
-    return float(np.abs(accepted[keep] / n[keep] / (accepted.sum() / n.sum()) - 1).max())
+    keep = has_enough_data(table, min_count).to_numpy()
+    return quotients.length_reweighting_error(table["n"].to_numpy(), table["rate"].to_numpy(), keep)
 
 
 def lre_of_an_unclipped_bin(rate: float) -> float:

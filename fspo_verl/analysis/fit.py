@@ -14,23 +14,20 @@ Without records :func:`from_metrics` takes eps from the live metrics of a run, b
 """
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any
+import math
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from fspo_verl.analysis import clip_rates, numerical_noise
+from fspo_verl.analysis import clip_rates
 from fspo_verl.analysis.clip_rates import Estimate, prompts_of, strata_of
-from fspo_verl.analysis.conclusion import NOTHING_MOVED
 from fspo_verl.analysis.length_effect import MIN_PROMPTS
 from fspo_verl.band import DUAL, Band
 from fspo_verl.clips import BandClip, standardized, upper_quantile
 from fspo_verl.keys import ACTOR, GROUP, RECORDS_DIR
 from fspo_verl.observe.metrics import PREFIX
-from fspo_verl.observe.noise import Noise
 
 WIDTHS = ROOT, FIXED, POWER = ("sqrt(length)", "a fixed width", "a fitted power")
 """What the width of a band may follow, those with fewer numbers to fit first."""
@@ -49,24 +46,34 @@ class Unreachable(ValueError):
 def with_eps(records: pd.DataFrame, band: Band, target: float) -> Band:
     """The band with the smallest eps, in four digits, that clip the share ``target`` of the responses of each side.
 
-    Its dual clip is three times as wide as the upper side, or wider: beyond it lies at most a tenth of the target.
+    The dual clip takes responses with A < 0, and counts for their side. It is three times as wide as the upper side, or
+    wider: beyond it lies at most a tenth of the target. A band without a dual clip gets none.
 
     Raises:
         Unreachable: fewer than that lie on one side of the centre, or there are none with one sign of the advantage.
     """
     score, sides = standardized(records, band), clip_rates.sides(records)
-    upper, lower = score[sides["upper"]], -score[sides["lower"]]
-    if not (len(upper) and len(lower)):
-        raise Unreachable(f"no response has an advantage {'<' if len(upper) else '>'} 0")
-    high, low = upper_quantile(upper, target), upper_quantile(lower, target)
-    for name, where, values, end in (("upper", "> 0 lie above", upper, high), ("lower", "< 0 lie below", lower, low)):
-        if end <= 0:
-            why = _unreachable(records[sides[name]], where, float(np.mean(values > 0)), target)
-            raise Unreachable(f"no band clips {target:g} of the responses on each side of a width of this shape: {why}")
-    dual = upper_quantile(-lower, _DUAL_SHARE * target)
-    eps: dict[str, Any] = {"eps_low": digits(low), "eps_high": digits(high)}
-    eps["eps_dual"] = digits(dual) if dual > DUAL * high else None
-    return dataclasses.replace(band, eps=None, **eps)
+    better, worse = score[sides["upper"]], score[sides["lower"]]
+    if not (len(better) and len(worse)):
+        raise Unreachable(f"no response has an advantage {'<' if len(better) else '>'} 0")
+    high = digits(_end(records[sides["upper"]], "> 0 lie above", better, target, target))
+    dual = math.inf if math.isinf(band.dual) else max(DUAL * high, digits(upper_quantile(worse, _DUAL_SHARE * target)))
+    below = target - float(np.mean(worse > dual))
+    low = digits(_end(records[sides["lower"]], "< 0 lie below", -worse, below, target))
+    eps_dual = None if dual == DUAL * high else dual
+    return dataclasses.replace(band, eps=None, eps_low=low, eps_high=high, eps_dual=eps_dual)
+
+
+def _end(side: pd.DataFrame, where: str, score: np.ndarray, share: float, target: float) -> float:
+    """The distance from the centre beyond which a share of one side's scores lies.
+
+    Raises:
+        Unreachable: fewer lie beyond the centre.
+    """
+    if (end := upper_quantile(score, share)) <= 0:
+        why = _unreachable(side, where, float(np.mean(score > 0)), target)
+        raise Unreachable(f"no band clips {target:g} of the responses on each side of a width of this shape: {why}")
+    return end
 
 
 def _unreachable(side: pd.DataFrame, where: str, share: float, target: float) -> str:
@@ -151,19 +158,8 @@ def is_later_half(records: pd.DataFrame) -> np.ndarray:
 # --- eps from metrics alone -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class FromMetrics:
-    """What :func:`from_metrics` finds."""
-
-    target: float
-    steps: int
-    moved: float  # share of the responses that move at all, mean over steps
-    band: Band  # with eps in three digits
-    noise: Noise | None
-
-
-def from_metrics(metrics: pd.DataFrame, target: float) -> FromMetrics:
-    """Band with centre 0 and width sqrt(L) from live metrics alone.
+def from_metrics(metrics: pd.DataFrame, target: float) -> tuple[Band, float]:
+    """Band with centre 0 and width sqrt(L), its eps in three digits, from live metrics alone; and the share that moves.
 
     Each step contributes the Gaussian that has the mean and the mean square of S/sqrt(L) of its responses; the band is
     the one beyond which the steps have the target share on average. The first mini-batch of a rollout has not moved:
@@ -184,7 +180,7 @@ def from_metrics(metrics: pd.DataFrame, target: float) -> FromMetrics:
         )
     mean, square, sequences, on_policy = metrics[needed].dropna().to_numpy().T
     if not (square > 0).any():
-        raise ValueError(NOTHING_MOVED)
+        raise ValueError("nothing moved")
     share = sequences - np.where(on_policy < 0.999 * sequences, on_policy, 0.0)  # of the rows: those that have moved
     mean = mean / share
     spread = np.sqrt(np.maximum(square / share - mean**2, 0))
@@ -193,13 +189,7 @@ def from_metrics(metrics: pd.DataFrame, target: float) -> FromMetrics:
         digits(_gaussian_eps(sign * mean, spread, moved, target, where), 3)
         for sign, where in ((-1, "below"), (1, "above"))
     )
-    return FromMetrics(
-        target=target,
-        steps=len(mean),
-        moved=float(moved.mean()),
-        band=Band(eps=None, eps_low=eps_low, eps_high=eps_high),
-        noise=numerical_noise.of_metrics(metrics),
-    )
+    return Band(eps=None, eps_low=eps_low, eps_high=eps_high), float(moved.mean())
 
 
 def _gaussian_eps(mean: np.ndarray, spread: np.ndarray, moved: np.ndarray, target: float, where: str) -> float:

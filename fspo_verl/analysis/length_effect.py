@@ -13,12 +13,14 @@ given the stratum's total (conditional Poisson regression). Above half clipped i
   in a later epoch is the same cluster. Below 10 steps it speaks of these steps alone: how steps differ is not known.
 - Steps whose slopes differ, with mean 0, clip both ends more on average, as exp is convex. It is the mean of the log
   rate that is tested: what such slopes add to the scores of a step, to second order, is taken out (derived here).
-- Where it finds a dependence, a score test of x² asks whether a line is enough, clip rate ~ length^k. The interval of k
-  holds what the same test of one degree of freedom does not reject. Where a line is not enough the parabola says who is
-  clipped more: both ends, or the middle, where its slopes at the shortest and the longest tenth point opposite ways
+- A length may matter unlike for responses better and worse than their group, and even the opposite way: a score test of
+  x·sign(A). Both tests share the level, 0.045 and 0.005 (Bonferroni, weighted), and the p-value is of both.
+- Where the first finds a dependence, a score test of x² asks whether a line is enough, clip rate ~ length^k. The
+  interval of k holds what the same test of one degree of freedom does not reject. It may hold 0 where the p-value is
+  small, as that sees curves and sides. Where a line is not enough the parabola says who is clipped more: both ends, or
+  the middle, where its slopes at the shortest and the longest tenth point opposite ways
   (Lind and Mehlum 2010, doi:10.1111/j.1468-0084.2009.00569.x).
-- Clip rates of parts by length are adjusted for the same strata by indirect standardisation (overall rate x observed /
-  expected clips), the companion of a Mantel-Haenszel test. Pooled rates can contradict the test.
+- Counted clip rates can contradict the test: they hold the differences between strata, which it leaves out.
 
 A loss that clips tokens enters with the share of each response's tokens. k compares two clips at one clip rate only.
 How often the test errs, and what it can see: ``tests/truth_table.py``.
@@ -40,22 +42,14 @@ MIN_STEPS = 10
 """Training steps from which they count as clusters; fewer give no variance between steps, and no verdict on a run."""
 RARE = 1 - CONFIDENCE
 """p-value below which a dependence is called one."""
-WHO = SHORTER, LONGER, ENDS, MIDDLE = ("shorter", "longer", "both ends", "the middle")
-"""Which responses a clip can take more of."""
+WHO = SHORTER, LONGER, ENDS, MIDDLE, BY_SIDE = ("shorter", "longer", "both ends", "the middle", "by side")
+"""Which responses a clip can take more of; BY_SIDE: length matters unlike for either sign of the advantage."""
 
+_OF_SIDES = 0.1  # part of the level that the test of the sides takes
 _LARGEST = 8.0  # abs(k) beyond which an end of the interval counts as unbounded
 _PACE = 0.1  # of k, in the search for an end of the interval
 _TENTHS = np.arange(1, 10) / 10
 _ROUNDS = 30  # of Newton's method, which takes five where lengths do not decide alone
-
-
-class Part(NamedTuple):
-    """A part of the responses by length."""
-
-    shortest: int  # tokens
-    longest: int
-    median: float
-    rate: float  # adjusted clip rate
 
 
 class LengthEffect(NamedTuple):
@@ -71,12 +65,6 @@ class LengthEffect(NamedTuple):
     upper: float
     p: float
     """Of no dependence, whatever its form."""
-
-    thirds: tuple[Part, ...]
-    """From the shortest; fewer than three where many responses have one length."""
-
-    tails: tuple[Part, ...] = ()
-    """The shortest tenth, the responses in between, and the longest tenth."""
 
     who: str | None = None
     """Which responses the clip takes more of, one of :data:`WHO`; None where no dependence is shown."""
@@ -120,27 +108,20 @@ def length_effect(records: pd.DataFrame, clipped: np.ndarray | None = None) -> L
     if data is None:
         return None
     exponent, lower, upper = data.interval()
-    p, who, is_line, factor = data.p_value(), None, False, math.nan
+    of_all, of_sides = data.p_value() / (1 - _OF_SIDES), data.p_value_of_sides() / _OF_SIDES
+    p, who, is_line, factor = min(of_all, of_sides, 1.0), None, False, math.nan
     if p >= RARE:
         factor = data.compatible_factor()
+    elif of_sides < of_all:
+        who = BY_SIDE
     else:
         is_line = not lower <= 0 <= upper and data.line_p_value(exponent) >= RARE
         more = (LONGER if exponent > 0 else SHORTER) if is_line else data.name_of_curve()
         who = _OPPOSITE[more] if data.of_kept else more
-    parts = (data.parts(_THIRDS), data.parts(_TAILS))
-    return LengthEffect(exponent, lower, upper, p, *parts, who, is_line, factor, data.of_kept, data.steps)
+    return LengthEffect(exponent, lower, upper, p, who, is_line, factor, data.of_kept, data.steps)
 
 
-_THIRDS, _TAILS = (1 / 3, 2 / 3), (0.1, 0.9)
 _OPPOSITE = {SHORTER: LONGER, LONGER: SHORTER, ENDS: MIDDLE, MIDDLE: ENDS}
-
-
-def length_score(records: pd.DataFrame, clipped: np.ndarray) -> float:
-    """The statistic of the test of k = 0: above 0 where longer responses are clipped more; NaN where there is none."""
-    data = _Strata.of(records, clipped)
-    if data is None:
-        return math.nan
-    return -data.statistic(0.0) if data.of_kept else data.statistic(0.0)
 
 
 class _Terms(NamedTuple):
@@ -157,10 +138,9 @@ class _Strata(NamedTuple):
     The outcome is the clip, or above half clipped its absence: the rarer of the two.
     """
 
-    rate: float  # of the outcome, over all responses with an advantage
     of_kept: bool
-    log_length: np.ndarray  # x, centred
-    length: np.ndarray
+    x: np.ndarray  # log length, centred
+    side: np.ndarray  # sign of the advantage
     outcome: np.ndarray
     stratum: np.ndarray
     total: np.ndarray  # of the outcome ``[strata]``
@@ -178,7 +158,6 @@ class _Strata(NamedTuple):
             return None
         of_kept = bool(outcome.mean() > 0.5)
         outcome = 1 - outcome if of_kept else outcome
-        rate = float(outcome.mean())
         stratum = strata_of(records)
         prompt, length = prompts_of(records), records["length"].to_numpy(np.float64)
         by_stratum = pd.DataFrame({"prompt": prompt, "length": length, "outcome": outcome}).groupby(stratum)
@@ -191,10 +170,9 @@ class _Strata(NamedTuple):
         prompt, step = pd.factorize(prompt[use])[0], pd.factorize(records["step"].to_numpy()[use])[0]
         x, outcome = np.log(length[use]), outcome[use]
         return cls(
-            rate,
             of_kept,
             x - x.mean(),
-            length[use],
+            np.sign(records["advantage"].to_numpy(np.float64)[use]),
             outcome,
             stratum,
             np.bincount(stratum, outcome),
@@ -218,27 +196,47 @@ class _Strata(NamedTuple):
         prompts = int(self.prompt.max()) + 1
         return min(prompts, self.steps) if self.by_step else prompts
 
-    def terms(self, slope: float, bend: float = 0.0) -> "_Terms":
-        """Derivatives of the conditional log-likelihood of log rate = slope · x + bend · x² + that of the stratum."""
-        x = np.stack([self.log_length, np.square(self.log_length)])
-        line = slope * x[0] + bend * x[1]
+    # --- the likelihood: log rate = line + that of the stratum, given the stratum's total -----------------------------
+
+    def expected(self, line: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Each response's share of its stratum's total, and its expected outcome."""
         odds = np.exp(line - line.max())
         share = odds / np.bincount(self.stratum, odds)[self.stratum]
-        expected = self.total[self.stratum] * share
-        centred = x - np.stack([np.bincount(self.stratum, share * one)[self.stratum] for one in x])
-        scores, surplus = centred * (self.outcome - expected), np.zeros((2, self.steps))
-        if self.by_step:
-            squares = expected * np.square(centred[0])
-            total, information = (np.bincount(self.step, one) for one in (scores[0], squares))
-            step_of_pair = np.zeros(int(self.prompt_in_step.max()) + 1, np.int64)
-            step_of_pair[self.prompt_in_step] = self.step
-            sampling = np.bincount(
-                step_of_pair, np.square(np.bincount(self.prompt_in_step, scores[0] * self.weight)), self.steps
-            )
-            third = np.stack([np.bincount(self.step, one * squares) for one in centred])
-            variance = (np.square(total) - sampling) / np.square(information)  # of the slopes, unbiased in the mean
-            surplus = third * variance / 2
-        return _Terms(scores, surplus, (centred * expected) @ centred.T)
+        return share, self.total[self.stratum] * share
+
+    def centred(self, x: np.ndarray, share: np.ndarray) -> np.ndarray:
+        """x less its mean in the stratum, weighted by the shares."""
+        return x - np.bincount(self.stratum, share * x)[self.stratum]
+
+    def terms(self, slope: float, bend: float = 0.0) -> _Terms:
+        """Derivatives of the conditional log-likelihood at log rate = slope · x + bend · x²."""
+        x, square = self.x, np.square(self.x)
+        share, expected = self.expected(slope * x + bend * square)
+        directions = np.stack([self.centred(x, share), self.centred(square, share)])
+        scores = directions * (self.outcome - expected)
+        surplus = self.surplus(directions, directions[0], expected)
+        return _Terms(scores, surplus, (directions * expected) @ directions.T)
+
+    def surplus(self, directions: np.ndarray, x: np.ndarray, expected: np.ndarray) -> np.ndarray:
+        """What slopes that differ from step to step, with mean 0, add to the score sums of a step ``[k, steps]``.
+
+        To second order it is half the variance of the slopes times the derivative of the slope's information along each
+        direction ``[k, rows]``. The variance is that of the slope's score over the squared information, less what
+        sampling explains of it, which makes it unbiased.
+
+        Args:
+            x: of the slope, centred.
+        """
+        if not self.by_step:
+            return np.zeros((len(directions), self.steps))
+        score, information = x * (self.outcome - expected), expected * np.square(x)
+        step_of_pair = np.zeros(int(self.prompt_in_step.max()) + 1, np.int64)
+        step_of_pair[self.prompt_in_step] = self.step
+        by_pair = np.square(np.bincount(self.prompt_in_step, score * self.weight))
+        sampling = np.bincount(step_of_pair, by_pair, self.steps)
+        total = np.bincount(self.step, score)
+        variance = (np.square(total) - sampling) / np.square(np.bincount(self.step, information))
+        return np.stack([np.bincount(self.step, one * information) for one in directions]) * variance / 2
 
     def sums(self, scores: np.ndarray, surplus: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Sum ``[k]`` of ``[k, rows]`` scores less their surplus ``[k, steps]``, and its variance ``[k, k]``: at least
@@ -252,6 +250,8 @@ class _Strata(NamedTuple):
             variance = variance + (vectors * np.maximum(values, 0)) @ vectors.T
         return scores.sum(1) - surplus.sum(1), variance
 
+    # --- tests -------------------------------------------------------------------------------------------------------
+
     def p_value(self) -> float:
         """p of the score test of no dependence.
 
@@ -264,21 +264,42 @@ class _Strata(NamedTuple):
         squared = q * (count - 1) / max(count - q, 1e-9)
         return float(fdtrc(2, count - 2, squared * (count - 2) / (2 * (count - 1))))
 
+    def p_value_of_sides(self) -> float:
+        """p of the score test that the slope is the same for both signs of the advantage; 1 where one has no clips."""
+        if (self.side == self.side[0]).all():
+            return 1.0
+        share, expected = self.expected(np.zeros(len(self.x)))
+        x = self.centred(self.x, share)
+        direction = (self.side * x)[None]
+        scores = direction * (self.outcome - expected)
+        return self._p_of(*self.sums(scores, self.surplus(direction, x, expected)))
+
     def line_p_value(self, exponent: float) -> float:
         """p of the score test of a line: the score of the bend at this slope, less what the slope explains of it."""
         if abs(exponent) >= _LARGEST:
             return 1.0
         scores, surplus, information = self.terms(exponent)
         explained = np.array([-information[0, 1] / information[0, 0], 1.0])
-        total, variance = self.sums((explained @ scores)[None], (explained @ surplus)[None])
+        return self._p_of(*self.sums((explained @ scores)[None], (explained @ surplus)[None]))
+
+    def _p_of(self, total: np.ndarray, variance: np.ndarray) -> float:
         return float(2 * stdtr(self.clusters - 1, -abs(self._t_of(total.item(), variance.item()))))
+
+    def _t_of(self, total: float, variance: float) -> float:
+        """Student's t of a sum with this variance, as T² in :meth:`p_value`; 0 without variance."""
+        if variance <= 0:
+            return 0.0
+        ratio, count = total / math.sqrt(variance), self.clusters
+        return float(ratio * math.sqrt((count - 1) / max(count - ratio**2, 1e-9)))
+
+    # --- the parabola ------------------------------------------------------------------------------------------------
 
     def name_of_curve(self) -> str:
         """Which lengths have the outcome more often, by the slopes of the parabola at both ends."""
         estimate, covariance = self.parabola()
-        ends = np.quantile(self.log_length, [0.1, 0.9])
+        ends = np.quantile(self.x, [0.1, 0.9])
         gradient = np.stack([np.ones(2), 2 * ends])  # of both slopes
-        slope, spread = estimate @ gradient, np.sqrt(np.einsum("ij,ik,kj->j", gradient, covariance, gradient))
+        slope, spread = estimate @ gradient, _spread(gradient, covariance)
         low, high = slope / spread
         enough = stdtrit(self.clusters - 1, CONFIDENCE)
         if low < -enough and high > enough:
@@ -290,7 +311,7 @@ class _Strata(NamedTuple):
     def parabola(self) -> tuple[np.ndarray, np.ndarray]:
         """Slope and bend, by Newton's method, and their covariance ``[2, 2]``."""
         estimate = np.zeros(2)
-        reach = np.array([np.abs(self.log_length).max(), np.square(self.log_length).max()])
+        reach = np.array([np.abs(self.x).max(), np.square(self.x).max()])
         for _ in range(_ROUNDS):
             scores, _, information = self.terms(*estimate)
             change = np.linalg.lstsq(information, scores.sum(1), rcond=None)[0]
@@ -308,37 +329,30 @@ class _Strata(NamedTuple):
         return estimate + inverse @ total, inverse @ variance @ inverse
 
     def compatible_factor(self) -> float:
-        """The largest ratio of two rates that the joint confidence region of slope and bend holds.
+        """The largest ratio of the rates of two lengths that is compatible with the responses.
 
-        The region is Scheffé's, about one step of Newton's method from no dependence.
+        It is the largest over pairs of tenth points of the length, each with the upper end of its interval. All pairs
+        hold at once: the intervals are Scheffé's, of the joint confidence region of slope and bend.
         """
         (estimate, covariance), count = self._one_step(np.zeros(2)), self.clusters
-        x = np.quantile(self.log_length, _TENTHS)
-        first, second = np.triu_indices(len(x), 1)
-        contrast = np.stack([x[second] - x[first], np.square(x[second]) - np.square(x[first])])
-        spread = np.sqrt(np.einsum("ij,ik,kj->j", contrast, covariance, contrast))
-        reach = math.sqrt(2 * (count - 1) / (count - 2) * fdtri(2, count - 2, CONFIDENCE))
-        log_factor = float((np.abs(estimate @ contrast) + reach * spread).max())
+        tenths = np.quantile(self.x, _TENTHS)
+        first, second = np.triu_indices(len(tenths), 1)
+        of_pairs = np.stack([tenths[second] - tenths[first], np.square(tenths[second]) - np.square(tenths[first])])
+        scheffe = math.sqrt(2 * (count - 1) / (count - 2) * fdtri(2, count - 2, CONFIDENCE))
+        log_factor = float((np.abs(estimate @ of_pairs) + scheffe * _spread(of_pairs, covariance)).max())
         return math.exp(log_factor) if log_factor < 50 else math.inf
+
+    # --- the exponent of a line --------------------------------------------------------------------------------------
 
     def scores(self, exponent: float) -> np.ndarray:
         """Derivative ``[rows]`` of the conditional log-likelihood of a line; its sum falls with the exponent."""
-        odds = np.exp(exponent * self.log_length)
-        share = odds / np.bincount(self.stratum, odds)[self.stratum]
-        center = np.bincount(self.stratum, share * self.log_length)[self.stratum]
-        return (self.log_length - center) * (self.outcome - self.total[self.stratum] * share)
+        share, expected = self.expected(exponent * self.x)
+        return self.centred(self.x, share) * (self.outcome - expected)
 
     def statistic(self, exponent: float) -> float:
         """Student's t of the score of a line."""
         total, variance = self.sums(self.scores(exponent)[None], np.zeros((1, self.steps)))
         return self._t_of(total.item(), variance.item())
-
-    def _t_of(self, total: float, variance: float) -> float:
-        """Student's t of a sum with this variance, as T² in :meth:`p_value`; 0 without variance."""
-        if variance <= 0:
-            return 0.0
-        ratio, count = total / math.sqrt(variance), self.clusters
-        return float(ratio * math.sqrt((count - 1) / max(count - ratio**2, 1e-9)))
 
     def interval(self) -> tuple[float, float, float]:
         """The estimate and both ends of its interval."""
@@ -365,16 +379,10 @@ class _Strata(NamedTuple):
             inside = outside
         return math.copysign(math.inf, pace)
 
-    def parts(self, cuts: tuple[float, ...]) -> tuple[Part, ...]:
-        """The responses between these quantiles of the length, from the shortest."""
-        expected = (self.total / np.bincount(self.stratum))[self.stratum]
-        cell, found = np.digitize(self.length, np.quantile(self.length, cuts)), []
-        for part in (cell == number for number in range(len(cuts) + 1)):
-            if part.any():
-                length, rate = self.length[part], self.rate * self.outcome[part].sum() / expected[part].sum()
-                rate = float(1 - rate if self.of_kept else rate)
-                found.append(Part(int(length.min()), int(length.max()), float(np.median(length)), rate))
-        return tuple(found)
+
+def _spread(contrasts: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+    """Standard errors of ``[2, k]`` contrasts of slope and bend."""
+    return np.sqrt(np.einsum("ij,ik,kj->j", contrasts, covariance, contrasts))
 
 
 def _squares(cluster: np.ndarray, scores: np.ndarray) -> np.ndarray:

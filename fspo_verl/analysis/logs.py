@@ -51,11 +51,12 @@ NAMES = {
 }
 """verl's name (0.9) of what is called otherwise; W&B has ``train/`` before TRL's names."""
 
+_OF_MAX = "global_step/max_steps"
 _LAST_STEP = 2**53  # what is beyond is no number of a step
 _STEPS = ("training/global_step", "train/global_step", "global_step", "step", "Step", "_step")
 READS = (
     "verl's console output (step:1 - actor/pg_clipfrac:0.1 - ...) and file logger, TensorBoard's events, W&B's CSV, "
-    "history and run folders, TRL's trainer_state.json"
+    "history and run folders, TRL's trainer_state.json, ms-swift's logging.jsonl"
 )
 
 
@@ -138,6 +139,8 @@ def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STEP = re.compile(r"(?<![\w/])step:(\d+) - ")
+_LISTED = re.compile(r"(?<![\w/])step:(\d+)\s*$")  # one metric a line follows
+_PREFIX = re.compile(r"\([^()]*pid=\d+[^()]*\)\s*")  # Ray's
 _PAIR = re.compile(r"([^:]+):(?:np\.\w+\()?([-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf))\)?(?![\w.])", re.IGNORECASE)
 _OF_TRL = re.compile(r"\{'loss': .*\}")
 _OF_TRL_PAIR = re.compile(r"'([^']+)': '?([^,'}]+)")
@@ -159,22 +162,28 @@ def _read_console(file: Path) -> Log | None:
 def console(lines: Iterable[str]) -> Iterator[Row]:
     """verl's console output, whatever stands around it: Ray's prefix, colours, a line that the terminal has wrapped.
 
+    A step is one line, or a line for itself with one metric a line below.
+
     TRL's output has no steps: its lines are counted. The summary that W&B prints counts where there is nothing else.
     A last line without its end may be cut off within a number: its last pair is left out.
     """
-    text, is_cut, step = "", False, 0
+    text, is_cut, is_listed, step = "", False, False, 0
     summary: dict[str, float] = {}
     for line in chain(lines, ["\n"]):
         ends = line.endswith("\n")
         line = _COLOUR.sub("", line).rstrip("\n")
-        start = _STEP.search(line)
-        if text and not start and (wrapped := _continued(text, line)):
-            text, is_cut = wrapped, not ends
+        start = _STEP.search(line) or _LISTED.search(line)
+        if text and not start and (more := _listed(text, line) if is_listed else _continued(text, line)):
+            text, is_cut = more, not ends
             continue
         if text:
-            step, found = _console_step(text.rpartition(" - ")[0] if is_cut else text)
-            yield step, found
+            number, found = _console_step(text.rpartition(" - ")[0] if is_cut else text)
+            if found or not is_listed:  # else a word about a step
+                step = number
+                yield step, found
         text, is_cut = line[start.start() :] if start else "", not ends
+        if is_listed := start is not None and start.re is _LISTED:
+            text = text.rstrip()
         if of_trl := _OF_TRL.search(line):
             step += 1
             yield step, _numbers(dict(_OF_TRL_PAIR.findall(of_trl[0])))
@@ -190,11 +199,17 @@ def _console_step(text: str) -> Row:
     return int(start.removeprefix("step:")), {pair[1]: float(pair[2]) for pair in found if pair}
 
 
+def _listed(text: str, line: str) -> str | None:
+    """The step's text with the metric of the next line, if that has one alone; or as a line that was wrapped."""
+    alone = _PREFIX.sub("", line).strip()
+    return f"{text} - {alone}" if "/" in alone and _PAIR.fullmatch(alone) else _continued(text, line)
+
+
 def _continued(text: str, line: str) -> str | None:
     """The step's text and the next line as one text, if the line belongs to the step; else None."""
     for joined in (text + line, f"{text} {line}"):
-        *parts, last = (_PAIR.fullmatch(part.strip()) for part in joined.split(" - ")[1:])
-        if line.strip() and all(parts) and (last or " - " in line):
+        parts = [_PAIR.fullmatch(part.strip()) for part in joined.split(" - ")[1:]]
+        if parts and line.strip() and all(parts[:-1]) and (parts[-1] or " - " in line):
             return joined
     return None
 
@@ -259,6 +274,8 @@ def _read_json(file: Path) -> Log | None:
     whole = _json(text)
     entries = whole if isinstance(whole, list) else [whole] if whole else [_json(line) for line in text.splitlines()]
     entries = [entry for entry in entries if isinstance(entry, dict)]
+    if any(_OF_MAX in entry for entry in entries):
+        return _log("ms-swift's logging.jsonl", _history(_with_step(entry) for entry in entries))
     if entries and isinstance(history := entries[0].get("log_history"), list):
         return _log("TRL's trainer_state.json", _history(entry for entry in history if isinstance(entry, dict)))
     return _log("a history of W&B", _history(entries))
@@ -270,6 +287,12 @@ def _json(text: bytes) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):  # also of a write that was cut within a character
         return None
+
+
+def _with_step(entry: dict) -> dict:
+    """An entry of ms-swift, which has its step as ``"1/120"``."""
+    step, _, _ = str(entry.get(_OF_MAX, "")).partition("/")
+    return entry | {"step": step}
 
 
 def _history(entries: Iterable[dict]) -> Iterator[Row]:

@@ -15,16 +15,15 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from fspo_verl.analysis.clip_rates import CONFIDENCE, Estimate, prompts_of
+from fspo_verl.analysis.clip_rates import CONFIDENCE, Estimate, prompts_of, third_of
 from fspo_verl.analysis.length_effect import MIN_PROMPTS
 from fspo_verl.band import Band
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip
-from fspo_verl.observe import noise
 from fspo_verl.observe.columns import ICEPOP
+from fspo_verl.observe.settings import RunSettings
 
 _BINS = 8  # of equally many responses, for the growth with length
 _DRAWS = 400  # of the bootstrap
-_NOTABLE = 0.05  # of the way from the engine to the policy, below which a verdict does not mention the mismatch
 TRUNCATION = 2.0  # of importance weights: verl's rollout_is_threshold
 
 OPSM = BandClip(  # DeepSeek-V3.2 (2512.02556); slime's default delta. On S + S_r, and where A < 0
@@ -58,17 +57,16 @@ class Mismatch(NamedTuple):
     dropped: pd.DataFrame  # by rule and range: share of all responses that it drops, and of each third by length
 
 
-def mismatch(records: pd.DataFrame) -> Mismatch | None:
+def mismatch(records: pd.DataFrame, settings: RunSettings | None = None) -> Mismatch | None:
     """What the records say of trainer and rollout engine; None where they do not hold it.
 
     Args:
         records: of :func:`fspo_verl.observe.records.read_records`, rejected responses included.
     """
-    if (rows := _unmoved_in_bypass(records)) is not None:
-        if "rollout_length" not in records:
-            same = {f"rollout_{name}": rows[name] for name in ("length", "log_ratio", "quadratic_variation")}
-            rows = rows.assign(**same, rollout_k3=math.nan, tokens_masked_icepop=math.nan)
-        records = rows.assign(log_ratio=0.0)  # the update has not moved them: S is the mismatch
+    records = with_engines(records, settings)
+    if settings is not None and settings.old_log_probs_from_rollout:
+        # The update has not moved the first mini-batch: its S is the mismatch.
+        records = records[records["mini_batch"] == 0].assign(log_ratio=0.0)
     if "rollout_length" not in records or not (records["rollout_length"] > 0).any():
         return None
     records = records[records["rollout_length"] > 0]
@@ -139,59 +137,20 @@ def dropped(records: pd.DataFrame) -> pd.DataFrame:
     cut = -np.expm1(np.minimum(math.log(TRUNCATION) - s, 0))
     shares["truncated weight", f"ratio up to {TRUNCATION:g}"] = cut
     table = pd.DataFrame({name: np.asarray(share, np.float64) for name, share in shares.items()})
-    third = np.digitize(length, np.quantile(length, [1 / 3, 2 / 3]))
-    thirds = table.groupby(third).mean().reindex(range(3)).set_axis(["shortest", "middle", "longest"])
+    thirds = table.groupby(third_of(length.to_numpy())).mean().reindex(range(3))
+    thirds = thirds.set_axis(["shortest", "middle", "longest"])
     return pd.concat([table.mean().rename("all"), thirds.T], axis=1).rename_axis(["rule", "range"])
 
 
-class Bypass(NamedTuple):
-    """What :func:`of_bypass` finds."""
+def with_engines(records: pd.DataFrame, settings: RunSettings | None) -> pd.DataFrame:
+    """The records with what trainer and rollout engine make of the same tokens, as far as that is known.
 
-    sigma: float  # spread of a token's log-ratio where no update has moved it, nats
-    share: float  # of the variance of a token's log-ratio over all mini-batches
-
-
-def of_bypass(records: pd.DataFrame) -> Bypass | None:
-    """The mismatch in S of a run in bypass mode; None of any other run.
-
-    There the old log-probs are those of the rollout engine. The first mini-batch of a step has not moved yet, so that
-    its S is the mismatch (and what staleness adds).
+    In bypass mode the old log-probs are the engine's. The first mini-batch of a step has not moved yet, so that its S
+    is the mismatch (and what staleness adds); later ones are not measured, and their length is 0.
     """
-    rows = _unmoved_in_bypass(records)
-    if rows is None:
-        return None
-    variance, total = (float((part["quadratic_variation"] / part["length"]).mean()) for part in (rows, records))
-    return Bypass(math.sqrt(variance), variance / total if total > 0 else 0.0)
-
-
-def _unmoved_in_bypass(records: pd.DataFrame) -> pd.DataFrame | None:
-    settings = records.attrs.get("settings")
-    if settings is None or not settings.old_log_probs_from_rollout:
-        return None
-    rows = records[((records["mini_batch"] == 0) & (records["length"] > 0)).to_numpy()]
-    return rows if len(rows) else None
-
-
-def note(records: pd.DataFrame) -> str | None:
-    """How much of the way from the rollout engine to the policy that trains is mismatch; None below 5%, or unknown.
-
-    In bypass mode the clip sees it, and :func:`of_bypass` is asked.
-    """
-    settings = records.attrs.get("settings")
-    if settings is not None and settings.old_log_probs_from_rollout:
-        return None
-    if "rollout_length" not in records or not (tokens := records["rollout_length"].sum()):
-        return None
-    variance = records["rollout_quadratic_variation"].sum() / tokens
-    moved = records[~noise.on_policy(records["mini_batch"], settings)]
-    movement = moved["quadratic_variation"].sum() / max(moved["length"].sum(), 1)
-    share = variance / (variance + movement) if variance else 0.0
-    if share < _NOTABLE:
-        return None
-    age = records["staleness"].mean()
-    behind = f" (with what {age:.2g} steps of staleness add)" if age > 0 else ""
-    return (
-        f"Trainer and rollout engine disagree by {math.sqrt(variance):.2g} nats per token{behind}. That is {share:.0%} "
-        "of the way from the policy that sampled to the one that trains. The clip does not see it; rejections and "
-        "importance weights do."
-    )
+    if "rollout_length" in records or settings is None or not settings.old_log_probs_from_rollout:
+        return records
+    first = (records["mini_batch"] == 0) & (records["length"] > 0)
+    names = ("length", "log_ratio", "quadratic_variation")
+    measured = {f"rollout_{name}": records[name].where(first, 0.0) for name in names}
+    return records.assign(**measured, rollout_k3=math.nan, tokens_masked_icepop=math.nan)

@@ -4,7 +4,6 @@
 
 import dataclasses
 import math
-import shlex
 from typing import Any
 
 from fspo_verl.analysis.fit import digits
@@ -58,8 +57,3 @@ def to_know(band: Band, settings: RunSettings | None) -> str:
         f"{text} The eps of this run followed a clip rate of {settings.target_clip_rate:g}, and these overrides fix "
         "it. With target_clip_rate=RATE for null it follows RATE from there."
     )
-
-
-def pasted(items: dict[str, float | str | None]) -> list[str]:
-    """Hydra overrides as a shell takes them."""
-    return [f"{key}={'null' if value is None else shlex.quote(str(value))}" for key, value in items.items()]

@@ -19,10 +19,10 @@ import pandas as pd
 import yaml
 
 from fspo_verl.analysis import logs
+from fspo_verl.analysis.evidence import TRAINED
 from fspo_verl.band import Band
 from fspo_verl.keys import ACTOR, POLICY_LOSS, RECORDS_DIR, refuse_gone
 from fspo_verl.observe.attempts import parts, record_files
-from fspo_verl.observe.metrics import LENGTH_BIN
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings, clip_ratios
 from fspo_verl.output import plain
@@ -65,6 +65,12 @@ class Run:
     def setting(self, key: str) -> Any:
         """:func:`setting` of the run's config."""
         return setting(self.config, key)
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """Metrics of the training that are NaN or inf in some step, with the first of these steps."""
+        steps = self.metrics.attrs.get(logs.NOT_FINITE, {})
+        return tuple(f"{name} from step {steps[name][0]} on" for name in steps if name.startswith(TRAINED))
 
     @property
     def rollouts(self) -> pd.DataFrame:
@@ -236,23 +242,6 @@ def read_metrics(files: Iterable[Path]) -> pd.DataFrame:
             value counts. A last line that is cut off, as in a run that was killed or goes on, is left out.
     """
     return logs.table(chain.from_iterable(map(logs.file_logger, files)))
-
-
-def live_clip_rates(metrics: pd.DataFrame) -> pd.DataFrame:
-    """Clip rate by length bin, over all steps, of the ``actor/fspo/length_*`` metrics, which need no records.
-
-    Returns:
-        One row per length bin with a response, columns ``low``, ``high`` (tokens, both in the bin; the last bin has no
-        ``high``), ``responses``, ``clipped`` (shares of a step's rows, counting those with an advantage, summed over
-        the steps) and ``rate`` = clipped / responses.
-    """
-    bins: dict[tuple[str, str | None], dict[str, float]] = {}
-    for match in filter(None, map(LENGTH_BIN.fullmatch, metrics.columns)):
-        low, high, share = match.groups()
-        bins.setdefault((low, high), {"low": float(low), "high": float(high or "nan")})[share] = metrics[match[0]].sum()
-    table = pd.DataFrame(list(bins.values()), columns=["low", "high", "responses", "clipped"], dtype=float)
-    table = table[table.responses > 0].astype({"low": int}).sort_values("low", ignore_index=True)
-    return table.assign(rate=table.clipped / table.responses)
 
 
 def _of_one_run(parents: set[Path], folder: Path, what: str) -> None:

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which width clips lengths more alike than that of a run: all that can be tried, judged where they were not fitted.
 
-The run's own clip and the widths of :data:`fspo_verl.analysis.fit.WIDTHS` are compared at one clip rate on each side:
-that of the run, or 10% where it clips more. A width is fitted to one half of the steps and judged on the other, both
-ways round. A clip that works token by token stays as it was recorded.
+The run's own clip and the widths of :data:`fspo_verl.analysis.fit.WIDTHS` are compared at one clip rate on each side,
+that of the band to take. A width is fitted to one half of the steps and judged on the other, both ways round. A clip
+that works token by token stays as it was recorded.
 
 The measure is the spread of the clip rate over tenths of the length, in units of the mean rate: the root of the mean of
 (observed / expected − 1)² less the part of it that sampling explains, with what is expected from the stratum
@@ -21,15 +21,15 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtr
+from scipy.special import chdtri, stdtr
 
 from fspo_verl.analysis import clip_rates, fit
 from fspo_verl.analysis.clip_rates import prompts_of, strata_of
 from fspo_verl.analysis.length_effect import MIN_STEPS, RARE
 from fspo_verl.band import Band
-from fspo_verl.clips import MATCHED_RATE
+from fspo_verl.observe.settings import RunSettings
 
-OWN = "the run's own clip"
+OWN = "the clip as it was recorded"
 
 _PARTS = 10  # of the length
 _COLUMNS = ["step", "mini_batch", "prompt", "prompt_text_hash", "length", "log_ratio", "quadratic_variation"]
@@ -46,7 +46,11 @@ class Width:
     """At the common rate, fitted to all records; None of the run's own clip where that is no band on S."""
 
     spread: float = math.nan
-    """Of its clip rate over tenths of the length, as a share of the mean rate, where it was not fitted."""
+    """Of its clip rate over tenths of the length, as a share of the mean rate, where it was not fitted; 0 if sampling
+    explains all of it."""
+
+    seen: float = math.nan
+    """The spread from which it is told from none: below lies what sampling makes in 95 of 100 even runs."""
 
 
 @dataclass(frozen=True)
@@ -67,25 +71,17 @@ class Comparison:
     """Why, by width."""
 
 
-def common_rate(records: pd.DataFrame) -> float:
-    """The clip rate at which widths are compared: that of the run, or 10% where it clips more or clips tokens."""
-    clipped = records["clipped"].to_numpy(np.float64)[clip_rates.sides(records)["all"]]
-    by_token = ((clipped > 0) & (clipped < 1)).any()
-    return MATCHED_RATE if by_token else min(float(clipped.mean()), MATCHED_RATE)
-
-
-def compare(records: pd.DataFrame, depends: bool) -> Comparison:
-    """Try every width on the records of a run; its settings tell its own.
+def compare(records: pd.DataFrame, settings: RunSettings | None, depends: bool, rate: float) -> Comparison:
+    """Try every width on the records of a run.
 
     Args:
         records: of :mod:`fspo_verl.observe.records`, all responses, some of them clipped.
+        settings: of the run, which tell its own width.
         depends: whether the clip of the run is known to depend on length.
+        rate: clip rate on each side.
     """
-    settings = records.attrs["settings"]
     records = records[[name for name in _COLUMNS if name in records]]
-    records.attrs = {}  # pandas would copy them with every column that is taken
-    rate, measure = common_rate(records), _Measure(records)
-    band, halves = settings.trained_band if settings else None, _Halves(records)
+    band, halves, measure = settings.trained_band if settings else None, _Halves(records), _Measure(records)
     tried: dict[str, _Tried] = {}
     untried: dict[str, str] = {}
     if band is None:
@@ -129,14 +125,19 @@ class _Halves:
 
 
 def _shapes(halves: _Halves, own: Band | None, rate: float, untried: dict[str, str]) -> dict[str, Sequence[Band]]:
-    """For each width, the run's own first: its shape on all records, and on either half as fitted to the other."""
+    """For each width, the run's own first: its shape on all records, and on either half as fitted to the other.
+
+    Where the run has no dual clip, none gets one.
+    """
+    plain = Band() if own is None or math.isfinite(own.dual) else Band(eps_dual=math.inf)
     found: dict[str, Sequence[Band]] = {} if own is None else {OWN: [own] * 3}
     for name, power in ((fit.ROOT, 0.5), (fit.FIXED, 0.0)):
         if own is None or fit.name_of(own) != name:
-            found[name] = [Band(length_power=power)] * 3
+            found[name] = [dataclasses.replace(plain, length_power=power)] * 3
     whole, earlier, later = halves.parts
     try:
-        found[fit.POWER] = [Band(length_power=fit.fitted_power(part, rate)) for part in (whole, later, earlier)]
+        powers = [fit.fitted_power(part, rate) for part in (whole, later, earlier)]
+        found[fit.POWER] = [dataclasses.replace(plain, length_power=power) for power in powers]
     except fit.Unreachable as error:
         untried[fit.POWER] = str(error)
     return found
@@ -168,7 +169,7 @@ class _Measure:
         self._weight = np.bincount(part, minlength=self._parts) / len(rows)
 
     def of(self, width: Width, clipped: np.ndarray) -> _Tried:
-        """The width with its spread; 0 if sampling explains all of it."""
+        """The width with its spread."""
         clipped = clipped[self._counted]
         expected = (np.bincount(self._stratum, clipped) / self._size)[self._stratum]
         shape = self._clusters, self._parts
@@ -179,7 +180,10 @@ class _Measure:
             ]
         )
         (square, sampling), _ = self._squares(sums)
-        return _Tried(dataclasses.replace(width, spread=math.sqrt(max(square - sampling, 0.0))), sums)
+        spread = math.sqrt(max(square - sampling, 0.0))
+        freedom = self._parts - 1  # of even rates, square / sampling is about chi² / freedom
+        seen = math.sqrt(max(sampling * (chdtri(freedom, RARE) / freedom - 1), 0.0)) if freedom else math.nan
+        return _Tried(dataclasses.replace(width, spread=spread, seen=seen), sums)
 
     def _squares(self, sums: np.ndarray) -> tuple[tuple, tuple]:
         """Mean over the parts of the squared relative excess, and what of it is sampling; of all clusters, and without

@@ -10,7 +10,7 @@ length bin is its ``clipped`` over its ``responses``, the effective sample size 
 ``ratio``² over ``ratio_squared`` (over ``sequence_fraction``), and the numerical noise of a token's log-ratio is the
 root of ``on_policy_sigma_squared`` over ``on_policy_fraction``; both are 0 on rows of later mini-batches, and where it
 is not known that the first one has not moved. Likewise the mismatch of trainer and rollout engine is the root of
-``rollout_quadratic_variation`` over ``rollout_length``. :mod:`fspo_verl.live` logs these quotients.
+``rollout_quadratic_variation`` over ``rollout_length``. :mod:`fspo_verl.observe.quotients` has the table.
 
 The asynchronous trainers take another mean, over the updates between two weight syncs, each weighted by its responses
 (or, in the fully asynchronous one, all alike); that is the mean over rows as long as these updates have as many.
@@ -18,7 +18,6 @@ The asynchronous trainers take another mean, over the updates between two weight
 Names must not contain "min", "max", "sum" or "total": verl would reduce by those.
 """
 
-import re
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -29,9 +28,6 @@ from fspo_verl.observe.columns import CLIPPED, MISMATCH, TRUNCATED
 
 PREFIX = "actor/fspo/"
 LENGTH_BINS = (16, 64, 256, 1024, 4096, 16384)  # default inner edges, in response tokens
-LENGTH_BIN = re.compile(rf"{PREFIX}length_(\d+)_(?:to_(\d+)|up)/(responses|clipped|outside)")
-"""Name of a metric of one length bin: its first and last length (none of the last bin), and what is counted."""
-
 NAMES = {
     "reward": "critic/score/mean",
     "response_length": "response_length/mean",
@@ -108,6 +104,8 @@ def row_values(
         values["rollout_rejected_fraction"] = ~is_sequence & (columns["rollout_length"] > 0)
     if TRUNCATED in columns:
         values[f"{TRUNCATED}_fraction"] = columns[TRUNCATED] * is_sequence
+    better = advantage > 0
+    values |= {f"better/{key}": counted[key] * better for key in ("responses", "clipped")}
     names, in_bin = _bins(length, length_bins)
     for key, value in counted.items():
         values |= zip((f"{name}/{key}" for name in names), value * in_bin, strict=True)

@@ -17,13 +17,15 @@ from fspo_verl.analysis.clip_rates import (
     prompts_of,
     rate_by_length,
     sides,
+    third_of,
 )
+from fspo_verl.analysis.judgement import Judgement, judge
 from fspo_verl.analysis.length_effect import length_effect
 from fspo_verl.analysis.mismatch import Mismatch, mismatch
-from fspo_verl.analysis.runs import Run, live_clip_rates
-from fspo_verl.analysis.verdict import Verdict, verdict_of
+from fspo_verl.analysis.runs import Run
 from fspo_verl.clips import CLIPS, MATCHED_RATE, Clip, TokenClip
 from fspo_verl.observe.metrics import NAMES
+from fspo_verl.observe.quotients import length_bins, sums_of
 
 
 class Counterfactuals(NamedTuple):
@@ -38,23 +40,61 @@ class Analysis:
     """The numbers of one run; clip rates are of responses with an advantage."""
 
     run: Run
-    verdict: Verdict
+    judgement: Judgement
     rates: pd.DataFrame  # by length; without records from live metrics, without n and with unknown intervals
     overall: pd.Series | None = None  # over all lengths, named as in Counterfactuals.summary; None without records
     others: Counterfactuals | None = None  # of the clips of at_one_rate; None without records
     mismatch: Mismatch | None = None  # of trainer and rollout engine; None where records do not hold it
 
+    @property
+    def loss(self) -> str | None:
+        """verl's name of the loss that trained."""
+        return self.run.settings.loss if self.run.settings else None
+
+    @property
+    def steps(self) -> int:
+        """Number of training steps that left metrics or records."""
+        return len(set(self.run.metrics.index[self.run.metrics.index > 0]) | set(self.run.records.step.unique()))
+
+    def to_json(self) -> dict:
+        """The run in report.json: findings first, then what tables and figures show."""
+        overall = {} if self.overall is None else self.overall.to_dict()
+        found: dict = {
+            "run": self.run.name,
+            "loss": self.loss,
+            "steps": self.steps,
+            "records": len(self.run.records),
+            "findings": [one.to_json() for one in self.judgement.findings],
+            "clip": plain(overall | {"rate": self.judgement.evidence.clip_rate}),
+            "lengths": rows(self.rates),
+            "clips": [] if self.others is None else rows(self.others.summary.reset_index()),
+            "mismatch": None,
+        }
+        if self.mismatch is not None:
+            numbers = self.mismatch._asdict()
+            exponent, dropped = (numbers.pop(name) for name in ("exponent", "dropped"))
+            numbers |= dict(zip(("exponent", "exponent_lower", "exponent_upper"), exponent, strict=True))
+            found["mismatch"] = plain(numbers) | {"dropped": rows(dropped.reset_index())}
+        return found
+
 
 def analyse(run: Run, edges: np.ndarray) -> Analysis:
     """All numbers of one run; ``edges`` are of length bins that cover all its lengths."""
-    records, verdict = run.records, verdict_of(run)
+    records, judgement = run.records, judge(run)
     if not (records.advantage != 0).any():
-        live = live_clip_rates(run.metrics)
-        longest = np.fmax(run.metrics.reindex(columns=[NAMES["longest"]]).max().item(), live.low)
-        return Analysis(run, verdict, live.assign(high=live.high.fillna(longest), lower=math.nan, upper=math.nan))
+        return Analysis(run, judgement, live_rates(run.metrics))
     rates, overall = measures(records, records.clipped.to_numpy(), edges)
     others = counterfactuals(records, edges, at_one_rate(records))
-    return Analysis(run, verdict, rates, pd.Series(overall), others, mismatch(run.rollouts))
+    return Analysis(run, judgement, rates, pd.Series(overall), others, mismatch(run.rollouts, run.settings))
+
+
+def live_rates(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Clip rate by length bin over all steps, from metrics: columns low, high, rate, lower and upper (not known)."""
+    bins = length_bins(sums_of({str(name): value for name, value in metrics.mean().items()}))
+    longest = metrics[NAMES["longest"]].max() if NAMES["longest"] in metrics else math.nan
+    ends = [np.fmax(longest, one.shortest) if math.isnan(one.longest) else one.longest for one in bins]
+    low, rate = [int(one.shortest) for one in bins], [one.rate for one in bins]
+    return pd.DataFrame({"low": low, "high": ends, "rate": rate, "lower": math.nan, "upper": math.nan})
 
 
 def measures(records: pd.DataFrame, clipped: np.ndarray, edges) -> tuple[pd.DataFrame, dict[str, float]]:
@@ -62,19 +102,19 @@ def measures(records: pd.DataFrame, clipped: np.ndarray, edges) -> tuple[pd.Data
 
     Returns:
         The table of :func:`rate_by_length`; and n, rate, lower, upper, lre, lre_unclipped (its value where a length
-        loses nothing), and the length effect: p, and where a line is not rejected exponent, exponent_lower and
-        exponent_upper; NaN without.
+        loses nothing), p of no dependence on length, and exponent, exponent_lower and exponent_upper of a line; NaN
+        without.
     """
     counted = sides(records)["all"]
     length, shares, cluster = records["length"][counted], np.asarray(clipped)[counted], prompts_of(records[counted])
     table, whole = (rate_by_length(length, shares, bins, clusters=cluster) for bins in (edges, edges[[0, -1]]))
     overall = whole.iloc[0][["n", "rate", "lower", "upper"]].to_dict()
+    overall |= {"lre": length_reweighting_error(table), "lre_unclipped": lre_of_an_unclipped_bin(overall["rate"])}
     effect = length_effect(records, clipped)
-    numbers = [math.nan] * 4 if effect is None else list(effect[:4])
-    if effect is not None and effect.depends and not effect.is_line:
-        numbers[:3] = [math.nan] * 3
-    lre = {"lre": length_reweighting_error(table), "lre_unclipped": lre_of_an_unclipped_bin(overall["rate"])}
-    return table, overall | lre | dict(zip(("exponent", "exponent_lower", "exponent_upper", "p"), numbers, strict=True))
+    is_line = effect is not None and (effect.is_line or not effect.depends)
+    line = (effect.exponent, effect.lower, effect.upper) if effect is not None and is_line else [math.nan] * 3
+    overall |= dict(zip(("exponent", "exponent_lower", "exponent_upper"), line, strict=True))
+    return table, overall | {"p": math.nan if effect is None else effect.p}
 
 
 def counterfactuals(records: pd.DataFrame, edges, clips: Mapping[str, Clip]) -> Counterfactuals:
@@ -87,12 +127,12 @@ def counterfactuals(records: pd.DataFrame, edges, clips: Mapping[str, Clip]) -> 
         edges: of :func:`fspo_verl.analysis.clip_rates.length_edges`.
         clips: at least one, by name.
     """
-    tables, rows = {}, {}
+    tables, rows_of = {}, {}
     for name, clip in clips.items():
         tables[name], numbers = measures(records, clip.clipped(records), edges)
-        rows[name] = {**clip.eps, **numbers}
+        rows_of[name] = {**clip.eps, **numbers}
     by_length = pd.concat(tables).droplevel(1).rename_axis("method")
-    return Counterfactuals(by_length, pd.DataFrame.from_dict(rows, "index").rename_axis("method"))
+    return Counterfactuals(by_length, pd.DataFrame.from_dict(rows_of, "index").rename_axis("method"))
 
 
 def at_one_rate(records: pd.DataFrame, clips: Mapping[str, Clip] = CLIPS) -> dict[str, Clip]:
@@ -110,16 +150,22 @@ def at_one_rate(records: pd.DataFrame, clips: Mapping[str, Clip] = CLIPS) -> dic
     return scaled
 
 
-def steps(run: Run) -> int:
-    """Number of training steps that left metrics or records."""
-    return len(set(run.metrics.index[run.metrics.index > 0]) | set(run.records.step.unique()))
+def by_side(run: Run) -> pd.DataFrame:
+    """Clip rate ``all``, and of the ``shortest``, ``middle`` and ``longest`` third, of better and worse responses."""
+    counted = run.records[run.records["advantage"] != 0]
+    side = np.where(counted["advantage"] > 0, "better", "worse")
+    third = np.array(["shortest", "middle", "longest"])[third_of(counted["length"].to_numpy())]
+    rates = counted.groupby([side, third])["clipped"].mean().unstack()
+    every = counted.groupby(side)["clipped"].mean().rename("all")
+    return pd.concat([every, rates.reindex(columns=["shortest", "middle", "longest"])], axis=1)
 
 
-def summary(a: Analysis) -> dict:
-    """A run in one row of report.json."""
-    run = a.run
-    row: dict[str, object] = {"run": run.name, "loss": run.settings.loss if run.settings else None}
-    row |= {"steps": steps(run), "records": len(run.records)}
-    if a.overall is None:
-        return row | {"clip_rate": a.verdict.rate}
-    return row | a.overall.rename({name: f"clip_{name}" for name in ("rate", "lower", "upper")}).to_dict()
+def plain(numbers: Mapping) -> dict:
+    """Numbers for JSON; None for what is not known, or has no bound."""
+    return {name: None if value is None or not math.isfinite(value) else value for name, value in numbers.items()}
+
+
+def rows(table: pd.DataFrame) -> list[dict]:
+    """The rows of a table for JSON; None for what is not known, or has no bound."""
+    table = table.replace([np.inf, -np.inf], np.nan).astype(object)
+    return table.where(table.notna(), None).to_dict("records")

@@ -10,7 +10,6 @@ as PNG and SVG (figures/) and the numbers as JSON (report.json).
 import argparse
 import base64
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,16 +20,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from fspo_verl import __version__
-from fspo_verl.analysis.clip_rates import Estimate, length_edges, number, sides
-from fspo_verl.analysis.mismatch import Mismatch
-from fspo_verl.analysis.overrides import pasted
+from fspo_verl import __version__, findings
+from fspo_verl.analysis.clip_rates import Estimate, length_edges, number
 from fspo_verl.analysis.runs import Run, read_runs
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, of_run, unjudged
+from fspo_verl.findings import FIX
 from fspo_verl.output import show, write_whole
 from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES, Series, Style
-from fspo_verl.report.numbers import Analysis, Counterfactuals, analyse, steps, summary
+from fspo_verl.report.numbers import Analysis, Counterfactuals, analyse, by_side
 
 _FIGURES = ("clip_rate_by_length", "counterfactuals")
 _DASH = "–"
@@ -55,7 +53,7 @@ class Part:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Read the runs and write their report; print the verdicts, the place of the page, and what to do next."""
+    """Read the runs and write their report; print findings, the place of the page, and what to do next."""
     if args.max_rows < len(args.runs):
         raise ValueError(f"--max-rows={args.max_rows} has to be one per run or more")
     if args.output is None:
@@ -65,37 +63,38 @@ def main(args: argparse.Namespace) -> int:
         args.output = run.with_name(f"{run.stem}-report") if run.is_file() else run / "report"
     refuse_foreign(args.output)
     runs = list(tqdm(read_runs(args.runs, args.names, args.max_rows), "runs", len(args.runs), delay=2, disable=None))
-    files = build(runs)
+    analyses = analyses_of(runs)
+    files = build(analyses)
     write(args.output, files)
     if args.json:
         print(files["report.json"].decode(), end="")
         return 0
-    verdicts = json.loads(files["report.json"])["verdicts"]
-    rows = []
-    for run, one in zip(runs, verdicts, strict=True):
-        rows.append((named(one["run"], one["loss"]), one["sentence"]))
-        if run.records.empty:  # there is no picture to look at
-            rows += [("", note) for note in one["notes"]]
-    rows.append(("page", str(args.output / "report.html")))
-    for one in verdicts:
-        advice = " ".join([one["advice"], *one["overrides"]])
-        rows.append(("next", f"{one['run']}: {advice}" if len(verdicts) > 1 else advice))
-    show(rows, widths=(8,))
+    for one in analyses:
+        show([("run", named(one.run.name, one.loss))], widths=(8,))
+        findings.show(one.judgement.findings)
+    show([("page", str(args.output / "report.html"))], widths=(8,))
+    for run in runs:
+        if len(run.records) and not any(one.judgement.findings[0].action == FIX for one in analyses if one.run is run):
+            show([("next:", f"fspo-verl calibrate {run.folder}")], widths=(8,))
     return 0
 
 
 def named(run: str, loss: str | None) -> str:
-    """Whose verdict or curve it is: the run, and its loss if that is known."""
+    """Whose findings or curve it is: the run, and its loss if that is known."""
     return f"{run} ({loss})" if loss else run
 
 
-def build(runs: Sequence[Run]) -> dict[str, bytes]:
-    """All files of a report: name, relative to its folder, to content. The same for the same input."""
-    # One set of bins for all runs, so that they can be compared.
+def analyses_of(runs: Sequence[Run]) -> list[Analysis]:
+    """The numbers of each run, with one set of length bins for all, so that they can be compared."""
     edges = length_edges(np.concatenate([run.records.length for run in runs]))
-    analyses = [analyse(run, edges) for run in tqdm(runs, "numbers", delay=2, disable=None)]
-    clips = [of_run(run.settings.loss, run.settings.trained_band) if run.settings else None for run in runs]
-    styles = {run.name: style for run, style in zip(runs, figures.run_styles(clips), strict=True)}
+    return [analyse(run, edges) for run in tqdm(runs, "numbers", delay=2, disable=None)]
+
+
+def build(analyses: Sequence[Analysis]) -> dict[str, bytes]:
+    """All files of a report: name, relative to its folder, to content. The same for the same input."""
+    settings = [one.run.settings for one in analyses]
+    clips = [of_run(one.loss, one.trained_band) if one else None for one in settings]
+    styles = {one.run.name: style for one, style in zip(analyses, figures.run_styles(clips), strict=True)}
     parts = {
         "clip_rate_by_length": rates_part(analyses, styles),
         "trained": trained_part(analyses),
@@ -109,36 +108,9 @@ def build(runs: Sequence[Run]) -> dict[str, bytes]:
             files |= {f"figures/{name}.svg": svg, f"figures/{name}.png": png}
             images = [base64.b64encode(image).decode() for image in (svg, *figures.render(part.draw, 1, "svg"))]
             part.wide, part.narrow = (f"data:image/svg+xml;base64,{image}" for image in images)
-    facts = {
-        "version": __version__,
-        "length_edges": edges.tolist(),
-        "runs": _rows(pd.DataFrame(map(summary, analyses))),
-        "clip_rate_by_length": {a.run.name: _rows(a.rates) for a in analyses},
-        "counterfactuals": {
-            a.run.name: _rows(a.others.summary.reset_index()) for a in analyses if a.others is not None
-        },
-        "mismatch": {
-            a.run.name: _rows(pd.DataFrame([_numbers(a.mismatch)]))[0]
-            | {"dropped": _rows(a.mismatch.dropped.reset_index())}
-            for a in analyses
-            if a.mismatch is not None
-        },
-        "verdicts": [
-            {
-                "run": a.run.name,
-                "loss": a.run.settings.loss if a.run.settings else None,
-                "cause": a.verdict.cause,
-                "action": a.verdict.action,
-                "sentence": a.verdict.sentence,
-                "advice": a.verdict.advice,
-                "overrides": pasted(a.verdict.overrides),
-                "notes": a.verdict.notes,
-            }
-            for a in analyses
-        ],
-    }
+    facts = {"version": __version__, "runs": [one.to_json() for one in analyses]}
     text = json.dumps(facts, indent=1, allow_nan=False) + "\n"
-    return {"report.json": text.encode(), "report.html": _page(runs, parts, facts)} | files
+    return {"report.json": text.encode(), "report.html": _page(analyses, parts)} | files
 
 
 def refuse_foreign(folder: Path) -> None:
@@ -149,7 +121,7 @@ def refuse_foreign(folder: Path) -> None:
     """
     there = [name for name in FILES if (folder / name).exists()]
     try:
-        ours = {"version", "length_edges", "verdicts"} <= set(json.loads((folder / "report.json").read_bytes()))
+        ours = {"version", "runs"} <= set(json.loads((folder / "report.json").read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError):
         ours = False
     if there and not ours:
@@ -175,20 +147,19 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
 def rates_part(analyses: Sequence[Analysis], styles: dict[str, Style]) -> Part:
     series = []
     for a in analyses:
-        label = named(a.run.name, a.run.settings.loss if a.run.settings else None)
+        label = named(a.run.name, a.loss)
         label += "" if a.overall is not None else ", live metrics"
         series += [Series(label, styles[a.run.name], a.rates)] if len(a.rates) else []
     return Part(panels=[(figures.clip_rates, "clip rate by response length", series)] if series else [], height=2.9)
 
 
 def trained_part(analyses: Sequence[Analysis]) -> Part:
-    tables = {"What trained": pd.DataFrame([_settings(a.run) for a in analyses])}
+    tables = {"What trained": pd.DataFrame([_settings(a) for a in analyses])}
     if rows := [{"run": a.run.name} | _measures(a.overall) for a in analyses if a.overall is not None]:
         tables["What its clip did [95% intervals]"] = pd.DataFrame(rows)
     if rows := [row for a in analyses if a.overall is not None for row in _sides(a.run)]:
-        tables["Clip rate (%) of the responses better and worse than their group, by thirds of the length"] = (
-            pd.DataFrame(rows)
-        )
+        caption = "Clip rate (%) of the responses better and worse than their group, by thirds of the length"
+        tables[caption] = pd.DataFrame(rows)
     return Part(tables=tables)
 
 
@@ -225,14 +196,14 @@ def mismatch_part(analyses: Sequence[Analysis]) -> Part:
 # --- texts -----------------------------------------------------------------------------------------------------------
 
 
-def _settings(run: Run) -> dict[str, str]:
-    settings, length = run.settings, run.records.length
+def _settings(one: Analysis) -> dict[str, str]:
+    run, settings, length = one.run, one.run.settings, one.run.records.length
     versions = settings.versions.items() if settings else ()
     return {
         "run": run.name,
-        "loss": settings.loss if settings else _DASH,
+        "loss": one.loss or _DASH,
         "clip": (settings and settings.clip) or _DASH,
-        "steps": f"{steps(run):,}",
+        "steps": f"{one.steps:,}",
         "responses": f"{run.records.attrs['rows']:,}",
         "shortest to longest": f"{length.min():,} to {length.max():,} tokens" if len(length) else _DASH,
         "versions": ", ".join(f"{name} {version}" for name, version in versions) or _DASH,
@@ -241,18 +212,8 @@ def _settings(run: Run) -> dict[str, str]:
 
 def _sides(run: Run) -> list[dict[str, str]]:
     """A row for either sign of the advantage."""
-    records, masks = run.records, sides(run.records)
-    third = np.digitize(records["length"], np.quantile(records["length"][masks["all"]], [1 / 3, 2 / 3]))
-    rows = []
-    for name, side in (("better", "upper"), ("worse", "lower")):
-        clipped = records["clipped"][masks[side]].to_numpy(np.float64)
-        parts = {"all": np.full(len(clipped), True)} | {
-            part: third[masks[side]] == place for place, part in enumerate(("shortest", "middle", "longest"))
-        }
-        rates = {part: clipped[chosen].mean() if chosen.any() else math.nan for part, chosen in parts.items()}
-        shown = {part: number(100 * rate, ".3g") for part, rate in rates.items()}
-        rows.append({"run": run.name, "responses": name} | shown)
-    return rows
+    table = by_side(run).map(lambda rate: number(100 * rate, ".3g"))
+    return [{"run": run.name, "responses": str(side)} | row.to_dict() for side, row in table.iterrows()]
 
 
 def _measures(row: pd.Series) -> dict[str, str]:
@@ -265,13 +226,6 @@ def _measures(row: pd.Series) -> dict[str, str]:
         "LRE": number(row.lre, ".2g"),
         "LRE if one length were never clipped": number(row.lre_unclipped, ".2g"),
     }
-
-
-def _numbers(mismatch: Mismatch) -> dict[str, float]:
-    numbers = mismatch._asdict()
-    del numbers["dropped"]
-    exponent = numbers.pop("exponent")
-    return numbers | dict(zip(("exponent", "exponent_lower", "exponent_upper"), exponent, strict=True))
 
 
 def _clip_series(others: Counterfactuals) -> list[Series]:
@@ -288,13 +242,7 @@ def _clip_table(others: Counterfactuals) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _rows(table: pd.DataFrame) -> list[dict]:
-    """The rows of a table for JSON; None for what is not known, or has no bound."""
-    table = table.replace([np.inf, -np.inf], np.nan).astype(object)
-    return table.where(table.notna(), None).to_dict("records")
-
-
-def _page(runs: Sequence[Run], parts: dict[str, Part], facts: dict) -> bytes:
+def _page(analyses: Sequence[Analysis], parts: dict[str, Part]) -> bytes:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fspo_verl.report", "."),
         autoescape=True,
@@ -302,4 +250,4 @@ def _page(runs: Sequence[Run], parts: dict[str, Part], facts: dict) -> bytes:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html.jinja").render(runs=runs, parts=parts, facts=facts).encode()
+    return environment.get_template("page.html.jinja").render(runs=analyses, parts=parts, version=__version__).encode()

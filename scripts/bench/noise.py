@@ -20,10 +20,10 @@ from tensordict import TensorDict
 from tqdm import tqdm
 from update import update, with_advantages
 
-from fspo_verl.analysis import numerical_noise
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.observe import observer
+from fspo_verl.observe.noise import SHARE
 from fspo_verl.observe.records import read_records
 from fspo_verl.selftest import worker
 
@@ -52,11 +52,12 @@ def measure(model: str, sampled: TensorDict, setting: tuple[str, str, bool], fol
     update(trainer, batch, loss, CUTS[cut][1], count // 2)
     observer.flush_records()  # as the weight sync at the end of a step does
     records = read_records(folder)
-    found = numerical_noise.of_records(records, None, Band())
+    still = records[records.mini_batch == 0]
+    score = still.log_ratio.abs() / still.length**0.5
     return {
-        "σ of a token": f"{found.sigma:.2g}",
-        "outside ±0.03·√L": f"{found.outside:.0%}",
-        "eps with 1% outside": f"{found.widen * Band().high:.2g}",
+        "σ of a token": f"{(still.quadratic_variation / still.length).mean() ** 0.5:.2g}",
+        "outside ±0.03·√L": f"{(score > Band().high).mean():.0%}",
+        "eps with 1% outside": f"{score.quantile(1 - SHARE):.2g}",
     }
 
 

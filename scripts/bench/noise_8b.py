@@ -19,8 +19,8 @@ import transformers
 from tqdm import tqdm
 from verl.utils import tensordict_utils as tu
 
-from fspo_verl.analysis import numerical_noise
 from fspo_verl.band import Band
+from fspo_verl.observe.noise import SHARE
 from fspo_verl.selftest import worker
 
 QWEN3_8B = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32}
@@ -59,14 +59,14 @@ def measure(trainer, batch, old_cut: dict, new_cut: dict, mini_batches: int) -> 
         "quadratic_variation": [float(x.square().sum()) for x in moved],
     }
     records = pd.DataFrame(columns | {"mini_batch": 0})
-    found = numerical_noise.of_records(records, None, Band())
+    score = records.log_ratio.abs() / records.length**0.5
     squares, long = records.log_ratio**2 / records.length, records.length > records.length.median()
     return {
-        "σ of a token": f"{found.sigma:.2g}",
+        "σ of a token": f"{(records.quadratic_variation / records.length).mean() ** 0.5:.2g}",
         "rms of S/√L, shorter half": f"{squares[~long].mean() ** 0.5:.2g}",
         "longer half": f"{squares[long].mean() ** 0.5:.2g}",
-        "outside ±0.03·√L": f"{found.outside:.0%}",
-        "eps with 1% outside": f"{found.widen * Band().high:.2g}",
+        "outside ±0.03·√L": f"{(score > Band().high).mean():.0%}",
+        "eps with 1% outside": f"{score.quantile(1 - SHARE):.2g}",
     }
 
 

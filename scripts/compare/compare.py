@@ -27,9 +27,8 @@ from measures import MEASURES
 from trials import Trial, losses, pool, read_trials
 
 from fspo_verl.analysis.clip_rates import Estimate, number
-from fspo_verl.analysis.verdict import percent
 from fspo_verl.clips import MATCHED_RATE
-from fspo_verl.output import between, markdown_table, one_line, write_whole
+from fspo_verl.output import between, markdown_table, one_line, percent, write_whole
 from fspo_verl.report import figures
 from fspo_verl.report.page import named
 

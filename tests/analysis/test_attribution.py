@@ -23,26 +23,30 @@ def simulated(name, **settings):
     return simulated_parts.simulate(np.random.default_rng(0), simulated_parts.CELLS[name], **settings)[0]
 
 
+def attributed(records):
+    return attribution(records, records.attrs["settings"])
+
+
 def test_of_a_pure_cause_no_other_is_named():
     for name, part in (("noise only", NOISE), ("mismatch only", MISMATCH), ("movement only", MOVEMENT)):
-        found = attribution(simulated(name))
+        found = attributed(simulated(name))
         assert found[part] > 0.9 and sum(found.values()) == pytest.approx(1)
 
 
 def test_what_cannot_be_told_apart_is_named_together():
     records = simulated("mismatch, age and movement")
     for staleness in (2.0, np.nan):  # all alike, or not known
-        found = attribution(records.assign(staleness=staleness))
+        found = attributed(records.assign(staleness=staleness))
         assert set(found) == {MISMATCH_OR_AGE, MOVEMENT}
-    assert set(attribution(records.drop(columns="staleness"))) == {MISMATCH_OR_AGE, MOVEMENT}
+    assert set(attributed(records.drop(columns="staleness"))) == {MISMATCH_OR_AGE, MOVEMENT}
 
 
 def test_nothing_is_said_of_few_clips_or_without_a_first_mini_batch():
     records = simulated("noise and as much movement")
     clips = records.index[records.clipped > 0]
-    assert attribution(records.assign(clipped=records.clipped.where(records.index <= clips[40], 0.0))) is None
-    assert attribution(records[records.mini_batch > 0]) is None
-    assert attribution(records.assign(advantage=0.0)) is None
+    assert attributed(records.assign(clipped=records.clipped.where(records.index <= clips[40], 0.0))) is None
+    assert attributed(records[records.mini_batch > 0]) is None
+    assert attributed(records.assign(advantage=0.0)) is None
 
 
 @given(st.dictionaries(st.frozensets(st.sampled_from("abc"), min_size=1), st.floats(-1, 1)))

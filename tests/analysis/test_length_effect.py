@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from scipy.stats import binom
 from simulated_records import frame
 
-from fspo_verl.analysis.length_effect import ENDS, LONGER, MIDDLE, RARE, SHORTER, length_effect, length_score
+from fspo_verl.analysis.length_effect import BY_SIDE, ENDS, LONGER, MIDDLE, RARE, SHORTER, _Strata, length_effect
 
 RUNS = 60
 
@@ -147,7 +147,8 @@ def test_units_order_and_what_is_alike_in_a_stratum_do_not_matter(seed, exponent
     effect = length_effect(records)
     assert effect.lower <= effect.exponent <= effect.upper and effect.depends == (effect.p < RARE)
     assert not (effect.is_line and effect.lower <= 0 <= effect.upper) and (effect.who is not None) == effect.depends
-    assert np.sign(effect.exponent) == np.sign(length_score(records, records.clipped)) or not effect.exponent
+    score = _Strata.of(records, records.clipped.to_numpy()).statistic(0.0)
+    assert np.sign(effect.exponent) == np.sign(score) or not effect.exponent
     shuffled = records.sample(frac=1, random_state=seed).assign(length=lambda rows: factor * rows.length)
     assert length_effect(shuffled)[:4] == pytest.approx(effect[:4], abs=1e-4)
     side = records.assign(clipped=records.clipped.where(records.advantage > 0, 0.0))  # says nothing of lengths
@@ -160,16 +161,20 @@ def test_above_half_clipped_it_is_the_test_of_what_is_kept(log_rate):
     clipped, kept = length_effect(records), length_effect(records, 1 - records.clipped)
     assert kept.of_kept and not clipped.of_kept and kept[:4] == pytest.approx(clipped[:4])
     assert (clipped.who, kept.who) in {(LONGER, SHORTER), (ENDS, MIDDLE), (MIDDLE, ENDS)}
-    for mine, others in zip(kept.thirds, clipped.thirds, strict=True):
-        assert mine.rate == pytest.approx(1 - others.rate)
 
 
-def test_rates_of_parts_are_adjusted_for_steps_that_clip_more():
-    effect = length_effect(records := simulated(steps=40, prompts=64, trend=1.5))
-    for parts in (effect.thirds, effect.tails):
-        pooled = [records.clipped[records.length.between(part.shortest, part.longest)].mean() for part in parts]
-        adjusted = [part.rate for part in parts]
-        assert pooled[2] > 1.5 * pooled[0] and max(adjusted) < 1.25 * min(adjusted)
+def test_sides_whose_slopes_are_opposite_are_seen_and_one_side_alone_is_no_such_thing():
+    def tilted(seed, better, worse):
+        records = simulated(seed, steps=30, log_rate=power(better))
+        other = simulated(seed, steps=30, log_rate=power(worse))
+        return records.assign(clipped=np.where(records.advantage > 0, records.clipped, other.clipped))
+
+    found = [length_effect(tilted(seed, 0.4, -0.4)) for seed in range(20)]
+    assert sum(effect.depends and effect.who == BY_SIDE for effect in found) >= 18
+    assert all(length_effect(tilted(seed, 0.6, 0.6)).who == LONGER for seed in range(5))
+    one = [tilted(seed, 0.5, 0.5) for seed in range(5)]
+    alone = [length_effect(part.assign(clipped=part.clipped.where(part.advantage > 0, 0.0))) for part in one]
+    assert all(effect.who == LONGER for effect in alone)
 
 
 def test_a_prompt_that_comes_back_is_one_cluster():

@@ -19,9 +19,10 @@ from verl.utils.logger.aggregate_logger import concat_dict_to_str
 from verl.utils.tracking import FileLogger
 
 from fspo_verl import cli
-from fspo_verl.analysis import conclusion, logs, runs
+from fspo_verl.analysis import causes, logs, runs
+from fspo_verl.analysis.judgement import evidence_of_metrics, judge
 from fspo_verl.analysis.metric_facts import LEARN_MORE, facts
-from fspo_verl.analysis.verdict import verdict_of
+from fspo_verl.findings import FIX
 
 PASTED = Path(__file__).parent / "logs"
 NAN, INF = math.nan, math.inf
@@ -35,10 +36,6 @@ STEPS = {
 
 def read(path):
     return runs.read_run(path, "a")
-
-
-def facts_of(run):
-    return {fact.about: fact.values for fact in facts(run)}
 
 
 # --- every kind of log gives the same table -------------------------------------------------------------------------
@@ -260,58 +257,83 @@ def test_verls_own_name_is_never_overwritten(tmp_path):
     assert read(file).metrics.loc[1].to_dict() == {"actor/entropy": 0.5, "entropy": 2.0, "critic/score/mean": 3}
 
 
+# --- other layouts ---------------------------------------------------------------------------------------------------
+
+
+def test_a_console_with_one_metric_a_line_is_read(tmp_path):
+    file = tmp_path / "npu.log"
+    lines = [
+        "(TaskRunner pid=1) [INFO] [log]: step:{}",
+        "actor/pg_clipfrac:0.1",
+        "(TaskRunner pid=1) rollout_corr/k3_kl:nan",
+    ]
+    file.write_text("".join(f"{line.format(step)}\n" for step in (1, 2) for line in lines) + "saved at step:7\n")
+    run = read(file)
+    assert run.metrics["actor/pg_clipfrac"].to_dict() == {1: 0.1, 2: 0.1}
+    assert judge(run).findings[0].id == causes.NOT_FINITE
+
+
+def test_a_log_of_ms_swift_is_read_and_told_that_the_cause_takes_verl(tmp_path):
+    file = tmp_path / "logging.jsonl"
+    rows = [
+        {"loss": 0.1, "clip_ratio/region_mean": 0.03 * step, "global_step/max_steps": f"{step}/9"} for step in (1, 2)
+    ]
+    rows = [row | {"completions/clipped_ratio": 0.0} for row in rows]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    run = read(file)
+    assert run.metrics["actor/pg_clipfrac"].to_dict() == {1: 0.03, 2: 0.06}
+    first = judge(run).findings[0]
+    assert (
+        "of the responses with importance_sampling_level=sequence" in first.sentence and "run of verl" in first.advice
+    )
+
+
 # --- pasted logs ----------------------------------------------------------------------------------------------------
 
-EXPECTED = {  # of each log that was pasted into an issue: numbers of its facts
-    "agent_r1_30.log": {
-        "not finite": {"step": 83},
-        "no advantage": {"count": 1},
-        "cut off": {"last": 1.0},
-        "lengths": {"longest": 257},
-    },
-    "awesome_ml_sys_106.log": {
-        "no advantage": {"count": 1},
-        "lengths": {"last": 330.437},
-        "cut off": {"at_most": 0.004},
-    },
-    "tinylora_4.log": {
-        "clipped": {"highest": 0.017505002208054066},
-        "cut off": {"last": 0},
-        "lengths": {"longest": 699},
-    },
-    "ui_r1_20.log": {"clipped": {"last": 0}, "one step": {"steps": 1}, "lengths": {"last": 108.0625}},
-    "verl_1224.log": {"clipped": {"highest_step": 1049}, "kl": {"actor/ppo_kl": 0}},
-    "verl_1458.log": {"clipped": {"last": 0.001}, "cut off": {}, "lengths": {"longest": 9723}},
-    "verl_316.log": {"cut off": {"last": 0.521}, "kl": {"actor/kl_loss": 0.071}, "lengths": {"shortest": 3}},
-    "verl_498.log": {"not finite": {"step": 1}, "cut off": {}, "lengths": {"last": 257.125}},
-    "verl_721.log": {"not finite": {"step": 59}, "clipped": {"last": 0.002}},
-    "verl_7356.csv": {"clipped": {"first": 0.35, "last": 0.41, "highest": 0.44, "highest_step": 2}},
+EXPECTED = {  # of each log that was pasted into an issue: numbers of its facts, and from which step on it is broken
+    "agent_r1_30.log": {"not finite": 83, "no advantage": 1.0, "cut off": 1.0},
+    "awesome_ml_sys_106.log": {"no advantage": 1.0, "lengths": 330.437},
+    "tinylora_4.log": {"clipped": 0.017505002208054066, "cut off": 0.0, "lengths": 461.375},
+    "ui_r1_20.log": {"clipped": 0, "one step": 1, "lengths": 108.0625},
+    "verl_1224.log": {"kl": 0},
+    "verl_1458.log": {"clipped": 0.001},
+    "verl_316.log": {"cut off": 0.521, "kl to reference": 0.071},
+    "verl_498.log": {"not finite": 1, "lengths": 257.125},
+    "verl_721.log": {"not finite": 59, "clipped": 0.002},
+    "verl_7356.csv": {"clipped": 0.41},
     "verl_7412.log": {
-        "clipped": {"last": 0.0007935191160472839},
-        "lengths": {"last": 1267.024169921875, "longest": 3072},
-        "kl": {"actor/ppo_kl": -8.163164312320433e-06, "actor/kl_loss": 0.0013280365410537343},
+        "clipped": 0.0007935191160472839,
+        "lengths": 1267.024169921875,
+        "kl": -8.163164312320433e-06,
+        "kl to reference": 0.0013280365410537343,
     },
 }
+CONCLUDED = {"not finite", "cut off"}
 NO_LOGS = {"verl_5637.txt", "open_r1_704.txt"}
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_pasted_log_gives_what_it_holds(name):
-    found = facts_of(read(PASTED / name))
-    for about, values in EXPECTED[name].items():
-        assert {key: found[about][key] for key in values} == values
+    run = read(PASTED / name)
+    found, evidence = {one.id: one.value for one in facts(run)}, evidence_of_metrics(run)
+    expected = EXPECTED[name]
+    assert {about: found[about] for about in expected if about not in CONCLUDED} == {
+        about: value for about, value in expected.items() if about not in CONCLUDED
+    }
+    assert evidence.cut_off == expected.get("cut off", evidence.cut_off)
+    assert bool(evidence.broken) == ("not finite" in expected)
+    assert not evidence.broken or f"from step {expected['not finite']} on" in evidence.broken[0]
     assert ("one step" in found) == (name == "ui_r1_20.log")  # three digits cannot tell 0 from little
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_pasted_log_gets_a_conclusion_and_the_launch_that_tells_more(name):
     run = read(PASTED / name)
-    found, sentences = verdict_of(run), {fact.about: fact.sentence for fact in facts(run)}
-    cause = "not finite" if "not finite" in EXPECTED[name] else "cut off" if name == "verl_316.log" else None
-    assert found.cause == (cause or conclusion.UNKNOWN) and (found.action == conclusion.MEND) == bool(cause)
-    assert found.sentence == sentences[cause or ("no advantage" if "no advantage" in sentences else "clipped")]
-    assert {found.sentence, *found.notes} == set(sentences.values())
-    assert LEARN_MORE in found.advice
+    first, *others = judge(run).findings
+    cause = next((cause for cause in ("not finite", "cut off") if EXPECTED[name].get(cause)), None)
+    assert first.id == (cause or causes.UNKNOWN) and (first.action == FIX) == bool(cause)
+    assert {one.sentence for one in facts(run)} <= {one.sentence for one in (first, *others)}
+    assert LEARN_MORE in first.advice
 
 
 @pytest.mark.parametrize("name", sorted(NO_LOGS))

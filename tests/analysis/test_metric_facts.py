@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fspo_verl.analysis import logs
-from fspo_verl.analysis.metric_facts import course, facts
+from fspo_verl.analysis.causes import conclude
+from fspo_verl.analysis.judgement import evidence_of_metrics, judge
+from fspo_verl.analysis.metric_facts import course, cut_off, facts
 from fspo_verl.analysis.runs import Run
 from fspo_verl.observe.records import read_records
 
@@ -26,7 +28,7 @@ def run_of(config=None, **metrics) -> Run:
 
 
 def fact(run, about):
-    return next((found for found in facts(run) if found.about == about), None)
+    return next((found for found in facts(run) if found.id == about), None)
 
 
 @given(st.lists(st.floats(0, 1) | st.sampled_from([None, math.nan, math.inf]), min_size=1, max_size=60))
@@ -41,7 +43,7 @@ def test_a_course_is_of_the_finite_values(values):
     ends = (np.mean(finite[:tenth]), np.mean(finite[-tenth:]), max(finite))
     assert (found.first, found.last, found.highest) == pytest.approx(ends)
     assert values[found.highest_step - 1] == max(finite)
-    assert fact(run, "clipped").values == found.values
+    assert fact(run, "clipped").value == found.last
 
 
 @given(
@@ -54,10 +56,9 @@ def test_what_is_not_finite_is_named_first_with_the_step_where_it_begins(before,
     steps = before + 3 + later
     broken = [0.1] * before + [value, None, value] + [0.1] * later
     run = run_of(**{name: broken}, perf__mfu=[math.nan] * steps, actor__pg_clipfrac=[0.1] * steps)
-    found = facts(run)[0]
-    assert found.about == "not finite"
-    assert found.values == {"step": before + 1, "count": 2, "steps": steps}
-    assert name.replace("__", "/") in found.sentence and "perf" not in found.sentence
+    found = judge(run).findings[0]
+    assert found.id == "not finite" and f"{name.replace('__', '/')} from step {before + 1} on" in found.sentence
+    assert "perf" not in found.sentence
 
 
 LIMIT = {"data": {"max_response_length": 100}}
@@ -66,25 +67,35 @@ LIMIT = {"data": {"max_response_length": 100}}
 @pytest.mark.parametrize(
     ("config", "longest", "counted", "expected"),
     [
-        (None, [100] * 10, [0.5] * 10, {"last": 0.5}),  # always as long: that is the limit
-        (None, [90, 91, 95, 93], [0.01] * 4, {}),  # the longest of each step, and no limit
-        (None, [100], [0.1], {"at_most": 0.1}),
-        (None, [100], [0.5], {"last": 0.5}),  # half of the responses do not have one length by chance
-        (LIMIT, [100, 90], [0.5, 0.25], {"first": 0.5, "last": 0.0}),  # the second step reached no limit
-        (LIMIT, [90, 100], [0.01, 0.5], {"first": 0.0, "last": 0.5}),
-        (None, [90, 100], [0.0, 0.0], {}),
+        (None, [100] * 10, [0.5] * 10, [0.5] * 10),  # always as long: that is the limit
+        (None, [90, 91, 95, 93], [0.01] * 4, []),  # the longest of each step, and no limit
+        (None, [100], [0.1], []),
+        (None, [100], [0.5], [0.5]),  # half of the responses do not have one length by chance
+        (LIMIT, [100, 90], [0.5, 0.25], [0.5, 0.0]),  # the second step reached no limit
+        (LIMIT, [90, 100], [0.01, 0.5], [0.0, 0.5]),
+        (None, [90, 100], [0.0, 0.0], []),
+        (None, [1900] * 10, [0.0] * 10, []),  # the longest is the longest
     ],
 )
 def test_verls_count_of_cut_off_responses_is_taken_where_its_longest_is_the_limit(config, longest, counted, expected):
     run = run_of(config, response_length__max=longest, response_length__clip_ratio=counted)
-    values = fact(run, "cut off").values
-    assert {key: values[key] for key in expected} == expected
-    assert ("last" in values) == ("last" in expected)
+    assert cut_off(run).to_list() == expected
+    assert (fact(run, "cut off unknown") is not None) == (any(counted) and not expected)
 
 
 def test_what_trl_counts_as_cut_off_is_taken_as_it_is():
     run = run_of(**{"completions__clipped_ratio": [0.25, 0.5], "completions__max_length": [90, 91]})
-    assert fact(run, "cut off").values["last"] == 0.5
+    assert cut_off(run).to_list() == [0.25, 0.5]
+
+
+@pytest.mark.parametrize(("first", "broke"), [(0.01, True), (0.3, False)])
+def test_where_few_were_cut_off_before_the_policy_has_broken(first, broke):
+    shares = [first] * 10 + [0.5] * 10
+    run = run_of(LIMIT, response_length__max=[100] * 20, response_length__clip_ratio=shares)
+    found, _ = conclude(evidence_of_metrics(run))[0], judge(run)
+    assert found.id == "cut off" and found.value == 0.5
+    assert ("from step 11 on" in found.sentence) == broke == ("learning rate" in found.advice)
+    assert ("max_response_length" in found.advice) != broke
 
 
 ONE_STEP = {
@@ -111,11 +122,10 @@ def test_a_rollout_of_one_step_is_told_by_config_or_by_ratios_of_exactly_one(met
 
 def test_mismatch_and_lengths_are_those_of_the_last_steps():
     run = run_of(rollout_corr__k3_kl=[1e-3, 2e-4], response_length__mean=[10.0, 20.0])
-    assert fact(run, "mismatch").values["sigma"] == pytest.approx(0.02)
-    assert fact(run, "lengths").values["last"] == 20 and "longest" not in fact(run, "lengths").values
+    assert (fact(run, "mismatch").value, fact(run, "lengths").value) == (2e-4, 20)
 
 
 def test_steps_without_any_advantage_are_counted():
     ends = {"critic__advantages__max": [1.0, 0.0, 0.0, None], "critic__advantages__min": [-1.0, 0.0, -0.5, 0.0]}
-    assert fact(run_of(**ends), "no advantage").values == {"count": 1, "steps": 3}
+    assert fact(run_of(**ends), "no advantage").value == pytest.approx(1 / 3)
     assert fact(run_of(critic__advantages__max=[0.0]), "no advantage") is None

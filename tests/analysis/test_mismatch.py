@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from simulated_records import frame
+from simulated_records import frame, judged
 
-from fspo_verl.analysis import runs
-from fspo_verl.analysis.mismatch import dropped, mismatch, note, of_bypass
-from fspo_verl.analysis.verdict import verdict
+from fspo_verl.analysis import causes, runs
+from fspo_verl.analysis.judgement import evidence_of_records
+from fspo_verl.analysis.mismatch import dropped, mismatch
+from fspo_verl.findings import NOTE
 from fspo_verl.observe.columns import MISMATCH, mismatch_columns
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.report import page as report
@@ -67,7 +68,9 @@ def test_every_rule_takes_what_its_definition_says():
     table = dropped(records_of(lengths, tokens, advantage, log_ratio))
     usual = table[~table.index.get_level_values("range").str.startswith("scaled")].droplevel("range")
     assert set(usual.index) == set(DEFINITIONS)
-    third = np.digitize(lengths, np.quantile(lengths, [1 / 3, 2 / 3]))
+    # Whole lengths from either end, until they hold a third of the responses.
+    ordered = np.sort(lengths)
+    third = (lengths > ordered[(len(lengths) - 1) // 3]).astype(int) + (lengths >= ordered[-((len(lengths) + 2) // 3)])
     for name, definition in DEFINITIONS.items():
         each = [
             float(definition(*row)) for row in zip(map(np.ndarray.tolist, tokens), log_ratio, advantage, strict=True)
@@ -102,15 +105,17 @@ def test_the_interval_of_the_exponent_holds_the_truth_as_often_as_it_says():
 # --- what is said -----------------------------------------------------------------------------------------------------
 
 
-def test_the_note_of_a_verdict_weighs_mismatch_against_movement():
-    records = records_of(*responses(np.random.default_rng(5), 400, 0.02))  # tokens move by 0.02, too
+def test_mismatch_is_weighed_against_movement():
+    """The clip does not see it: a note, where it is notable."""
+    records = records_of(*responses(np.random.default_rng(5), 400, 0.02)).assign(mini_batch=1)  # tokens move by 0.02
     records.attrs["settings"] = RunSettings("fspo")
-    (said,) = [text for text in verdict(records).notes if "rollout engine" in text]
-    assert "0.02 nats per token" in said and "50% of the way" in said and "staleness" not in said
-    assert "1.5 steps of staleness" in note(records.assign(staleness=1.5))
-    assert note(records.assign(rollout_quadratic_variation=records.rollout_quadratic_variation / 100)) is None
-    plain = frame([10, 20])
-    assert note(plain) is None and mismatch(plain) is None
+    (said,) = [one for one in judged(records).findings if one.id == causes.MISMATCH]
+    assert said.severity == NOTE and said.value == pytest.approx(0.5, abs=0.01) and "0.02 nats" in said.sentence
+    small = records.assign(rollout_quadratic_variation=records.rollout_quadratic_variation / 100)
+    for quiet in (small, frame([10, 20])):
+        quiet.attrs = records.attrs
+        assert causes.MISMATCH not in [one.id for one in judged(quiet).findings]
+    assert mismatch(frame([10, 20])) is None
 
 
 @pytest.mark.parametrize("sigma", [0.005, 0.02])
@@ -121,18 +126,19 @@ def test_in_bypass_mode_the_first_mini_batch_is_the_mismatch(sigma):
     mini_batch = (np.arange(2000) // 4 % 4).astype(np.int32)
     q = q + (mini_batch > 0) * 0.02**2 * lengths
     records = frame(lengths, s, q, 1.0, np.arange(2000) // 4, mini_batch=mini_batch)
-    assert of_bypass(records) is None and mismatch(records) is None
-    records.attrs["settings"] = RunSettings("fspo", old_log_probs_from_rollout=True)
-    found, engines = of_bypass(records), mismatch(records)
-    assert found.sigma == pytest.approx(sigma, rel=0.03) == engines.sigma and engines.responses == 500
-    assert found.share == pytest.approx(sigma**2 / (sigma**2 + 0.75 * 0.02**2), rel=0.06)
-    assert engines.exponent.lower < 0.5 < engines.exponent.upper and math.isnan(engines.kl) and note(records) is None
+    assert mismatch(records) is None
+    bypass = RunSettings("fspo", old_log_probs_from_rollout=True)
+    found, engines = evidence_of_records(records, bypass, tested=False), mismatch(records, bypass)
+    assert found.mismatch_sigma == pytest.approx(sigma, rel=0.03) and engines.sigma == pytest.approx(sigma, rel=0.03)
+    assert engines.responses == 500
+    assert found.mismatch_share == pytest.approx(sigma**2 / (sigma**2 + 0.75 * 0.02**2), rel=0.1)
+    assert engines.exponent.lower < 0.5 < engines.exponent.upper and math.isnan(engines.kl)
     share = (np.abs(s) > 0.03 * np.sqrt(lengths))[mini_batch == 0].mean()
     assert engines.dropped.loc[("width √L", "|S_r| up to 0.03·√L"), "all"] == pytest.approx(share)
     same = {f"rollout_{name}": records[name] * (mini_batch == 0) for name in ("length", "log_ratio")}
     same["rollout_quadratic_variation"] = records.quadratic_variation * (mini_batch == 0)
     measured = records.assign(**same, rollout_k3=0.5 * same["rollout_quadratic_variation"], tokens_masked_icepop=0.0)
-    again = mismatch(measured)
+    again = mismatch(measured, bypass)
     assert again.sigma == engines.sigma and again.kl == pytest.approx(sigma**2 / 2, rel=0.06)
     pd.testing.assert_frame_equal(again.dropped.drop("IcePop"), engines.dropped.drop("IcePop"))
 
@@ -148,11 +154,11 @@ def test_the_report_shows_it_where_records_hold_it_and_rejected_responses_count(
     measured = runs.Run("measured", Path("measured"), metrics, trained, None, [], rejected)
     without = trained.drop(columns=[*MISMATCH, "staleness"])
     plain = runs.Run("plain", Path("plain"), metrics, without, None, [])
-    files = report.build([measured, plain])
+    files = report.build(report.analyses_of([measured, plain]))
     assert "Trainer and rollout engine" in files["report.html"].decode()
-    (name,) = facts = json.loads(files["report.json"])["mismatch"]
-    assert name == "measured" and facts[name]["responses"] == 400 and 0.02 < facts[name]["sigma"] < 0.04
-    assert facts[name]["rejected"] == is_rejected.mean() > 0
-    shares = {(row["rule"], row["range"]): row["all"] for row in facts[name]["dropped"]}
+    found, nothing = (one["mismatch"] for one in json.loads(files["report.json"])["runs"])
+    assert nothing is None and found["responses"] == 400 and 0.02 < found["sigma"] < 0.04
+    assert found["rejected"] == is_rejected.mean() > 0
+    shares = {(row["rule"], row["range"]): row["all"] for row in found["dropped"]}
     assert shares["verl, sum of tokens", "ratio 0.5 to 2"] == pytest.approx(is_rejected.mean())
-    assert "rollout engine</summary>" not in report.build([plain])["report.html"].decode()
+    assert "rollout engine</summary>" not in report.build(report.analyses_of([plain]))["report.html"].decode()

@@ -6,7 +6,6 @@ import json
 import os
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -144,7 +143,6 @@ def test_run_that_has_only_begun(tmp_path):
     write_config(tmp_path)
     run = runs.read_run(tmp_path, "a")
     assert run.metrics.empty and run.metrics.index.name == "step"
-    assert runs.live_clip_rates(run.metrics).empty
 
 
 def test_folder_of_several_runs_is_refused(tmp_path):
@@ -166,25 +164,6 @@ def test_names(tmp_path):
     for names in (["x"], ["x", "x"]):
         with pytest.raises(ValueError, match="2 runs need as many different names"):
             runs.read_runs(paths, names)
-
-
-def test_live_clip_rates_weigh_steps_by_their_responses():
-    short, long = "actor/fspo/length_1_to_15/", "actor/fspo/length_16_up/"
-    metrics = pd.DataFrame(
-        {
-            f"{long}responses": [0.5, 0.1, np.nan],
-            f"{long}clipped": [0.1, 0.1, np.nan],
-            f"{long}outside": [0.2, 0.1, np.nan],
-            f"{short}responses": [0.5, 0.0, np.nan],
-            f"{short}clipped": [0.25, 0.0, np.nan],
-            "actor/fspo/length_64_up/responses": [0.0, 0.0, np.nan],
-            "actor/fspo/length_64_up/clipped": [0.0, 0.0, np.nan],
-            "actor/fspo/clip_fraction": [0.25, 0.1, np.nan],
-        }
-    )
-    expected = {"low": [1, 16], "high": [15, np.nan], "responses": [0.5, 0.6], "clipped": [0.25, 0.2]}
-    expected["rate"] = [0.5, 0.2 / 0.6]
-    pd.testing.assert_frame_equal(runs.live_clip_rates(metrics), pd.DataFrame(expected))
 
 
 @pytest.mark.parametrize("where", ["records", "config"])

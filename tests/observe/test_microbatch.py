@@ -20,7 +20,7 @@ from verl.workers import engine_workers
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import left_right_2_no_padding
 
-from fspo_verl import live
+from fspo_verl.analysis import live
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.observe import microbatch
 from fspo_verl.observe.records import read_records

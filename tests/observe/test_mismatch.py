@@ -20,7 +20,7 @@ from verl.trainer.ppo.rollout_corr_helper import (
 )
 from verl.utils import tensordict_utils as tu
 
-from fspo_verl import live
+from fspo_verl.analysis import live
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.observe import microbatch
 from fspo_verl.observe.columns import MISMATCH, mismatch_columns

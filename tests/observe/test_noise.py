@@ -16,9 +16,9 @@ from test_mismatch import Bypass, run, worker_of
 from test_policy_loss import actor_config
 from test_records import counted_ppo_loss, writers  # noqa: F401  fixtures
 
-from fspo_verl.analysis import calibration, conclusion, numerical_noise
+from fspo_verl.analysis import calibration, causes
+from fspo_verl.analysis.judgement import evidence_of_records
 from fspo_verl.analysis.runs import Run
-from fspo_verl.analysis.verdict import verdict
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.launch import doctor
@@ -43,30 +43,30 @@ def test_log_probs_of_the_rollout_engine_are_not_called_noise(counted_ppo_loss, 
     for writer in writers:
         writer.flush()
     records = read_records(tmp_path)
-    assert numerical_noise.of_records(records, records.attrs["settings"], Band()) is None
+    assert evidence_of_records(records, records.attrs["settings"]).noise_sigma is None
 
 
 # --- whether the band lies below it ----------------------------------------------------------------------------------
 
 
-@given(
-    seed=st.integers(0, 1000),
-    sigma=st.floats(1e-6, 1.0),
-    rows=st.integers(100, 500),
-    band=st.sampled_from([Band(), Band(length_power=1.0), Band(eps_low=0.01, eps_high=0.05), Band(length_power=0.0)]),
-)
-def test_a_band_widened_as_told_leaves_the_share_outside(seed, sigma, rows, band):
-    rng = np.random.default_rng(seed)
+def noisy(rng, rows, sigma):
+    """Responses that no update has moved, of normal noise."""
     length = rng.integers(1, 500, rows)
-    records = frame(length, sigma * np.sqrt(length) * rng.standard_normal(rows), sigma**2 * length)
-    widen = numerical_noise.of_records(records, None, band).widen
+    return frame(length, sigma * np.sqrt(length) * rng.standard_normal(rows), sigma**2 * length)
 
-    def outside(factor):
-        low, high = (factor * eps for eps in (band.low, band.high))
-        scaled = Band(eps_low=low, eps_high=high, length_power=band.length_power)
-        return numerical_noise.of_records(records, None, scaled).outside
 
-    assert outside(widen * 1.001) <= noise.SHARE < outside(widen * 0.999)
+def told(records, band):
+    found = evidence_of_records(records, RunSettings("fspo", band), tested=False)
+    return causes.narrower(band, found.noise_sigma, found.noise_outside, found.unmoved)
+
+
+@given(seed=st.integers(0, 1000), sigma=st.floats(0.004, 0.3), eps=st.floats(0.01, 0.1))
+def test_a_band_widened_as_told_is_above_the_noise(seed, sigma, eps):
+    found = told(noisy(np.random.default_rng(seed), 4000, sigma), Band(eps))
+    if found is not None:
+        times = float(re.search(r"([\d.]+) times as wide", found.advice)[1])
+        assert times > 1 and times * eps == pytest.approx(noise.EPS_IN_SIGMA * sigma, rel=0.2)
+        assert told(noisy(np.random.default_rng(seed + 1), 4000, sigma), Band(1.2 * times * eps)) is None
 
 
 @pytest.mark.parametrize(
@@ -79,19 +79,13 @@ def test_a_band_widened_as_told_leaves_the_share_outside(seed, sigma, rows, band
         (0.054, Band(0.15), False),
     ],
 )
-def test_the_remedy_names_what_helps_and_its_band_ends_it(sigma, band, warned):
-    rng = np.random.default_rng(0)
-    length = rng.integers(10, 500, 1000)
-    records = frame(length, sigma * np.sqrt(length) * rng.standard_normal(1000), sigma**2 * length)
-    found = numerical_noise.of_records(records, None, band)
-    assert (noise.finding(found, band) is not None) == warned
+def test_a_clip_narrower_than_the_noise_is_told_whether_it_was_counted_or_follows_from_sigma(sigma, band, warned):
+    counted, computed = told(noisy(np.random.default_rng(0), 4000, sigma), band), causes.narrower(band, sigma)
+    for found in (counted, computed):
+        assert (found is not None) == warned
+        assert not warned or ("float32" in found.advice and "docs/noise.md" in found.advice)
     if warned:
-        text = noise.remedy(found)
-        assert "float32" in text and "docs/noise.md" in text
-        times = float(re.search(r"([\d.]+) times as wide", text)[1])
-        assert times == pytest.approx(found.widen, rel=0.1)
-        wider = Band(times * band.eps)
-        assert noise.finding(numerical_noise.of_records(records, None, wider), wider) is None
+        assert counted.value == pytest.approx(computed.value, abs=0.03)
 
 
 # --- the remedy that is named ------------------------------------------------------------------------
@@ -117,8 +111,7 @@ def test_calibrate_and_report_tell_the_noise(sigma, warned, tmp_path):
     records = frame(length, log_ratio, spread**2 * length, advantage, np.arange(2000) // 4, mini_batch=mini_batch)
     records.attrs["settings"] = RunSettings("fspo", Band())
     run = Run("run", tmp_path, pd.DataFrame(), records, None, [])
-    calibrated = calibration.calibrate(records, 0.1)
-    assert calibrated.noise.sigma == pytest.approx(sigma, rel=1e-3)
-    assert ("nothing to paste: numerical noise" in calibration.text(calibrated, run)) == warned
-    said = verdict(records)
-    assert (said.cause == conclusion.NOISE) == warned == ("times as wide" in said.advice)
+    first, *_, band = calibration.calibrate(run, 0.1)
+    assert band.id == calibration.EPS and bool(band.overrides) != warned == ("nothing to paste" in band.sentence)
+    assert (first.id == causes.NOISE) == warned == ("times as wide" in first.advice)
+    assert evidence_of_records(records, run.settings).noise_sigma == pytest.approx(sigma, rel=1e-3)

@@ -39,11 +39,13 @@ from verl.workers import engine_workers
 from verl.workers.utils.losses import ppo_loss
 
 from fspo_verl import clips
-from fspo_verl.analysis import numerical_noise
+from fspo_verl.analysis import judgement
+from fspo_verl.analysis.evidence import evidence_of
 from fspo_verl.clips import CLIPS
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.observe import attempts, microbatch, observer
 from fspo_verl.observe.attempts import record_files
+from fspo_verl.observe.quotients import quotients, sums_of
 from fspo_verl.observe.records import CLIP_COLUMNS, COLUMNS, RecordWriter, read_records, text_hash
 from fspo_verl.observe.settings import RunSettings
 
@@ -156,13 +158,17 @@ def test_metrics_equal_what_the_records_give(counted_ppo_loss, writers, tmp_path
         assert outside == ((records.log_ratio > 0.04 * scale) | (records.log_ratio < -0.05 * scale)).sum()
 
     # verl logs means over the rows of a step, which hold two mini-batches; nothing has moved in the first.
-    logged = pd.DataFrame([{f"actor/fspo/{name}": np.mean(rows) for name, rows in values.items()}])
-    live, recorded = numerical_noise.of_metrics(logged), numerical_noise.of_records(records, settings, settings.band)
+    logged = {f"actor/fspo/{name}": np.mean(rows) for name, rows in values.items()}
+    live, recorded = evidence_of(logged, settings), judgement.evidence_of_records(records, settings, tested=False)
     first = records[records.mini_batch == 0]
     sigma = np.sqrt((first.quadratic_variation / first.length).mean())
-    assert (live.sigma, recorded.sigma) == pytest.approx((sigma, sigma), rel=1e-6)
-    assert live.outside == pytest.approx(recorded.outside, nan_ok=True)
-    assert 0 < live.outside < 1 if loss == "fspo" else np.isnan(live.outside)
+    assert (live.noise_sigma, recorded.noise_sigma) == pytest.approx((sigma, sigma), rel=1e-6)
+    if loss == "fspo":
+        assert 0 < live.noise_outside < 1 and live.noise_outside == pytest.approx(recorded.noise_outside)
+    # Records lack the empty rows, so that the sums differ by their share, and no rate does.
+    rates, of_records = (quotients(one) for one in (sums_of(logged), judgement.sums(records, settings)))
+    del rates["clip_rate/all"], rates["clip_rate/worse"]  # their totals are by length bin
+    assert len(rates) > 3 and {name: of_records[name] for name in rates} == pytest.approx(rates, rel=1e-6)
 
 
 def test_one_step_of_several_is_recorded(counted_ppo_loss, writers, tmp_path):

@@ -15,8 +15,8 @@ import synthetic_run
 
 from fspo_verl import cli
 from fspo_verl.analysis import clip_rates, runs
+from fspo_verl.analysis.judgement import judge
 from fspo_verl.analysis.length_effect import length_effect
-from fspo_verl.analysis.verdict import verdict
 from fspo_verl.clips import CLIPS, MATCHED_RATE, TokenClip
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.report import figures
@@ -74,17 +74,16 @@ def rates_by_length(made, run, clipped) -> pd.DataFrame:
 
 
 def test_clip_rates_are_those_of_the_records(made):
-    assert made.facts["length_edges"] == edges_of(made.runs).tolist()
     page = made.page.table("run", "responses with an advantage")
     for run, row in zip(made.runs, made.facts["runs"], strict=True):
         counted = run.records[run.records.advantage != 0]
         expected = rates_by_length(made, run, counted.clipped)
-        written = pd.DataFrame(made.facts["clip_rate_by_length"][run.name])
+        written = pd.DataFrame(row["lengths"])
         pd.testing.assert_frame_equal(written, expected, check_dtype=False)
         rate, lre = counted.clipped.mean(), clip_rates.length_reweighting_error(expected)
-        assert (row["run"], row["n"], row["records"]) == (run.name, len(counted), len(run.records))
-        assert (row["clip_rate"], row["lre"]) == pytest.approx((rate, lre))
-        assert row["lre_unclipped"] == pytest.approx(rate / (1 - rate))
+        assert (row["run"], row["clip"]["n"], row["records"]) == (run.name, len(counted), len(run.records))
+        assert (row["clip"]["rate"], row["clip"]["lre"]) == pytest.approx((rate, lre))
+        assert row["clip"]["lre_unclipped"] == pytest.approx(rate / (1 - rate))
         shown = page.loc[run.name]
         assert shown["responses with an advantage"] == f"{len(counted):,}"
         assert shown["clip rate (%)"].split()[0] == f"{100 * rate:.3g}"
@@ -95,10 +94,10 @@ def test_clip_rates_are_those_of_the_records(made):
 
 def test_counterfactuals_are_those_of_the_clips_scaled_to_one_rate(made):
     tables = iter([rows for rows in made.page.tables if rows[0][:2] == ["clip", "eps"]])
-    for run in made.runs:
+    for run, row in zip(made.runs, made.facts["runs"], strict=True):
         counted = run.records[run.records.advantage != 0]
-        assert [row[0] for row in next(tables)[1:]] == [clip.label for clip in CLIPS.values()]
-        for found, clip in zip(made.facts["counterfactuals"][run.name], CLIPS.values(), strict=True):
+        assert [cells[0] for cells in next(tables)[1:]] == [clip.label for clip in CLIPS.values()]
+        for found, clip in zip(row["clips"], CLIPS.values(), strict=True):
             applied = clip if isinstance(clip, TokenClip) else clip.matched(run.records, MATCHED_RATE)
             clipped = applied.clipped(counted)
             table = rates_by_length(made, run, clipped)
@@ -125,7 +124,7 @@ def test_page_needs_nothing_else(made):
 
 def test_same_input_gives_the_same_files(made):
     written = on_disk(made.folder)
-    assert report.build(made.runs) == written and set(written) <= set(report.FILES)
+    assert report.build(report.analyses_of(made.runs)) == written and set(written) <= set(report.FILES)
     for name in ("clip_rate_by_length", "counterfactuals"):
         assert written[f"figures/{name}.png"].startswith(b"\x89PNG") and b"</svg>" in written[f"figures/{name}.svg"]
 
@@ -218,29 +217,36 @@ def test_everything_that_can_go_wrong_at_once(tmp_path, monkeypatch):
         run_of("no advantage", base.assign(advantage=np.float32(0))),
         run_of("one response", one, metrics=pd.DataFrame({"actor/grad_norm": [0.1]}, index=[1])),
     ]
-    files = report.build(found)
+    files = report.build(report.analyses_of(found))
     shown, facts = Page(files["report.html"].decode()), json.loads(files["report.json"])
-    said = {one["run"]: " ".join([one["sentence"], one["advice"], *one["notes"]]) for one in facts["verdicts"]}
+    said = {
+        one["run"]: " ".join(text for found in one["findings"] for text in (found["sentence"], found["advice"]))
+        for one in facts["runs"]
+    }
     for run, expected in {
         "incomplete": ("Steps with missing records: 2.", "A random 768 of its 10,000,000 records"),
         "only metrics <b>&": ("rates only, no test", "records_dir=DIR and algorithm.policy_loss=observed"),
         "only a config": ("there are no records",),
-        "kept all": ("Clips none of", "Narrow the clip"),
-        "clipped all": ("Clips 100% of", "Widen the clip"),
+        "kept all": ("No response is clipped", "Lower eps"),
+        "clipped all": ("More than half is clipped: 100%", "Widen the clip"),
         "unmoved": ("Nothing moved",),
         "no advantage": ("no response has an advantage",),
-        "one response": ("Clips",),
+        "one response": ("No response is clipped",),
     }.items():
         assert all(text in said[run] for text in expected), said[run]
-    assert all(one["sentence"] in shown.text for one in facts["verdicts"])
+    assert all(found["sentence"] in shown.text for one in facts["runs"] for found in one["findings"])
     assert "<b>&" not in shown.source.replace("&lt;b&gt;&amp;", "")
-    summary = pd.DataFrame(facts["runs"]).set_index("run")
-    assert summary.lre["kept all"] == 0 and summary.clip_rate["kept all"] == 0
-    assert summary.clip_rate["clipped all"] == 1 and np.isnan(summary.lre["clipped all"])
-    assert summary.n["one response"] == 1 and np.isnan(summary.lre["one response"])
-    live = runs.live_clip_rates(runs.read_metrics([tmp_path / "m.jsonl"]))
-    assert summary.clip_rate["only metrics <b>&"] == pytest.approx(live.clipped.sum() / live.responses.sum())
-    assert [row["low"] for row in facts["clip_rate_by_length"]["only metrics <b>&"]] == live.low.to_list()
+    clip = pd.DataFrame({one["run"]: one["clip"] for one in facts["runs"]}).T.astype(float)
+    assert clip.lre["kept all"] == 0 and clip.rate["kept all"] == 0
+    assert clip.rate["clipped all"] == 1 and np.isnan(clip.lre["clipped all"])
+    assert clip.n["one response"] == 1 and np.isnan(clip.lre["one response"])
+    metrics = runs.read_metrics([tmp_path / "m.jsonl"])
+    live = metrics.filter(regex="^actor/fspo/length_").sum()
+    responses, clipped = (live.filter(like=f"/{name}") for name in ("responses", "clipped"))
+    assert clip.rate["only metrics <b>&"] == pytest.approx(clipped.sum() / responses.sum())
+    (of_metrics,) = (one["lengths"] for one in facts["runs"] if one["run"] == "only metrics <b>&")
+    assert [row["rate"] for row in of_metrics] == pytest.approx(list(clipped.to_numpy() / responses.to_numpy()))
+    assert [row["low"] for row in of_metrics] == [1, 16, 64]
     assert "nan" not in shown.text.lower()
     assert "figures/clip_rate_by_length.png" in files
 
@@ -249,18 +255,17 @@ def test_everything_that_can_go_wrong_at_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_the_verdict_opens_the_page_and_is_printed(made, capsys):
-    for run, found in zip(made.runs, made.facts["verdicts"], strict=True):
-        expected = verdict(run.records)
-        assert (found["run"], found["sentence"]) == (run.name, expected.sentence)
-        assert found["advice"] == expected.advice and list(expected.notes) == found["notes"]
-        place = made.page.text.index(found["sentence"])
-        assert place < made.page.text.index(found["advice"], place) < made.page.text.index("How to read it")
-        assert all(f"{key}={value}" in made.page.text for key, value in expected.overrides.items() if value is not None)
+def test_the_findings_open_the_page_and_are_printed(made, capsys):
+    for run, row in zip(made.runs, made.facts["runs"], strict=True):
+        expected = judge(run).findings
+        assert (row["run"], row["findings"]) == (run.name, [one.to_json() for one in expected])
+        place = made.page.text.index(expected[0].sentence)
+        assert place < made.page.text.index(expected[0].advice, place) < made.page.text.index("How to read it")
+        assert not any(one.overrides for one in expected)  # one command prints numbers to paste
     run, before = made.paths[0], runs.written(made.paths[0])
     assert cli.main(["report", str(run)]) == 0
-    first, *_, page, last = capsys.readouterr().out.splitlines()
-    expected = verdict(made.runs[0].records)
-    assert expected.sentence in first and expected.advice in last and page.endswith(str(run / "report/report.html"))
+    _, first, *_, page, last = capsys.readouterr().out.splitlines()
+    assert judge(made.runs[0]).findings[0].sentence in first and page.endswith(str(run / "report/report.html"))
+    assert last.split(maxsplit=1) == ["next:", f"fspo-verl calibrate {run}"]
     assert runs.written(run) == before  # a report is no part of its run
     pd.testing.assert_frame_equal(runs.read_run(run, "again").metrics, made.runs[0].metrics)

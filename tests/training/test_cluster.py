@@ -113,4 +113,4 @@ def test_a_lost_worker_ends_a_launch_and_the_next_one_trains_on_both_nodes(nodes
     assert [(part.number, part.step, part.rank) for part in files] == [(2, s, r) for s in (1, 2) for r in (0, 1)]
     assert cli.main(["report", str(tmp_path / "run")]) == 0 and "page" in capsys.readouterr().out
     (row,) = json.loads((tmp_path / "run/report/report.json").read_text())["runs"]
-    assert (row["steps"], row["records"]) == (2, 2 * 8 * 4) and 0 < row["clip_rate"] < 1
+    assert (row["steps"], row["records"]) == (2, 2 * 8 * 4) and 0 < row["clip"]["rate"] < 1

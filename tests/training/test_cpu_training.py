@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM
 import fspo_verl.configs
 from fspo_verl.analysis import calibration, fit
 from fspo_verl.analysis.clip_rates import MIN_COUNT
+from fspo_verl.analysis.judgement import judge
 from fspo_verl.analysis.runs import read_run
-from fspo_verl.analysis.verdict import verdict
 from fspo_verl.observe.metrics import LENGTH_BINS
 from fspo_verl.observe.records import read_records, text_hash
 
@@ -142,12 +142,11 @@ def test_training(task, untrained_model, tmp_path, way_in, overrides, main):
     side = np.sign(records.advantage)
     target = min((sign * records.log_ratio[side == sign] > 0).mean() for sign in (1, -1)) / 2  # which a band can reach
     if target > 0:
-        told = verdict(run.records, target)
-        out = calibration.text(calibration.calibrate(run.records, target), run)
-        assert f"run: {told.sentence} {told.advice} " in " ".join(out.split())
+        *told, band = calibration.calibrate(run, target)
+        assert told[0] == judge(run, target).findings[0] and band.id == calibration.EPS
     else:
         with pytest.raises(fit.Unreachable, match=r"only 0.0% of the responses with A [<>] 0 lie"):
-            calibration.calibrate(run.records, 0.1)
+            calibration.calibrate(run, 0.1)
 
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / f"checkpoints/global_step_{STEPS}/actor/huggingface")
     before = AutoModelForCausalLM.from_pretrained(untrained_model).state_dict()

@@ -16,7 +16,7 @@ import torch
 from bench import update
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from fspo_verl import live
+from fspo_verl.analysis import live
 from fspo_verl.observe.attempts import parts
 from fspo_verl.observe.metrics import LENGTH_BINS
 from fspo_verl.observe.records import read_records

@@ -3,7 +3,8 @@
 """What is assumed of verl: each docstring says what is lost where the installed verl does otherwise.
 
 Here is what would be lost in silence, or late in a run; what stops a run at its start is left to the trainings.
-"read": by its sources, as running it would take workers or GPUs. Live series: tests/test_live.py, through the trainers.
+"read": by its sources, as running it would take workers or GPUs. Live series, through the trainers:
+tests/analysis/test_live.py.
 """
 
 import ast

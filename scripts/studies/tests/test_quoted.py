@@ -16,8 +16,8 @@ sys.path.insert(0, str(STUDIES))
 
 import quoted  # noqa: E402
 
-from fspo_verl.analysis import conclusion, runs  # noqa: E402
-from fspo_verl.analysis.verdict import verdict_of  # noqa: E402
+from fspo_verl.analysis import causes, runs  # noqa: E402
+from fspo_verl.analysis.judgement import judge  # noqa: E402
 
 
 def says(page: str, *sentences: str) -> None:
@@ -46,15 +46,17 @@ def rows_of(study: str, after: str) -> list[list[str]]:
 
 def test_the_sentence_of_committed_records():
     folder = "tests/recorded/grpo-4-float32"
-    says("docs/measure.md", verdict_of(runs.read_run(ROOT / folder, "")).sentence, f"`fspo-verl report {folder}`")
+    says(
+        "docs/measure.md", judge(runs.read_run(ROOT / folder, "")).findings[0].sentence, f"`fspo-verl report {folder}`"
+    )
 
 
 def test_from_where_on_a_cause_is_concluded():
     says(
         "docs/measure.md",
-        f"{conclusion.SHARE_NOT_FINITE:.1%} of the responses or more hold NaN or inf",
-        f"{conclusion.SHARE_CUT_OFF:.0%} or more fill what they were allowed",
-        f"{conclusion.SHARE_REJECTED:.0%} are rejected by",
+        f"{causes.SHARE_NOT_FINITE:.1%} of the responses or more hold NaN or inf",
+        f"{causes.SHARE_CUT_OFF:.0%} or more fill what they were allowed",
+        f"or a rollout correction rejects {causes.SHARE_REJECTED:.0%}",
     )
 
 

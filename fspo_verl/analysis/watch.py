@@ -15,27 +15,30 @@ step, and for five minutes at least.
 
 import argparse
 import contextlib
-import dataclasses
 import math
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
-from fspo_verl.alerts import STEPS, alarming
-from fspo_verl.analysis import conclusion, verdict
+from fspo_verl.analysis.alerts import alarming
 from fspo_verl.analysis.attribution import attribution
-from fspo_verl.analysis.conclusion import Conclusion, Evidence
+from fspo_verl.analysis.causes import HEALTH, STEPS, conclude
+from fspo_verl.analysis.evidence import TRAINED, Evidence
+from fspo_verl.analysis.judgement import evidence_of_metrics, evidence_of_records
 from fspo_verl.analysis.logs import NOT_FINITE
-from fspo_verl.analysis.metric_facts import LEARN_MORE, facts
+from fspo_verl.analysis.metric_facts import facts, learn_more
 from fspo_verl.analysis.runs import Run, read_run, written
+from fspo_verl.findings import NOTE, Finding
 from fspo_verl.observe.attempts import FINISHED
 from fspo_verl.observe.metrics import NAMES
-from fspo_verl.output import plain, say
+from fspo_verl.output import percent, plain, say
 
+_SMALL_PART = 0.05  # of the clips, below which it is not named
 _POLL = 5.0  # seconds between two looks; ranks that write one step are not as far apart
 _QUIET = 300.0  # seconds, at least, after which a run that writes nothing has ended
 _LONG = 5  # times its longest step
@@ -73,7 +76,7 @@ def follow(path: Path, every: int, once: bool) -> Iterator[str]:
         if run is not None and (changed or ended):
             yield from watcher.lines(run, ended or not changed)
         if ended and run is not None:
-            yield f"next: {LEARN_MORE if watcher.of_log else f'fspo-verl report {shlex.quote(str(path))}'}"
+            yield f"next: {watcher.more or f'fspo-verl report {shlex.quote(str(path))}'}"
             return
         if not waits:
             waits = True
@@ -101,7 +104,8 @@ class Watcher:
     def __init__(self, every: int):
         self.every = every
         self.last = -1  # the step up to which all is said
-        self.of_log = False
+        self.more = ""  # of a log: what would tell more
+        self._cut_off: float | None = None  # share at the start
         self._count = 0  # of the steps
         self._holds: dict[str, int] = {}  # by cause, at which of the steps it held last
         self._due = ""  # the line of the last step, where it has not been said
@@ -118,72 +122,89 @@ class Watcher:
             self._due = ""
 
     def _of_step(self, run: Run, window: list[int]) -> Iterator[str]:
-        numbers, found = self._observed(run, window)
+        numbers, found = self._observed(_of_steps(run, window), window)
         self._count += 1
-        new = [one for one in found if one.cause not in self._holds]
-        self._holds |= {one.cause: self._count for one in found}
-        muted = any(one.cause in conclusion.HEALTH for one in found)
+        new = [one for one in found if one.id not in self._holds]
+        self._holds |= {one.id: self._count for one in found}
+        muted = any(one.id in HEALTH for one in found)
         over = [
             cause
             for cause, held in self._holds.items()
-            if self._count - held >= STEPS and not (muted and cause not in conclusion.HEALTH)
+            if self._count - held >= STEPS and not (muted and cause not in HEALTH)
         ]
         for cause in over:
             del self._holds[cause]
-        said = [f"{one.sentence} {one.advice}" for one in new] + [f"Over: {cause}." for cause in over]
+        said = [*map(str, new), *(f"Over: {cause}." for cause in over)]
         self._due = f"step {window[-1]}: {numbers or 'nothing to say'}."
         if said or self._count % self.every == 0:
             yield " ".join([self._due, *said])
             self._due = ""
 
-    def _observed(self, run: Run, window: list[int]) -> tuple[str, list[Conclusion]]:
+    def _observed(self, run: Run, window: list[int]) -> tuple[str, list[Finding]]:
         """Numbers in a line, and what holds."""
-        metrics = _of_steps(run.metrics, window)
-        broken = tuple(name for name in _broken(metrics) if window[-1] in metrics.attrs[NOT_FINITE][name])
         if len(run.records):
-            records = run.records[run.records["step"].isin(window)]
-            evidence = verdict.of_records(records, tested=False)
-            rejected = int(run.rejected["step"].isin(window).sum()) if len(run.rejected) else 0
-            if rejected:
-                evidence = dataclasses.replace(evidence, rejected=rejected / (rejected + len(records)))
-            parts = attribution(records)
-            newest = records[records["step"] == window[-1]]
+            evidence = self._in_window(run, evidence_of_records(run.rollouts, run.settings))
+            newest = run.records[run.records["step"] == window[-1]]
             idle = "" if (newest["advantage"] != 0).any() else "no response of this step has an advantage"
-        else:
-            evidence, parts, idle = verdict.of_metrics(metrics, run.settings), None, ""
-        evidence = dataclasses.replace(evidence, broken=broken)
-        if evidence.clip_rate is not None or len(run.records):
-            numbers = "; ".join(filter(None, [conclusion.brief(evidence, parts), idle]))
-            return numbers, alarming(evidence, len(window))
-        self.of_log = True
-        return _logged(dataclasses.replace(run, metrics=metrics), broken)
+            numbers = "; ".join(filter(None, [brief(evidence, attribution(run.records, run.settings)), idle]))
+            return numbers, alarming(conclude(evidence), evidence)
+        evidence = self._in_window(run, evidence_of_metrics(run))
+        if evidence.clip_rate is not None:
+            return brief(evidence), alarming(conclude(evidence), evidence)
+        self.more = learn_more(run)
+        return _logged(run, evidence)
+
+    def _in_window(self, run: Run, evidence: Evidence) -> Evidence:
+        """The evidence of a window, with what is broken in it, and what was cut off when the run began."""
+        if self._cut_off is None:
+            self._cut_off = evidence.cut_off
+        broken = tuple(name for name in run.metrics.attrs[NOT_FINITE] if name.startswith(TRAINED))
+        return replace(evidence, broken=broken, cut_off_before=self._cut_off, cut_off_since=None)
 
 
-def _logged(run: Run, broken: tuple[str, ...]) -> tuple[str, list[Conclusion]]:
+def brief(evidence: Evidence, parts: Mapping[str, float] | None = None) -> str:
+    """The numbers in one line; empty where none is known.
+
+    Args:
+        parts: shares of the clips, of :func:`fspo_verl.analysis.attribution.attribution`.
+    """
+    said = []
+    if evidence.clip_rate is not None:
+        of = " of the tokens" if evidence.by_token else ""
+        named = [f"{percent(share)} of it {part}" for part, share in (parts or {}).items() if share >= _SMALL_PART]
+        said.append(", ".join([f"{percent(evidence.clip_rate)}{of} clipped", *(named if evidence.clip_rate else ())]))
+    if evidence.thirds and evidence.clip_rate:
+        shortest, longest = evidence.thirds[0].rate, evidence.thirds[-1].rate
+        said.append(f"shortest third {percent(shortest)}, longest {percent(longest)}")
+    if evidence.sides and evidence.clip_rate:
+        said.append("better than their group {}, worse {}".format(*map(percent, evidence.sides)))
+    shares = {"cut off": evidence.cut_off, "rejected": evidence.rejected, "not finite": evidence.not_finite}
+    said += [f"{what} {percent(share)}" for what, share in shares.items() if share]
+    if evidence.broken:
+        said.append(f"NaN or inf in {', '.join(evidence.broken)}")
+    return "; ".join(said)
+
+
+def _logged(run: Run, evidence: Evidence) -> tuple[str, list[Finding]]:
     """What a log without our series says of its last steps: never why the clip acts."""
-    found = {fact.about: fact for fact in facts(run)}
-    values = {about: fact.values for about, fact in found.items()}
-    rate, cut_off = (values.get(about, {}).get("last") for about in ("clipped", "cut off"))
-    numbers = conclusion.brief(Evidence(clip_rate=rate or None, by_token=True, cut_off=cut_off, broken=broken))
-    said = [found["clipped"].sentence.rstrip(".") if rate == 0 else "", numbers]  # 0 may be a rounded number
+    values = {one.id: one for one in facts(run)}
+    rate = values["clipped"].value if "clipped" in values else None
+    said = [values["clipped"].sentence.rstrip(".")] if rate == 0 else []  # 0 may be a rounded number
+    said.append(brief(replace(evidence, clip_rate=rate or None, by_token=True)))
     if "lengths" in values:
-        said.append(f"{values['lengths']['last']:,.0f} tokens on average")
-    if "mismatch" in values:
-        said.append(f"mismatch {values['mismatch']['sigma']:.2g} nats per token")
-    of_run = verdict.verdict_of(run)
-    holds = of_run.cause in conclusion.CAUSES and (of_run.cause != conclusion.NOT_FINITE or bool(broken))
-    one = Conclusion(of_run.cause, of_run.sentence, of_run.advice, of_run.action)
-    return "; ".join(filter(None, said)), [one] if holds else []
+        said.append(f"{values['lengths'].value:,.0f} tokens on average")
+    found = [one for one in conclude(evidence) if one.id in HEALTH and one.severity != NOTE]
+    return "; ".join(filter(None, said)), found
 
 
-def _broken(metrics: pd.DataFrame) -> list[str]:
-    return [name for name in metrics.attrs.get(NOT_FINITE, {}) if name.startswith(conclusion.TRAINED)]
+def _of_steps(run: Run, window: list[int]) -> Run:
+    """The run of these steps alone; what is broken is broken in the newest of them."""
+    first, last = window[0], window[-1]
+    rows = run.metrics[(run.metrics.index >= first) & (run.metrics.index <= last)].dropna(axis=1, how="all")
+    known = run.metrics.attrs.get(NOT_FINITE, {})
+    rows.attrs = {NOT_FINITE: {name: [last] for name, steps in known.items() if last in steps}}
+    return replace(run, metrics=rows, records=_within(run.records, window), rejected=_within(run.rejected, window))
 
 
-def _of_steps(metrics: pd.DataFrame, window: list[int]) -> pd.DataFrame:
-    """The rows of these steps, and what is broken in them."""
-    rows = metrics[(metrics.index >= window[0]) & (metrics.index <= window[-1])].dropna(axis=1, how="all")
-    known = metrics.attrs.get(NOT_FINITE, {})
-    here = {name: [step for step in steps if window[0] <= step <= window[-1]] for name, steps in known.items()}
-    rows.attrs = {NOT_FINITE: {name: steps for name, steps in here.items() if steps}}
-    return rows
+def _within(records: pd.DataFrame, window: list[int]) -> pd.DataFrame:
+    return records[records["step"].isin(window)] if len(records) else records

@@ -16,14 +16,14 @@ import pytest
 import synthetic_run
 from test_alerts import FIRES, SOUND, raw
 
-from fspo_verl import alerts, cli, watch
-from fspo_verl.analysis import runs
-from fspo_verl.analysis.conclusion import percent
+from fspo_verl import cli
+from fspo_verl.analysis import alerts, runs, watch
 from fspo_verl.analysis.metric_facts import LEARN_MORE
 from fspo_verl.clips import CLIPS
 from fspo_verl.observe.attempts import FINISHED
+from fspo_verl.output import percent
 
-PASTED = Path(__file__).parent / "analysis/logs"
+PASTED = Path(__file__).parent / "logs"
 LOGS = [file for file in sorted(PASTED.iterdir()) if file.suffix != ".txt"]  # those hold no step
 COMMAND = [sys.executable, "-m", "fspo_verl.cli", "watch"]
 

@@ -15,15 +15,18 @@ from simulated_records import frame
 from test_live import SUMS, Kept, logged_by_verl, raw
 from verl.utils.tracking import Tracking
 
-from fspo_verl import alerts
-from fspo_verl.analysis import conclusion as c
-from fspo_verl.analysis.conclusion import Evidence
-from fspo_verl.analysis.verdict import of_records
+from fspo_verl.analysis import alerts
+from fspo_verl.analysis import causes as c
+from fspo_verl.analysis.evidence import Evidence, evidence_of
+from fspo_verl.analysis.judgement import evidence_of_records
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
+from fspo_verl.observe.quotients import Counted
+from fspo_verl.observe.quotients import parts as parts_of
 from fspo_verl.observe.settings import RunSettings
 
-SOUND = raw(SUMS | {"length_1_to_15/clipped": 0.01, "sigma_squared": 0.9, "on_policy_fraction": 0.45})
+MOVED = {"sigma_squared": 0.9, "on_policy_fraction": 0.45, "on_policy_outside_fraction": 0.0}
+SOUND = raw(SUMS | {"length_1_to_15/clipped": 0.01} | MOVED)
 FIRES = {
     "NaN in log-probs": (c.NOT_FINITE, {"nonfinite_fraction": 0.02}, {}),
     "NaN in the gradient": (c.NOT_FINITE, {}, {"actor/grad_norm": math.nan}),
@@ -43,7 +46,7 @@ def config(**fields):
 
 
 def causes(found):
-    return [one.cause for one in found]
+    return [one.id for one in found]
 
 
 @pytest.mark.parametrize("name", FIRES)
@@ -100,29 +103,27 @@ def test_metrics_give_the_evidence_that_records_give(seed, bypass):
         first = records[mini_batch == 0]
         logged |= {"actor/fspo/rollout_length": first.length.sum() / 1200}
         logged |= {"actor/fspo/rollout_quadratic_variation": first.quadratic_variation.sum() / 1200}
-    live, recorded = Evidence.of_live(logged, settings), of_records(records)
-    assert live.clip_rate == pytest.approx(recorded.clip_rate)
-    if bypass:
-        assert live.mismatch_share == pytest.approx(recorded.mismatch_share, rel=0.2)  # weighs tokens, not responses
-    else:
-        assert live.noise_share == pytest.approx(recorded.noise_share)
+    live, recorded = evidence_of(logged, settings), evidence_of_records(records, settings)
+    for name in ("clip_rate", "noise_share", "noise_sigma", "mismatch_share", "not_finite", "sides", "responses"):
+        assert getattr(live, name) == pytest.approx(getattr(recorded, name)), name
+    assert live.one_step is recorded.one_step is False and live.moved is recorded.moved is True
     (shortest, *_, longest) = live.thirds
     shown = records[records.advantage != 0]
     for part in (shortest, longest):
         chosen = shown[shown.length.between(part.shortest, np.nan_to_num(part.longest, nan=np.inf))]
         assert part.responses == pytest.approx(len(chosen)) and part.clipped == pytest.approx(chosen.clipped.sum())
-    assert causes(alerts.alarming(live, alerts.STEPS)) == [c.LENGTH]
+    ten = dataclasses.replace(live, steps=c.STEPS)
+    assert causes(alerts.alarming(c.conclude(ten), ten)) == [c.LENGTH]
 
 
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=9), st.integers(0, 2**31))
 def test_thirds_are_the_bins_joined(sizes, seed):
     rates = np.random.default_rng(seed).random(len(sizes))
     bins = [
-        c.Counted(10.0 * i + 1, 10.0 * i + 10, n, n * rate)
-        for i, (n, rate) in enumerate(zip(sizes, rates, strict=True))
+        Counted(10.0 * i + 1, 10.0 * i + 10, n, n * rate) for i, (n, rate) in enumerate(zip(sizes, rates, strict=True))
     ]
     bins = [one for one in bins if one.responses > 0]
-    parts = c.thirds(bins)
+    parts = parts_of(bins)
     if not parts:
         return
     assert sum(part.responses for part in parts) == pytest.approx(sum(sizes))
@@ -131,7 +132,7 @@ def test_thirds_are_the_bins_joined(sizes, seed):
 
 
 def test_lengths_of_few_clips_are_no_alert():
-    few = [c.Counted(1, 9, 20, 4), c.Counted(10, 19, 20, 2), c.Counted(20, 29, 20, 1)]
+    few = [Counted(1, 9, 20, 4), Counted(10, 19, 20, 2), Counted(20, 29, 20, 1)]
     many = [one._replace(responses=one.responses * 100, clipped=one.clipped * 100) for one in few]
     sound = Evidence(clip_rate=0.1)
     for parts, said in ((few, [c.UNKNOWN]), (many, [c.LENGTH])):
@@ -140,8 +141,8 @@ def test_lengths_of_few_clips_are_no_alert():
 
 def test_a_band_that_follows_a_clip_rate_is_held_against_noise_as_it_is():
     settings = RunSettings("fspo", Band())
-    assert Evidence.of_live(SOUND | raw({"eps_low": 0.2, "eps_high": 0.3}), settings).band.high == 0.3
-    assert Evidence.of_live(SOUND, settings).band == Band()
+    assert evidence_of(SOUND | raw({"eps_low": 0.2, "eps_high": 0.3}), settings).band.high == 0.3
+    assert evidence_of(SOUND, settings).band == Band()
 
 
 # --- in verl's logger ------------------------------------------------------------------------------------------------
@@ -181,14 +182,14 @@ def test_whatever_breaks_is_logged_and_training_goes_on(broken, caplog, monkeypa
 def test_a_cause_that_breaks_the_alerts_is_said_once_whatever_its_text(tracking, caplog, monkeypatch):
     monkeypatch.setattr(alerts, "_said", said := set())
 
-    def of_live(metrics, *_):
+    def broken(metrics, *_):
         step = metrics["actor/fspo/rows"]
         if step < 50:
             raise ValueError(f"{step} responses")
         raise KeyError(step)
 
-    monkeypatch.setattr(Evidence, "of_live", of_live)
-    with caplog.at_level(logging.WARNING, logger="fspo_verl.alerts"):
+    monkeypatch.setattr(alerts, "evidence_of", broken)
+    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
         for step in range(100):
             tracking.log(SOUND | raw({"rows": float(step)}), step)
     assert [record.message.split(": ")[1] for record in caplog.records] == ["ValueError", "KeyError"]

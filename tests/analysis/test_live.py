@@ -16,7 +16,8 @@ from verl.utils.metric import Metric, reduce_metrics
 from verl.utils.tracking import RLInsightLogger, Tracking
 
 import fspo_verl.config  # noqa: F401 - wraps verl's Tracking, as in every worker with a loss of this package
-from fspo_verl import live
+from fspo_verl.analysis import live
+from fspo_verl.clips import BandClip
 from fspo_verl.observe.metrics import metrics
 
 BINS = [16, 64, 256]
@@ -28,6 +29,10 @@ SUMS = {
     "length_16_to_63/clipped": 0.0,
     "length_64_up/responses": 0.10,
     "length_64_up/clipped": 0.01,
+    "better/responses": 0.10,
+    "better/clipped": 0.01,
+    "nonfinite_fraction": 0.0,
+    "sigma_squared": 0.045,
     "step_rows": 400.0,
     "rows": 200.0,
     "ratio": 0.9,
@@ -38,6 +43,11 @@ SUMS = {
 }
 SERIES = {
     "fspo/clip_rate/all": 0.28,
+    "fspo/clip_rate/better": 0.1,
+    "fspo/clip_rate/worse": 0.4,
+    "fspo/not_finite": 0.0,
+    "fspo/sigma": 0.05**0.5,
+    "fspo/moved_sigma": 0.25,
     "fspo/clip_rate/len_00001_00015": 0.4,
     "fspo/clip_rate/len_00064_up": 0.1,
     "fspo/ess": 0.9,
@@ -64,10 +74,17 @@ def test_what_a_step_does_not_give_is_left_out():
     assert live.series(raw({"log_ratio": 0.1})) == {}
 
 
-def logged_by_verl(records, cut, mini_batches):
-    """The metrics that verl makes of a step: ``cut`` gives the ranks, and how many micro-batches each has."""
+def logged_by_verl(records, cut, mini_batches, band=None):
+    """The metrics that verl makes of a step: ``cut`` gives the ranks, and how many micro-batches each has.
+
+    With a band they are those of the loss fspo.
+    """
     columns = {name: records[name].to_numpy(np.float64) for name in ("length", "log_ratio", "quadratic_variation")}
-    columns |= {"advantage": records.advantage.to_numpy(np.float64), "finite": np.ones(len(records))}
+    columns |= {"advantage": records.advantage.to_numpy(np.float64)}
+    columns |= {"finite": (records.decision != "nonfinite").to_numpy(np.float64)}
+    columns |= {name: records[name].to_numpy(np.float64) for name in ("truncated",) if name in records}
+    if band is not None:
+        columns["outside"] = BandClip("", "", band).outside(records).astype(np.float64)
     sides = {"upper": records.advantage > 0, "lower": records.advantage < 0}
     columns |= {f"clipped_{side}": (records.clipped * mask).to_numpy(np.float64) for side, mask in sides.items()}
     columns["clipped_dual"] = np.zeros(len(records))
@@ -100,7 +117,7 @@ def test_series_equal_what_the_records_give_to_the_last_digit(cut, mini_batches)
     records["mini_batch"] = np.repeat(np.arange(mini_batches), 1200 // mini_batches)
     got = live.series(logged_by_verl(records, cut, mini_batches))
     expected = live_reference.series(records[records.length > 0], BINS, min_count=50)
-    assert len(expected) == len(BINS) + 5 and 0 < expected["fspo/lre"] < 1
+    assert len(expected) == len(BINS) + 9 + (mini_batches > 1) and 0 < expected["fspo/lre"] < 1
     assert got == pytest.approx(expected, rel=1e-12, abs=0)
 
 
@@ -178,7 +195,7 @@ def test_metrics_are_logged_where_the_series_cannot_be_and_each_cause_is_said_on
     """Whatever the text of an error, which may hold the value of a step."""
     monkeypatch.setattr(live, "_said", said := set())
     broken = [f"tensor({step})" for step in range(50)] + [object() for _ in range(50)]
-    with caplog.at_level(logging.WARNING, logger="fspo_verl.live"):
+    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
         for step, value in enumerate(broken):
             tracking.log(data := raw({"length_1_to_15/responses": value}), step=step)
             assert tracking.logger["kept"].data == data

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Alerts in the log of a run: what :mod:`fspo_verl.analysis.conclusion` concludes while it trains, once per cause.
+"""Alerts in the log of a run: what :mod:`fspo_verl.analysis.causes` finds while it trains, once per cause.
 
 They are asked for where a trainer hands the metrics of a step to its loggers (:mod:`fspo_verl.verl_patches`), of the
 means over the last steps. While a cause that makes advice on the clip worthless holds, none on the clip is given. No
@@ -9,19 +9,18 @@ alert is about a clip that does little: a run may begin so. ``policy_loss.alerts
 
 import logging
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from fspo_verl.analysis import conclusion
-from fspo_verl.analysis.conclusion import Conclusion, Evidence
+from fspo_verl.analysis.causes import HEALTH, LEVEL, MOST, STEPS, conclude
+from fspo_verl.analysis.evidence import TRAINED, Evidence, evidence_of
+from fspo_verl.findings import NOTE, Finding, Said
 from fspo_verl.keys import POLICY_LOSS
 from fspo_verl.observe.metrics import PREFIX
 from fspo_verl.output import cause
 
 logger = logging.getLogger("fspo_verl")
-
-STEPS = 10
-"""Over how many an alert looks back, and from how many on one is about the clip."""
 
 
 class Alerts:
@@ -32,24 +31,26 @@ class Alerts:
     """
 
     def __init__(self, config: Mapping | None = None):
-        from fspo_verl.analysis import runs  # imports pandas, as the live series do
+        from fspo_verl.analysis import runs  # imports pandas
 
         self.on = (runs.setting(config, f"{POLICY_LOSS}.alerts") if config else None) is not False
         self._settings = runs.settings_of(config) if config else None
         self._window: deque[Mapping[str, float]] = deque(maxlen=STEPS)
-        self._said: set[str] = set()
+        self._said = Said()
+        self._cut_off: float | None = None  # share at the start
 
-    def of_step(self, metrics: Mapping[str, Any]) -> list[Conclusion]:
+    def of_step(self, metrics: Mapping[str, Any]) -> list[Finding]:
         """The alerts after another step; none where its metrics are not those of a loss of this package."""
         if not self.on or f"{PREFIX}sequence_fraction" not in metrics:
             return []
-        step = {k: float(v) for k, v in metrics.items() if k.startswith(conclusion.TRAINED) and _is_number(v)}
+        step = {k: float(v) for k, v in metrics.items() if k.startswith(TRAINED) and _is_number(v)}
         self._window.append({name: value for name, value in step.items() if name.startswith(PREFIX)})
         # What is broken is broken in this step, whatever the others are like.
-        found = Evidence.of_live(step | means(self._window), self._settings, len(self._window))
-        new = [one for one in alarming(found, len(self._window)) if one.cause not in self._said]
-        self._said |= {one.cause for one in new}
-        return new
+        evidence = evidence_of(step | means(self._window), self._settings, len(self._window))
+        if self._cut_off is None:
+            self._cut_off = evidence.cut_off
+        evidence = replace(evidence, cut_off_before=self._cut_off)
+        return self._said.new(alarming(conclude(evidence), evidence))
 
 
 def means(window: deque[Mapping[str, float]]) -> dict[str, float]:
@@ -62,16 +63,16 @@ def means(window: deque[Mapping[str, float]]) -> dict[str, float]:
     return {name: total / counts[name] for name, total in sums.items()}
 
 
-def alarming(evidence: Evidence, steps: int) -> list[Conclusion]:
-    """The conclusions over so many steps that a user should act on while the run goes on.
+def alarming(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
+    """Those that a user should act on while the run goes on.
 
-    Below :data:`STEPS` nothing on the clip is: steps differ, and a few say little of a run.
+    Below :data:`STEPS` steps none on the clip is: steps differ, and a few say little of a run.
     """
-    found = [one for one in conclusion.conclude(evidence) if one.cause in conclusion.CAUSES]
-    if broken := [one for one in found if one.cause in conclusion.HEALTH]:
+    found = [one for one in findings if one.severity != NOTE]
+    if broken := [one for one in found if one.id in HEALTH]:
         return broken
-    little = (evidence.clip_rate or 0) <= conclusion.MOST
-    return [one for one in found if not (one.cause == conclusion.LEVEL and little)] if steps >= STEPS else []
+    is_idle = (evidence.clip_rate or 0) <= MOST
+    return [one for one in found if not (one.id == LEVEL and is_idle)] if evidence.steps >= STEPS else []
 
 
 def _is_number(value: Any) -> bool:
@@ -101,7 +102,7 @@ def say(metrics: Mapping, step: Any = None) -> None:
         if not _of_run:
             begin(None)
         for one in _of_run[0].of_step(metrics):
-            logger.warning("step %s: %s %s Said once.", step, one.sentence, one.advice)
+            logger.warning("step %s: %s Said once.", step, one)
     except Exception as error:
         _warn(error)
 

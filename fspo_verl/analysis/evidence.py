@@ -1,0 +1,164 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers of a run from which causes are told, made in one way of records, a running trainer and a log.
+
+:func:`evidence_of` takes the sums that verl logs, or those of records (:func:`fspo_verl.analysis.judgement.sums`), and
+divides them by :mod:`fspo_verl.observe.quotients`. Tests on responses add to it. Light to import, as a process that
+trains uses it: no scipy, no pandas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fspo_verl.observe.quotients import Counted, length_bins, parts, quotients, sums_of
+
+if TYPE_CHECKING:
+    from fspo_verl.analysis.length_effect import LengthEffect
+    from fspo_verl.band import Band
+    from fspo_verl.observe.settings import RunSettings
+
+TRAINED = ("actor/", "critic/", "rollout_corr/")
+"""Metrics of which NaN or inf means that training is broken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The numbers of a run, or of some of its steps; shares between 0 and 1. None: not known."""
+
+    responses: int | None = None
+    """With an advantage."""
+
+    steps: int = 1
+    clip_rate: float | None = None
+    """Share of :attr:`responses`; of a loss that clips tokens the mean share of a response's tokens."""
+
+    sides: tuple[float, float] | None = None
+    """Clip rates of the responses better and worse than their group."""
+
+    thirds: tuple[Counted, ...] = ()
+    """Of about as many responses each, from the shortest; see :func:`fspo_verl.observe.quotients.parts`."""
+
+    not_finite: float | None = None
+    broken: tuple[str, ...] = ()
+    """Metrics, of :data:`TRAINED`, that are NaN or inf; with the step from which on, where that is known."""
+
+    cut_off: float | None = None
+    """Share of the responses that fill what they were allowed."""
+
+    cut_off_before: float | None = None
+    """The same at the start of the run."""
+
+    cut_off_since: int | None = None
+    """The first step in which so many were that it is a cause."""
+
+    rejected: float | None = None
+    """Share of the responses that a rollout correction takes out of the loss."""
+
+    moved: bool | None = None
+    """Whether any log-ratio is not 0."""
+
+    one_step: bool | None = None
+    """Whether each rollout gets one optimiser step: no update has moved any response then."""
+
+    unmoved: int = 0
+    """Responses that no update had moved; on them noise is counted."""
+
+    noise_sigma: float | None = None
+    """Spread of a token's log-ratio where no update has moved it, nats."""
+
+    noise_outside: float | None = None
+    """Share of :attr:`unmoved` outside the band."""
+
+    noise_share: float | None = None
+    """Of the variance of a token's log-ratio after updates."""
+
+    mismatch_sigma: float | None = None
+    """Spread of a token's log-ratio between trainer and rollout engine, nats."""
+
+    mismatch_share: float | None = None
+    """In bypass mode of the variance of a token's log-ratio; else of the way from engine to policy."""
+
+    bypass: bool = False
+    """The old log-probs are those of the rollout engine, and the clip sees the mismatch."""
+
+    band: Band | None = None
+    """On S, that trained."""
+
+    by_token: bool = False
+    """The loss clips tokens. From here on only responses tell, and not their sums."""
+
+    length: LengthEffect | None = None
+    too_few: str | None = None
+    """Why there is no :attr:`length`, in a clause."""
+
+    one_length: bool = False
+    tails: tuple[Counted, ...] = ()
+    """The shortest tenth, those in between, and the longest tenth."""
+
+    thirds_of_sides: tuple[tuple[Counted, ...], ...] = ()
+    """:attr:`thirds` of the better and of the worse responses."""
+
+    longest: tuple[float, float] | None = None
+    """Clip rate of the longest third, with and without the responses that are cut off; NaN where none is left."""
+
+    sides_differ: bool | None = None
+    """By more than noise."""
+
+
+def evidence_of(metrics: Mapping[str, float], settings: RunSettings | None = None, steps: int = 1) -> Evidence:
+    """The evidence in the metrics of a step, or in their means over steps.
+
+    Args:
+        metrics: by the names that loggers have. A rate whose sums are missing is taken from the live series.
+        settings: what trains.
+        steps: over how many the means are taken.
+    """
+    sums = sums_of(metrics)
+    live = {name.removeprefix("fspo/"): value for name, value in metrics.items() if name.startswith("fspo/")}
+    rate = {name: value for name, value in live.items() if math.isfinite(value)} | quotients(sums)
+    sides, bins = (rate.get("clip_rate/better"), rate.get("clip_rate/worse")), length_bins(sums)
+    rows, bypass = sums.get("step_rows", 1.0) * steps, bool(settings and settings.old_log_probs_from_rollout)
+    thirds = parts(one._replace(responses=one.responses * rows, clipped=one.clipped * rows) for one in bins)
+    return Evidence(
+        responses=round(sum(one.responses for one in bins) * rows) if "step_rows" in sums and bins else None,
+        steps=steps,
+        clip_rate=rate.get("clip_rate/all"),
+        sides=None if None in sides else sides,  # type: ignore[arg-type]
+        thirds=thirds,
+        not_finite=rate.get("not_finite"),
+        broken=tuple(name for name, value in metrics.items() if name.startswith(TRAINED) and not math.isfinite(value)),
+        cut_off=rate.get("truncated"),
+        rejected=rate.get("rejected"),
+        moved=rate["sigma"] > 0 if "sigma" in rate else None,
+        one_step=sums["step_rows"] == sums["rows"] if {"step_rows", "rows"} <= sums.keys() else None,
+        unmoved=round(sums.get("on_policy_fraction", 0.0) * rows),
+        noise_sigma=rate.get("noise_sigma"),
+        noise_outside=rate.get("noise_outside"),
+        noise_share=_share(rate.get("noise_sigma"), rate.get("moved_sigma")),
+        mismatch_sigma=rate.get("mismatch_sigma"),
+        mismatch_share=_mismatch_share(rate, bypass),
+        bypass=bypass,
+        band=_in_force(settings.trained_band if settings else None, sums),
+    )
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    """Of a variance, from two spreads."""
+    return part**2 / whole**2 if part is not None and whole else None
+
+
+def _mismatch_share(rate: Mapping[str, float], bypass: bool) -> float | None:
+    mismatch, moved = rate.get("mismatch_sigma"), rate.get("sigma" if bypass else "moved_sigma")
+    if mismatch is None or moved is None:
+        return None
+    return _share(mismatch, moved if bypass else math.hypot(mismatch, moved))
+
+
+def _in_force(band: Band | None, sums: Mapping[str, float]) -> Band | None:
+    """The band, with the eps that the sums of one that follows a clip rate have."""
+    low, high = sums.get("eps_low"), sums.get("eps_high")
+    return band if band is None or low is None or high is None else replace(band, eps=None, eps_low=low, eps_high=high)

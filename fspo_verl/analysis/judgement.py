@@ -1,0 +1,273 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is to be said of a run, the same for every command: its evidence, from records or metrics, and its findings.
+
+Records become the sums that verl logs, so that their evidence is made as that of metrics is. Tests on responses add to
+it. Causes and words are those of :mod:`fspo_verl.analysis.causes`; advice on a width is about those that were tried
+(:mod:`fspo_verl.analysis.widths`).
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.special import stdtr
+
+from fspo_verl.analysis import fit, mismatch, widths
+from fspo_verl.analysis.causes import EVEN, HEALTH, LENGTH, SHARE_CUT_OFF, UNKNOWN, conclude
+from fspo_verl.analysis.clip_rates import prompts_of
+from fspo_verl.analysis.evidence import Evidence, evidence_of
+from fspo_verl.analysis.length_effect import BY_SIDE, ENDS, MIDDLE, MIN_PROMPTS, MIN_STEPS, length_effect
+from fspo_verl.analysis.metric_facts import course, cut_off, facts, learn_more
+from fspo_verl.analysis.runs import Run
+from fspo_verl.analysis.widths import Comparison, Width
+from fspo_verl.clips import MATCHED_RATE, BandClip
+from fspo_verl.findings import FIX, KEEP, NOTE, RECORD, TAKE, Finding
+from fspo_verl.keys import RECORDS_DIR
+from fspo_verl.observe.columns import OPTIONAL
+from fspo_verl.observe.metrics import PREFIX, row_values
+from fspo_verl.observe.quotients import Counted, parts
+from fspo_verl.observe.settings import RunSettings
+from fspo_verl.output import percent
+
+_RARE_SIDE = 0.01  # p-value of two sides; with RARE of the lengths a weighted Bonferroni split of 6%
+
+
+class Judgement(NamedTuple):
+    """What :func:`judge` says."""
+
+    findings: list[Finding]
+    """The conclusion first."""
+
+    evidence: Evidence
+    compared: Comparison | None = None
+    """The widths that were tried; None where the advice is not about them."""
+
+    @property
+    def width(self) -> Width | None:
+        """The width to take in place of the run's own; None where that stays."""
+        takes = any(one.id == LENGTH and one.action == TAKE for one in self.findings)
+        return self.compared.best if takes and self.compared else None
+
+
+def judge(run: Run, rate: float = MATCHED_RATE) -> Judgement:
+    """What is to be said of a run; too little data is an answer, not an error.
+
+    Args:
+        rate: clip rate of a band to take, at which widths are compared.
+    """
+    if len(run.records):
+        found = judge_records(run.rollouts, run.settings, rate)
+        return found._replace(findings=[*found.findings, *_incomplete(run.records)])
+    evidence = evidence_of_metrics(run)
+    if evidence.clip_rate is None and ((said := facts(run)) or evidence.broken):
+        return Judgement(_of_log(run, said, evidence), evidence)
+    first, *others = conclude(evidence)
+    how = f"Train with {RECORDS_DIR}=DIR"
+    if run.settings is None or run.settings.loss != "fspo":
+        how += " and algorithm.policy_loss=observed (algorithm.policy_loss=gspo and grpo include it)"
+    first = replace(first, advice=f"{first.advice} {how}.", action=first.action or RECORD)
+    if first.id != UNKNOWN:
+        others.append(Finding("no records", NOTE, "These are rates only, no test: there are no records."))
+    return Judgement([first, *others], evidence)
+
+
+def judge_records(records: pd.DataFrame, settings: RunSettings | None, rate: float = MATCHED_RATE) -> Judgement:
+    """:func:`judge` of records alone, those of rejected responses included."""
+    evidence = evidence_of_records(records, settings)
+    findings, effect = conclude(evidence), evidence.length
+    if effect is None or not effect.is_of_run or findings[0].action == FIX:
+        return Judgement(findings, evidence)
+    compared = widths.compare(records[records["length"] > 0], settings, effect.depends, rate)
+    findings = [_with_advice(one, evidence, compared) if one.id in (LENGTH, EVEN) else one for one in findings]
+    return Judgement(findings, evidence, compared)
+
+
+# --- evidence --------------------------------------------------------------------------------------------------------
+
+
+def evidence_of_metrics(run: Run) -> Evidence:
+    """The evidence that the metrics of a run give, over all steps."""
+    metrics = run.metrics
+    observed = [name for name in metrics if name.startswith(("fspo/", PREFIX))]
+    steps = metrics[observed].dropna(how="all")
+    means = {str(name): float(value) for name, value in steps.mean().items()}
+    evidence = replace(evidence_of(means, run.settings, len(steps)), broken=run.broken)
+    shares = metrics["fspo/truncated"].dropna() if "fspo/truncated" in metrics else cut_off(run)
+    return _with_course(evidence, shares)
+
+
+def _with_course(evidence: Evidence, cut_off: pd.Series) -> Evidence:
+    """The evidence with the course over the steps of the share that is cut off."""
+    if (found := course(cut_off)) is None:
+        return evidence
+    many = cut_off.index[cut_off >= SHARE_CUT_OFF]
+    since = int(many[0]) if len(many) else None
+    share = found.last if evidence.cut_off is None else evidence.cut_off
+    return replace(evidence, cut_off=share, cut_off_before=found.first, cut_off_since=since)
+
+
+def evidence_of_records(records: pd.DataFrame, settings: RunSettings | None, tested: bool = True) -> Evidence:
+    """The evidence that records give; without a test of lengths where not ``tested``."""
+    counted = records[(records["advantage"] != 0) & (records["length"] > 0)]
+    if records.empty:
+        return Evidence(responses=0, steps=0)
+    steps = int(records["step"].nunique())
+    metrics = {f"{PREFIX}{name}": value for name, value in sums(records, settings).items()}
+    found = replace(evidence_of(metrics, settings, steps), responses=len(counted))
+    if "truncated" in records:
+        found = _with_course(found, records[records["length"] > 0].groupby("step")["truncated"].mean().dropna())
+    if counted.empty:
+        return found
+    clipped, better = counted["clipped"].to_numpy(np.float64), (counted["advantage"] > 0).to_numpy()
+    thirds = parts(_by_length(counted))
+    effect = length_effect(records) if tested else None
+    return replace(
+        found,
+        thirds=thirds,
+        by_token=bool(((clipped > 0) & (clipped < 1)).any()),
+        length=effect,
+        too_few=_too_few(counted) if tested and not effect else None,
+        one_length=counted["length"].nunique() == 1,
+        tails=parts(_by_length(counted), 0.1),
+        thirds_of_sides=tuple(parts(_by_length(counted[side])) for side in (better, ~better)),
+        longest=_longest(counted, thirds),
+        sides_differ=_sides_differ(counted, clipped, better),
+    )
+
+
+def sums(records: pd.DataFrame, settings: RunSettings | None) -> dict[str, float]:
+    """The means over rows that verl would have logged of these responses, without those by length."""
+    records = mismatch.with_engines(records, settings)
+    names = ["length", "log_ratio", "quadratic_variation", "advantage", *OPTIONAL]
+    columns = {name: records[name].to_numpy(np.float64) for name in names if name in records}
+    finite = np.isfinite(columns["log_ratio"]) & np.isfinite(columns["quadratic_variation"])
+    columns["finite"] = (finite & (records["decision"] != "nonfinite")).to_numpy(np.float64)
+    for name in ("log_ratio", "quadratic_variation"):
+        columns[name] = np.where(columns["finite"], columns[name], 0.0)
+    clipped = records["clipped"].to_numpy(np.float64)
+    below, beyond = ((records["decision"] == side).to_numpy() for side in ("lower", "dual"))
+    columns |= {"clipped_upper": clipped * ~(below | beyond)}
+    columns |= {"clipped_lower": clipped * below, "clipped_dual": clipped * beyond}
+    if settings and settings.trained_band is not None:
+        columns["outside"] = BandClip("", "", settings.trained_band).outside(records) & (columns["finite"] > 0)
+    mini_batch = records["mini_batch"].to_numpy(np.int64)
+    rows = records.groupby(["step", "mini_batch"])["length"].transform("size").to_numpy()
+    on_policy = (mini_batch == 0) & (settings is None or not settings.old_log_probs_from_rollout)
+    values = row_values(columns, (), rows, mini_batch, on_policy)
+    return {name: float(value.mean()) for name, value in values.items()}
+
+
+def _by_length(counted: pd.DataFrame) -> list[Counted]:
+    each = counted.groupby("length")["clipped"].agg(["size", "sum"]).itertuples()
+    return [Counted(length, length, size, clips) for length, size, clips in each]
+
+
+def _too_few(counted: pd.DataFrame) -> str:
+    """Why there is no test."""
+    if counted["length"].nunique() == 1:
+        return "all have one length, so there is nothing to compare"
+    prompts = np.unique(prompts_of(counted)[(counted["clipped"] > 0).to_numpy()]).size
+    why = "too few mini-batches hold several prompts and lengths of one sign of the advantage"
+    if prompts < MIN_PROMPTS:
+        why = f"clips fell on {prompts} prompts, and a test needs {MIN_PROMPTS}"
+    return f"too few to say whether length matters ({why})"
+
+
+def _longest(counted: pd.DataFrame, thirds: tuple[Counted, ...]) -> tuple[float, float] | None:
+    """Clip rates of the longest third, with and without what is cut off."""
+    if "truncated" not in counted or not thirds:
+        return None
+    longest = counted[counted["length"] >= thirds[-1].shortest]
+    ended = longest.loc[longest["truncated"] == 0, "clipped"]
+    return float(longest["clipped"].mean()), float(ended.mean()) if len(ended) else math.nan
+
+
+def _sides_differ(counted: pd.DataFrame, clipped: np.ndarray, better: np.ndarray) -> bool | None:
+    """Whether the clip rates of both signs of the advantage differ: Student's t over the clusters, linearised."""
+    if better.all() or not better.any():
+        return None
+    by_step = counted["step"].nunique() >= MIN_STEPS
+    cluster = pd.factorize(counted["step"])[0] if by_step else prompts_of(counted)
+    rates = [clipped[side].mean() for side in (better, ~better)]
+    part = np.where(better, (clipped - rates[0]) / better.sum(), (rates[1] - clipped) / (~better).sum())
+    by_cluster, count = np.bincount(cluster, part), int(cluster.max()) + 1
+    if count < 3 or not by_cluster.any():
+        return False
+    ratio = (rates[0] - rates[1]) / math.sqrt(np.square(by_cluster).sum() * count / (count - 1))
+    return bool(2 * stdtr(count - 1, -abs(ratio)) < _RARE_SIDE)
+
+
+# --- advice on widths ------------------------------------------------------------------------------------------------
+
+
+def _with_advice(finding: Finding, evidence: Evidence, compared: Comparison) -> Finding:
+    """The finding on lengths with advice on the widths that were tried."""
+    effect, own, best = evidence.length, compared.own, compared.best
+    assert effect is not None, "only where there was a test"
+    untried = "; ".join(f"{name} ({why})" for name, why in compared.untried.items())
+    untried = f" Could not be tried: {untried}." if untried else ""
+    if own is None or not compared.others:
+        return replace(finding, action=KEEP, advice=f"Keep the clip: there is no other to compare it with.{untried}")
+    varies = f"{_varies(compared)}{untried}"
+    if effect.who in (ENDS, MIDDLE, BY_SIDE) and (best is None or best.spread > best.seen):
+        return replace(finding, action=KEEP, advice=f"Keep the width: no width on offer is even here. {varies}")
+    if best is not None and effect.depends:
+        return replace(finding, action=TAKE, advice=f"Take {_a_band(best)}. {varies}")
+    if best is not None:
+        text = f"Record more steps: {_a_band(best)} looks more even, though no dependence is shown. {varies}"
+        return replace(finding, action=RECORD, advice=text)
+    if effect.depends:
+        text = f"Keep the width: of those tried none is more even by more than noise. {varies}"
+        return replace(finding, action=KEEP, advice=text)
+    return replace(finding, advice=f"{finding.advice} None that was tried is more even by more than noise. {varies}")
+
+
+def _varies(compared: Comparison) -> str:
+    """How much the clip rate of each width varies over lengths."""
+    assert compared.own is not None, "there is something to compare"
+    each = [f"{compared.own.name} (the run's) {_spread(compared.own)}"]
+    each += [f"{one.name} {_spread(one)}" for one in compared.others]
+    return (
+        f"Variation over tenths of the length at {percent(compared.rate)} clipped, as a share of the rate: "
+        f"{', '.join(each)}. Each is judged on steps that it was not fitted to."
+    )
+
+
+def _spread(width: Width) -> str:
+    return percent(width.spread) if width.spread > width.seen else f"none shown ({percent(width.seen)} would be)"
+
+
+def _a_band(width: Width) -> str:
+    name = fit.name_of(width.band) if width.band else ""
+    return "a band of fixed width" if name == fit.FIXED else f"a band whose width follows {name}"
+
+
+# --- what else -------------------------------------------------------------------------------------------------------
+
+
+def _of_log(run: Run, said: list[Finding], evidence: Evidence) -> list[Finding]:
+    """What a run tells that was not observed: never why a clip acts. The launch that would tell comes last."""
+    causes = [one for one in conclude(evidence) if one.id in HEALTH]
+    if causes:
+        return [replace(causes[0], advice=f"{causes[0].advice} {learn_more(run)}"), *causes[1:], *said]
+    by_id = {one.id: one for one in said}
+    nothing = by_id.get("no advantage")
+    first = nothing if nothing and nothing.value == 1 else by_id.get("clipped", said[0])
+    others = [one for one in said if one is not first]
+    return [replace(first, id=UNKNOWN, advice=learn_more(run), action=RECORD), *others]
+
+
+def _incomplete(records: pd.DataFrame) -> Iterator[Finding]:
+    if steps := records.attrs["lost"]:
+        said = f"Steps with missing records: {steps:,}. Their files are damaged, gone or were not written."
+        yield Finding("incomplete", NOTE, said, "", steps)
+    if (last := records.attrs.get("limited_after")) is not None:
+        said = f"After step {last:,} not every rank has recorded, as records_limit_mb was reached."
+        yield Finding("limited", NOTE, said, "", last)
+    if (rows := records.attrs["rows"]) > len(records):
+        said = f"A random {len(records):,} of its {rows:,} records are used (--max-rows)."
+        yield Finding("sample", NOTE, said, "", len(records) / rows)

@@ -1,0 +1,98 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A finding: one thing that a check, a cause, a fact of a log or the self-test has to say, and how it is shown.
+
+Every command, alert and JSON object takes its sentences from findings and adds no conclusion of its own.
+"""
+
+import dataclasses
+import math
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from fspo_verl import output
+
+SEVERITIES = ERROR, WARNING, NOTE = ("error", "warning", "note")
+"""``error``: it fails, or is not what it says. ``warning``: it works against what is meant."""
+
+ACTIONS = TAKE, KEEP, RECORD, FIX = ("take", "keep", "record", "fix")
+"""``take`` another clip, ``keep`` this one, ``record`` more first, or ``fix`` something other than the clip first."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding. Texts are plain, in sentences, and without line breaks."""
+
+    id: str
+    """What it is about, for programs: a cause, a check, or a fact."""
+
+    severity: str
+    """One of :data:`SEVERITIES`."""
+
+    sentence: str
+    advice: str = ""
+    """What to do; empty where there is nothing."""
+
+    value: float | None = None
+    """The number that it rests on; NaN is not known, like None."""
+
+    action: str = ""
+    """One of :data:`ACTIONS`, in a word what :attr:`advice` says; empty without advice."""
+
+    overrides: Mapping[str, float | str | None] = field(default_factory=dict)
+    """Hydra overrides to paste, by key; None stands for null."""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.sentence, self.advice)))
+
+    def to_json(self) -> dict:
+        """Plain values by field; overrides as a shell takes them."""
+        value = self.value if self.value is not None and math.isfinite(self.value) else None
+        return vars(self) | {"value": value, "overrides": pasted(self.overrides)}
+
+    def without_advice(self) -> "Finding":
+        return dataclasses.replace(self, advice="", action="", overrides={})
+
+
+def rows(findings: Iterable[Finding]) -> list[tuple[str, str]]:
+    """Labelled lines of text, as :func:`fspo_verl.output.show` takes them: what is found, and below it what to do."""
+    lines = []
+    for one in findings:
+        lines.append((one.severity, one.sentence))
+        if one.advice:
+            lines.append((f"{one.action}:", one.advice))
+        lines += [("", f"{text} \\" if more else text) for text, more in _with_more(pasted(one.overrides))]
+    return lines
+
+
+def _with_more(texts: list[str]) -> list[tuple[str, bool]]:
+    return [(text, place < len(texts)) for place, text in enumerate(texts, start=1)]
+
+
+def show(findings: Iterable[Finding]) -> None:
+    """Print findings."""
+    output.show(rows(findings), widths=(8,))
+
+
+def exit_code(findings: Iterable[Finding], strict: bool = False) -> int:
+    """1 where there is an error, or a warning if ``strict``; else 0."""
+    return int(any(one.severity == ERROR or (strict and one.severity == WARNING) for one in findings))
+
+
+def pasted(overrides: Mapping[str, float | str | None]) -> list[str]:
+    """Hydra overrides as a shell takes them."""
+    return [f"{key}={'null' if value is None else shlex.quote(str(value))}" for key, value in overrides.items()]
+
+
+class Said:
+    """What has been said, so that nothing is said twice."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+
+    def new(self, findings: Iterable[Finding]) -> list[Finding]:
+        """Those whose :attr:`Finding.id` comes for the first time."""
+        fresh = [one for one in findings if one.id not in self._ids]
+        self._ids |= {one.id for one in fresh}
+        return fresh

@@ -1,0 +1,407 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is concluded and advised of simulated runs whose truth is known, and in which order causes are named."""
+
+import dataclasses
+import itertools
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import synthetic_run
+import truth_table
+from scipy.stats import binom
+from simulated_records import frame, judged
+from test_live import logged_by_verl
+
+from fspo_verl import cli
+from fspo_verl.analysis import causes as c
+from fspo_verl.analysis import fit, runs, widths
+from fspo_verl.analysis.causes import CAUSES, conclude
+from fspo_verl.analysis.evidence import Evidence, evidence_of
+from fspo_verl.analysis.judgement import evidence_of_records, judge
+from fspo_verl.analysis.length_effect import BY_SIDE, ENDS, LONGER, MIDDLE, SHORTER, WHO, length_effect
+from fspo_verl.band import Band
+from fspo_verl.findings import FIX, KEEP, NOTE, RECORD, TAKE
+from fspo_verl.observe.settings import RunSettings
+from fspo_verl.output import percent
+
+
+def simulated(seed=0, **settings):
+    return truth_table.simulate(np.random.default_rng(seed), **settings)
+
+
+def evidence_in(records, **options):
+    return evidence_of_records(records, records.attrs["settings"], **options)
+
+
+def outcome(said):
+    effect = said.evidence.length
+    return said.findings[0].id, effect and effect.who, said.findings[0].action
+
+
+# --- widths ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.4])
+def test_a_width_is_kept_only_where_others_were_tried_and_are_no_better(rate):
+    said = judged(simulated(rate=rate, power=0.2, pull=1.0, mini_batches=8))
+    assert outcome(said) == (c.LENGTH, SHORTER, TAKE)
+    assert said.compared.rate == 0.1 and len(said.compared.others) >= 2 and not said.compared.untried
+    assert said.width.spread < said.compared.own.spread / 2
+
+
+@pytest.mark.parametrize("rate", [0.57, 0.77])
+def test_where_most_responses_are_clipped_the_clip_is_not_kept(rate):
+    said = judged(simulated(rate=rate, mini_batches=8, pull=3.0))
+    assert (said.findings[0].id, said.findings[0].action) == (c.LEVEL, TAKE)
+
+
+def test_what_is_kept_decides_where_most_is_clipped():
+    """2% against 21% kept is no dependence like length^-0.10 of what is clipped."""
+    said = judged(simulated(rate=0.77, mini_batches=8, pull=3.0, own=0.9))
+    effect = said.evidence.length
+    assert [one.id for one in said.findings[:2]] == [c.LEVEL, c.LENGTH]
+    assert effect.of_kept and effect.who == SHORTER and effect.exponent > 0.3
+
+
+@pytest.mark.parametrize(
+    ("settings", "who"), [({"bend": 0.4}, ENDS), ({"bend": -0.4}, MIDDLE), ({"apart": 0.3}, BY_SIDE)]
+)
+def test_a_clip_of_both_ends_the_middle_or_unlike_sides_is_seen_and_no_width_is_said_to_mend_it(settings, who):
+    said = judged(simulated(steps=30, **settings))
+    assert outcome(said) == (c.LENGTH, who, KEEP) and said.width is None
+    assert "no width on offer is even" in said.findings[0].advice and len(said.compared.others) >= 1
+
+
+@pytest.mark.parametrize("steps", [1, 5, 9])
+def test_a_few_steps_whose_slopes_differ_give_no_verdict_on_the_run(steps):
+    for seed in range(8):
+        said = judged(simulated(seed, steps=steps, prompts=64, by_step=0.4))
+        assert said.findings[0].action == RECORD and said.width is None and not said.evidence.length.is_of_run
+
+
+def test_what_could_not_be_tried_says_why():
+    said = judged(simulated(own=1.0, steps=12, prompts=4, mini_batches=2, group=32))
+    assert set(said.compared.untried) == {fit.POWER} and said.compared.others
+    assert all("too few lengths" in why for why in said.compared.untried.values())
+
+
+def test_a_width_is_judged_where_it_was_not_fitted():
+    records = simulated(steps=11)
+    halves = records[records.step <= 5], records[records.step > 5]
+    shapes = widths._shapes(widths._Halves(records), Band(), 0.1, {})[fit.POWER]
+    judged_on = records, *halves
+    fitted_to = records, *reversed(halves)
+    powers = [fit.fitted_power(part, 0.1) for part in fitted_to]
+    assert [band.length_power for band in shapes] == powers and len(set(powers)) == len(judged_on)
+
+
+def compared(records, rate=0.1):
+    return widths.compare(records, records.attrs["settings"], False, rate)
+
+
+def test_another_width_is_rarely_called_more_even_where_none_is():
+    assert not any(compared(simulated(n, steps=10, prompts=16)).best for n in range(12))
+
+
+@pytest.mark.parametrize("rate", [0.03, 0.25])
+def test_widths_are_compared_at_the_rate_that_is_asked_for(rate):
+    records = simulated(own=1.0)
+    for one in (compared(records, rate).own, *compared(records, rate).others):
+        assert fit.clipped_by(one.band, records)[records.advantage != 0].mean() == pytest.approx(rate, abs=0.003)
+
+
+def test_what_cannot_be_seen_of_an_even_width_is_no_unevenness():
+    """A spread above what sampling makes is seen in 5 of 100 even runs, and of an uneven width nearly always."""
+    even = [compared(simulated(seed)).own for seed in range(60)]
+    assert sum(one.spread > one.seen for one in even) <= binom.ppf(0.999, 60, 0.05)
+    uneven = [compared(simulated(seed, own=1.0)).own for seed in range(5)]
+    assert all(one.spread > one.seen for one in uneven)
+
+
+def test_the_own_power_is_kept_where_it_is_even():
+    records = simulated(power=0.3, steps=40)
+    band = fit.with_eps(records, Band(length_power=0.3), 0.1)
+    records["clipped"] = fit.clipped_by(band, records)
+    records.attrs["settings"] = RunSettings("fspo", band)
+    said = judged(records)
+    assert outcome(said) == (c.EVEN, None, KEEP) and len(said.compared.others) >= 2
+
+
+def test_a_loss_that_clips_tokens_is_compared_as_it_was_recorded():
+    records = simulated(own=1.0, steps=30)
+    records["clipped"] = records.clipped * np.random.default_rng(0).uniform(0.2, 1.0, len(records))
+    records.attrs["settings"] = RunSettings("vanilla", None)
+    said = judged(records)
+    assert outcome(said) == (c.LENGTH, SHORTER, TAKE) and said.compared.own.band is None
+
+
+# --- the order of causes ---------------------------------------------------------------------------------------------
+
+HOLDS = {
+    c.NOT_FINITE: {"not_finite": 0.02},
+    c.CUT_OFF: {"cut_off": 0.4},
+    c.NOISE: {"noise_share": 0.8, "noise_sigma": 0.01},
+    c.MISMATCH: {"mismatch_share": 0.8, "mismatch_sigma": 0.01, "bypass": True},
+    c.LEVEL: {"clip_rate": 0.7},
+    c.LENGTH: {"length": length_effect(simulated(own=1.0))},
+    c.SIDE: {"sides": (0.3, 0.1), "sides_differ": True, "band": Band(eps=1.0)},
+}
+SOUND = dataclasses.replace(evidence_in(simulated()), noise_outside=None)
+
+
+@pytest.mark.parametrize("held", [part for n in range(1, 4) for part in itertools.combinations(CAUSES, n)])
+def test_the_first_cause_that_holds_is_the_conclusion_and_the_others_come_below(held):
+    evidence = SOUND
+    for cause in reversed(held):
+        evidence = dataclasses.replace(evidence, **HOLDS[cause])
+    said = conclude(evidence)
+    lengths = c.LENGTH if c.LENGTH in held else c.EVEN
+    order = [*CAUSES[:5], lengths, c.SIDE]
+    assert [one.id for one in said] == [one for one in order if one in (*held, lengths)]
+    healthy = not {*held} & {*c.HEALTH}
+    assert all(one.advice or not healthy for one in said) and said[0].advice
+    assert healthy or not [one for one in said if one.id not in c.HEALTH and one.advice]
+
+
+def test_whether_lengths_are_alike_is_said_before_the_sides():
+    """The first sentence answers the question of the page, unless a cause before it explains the answer."""
+    unlike = HOLDS[c.SIDE]
+    assert [one.id for one in conclude(dataclasses.replace(SOUND, **unlike))] == [c.EVEN, c.SIDE]
+    untested = dataclasses.replace(SOUND, length=None, too_few="too few to say", **unlike)
+    assert [one.id for one in conclude(untested)] == [c.UNKNOWN, c.SIDE]
+
+
+def test_of_what_is_not_known_nothing_is_said():
+    (sound,) = conclude(SOUND)
+    assert (sound.id, sound.action) == (c.EVEN, KEEP)
+    (nothing,) = conclude(Evidence())
+    assert nothing.id == c.UNKNOWN
+    assert "cut off" not in " ".join(map(str, judged(simulated()).findings))
+
+
+def test_live_series_alone_have_the_words_of_records():
+    records = simulated(truncated=0.4).drop(columns="prompt_text_hash")
+    series = {"fspo/clip_rate/all": records.clipped.mean(), "fspo/truncated": records.truncated.mean()}
+    (live, *_), (said, *_) = conclude(evidence_of(series | {"fspo/lre": np.nan})), judged(records).findings
+    assert live.id == said.id == c.CUT_OFF and live.value == pytest.approx(said.value)
+    assert live.advice.startswith(said.advice)
+    assert said.sentence.startswith(live.sentence)
+    (rate,) = conclude(evidence_of({"fspo/clip_rate/all": 0.2}))
+    assert rate.id == c.UNKNOWN and percent(0.2) in rate.sentence
+
+
+def test_a_process_that_trains_can_use_the_rules_without_pandas_and_scipy():
+    code = "import sys, fspo_verl.analysis.causes; print({'pandas', 'scipy', 'pyarrow'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
+
+
+# --- numbers in sentences --------------------------------------------------------------------------------------------
+
+
+def test_rates_in_a_sentence_are_counts_over_the_lengths_that_it_names():
+    records = simulated(own=1.0, trend=1.0)
+    counted = records[records.advantage != 0]
+    (said, *_), thirds = judged(records).findings, evidence_in(records).thirds
+    assert sum(part.responses for part in thirds) == len(counted)
+    for part in thirds:
+        rows = counted[counted.length.between(part.shortest, part.longest)]
+        assert (part.responses, part.rate) == (len(rows), pytest.approx(rows.clipped.mean()))
+        assert f"{percent(rows.clipped.mean())} of" in said.sentence
+
+
+def test_counts_that_differ_where_the_test_finds_nothing_are_explained():
+    """Steps that clip more and have longer responses: the counts differ, and lengths are clipped alike."""
+    parts = [simulated(seed, steps=10, rate=rate) for seed, rate in ((0, 0.02), (1, 0.2))]
+    parts[1] = parts[1].assign(length=4 * parts[1].length, step=parts[1].step + 10, prompt=parts[1].prompt + 10_000)
+    records = pd.concat(parts, ignore_index=True).assign(prompt_text_hash=lambda rows: rows.prompt)
+    found = evidence_of_records(records, None)
+    (said, *_) = conclude(dataclasses.replace(found, noise_sigma=None, noise_share=None))
+    assert said.id == c.EVEN and found.thirds[-1].rate > 2 * found.thirds[0].rate
+    explained = "hold other lengths"
+    assert explained in said.sentence and explained not in judged(simulated()).findings[0].sentence
+
+
+def test_the_longest_third_is_one_set_of_responses_wherever_it_is_named():
+    records = simulated(truncated=0.3)
+    cut = records.truncated > 0
+    records["clipped"] = np.where(cut, 1.0, records.clipped * 0.5)
+    longest = records[records.length >= evidence_in(records).thirds[-1].shortest]
+    shares = [percent(part.clipped.mean()) for part in (longest, longest[longest.truncated == 0])]
+    said, lengths, *_ = judged(records).findings
+    assert (said.id, said.action) == (c.CUT_OFF, FIX) and all(share in said.sentence for share in shares)
+    assert f"{shares[0]} of the longest" in lengths.sentence
+    few = judged(records.assign(truncated=(np.arange(len(records)) % 10 == 0).astype(float)))
+    assert [one.severity for one in few.findings if one.id == c.CUT_OFF] == [NOTE]
+
+
+def test_no_p_value_is_0():
+    records = simulated(own=0.0, steps=60, prompts=128)
+    effect = dataclasses.replace(evidence_in(records), length=length_effect(records)._replace(p=0.0))
+    assert "p = 0 " not in str(conclude(effect)[0]) and "p < 0.0001" in conclude(effect)[0].sentence
+
+
+# --- cut off, sides, bypass ------------------------------------------------------------------------------------------
+
+
+def test_where_all_are_cut_off_and_none_has_an_advantage_that_is_named():
+    said = judged(simulated().assign(advantage=0.0, truncated=1.0))
+    assert (outcome(said)[::2], said.evidence.responses) == ((c.CUT_OFF, FIX), 0)
+
+
+@pytest.mark.parametrize(("bypass", "noise", "cause"), [(True, 0.03, c.MISMATCH), (False, 0.03, c.NOISE)])
+def test_what_the_first_mini_batch_shows_is_mismatch_in_bypass_mode_and_else_noise(bypass, noise, cause):
+    said = judged(simulated(bypass=bypass, noise=noise))
+    assert outcome(said)[::2] == (cause, FIX)
+    (quiet,) = judged(simulated(bypass=bypass, noise=1e-4)).findings
+    assert quiet.id == c.EVEN
+
+
+def test_sides_that_are_clipped_alike_are_told_apart_in_one_run_of_a_hundred():
+    called = sum(evidence_in(simulated(seed, rate=0.01), tested=False).sides_differ for seed in range(300))
+    assert called <= 8  # more by chance in 1 of 250 tries at 1%, and fewer in 1 of 25 at 5%
+
+
+def test_a_wider_clip_is_advised_against_noise_only_where_it_would_still_clip():
+    few, wide = "ppo_mini_batch_size", "times as wide"
+    moved, still = (judged(simulated(noise=0.03, mini_batches=count)).findings[0] for count in (4, 1))
+    assert moved.id == still.id == c.NOISE
+    assert wide in moved.advice and few not in moved.advice
+    assert few in still.advice and wide not in still.advice and percent(still.value) in still.sentence
+
+
+# --- too little ------------------------------------------------------------------------------------------------------
+
+LITTLE = {
+    "nothing recorded": (frame([]), c.UNKNOWN, RECORD),
+    "no advantage": (frame([5, 9], 0.1, 0.1, advantage=0), c.UNKNOWN, RECORD),
+    "nothing moved": (frame([50, 90] * 100), c.LEVEL, FIX),
+    "everything clipped": (frame([50, 90] * 100, 1.0, 1.0, clipped=np.ones(200), mini_batch=1), c.LEVEL, TAKE),
+    "one length": (frame([50] * 200, 1.0, 1.0, clipped=np.arange(200) % 4 == 0, mini_batch=1), c.EVEN, KEEP),
+    "few prompts": (frame([50, 90] * 10, 1.0, 1.0, clipped=np.arange(20) % 3 == 0, mini_batch=1), c.UNKNOWN, RECORD),
+    "one prompt a stratum": (
+        frame([50, 90] * 100, 1.0, 1.0, step=np.arange(200), clipped=np.arange(200) % 3 == 0, mini_batch=1),
+        c.UNKNOWN,
+        RECORD,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("case", LITTLE)
+def test_too_few_to_say_is_an_answer(case):
+    records, cause, action = LITTLE[case]
+    said = judged(records)
+    assert outcome(said) == (cause, None, action) and said.findings[0].advice and said.evidence.length is None
+
+
+@pytest.mark.parametrize(("recorded", "with_clips"), [(40, 8), (12, 6), (9, 9), (9, 4)])
+def test_ten_steps_are_asked_for_only_where_fewer_are_recorded(recorded, with_clips, tmp_path):
+    table = synthetic_run.records(np.random.default_rng(0), "fspo", recorded)
+    table.loc[table.step <= recorded - with_clips, "clipped"] = np.float32(0)
+    synthetic_run.write_records(tmp_path / "records", table, "fspo")
+    said = judge(runs.read_run(tmp_path, "run"))
+    first = said.findings[0]
+    assert (first.action, said.evidence.length.steps) == (RECORD, with_clips)
+    assert ("10 steps or more" in first.advice) == (recorded < 10)
+    assert (f"{with_clips} of {recorded} steps" in first.sentence) == (with_clips < recorded)
+
+
+@pytest.mark.parametrize("column", ["quadratic_variation", "log_ratio"])
+def test_a_broken_value_is_named_and_says_nothing_of_the_noise(column):
+    records = simulated(noise=0.004)
+    broken = records.copy()
+    first = broken.index[broken.mini_batch == 0][:30]
+    broken.loc[first, column] = np.nan
+    sound, found = (evidence_of_records(one, records.attrs["settings"]) for one in (records.drop(first), broken))
+    assert found.noise_outside == pytest.approx(sound.noise_outside, abs=1e-3)
+    assert found.not_finite == pytest.approx(30 / len(records))
+    every = evidence_of_records(records.assign(**{column: np.nan}), records.attrs["settings"])
+    assert conclude(every)[0].id == c.NOT_FINITE
+
+
+# --- where nothing can be calibrated ---------------------------------------------------------------------------------
+
+
+def still(mini_batches, loss="fspo", steps=12):
+    """A run that updates do not move."""
+    table = synthetic_run.records(np.random.default_rng(0), loss, steps, mini_batches=mini_batches)
+    return table.assign(log_ratio=np.float32(0), quadratic_variation=np.float32(0), clipped=np.float32(0))
+
+
+@pytest.mark.parametrize("kind", ["records", "metrics"])
+@pytest.mark.parametrize("mini_batches", [1, 4])
+def test_where_nothing_moved_the_remedy_is_one_that_the_run_does_not_have(mini_batches, kind, tmp_path, capsys):
+    table = still(mini_batches)
+    if kind == "records":
+        synthetic_run.write_records(tmp_path / "records", table, "fspo")
+    else:
+        steps = [logged_by_verl(part, [1, 2], mini_batches) for _, part in table.groupby("step")]
+        lines = [json.dumps({"step": step, "data": metrics}) for step, metrics in enumerate(steps, start=1)]
+        (tmp_path / "metrics-1.jsonl").write_text("\n".join(lines) + "\n")
+    said = judge(runs.read_run(tmp_path, "run")).findings[0]
+    assert (said.id, said.action) == (c.LEVEL, FIX)
+    assert ("ppo_mini_batch_size" in said.advice) == (mini_batches == 1) != ("learning rate" in said.advice)
+    assert ("one optimiser step" in said.sentence) == (mini_batches == 1)
+    assert cli.main(["calibrate", str(tmp_path)]) == 2
+    assert f"fspo-verl calibrate: {said}" in capsys.readouterr().err
+
+
+BROKEN = {
+    "not finite": still(4).assign(decision="nonfinite"),
+    "not finite, and some moved": synthetic_run.records(np.random.default_rng(0)).assign(decision="nonfinite"),
+    "noise alone, out of reach": synthetic_run.records(np.random.default_rng(0), mini_batches=1).assign(
+        log_ratio=1.0, quadratic_variation=1.0, clipped=1.0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_calibrate_begins_with_what_to_fix_though_there_is_no_eps(name, tmp_path, capsys):
+    synthetic_run.write_records(tmp_path / "records", BROKEN[name], "fspo")
+    said = judge(runs.read_run(tmp_path, "run")).findings[0]
+    assert said.action == FIX
+    code = cli.main(["calibrate", str(tmp_path)])
+    out, err = capsys.readouterr()
+    assert (said.sentence in out and said.advice in out) if code == 0 else str(said) in err
+
+
+# --- the truth table -------------------------------------------------------------------------------------------------
+
+_MANY = ("even", "even, heavy tails", "even, slopes that differ by step, sd 0.3")
+_SURE = [name for name, cell in truth_table.CELLS.items() if cell.cause not in (c.EVEN, c.LENGTH)]
+
+
+@pytest.mark.parametrize("name", ["shorter", "longer", "both ends", "even, 5 steps", *_SURE])
+def test_what_is_plain_to_see_is_said_and_advised(name):
+    found = truth_table.outcomes(truth_table.CELLS[name], range(5))
+    assert sum(count for pair, count in found.items() if pair == (truth_table.RIGHT, truth_table.RIGHT)) >= 4
+
+
+@pytest.mark.parametrize("name", _MANY)
+def test_false_alarms_are_as_rare_as_they_should_be(name):
+    found = truth_table.outcomes(truth_table.CELLS[name], range(runs := 40))
+    for place in (0, 1):
+        wrong = sum(count for pair, count in found.items() if pair[place] == truth_table.WRONG)
+        assert wrong <= binom.ppf(0.999, runs, 0.05)
+
+
+def test_the_table_goes_on_where_it_was_stopped(tmp_path, capsys):
+    cell, file, parts = truth_table.CELLS["even, 5 steps"], tmp_path / "truth.csv", {}
+    for count in (2, 5, 3):
+        truth_table.main(["--runs", f"{count}", "--only", cell.name, "--output", str(file)])
+        parts[count] = capsys.readouterr().out
+    assert f"| {cell.name} | even, record | yes |" in parts[5] == parts[3] != parts[2]
+    found = truth_table.outcomes(cell, range(5))
+    rows = truth_table.pd.read_csv(file).query("cell == @cell.name")
+    assert {(row.conclusion, row.advice): row.runs for row in rows.itertuples()} == found
+
+
+def test_cells_name_every_truth():
+    assert {cell.cause for cell in truth_table.CELLS.values()} == {*CAUSES, c.EVEN}
+    assert {cell.who for cell in truth_table.CELLS.values()} == {None, *WHO} and LONGER in WHO
