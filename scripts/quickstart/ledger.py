@@ -81,10 +81,14 @@ def _encode(text: str) -> list[int]:
     return [VOCABULARY[token] for token in re.findall(TOKEN_PATTERN, text)]
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    """The tokens above, and a chat template of one role token per message."""
-    words = Tokenizer(models.WordLevel(vocab=VOCABULARY, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Split(Regex(TOKEN_PATTERN), "isolated")
+def tokenizer(vocabulary: dict[str, int] = VOCABULARY, pattern: str = TOKEN_PATTERN) -> PreTrainedTokenizerFast:
+    """The tokens above, or others beside the special ones, and a chat template of one role token per message.
+
+    Args:
+        pattern: a regular expression for one token.
+    """
+    words = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     words.decoder = decoders.Fuse()
     words.add_special_tokens(SPECIAL_TOKENS)
     return PreTrainedTokenizerFast(

@@ -10,12 +10,15 @@ values of some columns name it. A study leaves out what its file holds, so that 
         cells.add([{"arm": "sqrt", "seed": 3, "reward": [0.1, 0.4]}])
 """
 
-from collections.abc import Mapping, Sequence
+import argparse
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock
+from tqdm import tqdm
 
 from fspo_verl.output import write_whole
 
@@ -72,6 +75,39 @@ class Cells:
             table, sink = table.replace_schema_metadata().combine_chunks(), pa.BufferOutputStream()
             pq.write_table(table, sink, **_SMALL)
             write_whole([(self.file, sink.getvalue().to_pybytes())])
+
+
+def compute_cells(
+    doc: str,
+    words: str,
+    records: Path,
+    key: Sequence[str],
+    cells: Sequence[tuple],
+    least: int,
+    named: Callable[..., dict],
+    compute: Callable[..., pd.DataFrame],
+) -> None:
+    """The command of a study: computes those of its cells that its file lacks, one after the other.
+
+    Args:
+        doc: the text of ``--help``.
+        words: what ``--only`` chooses cells by.
+        key: of :class:`Cells`; the last of it is the seed, and a cell has all seeds.
+        cells: in the order in which they are computed; the first ``least`` of them are the least set.
+        named: from the values of a cell to those of the key, without the seed.
+        compute: from these to its rows.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--least", action="store_true")
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help=words)
+    parser.add_argument("--records", type=Path, default=records)
+    args = parser.parse_args()
+    stored = Cells(args.records, key)
+    chosen = [cell for cell in cells[: least if args.least else None] if {*args.only} <= {*map(str, cell)}]
+    for cell in tqdm(chosen, unit="cell"):
+        name = named(*cell)
+        if tuple(name.values()) not in {done[:-1] for done in stored.done()}:
+            stored.add(pa.Table.from_pandas(compute(**name).assign(**name), preserve_index=False))
 
 
 def _names(columns: pa.Table) -> list[tuple]:

@@ -7,20 +7,17 @@ python scripts/studies/learning_rates/run.py --least                  that alone
 python scripts/studies/learning_rates/run.py --only fresh sqrt --records /tmp/again.parquet       some cells again
 """
 
-import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import torch
-from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "lab")]
-from cells import Cells  # noqa: E402
+from cells import compute_cells  # noqa: E402
 from training import RECORDED, Arm, Regime, train  # noqa: E402
 
 LENGTHS, ROLLOUTS = (8, 64, 512), 20
@@ -66,20 +63,17 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     return found.astype(dict.fromkeys(("live", "clipped", "early_live", "early_clipped"), "int32")).reset_index()
 
 
+def compute(regime: str, arm: str, rate: float, learning_rate: float) -> pd.DataFrame:
+    return summary(train(REGIMES[regime], arm_of(arm, rate), learning_rate, SEEDS))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--least", action="store_true")
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="regime, arm, clip rate or factor")
-    parser.add_argument("--records", type=Path, default=HERE / "records.parquet")
-    args = parser.parse_args()
+    def named(regime, arm, rate, factor):
+        return {"regime": regime, "arm": arm, "rate": rate, "learning_rate": LOWEST[regime] * factor}
+
     torch.set_num_threads(1)
-    stored = Cells(args.records, KEY)
-    chosen = [cell for cell in list(cells())[: LEAST if args.least else None] if {*args.only} <= {*map(str, cell)}]
-    for regime, name, rate, factor in tqdm(chosen, unit="cell"):
-        key = {"regime": regime, "arm": name, "rate": rate, "learning_rate": LOWEST[regime] * factor}
-        if (*key.values(), SEEDS[-1]) not in stored.done():
-            table = train(REGIMES[regime], arm_of(name, rate), key["learning_rate"], SEEDS)
-            stored.add(pa.Table.from_pandas(summary(table).assign(**key), preserve_index=False))
+    words = "regime, arm, clip rate or factor"
+    compute_cells(__doc__, words, HERE / "records.parquet", KEY, [*cells()], LEAST, named, compute)
 
 
 if __name__ == "__main__":

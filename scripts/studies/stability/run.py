@@ -7,7 +7,6 @@ python scripts/studies/stability/run.py --least          that alone
 python scripts/studies/stability/run.py --only √L 1      some cells; --records FILE for another file
 """
 
-import argparse
 import math
 import sys
 from collections.abc import Iterator
@@ -15,13 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import torch
-from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "lab")]
-from cells import Cells  # noqa: E402
+from cells import compute_cells  # noqa: E402
 from training import Arm, Regime, train  # noqa: E402
 
 REGIME = Regime((8, 128), 2, 8, rollouts=20, transformer=True, tries=False)
@@ -68,20 +65,17 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     return table.groupby(["seed", "length"]).agg(**of, live=("live", "sum"), clipped=("clipped", "sum")).reset_index()
 
 
+def compute(ranges: str, stale: int, arm: str, learning_rate: float) -> pd.DataFrame:
+    return summary(train(REGIME._replace(stale=stale), ARMS[ranges][arm], learning_rate, SEEDS))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--least", action="store_true")
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="ranges, staleness, arm or factor")
-    parser.add_argument("--records", type=Path, default=HERE / "records.parquet")
-    args = parser.parse_args()
+    def named(ranges, stale, arm, factor):
+        return {"ranges": ranges, "stale": stale, "arm": arm, "learning_rate": LOWEST * factor}
+
     torch.set_num_threads(1)
-    stored = Cells(args.records, KEY)
-    chosen = [cell for cell in list(cells())[: LEAST if args.least else None] if {*args.only} <= {*map(str, cell)}]
-    for ranges, stale, name, factor in tqdm(chosen, unit="cell"):
-        key = {"ranges": ranges, "stale": stale, "arm": name, "learning_rate": LOWEST * factor}
-        if (*key.values(), SEEDS[-1]) not in stored.done():
-            table = train(REGIME._replace(stale=stale), ARMS[ranges][name], key["learning_rate"], SEEDS)
-            stored.add(pa.Table.from_pandas(summary(table).assign(**key), preserve_index=False))
+    words = "ranges, staleness, arm or factor"
+    compute_cells(__doc__, words, HERE / "records.parquet", KEY, [*cells()], LEAST, named, compute)
 
 
 if __name__ == "__main__":

@@ -12,19 +12,21 @@ python scripts/studies/through_verl/task.py OUTPUT --seed 0       a warm start
 import argparse
 import random
 import re
+import sys
 from pathlib import Path
 
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "quickstart"))
+import ledger  # noqa: E402
 
 LENGTHS = {"a": 8, "b": 64, "c": 256}  # tokens of a walk
 DIGITS, FREE = "0123456789", "wxyz"
-SPECIAL_TOKENS = ["<pad>", "<eos>", "<user>", "<assistant>", "<unk>"]
-VOCABULARY = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *LENGTHS, *DIGITS, *FREE])}
-PAD, EOS, USER, ASSISTANT = (VOCABULARY[token] for token in SPECIAL_TOKENS[:4])
+VOCABULARY = {token: index for index, token in enumerate([*ledger.SPECIAL_TOKENS, *LENGTHS, *DIGITS, *FREE])}
+PAD, EOS, USER, ASSISTANT = (VOCABULARY[token] for token in ledger.SPECIAL_TOKENS[:4])
 PROMPT_TOKENS, RESPONSE_TOKENS = 4, max(LENGTHS.values()) + 1  # with role tokens, and with the end
 START = 0.2  # success of each task after the warm start
 STEPS, WALKS, LEARNING_RATE = 1500, {"a": 16, "b": 4, "c": 2}, 3e-3  # of the warm start; walks of a task in a step
@@ -69,24 +71,8 @@ def data_set(seed: int, blocks: int, prompts: int) -> pd.DataFrame:
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A token a character, and a chat template of one role token per message."""
-    words = Tokenizer(models.WordLevel(vocab=VOCABULARY, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    words.decoder = decoders.Fuse()
-    words.add_special_tokens(SPECIAL_TOKENS)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-        additional_special_tokens=["<user>", "<assistant>"],
-        padding_side="left",
-        chat_template=(
-            "{% for m in messages %}{% if m.role == 'assistant' %}<assistant>{{ m.content }}<eos>"
-            "{% else %}<user>{{ m.content }}{% endif %}{% endfor %}"
-            "{% if add_generation_prompt %}<assistant>{% endif %}"
-        ),
-    )
+    """A token a character."""
+    return ledger.tokenizer(VOCABULARY, ".")
 
 
 # --- warm start -------------------------------------------------------------------------------------------------------
