@@ -119,6 +119,17 @@ def cause(error: Exception) -> tuple:
     return type(error), getattr(error, "errno", None), frame.f_code.co_filename, line
 
 
+def warn_once(logger: logging.Logger, said: set[tuple], error: Exception, lost: str) -> None:
+    """Warn of what an error costs, once per :func:`cause`.
+
+    Args:
+        said: the causes so far; this one is added.
+    """
+    if (found := cause(error)) not in said:
+        said.add(found)
+        logger.warning("%s: %s: %s. Said once.", lost, type(error).__name__, error)
+
+
 def write_whole(files: Iterable[tuple[Path, bytes]]) -> None:
     """Write files (path and content), in this order, once all of them are on the disk; make missing folders.
 

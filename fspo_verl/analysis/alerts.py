@@ -18,7 +18,7 @@ from fspo_verl.analysis.evidence import TRAINED, Evidence, evidence_of
 from fspo_verl.findings import NOTE, Finding, Said
 from fspo_verl.keys import POLICY_LOSS
 from fspo_verl.observe.metrics import PREFIX
-from fspo_verl.output import cause
+from fspo_verl.output import warn_once
 
 logger = logging.getLogger("fspo_verl")
 
@@ -86,6 +86,8 @@ def _is_number(value: Any) -> bool:
 # --- of the run of this process --------------------------------------------------------------------------------------
 
 _of_run: list[Alerts] = []
+_said: set[tuple] = set()  # causes of errors
+_LOST = "there are no alerts for a step"
 
 
 def begin(config: Mapping | None) -> None:
@@ -93,7 +95,7 @@ def begin(config: Mapping | None) -> None:
     try:
         _of_run[:] = [Alerts(config)]
     except Exception as error:
-        _warn(error)
+        warn_once(logger, _said, error, _LOST)
 
 
 def say(metrics: Mapping, step: Any = None) -> None:
@@ -104,14 +106,4 @@ def say(metrics: Mapping, step: Any = None) -> None:
         for one in _of_run[0].of_step(metrics):
             logger.warning("step %s: %s Said once.", step, one)
     except Exception as error:
-        _warn(error)
-
-
-_said: set[tuple] = set()  # causes of errors
-
-
-def _warn(error: Exception) -> None:
-    """Once per cause."""
-    if (found := cause(error)) not in _said:
-        _said.add(found)
-        logger.warning("there are no alerts for a step: %s: %s. Said once.", type(error).__name__, error)
+        warn_once(logger, _said, error, _LOST)

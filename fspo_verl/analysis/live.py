@@ -17,11 +17,12 @@ import numpy as np
 
 from fspo_verl.observe.metrics import PREFIX as RAW
 from fspo_verl.observe.quotients import MIN_COUNT, length_bins, length_reweighting_error, quotients, sums_of
-from fspo_verl.output import cause
+from fspo_verl.output import warn_once
 
 logger = logging.getLogger("fspo_verl")
 
 PREFIX = "fspo/"
+_said: set[tuple] = set()  # causes of errors
 
 
 def series(metrics: Mapping[str, float], min_count: int = MIN_COUNT) -> dict[str, float]:
@@ -55,16 +56,5 @@ def series_or_warning(data: Mapping) -> dict[str, float]:
     try:
         return series(data)
     except Exception as error:
-        _warn(error)
+        warn_once(logger, _said, error, f"no live series {PREFIX}* for a step, only their raw sums {RAW}*")
         return {}
-
-
-_said: set[tuple] = set()  # causes
-
-
-def _warn(error: Exception) -> None:
-    """Once per cause."""
-    if (found := cause(error)) not in _said:
-        _said.add(found)
-        text = "no live series %s* for a step, only their raw sums %s*: %s: %s. Said once."
-        logger.warning(text, PREFIX, RAW, type(error).__name__, error)

@@ -23,13 +23,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fspo_verl.keys import ACTOR, GONE, GROUP, OVERRIDES, POLICY_LOSS, RECORDS_DIR
+from fspo_verl.keys import ACTOR, GONE, GROUP, OVERRIDES, POLICY_LOSS, RECORDS_DIR, SELECTS
 from fspo_verl.launch.hydra_files import OPTIONS, as_value, leaves, option, override
+from fspo_verl.launch.hydra_files import parsed as overrides_in
 from fspo_verl.launch.view import Launch
 
 RECEIPT = "FSPO_VERL_RECEIPT"
 """The environment variable with the file in which ``fspo-verl run`` is told of each launch that takes the loss."""
-_SELECTS = (f"{POLICY_LOSS}._target_", f"{POLICY_LOSS}.loss_mode")
 _CLIP_RATIOS = {f"{ACTOR}.{name}" for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")}
 _OF_ANY_LOSS = {*_CLIP_RATIOS, f"{ACTOR}.loss_agg_mode", f"{ACTOR}.loss_scale_factor"}
 _NAMES = re.compile(r"hydra\.|trainer\.(experiment_name|project_name|default_local_dir|\w+_data_dir)$")
@@ -58,7 +58,7 @@ def parsed(text: str) -> tuple[str, dict[str, str]]:
     if len(losses) != 1 or losses[0] not in OPTIONS:
         named = " and ".join(map(str, losses)) or "none"
         raise ValueError(f"{OVERRIDES} names one loss, {GROUP}={'|'.join(OPTIONS)}; this one names {named}")
-    known = {key for key in option(losses[0]) if key.startswith(f"{POLICY_LOSS}.")} - {_SELECTS[0]} | _OF_ANY_LOSS
+    known = {key for key in option(losses[0]) if key.startswith(f"{POLICY_LOSS}.")} - {SELECTS[0]} | _OF_ANY_LOSS
     if unknown := others.keys() - known:
         allowed = ", ".join(sorted(key.removeprefix(f"{ACTOR}.") for key in known))
         gone = [f"{name} is gone: {GONE[name]}" for name in GONE if f"{POLICY_LOSS}.{name}" in unknown]
@@ -159,9 +159,7 @@ def _say(text: str) -> None:
 
 def _parse(text: str):
     """An override as Hydra reads it."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    return OverridesParser.create().parse_override(text)
+    return overrides_in([text])[0]
 
 
 def _trains_a_policy(config: DictConfig) -> bool:
@@ -173,7 +171,7 @@ def _trains_a_policy(config: DictConfig) -> bool:
 def _trains(config: DictConfig, loss: str) -> bool:
     """Whether a config has the class and the loss of an option; each loss of this package is observed."""
     sets = option(loss)
-    selects = all(OmegaConf.select(config, key) == sets[key] for key in _SELECTS if key in sets)
+    selects = all(OmegaConf.select(config, key) == sets[key] for key in SELECTS if key in sets)
     return Launch(config).is_ours if loss == "observed" else selects
 
 
@@ -188,7 +186,7 @@ def _is_in_the_way(text: str, loss: str) -> bool:
     if key in (GROUP, POLICY_LOSS) or key in _CLIP_RATIOS:
         return True
     if key.startswith(f"{POLICY_LOSS}."):
-        return key in _SELECTS or key not in option("observed")  # what is measured stays
+        return key in SELECTS or key not in option("observed")  # what is measured stays
     return key in option(loss)
 
 

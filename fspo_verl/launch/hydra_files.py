@@ -175,7 +175,8 @@ def parsed(overrides: Sequence[str]) -> list:
         return []
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    return OverridesParser.create().parse_overrides(overrides)
+    parser = OverridesParser.create()
+    return [parser.parse_override(text) for text in overrides]
 
 
 def _repository():

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from omegaconf import OmegaConf
 
-from fspo_verl.keys import ACTOR, GROUP, OVERRIDES, POLICY_LOSS
+from fspo_verl.keys import ACTOR, GROUP, OVERRIDES, POLICY_LOSS, SELECTS
 from fspo_verl.launch import group, hydra_files
 from fspo_verl.launch.view import Finding, Launch, error, warning
 
@@ -60,7 +60,7 @@ def _lost_selection(launch: Launch, key: str, value) -> Finding | None:
         return None
     sets = hydra_files.option(option)
     if launch.asked is not None:  # the group selects a loss, of which this key is a leftover, or another word for it
-        if key == GROUP or all(launch.asked.sets.get(name) == sets.get(name) for name in _LOSS):
+        if key == GROUP or all(launch.asked.sets.get(name) == sets.get(name) for name in SELECTS):
             return None
     elif not _other_loss(launch, sets):
         return None
@@ -100,17 +100,14 @@ def _unregistered_loss(launch: Launch) -> Iterator[Finding]:
         yield Finding("warning", "unregistered_loss", what, why, fix)
 
 
-_LOSS = (f"{POLICY_LOSS}._target_", f"{POLICY_LOSS}.loss_mode")
-
-
 def _other_loss(launch: Launch, sets: Mapping[str, object]) -> dict[str, object]:
     """Of the keys that decide which loss trains those that a config group sets and the config has otherwise.
 
     Another package's class is taken for one that is meant to stand in for ours.
     """
-    has = {key: launch.get(key) for key in _LOSS if key in sets}
-    if not str(has.get(_LOSS[0], "verl.")).startswith(("verl.", "fspo_verl.")):
-        del has[_LOSS[0]]
+    has = {key: launch.get(key) for key in SELECTS if key in sets}
+    if not str(has.get(SELECTS[0], "verl.")).startswith(("verl.", "fspo_verl.")):
+        del has[SELECTS[0]]
     return {key: value for key, value in has.items() if value != sets[key]}
 
 
@@ -198,14 +195,14 @@ def overridden_group(launch: Launch) -> Iterator[Finding]:
     removed, added = ([], []) if is_composed else group.select_alone(asked.words, keep_plus=True)
     if not is_composed and not removed:  # a file puts it elsewhere
         added = [f"{GROUP}={asked.name}"]
-    for key in _LOSS:
+    for key in SELECTS:
         removed += group.overrides_that_decide(key, asked.sets[key]) if key in asked.sets else []
     if not removed and not added:  # a file sets another loss
         added = [f"{key}={asked.sets[key]}" for key in lost]
     composed = f"{POLICY_LOSS}.loss_mode={launch.get(f'{POLICY_LOSS}.loss_mode')!r}"
     if not lost:
         composed = f"{GROUP}={files[-1] if files else 'null'}"
-    elif _LOSS[1] not in lost:
+    elif SELECTS[1] not in lost:
         composed = _as_overrides(lost, lost)
     what = f"{GROUP}={asked.name} is asked for, and {composed} is composed"
     fix = group.as_fix(list(dict.fromkeys(removed)), added)
