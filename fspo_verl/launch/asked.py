@@ -103,7 +103,8 @@ def composed(compose: Callable[[list[str]], DictConfig], overrides: list[str]) -
             added += lost
             config = compose([*kept, select, *added])
         added.insert(0, f"{GROUP}={loss}")
-    if RECORDS_DIR not in given and OmegaConf.select(config, RECORDS_DIR) is None:
+    has_place = Launch(config).checkpoints is not None
+    if has_place and RECORDS_DIR not in given and OmegaConf.select(config, RECORDS_DIR) is None:
         added.append(_records(config))
         OmegaConf.update(config, RECORDS_DIR, _parse(added[-1]).value())
         config.hydra.overrides.task.append(added[-1])

@@ -92,11 +92,12 @@ def claim_records(config: DictConfig) -> None:
         ValueError: the folder is that of another run; names a free one.
     """
     launch = Launch(config)
-    if launch.is_ours and (records_dir := launch.policy_loss.get("records_dir")) is not None:
+    records_dir = launch.policy_loss.get("records_dir") if launch.is_ours else None
+    if records_dir is not None and launch.checkpoints is not None:
         from fspo_verl.observe import attempts
 
         with contextlib.suppress(OSError):
-            attempts.claim(Path(records_dir), Path(config.trainer.default_local_dir))
+            attempts.claim(Path(records_dir), launch.checkpoints)
 
 
 # --- where a launch is seen ------------------------------------------------------------------------------------------

@@ -226,6 +226,14 @@ def test_only_a_resume_goes_on_in_the_records_of_its_run(checkpoint, resume, goe
         hook.claim_records(config)
 
 
+def test_without_a_folder_for_checkpoints_the_loss_is_taken_and_nothing_is_recorded(launch):
+    config = launch(f"{GROUP}=fspo", ["~trainer.default_local_dir"])
+    assert OmegaConf.select(config, f"{POLICY_LOSS}.loss_mode") == "fspo"
+    assert OmegaConf.select(config, RECORDS_DIR) is None
+    OmegaConf.update(config, RECORDS_DIR, "records")
+    hook.claim_records(config)
+
+
 # --- launches that do not train what is asked ------------------------------------------------------------------------
 
 
