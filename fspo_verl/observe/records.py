@@ -169,10 +169,12 @@ class RecordWriter:
             self._write_file(batch, self._table())
         except Exception as error:  # recording must not stop training
             self._warn(cause(error), f"step {batch.step} of rank {batch.rank} is lost: {error}")
-            if self._bytes_of_step:  # a part of the step, which would pass for the whole
+            # A part of the step would pass for the whole. A file with more rows is not of this writer.
+            file, rows = self._file_of(batch), sum(len(one.prompts) for _, one in self._step)
+            if self._bytes_of_step and _rows_in(file) <= rows:
                 self._bytes_of_step = 0
                 with contextlib.suppress(OSError):
-                    self._file_of(batch).unlink(missing_ok=True)
+                    file.unlink(missing_ok=True)
 
     @property
     def _is_a_copy(self) -> bool:

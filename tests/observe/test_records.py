@@ -512,6 +512,18 @@ def test_a_file_is_never_replaced_by_one_with_fewer_rows(tmp_path, fewer, caplog
     assert ("step 1 of rank 0 is lost" in caplog.text) == fewer
 
 
+def test_a_whole_file_of_another_is_not_deleted_for_a_part_of_ones_own(tmp_path, caplog):
+    writer, other = RecordWriter(tmp_path, SETTINGS, "run"), RecordWriter(tmp_path, SETTINGS, "run")
+    add(writer, 1, rows=2)
+    writer.flush()
+    add(other, 1, rows=8, seed=1)
+    other.flush()
+    add(writer, 1, rows=2)
+    writer.flush()
+    assert read_records(tmp_path).log_ratio.to_numpy() == pytest.approx(columns(8, 1)["log_ratio"], rel=1e-6)
+    assert "step 1 of rank 0 is lost" in caplog.text
+
+
 def test_the_hash_of_a_prompt_is_that_of_what_it_says():
     found = [text_hash(prompt) for prompt in ("text", problem(1), problem(2), [{"image": object()}], [{"image": ""}])]
     assert len(set(found)) == len(found) and all(-(2**63) <= value < 2**63 for value in found)
