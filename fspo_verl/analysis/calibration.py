@@ -44,11 +44,6 @@ EPS = "eps"
 """The finding of this command: the band to take, with its overrides."""
 
 _FEW_CLIPPED = 50
-# What a study found.
-_NEXT_RUN = (
-    "In a study that asked for 10%, runs of small policies clipped 8 to 13% after one calibration, and 12 to 24% with "
-    "four epochs per rollout; after a second one 10 to 13%."
-)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -198,6 +193,6 @@ def _next(judged: Judgement) -> str:
         case findings.RECORD:
             return "Record more steps, and calibrate again."
     return (
-        "Train with this, and calibrate again from the records of that run, as another eps lets the policy move "
-        f"otherwise. {_NEXT_RUN}"
+        "Train with this, and calibrate again from the records of that run. With another eps the policy moves "
+        "otherwise."
     )
