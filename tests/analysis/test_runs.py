@@ -134,7 +134,7 @@ def test_what_is_no_run(tmp_path, text):
 
 
 def test_a_file_in_which_nothing_is_logged_yet(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nothing is logged yet"):  # for which --watch waits
+    with pytest.raises(FileNotFoundError, match="nothing is logged yet"):  # for which watch waits
         runs.read_run(write(tmp_path / "a.jsonl", ""), "a")
 
 
