@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from fspo_verl.analysis import clip_rates
+from fspo_verl.clips import BandClip
 
 
 def series(records: pd.DataFrame, length_bins: list[int], min_count: int = 1) -> dict[str, float]:
@@ -36,7 +37,10 @@ def series(records: pd.DataFrame, length_bins: list[int], min_count: int = 1) ->
         "moved_sigma": np.sqrt(variance[~still].mean()),
         "noise_sigma": np.sqrt(variance[still].mean()),
     }
+    if settings is not None:
+        values["noise_outside"] = BandClip("", "", settings.trained_band).outside(records)[still].mean()
     if "rollout_length" in records:
+        values["rejected"] = (records.decision == "rejected").mean()
         tokens = records.rollout_length.sum()
         squares, k3 = (records[f"rollout_{name}"].astype(np.float64).sum() for name in ("quadratic_variation", "k3"))
         values |= {"mismatch_sigma": np.sqrt(squares / tokens), "mismatch_kl": k3 / tokens}

@@ -60,6 +60,7 @@ _ENGINES = 0.05  # share of the way from engine to policy, from which the mismat
 _CLOSE = 2.0  # a factor between lengths up to which they are called alike
 _LARGEST_FACTOR = 100.0  # beyond which naming it helps nobody
 _NAMED = 3  # metrics
+_ENOUGH_INSIDE = 400  # responses, whose number is then known to a twentieth: one standard deviation of a count
 _TESTS = "`fspo-verl report` tests it, and `fspo-verl calibrate` tries other widths."
 _THIRDS = ("the shortest third", "the middle", "the longest")
 _TENTHS = ("the shortest tenth", "those in between", "the longest tenth")
@@ -99,8 +100,11 @@ def narrower(band: Band | None, sigma: float | None, outside: float | None = Non
         if not count - 2 * math.sqrt(count) > SHARE * unmoved:
             return None
         counted = f" This was counted on {unmoved:,} responses that no update had moved."
-        # By a normal law: the quantile of what may lie outside over that of what does.
-        times = EPS_IN_SIGMA / max(NormalDist().inv_cdf(1 - outside / 2), 1e-2) if outside < 1 else math.inf
+        if (1 - outside) * unmoved >= _ENOUGH_INSIDE:
+            # By a normal law: the quantile of what may lie outside over that of what does.
+            times = EPS_IN_SIGMA / NormalDist().inv_cdf(1 - outside / 2)
+        else:  # that quantile rests on the few that lie inside
+            times = EPS_IN_SIGMA * sigma / eps if band.length_power == 0.5 else math.inf
     else:
         if band.length_power != 0.5 or eps >= EPS_IN_SIGMA * sigma:
             return None

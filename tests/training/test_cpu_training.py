@@ -129,7 +129,6 @@ def test_training(task, untrained_model, tmp_path, way_in, overrides, main):
         assert metrics["actor/fspo/length_1_to_15/clipped"] * 32 == clipped_short
         assert (step[step.mini_batch == 0].log_ratio.abs() < 1e-3).all()
         series = {name: value for name, value in metrics.items() if name.startswith("fspo/")}
-        assert series.pop("fspo/rejected") == series.pop("fspo/noise_outside") == 0
         assert series == pytest.approx(live_reference.series(step, LENGTH_BINS, MIN_COUNT), rel=1e-12, abs=0)
         assert 0 < series["fspo/clip_rate/all"] < 1
         # Trainer and engine differ by rounding: not at all in some runs, but every token is measured.
