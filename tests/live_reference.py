@@ -37,7 +37,7 @@ def series(records: pd.DataFrame, length_bins: list[int], min_count: int = 1) ->
         "moved_sigma": np.sqrt(variance[~still].mean()),
         "noise_sigma": np.sqrt(variance[still].mean()),
     }
-    if settings is not None:
+    if settings is not None and settings.trained_band is not None:
         values["noise_outside"] = BandClip("", "", settings.trained_band).outside(records)[still].mean()
     if "rollout_length" in records:
         values["rejected"] = (records.decision == "rejected").mean()
