@@ -21,10 +21,11 @@ from omegaconf import DictConfig, OmegaConf
 from fspo_verl.adaptive import AdaptiveBand
 from fspo_verl.band import Band
 from fspo_verl.config import Observation
+from fspo_verl.findings import ERROR, WARNING, Finding
 from fspo_verl.keys import ACTOR, GONE, GROUP, POLICY_LOSS
 from fspo_verl.launch import resume, selection
-from fspo_verl.launch.hydra_files import leaves
-from fspo_verl.launch.view import Finding, Launch, error, note, warning
+from fspo_verl.launch.hydra_files import leaves, override
+from fspo_verl.launch.view import Launch, error, finding, note, warning
 from fspo_verl.observe import attempts
 from fspo_verl.observe.settings import clip_ratios
 
@@ -38,6 +39,7 @@ _BYTES_OF_A_RESPONSE, _BYTES_OF_A_FILE = 50, 8000
 # processor's rounding of a power would then decide.
 _STANDARD_DEVIATIONS = 1.9
 _TOKEN_RANGE = 0.05  # a range of token ratios; of a mean ratio it is a token's log-ratio of 0.05 on average
+_ROUNDING = 0.02  # of a bound with two digits, such as 0.71_1.4
 _UNUSUAL = 100  # times larger or smaller than the longest response: no divisor that anybody means
 
 
@@ -52,7 +54,7 @@ def findings(config: DictConfig) -> list[Finding]:
         results += run(selection.OF_FILES, launch)
     if launch.is_ours:
         results += run((*_CONFIG_ALONE, *_FOLDERS), launch)
-        if not any(finding.check in _NO_BAND for finding in results):
+        if not any(one.id in _NO_BAND for one in results):
             results += run((resume.changed_on_resume, *(_FSPO if launch.is_fspo else _BASELINE)), launch)
     elif launch.has_actor and launch.resumes_ours:
         results += run((resume.changed_on_resume,), launch)
@@ -62,7 +64,7 @@ def findings(config: DictConfig) -> list[Finding]:
 def errors_of_the_config_alone(config: DictConfig) -> list[Finding]:
     """The errors that take neither Hydra's choices nor folders to find."""
     results = run(_CONFIG_ALONE, Launch(config))
-    return [finding for finding in results if finding.severity == "error" and finding.check != "check_crashed"]
+    return [one for one in results if one.severity == ERROR and one.id != "check_crashed"]
 
 
 def run(checks, launch: Launch) -> list[Finding]:
@@ -73,19 +75,19 @@ def run(checks, launch: Launch) -> list[Finding]:
     results: list[Finding] = []
     for check in checks:
         try:
-            results.extend(dataclasses.replace(f, check=f.check or check.__name__) for f in check(launch))
+            results.extend(dataclasses.replace(one, id=one.id or check.__name__) for one in check(launch))
         except Exception as problem:
             if check in selection.OF_FILES:
                 what = f"{check.__name__} is not looked for: {type(problem).__name__}: {problem}"
                 why = "fspo_verl may not know this Hydra, and config files of yours may have a say in the loss"
                 fix = "compare policy_loss in the printed config, or install Hydra 1.3"
-                results.append(Finding("warning", "hydra", what, why, fix))
+                results.append(warning(what, why, fix, id="hydra"))
                 continue
             what = f"{check.__name__} cannot judge this config: {type(problem).__name__}: {problem}"
             why = "a value in it is of another kind than verl expects, such as a text or 0 for a number"
             fix = f"look for it in {ACTOR}, data and trainer"
-            severity = "error" if check in _MAY_REFUSE else "warning"
-            results.append(Finding(severity, "check_crashed", what, why, fix))
+            severity = ERROR if check in _MAY_REFUSE else WARNING
+            results.append(finding(severity, what, why, fix, id="check_crashed"))
     return results
 
 
@@ -185,7 +187,7 @@ def unreachable_clip_rate(launch: Launch) -> Iterator[Finding]:
     if launch.get(dynamic):
         why = "no rank knows which responses it was dealt, so that they cannot be counted"
         yield error(f"{what} with {dynamic}=True", why, f"{dynamic}=False, or {off}")
-    if launch.optimizer_steps_per_rollout == 1 and not launch.bypasses:
+    if launch.moves_nothing:
         why = "nothing can be clipped, and eps would shrink with every step"
         yield error(f"{what} with one optimiser step per rollout", why, f"{off}, or a smaller ppo_mini_batch_size")
 
@@ -240,9 +242,9 @@ def size_of_records(launch: Launch) -> Iterator[Finding]:
 def one_step_per_rollout(launch: Launch) -> Iterator[Finding]:
     """Nothing moves between rollout and update, so nothing can be clipped."""
     prompts = launch.prompts_per_rollout
-    if prompts is None or launch.optimizer_steps_per_rollout != 1 or launch.bypasses:
+    if prompts is None or not launch.moves_nothing:
         return
-    why = "the ratio stays 1 and no clip can act"
+    why = "no update comes between, and the clip takes nothing but noise"
     batch, mini = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
     what = f"{batch} <= {mini} and ppo_epochs=1"
     if launch.get("async_training") is not None:
@@ -295,6 +297,25 @@ def mean_over_own_length(launch: Launch) -> Iterator[Finding]:
         divisor = f"{ACTOR}.loss_scale_factor={launch.max_response_length}"
         fix = f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm {divisor}, or {ACTOR}.loss_agg_mode=token-mean"
         yield warning(what, why, fix)
+
+
+def rejected_ratios(launch: Launch) -> Iterator[Finding]:
+    """Bounds of a rejection that act as their inverses: verl compares minus the log-ratio with their logs."""
+    key = "algorithm.rollout_correction.rollout_rs"
+    rules, given = launch.get(key), launch.get(f"{key}_threshold")
+    rules, specs = (str(text or "").replace(" ", "").split(",") for text in (rules, given))
+    specs = specs * len(rules) if len(specs) == 1 else specs
+    for place, (rule, spec) in enumerate(zip(rules, specs, strict=True)):
+        if not rule.endswith("k1") or "_" not in spec:
+            continue
+        low, high = map(float, spec.split("_"))
+        acts, meant = f"{1 / high:.3g} to {1 / low:.3g}", f"{1 / high:.3g}_{1 / low:.3g}"
+        if abs(low * high - 1) > _ROUNDING:
+            what = f"{rule} with {key}_threshold={given} keeps ratios of {acts}"
+            why = "verl takes the ratio of the rollout engine to the trainer, the inverse of the one that is clipped"
+            fixes = [",".join([*specs[:place], text, *specs[place + 1 :]]) for text in (f"{high:g}", meant)]
+            alike, typed = (f'"{override(f"{key}_threshold", text)}"' for text in fixes)  # for a shell
+            yield warning(what, why, f"{alike}, or {typed} to keep {low:g} to {high:g}")
 
 
 def band_beyond_use(launch: Launch) -> Iterator[Finding]:
@@ -389,8 +410,9 @@ _MAY_REFUSE = (  # what yields an error
 )
 _FSPO = (
     *(unreachable_clip_rate, idle_clip_ratio, mean_over_own_length, band_beyond_use, rollout_log_probs),
-    *(mismatch_of_engines, longer_than_the_data_say, band_in_effect, size_of_records),
+    *(mismatch_of_engines, rejected_ratios, longer_than_the_data_say, band_in_effect, size_of_records),
 )
 _BASELINE = (
-    *(range_of_tokens_for_gspo, mismatch_of_engines, longer_than_the_data_say, loss_in_effect, size_of_records),
+    *(range_of_tokens_for_gspo, mismatch_of_engines, rejected_ratios),
+    *(longer_than_the_data_say, loss_in_effect, size_of_records),
 )

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from omegaconf import OmegaConf
 
+from fspo_verl.findings import ERROR, WARNING, Finding
 from fspo_verl.keys import ACTOR, GROUP, OVERRIDES, POLICY_LOSS, SELECTS
 from fspo_verl.launch import group, hydra_files
-from fspo_verl.launch.view import Finding, Launch, error, warning
+from fspo_verl.launch.view import Launch, error, finding, warning
 
 # --- keys that select nothing ----------------------------------------------------------------------------------------
 
@@ -30,9 +31,9 @@ def lost_selections(launch: Launch) -> Iterator[Finding]:
     """
     if not launch.has_actor:
         return
-    findings = [*filter(None, (_lost_selection(launch, *leaf) for leaf in hydra_files.leaves(launch.config).items()))]
-    yield from (finding for finding in findings if finding.severity == "error")
-    yield from [finding for finding in findings if finding.severity == "warning"][:1]
+    found = [*filter(None, (_lost_selection(launch, *leaf) for leaf in hydra_files.leaves(launch.config).items()))]
+    yield from (one for one in found if one.severity == ERROR)
+    yield from [one for one in found if one.severity == WARNING][:1]
     yield from _unregistered_loss(launch)
     yield from _loss_as_advantages(launch)
 
@@ -51,11 +52,11 @@ def _lost_selection(launch: Launch, key: str, value) -> Finding | None:
     options = ("fspo", *hydra_files.OPTIONS)
     option = next((option for option in options if any(_is_close(text, option) for text in values)), None)
     if option == "fspo" and max(like_group, like_mode) > _CLOSE:
-        severity = "error"
+        severity = ERROR
     elif option is not None and key == GROUP and values != [option]:
-        severity = "error"
+        severity = ERROR
     elif option is not None and like_group > _MISSPELT:
-        severity = "warning"
+        severity = WARNING
     else:
         return None
     sets = hydra_files.option(option)
@@ -69,7 +70,7 @@ def _lost_selection(launch: Launch, key: str, value) -> Finding | None:
     word = f"+{GROUP}={option}" if key == GROUP else f"{GROUP}={option}"
     fix = group.as_fix(group.overrides_that_decide(key), [word])
     fix += f" on the command line selects the loss, or `defaults: [ppo_trainer, {GROUP}: {option}, _self_]` in a YAML"
-    return Finding(severity, "lost_selection", f"{key}={value!r} selects nothing", why, fix)
+    return finding(severity, f"{key}={value!r} selects nothing", why, fix, id="lost_selection")
 
 
 def _loss_as_advantages(launch: Launch) -> Iterator[Finding]:
@@ -82,7 +83,7 @@ def _loss_as_advantages(launch: Launch) -> Iterator[Finding]:
     if estimator not in ADV_ESTIMATOR_REGISTRY:
         what = f"algorithm.adv_estimator={estimator} names a policy loss"
         fix = "algorithm.adv_estimator=grpo" + ("" if launch.selects_ours else f" {GROUP}={estimator}")
-        yield Finding("error", "loss_as_advantages", what, "the run fails after its first rollout", fix)
+        yield error(what, "the run fails after its first rollout", fix, id="loss_as_advantages")
 
 
 def _unregistered_loss(launch: Launch) -> Iterator[Finding]:
@@ -97,7 +98,7 @@ def _unregistered_loss(launch: Launch) -> Iterator[Finding]:
         why = "unless a worker registers it, the run fails at its first actor update, after a whole rollout"
         known = ", ".join(sorted(POLICY_LOSS_REGISTRY))
         fix = f"{GROUP}=fspo if it was to be FSPO, or one of {known}"
-        yield Finding("warning", "unregistered_loss", what, why, fix)
+        yield warning(what, why, fix, id="unregistered_loss")
 
 
 def _other_loss(launch: Launch, sets: Mapping[str, object]) -> dict[str, object]:

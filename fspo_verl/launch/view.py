@@ -15,10 +15,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from fspo_verl.findings import FIX, SEVERITIES, Finding
 from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
 from fspo_verl.launch import group, hydra_files
 
-SEVERITIES = ("error", "warning", "note")
 KEPT_LOSSES = "policy_loss.json"
 """In a folder of checkpoints, the losses that trained them: a list, a new entry for every change,
 ``{"after_step": n, "loss": {key: value}, "records_dir": folder or null}``. verl's checkpoints hold no config."""
@@ -26,27 +26,20 @@ TRACKER = "latest_checkpointed_iteration.txt"
 """In a folder of checkpoints, the step of the last one; what verl's find_latest_ckpt_path looks for."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """One finding about a launch."""
+def finding(severity: str, what: str, why: str = "", fix: str = "", id: str = "") -> Finding:
+    """A finding about a launch.
 
-    severity: str
-    """``error`` (fails, or trains something else than it says), ``warning`` (works against the method) or ``note``."""
-
-    check: str
-    """Name of the check, for programs."""
-
-    what: str
-    why: str = ""
-    fix: str = ""
-    """What corrects it: the override itself where there is one."""
-
-    def __str__(self) -> str:
-        return "; ".join(filter(None, (": ".join(filter(None, (self.what, self.why))), self.fix)))
+    Args:
+        severity: ``error``: it fails, or trains something else than it says. ``warning``: it works against the method.
+        what: is the case.
+        why: it matters.
+        fix: what corrects it, the override itself where there is one.
+        id: name of the check; the one of the function that yields it is left to :func:`fspo_verl.launch.checks.run`.
+    """
+    return Finding(id, severity, f"{what}: {why}." if why else f"{what}.", fix, action=FIX if fix else "")
 
 
-# What a check yields; checks.run gives it the check's name.
-error, warning, note = (functools.partial(Finding, severity, "") for severity in SEVERITIES)
+error, warning, note = (functools.partial(finding, severity) for severity in SEVERITIES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +152,11 @@ class Launch:
     def bypasses(self) -> bool:
         """Whether the rollout engine's log-probs are taken as those of the old policy."""
         return bool(self.get("algorithm.rollout_correction.bypass_mode"))
+
+    @property
+    def moves_nothing(self) -> bool:
+        """Whether each response is trained on by the policy that its log-ratio compares it with."""
+        return self.optimizer_steps_per_rollout == 1 and not self.bypasses
 
     @property
     def checkpoints(self) -> Path | None:

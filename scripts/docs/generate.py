@@ -153,13 +153,13 @@ def _rows(module: str, *functions: str) -> Iterator[str]:
 
 
 def _finding(call: ast.Call, function: str) -> tuple[str, str] | None:
-    """Name and severity of the finding that a call makes: ``Finding(severity, check, ...)``, or by its severity."""
-    match call.func, call.args:
-        case ast.Name("Finding"), [severity, ast.Constant(check), *_]:
-            return f"`{check}`", getattr(severity, "value", "error or warning")
-        case ast.Name("error" | "warning" | "note" as severity), _:
-            return f"`{function}`", severity
-    return None
+    """Name and severity of the finding that a call makes; it has the name of its function, if it says no other."""
+    severities = {name: name for name in ("error", "warning", "note")}
+    severities |= {"finding": "error or warning", "_here(launch)": "warning or note"}
+    if (made := severities.get(ast.unparse(call.func))) is None:
+        return None
+    named = [of.value.value for of in call.keywords if of.arg == "id" and isinstance(of.value, ast.Constant)]
+    return f"`{(named or [function])[0]}`", made
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
