@@ -35,7 +35,7 @@ from fspo_verl.band import Band
 from fspo_verl.findings import ERROR, NOTE, SEVERITIES, WARNING, Finding
 from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
 from fspo_verl.launch import installation, override
-from fspo_verl.launch.view import Launch, error, note, warning
+from fspo_verl.launch.view import Launch, check, error, note, warning
 from fspo_verl.observe.noise import EPS_IN_SIGMA
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
@@ -105,9 +105,8 @@ def examine(module: str, overrides: list[str]) -> list[Finding]:
     config, found = compose(module, overrides)
     if config is not None:
         launch = Launch(config)
-        own = (batches, uneven_micro_batches, *((noise_of_half_precision,) if launch.is_fspo else ()))
         sound = not findings.exit_code(found)
-        found += [*selects_no_loss_of_ours(launch), *(checks.run((*own, engine, gpus), launch) if sound else ())]
+        found += [*selects_no_loss_of_ours(launch), *(checks.run(launch, "doctor") if sound else ())]
     return found
 
 
@@ -202,6 +201,7 @@ def selects_no_loss_of_ours(launch: Launch) -> Iterator[Finding]:
         yield warning(what, why, f"{GROUP}=fspo", id="not_selected")
 
 
+@check(needs="doctor")
 def batches(launch: Launch) -> Iterator[Finding]:
     """Responses and optimiser steps between two refreshes of the old policy."""
     prompts, n = launch.prompts_per_rollout, launch.config.actor_rollout_ref.rollout.n
@@ -211,6 +211,7 @@ def batches(launch: Launch) -> Iterator[Finding]:
     yield note(f"{what}, {steps}")
 
 
+@check(needs="doctor", may_refuse=True)
 def uneven_micro_batches(launch: Launch) -> Iterator[Finding]:
     """Micro-batches that do not divide a GPU's share of a mini-batch."""
     size, share = launch.actor.get("ppo_micro_batch_size_per_gpu"), _responses_per_gpu(launch)
@@ -237,9 +238,10 @@ def _responses_per_gpu(launch: Launch) -> int | None:
     return None if rest else share
 
 
+@check(needs="doctor")
 def noise_of_half_precision(launch: Launch) -> Iterator[Finding]:
     """Log-probs of FSDP in bfloat16, whose noise a narrow band may not leave behind; docs/noise.md has its size."""
-    if launch.moves_nothing:  # of which it is said that the clip takes nothing but noise
+    if not launch.is_fspo or launch.moves_nothing:  # of which it is said that the clip takes nothing but noise
         return
     fsdp, band = launch.actor.get("fsdp_config"), launch.band
     precision = fsdp and (fsdp.get("mixed_precision") or {"param_dtype": "bf16"}).get("param_dtype", "bf16")
@@ -264,6 +266,7 @@ def _same_micro_batches(launch: Launch) -> list[str]:
     return [f"{key}={value}" for key, value in wanted.items() if launch.get(key) != value]
 
 
+@check(needs="doctor")
 def engine(launch: Launch) -> Iterator[Finding]:
     """A rollout engine that is not installed here; a note where a cluster is named."""
     name = launch.get(f"{_ROLLOUT}.name")
@@ -273,6 +276,7 @@ def engine(launch: Launch) -> Iterator[Finding]:
         yield _here(launch)(what, "no worker of this machine can generate", fix)
 
 
+@check(needs="doctor")
 def gpus(launch: Launch) -> Iterator[Finding]:
     """Fewer GPUs on this machine than the launch asks for; a note where a cluster is named."""
     from verl.utils import device

@@ -19,7 +19,7 @@ from fspo_verl.config import Observation
 from fspo_verl.findings import Finding
 from fspo_verl.keys import ACTOR, GONE, POLICY_LOSS
 from fspo_verl.launch.hydra_files import as_value
-from fspo_verl.launch.view import KEPT_LOSSES, TRACKER, Launch, warning
+from fspo_verl.launch.view import KEPT_LOSSES, TRACKER, Launch, check, warning
 from fspo_verl.observe import attempts
 
 # What shapes the loss besides ``policy_loss`` itself.
@@ -29,6 +29,7 @@ _ACTOR_KEYS = (
 )
 
 
+@check(needs="folders")
 def lost_checkpoint(launch: Launch) -> Iterator[Finding]:
     """A tracker of checkpoints that names a checkpoint which is gone."""
     step = launch.tracked_step
@@ -58,6 +59,7 @@ def loss_settings(launch: Launch) -> dict:
     return settings | {key: launch.actor.get(key) for key in _ACTOR_KEYS}
 
 
+@check(needs="loss")
 def changed_on_resume(launch: Launch) -> Iterator[Finding]:
     """A run that goes on from a checkpoint with another loss than trained it, as far as that is known."""
     if (resumed := launch.resume_point) is None:

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from fspo_verl.findings import ERROR, WARNING, Finding
 from fspo_verl.keys import ACTOR, GROUP, OVERRIDES, POLICY_LOSS, SELECTS
 from fspo_verl.launch import group, hydra_files
-from fspo_verl.launch.view import Launch, error, finding, warning
+from fspo_verl.launch.view import Launch, check, error, finding, warning
 
 # --- keys that select nothing ----------------------------------------------------------------------------------------
 
@@ -128,6 +128,7 @@ def _likeness(text: str, word: str) -> float:
 # --- which file has the last word -------------------------------------------------------------------------------------
 
 
+@check(needs="files", may_refuse=True)
 def missing_choice(launch: Launch) -> Iterator[Finding]:
     """``optional algorithm.policy_loss: NAME`` with a name that no file has: Hydra passes over it."""
     choice = hydra_files.choices().get(GROUP) if hydra_files.has_files_of_the_user() else None
@@ -137,6 +138,7 @@ def missing_choice(launch: Launch) -> Iterator[Finding]:
         yield error(what, "nothing is selected", f"{GROUP}={near[0] if near else 'fspo'}")
 
 
+@check(needs="files", may_refuse=True)
 def hidden_files(_launch: Launch) -> Iterator[Finding]:
     """Hydra takes the first file of a name, and searches --config-dir and hydra.searchpath last."""
     for hidden in hydra_files.passed_over():
@@ -144,6 +146,7 @@ def hidden_files(_launch: Launch) -> Iterator[Finding]:
         yield error(f"{hidden} is not read", why, f"rename {hidden.name}")
 
 
+@check(needs="files", may_refuse=True)
 def lost_to_group(launch: Launch) -> Iterator[Finding]:
     """A value in a config file of the user's that the selected group, merged after that file, replaces."""
     if not hydra_files.has_files_of_the_user():
@@ -184,6 +187,7 @@ def _is_verls_own(part: hydra_files.Part, key: str, value) -> bool:
     return key in stock and value == stock[key]
 
 
+@check(needs="files", may_refuse=True)
 def overridden_group(launch: Launch) -> Iterator[Finding]:
     """Another loss than the config group was asked for: the composed loss counts, not the word that selects it."""
     if (asked := launch.asked) is None or not asked.files:
@@ -208,7 +212,3 @@ def overridden_group(launch: Launch) -> Iterator[Finding]:
     what = f"{GROUP}={asked.name} is asked for, and {composed} is composed"
     fix = group.as_fix(list(dict.fromkeys(removed)), added)
     yield error(what, "another loss would train than was asked for", fix)
-
-
-OF_FILES = (missing_choice, hidden_files, lost_to_group, overridden_group)
-"""The checks that need the files, and with them internals of Hydra."""

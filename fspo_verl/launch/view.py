@@ -10,8 +10,10 @@ import contextlib
 import dataclasses
 import functools
 import re
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -40,6 +42,45 @@ def finding(severity: str, what: str, why: str = "", fix: str = "", id: str = ""
 
 
 error, warning, note = (functools.partial(finding, severity) for severity in SEVERITIES)
+
+NEEDS = {
+    "files": "a launch that asks for a loss of this package, and the files that Hydra composed it from",
+    "config": "a launch of such a loss, and nothing but its config",
+    "folders": "its folders",
+    "loss": "its loss is known",
+    "fspo": "its loss is fspo",
+    "baseline": "its loss is another one that is observed",
+    "doctor": "any launch without an error, in the doctor",
+}
+"""What a check can need."""
+
+
+class Check(NamedTuple):
+    """A check of a launch."""
+
+    find: Callable[["Launch"], Iterator[Finding]]
+    needs: str
+    may_refuse: bool
+
+
+CHECKS: list[Check] = []
+"""All checks, in the order of their definitions."""
+
+
+def check(needs: str, may_refuse: bool = False) -> Callable:
+    """Register a function from a :class:`Launch` to findings.
+
+    Args:
+        needs: a key of :data:`NEEDS`.
+        may_refuse: it yields errors. Where it crashes the launch is refused, as it has not been judged.
+    """
+    assert needs in NEEDS
+
+    def register(find: Callable[["Launch"], Iterator[Finding]]) -> Callable:
+        CHECKS.append(Check(find, needs, may_refuse))
+        return find
+
+    return register
 
 
 @dataclasses.dataclass(frozen=True)

@@ -93,7 +93,7 @@ def outcome(folder, name: str, overrides: list[str]) -> tuple[dict, str]:
         launch = Launch(config)
         errors = [finding for finding in selection.lost_selections(launch) if finding.severity == "error"]
         if launch.selects_ours:
-            found = checks.run(selection.OF_FILES, launch)
+            found = checks.run(launch, "files")
             assert not any(finding.id == "hydra" for finding in found), found
             errors += [finding for finding in found if finding.severity == "error"]
         policy_loss = launch.get(POLICY_LOSS) or {}
