@@ -225,7 +225,7 @@ def _responses_per_gpu(launch: Launch) -> int | None:
 
 
 def noise_of_half_precision(launch: Launch) -> Iterator[Finding]:
-    """Log-probs of FSDP in bfloat16, whose noise a narrow band may not leave behind; docs/noise.md has its size."""
+    """Log-probs of FSDP in bfloat16, whose noise a narrow band may not leave behind; see docs/noise.md."""
     fsdp, band = launch.actor.get("fsdp_config"), launch.band
     precision = fsdp and (fsdp.get("mixed_precision") or {"param_dtype": "bf16"}).get("param_dtype", "bf16")
     low, high = (EPS_IN_SIGMA * sigma for sigma in _BF16_SIGMA)
