@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from fspo_verl.observe.attempts import files_below
 from fspo_verl.output import plain
 
 logger = logging.getLogger("fspo_verl")
@@ -81,7 +82,7 @@ def read(path: Path) -> Log | None:
     if path.suffix == ".csv":
         return _log("a CSV of W&B", wandb_csv(path))
     if is_file_logger(path):
-        return _log("verl's file logger", file_logger(path))
+        return _log("verl's file logger", newest(file_logger(path), path))
     return _read_json(path) or _read_console(path)
 
 
@@ -149,14 +150,28 @@ _OF_WANDB = re.compile(r"wandb:\s+(\S+/\S+) +([-+.\w]+)\s*$")
 
 def _read_console(file: Path) -> Log | None:
     with file.open(encoding="utf-8", errors="replace") as lines:
-        rows = [*console(lines)]
-    start = reached = 0
-    for place, (step, _) in enumerate(rows):
-        if step <= 1 and step < reached:
-            logger.warning("%s: another run begins after step %d; what comes before is left out", file, reached)
-            start, reached = place, step
-        reached = max(reached, step)
-    return _log("console output", rows[start:])
+        return _log("console output", newest(console(lines), file))
+
+
+def newest(rows: Iterable[Row], log: Path | str) -> list[Row]:
+    """The rows that count of a log to which trainings were appended, as they were written.
+
+    Where the training goes back to an earlier step, it does the steps from there on again: what was logged of them
+    before is left out. That is said of another run, which goes back to its first step.
+    """
+    kept: list[Row] = []
+    reached, left = -1, -1
+    for step, metrics in rows:
+        trains = any(name.startswith("actor/") for name in metrics)  # and is no late validation
+        if trains and step < reached:
+            left = reached if step <= 1 else left
+            while kept and kept[-1][0] >= step:
+                kept.pop()
+        reached = step if trains else reached
+        kept.append((step, metrics))
+    if left >= 0:
+        logger.warning("%s: another run begins after step %d; what comes before is left out", log, left)
+    return kept
 
 
 def console(lines: Iterable[str]) -> Iterator[Row]:
@@ -313,8 +328,9 @@ PATTERNS = ("*tfevents*", "trainer_state.json", "output.log", "*.log", "wandb-su
 
 
 def _read_folder(folder: Path) -> Log | None:
+    below = files_below(folder)
     for pattern in PATTERNS:
-        files = {file.resolve(): file for file in sorted(folder.rglob(pattern)) if file.is_file()}
+        files = {file.resolve(): file for file in below if file.match(pattern)}
         if pattern == "trainer_state.json":  # each checkpoint has one, and the last has all steps
             files = dict(sorted(files.items(), key=lambda entry: entry[0].stat().st_mtime)[-1:])
         if pattern == "*tfevents*":  # a resumed run adds a file to its folder

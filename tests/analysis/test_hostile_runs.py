@@ -21,6 +21,7 @@ import fspo_verl
 from fspo_verl import cli, output
 from fspo_verl.analysis import runs
 from fspo_verl.keys import ACTOR
+from fspo_verl.launch.view import KEPT_LOSSES, TRACKER
 from fspo_verl.report import figures
 
 READERS = ("report", "calibrate", "watch")
@@ -103,6 +104,22 @@ def test_no_reader_resolves_what_a_config_asks_of_its_environment(command, form,
         said = "".join(capfd.readouterr()) + caplog.text
         assert SECRET not in said and os.getcwd() not in said.replace(str(tmp_path), "")
         assert all(SECRET.encode() not in file.read_bytes() for file in output.rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_losses_kept_beside_checkpoints_are_text(form, tmp_path, capfd, monkeypatch):
+    """A launch that resumes somebody else's run reads them."""
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    monkeypatch.chdir(tmp_path)
+    loss = {"policy_loss.loss_mode": form, "policy_loss.eps_low": form, "policy_loss.shape": form, "clip_ratio": form}
+    kept = [{"after_step": 0, "loss": loss, "records_dir": form}]
+    write(tmp_path / "ckpt" / KEPT_LOSSES, json.dumps(kept))
+    write(tmp_path / "ckpt" / TRACKER, "20")
+    (tmp_path / "ckpt/global_step_20").mkdir()
+    cli.main(["doctor", "trainer.default_local_dir=ckpt", "algorithm.policy_loss=fspo"])
+    said = "".join(capfd.readouterr())
+    assert "resumes after step 20" in said and SECRET not in said and (form in said or "hydra:" in form)
+    assert str(tmp_path) not in said
 
 
 def test_no_reader_of_runs_knows_the_library_that_resolves():

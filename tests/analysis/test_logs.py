@@ -138,12 +138,21 @@ def write_trainer_state(folder):
     ],
 )
 def test_every_kind_of_log_gives_the_same_table(write, source, in_folders, tmp_path):
-    file = write(tmp_path)
-    for run in [read(file), *([read(tmp_path)] if in_folders else [])]:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/linked").symlink_to("../disk")
+    file = write(tmp_path / "disk")
+    folders = [tmp_path / "disk", tmp_path / "run"] if in_folders else []
+    for run in map(read, [file, *folders]):
         assert run.source == source
         assert run.metrics.attrs[logs.NOT_FINITE] == {"actor/grad_norm": [2, 10]}
         expected = pd.DataFrame.from_dict(STEPS, "index").replace(INF, NAN).rename_axis("step")
         pd.testing.assert_frame_equal(run.metrics.replace(INF, NAN), expected, check_like=True)
+    assert not in_folders or {file for file, *_ in runs.written(tmp_path / "run")} == {
+        tmp_path / "run/linked" / below.relative_to(tmp_path / "disk")
+        for below in (tmp_path / "disk").rglob("*")
+        if below.is_file()
+    }
 
 
 def test_the_folder_of_a_run_of_wandb(tmp_path):
