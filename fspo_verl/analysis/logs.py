@@ -145,7 +145,6 @@ _PREFIX = re.compile(r"\([^()]*pid=\d+[^()]*\)\s*")  # Ray's
 _PAIR = re.compile(r"([^:]+):(?:np\.\w+\()?([-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf))\)?(?![\w.])", re.IGNORECASE)
 _OF_TRL = re.compile(r"\{'loss': .*\}")
 _OF_TRL_PAIR = re.compile(r"'([^']+)': '?([^,'}]+)")
-_OF_WANDB = re.compile(r"wandb:\s+(\S+/\S+) +([-+.\w]+)\s*$")
 
 
 def _read_console(file: Path) -> Log | None:
@@ -179,11 +178,10 @@ def console(lines: Iterable[str]) -> Iterator[Row]:
 
     A step is one line, or a line for itself with one metric a line below.
 
-    TRL's output has no steps: its lines are counted. The summary that W&B prints counts where there is nothing else.
-    A last line without its end may be cut off within a number: its last pair is left out.
+    TRL's output has no steps: its lines are counted. A last line without its end may be cut off within a number: its
+    last pair is left out.
     """
     text, is_cut, is_listed, step = "", False, False, 0
-    summary: dict[str, float] = {}
     for line in chain(lines, ["\n"]):
         ends = line.endswith("\n")
         line = _COLOUR.sub("", line).rstrip("\n")
@@ -202,10 +200,6 @@ def console(lines: Iterable[str]) -> Iterator[Row]:
         if of_trl := _OF_TRL.search(line):
             step += 1
             yield step, _numbers(dict(_OF_TRL_PAIR.findall(of_trl[0])))
-        elif ends and (of_wandb := _OF_WANDB.search(line)):
-            summary |= _numbers({of_wandb[1]: of_wandb[2]})
-    if summary and step == 0:
-        yield int(_step_of(summary) or 0), summary
 
 
 def _console_step(text: str) -> Row:

@@ -26,14 +26,6 @@ from fspo_verl.report import figures
 
 READERS = ("report", "calibrate", "watch")
 SECRET = "the-readers-secret"
-METRICS = SOUND | {
-    f"actor/fspo/{name}": value
-    for name, value in {
-        "log_ratio_per_sqrt_length": 0.001,
-        "log_ratio_per_sqrt_length_squared": 0.0004,
-        "sigma_squared": 0.0004,
-    }.items()
-}
 
 
 def write(file: Path, text: str) -> Path:
@@ -43,7 +35,7 @@ def write(file: Path, text: str) -> Path:
 
 
 def write_metrics(folder: Path, steps: int = 12) -> Path:
-    lines = [json.dumps({"step": step, "data": METRICS}) + "\n" for step in range(1, steps + 1)]
+    lines = [json.dumps({"step": step, "data": SOUND}) + "\n" for step in range(1, steps + 1)]
     return write(folder / "metrics-1.jsonl", "".join(lines))
 
 
@@ -100,7 +92,7 @@ def test_no_reader_resolves_what_a_config_asks_of_its_environment(command, form,
         if number == 1:  # the same, as W&B keeps it
             (run / ".hydra").rename(run / "hydra")
             write(run / "files/config.yaml", json.dumps({key: {"value": value} for key, value in config.items()}))
-        assert cli.main(arguments(command, run, output)) == 0
+        assert cli.main(arguments(command, run, output)) == (2 if command == "calibrate" else 0)  # without records
         said = "".join(capfd.readouterr()) + caplog.text
         assert SECRET not in said and os.getcwd() not in said.replace(str(tmp_path), "")
         assert all(SECRET.encode() not in file.read_bytes() for file in output.rglob("*") if file.is_file())

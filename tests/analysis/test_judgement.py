@@ -25,7 +25,7 @@ from fspo_verl.analysis.evidence import Evidence, evidence_of
 from fspo_verl.analysis.judgement import evidence_of_records, judge
 from fspo_verl.analysis.length_effect import BY_SIDE, ENDS, LONGER, MIDDLE, SHORTER, WHO, length_effect
 from fspo_verl.band import Band
-from fspo_verl.findings import FIX, KEEP, NOTE, RECORD, TAKE
+from fspo_verl.findings import FIX, KEEP, RECORD, TAKE
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.output import percent
 
@@ -225,19 +225,6 @@ def test_counts_that_differ_where_the_test_finds_nothing_are_explained():
     assert said.id == c.EVEN and found.thirds[-1].rate > 2 * found.thirds[0].rate
     explained = "hold other lengths"
     assert explained in said.sentence and explained not in judged(simulated()).findings[0].sentence
-
-
-def test_the_longest_third_is_one_set_of_responses_wherever_it_is_named():
-    records = simulated(truncated=0.3)
-    cut = records.truncated > 0
-    records["clipped"] = np.where(cut, 1.0, records.clipped * 0.5)
-    longest = records[records.length >= evidence_in(records).thirds[-1].shortest]
-    shares = [percent(part.clipped.mean()) for part in (longest, longest[longest.truncated == 0])]
-    said, lengths, *_ = judged(records).findings
-    assert (said.id, said.action) == (c.CUT_OFF, FIX) and all(share in said.sentence for share in shares)
-    assert f"{shares[0]} of the longest" in lengths.sentence
-    few = judged(records.assign(truncated=(np.arange(len(records)) % 10 == 0).astype(float)))
-    assert [one.severity for one in few.findings if one.id == c.CUT_OFF] == [NOTE]
 
 
 def test_no_p_value_is_0():

@@ -251,15 +251,6 @@ def test_a_resumed_run_goes_on_in_the_folder_of_tensorboard(tmp_path):
     assert read(tmp_path).metrics["actor/pg_clipfrac"].to_dict() == {1: 0.25, 2: 0.5, 3: 0.5, 4: 0.5}
 
 
-def test_the_summary_of_wandb_counts_where_there_is_nothing_else(tmp_path):
-    file = tmp_path / "run.out"
-    summary = "(Runner pid=1) wandb: Run summary:\n(Runner pid=1) wandb:   actor/pg_clipfrac 0.12346   \n"
-    file.write_text(summary + "wandb: training/global_step 7\nwandb: actor/lr ▁▂▃\n")
-    assert read(file).metrics["actor/pg_clipfrac"].to_dict() == {7: 0.12346}
-    file.write_text("step:7 - actor/pg_clipfrac:0.123456789\n" + summary)
-    assert read(file).metrics["actor/pg_clipfrac"].to_dict() == {7: 0.123456789}
-
-
 def test_verls_own_name_is_never_overwritten(tmp_path):
     file = tmp_path / "run.jsonl"
     file.write_text('{"step": 1, "data": {"actor/entropy": 0.5, "entropy": 2.0, "reward": 3}}\n')
