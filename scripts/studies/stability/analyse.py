@@ -73,7 +73,8 @@ def against_root(longest: int = 128, ranges: str = "one rate", stale: int = 0) -
 
 def lines() -> Iterator[str]:
     for (longest, ranges, stale), own in by_run().groupby(RUN[:3]):
-        yield f"\n8 and {longest} tokens, {ranges}, stale by {stale}; by learning rate: runs that fail, median fall, ratio of norms, success"
+        yield f"\n8 and {longest} tokens, {ranges}, stale by {stale}"
+        yield "by learning rate: runs that fail, median fall, ratio of norms, success\n"
         rows = []
         for arm, runs in own.groupby("arm"):
             row = [arm, "{:.0%} [{:.0%}, {:.0%}]".format(*share(longest, ranges, stale, arm))]
