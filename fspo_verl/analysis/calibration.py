@@ -11,8 +11,6 @@ were tried is more even by more than noise. For a loss without a band it is sqrt
 
 With another band, learning rate or batch size the policy moves differently: calibrate again from
 the records of that run.
-
-Without records the answer comes from metrics and a Gaussian law of S/sqrt(L), and is coarser.
 """
 
 import argparse
@@ -26,7 +24,6 @@ from fspo_verl import findings, output
 from fspo_verl.analysis import causes, clip_rates, fit
 from fspo_verl.analysis.clip_rates import Estimate
 from fspo_verl.analysis.evidence import Evidence
-from fspo_verl.analysis.fit import from_metrics
 from fspo_verl.analysis.judgement import Judgement, evidence_of_records, judge
 from fspo_verl.analysis.length_effect import MIN_STEPS
 from fspo_verl.analysis.metric_facts import LEARN_MORE
@@ -34,7 +31,6 @@ from fspo_verl.analysis.overrides import band_overrides, to_know
 from fspo_verl.analysis.runs import Run, read_run
 from fspo_verl.band import DUAL, Band
 from fspo_verl.findings import FIX, NOTE, RECORD, TAKE, WARNING, Finding
-from fspo_verl.observe.metrics import PREFIX
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.output import percent
 
@@ -53,8 +49,7 @@ def main(args: argparse.Namespace) -> int:
     run = read_run(args.run, args.run.name, args.max_rows)
     found = calibrate(run, args.target_clip_rate)
     if args.json:
-        source = "metrics" if run.records.empty else "records"
-        answer = {"run": str(run.folder), "source": source, "target": args.target_clip_rate}
+        answer = {"run": str(run.folder), "target": args.target_clip_rate}
         output.say(json.dumps(answer | {"findings": [one.to_json() for one in found]}, indent=1, allow_nan=False))
     else:
         # Causes before the clip, the answer on lengths, and the band. The report has the notes.
@@ -70,15 +65,12 @@ def calibrate(run: Run, target: float) -> list[Finding]:
         target: share between 0 and 1.
 
     Raises:
-        ValueError: nothing has moved, a sign of the advantage is missing, or no band reaches the target.
+        ValueError: there are no records, nothing has moved, a sign of the advantage is missing, or no band reaches the
+            target.
     """
-    if run.records.empty and not any(name.startswith(PREFIX) for name in run.metrics):
-        raise ValueError(
-            f"{run.folder} holds no log-ratios of responses, and an eps needs them. What records them: {LEARN_MORE}"
-        )
     judged = judge(run, target)
     try:
-        found = [*_of_metrics(run, judged, target)] if run.records.empty else [*_of_records(run, judged, target)]
+        found = [*_of_records(run, judged, target)]
     except ValueError as error:
         first = judged.findings[0]
         if first.action != FIX:
@@ -90,6 +82,8 @@ def calibrate(run: Run, target: float) -> list[Finding]:
 def _of_records(run: Run, judged: Judgement, target: float) -> Iterator[Finding]:
     """Notes, and the band."""
     records, settings = run.records, run.settings
+    if records.empty:
+        raise ValueError(f"{run.folder} holds no records of responses, and an eps needs them: {LEARN_MORE}")
     if not (records["quadratic_variation"] > 0).any():
         raise ValueError("nothing moved")
     clusters, code = fit.resampled(records)
@@ -119,21 +113,6 @@ def _of_records(run: Run, judged: Judgement, target: float) -> Iterator[Finding]
     said += f": both sides are to give up the same share. {_prediction(rate, clusters, judged.evidence)}"
     advice = " ".join(filter(None, [_next(judged), to_know(band, settings)]))
     yield Finding(EPS, NOTE, said, advice, rate.value, _action(judged), band_overrides(band, settings))
-
-
-def _of_metrics(run: Run, judged: Judgement, target: float) -> Iterator[Finding]:
-    """The band of a Gaussian law."""
-    band, moved = from_metrics(run.metrics, target)
-    said = (
-        f"{_eps(band, None)} would clip {percent(target)} on each side. This takes S/sqrt(length) of the {moved:.0%} "
-        "of the responses that move for Gaussian and independent of the advantage; real tails are heavier."
-    )
-    if noise := causes.narrower(band, judged.evidence.noise_sigma):
-        advice = f"Ask for a lower clip rate, or remove the noise. {noise}"
-        yield Finding(EPS, WARNING, said, advice, target, FIX, band_overrides(band, run.settings))
-        return
-    advice = " ".join(filter(None, ["Train with records, and calibrate again.", to_know(band, run.settings)]))
-    yield Finding(EPS, NOTE, said, advice, target, _action(judged), band_overrides(band, run.settings))
 
 
 def _notes(records: pd.DataFrame, target: float, band: Band, clusters: str) -> Iterator[Finding]:

@@ -160,15 +160,6 @@ def length_reweighting_error(table: pd.DataFrame, min_count: int = MIN_COUNT) ->
     return quotients.length_reweighting_error(table["n"].to_numpy(), table["rate"].to_numpy(), keep)
 
 
-def lre_of_an_unclipped_bin(rate: float) -> float:
-    """The LRE where a bin loses nothing, at this clip rate over all lengths: rate / (1 − rate).
-
-    However unfair a clip is, a length that it spares counts as no more. A bin that is clipped more than the others has
-    up to 1. NaN where everything is clipped.
-    """
-    return rate / (1 - rate) if rate < 1 else math.nan
-
-
 def length_cells(length, edges) -> tuple[np.ndarray, int]:
     """Number of the length bin of each row, and how many bins there are."""
     length, edges = np.asarray(length), np.asarray(edges)

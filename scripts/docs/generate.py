@@ -118,7 +118,7 @@ def checks() -> str:
     return "\n\n".join(parts)
 
 
-_FRAME = ("run", "main")  # functions that run checks, and make findings of what goes wrong there
+_FRAME = ("_found", "main")  # functions that run checks, and make findings of what goes wrong there
 
 
 def _found(module: str, *functions: str) -> Iterator[str]:
@@ -140,13 +140,9 @@ def _found(module: str, *functions: str) -> Iterator[str]:
 
 
 def _severity(call: ast.Call) -> str | None:
-    """Of the finding that a call makes: ``Finding(severity, check, ...)``, or by its severity."""
-    match call.func, call.args:
-        case ast.Name("Finding"), [severity, ast.Constant(), *_]:
-            return getattr(severity, "value", "error or warning")
-        case ast.Name("error" | "warning" | "note" as severity), _:
-            return severity
-    return None
+    """Of the finding that a call makes."""
+    of = {name: name for name in ("error", "warning", "note")}
+    return (of | {"finding": "error or warning", "_here(launch)": "warning or note"}).get(ast.unparse(call.func))
 
 
 # --- commands --------------------------------------------------------------------------------------------------------

@@ -142,7 +142,10 @@ def stability_of_training() -> Iterator[tuple[str, str]]:
     rates = [f"{stability.largest_rate(*key, arm):g}" for arm in ("√L", "L", "none")]
     yield RESULTS, "up to a learning rate of {} under √L, {} under L, {} without a clip".format(*rates)
     long = [share(512, "one rate", 0, arm) for arm in ("none", "L", "√L", "fixed")]
-    yield RESULTS, "With 512 tokens in place of 128, no clip fails in {}, L in {}, √L in {}, a fixed range in {}".format(*long)
+    yield (
+        RESULTS,
+        "With 512 tokens in place of 128, no clip fails in {}, L in {}, √L in {}, a fixed range in {}".format(*long),
+    )
     stale = 128, "published", 2
     yield RESULTS, f"FSPO's 0.03 fails in {share(*stale, '√L')} and GSPO's range in {share(*stale, 'L')}"
     gspo = stability.against_root(*stale).loc["L"]
