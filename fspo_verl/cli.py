@@ -89,6 +89,9 @@ def watch_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {
+    "demo": Command(
+        "demo.command", "the conclusion and the page of a recorded run: what you would get", lambda parser: None
+    ),
     "doctor": Command(
         "launch.doctor",
         "what is wrong with an installation or a launch, before anything is trained",

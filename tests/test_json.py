@@ -12,7 +12,7 @@ import synthetic_run
 
 from fspo_verl import cli, versions
 from fspo_verl.analysis import calibration, causes
-from fspo_verl.findings import ACTIONS, SEVERITIES
+from fspo_verl.findings import ACTIONS, ERROR, NOTE, SEVERITIES, Finding
 from fspo_verl.selftest import command as selftest
 
 PAGE = Path(__file__).parents[1] / "docs/json.md"
@@ -113,23 +113,22 @@ def test_doctor(capsys):
 
 
 def test_selftest(monkeypatch, capsys):
-    checks = [
-        {"name": "loss_float32", "status": "ok"} | {"text": "exact"},
-        {"name": "noise_fp32", "status": "ok", "text": "small", "sigma": 1e-6, "eps": 1e-5},
-        {"name": "noise_bf16", "status": "ok", "text": "large", "sigma": 0.05, "eps": 0.13},
-        {"name": "loss_bfloat16", "status": "error", "text": "broken"},
-    ]
-    monkeypatch.setattr(selftest, "examine", lambda *_: checks)
+    noise = [Finding(f"noise_{dtype}", NOTE, "noise", value=eps) for dtype, eps in {"fp32": 1e-5, "bf16": 0.13}.items()]
     monkeypatch.setattr(versions, "installed", lambda package: "1")
-    assert cli.main(["selftest", "--device", "cpu", "--json"]) == 1
-    assert_documented(json.loads(capsys.readouterr().out), "selftest")
+    for failed in (False, True):
+        checks = [*noise, *[Finding("loss_bfloat16", ERROR, "broken")] * failed]
+        monkeypatch.setattr(selftest, "examine", lambda *_, checks=checks: checks)
+        assert cli.main(["selftest", "--device", "cpu", "--json"]) == failed
+        told = json.loads(capsys.readouterr().out)
+        assert_documented(told, "selftest")
+        assert bool(told["findings"][0]["overrides"]) != failed
 
 
 def test_the_schema_sees_what_is_wrong():
-    sound = {"name": "a", "status": "ok", "text": ""}
-    assert not list(wrong(sound, "check"))
-    for broken in (sound | {"new": 1}, sound | {"text": None}, sound | {"eps": "0.1"}, {"name": "a"}, []):
-        assert list(wrong(broken, "check"))
+    sound = Finding("a", NOTE, "", value=0.1).to_json()
+    assert not list(wrong(sound, "finding"))
+    for broken in (sound | {"new": 1}, sound | {"sentence": None}, sound | {"value": "0.1"}, {"id": "a"}, []):
+        assert list(wrong(broken, "finding"))
 
 
 def test_the_skill_names_keys_and_options_that_are_there():

@@ -3,16 +3,14 @@
 """Find the band that clips a target share of the responses and treats lengths alike, from what a run has recorded.
 
 eps_high puts the target share of the responses with A > 0 above the band. eps_low puts the same
-share of those with A < 0 below it. All recorded responses with an advantage count. Those of the
-first mini-batch of each rollout have not moved and cannot be clipped, and they count, too. This is
-the rate of the report and of fspo/clip_rate/all; actor/fspo/clip_fraction is of all responses.
+share of those with A < 0 below it. All recorded responses with an advantage count, as in
+fspo/clip_rate/all, also those that no update has moved.
 
 The width is the one that the report advises. It is the run's own, unless one of the widths that
-were tried is more even by more than noise. For a loss without a band it is FSPO's, sqrt(length).
+were tried is more even by more than noise. For a loss without a band it is sqrt(length).
 
-The answer is that of the recorded updates. Trained with another band, learning rate or batch
-size, the policy moves otherwise, and further where a rollout is trained on for several epochs:
-calibrate again from the records of that run, until it clips what was asked for.
+With another band, learning rate or batch size the policy moves differently: calibrate again from
+the records of that run.
 """
 
 import argparse

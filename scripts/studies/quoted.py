@@ -19,6 +19,7 @@ sys.path[:0] = [str(HERE.parent), *(str(HERE / name) for name in ("law", "gradie
 import gradients  # noqa: E402
 import law  # noqa: E402
 from studies.learning_rates import analyse as learning_rates  # noqa: E402
+from studies.stability import analyse as stability  # noqa: E402
 
 README, RESULTS = "README.md", "docs/results.md"
 DRAWS = 100_000
@@ -127,6 +128,33 @@ def rates_of_learning() -> Iterator[tuple[str, str]]:
     yield RESULTS, f"√L {clips[8]['sqrt']:.0%} and {clips[512]['sqrt']:.0%}"
 
 
+def stability_of_training() -> Iterator[tuple[str, str]]:
+    """Small transformers, four learning rates: runs that end below half their best."""
+    points = lambda found: "{:+.0f} points [{:+.0f}, {:+.0f}]".format(*(100 * found[["mean", "lower", "upper"]]))  # noqa: E731
+    share = lambda *key: f"{stability.share(*key)[0]:.0%}"  # noqa: E731
+    planned = stability.against_root()
+    yield RESULTS, f"no clip less √L, runs that fail | {points(planned.loc['none'])} |"
+    yield RESULTS, f"L less √L, the same | {points(planned.loc['L'])} |"
+    key = 128, "one rate", 0
+    yield RESULTS, f"{share(*key, 'none')} of 32 runs fail, under √L {share(*key, '√L')}, p = {planned.p['none']:.3f}"
+    yield RESULTS, f"L fails in {share(*key, 'L')}, p = {planned.p['L']:.2f}"
+    yield RESULTS, f"A fixed range was to fail least. It fails in {share(*key, 'fixed')}"
+    rates = [f"{stability.largest_rate(*key, arm):g}" for arm in ("√L", "L", "none")]
+    yield RESULTS, "up to a learning rate of {} under √L, {} under L, {} without a clip".format(*rates)
+    long = [share(512, "one rate", 0, arm) for arm in ("none", "L", "√L", "fixed")]
+    yield (
+        RESULTS,
+        "With 512 tokens in place of 128, no clip fails in {}, L in {}, √L in {}, a fixed range in {}".format(*long),
+    )
+    stale = 128, "published", 2
+    yield RESULTS, f"FSPO's 0.03 fails in {share(*stale, '√L')} and GSPO's range in {share(*stale, 'L')}"
+    gspo = stability.against_root(*stale).loc["L"]
+    flipped = pd.Series({"mean": -gspo["mean"], "lower": -gspo.upper, "upper": -gspo.lower})
+    yield RESULTS, f"rollouts two steps old | {points(flipped)} |"
+    yield README, f"Without a clip {share(*key, 'none')} of small runs break down, under √L {share(*key, '√L')}"
+    yield README, f"FSPO's published range breaks down in {share(*stale, '√L')}, GSPO's in {share(*stale, 'L')}"
+
+
 def gradient_check() -> Iterator[tuple[str, str]]:
     """LRE and the cosine of clipped and true gradient."""
     found = gradients.answer(gradients.recorded(), 0.3)
@@ -139,7 +167,7 @@ def gradient_check() -> Iterator[tuple[str, str]]:
     yield RESULTS, f"√L has {root.lre:.2f} and {root.cosine:.2f}"
 
 
-PARTS = (rates_of_learning, gradient_check, comparisons, law_of_s)
+PARTS = (rates_of_learning, stability_of_training, gradient_check, comparisons, law_of_s)
 
 
 def main() -> None:

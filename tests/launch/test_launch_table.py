@@ -392,12 +392,12 @@ def test_a_launch_trains_what_it_says_or_says_why_not(name, tmp_path, untrained_
         return
     errors = _refused(found)
     if launch.verdict.startswith("refused: "):
-        assert any(expected == finding.check or expected in str(finding) for finding in errors), found
-        assert all(finding.fix for finding in errors)
+        assert any(expected == finding.id or expected in str(finding) for finding in errors), found
+        assert all(finding.advice for finding in errors)
         return
     assert not errors
-    said = {finding.check for finding in found if finding.severity == "warning"}
-    named = {finding.check for finding in found}
+    said = {finding.id for finding in found if finding.severity == "warning"}
+    named = {finding.id for finding in found}
     wanted = set() if launch.verdict == "trains" else set(launch.verdict.split())
     assert wanted <= named and said <= wanted
     for key, value in launch.trains.items():

@@ -234,12 +234,12 @@ class Run:
                 given = advantages[:, prompts].flatten()
                 log_prob = self.policies.log_prob(table, tokens[:, prompts].flatten(0, 2))
                 loss, taken = self.clip.loss(task, log_prob, old[:, prompts].flatten(0, 2), given)
-                found.append((task, given, taken))
+                found.append((task, given.cpu(), Taken(*(part.cpu() for part in taken))))
                 total = total + loss
             self.policies.weights.grad = None
             total.backward()
             norms.append(self._step())
-        return found, torch.stack(norms)
+        return found, torch.stack(norms).cpu()
 
     def _mini_batches(self) -> Iterator[Tensor]:
         for _ in range(self.regime.epochs):

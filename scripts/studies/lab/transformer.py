@@ -165,7 +165,7 @@ class Transformers:
             parts = found.tokens[-1].split(2, 1)  # of the size of an update, for memory
             old = [self.log_prob(self.weights, part).view(part.shape) for part in parts]
             found.old_log_prob.append(torch.cat(old, 1))
-            found.advantages.append(grpo_advantages(right.view(shape)).cpu())
+            found.advantages.append(grpo_advantages(right.view(shape)))
             rewards.append(right.mean(1))
         self._reward = torch.stack(rewards, 1).cpu()
         return found
@@ -174,13 +174,13 @@ class Transformers:
         """Tokens ``[S, rows, 1 + L]`` from the first ones ``[S, rows]`` on; draws ``[S, L, rows]``."""
         seeds, rows = first.shape
         ring = torch.zeros(LAYERS, 2, seeds, rows, HEADS, WINDOW, HIDDEN // HEADS, device=self.device)
-        ids = [first]
+        ids, places = [first], torch.arange(draws.shape[1], device=self.device)
         for place, draw in enumerate(draws.unbind(1)):
             x = self._embedded(w, ids[-1], task)
             held, at = min(place + 1, WINDOW), place % WINDOW
             for layer in range(LAYERS):
                 q, k, v = (_normed(x) @ w[f"qkv{layer}"]).view(seeds, rows, 3, HEADS, -1).unbind(2)
-                q, k = (_rotated(part[..., None, :], torch.tensor([place], device=self.device)) for part in (q, k))
+                q, k = (_rotated(part[..., None, :], places[place : place + 1]) for part in (q, k))
                 keys, values = ring[layer]
                 keys[..., at, :], values[..., at, :] = k[..., 0, :], v
                 keys, values = keys[..., :held, :], values[..., :held, :]

@@ -21,7 +21,7 @@ from measures import adjusted_p, sign_flip_interval  # noqa: E402
 
 from fspo_verl.output import markdown_table  # noqa: E402
 
-RUN = ["ranges", "stale", "arm", "learning_rate", "seed"]
+RUN = ["longest", "ranges", "stale", "arm", "learning_rate", "seed"]
 SMOOTH, FAILING = 3, 1  # rollouts whose mean is the success at a rollout; seeds that may fail at a learning rate
 ROOT = "√L"
 
@@ -47,23 +47,23 @@ def by_run() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def share(ranges: str, stale: int, arm: str) -> tuple[float, float, float]:
+def share(longest: int, ranges: str, stale: int, arm: str) -> tuple[float, float, float]:
     """Of all runs of an arm the share that fails, and its 95% interval (Clopper and Pearson)."""
-    own = by_run().set_index(RUN[:3]).loc[(ranges, stale, arm)]
+    own = by_run().set_index(RUN[:4]).loc[(longest, ranges, stale, arm)]
     found = stats.binomtest(int(own.fails.sum()), len(own)).proportion_ci()
     return float(own.fails.mean()), float(found.low), float(found.high)
 
 
-def largest_rate(ranges: str, stale: int, arm: str) -> float:
+def largest_rate(longest: int, ranges: str, stale: int, arm: str) -> float:
     """Up to which at most one seed fails at each learning rate; 0 where more fail at the smallest."""
-    own = by_run().set_index(RUN[:3]).loc[(ranges, stale, arm)].groupby("learning_rate").fails.sum()
+    own = by_run().set_index(RUN[:4]).loc[(longest, ranges, stale, arm)].groupby("learning_rate").fails.sum()
     good = own.index[(own <= FAILING).cummin()]
     return float(good[-1]) if len(good) else 0.0
 
 
-def against_root(ranges: str = "one rate", stale: int = 0) -> pd.DataFrame:
+def against_root(longest: int = 128, ranges: str = "one rate", stale: int = 0) -> pd.DataFrame:
     """Per arm: share of learning rates at which a seed fails, less that under √L; interval and adjusted p."""
-    own = by_run()[(by_run().ranges == ranges) & (by_run().stale == stale)]
+    own = by_run().set_index(RUN[:3]).loc[(longest, ranges, stale)]
     shares = own.pivot_table(index="seed", columns="arm", values="fails", aggfunc="mean")
     pairs = shares.drop(columns=ROOT).sub(shares[ROOT], axis=0)
     rows = [(pair.mean(), *sign_flip_interval(pair.to_numpy())) for _, pair in pairs.items()]
@@ -72,12 +72,12 @@ def against_root(ranges: str = "one rate", stale: int = 0) -> pd.DataFrame:
 
 
 def lines() -> Iterator[str]:
-    for (ranges, stale), own in by_run().groupby(RUN[:2]):
-        yield f"\n{ranges}, stale by {stale}; by learning rate: runs that fail, median fall, ratio of norms, success"
+    for (longest, ranges, stale), own in by_run().groupby(RUN[:3]):
+        yield f"\n8 and {longest} tokens, {ranges}, stale by {stale}; by learning rate: runs that fail, median fall, ratio of norms, success"
         rows = []
         for arm, runs in own.groupby("arm"):
-            row = [arm, "{:.0%} [{:.0%}, {:.0%}]".format(*share(ranges, stale, arm))]
-            row += [f"{largest_rate(ranges, stale, arm):g}", f"{runs.clipped.mean():.0%}"]
+            row = [arm, "{:.0%} [{:.0%}, {:.0%}]".format(*share(longest, ranges, stale, arm))]
+            row += [f"{largest_rate(longest, ranges, stale, arm):g}", f"{runs.clipped.mean():.0%}"]
             for _, at in runs.groupby("learning_rate"):
                 medians = f"{at.fall.median():.2f}, {at.norms.median():.3g}"
                 row.append(f"{at.fails.sum()} of {len(at)}, {medians}, {at.end.mean():.2f}")
@@ -85,7 +85,7 @@ def lines() -> Iterator[str]:
         heads = [f"{rate:g}" for rate in sorted(own.learning_rate.unique())]
         yield markdown_table(["arm", "fails", "largest rate", "clipped", *heads], rows)
         if ROOT in set(own.arm) and own.arm.nunique() > 1:
-            yield f"\nless √L:\n{against_root(ranges, stale).round(4).to_string()}"
+            yield f"\nless √L:\n{against_root(longest, ranges, stale).round(4).to_string()}"
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@
 python scripts/studies/stability/run.py                  the least set first, then all
 python scripts/studies/stability/run.py --least          that alone
 python scripts/studies/stability/run.py --only √L 1      some cells; --records FILE for another file
+
+A cell takes minutes of a core, or seconds of a GPU, which is taken where there is one. Its records are from an H100.
 """
 
 import math
@@ -21,9 +23,10 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parent / "lab")]
 from cells import compute_cells  # noqa: E402
 from training import Arm, Regime, train  # noqa: E402
 
-REGIME = Regime((8, 128), 2, 8, rollouts=20, transformer=True, tries=False)
+SHORT, LONGEST = 8, (128, 512, 4096)  # tokens of the two tasks
+REGIME = Regime((SHORT, 128), 2, 8, rollouts=20, transformer=True, tries=False)
 LOWEST, FACTORS, SEEDS = 5e-4, (1, 2, 4, 8), range(8)
-KEY = ("ranges", "stale", "arm", "learning_rate", "seed")
+KEY = ("longest", "ranges", "stale", "arm", "learning_rate", "seed")
 ARMS = {
     "one rate": {
         "none": Arm(),
@@ -41,17 +44,20 @@ ARMS = {
 }
 
 
-def cells() -> Iterator[tuple[str, int, str, int]]:
-    """Ranges, staleness, arm and factor of the learning rate, in the order in which they are computed."""
+def cells() -> Iterator[tuple[int, str, int, str, int]]:
+    """The long task, ranges, staleness, arm and factor of the learning rate, in the order of computing."""
+    least = ("none", "L", "√L", "fixed")
     for ranges, stale, arms in (
-        ("one rate", 0, ("none", "L", "√L", "fixed")),
-        ("one rate", 2, ("none", "L", "√L", "fixed")),
+        ("one rate", 0, least),
+        ("one rate", 2, least),
         ("published", 0, tuple(ARMS["published"])),
         ("one rate", 0, ("GRPO's tokens",)),
         ("published", 2, tuple(ARMS["published"])),
         ("one rate", 2, ("GRPO's tokens",)),
     ):
-        yield from ((ranges, stale, arm, factor) for arm in arms for factor in FACTORS)
+        yield from ((128, ranges, stale, arm, factor) for arm in arms for factor in FACTORS)
+    for longest in LONGEST[1:]:
+        yield from ((longest, "one rate", 0, arm, factor) for arm in least for factor in FACTORS)
 
 
 LEAST = 4 * len(FACTORS)  # cells
@@ -65,16 +71,17 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     return table.groupby(["seed", "length"]).agg(**of, live=("live", "sum"), clipped=("clipped", "sum")).reset_index()
 
 
-def compute(ranges: str, stale: int, arm: str, learning_rate: float) -> pd.DataFrame:
-    return summary(train(REGIME._replace(stale=stale), ARMS[ranges][arm], learning_rate, SEEDS))
+def compute(longest: int, ranges: str, stale: int, arm: str, learning_rate: float) -> pd.DataFrame:
+    regime = REGIME._replace(lengths=(SHORT, longest), stale=stale)
+    return summary(train(regime, ARMS[ranges][arm], learning_rate, SEEDS))
 
 
 def main() -> None:
-    def named(ranges, stale, arm, factor):
-        return {"ranges": ranges, "stale": stale, "arm": arm, "learning_rate": LOWEST * factor}
+    def named(longest, ranges, stale, arm, factor):
+        return {"longest": longest, "ranges": ranges, "stale": stale, "arm": arm, "learning_rate": LOWEST * factor}
 
     torch.set_num_threads(1)
-    words = "ranges, staleness, arm or factor"
+    words = "long task, ranges, staleness, arm or factor"
     compute_cells(__doc__, words, HERE / "records.parquet", KEY, [*cells()], LEAST, named, compute)
 
 
