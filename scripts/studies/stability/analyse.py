@@ -41,7 +41,8 @@ def by_run() -> pd.DataFrame:
         row = dict(zip(RUN, key, strict=True))
         row["fails"] = bool((tasks[:, -1] < tasks.max(1) / 2).any())
         row["fall"] = float((np.maximum.accumulate(mean) - mean).max())
-        row["norms"] = float(run.norm_largest.iloc[0].max() / np.median(run.norm_median.iloc[0]))
+        median = np.median(run.norm_median.iloc[0])
+        row["norms"] = float(run.norm_largest.iloc[0].max() / median) if median else np.inf
         row |= {"end": mean[-1], "clipped": run.clipped.sum() / run.live.sum()}
         rows.append(row)
     return pd.DataFrame(rows)
