@@ -4,7 +4,7 @@
 
   python scripts/demo.py
 
-The records are those of `bash scripts/quickstart.sh --loss gspo`: files of runs/quickstart/gspo-hf-seed0/records.
+The records are files of runs/quickstart/gspo_10-hf-seed0/records, after the command that the demo names.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from pathlib import Path
 from fspo_verl import cli
 from fspo_verl.demo.command import PAGE, SAID
 
-RECORDS = Path(__file__).parents[1] / "tests/demo/gspo-hf-seed0"
+RECORDS = Path(__file__).parents[1] / "tests/demo/gspo_10-hf-seed0"
 
 
 def report(folder: str) -> str:

@@ -2,10 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Show what you would get: the conclusion and the page of a small recorded run. Nothing is trained or written.
 
-The run is GSPO on the quickstart's task. Two commands made it, without a GPU:
-
-  bash scripts/quickstart.sh --loss gspo
-  fspo-verl report runs/quickstart/gspo-hf-seed0
+The run is GSPO on the quickstart's task, with the range that `fspo-verl calibrate` printed for a clip rate of 10%.
 """
 
 import argparse
@@ -18,13 +15,17 @@ PAGE, SAID = HERE / "report.html", HERE / "report.txt"
 """The page, and what ``fspo-verl report`` prints of the run but for places. scripts/demo.py makes both."""
 
 
+MADE_BY = """\
+  bash scripts/quickstart.sh --loss gspo --name gspo_10 -- \\
+      actor_rollout_ref.actor.clip_ratio_low=0.002989 actor_rollout_ref.actor.clip_ratio_high=0.001686
+  fspo-verl report runs/quickstart/gspo_10-hf-seed0"""
+NEXT = "  fspo-verl run --loss observed -- bash my_script.sh"
+
+
 def main(_args: argparse.Namespace) -> int:
     """Print the conclusion, where the page is, what made them, and how to see the same of a run."""
     lines = SAID.read_text(encoding="utf-8").splitlines()
     show([(line[:8].rstrip(), line[9:]) for line in lines], widths=(8,))
     show([("page", str(PAGE))], widths=(8,))
-    say(
-        "\nmade by\n  bash scripts/quickstart.sh --loss gspo\n  fspo-verl report runs/quickstart/gspo-hf-seed0\n"
-        "to see the same of your run\n  fspo-verl run --loss observed -- bash my_script.sh"
-    )
+    say(f"\nmade without a GPU by\n{MADE_BY}\nto see the same of your run\n{NEXT}")
     return 0
