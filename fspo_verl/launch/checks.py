@@ -253,7 +253,7 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="loss")
 def size_of_records(launch: Launch) -> Iterator[Finding]:
-    """How large the records get, about."""
+    """About how large the records get."""
     loss, prompts = launch.policy_loss, launch.prompts_per_rollout
     ranks = (launch.get("trainer.nnodes") or 1) * (launch.get("trainer.n_gpus_per_node") or 1)
     if loss.get("records_dir") is None or prompts is None:
@@ -270,7 +270,7 @@ def size_of_records(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="config")
 def one_step_per_rollout(launch: Launch) -> Iterator[Finding]:
-    """Nothing moves between rollout and update, so nothing can be clipped."""
+    """One optimiser step per rollout: nothing moves before the update, so nothing can be clipped."""
     prompts = launch.prompts_per_rollout
     if prompts is None or not launch.moves_nothing:
         return
@@ -414,7 +414,7 @@ def mismatch_of_engines(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="fspo")
 def band_in_effect(launch: Launch) -> Iterator[Finding]:
-    """The band, and what it is as importance-sampling ratios at a tenth of the longest response and at the longest."""
+    """The band, and what it is as ratios at a tenth of the longest response and at the longest."""
     text = f"policy loss fspo: {launch.band.describe()}"
     if (target := launch.band.target_clip_rate) is not None:
         text += f" at the start; eps follows a clip rate of {target:g}"

@@ -51,7 +51,7 @@ def findings() -> Iterator[Finding]:
 
 
 def verl_version() -> Iterator[Finding]:
-    """At most two warnings for a verl that was never tested; one that is too old is an error.
+    """A verl that was never tested: at most two warnings.
 
     A development version counts as never tested, as it names no certain sources.
     """
@@ -71,7 +71,7 @@ def verl_version() -> Iterator[Finding]:
 
 
 def too_old() -> Finding | None:
-    """An error where ``import verl`` finds one that is too old: an installed one, or a copy in a folder before it."""
+    """A verl that is too old: an installed one, or a copy in a folder before it."""
     version, folder = versions.installed("verl"), versions.verl_folder()
     if version is None or SpecifierSet(SUPPORTED_VERL).contains(version, prereleases=True):
         return None

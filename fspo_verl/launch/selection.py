@@ -140,7 +140,7 @@ def missing_choice(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="files", may_refuse=True)
 def hidden_files(_launch: Launch) -> Iterator[Finding]:
-    """Hydra takes the first file of a name, and searches --config-dir and hydra.searchpath last."""
+    """A file that another of its name hides: Hydra takes the first, and searches --config-dir last."""
     for hidden in hydra_files.passed_over():
         why = "fspo_verl packages a config of that name, and Hydra takes the first it finds"
         yield error(f"{hidden} is not read", why, f"rename {hidden.name}")

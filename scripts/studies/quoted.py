@@ -19,9 +19,11 @@ sys.path[:0] = [str(HERE.parent), *(str(HERE / name) for name in ("law", "gradie
 import gradients  # noqa: E402
 import law  # noqa: E402
 from studies.learning_rates import analyse as learning_rates  # noqa: E402
+from studies.stability import analyse as stability  # noqa: E402
 
 README, RESULTS = "README.md", "docs/results.md"
 DRAWS = 100_000
+INTERVAL = ("mean", "lower", "upper")
 
 
 def permuted_within_seeds(values: np.ndarray) -> float:
@@ -96,35 +98,59 @@ def law_of_s() -> Iterator[tuple[str, str]]:
     yield README, f"√L takes {root['text']:.0%} of plain texts and {root['chat']:.0%} of chat answers"
 
 
+def flipped(found: pd.Series) -> pd.Series:
+    """A difference the other way round, with its interval."""
+    return pd.Series({"mean": -found["mean"], "lower": -found.upper, "upper": -found.lower})
+
+
 def rates_of_learning() -> Iterator[tuple[str, str]]:
     """Laboratory: three tasks, 30% clipped, six learning rates."""
-    points = lambda found: f"{found['mean']:+.1f} [{found.lower:+.1f}, {found.upper:+.1f}]".replace("-", "−")  # noqa: E731
-    planned = learning_rates.confirmatory()
-    linear = planned.loc[("linear", "mean")]
-    flipped = pd.Series({"mean": -linear["mean"], "lower": -linear.upper, "upper": -linear.lower})
-    yield RESULTS, "| {} points {} |".format(*points(flipped).split(" ", 1))
+    points = lambda mean, lower, upper: f"{mean:+.1f} [{lower:+.1f}, {upper:+.1f}]".replace("-", "−")  # noqa: E731
+    planned = learning_rates.confirmatory()[list(INTERVAL)]
+    yield RESULTS, "| {} points {} |".format(*points(*flipped(planned.loc[("linear", "mean")])).split(" ", 1))
     for name, what in (("linear", "L"), ("fixed", "the fixed range")):
-        yield RESULTS, f"{what} is {points(planned.loc[(name, 'mean')])}"
-    yield RESULTS, f"costs L {points(planned.loc[('linear', 8)])}"
+        yield RESULTS, f"{what} is {points(*planned.loc[(name, 'mean')])}"
+    yield RESULTS, f"costs L {points(*planned.loc[('linear', 8)])}"
     none = learning_rates.at_best("fresh", 0.3, "none")["mean"]
-    none = learning_rates.difference(none, 0 * none)
-    yield RESULTS, f"no clip {points(pd.Series(none._asdict()))}"
+    yield RESULTS, f"no clip {points(*learning_rates.difference(none))}"
     missed = learning_rates.clip_rates().loc[("fresh", "fixed", 0.3, 0.0032), "all"]
     yield RESULTS, f"took {missed:.1%} at its best rate"
-    fixed, root = (learning_rates.Arm("fresh", name, 0.3).at(0.0032)["mean"] for name in ("fixed", "sqrt"))
-    yield RESULTS, f"it is {points(pd.Series(learning_rates.difference(fixed, root)._asdict()))}"
     low = {
         name: learning_rates.Arm("fresh", name, 0.3).at(learning_rates.LOWEST)[8]
         for name in ("linear", "sqrt", "fixed")
     }
-    pairs = [learning_rates.difference(low[name], low["sqrt"])._asdict() for name in ("linear", "fixed")]
-    yield RESULTS, "it is {} under L and {} under a fixed range".format(*(points(pd.Series(pair)) for pair in pairs))
-    clips = learning_rates.clip_rates().xs(("fresh", 0.3, 0.0002), level=("regime", "rate", "learning_rate"))
+    pairs = [learning_rates.difference(low[name] - low["sqrt"]) for name in ("linear", "fixed")]
+    yield RESULTS, "it is {} under L and {} under a fixed range".format(*(points(*pair) for pair in pairs))
+    of_many = [learning_rates.at_best("many", 0.3, name)["mean"] for name in ("fitted", "fixed", "none")]
+    fitted, fixed, none = (points(*learning_rates.difference(pairs)) for pairs in of_many)
+    yield RESULTS, f"A fitted power is {fitted}, a fixed range {fixed}"
+    yield RESULTS, f"A cost of no clip was predicted; it is {none}"
+    gains = [learning_rates.acted(what, learning_rates.LOWEST) for what in ("shape", "rate", "no clip")]
+    gains = [points(*learning_rates.difference(gain)) for gain in gains]
+    yield RESULTS, "a fitted power gains {}, 10% clipped in place of 30% {}, no clip {}".format(*gains)
+
+
+def stability_of_training() -> Iterator[tuple[str, str]]:
+    """Small transformers, four learning rates: runs that end below half their best."""
+    points = lambda found: "{:+.0f} points [{:+.0f}, {:+.0f}]".format(*(100 * found[list(INTERVAL)]))  # noqa: E731
+    share = lambda *key: f"{stability.share(*key)[0]:.0%}"  # noqa: E731
+    planned = stability.against_root()
+    yield RESULTS, f"no clip less √L, runs that fail | {points(planned.loc['none'])} |"
+    yield RESULTS, f"L less √L, the same | {points(planned.loc['L'])} |"
+    key = 128, "one rate", 0
+    yield RESULTS, f"{share(*key, 'none')} of 32 runs fail, under √L {share(*key, '√L')}, p = {planned.p['none']:.3f}"
+    yield RESULTS, f"L fails in {share(*key, 'L')}, p = {planned.p['L']:.2f}"
+    yield RESULTS, f"A fixed range was to fail least. It fails in {share(*key, 'fixed')}"
+    long = [share(512, "one rate", 0, arm) for arm in ("none", "L", "√L", "fixed")]
     yield (
         RESULTS,
-        f"L takes {clips[8]['linear']:.0%} of the responses of 8 tokens and {clips[512]['linear']:.0%} of those of 512",
+        "With 512 tokens in place of 128, no clip fails in {}, L in {}, √L in {}, a fixed range in {}".format(*long),
     )
-    yield RESULTS, f"√L {clips[8]['sqrt']:.0%} and {clips[512]['sqrt']:.0%}"
+    stale = 128, "published", 2
+    yield RESULTS, f"FSPO's 0.03 fails in {share(*stale, '√L')} and GSPO's range in {share(*stale, 'L')}"
+    yield RESULTS, f"rollouts two steps old | {points(flipped(stability.against_root(*stale).loc['L']))} |"
+    yield README, f"Without a clip {share(*key, 'none')} of small runs break down, under √L {share(*key, '√L')}"
+    yield README, f"FSPO's published range breaks down in {share(*stale, '√L')}, GSPO's in {share(*stale, 'L')}"
 
 
 def gradient_check() -> Iterator[tuple[str, str]]:
@@ -132,14 +158,12 @@ def gradient_check() -> Iterator[tuple[str, str]]:
     found = gradients.answer(gradients.recorded(), 0.3)
     yield RESULTS, "correlation of LRE and cosine {:+.2f} [{:+.2f}, {:+.2f}]".format(*found.correlation)
     yield RESULTS, f"met in {found.held:.0%} of the cases"
-    yield RESULTS, f"in {found.best_is_evenest:.0%} of {found.states} states"
-    yield RESULTS, f"It holds in {found.held:.0%} of the cases in which it says something"
     linear, root = found.means.loc["linear"], found.means.loc["sqrt"]
     yield RESULTS, f"L has the largest LRE, {linear.lre:.2f}, and the largest cosine, {linear.cosine:.2f}"
     yield RESULTS, f"√L has {root.lre:.2f} and {root.cosine:.2f}"
 
 
-PARTS = (rates_of_learning, gradient_check, comparisons, law_of_s)
+PARTS = (rates_of_learning, stability_of_training, gradient_check, comparisons, law_of_s)
 
 
 def main() -> None:
