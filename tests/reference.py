@@ -8,6 +8,7 @@ Everything is a list of lists indexed ``[sequence][token]``. Returns value and g
 import math
 
 MAX_LOG_RATIO = 20.0
+AGG_MODES = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
 
 
 def edges(log_ratios, band):

@@ -22,10 +22,8 @@ import pandas as pd
 
 from fspo_verl import findings, output
 from fspo_verl.analysis import causes, clip_rates, fit
-from fspo_verl.analysis.clip_rates import Estimate
-from fspo_verl.analysis.evidence import Evidence
+from fspo_verl.analysis.clip_rates import prompts_of
 from fspo_verl.analysis.judgement import Judgement, evidence_of_records, judge
-from fspo_verl.analysis.length_effect import MIN_STEPS
 from fspo_verl.analysis.metric_facts import LEARN_MORE
 from fspo_verl.analysis.overrides import band_overrides, to_know
 from fspo_verl.analysis.runs import Run, read_run
@@ -86,14 +84,14 @@ def _of_records(run: Run, judged: Judgement, target: float) -> Iterator[Finding]
         raise ValueError(f"{run.folder} holds no records of responses, and an eps needs them: {LEARN_MORE}")
     if not (records["quadratic_variation"] > 0).any():
         raise ValueError("nothing moved")
-    clusters, code = fit.resampled(records)
-    if code.max() == 0:
+    steps = records["step"].nunique()
+    if steps == 1 and prompts_of(records).max() == 0:
         raise ValueError("all records are of one prompt in one step, and no other says what holds beyond it")
     width = settings and settings.trained_band
     if judged.width is not None:
         width = judged.width.band
     band = fit.with_eps(records, width or Band(), target)
-    yield from _notes(records, target, band, clusters)
+    yield from _notes(records, target, band, steps)
     bypass = bool(settings and settings.old_log_probs_from_rollout)
     of_band = evidence_of_records(records, RunSettings("fspo", band, old_log_probs_from_rollout=bypass), tested=False)
     if noise := causes.narrower(band, of_band.noise_sigma, of_band.noise_outside, of_band.unmoved):
@@ -104,24 +102,24 @@ def _of_records(run: Run, judged: Judgement, target: float) -> Iterator[Finding]
         advice = "Ask for a lower clip rate, or remove the noise (docs/noise.md), train, and calibrate again."
         yield Finding(EPS, WARNING, said, advice, noise.value, FIX)
         return
-    rate, clipped = fit.predicted_rate(records, band), fit.clipped_by(band, records)
-    sides = clip_rates.sides(records)
+    clipped, sides = fit.clipped_by(band, records), clip_rates.sides(records)
     better, worse = (percent(float(clipped[sides[side]].mean())) for side in ("upper", "lower"))
     said = f"{_eps(band, settings)} clip {better} of the better and {worse} of the worse responses here"
     if judged.evidence.sides and not judged.evidence.by_token:
         said += " (the run's own clip {} and {})".format(*map(percent, judged.evidence.sides))
-    said += f": both sides are to give up the same share. {_prediction(rate, clusters, judged.evidence)}"
+    said += ": both sides are to give up the same share."
     advice = " ".join(filter(None, [_next(judged), to_know(band, settings)]))
-    yield Finding(EPS, NOTE, said, advice, rate.value, _action(judged), band_overrides(band, settings))
+    rate = float(clipped[sides["all"]].mean())
+    yield Finding(EPS, NOTE, said, advice, rate, _action(judged), band_overrides(band, settings))
 
 
-def _notes(records: pd.DataFrame, target: float, band: Band, clusters: str) -> Iterator[Finding]:
+def _notes(records: pd.DataFrame, target: float, band: Band, steps: int) -> Iterator[Finding]:
     for name, side in (("eps_high", "upper"), ("eps_low", "lower")):
         clipped = target * clip_rates.sides(records)[side].sum()
         if clipped < _FEW_CLIPPED:
             said = f"{name} rests on {clipped:.0f} clipped responses: record more steps, or take a higher target."
             yield Finding("few clipped", NOTE, said, "", float(clipped))
-    if clusters == "prompts":
+    if steps == 1:
         said = "All records are of one step: eps and clip rate hold for its update, and another may move otherwise."
         yield Finding("one step", NOTE, said, "", 1.0)
     if DUAL * band.high * 1.01 < band.dual < math.inf:
@@ -146,16 +144,6 @@ def _eps(band: Band, settings: RunSettings | None) -> str:
     name = fit.name_of(band)
     width = "a fixed width" if name == fit.FIXED else f"a width that follows {name}"
     return f"{' and '.join(values)} with {width}"
-
-
-def _prediction(rate: Estimate, clusters: str, evidence: Evidence) -> str:
-    """The clip rate to expect of a re-run."""
-    steps = "one step is" if evidence.steps == 1 else f"{evidence.steps} steps are"
-    if clusters == "prompts" or evidence.steps < MIN_STEPS:
-        return f"{steps.capitalize()} too few to say what a re-run would clip."
-    if not rate.upper - rate.lower <= rate.value:
-        return f"These {evidence.steps} steps differ too much to say what a re-run would clip."
-    return f"A re-run at this eps would clip {percent(rate.lower)} to {percent(rate.upper)}, if it moved alike."
 
 
 def _action(judged: Judgement) -> str:

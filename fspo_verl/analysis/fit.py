@@ -1,14 +1,9 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Fits a clip band to the records of a run: the power of its width, eps for a wished clip rate, what a re-run clips.
+"""Fits a clip band to the records of a run: the power of its width, and eps for a wished clip rate.
 
 ``records`` is a DataFrame of :mod:`fspo_verl.observe.records`. All responses with an advantage count, on-policy ones
 included.
-
-The interval of a clip rate is a prediction interval, for a re-run of the same size at the fitted eps with other steps:
-its variance counts twice, once for these records, which fixed the eps, and once for the re-run. A cluster is a training
-step, whose responses share an update, or, with records of one step, a prompt: the interval then holds for this update
-alone. What another seed does to the course of a whole run is not in it.
 """
 
 import dataclasses
@@ -18,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from fspo_verl.analysis import clip_rates
-from fspo_verl.analysis.clip_rates import Estimate, prompts_of, strata_of
+from fspo_verl.analysis.clip_rates import prompts_of, strata_of
 from fspo_verl.analysis.length_effect import MIN_PROMPTS
 from fspo_verl.band import DUAL, Band
 from fspo_verl.clips import BandClip, standardized, upper_quantile
@@ -85,13 +80,6 @@ def clipped_by(band: Band, records: pd.DataFrame) -> np.ndarray:
     return BandClip("", "", band).clipped(records)
 
 
-def resampled(records: pd.DataFrame) -> tuple[str, np.ndarray]:
-    """The name of the clusters and their code ``[rows]``: steps, or the prompts of the only step."""
-    if records["step"].nunique() > 1:
-        return "steps", pd.factorize(records["step"])[0]
-    return "prompts", prompts_of(records)
-
-
 # --- the fitted power -------------------------------------------------------------------------------------------------
 
 
@@ -131,13 +119,6 @@ def name_of(band: Band) -> str:
     """The law of a band's width in words."""
     name = {0.5: ROOT, 0.0: FIXED, 1.0: "length"}.get(band.length_power, f"length^{band.length_power:g}")
     return name if band.normalization == "plain" else f"{name}, drift-corrected"
-
-
-def predicted_rate(records: pd.DataFrame, band: Band) -> Estimate:
-    """The clip rate of a band on these records, and its prediction interval for a re-run of the same size."""
-    counted = clip_rates.sides(records)["all"]
-    clusters = pd.factorize(resampled(records[counted])[1])[0]
-    return clip_rates.rate_of_all(clipped_by(band, records)[counted], clusters, prediction=True)
 
 
 def is_later_half(records: pd.DataFrame) -> np.ndarray:

@@ -10,7 +10,7 @@ numerical noise, mismatch of trainer and rollout engine, age of the responses, o
 Of a log it says what verl's metrics say, which is not why.
 
 It ends with the run: when the run has marked its end, or has written nothing for five times its longest
-step, and for five minutes at least. Where it is not known how long a step takes, Ctrl-C ends it.
+step, and for five minutes at least. Before the length of a step is known that is a day.
 """
 
 import argparse
@@ -43,6 +43,7 @@ _SMALL_PART = 0.05  # of the clips, below which it is not named
 _POLL = 5.0  # seconds between two looks; ranks that write one step are not as far apart
 _QUIET = 300.0  # seconds, at least, after which a run that writes nothing has ended
 _LONG = 5  # times its longest step
+_UNKNOWN = 86400 / _LONG  # seconds that a step may take where that is not known
 
 
 def main(args: argparse.Namespace) -> int:
@@ -89,7 +90,7 @@ def follow(path: Path, every: int, once: bool) -> Iterator[str]:
 
 
 def has_ended(run: Run, files: set[tuple[Path, int, int]], heard: float = 0.0) -> bool:
-    """Whether a run has marked its end, or has written nothing for long; not before the length of a step is known.
+    """Whether a run has marked its end, or has written nothing for long.
 
     Args:
         files: of :func:`fspo_verl.analysis.runs.written`.
@@ -108,7 +109,7 @@ def has_ended(run: Run, files: set[tuple[Path, int, int]], heard: float = 0.0) -
                 step = file.name.partition("-rank")[0]
                 steps[step] = max(changed / 1e9, steps.get(step, 0.0))
         times = sorted(steps.values())
-        seconds = max((later - earlier for earlier, later in pairwise(times)), default=math.inf)
+        seconds = max((later - earlier for earlier, later in pairwise(times)), default=_UNKNOWN)
     return time.time() - max(newest[1] / 1e9, heard) > max(_QUIET, _LONG * seconds)
 
 

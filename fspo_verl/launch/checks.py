@@ -21,6 +21,7 @@ import dataclasses
 import difflib
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,8 @@ from fspo_verl.band import Band
 from fspo_verl.config import Observation
 from fspo_verl.findings import ERROR, WARNING, Finding
 from fspo_verl.keys import ACTOR, GONE, GROUP, POLICY_LOSS
-from fspo_verl.launch import resume, selection
-from fspo_verl.launch.hydra_files import leaves, override
+from fspo_verl.launch import group, resume, selection
+from fspo_verl.launch.hydra_files import as_value, leaves, override
 from fspo_verl.launch.view import CHECKS, Check, Launch, check, error, finding, note, warning
 from fspo_verl.observe import attempts
 from fspo_verl.observe.settings import clip_ratios
@@ -126,8 +127,13 @@ def misplaced_fields(launch: Launch) -> Iterator[Finding]:
     for key, value in leaves(launch.config).items():
         section, _, name = key.rpartition(".")
         if name in fields and section in sections:
-            fix = f"{POLICY_LOSS}.{name}={value} instead of it"
+            fix = _without([key], f"{POLICY_LOSS}.{name}={as_value(value)}")
             yield error(f"{key}={value!r} sets nothing", "verl reads no such key", fix)
+
+
+def _without(keys: list[str], *added: str) -> str:
+    """The fix for keys that are to go: the overrides that set them, or their names where a file does."""
+    return group.as_fix([text for key in keys for text in group.overrides_that_decide(key)] or keys, added)
 
 
 @check(needs="config", may_refuse=True)
@@ -139,10 +145,10 @@ def unknown_fields(launch: Launch) -> Iterator[Finding]:
     known = [field.name for field in dataclasses.fields(get_class(target))]
     for name in map(str, launch.policy_loss):
         if name not in ("_target_", *known):
-            near, value = difflib.get_close_matches(name, known, 1), launch.policy_loss[name]
-            fix = f"{POLICY_LOSS}.{near[0]}={value} instead of it" if near else f"remove it, or {GROUP}=fspo for a band"
-            why = GONE.get(name, f"{target} has no such field")
-            yield error(f"{POLICY_LOSS}.{name}={value} sets nothing", why, fix)
+            key, value = f"{POLICY_LOSS}.{name}", as_value(launch.policy_loss[name])
+            near = [f"{POLICY_LOSS}.{one}={value}" for one in difflib.get_close_matches(name, known, 1)]
+            fix = _without([key], *near) + ("" if near else f", or {GROUP}=fspo for a band")
+            yield error(f"{key}={value} sets nothing", GONE.get(name, f"{target} has no such field"), fix)
 
 
 @check(needs="config", may_refuse=True)
@@ -156,7 +162,8 @@ def bad_values(launch: Launch) -> Iterator[Finding]:
     try:
         kind(**{name: value for name, value in values.items() if name in known})
     except ValueError as problem:
-        yield error(str(problem), fix=f"remove that override of {POLICY_LOSS}, or give an allowed value")
+        named = [f"{POLICY_LOSS}.{name}" for name in known if re.search(rf"\b{name}=", str(problem))]
+        yield error(str(problem), fix=f"{_without(named or [POLICY_LOSS])}, or give an allowed value")
 
 
 @check(needs="config", may_refuse=True)

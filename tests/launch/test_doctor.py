@@ -345,7 +345,7 @@ QUIET = (SELECT, f"++{ACTOR}.fsdp_config.mixed_precision={{param_dtype:fp32}}", 
         (
             [*QUIET, f"{POLICY_LOSS}.eps_low=-1"],
             (1, 0),
-            f"remove that override of {POLICY_LOSS}, or give an allowed value",
+            f"remove {POLICY_LOSS}.eps_low=-1, or give an allowed value",
         ),
     ],
 )
