@@ -1,10 +1,10 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Makes what `fspo-verl demo` shows, from the records in tests/demo.
+"""Makes what `fspo-verl demo` shows, from the records in tests/recorded.
 
   python scripts/demo.py
 
-The records are files of runs/quickstart/gspo_10-hf-seed0/records, after the command that the demo names.
+The records are those of runs/quickstart/gspo_10-hf-seed0, after the command that the demo names, in one file.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from pathlib import Path
 from fspo_verl import cli
 from fspo_verl.demo.command import PAGE, SAID
 
-RECORDS = Path(__file__).parents[1] / "tests/demo/gspo_10-hf-seed0"
+RECORDS = Path(__file__).parents[1] / "tests/recorded/gspo_10-hf-seed0"
 
 
 def report(folder: str) -> str:

@@ -23,6 +23,7 @@ from studies.stability import analyse as stability  # noqa: E402
 
 README, RESULTS = "README.md", "docs/results.md"
 DRAWS = 100_000
+INTERVAL = ("mean", "lower", "upper")
 
 
 def permuted_within_seeds(values: np.ndarray) -> float:
@@ -97,39 +98,41 @@ def law_of_s() -> Iterator[tuple[str, str]]:
     yield README, f"√L takes {root['text']:.0%} of plain texts and {root['chat']:.0%} of chat answers"
 
 
+def flipped(found: pd.Series) -> pd.Series:
+    """A difference the other way round, with its interval."""
+    return pd.Series({"mean": -found["mean"], "lower": -found.upper, "upper": -found.lower})
+
+
 def rates_of_learning() -> Iterator[tuple[str, str]]:
     """Laboratory: three tasks, 30% clipped, six learning rates."""
-    points = lambda found: f"{found['mean']:+.1f} [{found.lower:+.1f}, {found.upper:+.1f}]".replace("-", "−")  # noqa: E731
-    planned = learning_rates.confirmatory()
-    linear = planned.loc[("linear", "mean")]
-    flipped = pd.Series({"mean": -linear["mean"], "lower": -linear.upper, "upper": -linear.lower})
-    yield RESULTS, "| {} points {} |".format(*points(flipped).split(" ", 1))
+    points = lambda mean, lower, upper: f"{mean:+.1f} [{lower:+.1f}, {upper:+.1f}]".replace("-", "−")  # noqa: E731
+    planned = learning_rates.confirmatory()[list(INTERVAL)]
+    yield RESULTS, "| {} points {} |".format(*points(*flipped(planned.loc[("linear", "mean")])).split(" ", 1))
     for name, what in (("linear", "L"), ("fixed", "the fixed range")):
-        yield RESULTS, f"{what} is {points(planned.loc[(name, 'mean')])}"
-    yield RESULTS, f"costs L {points(planned.loc[('linear', 8)])}"
+        yield RESULTS, f"{what} is {points(*planned.loc[(name, 'mean')])}"
+    yield RESULTS, f"costs L {points(*planned.loc[('linear', 8)])}"
     none = learning_rates.at_best("fresh", 0.3, "none")["mean"]
-    none = learning_rates.difference(none, 0 * none)
-    yield RESULTS, f"no clip {points(pd.Series(none._asdict()))}"
+    yield RESULTS, f"no clip {points(*learning_rates.difference(none))}"
     missed = learning_rates.clip_rates().loc[("fresh", "fixed", 0.3, 0.0032), "all"]
     yield RESULTS, f"took {missed:.1%} at its best rate"
     low = {
         name: learning_rates.Arm("fresh", name, 0.3).at(learning_rates.LOWEST)[8]
         for name in ("linear", "sqrt", "fixed")
     }
-    pairs = [learning_rates.difference(low[name], low["sqrt"])._asdict() for name in ("linear", "fixed")]
-    yield RESULTS, "it is {} under L and {} under a fixed range".format(*(points(pd.Series(pair)) for pair in pairs))
-    of_many = {name: learning_rates.at_best("many", 0.3, name)["mean"] for name in ("fitted", "fixed", "none")}
-    fitted, fixed, none = (pd.Series(learning_rates.difference(x, 0 * x)._asdict()) for x in of_many.values())
-    yield RESULTS, f"A fitted power is {points(fitted)}, a fixed range {points(fixed)}"
-    yield RESULTS, f"A cost of no clip was predicted; it is {points(none)}"
+    pairs = [learning_rates.difference(low[name] - low["sqrt"]) for name in ("linear", "fixed")]
+    yield RESULTS, "it is {} under L and {} under a fixed range".format(*(points(*pair) for pair in pairs))
+    of_many = [learning_rates.at_best("many", 0.3, name)["mean"] for name in ("fitted", "fixed", "none")]
+    fitted, fixed, none = (points(*learning_rates.difference(pairs)) for pairs in of_many)
+    yield RESULTS, f"A fitted power is {fitted}, a fixed range {fixed}"
+    yield RESULTS, f"A cost of no clip was predicted; it is {none}"
     gains = [learning_rates.acted(what, learning_rates.LOWEST) for what in ("shape", "rate", "no clip")]
-    gains = [points(pd.Series(learning_rates.difference(gain, 0 * gain)._asdict())) for gain in gains]
+    gains = [points(*learning_rates.difference(gain)) for gain in gains]
     yield RESULTS, "a fitted power gains {}, 10% clipped in place of 30% {}, no clip {}".format(*gains)
 
 
 def stability_of_training() -> Iterator[tuple[str, str]]:
     """Small transformers, four learning rates: runs that end below half their best."""
-    points = lambda found: "{:+.0f} points [{:+.0f}, {:+.0f}]".format(*(100 * found[["mean", "lower", "upper"]]))  # noqa: E731
+    points = lambda found: "{:+.0f} points [{:+.0f}, {:+.0f}]".format(*(100 * found[list(INTERVAL)]))  # noqa: E731
     share = lambda *key: f"{stability.share(*key)[0]:.0%}"  # noqa: E731
     planned = stability.against_root()
     yield RESULTS, f"no clip less √L, runs that fail | {points(planned.loc['none'])} |"
@@ -145,9 +148,7 @@ def stability_of_training() -> Iterator[tuple[str, str]]:
     )
     stale = 128, "published", 2
     yield RESULTS, f"FSPO's 0.03 fails in {share(*stale, '√L')} and GSPO's range in {share(*stale, 'L')}"
-    gspo = stability.against_root(*stale).loc["L"]
-    flipped = pd.Series({"mean": -gspo["mean"], "lower": -gspo.upper, "upper": -gspo.lower})
-    yield RESULTS, f"rollouts two steps old | {points(flipped)} |"
+    yield RESULTS, f"rollouts two steps old | {points(flipped(stability.against_root(*stale).loc['L']))} |"
     yield README, f"Without a clip {share(*key, 'none')} of small runs break down, under √L {share(*key, '√L')}"
     yield README, f"FSPO's published range breaks down in {share(*stale, '√L')}, GSPO's in {share(*stale, 'L')}"
 

@@ -108,6 +108,7 @@ def test_metrics_equal_what_the_records_give(counted_ppo_loss, writers, tmp_path
 
     assert list(records.columns) == [*COLUMNS, *CLIP_COLUMNS]
     assert len(records) == np.sum(values["sequence_fraction"]) == 2 * 2 * 7
+    assert len(read_records(tmp_path, rejected=True)) == len(records)  # padding is in no file
     assert records.groupby(["step", "mini_batch"]).size().to_dict() == {(s, m): 7 for s in (7, 8) for m in (0, 1)}
     texts = {f"prompt {number}": text_hash(problem(number)) for number in range(4)}
     assert (records.prompt_text_hash == records.prompt.map(texts).astype(np.int64)).all() and len(

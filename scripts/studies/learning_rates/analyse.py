@@ -33,13 +33,7 @@ WITHIN = 0.01  # of the clip rate that was asked for; else an arm is not compare
 MEAN, SHORT, LONG = "mean", 8, 512
 LOWEST = 2e-4  # learning rate of `fresh`
 NAMES = {"none": "no clip", "linear": "L", "sqrt": "√L", "fixed": "fixed", "fitted": "fitted power"}
-STYLES = {
-    "none": (BLACK, ":"),
-    "linear": (AMBER, "-"),
-    "sqrt": (BROWN, "-"),
-    "fixed": (GREY, "-"),
-    "fitted": (GREY, "--"),
-}
+STYLES = dict(zip(NAMES, ((BLACK, ":"), (AMBER, "-"), (BROWN, "-"), (GREY, "-"), (GREY, "--")), strict=True))
 
 
 @cache
@@ -108,9 +102,9 @@ class Difference(NamedTuple):
         return f"{self.mean:+.1f} [{self.lower:+.1f}, {self.upper:+.1f}]"
 
 
-def difference(one: pd.Series, other: pd.Series) -> Difference:
-    pair = (one - other).to_numpy()
-    return Difference(float(pair.mean()), *sign_flip_interval(pair))
+def difference(pairs: pd.Series) -> Difference:
+    """Mean and interval of paired differences."""
+    return Difference(float(pairs.mean()), *sign_flip_interval(pairs.to_numpy()))
 
 
 def at_best(regime: str, rate: float, name: str, base: str = "sqrt", endpoint: str = "area") -> pd.DataFrame:
@@ -120,7 +114,7 @@ def at_best(regime: str, rate: float, name: str, base: str = "sqrt", endpoint: s
 
 
 def told(pairs: pd.DataFrame) -> list[str]:
-    return [str(difference(pairs[task], 0 * pairs[task])) for task in (MEAN, SHORT, 64, LONG)]
+    return [str(difference(pairs[task])) for task in (MEAN, SHORT, 64, LONG)]
 
 
 def spans(regime: str, rate: float, learning_rate: float | None) -> float:
@@ -135,7 +129,7 @@ def confirmatory() -> pd.DataFrame:
     pairs = {
         (name, task): at_best("fresh", 0.3, name)[task] for name in ("linear", "fixed") for task in (MEAN, SHORT, LONG)
     }
-    found = {key: difference(pair, 0 * pair) for key, pair in pairs.items()}
+    found = {key: difference(pair) for key, pair in pairs.items()}
     table = pd.DataFrame(found.values(), index=pd.MultiIndex.from_tuples(found), columns=Difference._fields)
     return table.assign(p=adjusted_p(pd.DataFrame(pairs).to_numpy()))
 
@@ -162,7 +156,7 @@ def slope_within(learning_rate: float) -> Difference:
     chosen = (own.regime == "fresh") & (own.arm == "linear") & (own.rate == 0.3) & (own.learning_rate == learning_rate)
     own = own[chosen & (own.seed < CHOOSING)].assign(early=lambda table: table.early_clipped / table.early_live)
     slopes = [np.polyfit(run.early, run.later / 100, 1)[0] for _, run in own.groupby("seed")]
-    return Difference(float(np.mean(slopes)), *sign_flip_interval(np.array(slopes)))
+    return difference(pd.Series(slopes))
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -180,9 +174,8 @@ def lines() -> Iterator[str]:
             row += [f"{clips[name]:.1%}" for name in ("all", SHORT, 64, LONG)]
             row += [f"{area[task]:.1f}" for task in (MEAN, SHORT, 64, LONG)] + [f"{end[MEAN]:.1f}"]
             both = arm != root and root in arms and all(learning_rate in one.rates() for one in (arm, root))
-            row += (
-                told(arm.at(learning_rate) - root.at(learning_rate)) if both else ["" if clips.compared else "missed"]
-            )
+            missed = ["" if clips.compared else "missed"]
+            row += told(arm.at(learning_rate) - root.at(learning_rate)) if both else missed
             rows.append(row + [""] * (17 - len(row)))
     tasks = ["mean", "8", "64", "512"]
     yield "Clip rates; success over the run (area) and at the end; area less that of √L at the same learning rate\n"
@@ -194,19 +187,18 @@ def lines() -> Iterator[str]:
         if Arm(arm.regime, "sqrt", arm.rate or 0.3) in arms and "," not in arm.name and len(arm.rates()) > 1:
             end = at_best(arm.regime, arm.rate or 0.3, arm.name, endpoint="end")[MEAN]
             pairs = told(at_best(arm.regime, arm.rate or 0.3, arm.name))
-            rows.append([*arm[:2], f"{arm.rate:.0%}", f"{arm.best():g}", *pairs, str(difference(end, 0 * end))])
+            rows.append([*arm[:2], f"{arm.rate:.0%}", f"{arm.best():g}", *pairs, str(difference(end))])
     yield markdown_table(["regime", "arm", "rate", "best", *tasks, "end, mean"], rows)
     yield "\nfresh, 30%, set before:\n" + confirmatory().round(4).to_string()
     lowest = spans("fresh", 0.3, LOWEST), spans("fresh", 0.3, None)
-    yield "\nThe means of L, √L and fixed span {:.1f} points at the lowest rate, and {:.1f} at the best ones.".format(
-        *lowest
-    )
+    told_of = "span {:.1f} points at the lowest rate, and {:.1f} at the best ones".format(*lowest)
+    yield f"\nThe means of L, √L and fixed {told_of}."
     yield "\nActing after ten rollouts under L at 30%: gain over going on; slope of success on clip rate in one run\n"
     rows = []
     for learning_rate in Arm("fresh", "linear", 0.3).rates():
         done = [what for what in ACTS if learning_rate in acting_arm(what).present()]
         pairs = {what: acted(what, learning_rate) for what in done}
-        told_of = [str(difference(pairs[what], 0 * pairs[what])) if what in pairs else "" for what in ACTS]
+        told_of = [str(difference(pairs[what])) if what in pairs else "" for what in ACTS]
         rows.append([f"{learning_rate:g}", str(slope_within(learning_rate)), *told_of])
     yield markdown_table(["learning rate", "slope", *ACTS], rows)
 
