@@ -63,7 +63,6 @@ def configuration() -> str:
         fields("fspo_verl/band.py", "Band"),
         "## An eps that follows a clip rate",
         fields("fspo_verl/adaptive.py", "AdaptiveBand"),
-        "## A mask by trainer and rollout engine (fspo, and every observed loss)",
         "## What is measured (fspo, and every observed loss)",
         fields("fspo_verl/config.py", "Observation"),
         "## What each option of the group sets",
@@ -107,6 +106,7 @@ def markdown(text: str) -> str:
 
 
 def checks() -> str:
+    rows = [*_rows("selection"), *_rows("checks"), *_rows("resume"), *_rows("installation", "too_old", "verl_version")]
     parts = [
         "## Launch checks",
         "An **error** stops the launch: it would fail, or train something else than it says. A **warning** is printed: "
@@ -115,14 +115,7 @@ def checks() -> str:
         "### At every launch, before Ray starts",
         "The launch itself runs these (`checks.py`, `selection.py` and `resume.py` of `fspo_verl/launch`), and so does "
         "`fspo-verl doctor`.",
-        _table(
-            [
-                *_rows("selection"),
-                *_rows("checks"),
-                *_rows("resume"),
-                *_rows("installation", "too_old", "verl_version"),
-            ],
-        ),
+        _table(rows),
         "### Only by `fspo-verl doctor`",
         "These look at the installation, and at what a launch says beyond its loss.",
         _table([*_rows("doctor"), *_rows("installation", "findings")]),
