@@ -336,8 +336,13 @@ def select_without_plus(group: str, around: Callable, look: Callable, ask: Calla
         # Each job of a --multirun comes here by itself.
         return ask(compose, overrides) if ask and run_mode == RunMode.RUN else compose(overrides)
 
+    def compute_defaults_list(compute, loader, config_name, overrides, run_mode):  # of --info defaults
+        used = loader.load_configuration(config_name, overrides, run_mode).hydra.overrides
+        return compute(loader, config_name, [*used.hydra, *used.task], run_mode)
+
     if ask is not None:
         wrap_once(config_loader_impl.ConfigLoaderImpl, "load_configuration", load_configuration)
+        wrap_once(config_loader_impl.ConfigLoaderImpl, "compute_defaults_list", compute_defaults_list)
 
     look_when_built(Override, at_an_override)
     look_when_built(DefaultsList, at_a_defaults_list)
