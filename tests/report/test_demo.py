@@ -21,4 +21,5 @@ def test_demo_prints_what_report_prints_of_the_same_records(tmp_path, capsys):
 def test_the_page_of_the_demo_begins_with_the_conclusion():
     (conclusion, *_) = judge(read_run(demo.RECORDS, "")).findings
     assert conclusion.sentence in SAID.read_text()
+    assert "report.json" not in PAGE.read_text()  # the wheel carries the page alone
     assert conclusion.sentence.replace("'", "&#39;") in PAGE.read_text()
