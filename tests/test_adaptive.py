@@ -204,36 +204,21 @@ def counts():
     return {name: np.ones(3) for name in ("advantage", "clipped_upper", "clipped_lower", "clipped_dual")}
 
 
-def test_a_step_inside_another_is_a_part_of_it():
-    """As where another plugin has wrapped verl's update, and it is wrapped twice."""
+def test_only_a_whole_step_on_a_rank_that_counts_moves_eps():
     follows, whole = controller(), controller()
+    with follows.step(counts_here=False):
+        follows.count(counts())
+    with pytest.raises(ZeroDivisionError), follows.step():
+        follows.count(counts())
+        1 / 0  # noqa: B018
     with follows.step():
         follows.count(counts())
-        with follows.step():
+        with follows.step():  # a part: another plugin has wrapped verl's update, and it is wrapped twice
             follows.count(counts())
         assert follows.eps == BAND
         follows.count(counts())
     whole.move(np.array([[0, 0], [9, 9]]))
     assert follows.eps == whole.eps != BAND
-
-
-def test_a_step_that_fails_moves_nothing_and_the_next_one_does():
-    follows, whole = controller(), controller()
-    with pytest.raises(ZeroDivisionError), follows.step():
-        follows.count(counts())
-        1 / 0  # noqa: B018
-    assert follows.eps == BAND
-    with follows.step():
-        follows.count(counts())
-    whole.move(np.array([[0, 0], [3, 3]]))
-    assert follows.eps == whole.eps != BAND
-
-
-def test_a_step_without_advantages_or_on_a_rank_that_does_not_count_moves_nothing():
-    follows = controller()
-    with follows.step(counts_here=False):
-        follows.count(counts())
-    assert follows.eps == BAND
 
 
 def test_a_trainer_that_would_never_move_eps_is_refused():

@@ -194,7 +194,7 @@ def of_normal(share: float) -> float:
     ("page", "sentence"),
     [
         ("noise", f"eps < {of_normal(0.01):.1f} σ"),
-        *(("noise", f"{k3} | {math.sqrt(2 * k3):.2g} |") for k3 in (0.0011, 0.0004)),
+        ("noise", f"0.0011 | {math.sqrt(2 * 0.0011):.2g} |"),
         ("noise", f"0.0052 | {math.sqrt(2 * 0.0052):.2f} |"),
     ],
 )

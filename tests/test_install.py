@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 from environments import Environment, build, copy_sources
-from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 
 from fspo_verl.demo.command import SAID
 
@@ -140,13 +138,3 @@ def test_an_sdist_holds_no_study_and_tests_that_need_none(source, tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "tests/analysis", "tests/compare"]
     collected = subprocess.run(command, cwd=unpacked, capture_output=True, text=True)
     assert collected.returncode == 0 and "test_compare.py" in collected.stdout, collected.stdout
-
-
-def test_a_worker_without_the_package_refuses_loudly(environment):
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        overrides = ["+algorithm.policy_loss=fspo", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"]
-        policy_loss = compose("ppo_trainer", overrides).actor_rollout_ref.actor.policy_loss
-    actor = OmegaConf.to_yaml(policy_loss, resolve=True)  # as in a worker, which has the rest of the config
-    worker = "import sys; from omegaconf import OmegaConf; from verl.utils.config import omega_conf_to_dataclass as f; "
-    run = environment.run("-c", worker + "f(OmegaConf.create(sys.argv[1]))", actor)
-    assert run.returncode != 0 and "fspo_verl.config.FSPOPolicyLossConfig" in run.stderr

@@ -5,6 +5,7 @@
 import ast
 import json
 import logging
+import os
 import subprocess
 import sys
 import textwrap
@@ -25,8 +26,6 @@ main()
 
 
 def python(*args, cwd="/", **env):
-    import os
-
     command = [sys.executable, *args]
     return subprocess.run(command, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, timeout=600)
 
@@ -93,10 +92,9 @@ def test_a_loss_that_cannot_be_registered_is_named_and_does_not_end_the_import(t
     assert run.stdout.strip() == "goes on" and "the losses fspo and observed are not registered" in run.stderr
 
 
-@pytest.mark.parametrize("dead", ["+algorithm.policy_lost=fspo", "+policy_loss=fspo"])
-def test_an_own_main_that_calls_run_ppo_is_checked_before_ray_starts(dead, tmp_path):
+def test_an_own_main_that_calls_run_ppo_is_checked_before_ray_starts(tmp_path):
     (tmp_path / "own_main.py").write_text(OWN_MAIN)
-    run = python("own_main.py", dead, cwd=tmp_path)
+    run = python("own_main.py", "+algorithm.policy_lost=fspo", cwd=tmp_path)
     assert run.returncode != 0 and "selects nothing" in run.stderr
     assert "ray init kwargs" not in run.stdout  # what run_ppo prints right before ray.init
 

@@ -71,11 +71,12 @@ def follow(path: Path, every: int, once: bool) -> Iterator[str]:
         if changed:
             try:
                 run = read_run(path, path.name, since=watcher.last - STEPS)
-                if _newest(run) < watcher.newest:  # another run, or a resumed one
+                if -1 < _newest(run) < watcher.newest:  # another run, or a resumed one
                     run = read_run(path, path.name)
                     yield watcher.goes_back(run)
-            except FileNotFoundError:
-                if once:
+            except (FileNotFoundError, ValueError) as error:
+                begins_anew = run is not None and path.is_file()  # a log in which another run has no step yet
+                if once or not (begins_anew or isinstance(error, FileNotFoundError)):
                     raise
         ended = once or (run is not None and has_ended(run, seen, heard))
         if run is not None and (changed or ended):

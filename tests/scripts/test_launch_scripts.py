@@ -9,6 +9,7 @@ checked.
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,13 +53,11 @@ def launch(script: str, *arguments: str, **variables: str) -> subprocess.Complet
     return subprocess.run(command, env=clean | variables, capture_output=True, text=True)
 
 
-DRY_RUNS = [("run_qwen3_8b_fspo.sh", loss) for loss in ("fspo", "gspo", "grpo", "fixed_band", "no_clip")]
-DRY_RUNS += [(script, "fspo") for script in LAUNCH_SCRIPTS if script != "run_qwen3_8b_fspo.sh"]
+LOSSES = ("fspo", "gspo", "grpo", "fixed_band", "no_clip")
+DRY_RUNS = [pytest.param(*run, marks=pytest.mark.long) for run in zip(LAUNCH_SCRIPTS, LOSSES, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("script", "loss"), [DRY_RUNS[0], *(pytest.param(*run, marks=pytest.mark.long) for run in DRY_RUNS[1:])]
-)
+@pytest.mark.parametrize(("script", "loss"), DRY_RUNS)
 def test_a_dry_run_finds_nothing_wrong_and_shows_the_batches(script, loss, task, tmp_path):
     run_dir = tmp_path / "ö ( ) = { [ ' # & ~ ,"  # what Hydra's grammar has a meaning for
     run = launch(script, DRY_RUN="1", POLICY_LOSS=loss, RUN_DIR=str(run_dir), **task)
@@ -74,12 +73,21 @@ def test_a_dry_run_finds_nothing_wrong_and_shows_the_batches(script, loss, task,
 
 
 @pytest.mark.parametrize("dynamic", ["False", pytest.param("True", marks=pytest.mark.long)])
-def test_updates_are_cut_as_old_log_probs_are_unless_dynamic_batches_are_asked_for(dynamic, task, tmp_path):
+def test_a_dry_run_prints_a_command_to_paste_which_cuts_updates_as_old_log_probs_unless_dynamic(
+    dynamic, task, tmp_path
+):
     variables = {"USE_DYNAMIC_BSZ": dynamic, "MICRO_BATCH_SIZE_PER_GPU": "4", "RUN_DIR": str(tmp_path / "run")}
+    variables |= {"DATA_DIR": str(tmp_path / "else(where)"), "NDEVICES_PER_NODE": "2"}  # data is not needed
     run = launch("run_qwen3_8b_fspo.sh", DRY_RUN="1", **task | variables)
     assert run.returncode == 0, run.stderr
-    command = run.stdout.split("\n\n")[0].replace("\\\n", "")
-    shown = dict(word.split("=", 1) for word in shlex.split(command)[3:])
+    assert "train.parquet" not in run.stdout and "else(where)/dapo.parquet']\"" in run.stdout
+    command, _ = run.stdout.split("\n\n", 1)
+    assert all(line.endswith(" \\") for line in command.splitlines()[:-1])
+    pasted = shlex.split(command.replace("\\\n", ""))  # as a shell joins lines
+    assert pasted[:3] == [sys.executable, "-m", "verl.trainer.main_ppo"] and len(command.splitlines()) <= 40
+    shown = dict(word.split("=", 1) for word in pasted[3:])
+    assert len(shown) > 37 and shown["trainer.n_gpus_per_node"] == "2"
+    assert shown["data.train_files"] == f"['{tmp_path}/else(where)/dapo.parquet']"
     assert {key: value for key, value in shown.items() if "micro_batch" in key} == {
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "4",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": "4",
@@ -90,20 +98,6 @@ def test_updates_are_cut_as_old_log_probs_are_unless_dynamic_batches_are_asked_f
         "actor_rollout_ref.actor.use_dynamic_bsz": dynamic
     }
     assert ("log-probs in bfloat16" in run.stdout) == (dynamic == "True")
-
-
-@pytest.mark.long
-def test_a_dry_run_needs_no_data_and_prints_a_command_to_paste(task, tmp_path):
-    variables = {"DRY_RUN": "1", "DATA_DIR": str(tmp_path / "else(where)"), "NDEVICES_PER_NODE": "2"}
-    run = launch("run_qwen3_8b_fspo.sh", **{**task, "RUN_DIR": str(tmp_path / "run")} | variables)
-    assert run.returncode == 0, run.stderr
-    assert "train.parquet" not in run.stdout and "else(where)/dapo.parquet']\"" in run.stdout
-    command, _ = run.stdout.split("\n\n", 1)
-    assert all(line.endswith(" \\") for line in command.splitlines()[:-1])
-    pasted = shlex.split(command.replace("\\\n", ""))  # as a shell joins lines
-    assert pasted[:3] == [sys.executable, "-m", "verl.trainer.main_ppo"] and "trainer.n_gpus_per_node=2" in pasted
-    assert all("=" in override for override in pasted[3:]) and len(command.splitlines()) <= 40 < len(pasted)
-    assert f"data.train_files=['{tmp_path}/else(where)/dapo.parquet']" in pasted
 
 
 @pytest.mark.long
@@ -250,3 +244,17 @@ def test_what_cannot_run_is_refused_before_anything_starts(variables, words, tas
     assert run.returncode != 0
     assert all(word in run.stdout + run.stderr for word in words), run.stdout + run.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("checkout", [None, os.environ.get("VERL_CHECKOUT")])
+def test_the_patch_adds_the_script_of_the_recipe_to_verl(checkout, tmp_path):
+    """VERL_CHECKOUT names a folder with verl's main; an empty one takes the new files alone."""
+    recipe = SCRIPTS.parent / "recipe"
+    script = recipe / "fspo/run_qwen3_8b_fsdp.sh"
+    new_files = [] if checkout else ["--exclude=docs/index.rst"]
+    folder = tmp_path / "verl"
+    shutil.copytree(checkout, folder, symlinks=True) if checkout else folder.mkdir()
+    subprocess.run(["git", "init", "--quiet", folder], check=True)
+    subprocess.run(["git", "apply", *new_files, recipe / "verl.patch"], cwd=folder, check=True)
+    assert (folder / "examples/fspo_trainer" / script.name).read_text() == script.read_text()
+    assert checkout is None or "algo/fspo.md" in (folder / "docs/index.rst").read_text()

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from omegaconf import OmegaConf
+from small_training import cpu_overrides, write_task
 from small_training import overrides as small_overrides
-from small_training import write_task
 from transformers import AutoModelForCausalLM
 
 import fspo_verl.configs
@@ -27,6 +27,7 @@ from fspo_verl.analysis.runs import read_run
 from fspo_verl.observe.metrics import LENGTH_BINS
 from fspo_verl.observe.records import read_records, text_hash
 
+ROOT = Path(__file__).parents[2]
 STEPS = 2
 # verl's own agent loop instead of this package's, two FSDP ranks, and a reference policy.
 VERL_LOOP_TWO_RANKS_REFERENCE = [
@@ -45,11 +46,11 @@ def task(tmp_path_factory):
     return write_task(tmp_path_factory.mktemp("task"), problems=16)
 
 
-def a_launch_config_of_ones_own(folder: Path, defaults: list) -> list[str]:
-    """A YAML that trains on a CPU and selects a policy loss by ``defaults`` alone, and the options that name it."""
+def a_launch_config_of_ones_own(folder: Path) -> list[str]:
+    """A YAML that trains on a CPU and selects the policy loss in its defaults alone, and the options that name it."""
     packaged = [resources.files(fspo_verl.configs) / name for name in ("fspo_cpu.yaml", "cpu_rollout/hf.yaml")]
     settings = OmegaConf.merge(*(OmegaConf.create(file.read_text()) for file in packaged))
-    settings.defaults = ["ppo_trainer", *defaults, "_self_"]
+    settings.defaults = ["ppo_trainer", {"algorithm.policy_loss": "fspo"}, "_self_"]
     settings.hydra = {"searchpath": ["pkg://verl.trainer.config"]}
     settings.algorithm = {"adv_estimator": "grpo"}
     OmegaConf.save(settings, folder / "mine.yaml")
@@ -64,30 +65,26 @@ import hydra._internal.config_repository
 del hydra._internal.config_repository.CachingConfigRepository
 runpy.run_module("verl.trainer.main_ppo", run_name="__main__", alter_sys=True)
 """
-WAYS_IN = {
-    "packaged": lambda folder: ["--config-name", "fspo_cpu", "algorithm.policy_loss=fspo"],
-    "override": lambda folder: [*a_launch_config_of_ones_own(folder, []), "algorithm.policy_loss=fspo"],
-    "yaml": lambda folder: a_launch_config_of_ones_own(folder, [{"algorithm.policy_loss": "fspo"}]),
+PACKAGED = ["-m", "verl.trainer.main_ppo", "--config-name", "fspo_cpu", "algorithm.policy_loss=fspo"]
+WAYS_IN = {  # the recipe takes the override on verl's own config
+    "recipe": lambda folder: ["bash", ROOT / "recipe/fspo/run_qwen3_8b_fsdp.sh", *cpu_overrides()],
+    "yaml-renamed-hydra": lambda folder: [sys.executable, "-c", RENAMED_HYDRA, *a_launch_config_of_ones_own(folder)],
+    "packaged": lambda folder: [sys.executable, *PACKAGED],
 }
 
 
 @pytest.mark.trains
 @pytest.mark.parametrize(
-    ("way_in", "overrides", "main"),
+    ("way_in", "overrides"),
     [
-        pytest.param("override", [], None, id="override"),
-        pytest.param("yaml", [], RENAMED_HYDRA, id="yaml-renamed-hydra", marks=pytest.mark.long),
-        pytest.param(
-            *("packaged", VERL_LOOP_TWO_RANKS_REFERENCE, None),
-            id="packaged-verl-agent-loop-two-ranks-reference",
-            marks=pytest.mark.long,
-        ),
-        pytest.param("packaged", ["cpu_rollout=vllm"], None, id="vllm", marks=needs_vllm),
+        pytest.param("recipe", [], id="recipe"),
+        pytest.param("yaml-renamed-hydra", VERL_LOOP_TWO_RANKS_REFERENCE, id="two-ranks", marks=pytest.mark.long),
+        pytest.param("packaged", ["cpu_rollout=vllm"], id="vllm", marks=needs_vllm),
     ],
 )
-def test_training(task, untrained_model, tmp_path, way_in, overrides, main):
+def test_training(task, untrained_model, tmp_path, way_in, overrides):
     command = [
-        *(sys.executable, *(["-c", main] if main else ["-m", "verl.trainer.main_ppo"]), *WAYS_IN[way_in](tmp_path)),
+        *WAYS_IN[way_in](tmp_path),
         *small_overrides(task, untrained_model),
         f"actor_rollout_ref.actor.policy_loss.records_dir={tmp_path / 'records'}",
         f"trainer.total_training_steps={STEPS}",
@@ -100,12 +97,13 @@ def test_training(task, untrained_model, tmp_path, way_in, overrides, main):
         *overrides,
     ]
     env = os.environ | {"VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": str(tmp_path / "metrics.jsonl")}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"  # whose python3 the recipe takes
     # Ray's workers keep the pipe open, so a file.
     with (tmp_path / "log").open("w") as log:
         code = subprocess.run(command, env=env, stdout=log, stderr=subprocess.STDOUT, cwd=tmp_path).returncode
     said = (tmp_path / "log").read_text()
     assert code == 0, said[-5000:]
-    assert ("is not looked for: ImportError" in said) == (main == RENAMED_HYDRA)
+    assert ("is not looked for: ImportError" in said) == (way_in == "yaml-renamed-hydra")
 
     log = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in log] == list(range(1, STEPS + 1))
