@@ -186,7 +186,7 @@ def handed_over(take: Callable) -> Iterator[None]:
 
     place = device, "auto_set_device"
     kept = device.auto_set_device
-    _wrapped.append(place)  # the check of a launch is not to come before it
+    _wrapped.append(place)  # no check of a launch runs first
     device.auto_set_device = take
     try:
         yield
@@ -271,7 +271,7 @@ def _controller_of(worker):
 def _log_live_series(tracking) -> None:
     """All trainers of verl log through ``Tracking.log``: there the sums of a step are divided, and alerts are given.
 
-    What they need of the config the logger is built with.
+    The config comes from the logger's constructor.
     """
     from fspo_verl.analysis import alerts
 

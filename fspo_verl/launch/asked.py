@@ -89,12 +89,12 @@ def composed(compose: Callable[[list[str]], DictConfig], overrides: list[str]) -
     has_it = _trains(plain, loss) and (choices.get(GROUP) == loss or loss == "observed")
     left_out = [] if has_it or loss == "observed" else [text for text in overrides if _is_in_the_way(text, loss)]
     kept = [text for text in overrides if text not in left_out]
-    added, given = [*asked.values()], {*asked, *(_parse(text).key_or_group for text in kept)}
+    added, given = [*asked.values()], {*asked, *map(_key, kept)}
     if has_it:
         config = compose([*kept, *added])
     else:
         # In its own defaults list a config has the group already, and Hydra then takes no plus.
-        plus = "" if GROUP in choices and all(_parse(text).key_or_group != GROUP for text in overrides) else "+"
+        plus = "" if GROUP in choices and GROUP not in map(_key, overrides) else "+"
         select = f"{plus}{GROUP}={loss}"
         config = compose([*kept, select, *added])
         if lost := _lost_settings(config, loss, given):
@@ -114,7 +114,7 @@ def composed(compose: Callable[[list[str]], DictConfig], overrides: list[str]) -
         _taken["line"] = line
     else:
         _say(line)
-    job, same = config.hydra.job, [text for text in kept if not _NAMES.match(_parse(text).key_or_group)]
+    job, same = config.hydra.job, [text for text in kept if not _NAMES.match(_key(text))]
     _taken.update(added=added, left_out=left_out, rest=[job.name, job.config_name, *same])
     return config
 
@@ -161,6 +161,10 @@ def _parse(text: str):
     return overrides_in([text])[0]
 
 
+def _key(text: str) -> str:
+    return _parse(text).key_or_group
+
+
 def _trains_a_policy(config: DictConfig) -> bool:
     """Whether a config is that of a policy training; verl's generation takes the same one."""
     generates = str(OmegaConf.select(config, "hydra.job.name")).startswith("main_generation")
@@ -181,7 +185,7 @@ def _other_loss(config: DictConfig, loss: str, why: str) -> str:
 
 def _is_in_the_way(text: str, loss: str) -> bool:
     """Whether an override of the launch is about its own loss, and would change another one or do nothing."""
-    key = _parse(text).key_or_group
+    key = _key(text)
     if key in (GROUP, POLICY_LOSS) or key in _CLIP_RATIOS:
         return True
     if key.startswith(f"{POLICY_LOSS}."):

@@ -350,7 +350,8 @@ def rejected_ratios(launch: Launch) -> Iterator[Finding]:
             why = "verl takes the ratio of the rollout engine to the trainer, the inverse of the one that is clipped"
             fixes = [",".join([*specs[:place], text, *specs[place + 1 :]]) for text in (f"{high:g}", meant)]
             alike, typed = (f'"{override(f"{key}_threshold", text)}"' for text in fixes)  # for a shell
-            yield warning(what, why, f"{alike}, or {typed} to keep {low:g} to {high:g}")
+            keep = f"to keep {low:g} to {high:g}; the first keeps {1 / high:.3g} to {high:g}"
+            yield warning(what, why, f"{alike}, or {typed} {keep}")
 
 
 @check(needs="fspo")

@@ -206,9 +206,9 @@ def batches(launch: Launch) -> Iterator[Finding]:
     """Responses and optimiser steps between two refreshes of the old policy."""
     prompts, n = launch.prompts_per_rollout, launch.config.actor_rollout_ref.rollout.n
     what = f"{prompts} prompts x {n} = {prompts * n:,} responses per rollout"
-    mini, epochs = launch.actor.ppo_mini_batch_size, launch.actor.ppo_epochs
-    steps = f"{launch.optimizer_steps_per_rollout} optimiser steps on them ({prompts} / {mini}, rounded up, x {epochs})"
-    yield note(f"{what}, {steps}")
+    mini, epochs, steps = launch.actor.ppo_mini_batch_size, launch.actor.ppo_epochs, launch.optimizer_steps_per_rollout
+    said = f"{steps} optimiser step{'s' * (steps != 1)} on them ({prompts} / {mini}, rounded up, x {epochs})"
+    yield note(f"{what}, {said}")
 
 
 @check(needs="doctor", may_refuse=True)

@@ -5,8 +5,8 @@
 verl offers no hook between Hydra's composition and ``ray.init``: :mod:`fspo_verl.verl_patches` wraps functions to which
 a launch hands its whole config, and calls what is here.
 
-A launch that selects no loss of this package is refused only where it plainly meant to. Nothing else that goes wrong
-here ends or changes such a launch. Where a loss of this package is selected, a check that fails is an error.
+A launch that selects none of our losses is refused only if it clearly tried to. Any other error here is logged, and the
+launch goes on. Where a loss of ours is selected, a check that fails is an error.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def check(config: DictConfig) -> None:
     if selected:
         from fspo_verl.launch import checks, installation
 
-        meant = [*installation.verl_version(), *checks.findings(config)]  # which has what was meant as well
+        meant = [*installation.verl_version(), *checks.findings(config)]  # which has lost_selections
     _refuse_or_say(meant)
     if not selected and launch.has_actor:
         _say_a_forgotten_loss(launch)

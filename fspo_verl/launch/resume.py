@@ -65,50 +65,56 @@ def changed_on_resume(launch: Launch) -> Iterator[Finding]:
     if (resumed := launch.resume_point) is None:
         return
     folder, step = resumed
+    resumes = f"this run resumes after step {step}"
     if not (kept := _kept_until(launch)):
-        what = f"this run resumes after step {step}, and which loss trained it until then is not known"
+        what = f"{resumes}, and which loss trained it until then is not known"
         fix = "compare .hydra/config.yaml of that run with this one; the loss of this launch is kept from now on"
         yield warning(what, f"{KEPT_LOSSES} in {folder} does not say", fix, id="unknown_before_resume")
         return
-    losses = loss_settings(launch), kept[-1]["loss"]
-    now, before = ({key: as_value(value) for key, value in loss.items()} for loss in losses)
-    for name in GONE:
-        if (value := kept[-1]["loss"].get(f"policy_loss.{name}")) is not None:
-            what = f"this run resumes after step {step}, until which it trained with {POLICY_LOSS}.{name}={value}"
-            yield warning(what, "its later steps train another loss", GONE[name])
-    changed = [key for key in now if key in before and now[key] != before[key]]
-    eps = folder / f"global_step_{step}" / "actor" / adaptive.FILE
-    if idle := _without_effect(launch, changed, eps):
-        values = ", ".join(f"{ACTOR}.{key}={now[key]}" for key in idle)
-        what = f"this run resumes after step {step} with {values}, which has no effect"
+    before, now = kept[-1]["loss"], loss_settings(launch)
+    for name, instead in GONE.items():
+        if (value := before.get(f"policy_loss.{name}")) is not None:
+            what = f"{resumes}, until which it trained with {POLICY_LOSS}.{name}={value}"
+            yield warning(what, "its later steps train another loss", instead)
+    changed = [key for key in now if key in before and as_value(now[key]) != as_value(before[key])]
+    eps_file = folder / f"global_step_{step}" / "actor" / adaptive.FILE
+    if idle := _replaced_by(eps_file, launch, changed):
+        values = ", ".join(f"{ACTOR}.{key}={as_value(now[key])}" for key in idle)
         why = "target_clip_rate goes on with the eps of the checkpoint"
-        yield warning(what, why, f"to start from the eps of this launch, remove {eps}")
-        old = kept[-1]["loss"]
-        if launch.policy_loss.get("eps_dual") is None and _dual_follows(old):
+        fix = f"to start from the eps of this launch, remove {eps_file}"
+        yield warning(f"{resumes} with {values}, which has no effect", why, fix)
+        if _dual_clip_follows(launch, before):
             idle.append("policy_loss.eps_dual")
         changed = [key for key in changed if key not in idle]
     if changed:
-        values = ", ".join(f"{ACTOR}.{key}={now[key]} (until then {before[key]})" for key in changed)
-        what, why = f"this run resumes after step {step} with {values}", "its later steps train another loss"
-        sides = {"policy_loss.eps_low", "policy_loss.eps_high"}
-        back = [f"{ACTOR}.policy_loss.eps=null"] if sides <= set(changed) else []  # or eps would have no effect
-        back += [f"{ACTOR}.{key}={before[key]}" for key in changed]
-        yield warning(what, why, f"if that is not meant: {' '.join(back)}")
+        values = ", ".join(
+            f"{ACTOR}.{key}={as_value(now[key])} (until then {as_value(before[key])})" for key in changed
+        )
+        fix = f"if that is not meant: {' '.join(_back_to(before, changed))}"
+        yield warning(f"{resumes} with {values}", "its later steps train another loss", fix)
 
 
-def _without_effect(launch: Launch, changed: list[str], eps: Path) -> list[str]:
+def _replaced_by(eps_file: Path, launch: Launch, changed: list[str]) -> list[str]:
     """Of the changed keys those that target_clip_rate takes from the checkpoint, as long as the width is the same."""
-    if not (launch.is_fspo and launch.band.target_clip_rate and eps.exists()):
+    if not (launch.is_fspo and launch.band.target_clip_rate and eps_file.exists()):
         return []
     if "policy_loss.length_power" in changed:
         return []  # the checkpoint's eps is in units of another width
     return [key for key in changed if key in ("policy_loss.eps_low", "policy_loss.eps_high")]
 
 
-def _dual_follows(loss: dict) -> bool:
-    """Whether the dual clip of a loss is at its default, three times the upper side."""
-    dual, high = loss.get("policy_loss.eps_dual"), loss.get("policy_loss.eps_high")
-    return isinstance(high, float) and dual == DUAL * high
+def _dual_clip_follows(launch: Launch, before: dict) -> bool:
+    """Whether the dual clip is three times the upper side, both now and in the loss before."""
+    dual, high = before.get("policy_loss.eps_dual"), before.get("policy_loss.eps_high")
+    return launch.policy_loss.get("eps_dual") is None and isinstance(high, float) and dual == DUAL * high
+
+
+def _back_to(before: dict, changed: list[str]) -> list[str]:
+    """Overrides with which the loss before goes on."""
+    back = [f"{ACTOR}.{key}={as_value(before[key])}" for key in changed]
+    if {"policy_loss.eps_low", "policy_loss.eps_high"} <= set(changed):  # beside both, eps has no effect and is refused
+        return [f"{POLICY_LOSS}.eps=null", *back]
+    return back
 
 
 def keep(launch: Launch) -> None:

@@ -26,8 +26,8 @@ def lost_selections(launch: Launch) -> Iterator[Finding]:
 
     Such a key stands at the top, or below ``algorithm`` or ``actor_rollout_ref``. It is an error where it can mean
     nothing else: its value is ``fspo`` and its name close to ``policy_loss`` or ``loss_mode``, or it is the key of
-    the group and its value nearly an option. Other options, such as ``gspo``, are everybody's names: of the keys
-    that misspell the group and have one of those the first is a warning. Any other key is the user's.
+    the group and its value nearly an option. ``gspo``, like other options, may be the user's own word: a
+    misspelt key of the group with that value is a warning, given once. Any other key is the user's.
     """
     if not launch.has_actor:
         return
