@@ -41,7 +41,7 @@ setup(
     package_dir={"": "."},
     packages=[*find_packages(include=["fspo_verl", "fspo_verl.*"]), "hydra_plugins.fspo_verl_searchpath"],
     package_data={
-        "fspo_verl": ["py.typed", "report/*.jinja", "configs/*.yaml", "configs/*/*.yaml"],
+        "fspo_verl": ["py.typed", "report/*.jinja", "demo/report.*", "configs/*.yaml", "configs/*/*.yaml"],
     },
     install_requires=[
         "verl>=0.9.0",

@@ -69,11 +69,8 @@ class AdaptiveBand(Band):
     target_clip_rate: float | None = None
     """Share of the responses with an advantage that the clip is to take, for example 0.1; null keeps eps as it is set.
     eps_low and eps_high are then where a run starts. After each training step each side moves towards the target, by a
-    factor of at most 1.65. The upper side is judged by the responses with A > 0, the lower one by those with A < 0, of
-    which dual clips count, too. The average rate comes to the target at any batch size, in time where a step expects
-    0.2 clipped responses of a side or more; docs/install.md has the table. Unless eps_dual is set, the dual clip is at
-    three times the wider side: at three times eps_high it would take most of the lower side's share where the upper
-    side narrows."""
+    factor of at most 1.65: the upper side by the responses with A > 0, the lower one by those with A < 0, dual clips
+    included; see docs/measure.md. Unless eps_dual is set, the dual clip is at three times the wider side."""
 
     eps_max: float | None = None
     """Largest half-width that target_clip_rate may set; null takes ten times the one that the side starts with."""

@@ -72,18 +72,15 @@ class Band:
     half-width; ``inf`` turns it off.
 
     It is a log-space band like the other two (derived here), because a fixed ratio bound such as verl's
-    ``clip_ratio_c`` falls inside the band at long lengths and is unfair to them. Where eps is one to two standard
-    deviations of S/√L the default acts on outliers only (beyond 3 standard deviations), at the same rate at every
-    length.
+    ``clip_ratio_c`` falls inside the band at long lengths.
     """
 
     length_power: float = 0.5
     """p in s = L^p: 0.5 is FSPO, 0 a fixed band on S, 1 a band on the per-token mean S/L (GSPO's shape)."""
 
     normalization: str = "plain"
-    """How S is normalised before it is compared with eps. Q = Σ_t (log-ratio of token t)² is the realised variation.
-    ``plain``: c = 0 (paper v2/v3). ``drift_corrected``: c = −Q/2, the drift that E_old[w] = 1 implies, per sequence
-    (derived here)."""
+    """The centre c of the band. ``plain``: c = 0 (paper v2/v3). ``drift_corrected``: c = −Q/2, Q = Σ_t (log-ratio of
+    token t)², the drift that E_old[w] = 1 implies (derived here)."""
 
     key_prefix = ""  # a class attribute, not a field: where these keys live in a config, for the error messages
 

@@ -58,7 +58,7 @@ def selftest_arguments(parser: argparse.ArgumentParser) -> None:
 
 def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="folder of the run: its records, or else its metrics")
+    add("run", type=Path, metavar="RUN", help="folder of the run, with its records")
     rate = (
         "share to clip of the responses with A > 0, and of those with A < 0, on-policy ones included (default: 0.1; "
         "the authors' clip rates are not known)"
@@ -89,6 +89,9 @@ def watch_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {
+    "demo": Command(
+        "demo.command", "the conclusion and the page of a recorded run: what you would get", lambda parser: None
+    ),
     "doctor": Command(
         "launch.doctor",
         "what is wrong with an installation or a launch, before anything is trained",

@@ -37,14 +37,13 @@ class Observation:
 
     records_freq: int = 1
     """Of this many training steps one is recorded (those that it divides). Each rank writes a file per recorded step,
-    so that a thousand ranks on a shared disk want more than 1; see docs/scripts.md."""
+    so that a thousand ranks on a shared disk want more than 1."""
 
     records_limit_mb: float = 1024
     """Megabytes that one rank writes at most; after that it records nothing more, and warns."""
 
     alerts: bool = True
-    """Whether the trainer's log says, once per cause, what is wrong: values that are not finite, responses that are cut
-    off, noise or mismatch where the clip should act, most responses clipped, lengths that are clipped unalike."""
+    """Whether the trainer's log says, once per cause, what is wrong; docs/measure.md has the causes."""
 
     def _check_observation(self):
         def require(condition: bool, field: str, allowed: str):

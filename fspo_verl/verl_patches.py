@@ -70,13 +70,21 @@ def wrap_once(owner, name: str, around: Callable) -> None:
 
         @functools.wraps(function)
         async def wrapper(*args, **kwargs):
-            return await around(function, *args, **kwargs)
+            try:
+                return await around(function, *args, **kwargs)
+            except Exception as error:
+                _leave_out_this_file(error)
+                raise
 
     else:
 
         @functools.wraps(function)
         def wrapper(*args, **kwargs):
-            return around(function, *args, **kwargs)
+            try:
+                return around(function, *args, **kwargs)
+            except Exception as error:
+                _leave_out_this_file(error)
+                raise
 
     _wrapped.append((owner, name))
     setattr(owner, name, wrapper)
@@ -84,6 +92,15 @@ def wrap_once(owner, name: str, around: Callable) -> None:
     main = sys.modules.get("__main__")
     if getattr(main, name, None) is function:
         setattr(main, name, wrapper)
+
+
+def _leave_out_this_file(error: Exception) -> None:
+    """Take the frames of a wrap out of the traceback of what it wraps; Python 3.10 adds one again."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    if trace is not None:
+        error.__traceback__ = trace
 
 
 _looked_at: set[type] = set()
@@ -319,8 +336,13 @@ def select_without_plus(group: str, around: Callable, look: Callable, ask: Calla
         # Each job of a --multirun comes here by itself.
         return ask(compose, overrides) if ask and run_mode == RunMode.RUN else compose(overrides)
 
+    def compute_defaults_list(compute, loader, config_name, overrides, run_mode):  # of --info defaults
+        used = loader.load_configuration(config_name, overrides, run_mode).hydra.overrides
+        return compute(loader, config_name, [*used.hydra, *used.task], run_mode)
+
     if ask is not None:
         wrap_once(config_loader_impl.ConfigLoaderImpl, "load_configuration", load_configuration)
+        wrap_once(config_loader_impl.ConfigLoaderImpl, "compute_defaults_list", compute_defaults_list)
 
     look_when_built(Override, at_an_override)
     look_when_built(DefaultsList, at_a_defaults_list)

@@ -64,6 +64,8 @@ def build(source: Path, kind: str) -> Path:
     return next((source / f"dist-{kind}").iterdir())
 
 
+from fspo_verl.demo.command import SAID
+
 # One process per question: what verl and Hydra make of this environment.
 PROBE = """
 import json, sys, logging
@@ -135,9 +137,21 @@ def test_wheel_and_its_removal(environment, source):
     # verl can be told to load no plugins; the schema then registers the loss by itself.
     assert probe(environment, "fspo", VERL_USE_EXTERNAL_PLUGINS="none") == {**WITH, "registered": False}
     _other_hydra_programs_see_no_change(environment)
+    _demo_needs_neither_verl_nor_an_extra(environment)
 
     environment.pip("uninstall", "--yes", "fspo-verl")
     assert probe(environment) == without
+
+
+def _demo_needs_neither_verl_nor_an_extra(environment):
+    absent = ("verl", "torch", "pandas", "scipy", "matplotlib", "jinja2")
+    code = (
+        f"import sys; sys.modules |= dict.fromkeys({absent})\nfrom fspo_verl import cli; sys.exit(cli.main(['demo']))"
+    )
+    shown = environment.output("-c", code).splitlines()
+    (page,) = [Path(line.split()[1]) for line in shown if line.startswith("page ")]
+    assert shown[:1] == SAID.read_text().splitlines()[:1] and page.is_relative_to(Path(environment.python).parents[1])
+    assert sum(file.stat().st_size for file in page.parent.iterdir() if file.is_file()) <= 400_000
 
 
 def _other_hydra_programs_see_no_change(environment):

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import synthetic_run
-from test_alerts import SOUND
 
 from fspo_verl import cli, versions
 from fspo_verl.analysis import calibration, causes
-from fspo_verl.findings import ACTIONS, SEVERITIES
+from fspo_verl.findings import ACTIONS, ERROR, NOTE, SEVERITIES, Finding
 from fspo_verl.selftest import command as selftest
 
 PAGE = Path(__file__).parents[1] / "docs/json.md"
@@ -82,16 +81,11 @@ def folders(tmp_path_factory):
         synthetic_run.write_run(folder / loss, loss, steps=12)
     synthetic_run.write_config(folder / "metrics", "fspo")
     synthetic_run.write_metrics(folder / "metrics/metrics-1.jsonl", rng, "fspo", 5)
-    raw = {"log_ratio_per_sqrt_length": 0.001, "log_ratio_per_sqrt_length_squared": 0.0004, "sigma_squared": 0.0004}
-    logged = SOUND | {f"actor/fspo/{name}": value for name, value in raw.items()}
-    lines = [json.dumps({"step": step, "data": logged}) + "\n" for step in range(1, 6)]
-    (folder / "summed").mkdir()
-    (folder / "summed/metrics-1.jsonl").write_text("".join(lines))
     (folder / "train.log").write_text("step:1 - actor/pg_clipfrac:0.1 - response_length/mean:100.0\n")
     return folder
 
 
-@pytest.mark.parametrize("run", ["fspo", "gspo", "vanilla", "metrics", "summed", "train.log"])
+@pytest.mark.parametrize("run", ["fspo", "gspo", "vanilla", "metrics", "train.log"])
 def test_report(run, folders, tmp_path, capsys):
     assert cli.main(["report", str(folders / run), "-o", str(tmp_path), "--json"]) == 0
     printed = capsys.readouterr().out
@@ -99,7 +93,7 @@ def test_report(run, folders, tmp_path, capsys):
     assert_documented(json.loads(printed), "report")
 
 
-@pytest.mark.parametrize("run", ["fspo", "gspo", "vanilla", "summed"])
+@pytest.mark.parametrize("run", ["fspo", "gspo", "vanilla"])
 def test_calibrate(run, folders, capsys):
     before = {file: file.read_bytes() for file in folders.rglob("*") if file.is_file()}
     assert cli.main(["calibrate", str(folders / run), "--json"]) == 0
@@ -119,16 +113,15 @@ def test_doctor(capsys):
 
 
 def test_selftest(monkeypatch, capsys):
-    checks = [
-        {"name": "loss_float32", "status": "ok"} | {"text": "exact"},
-        {"name": "noise_fp32", "status": "ok", "text": "small", "sigma": 1e-6, "eps": 1e-5},
-        {"name": "noise_bf16", "status": "ok", "text": "large", "sigma": 0.05, "eps": 0.13},
-        {"name": "loss_bfloat16", "status": "error", "text": "broken"},
-    ]
-    monkeypatch.setattr(selftest, "examine", lambda *_: checks)
+    noise = [Finding(f"noise_{dtype}", NOTE, "noise", value=eps) for dtype, eps in {"fp32": 1e-5, "bf16": 0.13}.items()]
     monkeypatch.setattr(versions, "installed", lambda package: "1")
-    assert cli.main(["selftest", "--device", "cpu", "--json"]) == 1
-    assert_documented(json.loads(capsys.readouterr().out), "selftest")
+    for failed in (False, True):
+        checks = [*noise, *[Finding("loss_bfloat16", ERROR, "broken")] * failed]
+        monkeypatch.setattr(selftest, "examine", lambda *_, checks=checks: checks)
+        assert cli.main(["selftest", "--device", "cpu", "--json"]) == failed
+        told = json.loads(capsys.readouterr().out)
+        assert_documented(told, "selftest")
+        assert bool(told["findings"][0]["overrides"]) != failed
 
 
 def test_the_skill_names_keys_and_options_that_are_there():

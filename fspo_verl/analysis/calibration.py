@@ -3,18 +3,14 @@
 """Find the band that clips a target share of the responses and treats lengths alike, from what a run has recorded.
 
 eps_high puts the target share of the responses with A > 0 above the band. eps_low puts the same
-share of those with A < 0 below it. All recorded responses with an advantage count. Those of the
-first mini-batch of each rollout have not moved and cannot be clipped, and they count, too. This is
-the rate of the report and of fspo/clip_rate/all; actor/fspo/clip_fraction is of all responses.
+share of those with A < 0 below it. All recorded responses with an advantage count, as in
+fspo/clip_rate/all, also those that no update has moved.
 
 The width is the one that the report advises. It is the run's own, unless one of the widths that
-were tried is more even by more than noise. For a loss without a band it is FSPO's, sqrt(length).
+were tried is more even by more than noise. For a loss without a band it is sqrt(length).
 
-The answer is that of the recorded updates. Trained with another band, learning rate or batch
-size, the policy moves otherwise, and further where a rollout is trained on for several epochs:
-calibrate again from the records of that run, until it clips what was asked for.
-
-Without records the answer comes from metrics and a Gaussian law of S/sqrt(L), and is coarser.
+With another band, learning rate or batch size the policy moves differently: calibrate again from
+the records of that run.
 """
 
 import argparse
@@ -26,17 +22,13 @@ import pandas as pd
 
 from fspo_verl import findings, output
 from fspo_verl.analysis import causes, clip_rates, fit
-from fspo_verl.analysis.clip_rates import Estimate
-from fspo_verl.analysis.evidence import Evidence
-from fspo_verl.analysis.fit import from_metrics
+from fspo_verl.analysis.clip_rates import prompts_of
 from fspo_verl.analysis.judgement import Judgement, evidence_of_records, judge
-from fspo_verl.analysis.length_effect import MIN_STEPS
 from fspo_verl.analysis.metric_facts import LEARN_MORE
 from fspo_verl.analysis.overrides import band_overrides, to_know
 from fspo_verl.analysis.runs import Run, read_run
 from fspo_verl.band import DUAL, Band
 from fspo_verl.findings import FIX, NOTE, RECORD, TAKE, WARNING, Finding
-from fspo_verl.observe.metrics import PREFIX
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.output import percent
 
@@ -55,8 +47,7 @@ def main(args: argparse.Namespace) -> int:
     run = read_run(args.run, args.run.name, args.max_rows)
     found = calibrate(run, args.target_clip_rate)
     if args.json:
-        source = "metrics" if run.records.empty else "records"
-        answer = {"run": str(run.folder), "source": source, "target": args.target_clip_rate}
+        answer = {"run": str(run.folder), "target": args.target_clip_rate}
         output.say(json.dumps(answer | {"findings": [one.to_json() for one in found]}, indent=1, allow_nan=False))
     else:
         # Causes before the clip, the answer on lengths, and the band. The report has the notes.
@@ -72,15 +63,12 @@ def calibrate(run: Run, target: float) -> list[Finding]:
         target: share between 0 and 1.
 
     Raises:
-        ValueError: nothing has moved, a sign of the advantage is missing, or no band reaches the target.
+        ValueError: there are no records, nothing has moved, a sign of the advantage is missing, or no band reaches the
+            target.
     """
-    if run.records.empty and not any(name.startswith(PREFIX) for name in run.metrics):
-        raise ValueError(
-            f"{run.folder} holds no log-ratios of responses, and an eps needs them. What records them: {LEARN_MORE}"
-        )
     judged = judge(run, target)
     try:
-        found = [*_of_metrics(run, judged, target)] if run.records.empty else [*_of_records(run, judged, target)]
+        found = [*_of_records(run, judged, target)]
     except ValueError as error:
         first = judged.findings[0]
         if first.action != FIX:
@@ -92,16 +80,18 @@ def calibrate(run: Run, target: float) -> list[Finding]:
 def _of_records(run: Run, judged: Judgement, target: float) -> Iterator[Finding]:
     """Notes, and the band."""
     records, settings = run.records, run.settings
+    if records.empty:
+        raise ValueError(f"{run.folder} holds no records of responses, and an eps needs them: {LEARN_MORE}")
     if not (records["quadratic_variation"] > 0).any():
         raise ValueError("nothing moved")
-    clusters, code = fit.resampled(records)
-    if code.max() == 0:
+    steps = records["step"].nunique()
+    if steps == 1 and prompts_of(records).max() == 0:
         raise ValueError("all records are of one prompt in one step, and no other says what holds beyond it")
     width = settings and settings.trained_band
     if judged.width is not None:
         width = judged.width.band
     band = fit.with_eps(records, width or Band(), target)
-    yield from _notes(records, target, band, clusters)
+    yield from _notes(records, target, band, steps)
     bypass = bool(settings and settings.old_log_probs_from_rollout)
     of_band = evidence_of_records(records, RunSettings("fspo", band, old_log_probs_from_rollout=bypass), tested=False)
     if noise := causes.narrower(band, of_band.noise_sigma, of_band.noise_outside, of_band.unmoved):
@@ -112,39 +102,24 @@ def _of_records(run: Run, judged: Judgement, target: float) -> Iterator[Finding]
         advice = "Ask for a lower clip rate, or remove the noise (docs/noise.md), train, and calibrate again."
         yield Finding(EPS, WARNING, said, advice, noise.value, FIX)
         return
-    rate, clipped = fit.predicted_rate(records, band), fit.clipped_by(band, records)
-    sides = clip_rates.sides(records)
+    clipped, sides = fit.clipped_by(band, records), clip_rates.sides(records)
     better, worse = (percent(float(clipped[sides[side]].mean())) for side in ("upper", "lower"))
     said = f"{_eps(band, settings)} clip {better} of the better and {worse} of the worse responses here"
     if judged.evidence.sides and not judged.evidence.by_token:
         said += " (the run's own clip {} and {})".format(*map(percent, judged.evidence.sides))
-    said += f": both sides are to give up the same share. {_prediction(rate, clusters, judged.evidence)}"
+    said += ": both sides are to give up the same share."
     advice = " ".join(filter(None, [_next(judged), to_know(band, settings)]))
-    yield Finding(EPS, NOTE, said, advice, rate.value, _action(judged), band_overrides(band, settings))
+    rate = float(clipped[sides["all"]].mean())
+    yield Finding(EPS, NOTE, said, advice, rate, _action(judged), band_overrides(band, settings))
 
 
-def _of_metrics(run: Run, judged: Judgement, target: float) -> Iterator[Finding]:
-    """The band of a Gaussian law."""
-    band, moved = from_metrics(run.metrics, target)
-    said = (
-        f"{_eps(band, None)} would clip {percent(target)} on each side. This takes S/sqrt(length) of the {moved:.0%} "
-        "of the responses that move for Gaussian and independent of the advantage; real tails are heavier."
-    )
-    if noise := causes.narrower(band, judged.evidence.noise_sigma):
-        advice = f"Ask for a lower clip rate, or remove the noise. {noise}"
-        yield Finding(EPS, WARNING, said, advice, target, FIX, band_overrides(band, run.settings))
-        return
-    advice = " ".join(filter(None, ["Train with records, and calibrate again.", to_know(band, run.settings)]))
-    yield Finding(EPS, NOTE, said, advice, target, _action(judged), band_overrides(band, run.settings))
-
-
-def _notes(records: pd.DataFrame, target: float, band: Band, clusters: str) -> Iterator[Finding]:
+def _notes(records: pd.DataFrame, target: float, band: Band, steps: int) -> Iterator[Finding]:
     for name, side in (("eps_high", "upper"), ("eps_low", "lower")):
         clipped = target * clip_rates.sides(records)[side].sum()
         if clipped < _FEW_CLIPPED:
             said = f"{name} rests on {clipped:.0f} clipped responses: record more steps, or take a higher target."
             yield Finding("few clipped", NOTE, said, "", float(clipped))
-    if clusters == "prompts":
+    if steps == 1:
         said = "All records are of one step: eps and clip rate hold for its update, and another may move otherwise."
         yield Finding("one step", NOTE, said, "", 1.0)
     if DUAL * band.high * 1.01 < band.dual < math.inf:
@@ -169,16 +144,6 @@ def _eps(band: Band, settings: RunSettings | None) -> str:
     name = fit.name_of(band)
     width = "a fixed width" if name == fit.FIXED else f"a width that follows {name}"
     return f"{' and '.join(values)} with {width}"
-
-
-def _prediction(rate: Estimate, clusters: str, evidence: Evidence) -> str:
-    """The clip rate to expect of a re-run."""
-    steps = "one step is" if evidence.steps == 1 else f"{evidence.steps} steps are"
-    if clusters == "prompts" or evidence.steps < MIN_STEPS:
-        return f"{steps.capitalize()} too few to say what a re-run would clip."
-    if not rate.upper - rate.lower <= rate.value:
-        return f"These {evidence.steps} steps differ too much to say what a re-run would clip."
-    return f"A re-run at this eps would clip {percent(rate.lower)} to {percent(rate.upper)}, if it moved alike."
 
 
 def _action(judged: Judgement) -> str:

@@ -402,12 +402,7 @@ def _tokens(part: Counted) -> str:
 
 
 def _of_cut_off(evidence: Evidence) -> str:
-    said = f"{percent(evidence.cut_off or 0)} of the responses are cut off: they fill what they were allowed."
-    if evidence.longest is None or math.isnan(evidence.longest[0]):
-        return said
-    every, ended = evidence.longest
-    without = "none of them ended by itself" if math.isnan(ended) else f"{percent(ended)} without those cut off"
-    return f"{said} Of the longest third {percent(every)} are clipped, and {without}."
+    return f"{percent(evidence.cut_off or 0)} of the responses are cut off: they fill what they were allowed."
 
 
 def _of_noise(share: float) -> str:

@@ -110,22 +110,6 @@ def rate_by_length(length, clipped, edges, clusters, confidence: float = CONFIDE
         ValueError: a length is outside the edges.
     """
     cell, cells = length_cells(length, edges)
-    n, rate, lower, upper, groups = _rates(cell, cells, clipped, clusters, confidence)
-    return length_table(edges, n=n, rate=rate, lower=lower, upper=upper, clusters=groups)
-
-
-def rate_of_all(clipped, clusters, confidence: float = CONFIDENCE, prediction: bool = False) -> Estimate:
-    """The rate over all lengths with its interval, as :func:`rate_by_length` has it for one bin.
-
-    A prediction interval holds the rate of other data of the same size, and not that of endless data: its variance is
-    twice as large, once for either.
-    """
-    _, *numbers, _ = _rates(np.zeros(len(clipped), np.int64), 1, clipped, clusters, confidence, prediction)
-    return Estimate(*(float(number[0]) for number in numbers))
-
-
-def _rates(cell, cells, clipped, clusters, confidence, prediction=False) -> tuple[np.ndarray, ...]:
-    """Responses, rate, ends of its interval and clusters of each cell."""
     clipped = np.asarray(clipped, dtype=np.float64)
     n = np.bincount(cell, minlength=cells)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -133,8 +117,8 @@ def _rates(cell, cells, clipped, clusters, confidence, prediction=False) -> tupl
         groups, variance = _between_clusters(np.asarray(clusters), cell, cells, clipped - rate[cell])
         binomial = rate * (1 - rate) / n
         effective = np.where(binomial > 0, n / np.maximum(variance / binomial, 1), groups)
-        lower, upper = _wilson(rate, effective / 2 if prediction else effective, t_quantile(groups - 1, confidence))
-    return n, rate, lower, upper, groups
+        lower, upper = _wilson(rate, effective, t_quantile(groups - 1, confidence))
+    return length_table(edges, n=n, rate=rate, lower=lower, upper=upper, clusters=groups)
 
 
 def has_enough_data(table: pd.DataFrame, min_count: int = MIN_COUNT) -> pd.Series:
@@ -158,15 +142,6 @@ def length_reweighting_error(table: pd.DataFrame, min_count: int = MIN_COUNT) ->
     """
     keep = has_enough_data(table, min_count).to_numpy()
     return quotients.length_reweighting_error(table["n"].to_numpy(), table["rate"].to_numpy(), keep)
-
-
-def lre_of_an_unclipped_bin(rate: float) -> float:
-    """The LRE where a bin loses nothing, at this clip rate over all lengths: rate / (1 − rate).
-
-    However unfair a clip is, a length that it spares counts as no more. A bin that is clipped more than the others has
-    up to 1. NaN where everything is clipped.
-    """
-    return rate / (1 - rate) if rate < 1 else math.nan
 
 
 def length_cells(length, edges) -> tuple[np.ndarray, int]:

@@ -102,9 +102,6 @@ class Evidence:
     thirds_of_sides: tuple[tuple[Counted, ...], ...] = ()
     """:attr:`thirds` of the better and of the worse responses."""
 
-    longest: tuple[float, float] | None = None
-    """Clip rate of the longest third, with and without the responses that are cut off; NaN where none is left."""
-
     sides_differ: bool | None = None
     """By more than noise."""
 

@@ -1,16 +1,9 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Fits a clip band to the records of a run: the power of its width, eps for a wished clip rate, what a re-run clips.
+"""Fits a clip band to the records of a run: the power of its width, and eps for a wished clip rate.
 
 ``records`` is a DataFrame of :mod:`fspo_verl.observe.records`. All responses with an advantage count, on-policy ones
 included.
-
-The interval of a clip rate is a prediction interval, for a re-run of the same size at the fitted eps with other steps:
-its variance counts twice, once for these records, which fixed the eps, and once for the re-run. A cluster is a training
-step, whose responses share an update, or, with records of one step, a prompt: the interval then holds for this update
-alone. What another seed does to the course of a whole run is not in it.
-
-Without records :func:`from_metrics` takes eps from the live metrics of a run, by a Gaussian law.
 """
 
 import dataclasses
@@ -18,22 +11,17 @@ import math
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import brentq
-from scipy.special import ndtr
 
 from fspo_verl.analysis import clip_rates
-from fspo_verl.analysis.clip_rates import Estimate, prompts_of, strata_of
+from fspo_verl.analysis.clip_rates import prompts_of, strata_of
 from fspo_verl.analysis.length_effect import MIN_PROMPTS
 from fspo_verl.band import DUAL, Band
 from fspo_verl.clips import BandClip, standardized, upper_quantile
-from fspo_verl.keys import ACTOR, GROUP, RECORDS_DIR
-from fspo_verl.observe.metrics import PREFIX
+from fspo_verl.keys import ACTOR
 
 WIDTHS = ROOT, FIXED, POWER = ("sqrt(length)", "a fixed width", "a fitted power")
 """What the width of a band may follow, those with fewer numbers to fit first."""
 _DUAL_SHARE = 0.1  # of the target: what the dual clip may take of the responses with A < 0 before it is widened
-_MEAN, _SQUARE = (f"{PREFIX}log_ratio_per_sqrt_length{which}" for which in ("", "_squared"))
-_SEQUENCES, _ON_POLICY = (f"{PREFIX}{which}_fraction" for which in ("sequence", "on_policy"))
 
 
 class Unreachable(ValueError):
@@ -92,13 +80,6 @@ def clipped_by(band: Band, records: pd.DataFrame) -> np.ndarray:
     return BandClip("", "", band).clipped(records)
 
 
-def resampled(records: pd.DataFrame) -> tuple[str, np.ndarray]:
-    """The name of the clusters and their code ``[rows]``: steps, or the prompts of the only step."""
-    if records["step"].nunique() > 1:
-        return "steps", pd.factorize(records["step"])[0]
-    return "prompts", prompts_of(records)
-
-
 # --- the fitted power -------------------------------------------------------------------------------------------------
 
 
@@ -140,13 +121,6 @@ def name_of(band: Band) -> str:
     return name if band.normalization == "plain" else f"{name}, drift-corrected"
 
 
-def predicted_rate(records: pd.DataFrame, band: Band) -> Estimate:
-    """The clip rate of a band on these records, and its prediction interval for a re-run of the same size."""
-    counted = clip_rates.sides(records)["all"]
-    clusters = pd.factorize(resampled(records[counted])[1])[0]
-    return clip_rates.rate_of_all(clipped_by(band, records)[counted], clusters, prediction=True)
-
-
 def is_later_half(records: pd.DataFrame) -> np.ndarray:
     """bool ``[rows]``: in the later half of the steps; of one step every other prompt."""
     if records["step"].nunique() > 1:
@@ -155,57 +129,6 @@ def is_later_half(records: pd.DataFrame) -> np.ndarray:
     return prompts_of(records) % 2 == 1
 
 
-# --- eps from metrics alone -------------------------------------------------------------------------------------------
-
-
-def from_metrics(metrics: pd.DataFrame, target: float) -> tuple[Band, float]:
-    """Band with centre 0 and width sqrt(L), its eps in three digits, from live metrics alone; and the share that moves.
-
-    Each step contributes the Gaussian that has the mean and the mean square of S/sqrt(L) of its responses; the band is
-    the one beyond which the steps have the target share on average. The first mini-batch of a rollout has not moved:
-    its rows are taken out of the means. In bypass mode, and where a step has one mini-batch only, all have moved.
-
-    Args:
-        metrics: of :class:`fspo_verl.analysis.runs.Run`.
-        target: share between 0 and 1.
-
-    Raises:
-        ValueError: the metrics lack what is needed here, nothing moved, or too little moved for the target.
-    """
-    needed = [_MEAN, _SQUARE, _SEQUENCES, _ON_POLICY]
-    if missing := [name for name in needed if name not in metrics]:
-        raise ValueError(
-            f"there are no records, and the metrics lack {', '.join(missing)}: train with "
-            f"{GROUP}=fspo, and with {RECORDS_DIR}=DIR for the full answer"
-        )
-    mean, square, sequences, on_policy = metrics[needed].dropna().to_numpy().T
-    if not (square > 0).any():
-        raise ValueError("nothing moved")
-    share = sequences - np.where(on_policy < 0.999 * sequences, on_policy, 0.0)  # of the rows: those that have moved
-    mean = mean / share
-    spread = np.sqrt(np.maximum(square / share - mean**2, 0))
-    moved = np.where(spread > 0, share / sequences, 0.0)
-    eps_low, eps_high = (
-        digits(_gaussian_eps(sign * mean, spread, moved, target, where), 3)
-        for sign, where in ((-1, "below"), (1, "above"))
-    )
-    return Band(eps=None, eps_low=eps_low, eps_high=eps_high), float(moved.mean())
-
-
-def _gaussian_eps(mean: np.ndarray, spread: np.ndarray, moved: np.ndarray, target: float, where: str) -> float:
-    """The number beyond which the target share lies; each step is Gaussian for a share ``moved``, else 0."""
-
-    def excess(eps: float) -> float:
-        return np.mean(moved * ndtr((mean - eps) / np.where(spread > 0, spread, 1.0))) - target
-
-    if excess(0.0) <= 0:
-        raise ValueError(
-            f"no band with centre 0 clips {target:g} of the responses {where} it: only {excess(0.0) + target:.1%} lie "
-            f"there; lower the target, or {ACTOR}.ppo_mini_batch_size"
-        )
-    return brentq(excess, 0.0, np.max(np.abs(mean) + 40 * spread))
-
-
-def digits(value: float, count: int = 4) -> float:
-    """The number rounded to ``count`` significant digits."""
-    return float(f"{value:.{count}g}")
+def digits(value: float) -> float:
+    """The number rounded to four significant digits."""
+    return float(f"{value:.4g}")

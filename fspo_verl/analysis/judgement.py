@@ -123,18 +123,16 @@ def evidence_of_records(records: pd.DataFrame, settings: RunSettings | None, tes
     if counted.empty:
         return found
     clipped, better = counted["clipped"].to_numpy(np.float64), (counted["advantage"] > 0).to_numpy()
-    thirds = parts(_by_length(counted))
     effect = length_effect(records) if tested else None
     return replace(
         found,
-        thirds=thirds,
+        thirds=parts(_by_length(counted)),
         by_token=bool(((clipped > 0) & (clipped < 1)).any()),
         length=effect,
         too_few=_too_few(counted) if tested and not effect else None,
         one_length=counted["length"].nunique() == 1,
         tails=parts(_by_length(counted), 0.1),
         thirds_of_sides=tuple(parts(_by_length(counted[side])) for side in (better, ~better)),
-        longest=_longest(counted, thirds),
         sides_differ=_sides_differ(counted, clipped, better),
     )
 
@@ -175,15 +173,6 @@ def _too_few(counted: pd.DataFrame) -> str:
     if prompts < MIN_PROMPTS:
         why = f"clips fell on {prompts} prompts, and a test needs {MIN_PROMPTS}"
     return f"too few to say whether length matters ({why})"
-
-
-def _longest(counted: pd.DataFrame, thirds: tuple[Counted, ...]) -> tuple[float, float] | None:
-    """Clip rates of the longest third, with and without what is cut off."""
-    if "truncated" not in counted or not thirds:
-        return None
-    longest = counted[counted["length"] >= thirds[-1].shortest]
-    ended = longest.loc[longest["truncated"] == 0, "clipped"]
-    return float(longest["clipped"].mean()), float(ended.mean()) if len(ended) else math.nan
 
 
 def _sides_differ(counted: pd.DataFrame, clipped: np.ndarray, better: np.ndarray) -> bool | None:

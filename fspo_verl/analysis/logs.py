@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from fspo_verl.observe.attempts import files_below
 from fspo_verl.output import plain
 
 logger = logging.getLogger("fspo_verl")
@@ -81,7 +82,7 @@ def read(path: Path) -> Log | None:
     if path.suffix == ".csv":
         return _log("a CSV of W&B", wandb_csv(path))
     if is_file_logger(path):
-        return _log("verl's file logger", file_logger(path))
+        return _log("verl's file logger", newest(file_logger(path), path))
     return _read_json(path) or _read_console(path)
 
 
@@ -144,19 +145,32 @@ _PREFIX = re.compile(r"\([^()]*pid=\d+[^()]*\)\s*")  # Ray's
 _PAIR = re.compile(r"([^:]+):(?:np\.\w+\()?([-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf))\)?(?![\w.])", re.IGNORECASE)
 _OF_TRL = re.compile(r"\{'loss': .*\}")
 _OF_TRL_PAIR = re.compile(r"'([^']+)': '?([^,'}]+)")
-_OF_WANDB = re.compile(r"wandb:\s+(\S+/\S+) +([-+.\w]+)\s*$")
 
 
 def _read_console(file: Path) -> Log | None:
     with file.open(encoding="utf-8", errors="replace") as lines:
-        rows = [*console(lines)]
-    start = reached = 0
-    for place, (step, _) in enumerate(rows):
-        if step <= 1 and step < reached:
-            logger.warning("%s: another run begins after step %d; what comes before is left out", file, reached)
-            start, reached = place, step
-        reached = max(reached, step)
-    return _log("console output", rows[start:])
+        return _log("console output", newest(console(lines), file))
+
+
+def newest(rows: Iterable[Row], log: Path | str) -> list[Row]:
+    """The rows that count of a log to which trainings were appended, as they were written.
+
+    Where the training goes back to an earlier step, it does the steps from there on again: what was logged of them
+    before is left out. That is said of another run, which goes back to its first step.
+    """
+    kept: list[Row] = []
+    reached, left = -1, -1
+    for step, metrics in rows:
+        trains = any(name.startswith("actor/") for name in metrics)  # and is no late validation
+        if trains and step < reached:
+            left = reached if step <= 1 else left
+            while kept and kept[-1][0] >= step:
+                kept.pop()
+        reached = step if trains else reached
+        kept.append((step, metrics))
+    if left >= 0:
+        logger.warning("%s: another run begins after step %d; what comes before is left out", log, left)
+    return kept
 
 
 def console(lines: Iterable[str]) -> Iterator[Row]:
@@ -164,11 +178,10 @@ def console(lines: Iterable[str]) -> Iterator[Row]:
 
     A step is one line, or a line for itself with one metric a line below.
 
-    TRL's output has no steps: its lines are counted. The summary that W&B prints counts where there is nothing else.
-    A last line without its end may be cut off within a number: its last pair is left out.
+    TRL's output has no steps: its lines are counted. A last line without its end may be cut off within a number: its
+    last pair is left out.
     """
     text, is_cut, is_listed, step = "", False, False, 0
-    summary: dict[str, float] = {}
     for line in chain(lines, ["\n"]):
         ends = line.endswith("\n")
         line = _COLOUR.sub("", line).rstrip("\n")
@@ -187,10 +200,6 @@ def console(lines: Iterable[str]) -> Iterator[Row]:
         if of_trl := _OF_TRL.search(line):
             step += 1
             yield step, _numbers(dict(_OF_TRL_PAIR.findall(of_trl[0])))
-        elif ends and (of_wandb := _OF_WANDB.search(line)):
-            summary |= _numbers({of_wandb[1]: of_wandb[2]})
-    if summary and step == 0:
-        yield int(_step_of(summary) or 0), summary
 
 
 def _console_step(text: str) -> Row:
@@ -313,8 +322,9 @@ PATTERNS = ("*tfevents*", "trainer_state.json", "output.log", "*.log", "wandb-su
 
 
 def _read_folder(folder: Path) -> Log | None:
+    below = files_below(folder)
     for pattern in PATTERNS:
-        files = {file.resolve(): file for file in sorted(folder.rglob(pattern)) if file.is_file()}
+        files = {file.resolve(): file for file in below if file.match(pattern)}
         if pattern == "trainer_state.json":  # each checkpoint has one, and the last has all steps
             files = dict(sorted(files.items(), key=lambda entry: entry[0].stat().st_mtime)[-1:])
         if pattern == "*tfevents*":  # a resumed run adds a file to its folder

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Mismatch of trainer and rollout engine: its size, its growth with length, and whom rules drop by it.
+"""Mismatch of trainer and rollout engine: its size, and whom rules drop by it.
 
 d is a token's log π_trainer − log π_engine before the update, in nats; S_r and Q_r are the sums of d and d² over a
 response (:func:`fspo_verl.observe.columns.mismatch_columns`). It holds numerical noise, and where the engine's weights
@@ -15,15 +15,12 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from fspo_verl.analysis.clip_rates import CONFIDENCE, Estimate, prompts_of, third_of
-from fspo_verl.analysis.length_effect import MIN_PROMPTS
+from fspo_verl.analysis.clip_rates import third_of
 from fspo_verl.band import Band
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip
 from fspo_verl.observe.columns import ICEPOP
 from fspo_verl.observe.settings import RunSettings
 
-_BINS = 8  # of equally many responses, for the growth with length
-_DRAWS = 400  # of the bootstrap
 TRUNCATION = 2.0  # of importance weights: verl's rollout_is_threshold
 
 OPSM = BandClip(  # DeepSeek-V3.2 (2512.02556); slime's default delta. On S + S_r, and where A < 0
@@ -51,7 +48,6 @@ class Mismatch(NamedTuple):
     sigma: float  # root mean square of d, nats
     mean: float  # of d: its systematic part; independent noise alone has −sigma²/2
     kl: float  # mean of exp(d) − 1 − d over the tokens, KL(engine ‖ trainer)
-    exponent: Estimate  # p in: S_r, its systematic part taken out, spreads like L^p; 0.5 for independent tokens
     staleness: float  # mean, training steps; NaN where it is not known
     rejected: float  # share that a rollout correction took out of the loss
     dropped: pd.DataFrame  # by rule and range: share of all responses that it drops, and of each third by length
@@ -79,39 +75,10 @@ def mismatch(records: pd.DataFrame, settings: RunSettings | None = None) -> Mism
         sigma=math.sqrt(q.sum() / tokens),
         mean=s.sum() / tokens,
         kl=k3.sum() / tokens,
-        exponent=growth(length, s - length * s.sum() / tokens, prompts_of(records)),
         staleness=float(records["staleness"].mean()) if "staleness" in records else math.nan,
         rejected=float((records["length"] == 0).mean()),
         dropped=dropped(records),
     )
-
-
-def growth(length: np.ndarray, deviation: np.ndarray, cluster: np.ndarray) -> Estimate:
-    """p in: ``deviation`` ``[rows]`` spreads like length^p, with an interval from a bootstrap of the clusters.
-
-    Least squares of the log of the spread on the mean log of the length, over bins of equally many responses (derived
-    here). NaN with fewer than three bins or 20 clusters.
-    """
-    inner = np.unique(np.quantile(length, np.arange(1, _BINS) / _BINS))
-    cell, clusters = np.digitize(length, inner), cluster.max() + 1
-    cells = np.unique(cell)
-    if len(cells) < 3 or clusters < MIN_PROMPTS:
-        return Estimate(math.nan, math.nan, math.nan)
-    sums = np.zeros((3, clusters, len(cells)))
-    for total, values in zip(sums, (np.ones_like(length), np.log(length), np.square(deviation)), strict=True):
-        np.add.at(total, (cluster, np.searchsorted(cells, cell)), values)
-
-    def slope(weight: np.ndarray) -> float:
-        count, log_length, squares = weight @ sums
-        with np.errstate(divide="ignore", invalid="ignore"):
-            x, y = log_length / count, np.log(squares / count) / 2
-        seen = np.isfinite(x + y)
-        return float(np.polyfit(x[seen], y[seen], 1)[0]) if seen.sum() > 1 else math.nan
-
-    rng = np.random.default_rng(0)
-    draws = [slope(np.bincount(rng.integers(clusters, size=clusters), minlength=clusters)) for _ in range(_DRAWS)]
-    tail = (1 - CONFIDENCE) / 2
-    return Estimate(slope(np.ones(clusters)), *np.nanquantile(draws, [tail, 1 - tail]))
 
 
 def dropped(records: pd.DataFrame) -> pd.DataFrame:

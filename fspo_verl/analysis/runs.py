@@ -22,7 +22,7 @@ from fspo_verl.analysis import logs
 from fspo_verl.analysis.evidence import TRAINED
 from fspo_verl.band import Band
 from fspo_verl.keys import ACTOR, POLICY_LOSS, RECORDS_DIR, refuse_gone
-from fspo_verl.observe.attempts import parts, record_files
+from fspo_verl.observe.attempts import files_below, parts
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings, clip_ratios
 from fspo_verl.output import plain
@@ -30,6 +30,7 @@ from fspo_verl.output import plain
 logger = logging.getLogger("fspo_verl")
 
 FILE_LOGGER = "verl's file logger"
+RECORDS = "step-*-rank-*.parquet"
 _LARGEST_CONFIG = 2**18  # bytes; a composed config of verl has 35,000
 _REFERENCE = re.compile(r"\$\{([\w-]+(?:\.[\w-]+)*)\}")
 _REFERENCES = 32  # that lead to each other
@@ -156,7 +157,7 @@ def read_run(path: Path, name: str, max_rows: int | None = None, since: int = -1
         path: a folder, searched with all folders in it, or one log of any kind in :mod:`fspo_verl.analysis.logs`.
         name: what to call the run.
         max_rows: read about this many records, a random choice, where there are more.
-        since: read records of later steps only.
+        since: read records of later steps only, where there are any.
 
     Raises:
         FileNotFoundError: there is nothing of a run at ``path``; says what was looked for.
@@ -173,8 +174,9 @@ def read_run(path: Path, name: str, max_rows: int | None = None, since: int = -1
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such folder or file")
 
-    config, overrides = _read_hydra(sorted(path.rglob(".hydra/config.yaml"), key=_modified))
-    config = config or _read_wandb_config(path)
+    below = files_below(path)
+    config, overrides = _read_hydra(_by_age(below, ".hydra/config.yaml"))
+    config = config or _read_wandb_config(_by_age(below, "files/config.yaml"))
     log = logs.Log(read_metrics(metric_files(path)), FILE_LOGGER)
     records, rejected = _read_records(path, config, max_rows, since)
     if log.metrics.empty:
@@ -188,7 +190,7 @@ def read_run(path: Path, name: str, max_rows: int | None = None, since: int = -1
     if log.metrics.empty and run.records.empty and config is None:
         raise FileNotFoundError(
             f"{path} holds no run. Looked in it and all folders below for metrics of verl's file logger (*.jsonl, "
-            f"trainer.logger=[console,file]), records (step-*-rank-*.parquet, {RECORDS_DIR}=DIR), .hydra/config.yaml "
+            f"trainer.logger=[console,file]), records ({RECORDS}, {RECORDS_DIR}=DIR), .hydra/config.yaml "
             f"and other logs ({', '.join(logs.PATTERNS)})"
         )
     return run
@@ -200,13 +202,12 @@ def written(path: Path) -> set[tuple[Path, int, int]]:
     It changes with every step of a run that goes on, and is empty where there is no run yet.
     """
     path = Path(path)
-    files = [path, *record_files(path)]
-    files += chain.from_iterable(map(path.rglob, (".hydra/config.yaml", "*.jsonl", *logs.PATTERNS)))
+    patterns = (RECORDS, ".hydra/config.yaml", "*.jsonl", *logs.PATTERNS)
+    files = [file for file in files_below(path) if any(map(file.match, patterns))] if path.is_dir() else [path]
     found = set()
     for file in files:
-        with contextlib.suppress(FileNotFoundError):  # a resumed run removes records of its own
-            if file.is_file():
-                found.add((file, file.stat().st_mtime_ns, file.stat().st_size))
+        with contextlib.suppress(FileNotFoundError):  # what is written anew is gone for a moment
+            found.add((file, file.stat().st_mtime_ns, file.stat().st_size))
     return found
 
 
@@ -219,7 +220,7 @@ def metric_files(folder: Path) -> list[Path]:
     Raises:
         ValueError: the files lie in several folders.
     """
-    files = [file for file in folder.rglob("*.jsonl") if logs.is_file_logger(file)]
+    files = [file for file in files_below(folder) if file.match("*.jsonl") and logs.is_file_logger(file)]
     _of_one_run({file.parent for file in files}, folder, "metrics")
     if len({re.sub(r"\W?\d+$", "", file.stem) for file in files}) > 1:
         logger.warning(
@@ -239,9 +240,10 @@ def read_metrics(files: Iterable[Path]) -> pd.DataFrame:
 
     Args:
         files: files of verl's file logger, the earliest attempt first. Where attempts logged the same step, the latest
-            value counts. A last line that is cut off, as in a run that was killed or goes on, is left out.
+            value counts; of steps that were trained again, the latest training. A last line that is cut off, as in a
+            run that was killed or goes on, is left out.
     """
-    return logs.table(chain.from_iterable(map(logs.file_logger, files)))
+    return logs.table(logs.newest(chain.from_iterable(map(logs.file_logger, files)), FILE_LOGGER))
 
 
 def _of_one_run(parents: set[Path], folder: Path, what: str) -> None:
@@ -303,9 +305,9 @@ def _read_hydra(files: Sequence[Path]) -> tuple[dict | None, list[str]]:
     return None, []
 
 
-def _read_wandb_config(folder: Path) -> dict | None:
-    """The config as W&B keeps it in the folder of a run, ``files/config.yaml``."""
-    for file in sorted(folder.rglob("files/config.yaml"), key=_modified, reverse=True):
+def _read_wandb_config(files: Sequence[Path]) -> dict | None:
+    """The last config that can be read of those that W&B keeps in the folder of a run, ``files/config.yaml``."""
+    for file in reversed(files):
         try:
             saved = _read_yaml(file)
         except (OSError, ValueError) as error:
@@ -332,6 +334,11 @@ def _read_records(
     records = read_records(folder, max_rows, True, since)
     is_rejected = records["length"] == 0
     return records[~is_rejected], records[is_rejected]
+
+
+def _by_age(files: Iterable[Path], pattern: str) -> list[Path]:
+    """Those that match, the oldest first."""
+    return sorted((file for file in files if file.match(pattern)), key=_modified)
 
 
 def _modified(file: Path) -> float:

@@ -10,7 +10,7 @@ numerical noise, mismatch of trainer and rollout engine, age of the responses, o
 Of a log it says what verl's metrics say, which is not why.
 
 It ends with the run: when the run has marked its end, or has written nothing for five times its longest
-step, and for five minutes at least.
+step, and for five minutes at least. Before the length of a step is known that is a day.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -32,7 +33,7 @@ from fspo_verl.analysis.evidence import TRAINED, Evidence
 from fspo_verl.analysis.judgement import evidence_of_metrics, evidence_of_records
 from fspo_verl.analysis.logs import NOT_FINITE
 from fspo_verl.analysis.metric_facts import facts, learn_more
-from fspo_verl.analysis.runs import Run, read_run, written
+from fspo_verl.analysis.runs import RECORDS, Run, read_run, written
 from fspo_verl.findings import NOTE, Finding
 from fspo_verl.observe.attempts import FINISHED
 from fspo_verl.observe.metrics import NAMES
@@ -42,6 +43,7 @@ _SMALL_PART = 0.05  # of the clips, below which it is not named
 _POLL = 5.0  # seconds between two looks; ranks that write one step are not as far apart
 _QUIET = 300.0  # seconds, at least, after which a run that writes nothing has ended
 _LONG = 5  # times its longest step
+_UNKNOWN = 86400 / _LONG  # seconds that a step may take where that is not known
 
 
 def main(args: argparse.Namespace) -> int:
@@ -62,17 +64,21 @@ def follow(path: Path, every: int, once: bool) -> Iterator[str]:
     Raises:
         FileNotFoundError, ValueError: there is nothing of a run, or several; the former only if ``once``.
     """
-    watcher, seen, waits, run = Watcher(every), None, False, None
+    watcher, seen, heard, waits, run = Watcher(every), None, 0.0, False, None
     while True:
         now = written(path)
-        changed, seen = now != seen, now
+        changed, heard, seen = now != seen, heard if seen in (None, now) else time.time(), now
         if changed:
             try:
                 run = read_run(path, path.name, since=watcher.last - STEPS)
-            except FileNotFoundError:
-                if once:
+                if -1 < _newest(run) < watcher.newest:  # another run, or a resumed one
+                    run = read_run(path, path.name)
+                    yield watcher.goes_back(run)
+            except (FileNotFoundError, ValueError) as error:
+                begins_anew = run is not None and path.is_file()  # a log in which another run has no step yet
+                if once or not (begins_anew or isinstance(error, FileNotFoundError)):
                     raise
-        ended = once or (run is not None and has_ended(run, seen))
+        ended = once or (run is not None and has_ended(run, seen, heard))
         if run is not None and (changed or ended):
             yield from watcher.lines(run, ended or not changed)
         if ended and run is not None:
@@ -84,8 +90,13 @@ def follow(path: Path, every: int, once: bool) -> Iterator[str]:
         time.sleep(_POLL)
 
 
-def has_ended(run: Run, files: set[tuple[Path, int, int]]) -> bool:
-    """Whether a run has marked its end, or has written nothing for long."""
+def has_ended(run: Run, files: set[tuple[Path, int, int]], heard: float = 0.0) -> bool:
+    """Whether a run has marked its end, or has written nothing for long.
+
+    Args:
+        files: of :func:`fspo_verl.analysis.runs.written`.
+        heard: when a change of them was seen, by the clock of this machine; that of their disk may be another.
+    """
     if not files:
         return False
     newest = max(files, key=lambda file: file[1])
@@ -93,9 +104,23 @@ def has_ended(run: Run, files: set[tuple[Path, int, int]]) -> bool:
         return True
     seconds = run.metrics[NAMES["seconds"]].max() if NAMES["seconds"] in run.metrics else math.nan
     if math.isnan(seconds):  # from one step's records to the next's
-        times = sorted(file[1] / 1e9 for file in files if file[0].suffix == ".parquet")
-        seconds = max((later - earlier for earlier, later in zip(times, times[1:], strict=False)), default=0.0)
-    return time.time() - newest[1] / 1e9 > max(_QUIET, _LONG * seconds)
+        steps: dict[str, float] = {}
+        for file, changed, _ in files:
+            if file.match(RECORDS):
+                step = file.name.partition("-rank")[0]
+                steps[step] = max(changed / 1e9, steps.get(step, 0.0))
+        times = sorted(steps.values())
+        seconds = max((later - earlier for earlier, later in pairwise(times)), default=_UNKNOWN)
+    return time.time() - max(newest[1] / 1e9, heard) > max(_QUIET, _LONG * seconds)
+
+
+def _steps(run: Run) -> list[int]:
+    """Those that left records, or else metrics."""
+    return sorted(set(run.records["step"]) or {step for step in run.metrics.index if step > 0})
+
+
+def _newest(run: Run) -> int:
+    return max(_steps(run), default=-1)
 
 
 class Watcher:
@@ -104,6 +129,7 @@ class Watcher:
     def __init__(self, every: int):
         self.every = every
         self.last = -1  # the step up to which all is said
+        self.newest = -1  # the newest step that was there
         self.more = ""  # of a log: what would tell more
         self._cut_off: float | None = None  # share at the start
         self._count = 0  # of the steps
@@ -112,7 +138,8 @@ class Watcher:
 
     def lines(self, run: Run, whole: bool) -> Iterator[str]:
         """The lines of steps that are new; the newest one may be about to be written if not ``whole``."""
-        steps = sorted(set(run.records["step"]) or {step for step in run.metrics.index if step > 0})
+        steps = _steps(run)
+        self.newest = max(steps, default=self.newest)
         for step in steps if whole else steps[:-1]:
             if step > self.last:
                 yield from self._of_step(run, [one for one in steps if one <= step][-STEPS:])
@@ -120,6 +147,13 @@ class Watcher:
         if whole and self._due:
             yield self._due
             self._due = ""
+
+    def goes_back(self, run: Run) -> str:
+        """The line for a run that is behind what was seen of it. Its last ten steps are spoken of again."""
+        said = f"The run goes on from step {_newest(run)}, or another has begun: step {self.newest} was there before."
+        self.last, self.newest = _newest(run) - STEPS, -1
+        self._cut_off, self._count, self._holds, self._due = None, 0, {}, ""
+        return said
 
     def _of_step(self, run: Run, window: list[int]) -> Iterator[str]:
         numbers, found = self._observed(_of_steps(run, window), window)

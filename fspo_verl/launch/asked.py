@@ -21,6 +21,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from hydra import version
+from hydra.errors import ConfigCompositionException, HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl.keys import ACTOR, GONE, GROUP, OVERRIDES, POLICY_LOSS, RECORDS_DIR, SELECTS
@@ -42,8 +45,6 @@ def parsed(text: str) -> tuple[str, dict[str, str]]:
     Raises:
         ValueError: it is no list of overrides, names no loss or several, or sets what may not be asked for.
     """
-    from hydra.errors import HydraException
-
     losses: list[Any] = []
     others: dict[str, str] = {}
     try:
@@ -77,9 +78,6 @@ def composed(compose: Callable[[list[str]], DictConfig], overrides: list[str]) -
     Raises:
         ConfigCompositionException: the variable has a bad value, or the launch would train another loss.
     """
-    from hydra.errors import ConfigCompositionException
-    from hydra.types import RunMode
-
     plain = compose(overrides)
     if not _trains_a_policy(plain):
         return plain
@@ -194,6 +192,9 @@ def _is_in_the_way(text: str, loss: str) -> bool:
 def _lost_settings(config: DictConfig, loss: str, given: Collection[str]) -> list[str]:
     """Overrides for what an option sets and a file of the launch, which comes after it, sets otherwise."""
     final = leaves(config)
+    if missing := option(loss).keys() - final.keys():
+        why = f"{min(missing)} is not in the config, as if another file of that name came before the packaged one"
+        raise ConfigCompositionException(_other_loss(config, loss, why))
     return [
         f"{key}={as_value(value)}"
         for key, value in option(loss).items()
@@ -203,9 +204,6 @@ def _lost_settings(config: DictConfig, loss: str, given: Collection[str]) -> lis
 
 def _records(config: DictConfig) -> str:
     """The override for the folder of the records: one of this launch alone, or of the run that it resumes."""
-    from hydra import version
-    from hydra.types import RunMode
-
     chdir, base = config.hydra.job.chdir, Path.cwd()
     if chdir is None:
         chdir = not version.base_at_least("1.2")

@@ -1,15 +1,27 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a launch that selects a loss of this package: functions from a launch to findings.
+"""Checks of a launch that selects a loss of this package.
 
-:func:`findings` runs them all, for the launch itself (:mod:`fspo_verl.launch.hook`) and for ``fspo-verl doctor``.
-What it selects is checked in :mod:`fspo_verl.launch.selection`, what it goes on with in :mod:`fspo_verl.launch.resume`.
+A check is a function from a launch to findings; this is all that a new one takes::
+
+    @check(needs="fspo")
+    def wide_upper_side(launch: Launch) -> Iterator[Finding]:
+        # A docstring: what it finds, which is its row in docs/commands.md.
+        if launch.band.high > 1:
+            yield warning("what is the case", "why it matters", f"{POLICY_LOSS}.eps_high=0.03")
+
+``needs`` is one of :data:`fspo_verl.launch.view.NEEDS`, and says for which launches it runs. One that yields an error
+says ``may_refuse=True``. :mod:`fspo_verl.launch.selection` has the checks of what a launch selects,
+:mod:`fspo_verl.launch.resume` those of what it goes on with, and the doctor some of its own.
+
+:func:`findings` runs them, for the launch itself (:mod:`fspo_verl.launch.hook`) and for ``fspo-verl doctor``.
 """
 
 import dataclasses
 import difflib
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +33,11 @@ from omegaconf import DictConfig, OmegaConf
 from fspo_verl.adaptive import AdaptiveBand
 from fspo_verl.band import Band
 from fspo_verl.config import Observation
+from fspo_verl.findings import ERROR, WARNING, Finding
 from fspo_verl.keys import ACTOR, GONE, GROUP, POLICY_LOSS
-from fspo_verl.launch import resume, selection
-from fspo_verl.launch.hydra_files import leaves
-from fspo_verl.launch.view import Finding, Launch, error, note, warning
+from fspo_verl.launch import group, resume, selection
+from fspo_verl.launch.hydra_files import as_value, leaves, override
+from fspo_verl.launch.view import CHECKS, Check, Launch, check, error, finding, note, warning
 from fspo_verl.observe import attempts
 from fspo_verl.observe.settings import clip_ratios
 
@@ -38,6 +51,8 @@ _BYTES_OF_A_RESPONSE, _BYTES_OF_A_FILE = 50, 8000
 # processor's rounding of a power would then decide.
 _STANDARD_DEVIATIONS = 1.9
 _TOKEN_RANGE = 0.05  # a range of token ratios; of a mean ratio it is a token's log-ratio of 0.05 on average
+_ROUNDING = 0.02  # of a bound with two digits, such as 0.71_1.4
+_NO_BAND = ("no_loss_mode", "bad_values")  # after these there is no band to judge
 _UNUSUAL = 100  # times larger or smaller than the longest response: no divisor that anybody means
 
 
@@ -49,49 +64,50 @@ def findings(config: DictConfig) -> list[Finding]:
     launch = Launch(config)
     results = [*selection.lost_selections(launch)]
     if launch.selects_ours:
-        results += run(selection.OF_FILES, launch)
+        results += run(launch, "files")
     if launch.is_ours:
-        results += run((*_CONFIG_ALONE, *_FOLDERS), launch)
-        if not any(finding.check in _NO_BAND for finding in results):
-            results += run((resume.changed_on_resume, *(_FSPO if launch.is_fspo else _BASELINE)), launch)
+        results += run(launch, "config", "folders")
+        if not any(one.id in _NO_BAND for one in results):
+            results += run(launch, "loss", "fspo" if launch.is_fspo else "baseline")
     elif launch.has_actor and launch.resumes_ours:
-        results += run((resume.changed_on_resume,), launch)
+        results += resume.changed_on_resume(launch)
     return results
 
 
 def errors_of_the_config_alone(config: DictConfig) -> list[Finding]:
     """The errors that take neither Hydra's choices nor folders to find."""
-    results = run(_CONFIG_ALONE, Launch(config))
-    return [finding for finding in results if finding.severity == "error" and finding.check != "check_crashed"]
+    return [one for one in run(Launch(config), "config") if one.severity == ERROR and one.id != "check_crashed"]
 
 
-def run(checks, launch: Launch) -> list[Finding]:
-    """Run the checks. One that raises is an error if it could have refused the launch, which is then not judged.
+def run(launch: Launch, *needs: str) -> list[Finding]:
+    """What the checks find that need one of these, in their order."""
+    return [one for each in CHECKS if each.needs in needs for one in _found(each, launch)]
 
-    A check of the config files that raises is a warning: it needs internals of Hydra, and another Hydra may lack them.
+
+def _found(of: Check, launch: Launch) -> list[Finding]:
+    """What a check finds.
+
+    One that crashes is an error if it may refuse the launch, which has then not been judged. One of the config files
+    is a warning: it needs internals of Hydra, and another Hydra may lack them.
     """
-    results: list[Finding] = []
-    for check in checks:
-        try:
-            results.extend(dataclasses.replace(f, check=f.check or check.__name__) for f in check(launch))
-        except Exception as problem:
-            if check in selection.OF_FILES:
-                what = f"{check.__name__} is not looked for: {type(problem).__name__}: {problem}"
-                why = "fspo_verl may not know this Hydra, and config files of yours may have a say in the loss"
-                fix = "compare policy_loss in the printed config, or install Hydra 1.3"
-                results.append(Finding("warning", "hydra", what, why, fix))
-                continue
-            what = f"{check.__name__} cannot judge this config: {type(problem).__name__}: {problem}"
-            why = "a value in it is of another kind than verl expects, such as a text or 0 for a number"
-            fix = f"look for it in {ACTOR}, data and trainer"
-            severity = "error" if check in _MAY_REFUSE else "warning"
-            results.append(Finding(severity, "check_crashed", what, why, fix))
-    return results
+    name = of.find.__name__
+    try:
+        return [dataclasses.replace(one, id=one.id or name) for one in of.find(launch)]
+    except Exception as problem:
+        crash = f"{type(problem).__name__}: {problem}"
+    if of.needs == "files":
+        why = "fspo_verl may not know this Hydra, and config files of yours may have a say in the loss"
+        fix = "compare policy_loss in the printed config, or install Hydra 1.3"
+        return [warning(f"{name} is not looked for: {crash}", why, fix, id="hydra")]
+    why = "a value in it is of another kind than verl expects, such as a text or 0 for a number"
+    severity, fix = ERROR if of.may_refuse else WARNING, f"look for it in {ACTOR}, data and trainer"
+    return [finding(severity, f"{name} cannot judge this config: {crash}", why, fix, id="check_crashed")]
 
 
 # --- errors: another loss would train than the one asked for, or none ------------------------------------------------
 
 
+@check(needs="config", may_refuse=True)
 def no_loss_mode(launch: Launch) -> Iterator[Finding]:
     """An empty name of the loss, or an ``inner`` that names no loss to observe."""
     observes = str(launch.policy_loss.get("_target_")).endswith("ObservedPolicyLossConfig")
@@ -103,6 +119,7 @@ def no_loss_mode(launch: Launch) -> Iterator[Finding]:
         yield error(what, why, f"{GROUP}=observed {POLICY_LOSS}.loss_mode=vanilla, or another loss that trains")
 
 
+@check(needs="config", may_refuse=True)
 def misplaced_fields(launch: Launch) -> Iterator[Finding]:
     """A field of the policy loss in a section above it, where nothing reads it."""
     fields = {field.name for kind in (AdaptiveBand, Observation) for field in dataclasses.fields(kind)}
@@ -110,10 +127,16 @@ def misplaced_fields(launch: Launch) -> Iterator[Finding]:
     for key, value in leaves(launch.config).items():
         section, _, name = key.rpartition(".")
         if name in fields and section in sections:
-            fix = f"{POLICY_LOSS}.{name}={value} instead of it"
+            fix = _without([key], f"{POLICY_LOSS}.{name}={as_value(value)}")
             yield error(f"{key}={value!r} sets nothing", "verl reads no such key", fix)
 
 
+def _without(keys: list[str], *added: str) -> str:
+    """The fix for keys that are to go: the overrides that set them, or their names where a file does."""
+    return group.as_fix([text for key in keys for text in group.overrides_that_decide(key)] or keys, added)
+
+
+@check(needs="config", may_refuse=True)
 def unknown_fields(launch: Launch) -> Iterator[Finding]:
     """A field that the config class does not have: the workers would fail on it, after Ray has started."""
     target = launch.policy_loss.get("_target_", "verl.workers.config.PolicyLossConfig")
@@ -122,12 +145,13 @@ def unknown_fields(launch: Launch) -> Iterator[Finding]:
     known = [field.name for field in dataclasses.fields(get_class(target))]
     for name in map(str, launch.policy_loss):
         if name not in ("_target_", *known):
-            near, value = difflib.get_close_matches(name, known, 1), launch.policy_loss[name]
-            fix = f"{POLICY_LOSS}.{near[0]}={value} instead of it" if near else f"remove it, or {GROUP}=fspo for a band"
-            why = GONE.get(name, f"{target} has no such field")
-            yield error(f"{POLICY_LOSS}.{name}={value} sets nothing", why, fix)
+            key, value = f"{POLICY_LOSS}.{name}", as_value(launch.policy_loss[name])
+            near = [f"{POLICY_LOSS}.{one}={value}" for one in difflib.get_close_matches(name, known, 1)]
+            fix = _without([key], *near) + ("" if near else f", or {GROUP}=fspo for a band")
+            yield error(f"{key}={value} sets nothing", GONE.get(name, f"{target} has no such field"), fix)
 
 
+@check(needs="config", may_refuse=True)
 def bad_values(launch: Launch) -> Iterator[Finding]:
     """Values that the config class refuses: it is built here as in every worker."""
     if not launch.has_our_schema:
@@ -138,9 +162,11 @@ def bad_values(launch: Launch) -> Iterator[Finding]:
     try:
         kind(**{name: value for name, value in values.items() if name in known})
     except ValueError as problem:
-        yield error(str(problem), fix=f"remove that override of {POLICY_LOSS}, or give an allowed value")
+        named = [f"{POLICY_LOSS}.{name}" for name in known if re.search(rf"\b{name}=", str(problem))]
+        yield error(str(problem), fix=f"{_without(named or [POLICY_LOSS])}, or give an allowed value")
 
 
+@check(needs="config", may_refuse=True)
 def no_mini_batch(launch: Launch) -> Iterator[Finding]:
     """A mini-batch that is no number of prompts."""
     size = launch.actor.get("ppo_mini_batch_size")
@@ -149,6 +175,7 @@ def no_mini_batch(launch: Launch) -> Iterator[Finding]:
         yield error(what, "verl cannot cut a batch by it", f"{ACTOR}.ppo_mini_batch_size=64")
 
 
+@check(needs="config", may_refuse=True)
 def no_divisor(launch: Launch) -> Iterator[Finding]:
     """A normaliser that is zero or negative, that differs between micro-batches, or that looks like a mistake."""
     factor, longest = launch.actor.get("loss_scale_factor"), launch.max_response_length
@@ -166,6 +193,7 @@ def no_divisor(launch: Launch) -> Iterator[Finding]:
         yield warning(what, scale, fix)
 
 
+@check(needs="config", may_refuse=True)
 def dropped_by_distillation(launch: Launch) -> Iterator[Finding]:
     """Distillation without task rewards: verl ignores the policy loss."""
     loss = launch.get("distillation.distillation_loss")
@@ -176,6 +204,7 @@ def dropped_by_distillation(launch: Launch) -> Iterator[Finding]:
         yield error(what, why, fix)
 
 
+@check(needs="fspo", may_refuse=True)
 def unreachable_clip_rate(launch: Launch) -> Iterator[Finding]:
     """``target_clip_rate`` where the clip rate is not known, or is 0 whatever eps is."""
     if (target := launch.band.target_clip_rate) is None:
@@ -185,7 +214,7 @@ def unreachable_clip_rate(launch: Launch) -> Iterator[Finding]:
     if launch.get(dynamic):
         why = "no rank knows which responses it was dealt, so that they cannot be counted"
         yield error(f"{what} with {dynamic}=True", why, f"{dynamic}=False, or {off}")
-    if launch.optimizer_steps_per_rollout == 1 and not launch.bypasses:
+    if launch.moves_nothing:
         why = "nothing can be clipped, and eps would shrink with every step"
         yield error(f"{what} with one optimiser step per rollout", why, f"{off}, or a smaller ppo_mini_batch_size")
 
@@ -193,6 +222,7 @@ def unreachable_clip_rate(launch: Launch) -> Iterator[Finding]:
 # --- folders ---------------------------------------------------------------------------------------------------------
 
 
+@check(needs="folders", may_refuse=True)
 def used_records_dir(launch: Launch) -> Iterator[Finding]:
     """A folder for records that belongs to another run, or that this machine cannot write."""
     if (records_dir := launch.policy_loss.get("records_dir")) is None:
@@ -221,8 +251,9 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
         yield error(f"{key}={records_dir} is taken: {reason}", why, f"{key}={free}")
 
 
+@check(needs="loss")
 def size_of_records(launch: Launch) -> Iterator[Finding]:
-    """How large the records get, about."""
+    """About how large the records get."""
     loss, prompts = launch.policy_loss, launch.prompts_per_rollout
     ranks = (launch.get("trainer.nnodes") or 1) * (launch.get("trainer.n_gpus_per_node") or 1)
     if loss.get("records_dir") is None or prompts is None:
@@ -237,12 +268,13 @@ def size_of_records(launch: Launch) -> Iterator[Finding]:
 # --- warnings: it trains, but not as FSPO means to -------------------------------------------------------------------
 
 
+@check(needs="config")
 def one_step_per_rollout(launch: Launch) -> Iterator[Finding]:
-    """Nothing moves between rollout and update, so nothing can be clipped."""
+    """One optimiser step per rollout: nothing moves before the update, so nothing can be clipped."""
     prompts = launch.prompts_per_rollout
-    if prompts is None or launch.optimizer_steps_per_rollout != 1 or launch.bypasses:
+    if prompts is None or not launch.moves_nothing:
         return
-    why = "the ratio stays 1 and no clip can act"
+    why = "no update comes between, and the clip takes nothing but noise"
     batch, mini = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
     what = f"{batch} <= {mini} and ppo_epochs=1"
     if launch.get("async_training") is not None:
@@ -255,6 +287,7 @@ def one_step_per_rollout(launch: Launch) -> Iterator[Finding]:
     yield warning(f"one optimiser step per rollout ({what})", why, fix)
 
 
+@check(needs="fspo")
 def idle_clip_ratio(launch: Launch) -> Iterator[Finding]:
     """verl's ratio-space clip range, dual clip included, beside fspo."""
     actor = launch.actor
@@ -266,6 +299,7 @@ def idle_clip_ratio(launch: Launch) -> Iterator[Finding]:
         yield warning(what, why, fix)
 
 
+@check(needs="loss")
 def longer_than_the_data_say(launch: Launch) -> Iterator[Finding]:
     """Two lengths for the longest response, of which the engine's own counts."""
     keys = "data.max_response_length", "actor_rollout_ref.rollout.response_length"
@@ -275,6 +309,7 @@ def longer_than_the_data_say(launch: Launch) -> Iterator[Finding]:
         yield warning(what, f"responses grow to {used} tokens", f"{keys[0]}={used}, or {keys[1]}={said}")
 
 
+@check(needs="baseline")
 def range_of_tokens_for_gspo(launch: Launch) -> Iterator[Finding]:
     """GSPO with a clip range that is meant for the ratios of single tokens."""
     if launch.loss_mode != "gspo":
@@ -287,6 +322,7 @@ def range_of_tokens_for_gspo(launch: Launch) -> Iterator[Finding]:
         yield warning(f"{given} with loss_mode=gspo", why, f"{GROUP}=gspo sets its paper's range, 3e-4 and 4e-4")
 
 
+@check(needs="fspo")
 def mean_over_own_length(launch: Launch) -> Iterator[Finding]:
     """An aggregation that weighs responses by length."""
     if launch.actor.loss_agg_mode == "seq-mean-token-mean":
@@ -297,6 +333,27 @@ def mean_over_own_length(launch: Launch) -> Iterator[Finding]:
         yield warning(what, why, fix)
 
 
+@check(needs="loss")
+def rejected_ratios(launch: Launch) -> Iterator[Finding]:
+    """Bounds of a rejection that act as their inverses: verl compares minus the log-ratio with their logs."""
+    key = "algorithm.rollout_correction.rollout_rs"
+    rules, given = launch.get(key), launch.get(f"{key}_threshold")
+    rules, specs = (str(text or "").replace(" ", "").split(",") for text in (rules, given))
+    specs = specs * len(rules) if len(specs) == 1 else specs
+    for place, (rule, spec) in enumerate(zip(rules, specs, strict=True)):
+        if not rule.endswith("k1") or "_" not in spec:
+            continue
+        low, high = map(float, spec.split("_"))
+        acts, meant = f"{1 / high:.3g} to {1 / low:.3g}", f"{1 / high:.3g}_{1 / low:.3g}"
+        if abs(low * high - 1) > _ROUNDING:
+            what = f"{rule} with {key}_threshold={given} keeps ratios of {acts}"
+            why = "verl takes the ratio of the rollout engine to the trainer, the inverse of the one that is clipped"
+            fixes = [",".join([*specs[:place], text, *specs[place + 1 :]]) for text in (f"{high:g}", meant)]
+            alike, typed = (f'"{override(f"{key}_threshold", text)}"' for text in fixes)  # for a shell
+            yield warning(what, why, f"{alike}, or {typed} to keep {low:g} to {high:g}")
+
+
+@check(needs="fspo")
 def band_beyond_use(launch: Launch) -> Iterator[Finding]:
     """An edge that no response reaches, mostly a ratio bound of another loss taken for this one's."""
     band, longest = launch.band, launch.max_response_length
@@ -318,6 +375,7 @@ def band_beyond_use(launch: Launch) -> Iterator[Finding]:
         )
 
 
+@check(needs="fspo")
 def rollout_log_probs(launch: Launch) -> Iterator[Finding]:
     """A band around old log-probs of the rollout engine: S holds the disagreement of the two engines, too."""
     if not launch.bypasses:
@@ -327,6 +385,7 @@ def rollout_log_probs(launch: Launch) -> Iterator[Finding]:
     yield warning(what, why, "algorithm.rollout_correction.bypass_mode=False, or a wider eps")
 
 
+@check(needs="loss")
 def mismatch_of_engines(launch: Launch) -> Iterator[Finding]:
     """Log-probs of the rollout engine that are not there, or of another distribution than the trainer's."""
     if launch.bypasses:
@@ -353,8 +412,9 @@ def mismatch_of_engines(launch: Launch) -> Iterator[Finding]:
 # --- notes -----------------------------------------------------------------------------------------------------------
 
 
+@check(needs="fspo")
 def band_in_effect(launch: Launch) -> Iterator[Finding]:
-    """The band, and what it is as importance-sampling ratios at a tenth of the longest response and at the longest."""
+    """The band, and what it is as ratios at a tenth of the longest response and at the longest."""
     text = f"policy loss fspo: {launch.band.describe()}"
     if (target := launch.band.target_clip_rate) is not None:
         text += f" at the start; eps follows a clip rate of {target:g}"
@@ -369,28 +429,9 @@ def band_in_effect(launch: Launch) -> Iterator[Finding]:
     yield note(text)
 
 
+@check(needs="baseline")
 def loss_in_effect(launch: Launch) -> Iterator[Finding]:
     """An observed loss, with what shapes it: leftovers of another script show here."""
     ranges = (f"{key}={value}" for key, value in clip_ratios(launch.actor.get).items())
     mode = f"loss_agg_mode={launch.actor.loss_agg_mode}"
     yield note(f"policy loss {launch.loss_mode}, trained as verl has it and observed: {', '.join((mode, *ranges))}")
-
-
-_CONFIG_ALONE = (
-    *(no_loss_mode, misplaced_fields, unknown_fields, bad_values),
-    *(no_mini_batch, no_divisor, dropped_by_distillation, one_step_per_rollout),
-)
-_NO_BAND = ("no_loss_mode", "bad_values")  # after these there is no band to judge
-_FOLDERS = (used_records_dir, resume.lost_checkpoint)
-_MAY_REFUSE = (  # what yields an error
-    *selection.OF_FILES,
-    *(no_loss_mode, misplaced_fields, unknown_fields, bad_values, no_divisor, dropped_by_distillation),
-    *(no_mini_batch, unreachable_clip_rate, used_records_dir),
-)
-_FSPO = (
-    *(unreachable_clip_rate, idle_clip_ratio, mean_over_own_length, band_beyond_use, rollout_log_probs),
-    *(mismatch_of_engines, longer_than_the_data_say, band_in_effect, size_of_records),
-)
-_BASELINE = (
-    *(range_of_tokens_for_gspo, mismatch_of_engines, longer_than_the_data_say, loss_in_effect, size_of_records),
-)

@@ -15,7 +15,6 @@ Exit code: 0 without errors (warnings are printed), 1 with errors, or with --str
 
 import argparse
 import contextlib
-import dataclasses
 import importlib.util
 import json
 import math
@@ -31,11 +30,12 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from fspo_verl import output, verl_patches, versions
+from fspo_verl import findings, output, verl_patches, versions
 from fspo_verl.band import Band
+from fspo_verl.findings import ERROR, NOTE, SEVERITIES, WARNING, Finding
 from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
 from fspo_verl.launch import installation, override
-from fspo_verl.launch.view import SEVERITIES, Finding, Launch
+from fspo_verl.launch.view import Launch, check, error, note, warning
 from fspo_verl.observe.noise import EPS_IN_SIGMA
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
@@ -44,7 +44,7 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 # Spread of a token's log-ratio by bfloat16 alone, in dynamic batches: scripts/bench/noise.py on a CPU, and noise_8b.py,
 # of a random model of Qwen3-8B's shape, on an H100.
 _BF16_SIGMA = (0.0035, 0.14)
-_EXAMPLE = "No launch given; checked verl's defaults with algorithm.policy_loss=fspo"
+_ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}  # by their modules
 
 
 def main(args: argparse.Namespace) -> int:
@@ -54,17 +54,29 @@ def main(args: argparse.Namespace) -> int:
         sys.path.insert(0, os.getcwd())
     if versions.installed("verl") is None:
         raise ValueError(f"verl is not installed in {sys.prefix}: pip install 'verl{installation.SUPPORTED_VERL}'")
-    findings = examine(module, overrides)
-    if not args.launch:
-        findings.append(Finding("note", "example", _EXAMPLE))
-    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    counts = Counter(finding.severity for finding in findings)
+    found = examine(module, overrides)
+    if not args.launch:  # of verl's defaults no more counts than that they compose
+        found = [one for one in found if one.severity == ERROR]
+        found.append(note("No launch given; verl's defaults compose with algorithm.policy_loss=fspo", id="example"))
+    found = sorted([*found, *installation.findings()], key=lambda one: SEVERITIES.index(one.severity))
+    counts = Counter(one.severity for one in found)
     if args.json:
-        told = {"main": module, "overrides": overrides, "errors": counts["error"], "warnings": counts["warning"]}
-        print(json.dumps(told | {"findings": [*map(dataclasses.asdict, findings)]}, indent=1))
+        told = {"main": module, "overrides": overrides, "errors": counts[ERROR], "warnings": counts[WARNING]}
+        print(json.dumps(told | {"findings": [one.to_json() for one in found]}, indent=1))
     else:
-        _print(findings, counts, args.launch)
-    return int(counts["error"] > 0 or (args.strict and counts["warning"] > 0))
+        said = [f"{counts[severity]} {severity}{'s' * (counts[severity] != 1)}" for severity in (ERROR, WARNING)]
+        print(f"fspo-verl doctor: {', '.join(said)}")
+        findings.show(found)
+        output.show([("next:", _next_step(found[0], args.launch))], widths=(8,))
+    return findings.exit_code(found, args.strict)
+
+
+def _next_step(gravest: Finding, launch: list[str]) -> str:
+    if gravest.severity != NOTE:
+        return gravest.advice
+    if not launch:
+        return f"fspo-verl doctor -- python3 -m {DEFAULT_MAIN} ..., the command of your launch"
+    return "start the launch" if "-m" in launch else f"python3 -m {DEFAULT_MAIN} {shlex.join(launch)}"
 
 
 def split_command(launch: list[str]) -> tuple[str, list[str]]:
@@ -85,18 +97,17 @@ def split_command(launch: list[str]) -> tuple[str, list[str]]:
 
 
 def examine(module: str, overrides: list[str]) -> list[Finding]:
-    """All findings about the installation and the launch."""
+    """All findings about the launch."""
     if installation.too_old() is not None:  # nothing of it can be composed here
-        return [*installation.findings()]
+        return []
     from fspo_verl.launch import checks
 
-    config, findings = compose(module, overrides)
+    config, found = compose(module, overrides)
     if config is not None:
         launch = Launch(config)
-        sound = not any(finding.severity == "error" for finding in findings)
-        own = (batches, uneven_micro_batches, *((noise_of_half_precision,) if launch.is_fspo else ()))
-        findings += [*selects_no_loss_of_ours(launch), *(checks.run(own, launch) if sound else ())]
-    return [*installation.findings(), *findings]
+        sound = not findings.exit_code(found)
+        found += [*selects_no_loss_of_ours(launch), *(checks.run(launch, "doctor") if sound else ())]
+    return found
 
 
 # --- the config, from the main that would run ------------------------------------------------------------------------
@@ -112,17 +123,18 @@ def compose(module: str, overrides: list[str]) -> tuple[DictConfig | None, list[
     def look(config):
         if Launch(config).get(ACTOR) is None:
             raise ValueError(f"the config has no {ACTOR}: no launch of policy training")
-        findings = checks.findings(config)
+        found = checks.findings(config)
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             what = "of a launch with --multirun only the first job is examined"
-            findings.append(Finding("warning", "multirun", what, fix="examine each job by its own overrides"))
-        return config, findings
+            found.append(warning(what, fix="examine each job by its own overrides", id="multirun"))
+        return config, found
 
     try:
         return with_config(module, overrides, look)
-    except Exception as error:
-        what = f"{module} composes no config"
-        return None, [Finding("error", "composition", what, str(error).strip())]
+    except Exception as problem:
+        text = " ".join(str(problem).split()).removesuffix(".")
+        fix = "correct what it names, and run this again"
+        return None, [error(f"{module} composes no config", text, fix, id="composition")]
 
 
 class _Composed(BaseException):
@@ -186,18 +198,20 @@ def selects_no_loss_of_ours(launch: Launch) -> Iterator[Finding]:
     """A launch that trains without this package."""
     if not launch.is_ours:
         what, why = f"{POLICY_LOSS}.loss_mode={launch.loss_mode} trains", "neither FSPO nor one of its baselines"
-        yield Finding("warning", "not_selected", what, why, f"{GROUP}=fspo")
+        yield warning(what, why, f"{GROUP}=fspo", id="not_selected")
 
 
+@check(needs="doctor")
 def batches(launch: Launch) -> Iterator[Finding]:
     """Responses and optimiser steps between two refreshes of the old policy."""
     prompts, n = launch.prompts_per_rollout, launch.config.actor_rollout_ref.rollout.n
     what = f"{prompts} prompts x {n} = {prompts * n:,} responses per rollout"
     mini, epochs = launch.actor.ppo_mini_batch_size, launch.actor.ppo_epochs
     steps = f"{launch.optimizer_steps_per_rollout} optimiser steps on them ({prompts} / {mini}, rounded up, x {epochs})"
-    yield Finding("note", "batches", f"{what}, {steps}")
+    yield note(f"{what}, {steps}")
 
 
+@check(needs="doctor", may_refuse=True)
 def uneven_micro_batches(launch: Launch) -> Iterator[Finding]:
     """Micro-batches that do not divide a GPU's share of a mini-batch."""
     size, share = launch.actor.get("ppo_micro_batch_size_per_gpu"), _responses_per_gpu(launch)
@@ -207,7 +221,7 @@ def uneven_micro_batches(launch: Launch) -> Iterator[Finding]:
     what = f"{key}={size} does not divide the {share} responses of a mini-batch that a GPU gets"
     fits = math.gcd(share, size)
     fix = f"{key}={fits} {_ROLLOUT}.log_prob_micro_batch_size_per_gpu={fits}"
-    yield Finding("error", "uneven_micro_batches", what, "verl fails at the first update, after the first rollout", fix)
+    yield error(what, "verl fails at the first update, after the first rollout", fix)
 
 
 def _responses_per_gpu(launch: Launch) -> int | None:
@@ -224,8 +238,11 @@ def _responses_per_gpu(launch: Launch) -> int | None:
     return None if rest else share
 
 
+@check(needs="doctor")
 def noise_of_half_precision(launch: Launch) -> Iterator[Finding]:
     """Log-probs of FSDP in bfloat16, whose noise a narrow band may not leave behind; docs/noise.md has its size."""
+    if not launch.is_fspo or launch.moves_nothing:  # of which it is said that the clip takes nothing but noise
+        return
     fsdp, band = launch.actor.get("fsdp_config"), launch.band
     precision = fsdp and (fsdp.get("mixed_precision") or {"param_dtype": "bf16"}).get("param_dtype", "bf16")
     low, high = (EPS_IN_SIGMA * sigma for sigma in _BF16_SIGMA)
@@ -236,7 +253,7 @@ def noise_of_half_precision(launch: Launch) -> Iterator[Finding]:
         what = f"log-probs in bfloat16 and eps={eps:g}, and updates in other micro-batches than old log-probs"
         why = f"noise alone fills a band of eps < {low:.2g} to {high:.2g}, by model, machine and micro-batches"
         fix = f"{' '.join(same)}, or an eps of {EPS_IN_SIGMA:.1f} times fspo/noise_sigma in the first step"
-        yield Finding("warning", "noise_of_half_precision", what, why, fix)
+        yield warning(what, why, fix)
 
 
 def _same_micro_batches(launch: Launch) -> list[str]:
@@ -249,22 +266,31 @@ def _same_micro_batches(launch: Launch) -> list[str]:
     return [f"{key}={value}" for key, value in wanted.items() if launch.get(key) != value]
 
 
-# --- output ----------------------------------------------------------------------------------------------------------
+@check(needs="doctor")
+def engine(launch: Launch) -> Iterator[Finding]:
+    """A rollout engine that is not installed here; a note where a cluster is named."""
+    name = launch.get(f"{_ROLLOUT}.name")
+    if name in _ENGINES and importlib.util.find_spec(_ENGINES[name]) is None:
+        what = f"{_ROLLOUT}.name={name} is not installed in {sys.prefix}"
+        fix = f"pip install {name}, or another {_ROLLOUT}.name"
+        yield _here(launch)(what, "no worker of this machine can generate", fix)
 
 
-def _print(findings: list[Finding], counts: Counter, launch: list[str]) -> None:
-    """The conclusion, the findings, and what to do next."""
-    said = [f"{counts[severity]} {severity}{'' if counts[severity] == 1 else 's'}" for severity in ("error", "warning")]
-    print(f"fspo-verl doctor: {', '.join(said)}")
-    for finding in findings:
-        lines = [(finding.severity, finding.what), ("", finding.why), ("fix:", finding.fix)]
-        output.show([line for line in lines if line[1]], widths=(8,))
-    output.show([("next:", _next_step(counts["error"], launch))], widths=(8,))
+@check(needs="doctor")
+def gpus(launch: Launch) -> Iterator[Finding]:
+    """Fewer GPUs on this machine than the launch asks for; a note where a cluster is named."""
+    from verl.utils import device
+
+    pools = [launch.get(section) for section in ("trainer", "rollout" if launch.get("rollout") else _ROLLOUT)]
+    asked = sum((pool.get("nnodes") or 0) * (pool.get("n_gpus_per_node") or 0) for pool in pools)
+    visible = device.get_torch_device().device_count()
+    if device.get_device_name() != "cpu" and visible < asked:
+        what = f"the launch asks for {asked} GPUs (nnodes x n_gpus_per_node), and {visible} are visible here"
+        fix = f"trainer.n_gpus_per_node={visible}" if visible else f"start it on a machine with {asked} GPUs"
+        yield _here(launch)(what, "Ray waits for the others, and verl ends", fix)
 
 
-def _next_step(errors: int, launch: list[str]) -> str:
-    if errors:
-        return "fix the errors, and run this again"
-    if not launch:
-        return f"fspo-verl doctor -- python3 -m {DEFAULT_MAIN} ..., the command of your launch"
-    return "start the launch" if "-m" in launch else f"python3 -m {DEFAULT_MAIN} {shlex.join(launch)}"
+def _here(launch: Launch) -> Callable:
+    """How grave it is where this machine lacks something: in a cluster others may have it."""
+    several = (launch.get("trainer.nnodes") or 1) > 1 or launch.get("ray_kwargs.ray_init.address")
+    return note if several or os.environ.get("RAY_ADDRESS") else warning

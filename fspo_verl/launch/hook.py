@@ -19,9 +19,10 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl import verl_patches
+from fspo_verl.findings import ERROR, WARNING, Finding
 from fspo_verl.keys import GROUP, OVERRIDES
 from fspo_verl.launch import group, hydra_files, selection
-from fspo_verl.launch.view import Finding, Launch
+from fspo_verl.launch.view import Launch
 
 logger = logging.getLogger("fspo_verl")
 
@@ -51,10 +52,14 @@ def check(config: DictConfig) -> None:
 
 
 def _refuse_or_say(findings: list[Finding]) -> None:
-    if errors := [str(finding) for finding in findings if finding.severity == "error"]:
+    if errors := [_in_one_line(one) for one in findings if one.severity == ERROR]:
         raise ValueError("\n".join(errors))
-    for finding in findings:
-        logger.log(logging.WARNING if finding.severity == "warning" else logging.INFO, "%s", finding)
+    for one in findings:
+        logger.log(logging.WARNING if one.severity == WARNING else logging.INFO, "%s", _in_one_line(one))
+
+
+def _in_one_line(finding: Finding) -> str:
+    return f"{finding.sentence} Fix: {finding.advice}" if finding.advice else finding.sentence
 
 
 def _say_a_forgotten_loss(launch: Launch) -> None:
@@ -143,7 +148,7 @@ def at_a_config_file(name: str) -> None:
         from fspo_verl.launch import installation
 
         if (finding := installation.too_old()) is not None:
-            raise ConfigCompositionException(str(finding))  # which Hydra prints without a traceback
+            raise ConfigCompositionException(_in_one_line(finding))  # which Hydra prints without a traceback
 
 
 _checked: list = []  # the config of this launch

@@ -15,7 +15,8 @@ from importlib import metadata
 from packaging.specifiers import SpecifierSet
 
 from fspo_verl import output, versions
-from fspo_verl.launch.view import Finding
+from fspo_verl.findings import Finding
+from fspo_verl.launch.view import error, note, warning
 
 # No upper bound: a newer verl is tried, not told by its number.
 SUPPORTED_VERL = ">=0.9.0"
@@ -35,22 +36,22 @@ def findings() -> Iterator[Finding]:
     present = {package: versions.installed(package) for package in TESTED}
     text = ", ".join(f"{package} {version or 'not installed'}" for package, version in present.items())
     tested = "; ".join(f"{package} {', '.join(known)}" for package, known in TESTED.items())
-    yield Finding("note", "versions", f"{text}, Python {sys.version.split()[0]}", f"tested are {tested}")
+    yield note(f"{text}, Python {sys.version.split()[0]}", f"tested are {tested}", id="versions")
     yield from verl_version()
     if not any(point.value == "fspo_verl.plugin" for point in metadata.entry_points(group="verl.plugins")):
         why = "the package is imported, not installed"
-        yield Finding("error", "entry_point", "verl finds no plugin fspo_verl", why, INSTALL)
+        yield error("verl finds no plugin fspo_verl", why, INSTALL, id="entry_point")
     plugins = importlib.util.find_spec("hydra_plugins")
     if plugins is None or importlib.util.find_spec("hydra_plugins.fspo_verl_searchpath") is None:
         why = "Hydra does not see the packaged configs, and algorithm.policy_loss=fspo selects nothing"
-        yield Finding("error", "search_path", "hydra_plugins.fspo_verl_searchpath is missing", why, INSTALL)
+        yield error("hydra_plugins.fspo_verl_searchpath is missing", why, INSTALL, id="search_path")
 
 
 # --- a verl that is too old, or was never tested ---------------------------------------------------------------------
 
 
 def verl_version() -> Iterator[Finding]:
-    """At most two warnings for a verl that was never tested; one that is too old is an error.
+    """A verl that was never tested: at most two warnings.
 
     A development version counts as never tested, as it names no certain sources.
     """
@@ -61,15 +62,16 @@ def verl_version() -> Iterator[Finding]:
         yield finding
         return
     what = f"verl {version} was not tested with fspo_verl"
-    yield Finding("warning", "untested_verl", what, f"tested are {', '.join(TESTED['verl'])}")
+    fix = f"follow the first steps of a run with fspo-verl watch, or pip install verl=={TESTED['verl'][-1]}"
+    yield warning(what, f"tested are {', '.join(TESTED['verl'])}", fix, id="untested_verl")
     if wrong := problems():
         what = f"verl {version} does not do what fspo_verl needs of it: {'; '.join(wrong)}"
         fix = f"a newer fspo_verl, or pip install verl=={TESTED['verl'][-1]}"
-        yield Finding("warning", "probe", what, "the loss would fail, or train something else than it says", fix)
+        yield warning(what, "the loss would fail, or train something else than it says", fix, id="probe")
 
 
 def too_old() -> Finding | None:
-    """An error where ``import verl`` finds one that is too old: an installed one, or a copy in a folder before it."""
+    """A verl that is too old: an installed one, or a copy in a folder before it."""
     version, folder = versions.installed("verl"), versions.verl_folder()
     if version is None or SpecifierSet(SUPPORTED_VERL).contains(version, prereleases=True):
         return None
@@ -78,7 +80,7 @@ def too_old() -> Finding | None:
     fix = f"pip install 'verl{SUPPORTED_VERL}'"
     if folder and not folder.is_relative_to(sysconfig.get_path("purelib")):
         fix += f", and start where {folder} does not come before it; or select no loss of fspo_verl"
-    return Finding("error", "verl_version", what, why, fix)
+    return error(what, why, fix, id="verl_version")
 
 
 def problems() -> list[str]:

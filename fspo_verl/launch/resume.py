@@ -16,9 +16,10 @@ from omegaconf import OmegaConf
 from fspo_verl import adaptive, output
 from fspo_verl.band import DUAL
 from fspo_verl.config import Observation
+from fspo_verl.findings import Finding
 from fspo_verl.keys import ACTOR, GONE, POLICY_LOSS
 from fspo_verl.launch.hydra_files import as_value
-from fspo_verl.launch.view import KEPT_LOSSES, TRACKER, Finding, Launch, warning
+from fspo_verl.launch.view import KEPT_LOSSES, TRACKER, Launch, check, warning
 from fspo_verl.observe import attempts
 
 # What shapes the loss besides ``policy_loss`` itself.
@@ -28,6 +29,7 @@ _ACTOR_KEYS = (
 )
 
 
+@check(needs="folders")
 def lost_checkpoint(launch: Launch) -> Iterator[Finding]:
     """A tracker of checkpoints that names a checkpoint which is gone."""
     step = launch.tracked_step
@@ -57,6 +59,7 @@ def loss_settings(launch: Launch) -> dict:
     return settings | {key: launch.actor.get(key) for key in _ACTOR_KEYS}
 
 
+@check(needs="loss")
 def changed_on_resume(launch: Launch) -> Iterator[Finding]:
     """A run that goes on from a checkpoint with another loss than trained it, as far as that is known."""
     if (resumed := launch.resume_point) is None:
@@ -65,7 +68,7 @@ def changed_on_resume(launch: Launch) -> Iterator[Finding]:
     if not (kept := _kept_until(launch)):
         what = f"this run resumes after step {step}, and which loss trained it until then is not known"
         fix = "compare .hydra/config.yaml of that run with this one; the loss of this launch is kept from now on"
-        yield Finding("warning", "unknown_before_resume", what, f"{KEPT_LOSSES} in {folder} does not say", fix)
+        yield warning(what, f"{KEPT_LOSSES} in {folder} does not say", fix, id="unknown_before_resume")
         return
     losses = loss_settings(launch), kept[-1]["loss"]
     now, before = ({key: as_value(value) for key, value in loss.items()} for loss in losses)

@@ -54,8 +54,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 _WHY_NONE = (
-    f"the command started no policy training of verl, or one that does not see {OVERRIDES} or fspo_verl (env -i, "
-    "another Python, a container, ssh, ray job submit, a job that starts later); docs/install.md has the way for each"
+    f"the command started no policy training of verl, or one that was refused, or that does not see {OVERRIDES} or "
+    "fspo_verl (env -i, another Python, a container, ssh, ray job submit, a job that starts later); docs/install.md "
+    "has the way for each"
 )
 
 

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from omegaconf import OmegaConf
 
+from fspo_verl.findings import ERROR, WARNING, Finding
 from fspo_verl.keys import ACTOR, GROUP, OVERRIDES, POLICY_LOSS, SELECTS
 from fspo_verl.launch import group, hydra_files
-from fspo_verl.launch.view import Finding, Launch, error, warning
+from fspo_verl.launch.view import Launch, check, error, finding, warning
 
 # --- keys that select nothing ----------------------------------------------------------------------------------------
 
@@ -30,9 +31,9 @@ def lost_selections(launch: Launch) -> Iterator[Finding]:
     """
     if not launch.has_actor:
         return
-    findings = [*filter(None, (_lost_selection(launch, *leaf) for leaf in hydra_files.leaves(launch.config).items()))]
-    yield from (finding for finding in findings if finding.severity == "error")
-    yield from [finding for finding in findings if finding.severity == "warning"][:1]
+    found = [*filter(None, (_lost_selection(launch, *leaf) for leaf in hydra_files.leaves(launch.config).items()))]
+    yield from (one for one in found if one.severity == ERROR)
+    yield from [one for one in found if one.severity == WARNING][:1]
     yield from _unregistered_loss(launch)
     yield from _loss_as_advantages(launch)
 
@@ -51,11 +52,11 @@ def _lost_selection(launch: Launch, key: str, value) -> Finding | None:
     options = ("fspo", *hydra_files.OPTIONS)
     option = next((option for option in options if any(_is_close(text, option) for text in values)), None)
     if option == "fspo" and max(like_group, like_mode) > _CLOSE:
-        severity = "error"
+        severity = ERROR
     elif option is not None and key == GROUP and values != [option]:
-        severity = "error"
+        severity = ERROR
     elif option is not None and like_group > _MISSPELT:
-        severity = "warning"
+        severity = WARNING
     else:
         return None
     sets = hydra_files.option(option)
@@ -69,7 +70,7 @@ def _lost_selection(launch: Launch, key: str, value) -> Finding | None:
     word = f"+{GROUP}={option}" if key == GROUP else f"{GROUP}={option}"
     fix = group.as_fix(group.overrides_that_decide(key), [word])
     fix += f" on the command line selects the loss, or `defaults: [ppo_trainer, {GROUP}: {option}, _self_]` in a YAML"
-    return Finding(severity, "lost_selection", f"{key}={value!r} selects nothing", why, fix)
+    return finding(severity, f"{key}={value!r} selects nothing", why, fix, id="lost_selection")
 
 
 def _loss_as_advantages(launch: Launch) -> Iterator[Finding]:
@@ -82,7 +83,7 @@ def _loss_as_advantages(launch: Launch) -> Iterator[Finding]:
     if estimator not in ADV_ESTIMATOR_REGISTRY:
         what = f"algorithm.adv_estimator={estimator} names a policy loss"
         fix = "algorithm.adv_estimator=grpo" + ("" if launch.selects_ours else f" {GROUP}={estimator}")
-        yield Finding("error", "loss_as_advantages", what, "the run fails after its first rollout", fix)
+        yield error(what, "the run fails after its first rollout", fix, id="loss_as_advantages")
 
 
 def _unregistered_loss(launch: Launch) -> Iterator[Finding]:
@@ -97,7 +98,7 @@ def _unregistered_loss(launch: Launch) -> Iterator[Finding]:
         why = "unless a worker registers it, the run fails at its first actor update, after a whole rollout"
         known = ", ".join(sorted(POLICY_LOSS_REGISTRY))
         fix = f"{GROUP}=fspo if it was to be FSPO, or one of {known}"
-        yield Finding("warning", "unregistered_loss", what, why, fix)
+        yield warning(what, why, fix, id="unregistered_loss")
 
 
 def _other_loss(launch: Launch, sets: Mapping[str, object]) -> dict[str, object]:
@@ -127,6 +128,7 @@ def _likeness(text: str, word: str) -> float:
 # --- which file has the last word -------------------------------------------------------------------------------------
 
 
+@check(needs="files", may_refuse=True)
 def missing_choice(launch: Launch) -> Iterator[Finding]:
     """``optional algorithm.policy_loss: NAME`` with a name that no file has: Hydra passes over it."""
     choice = hydra_files.choices().get(GROUP) if hydra_files.has_files_of_the_user() else None
@@ -136,13 +138,15 @@ def missing_choice(launch: Launch) -> Iterator[Finding]:
         yield error(what, "nothing is selected", f"{GROUP}={near[0] if near else 'fspo'}")
 
 
+@check(needs="files", may_refuse=True)
 def hidden_files(_launch: Launch) -> Iterator[Finding]:
-    """Hydra takes the first file of a name, and searches --config-dir and hydra.searchpath last."""
+    """A file that another of its name hides: Hydra takes the first, and searches --config-dir last."""
     for hidden in hydra_files.passed_over():
         why = "fspo_verl packages a config of that name, and Hydra takes the first it finds"
         yield error(f"{hidden} is not read", why, f"rename {hidden.name}")
 
 
+@check(needs="files", may_refuse=True)
 def lost_to_group(launch: Launch) -> Iterator[Finding]:
     """A value in a config file of the user's that the selected group, merged after that file, replaces."""
     if not hydra_files.has_files_of_the_user():
@@ -183,6 +187,7 @@ def _is_verls_own(part: hydra_files.Part, key: str, value) -> bool:
     return key in stock and value == stock[key]
 
 
+@check(needs="files", may_refuse=True)
 def overridden_group(launch: Launch) -> Iterator[Finding]:
     """Another loss than the config group was asked for: the composed loss counts, not the word that selects it."""
     if (asked := launch.asked) is None or not asked.files:
@@ -207,7 +212,3 @@ def overridden_group(launch: Launch) -> Iterator[Finding]:
     what = f"{GROUP}={asked.name} is asked for, and {composed} is composed"
     fix = group.as_fix(list(dict.fromkeys(removed)), added)
     yield error(what, "another loss would train than was asked for", fix)
-
-
-OF_FILES = (missing_choice, hidden_files, lost_to_group, overridden_group)
-"""The checks that need the files, and with them internals of Hydra."""

@@ -10,15 +10,17 @@ import contextlib
 import dataclasses
 import functools
 import re
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
+from fspo_verl.findings import FIX, SEVERITIES, Finding
 from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
 from fspo_verl.launch import group, hydra_files
 
-SEVERITIES = ("error", "warning", "note")
 KEPT_LOSSES = "policy_loss.json"
 """In a folder of checkpoints, the losses that trained them: a list, a new entry for every change,
 ``{"after_step": n, "loss": {key: value}, "records_dir": folder or null}``. verl's checkpoints hold no config."""
@@ -26,27 +28,59 @@ TRACKER = "latest_checkpointed_iteration.txt"
 """In a folder of checkpoints, the step of the last one; what verl's find_latest_ckpt_path looks for."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """One finding about a launch."""
+def finding(severity: str, what: str, why: str = "", fix: str = "", id: str = "") -> Finding:
+    """A finding about a launch.
 
-    severity: str
-    """``error`` (fails, or trains something else than it says), ``warning`` (works against the method) or ``note``."""
-
-    check: str
-    """Name of the check, for programs."""
-
-    what: str
-    why: str = ""
-    fix: str = ""
-    """What corrects it: the override itself where there is one."""
-
-    def __str__(self) -> str:
-        return "; ".join(filter(None, (": ".join(filter(None, (self.what, self.why))), self.fix)))
+    Args:
+        severity: ``error``: it fails, or trains something else than it says. ``warning``: it works against the method.
+        what: is the case.
+        why: it matters.
+        fix: what corrects it, the override itself where there is one.
+        id: name of the check; the one of the function that yields it is left to :func:`fspo_verl.launch.checks.run`.
+    """
+    return Finding(id, severity, f"{what}: {why}." if why else f"{what}.", fix, action=FIX if fix else "")
 
 
-# What a check yields; checks.run gives it the check's name.
-error, warning, note = (functools.partial(Finding, severity, "") for severity in SEVERITIES)
+error, warning, note = (functools.partial(finding, severity) for severity in SEVERITIES)
+
+NEEDS = {
+    "files": "a launch that asks for a loss of this package, and the files that Hydra composed it from",
+    "config": "a launch of such a loss, and nothing but its config",
+    "folders": "its folders",
+    "loss": "its loss is known",
+    "fspo": "its loss is fspo",
+    "baseline": "its loss is another one that is observed",
+    "doctor": "any launch without an error, in the doctor",
+}
+"""What a check can need."""
+
+
+class Check(NamedTuple):
+    """A check of a launch."""
+
+    find: Callable[["Launch"], Iterator[Finding]]
+    needs: str
+    may_refuse: bool
+
+
+CHECKS: list[Check] = []
+"""All checks, in the order of their definitions."""
+
+
+def check(needs: str, may_refuse: bool = False) -> Callable:
+    """Register a function from a :class:`Launch` to findings.
+
+    Args:
+        needs: a key of :data:`NEEDS`.
+        may_refuse: it yields errors. Where it crashes the launch is refused, as it has not been judged.
+    """
+    assert needs in NEEDS
+
+    def register(find: Callable[["Launch"], Iterator[Finding]]) -> Callable:
+        CHECKS.append(Check(find, needs, may_refuse))
+        return find
+
+    return register
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +193,11 @@ class Launch:
     def bypasses(self) -> bool:
         """Whether the rollout engine's log-probs are taken as those of the old policy."""
         return bool(self.get("algorithm.rollout_correction.bypass_mode"))
+
+    @property
+    def moves_nothing(self) -> bool:
+        """Whether each response is trained on by the policy that its log-ratio compares it with."""
+        return self.optimizer_steps_per_rollout == 1 and not self.bypasses
 
     @property
     def checkpoints(self) -> Path | None:

@@ -25,7 +25,7 @@ RECORD = "step-{step:06d}-rank-{rank:04d}.parquet"
 FINISHED = "finished"  # beside the records of an attempt that has come to the last step of the run
 BEGAN = "from-{step:06d}"  # beside them as well: the step at which the attempt began, recorded or not
 MOST_BEHIND_LINKS = 1000
-"""Folders behind links that are searched for records."""
+"""Folders behind links that are searched for files of a run."""
 _ATTEMPT = re.compile(r"attempt-(\d+)-([0-9a-f]+)")
 _RECORD = re.compile(r"step-(\d+)-rank-(\d+)\.parquet")
 _BEGAN = re.compile(r"from-(\d+)")
@@ -61,7 +61,7 @@ def parts(folder: str | Path) -> list[Part]:
     """The record files below a folder, by attempt, step and rank; copies and other files are skipped."""
     files: list[Part] = []
     begins: dict[tuple[Path, int, str], list[int]] = {}
-    for place, names in _walk(Path(folder)):
+    for place, names in walk(Path(folder)):
         attempt = _ATTEMPT.fullmatch(place.name)
         of = (place.parent, int(attempt[1]), attempt[2]) if attempt else (place, 0, "")
         records = [(int(name[1]), int(name[2]), place / name[0]) for name in map(_RECORD.fullmatch, names) if name]
@@ -78,7 +78,7 @@ def parts(folder: str | Path) -> list[Part]:
     return sorted(part._replace(end=ends[part[:3]]) for part in files)
 
 
-def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+def walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """Each folder from this one down, once, with the names of all in it but folders; none where nothing can be read.
 
     Links to folders are followed, after what lies below the folder itself: there a name says more. A link upwards, to
@@ -108,6 +108,11 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
                 else:
                     (behind if entry.is_symlink() else below).append(place / entry.name)
         yield place, names
+
+
+def files_below(folder: Path) -> list[Path]:
+    """All files of :func:`walk`, in the order of their names."""
+    return sorted(place / name for place, names in walk(folder) for name in names if (place / name).is_file())
 
 
 def record_files(folder: str | Path) -> list[Path]:

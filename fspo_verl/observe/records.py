@@ -254,7 +254,7 @@ def read_records(
         folder: searched with all folders in it.
         max_rows: read about this many rows, a random choice (the same at every call) where there are more.
         rejected: also the responses that a rollout correction has taken out of the loss, whose length is 0.
-        since: only those of later steps; what is missing is then not looked for.
+        since: only those of later steps, where there are any; what is missing is then not looked for.
 
     Returns:
         One row per response and optimiser step, of :data:`COLUMNS`, and where the run has them of :data:`CLIP_COLUMNS`,
@@ -268,7 +268,8 @@ def read_records(
     Missing records, and different settings in one folder, are warnings.
     """
     files = attempts.parts(folder)
-    counted = [part for part in attempts.newest(files) if part.step > since]
+    counted = attempts.newest(files)
+    counted = [part for part in counted if part.step > since] or counted
     opened = {part.file: found for part in counted if (found := _opened(part))}
     share = 1.0 if max_rows is None else min(max_rows / max(sum(file.rows for file in opened.values()), 1), 1.0)
     generator = np.random.default_rng(0)

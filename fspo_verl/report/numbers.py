@@ -13,7 +13,6 @@ import pandas as pd
 
 from fspo_verl.analysis.clip_rates import (
     length_reweighting_error,
-    lre_of_an_unclipped_bin,
     prompts_of,
     rate_by_length,
     sides,
@@ -72,8 +71,7 @@ class Analysis:
         }
         if self.mismatch is not None:
             numbers = self.mismatch._asdict()
-            exponent, dropped = (numbers.pop(name) for name in ("exponent", "dropped"))
-            numbers |= dict(zip(("exponent", "exponent_lower", "exponent_upper"), exponent, strict=True))
+            dropped = numbers.pop("dropped")
             found["mismatch"] = plain(numbers) | {"dropped": rows(dropped.reset_index())}
         return found
 
@@ -101,15 +99,14 @@ def measures(records: pd.DataFrame, clipped: np.ndarray, edges) -> tuple[pd.Data
     """What a clip does to the responses with an advantage, by length bin and in all.
 
     Returns:
-        The table of :func:`rate_by_length`; and n, rate, lower, upper, lre, lre_unclipped (its value where a length
-        loses nothing), p of no dependence on length, and exponent, exponent_lower and exponent_upper of a line; NaN
-        without.
+        The table of :func:`rate_by_length`; and n, rate, lower, upper, lre, p of no dependence on length, and exponent,
+        exponent_lower and exponent_upper of a line; NaN without.
     """
     counted = sides(records)["all"]
     length, shares, cluster = records["length"][counted], np.asarray(clipped)[counted], prompts_of(records[counted])
     table, whole = (rate_by_length(length, shares, bins, clusters=cluster) for bins in (edges, edges[[0, -1]]))
     overall = whole.iloc[0][["n", "rate", "lower", "upper"]].to_dict()
-    overall |= {"lre": length_reweighting_error(table), "lre_unclipped": lre_of_an_unclipped_bin(overall["rate"])}
+    overall["lre"] = length_reweighting_error(table)
     effect = length_effect(records, clipped)
     is_line = effect is not None and (effect.is_line or not effect.depends)
     line = (effect.exponent, effect.lower, effect.upper) if effect is not None and is_line else [math.nan] * 3

@@ -183,7 +183,6 @@ def mismatch_part(analyses: Sequence[Analysis]) -> Part:
             "mean of a token": f"{mismatch.mean:.2g}",
             "−σ²/2": f"{-(mismatch.sigma**2) / 2:.2g}",
             "KL (k3)": number(mismatch.kl, ".2g"),
-            "p of spread ~ L^p": f"{mismatch.exponent:.2f}",
             "steps of staleness": number(mismatch.staleness, ".2g"),
             "rejected (%)": f"{100 * mismatch.rejected:.3g}",
         }
@@ -224,7 +223,6 @@ def _measures(row: pd.Series) -> dict[str, str]:
         "exponent k": f"{Estimate(row.exponent, row.exponent_lower, row.exponent_upper):.2f}",
         "p of no dependence": number(row.p, ".2g"),
         "LRE": number(row.lre, ".2g"),
-        "LRE if one length were never clipped": number(row.lre_unclipped, ".2g"),
     }
 
 

@@ -23,8 +23,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from fspo_verl import output, versions
+from fspo_verl import findings, output, versions
 from fspo_verl.band import Band
+from fspo_verl.findings import ERROR, FIX, NOTE, WARNING, Finding
+from fspo_verl.keys import POLICY_LOSS
 from fspo_verl.loss import MAX_LOG_RATIO, fspo_loss
 from fspo_verl.observe import noise
 from fspo_verl.selftest import worker
@@ -38,29 +40,26 @@ _PLACES = torch.tensor([-2.5, -1.25, -0.75, -0.1, 0.1, 0.75, 1.25, 2.5, 3.75])
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print a conclusion, a line per check and what to do next; returns the exit code that the module's text says."""
+    """Print the conclusion, then a finding for each check; returns the exit code that the module's text says."""
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("torch sees no GPU here: nvidia-smi says whether there is one, torch.version.cuda for what")
     if args.model and not (args.model / "config.json").is_file():
         raise ValueError(f"--model={args.model} holds no config.json: name the folder of a model")
     machine = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
-    for package in ("fspo-verl", "verl", "torch", "transformers"):
-        machine += f", {package} {versions.installed(package)}"
+    packages = [f"{name} {versions.installed(name)}" for name in ("fspo-verl", "verl", "torch", "transformers")]
     with output.reserved():  # for this package: verl prints as well
         checks = examine(device, args.model)
-    conclusion, advice = summary(checks)
+    found = [conclusion(checks), *checks, Finding("machine", NOTE, f"{', '.join([machine, *packages])}.")]
     if args.json:
-        print(json.dumps({"conclusion": conclusion, "machine": machine, "checks": checks, "next": advice}, indent=1))
+        print(json.dumps({"findings": [one.to_json() for one in found]}, indent=1))
     else:
-        print(f"{conclusion}\n{machine}")
-        output.show([(check["status"], check["name"], check["text"]) for check in checks], widths=(8, 13))
-        print(f"Next: {advice}")
-    return int(any(check["status"] == "error" for check in checks))
+        findings.show(found)
+    return findings.exit_code(found)
 
 
-def examine(device: str, model: Path | None = None, loss=fspo_loss) -> list[dict]:
-    """Run all checks: ``name``, ``status`` (ok or error) and ``text`` of each; noise has ``sigma`` and ``eps`` as well.
+def examine(device: str, model: Path | None = None, loss=fspo_loss) -> list[Finding]:
+    """What each check finds, an error if it fails; ``value`` is the smallest eps above the noise.
 
     On ``cuda`` or ``cpu``; a model of None is a small random one, and tests bring another loss.
     """
@@ -73,30 +72,29 @@ def examine(device: str, model: Path | None = None, loss=fspo_loss) -> list[dict
     found = []
     for name, check in tqdm(checks.items(), leave=False, disable=None):
         try:
-            outcome = {"status": "ok"} | check()
-        except Exception as error:  # of a device, a driver, another package: it is shown, and the other checks go on
-            outcome = {"status": "error", "text": (str(error).strip() or repr(error)).splitlines()[-1]}
-        found.append({"name": name} | outcome)
+            found.append(Finding(name, NOTE, **check()))
+        except Exception as problem:  # of a device, a driver, another package: it is shown, and the other checks go on
+            found.append(Finding(name, ERROR, (str(problem).strip() or repr(problem)).splitlines()[-1]))
     return found
 
 
-def summary(checks: list[dict]) -> tuple[str, str]:
-    """The conclusion, and what to do next."""
-    failed = [check["name"] for check in checks if check["status"] == "error"]
-    if failed:
-        conclusion = f"This machine does not train FSPO right: {', '.join(failed)} failed."
-        return conclusion, "report these lines with `pip freeze`; until then, train with another torch or driver"
-    eps = {check["name"].removeprefix("noise_"): check["eps"] for check in checks if "eps" in check}
+def conclusion(checks: list[Finding]) -> Finding:
+    """What follows from the checks, and what to do."""
+    if failed := [one.id for one in checks if one.severity == ERROR]:
+        what = f"This machine does not train FSPO right: {', '.join(failed)} failed."
+        advice = "Report this with `pip freeze`; until then, train with another torch or driver."
+        return Finding("selftest", ERROR, what, advice, action=FIX)
     exact = "The loss of FSPO is exact on this machine."
+    eps = {one.id.removeprefix("noise_"): one.value for one in checks if one.value is not None}
     if not eps:
-        cpu = "fspo-verl-cpu", " (pip install ./cpu in a clone)"
-        missing, how = cpu if versions.installed("verl") else ("verl", "")
-        return f"{exact} Noise was not measured: {missing} is not installed.", f"install {missing}{how}, and try again"
-    above_noise = " and ".join(f"{smallest:g} in {dtype}" for dtype, smallest in eps.items())
-    conclusion = f"{exact} The smallest eps above its noise is {above_noise}."
-    if eps["bf16"] > Band().high:
-        return conclusion, f"in bf16 set eps to {eps['bf16']:g} or more, or use {noise.HELP}"
-    return conclusion, f"`fspo-verl doctor` with your launch; the default eps of {Band().high:g} is above the noise"
+        missing, how = ("fspo-verl-cpu", " ./cpu in a clone") if versions.installed("verl") else ("verl", " verl")
+        what = f"{exact} Noise was not measured: {missing} is not installed."
+        return Finding("selftest", WARNING, what, f"pip install{how}, and try again.", action=FIX)
+    what = f"{exact} The smallest eps above its noise is {' and '.join(f'{of:g} in {at}' for at, of in eps.items())}."
+    if eps["bf16"] <= Band().high:
+        return Finding("selftest", NOTE, what)
+    advice = f"In bf16 take this eps or a larger one, or use {noise.HELP}."
+    return Finding("selftest", WARNING, what, advice, eps["bf16"], FIX, {f"{POLICY_LOSS}.eps": eps["bf16"]})
 
 
 # --- the loss, without verl ------------------------------------------------------------------------------------------
@@ -132,7 +130,7 @@ def reference(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> tup
 
 
 def check_loss(loss, dtype: torch.dtype, device: str) -> dict:
-    """Short and long responses: values, gradients and clips are those of :func:`reference`; returns what was found."""
+    """Short and long responses: values, gradients and clips are those of :func:`reference`; fields of a finding."""
     width = 32768 if device == "cuda" else 4096
     batch = make_batch(72, width, dtype)
     new, old, advantages, mask = (x.to(device, copy=True) for x in batch)
@@ -140,7 +138,7 @@ def check_loss(loss, dtype: torch.dtype, device: str) -> dict:
     values.sum().backward()
     for value, true in zip((values.detach(), new.grad), reference(*batch), strict=True):
         torch.testing.assert_close(value.double().cpu(), true, rtol=TOLERANCE[dtype], atol=0)
-    return {"text": f"values and gradients within {TOLERANCE[dtype]:.1%} of float64, up to {width:,} tokens"}
+    return {"sentence": f"Values and gradients are within {TOLERANCE[dtype]:.1%} of float64, up to {width:,} tokens."}
 
 
 # --- verl's FSDP engine ----------------------------------------------------------------------------------------------
@@ -166,5 +164,5 @@ def check_noise(dtype: str, model: Path | None) -> dict:
             sigma[name] = moved.double().square().mean().sqrt().item()
     eps = noise.rounded_up(noise.EPS_IN_SIGMA * max(sigma.values())) if any(sigma.values()) else 0.0
     moves = "; ".join(f"{value:.2g} ({name})" for name, value in sigma.items())
-    text = f"an eps below {eps:g} is lost in rounding, which moves a token by sigma = {moves}"
-    return {"text": text, "sigma": sigma, "eps": eps}
+    sentence = f"An eps below {eps:g} is lost in rounding, which moves a token by sigma = {moves}."
+    return {"sentence": sentence, "value": eps}

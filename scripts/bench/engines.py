@@ -1,8 +1,10 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Whom rules drop by the mismatch of trainer and rollout engine, in the run that docs/noise.md names.
+"""Whom rules drop by the mismatch of trainer and rollout engine, in a run of the quickstart with rollouts by vLLM.
 
-python scripts/bench/engines.py    # of runs/quickstart, where scripts/quickstart.sh has left it
+bash scripts/quickstart.sh --rollout vllm --steps 8 --name vllm_bf16 -- \\
+    actor_rollout_ref.rollout.dtype=bfloat16 actor_rollout_ref.rollout.calculate_log_probs=True
+python scripts/bench/engines.py
 """
 
 from pathlib import Path
@@ -41,7 +43,7 @@ def column(run: str) -> dict[str, str]:
 
 
 def table() -> pd.DataFrame:
-    """The table of docs/noise.md."""
+    """A column per run."""
     return pd.DataFrame({name: column(run) for name, run in RUNS.items()}).rename_axis("shares of the thirds by length")
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The numerical noise of S, and what each remedy does to it, through verl's FSDP engine: the table of docs/noise.md.
+"""The numerical noise of S, and what each remedy does to it, through verl's FSDP engine.
 
     VERL_PLATFORM=cpu python scripts/bench/noise.py                      # a small random model
     VERL_PLATFORM=cpu python scripts/bench/noise.py --model FOLDER       # a real one
@@ -62,7 +62,7 @@ def measure(model: str, sampled: TensorDict, setting: tuple[str, str, bool], fol
 
 
 def table(model: str | None = None, responses: int = 64, longest: int = 256, settings=tuple(SETTINGS)) -> pd.DataFrame:
-    """The table of docs/noise.md."""
+    """A row per dtype and cut."""
     rows = {}
     with tempfile.TemporaryDirectory() as scratch:
         model = model or worker.small_model(f"{scratch}/model")

@@ -6,7 +6,7 @@ python scripts/bench/record.py target_clip_rate                       # a minute
 VERL_PLATFORM=cpu python scripts/bench/record.py noise                # a quarter of an hour
 MALLOC_MMAP_THRESHOLD_=1048576 python scripts/bench/record.py loss    # some minutes; nothing else may run
 python scripts/bench/record.py step                                   # half an hour
-python scripts/bench/record.py engines                                # after the run that docs/noise.md names
+python scripts/bench/record.py engines                                # after the run that engines.py names
 """
 
 import argparse

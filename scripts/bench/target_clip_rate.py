@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""From which batch on an eps finds the clip rate that was asked for: the table of docs/install.md.
+"""From which batch on an eps finds the clip rate that was asked for.
 
     python scripts/bench/target_clip_rate.py    # some seconds
 
@@ -39,7 +39,7 @@ def cell(target: float, responses: int) -> str:
 
 
 def table() -> pd.DataFrame:
-    """The table of docs/install.md."""
+    """A row per batch, a column per target."""
     logging.getLogger("fspo_verl").setLevel(logging.ERROR)  # the warning that an eps is slow to follow
     targets, responses = (0.001, 0.01, 0.1, 0.25), (2, 4, 16, 64, 512)
     cells = {

@@ -57,8 +57,7 @@ def configuration() -> str:
     parts = [
         "# Configuration",
         "All fields lie under `actor_rollout_ref.actor.policy_loss`. S is the log importance-sampling ratio of a "
-        "response, L its length in tokens, Q the sum of its squared token log-ratios. Bad values are refused "
-        "before Ray starts, with the full key and what is allowed; verl refuses unknown fields.",
+        "response, L its length in tokens. Bad values are refused before Ray starts; verl refuses unknown fields.",
         "## The clip band (fspo, and fixed_band as one of its members)",
         fields("fspo_verl/band.py", "Band"),
         "## An eps that follows a clip rate",
@@ -66,8 +65,7 @@ def configuration() -> str:
         "## What is measured (fspo, and every observed loss)",
         fields("fspo_verl/config.py", "Observation"),
         "## What each option of the group sets",
-        "`algorithm.policy_loss=NAME` on any verl config selects one of these files of `fspo_verl/configs`; "
-        "aggregation and clip range come with it.",
+        "`algorithm.policy_loss=NAME` on any verl config selects one of these files.",
     ]
     for file in sorted(losses.glob("*.yaml")):
         text = file.read_text().removeprefix("# @package _global_\n#\n").removeprefix("# @package _global_\n")
@@ -106,53 +104,45 @@ def markdown(text: str) -> str:
 
 
 def checks() -> str:
-    rows = [*_rows("selection"), *_rows("checks"), *_rows("resume"), *_rows("installation", "too_old", "verl_version")]
+    launch = [*_found("selection"), *_found("checks"), *_found("resume")]
+    launch += _found("installation", "too_old", "verl_version")
     parts = [
         "## Launch checks",
-        "An **error** stops the launch: it would fail, or train something else than it says. A **warning** is printed: "
-        "the launch trains, but works against the method. A **note** is for your information. Every finding names what "
-        "is wrong, why, and the override that corrects it.",
-        "### At every launch, before Ray starts",
-        "The launch itself runs these (`checks.py`, `selection.py` and `resume.py` of `fspo_verl/launch`), and so does "
-        "`fspo-verl doctor`.",
-        _table(rows),
-        "### Only by `fspo-verl doctor`",
-        "These look at the installation, and at what a launch says beyond its loss.",
-        _table([*_rows("doctor"), *_rows("installation", "findings")]),
+        "An **error** stops the launch: it would fail, or train something else than it says. With a **warning** it "
+        "trains, but works against the method. Each says what is wrong, why, and which override corrects it.",
+        "Before Ray starts, and by `fspo-verl doctor`:",
+        "\n".join(launch),
+        "By `fspo-verl doctor` alone:",
+        "\n".join([*_found("doctor"), *_found("installation", "findings")]),
     ]
     return "\n\n".join(parts)
 
 
-def _table(rows: list[str]) -> str:
-    return "\n".join(["| check | finds | as |", "|---|---|---|", *rows])
+_FRAME = ("_found", "main")  # functions that run checks, and make findings of what goes wrong there
 
 
-def _rows(module: str, *functions: str) -> Iterator[str]:
-    """A row for each function that makes findings: their names, what its docstring says, their severities.
+def _found(module: str, *functions: str) -> Iterator[str]:
+    """A line for each function that makes findings: their severities, and what its docstring says.
 
     Args:
-        functions: of which there are to be rows; of all without it.
+        functions: of which there are to be lines; of all without it.
     """
     for node in ast.parse((ROOT / f"fspo_verl/launch/{module}.py").read_text()).body:
-        if not isinstance(node, ast.FunctionDef) or (functions and node.name not in functions):
+        if not isinstance(node, ast.FunctionDef) or node.name in _FRAME or (functions and node.name not in functions):
             continue
         calls = [call for call in ast.walk(node) if isinstance(call, ast.Call)]
-        if found := [finding for call in calls if (finding := _finding(call, node.name))]:
-            names, severities = (", ".join(dict.fromkeys(values)) for values in zip(*found, strict=True))
+        if found := " ".join(filter(None, map(_severity, calls))):
             said = ast.get_docstring(node)
             if said is None:
                 raise ValueError(f"{module}.py: {node.name} makes findings and has no docstring")
-            yield f"| {names} | {markdown(said.split(chr(10) * 2)[0])} | {severities} |"
+            severities = " or ".join(one for one in ("error", "warning", "note") if one in found)
+            yield f"- **{severities}**: {markdown(said.split(chr(10) * 2)[0])}"
 
 
-def _finding(call: ast.Call, function: str) -> tuple[str, str] | None:
-    """Name and severity of the finding that a call makes: ``Finding(severity, check, ...)``, or by its severity."""
-    match call.func, call.args:
-        case ast.Name("Finding"), [severity, ast.Constant(check), *_]:
-            return f"`{check}`", getattr(severity, "value", "error or warning")
-        case ast.Name("error" | "warning" | "note" as severity), _:
-            return f"`{function}`", severity
-    return None
+def _severity(call: ast.Call) -> str | None:
+    """Of the finding that a call makes."""
+    of = {name: name for name in ("error", "warning", "note")}
+    return (of | {"finding": "error or warning", "_here(launch)": "warning or note"}).get(ast.unparse(call.func))
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
@@ -170,7 +160,9 @@ def commands() -> str:
     ]
     for command, parser in cli.parsers()[1].items():
         said, parser.description = parser.description, None
-        parts += [f"## fspo-verl {command}", *map(_paragraph, said.strip().split("\n\n")), _code(parser.format_help())]
+        takes = re.sub(r"^ *-h, --help .*\n(?: {10,}.*\n)*", "", parser.format_help(), flags=re.MULTILINE)
+        takes = takes.removesuffix("\noptions:\n")
+        parts += [f"## fspo-verl {command}", *map(_paragraph, said.strip().split("\n\n")), _code(takes)]
     return "\n\n".join(parts)
 
 

@@ -167,33 +167,27 @@ def test_the_logger_of_a_trainer_says_them_with_the_step(tracking, caplog):
     assert len(caplog.records) == 2
 
 
-@pytest.mark.parametrize("broken", [{"config": {"actor_rollout_ref": 3}}, {"metrics": {"actor/fspo/rows": "text"}}])
-def test_whatever_breaks_is_logged_and_training_goes_on(broken, caplog, monkeypatch):
-    monkeypatch.setattr(alerts, "_said", set())
-    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
-        tracking = Tracking("p", "e", [], config=broken.get("config"))
-        tracking.logger["kept"] = Kept()
-        for step in (1, 2):
-            tracking.log(SOUND | broken.get("metrics", {}), step)
-    assert tracking.logger["kept"].data.keys() >= SOUND.keys()
-    assert "Traceback" not in caplog.text
-
-
-def test_a_cause_that_breaks_the_alerts_is_said_once_whatever_its_text(tracking, caplog, monkeypatch):
-    monkeypatch.setattr(alerts, "_said", said := set())
+@pytest.mark.parametrize("config", [{"actor_rollout_ref": 3}, None])
+def test_whatever_breaks_is_said_once_per_cause_and_training_goes_on(config, caplog, monkeypatch):
+    """Whatever its text, which may hold the value of a step."""
 
     def broken(metrics, *_):
-        step = metrics["actor/fspo/rows"]
-        if step < 50:
+        if (step := metrics["actor/fspo/rows"]) < 25:
             raise ValueError(f"{step} responses")
         raise KeyError(step)
 
+    monkeypatch.setattr(alerts, "_said", said := set())
+    monkeypatch.setattr(alerts, "_of_run", [])
     monkeypatch.setattr(alerts, "evidence_of", broken)
     with caplog.at_level(logging.WARNING, logger="fspo_verl"):
-        for step in range(100):
+        tracking = Tracking("p", "e", [], config=config)
+        tracking.logger["kept"] = Kept()
+        for step in range(50):
             tracking.log(SOUND | raw({"rows": float(step)}), step)
-    assert [record.message.split(": ")[1] for record in caplog.records] == ["ValueError", "KeyError"]
-    assert len(said) == 2
+            assert tracking.logger["kept"].data.keys() >= SOUND.keys()
+    causes_said = [record.message.split(": ")[1] for record in caplog.records if alerts._LOST in record.message]
+    assert causes_said[-2:] == ["ValueError", "KeyError"] and len(causes_said) == len(said) == 2
+    assert "Traceback" not in caplog.text
 
 
 def test_metrics_of_another_loss_are_not_looked_at(tracking, caplog, monkeypatch):

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The calibrated band has the rate it promises, on the records and on a re-run; every way to fail says what to fix."""
+"""The calibrated band has the rate it promises; every way to fail says what to fix."""
 
 import json
 import math
@@ -15,19 +15,19 @@ import pytest
 import synthetic_run
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
-from simulated_records import assert_covered, frame, holds, simulate_run
+from simulated_records import simulate_run
 from test_doctor import in_process
 from verl.utils.config import omega_conf_to_dataclass
 
 from fspo_verl import cli
 from fspo_verl.analysis import clip_rates, fit, runs
 from fspo_verl.analysis.calibration import EPS, calibrate
-from fspo_verl.analysis.fit import ROOT, fitted_power, from_metrics, name_of
+from fspo_verl.analysis.fit import ROOT, fitted_power, name_of
 from fspo_verl.analysis.length_effect import SHORTER, length_effect
 from fspo_verl.analysis.metric_facts import LEARN_MORE
 from fspo_verl.analysis.overrides import band_overrides, loss_of
 from fspo_verl.band import Band
-from fspo_verl.clips import BandClip, standardized, upper_quantile
+from fspo_verl.clips import BandClip
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.findings import KEEP
 from fspo_verl.findings import pasted as pasted_by_us
@@ -36,7 +36,7 @@ from fspo_verl.launch import doctor
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.output import percent
 
-SEEDS, KEY = 200, f"{POLICY_LOSS}."
+KEY = f"{POLICY_LOSS}."
 
 
 def write_records(folder, records, loss="fspo"):
@@ -71,33 +71,6 @@ def run_cli(capsys, *args):
 # --- the band --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps, step_spread, prompts", [(1, 0.0, 64), (5, 0.43, 8), (19, 0.3, 8), (20, 0.3, 8)])
-def test_the_rate_of_a_re_run_lands_in_its_interval(steps, step_spread, prompts):
-    hits = []
-    for seed in range(SEEDS):
-        rng = np.random.default_rng(seed)
-        run, again = (simulate_run(rng, steps, prompts, 4, step_spread=step_spread) for _ in range(2))
-        run, again = (part[part.advantage > 0] for part in (run, again))
-        score, other = standardized(run, Band()), standardized(again, Band())
-        eps = upper_quantile(score, 0.1)
-        hits.append(holds(fit.predicted_rate(run, Band(eps)), np.mean(other > eps)))
-    assert_covered(hits)
-
-
-@pytest.mark.parametrize("power", [0.0, 0.3, 0.5])
-def test_the_suggested_bands_clip_the_target_on_both_sides(power):
-    run = simulate_run(np.random.default_rng(0), step_spread=0.2, power=0.3)
-    side = clip_rates.sides(run)
-    found = fit.with_eps(run, Band(length_power=power), 0.1)
-    band = FSPOPolicyLossConfig(**as_hydra_reads(band_overrides(found)))
-    clipped = fit.clipped_by(band, run)
-    np.testing.assert_array_equal(clipped, fit.clipped_by(found, run))
-    for name in ("upper", "lower"):
-        assert abs(clipped[side[name]].mean() - 0.1) <= 3 / side[name].sum()  # eps has 4 digits
-    rate = fit.predicted_rate(run, found)
-    assert rate.lower < rate.value == clipped[side["all"]].mean() < rate.upper
-
-
 def test_the_dual_clip_takes_at_most_a_tenth_of_the_target():
     run = simulate_run(np.random.default_rng(0), step_spread=0.2)
     lower = np.flatnonzero(clip_rates.sides(run)["lower"])
@@ -116,18 +89,13 @@ def test_the_dual_clip_takes_at_most_a_tenth_of_the_target():
 # --- shapes ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("truth", [0.0, 0.3, 0.8])
+@pytest.mark.parametrize("truth", [0.0, 0.3, 0.5, 0.8])
 def test_a_fitted_power_follows_the_spread_and_clips_lengths_alike(truth):
     records = simulate_run(np.random.default_rng(0), 40, 16, kappa=0.0, power=truth, step_spread=0.3)
     power = fitted_power(records, 0.1)
     assert power == pytest.approx(truth, abs=0.08)
     band = fit.with_eps(records, Band(length_power=power), 0.1)
     assert abs(length_effect(records, fit.clipped_by(band, records)).exponent) < 0.15
-
-
-def test_a_fitted_power_is_nearly_the_root_where_that_holds():
-    off = [fitted_power(simulate_run(np.random.default_rng(n), 12, 16, step_spread=0.3), 0.1) - 0.5 for n in range(20)]
-    assert np.mean(np.abs(off)) < 0.08 and abs(np.mean(off)) < 0.04
 
 
 def test_a_fitted_power_does_not_take_a_course_of_training_for_a_length():
@@ -211,7 +179,7 @@ def test_prints_the_findings_and_overrides_that_give_the_rate(tmp_path, capsys, 
     assert (code, err) == (0, "") and len(out.splitlines()) <= 20
     result = json.loads(run_cli(capsys, run, "--target-clip-rate", 0.05, "--json")[1])
     first, band = result["findings"][0], result["findings"][-1]
-    assert result["source"] == "records" and band["id"] == EPS
+    assert band["id"] == EPS
     assert first["sentence"] in out and first["advice"] in out and band["sentence"] in out
     assert (first["action"] == KEEP) == (power == 0.5)
     assert pasted(out) == in_json(band)
@@ -246,7 +214,8 @@ def test_the_rate_of_a_gspo_run_is_that_of_verls_gspo_which_has_no_dual_clip(tar
     ratio, better = np.exp(records.log_ratio / records.length), records.advantage > 0
     worse = records.advantage < 0
     clipped = (better & (ratio > 1 + high)) | (worse & (ratio < 1 - low))
-    assert fit.predicted_rate(records, band).value == pytest.approx(clipped[records.advantage != 0].mean(), abs=5e-4)
+    counted = records.advantage != 0
+    assert fit.clipped_by(band, records)[counted].mean() == pytest.approx(clipped[counted].mean(), abs=5e-4)
     for side in (better, worse):
         assert clipped[side].mean() == pytest.approx(target, abs=2e-3)
 
@@ -271,45 +240,12 @@ def test_the_band_to_take_clips_what_is_said_with_its_dual_clip_and_turns_none_o
     assert "same share" in found.sentence and "the run's own clip" in found.sentence
 
 
-@pytest.mark.parametrize(("steps", "tells"), [(5, False), (40, True)])
-def test_a_re_run_is_predicted_only_from_as_many_steps_as_it_takes(tmp_path, capsys, steps, tells):
-    run = write_records(tmp_path, trained(simulate_run(np.random.default_rng(0), steps, 32, step_spread=0.4)))
-    out = " ".join(run_cli(capsys, run)[1].split())
-    assert ("A re-run at this eps would clip" in out) == tells != ("too few to say what a re-run would clip" in out)
-
-
 @pytest.mark.parametrize("loss", ["gspo", "vanilla"])
 def test_records_of_another_loss_calibrate_too(tmp_path, capsys, loss):
     run = write_records(tmp_path, simulate_run(np.random.default_rng(0)), loss)
     code, out, _ = run_cli(capsys, run)
     assert code == 0 and pasted(out)
     assert ("fspo-verl run --loss gspo OVERRIDES" in out) == (loss == "gspo") != ("fspo-verl run OVERRIDES" in out)
-
-
-def test_overrides_undo_what_contradicts_them(tmp_path, capsys, monkeypatch):
-    band = {"eps_low": 0.1, "eps_high": 0.1, "eps_dual": 0.3, "length_power": 0.0, "normalization": "drift_corrected"}
-    monkeypatch.setitem(synthetic_run.RANGES["fspo"], "band", band)
-    run = write_records(tmp_path, simulate_run(np.random.default_rng(0)))
-    _, out, _ = run_cli(capsys, run)
-    block = pasted(out)
-    named = as_hydra_reads(block)  # the width that is advised, whatever the run had
-    both = FSPOPolicyLossConfig(**({"eps": 0.1} | band | named))
-    assert both.length_power == named["length_power"] and both.dual >= both.high
-    assert both.normalization == named["normalization"]
-
-
-@pytest.mark.parametrize("target", [None, 0.1])
-def test_the_eps_that_is_advised_stays_as_it_is_pasted_and_is_said_to(tmp_path, capsys, monkeypatch, target):
-    monkeypatch.setitem(synthetic_run.RANGES["fspo"], "target_clip_rate", target)
-    monkeypatch.setitem(synthetic_run.RANGES["fspo"], "band", {"eps": 0.2, "length_power": 0.0})
-    records = simulate_run(np.random.default_rng(0), 40, 32, kappa=0.0)
-    long_ones = (records.log_ratio > 0.2) & (records.advantage > 0)  # what a band without sqrt(L) clips
-    run = write_records(tmp_path, records.assign(clipped=long_ones.astype(np.float32)))
-    _, out, _ = run_cli(capsys, run)
-    block = pasted(out)
-    assert (block.get(f"{KEY}target_clip_rate") == "null") == (target is not None)
-    assert (block.get(f"{KEY}eps_max") == "null") == (target is not None)
-    assert ("followed a clip rate of 0.1, and these overrides fix it" in out) == (target is not None)
 
 
 RANGE = [f"{ACTOR}.clip_ratio_low=3e-4", f"{ACTOR}.clip_ratio_high=4e-4"]
@@ -403,67 +339,4 @@ def test_errors_of_folders(tmp_path, capsys):
     assert code == 2 and "holds no run" in err
     synthetic_run.write_metrics(tmp_path / "metrics-1.jsonl", np.random.default_rng(0), "fspo", 3)
     code, _, err = run_cli(capsys, tmp_path)
-    assert code == 2 and "no records, and the metrics lack actor/fspo/log_ratio_per_sqrt_length" in err
-    assert "records_dir=DIR" in err
-
-
-def test_a_log_is_told_the_line_that_records_what_an_eps_needs(tmp_path, capsys):
-    log = tmp_path / "train.log"
-    log.write_text("step:1 - actor/pg_clipfrac:0.1 - response_length/mean:100.0\n")
-    code, _, err = run_cli(capsys, log)
     assert code == 2 and LEARN_MORE in err and len(err.splitlines()) == 1
-
-
-# --- without records -------------------------------------------------------------------------------------------------
-
-
-def metrics_of(records, bypass=False):
-    """The live metrics of a run, one row a step."""
-    rows = {}
-    for step, part in records.groupby("step"):
-        per_sqrt = part.log_ratio.astype(float) / np.sqrt(part.length)
-        rows[step] = {
-            "actor/fspo/log_ratio_per_sqrt_length": per_sqrt.mean(),
-            "actor/fspo/log_ratio_per_sqrt_length_squared": (per_sqrt**2).mean(),
-            "actor/fspo/sequence_fraction": 1.0,
-            "actor/fspo/on_policy_fraction": 0.0 if bypass else (part.mini_batch == 0).mean(),
-        }
-    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("step")
-
-
-def gaussian_run(rng, steps=40, rows=800, mini_batches=4, sigma=0.02):
-    """Half of the responses of each moved mini-batch on either side; S/sqrt(L) ~ N(0, sigma²), sigma by step."""
-    step = np.repeat(np.arange(steps), rows)
-    mini_batch = np.tile(np.arange(rows) * mini_batches // rows, steps)
-    length = rng.integers(10, 400, len(step))
-    spread = sigma * np.linspace(0.5, 1.5, steps)[step] * (mini_batch > 0)
-    s = spread * np.sqrt(length) * rng.standard_normal(len(step)) - 0.7 * spread**2 * length / 2
-    return frame(
-        length, s, spread**2 * length, rng.choice([-1, 1], len(step)), step=step, mini_batch=mini_batch.astype(np.int32)
-    )
-
-
-@pytest.mark.parametrize("bypass", [False, True])
-@pytest.mark.parametrize("target", [0.1, 0.02])
-def test_metrics_alone_give_nearly_the_band_of_the_records(bypass, target):
-    records = gaussian_run(np.random.default_rng(0))
-    if bypass:  # another engine's log-probs: the first mini-batch has moved, too
-        records = records[records.mini_batch > 0].assign(mini_batch=lambda rows: rows.mini_batch - 1)
-    band, moved = from_metrics(metrics_of(records, bypass), target)
-    score = standardized(records, Band())
-    assert moved == pytest.approx(1.0 if bypass else 0.75)
-    assert band.high == pytest.approx(upper_quantile(score, target), rel=0.05)
-    assert band.low == pytest.approx(upper_quantile(-score, target), rel=0.05)
-    assert band.normalization == "plain"
-
-
-def test_the_command_falls_back_on_metrics(tmp_path, capsys):
-    metrics = metrics_of(gaussian_run(np.random.default_rng(0), steps=10))
-    lines = [json.dumps({"step": step, "data": row}) for step, row in metrics.to_dict("index").items()]
-    (tmp_path / "metrics-1.jsonl").write_text("\n".join(lines) + "\n")
-    code, out, err = run_cli(capsys, tmp_path)
-    assert (code, err) == (0, "") and "Gaussian" in out
-    result = json.loads(run_cli(capsys, tmp_path, "--json")[1])
-    assert result["source"] == "metrics" and pasted(out) == in_json(result["findings"][-1])
-    code, _, err = run_cli(capsys, tmp_path, "--target-clip-rate", 0.5)
-    assert code == 2 and "no band with centre 0 clips 0.5 of the responses" in err

@@ -105,17 +105,6 @@ def test_lre_is_zero_for_equal_rates_and_blind_to_order_and_sample_size(bins, fa
         assert math.isnan(lre)
 
 
-@given(counts_and_clips)
-def test_an_lre_without_clips_in_a_bin_is_the_rate_over_the_rest(bins):
-    counts, clips = np.array(bins).T
-    clips[counts.argmax()] = 0
-    rate = clips.sum() / counts.sum()
-    spared = clip_rates.lre_of_an_unclipped_bin(rate)
-    assert clip_rates.length_reweighting_error(table_of(counts, clips / counts), 1) >= spared - 1e-12
-    if len(counts) == 2:
-        assert clip_rates.length_reweighting_error(table_of(counts, clips / counts), 1) <= max(spared, 1) + 1e-12
-
-
 def test_a_bin_of_few_prompts_takes_no_part_however_many_responses_it_has():
     length = np.r_[np.full(100, 10), np.full(100, 50), np.full(900, 200)]
     prompt = np.r_[np.arange(100), 100 + np.arange(100) // 10, 200 + np.arange(900) // 100]  # 100, 10 and 9 prompts

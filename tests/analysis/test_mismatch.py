@@ -86,20 +86,11 @@ def test_independent_noise_spreads_like_the_root_and_only_that_width_is_even():
     found = mismatch(records_of(*responses(np.random.default_rng(2), 8000, 0.01)))
     assert found.sigma == pytest.approx(0.01, rel=0.01) and found.kl == pytest.approx(0.01**2 / 2, rel=0.02)
     assert found.mean == pytest.approx(-(0.01**2) / 2, abs=4 * 0.01 / math.sqrt(8000 * 400))
-    assert found.exponent.lower < 0.5 < found.exponent.upper and found.exponent.upper - found.exponent.lower < 0.05
     scaled = found.dropped.xs("scaled to 10%", level="range")
     assert scaled["all"].to_numpy() == pytest.approx(0.1, abs=0.001)
     assert scaled.loc["width √L", "shortest"] == pytest.approx(scaled.loc["width √L", "longest"], abs=0.03)
     assert scaled.loc["verl, sum of tokens", "longest"] > 0.25 > 0.001 > scaled.loc["verl, sum of tokens", "shortest"]
     assert scaled.loc["verl, mean of tokens", "shortest"] > 0.25 > 0.001 > scaled.loc["verl, mean of tokens", "longest"]
-
-
-def test_the_interval_of_the_exponent_holds_the_truth_as_often_as_it_says():
-    rng, held = np.random.default_rng(4), 0
-    for _ in range(60):
-        exponent = mismatch(records_of(*responses(rng, 400, 0.01, high=300))).exponent
-        held += exponent.lower < 0.5 < exponent.upper
-    assert held >= 52  # 57 are expected; fewer than 52 happen in 3 of 1,000 such tests
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
@@ -132,7 +123,7 @@ def test_in_bypass_mode_the_first_mini_batch_is_the_mismatch(sigma):
     assert found.mismatch_sigma == pytest.approx(sigma, rel=0.03) and engines.sigma == pytest.approx(sigma, rel=0.03)
     assert engines.responses == 500
     assert found.mismatch_share == pytest.approx(sigma**2 / (sigma**2 + 0.75 * 0.02**2), rel=0.1)
-    assert engines.exponent.lower < 0.5 < engines.exponent.upper and math.isnan(engines.kl)
+    assert math.isnan(engines.kl)
     share = (np.abs(s) > 0.03 * np.sqrt(lengths))[mini_batch == 0].mean()
     assert engines.dropped.loc[("width √L", "|S_r| up to 0.03·√L"), "all"] == pytest.approx(share)
     same = {f"rollout_{name}": records[name] * (mini_batch == 0) for name in ("length", "log_ratio")}

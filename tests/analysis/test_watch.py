@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fspo-verl watch`: the lines of runs of known cause, and how they end."""
 
+import contextlib
 import json
 import os
 import re
@@ -9,9 +10,11 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import synthetic_run
 from test_alerts import FIRES, SOUND, raw
@@ -21,6 +24,7 @@ from fspo_verl.analysis import alerts, runs, watch
 from fspo_verl.analysis.metric_facts import LEARN_MORE
 from fspo_verl.clips import CLIPS
 from fspo_verl.observe.attempts import FINISHED
+from fspo_verl.observe.metrics import NAMES
 from fspo_verl.output import percent
 
 PASTED = Path(__file__).parent / "logs"
@@ -121,16 +125,66 @@ def test_steps_without_an_advantage_are_said_without_an_empty_clause(tmp_path, c
 
 
 def test_a_run_that_is_over_ends_it_and_one_that_goes_on_does_not(noisy, tmp_path):
-    folder, table = noisy
+    folder, _ = noisy
     run, now = runs.read_run(folder, "a"), time.time()
 
-    def files(age, name="step-000001-rank-0000.parquet", gap=20.0):
-        return {(tmp_path / name, int((now - age - gap * back) * 1e9), 1) for back in range(3)}
+    def files(age, gap=20.0, steps=3, ranks=2):
+        each = [(step, rank) for step in range(steps) for rank in range(ranks)]
+        return {
+            (
+                tmp_path / f"step-{step:06d}-rank-{rank:04d}.parquet",
+                int((now - age - gap * (steps - 1 - step) - rank) * 1e9),
+                1,
+            )
+            for step, rank in each
+        }
 
     assert not watch.has_ended(run, files(100)) and watch.has_ended(run, files(400))
     assert not watch.has_ended(run, files(400, gap=200.0)) and watch.has_ended(run, files(1100, gap=200.0))
+    # With one step nobody knows how long a step takes, whatever its ranks wrote; after a day it is over.
+    assert not watch.has_ended(run, files(10_000, steps=1)) and watch.has_ended(run, files(90_000, steps=1))
+    assert not watch.has_ended(run, files(400), heard=now - 100)  # the clock of the disk is behind
+    log = replace(run, metrics=pd.DataFrame({NAMES["seconds"]: [1000.0]}, index=[1]))
+    assert not watch.has_ended(log, files(4000)) and watch.has_ended(log, files(6000))
     (tmp_path / FINISHED).touch()
-    assert watch.has_ended(run, files(1))
+    assert watch.has_ended(run, files(1)) and watch.has_ended(run, files(1, steps=1))
+
+
+def write_run(folder, how, steps, value):
+    """A run of these steps behind what lies there: overwritten, appended to, or as an attempt of its own."""
+    if how == "records":
+        table = synthetic_run.records(np.random.default_rng(0), "fspo", max(steps))
+        table["log_ratio"] *= value
+        number = len(list(folder.glob("records/*")))
+        for step in steps:
+            rows = table[table.step == step]
+            synthetic_run.write_records(folder / f"records/attempt-{number:04d}-{number:08x}", rows, "fspo")
+        return
+    file = folder / "train.log"
+    lines = [f"step:{step} - actor/pg_clipfrac:{value} - timing_s/step:1.0\n" for step in steps]
+    with file.open("w" if how == "overwritten" else "a") as log:
+        log.writelines(lines)
+
+
+@pytest.mark.parametrize("how", ["overwritten", "appended", "records"])
+@pytest.mark.parametrize("steps", [range(1, 4), range(15, 19)], ids=["new", "resumed"])
+def test_a_step_that_goes_back_is_said_and_spoken_of(how, steps, tmp_path, monkeypatch):
+    """Whatever file it stands in: another run, or one that goes on from a checkpoint."""
+    write_run(tmp_path, how, range(1, 22), 0.1)
+    path = tmp_path / ("records" if how == "records" else "train.log")
+    looks = [lambda: write_run(tmp_path, how, steps, 0.5), lambda: None]
+    if how == "overwritten":  # what a launch prints before its first step, and a validation
+        looks = [lambda text=text: path.write_text(text) for text in ("loading\n", "step:0 - val/acc:0.5\n")] + looks
+    looks = iter(looks)
+    monkeypatch.setattr(time, "sleep", lambda seconds: next(looks)())
+    lines, followed = [], watch.follow(path, 1, False)
+    with contextlib.suppress(RuntimeError):  # of the generator, which looks a third time
+        lines.extend(iter(lambda: next(followed), None))
+    (back,) = [place for place, line in enumerate(lines) if not steps_of([line])]
+    assert f"from step {max(steps)}" in lines[back] and "step 21" in lines[back]
+    assert steps_of(lines[:back]) == [*range(1, 21)]
+    there = steps if how == "overwritten" else range(1, max(steps) + 1)
+    assert steps_of(lines[back + 1 :]) == [step for step in there if max(steps) - watch.STEPS < step < max(steps)]
 
 
 @pytest.mark.parametrize("end", ["interrupt", "pipe"])

@@ -77,9 +77,9 @@ def test_a_launch_of_ours_on_an_untested_verl_is_probed(untested, selected, monk
     said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert bool(said) == (untested and selected)
     if said:
-        assert said[0] == "verl 0.99 was not tested with fspo_verl: tested are 0.9.0"
+        assert said[0].startswith("verl 0.99 was not tested with fspo_verl: tested are 0.9.0. Fix: ")
         assert "verl 0.99 does not do what fspo_verl needs of it: planted" in said[1] and len(said) == 2
-    found = [finding.check for finding in installation.findings()]
+    found = [finding.id for finding in installation.findings()]
     assert ("probe" in found) == ("untested_verl" in found) == untested
 
 
@@ -119,7 +119,7 @@ def test_an_unsupported_verl_is_refused_by_a_launch_of_ours_and_by_the_doctor(mo
     installed = versions.installed
     monkeypatch.setattr(versions, "installed", lambda package: "0.8.0" if package == "verl" else installed(package))
     finding = next(finding for finding in installation.findings() if finding.severity == "error")
-    assert "verl 0.8.0 from " in finding.what and installation.SUPPORTED_VERL in finding.what
+    assert "verl 0.8.0 from " in finding.sentence and installation.SUPPORTED_VERL in finding.sentence
     composed([], hook.check)
-    with pytest.raises(ConfigCompositionException, match=re.escape(str(finding))):
+    with pytest.raises(ConfigCompositionException, match=re.escape(finding.sentence)):
         composed(["algorithm.policy_loss=fspo"], hook.check)

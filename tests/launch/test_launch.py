@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ways in and silent traps: composition of verl's own configs, the schema, and the checks before Ray starts."""
 
+import ast
 import functools
+import inspect
 import logging
 import re
 import subprocess
@@ -19,7 +21,7 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 import fspo_verl.configs
 from fspo_verl import adaptive
 from fspo_verl.config import FSPOPolicyLossConfig
-from fspo_verl.launch import checks, hook, resume
+from fspo_verl.launch import checks, hook, resume, view
 from fspo_verl.launch.view import KEPT_LOSSES, Launch
 
 POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
@@ -38,6 +40,9 @@ def launch(*overrides):
         full = compose("ppo_trainer", overrides=[*overrides, *BASE], return_hydra_config=True)
     HydraConfig.instance().set_config(full)
     return OmegaConf.masked_copy(full, [key for key in full if key != "hydra"])
+
+
+composed_once = functools.cache(launch)
 
 
 @pytest.fixture(autouse=True)
@@ -140,25 +145,25 @@ def test_a_hydra_with_other_internals_lets_the_loss_train_and_names_what_is_not_
     assert any("lost_to_group is not looked for" in text and "this Hydra" in text for text in warned)
 
 
-@pytest.mark.parametrize("check", [checks.band_in_effect, checks.idle_clip_ratio])
-def test_a_check_that_only_tells_refuses_nothing_where_it_crashes(check, monkeypatch, caplog):
+@pytest.mark.parametrize(
+    "of", [of for of in view.CHECKS if of.needs in ("config", "fspo")], ids=lambda of: of.find.__name__
+)
+def test_a_check_that_crashes_refuses_the_launch_if_it_could_have_refused_it(of, monkeypatch):
     def crash(_launch):
         raise TypeError("on purpose")
 
-    every = tuple(crash if one is check else one for one in checks._FSPO)
-    monkeypatch.setattr(checks, "_FSPO", every)
-    hook.check(launch("+algorithm.policy_loss=fspo"))
-    assert "crash cannot judge this config" in caplog.text
+    planted = [one._replace(find=crash) if one is of else one for one in view.CHECKS]
+    monkeypatch.setattr(checks, "CHECKS", planted)
+    (told,) = (
+        one for one in checks.findings(composed_once("+algorithm.policy_loss=fspo")) if one.id == "check_crashed"
+    )
+    assert told.severity == ("error" if of.may_refuse else "warning") and "on purpose" in told.sentence
 
 
-def test_a_check_that_could_have_refused_refuses_where_it_crashes(monkeypatch):
-    def crash(_launch):
-        raise TypeError("on purpose")
-
-    monkeypatch.setattr(checks, "_MAY_REFUSE", (crash,))
-    monkeypatch.setattr(checks, "_FSPO", (crash,))
-    with pytest.raises(ValueError, match="crash cannot judge this config"):
-        hook.check(launch("+algorithm.policy_loss=fspo"))
+@pytest.mark.parametrize("of", view.CHECKS, ids=lambda of: of.find.__name__)
+def test_a_check_yields_errors_if_and_only_if_it_may_refuse(of):
+    calls = [node for node in ast.walk(ast.parse(inspect.getsource(of.find))) if isinstance(node, ast.Call)]
+    assert any(ast.unparse(call.func) in ("error", "severity") for call in calls) == of.may_refuse
 
 
 # --- the stock main, as a user starts it -----------------------------------------------------------------------------
@@ -184,9 +189,6 @@ def test_steps_between_syncs_of_the_fully_asynchronous_trainer():
 
 
 # --- resumed runs ----------------------------------------------------------------------------------------------------
-
-
-composed_once = functools.cache(launch)
 
 
 def start(folder: Path, *overrides: str, latest: int | None = None, mode: str = "auto") -> list[str]:

@@ -74,8 +74,8 @@ def test_a_loss_of_ours_is_refused_there_and_both_versions_are_named(version, se
 def test_the_doctor_says_which_verl_it_found(repository):
     folder = repository("0.4.1")
     run = python(folder, "-m", "fspo_verl.cli", "doctor", "--json", "algorithm.policy_loss=fspo")
-    found = {finding["check"]: finding for finding in json.loads(run.stdout)["findings"]}
-    assert run.returncode == 1 and str(folder / "verl") in found["verl_version"]["what"], run.stderr
+    found = {finding["id"]: finding for finding in json.loads(run.stdout)["findings"]}
+    assert run.returncode == 1 and str(folder / "verl") in found["verl_version"]["sentence"], run.stderr
 
 
 def test_what_is_left_of_an_uninstalled_package_says_so_in_a_line(monkeypatch, caplog):

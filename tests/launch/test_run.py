@@ -5,7 +5,6 @@
 import json
 import os
 import pty
-import random
 import shlex
 import signal
 import subprocess
@@ -17,6 +16,8 @@ import pytest
 from composed import composed
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from fspo_verl import cli
@@ -278,6 +279,18 @@ def test_the_checks_of_a_launch_judge_what_it_trains_now(tmp_path, monkeypatch, 
             composed(mine, look)
 
 
+def test_a_file_that_replaces_the_packaged_one_is_a_refusal_that_says_so(launch, configs, tmp_path):
+    (configs / GROUP).mkdir()
+    (configs / GROUP / "no_clip.yaml").write_text("{}\n")
+    try:
+        with pytest.raises(HydraException, match="is not in the config") as refused:
+            launch(f"{GROUP}=no_clip")
+    finally:
+        (configs / GROUP / "no_clip.yaml").unlink()
+        (configs / GROUP).rmdir()
+    assert f"{OVERRIDES} asks for {GROUP}=no_clip" in str(refused.value)
+
+
 def test_a_key_of_the_users_with_the_name_of_the_group_does_not_hide_it(launch, configs):
     (configs / "own_key.yaml").write_text("defaults: [trainer, _self_]\nalgorithm: {policy_loss: mine}\n")
     asked.check(launch(f"{GROUP}=fspo", name="own_key"))
@@ -329,14 +342,15 @@ python3 -c 'import subprocess, sys; subprocess.run(["bash", "-c", sys.argv[1]])'
 {sys.executable} -m fspo_verl.cli run --loss observed -- bash -c 'train -m {POLICY_LOSS}.loss_mode=gspo,vanilla'
 env -i bash -c 'echo "variable: ${{FSPO_VERL_OVERRIDES-none}}"'
 train --cfg job
+train --info defaults
 exit 7
 """
     code, out, err = command(script)
-    assert code == 7 and "loss_mode: fspo" in out and "variable: none" in out
+    assert code == 7 and "loss_mode: fspo" in out and f"| {GROUP}/fspo " in out and "variable: none" in out
     inner, outer = (line for line in err.splitlines() if " took " in line)
     assert "2 launches took observed" in inner and "7 launches took fspo and observed" in outer
     assert err.count("the same training as launch 4") == 1
-    assert sum(f"{OVERRIDES}: added" in line for line in err.splitlines()) == 8  # one of each launch, one of --cfg
+    assert sum(f"{OVERRIDES}: added" in line for line in err.splitlines()) == 9  # of each launch, --cfg and --info
     folders = [*(line for line in err.splitlines() if "next: " in line)][-1].partition("report ")[2].split()
     assert len(set(folders[:7])) == 7 and folders[7:] == ["-o", "report"]
 
@@ -397,10 +411,14 @@ def test_a_command_that_is_missing_or_not_there_is_a_sentence(capsys):
     assert ended.value.code == 2
 
 
-def test_arguments_reach_the_command_as_they_are(capfd, monkeypatch, tmp_path):
-    pick = random.Random(0)
-    signs = " \t\n'\"\\$`*?[]{}()<>|&;#~!=%,-é"
-    words = ["".join(pick.choices(signs, k=pick.randint(0, 12))) for _ in range(100)]
+SIGNS = st.characters(exclude_characters="\0", exclude_categories=["Cs"]) | st.sampled_from(
+    " \t\n'\"\\$`*?[]{}()|&;#~!=,-"
+)
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(words=st.lists(st.text(SIGNS, max_size=12), min_size=20, max_size=20))
+def test_arguments_reach_the_command_as_they_are(words, capfd):
     show = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['FSPO_VERL_OVERRIDES']]))"
     folder = f"{RECORDS_DIR}='/a b/\\'c\\''"
     assert run_main(folder, "--", sys.executable, "-c", show, *words, "--", "x") == 0

@@ -6,6 +6,7 @@ The config is a small stand-in of verl's, so that hundreds of launches are compo
 """
 
 import math
+import re
 
 import pytest
 from composed import composed
@@ -92,18 +93,18 @@ def outcome(folder, name: str, overrides: list[str]) -> tuple[dict, str]:
         launch = Launch(config)
         errors = [finding for finding in selection.lost_selections(launch) if finding.severity == "error"]
         if launch.selects_ours:
-            found = checks.run(selection.OF_FILES, launch)
-            assert not any(finding.check == "hydra" for finding in found), found
+            found = checks.run(launch, "files")
+            assert not any(finding.id == "hydra" for finding in found), found
             errors += [finding for finding in found if finding.severity == "error"]
         policy_loss = launch.get(POLICY_LOSS) or {}
-        return ({key: policy_loss.get(key) for key in IDENTITY}, "") if not errors else ({}, errors[0].fix)
+        return ({key: policy_loss.get(key) for key in IDENTITY}, "") if not errors else ({}, errors[0].advice)
 
     try:
         return composed(["--config-path", str(folder), "--config-name", name, *overrides, "+choice=no_clip"], look)
     except ConfigCompositionException as refused:
         assert GROUP in str(refused)
         assume(name not in OWN_KEY or "; " in str(refused))  # Hydra refuses what is typed of the user's own key
-        return {}, str(refused).rpartition("; ")[2]
+        return {}, re.split("; | Fix: ", str(refused))[-1]
 
 
 def asked(name: str, overrides: list[str]) -> str | None:

@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -265,15 +264,3 @@ def test_the_built_config_names_the_wrapper_and_the_loss():
         assert (config.loss_mode, config.inner) == ("observed", "gspo")
         rebuilt = ObservedPolicyLossConfig(**{f.name: config[f.name] for f in dataclasses.fields(config)})
         assert (rebuilt.loss_mode, rebuilt.inner) == ("observed", "gspo")
-
-
-def test_length_bins_cover_every_length_once():
-    from fspo_verl.observe.metrics import row_values
-
-    columns = {name: np.zeros(300) for name in ("log_ratio", "quadratic_variation", "finite")}
-    columns |= {f"clipped_{side}": np.zeros(300) for side in ("upper", "lower", "dual")}
-    columns |= {"length": np.arange(300.0), "advantage": np.ones(300)}
-    values = row_values(columns, [3, 64, 256], 300, mini_batch=0, on_policy=False)
-    bins = [name for name in values if name.startswith("length_") and name.endswith("/responses")]
-    assert (sum(map(values.__getitem__, bins)) == (np.arange(300) > 0)).all()
-    assert bins[-1] == "length_256_up/responses"

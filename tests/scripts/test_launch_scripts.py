@@ -62,8 +62,8 @@ def test_a_dry_run_finds_nothing_wrong_and_shows_the_batches(script, loss, task,
     run_dir = tmp_path / "ö ( ) = { [ ' # & ~ ,"  # what Hydra's grammar has a meaning for
     run = launch(script, DRY_RUN="1", POLICY_LOSS=loss, RUN_DIR=str(run_dir), **task)
     assert run.returncode == 0, run.stderr
-    untested = run.stdout.count("was not tested with")
-    assert f"fspo-verl doctor: 0 errors, {untested} warning" in run.stdout and untested <= 1
+    of_this_machine = sum(map(run.stdout.count, ("was not tested with", " is not installed in ", " are visible here")))
+    assert f"fspo-verl doctor: 0 errors, {of_this_machine} warning" in run.stdout
     assert "512 prompts x 16 = 8,192 responses per rollout, 4 optimiser steps" in run.stdout
     shown = shlex.split(run.stdout.split("\n\n")[0])
     assert f"algorithm.policy_loss={loss}" in shown

@@ -16,6 +16,7 @@ import torch
 import fspo_verl.loss
 from fspo_verl import cli, versions
 from fspo_verl.band import Band
+from fspo_verl.findings import ERROR, FIX, NOTE, WARNING, Finding
 from fspo_verl.loss import fspo_loss
 from fspo_verl.selftest import command
 
@@ -71,24 +72,26 @@ PLANTED = {
 def test_a_planted_fault_turns_the_lines_of_the_loss_red(fault, monkeypatch):
     monkeypatch.setattr(versions, "installed", lambda package: None)  # no verl: the loss alone
     checks = command.examine("cpu", loss=planted(*PLANTED[fault]))
-    assert {check["name"]: check["status"] for check in checks} == dict.fromkeys(LOSS, "error")
-    assert all(check["text"] for check in checks)
+    assert {one.id: one.severity for one in checks} == dict.fromkeys(LOSS, ERROR)
+    assert all(one.sentence for one in checks)
 
 
 @pytest.mark.parametrize(
-    ("failed", "eps", "conclusion", "advice"),
+    ("failed", "eps", "severity", "says", "advice"),
     [
-        (["loss_float32"], {"bf16": 0.1}, "loss_float32", "pip freeze"),
-        ([], {}, "fspo-verl-cpu", "pip install ./cpu"),
-        ([], {"fp32": 1e-6, "bf16": 0.031}, "1e-06 in fp32 and 0.031 in bf16", "eps to 0.031"),
-        ([], {"fp32": 1e-6, "bf16": 0.03}, "1e-06 in fp32 and 0.03 in bf16", "fspo-verl doctor"),
+        (["loss_float32"], {"bf16": 0.1}, ERROR, "loss_float32", "pip freeze"),
+        ([], {}, WARNING, "fspo-verl-cpu", "pip install ./cpu"),
+        ([], {"fp32": 1e-6, "bf16": 0.031}, WARNING, "1e-06 in fp32 and 0.031 in bf16", "float32"),
+        ([], {"fp32": 1e-6, "bf16": 0.03}, NOTE, "1e-06 in fp32 and 0.03 in bf16", ""),
     ],
 )
-def test_the_conclusion_and_the_next_step_follow_from_the_checks(failed, eps, conclusion, advice):
-    checks = [{"name": name, "status": "error"} for name in failed]
-    checks += [{"name": f"noise_{dtype}", "status": "ok", "eps": value} for dtype, value in eps.items()]
-    said = command.summary(checks)
-    assert conclusion in said[0] and advice in said[1]
+def test_the_conclusion_follows_from_the_checks(failed, eps, severity, says, advice):
+    checks = [Finding(name, ERROR, "") for name in failed]
+    checks += [Finding(f"noise_{dtype}", NOTE, "", value=value) for dtype, value in eps.items()]
+    told = command.conclusion(checks)
+    assert told.severity == severity and says in told.sentence and advice in told.advice
+    assert told.action == (FIX if advice else "")
+    assert [*told.overrides.values()] == ([eps["bf16"]] if eps.get("bf16") == 0.031 else [])
 
 
 def run(*arguments: str) -> str:
@@ -102,9 +105,9 @@ def run(*arguments: str) -> str:
 @pytest.mark.long
 def test_the_command_on_a_cpu():
     report = json.loads(run("-m", "fspo_verl.cli", "selftest", "--device", "cpu", "--json"))
-    found = {check["name"]: check for check in report["checks"]}
-    assert {check["status"] for check in found.values()} == {"ok"}
-    assert 0 < found["noise_fp32"]["eps"] < 1e-3 < found["noise_bf16"]["eps"]
+    found = {one["id"]: one for one in report["findings"]}
+    assert ERROR not in {one["severity"] for one in found.values()}
+    assert 0 < found["noise_fp32"]["value"] < 1e-3 < found["noise_bf16"]["value"] == found["selftest"]["value"]
 
 
 @pytest.mark.long
@@ -115,8 +118,8 @@ def test_without_verl_the_loss_is_checked_and_the_rest_skipped():
         "from fspo_verl import cli, versions; versions.installed = lambda package: None\n"
         "sys.exit(cli.main(['selftest', '--device', 'cpu']))\n"
     )
-    first, *_, last = run("-c", code).splitlines()
-    assert first.startswith("The loss of FSPO is exact") and last.startswith("Next: install verl")
+    first, fix, *_ = run("-c", code).splitlines()
+    assert first.startswith("warning  The loss of FSPO is exact") and fix.startswith("fix:     pip install verl")
 
 
 @pytest.mark.parametrize(

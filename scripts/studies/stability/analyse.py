@@ -41,7 +41,8 @@ def by_run() -> pd.DataFrame:
         row = dict(zip(RUN, key, strict=True))
         row["fails"] = bool((tasks[:, -1] < tasks.max(1) / 2).any())
         row["fall"] = float((np.maximum.accumulate(mean) - mean).max())
-        row["norms"] = float(run.norm_largest.iloc[0].max() / np.median(run.norm_median.iloc[0]))
+        median = np.median(run.norm_median.iloc[0])
+        row["norms"] = float(run.norm_largest.iloc[0].max() / median) if median else np.inf
         row |= {"end": mean[-1], "clipped": run.clipped.sum() / run.live.sum()}
         rows.append(row)
     return pd.DataFrame(rows)
@@ -73,7 +74,8 @@ def against_root(longest: int = 128, ranges: str = "one rate", stale: int = 0) -
 
 def lines() -> Iterator[str]:
     for (longest, ranges, stale), own in by_run().groupby(RUN[:3]):
-        yield f"\n8 and {longest} tokens, {ranges}, stale by {stale}; by learning rate: runs that fail, median fall, ratio of norms, success"
+        yield f"\n8 and {longest} tokens, {ranges}, stale by {stale}"
+        yield "by learning rate: runs that fail, median fall, ratio of norms, success\n"
         rows = []
         for arm, runs in own.groupby("arm"):
             row = [arm, "{:.0%} [{:.0%}, {:.0%}]".format(*share(longest, ranges, stale, arm))]

@@ -53,7 +53,7 @@ def test_from_where_on_a_cause_is_concluded():
 
 
 def test_bytes_of_a_record():
-    folders = sorted((ROOT / "tests/recorded").glob("*/"))
+    folders = [ROOT / "tests/recorded" / name for name in ("grpo-4-float32", "still-0-bfloat16")]
     sizes = [sum(file.stat().st_size for file in folder.glob("*.parquet")) for folder in folders]
     each = [size / len(runs.read_run(folder, "").records) for size, folder in zip(sizes, folders, strict=True)]
     says("docs/scripts.md", f"Records take {min(each):.0f} to {max(each):.0f} bytes of disk per response")

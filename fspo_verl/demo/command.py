@@ -1,0 +1,31 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Show what you would get: the conclusion and the page of a small recorded run. Nothing is trained or written.
+
+The run is GSPO on the quickstart's task, with the range that `fspo-verl calibrate` printed for a clip rate of 10%.
+"""
+
+import argparse
+from pathlib import Path
+
+from fspo_verl.output import say, show
+
+HERE = Path(__file__).parent
+PAGE, SAID = HERE / "report.html", HERE / "report.txt"
+"""The page, and what ``fspo-verl report`` prints of the run but for places. scripts/demo.py makes both."""
+
+
+MADE_BY = """\
+  bash scripts/quickstart.sh --loss gspo --name gspo_10 -- \\
+      actor_rollout_ref.actor.clip_ratio_low=0.002989 actor_rollout_ref.actor.clip_ratio_high=0.001686
+  fspo-verl report runs/quickstart/gspo_10-hf-seed0"""
+NEXT = "  fspo-verl run --loss observed -- bash my_script.sh"
+
+
+def main(_args: argparse.Namespace) -> int:
+    """Print the conclusion, where the page is, what made them, and how to see the same of a run."""
+    lines = SAID.read_text(encoding="utf-8").splitlines()
+    show([(line[:8].rstrip(), line[9:]) for line in lines], widths=(8,))
+    show([("page", str(PAGE))], widths=(8,))
+    say(f"\nmade without a GPU by\n{MADE_BY}\nto see the same of your run\n{NEXT}")
+    return 0
