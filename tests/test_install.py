@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from fspo_verl.demo.command import SAID
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -63,8 +65,6 @@ def build(source: Path, kind: str) -> Path:
     subprocess.run(command, cwd=source, check=True, capture_output=True)
     return next((source / f"dist-{kind}").iterdir())
 
-
-from fspo_verl.demo.command import SAID
 
 # One process per question: what verl and Hydra make of this environment.
 PROBE = """
