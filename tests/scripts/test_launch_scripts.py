@@ -232,9 +232,7 @@ def test_help_shows_every_variable_with_its_value(script, tmp_path):
     [
         ({"TRAIN_FILE": "/no/such.parquet"}, ["no file /no/such.parquet", "prepare_data.py", "TRAIN_FILE"]),
         ({"TEST_FILES": "/no/such.parquet"}, ["no file /no/such.parquet", "TEST_FILES"]),
-        pytest.param({"POLICY_LOSS": "ppo"}, ["algorithm.policy_loss/ppo", "fspo", "gspo"], marks=pytest.mark.long),
         pytest.param({"MICRO_BATCH_SIZE_PER_GPU": "6"}, ["does not divide the 256 responses"], marks=pytest.mark.long),
-        pytest.param({"PPO_MINI_BATCH_SIZE": "many"}, ["ppo_mini_batch_size", "many"], marks=pytest.mark.long),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
