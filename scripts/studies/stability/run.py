@@ -6,7 +6,7 @@ python scripts/studies/stability/run.py                  the least set first, th
 python scripts/studies/stability/run.py --least          that alone
 python scripts/studies/stability/run.py --only √L 1      some cells; --records FILE for another file
 
-A cell takes minutes of a core, or seconds of a GPU, which is taken where there is one. Its records are from an H100.
+A cell takes minutes of a core, or seconds of a GPU, which is taken if there is one and draws other numbers.
 """
 
 import math
