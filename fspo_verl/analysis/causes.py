@@ -95,20 +95,19 @@ def narrower(band: Band | None, sigma: float | None, outside: float | None = Non
     if band is None or not sigma:
         return None
     eps, counted = min(band.low, band.high), ""
-    if outside is not None:
+    times = EPS_IN_SIGMA * sigma / eps if band.length_power == 0.5 else math.inf
+    if outside is None:
+        if band.length_power != 0.5 or eps >= EPS_IN_SIGMA * sigma:
+            return None
+        outside = 2 * (1 - NormalDist().cdf(eps / sigma))
+    else:
         count = outside * unmoved
         if not count - 2 * math.sqrt(count) > SHARE * unmoved:
             return None
         counted = f" This was counted on {unmoved:,} responses that no update had moved."
-        if (1 - outside) * unmoved >= _ENOUGH_INSIDE:
+        if (1 - outside) * unmoved >= _ENOUGH_INSIDE:  # the quantile below rests on them
             # By a normal law: the quantile of what may lie outside over that of what does.
             times = EPS_IN_SIGMA / NormalDist().inv_cdf(1 - outside / 2)
-        else:  # that quantile rests on the few that lie inside
-            times = EPS_IN_SIGMA * sigma / eps if band.length_power == 0.5 else math.inf
-    else:
-        if band.length_power != 0.5 or eps >= EPS_IN_SIGMA * sigma:
-            return None
-        outside, times = 2 * (1 - NormalDist().cdf(eps / sigma)), EPS_IN_SIGMA * sigma / eps
     wide = f"{rounded_up(times):g} times as wide, or wider" if times <= _LARGEST_FACTOR else "much wider"
     return Finding(
         NOISE,
