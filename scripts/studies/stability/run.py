@@ -24,7 +24,6 @@ from cells import compute_cells  # noqa: E402
 from training import Arm, Regime, train  # noqa: E402
 
 SHORT, LONGEST = 8, (128, 512, 4096)  # tokens of the two tasks
-REGIME = Regime((SHORT, 128), 2, 8, rollouts=20, transformer=True, tries=False)
 LOWEST, FACTORS, SEEDS = 5e-4, (1, 2, 4, 8), range(8)
 KEY = ("longest", "ranges", "stale", "arm", "learning_rate", "seed")
 ARMS = {
@@ -72,7 +71,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def compute(longest: int, ranges: str, stale: int, arm: str, learning_rate: float) -> pd.DataFrame:
-    regime = REGIME._replace(lengths=(SHORT, longest), stale=stale)
+    regime = Regime((SHORT, longest), 2, 8, rollouts=20, transformer=True, stale=stale, tries=False)
     return summary(train(regime, ARMS[ranges][arm], learning_rate, SEEDS))
 
 
