@@ -135,7 +135,7 @@ def stability_of_training() -> Iterator[tuple[str, str]]:
     yield RESULTS, f"FSPO's 0.03 fails in {share(*stale, '√L')} and GSPO's range in {share(*stale, 'L')}"
     yield RESULTS, f"rollouts two steps old | {points(flipped(stability.against_root(*stale).loc['L']))} |"
     yield README, f"Without a clip {share(*key, 'none')} of small runs break down, under √L {share(*key, '√L')}"
-    yield README, f"FSPO at 0.03 breaks down in {share(*stale, '√L')}, GSPO's in {share(*stale, 'L')}"
+    yield README, f"FSPO at 0.03 breaks down in {share(*stale, '√L')}, GSPO in {share(*stale, 'L')}"
 
 
 def gradient_check() -> Iterator[tuple[str, str]]:
