@@ -170,17 +170,14 @@ def _run(command: str, args: argparse.Namespace) -> int:
         sys.stdout.flush()
         return code
     except ModuleNotFoundError as error:
-        _say(command, f" needs {error.name}: pip install 'fspo-verl[report]'")
+        problem = f" needs {error.name}: pip install 'fspo-verl[report]'"
     except BrokenPipeError:
         raise
     except (OSError, ValueError) as error:
-        _say(command, f": {output.one_line(error)}")
-    return 2
-
-
-def _say(command: str, problem: str) -> None:
+        problem = f": {output.one_line(error)}"
     with contextlib.suppress(OSError):  # nobody can be told
         print(f"fspo-verl {command}{problem}", file=sys.stderr, flush=True)
+    return 2
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def test_wrapping_keeps_how_verl_dispatches_a_method(monkeypatch):
         monkeypatch.setattr(worker, name, inspect.unwrap(method))
         getattr(worker, name).__dict__.update(vars(method))
     monkeypatch.setattr(verl_patches, "_wrapped", [])
-    verl_patches._move_eps(engine_workers)
+    verl_patches.MOVES_EPS(engine_workers)
     for name, method in stock.items():
         wrapped = getattr(worker, name)
         assert wrapped is not method and getattr(wrapped, MAGIC_ATTR) == getattr(method, MAGIC_ATTR)
