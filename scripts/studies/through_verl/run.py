@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains walks through verl's own trainer (Ray, FSDP, rollouts); what records.parquet holds is left out.
 
-python scripts/studies/through_verl/run.py --scout                 learning rates: 20 cells of some 8 minutes of a core
+python scripts/studies/through_verl/run.py --scout 1e-4            a learning rate: 4 cells of some 8 minutes of a core
 python scripts/studies/through_verl/run.py                         the least set: L, fixed and none, 8 seeds
 python scripts/studies/through_verl/run.py --arms "L at 10%" √L    more arms; --factor 0.25 at a quarter of the rate
 
@@ -34,7 +34,7 @@ from fspo_verl.launch import override  # noqa: E402
 from fspo_verl.output import write_whole  # noqa: E402
 
 SEEDS, SCOUTS, STEPS, DRY_STEPS, DRY_SEED = range(8), (1000, 1001), 30, 3, 1000
-RATES, BEST = (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3), None  # learning rates to scout; the one that scouting chose
+BEST = None  # the learning rate that scouting chose
 PROMPTS, RESPONSES, UPDATES, PASSES, VALIDATED = 12, 8, 16, 4, 512  # prompts and validation prompts of each task
 LOSS = "actor_rollout_ref.actor.policy_loss"
 KEY = ("arm", "learning_rate", "seed")
@@ -163,11 +163,9 @@ def rows_of(run: Path) -> pd.DataFrame:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--scout", action="store_true", help="none and √L at five learning rates, on seeds of their own"
-    )
+    parser.add_argument("--scout", type=float, metavar="RATE", help="none and √L at a learning rate, on other seeds")
     parser.add_argument("--arms", nargs="+", default=LEAST, choices=ARMS)
-    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    parser.add_argument("--seeds", nargs="+", type=int, help="default: all eight; to scout, two others")
     parser.add_argument("--factor", type=float, default=1.0, help="of the best learning rate")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--output", type=Path, default=Path("runs/through_verl"))
@@ -175,21 +173,21 @@ def main() -> None:
     args = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_THREAD_LIMIT": "1"}
     if args.scout:
-        args.arms, args.seeds = ("none", "√L"), SCOUTS
+        args.arms, learning_rate = ("none", "√L"), args.scout
     elif BEST is None:
         raise SystemExit("scout the learning rate first (--scout), and write it down as BEST")
-    rates = RATES if args.scout else (BEST * args.factor,)
+    else:
+        learning_rate = BEST * args.factor
     cells, output = Cells(args.records, KEY), args.output.resolve()
-    for seed in args.seeds:  # pairs of a seed are complete early
-        for learning_rate in rates:
-            for arm in args.arms:
-                if (arm, learning_rate, seed) in cells.done():
-                    continue
-                experiment = experiment_of(arm, learning_rate, seed, args.steps, output)
-                train(experiment)
-                rows = rows_of(experiment.run).assign(arm=arm, learning_rate=learning_rate, seed=seed)
-                cells.add(rows.to_dict("records"))
-                print(f"{arm}, learning rate {learning_rate:g}, seed {seed}: done", flush=True)
+    for seed in args.seeds or (SCOUTS if args.scout else SEEDS):  # pairs of a seed are complete early
+        for arm in args.arms:
+            if (arm, learning_rate, seed) in cells.done():
+                continue
+            experiment = experiment_of(arm, learning_rate, seed, args.steps, output)
+            train(experiment)
+            rows = rows_of(experiment.run).assign(arm=arm, learning_rate=learning_rate, seed=seed)
+            cells.add(rows.to_dict("records"))
+            print(f"{arm}, learning rate {learning_rate:g}, seed {seed}: done", flush=True)
 
 
 if __name__ == "__main__":
