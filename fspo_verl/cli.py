@@ -93,15 +93,11 @@ COMMANDS = {
         "demo.command", "the conclusion and the page of a recorded run: what you would get", lambda parser: None
     ),
     "doctor": Command(
-        "launch.doctor",
-        "what is wrong with an installation or a launch, before anything is trained",
-        doctor_arguments,
+        "launch.doctor", "what is wrong with an installation or a launch, before anything is trained", doctor_arguments
     ),
     "run": Command("launch.run", "a command of yours, with FSPO in every training that it starts", run_arguments),
     "selftest": Command(
-        "selftest.command",
-        "checks the loss on this machine, and measures its noise floor for eps",
-        selftest_arguments,
+        "selftest.command", "checks the loss on this machine, and measures its noise floor for eps", selftest_arguments
     ),
     "calibrate": Command(
         "analysis.calibration", "the band that gives a target clip rate, from the records of a run", calibrate_arguments

@@ -179,7 +179,7 @@ def ratio_band(low: float, high: float, length_power: float) -> Band:
     return Band(eps=None, eps_low=-math.log(low), eps_high=math.log(high), eps_dual=math.inf, length_power=length_power)
 
 
-_CATALOGUE = (
+_CATALOGUE = (  # a new clip is an entry here, with the source of its range
     BandClip("fspo", "FSPO", Band()),  # 2509.09177
     BandClip("fspo_drift_corrected", "FSPO, drift-corrected", Band(normalization="drift_corrected")),  # derived here
     BandClip("gspo", "GSPO", ratio_band(1 - 3e-4, 1 + 4e-4, 1.0)),  # 2507.18071

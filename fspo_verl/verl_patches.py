@@ -269,11 +269,11 @@ def _with_live_series(log, tracking, data, *args, **kwargs):
     return log(tracking, {**data, **series}, *args, **kwargs)
 
 
-_ENGINE_WORKERS = "verl.workers.engine_workers"  # where every engine (FSDP, Megatron, VeOmni, TorchTitan) takes it from
+_ENGINE_WORKERS = "verl.workers.engine_workers"  # every engine (FSDP, Megatron, TorchTitan) takes ppo_loss there
 _NO_RECORDS = "there are no records and no metrics of numerical noise"
 _KNOWS_THE_MICRO_BATCH = wrapping(ppo_loss=_in_its_micro_batch)
 _KNOWS_THE_STEP = wrapping("ActorRolloutRefWorker", update_weights=_at_a_weight_sync)
-MOVES_EPS = wrapping(
+_MOVES_EPS = wrapping(
     "TrainingWorker",
     train_mini_batch=_around_an_update,
     save_checkpoint=_with_the_eps("save"),
@@ -283,7 +283,7 @@ WORKERS = (
     Addition(_ENGINE_WORKERS, _KNOWS_THE_MICRO_BATCH, _NO_RECORDS),
     Addition("verl.trainer.distillation.losses", _KNOWS_THE_MICRO_BATCH, f"{_NO_RECORDS} of distillation"),
     Addition(_ENGINE_WORKERS, _KNOWS_THE_STEP, "records have the wrong steps"),
-    Addition(_ENGINE_WORKERS, MOVES_EPS, "target_clip_rate stops a run at its first update"),
+    Addition(_ENGINE_WORKERS, _MOVES_EPS, "target_clip_rate stops a run at its first update"),
     Addition("verl.utils.tracking", _log_live_series, "no live series fspo/* are logged, and no alerts"),
 )
 

@@ -30,11 +30,13 @@ LENGTH_EFFECT, FIT = (("analysis/length_effect.py",), ("analysis/fit.py",))
 WIDTHS, CAUSES, CLIP_RATES = ((f"analysis/{name}.py",) for name in ("widths", "causes", "clip_rates"))
 PAIRED = ("../scripts/compare/measures.py",)
 TESTS_OF_THE_LOSS = [f"tests/{name}.py" for name in ("test_loss", "test_policy_loss", "observe/test_columns")]
-TESTS = [*TESTS_OF_THE_LOSS, "tests/observe/test_records.py"]
+RECORDING = ["tests/observe/test_records.py"]
 TESTS_OF = {  # files with tests of their own, which are long: those that a planted fault is for
     LOSS: TESTS_OF_THE_LOSS,
     REGISTER: TESTS_OF_THE_LOSS,
-    METRICS: [*TESTS, "tests/analysis/test_live.py"],
+    COLUMNS: ["tests/observe/test_columns.py", "tests/test_policy_loss.py"],
+    METRICS: ["tests/test_policy_loss.py", *RECORDING, "tests/analysis/test_live.py"],
+    **dict.fromkeys((RECORDS, ATTEMPTS, MICROBATCH), RECORDING),
     ADAPTIVE: ["tests/test_adaptive.py"],
     LAUNCH: [
         *("tests/launch/test_launch.py", "tests/launch/test_launch_table.py"),
@@ -201,10 +203,10 @@ def main() -> None:
     survivors = []
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder)
-        for name in ("fspo_verl", "tests", "scripts", "docs", "conftest.py", "pyproject.toml"):
+        for name in ("fspo_verl", "tests", "scripts", "recipe", "docs", "conftest.py", "pyproject.toml"):
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
             copy(ROOT / name, sources / name)
-        suites = {tuple(TESTS_OF.get(files, TESTS)) for _, files, *_ in faults}
+        suites = {tuple(TESTS_OF[files]) for _, files, *_ in faults}
         if any(noticed(sources, tests) for tests in suites):
             raise SystemExit("the tests fail on the sound sources; mend that first")
         progress = tqdm(faults, unit="fault")
@@ -215,7 +217,7 @@ def main() -> None:
                 raise SystemExit(f"{name}: {sound!r} stands {count} times in {', '.join(files)}, not once")
             (file,) = (file for file, text in texts.items() if sound in text)
             (sources / "fspo_verl" / file).write_text(texts[file].replace(sound, fault))
-            if not noticed(sources, TESTS_OF.get(files, TESTS)):
+            if not noticed(sources, TESTS_OF[files]):
                 survivors.append(name)
             (sources / "fspo_verl" / file).write_text(texts[file])
     print(f"{len(faults) - len(survivors)} of {len(faults)} faults noticed")

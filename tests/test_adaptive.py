@@ -80,33 +80,6 @@ def test_no_target_makes_eps_swing_from_step_to_step(target):
     assert rates.std() < 0.1 * target
 
 
-@pytest.mark.parametrize("start", [0.01, 0.1, 1.0])
-@pytest.mark.parametrize("mini_batches", [4, 16])
-@pytest.mark.parametrize("drift", [1.0, 1.1])
-def test_the_clip_rate_comes_to_the_target_on_simulated_responses(start, mini_batches, drift):
-    """S spreads with the root of the length and of the updates so far, and by a factor more with every step."""
-    random = np.random.default_rng(0)
-    follows, rates = controller(eps=start, eps_max=10.0), []
-    for step in range(60):
-        moved = np.repeat(np.arange(mini_batches), 64)  # updates between the rollout and this mini-batch
-        length = np.exp(random.uniform(1, 7, len(moved))).round()
-        spread = 0.02 * drift ** (step % 20) * np.sqrt(length * moved)
-        s, advantage = spread * random.standard_normal(len(moved)), random.choice([-1.0, 1.0], len(moved))
-        low, high, dual = follows.band.edges(torch.tensor(length), torch.tensor(s**2))
-        clipped = {
-            "clipped_upper": (advantage > 0) & (s > high.numpy()),
-            "clipped_lower": (advantage < 0) & (s < low.numpy()),
-            "clipped_dual": (advantage < 0) & (s > dual.numpy()),
-        }
-        with follows.step():
-            follows.count({"advantage": advantage} | {name: value * 1.0 for name, value in clipped.items()})
-        rates.append(sum(value.sum() for value in clipped.values()) / len(moved))
-    assert np.mean(rates[20:]) == pytest.approx(0.1, abs=0.02)
-
-
-# --- the config ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dual", [None, 0.06, math.inf])
 def test_the_dual_clip_stays_where_it_is_set_or_at_three_times_the_wider_side(dual):
     follows = controller(**BAND, eps_dual=dual, length_power=0.3)

@@ -71,28 +71,19 @@ def flush_records() -> None:
         writer.flush()
 
 
-def _writer(config, micro_batch: MicroBatch | None, loss: str, band: Band | None):
+def _writer(config, micro_batch: MicroBatch | None, loss: str, band: Band | None) -> "RecordWriter | None":
     """The one writer of this process, which has tried its folder before the first update; None without records."""
-    path = config.policy_loss.get("records_dir")
+    observation = config.policy_loss
+    path = observation.get("records_dir")
     if path is None:
         return None
     if micro_batch is None or not micro_batch.prompts:
         _warn_unknown_step()
         return None
-    if path not in _WRITERS:
-        try:
-            _WRITERS[path] = _new_writer(config, loss, band, micro_batch)
-        except OSError as error:
-            raise ValueError(
-                f"records_dir={path} cannot be written on this machine: {error}. Choose another, or records_dir=null"
-            ) from error
-    return _WRITERS[path]
-
-
-def _new_writer(config, loss: str, band: Band | None, micro_batch: MicroBatch):
+    if path in _WRITERS:
+        return _WRITERS[path]
     from fspo_verl.observe.records import RecordWriter
 
-    observation = config.policy_loss
     settings = RunSettings(
         loss=loss,
         band=observation if isinstance(observation, Band) else band,  # of a band that adapts, where it starts
@@ -102,15 +93,19 @@ def _new_writer(config, loss: str, band: Band | None, micro_batch: MicroBatch):
         versions={"fspo_verl": fspo_verl.__version__, "verl": verl.__version__, "torch": torch.__version__},
     )
     freq, last = observation.records_freq, getattr(config.get("optim"), "total_training_steps", None) or -1
-    return RecordWriter(
-        observation.records_dir,
-        settings,
-        _run(),
-        began=micro_batch.step,
-        freq=freq,
-        limit_bytes=observation.records_limit_mb * 2**20,
-        last_step=last - last % freq if last > 0 else None,
-    )
+    try:
+        _WRITERS[path] = RecordWriter(
+            *(path, settings, _run()),
+            began=micro_batch.step,
+            freq=freq,
+            limit_bytes=observation.records_limit_mb * 2**20,
+            last_step=last - last % freq if last > 0 else None,
+        )
+    except OSError as error:
+        raise ValueError(
+            f"records_dir={path} cannot be written on this machine: {error}. Choose another, or records_dir=null"
+        ) from error
+    return _WRITERS[path]
 
 
 @functools.cache

@@ -425,25 +425,6 @@ def test_of_many_that_start_at_once_one_run_gets_the_folder(tmp_path):
     assert len({run for run, _ in at_once(lambda run: attempts.claim(tmp_path / "records", tmp_path / run))}) == 1
 
 
-@pytest.mark.filterwarnings("error")
-def test_of_two_launches_that_train_at_once_nothing_is_lost_and_the_newest_is_read(tmp_path):
-    """Twins, or a machine that comes back after its run was resumed elsewhere, from a checkpoint of step 2."""
-    launches = {run: [opened(tmp_path, run, began) for _ in range(2)] for run, began in (("old", 1), ("new", 3))}
-    for step in range(1, 6):
-        for seed, (run, writers) in enumerate(launches.items()):
-            for rank, writer in enumerate(writers if run == "old" or step > 2 else ()):
-                add(writer, step, rank=rank, ranks=2, seed=seed)
-                writer.flush()
-    add(late := opened(tmp_path, "old"), 6, ranks=2)  # a rank that starts again joins the attempt of its launch
-    late.flush()
-    records, [(old, *_), (new, *_)] = read_records(tmp_path), launches.values()
-    assert steps_of(records) == {step: 8 for step in range(1, 6)}
-    expected = np.tile(columns(seed=1)["log_ratio"], 6)
-    assert records[records.step > 2].log_ratio.to_numpy() == pytest.approx(expected, rel=1e-6)
-    assert steps_of(read_records(old.folder)) == {step: 8 for step in range(1, 6)} | {6: 4}
-    assert len(read_records(new.folder)) == 3 * 8
-
-
 def test_the_ranks_of_a_training_share_an_attempt_and_two_trainings_do_not(tmp_path):
     for training in (1, 2):
         ranks = [in_a_process(f"rank {rank} {training}", tmp_path) for rank in range(2)]
