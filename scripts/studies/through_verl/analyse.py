@@ -37,7 +37,8 @@ def clip_rates(records: pd.DataFrame) -> pd.Series:
 
 
 def lines(records: pd.DataFrame) -> Iterator[str]:
-    scouted = accuracies(records[records.seed >= SCOUT])["mean"].groupby("learning_rate").mean()
+    scouts = records[(records.seed >= SCOUT) & records.arm.isin(["none", "√L"])]  # the others are pilots
+    scouted = accuracies(scouts)["mean"].groupby("learning_rate").mean()
     yield f"Scouted, mean accuracy by learning rate:\n{scouted.round(1).to_string()}\n"
     records = records[records.seed < SCOUT]
     table, rates = accuracies(records), clip_rates(records)
