@@ -147,19 +147,6 @@ def write_whole(files: Iterable[tuple[Path, bytes]]) -> None:
             unfinished.unlink(missing_ok=True)
 
 
-def between(page: str, begin: str, end: str, text: str) -> str:
-    """The page, a text with blank lines around it in place of what stood between its two marks; "" is the marks alone.
-
-    Raises:
-        ValueError: the page does not hold each mark once, or not in this order.
-    """
-    page = page or f"{begin}\n{end}\n"
-    before, *rest = page.split(begin)
-    if len(rest) != 1 or len(parts := rest[0].split(end)) != 2:
-        raise ValueError(f"the page needs {begin!r} and {end!r} once each")
-    return f"{before}{begin}\n\n{text.strip()}\n\n{end}{parts[1]}"
-
-
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of Markdown."""
     lines = [header, ["---"] * len(header), *rows]
