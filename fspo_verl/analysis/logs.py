@@ -316,7 +316,7 @@ def _read_folder(folder: Path) -> Log | None:
     for pattern in PATTERNS:
         files = list(dict.fromkeys(file.resolve() for file in below if file.match(pattern)))
         if pattern == "trainer_state.json":  # each checkpoint has one, and the last has all steps
-            files = [max(files, key=getmtime)] if files else []
+            files = sorted(files, key=getmtime)[-1:]
         if pattern == "*tfevents*":  # a resumed run adds a file to its folder
             files = list(dict.fromkeys(file.parent for file in files))
         each = ((place, _log("TensorBoard", tensorboard(place)) if place.is_dir() else read(place)) for place in files)

@@ -68,8 +68,8 @@ def facts(run: Run) -> list[Finding]:
     """What the metrics of a run say beside causes; empty where they hold nothing of it."""
     found = [one for rule in (_no_advantage, _clipped, _one_step, _cut_off_unknown) if (one := rule(run)) is not None]
     for name, (metric, what, unit) in _COURSES.items():
-        if (one := course(_metric(run, metric))) is not None:
-            found.append(Finding(name, NOTE, f"{what}: {one.text(unit)}.", "", one.last))
+        if (values := course(_metric(run, metric))) is not None:
+            found.append(Finding(name, NOTE, f"{what}: {values.text(unit)}.", "", values.last))
     return found
 
 

@@ -172,7 +172,8 @@ def _read_folder(folder: Path, name: str, max_rows: int | None, since: int) -> R
     if records.empty and isinstance(elsewhere, str) and not Path(elsewhere).is_relative_to(folder.absolute()):
         logger.warning(
             "%s: this run was to record into %s; name that folder to read its records, they are in no other",
-            *(folder, elsewhere),
+            folder,
+            elsewhere,
         )
     if log.metrics.empty:
         try:
@@ -220,7 +221,8 @@ def metric_files(folder: Path) -> list[Path]:
         logger.warning(
             "%s: %s are read as attempts of one run, of which the latest counts for each step; if they are different "
             "runs, name one file",
-            *(folder, ", ".join(sorted(file.name for file in files))),
+            folder,
+            ", ".join(sorted(file.name for file in files)),
         )
     numbers = {file: int(number[0]) for file in files if (number := re.search(r"\d+$", file.stem))}
     return sorted(files, key=numbers.__getitem__ if len(numbers) == len(files) else getmtime)
