@@ -54,7 +54,7 @@ def trained(records, band=None, rate=0.1):
 
 def run_of(records):
     metrics = pd.DataFrame(index=pd.Index([], dtype=int, name="step"))
-    return runs.Run("run", Path("run"), metrics, records, None, [])
+    return runs.Run("run", Path("run"), metrics, records)
 
 
 def band_of(overrides):
