@@ -201,29 +201,23 @@ def _with_advice(finding: Finding, evidence: Evidence, compared: Comparison) -> 
     untried = f" Could not be tried: {untried}." if untried else ""
     if own is None or not compared.others:
         return replace(finding, action=KEEP, advice=f"Keep the clip: there is no other to compare it with.{untried}")
-    varies = f"{_varies(compared)}{untried}"
     if effect.who in (ENDS, MIDDLE, BY_SIDE) and (best is None or best.spread > best.seen):
-        return replace(finding, action=KEEP, advice=f"Keep the width: no width on offer is even here. {varies}")
-    if best is not None and effect.depends:
-        return replace(finding, action=TAKE, advice=f"Take {_a_band(best)}. {varies}")
-    if best is not None:
-        text = f"Record more steps: {_a_band(best)} looks more even, though no dependence is shown. {varies}"
-        return replace(finding, action=RECORD, advice=text)
-    if effect.depends:
-        text = f"Keep the width: of those tried none is more even by more than noise. {varies}"
-        return replace(finding, action=KEEP, advice=text)
-    return replace(finding, advice=f"{finding.advice} None that was tried is more even by more than noise. {varies}")
-
-
-def _varies(compared: Comparison) -> str:
-    """How much the clip rate of each width varies over lengths."""
-    assert compared.own is not None, "there is something to compare"
-    each = [f"{compared.own.name} (the run's) {_spread(compared.own)}"]
-    each += [f"{one.name} {_spread(one)}" for one in compared.others]
-    return (
+        action, advice = KEEP, "Keep the width: no width on offer is even here."
+    elif best is None and effect.depends:
+        action, advice = KEEP, "Keep the width: of those tried none is more even by more than noise."
+    elif best is None:
+        action, advice = KEEP, f"{finding.advice} None that was tried is more even by more than noise."
+    elif effect.depends:
+        action, advice = TAKE, f"Take {_a_band(best)}."
+    else:
+        action = RECORD
+        advice = f"Record more steps: {_a_band(best)} looks more even, though no dependence is shown."
+    each = [f"{own.name} (the run's) {_spread(own)}", *(f"{one.name} {_spread(one)}" for one in compared.others)]
+    varies = (
         f"Variation over tenths of the length at {percent(compared.rate)} clipped, as a share of the rate: "
         f"{', '.join(each)}. Each is judged on steps that it was not fitted to."
     )
+    return replace(finding, action=action, advice=f"{advice} {varies}{untried}")
 
 
 def _spread(width: Width) -> str:
