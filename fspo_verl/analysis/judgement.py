@@ -37,14 +37,16 @@ _RARE_SIDE = 0.01  # p-value of two sides; with RARE of the lengths a weighted B
 
 
 class Judgement(NamedTuple):
-    """What :func:`judge` says."""
+    """What :func:`judge` says.
+
+    Attributes:
+        findings: the conclusion first.
+        compared: the widths that were tried; None where the advice is not about them.
+    """
 
     findings: list[Finding]
-    """The conclusion first."""
-
     evidence: Evidence
     compared: Comparison | None = None
-    """The widths that were tried; None where the advice is not about them."""
 
     @property
     def width(self) -> Width | None:
@@ -148,8 +150,8 @@ def sums(records: pd.DataFrame, settings: RunSettings | None) -> dict[str, float
         columns[name] = np.where(columns["finite"], columns[name], 0.0)
     clipped = records["clipped"].to_numpy(np.float64)
     below, beyond = ((records["decision"] == side).to_numpy() for side in ("lower", "dual"))
-    columns |= {"clipped_upper": clipped * ~(below | beyond)}
-    columns |= {"clipped_lower": clipped * below, "clipped_dual": clipped * beyond}
+    sides = {"upper": ~(below | beyond), "lower": below, "dual": beyond}
+    columns |= {f"clipped_{side}": clipped * is_there for side, is_there in sides.items()}
     if settings and settings.trained_band is not None:
         columns["outside"] = BandClip("", "", settings.trained_band).outside(records) & (columns["finite"] > 0)
     mini_batch = records["mini_batch"].to_numpy(np.int64)
@@ -225,8 +227,7 @@ def _spread(width: Width) -> str:
 
 
 def _a_band(width: Width) -> str:
-    name = fit.name_of(width.band) if width.band else ""
-    return "a band of fixed width" if name == fit.FIXED else f"a band whose width follows {name}"
+    return "a band of fixed width" if width.name == fit.FIXED else f"a band whose width follows {width.name}"
 
 
 # --- what else -------------------------------------------------------------------------------------------------------
