@@ -100,7 +100,7 @@ def has_ended(run: Run, files: set[tuple[Path, int, int]], heard: float = 0.0) -
     if not files:
         return False
     newest = max(files, key=lambda file: file[1])
-    if newest[0].with_name(FINISHED).exists():
+    if any(newest[0].parent.glob(f"{FINISHED}*")):
         return True
     seconds = run.metrics[NAMES["seconds"]].max() if NAMES["seconds"] in run.metrics else math.nan
     if math.isnan(seconds):  # from one step's records to the next's

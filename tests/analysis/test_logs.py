@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,6 +13,7 @@ import pytest
 import synthetic_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pasted import PASTED
 from torch.utils.tensorboard import SummaryWriter
 from verl.utils.logger.aggregate_logger import concat_dict_to_str
 from verl.utils.tracking import FileLogger
@@ -24,7 +24,6 @@ from fspo_verl.analysis.judgement import evidence_of_metrics, judge
 from fspo_verl.analysis.metric_facts import LEARN_MORE, facts
 from fspo_verl.findings import FIX
 
-PASTED = Path(__file__).parent / "logs"
 NAN, INF = math.nan, math.inf
 STEPS = {
     1: {"actor/pg_clipfrac": 0.25, "response_length/mean": 100.0, "val/test_score/openai/gsm8k": 0.5},

@@ -11,12 +11,12 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import synthetic_run
+from pasted import PASTED
 from test_alerts import FIRES, SOUND, raw
 
 from fspo_verl import cli
@@ -27,7 +27,6 @@ from fspo_verl.observe.attempts import FINISHED
 from fspo_verl.observe.metrics import NAMES
 from fspo_verl.output import percent
 
-PASTED = Path(__file__).parent / "logs"
 LOGS = [file for file in sorted(PASTED.iterdir()) if file.suffix != ".txt"]  # those hold no step
 COMMAND = [sys.executable, "-m", "fspo_verl.cli", "watch"]
 

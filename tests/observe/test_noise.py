@@ -12,41 +12,14 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from simulated_records import frame
 from test_doctor import SELECT
-from test_mismatch import Bypass, run, worker_of
-from test_policy_loss import actor_config
-from test_records import counted_ppo_loss, writers  # noqa: F401  fixtures
 
 from fspo_verl.analysis import calibration, causes
 from fspo_verl.analysis.judgement import evidence_of_records
 from fspo_verl.analysis.runs import Run
 from fspo_verl.band import Band
-from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.launch import doctor
-from fspo_verl.observe import microbatch, noise
-from fspo_verl.observe.records import read_records
+from fspo_verl.observe import noise
 from fspo_verl.observe.settings import RunSettings
-
-ON_POLICY = ("on_policy_fraction", "on_policy_sigma_squared", "on_policy_outside_fraction")
-
-
-# --- the live metric -------------------------------------------------------------------------------------------------
-
-
-def test_log_probs_of_the_rollout_engine_are_not_called_noise(counted_ppo_loss, writers, tmp_path):  # noqa: F811
-    config = actor_config(policy_loss=FSPOPolicyLossConfig(eps=0.01, records_dir=str(tmp_path)))
-    values = []
-    for step in range(6, 11):
-        microbatch.synced(step, worker_of(True))
-        values.append(run(counted_ppo_loss, config, "ragged", Bypass()))
-    assert all(np.sum(of[f"actor/fspo/{name}"]) == 0 for of in values for name in ON_POLICY)
-    assert np.sum(values[0]["actor/fspo/sigma_squared"]) > 0
-    for writer in writers:
-        writer.flush()
-    records = read_records(tmp_path)
-    assert evidence_of_records(records, records.attrs["settings"]).noise_sigma is None
-
-
-# --- whether the band lies below it ----------------------------------------------------------------------------------
 
 
 def noisy(rng, rows, sigma):
@@ -88,17 +61,11 @@ def test_a_clip_narrower_than_the_noise_is_told_whether_it_was_counted_or_follow
         assert counted.value == pytest.approx(computed.value, abs=0.03)
 
 
-# --- the remedy that is named ------------------------------------------------------------------------
-
-
 def test_the_override_that_is_named_is_one():
     override = re.search(r"\((\+\+actor_rollout_ref\S+)\)", noise.HELP)[1]
     key = override.split("={")[0].lstrip("+")
     told = doctor.with_config("verl.trainer.main_ppo", [SELECT, override], lambda c: OmegaConf.select(c, key))
     assert told.param_dtype == "fp32"
-
-
-# --- calibrate and report --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("sigma", "warned"), [(0.03, True), (1e-6, False)])
