@@ -21,14 +21,14 @@ def band_overrides(band: Band, settings: RunSettings | None = None) -> dict[str,
         settings: of the run, whose band has to be undone; a launch of the loss fspo at its defaults if None.
     """
     if loss_of(band, settings) == "gspo":
-        ends = {"low": -math.expm1(-band.low), "high": math.expm1(band.high)}
-        return {f"{ACTOR}.clip_ratio_{side}": digits(value) for side, value in ends.items()}
+        low, high = digits(-math.expm1(-band.low)), digits(math.expm1(band.high))
+        return {f"{ACTOR}.clip_ratio_low": low, f"{ACTOR}.clip_ratio_high": high}
     trained = settings.band if settings and settings.band else Band()
     values: dict[str, Any] = {"eps": None, "eps_low": band.low, "eps_high": band.high, "eps_dual": band.eps_dual}
     for name in (field.name for field in dataclasses.fields(Band) if field.name not in values):
         value = getattr(band, name)
         if not value == getattr(trained, name) == getattr(Band, name):
-            values[name] = value
+            values[name] = str(value).replace(" ", "") if isinstance(value, list) else value
     if settings and settings.target_clip_rate is not None:
         # Or eps would move on from these values; a bound of it is refused without.
         values |= {"target_clip_rate": None, "eps_max": None}
@@ -43,7 +43,8 @@ def loss_of(band: Band, settings: RunSettings | None) -> str:
 
 def to_know(band: Band, settings: RunSettings | None) -> str:
     """Where :func:`band_overrides` go, and what else they change."""
-    option = "--loss gspo " if loss_of(band, settings) == "gspo" else ""
+    loss = loss_of(band, settings)
+    option = "" if loss == "fspo" else f"--loss {loss} "
     text = f"`fspo-verl run {option}OVERRIDES -- bash your_script.sh` trains with them."
     if settings is None or settings.target_clip_rate is None:
         return text
