@@ -56,9 +56,9 @@ def test_an_import_leads_down_and_around_in_no_circle():
 
 
 def test_the_losses_register_without_pandas_pyarrow_and_scipy():
-    """What importing fspo_verl.register and fspo_verl.analysis.live brings along, at the top of modules."""
+    """What importing them, the live series and the rules of causes brings along, at the top of modules."""
     files, heavy, seen = modules(), {"pandas", "pyarrow", "scipy", "hydra", "matplotlib"}, set()
-    queue = ["fspo_verl.register", "fspo_verl.analysis.live"]
+    queue = ["fspo_verl.register", "fspo_verl.analysis.live", "fspo_verl.analysis.causes"]
     while queue:
         name = queue.pop()
         seen.add(name)
