@@ -14,7 +14,7 @@ import json
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 
@@ -99,7 +99,7 @@ class Controller:
     def __init__(self, config: AdaptiveBand):
         assert config.target_clip_rate is not None
         self.target, self._dual = config.target_clip_rate, config.eps_dual
-        self._form = Band(**{field.name: getattr(config, field.name) for field in fields(Band)})
+        self._form = Band(**Band.fields_in(vars(config)))
         self.eps = {"eps_low": config.low, "eps_high": config.high}  # the half-widths in force
         self._unit = {"length_power": config.length_power}
         self._largest = {name: config.eps_max or EPS_MAX_FACTOR * start for name, start in self.eps.items()}

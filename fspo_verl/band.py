@@ -113,6 +113,11 @@ class Band:
         return width
 
     @property
+    def half_widths(self) -> dict[str, float]:
+        """:attr:`low`, :attr:`high` and :attr:`dual`, by the fields that set them."""
+        return {"eps_low": self.low, "eps_high": self.high, "eps_dual": self.dual}
+
+    @property
     def form(self) -> tuple:
         """What centre and width follow, whatever eps is."""
         return self.normalization, self.length_power
@@ -140,8 +145,7 @@ class Band:
 
     def to_json(self) -> dict:
         """The values in effect by field, without ``eps``; null where there is no edge."""
-        edges = {"eps_low": self.low, "eps_high": self.high, "eps_dual": self.dual}
-        values = {name: value if math.isfinite(value) else None for name, value in edges.items()}
+        values = {name: value if math.isfinite(value) else None for name, value in self.half_widths.items()}
         return values | {"length_power": self.length_power, "normalization": self.normalization}
 
     @staticmethod

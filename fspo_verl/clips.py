@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -77,8 +77,7 @@ class BandClip(Clip):
 
     @property
     def eps(self):
-        dual = self.band.dual if math.isfinite(self.band.dual) else None
-        return {"eps_low": self.band.low, "eps_high": self.band.high, "eps_dual": dual}
+        return {name: eps if math.isfinite(eps) else None for name, eps in self.band.half_widths.items()}
 
     def clipped(self, records):
         """0 or 1. Edges are computed and compared in float32, as by the loss that trains."""
@@ -114,8 +113,8 @@ class BandClip(Clip):
             )
         if len(clipped := factors[factors > factor]):
             factor = (factor + clipped.min()) / 2
-        eps = {f"eps_{side}": float(factor) * getattr(self.band, side) for side in ("low", "high", "dual")}
-        return dataclasses.replace(self, band=dataclasses.replace(self.band, eps=None, **eps))
+        scaled: dict[str, Any] = {name: float(factor) * eps for name, eps in self.band.half_widths.items()}
+        return dataclasses.replace(self, band=dataclasses.replace(self.band, eps=None, **scaled))
 
 
 @dataclass(frozen=True)

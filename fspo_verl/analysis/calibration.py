@@ -93,7 +93,7 @@ def _of_records(run: Run, judged: Judgement, target: float) -> Iterator[Finding]
     yield from _notes(records, band, target)
     bypass = bool(settings and settings.old_log_probs_from_rollout)
     of_band = evidence_of_records(records, RunSettings("fspo", band, old_log_probs_from_rollout=bypass), tested=False)
-    if noise := causes.narrower(band, of_band.noise_sigma, of_band.noise_outside, of_band.unmoved):
+    if noise := causes.narrower(of_band):
         said = (
             f"There is nothing to paste: numerical noise alone puts {percent(noise.value or 0)} of the responses that "
             f"no update had moved outside the band that clips {percent(target)}."

@@ -52,8 +52,7 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
     if writer is not None and micro_batch is not None and micro_batch.step % observation.records_freq == 0:
         columns = to_numpy(columns | token_columns(*tokens))
         if observation.get("target_clip_rate") is not None and band is not None:
-            eps = {"eps_low": band.low, "eps_high": band.high, "eps_dual": band.dual}
-            columns |= {name: np.full(len(columns["length"]), value) for name, value in eps.items()}
+            columns |= {name: np.full(len(columns["length"]), eps) for name, eps in band.half_widths.items()}
         writer.add(columns, micro_batch._replace(columns=dict))  # which holds the tokens
     else:
         columns = to_numpy(columns)

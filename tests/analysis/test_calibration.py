@@ -53,7 +53,7 @@ def trained(records, eps=None):
 
 def run_of(records):
     metrics = pd.DataFrame(index=pd.Index([], dtype=int, name="step"))
-    return runs.Run("run", Path("run"), metrics, records, None, [])
+    return runs.Run("run", Path("run"), metrics, records)
 
 
 def band_of(overrides):

@@ -176,7 +176,7 @@ def run_of(name, records=None, loss="fspo", metrics=None, config=None):
     settings = RunSettings.from_json(synthetic_run.settings(loss)) if len(frame) else None
     frame.attrs = {"settings": settings, "rows": len(frame), "lost": 0}
     metrics = pd.DataFrame(index=pd.Index([], dtype=int, name="step")) if metrics is None else metrics
-    return runs.Run(name, Path(name), metrics, frame, config, [])
+    return runs.Run(name, Path(name), metrics, frame, config)
 
 
 def test_everything_that_can_go_wrong_at_once(tmp_path, monkeypatch):
