@@ -19,11 +19,7 @@ COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim", "fix:": "gre
 
 def plain(text: str) -> str:
     """The text in one line of printable characters: others, which a terminal obeys, are shown as their escapes."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def say(text: str) -> None:

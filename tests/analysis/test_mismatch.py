@@ -139,12 +139,12 @@ def test_the_report_shows_it_where_records_hold_it_and_rejected_responses_count(
     records = records_of(*responses(np.random.default_rng(6), 400, 0.03))
     records.attrs = {"settings": RunSettings("gspo"), "rows": len(records), "lost": 0}
     is_rejected = records.rollout_log_ratio.abs() > math.log(2)
-    rejected = records[is_rejected].assign(length=0, advantage=0.0, log_ratio=0.0, quadratic_variation=0.0)
-    trained = records[~is_rejected]
+    of_loss = ("length", "advantage", "log_ratio", "quadratic_variation")
+    records = records.assign(**{name: records[name].where(~is_rejected, 0) for name in of_loss})
     metrics = pd.DataFrame(index=pd.Index([], dtype=int, name="step"))
-    measured = runs.Run("measured", Path("measured"), metrics, trained, None, [], rejected)
-    without = trained.drop(columns=[*MISMATCH, "staleness"])
-    plain = runs.Run("plain", Path("plain"), metrics, without, None, [])
+    measured = runs.Run("measured", Path("measured"), metrics, records)
+    without = measured.records.drop(columns=[*MISMATCH, "staleness"])
+    plain = runs.Run("plain", Path("plain"), metrics, without)
     files = report.build(report.analyses_of([measured, plain]))
     assert "Trainer and rollout engine" in files["report.html"].decode()
     found, nothing = (one["mismatch"] for one in json.loads(files["report.json"])["runs"])

@@ -28,7 +28,8 @@ def accuracies(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def lines(records: pd.DataFrame) -> Iterator[str]:
-    scouted = accuracies(records[records.seed >= SCOUT])["mean"].groupby("learning_rate").mean()
+    scouts = records[(records.seed >= SCOUT) & records.arm.isin(["none", "√L"])]  # the others are pilots
+    scouted = accuracies(scouts)["mean"].groupby("learning_rate").mean()
     yield f"Scouted, mean accuracy by learning rate:\n{scouted.round(1).to_string()}"
     for learning_rate, own in records[records.seed < SCOUT].groupby("learning_rate"):
         table = accuracies(own).droplevel("learning_rate")
