@@ -50,8 +50,8 @@ def comparisons() -> Iterator[tuple[str, str]]:
         k = found["values"].groupby("loss").length_bias_matched.apply(lambda k: k.abs().mean())
         return ", ".join(f"{k[loss]:.2f}" for loss in ("fspo", "gspo", "fixed_band"))
 
-    ends = [*at_the_ends("fspo", "matched"), *at_the_ends("gspo", "matched")]
-    yield README, "takes {} and {} of the shortest and the longest responses, GSPO's {} and {}".format(*ends)
+    ends = [rate for loss in ("gspo", "fixed_band", "fspo") for rate in at_the_ends(loss, "matched")]
+    yield README, "GSPO's range {} to {}, a fixed range {} to {}, FSPO's {} to {}".format(*ends)
     yield RESULTS, f"FSPO, GSPO and a fixed range have abs(k) {even(four)} on the quickstart's task"
     yield RESULTS, f"On solvable problems they have {even(solvable)}"
     planned = sixteen["differences"].set_index(["metric", "loss"]).loc[("accuracy_area", "no_clip")]
