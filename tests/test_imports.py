@@ -90,7 +90,7 @@ def test_one_file_alone_changes_verl_and_hydra():
                 if isinstance(target, ast.Attribute) and isinstance(base, ast.Name) and base.id in foreign:
                     elsewhere.append((name, ast.unparse(node)))
     assert {name for name, _ in elsewhere} == {"fspo_verl.launch.doctor"}  # sys.argv, of the main that it runs
-    assert all("sys.argv" in text for _, text in elsewhere)
+    assert all("argv" in text for _, text in elsewhere)
 
 
 def test_no_imports_go_round_in_a_circle():
