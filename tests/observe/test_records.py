@@ -309,26 +309,17 @@ def test_a_limit_that_the_last_step_reaches_is_none(tmp_path):
     assert read_records(tmp_path).attrs["limited_after"] is None
 
 
-def at_once(work):
-    """What 24 threads of three runs return that start at the same time, by run; errors are left out."""
+def test_processes_that_start_at_once_share_the_attempt_of_their_run(tmp_path):
     start, got = threading.Barrier(24), []
 
-    def one(run):
+    def worker(run):
         start.wait()
-        try:
-            got.append((run, work(run)))
-        except ValueError:
-            pass
+        got.append((run, attempts.attempt(tmp_path, run)))
 
-    threads = [threading.Thread(target=one, args=(f"run-{number % 3}",)) for number in range(24)]
+    threads = [threading.Thread(target=worker, args=(f"run-{number % 3}",)) for number in range(24)]
     for step in (threading.Thread.start, threading.Thread.join):
         for thread in threads:
             step(thread)
-    return got
-
-
-def test_processes_that_start_at_once_share_the_attempt_of_their_run(tmp_path):
-    got = at_once(lambda run: attempts.attempt(tmp_path, run))
     assert len(got) == 24
     for run, _ in got:
         for rank in range(2):
@@ -423,8 +414,18 @@ def test_a_run_keeps_its_folder_however_often_it_starts(tmp_path):
     assert read_records(tmp_path).log_ratio.to_numpy() == pytest.approx(columns(seed=2)["log_ratio"], rel=1e-6)
 
 
-def test_of_many_that_start_at_once_one_run_gets_the_folder(tmp_path):
-    assert len({run for run, _ in at_once(lambda run: attempts.claim(tmp_path / "records", tmp_path / run))}) == 1
+def test_a_folder_that_another_claims_meanwhile_is_refused(tmp_path, monkeypatch):
+    look = attempts.why_taken
+
+    def another_claims(folder, checkpoints):
+        monkeypatch.setattr(attempts, "why_taken", look)
+        reason = look(folder, checkpoints)
+        attempts.claim(folder, tmp_path / "others")
+        return reason
+
+    monkeypatch.setattr(attempts, "why_taken", another_claims)
+    with pytest.raises(ValueError, match="is that of another run"):
+        attempts.claim(tmp_path / "records", tmp_path / "own")
 
 
 def test_the_ranks_of_a_training_share_an_attempt_and_two_trainings_do_not(tmp_path):
