@@ -275,6 +275,7 @@ LOST = {
     ),
     "resumed from the start": ([(range(1, 11), {0: range(5, 11)}, 1, 20), (range(1, 21), {}, 1, 20)], 0),
     "prolonged after its end": ([(range(1, 11), {}, 1, 10), (range(11, 21), {}, 1, 20)], 0),
+    "ended, and its last steps lost": ([(range(1, 11), {0: [9, 10]}, 1, 10)], 2),
     "after a critic's warm-up": ([(range(5, 11), {}, 1, 10)], 0),
     # The limit is that of some ten files. Rank 1 comes to it later.
     "up to a limit": ([(range(1, 31), {1: range(1, 6)}, 2, 30)], 5),
@@ -355,6 +356,7 @@ def test_a_copy_of_a_process_writes_nothing(tmp_path, how):
     records = read_records(tmp_path)
     assert records.groupby(["step", "mini_batch"]).size().to_dict() == {(1, 0): 4, (1, 1): 4}
     assert (b"is a copy of the one that records" in process.stderr) == (how == "records")
+    assert b"is lost" not in process.stderr
 
 
 @pytest.mark.parametrize(("rows", "kept"), [(6, 0), (8, 1)])
