@@ -78,7 +78,11 @@ def wrap_once(owner, name: str, around: Callable) -> None:
 
         @functools.wraps(function)
         async def wrapper(*args, **kwargs):
-            return await around(function, *args, **kwargs)
+            try:
+                return await around(function, *args, **kwargs)
+            except Exception as error:
+                _leave_out_this_file(error)
+                raise
 
     else:
 

@@ -3,14 +3,19 @@
 """What the installed package does to processes that import verl, and the ways by which a launch reaches its checks."""
 
 import ast
+import asyncio
 import json
 import logging
 import os
 import subprocess
 import sys
 import textwrap
+import traceback
+from types import SimpleNamespace
 
 import pytest
+
+from fspo_verl import verl_patches
 
 MODULES = "import json, sys, verl; print(json.dumps(sorted(sys.modules)))"
 OWN_MAIN = """
@@ -83,6 +88,22 @@ def test_an_addition_that_fails_is_named_and_takes_nothing_else_away(tmp_path):
     run = python("-c", textwrap.dedent(program), cwd=tmp_path)
     assert run.stdout.split("\n")[-3:] == ["added", "goes on", ""] and "Traceback" not in run.stderr, run.stderr
     assert "X is lost" in run.stderr and "the losses fspo and observed are not registered" in run.stderr
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 adds the frame of a wrap again")
+def test_what_a_wrapped_function_raises_shows_no_frame_of_the_wrap():
+    async def later(number):
+        return 1 / number
+
+    owner = SimpleNamespace(now=lambda number: 1 / number, later=later)
+    for name in ("now", "later"):
+        verl_patches.wrap_once(owner, name, lambda function, number: function(number))
+    for call in (lambda: owner.now(0), lambda: asyncio.run(owner.later(0))):
+        with pytest.raises(ZeroDivisionError) as raised:
+            call()
+        assert verl_patches.__file__ not in {
+            frame.filename for frame in traceback.extract_tb(raised.value.__traceback__)
+        }
 
 
 def test_an_own_main_that_calls_run_ppo_is_checked_before_ray_starts(tmp_path):
