@@ -76,7 +76,7 @@ for verl in "$@"; do
     [[ $seen != *" $found "* ]] || continue # the newest may be one of the others
     seen+="$found "
     supported=$(inside "$python" -c 'from fspo_verl.launch import installation
-found = [finding.check for finding in installation.verl_version()]
+found = [finding.id for finding in installation.verl_version()]
 print({"verl_version": "named", "untested_verl": "untested"}[found[0]] if found else "tested")')
     registered=$(inside "$python" -c 'import verl
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY

@@ -163,7 +163,7 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("damaged pages read", RECORDS, "page_checksum_verification=True", "page_checksum_verification=False"),
     ("asynchronous steps without require_batches", LAUNCH, "self.rounds_per_sync * fully_async.require_batches *",
      "self.rounds_per_sync *"),
-    ("hidden files of a group passed over", LAUNCH, 'own.rglob("*.yaml")', 'own.glob("*.yaml")'),
+    ("hidden files of a group passed over", LAUNCH, 'PACKAGED.rglob("*.yaml")', 'PACKAGED.glob("*.yaml")'),
     ("loss_scale_factor not kept for resumes", RESUME, '"loss_agg_mode", "loss_scale_factor")', '"loss_agg_mode")'),
     ("step of resume_path always 0", LAUNCH, "int(name[1]) if name else 0", "0"),
     ("interval over seeds one rank too narrow", PAIRED, "float(means[-outside])", "float(means[-outside - 1])"),

@@ -129,8 +129,9 @@ def test_gradients_and_metrics_do_not_depend_on_the_cut(cut, agg_mode):
 
 
 def test_metrics_equal_the_values_by_definition():
-    batch = MiniBatch()
-    metrics = batch.step(CUTS["one"], actor_config())
+    batch = MiniBatch(lengths=(1, 3, 60, 17, 0, 120, 8, 2, *range(25, 60, 5)))
+    batch.advantage[2] = 0.0
+    metrics = batch.step([[range(len(batch))]], actor_config())
     expected = defaultdict(float)
     for log_prob, old, mask, advantage in zip(batch.log_prob, batch.old, batch.masks, batch.advantage, strict=True):
         d = (log_prob.detach() - old)[mask.bool()]
@@ -138,11 +139,12 @@ def test_metrics_equal_the_values_by_definition():
             continue
         s, root = d.sum().item(), math.sqrt(len(d))
         above, below, dual = s > 0.04 * root, s < -0.05 * root, s > 0.1 * root
-        clipped = above if advantage > 0 else (below or dual)
-        in_bin = 16 <= len(d) <= 63
+        has_advantage = advantage.item() != 0
+        clipped = has_advantage and (above if advantage > 0 else (below or dual))
+        in_bin = 16 <= len(d) <= 63 and has_advantage
         of_row = {
             "sequence_fraction": True,
-            "nonzero_advantage_fraction": True,
+            "nonzero_advantage_fraction": has_advantage,
             "clip_fraction": clipped,
             "outside_band_fraction": above or below,
             "log_ratio_per_token": s / len(d),
@@ -161,6 +163,7 @@ def test_metrics_equal_the_values_by_definition():
             expected[name] += value
     for name, total in expected.items():
         assert metrics[f"actor/fspo/{name}"] == pytest.approx(total / len(batch), rel=1e-5), name
+    assert expected["nonzero_advantage_fraction"] == len(batch) - 2 and 0 < expected["length_16_to_63/clipped"]
 
 
 def padded_batch(rows=6, width=40, seed=0, dtype=torch.float32):

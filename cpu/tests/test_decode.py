@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The CPU rollout's sampler against transformers' own generation and against plain forward passes."""
 
+from functools import partial
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -101,7 +103,7 @@ def test_draws_follow_the_distribution(model):
     assert ((counts / draws - expected).abs() <= 5 * (expected / draws).sqrt() + 1e-3).all()
 
 
-@pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 3), (0.7, -1), (0.9, 2), (1e-6, -1)])
+@pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 3), (0.7, -1), (0.9, 2)])
 def test_top_p_and_top_k_renormalise_what_they_keep(model, top_p, top_k):
     prompt = [5, 9, 2]
     with torch.no_grad():
@@ -129,11 +131,8 @@ def test_a_policy_that_gives_nan_is_named(model, prompts):
         sample(model, prompts, [Sampling(8, 0.0)] * len(prompts), [EOS], VOCABULARY)
 
 
-def test_a_limit_on_threads_is_kept(untrained_model, monkeypatch):
-    before = torch.get_num_threads()
+def test_a_limit_on_threads_is_kept(untrained_model, monkeypatch, request):
+    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
     monkeypatch.setenv("OMP_THREAD_LIMIT", "1")
-    try:
-        HFServer(untrained_model, "bfloat16", seed=0, max_num_seqs=8, response_length=8)
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
+    HFServer(untrained_model, "bfloat16", seed=0, max_num_seqs=8, response_length=8)
+    assert torch.get_num_threads() == 1

@@ -35,6 +35,8 @@ from fspo_verl.output import percent
 EPS = "eps"
 """The finding of this command: the band to take, with its overrides."""
 
+OF_THE_BAND = ("few clipped", "one step", "dual clip", EPS)
+"""What is said of that band. Of the run ``fspo-verl report`` says more."""
 _FEW_CLIPPED = 50
 
 
@@ -50,9 +52,8 @@ def main(args: argparse.Namespace) -> int:
         answer = {"run": str(run.folder), "target": args.target_clip_rate}
         output.say(json.dumps(answer | {"findings": [one.to_json() for one in found]}, indent=1, allow_nan=False))
         return 0
-    # Causes before the clip, the answer on lengths, and the band. The report has the notes.
     output.show([("run", run.name)], widths=(8,))
-    shown = [one for place, one in enumerate(found) if place == 0 or one.id == EPS or one.severity != NOTE]
+    shown = [one for place, one in enumerate(found) if place == 0 or one.id in OF_THE_BAND or one.severity != NOTE]
     # Advice to calibrate has been taken: the band answers it.
     findings.show(one.without_advice() if "`fspo-verl calibrate`" in one.advice else one for one in shown)
     return 0

@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl.keys import ACTOR, GONE, GROUP, OVERRIDES, POLICY_LOSS, RECORDS_DIR, SELECTS
 from fspo_verl.launch.hydra_files import OPTIONS, as_value, leaves, option, override
-from fspo_verl.launch.hydra_files import parsed as overrides_in
+from fspo_verl.launch.hydra_files import parsed as parsed_overrides
 from fspo_verl.launch.view import Launch
 
 RECEIPT = "FSPO_VERL_RECEIPT"
@@ -45,25 +45,22 @@ def parsed(text: str) -> tuple[str, dict[str, str]]:
     Raises:
         ValueError: it is no list of overrides, names no loss or several, or sets what may not be asked for.
     """
-    losses: list[Any] = []
-    others: dict[str, str] = {}
     try:
-        for word in shlex.split(text):
-            one = _parse(word)
-            if one.is_delete() or one.is_sweep_override():
-                raise ValueError(f"{word} gives no value")
-            losses += [one.value()] if one.key_or_group == GROUP else []
-            others |= {} if one.key_or_group == GROUP else {one.key_or_group: word.lstrip("+")}
+        words = parsed_overrides(shlex.split(text))
+        if without := [one.input_line for one in words if one.is_delete() or one.is_sweep_override()]:
+            raise ValueError(f"{without[0]} gives no value")
     except (HydraException, ValueError) as error:
         raise ValueError(f"{OVERRIDES}={text!r} is no list of KEY=VALUE: {str(error).splitlines()[0]}") from None
+    losses = [one.value() for one in words if one.key_or_group == GROUP]
     if len(losses) != 1 or losses[0] not in OPTIONS:
         named = " and ".join(map(str, losses)) or "none"
         raise ValueError(f"{OVERRIDES} names one loss, {GROUP}={'|'.join(OPTIONS)}; this one names {named}")
-    known = {key for key in option(losses[0]) if key.startswith(f"{POLICY_LOSS}.")} - {SELECTS[0]} | _OF_ANY_LOSS
-    if unknown := others.keys() - known:
-        allowed = ", ".join(sorted(key.removeprefix(f"{ACTOR}.") for key in known))
-        gone = [f"{name} is gone: {GONE[name]}" for name in GONE if f"{POLICY_LOSS}.{name}" in unknown]
+    others = {one.key_or_group: one.input_line.lstrip("+") for one in words if one.key_or_group != GROUP}
+    fields = {key for key in option(losses[0]) if key.startswith(f"{POLICY_LOSS}.") and key != SELECTS[0]}
+    if unknown := others.keys() - fields - _OF_ANY_LOSS:
         what = f"{OVERRIDES} cannot set {', '.join(sorted(unknown))} beside {GROUP}={losses[0]}"
+        allowed = ", ".join(sorted(key.removeprefix(f"{ACTOR}.") for key in fields | _OF_ANY_LOSS))
+        gone = [f"{name} is gone: {GONE[name]}" for name in GONE if f"{POLICY_LOSS}.{name}" in unknown]
         raise ValueError("; ".join([what, *(gone or [f"of {ACTOR} it can set {allowed}"])]))
     return losses[0], others
 
@@ -71,45 +68,32 @@ def parsed(text: str) -> tuple[str, dict[str, str]]:
 def composed(compose: Callable[[list[str]], DictConfig], overrides: list[str]) -> DictConfig:
     """The config of a launch, with what the environment asks for if it trains a policy; one line on stderr says so.
 
-    Args:
-        compose: Hydra's composition of a list of overrides.
-        overrides: of the launch.
+    ``compose`` is Hydra's composition of a list of overrides.
 
     Raises:
         ConfigCompositionException: the variable has a bad value, or the launch would train another loss.
     """
     plain = compose(overrides)
-    if not _trains_a_policy(plain):
+    if not (os.environ.get(OVERRIDES) and _trains_a_policy(plain)):
         return plain
     try:
         loss, asked = parsed(os.environ[OVERRIDES])
     except ValueError as error:
         raise ConfigCompositionException(str(error)) from None  # which Hydra prints without a traceback
-    choices = plain.hydra.runtime.choices
-    has_it = _trains(plain, loss) and (choices.get(GROUP) == loss or loss == "observed")
-    left_out = [] if has_it or loss == "observed" else [text for text in overrides if _is_in_the_way(text, loss)]
-    kept = [text for text in overrides if text not in left_out]
-    added, given = [*asked.values()], {*asked, *map(_key, kept)}
-    if has_it:
+    if _has(plain, loss):
+        kept, added = overrides, [*asked.values()]
         config = compose([*kept, *added])
     else:
-        # In its own defaults list a config has the group already, and Hydra then takes no plus.
-        plus = "" if GROUP in choices and GROUP not in map(_key, overrides) else "+"
-        select = f"{plus}{GROUP}={loss}"
-        config = compose([*kept, select, *added])
-        if lost := _lost_settings(config, loss, given):
-            added += lost
-            config = compose([*kept, select, *added])
-        added.insert(0, f"{GROUP}={loss}")
-    has_place = Launch(config).checkpoints is not None
-    if has_place and RECORDS_DIR not in given and OmegaConf.select(config, RECORDS_DIR) is None:
-        added.append(_records(config))
-        OmegaConf.update(config, RECORDS_DIR, _parse(added[-1]).value())
-        config.hydra.overrides.task.append(added[-1])
+        kept = [text for text in overrides if not _is_in_the_way(text, loss)]
+        config, added = _with_the_loss(compose, plain, kept, loss, asked)
+    left_out = [text for text in overrides if text not in kept]
+    if records := _records(config, {*asked, *map(_key, kept)}):
+        added.append(records)
+        OmegaConf.update(config, RECORDS_DIR, _parse(records).value())
+        config.hydra.overrides.task.append(records)
     # A folder that is named by the overrides keeps its name, as a path in it would be other folders.
     config.hydra.job.override_dirname = plain.hydra.job.override_dirname
-    out = f"; left out {shlex.join(left_out)}" if left_out else ""
-    line = f"added {shlex.join(added) or 'nothing'}{out}"
+    line = f"added {shlex.join(added) or 'nothing'}{f'; left out {shlex.join(left_out)}' if left_out else ''}"
     if config.hydra.mode == RunMode.MULTIRUN:  # each job is composed once more before any of them starts
         _taken["line"] = line
     else:
@@ -117,6 +101,46 @@ def composed(compose: Callable[[list[str]], DictConfig], overrides: list[str]) -
     job, same = config.hydra.job, [text for text in kept if not _NAMES.match(_key(text))]
     _taken.update(added=added, left_out=left_out, rest=[job.name, job.config_name, *same])
     return config
+
+
+def _has(plain: DictConfig, loss: str) -> bool:
+    """Whether a launch trains an option by itself; options such as no_clip have the class and the loss of others."""
+    return _trains(plain, loss) and (loss == "observed" or plain.hydra.runtime.choices.get(GROUP) == loss)
+
+
+def _is_in_the_way(text: str, loss: str) -> bool:
+    """Whether an override of the launch is about its own loss, and would change another one or do nothing."""
+    key = _key(text)
+    if loss == "observed":
+        return False
+    if key in (GROUP, POLICY_LOSS) or key in _CLIP_RATIOS:
+        return True
+    if key.startswith(f"{POLICY_LOSS}."):
+        return key in SELECTS or key not in option("observed")  # what is measured stays
+    return key in option(loss)
+
+
+def _with_the_loss(
+    compose: Callable[[list[str]], DictConfig], plain: DictConfig, kept: list[str], loss: str, asked: dict[str, str]
+) -> tuple[DictConfig, list[str]]:
+    """The config with the option selected, and the overrides that this takes.
+
+    A file of the launch may come after the option. What it sets otherwise is set back by overrides.
+    """
+    hydra, wanted, added = plain.hydra, option(loss), [*asked.values()]
+    # In its own defaults list a config has the group already, and Hydra then takes no plus.
+    is_in_a_file = GROUP in hydra.runtime.choices and GROUP not in map(_key, hydra.overrides.task)
+    select = f"{'' if is_in_a_file else '+'}{GROUP}={loss}"
+    config = compose([*kept, select, *added])
+    final = leaves(config)
+    if missing := wanted.keys() - final.keys():
+        why = f"{min(missing)} is not in the config, as if another file of that name came before the packaged one"
+        raise ConfigCompositionException(_other_loss(loss, why))
+    given = {*asked, *map(_key, kept)}
+    back = [f"{key}={as_value(value)}" for key, value in wanted.items() if key not in given and final[key] != value]
+    if back:
+        config = compose([*kept, select, *added, *back])
+    return config, [f"{GROUP}={loss}", *added, *back]
 
 
 def check(config: DictConfig) -> None:
@@ -133,7 +157,7 @@ def check(config: DictConfig) -> None:
     wanted = {key: _parse(text).value() for key, text in asked.items()}
     other = [key for key, value in wanted.items() if "${" not in str(value) and OmegaConf.select(config, key) != value]
     if not _trains(config, loss) or other:
-        raise ValueError(_other_loss(config, loss, "its main makes the config itself, or changes it"))
+        raise ValueError(_other_loss(loss, "its main makes the config itself, or changes it"))
 
 
 def confirm(config: DictConfig) -> None:
@@ -158,7 +182,7 @@ def _say(text: str) -> None:
 
 def _parse(text: str):
     """An override as Hydra reads it."""
-    return overrides_in([text])[0]
+    return parsed_overrides([text])[0]
 
 
 def _key(text: str) -> str:
@@ -173,49 +197,31 @@ def _trains_a_policy(config: DictConfig) -> bool:
 
 def _trains(config: DictConfig, loss: str) -> bool:
     """Whether a config has the class and the loss of an option; each loss of this package is observed."""
-    sets = option(loss)
-    selects = all(OmegaConf.select(config, key) == sets[key] for key in SELECTS if key in sets)
-    return Launch(config).is_ours if loss == "observed" else selects
+    if loss == "observed":
+        return Launch(config).is_ours
+    return all(OmegaConf.select(config, key) == option(loss)[key] for key in SELECTS)
 
 
-def _other_loss(config: DictConfig, loss: str, why: str) -> str:
+def _other_loss(loss: str, why: str) -> str:
     what = f"{OVERRIDES} asks for {GROUP}={loss}, and this launch would not train it as asked: {why}"
     return f"{what}; select it there (docs/install.md), or start this launch with `env -u {OVERRIDES}`"
 
 
-def _is_in_the_way(text: str, loss: str) -> bool:
-    """Whether an override of the launch is about its own loss, and would change another one or do nothing."""
-    key = _key(text)
-    if key in (GROUP, POLICY_LOSS) or key in _CLIP_RATIOS:
-        return True
-    if key.startswith(f"{POLICY_LOSS}."):
-        return key in SELECTS or key not in option("observed")  # what is measured stays
-    return key in option(loss)
+def _records(config: DictConfig, given: Collection[str]) -> str | None:
+    """The override for the folder of the records: one of this launch alone, or of the run that it resumes.
 
-
-def _lost_settings(config: DictConfig, loss: str, given: Collection[str]) -> list[str]:
-    """Overrides for what an option sets and a file of the launch, which comes after it, sets otherwise."""
-    final = leaves(config)
-    if missing := option(loss).keys() - final.keys():
-        why = f"{min(missing)} is not in the config, as if another file of that name came before the packaged one"
-        raise ConfigCompositionException(_other_loss(config, loss, why))
-    return [
-        f"{key}={as_value(value)}"
-        for key, value in option(loss).items()
-        if key not in given and final.get(key) != value
-    ]
-
-
-def _records(config: DictConfig) -> str:
-    """The override for the folder of the records: one of this launch alone, or of the run that it resumes."""
+    None where a folder is ``given`` or set, or where there are no checkpoints to lie beside.
+    """
+    if Launch(config).checkpoints is None or RECORDS_DIR in given or OmegaConf.select(config, RECORDS_DIR) is not None:
+        return None
     chdir, base = config.hydra.job.chdir, Path.cwd()
     if chdir is None:
         chdir = not version.base_at_least("1.2")
     if chdir and config.hydra.mode != RunMode.MULTIRUN:  # the folder of a job of several is not known yet
         base /= config.hydra.run.dir
     checkpoints = base / config.trainer.default_local_dir
-    resumed = {key: config.trainer.get(key) for key in ("resume_mode", "resume_from_path")}
-    launch = Launch(OmegaConf.create({"trainer": {**resumed, "default_local_dir": str(checkpoints)}}))
+    trainer = {key: config.trainer.get(key) for key in ("resume_mode", "resume_from_path")}
+    launch = Launch(OmegaConf.create({"trainer": trainer | {"default_local_dir": str(checkpoints)}}))
     folder = None
     if launch.resumes_ours:
         from fspo_verl.launch import resume

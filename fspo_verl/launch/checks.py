@@ -94,14 +94,13 @@ def _found(of: Check, launch: Launch) -> list[Finding]:
     try:
         return [dataclasses.replace(one, id=one.id or name) for one in of.find(launch)]
     except Exception as problem:
-        crash = f"{type(problem).__name__}: {problem}"
+        what = f"{name} cannot judge this config: {type(problem).__name__}: {problem}"
     if of.needs == "files":
         why = "fspo_verl may not know this Hydra, and config files of yours may have a say in the loss"
-        fix = "compare policy_loss in the printed config, or install Hydra 1.3"
-        return [warning(f"{name} is not looked for: {crash}", why, fix, id="hydra")]
+        return [warning(what, why, "compare policy_loss in the printed config, or install Hydra 1.3", id="hydra")]
     why = "a value in it is of another kind than verl expects, such as a text or 0 for a number"
-    severity, fix = ERROR if of.may_refuse else WARNING, f"look for it in {ACTOR}, data and trainer"
-    return [finding(severity, f"{name} cannot judge this config: {crash}", why, fix, id="check_crashed")]
+    fix = f"look for it in {ACTOR}, data and trainer"
+    return [finding(ERROR if of.may_refuse else WARNING, what, why, fix, id="check_crashed")]
 
 
 # --- errors: another loss would train than the one asked for, or none ------------------------------------------------
@@ -227,28 +226,36 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
     """A folder for records that belongs to another run, or that this machine cannot write."""
     if (records_dir := launch.policy_loss.get("records_dir")) is None:
         return
-    folder, key = Path(records_dir), f"{POLICY_LOSS}.records_dir"
-    checkpoints = Path(launch.config.trainer.default_local_dir)
-    resumed = launch.resume_point
+    key = f"{POLICY_LOSS}.records_dir"
     try:
-        place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
-        writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
-        reason = attempts.why_taken(folder, checkpoints) if writable else None
-        files = attempts.parts(folder) if writable else []
-    except OSError:  # such as a loop of symbolic links
-        writable = False
-    if not writable:
+        reason = _why_taken(Path(records_dir), launch)
+    except OSError:
         why = "a node with a disk of its own may have it; each worker tries it before its first update"
         yield warning(f"{key}={records_dir} cannot be written on this machine", why, f"{key}=DIR that can be")
         return
-    if reason is None and files and resumed is not None and resumed[0].resolve() != checkpoints.resolve():
-        first = min(part.step for part in files)
-        if first <= resumed[1]:
-            reason = f"it holds records from step {first} on, and this run branches off after step {resumed[1]}"
-            reason += f" of the checkpoints in {resumed[0]}"
     if reason is not None:
         why, free = "one folder is for the records of one run", attempts.free(records_dir)
         yield error(f"{key}={records_dir} is taken: {reason}", why, f"{key}={free}")
+
+
+def _why_taken(folder: Path, launch: Launch) -> str | None:
+    """Why a launch must not write its records to a folder; None if it may.
+
+    Raises:
+        OSError: this machine cannot write there, or it is a loop of symbolic links.
+    """
+    place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        raise PermissionError(str(place))
+    checkpoints, resumed = Path(launch.config.trainer.default_local_dir), launch.resume_point
+    reason = attempts.why_taken(folder, checkpoints)
+    if reason is not None or resumed is None or resumed[0].resolve() == checkpoints.resolve():
+        return reason
+    first = min((part.step for part in attempts.parts(folder)), default=math.inf)
+    if first > resumed[1]:
+        return None
+    branch = f"this run branches off after step {resumed[1]} of the checkpoints in {resumed[0]}"
+    return f"it holds records from step {first} on, and {branch}"
 
 
 @check(needs="loss")

@@ -14,7 +14,6 @@ Exit code: 0 without errors (warnings are printed), 1 with errors, or with --str
 """
 
 import argparse
-import contextlib
 import importlib.util
 import json
 import math
@@ -27,6 +26,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 from omegaconf import DictConfig
 
@@ -103,10 +103,8 @@ def examine(module: str, overrides: list[str]) -> list[Finding]:
     from fspo_verl.launch import checks
 
     config, found = compose(module, overrides)
-    if config is not None:
-        launch = Launch(config)
-        sound = not findings.exit_code(found)
-        found += [*selects_no_loss_of_ours(launch), *(checks.run(launch, "doctor") if sound else ())]
+    if config is not None and not findings.exit_code(found):
+        found += checks.run(Launch(config), "doctor")
     return found
 
 
@@ -165,7 +163,8 @@ def with_config(module: str, arguments: list[str], look: Callable):
         last = max(given, default=len(arguments))
         argv = [spec.origin, *arguments[:last], *folders, "hydra.output_subdir=null", *arguments[last:]]
         with (
-            _command_line(argv),
+            mock.patch.object(sys, "argv", argv),
+            mock.patch.dict(os.environ, HYDRA_FULL_ERROR="1"),  # Hydra raises its errors, and prints none
             verl_patches.handed_over(take),
             output.reserved(),  # what verl warns about, it says again at the launch
         ):
@@ -176,29 +175,15 @@ def with_config(module: str, arguments: list[str], look: Callable):
     raise ValueError(f"{module} ended before it handed over its config")
 
 
-@contextlib.contextmanager
-def _command_line(argv: list[str]) -> Iterator[None]:
-    """Run a Hydra application as with these words, and have it raise its errors instead of printing them."""
-    before, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, "1"
-    try:
-        yield
-    finally:
-        sys.argv = before
-        if full_error is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = full_error
-
-
 # --- checks of the doctor alone --------------------------------------------------------------------------------------
 
 
-def selects_no_loss_of_ours(launch: Launch) -> Iterator[Finding]:
+@check(needs="doctor")
+def not_selected(launch: Launch) -> Iterator[Finding]:
     """A launch that trains without this package."""
     if not launch.is_ours:
         what, why = f"{POLICY_LOSS}.loss_mode={launch.loss_mode} trains", "neither FSPO nor one of its baselines"
-        yield warning(what, why, f"{GROUP}=fspo", id="not_selected")
+        yield warning(what, why, f"{GROUP}=fspo")
 
 
 @check(needs="doctor")

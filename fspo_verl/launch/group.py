@@ -11,7 +11,7 @@ from typing import NamedTuple
 from omegaconf import OmegaConf
 
 from fspo_verl.keys import GONE, GROUP, POLICY_LOSS
-from fspo_verl.launch.hydra_files import Part, choices, files_of, is_running, leaves, loaded, parsed, task_overrides
+from fspo_verl.launch.hydra_files import Part, choices, files_of, leaves, loaded, parsed, running, task_overrides
 
 
 def with_plus(create: Callable, *, overrides_list: list, repo, **how):
@@ -22,55 +22,54 @@ def with_plus(create: Callable, *, overrides_list: list, repo, **how):
     Raises:
         ConfigCompositionException: what Hydra refuses; with a fix where it is about the group.
     """
-    from hydra.core.override_parser.types import OverrideType
     from hydra.errors import ConfigCompositionException, MissingConfigException
 
-    def listed(overrides):
-        return create(overrides_list=overrides, repo=repo, **how)
-
     words = [one for one in overrides_list if one.key_or_group == GROUP and not one.is_sweep_override()]
-    plain = [one for one in words if one.type == OverrideType.CHANGE and one.package is None]
     fix = as_fix(*select_alone(words))
     for name in GONE if words else ():
         if any(one.key_or_group == f"{POLICY_LOSS}.{name}" and not one.is_delete() for one in overrides_list):
             raise ConfigCompositionException(f"{POLICY_LOSS}.{name} is gone: {GONE[name]}")
     try:
-        try:
-            return listed(overrides_list)
-        except ConfigCompositionException as error:
-            if not plain or f"Could not override '{GROUP}'" not in str(error):
-                raise
-        stock = listed([one for one in overrides_list if one.key_or_group != GROUP])
-        has_key = any(f"{key}.".startswith(f"{GROUP}.") for part in loaded(stock.defaults, repo) for key in part.sets)
-        if has_key and all(one.package is None for one in words):
-            stock.config_overrides.extend(words)  # the key is the user's own: Hydra sets it, as without this package
-            return stock
-        *earlier, last = plain
-        for one in earlier:
-            overrides_list.remove(one)
-        # In place: Hydra records what it was given, and a process without this wrap has to compose the same from it.
-        last.type, last.input_line = OverrideType.ADD, f"+{last.input_line}"
-        return listed(overrides_list)
+        return _listed(lambda given: create(overrides_list=given, repo=repo, **how), overrides_list, words, repo)
+    except MissingConfigException:
+        raise
     except (ConfigCompositionException, ValueError) as error:  # a ValueError where the value is no name
-        if isinstance(error, MissingConfigException) or not fix or GROUP not in f"{error}{fix}":
+        if not fix:
             raise
         raise ConfigCompositionException(f"{error}; {fix}") from error
+
+
+def _listed(create: Callable, overrides: list, words: list, repo):
+    """The defaults list of Hydra's ``create(overrides)``; the last of ``words`` without a plus gets one if needed."""
+    from hydra.core.override_parser.types import OverrideType
+    from hydra.errors import ConfigCompositionException
+
+    plain = [one for one in words if one.type == OverrideType.CHANGE and one.package is None]
+    try:
+        return create(overrides)
+    except ConfigCompositionException as error:
+        if not plain or f"Could not override '{GROUP}'" not in str(error):
+            raise
+    stock = create([one for one in overrides if one.key_or_group != GROUP])
+    has_key = any(f"{key}.".startswith(f"{GROUP}.") for part in loaded(stock.defaults, repo) for key in part.sets)
+    if has_key and all(one.package is None for one in words):
+        stock.config_overrides.extend(words)  # the key is the user's own: Hydra sets it, as without this package
+        return stock
+    *earlier, last = plain
+    for one in earlier:
+        overrides.remove(one)
+    # In place: Hydra records what it was given, and a process without this wrap has to compose the same from it.
+    last.type, last.input_line = OverrideType.ADD, f"+{last.input_line}"
+    return create(overrides)
 
 
 class Asked(NamedTuple):
     """What the running Hydra application was asked of the group."""
 
-    name: str
-    """The option, as it was written."""
-
-    files: list[str]
-    """The config files of the group that make up this option, in their order; none if no file has its name."""
-
-    sets: dict[str, object]
-    """What they set, by dotted key; interpolations as written."""
-
-    words: list
-    """The overrides of the group, parsed."""
+    name: str  # of the option, as it was written
+    files: list[str]  # options whose files make up this one, in their order; none if no file has its name
+    sets: dict[str, object]  # what they set, by dotted key; interpolations as written
+    words: list  # the overrides of the group, parsed
 
 
 seen: set[str] = set()
@@ -79,33 +78,29 @@ seen: set[str] = set()
 
 def is_named() -> bool:
     """Whether the running Hydra application may have been asked for an option: cheap, for every launch of verl."""
-    return is_running() and bool(seen or _chosen() or any(GROUP in text for text in task_overrides()))
+    return running() is not None and bool(seen or _chosen() or any(GROUP in text for text in task_overrides()))
 
 
 def asked(composed: Sequence[Part], is_own_key: bool) -> Asked | None:
     """What the running Hydra application was asked of the group; None where nothing was.
 
-    The last override that names an option counts, and without one the defaults lists.
-
-    Args:
-        composed: the files of the group that were composed.
-        is_own_key: the config has the name of the group as a key, which Hydra sets where it composes no such file.
+    The last override that names an option counts, and without one the defaults lists: ``composed`` are the files of the
+    group. With ``is_own_key`` the config has its name as a key, which Hydra sets where it composes no such file.
     """
     words = [one for one in parsed(task_overrides()) if one.key_or_group == GROUP]
-    last = None if is_own_key and not composed and not any(one.is_add() for one in words) else _selecting(words)
-    if last is not None:
+    is_value = is_own_key and not composed and not any(one.is_add() for one in words)
+    in_files = [*_chosen(), *(part.option for part in composed)]
+    if not is_value and (last := _selecting(words)) is not None:
         value, name = last.value(), last.get_value_string()
         # Hydra resolves an option by the choices of other groups, and by resolvers such as oc.env.
         options = OmegaConf.create({**choices(), "": [value] if isinstance(value, str) else value})[""]
-        made_of = [part for option in options for part in files_of(option)]
-        files = [part.option for part in made_of]
-    elif composed or _chosen():
-        files = [part.option for part in composed]
-        name = [*_chosen(), *files][-1]
-        made_of = [part for option in files for part in files_of(option)]
+    elif in_files:
+        name, options = in_files[-1], in_files[-1:]
     else:
         return None
-    return Asked(name, files, {key: value for part in made_of for key, value in part.sets.items()}, words)
+    files = [part for option in options for part in files_of(option)]
+    sets = {key: value for part in files for key, value in part.sets.items()}
+    return Asked(name, [part.option for part in files], sets, words)
 
 
 def _chosen() -> list[str]:
@@ -122,11 +117,9 @@ def _selecting(words: Sequence):
 
 
 def select_alone(words: Sequence, keep_plus: bool = False) -> tuple[list[str], list[str]]:
-    """Overrides to remove, and to add, for the last option that these overrides of the group name to be selected.
+    """Overrides to remove, and to add, for the last option that these parsed ones name to be selected alone.
 
-    Args:
-        words: the overrides, parsed.
-        keep_plus: ``+GROUP=OPTION`` stays, too.
+    With ``keep_plus`` ``+GROUP=OPTION`` stays, too.
     """
     last = _selecting(words)
     wanted = last and f"{GROUP}={last.get_value_string()}"

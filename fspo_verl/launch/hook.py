@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -25,30 +25,48 @@ from fspo_verl.launch import group, hydra_files, selection
 from fspo_verl.launch.view import Launch
 
 logger = logging.getLogger("fspo_verl")
+_NOT_LOOKED_AT = "fspo_verl did not look at this launch"
+
+
+@contextlib.contextmanager
+def _never_ending_the_launch(lost: str) -> Iterator[None]:
+    """Log what goes wrong, with what is lost by it, in place of raising it."""
+    try:
+        yield
+    except Exception as problem:
+        logger.warning("%s: %s: %s", lost, type(problem).__name__, problem)
 
 
 def check(config: DictConfig) -> None:
-    """Refuse or warn about a launch config; say which band is in effect if the loss is ``fspo``.
+    """Refuse or warn about a composed config of a verl main; say which band is in effect if the loss is ``fspo``.
 
-    Args:
-        config: the composed config of a verl main. Anything without ``actor_rollout_ref.actor`` is left alone.
+    Anything without ``actor_rollout_ref.actor`` is left alone.
 
     Raises:
         ValueError: the config asks for a loss that it would not train, or a field of the band is wrong.
     """
-    try:
-        launch = Launch(config)
-        selected, meant = launch.selects_ours, [*selection.lost_selections(launch)]
-    except Exception as problem:
-        logger.warning("fspo_verl did not look at this launch: %s: %s", type(problem).__name__, problem)
-        return
-    if selected:
+    launch, is_ours = Launch(config), False
+    findings: list[Finding] = []
+    with _never_ending_the_launch(_NOT_LOOKED_AT):
+        findings = [*selection.lost_selections(launch)]
+        is_ours = launch.selects_ours
+    if is_ours:
         from fspo_verl.launch import checks, installation
 
-        meant = [*installation.verl_version(), *checks.findings(config)]  # which has lost_selections
-    _refuse_or_say(meant)
-    if not selected and launch.has_actor:
-        _say_a_forgotten_loss(launch)
+        findings = [*installation.verl_version(), *checks.findings(config)]  # lost selections among them
+    else:
+        with _never_ending_the_launch("fspo_verl did not compare this launch with its checkpoint"):
+            findings += _forgotten_loss(launch)
+    _refuse_or_say(findings)
+
+
+def _forgotten_loss(launch: Launch) -> Iterable[Finding]:
+    """A resume without the loss of this package that has trained the run so far."""
+    if not (launch.has_actor and launch.resumes_ours):
+        return []
+    from fspo_verl.launch import resume
+
+    return resume.changed_on_resume(launch)
 
 
 def _refuse_or_say(findings: list[Finding]) -> None:
@@ -62,32 +80,18 @@ def _in_one_line(finding: Finding) -> str:
     return f"{finding.sentence} Fix: {finding.advice}" if finding.advice else finding.sentence
 
 
-def _say_a_forgotten_loss(launch: Launch) -> None:
-    """Warn of a resume without the loss of this package that has trained the run so far."""
-    try:
-        if launch.resumes_ours:
-            from fspo_verl.launch import resume
-
-            _refuse_or_say([*resume.changed_on_resume(launch)])
-    except Exception as problem:
-        logger.warning("fspo_verl did not compare this launch with its checkpoint: %s", problem)
-
-
 def keep_loss_settings(config: DictConfig) -> None:
     """Keep what a launch trains with beside its checkpoints, if a loss of this package trains, or has until now.
 
     The next launch is compared with it (:func:`fspo_verl.launch.resume.changed_on_resume`).
     """
-    try:
+    with _never_ending_the_launch("if this run is resumed with another loss, no warning will follow"):
         launch = Launch(config)
-        if not (launch.has_actor and (launch.selects_ours or launch.resumes_ours)):
-            return
-        if (launch.get("trainer.save_freq") or 0) > 0:
+        is_kept = launch.has_actor and (launch.selects_ours or launch.resumes_ours)
+        if is_kept and (launch.get("trainer.save_freq") or 0) > 0:
             from fspo_verl.launch import resume
 
             resume.keep(launch)
-    except Exception as problem:  # the run itself needs none of it
-        logger.warning("if this run is resumed with another loss, no warning will follow: %s", problem)
 
 
 def claim_records(config: DictConfig) -> None:
@@ -110,7 +114,11 @@ def claim_records(config: DictConfig) -> None:
 
 def begin_application_of_hydra() -> None:
     """The checks before a Hydra application of verl composes its config."""
-    ask = with_what_is_asked if os.environ.get(OVERRIDES) else None
+    ask = None
+    if os.environ.get(OVERRIDES):
+        from fspo_verl.launch import asked
+
+        ask = asked.composed
     verl_patches.select_without_plus(GROUP, group.with_plus, at_a_config_file, ask)
     if "fspo_verl.plugin" in sys.modules:
         return
@@ -121,22 +129,10 @@ def begin_application_of_hydra() -> None:
         verl_patches.see_launches(check_once, refuse_the_config)
 
 
-def with_what_is_asked(compose: Callable[[list[str]], DictConfig], overrides: list[str]) -> DictConfig:
-    """The config of a launch, with what the environment asks for (:mod:`fspo_verl.launch.asked`)."""
-    if not os.environ.get(OVERRIDES):
-        return compose(overrides)
-    from fspo_verl.launch import asked
-
-    return asked.composed(compose, overrides)
-
-
 def at_a_config_file(name: str) -> None:
-    """Refuse a config file of this package's group where an old verl would train its own loss.
+    """Refuse a config file of this package's group, by its name, where an old verl would train its own loss.
 
     Such a verl in a folder shadows the installed one. Of this package it sees the configs alone.
-
-    Args:
-        name: of a config, such as ``actor/dp_actor``.
     """
     section, _, option = name.rpartition("/")
     if section != GROUP:
@@ -173,14 +169,12 @@ def check_once(config) -> None:
 
 def refuse_the_config(config) -> None:
     """Refuse at the trainer's logger what :func:`check` refuses on the config alone."""
-    try:
+    errors: list[Finding] = []
+    with _never_ending_the_launch(_NOT_LOOKED_AT):
         launch = Launch(OmegaConf.create(config or {}))
-        errors = [*selection.lost_selections(launch)]
+        errors += selection.lost_selections(launch)
         if launch.selects_ours:
             from fspo_verl.launch import checks
 
             errors += checks.errors_of_the_config_alone(launch.config)
-    except Exception as problem:
-        logger.warning("fspo_verl did not look at this launch: %s: %s", type(problem).__name__, problem)
-        return
     _refuse_or_say(errors)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
+from fspo_verl import versions
 from fspo_verl.keys import GROUP
 
 OWN_CONFIGS = "pkg://fspo_verl.configs"
@@ -86,10 +87,8 @@ def is_of_user(source: str) -> bool:
     if source.startswith("pkg://"):
         return source.removeprefix("pkg://").split(".")[0] not in ("verl", "fspo_verl", "hydra")
     # A main that is started as a file, and the asynchronous ones, name verl's own folders by path.
-    verl = importlib.util.find_spec("verl")
-    if verl is None or verl.origin is None:
-        return True
-    return not Path(source.removeprefix("file://")).is_relative_to(Path(verl.origin).parent)
+    folder = versions.verl_folder()
+    return folder is None or not Path(source.removeprefix("file://")).is_relative_to(folder)
 
 
 def has_files_of_the_user() -> bool:
@@ -99,7 +98,7 @@ def has_files_of_the_user() -> bool:
 
 def _sources() -> list[str]:
     """The search path of the running Hydra application, first entry first; empty outside of one."""
-    hydra = _running()
+    hydra = running()
     return [f"{source.schema}://{source.path}" for source in hydra.runtime.config_sources] if hydra else []
 
 
@@ -108,32 +107,27 @@ def _sources() -> list[str]:
 
 def task_overrides() -> list[str]:
     """The overrides of the running Hydra application, as they were typed, without Hydra's own; empty outside of one."""
-    return _as_typed(hydra.overrides.task) if (hydra := _running()) else []
+    return _as_typed(hydra.overrides.task) if (hydra := running()) else []
 
 
 def choices() -> dict[str, str]:
     """The options that the running Hydra application has chosen of each group; empty outside of one."""
-    return _as_typed(hydra.runtime.choices) if (hydra := _running()) else {}
+    return _as_typed(hydra.runtime.choices) if (hydra := running()) else {}
 
 
 def _as_typed(content) -> Any:
     return OmegaConf.to_container(content, resolve=False)
 
 
-def is_running() -> bool:
-    """Whether this is a Hydra application that has composed its config."""
-    return _running() is not None
-
-
-def _running():
-    """The ``hydra`` section of the running Hydra application; None outside of one."""
+def running():
+    """The ``hydra`` section of the running Hydra application, which has composed its config; None outside of one."""
     module = sys.modules.get("hydra.core.hydra_config")
     return module.HydraConfig.get() if module and module.HydraConfig.initialized() else None
 
 
 def parts() -> list[Part]:
     """The files of the running Hydra application in the order in which they were merged."""
-    hydra, repository = _running(), _repository()
+    hydra, repository = running(), _repository()
     overrides = [*_as_typed(hydra.overrides.hydra), *task_overrides()]
     return list(loaded(_defaults(repository, hydra.job.config_name, overrides), repository))
 
@@ -185,19 +179,17 @@ def _repository():
     from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 
     search_path = ConfigSearchPathImpl()
-    for source in _running().runtime.config_sources:
+    for source in running().runtime.config_sources:
         search_path.append(source.provider, f"{source.schema}://{source.path}")
     return CachingConfigRepository(ConfigRepository(search_path))
 
 
 def passed_over() -> list[Path]:
     """Files of a user's that Hydra does not read, as this package ships one of the same name and comes first."""
-    sources, own = _sources(), _folder(OWN_CONFIGS)
-    if OWN_CONFIGS not in sources or own is None:
-        return []
-    names = [file.relative_to(own) for file in own.rglob("*.yaml")]
-    later = filter(None, map(_folder, sources[sources.index(OWN_CONFIGS) + 1 :]))
-    return [folder / name for folder in later for name in names if (folder / name).exists()]
+    sources = _sources()
+    later = sources[sources.index(OWN_CONFIGS) + 1 :] if OWN_CONFIGS in sources else []
+    names = [file.relative_to(PACKAGED) for file in PACKAGED.rglob("*.yaml")]
+    return [folder / name for folder in filter(None, map(_folder, later)) for name in names if (folder / name).exists()]
 
 
 def _folder(source: str) -> Path | None:

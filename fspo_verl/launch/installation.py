@@ -64,8 +64,8 @@ def verl_version() -> Iterator[Finding]:
     what = f"verl {version} was not tested with fspo_verl"
     fix = f"follow the first steps of a run with fspo-verl watch, or pip install verl=={TESTED['verl'][-1]}"
     yield warning(what, f"tested are {', '.join(TESTED['verl'])}", fix, id="untested_verl")
-    if wrong := problems():
-        what = f"verl {version} does not do what fspo_verl needs of it: {'; '.join(wrong)}"
+    if (wrong := problem()) is not None:
+        what = f"verl {version} does not do what fspo_verl needs of it: {wrong}"
         fix = f"a newer fspo_verl, or pip install verl=={TESTED['verl'][-1]}"
         yield warning(what, "the loss would fail, or train something else than it says", fix, id="probe")
 
@@ -83,17 +83,17 @@ def too_old() -> Finding | None:
     return error(what, why, fix, id="verl_version")
 
 
-def problems() -> list[str]:
+def problem() -> str | None:
     """Where the installed verl differs from what the losses need. Takes about a second, without Ray."""
     try:
         with output.reserved():
-            return [*_loss()]
+            return _wrong_loss()
     except Exception as error:  # another signature, type or name: whatever verl made of it
-        return [f"the loss cannot be called: {type(error).__name__}: {error}"]
+        return f"the loss cannot be called: {type(error).__name__}: {error}"
 
 
-def _loss() -> Iterator[str]:
-    """Two responses inside the band, a micro-batch each, through verl's ``ppo_loss``: value and gradient."""
+def _wrong_loss() -> str | None:
+    """One of two responses of a batch, inside the band, through verl's ``ppo_loss``: value and gradient."""
     import torch
     from verl.utils.tensordict_utils import get_tensordict
     from verl.workers.config import FSDPActorConfig
@@ -101,37 +101,28 @@ def _loss() -> Iterator[str]:
 
     from fspo_verl.config import FSPOPolicyLossConfig
 
+    def nested(row):  # as verl's engines hand over tokens without padding
+        return torch.nested.as_nested_tensor([torch.as_tensor(row)], layout=torch.jagged)
+
+    responses, length, divisor = 2, 3, 8
     config = FSDPActorConfig(
         rollout_n=1,
         ppo_micro_batch_size_per_gpu=1,
         policy_loss=FSPOPolicyLossConfig(),
         loss_agg_mode="seq-mean-token-sum-norm",
-        loss_scale_factor=8,
+        loss_scale_factor=divisor,
     )
-    totals = {"dp_size": 1, "batch_num_tokens": 5, "global_batch_size": 2}
-    for length, advantage in ((2, 1.0), (3, -1.0)):
-        # What a model puts out at one position scores the next token; -3 scores none of the response.
-        log_prob = torch.tensor([-3.0, *[-1.0] * length, -3.0], requires_grad=True)
-        rows = {
-            "prompts": torch.zeros(2, dtype=torch.long),
-            "responses": torch.zeros(length, dtype=torch.long),
-            "response_mask": torch.ones(length, dtype=torch.long),
-            "old_log_probs": torch.full((length,), -1.01),
-            "advantages": torch.full((length,), advantage),
-        }
-        data = get_tensordict({key: _nested(row) for key, row in rows.items()}, totals)
-        loss, _ = ppo_loss(config, {"log_probs": _nested(log_prob)}, data)
-        loss.backward()
-        ratio = torch.tensor(0.01 * length).exp()
-        gradient = -advantage * ratio / totals["global_batch_size"] / config.loss_scale_factor
-        expected = torch.cat([torch.zeros(1), gradient.expand(length), torch.zeros(1)])
-        grad = log_prob.grad
-        if grad is None or not (torch.allclose(loss, gradient * length) and torch.allclose(grad, expected)):
-            yield f"loss_mode=fspo gives {loss.item():.4g} on {length} tokens, not {gradient.item() * length:.4g}"
-
-
-def _nested(row):
-    """One row as verl's engines hand over tokens without padding."""
-    import torch
-
-    return torch.nested.as_nested_tensor([row], layout=torch.jagged)
+    rows: dict[str, list] = {"prompts": [0, 0], "responses": [0] * length, "response_mask": [1] * length}
+    rows |= {"old_log_probs": [-1.01] * length, "advantages": [-1.0] * length}
+    totals = {"dp_size": 1, "batch_num_tokens": 5, "global_batch_size": responses}
+    # What a model puts out at one position scores the next token; -3 scores none of the response.
+    log_prob = torch.tensor([-3.0, *[-1.0] * length, -3.0], requires_grad=True)
+    data = get_tensordict({key: nested(row) for key, row in rows.items()}, totals)
+    loss, _ = ppo_loss(config, {"log_probs": nested(log_prob)}, data)
+    loss.backward()
+    gradient = torch.tensor(0.01 * length).exp() / responses / divisor  # of each token
+    expected = torch.cat([torch.zeros(1), gradient.expand(length), torch.zeros(1)])
+    grad = log_prob.grad
+    if grad is not None and torch.allclose(loss, gradient * length) and torch.allclose(grad, expected):
+        return None
+    return f"loss_mode=fspo gives {loss.item():.4g} on {length} tokens, not {gradient.item() * length:.4g}"

@@ -66,47 +66,41 @@ def changed_on_resume(launch: Launch) -> Iterator[Finding]:
         return
     folder, step = resumed
     resumes = f"this run resumes after step {step}"
-    if not (kept := _kept_until(launch)):
+    kept = _kept_until(launch)
+    if not kept:
         what = f"{resumes}, and which loss trained it until then is not known"
         fix = "compare .hydra/config.yaml of that run with this one; the loss of this launch is kept from now on"
         yield warning(what, f"{KEPT_LOSSES} in {folder} does not say", fix, id="unknown_before_resume")
         return
     before, now = kept[-1]["loss"], loss_settings(launch)
+    other_loss = "its later steps train another loss"
     for name, instead in GONE.items():
         if (value := before.get(f"policy_loss.{name}")) is not None:
-            what = f"{resumes}, until which it trained with {POLICY_LOSS}.{name}={value}"
-            yield warning(what, "its later steps train another loss", instead)
+            yield warning(f"{resumes}, until which it trained with {POLICY_LOSS}.{name}={value}", other_loss, instead)
     changed = [key for key in now if key in before and as_value(now[key]) != as_value(before[key])]
     eps_file = folder / f"global_step_{step}" / "actor" / adaptive.FILE
-    if idle := _replaced_by(eps_file, launch, changed):
-        values = ", ".join(f"{ACTOR}.{key}={as_value(now[key])}" for key in idle)
+    idle = _taken_from_the_checkpoint(changed, launch, before) if eps_file.exists() else []
+    if idle:
+        ignored = ", ".join(f"{ACTOR}.{key}={as_value(now[key])}" for key in idle)
         why = "target_clip_rate goes on with the eps of the checkpoint"
         fix = f"to start from the eps of this launch, remove {eps_file}"
-        yield warning(f"{resumes} with {values}, which has no effect", why, fix)
-        if _dual_clip_follows(launch, before):
-            idle.append("policy_loss.eps_dual")
-        changed = [key for key in changed if key not in idle]
-    if changed:
-        values = ", ".join(
-            f"{ACTOR}.{key}={as_value(now[key])} (until then {as_value(before[key])})" for key in changed
-        )
-        fix = f"if that is not meant: {' '.join(_back_to(before, changed))}"
-        yield warning(f"{resumes} with {values}", "its later steps train another loss", fix)
+        yield warning(f"{resumes} with {ignored}, which has no effect", why, fix)
+    if acts := [key for key in changed if key not in idle]:
+        values = [f"{ACTOR}.{key}={as_value(now[key])} (until then {as_value(before[key])})" for key in acts]
+        fix = f"if that is not meant: {' '.join(_back_to(before, acts))}"
+        yield warning(f"{resumes} with {', '.join(values)}", other_loss, fix)
 
 
-def _replaced_by(eps_file: Path, launch: Launch, changed: list[str]) -> list[str]:
+def _taken_from_the_checkpoint(changed: list[str], launch: Launch, before: dict) -> list[str]:
     """Of the changed keys those that target_clip_rate takes from the checkpoint, as long as the width is the same."""
-    if not (launch.is_fspo and launch.band.target_clip_rate and eps_file.exists()):
+    is_adaptive = launch.is_fspo and launch.band.target_clip_rate is not None
+    if not is_adaptive or "policy_loss.length_power" in changed:  # the eps there is in units of another width
         return []
-    if "policy_loss.length_power" in changed:
-        return []  # the checkpoint's eps is in units of another width
-    return [key for key in changed if key in ("policy_loss.eps_low", "policy_loss.eps_high")]
-
-
-def _dual_clip_follows(launch: Launch, before: dict) -> bool:
-    """Whether the dual clip is three times the upper side, both now and in the loss before."""
-    dual, high = before.get("policy_loss.eps_dual"), before.get("policy_loss.eps_high")
-    return launch.policy_loss.get("eps_dual") is None and isinstance(high, float) and dual == DUAL * high
+    idle = ["policy_loss.eps_low", "policy_loss.eps_high"]
+    high, dual = before.get("policy_loss.eps_high"), before.get("policy_loss.eps_dual")
+    if launch.policy_loss.get("eps_dual") is None and isinstance(high, float) and dual == DUAL * high:
+        idle.append("policy_loss.eps_dual")  # which follows the upper side, as it did before
+    return [key for key in changed if key in idle]
 
 
 def _back_to(before: dict, changed: list[str]) -> list[str]:
@@ -138,11 +132,9 @@ def records_to_go_on_with(launch: Launch) -> str | None:
     resumed = launch.resume_point
     if resumed is None or resumed[0].resolve() != checkpoints.resolve():  # a branch is a run of its own
         return None
-    folders = [entry["records_dir"] for entry in _kept_until(launch) if entry["records_dir"]]
-    known = [
-        folder for folder in folders if Path(folder).is_dir() and not attempts.why_taken(Path(folder), checkpoints)
-    ]
-    return known[-1] if known else None
+    folders = [Path(entry["records_dir"]) for entry in reversed(_kept_until(launch)) if entry["records_dir"]]
+    own = (str(folder) for folder in folders if folder.is_dir() and not attempts.why_taken(folder, checkpoints))
+    return next(own, None)
 
 
 def _kept_until(launch: Launch) -> list[dict]:
@@ -152,10 +144,7 @@ def _kept_until(launch: Launch) -> list[dict]:
     folder, step = resumed
     try:
         entries = json.loads((folder / KEPT_LOSSES).read_text())
-        kept = [
-            {"after_step": one["after_step"], "loss": dict(one["loss"]), "records_dir": one.get("records_dir")}
-            for one in entries
-        ]
+        kept = [{"records_dir": None, **one, "loss": dict(one["loss"])} for one in entries]
         return [entry for entry in kept if entry["after_step"] < step]
     except (KeyError, TypeError, ValueError):
         return []

@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from omegaconf import OmegaConf
 
@@ -40,30 +40,20 @@ def lost_selections(launch: Launch) -> Iterator[Finding]:
 
 def _lost_selection(launch: Launch, key: str, value) -> Finding | None:
     """A key that looks as if it were to select a loss of this package, where nothing reads it."""
-    sections = re.split("[./@]", key)
-    names = sections[1:] if sections[0] in ("algorithm", "actor_rollout_ref") else sections[:1]
-    value = launch.get(key) if key == GROUP else value  # resolved
-    values = [*value] if key == GROUP and OmegaConf.is_list(value) else [value]
-    values = [text for text in values if isinstance(text, str)]
-    if key.startswith(f"{POLICY_LOSS}.") or not values:
+    if key.startswith(f"{POLICY_LOSS}."):
         return None
-    like_group = max(_likeness(name, "policy_loss") for name in names or [""])
-    like_mode = max(_likeness(name, "loss_mode") for name in names or [""])
-    options = ("fspo", *hydra_files.OPTIONS)
-    option = next((option for option in options if any(_is_close(text, option) for text in values)), None)
-    if option == "fspo" and max(like_group, like_mode) > _CLOSE:
-        severity = ERROR
-    elif option is not None and key == GROUP and values != [option]:
-        severity = ERROR
-    elif option is not None and like_group > _MISSPELT:
-        severity = WARNING
-    else:
+    if key == GROUP:
+        value = launch.get(key)  # resolved
+    texts = [text for text in (value if OmegaConf.is_list(value) else [value]) if isinstance(text, str)]
+    option = next((one for one in ("fspo", *hydra_files.OPTIONS) if any(_is_close(text, one) for text in texts)), None)
+    if option is None or (severity := _gravity(key, texts, option)) is None:
         return None
     sets = hydra_files.option(option)
-    if launch.asked is not None:  # the group selects a loss, of which this key is a leftover, or another word for it
-        if key == GROUP or all(launch.asked.sets.get(name) == sets.get(name) for name in SELECTS):
+    if launch.asked is None:
+        if not _other_loss(launch, sets):
             return None
-    elif not _other_loss(launch, sets):
+    # The group selects a loss. This key is a leftover, or another word for the same loss.
+    elif key == GROUP or all(launch.asked.sets.get(name) == sets.get(name) for name in SELECTS):
         return None
     why = f"verl reads no such key and would train loss_mode={launch.get(f'{POLICY_LOSS}.loss_mode')!r}"
     # Beside a value of the name of the group, Hydra takes the word without a plus for another value.
@@ -71,6 +61,18 @@ def _lost_selection(launch: Launch, key: str, value) -> Finding | None:
     fix = group.as_fix(group.overrides_that_decide(key), [word])
     fix += f" on the command line selects the loss, or `defaults: [ppo_trainer, {GROUP}: {option}, _self_]` in a YAML"
     return finding(severity, f"{key}={value!r} selects nothing", why, fix, id="lost_selection")
+
+
+def _gravity(key: str, texts: list[str], option: str) -> str | None:
+    """How plainly a key with nearly an option as its value was to select it; None if it may mean anything else."""
+    first, *others = re.split("[./@]", key)
+    names = others or [""] if first in ("algorithm", "actor_rollout_ref") else [first]
+    like_group, like_mode = (max(_likeness(name, word) for name in names) for word in ("policy_loss", "loss_mode"))
+    if option == "fspo" and max(like_group, like_mode) > _CLOSE:
+        return ERROR
+    if key == GROUP and texts != [option]:  # no other word for it, as it is misspelt
+        return ERROR
+    return WARNING if like_group > _MISSPELT else None
 
 
 def _loss_as_advantages(launch: Launch) -> Iterator[Finding]:
@@ -151,40 +153,43 @@ def lost_to_group(launch: Launch) -> Iterator[Finding]:
     """A value in a config file of the user's that the selected group, merged after that file, replaces."""
     if not hydra_files.has_files_of_the_user():
         return
-    own = [part for part in launch.parts if part.source == hydra_files.OWN_CONFIGS and part.option]
-    if not own:
-        return
-    sets = {key: value for part in own for key, value in part.sets.items()}
-    final = hydra_files.leaves(launch.config)
-    for part in launch.parts[: launch.parts.index(own[0])]:
-        if not hydra_files.is_of_user(part.source):
+    selected = [part for part in launch.parts if part.source == hydra_files.OWN_CONFIGS and part.option]
+    files_before = launch.parts[: launch.parts.index(selected[0])] if selected else []
+    group_sets = {key: value for part in selected for key, value in part.sets.items()}
+    composed = hydra_files.leaves(launch.config)
+    won = {key: value for key, value in group_sets.items() if composed.get(key) == value}
+    for file in files_before:
+        if not hydra_files.is_of_user(file.source):
             continue
-        differs = {key: value for key, value in part.sets.items() if key in sets and value != sets[key]}
-        lost = [key for key in differs if final.get(key) == sets[key] and not _is_verls_own(part, key, differs[key])]
+        lost = {key: value for key, value in file.sets.items() if key in won and _is_against(file, key, won[key])}
         if lost:
-            what = f"{part.file} sets {_as_overrides(differs, lost, ', ')}"
-            why = f"{GROUP}={own[-1].option} comes after that file and would train {_as_overrides(sets, lost, ', ')}"
-            fix = f"{_as_overrides(differs, lost)} on the command line keeps them, and so does the group in that file's"
+            trains = _as_overrides({key: won[key] for key in lost}, ", ")
+            why = f"{GROUP}={selected[-1].option} comes after that file and would train {trains}"
+            fix = f"{_as_overrides(lost)} on the command line keeps them, and so does the group in that file's"
             # The variable is the later word than any file.
             severity = warning if os.environ.get(OVERRIDES) else error
+            what = f"{file.file} sets {_as_overrides(lost, ', ')}"
             yield severity(what, why, f"{fix} defaults before `_self_`; or remove them from the file")
 
 
-def _as_overrides(values: Mapping[str, object], keys: Iterable[str], between: str = " ") -> str:
-    return between.join(f"{key}={hydra_files.as_value(values[key])}" for key in keys)
+def _as_overrides(values: Mapping[str, object], between: str = " ") -> str:
+    return between.join(f"{key}={hydra_files.as_value(value)}" for key, value in values.items())
 
 
-def _is_verls_own(part: hydra_files.Part, key: str, value) -> bool:
-    """Whether a value in a user's file says nothing against the group: which loss to train, or verl's default."""
-    if key == f"{POLICY_LOSS}.loss_mode" or str(value).startswith(("verl.workers.config.", "fspo_verl.config.")):
-        return True
-    if f"{ACTOR}._target_" not in part.sets:
+def _is_against(file: hydra_files.Part, key: str, group_value) -> bool:
+    """Whether a value in a user's file says another thing than the group, and not just which loss or verl's default."""
+    value = file.sets[key]
+    if value == group_value or key == f"{POLICY_LOSS}.loss_mode":
         return False
+    if str(value).startswith(("verl.workers.config.", "fspo_verl.config.")):
+        return False
+    if f"{ACTOR}._target_" not in file.sets:
+        return True
     # The file is a copy of verl's whole config, which sets every key to its default.
     from verl.workers.config import ActorConfig
 
     stock = {f"{ACTOR}.{field.name}": field.default for field in dataclasses.fields(ActorConfig)}
-    return key in stock and value == stock[key]
+    return key not in stock or value != stock[key]
 
 
 @check(needs="files", may_refuse=True)
@@ -208,7 +213,7 @@ def overridden_group(launch: Launch) -> Iterator[Finding]:
     if not lost:
         composed = f"{GROUP}={files[-1] if files else 'null'}"
     elif SELECTS[1] not in lost:
-        composed = _as_overrides(lost, lost)
+        composed = _as_overrides(lost)
     what = f"{GROUP}={asked.name} is asked for, and {composed} is composed"
     fix = group.as_fix(list(dict.fromkeys(removed)), added)
     yield error(what, "another loss would train than was asked for", fix)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -29,37 +29,23 @@ TRACKER = "latest_checkpointed_iteration.txt"
 
 
 def finding(severity: str, what: str, why: str = "", fix: str = "", id: str = "") -> Finding:
-    """A finding about a launch.
+    """A finding about a launch: what is the case, why it matters, and what corrects it, if possible an override.
 
-    Args:
-        severity: ``error``: it fails, or trains something else than it says. ``warning``: it works against the method.
-        what: is the case.
-        why: it matters.
-        fix: what corrects it, the override itself where there is one.
-        id: name of the check; the one of the function that yields it is left to :func:`fspo_verl.launch.checks.run`.
+    Its id is the name of the check that yields it, which :func:`fspo_verl.launch.checks.run` fills in.
     """
     return Finding(id, severity, f"{what}: {why}." if why else f"{what}.", fix, action=FIX if fix else "")
 
 
 error, warning, note = (functools.partial(finding, severity) for severity in SEVERITIES)
 
-NEEDS = {
-    "files": "a launch that asks for a loss of this package, and the files that Hydra composed it from",
-    "config": "a launch of such a loss, and nothing but its config",
-    "folders": "its folders",
-    "loss": "its loss is known",
-    "fspo": "its loss is fspo",
-    "baseline": "its loss is another one that is observed",
-    "doctor": "any launch without an error, in the doctor",
-}
-"""What a check can need."""
+Need = Literal["files", "config", "folders", "loss", "fspo", "baseline", "doctor"]
 
 
 class Check(NamedTuple):
     """A check of a launch."""
 
     find: Callable[["Launch"], Iterator[Finding]]
-    needs: str
+    needs: Need
     may_refuse: bool
 
 
@@ -67,14 +53,16 @@ CHECKS: list[Check] = []
 """All checks, in the order of their definitions."""
 
 
-def check(needs: str, may_refuse: bool = False) -> Callable:
+def check(needs: Need, may_refuse: bool = False) -> Callable:
     """Register a function from a :class:`Launch` to findings.
 
     Args:
-        needs: a key of :data:`NEEDS`.
+        needs: ``files``: a launch that asks for a loss of this package, and the files that Hydra composed it from.
+            ``config``: a launch of such a loss, and nothing but its config. ``folders``: its folders as well.
+            ``loss``: its band, if it has one, has sound values. ``fspo``, ``baseline``: and its loss is fspo, or
+            another one that is observed. ``doctor``: any launch without an error, in the doctor.
         may_refuse: it yields errors. Where it crashes the launch is refused, as it has not been judged.
     """
-    assert needs in NEEDS
 
     def register(find: Callable[["Launch"], Iterator[Finding]]) -> Callable:
         CHECKS.append(Check(find, needs, may_refuse))
@@ -98,11 +86,10 @@ class Launch:
     @property
     def has_actor(self) -> bool:
         """Whether this is a launch of policy training; all that reads :attr:`actor` needs one."""
-        return self.get(ACTOR) is not None
+        return self.actor is not None
 
     @property
     def actor(self) -> DictConfig:
-        """``actor_rollout_ref.actor``."""
         return self.get(ACTOR)
 
     @cached_property

@@ -68,31 +68,24 @@ class Cells:
 
 
 def command(
-    doc: str,
-    records: Path,
-    cells: Sequence[dict],
-    least: int,
-    compute: Callable[..., pd.DataFrame],
-    show: Callable[[], None],
+    doc: str, records: Path, cells: Sequence[dict], compute: Callable[..., pd.DataFrame], show: Callable[[], None]
 ) -> None:
     """The command of a study: shows what its records say, or computes those of its cells that they lack.
 
     Args:
         doc: the text of ``--help``.
-        cells: the names of all, in the order of computing; a cell has all seeds. The first ``least`` are the least set.
+        cells: the names of all, in the order of computing; a cell has all seeds.
         compute: from a name to the rows of the cell, with their seeds.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--compute", action="store_true", help="cells that the records lack")
-    parser.add_argument("--least", action="store_true", help="of the least set alone")
-    parser.add_argument("--only", nargs="+", default=[], metavar="VALUE", help="with these values in their name")
-    parser.add_argument("--records", type=Path, default=records)
+    values = "compute the cells that the records lack, or those of them that have these values in their name"
+    parser.add_argument("--compute", nargs="*", metavar="VALUE", help=values)
+    parser.add_argument("--records", type=Path, default=records, help="file that gets them")
     args = parser.parse_args()
-    if not args.compute:
+    if args.compute is None:
         return show()
     stored = Cells(args.records, (*cells[0], "seed"))
-    chosen = [cell for cell in cells[: least if args.least else None] if {*args.only} <= {*map(str, cell.values())}]
-    for cell in tqdm(chosen, unit="cell"):
+    for cell in tqdm([cell for cell in cells if {*args.compute} <= {*map(str, cell.values())}], unit="cell"):
         if tuple(cell.values()) not in {done[:-1] for done in stored.done()}:
             stored.add(pa.Table.from_pandas(compute(**cell).assign(**cell), preserve_index=False))
 

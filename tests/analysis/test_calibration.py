@@ -149,14 +149,16 @@ def test_prints_the_findings_and_overrides_that_give_the_rate(tmp_path, capsys, 
     assert power == 0.5 or (root.who == SHORTER and abs(taken.exponent) < abs(root.exponent) / 3)
 
 
-def test_advice_to_calibrate_is_not_repeated_by_calibrate(tmp_path, capsys):
-    """Worse responses are clipped thrice as often, for which the report advises this command."""
+def test_what_is_said_of_the_band_is_printed_and_advice_to_calibrate_is_not(tmp_path, capsys):
+    """Worse responses are clipped thrice as often, for which the report advises this command. Few are to be clipped."""
     records = simulate_run(np.random.default_rng(0), 20, 32, kappa=0.0)
     records["log_ratio"] *= np.where(records.advantage > 0, 0.5, 1.0)
     run = write_records(tmp_path / "run", trained(records, eps=0.03))
-    findings = json.loads(run_cli(capsys, run, "--json")[1])["findings"]
+    findings = json.loads(run_cli(capsys, run, "--target-clip-rate", 0.02, "--json")[1])["findings"]
     (side,) = [one for one in findings if one["id"] == causes.SIDE]
-    out = run_cli(capsys, run)[1]
+    few = [one["sentence"] for one in findings if one["id"] == "few clipped"]
+    out = run_cli(capsys, run, "--target-clip-rate", 0.02)[1]
+    assert few and all(sentence in out for sentence in few)
     assert side["sentence"] in out and "fspo-verl calibrate" in side["advice"] and "fspo-verl calibrate" not in out
 
 

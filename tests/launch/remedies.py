@@ -3,6 +3,7 @@
 """Applies the fix that a finding offers to the overrides of a launch."""
 
 import re
+import shlex
 from collections.abc import Sequence
 
 
@@ -14,7 +15,8 @@ def applied(fix: str, overrides: Sequence[str]) -> list[str]:
     """
     first = re.split(r",? or |;| on the command line| instead of it", fix)[0]
     removal = re.fullmatch(r"remove (.+?)(?:, and add (.+))?", first)
-    removed, added = (removal[1].split(), (removal[2] or "").split()) if removal else ([], first.split())
+    words = shlex.split if '"' in first else str.split  # quoted for a shell
+    removed, added = (removal[1].split(), (removal[2] or "").split()) if removal else ([], words(first))
     assert removed or added, fix
     # Hydra records an option of the group that it adds with a plus, typed or not.
     removed = [text if text in overrides else text.removeprefix("+") for text in removed]

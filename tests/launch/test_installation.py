@@ -30,14 +30,6 @@ def without_totals(agg_loss):
     return lambda loss_mat, loss_mask, loss_agg_mode, **totals: agg_loss(loss_mat, loss_mask, loss_agg_mode)
 
 
-def one_argument_less(get_policy_loss_fn):
-    return lambda name: (
-        lambda rollout_is_weights, **others: get_policy_loss_fn(name)(
-            **{key: value for key, value in others.items() if key != "advantages"}
-        )
-    )
-
-
 def one_position_late(no_padding_2_padding):
     def other(values, data):
         late = torch.nested.nested_tensor_from_jagged(values.values().roll(1), values.offsets())
@@ -49,7 +41,7 @@ def one_position_late(no_padding_2_padding):
 PLANTED = [  # what is replaced, by what, words of the warning
     (losses, "get_policy_loss_fn", lambda _: lambda name: core_algos.POLICY_LOSS_REGISTRY["vanilla"], "gives"),
     (core_algos, "POLICY_LOSS_REGISTRY", lambda known: known | {"fspo": known["gspo"]}, "gives"),
-    (losses, "get_policy_loss_fn", one_argument_less, "TypeError"),
+    (losses, "get_policy_loss_fn", lambda get: lambda name: lambda **renamed: get(name)(renamed), "TypeError"),
     (losses, "no_padding_2_padding", one_position_late, "gives"),
     (losses, "no_padding_2_padding", lambda pad: lambda *args: pad(*args).detach(), "RuntimeError"),
     (core_algos, "agg_loss", lambda agg: lambda **arguments: 2 * agg(**arguments), "loss_mode=fspo gives"),
@@ -61,7 +53,7 @@ PLANTED = [  # what is replaced, by what, words of the warning
 @pytest.mark.parametrize(("module", "name", "change", "words"), PLANTED)
 def test_a_verl_that_would_train_something_else_is_told(module, name, change, words, monkeypatch):
     monkeypatch.setattr(module, name, change(getattr(module, name)))
-    assert words in installation.problems()[0]
+    assert words in installation.problem()
 
 
 # --- who is told -----------------------------------------------------------------------------------------------------
@@ -72,7 +64,7 @@ def test_a_launch_of_ours_on_an_untested_verl_is_probed(untested, selected, monk
     if untested:
         monkeypatch.setitem(installation.TESTED, "verl", ("0.9.0",))
         monkeypatch.setattr(versions, "installed", lambda package: "0.99")
-    monkeypatch.setattr(installation, "_loss", lambda: iter(["planted"]))
+    monkeypatch.setattr(installation, "_wrong_loss", lambda: "planted")
     composed(["+algorithm.policy_loss=fspo"] if selected else [], hook.check)
     said = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert bool(said) == (untested and selected)

@@ -19,17 +19,21 @@ import live_reference
 import pytest
 import tcp_checkpoint_engine
 import torch
+from composed import composed
 from small_training import REWARD, cpu_overrides
 
 from fspo_verl.analysis.clip_rates import MIN_COUNT
 from fspo_verl.analysis.runs import read_metrics
-from fspo_verl.launch import override
+from fspo_verl.launch import checks, doctor, override  # noqa: F401  the doctor has checks of its own
+from fspo_verl.launch.view import Launch
 from fspo_verl.observe import attempts
 from fspo_verl.observe.metrics import LENGTH_BINS
 from fspo_verl.observe.records import read_records
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 LAUNCH_SCRIPTS = sorted(script.name for script in SCRIPTS.glob("run_*.sh"))
+LOSSES = ("fspo", "gspo", "grpo", "fixed_band", "no_clip")
+QWEN = "run_qwen3_8b_fspo.sh"
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +44,7 @@ def task(tmp_path_factory, untrained_model):
     for name in ("math500", "aime24", "aime25"):
         ledger.data_set(4, seed=1).to_parquet(folder / f"{name}.parquet")
     (folder / "reward.py").write_text(REWARD)
-    return {
-        "MODEL_PATH": str(untrained_model),
-        "DATA_DIR": str(folder),
-        "PYTHON": sys.executable,
-    }
+    return {"MODEL_PATH": str(untrained_model), "DATA_DIR": str(folder), "PYTHON": sys.executable}
 
 
 def launch(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
@@ -53,39 +53,72 @@ def launch(script: str, *arguments: str, **variables: str) -> subprocess.Complet
     return subprocess.run(command, env=clean | variables, capture_output=True, text=True)
 
 
-LOSSES = ("fspo", "gspo", "grpo", "fixed_band", "no_clip")
-DRY_RUNS = [pytest.param(*run, marks=pytest.mark.long) for run in zip(LAUNCH_SCRIPTS, LOSSES, strict=True)]
+# In place of Python: writes down what a script runs, a line for each, and ends as it is told.
+RECORDER = """#!/bin/sh
+printf '%s\\0' "$@" >>"$0.calls"
+printf '\\n' >>"$0.calls"
+exit {code}
+"""
 
 
-@pytest.mark.parametrize(("script", "loss"), DRY_RUNS)
-def test_a_dry_run_finds_nothing_wrong_and_shows_the_batches(script, loss, task, tmp_path):
+@pytest.fixture
+def run(task, tmp_path):
+    """Run a script; how it ended, and the arguments of each Python that it started."""
+
+    def ran(script: str, *arguments: str, code: int = 0, **variables: str):
+        python, calls = tmp_path / "python", tmp_path / "python.calls"
+        python.write_text(RECORDER.format(code=code))
+        python.chmod(0o755)
+        calls.write_text("")
+        done = launch(script, *arguments, **task | {"PYTHON": str(python)} | variables)
+        return done, [call.split("\0")[:-1] for call in calls.read_text().splitlines()]
+
+    return ran
+
+
+@pytest.fixture
+def words(run, tmp_path):
+    """Hydra's words of the training that a dry run shows as a command to paste, and hands to the doctor."""
+
+    def of(script: str, *arguments: str, **variables: str) -> list[str]:
+        done, (call,) = run(script, *arguments, DRY_RUN="1", **variables)
+        main = [str(tmp_path / "python"), "-m", "verl.trainer.main_ppo"]
+        assert done.returncode == 0 and call[:7] == ["-m", "fspo_verl.cli", "doctor", "--", *main], done.stderr
+        command = done.stdout.split("\n\n")[0]
+        assert shlex.split(command.replace("\\\n", "")) == [*main, *call[7:]] and len(command.splitlines()) <= 40
+        return call[7:]
+
+    return of
+
+
+def wrong(words: list[str]) -> set[str]:
+    """The checks that find something wrong with a training, but for what this machine lacks."""
+
+    def look(config):
+        return [*checks.findings(config), *checks.run(Launch(config), "doctor")]
+
+    return {one.id for one in composed(words, look) if one.severity != "note"} - {"engine", "gpus"}
+
+
+@pytest.mark.parametrize(("script", "loss"), zip(LAUNCH_SCRIPTS, LOSSES, strict=True))
+def test_the_arguments_of_a_script_compose_and_nothing_is_wrong(script, loss, words, tmp_path):
     run_dir = tmp_path / "ö ( ) = { [ ' # & ~ ,"  # what Hydra's grammar has a meaning for
-    run = launch(script, DRY_RUN="1", POLICY_LOSS=loss, RUN_DIR=str(run_dir), **task)
-    assert run.returncode == 0, run.stderr
-    of_this_machine = sum(map(run.stdout.count, ("was not tested with", " is not installed in ", " are visible here")))
-    assert f"fspo-verl doctor: 0 errors, {of_this_machine} warning" in run.stdout
-    assert "512 prompts x 16 = 8,192 responses per rollout, 4 optimiser steps" in run.stdout
-    shown = shlex.split(run.stdout.split("\n\n")[0])
-    assert f"algorithm.policy_loss={loss}" in shown
+    given = words(script, POLICY_LOSS=loss, RUN_DIR=str(run_dir))
+    assert wrong(given) == set() and f"algorithm.policy_loss={loss}" in given
+
+    launch = composed(given, Launch)
+    assert (launch.prompts_per_rollout, launch.optimizer_steps_per_rollout) == (512, 4)
     for key, place in {"hydra.run.dir": "hydra", "trainer.default_local_dir": "checkpoints"}.items():
-        assert override(key, run_dir / place) in shown
+        assert override(key, run_dir / place) in given
     assert not run_dir.exists()
 
 
-@pytest.mark.parametrize("dynamic", ["False", pytest.param("True", marks=pytest.mark.long)])
-def test_a_dry_run_prints_a_command_to_paste_which_cuts_updates_as_old_log_probs_unless_dynamic(
-    dynamic, task, tmp_path
-):
+@pytest.mark.parametrize("dynamic", ["False", "True"])
+def test_updates_are_cut_as_old_log_probs_unless_dynamic(dynamic, words, tmp_path):
     variables = {"USE_DYNAMIC_BSZ": dynamic, "MICRO_BATCH_SIZE_PER_GPU": "4", "RUN_DIR": str(tmp_path / "run")}
     variables |= {"DATA_DIR": str(tmp_path / "else(where)"), "NDEVICES_PER_NODE": "2"}  # data is not needed
-    run = launch("run_qwen3_8b_fspo.sh", DRY_RUN="1", **task | variables)
-    assert run.returncode == 0, run.stderr
-    assert "train.parquet" not in run.stdout and "else(where)/dapo.parquet']\"" in run.stdout
-    command, _ = run.stdout.split("\n\n", 1)
-    assert all(line.endswith(" \\") for line in command.splitlines()[:-1])
-    pasted = shlex.split(command.replace("\\\n", ""))  # as a shell joins lines
-    assert pasted[:3] == [sys.executable, "-m", "verl.trainer.main_ppo"] and len(command.splitlines()) <= 40
-    shown = dict(word.split("=", 1) for word in pasted[3:])
+    given = words(QWEN, **variables)
+    shown = dict(word.split("=", 1) for word in given)
     assert len(shown) > 37 and shown["trainer.n_gpus_per_node"] == "2"
     assert shown["data.train_files"] == f"['{tmp_path}/else(where)/dapo.parquet']"
     assert {key: value for key, value in shown.items() if "micro_batch" in key} == {
@@ -97,7 +130,20 @@ def test_a_dry_run_prints_a_command_to_paste_which_cuts_updates_as_old_log_probs
     assert {key: value for key, value in shown.items() if "dynamic" in key or "shuffle" in key} == {
         "actor_rollout_ref.actor.use_dynamic_bsz": dynamic
     }
-    assert ("log-probs in bfloat16" in run.stdout) == (dynamic == "True")
+    assert wrong(given) == ({"noise_of_half_precision"} if dynamic == "True" else set())
+
+
+def test_the_same_command_resumes_and_another_run_is_refused(words, tmp_path):
+    attempts.claim(tmp_path / "records", tmp_path / "checkpoints")
+    (tmp_path / "records/step-000001-rank-0000.parquet").touch()
+    (tmp_path / "metrics-1.jsonl").touch()
+    (tmp_path / "checkpoints/global_step_1").mkdir(parents=True)
+    (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("1")
+    again = words(QWEN, RUN_DIR=str(tmp_path))
+    assert "used_records_dir" not in wrong(again) and any(f"{tmp_path}/metrics-2.jsonl" in word for word in again)
+    assert wrong(words(QWEN, "trainer.resume_mode=disable", RUN_DIR=str(tmp_path))) == set()
+    others = words(QWEN, f"trainer.default_local_dir={tmp_path}/others", RUN_DIR=str(tmp_path))
+    assert wrong(others) == {"used_records_dir"}
 
 
 @pytest.mark.long
@@ -105,7 +151,7 @@ def test_a_dry_run_prints_a_command_to_paste_which_cuts_updates_as_old_log_probs
 @pytest.mark.parametrize(
     ("script", "loss", "disagreement"),
     [
-        ("run_qwen3_8b_fspo.sh", "fspo", 1e-4),
+        (QWEN, "fspo", 1e-4),
         ("run_qwen3_8b_fspo_lora.sh", "gspo", 1e-2),  # verl sends merged weights to the rollout in bfloat16
     ],
 )
@@ -199,23 +245,6 @@ def train_small(script: str, task: dict, run_dir: Path, *overrides: str, **varia
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
 
 
-@pytest.mark.long
-def test_the_same_command_resumes_and_another_run_is_refused(task, tmp_path):
-    attempts.claim(tmp_path / "records", tmp_path / "checkpoints")
-    (tmp_path / "records/step-000001-rank-0000.parquet").touch()
-    (tmp_path / "metrics-1.jsonl").touch()
-    (tmp_path / "checkpoints/global_step_1").mkdir(parents=True)
-    (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("1")
-    dry = {"DRY_RUN": "1", "RUN_DIR": str(tmp_path), **task}
-    again = launch("run_qwen3_8b_fspo.sh", **dry)
-    assert again.returncode == 0 and f"{tmp_path}/metrics-2.jsonl" in again.stdout
-    anew = launch("run_qwen3_8b_fspo.sh", "trainer.resume_mode=disable", **dry)
-    assert anew.returncode == 0
-    checkpoints = f"trainer.default_local_dir={tmp_path}/others"
-    other = launch("run_qwen3_8b_fspo.sh", checkpoints, **dry)
-    assert other.returncode == 1 and f"records_dir={tmp_path}/records-2" in other.stdout
-
-
 @pytest.mark.parametrize("script", LAUNCH_SCRIPTS)
 def test_help_shows_every_variable_with_its_value(script, tmp_path):
     run = launch(script, "--help", PYTHON="/no/python", ACTOR_LR="3e-7")
@@ -227,21 +256,17 @@ def test_help_shows_every_variable_with_its_value(script, tmp_path):
     assert assigned == {name for name in shown if name.isupper()} and len(assigned) > 25
 
 
-@pytest.mark.parametrize(
-    ("variables", "words"),
-    [
-        ({"TRAIN_FILE": "/no/such.parquet"}, ["no file /no/such.parquet", "prepare_data.py", "TRAIN_FILE"]),
-        ({"TEST_FILES": "/no/such.parquet"}, ["no file /no/such.parquet", "TEST_FILES"]),
-        pytest.param({"MICRO_BATCH_SIZE_PER_GPU": "6"}, ["does not divide the 256 responses"], marks=pytest.mark.long),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_what_cannot_run_is_refused_before_anything_starts(variables, words, task, tmp_path):
-    dry = {} if {"TRAIN_FILE", "TEST_FILES"} & set(variables) else {"DRY_RUN": "1"}  # which may lack data
-    run = launch("run_qwen3_8b_fspo.sh", RUN_DIR=str(tmp_path / "run"), **task | dry | variables)
-    assert run.returncode != 0
-    assert all(word in run.stdout + run.stderr for word in words), run.stdout + run.stderr
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize("name", ["TRAIN_FILE", "TEST_FILES"])
+def test_a_file_that_is_not_there_is_refused_before_anything_starts(name, run, tmp_path):
+    done, calls = run(QWEN, RUN_DIR=str(tmp_path / "run"), **{name: "/no/such.parquet"})
+    assert done.returncode != 0 and calls == [] and not (tmp_path / "run").exists()
+    assert all(word in done.stderr for word in ("no file /no/such.parquet", "prepare_data.py", name)), done.stderr
+
+
+def test_what_the_doctor_refuses_does_not_start(run, tmp_path):
+    done, calls = run(QWEN, RUN_DIR=str(tmp_path / "run"), code=1)
+    assert done.returncode == 1 and "not started" in done.stderr and not (tmp_path / "run").exists()
+    assert [call[2] for call in calls] == ["doctor"]
 
 
 @pytest.mark.parametrize("checkout", [None, os.environ.get("VERL_CHECKOUT")])

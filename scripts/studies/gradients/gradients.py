@@ -126,8 +126,8 @@ class Answer(NamedTuple):
     held: float  # share of those in which the cosine is as large as guaranteed
 
 
-def answer(records: pd.DataFrame, rate: float) -> Answer:
-    own = records[records.rate == rate]
+def answer(rate: float) -> Answer:
+    own = pd.read_parquet(HERE / "records.parquet", filters=[("rate", "==", rate)])
     cosine, lre = (own.pivot(index=list(KEY[:3]), columns="clip", values=name) for name in ("cosine", "lre"))
     ranked = cosine.rank(axis=1), lre.rank(axis=1)
     spearman = ranked[0].corrwith(ranked[1], axis=1).groupby("seed").mean()
@@ -144,10 +144,6 @@ def answer(records: pd.DataFrame, rate: float) -> Answer:
     )
 
 
-def recorded() -> pd.DataFrame:
-    return pd.read_parquet(HERE / "records.parquet")
-
-
 def main() -> None:
     torch.set_num_threads(1)
     cells = Cells(HERE / "records.parquet", KEY)
@@ -158,7 +154,7 @@ def main() -> None:
             cells.add(pa.Table.from_pandas(table, preserve_index=False))
     for rate in RATES:
         print(f"\nClip rate {rate:.0%}")
-        for name, value in answer(recorded(), rate)._asdict().items():
+        for name, value in answer(rate)._asdict().items():
             print(f"{name}:\n{value}")
 
 

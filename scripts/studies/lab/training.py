@@ -18,6 +18,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -62,17 +63,6 @@ class Regime(NamedTuple):
     transformer: bool = False
     stale: int = 0  # by how many rollouts the policy that sampled is older than the one that trains
     tries: bool = True  # each rollout is trained on twice, the first time to see which eps has the rate
-
-
-class Range(NamedTuple):
-    """What ``fspo_loss`` asks of a band, with edges of each row: seeds have their own eps."""
-
-    low: Tensor  # [rows], half-widths in nats
-    high: Tensor
-    dual: Tensor
-
-    def edges(self, _length: Tensor, _variation: Tensor) -> Edges:
-        return Edges(-self.low, self.high, self.dual)
 
 
 class Control:
@@ -152,7 +142,8 @@ class Clip:
         sign = advantages.sign()[:, None]
         if self.arm.loss is None:
             dual = torch.full_like(high, math.inf) if self.arm.ranges else DUAL * torch.maximum(low, high)
-            found = fspo_loss(log_prob, old, given, mask, Range(low, high, dual))
+            band = SimpleNamespace(edges=lambda *_: Edges(-low, high, dual))  # of each row: seeds have their own eps
+            found = fspo_loss(log_prob, old, given, mask, band)
             loss = found.loss.sum() / (each * len(lengths) * max(lengths))
             s, q, clipped = found.log_ratio.detach(), found.quadratic_variation.detach(), found.clipped.float()
             reach = sign * s[:, None]

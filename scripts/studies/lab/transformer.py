@@ -40,8 +40,6 @@ class Transformers(Seeds):
         self._reward = torch.full((len(seeds), self.count), math.nan)
         self._warm_up()
 
-    # --- the network --------------------------------------------------------------------------------------------------
-
     def _embedded(self, w: dict[str, Tensor], ids: Tensor, task: Tensor) -> Tensor:
         """``[S, rows, HIDDEN]`` of ids and tasks ``[S, rows]``, by products of matrices, whose gradients repeat."""
         tokens = functional.one_hot(ids, VOCABULARY).float() @ w["embedding"]
@@ -91,8 +89,6 @@ class Transformers(Seeds):
         scores = self._scores(w, before, task).unflatten(2, (-1, 2))
         return scores[..., 0, :FREE].log_softmax(-1), scores[..., 1, FREE:].log_softmax(-1)
 
-    # --- before training ----------------------------------------------------------------------------------------------
-
     def _warm_up(self) -> None:
         """Learn walks in which the permutation errs so often, and free symbols are equally likely."""
         seeds, task = len(self.weights), torch.arange(self.count, device=self.device).repeat_interleave(4)
@@ -113,8 +109,6 @@ class Transformers(Seeds):
     def _uniform(self, shape: tuple[int, ...], count: int) -> Tensor:
         """Whole numbers below count, those of each seed from its generator."""
         return torch.stack([torch.randint(count, shape, generator=g, device=self.device) for g in self._generators])
-
-    # --- rollouts -----------------------------------------------------------------------------------------------------
 
     def success(self) -> Tensor:
         """Mean reward of the last rollout, ``[S, C]``."""

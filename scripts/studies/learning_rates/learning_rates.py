@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prints what records.parquet says, and draws rates.png; or trains the cells that it lacks, and may be stopped.
 
-python scripts/studies/learning_rates/learning_rates.py                     tables and picture
-python scripts/studies/learning_rates/learning_rates.py --compute --least   the least set: 20 minutes of a core
-python scripts/studies/learning_rates/learning_rates.py --compute --only fresh sqrt --records /tmp/again.parquet
+python scripts/studies/learning_rates/learning_rates.py              tables and picture
+python scripts/studies/learning_rates/learning_rates.py --compute    the least set first, 20 minutes of a core
+python scripts/studies/learning_rates/learning_rates.py --compute fresh sqrt --records /tmp/again.parquet
 """
 
 import itertools
@@ -184,4 +184,4 @@ def draw() -> Figure:
 
 
 if __name__ == "__main__":
-    command(__doc__, HERE / "records.parquet", [*cells()], 4 * len(FACTORS), compute, show)
+    command(__doc__, HERE / "records.parquet", [*cells()], compute, show)

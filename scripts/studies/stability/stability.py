@@ -3,8 +3,8 @@
 """Prints what records.parquet says, or trains the cells that it lacks, so that it can be stopped at any time.
 
 python scripts/studies/stability/stability.py                       tables
-python scripts/studies/stability/stability.py --compute             the least set first, then all; --least: that alone
-python scripts/studies/stability/stability.py --compute --only √L 0.001     some cells; --records FILE for another file
+python scripts/studies/stability/stability.py --compute             the least set first, then all
+python scripts/studies/stability/stability.py --compute √L 0.001    some cells; --records FILE for another file
 
 A cell takes minutes of a core, or seconds of a GPU, which is taken if there is one and draws other numbers.
 """
@@ -121,4 +121,4 @@ def show() -> None:
 
 
 if __name__ == "__main__":
-    command(__doc__, HERE / "records.parquet", [*cells()], 4 * len(FACTORS), compute, show)
+    command(__doc__, HERE / "records.parquet", [*cells()], compute, show)
