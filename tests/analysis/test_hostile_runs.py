@@ -195,6 +195,8 @@ for run in sorted(Path(sys.argv[1]).iterdir()):
     ended = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout.splitlines()[-1] + ended.stderr[-500:]
     assert all(" is left out, it cannot be read: " in line for line in ended.stderr.splitlines())
+    for said, contents in (("it holds aliases", 3), ("it is larger than", 1)):
+        assert ended.stderr.count(said) == 3 * contents  # in each place
 
 
 # --- a text is printed, drawn and named as a text ---------------------------------------------------------------------
