@@ -14,14 +14,14 @@ import json
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
 import torch
 
-from fspo_verl.band import DUAL, Band, is_positive
+from fspo_verl.band import DUAL, Band, is_positive, require
 from fspo_verl.output import write_whole
 
 logger = logging.getLogger("fspo_verl")
@@ -78,18 +78,15 @@ class AdaptiveBand(Band):
     def __post_init__(self):
         super().__post_init__()
         target, widest, start = self.target_clip_rate, self.eps_max, max(self.low, self.high)
-        name, allowed = "target_clip_rate", None
         if target is None:
-            if widest is not None:
-                name, allowed = "eps_max", "null without target_clip_rate, as it has no effect"
-        elif not (isinstance(target, float) and 0 < target < 1):
-            allowed = "null (eps stays as it is set) or a share between 0 and 1"
-        elif math.isinf(start):
-            allowed = "null where a side of eps is inf: a run starts from a finite eps, eps_low and eps_high"
-        elif widest is not None and not start <= widest < math.inf:
-            name, allowed = "eps_max", f"null (ten times the start) or a finite number of at least the start, {start:g}"
-        if allowed is not None:
-            raise ValueError(f"{self.key_prefix}{name}={getattr(self, name)!r} is not allowed: {allowed}")
+            require(widest is None, self, "eps_max", "null without target_clip_rate, as it has no effect")
+            return
+        allowed = "null (eps stays as it is set) or a share between 0 and 1"
+        require(isinstance(target, float) and 0 < target < 1, self, "target_clip_rate", allowed)
+        allowed = "null where a side of eps is inf: a run starts from a finite eps, eps_low and eps_high"
+        require(math.isfinite(start), self, "target_clip_rate", allowed)
+        allowed = f"null (ten times the start) or a finite number of at least the start, {start:g}"
+        require(widest is None or start <= widest < math.inf, self, "eps_max", allowed)
 
 
 class Controller:
@@ -102,7 +99,7 @@ class Controller:
     def __init__(self, config: AdaptiveBand):
         assert config.target_clip_rate is not None
         self.target, self._dual = config.target_clip_rate, config.eps_dual
-        self._form = Band(**{field.name: getattr(config, field.name) for field in fields(Band)})
+        self._form = Band(**Band.fields_in(vars(config)))
         self.eps = {"eps_low": config.low, "eps_high": config.high}  # the half-widths in force
         self._unit = {"length_power": config.length_power}
         self._largest = {name: config.eps_max or EPS_MAX_FACTOR * start for name, start in self.eps.items()}
@@ -214,14 +211,14 @@ class Controller:
                 "the config",
                 *(file, ", ".join(f"{name}={json.dumps(value)}" for name, value in unit.items())),
             )
-        else:
-            if not unit:
-                logger.warning(
-                    "%s does not name the width of its eps: target_clip_rate goes on with them at that of this launch. "
-                    "If length_power has changed, remove the file",
-                    file,
-                )
-            self.eps = {name: min(eps[name], largest) for name, largest in self._largest.items()}
+            return
+        if not unit:
+            logger.warning(
+                "%s does not name the width of its eps: target_clip_rate goes on with them at that of this launch. "
+                "If length_power has changed, remove the file",
+                file,
+            )
+        self.eps = {name: min(eps[name], largest) for name, largest in self._largest.items()}
 
 
 def _read(file: Path) -> dict | str | None:

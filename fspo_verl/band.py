@@ -20,33 +20,23 @@ NORMALIZATIONS = ("plain", "drift_corrected")
 DUAL = 3  # the default dual clip, in units of the upper half-width
 
 
-def _number(value) -> bool:
+def _is_number(value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_positive(value) -> bool:
     """Whether this is a number above 0, inf included; True is none."""
-    return _number(value) and value > 0
+    return _is_number(value) and value > 0
 
 
-_BOUNDS = {  # field -> what has to hold of a band and the value, and what is allowed; in the order of the checks
-    "eps": (
-        lambda band, eps: is_positive(eps) or (eps is None and None not in (band.eps_low, band.eps_high)),
-        "a positive number, inf (clips nothing), or null where eps_low and eps_high are set",
-    ),
-    "eps_low": (lambda band, eps: eps is None or is_positive(eps), "null (takes eps) or a positive number"),
-    "eps_high": (lambda band, eps: eps is None or is_positive(eps), "null (takes eps) or a positive number"),
-    "eps_dual": (
-        lambda band, eps: eps is None or (is_positive(eps) and eps >= band.high),
-        "null (three times the upper half-width), inf (no dual clip) or a number of at least the upper half-width "
-        "{band.high:g}, as a dual clip inside the band would undo it",
-    ),
-    "length_power": (
-        lambda band, power: _number(power) and 0 <= power <= 1,
-        "a number from 0 (fixed band) over 0.5 (FSPO) to 1 (per-token mean)",
-    ),
-    "normalization": (lambda band, name: name in NORMALIZATIONS, f"one of {', '.join(NORMALIZATIONS)}"),
-}
+def require(holds: bool, config, field: str, allowed: str) -> None:
+    """Refuse the value of a field of a config.
+
+    Raises:
+        ValueError: the condition does not hold; says what is allowed.
+    """
+    if not holds:
+        raise ValueError(f"{config.key_prefix}{field}={getattr(config, field)!r} is not allowed: {allowed}")
 
 
 @dataclass
@@ -85,10 +75,22 @@ class Band:
     key_prefix = ""  # a class attribute, not a field: where these keys live in a config, for the error messages
 
     def __post_init__(self):
-        for field, (holds, allowed) in _BOUNDS.items():
-            if not holds(self, value := getattr(self, field)):
-                allowed = allowed.format(band=self)
-                raise ValueError(f"{self.key_prefix}{field}={value!r} is not allowed: {allowed}")
+        sides = {"eps_low": self.eps_low, "eps_high": self.eps_high}
+        can_be_null = self.eps is None and None not in sides.values()
+        allowed = "a positive number, inf (clips nothing), or null where eps_low and eps_high are set"
+        require(can_be_null or is_positive(self.eps), self, "eps", allowed)
+        for name, eps in sides.items():
+            require(eps is None or is_positive(eps), self, name, "null (takes eps) or a positive number")
+        allowed = (
+            "null (three times the upper half-width), inf (no dual clip) or a number of at least the upper half-width "
+            f"{self.high:g}, as a dual clip inside the band would undo it"
+        )
+        dual = self.eps_dual
+        require(dual is None or (is_positive(dual) and dual >= self.high), self, "eps_dual", allowed)
+        power, allowed = self.length_power, "a number from 0 (fixed band) over 0.5 (FSPO) to 1 (per-token mean)"
+        require(_is_number(power) and 0 <= power <= 1, self, "length_power", allowed)
+        allowed = f"one of {', '.join(NORMALIZATIONS)}"
+        require(self.normalization in NORMALIZATIONS, self, "normalization", allowed)
 
     @property
     def low(self) -> float:
@@ -109,6 +111,11 @@ class Band:
         width = self.eps if side is None else side
         assert width is not None, "without eps both sides are set"
         return width
+
+    @property
+    def half_widths(self) -> dict[str, float]:
+        """:attr:`low`, :attr:`high` and :attr:`dual`, by the fields that set them."""
+        return {"eps_low": self.low, "eps_high": self.high, "eps_dual": self.dual}
 
     @property
     def form(self) -> tuple:
@@ -138,8 +145,7 @@ class Band:
 
     def to_json(self) -> dict:
         """The values in effect by field, without ``eps``; null where there is no edge."""
-        edges = {"eps_low": self.low, "eps_high": self.high, "eps_dual": self.dual}
-        values = {name: value if math.isfinite(value) else None for name, value in edges.items()}
+        values = {name: value if math.isfinite(value) else None for name, value in self.half_widths.items()}
         return values | {"length_power": self.length_power, "normalization": self.normalization}
 
     @staticmethod

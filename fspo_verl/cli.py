@@ -93,15 +93,11 @@ COMMANDS = {
         "demo.command", "the conclusion and the page of a recorded run: what you would get", lambda parser: None
     ),
     "doctor": Command(
-        "launch.doctor",
-        "what is wrong with an installation or a launch, before anything is trained",
-        doctor_arguments,
+        "launch.doctor", "what is wrong with an installation or a launch, before anything is trained", doctor_arguments
     ),
     "run": Command("launch.run", "a command of yours, with FSPO in every training that it starts", run_arguments),
     "selftest": Command(
-        "selftest.command",
-        "checks the loss on this machine, and measures its noise floor for eps",
-        selftest_arguments,
+        "selftest.command", "checks the loss on this machine, and measures its noise floor for eps", selftest_arguments
     ),
     "calibrate": Command(
         "analysis.calibration", "the band that gives a target clip rate, from the records of a run", calibrate_arguments
@@ -170,17 +166,14 @@ def _run(command: str, args: argparse.Namespace) -> int:
         sys.stdout.flush()
         return code
     except ModuleNotFoundError as error:
-        _say(command, f" needs {error.name}: pip install 'fspo-verl[report]'")
+        problem = f" needs {error.name}: pip install 'fspo-verl[report]'"
     except BrokenPipeError:
         raise
     except (OSError, ValueError) as error:
-        _say(command, f": {output.one_line(error)}")
-    return 2
-
-
-def _say(command: str, problem: str) -> None:
+        problem = f": {output.one_line(error)}"
     with contextlib.suppress(OSError):  # nobody can be told
         print(f"fspo-verl {command}{problem}", file=sys.stderr, flush=True)
+    return 2
 
 
 if __name__ == "__main__":

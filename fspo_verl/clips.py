@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -40,7 +40,6 @@ class Clip:
     label: str  # its name for readers, the same everywhere
     _: KW_ONLY
     range: str = ""  # its constants, for tables
-    loss_mode: str | None = None  # verl's name of the loss that clips so
     note: str = ""  # what a reader should know before choosing it
 
     @property
@@ -75,12 +74,10 @@ class BandClip(Clip):
     band: Band
     _: KW_ONLY
     rejects: bool = False  # what is outside is dropped, whatever the sign of its advantage; there is no dual clip
-    ratios: bool = False  # its range is set as ratios, clip_ratio_low and clip_ratio_high
 
     @property
     def eps(self):
-        dual = self.band.dual if math.isfinite(self.band.dual) else None
-        return {"eps_low": self.band.low, "eps_high": self.band.high, "eps_dual": dual}
+        return {name: eps if math.isfinite(eps) else None for name, eps in self.band.half_widths.items()}
 
     def clipped(self, records):
         """0 or 1. Edges are computed and compared in float32, as by the loss that trains."""
@@ -100,27 +97,24 @@ class BandClip(Clip):
         """An edge comes to lie half way between the last response inside and the first outside, so that no rounding
         decides which of them is clipped.
         """
-        multiple = self._multiple(records)[records["advantage"].to_numpy() != 0]
-        if not len(multiple):
+        advantage, score = records["advantage"].to_numpy(), standardized(records, self.band)
+        # For each response: by how much the range must be scaled for the response to lie on its edge.
+        above, below = score / self.band.high, -score / self.band.low
+        worse = np.maximum(below, above if self.rejects else score / self.band.dual)
+        better = worse if self.rejects else above
+        factors = np.where(advantage < 0, worse, better)[advantage != 0]
+        if not len(factors):
             raise ValueError(f"no clip rate of {rate:g} can be matched: no response has an advantage")
-        factor = upper_quantile(multiple, rate)
+        factor = upper_quantile(factors, rate)
         if factor <= 0:
             raise ValueError(
-                f"{self.name} cannot clip {rate:g} of these responses, as only {np.mean(multiple > 0):.3g} of them "
+                f"{self.name} cannot clip {rate:g} of these responses, as only {np.mean(factors > 0):.3g} of them "
                 "have moved to the side on which they can be clipped"
             )
-        if len(clipped := multiple[multiple > factor]):
+        if len(clipped := factors[factors > factor]):
             factor = (factor + clipped.min()) / 2
-        eps = {f"eps_{side}": float(factor) * getattr(self.band, side) for side in ("low", "high", "dual")}
-        return dataclasses.replace(self, band=dataclasses.replace(self.band, eps=None, **eps))
-
-    def _multiple(self, records: pd.DataFrame) -> np.ndarray:
-        """The factor ``[rows]`` on the range that puts each response on its edge."""
-        score = standardized(records, self.band)
-        above, below = score / self.band.high, -score / self.band.low
-        if self.rejects:
-            return np.maximum(above, below)
-        return np.where(records["advantage"].to_numpy() < 0, np.maximum(below, score / self.band.dual), above)
+        scaled: dict[str, Any] = {name: float(factor) * eps for name, eps in self.band.half_widths.items()}
+        return dataclasses.replace(self, band=dataclasses.replace(self.band, eps=None, **scaled))
 
 
 @dataclass(frozen=True)
@@ -130,6 +124,7 @@ class TokenClip(Clip):
     drops: Callable[[Tokens], Tensor]  # bool ``[B, T]``; whatever at padding
     _: KW_ONLY
     column: str  # of the records: the number of tokens of a response that it drops; older ones may not have it
+    loss_mode: str | None = None  # verl's name of its loss that clips so
 
     def judges(self, records):
         return self.column in records and bool(records[self.column].notna().all())
@@ -183,57 +178,39 @@ def ratio_band(low: float, high: float, length_power: float) -> Band:
     return Band(eps=None, eps_low=-math.log(low), eps_high=math.log(high), eps_dual=math.inf, length_power=length_power)
 
 
-CLIPS: dict[str, Clip] = {
-    clip.name: clip
-    for clip in (
-        BandClip("fspo", "FSPO", Band(), loss_mode="fspo"),  # 2509.09177
-        # Derived here.
-        BandClip(
-            "fspo_drift_corrected", "FSPO, drift-corrected", Band(normalization="drift_corrected"), loss_mode="fspo"
-        ),
-        BandClip("gspo", "GSPO", ratio_band(1 - 3e-4, 1 + 4e-4, 1.0), loss_mode="gspo", ratios=True),  # 2507.18071
-        TokenClip(  # 1707.06347, 2402.03300
-            "grpo",
-            "GRPO",
-            _ppo,
-            column="tokens_clipped",
-            range="token ratio 1 ± 0.2",
-            loss_mode="vanilla",
-            note="clips tokens: its rate is the mean share of a response",
-        ),
-        # The baseline of 2509.09177.
-        BandClip(
-            *("fixed_band", "fixed band", ratio_band(0.8, 1.2, 0.0)),
-            range="ratio 1 ± 0.2",
-            loss_mode="fspo",
-            ratios=True,
-        ),
-        TokenClip(  # 2605.07331, at the range of its authors' script (horizon-llm/CTPO)
-            "ctpo",
-            "CTPO",
-            _ctpo,
-            column="tokens_clipped_ctpo",
-            range="prefix -0.025 √t to 0.05 √t",
-            note="clips tokens by the log-ratio of the response up to them",
-        ),
-        BandClip(  # verl's RolloutCorrectionConfig.decoupled_seq_is_rs
-            "seq_is",
-            "rejection by S",
-            ratio_band(0.5, 2.0, 0.0),
-            range="ratio 0.5 to 2",
-            rejects=True,
-            note="drops what is outside on either side, whatever its advantage",
-        ),
-        BandClip(  # verl's RolloutCorrectionConfig.decoupled_geo_rs; it bounds the ratio of the old policy to the new
-            "geo_rs",
-            "rejection by S/L",
-            ratio_band(1 / 1.001, 1 / 0.999, 1.0),
-            range="ratio 0.999 to 1.001",
-            rejects=True,
-            note="verl's remedy for the rejection of long responses: a band on the mean log-ratio",
-        ),
-    )
-}
+_CATALOGUE = (  # a new clip is an entry here, with the source of its range
+    BandClip("fspo", "FSPO", Band()),  # 2509.09177
+    BandClip("fspo_drift_corrected", "FSPO, drift-corrected", Band(normalization="drift_corrected")),  # derived here
+    BandClip("gspo", "GSPO", ratio_band(1 - 3e-4, 1 + 4e-4, 1.0)),  # 2507.18071
+    TokenClip(  # 1707.06347, 2402.03300
+        *("grpo", "GRPO", _ppo),
+        column="tokens_clipped",
+        range="token ratio 1 ± 0.2",
+        loss_mode="vanilla",
+        note="clips tokens: its rate is the mean share of a response",
+    ),
+    # The baseline of 2509.09177.
+    BandClip("fixed_band", "fixed band", ratio_band(0.8, 1.2, 0.0), range="ratio 1 ± 0.2"),
+    TokenClip(  # 2605.07331, at the range of its authors' script (horizon-llm/CTPO)
+        *("ctpo", "CTPO", _ctpo),
+        column="tokens_clipped_ctpo",
+        range="prefix -0.025 √t to 0.05 √t",
+        note="clips tokens by the log-ratio of the response up to them",
+    ),
+    BandClip(  # verl's RolloutCorrectionConfig.decoupled_seq_is_rs
+        *("seq_is", "rejection by S", ratio_band(0.5, 2.0, 0.0)),
+        range="ratio 0.5 to 2",
+        rejects=True,
+        note="drops what is outside on either side, whatever its advantage",
+    ),
+    BandClip(  # verl's RolloutCorrectionConfig.decoupled_geo_rs; it bounds the ratio of the old policy to the new
+        *("geo_rs", "rejection by S/L", ratio_band(1 / 1.001, 1 / 0.999, 1.0)),
+        range="ratio 0.999 to 1.001",
+        rejects=True,
+        note="verl's remedy for the rejection of long responses: a band on the mean log-ratio",
+    ),
+)
+CLIPS: dict[str, Clip] = {clip.name: clip for clip in _CATALOGUE}
 """Every clip at its usual range: FSPO's defaults, verl's defaults for GRPO and the fixed band, and the range that a
 paper or verl publishes for the others."""
 
@@ -260,10 +237,9 @@ def of_run(loss_mode: str, band: Band | None) -> str | None:
         loss_mode: verl's name of its loss.
         band: its band on S; None for a loss without one.
     """
-    for clip in CLIPS.values():
-        if isinstance(clip, BandClip):
-            if band is not None and not clip.rejects and clip.band.form == band.form:
-                return clip.name
-        elif band is None and clip.loss_mode == loss_mode:
-            return clip.name
+    for name, clip in CLIPS.items():
+        if isinstance(clip, TokenClip) and band is None and clip.loss_mode == loss_mode:
+            return name
+        if isinstance(clip, BandClip) and band is not None and not clip.rejects and clip.band.form == band.form:
+            return name
     return None

@@ -17,7 +17,7 @@ from verl.workers.config import PolicyLossConfig
 import fspo_verl.register  # noqa: F401  the losses, also where verl loads no plugins
 from fspo_verl import verl_patches
 from fspo_verl.adaptive import AdaptiveBand, Controller
-from fspo_verl.band import Band, is_positive
+from fspo_verl.band import Band, is_positive, require
 from fspo_verl.keys import POLICY_LOSS
 from fspo_verl.observe.metrics import LENGTH_BINS
 
@@ -45,22 +45,20 @@ class Observation:
     alerts: bool = True
     """Whether the trainer's log says, once per cause, what is wrong; docs/measure.md has the causes."""
 
-    def _check_observation(self):
-        def require(condition: bool, field: str, allowed: str):
-            if not condition:
-                raise ValueError(f"{POLICY_LOSS}.{field}={getattr(self, field)!r} is not allowed: {allowed}")
+    key_prefix = f"{POLICY_LOSS}."
 
+    def _check_observation(self):
         edges, freq, folder = self.length_bins, self.records_freq, self.records_dir
         whole = isinstance(edges, Sequence) and all(type(edge) is int for edge in edges) and bool(edges)
         rising = whole and all(a < b for a, b in pairwise([1, *edges]))
-        require(rising, "length_bins", "rising whole numbers above 1, one at least")
+        require(rising, self, "length_bins", "rising whole numbers above 1, one at least")
         if folder is not None:
-            require(isinstance(folder, str), "records_dir", "null or an absolute path")
+            require(isinstance(folder, str), self, "records_dir", "null or an absolute path")
             own = f"as every Ray worker has a working directory of its own, for example {Path(folder).absolute()}"
-            require(Path(folder).is_absolute(), "records_dir", f"an absolute path, {own}")
-        require(type(freq) is int and freq > 0, "records_freq", "a whole number above 0")
-        require(is_positive(self.records_limit_mb), "records_limit_mb", "a number above 0")
-        require(isinstance(self.alerts, bool), "alerts", "true or false")
+            require(Path(folder).is_absolute(), self, "records_dir", f"an absolute path, {own}")
+        require(type(freq) is int and freq > 0, self, "records_freq", "a whole number above 0")
+        require(is_positive(self.records_limit_mb), self, "records_limit_mb", "a number above 0")
+        require(isinstance(self.alerts, bool), self, "alerts", "true or false")
 
 
 @dataclass
@@ -76,7 +74,7 @@ class FSPOPolicyLossConfig(AdaptiveBand, Observation, PolicyLossConfig):
 
     loss_mode: str = "fspo"
 
-    key_prefix = f"{POLICY_LOSS}."
+    key_prefix = Observation.key_prefix
 
     def __post_init__(self):
         super().__post_init__()

@@ -62,12 +62,10 @@ def rows(findings: Iterable[Finding]) -> list[tuple[str, str]]:
         lines.append((one.severity, one.sentence))
         if one.advice:
             lines.append((f"{one.action}:", one.advice))
-        lines += [("", f"{text} \\" if more else text) for text, more in _with_more(pasted(one.overrides))]
+        if one.overrides:
+            *others, last = pasted(one.overrides)
+            lines += [*(("", f"{text} \\") for text in others), ("", last)]
     return lines
-
-
-def _with_more(texts: list[str]) -> list[tuple[str, bool]]:
-    return [(text, place < len(texts)) for place, text in enumerate(texts, start=1)]
 
 
 def show(findings: Iterable[Finding]) -> None:

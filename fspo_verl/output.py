@@ -19,11 +19,7 @@ COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim", "fix:": "gre
 
 def plain(text: str) -> str:
     """The text in one line of printable characters: others, which a terminal obeys, are shown as their escapes."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def say(text: str) -> None:
@@ -149,19 +145,6 @@ def write_whole(files: Iterable[tuple[Path, bytes]]) -> None:
     finally:
         for unfinished, _ in written:
             unfinished.unlink(missing_ok=True)
-
-
-def between(page: str, begin: str, end: str, text: str) -> str:
-    """The page, a text with blank lines around it in place of what stood between its two marks; "" is the marks alone.
-
-    Raises:
-        ValueError: the page does not hold each mark once, or not in this order.
-    """
-    page = page or f"{begin}\n{end}\n"
-    before, *rest = page.split(begin)
-    if len(rest) != 1 or len(parts := rest[0].split(end)) != 2:
-        raise ValueError(f"the page needs {begin!r} and {end!r} once each")
-    return f"{before}{begin}\n\n{text.strip()}\n\n{end}{parts[1]}"
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

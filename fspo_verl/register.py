@@ -46,7 +46,10 @@ def compute_policy_loss_fspo(
     if config is None:
         raise ValueError("the fspo policy loss needs verl's ActorConfig as config, got None")
     controller = getattr(config.policy_loss, "controller", None)
-    band = _band(config.policy_loss) if controller is None else controller.band
+    if controller is not None:
+        band = controller.band
+    else:
+        band = config.policy_loss if isinstance(config.policy_loss, Band) else _default_band()
     tokens = (log_prob, old_log_prob, _weighted(advantages, response_mask, rollout_is_weights), response_mask)
     sequences = fspo_loss(*tokens, band)
     loss = _aggregate(sequences, response_mask.shape[-1], loss_agg_mode, dict(config.global_batch_info))
@@ -165,13 +168,9 @@ def _aggregate(sequences: SequenceLoss, width: int, loss_agg_mode: str, batch_in
     )
 
 
-def _band(policy_loss) -> Band:
-    """The band of a policy-loss config: the schema itself, or the default band for verl's own ``PolicyLossConfig``."""
-    return policy_loss if isinstance(policy_loss, Band) else _default_band()
-
-
 @functools.cache
 def _default_band() -> Band:
+    """For verl's own ``PolicyLossConfig``, which has none."""
     logger.warning(
         "loss_mode=fspo without its config schema: %s is in effect. Set the band with algorithm.policy_loss=fspo.",
         Band().describe(),

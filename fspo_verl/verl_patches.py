@@ -36,14 +36,12 @@ class Addition(NamedTuple):
     lost: str  # what is missing where it fails
 
 
-_armed: set[Addition] = set()
 _wrapped: list[tuple[Any, str]] = []  # owner and name; a mark on the function could be lost in another plugin's wrap
 
 
 def arm(additions: Iterable[Addition]) -> None:
-    """Make additions when their modules are imported, or at once where they have been; each once per process."""
-    for addition in set(additions) - _armed:
-        _armed.add(addition)
+    """Make additions when their modules are imported, or at once where they have been."""
+    for addition in additions:
         wrapt.register_post_import_hook(functools.partial(_add, addition), addition.module)
 
 
@@ -55,6 +53,16 @@ def _add(addition: Addition, module) -> None:
             "fspo_verl could not plug itself into %s (%s: %s): %s",
             *(addition.module, type(error).__name__, error, addition.lost),
         )
+
+
+def wrapping(owner: str = "", **around: Callable) -> Callable[[Any], None]:
+    """What an addition does that wraps functions of a module, or methods of its class ``owner``, by their names."""
+
+    def add(module) -> None:
+        for name, function in around.items():
+            wrap_once(getattr(module, owner) if owner else module, name, function)
+
+    return add
 
 
 def wrap_once(owner, name: str, around: Callable) -> None:
@@ -70,11 +78,7 @@ def wrap_once(owner, name: str, around: Callable) -> None:
 
         @functools.wraps(function)
         async def wrapper(*args, **kwargs):
-            try:
-                return await around(function, *args, **kwargs)
-            except Exception as error:
-                _leave_out_this_file(error)
-                raise
+            return await around(function, *args, **kwargs)
 
     else:
 
@@ -140,23 +144,20 @@ def see_launches(check: Callable, refuse: Callable) -> None:
             Hydra's choices, and all there is for a main that calls none of verl's functions.
     """
 
-    def of_the_mains(device):  # the first thing that every main of verl calls
-        wrap_once(device, "auto_set_device", looked_at)
-
-    def of_own_mains(main_ppo):  # which call run_ppo(config, ...): it calls this right before ray.init
-        wrap_once(main_ppo, "get_ppo_ray_runtime_env", looked_at)
-
-    def at_the_logger(tracking):
-        _tell_at_the_logger(tracking, refuse)
-
     def looked_at(function, config=None, *args, **kwargs):
         check(config)
         return function(config, *args, **kwargs)
 
+    of_the_mains = wrapping(auto_set_device=looked_at)  # the first thing that every main of verl calls
+    of_run_ppo = wrapping(get_ppo_ray_runtime_env=looked_at)  # called right before ray.init, by mains of others as well
+
+    def at_the_logger(tracking):
+        _tell_at_the_logger(tracking, refuse)
+
     arm(
         (
             Addition("verl.utils.device", of_the_mains, "launches are not checked"),
-            Addition("verl.trainer.main_ppo", of_own_mains, "launches by run_ppo are not checked"),
+            Addition("verl.trainer.main_ppo", of_run_ppo, "launches by run_ppo are not checked"),
             Addition("verl.utils.tracking", at_the_logger, "launches are not checked where the trainer logs"),
         )
     )
@@ -198,31 +199,19 @@ def handed_over(take: Callable) -> Iterator[None]:
 # --- workers: what a loss of this package needs to know, and what moves eps after an update ---------------------------
 
 
-def _know_the_micro_batch(module) -> None:
-    """``ppo_loss`` knows prompts and mini-batch, and hands the loss tensors alone.
-
-    ``engine_workers`` is where every engine (FSDP, Megatron, VeOmni, TorchTitan) takes it from; the distillation loss
-    calls it, too.
-    """
-    wrap_once(module, "ppo_loss", _in_its_micro_batch)
-
-
 def _in_its_micro_batch(ppo_loss, config, model_output, data, dp_group=None):
+    """``ppo_loss`` knows prompts and mini-batch, and hands the loss tensors alone."""
     from fspo_verl.observe import microbatch
 
     with microbatch.entered(data, dp_group):
         return ppo_loss(config, model_output, data, dp_group)
 
 
-def _know_the_step(engine_workers) -> None:
+def _at_a_weight_sync(update_weights, worker, global_steps=None, *args, **kwargs):
     """A worker learns of the end of a step only by the weight sync to the rollout engines.
 
     The worker that sends them also knows how long a response may get.
     """
-    wrap_once(engine_workers.ActorRolloutRefWorker, "update_weights", _at_a_weight_sync)
-
-
-def _at_a_weight_sync(update_weights, worker, global_steps=None, *args, **kwargs):
     from fspo_verl.observe import microbatch, observer
 
     microbatch.synced(global_steps, worker)
@@ -230,16 +219,8 @@ def _at_a_weight_sync(update_weights, worker, global_steps=None, *args, **kwargs
     return update_weights(worker, global_steps, *args, **kwargs)
 
 
-def _move_eps(engine_workers) -> None:
-    """verl has no hook around an update, nor one for what a checkpoint holds."""
-    worker = engine_workers.TrainingWorker
-    wrap_once(worker, "train_mini_batch", _around_an_update)
-    wrap_once(worker, "save_checkpoint", _with_the_eps("save"))
-    wrap_once(worker, "load_checkpoint", _with_the_eps("load"))
-
-
 def _around_an_update(train_mini_batch, worker, data, *args, **kwargs):
-    """With ``target_clip_rate`` eps moves after it."""
+    """With ``target_clip_rate`` eps moves after it; verl has no hook there."""
     if (controller := _controller_of(worker)) is None:
         return train_mini_batch(worker, data, *args, **kwargs)
     from verl.utils.device import get_device_name
@@ -288,13 +269,21 @@ def _with_live_series(log, tracking, data, *args, **kwargs):
     return log(tracking, {**data, **series}, *args, **kwargs)
 
 
-_ENGINE_WORKERS = "verl.workers.engine_workers"
+_ENGINE_WORKERS = "verl.workers.engine_workers"  # every engine (FSDP, Megatron, TorchTitan) takes ppo_loss there
 _NO_RECORDS = "there are no records and no metrics of numerical noise"
+_KNOWS_THE_MICRO_BATCH = wrapping(ppo_loss=_in_its_micro_batch)
+_KNOWS_THE_STEP = wrapping("ActorRolloutRefWorker", update_weights=_at_a_weight_sync)
+_MOVES_EPS = wrapping(
+    "TrainingWorker",
+    train_mini_batch=_around_an_update,
+    save_checkpoint=_with_the_eps("save"),
+    load_checkpoint=_with_the_eps("load"),
+)
 WORKERS = (
-    Addition(_ENGINE_WORKERS, _know_the_micro_batch, _NO_RECORDS),
-    Addition("verl.trainer.distillation.losses", _know_the_micro_batch, f"{_NO_RECORDS} of distillation"),
-    Addition(_ENGINE_WORKERS, _know_the_step, "records have the wrong steps"),
-    Addition(_ENGINE_WORKERS, _move_eps, "target_clip_rate stops a run at its first update"),
+    Addition(_ENGINE_WORKERS, _KNOWS_THE_MICRO_BATCH, _NO_RECORDS),
+    Addition("verl.trainer.distillation.losses", _KNOWS_THE_MICRO_BATCH, f"{_NO_RECORDS} of distillation"),
+    Addition(_ENGINE_WORKERS, _KNOWS_THE_STEP, "records have the wrong steps"),
+    Addition(_ENGINE_WORKERS, _MOVES_EPS, "target_clip_rate stops a run at its first update"),
     Addition("verl.utils.tracking", _log_live_series, "no live series fspo/* are logged, and no alerts"),
 )
 

@@ -4,14 +4,17 @@
 
   python scripts/pictures.py FILE.png ...     rewrites files, such as screenshots
 
-Each version of a picture stays in the repository's history. Scripts that draw one call :func:`small_png`.
+Each version of a picture stays in the repository's history. Scripts that draw call :func:`small_png` or :func:`save`.
 """
 
 import io
 import sys
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from PIL import Image
+
+from fspo_verl.output import write_whole
 
 COLOURS = 64
 
@@ -23,6 +26,13 @@ def small_png(png: bytes) -> bytes:
     small = io.BytesIO()
     picture.save(small, "PNG", optimize=True)
     return small.getvalue()
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure for a page."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=130, metadata={"Software": None})
+    write_whole([(path, small_png(drawn.getvalue()))])
 
 
 def main() -> None:

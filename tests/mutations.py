@@ -30,11 +30,13 @@ LENGTH_EFFECT, FIT = (("analysis/length_effect.py",), ("analysis/fit.py",))
 WIDTHS, CAUSES, CLIP_RATES = ((f"analysis/{name}.py",) for name in ("widths", "causes", "clip_rates"))
 PAIRED = ("../scripts/compare/measures.py",)
 TESTS_OF_THE_LOSS = [f"tests/{name}.py" for name in ("test_loss", "test_policy_loss", "observe/test_columns")]
-TESTS = [*TESTS_OF_THE_LOSS, "tests/observe/test_records.py"]
+RECORDING = ["tests/observe/test_records.py"]
 TESTS_OF = {  # files with tests of their own, which are long: those that a planted fault is for
     LOSS: TESTS_OF_THE_LOSS,
     REGISTER: TESTS_OF_THE_LOSS,
-    METRICS: [*TESTS, "tests/analysis/test_live.py"],
+    COLUMNS: ["tests/observe/test_columns.py", "tests/test_policy_loss.py"],
+    METRICS: ["tests/test_policy_loss.py", *RECORDING, "tests/analysis/test_live.py"],
+    **dict.fromkeys((RECORDS, ATTEMPTS, MICROBATCH), RECORDING),
     ADAPTIVE: ["tests/test_adaptive.py"],
     LAUNCH: [
         *("tests/launch/test_launch.py", "tests/launch/test_launch_table.py"),
@@ -82,7 +84,8 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
      "(log_prob.to(dtype) - old_log_prob.to(dtype)) * mask"),
     ("advantage of padding counted", LOSS, "torch.where(mask, advantages.to(dtype), 0.0)", "advantages.to(dtype)"),
     ("padding counted as length", LOSS, "mask.sum(-1),", "mask.sum(-1) * 0 + mask.shape[1],"),
-    ("tokens without advantage counted", LOSS, "positive.count_nonzero(-1)", "(positive >= 0).sum(-1)"),
+    ("tokens without advantage counted", LOSS, "counts = positive.count_nonzero(-1)",
+     "counts = (positive >= 0).sum(-1)"),
     ("sums in the input's half precision", LOSS, "s, q = log_ratio.sum(-1)",
      "s, q = log_ratio.to(log_prob.dtype).sum(-1)"),
     ("gradient of padding", LOSS, "mask & finite[:, None], product", "finite[:, None], product"),
@@ -137,14 +140,14 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("records of a copy of the process", RECORDS, "if self._is_written or self._is_a_copy:", "if self._is_written:"),
     ("a whole step replaced by a part", RECORDS, "if (rows := _rows_in(file)) > len(table):", "if False:"),
     ("superseded records read", ATTEMPTS, "if part.step < part.end]", "if True]"),
-    ("the oldest attempt for the newest", ATTEMPTS, "of > [number, run]", "of < [number, run]"),
-    ("steps that no rank has recorded not missed", ATTEMPTS, "due, end = latest.taken,", "due, end = len(files),"),
-    ("the end of a run that has finished not missed", ATTEMPTS, "with_name(FINISHED).exists()",
-     'with_name("never").exists()'),
+    ("the oldest attempt for the newest", ATTEMPTS, "of > order]", "of < order]"),
+    ("steps that no rank has recorded not missed", ATTEMPTS, "due = latest.taken", "due = len(ranks)"),
+    ("the end of a run that has finished not missed", ATTEMPTS, "for last in steps[attempt, FINISHED]",
+     "for last in ()"),
     ("a step that ranks still write missed", ATTEMPTS, "due -= 1  #", "due -= 0  #"),
-    ("steps beyond the limit missed", ATTEMPTS, "part.ranks and part.step <= until]", "part.ranks]"),
+    ("steps beyond the limit missed", ATTEMPTS, "part.ranks and part.step <= limit]", "part.ranks]"),
     ("a damaged file that counts as there", RECORDS, "part._replace(damaged=True)", "part"),
-    ("an attempt that counts from its first record", RECORDS, "if started is not None:", "if False:"),
+    ("an attempt that counts from its first record", RECORDS, "self._mark(attempts.BEGAN, began)", "pass"),
     ("prompts drawn before a sync count for the step", MICROBATCH,
      "max(after_sync, int(np.max(drawn)))", "int(np.max(drawn))"),
     ("steps of a resume counted from 1", MICROBATCH, "self.step = step  # before", "self.step = 0  # before"),
@@ -168,13 +171,11 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("verdicts of several losses not adjusted", PAIRED, "order[place:]]", "[loss]]"),
     ("steps that do not count as clusters", LENGTH_EFFECT,
      "variance = variance + (vectors * np.maximum(values, 0)) @ vectors.T", "pass"),
-    ("slopes of steps that pass for a curve", LENGTH_EFFECT, "for one in directions]) * variance / 2",
-     "for one in directions]) * 0"),
-    ("a test that sees no curve", LENGTH_EFFECT, "x, square = self.x, np.square(self.x)",
-     "x, square = self.x, self.x"),
-    ("a width judged on what it was fitted to", WIDTHS, "for part in (whole, later, earlier)",
-     "for part in (whole, earlier, later)"),
-    ("a width that is taken though it is no more even", WIDTHS, "measure.p_value(own.sums, one.sums) < rare", "True"),
+    ("slopes of steps that pass for a curve", LENGTH_EFFECT, "directions * information) * variance / 2",
+     "directions * information) * 0"),
+    ("a test that sees no curve", LENGTH_EFFECT, "np.stack([x, np.square(x)])", "np.stack([x, x])"),
+    ("a width judged on what it was fitted to", WIDTHS, "fit.fitted_power(to, rate)", "fit.fitted_power(on, rate)"),
+    ("a width that is taken though it is no more even", WIDTHS, "measure.p_value(own, one) < rare", "True"),
     ("causes in another order", CAUSES, "= (_not_finite, _cut_off,", "= (_cut_off, _not_finite,"),
     ("sides compared with each other", CLIP_RATES,
      '2 * code + (records["advantage"].to_numpy() > 0)', "code"),
@@ -200,10 +201,10 @@ def main() -> None:
     survivors = []
     with tempfile.TemporaryDirectory() as folder:
         sources = Path(folder)
-        for name in ("fspo_verl", "tests", "scripts", "docs", "conftest.py", "pyproject.toml"):
+        for name in ("fspo_verl", "tests", "scripts", "recipe", "docs", "conftest.py", "pyproject.toml"):
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
             copy(ROOT / name, sources / name)
-        suites = {tuple(TESTS_OF.get(files, TESTS)) for _, files, *_ in faults}
+        suites = {tuple(TESTS_OF[files]) for _, files, *_ in faults}
         if any(noticed(sources, tests) for tests in suites):
             raise SystemExit("the tests fail on the sound sources; mend that first")
         progress = tqdm(faults, unit="fault")
@@ -214,7 +215,7 @@ def main() -> None:
                 raise SystemExit(f"{name}: {sound!r} stands {count} times in {', '.join(files)}, not once")
             (file,) = (file for file, text in texts.items() if sound in text)
             (sources / "fspo_verl" / file).write_text(texts[file].replace(sound, fault))
-            if not noticed(sources, TESTS_OF.get(files, TESTS)):
+            if not noticed(sources, TESTS_OF[files]):
                 survivors.append(name)
             (sources / "fspo_verl" / file).write_text(texts[file])
     print(f"{len(faults) - len(survivors)} of {len(faults)} faults noticed")

@@ -4,8 +4,8 @@
 
   python tests/simulated_parts.py [--runs 40]
 
-Prints the table. The truth of a run is
-Shapley's value of the clips themselves, with each set of parts put through the clip of the run.
+Prints the mean error by part. The truth of a run is Shapley's value of the clips themselves, with each set of parts put
+through the clip of the run.
 """
 
 import argparse
@@ -21,15 +21,13 @@ from fspo_verl.clips import BandClip
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.output import markdown_table
 
-_PARTS = (NOISE, MISMATCH, AGE, MOVEMENT)
 _SIGMA = 0.02  # nats per root token, of a part of size 1
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Runs of one truth: the sizes of the parts, in units of :data:`_SIGMA`."""
+    """Runs of one truth: the sizes of the parts, in units of :data:`_SIGMA`, and other arguments of simulate."""
 
-    name: str
     noise: float = 0.0
     mismatch: float = 0.0
     age: float = 0.0
@@ -38,33 +36,34 @@ class Cell:
 
 
 CELLS = {
-    cell.name: cell
-    for cell in (
-        Cell("noise only", noise=1),
-        Cell("movement only", movement=1),
-        Cell("mismatch only", mismatch=1),
-        Cell("stale only", age=1),
-        Cell("noise and as much movement", noise=1, movement=1),
-        Cell("noise and half as much movement", noise=1, movement=0.5),
-        Cell("noise and twice as much movement", noise=0.5, movement=1),
-        Cell("mismatch and age", mismatch=1, age=1),
-        Cell("mismatch and movement", mismatch=1, movement=1),
-        Cell("age and movement", age=1, movement=1),
-        Cell("mismatch, age and movement", mismatch=1, age=1, movement=1),
-        Cell("noise and movement, 40% clipped", noise=1, movement=1, others={"rate": 0.4}),
-        Cell("noise and movement, 2% clipped", noise=1, movement=1, others={"rate": 0.02}),
-        Cell("noise and movement, heavy tails", noise=1, movement=1, others={"freedom": 4}),
-        Cell("noise and movement that grows like the length", noise=1, movement=1, others={"power": 1.0}),
-        Cell("noise and movement along the advantage", noise=1, movement=1, others={"pull": 1.0}),
-        Cell("noise and movement, 16 mini-batches", noise=1, movement=1, others={"mini_batches": 16}),
-        Cell("noise and movement, 2 mini-batches", noise=1, movement=1, others={"mini_batches": 2}),
-        Cell("noise and movement, steps that differ", noise=1, movement=1, others={"by_step": 0.5}),
-        Cell("noise that few tokens carry, and movement", noise=1, movement=1, others={"noise_freedom": 4}),
-        Cell("noise that is alike within a response, and movement", noise=1, movement=1, others={"noise_power": 1.0}),
-        Cell("noise and movement, 640 responses", noise=1, movement=1, others={"prompts": 8}),
-        Cell("noise and movement, a loss that clips tokens", noise=1, movement=1, others={"tokens": True}),
-        Cell("mismatch, age and movement, tokens", mismatch=1, age=1, movement=1, others={"tokens": True}),
-    )
+    "noise only": Cell(noise=1),
+    "movement only": Cell(movement=1),
+    "mismatch only": Cell(mismatch=1),
+    "stale only": Cell(age=1),
+    "noise and as much movement": Cell(noise=1, movement=1),
+    "noise and half as much movement": Cell(noise=1, movement=0.5),
+    "noise and twice as much movement": Cell(noise=0.5, movement=1),
+    "mismatch and age": Cell(mismatch=1, age=1),
+    "mismatch and movement": Cell(mismatch=1, movement=1),
+    "age and movement": Cell(age=1, movement=1),
+    "mismatch, age and movement": Cell(mismatch=1, age=1, movement=1),
+    "mismatch, age and movement, tokens": Cell(mismatch=1, age=1, movement=1, others={"tokens": True}),
+    "noise that few tokens carry, and movement": Cell(noise=1, movement=1, others={"noise_freedom": 4}),
+    "noise that is alike within a response, and movement": Cell(noise=1, movement=1, others={"noise_power": 1.0}),
+    "noise and movement that grows like the length": Cell(noise=1, movement=1, others={"power": 1.0}),
+    "noise and movement along the advantage": Cell(noise=1, movement=1, others={"pull": 1.0}),
+} | {
+    f"noise and movement, {name}": Cell(noise=1, movement=1, others=others)
+    for name, others in {
+        "40% clipped": {"rate": 0.4},
+        "2% clipped": {"rate": 0.02},
+        "heavy tails": {"freedom": 4},
+        "16 mini-batches": {"mini_batches": 16},
+        "2 mini-batches": {"mini_batches": 2},
+        "steps that differ": {"by_step": 0.5},
+        "640 responses": {"prompts": 8},
+        "a loss that clips tokens": {"tokens": True},
+    }.items()
 }
 
 
@@ -146,33 +145,26 @@ def simulate(
     return records, {part: clips / every for part, clips in found.items()}
 
 
-def errors(cell: Cell, runs: int) -> pd.DataFrame:
-    """Of each run (rows) and part: what is named less what is true; a part that is not named is named 0."""
+def errors(name: str, runs: int) -> pd.DataFrame:
+    """Of each run (rows) of a cell, and part: what is named less what is true; a part that is not named is named 0."""
     found = []
     for run in range(runs):
-        records, truth = simulate(np.random.default_rng([run, *cell.name.encode()]), cell, **cell.others)
+        records, truth = simulate(np.random.default_rng([run, *name.encode()]), CELLS[name], **CELLS[name].others)
         named = attribution(records, records.attrs["settings"])
         if named is not None:
             found.append({part: named.get(part, 0.0) - truth.get(part, 0.0) for part in {*named, *truth}})
     return pd.DataFrame(found).fillna(0.0)
 
 
-def table(runs: int) -> str:
-    rows = []
-    for cell in CELLS.values():
-        found = errors(cell, runs)
-        shown = [
-            f"{found[part].abs().mean():.3f}" if part in found else "" for part in (NOISE, MISMATCH, AGE, MOVEMENT)
-        ]
-        rows.append([cell.name, *shown, f"{len(found)}"])
-    return markdown_table(["simulated", NOISE, MISMATCH, AGE, MOVEMENT, "runs"], rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=40, help="of each cell (default: %(default)s)")
-    args = parser.parse_args()
-    print(table(args.runs))
+    args, parts, rows = parser.parse_args(), (NOISE, MISMATCH, AGE, MOVEMENT), []
+    for name in CELLS:
+        found = errors(name, args.runs)
+        shown = [f"{found[part].abs().mean():.3f}" if part in found else "" for part in parts]
+        rows.append([name, *shown, f"{len(found)}"])
+    print(markdown_table(["simulated", *parts, "runs"], rows))
 
 
 if __name__ == "__main__":

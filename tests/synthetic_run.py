@@ -119,18 +119,14 @@ def write_metrics(file: Path, rng: np.random.Generator, loss: str, steps: int) -
     file.write_text("".join(lines))
 
 
-def write_config(run: Path, loss: str, **values) -> None:
-    """The Hydra folder of a run."""
-    band = "".join(f", {name}: {value}" for name, value in (RANGES[loss]["band"] or {}).items())
-    hydra = run / "hydra/.hydra"
-    hydra.mkdir(parents=True, exist_ok=True)
-    extra = "".join(f"{name}: {value}\n" for name, value in values.items())
-    (hydra / "config.yaml").write_text(
-        f"actor_rollout_ref: {{actor: {{clip_ratio_low: {RANGES[loss]['clip_ratio_low']}, "
-        f"clip_ratio_high: {RANGES[loss]['clip_ratio_high']}, policy_loss: {{loss_mode: {loss}{band}}}}}}}\n"
-        f"trainer: {{experiment_name: {run.name}, default_local_dir: {run}/checkpoints}}\n{extra}"
-    )
-    (hydra / "overrides.yaml").write_text(f"- actor_rollout_ref.actor.policy_loss.loss_mode={loss}\n")
+def write_config(run: Path, loss: str) -> None:
+    """The config of a run, where Hydra leaves it."""
+    sides = {name: RANGES[loss][name] for name in ("clip_ratio_low", "clip_ratio_high")}
+    actor = sides | {"policy_loss": {"loss_mode": loss} | (RANGES[loss]["band"] or {})}
+    file = run / "hydra/.hydra/config.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"actor_rollout_ref": {"actor": actor}}))
+    file.with_name("overrides.yaml").write_text(f"- actor_rollout_ref.actor.policy_loss.loss_mode={loss}\n")
 
 
 def write_run(run: Path, loss: str, seed: int = 0, steps: int = 30, **kwargs) -> Path:

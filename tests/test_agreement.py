@@ -95,7 +95,7 @@ def test_every_command_says_the_same_of_one_run(written, capsys, tmp_path):
     assert first.sentence in text and first.advice in text
 
     run, steps = runs.read_run(folder, "run"), list(range(1, STEPS + 1))
-    _, watched = watch.Watcher(1)._observed(watch._of_steps(run, steps), steps)
+    _, watched = watch.Watcher(1).observe(run, steps)
     alerting = alerts.Alerts(run.config)
     for metrics in logged[:-1]:
         alerting.of_step(metrics)

@@ -21,7 +21,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 from verl.workers.config import FSDPActorConfig
 
 from fspo_verl.band import Band
-from fspo_verl.clips import CLIPS, LOSSES, BandClip, TokenClip, of_run, upper_quantile
+from fspo_verl.clips import CLIPS, LOSSES, BandClip, of_run, upper_quantile
 from fspo_verl.loss import fspo_loss
 from fspo_verl.observe.columns import token_columns
 from fspo_verl.observe.settings import RunSettings
@@ -55,38 +55,28 @@ def records(batch):
 # Of one response: its old and new log-probabilities and its advantage; the share of it that loses its gradient.
 
 
-def differences(old, new):
-    return [b - a for a, b in zip(old, new, strict=True)]
-
-
-def beyond(low, high, dual=math.inf, width=lambda length, q: 1.0, center=lambda q: 0.0):
+def beyond(low, high, dual=math.inf, power=0.0, drift=0.0):
     """A band on S: A > 0 is clipped above it, A < 0 below it and above the dual clip."""
 
-    def decide(old, new, advantage):
-        d = differences(old, new)
-        s, q = sum(d), sum(x * x for x in d)
-        w, c = width(len(d), q), center(q)
-        return s > c + high * w if advantage > 0 else s < c - low * w or s > c + dual * w
+    def decide(d, advantage):
+        s, center, width = sum(d), -drift * sum(x * x for x in d), len(d) ** power
+        return s > center + high * width if advantage > 0 else not -low <= (s - center) / width <= dual
 
     return decide
 
 
-def ctpo(old, new, advantage):
+def ctpo(d, advantage):
     dropped, prefix = 0, 0.0
-    for t, d in enumerate(differences(old, new), 1):
-        prefix += d
+    for t, x in enumerate(d, 1):
+        prefix += x
         above, below = prefix > 0.05 * math.sqrt(t), prefix < -0.025 * math.sqrt(t)
         dropped += above if advantage > 0 else above or below
-    return dropped / len(old)
-
-
-def root_length(length, q):
-    return math.sqrt(length)
+    return dropped / len(d)
 
 
 DEFINITIONS = {
-    "fspo": beyond(0.03, 0.03, 0.09, root_length),
-    "fspo_drift_corrected": beyond(0.03, 0.03, 0.09, root_length, lambda q: -q / 2),
+    "fspo": beyond(0.03, 0.03, 0.09, 0.5),
+    "fspo_drift_corrected": beyond(0.03, 0.03, 0.09, 0.5, 0.5),
     "fixed_band": beyond(-math.log(0.8), math.log(1.2)),
     "ctpo": ctpo,
 }
@@ -96,8 +86,8 @@ DEFINITIONS = {
 def test_a_clip_takes_what_its_definition_says(batch, records, name):
     expected = []
     for log_prob, old, advantage, mask in zip(*batch, strict=True):
-        a = advantage[0].item()
-        expected.append(a and float(DEFINITIONS[name](old[mask].tolist(), log_prob[mask].tolist(), a)))
+        d = [new - before for before, new in zip(old[mask].tolist(), log_prob[mask].tolist(), strict=True)]
+        expected.append(advantage[0].item() and float(DEFINITIONS[name](d, advantage[0].item())))
     assert 0 < np.mean(expected) < 0.8  # with a fifth of the responses without an advantage
     np.testing.assert_allclose(CLIPS[name].clipped(records), expected, atol=1e-9)
 
@@ -122,12 +112,13 @@ def test_every_clip_has_a_definition():
 def test_a_clip_drops_what_by_its_definition_in_verl_gets_no_gradient(batch, records, name):
     log_prob, old, advantages, mask = batch
     log_prob = torch.where(mask, log_prob, 0.0).requires_grad_()
-    config, clip = FSDPActorConfig(rollout_n=4, ppo_micro_batch_size_per_gpu=1, **RANGES[name]), CLIPS[name]
-    loss, _ = get_policy_loss_fn(clip.loss_mode)(old, log_prob, advantages, mask, "token-sum", config)
+    config = FSDPActorConfig(rollout_n=4, ppo_micro_batch_size_per_gpu=1, **RANGES[name])
+    loss_mode = {"grpo": "vanilla"}.get(name, name)
+    loss, _ = get_policy_loss_fn(loss_mode)(old, log_prob, advantages, mask, "token-sum", config)
     loss.backward()
     share = ((log_prob.grad == 0) & mask & (advantages != 0)).sum(-1) / mask.sum(-1)
     assert 0 < share.mean() < 0.8
-    np.testing.assert_allclose(clip.clipped(records), share, rtol=1e-6)
+    np.testing.assert_allclose(CLIPS[name].clipped(records), share, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", REJECTIONS)
@@ -177,6 +168,9 @@ def test_a_rate_that_too_few_responses_can_reach_is_refused():
         CLIPS["fixed_band"].matched(records, 0.5)
     with pytest.raises(ValueError, match="no response has an advantage"):
         CLIPS["fixed_band"].matched(records.assign(advantage=0.0), 0.1)
+    for name in CLIPS.keys() - set(BANDS):
+        with pytest.raises(ValueError, match=f"{name} clips token by token"):
+            CLIPS[name].matched(records, 0.1)
 
 
 @given(st.lists(st.integers(-9, 9).map(float), min_size=1), st.floats(0, 0.999))
@@ -192,26 +186,14 @@ def test_upper_quantile_is_the_smallest_value_with_at_most_the_share_beyond(valu
 def test_stock_constants_are_those_of_the_packaged_configs(name):
     group = resources.files("fspo_verl.configs") / "algorithm.policy_loss"
     actor = OmegaConf.create((group / f"{name}.yaml").read_text()).actor_rollout_ref.actor
-    band = CLIPS[name].band
     if name == "gspo":
-        expected = {
-            "eps_low": -math.log(1 - actor.clip_ratio_low),
-            "eps_high": math.log(1 + actor.clip_ratio_high),
-            "eps_dual": math.inf,
-            "length_power": 1.0,
-        }
+        ratios = {side: actor[side] for side in ("clip_ratio_low", "clip_ratio_high")}
+        expected = RunSettings(name, **ratios).trained_band
     else:
-        expected = Band.fields_in(actor.policy_loss)
-    for field, value in expected.items():
-        assert getattr(band, field) == (pytest.approx(value, rel=1e-12) if isinstance(value, float) else value)
-    assert band.normalization == "plain"
-
-
-def test_a_token_clip_has_one_range():
-    for name, clip in CLIPS.items():
-        if isinstance(clip, TokenClip):
-            with pytest.raises(ValueError, match=f"{name} clips token by token"):
-                clip.matched(pd.DataFrame({"advantage": [1.0]}), 0.1)
+        expected = Band(**Band.fields_in(actor.policy_loss))
+    got = CLIPS[name].band
+    assert (got.low, got.high, got.dual) == pytest.approx((expected.low, expected.high, expected.dual), rel=1e-12)
+    assert got.form == expected.form
 
 
 def test_losses_to_train_with_are_those_of_the_packaged_configs_and_of_the_scripts():

@@ -39,30 +39,20 @@ SCHEMA = schema()
 
 def wrong(value, kind, at=""):
     """Where a value is not of a type, and why."""
-    if len(kinds := re.split(r" or (?![^\[{]*[\]}])", kind)) > 1:  # outside of brackets
-        found = [list(wrong(value, one, at)) for one in kinds]
+    if " or " in kind:
+        found = [list(wrong(value, one, at)) for one in kind.split(" or ")]
         yield from () if not all(found) else found[0]
     elif kind in SIMPLE:
         if not SIMPLE[kind](value):
             yield f"{at} is {value!r}, no {kind}"
-    elif kind.startswith("["):
-        if not isinstance(value, list):
-            yield f"{at} is no list"
-        else:
-            for place, one in enumerate(value):
-                yield from wrong(one, kind[1:-1], f"{at}[{place}]")
-    elif kind.startswith("{"):
-        if not isinstance(value, dict):
-            yield f"{at} is no object"
-        else:
-            for key, one in value.items():
-                yield from wrong(one, kind[1:-1], f"{at}.{key}")
-    elif not isinstance(value, dict):
+    elif not isinstance(value, list if kind.startswith("[") else dict):
         yield f"{at} is no {kind}"
+    elif kind.startswith("["):
+        for place, one in enumerate(value):
+            yield from wrong(one, kind[1:-1], f"{at}[{place}]")
     else:
-        keys = SCHEMA[kind]
-        yield from (f"{at}.{key} is not documented" for key in value.keys() - keys.keys())
-        for key, (of, missing) in keys.items():
+        yield from (f"{at}.{key} is not documented" for key in value.keys() - SCHEMA[kind].keys())
+        for key, (of, missing) in SCHEMA[kind].items():
             if key in value:
                 yield from wrong(value[key], of, f"{at}.{key}")
             elif not missing:
@@ -75,22 +65,27 @@ def assert_documented(value, command):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Runs with records and their mismatch, of a loss that clips tokens, of metrics alone, and a log."""
+    """Runs with records, of a loss that clips tokens, with mismatch, of metrics alone, and a log."""
     folder, rng = tmp_path_factory.mktemp("runs"), np.random.default_rng(0)
     for loss in ("fspo", "gspo", "vanilla"):
         synthetic_run.write_run(folder / loss, loss, steps=12)
+    table = synthetic_run.records(rng, "fspo", 12)
+    sums = {"length": table.length, "log_ratio": 0.0, "quadratic_variation": 1e-4 * table.length, "k3": 5e-5}
+    engine = {f"rollout_{name}": column for name, column in sums.items()} | {"tokens_masked_icepop": 0.0}
+    synthetic_run.write_records(folder / "engine/records", table.assign(**engine), "fspo")
     synthetic_run.write_config(folder / "metrics", "fspo")
     synthetic_run.write_metrics(folder / "metrics/metrics-1.jsonl", rng, "fspo", 5)
     (folder / "train.log").write_text("step:1 - actor/pg_clipfrac:0.1 - response_length/mean:100.0\n")
     return folder
 
 
-@pytest.mark.parametrize("run", ["fspo", "gspo", "vanilla", "metrics", "train.log"])
+@pytest.mark.parametrize("run", ["fspo", "gspo", "vanilla", "engine", "metrics", "train.log"])
 def test_report(run, folders, tmp_path, capsys):
     assert cli.main(["report", str(folders / run), "-o", str(tmp_path), "--json"]) == 0
     printed = capsys.readouterr().out
     assert printed == (tmp_path / "report.json").read_text()
-    assert_documented(json.loads(printed), "report")
+    assert_documented(told := json.loads(printed), "report")
+    assert (told["runs"][0]["mismatch"] is not None) == (run == "engine")
 
 
 @pytest.mark.parametrize("run", ["fspo", "gspo", "vanilla"])

@@ -3,6 +3,7 @@
 """What commands write: plain lines on the streams, and files that are whole and their own."""
 
 import ast
+import errno
 import subprocess
 import sys
 import uuid
@@ -54,6 +55,22 @@ def test_no_file_is_written_through_a_link(tmp_path, monkeypatch):
     with pytest.raises(FileExistsError):
         output.write_whole([(tmp_path / "page", b"another")])
     assert (tmp_path / "page").read_bytes() == b"page" and mine.read_bytes() == b"mine" and waiting.is_symlink()
+
+
+def test_a_full_disk_leaves_every_file_as_it_was(tmp_path, monkeypatch):
+    files, write = [tmp_path / "folder/a", tmp_path / "b"], Path.write_bytes
+    output.write_whole([(file, b"old") for file in files])
+
+    def write_until_full(file, content):
+        write(file, content[:1])
+        if content == b"long":
+            raise OSError(errno.ENOSPC, "No space left on device", str(file))
+
+    monkeypatch.setattr(Path, "write_bytes", write_until_full)
+    with pytest.raises(OSError, match="No space left"):
+        output.write_whole(zip(files, [b"new", b"long"], strict=True))
+    assert {file for file in tmp_path.rglob("*") if file.is_file()} == {*files}
+    assert all(file.read_bytes() == b"old" for file in files)
 
 
 def test_commands_that_read_runs_write_by_that_function_alone():

@@ -2,38 +2,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often the sentence and the advice of a report are right, on simulated runs whose truth is known.
 
-  python tests/truth_table.py [--runs 200] [--only WORD] [--output FILE]
-  python tests/truth_table.py --alarms 2000 [--only WORD]
+  python tests/truth_table.py [--runs 200] [--only WORD]
 
-Writes how often each outcome came to FILE (default: runs/truth.csv), and prints the table. Runs that FILE has are not
-computed again, so that the same command goes on where it was stopped. --alarms asks the test alone, of other runs: how
-often it calls a dependence where there is none.
+Prints the table, in per cent of the runs, a line for each cell as soon as its runs are done.
 """
 
 import argparse
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
 import torch
 from scipy.stats import norm
-from tqdm import tqdm
 
 from fspo_verl.analysis import causes as c
 from fspo_verl.analysis.judgement import Judgement, judge_records
-from fspo_verl.analysis.length_effect import BY_SIDE, ENDS, LONGER, MIDDLE, SHORTER, length_effect
+from fspo_verl.analysis.length_effect import BY_SIDE, ENDS, LONGER, MIDDLE, SHORTER
 from fspo_verl.clips import BandClip, ratio_band
 from fspo_verl.findings import FIX, KEEP, RECORD, TAKE
 from fspo_verl.observe.settings import RunSettings
-from fspo_verl.output import markdown_table, write_whole
 
 OUTCOMES = RIGHT, WRONG, WITHHELD = ("right", "wrong", "withheld")
-COLUMNS = ["cell", "conclusion", "advice", "runs"]
-_AT_A_TIME = 20
 _CENTER = math.exp(5)  # tokens, the typical length
 
 
@@ -144,11 +136,14 @@ class Cell:
 
 
 UNEVEN = {  # the truths that depend on length, from the run's own width or from the law of S
-    "shorter": Cell("shorter", {"own": 1.0}, c.LENGTH, SHORTER, TAKE),
-    "longer": Cell("longer", {"own": 0.0}, c.LENGTH, LONGER, TAKE),
-    "both ends": Cell("both ends", {"bend": 0.3}, c.LENGTH, ENDS, KEEP),
-    "the middle": Cell("the middle", {"bend": -0.3}, c.LENGTH, MIDDLE, KEEP),
-    "opposite slopes of the sides": Cell("opposite slopes of the sides", {"apart": -0.3}, c.LENGTH, BY_SIDE, KEEP),
+    name: Cell(name, settings, c.LENGTH, who, action)
+    for name, settings, who, action in (
+        ("shorter", {"own": 1.0}, SHORTER, TAKE),
+        ("longer", {"own": 0.0}, LONGER, TAKE),
+        ("both ends", {"bend": 0.3}, ENDS, KEEP),
+        ("the middle", {"bend": -0.3}, MIDDLE, KEEP),
+        ("opposite slopes of the sides", {"apart": -0.3}, BY_SIDE, KEEP),
+    )
 }
 FACTORS: dict[str, dict] = {
     "10 steps": {"steps": 10},
@@ -166,36 +161,24 @@ FACTORS: dict[str, dict] = {
 }
 
 
-def _few(cell: Cell, name: str, **settings) -> Cell:
-    """Below ten steps no verdict on the run is right."""
-    return Cell(f"{cell.name}, {name}", cell.settings | settings, cell.cause, cell.who, RECORD)
-
-
 def _cells() -> list[Cell]:
-    even = Cell("even")
+    even, shorter = Cell("even"), UNEVEN["shorter"]
     found = [even, *UNEVEN.values()]
-    for name, settings in FACTORS.items():
-        found.append(Cell(f"even, {name}", settings))
-        of = UNEVEN["shorter"]
-        found.append(Cell(f"shorter, {name}", of.settings | settings, of.cause, of.who, of.action))
-    for of in list(UNEVEN.values())[1:]:
+    # Below ten steps no verdict on the run is right.
+    found += [_of(cell, "5 steps", {"steps": 5}, action=RECORD) for cell in (even, *UNEVEN.values())]
+    differ = "5 steps, slopes that differ by step, sd 0.3"
+    found.append(_of(even, differ, {"steps": 5, "by_step": 0.3}, action=RECORD))
+    found += [_of(cell, name, settings) for name, settings in FACTORS.items() for cell in (even, shorter)]
+    for cell in list(UNEVEN.values())[1:]:
         for name in ("10 steps", "30 steps"):
-            seen = of.who == LONGER or name == "30 steps"
-            found.append(Cell(f"{of.name}, {name}", of.settings | FACTORS[name], of.cause, of.who, of.action, seen))
-    for of in (even, *UNEVEN.values()):
-        found.append(_few(of, "5 steps", steps=5))
-    found.append(_few(even, "5 steps, slopes that differ by step, sd 0.3", steps=5, by_step=0.3))
-    small = {"own": 0.6}  # k of about -0.2
-    found.append(Cell("shorter by little", small, c.LENGTH, SHORTER, TAKE, seen=False))
-    found.append(Cell("shorter by little, 30 steps", small | {"steps": 30}, c.LENGTH, SHORTER, TAKE, seen=False))
-    found.append(Cell("tokens that move together", {"power": 0.8}, c.LENGTH, LONGER, TAKE))
-    found.append(Cell("even, 1% clipped", {"rate": 0.01}))
-    found.append(Cell("shorter, 1% clipped", {"rate": 0.01, "own": 1.0}, c.LENGTH, SHORTER, TAKE, seen=False))
-    found.append(Cell("even, 25% clipped", {"rate": 0.25}))
-    found.append(Cell("shorter, 25% clipped", {"rate": 0.25, "own": 1.0}, c.LENGTH, SHORTER, TAKE))
-    found += [
-        Cell("77% clipped", {"rate": 0.77, "mini_batches": 8, "pull": 3.0}, c.LEVEL, None, TAKE),
-        Cell("77% clipped, 5 steps", {"rate": 0.77, "mini_batches": 8, "pull": 3.0, "steps": 5}, c.LEVEL, None, TAKE),
+            found.append(_of(cell, name, FACTORS[name], seen=cell.who == LONGER or name == "30 steps"))
+    for rate, name in ((0.01, "1% clipped"), (0.25, "25% clipped")):
+        found += [_of(even, name, {"rate": rate}), _of(shorter, name, {"rate": rate}, seen=rate > 0.1)]
+    small = Cell("shorter by little", {"own": 0.6}, c.LENGTH, SHORTER, TAKE, seen=False)  # k of about -0.2
+    high = Cell("77% clipped", {"rate": 0.77, "mini_batches": 8, "pull": 3.0}, c.LEVEL, None, TAKE)
+    return [
+        *(*found, small, _of(small, "30 steps", {"steps": 30}), high, _of(high, "5 steps", {"steps": 5})),
+        Cell("tokens that move together", {"power": 0.8}, c.LENGTH, LONGER, TAKE),
         Cell("noise only", {"mini_batches": 1, "noise": 0.01}, c.NOISE, None, FIX),
         Cell("noise as large as the moves", {"noise": 0.03}, c.NOISE, None, FIX),
         Cell("cut off", {"truncated": 0.4}, c.CUT_OFF, None, FIX),
@@ -206,7 +189,11 @@ def _cells() -> list[Cell]:
         Cell("not finite", {"broken": 0.05}, c.NOT_FINITE, None, FIX),
         Cell("worse responses move thrice as far", {"sides": 1 / 3}, c.SIDE, None, TAKE),
     ]
-    return found
+
+
+def _of(cell: Cell, name: str, settings: dict, **truth) -> Cell:
+    """The cell with further settings, and what they change of its truth."""
+    return replace(cell, name=f"{cell.name}, {name}", settings=cell.settings | settings, **truth)
 
 
 def judged(cell: Cell, judgement: Judgement) -> tuple[str, str]:
@@ -222,8 +209,7 @@ def judged(cell: Cell, judgement: Judgement) -> tuple[str, str]:
     else:
         conclusion = WRONG
     if cell.action == RECORD:  # no verdict on the run; what is said of the steps alone is a description
-        advice = RIGHT if said.action == RECORD else WRONG
-        return (RIGHT if advice == RIGHT else WRONG), advice
+        return (RIGHT, RIGHT) if said.action == RECORD else (WRONG, WRONG)
     if said.action == TAKE and said.id in (c.LENGTH, c.EVEN):
         return conclusion, RIGHT if cell.action == TAKE and _is_evener(cell, judgement) else WRONG
     if said.action == cell.action:
@@ -254,66 +240,30 @@ def outcomes(cell: Cell, runs: Iterable[int]) -> Counter:
 CELLS = {cell.name: cell for cell in _cells()}
 
 
-def table(found: pd.DataFrame) -> str:
-    """In per cent of the runs of a cell."""
-    rows = []
-    for name, part in found.groupby("cell", sort=False):
-        runs = part["runs"].sum()
-        shares = [
-            f"{part.loc[part[which] == outcome, 'runs'].sum() / runs:.1%}"
-            for which in ("conclusion", "advice")
-            for outcome in OUTCOMES
-        ]
-        cell = CELLS[str(name)]
-        truth = ", ".join(filter(None, [cell.cause, cell.who, cell.action]))
-        rows.append([name, truth, "yes" if cell.seen else "no", *shares, f"{runs}"])
-    heads = [f"{which} {outcome}" for which in ("conclusion", "advice") for outcome in OUTCOMES]
-    return markdown_table(["simulated", "truth", "to be seen", *heads, "runs"], rows)
+def line(cell: Cell, runs: int) -> list[str]:
+    """What the table shows of a cell."""
+    found = outcomes(cell, range(runs))
+    shares = [
+        sum(count for pair, count in found.items() if pair[place] == outcome) / runs
+        for place in (0, 1)
+        for outcome in OUTCOMES
+    ]
+    truth = ", ".join(filter(None, [cell.cause, cell.who, cell.action]))
+    return [cell.name, truth, "yes" if cell.seen else "no", *(f"{share:.1%}" for share in shares)]
 
 
-def simulated(file: Path, runs: int, only: str = "") -> pd.DataFrame:
-    """The counts of a file with so many runs of each cell, those that it lacks computed and written, some at a time."""
-    cells = {name: cell for name, cell in CELLS.items() if only in name}
-    found = pd.read_csv(file) if file.exists() else pd.DataFrame({name: [] for name in COLUMNS})
-    for start in tqdm(range(0, runs, _AT_A_TIME), unit=f" x {_AT_A_TIME} runs of each cell"):
-        stop = min(start + _AT_A_TIME, runs)
-        for cell in cells.values():
-            done = int(found.loc[found["cell"] == cell.name, "runs"].sum())
-            if done < stop:
-                new = outcomes(cell, range(done, stop))
-                rows = [(cell.name, *pair, count) for pair, count in new.items()]
-                found = pd.concat([found, pd.DataFrame(rows, columns=COLUMNS)])
-                found = found.groupby(COLUMNS[:3], sort=False)["runs"].sum().astype(int).reset_index()
-                place = found["cell"].map({name: place for place, name in enumerate(CELLS)})
-                found = found.iloc[np.lexsort([found["advice"], found["conclusion"], place])]
-                write_whole([(file, found.to_csv(index=False).encode())])
-    return found[found["cell"].isin(cells)]
-
-
-def alarms(runs: int, only: str = "") -> str:
-    """How often the test calls a dependence in so many runs of each even kind, none of which is in the table."""
-    rows = []
-    for cell in tqdm([cell for cell in CELLS.values() if (cell.cause, cell.action) == (c.EVEN, KEEP)], unit="cell"):
-        if only in cell.name:
-            seeds = ([777, run, *cell.name.encode()] for run in range(runs))
-            effects = [length_effect(simulate(np.random.default_rng(seed), **cell.settings)) for seed in seeds]
-            called = sum(effect is not None and effect.depends for effect in effects)
-            rows.append([cell.name, f"{called / runs:.2%}", f"{math.sqrt(called * (1 - called / runs)) / runs:.2%}"])
-    return markdown_table(["simulated", "a dependence is called", "standard error"], rows)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200, help="of each cell (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="WORD", help="cells with this in their name")
-    parser.add_argument("--output", type=Path, default=Path("runs/truth.csv"), metavar="FILE")
-    parser.add_argument("--alarms", type=int, metavar="RUNS", help="ask the test alone, of so many other runs")
-    args = parser.parse_args(argv)
-    if args.alarms:
-        print(alarms(args.alarms, args.only))
-        return
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    print(table(simulated(args.output, args.runs, args.only)))
+    args = parser.parse_args()
+    heads = [f"{which} {outcome}" for which in ("conclusion", "advice") for outcome in OUTCOMES]
+    heads = ["simulated", "truth", "to be seen", *heads]
+    for cells in (heads, ["---"] * len(heads)):
+        print(f"| {' | '.join(cells)} |")
+    for cell in CELLS.values():
+        if args.only in cell.name:
+            print(f"| {' | '.join(line(cell, args.runs))} |", flush=True)
 
 
 if __name__ == "__main__":

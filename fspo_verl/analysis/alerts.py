@@ -8,9 +8,11 @@ alert is about a clip that does little: a run may begin so. ``policy_loss.alerts
 """
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
+from numbers import Real
 from typing import Any
 
 from fspo_verl.analysis.causes import HEALTH, LEVEL, MOST, STEPS, conclude
@@ -33,8 +35,8 @@ class Alerts:
     def __init__(self, config: Mapping | None = None):
         from fspo_verl.analysis import runs  # imports pandas
 
-        self.on = (runs.setting(config, f"{POLICY_LOSS}.alerts") if config else None) is not False
-        self._settings = runs.settings_of(config) if config else None
+        self.on = runs.setting(config, f"{POLICY_LOSS}.alerts") is not False
+        self._settings = runs.settings_of(config)
         self._window: deque[Mapping[str, float]] = deque(maxlen=STEPS)
         self._said = Said()
         self._cut_off: float | None = None  # share at the start
@@ -43,24 +45,18 @@ class Alerts:
         """The alerts after another step; none where its metrics are not those of a loss of this package."""
         if not self.on or f"{PREFIX}sequence_fraction" not in metrics:
             return []
-        step = {k: float(v) for k, v in metrics.items() if k.startswith(TRAINED) and _is_number(v)}
+        step = {k: float(v) for k, v in metrics.items() if k.startswith(TRAINED) and isinstance(v, Real)}
         self._window.append({name: value for name, value in step.items() if name.startswith(PREFIX)})
+        logged: dict[str, list[float]] = {}
+        for name, value in chain.from_iterable(one.items() for one in self._window):
+            logged.setdefault(name, []).append(value)
+        means = {name: sum(values) / len(values) for name, values in logged.items()}
         # What is broken is broken in this step, whatever the others are like.
-        evidence = evidence_of(step | means(self._window), self._settings, len(self._window))
+        evidence = evidence_of(step | means, self._settings, len(self._window))
         if self._cut_off is None:
             self._cut_off = evidence.cut_off
         evidence = replace(evidence, cut_off_before=self._cut_off)
         return self._said.new(alarming(conclude(evidence), evidence))
-
-
-def means(window: deque[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the steps that have it."""
-    sums: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
-    for step in window:
-        sums.update(step)
-        counts.update(step.keys())
-    return {name: total / counts[name] for name, total in sums.items()}
 
 
 def alarming(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
@@ -73,14 +69,6 @@ def alarming(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
         return broken
     is_idle = (evidence.clip_rate or 0) <= MOST
     return [one for one in found if not (one.id == LEVEL and is_idle)] if evidence.steps >= STEPS else []
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 # --- of the run of this process --------------------------------------------------------------------------------------

@@ -54,14 +54,19 @@ def attribution(records: pd.DataFrame, settings: RunSettings | None) -> dict[str
         stale = (age > 0) & can_split
         base = [MISMATCH, AGE] if stale.any() else [MISMATCH] if (age <= 0).all() else [MISMATCH_OR_AGE]
     by_token = bool(((clipped > 0) & (clipped < 1)).any())
+    # What is split up is the variance per root token of S, or for tokens that of the root of Q.
+    spread = np.sqrt(counted["quadratic_variation"].astype(np.float64)) if by_token else counted["log_ratio"]
+    mini_batch = counted["mini_batch"].to_numpy()
+    later = np.unique(mini_batch[~first])
+    group = 1 + np.searchsorted(later, mini_batch) * _GROUPS // max(len(later), _GROUPS)
     table = pd.DataFrame(
         {
             "clipped": clipped,
-            "spread": _spread(counted, by_token),
+            "spread": spread.to_numpy(np.float64) / np.sqrt(counted["length"].to_numpy(np.float64)),
             "third": third_of(counted["length"].to_numpy()),
             "side": counted["advantage"].to_numpy() > 0,
             "stale": stale,
-            "group": np.where(first, 0, 1 + _grouped(counted["mini_batch"].to_numpy())),
+            "group": np.where(first, 0, group),
         }
     )
     totals = dict.fromkeys([*base, MOVEMENT], 0.0)
@@ -71,18 +76,6 @@ def attribution(records: pd.DataFrame, settings: RunSettings | None) -> dict[str
     totals = {part: max(clips, 0.0) for part, clips in totals.items()}
     every = sum(totals.values())
     return {part: clips / every for part, clips in totals.items()} if every > 0 else None
-
-
-def _spread(counted: pd.DataFrame, by_token: bool) -> np.ndarray:
-    """The values per root token whose variance is split up: S for a clip of responses, the root of Q for tokens."""
-    column = "quadratic_variation" if by_token else "log_ratio"
-    values = counted[column].to_numpy(np.float64)
-    return (np.sqrt(values) if by_token else values) / np.sqrt(counted["length"].to_numpy(np.float64))
-
-
-def _grouped(mini_batch: np.ndarray) -> np.ndarray:
-    later = np.unique(mini_batch[mini_batch > 0])
-    return np.searchsorted(later, mini_batch) * _GROUPS // max(len(later), _GROUPS)
 
 
 def _of_third(rows: pd.DataFrame, base: list[str], by_token: bool) -> dict[str, float]:
@@ -96,13 +89,13 @@ def _of_third(rows: pd.DataFrame, base: list[str], by_token: bool) -> dict[str, 
         alone = unmoved[(unmoved["side"] == side) & (unmoved["stale"] == stale)]["clipped"].mean()
         variance = _variance(stratum["spread"], about_zero=by_token or group == 0)
         of_base = 1.0 if group == 0 else min(still.get(stale, math.nan) / variance, 1.0) if variance > 0 else 1.0
+        if math.isnan(of_base) or math.isnan(alone):
+            continue
         fresh = min(still[False] / still[True], 1.0) if stale and still.get(True) and False in still else 1.0
         shares = {base[0]: of_base * fresh, MOVEMENT: 1 - of_base}
         if len(base) > 1:
             shares[AGE] = of_base * (1 - fresh)
-        if math.isnan(of_base) or math.isnan(alone):
-            continue
-        rates = _Rates(float(stratum["clipped"].mean()), float(alone), shares)
+        rates = _rates(float(stratum["clipped"].mean()), float(alone), shares)
         for part, rate in shapley(list(shares), rates).items():
             found[part] += rate * len(stratum)
     return found
@@ -112,19 +105,23 @@ def _variance(spread: pd.Series, about_zero: bool) -> float:
     return float((spread**2).mean()) if about_zero else float(spread.var(ddof=0))
 
 
-class _Rates:
-    """The clip rate that a stratum would have with some of its parts only."""
+def _rates(rate: float, alone: float, shares: Mapping[str, float]) -> Callable[[frozenset[str]], float]:
+    """The clip rate that a stratum would have with some of its parts only.
 
-    def __init__(self, rate: float, alone: float, shares: Mapping[str, float]):
-        """``alone``: measured without movement; ``shares``: of the variance."""
-        self.rate, self.alone, self.shares = rate, alone, shares
-        self.of_base = sum(share for part, share in shares.items() if part != MOVEMENT)
+    Args:
+        rate: with all of them.
+        alone: as measured without movement.
+        shares: of the variance, by part.
+    """
+    of_base = sum(share for part, share in shares.items() if part != MOVEMENT)
 
-    def __call__(self, parts: frozenset[str]) -> float:
-        left = sum(self.shares[part] for part in parts)
+    def with_parts(parts: frozenset[str]) -> float:
+        left = sum(shares[part] for part in parts)
         if MOVEMENT in parts:
-            return _rate_at(self.rate, left)
-        return _rate_at(self.alone, left / self.of_base) if parts and self.of_base else 0.0
+            return _rate_at(rate, left)
+        return _rate_at(alone, left / of_base) if of_base else 0.0
+
+    return with_parts
 
 
 def _rate_at(rate: float, left: float) -> float:
@@ -140,13 +137,11 @@ def shapley(parts: list[str], value: Callable[[frozenset[str]], float]) -> dict[
     Args:
         value: of a set of parts; of none it is 0.
     """
-    found = {}
+    found = dict.fromkeys(parts, 0.0)
     for part in parts:
         others = [other for other in parts if other != part]
-        found[part] = 0.0
-        for size in range(len(others) + 1):
+        for size in range(len(parts)):
             weight = 1 / (len(parts) * math.comb(len(others), size))
             for before in map(frozenset, combinations(others, size)):
-                without = value(before) if before else 0.0
-                found[part] += weight * (value(before | {part}) - without)
+                found[part] += weight * (value(before | {part}) - (value(before) if before else 0.0))
     return found

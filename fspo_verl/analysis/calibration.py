@@ -49,10 +49,12 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         answer = {"run": str(run.folder), "target": args.target_clip_rate}
         output.say(json.dumps(answer | {"findings": [one.to_json() for one in found]}, indent=1, allow_nan=False))
-    else:
-        # Causes before the clip, the answer on lengths, and the band. The report has the notes.
-        output.show([("run", run.name)], widths=(8,))
-        findings.show(one for place, one in enumerate(found) if place == 0 or one.id == EPS or one.severity != NOTE)
+        return 0
+    # Causes before the clip, the answer on lengths, and the band. The report has the notes.
+    output.show([("run", run.name)], widths=(8,))
+    shown = [one for place, one in enumerate(found) if place == 0 or one.id == EPS or one.severity != NOTE]
+    # Advice to calibrate has been taken: the band answers it.
+    findings.show(one.without_advice() if "`fspo-verl calibrate`" in one.advice else one for one in shown)
     return 0
 
 
@@ -84,17 +86,14 @@ def _of_records(run: Run, judged: Judgement, target: float) -> Iterator[Finding]
         raise ValueError(f"{run.folder} holds no records of responses, and an eps needs them: {LEARN_MORE}")
     if not (records["quadratic_variation"] > 0).any():
         raise ValueError("nothing moved")
-    steps = records["step"].nunique()
-    if steps == 1 and prompts_of(records).max() == 0:
+    if records["step"].nunique() == 1 and prompts_of(records).max() == 0:
         raise ValueError("all records are of one prompt in one step, and no other says what holds beyond it")
-    width = settings and settings.trained_band
-    if judged.width is not None:
-        width = judged.width.band
+    width = judged.width.band if judged.width else settings and settings.trained_band
     band = fit.with_eps(records, width or Band(), target)
-    yield from _notes(records, target, band, steps)
+    yield from _notes(records, band, target)
     bypass = bool(settings and settings.old_log_probs_from_rollout)
     of_band = evidence_of_records(records, RunSettings("fspo", band, old_log_probs_from_rollout=bypass), tested=False)
-    if noise := causes.narrower(band, of_band.noise_sigma, of_band.noise_outside, of_band.unmoved):
+    if noise := causes.narrower(of_band):
         said = (
             f"There is nothing to paste: numerical noise alone puts {percent(noise.value or 0)} of the responses that "
             f"no update had moved outside the band that clips {percent(target)}."
@@ -103,23 +102,26 @@ def _of_records(run: Run, judged: Judgement, target: float) -> Iterator[Finding]
         yield Finding(EPS, WARNING, said, advice, noise.value, FIX)
         return
     clipped, sides = fit.clipped_by(band, records), clip_rates.sides(records)
-    better, worse = (percent(float(clipped[sides[side]].mean())) for side in ("upper", "lower"))
-    said = f"{_eps(band, settings)} clip {better} of the better and {worse} of the worse responses here"
+    better, worse, rate = (float(clipped[sides[side]].mean()) for side in ("upper", "lower", "all"))
+    own = ""
     if judged.evidence.sides and not judged.evidence.by_token:
-        said += " (the run's own clip {} and {})".format(*map(percent, judged.evidence.sides))
-    said += ": both sides are to give up the same share."
-    advice = " ".join(filter(None, [_next(judged), to_know(band, settings)]))
-    rate = float(clipped[sides["all"]].mean())
-    yield Finding(EPS, NOTE, said, advice, rate, _action(judged), band_overrides(band, settings))
+        own = " (the run's own clip {} and {})".format(*map(percent, judged.evidence.sides))
+    said = (
+        f"{_eps(band, settings)} clip {percent(better)} of the better and {percent(worse)} of the worse responses "
+        f"here{own}: both sides are to give up the same share."
+    )
+    action = judged.findings[0].action
+    action = action if action in _NEXT else TAKE
+    advice = f"{_NEXT[action]} {to_know(band, settings)}"
+    yield Finding(EPS, NOTE, said, advice, rate, action, band_overrides(band, settings))
 
 
-def _notes(records: pd.DataFrame, target: float, band: Band, steps: int) -> Iterator[Finding]:
+def _notes(records: pd.DataFrame, band: Band, target: float) -> Iterator[Finding]:
     for name, side in (("eps_high", "upper"), ("eps_low", "lower")):
-        clipped = target * clip_rates.sides(records)[side].sum()
-        if clipped < _FEW_CLIPPED:
-            said = f"{name} rests on {clipped:.0f} clipped responses: record more steps, or take a higher target."
-            yield Finding("few clipped", NOTE, said, "", float(clipped))
-    if steps == 1:
+        if (count := target * clip_rates.sides(records)[side].sum()) < _FEW_CLIPPED:
+            said = f"{name} rests on {count:.0f} clipped responses: record more steps, or take a higher target."
+            yield Finding("few clipped", NOTE, said, "", float(count))
+    if records["step"].nunique() == 1:
         said = "All records are of one step: eps and clip rate hold for its update, and another may move otherwise."
         yield Finding("one step", NOTE, said, "", 1.0)
     if DUAL * band.high * 1.01 < band.dual < math.inf:
@@ -130,7 +132,12 @@ def _notes(records: pd.DataFrame, target: float, band: Band, steps: int) -> Iter
         yield Finding("dual clip", NOTE, said, "", band.dual)
 
 
-# --- words -----------------------------------------------------------------------------------------------------------
+_NEXT = {
+    FIX: "First fix what the first line says, train, and calibrate from the records of that run.",
+    RECORD: "Record more steps, and calibrate again.",
+    TAKE: "Train with this, and calibrate again from the records of that run. With another eps the policy moves "
+    "otherwise.",
+}
 
 
 def _eps(band: Band, settings: RunSettings | None) -> str:
@@ -144,20 +151,3 @@ def _eps(band: Band, settings: RunSettings | None) -> str:
     name = fit.name_of(band)
     width = "a fixed width" if name == fit.FIXED else f"a width that follows {name}"
     return f"{' and '.join(values)} with {width}"
-
-
-def _action(judged: Judgement) -> str:
-    first = judged.findings[0].action
-    return first if first in (FIX, RECORD) else TAKE
-
-
-def _next(judged: Judgement) -> str:
-    match _action(judged):
-        case findings.FIX:
-            return "First fix what the first line says, train, and calibrate from the records of that run."
-        case findings.RECORD:
-            return "Record more steps, and calibrate again."
-    return (
-        "Train with this, and calibrate again from the records of that run. With another eps the policy moves "
-        "otherwise."
-    )

@@ -9,7 +9,8 @@ Light to import, as a process that trains uses it: no scipy, no pandas.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -21,49 +22,42 @@ from fspo_verl.output import percent
 
 if TYPE_CHECKING:
     from fspo_verl.analysis.length_effect import LengthEffect
-    from fspo_verl.band import Band
 
-CAUSES = NOT_FINITE, CUT_OFF, NOISE, MISMATCH, LEVEL, LENGTH, SIDE = (
-    "not finite",
-    "cut off",
-    "noise",
-    "mismatch",
-    "level",
-    "length",
-    "side",
-)
+NOT_FINITE, CUT_OFF, NOISE, MISMATCH = HEALTH = ("not finite", "cut off", "noise", "mismatch")
+"""Causes that make advice on the clip worthless while they hold."""
+LEVEL, LENGTH, SIDE = ("level", "length", "side")
+CAUSES = (*HEALTH, LEVEL, LENGTH, SIDE)
 """In the order in which they are asked for. What comes first explains what comes later."""
-HEALTH = (NOT_FINITE, CUT_OFF, NOISE, MISMATCH)
-"""Those that make advice on the clip worthless while they hold."""
 EVEN, UNKNOWN = "even", "unknown"
 """EVEN: the test of lengths ran and found nothing. UNKNOWN: it could not run."""
 
-SHARE_NOT_FINITE = 0.001
-"""Share of the responses with NaN or inf from which it is a cause. Fewer are a note."""
-SHARE_CUT_OFF = 0.25
-"""Share of the responses that fill what they were allowed from which it is a cause."""
-SHARE_OF_SPREAD = 0.5
-"""Share of the variance of the log-ratios from which noise, or the mismatch in bypass mode, is a cause."""
-SHARE_REJECTED = 0.25
-"""Share of the responses that a rejection takes from which it is a cause."""
-MOST, HARDLY_ANY = 0.5, 0.001
-"""Clip rates above and below which the level is a cause."""
-TIMES = 2.0
-"""Ratio of two clip rates from which it is a cause where it was not tested."""
+# From here on a value is a cause.
+SHARE_NOT_FINITE = 0.001  # of the responses that hold NaN or inf; fewer are a note
+SHARE_CUT_OFF = 0.25  # of the responses that fill what they were allowed
+SHARE_OF_SPREAD = 0.5  # of the variance of the log-ratios that is noise, or in bypass mode mismatch
+SHARE_REJECTED = 0.25  # of the responses that a rejection takes
+MOST, HARDLY_ANY = 0.5, 0.001  # clip rate: more, or less, is a cause
+TIMES = 2.0  # ratio of two clip rates where it was not tested
+STEPS = 10  # training steps: steps differ, and fewer do not show how much, so that nothing is said of a run's clip
+_NOTABLE = 0.2  # the part of a threshold from which there is a note
+_ENGINES = 0.05  # share of the way from engine to policy from which the mismatch is a note
 
-STEPS = 10
-"""Training steps below which nothing is said of the clip of a run: steps differ, and fewer do not show how much."""
-
-SMALLER_MINI_BATCHES = "lower actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size"
-_NOTABLE = 0.2  # a value at this part of its threshold is a note
-_ENGINES = 0.05  # share of the way from engine to policy, from which the mismatch is a note
 _CLOSE = 2.0  # a factor between lengths up to which they are called alike
 _LARGEST_FACTOR = 100.0  # beyond which naming it helps nobody
 _NAMED = 3  # metrics
 _ENOUGH_INSIDE = 400  # responses, whose number is then known to a twentieth: one standard deviation of a count
-_TESTS = "`fspo-verl report` tests it, and `fspo-verl calibrate` tries other widths."
+
+SMALLER_MINI_BATCHES = "lower actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size"
+_CALIBRATE = "`fspo-verl calibrate` finds the eps of a clip rate."
 _THIRDS = ("the shortest third", "the middle", "the longest")
 _TENTHS = ("the shortest tenth", "those in between", "the longest tenth")
+_WHO = {
+    "shorter": "shorter responses are clipped more",
+    "longer": "longer responses are clipped more",
+    "both ends": "the shortest and the longest responses are clipped more than those in between",
+    "the middle": "responses of middle length are clipped more than the shortest and the longest",
+    "by side": "length matters in another way for responses better than their group than for worse ones",
+}
 
 
 def conclude(evidence: Evidence) -> list[Finding]:
@@ -71,53 +65,38 @@ def conclude(evidence: Evidence) -> list[Finding]:
 
     Below a cause of :data:`HEALTH` nothing is advised on the clip.
     """
-    found = [one for rule in _BEFORE if (one := rule(evidence)) is not None]
-    found += [one for rule in (_lengths, _side) if (one := rule(evidence)) is not None]
+    found = [one for rule in _RULES if (one := rule(evidence)) is not None]
     if not found or found[0].id == SIDE:
-        found.insert(0, _unknown(evidence))
+        found.insert(0, _untested(evidence))
     if found[0].id in HEALTH:
         found[1:] = [one if one.id in HEALTH else one.without_advice() for one in found[1:]]
-    return [*found, *_notes(evidence)]
+    return [*found, *_notes(evidence, {one.id for one in found})]
 
 
-def narrower(band: Band | None, sigma: float | None, outside: float | None = None, unmoved: int = 0) -> Finding | None:
-    """The finding where a band is narrower than the numerical noise; None where it is not, or not known.
+def narrower(evidence: Evidence) -> Finding | None:
+    """The finding where the band is narrower than the numerical noise; None where it is not, or not known.
 
-    That is, where more than :data:`SHARE` of the responses that no update has moved lie outside the band.
-
-    Args:
-        band: on S.
-        sigma: spread of a token's log-ratio that noise alone makes, nats.
-        outside: share of ``unmoved`` responses outside the band. It has to exceed SHARE by two standard deviations of
-            a Poisson count. None where it was not counted; a normal law with independent tokens then says it, of a
-            width of sqrt(length).
+    More than :data:`SHARE` of the responses that no update has moved lie outside it then, by two standard deviations of
+    a Poisson count.
     """
-    if band is None or not sigma:
+    band, sigma, outside, unmoved = evidence.band, evidence.noise_sigma, evidence.noise_outside, evidence.unmoved
+    if band is None or not sigma or outside is None:
         return None
-    eps, counted = min(band.low, band.high), ""
-    times = EPS_IN_SIGMA * sigma / eps if band.length_power == 0.5 else math.inf
-    if outside is None:
-        if band.length_power != 0.5 or eps >= EPS_IN_SIGMA * sigma:
-            return None
-        outside = 2 * (1 - NormalDist().cdf(eps / sigma))
-    else:
-        count = outside * unmoved
-        if not count - 2 * math.sqrt(count) > SHARE * unmoved:
-            return None
-        counted = f" This was counted on {unmoved:,} responses that no update had moved."
-        if (1 - outside) * unmoved >= _ENOUGH_INSIDE:  # the quantile below rests on them
-            # By a normal law: the quantile of what may lie outside over that of what does.
-            times = EPS_IN_SIGMA / NormalDist().inv_cdf(1 - outside / 2)
+    count, times = outside * unmoved, math.inf
+    if count - 2 * math.sqrt(count) <= SHARE * unmoved:
+        return None
+    if unmoved - count >= _ENOUGH_INSIDE:
+        # By a normal law: the quantile of what may lie outside over that of what does.
+        times = EPS_IN_SIGMA / NormalDist().inv_cdf(1 - outside / 2)
+    elif band.length_power == 0.5:
+        times = EPS_IN_SIGMA * sigma / min(band.low, band.high)
     wide = f"{rounded_up(times):g} times as wide, or wider" if times <= _LARGEST_FACTOR else "much wider"
-    return Finding(
-        NOISE,
-        WARNING,
+    said = (
         f"The clip is narrower than the numerical noise: rounding alone puts {percent(outside)} of the responses "
-        f"outside it, and {percent(SHARE)} at most should be there.{counted}",
-        f"Make the clip {wide}, or remove the noise: {HELP}.",
-        outside,
-        FIX,
+        f"outside it, and {percent(SHARE)} at most should be there. This was counted on {unmoved:,} responses that no "
+        "update had moved."
     )
+    return Finding(NOISE, WARNING, said, f"Make the clip {wide}, or remove the noise: {HELP}.", outside, FIX)
 
 
 # --- before lengths --------------------------------------------------------------------------------------------------
@@ -138,18 +117,19 @@ def _not_finite(evidence: Evidence) -> Finding | None:
 
 
 def _cut_off(evidence: Evidence) -> Finding | None:
-    if (share := evidence.cut_off or 0.0) < SHARE_CUT_OFF:
+    share, before = evidence.cut_off or 0.0, evidence.cut_off_before
+    if share < SHARE_CUT_OFF:
         return None
-    if evidence.cut_off_before is not None and evidence.cut_off_before < _NOTABLE * SHARE_CUT_OFF:
+    if before is not None and before < _NOTABLE * SHARE_CUT_OFF:
         since = "" if evidence.cut_off_since is None else f", from step {evidence.cut_off_since} on"
         said = (
-            f"{percent(share)} of the responses are cut off, and {percent(evidence.cut_off_before)} were at the start "
-            f"of the run: the policy has broken{since}."
+            f"{percent(share)} of the responses are cut off, and {percent(before)} were at the start of the run: the "
+            f"policy has broken{since}."
         )
         advice = "First look at the learning rate. Reward, entropy and gradient norm show where it began."
         return Finding(CUT_OFF, WARNING, said, advice, share, FIX)
     advice = "First raise data.max_response_length, or the model's length: the longest lengths are a limit here."
-    if evidence.cut_off_before is None:
+    if before is None:
         advice += " If few were cut off before, the policy has broken: look at the learning rate instead."
     return Finding(CUT_OFF, WARNING, _of_cut_off(evidence), advice, share, FIX)
 
@@ -163,10 +143,10 @@ def _noise(evidence: Evidence) -> Finding | None:
         )
         advice = f"If the clip is to act, {SMALLER_MINI_BATCHES}, and remove the noise: {HELP}."
         return Finding(NOISE, WARNING, said, advice, evidence.clip_rate, FIX)
-    if found := narrower(evidence.band, sigma, evidence.noise_outside, evidence.unmoved):
+    if found := narrower(evidence):
         return found
     if clips and share >= SHARE_OF_SPREAD:
-        return Finding(NOISE, WARNING, _of_noise(share), f"Remove the noise: {HELP}.", share, FIX)
+        return Finding(NOISE, WARNING, _of_noise(evidence), f"Remove the noise: {HELP}.", share, FIX)
     return None
 
 
@@ -188,27 +168,23 @@ def _mismatch(evidence: Evidence) -> Finding | None:
 
 
 def _level(evidence: Evidence) -> Finding | None:
-    rate, calibrate = evidence.clip_rate, "`fspo-verl calibrate` finds the eps of a clip rate."
+    rate, smaller = evidence.clip_rate, f"{_sentence(SMALLER_MINI_BATCHES)}, if the clip is to act."
     if rate is not None and rate > MOST:
         said = f"More than half is clipped: {percent(rate)} {_of_what(evidence)}."
-        return Finding(LEVEL, WARNING, said, f"Widen the clip: {calibrate}", rate, TAKE)
-    lower = f"{_sentence(SMALLER_MINI_BATCHES)}, if the clip is to act."
+        return Finding(LEVEL, WARNING, said, f"Widen the clip: {_CALIBRATE}", rate, TAKE)
     if evidence.moved is False:
         said, advice = "Nothing moved, so no clip can act", "Look at the learning rate. A warm-up starts at 0."
         if evidence.one_step:
-            said, advice = f"{said}: with one optimiser step per rollout every ratio is 1", lower
+            said, advice = f"{said}: with one optimiser step per rollout every ratio is 1", smaller
         return Finding(LEVEL, WARNING, f"{said}.", advice, rate, FIX)
     if rate is None or _clips(evidence):
         return None
     none = f"{'No response is' if rate == 0 else f'{_sentence(percent(rate))} are'} clipped"
     if evidence.one_step:
         said = f"{none}: with one optimiser step per rollout no update moves a response before it is judged."
-        return Finding(LEVEL, WARNING, said, lower, rate, FIX)
-    advice = f"Lower eps if a clip is wanted: {calibrate}"
+        return Finding(LEVEL, WARNING, said, smaller, rate, FIX)
+    advice = f"Lower eps if a clip is wanted: {_CALIBRATE}"
     return Finding(LEVEL, WARNING, f"{none}: the clip is idle.", advice, rate, TAKE)
-
-
-_BEFORE: tuple[Callable[[Evidence], Finding | None], ...] = (_not_finite, _cut_off, _noise, _mismatch, _level)
 
 
 def _clips(evidence: Evidence) -> bool:
@@ -220,84 +196,75 @@ def _clips(evidence: Evidence) -> bool:
 
 def _lengths(evidence: Evidence) -> Finding | None:
     """Whether long and short responses are clipped alike, as far as that was tested or is plain to see."""
-    effect, rate = evidence.length, evidence.clip_rate
-    if effect is None:
-        who = _plain_to_see(evidence.thirds)
-        if who is None or not _clips(evidence):
-            return None
-        steps = "this step" if evidence.steps == 1 else f"these {evidence.steps} steps"
-        said = f"In {steps} {who} responses are clipped more: {_rates(evidence.thirds)}."
-        return Finding(LENGTH, WARNING, said, _TESTS, rate, TAKE)
-    every = f"In all {percent(rate or 0)} {_of_what(evidence)} are clipped."
-    where = "" if effect.is_of_run else f"in {_tested_steps(evidence)} "
-    if not effect.depends:
-        factor = f"a factor up to {effect.factor:.2g} between two lengths is compatible with this"
-        if not effect.factor <= _LARGEST_FACTOR:
-            factor = "any difference is compatible with this"
-        alike = "long and short responses are clipped alike" if effect.factor <= _CLOSE else "no dependence is shown"
-        said = f"{_sentence(where + alike)}: {_rates(evidence.thirds)}. {_sentence(factor)}. {every}"
-        if evidence.thirds and _ratio(evidence.thirds) > effect.factor:
-            said += " Mini-batches that clip more hold other lengths: within them there is no such difference."
-        if not effect.is_of_run:
-            return Finding(EVEN, NOTE, said, _more_steps(evidence), rate, RECORD)
-        more = "" if effect.factor <= _CLOSE else " Record more steps to see smaller differences."
-        return Finding(EVEN, NOTE, said, f"Keep the width.{more}", rate, KEEP)
-    who = f"{_sentence(where + _WHO[str(effect.who)])} ({_p(effect.p)})"
-    if effect.who == "by side":
-        better, worse = map(_rates, evidence.thirds_of_sides)
-        rates = f"of the better {better}; of the worse {worse}"
-    else:
-        curved = effect.who in ("both ends", "the middle") and len(evidence.tails) == 3
-        rates = _rates(evidence.tails, _TENTHS) if curved else _rates(evidence.thirds)
-    said = " ".join(filter(None, [f"{who}: {rates}.", _line(effect), every]))
-    if not effect.is_of_run:
-        return Finding(LENGTH, WARNING, said, _more_steps(evidence), rate, RECORD)
-    return Finding(LENGTH, WARNING, said, "`fspo-verl calibrate` tries other widths.", rate, TAKE)
+    if (effect := evidence.length) is None:
+        return _plain_to_see(evidence) if _clips(evidence) else None
+    found = _unlike(evidence, effect) if effect.depends else _alike(evidence, effect)
+    return found if effect.is_of_run else replace(found, advice=_more_steps(evidence, effect), action=RECORD)
 
 
-_WHO = {
-    "shorter": "shorter responses are clipped more",
-    "longer": "longer responses are clipped more",
-    "both ends": "the shortest and the longest responses are clipped more than those in between",
-    "the middle": "responses of middle length are clipped more than the shortest and the longest",
-    "by side": "length matters in another way for responses better than their group than for worse ones",
-}
-
-
-def _ratio(thirds: tuple[Counted, ...]) -> float:
-    """Of the clip rates of the long and the short, at least 1."""
-    low, high = sorted((thirds[0].rate, thirds[-1].rate))
-    return high / low if low > 0 else math.inf if high > 0 else 1.0
-
-
-def _plain_to_see(thirds: tuple[Counted, ...]) -> str | None:
-    """Which responses are clipped :data:`TIMES` as often as the others, by two standard deviations of counts."""
-    if len(thirds) < 2:
+def _plain_to_see(evidence: Evidence) -> Finding | None:
+    """Without a test: some are clipped :data:`TIMES` as often as others, by two standard deviations of counts."""
+    if len(evidence.thirds) < 2:
         return None
-    for more, less, who in ((thirds[0], thirds[-1], "shorter"), (thirds[-1], thirds[0], "longer")):
+    shortest, *_, longest = evidence.thirds
+    for more, less, who in ((shortest, longest, "shorter"), (longest, shortest, "longer")):
         spread = math.sqrt(more.clipped / more.responses**2 + less.clipped / less.responses**2)
         if more.rate >= TIMES * less.rate and more.rate - less.rate > 2 * spread:
-            return who
+            steps = "this step" if evidence.steps == 1 else f"these {evidence.steps} steps"
+            said = f"In {steps} {_WHO[who]}: {_rates(evidence.thirds)}."
+            advice = "`fspo-verl report` tests it, and `fspo-verl calibrate` tries other widths."
+            return Finding(LENGTH, WARNING, said, advice, evidence.clip_rate, TAKE)
     return None
 
 
-def _tested_steps(evidence: Evidence) -> str:
-    tested, recorded = evidence.length.steps if evidence.length else 0, evidence.steps
-    if recorded > tested:
-        return f"the {tested} of {recorded} steps that have clips to compare"
-    return "this one step" if tested == 1 else f"these {tested} steps"
+def _unlike(evidence: Evidence, effect: LengthEffect) -> Finding:
+    if effect.who == "by side":
+        better, worse = map(_rates, evidence.thirds_of_sides)
+        rates = f"of the better {better}; of the worse {worse}"
+    elif effect.who in ("both ends", "the middle") and len(evidence.tails) == 3:
+        rates = _rates(evidence.tails, _TENTHS)
+    else:
+        rates = _rates(evidence.thirds)
+    p = "p < 0.0001" if effect.p < 1e-4 else f"p = {effect.p:.1g}"
+    who = _sentence(_where(evidence, effect) + _WHO[str(effect.who)])
+    said = " ".join(filter(None, [f"{who} ({p}): {rates}.", _line(effect), _in_all(evidence)]))
+    return Finding(LENGTH, WARNING, said, "`fspo-verl calibrate` tries other widths.", evidence.clip_rate, TAKE)
 
 
-def _more_steps(evidence: Evidence) -> str:
+def _alike(evidence: Evidence, effect: LengthEffect) -> Finding:
+    is_close, factor = effect.factor <= _CLOSE, "any difference"
+    if effect.factor <= _LARGEST_FACTOR:
+        factor = f"a factor up to {effect.factor:.2g} between two lengths"
+    alike = "long and short responses are clipped alike" if is_close else "no dependence is shown"
+    said = (
+        f"{_sentence(_where(evidence, effect) + alike)}: {_rates(evidence.thirds)}. "
+        f"{_sentence(factor)} is compatible with this. {_in_all(evidence)}"
+    )
+    low, high = sorted((evidence.thirds[0].rate, evidence.thirds[-1].rate)) if evidence.thirds else (0.0, 0.0)
+    if math.isfinite(effect.factor) and high > effect.factor * low:
+        said += " Mini-batches that clip more hold other lengths: within them there is no such difference."
+    more = "" if is_close else " Record more steps to see smaller differences."
+    return Finding(EVEN, NOTE, said, f"Keep the width.{more}", evidence.clip_rate, KEEP)
+
+
+def _in_all(evidence: Evidence) -> str:
+    return f"In all {percent(evidence.clip_rate or 0)} {_of_what(evidence)} are clipped."
+
+
+def _where(evidence: Evidence, effect: LengthEffect) -> str:
+    """Of which steps a test speaks, where it does not of the run."""
+    if effect.is_of_run:
+        return ""
+    if evidence.steps > effect.steps:
+        return f"in the {effect.steps} of {evidence.steps} steps that have clips to compare "
+    return "in this one step " if effect.steps == 1 else f"in these {effect.steps} steps "
+
+
+def _more_steps(evidence: Evidence, effect: LengthEffect) -> str:
     if evidence.steps >= STEPS:
-        tested = evidence.length.steps if evidence.length else 0
-        return f"Record more: {tested} of the {evidence.steps} steps have clips to compare, and {STEPS} have to."
+        return f"Record more: {effect.steps} of the {evidence.steps} steps have clips to compare, and {STEPS} have to."
     few = "one is" if evidence.steps == 1 else f"{evidence.steps} are"
     return f"Record {STEPS} steps or more: {few} too few to speak of the run."
-
-
-def _p(p: float) -> str:
-    return "p < 0.0001" if p < 1e-4 else f"p = {p:.1g}"
 
 
 def _line(effect: LengthEffect) -> str:
@@ -324,46 +291,73 @@ def _side(evidence: Evidence) -> Finding | None:
         "those that are worse."
     )
     advice = "Set eps_low and eps_high apart: `fspo-verl calibrate` finds both for one clip rate."
-    return Finding(SIDE, WARNING, said, advice, max(better, worse) - min(better, worse), TAKE)
+    return Finding(SIDE, WARNING, said, advice, abs(better - worse), TAKE)
 
 
-def _unknown(evidence: Evidence) -> Finding:
+def _untested(evidence: Evidence) -> Finding:
     """The answer on lengths where there was no test."""
     rate = evidence.clip_rate
+    start = f"{_sentence(percent(rate or 0))} {_of_what(evidence)} are clipped"
+    said, advice = f"{start}: {evidence.too_few}.", "Record more steps."
     if evidence.responses == 0:
         said = "Too few to say: no response has an advantage."
-        return Finding(UNKNOWN, NOTE, said, "Record more: train until rewards within a group differ.", rate, RECORD)
-    if rate is None:
-        said = "Nothing to say: there are no records, and the metrics hold no clip rates."
-        return Finding(UNKNOWN, NOTE, said, "Record more.", rate, RECORD)
-    start = f"{_sentence(percent(rate))} {_of_what(evidence)} are clipped"
-    if evidence.too_few is None:
-        said = f"{start}. These are rates only, no test: there are no records."
-        return Finding(UNKNOWN, NOTE, said, "Record more.", rate, RECORD)
-    if evidence.one_length:
-        return Finding(EVEN, NOTE, f"{start}: {evidence.too_few}.", "Keep the width.", rate, KEEP)
-    return Finding(UNKNOWN, NOTE, f"{start}: {evidence.too_few}.", "Record more steps.", rate, RECORD)
+        advice = "Record more: train until rewards within a group differ."
+    elif rate is None:
+        said, advice = "Nothing to say: there are no records, and the metrics hold no clip rates.", "Record more."
+    elif evidence.too_few is None:
+        said, advice = f"{start}. These are rates only, no test: there are no records.", "Record more."
+    elif evidence.one_length:
+        return Finding(EVEN, NOTE, said, "Keep the width.", rate, KEEP)
+    return Finding(UNKNOWN, NOTE, said, advice, rate, RECORD)
 
 
-# --- notes -----------------------------------------------------------------------------------------------------------
+_RULES: tuple[Callable[[Evidence], Finding | None], ...]
+_RULES = (_not_finite, _cut_off, _noise, _mismatch, _level, _lengths, _side)
 
 
-def _notes(evidence: Evidence) -> Iterable[Finding]:
-    """Values that are notable and below their thresholds."""
-    share = evidence.not_finite or 0.0
-    if 0 < share < SHARE_NOT_FINITE:
-        said = f"{percent(share)} of the responses hold NaN or inf and are left out of the loss."
-        yield Finding(NOT_FINITE, NOTE, said, "", share)
-    share = evidence.cut_off or 0.0
-    if _NOTABLE * SHARE_CUT_OFF <= share < SHARE_CUT_OFF:
-        yield Finding(CUT_OFF, NOTE, _of_cut_off(evidence), "", share)
-    share = evidence.noise_share or 0.0
-    if _noise(evidence) is None and share >= _NOTABLE * SHARE_OF_SPREAD:
-        yield Finding(NOISE, NOTE, _of_noise(share), "", share)
-    share = evidence.mismatch_share or 0.0
-    least = _NOTABLE * SHARE_OF_SPREAD if evidence.bypass else _ENGINES
-    if _mismatch(evidence) is None and share >= least:
-        yield Finding(MISMATCH, NOTE, _of_mismatch(evidence), "", share)
+# --- notes, and words that they share with causes --------------------------------------------------------------------
+
+
+def _notes(evidence: Evidence, named: Collection[str]) -> Iterator[Finding]:
+    """Values that are notable, and no cause: these are named."""
+    noise = _NOTABLE * SHARE_OF_SPREAD
+    for cause, share, least, words in (
+        (NOT_FINITE, evidence.not_finite, 0.0, _of_not_finite),
+        (CUT_OFF, evidence.cut_off, _NOTABLE * SHARE_CUT_OFF, _of_cut_off),
+        (NOISE, evidence.noise_share, noise, _of_noise),
+        (MISMATCH, evidence.mismatch_share, noise if evidence.bypass else _ENGINES, _of_mismatch),
+    ):
+        if share and share >= least and cause not in named:
+            yield Finding(cause, NOTE, words(evidence), "", share)
+
+
+def _of_not_finite(evidence: Evidence) -> str:
+    return f"{percent(evidence.not_finite or 0)} of the responses hold NaN or inf and are left out of the loss."
+
+
+def _of_cut_off(evidence: Evidence) -> str:
+    return f"{percent(evidence.cut_off or 0)} of the responses are cut off: they fill what they were allowed."
+
+
+def _of_noise(evidence: Evidence) -> str:
+    return (
+        f"About {min(evidence.noise_share or 0, 1):.0%} of the variance of the log-ratios is numerical noise, not "
+        "learning: so much is there before any update (docs/noise.md)."
+    )
+
+
+def _of_mismatch(evidence: Evidence) -> str:
+    share = f"{min(evidence.mismatch_share or 0, 1):.0%}"
+    by = f"{evidence.mismatch_sigma:.2g} nats per token"
+    if evidence.bypass:
+        return (
+            f"About {share} of the variance of the log-ratios is the mismatch of trainer and rollout engine, not "
+            f"learning: {by} are there before any update. In bypass mode the clip acts on it."
+        )
+    return (
+        f"Trainer and rollout engine disagree by {by}. That is {share} of the way from the policy that sampled to the "
+        "one that trains. The clip does not see it; rejections and importance weights do."
+    )
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
@@ -387,39 +381,9 @@ def _rates(thirds: tuple[Counted, ...], names: tuple[str, ...] = _THIRDS) -> str
     if len(thirds) < 2:
         return "all have one length"
     named = names if len(thirds) == 3 else ("the shorter", "the longer ones")
-    said = []
-    for place, (part, name) in enumerate(zip(thirds, named, strict=True)):
-        tokens = f" ({_tokens(part)})" if place in (0, len(thirds) - 1) else ""
-        said.append(f"{percent(part.rate)} of {name}{tokens}")
+    said = [f"{percent(part.rate)} of {name}" for part, name in zip(thirds, named, strict=True)]
+    for place in (0, -1):
+        part = thirds[place]
+        to = " tokens and more" if math.isnan(part.longest) else f"-{part.longest:,.0f} tokens"
+        said[place] += f" ({part.shortest:,.0f}{to})"
     return ", ".join(said)
-
-
-def _tokens(part: Counted) -> str:
-    if math.isnan(part.longest):
-        return f"{part.shortest:,.0f} tokens and more"
-    return f"{part.shortest:,.0f}-{part.longest:,.0f} tokens"
-
-
-def _of_cut_off(evidence: Evidence) -> str:
-    return f"{percent(evidence.cut_off or 0)} of the responses are cut off: they fill what they were allowed."
-
-
-def _of_noise(share: float) -> str:
-    return (
-        f"About {min(share, 1):.0%} of the variance of the log-ratios is numerical noise, not learning: so much is "
-        "there before any update (docs/noise.md)."
-    )
-
-
-def _of_mismatch(evidence: Evidence) -> str:
-    share = f"{min(evidence.mismatch_share or 0, 1):.0%}"
-    by = f"{evidence.mismatch_sigma:.2g} nats per token"
-    if evidence.bypass:
-        return (
-            f"About {share} of the variance of the log-ratios is the mismatch of trainer and rollout engine, not "
-            f"learning: {by} are there before any update. In bypass mode the clip acts on it."
-        )
-    return (
-        f"Trainer and rollout engine disagree by {by}. That is {share} of the way from the policy that sampled to the "
-        "one that trains. The clip does not see it; rejections and importance weights do."
-    )

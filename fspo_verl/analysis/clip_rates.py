@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy.special import stdtrit
 
 from fspo_verl.observe import quotients
 from fspo_verl.observe.quotients import MIN_COUNT, Counted, parts
@@ -61,12 +62,9 @@ def third_of(length: np.ndarray) -> np.ndarray:
     return (length > thirds[0].longest).astype(np.int64) + (length >= thirds[-1].shortest)
 
 
-def t_quantile(freedom, confidence: float = CONFIDENCE):
-    """The quantile of Student's t between whose negative and itself the share ``confidence`` lies."""
-    # Here: a run that trains takes its LRE from this module, and scipy comes with an extra.
-    from scipy.special import stdtrit
-
-    return stdtrit(freedom, (1 + confidence) / 2)
+def t_quantile(freedom):
+    """The quantile of Student's t between whose negative and itself the share :data:`CONFIDENCE` lies."""
+    return stdtrit(freedom, (1 + CONFIDENCE) / 2)
 
 
 def sides(records: pd.DataFrame) -> dict[str, np.ndarray]:
@@ -91,7 +89,7 @@ def length_edges(length, bins: int = 8) -> np.ndarray:
     return np.unique(np.rint(np.geomspace(length.min(), length.max() + 1, bins + 1)).astype(np.int64))
 
 
-def rate_by_length(length, clipped, edges, clusters, confidence: float = CONFIDENCE) -> pd.DataFrame:
+def rate_by_length(length, clipped, edges, clusters) -> pd.DataFrame:
     """Rate in each length bin with its interval: columns low, high, n, rate, lower, upper, clusters.
 
     ``high`` is the last length in the bin; an empty bin has NaN for its rate and interval. The interval is Wilson's at
@@ -104,7 +102,6 @@ def rate_by_length(length, clipped, edges, clusters, confidence: float = CONFIDE
         clipped: ``[rows]`` bool, or shares between 0 and 1.
         edges: of :func:`length_edges`.
         clusters: ``[rows]`` codes of :func:`prompts_of`, or of what else varies as a whole.
-        confidence: of the interval.
 
     Raises:
         ValueError: a length is outside the edges.
@@ -117,7 +114,7 @@ def rate_by_length(length, clipped, edges, clusters, confidence: float = CONFIDE
         groups, variance = _between_clusters(np.asarray(clusters), cell, cells, clipped - rate[cell])
         binomial = rate * (1 - rate) / n
         effective = np.where(binomial > 0, n / np.maximum(variance / binomial, 1), groups)
-        lower, upper = _wilson(rate, effective, t_quantile(groups - 1, confidence))
+        lower, upper = _wilson(rate, effective, t_quantile(groups - 1))
     return length_table(edges, n=n, rate=rate, lower=lower, upper=upper, clusters=groups)
 
 

@@ -29,81 +29,38 @@ TRAINED = ("actor/", "critic/", "rollout_corr/")
 class Evidence:
     """The numbers of a run, or of some of its steps; shares between 0 and 1. None: not known."""
 
-    responses: int | None = None
-    """With an advantage."""
-
+    responses: int | None = None  # with an advantage
     steps: int = 1
-    clip_rate: float | None = None
-    """Share of :attr:`responses`; of a loss that clips tokens the mean share of a response's tokens."""
+    clip_rate: float | None = None  # of these responses; of a loss that clips tokens the mean share of a response's
+    sides: tuple[float, float] | None = None  # clip rates of the responses better and worse than their group
+    thirds: tuple[Counted, ...] = ()  # of about as many responses each, from the shortest
 
-    sides: tuple[float, float] | None = None
-    """Clip rates of the responses better and worse than their group."""
+    not_finite: float | None = None  # share of the responses with NaN or inf
+    broken: tuple[str, ...] = ()  # metrics of TRAINED that are NaN or inf; with the first such step where it is known
+    cut_off: float | None = None  # share of the responses that fill what they were allowed
+    cut_off_before: float | None = None  # the same at the start of the run
+    cut_off_since: int | None = None  # the first step in which so many were that it is a cause
+    rejected: float | None = None  # share of the responses that a rollout correction takes out of the loss
 
-    thirds: tuple[Counted, ...] = ()
-    """Of about as many responses each, from the shortest; see :func:`fspo_verl.observe.quotients.parts`."""
+    moved: bool | None = None  # any log-ratio is not 0
+    one_step: bool | None = None  # each rollout gets one optimiser step: no update has moved any response then
+    unmoved: int = 0  # responses that no update had moved; on them noise is counted
+    noise_sigma: float | None = None  # spread of a token's log-ratio where no update has moved it, nats
+    noise_outside: float | None = None  # share of the unmoved responses outside the band
+    noise_share: float | None = None  # of the variance of a token's log-ratio after updates
+    bypass: bool = False  # the old log-probs are those of the rollout engine, and the clip sees the mismatch
+    mismatch_sigma: float | None = None  # spread of a token's log-ratio between trainer and rollout engine, nats
+    mismatch_share: float | None = None  # of the way from engine to policy; in bypass mode of the variance
+    band: Band | None = None  # on S, that trained
 
-    not_finite: float | None = None
-    broken: tuple[str, ...] = ()
-    """Metrics, of :data:`TRAINED`, that are NaN or inf; with the step from which on, where that is known."""
-
-    cut_off: float | None = None
-    """Share of the responses that fill what they were allowed."""
-
-    cut_off_before: float | None = None
-    """The same at the start of the run."""
-
-    cut_off_since: int | None = None
-    """The first step in which so many were that it is a cause."""
-
-    rejected: float | None = None
-    """Share of the responses that a rollout correction takes out of the loss."""
-
-    moved: bool | None = None
-    """Whether any log-ratio is not 0."""
-
-    one_step: bool | None = None
-    """Whether each rollout gets one optimiser step: no update has moved any response then."""
-
-    unmoved: int = 0
-    """Responses that no update had moved; on them noise is counted."""
-
-    noise_sigma: float | None = None
-    """Spread of a token's log-ratio where no update has moved it, nats."""
-
-    noise_outside: float | None = None
-    """Share of :attr:`unmoved` outside the band."""
-
-    noise_share: float | None = None
-    """Of the variance of a token's log-ratio after updates."""
-
-    mismatch_sigma: float | None = None
-    """Spread of a token's log-ratio between trainer and rollout engine, nats."""
-
-    mismatch_share: float | None = None
-    """In bypass mode of the variance of a token's log-ratio; else of the way from engine to policy."""
-
-    bypass: bool = False
-    """The old log-probs are those of the rollout engine, and the clip sees the mismatch."""
-
-    band: Band | None = None
-    """On S, that trained."""
-
-    by_token: bool = False
-    """The loss clips tokens. From here on only responses tell, and not their sums."""
-
+    # Only responses tell what follows, and not their sums.
+    by_token: bool = False  # the loss clips tokens
     length: LengthEffect | None = None
-    too_few: str | None = None
-    """Why there is no :attr:`length`, in a clause."""
-
+    too_few: str | None = None  # why there is no test of lengths, in a clause
     one_length: bool = False
-    tails: tuple[Counted, ...] = ()
-    """The shortest tenth, those in between, and the longest tenth."""
-
-    thirds_of_sides: tuple[tuple[Counted, ...], ...] = ()
-    """:attr:`thirds` of the better and of the worse responses."""
-
-    sides_differ: bool | None = None
-    """By more than noise."""
+    tails: tuple[Counted, ...] = ()  # the shortest tenth, those in between, and the longest tenth
+    thirds_of_sides: tuple[tuple[Counted, ...], ...] = ()  # of the better and of the worse responses
+    sides_differ: bool | None = None  # by more than noise
 
 
 def evidence_of(metrics: Mapping[str, float], settings: RunSettings | None = None, steps: int = 1) -> Evidence:
@@ -117,15 +74,20 @@ def evidence_of(metrics: Mapping[str, float], settings: RunSettings | None = Non
     sums = sums_of(metrics)
     live = {name.removeprefix("fspo/"): value for name, value in metrics.items() if name.startswith("fspo/")}
     rate = {name: value for name, value in live.items() if math.isfinite(value)} | quotients(sums)
-    sides, bins = (rate.get("clip_rate/better"), rate.get("clip_rate/worse")), length_bins(sums)
-    rows, bypass = sums.get("step_rows", 1.0) * steps, bool(settings and settings.old_log_probs_from_rollout)
-    thirds = parts(one._replace(responses=one.responses * rows, clipped=one.clipped * rows) for one in bins)
+    bins, rows = length_bins(sums), sums.get("step_rows", 1.0) * steps
+    noise, mismatch, moved = (rate.get(f"{name}_sigma") for name in ("noise", "mismatch", "moved"))
+    bypass = bool(settings and settings.old_log_probs_from_rollout)
+    from_engine = None if mismatch is None or moved is None else math.hypot(mismatch, moved)  # to the policy
+    band = settings.trained_band if settings else None
+    if band and {"eps_low", "eps_high"} <= sums.keys():  # those in force of a band that follows a clip rate
+        band = replace(band, eps=None, eps_low=sums["eps_low"], eps_high=sums["eps_high"])
+    sides = rate.get("clip_rate/better"), rate.get("clip_rate/worse")
     return Evidence(
         responses=round(sum(one.responses for one in bins) * rows) if "step_rows" in sums and bins else None,
         steps=steps,
         clip_rate=rate.get("clip_rate/all"),
         sides=None if None in sides else sides,  # type: ignore[arg-type]
-        thirds=thirds,
+        thirds=parts(one._replace(responses=one.responses * rows, clipped=one.clipped * rows) for one in bins),
         not_finite=rate.get("not_finite"),
         broken=tuple(name for name, value in metrics.items() if name.startswith(TRAINED) and not math.isfinite(value)),
         cut_off=rate.get("truncated"),
@@ -133,29 +95,16 @@ def evidence_of(metrics: Mapping[str, float], settings: RunSettings | None = Non
         moved=rate["sigma"] > 0 if "sigma" in rate else None,
         one_step=sums["step_rows"] == sums["rows"] if {"step_rows", "rows"} <= sums.keys() else None,
         unmoved=round(sums.get("on_policy_fraction", 0.0) * rows),
-        noise_sigma=rate.get("noise_sigma"),
+        noise_sigma=noise,
         noise_outside=rate.get("noise_outside"),
-        noise_share=_share(rate.get("noise_sigma"), rate.get("moved_sigma")),
-        mismatch_sigma=rate.get("mismatch_sigma"),
-        mismatch_share=_mismatch_share(rate, bypass),
+        noise_share=_share(noise, moved),
         bypass=bypass,
-        band=_in_force(settings.trained_band if settings else None, sums),
+        mismatch_sigma=mismatch,
+        mismatch_share=_share(mismatch, rate.get("sigma") if bypass else from_engine),
+        band=band,
     )
 
 
 def _share(part: float | None, whole: float | None) -> float | None:
     """Of a variance, from two spreads."""
     return part**2 / whole**2 if part is not None and whole else None
-
-
-def _mismatch_share(rate: Mapping[str, float], bypass: bool) -> float | None:
-    mismatch, moved = rate.get("mismatch_sigma"), rate.get("sigma" if bypass else "moved_sigma")
-    if mismatch is None or moved is None:
-        return None
-    return _share(mismatch, moved if bypass else math.hypot(mismatch, moved))
-
-
-def _in_force(band: Band | None, sums: Mapping[str, float]) -> Band | None:
-    """The band, with the eps that the sums of one that follows a clip rate have."""
-    low, high = sums.get("eps_low"), sums.get("eps_high")
-    return band if band is None or low is None or high is None else replace(band, eps=None, eps_low=low, eps_high=high)

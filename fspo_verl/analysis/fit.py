@@ -53,26 +53,20 @@ def with_eps(records: pd.DataFrame, band: Band, target: float) -> Band:
 
 
 def _end(side: pd.DataFrame, where: str, score: np.ndarray, share: float, target: float) -> float:
-    """The distance from the centre beyond which a share of one side's scores lies.
-
-    Raises:
-        Unreachable: fewer lie beyond the centre.
-    """
-    if (end := upper_quantile(score, share)) <= 0:
-        why = _unreachable(side, where, float(np.mean(score > 0)), target)
-        raise Unreachable(f"no band clips {target:g} of the responses on each side of a width of this shape: {why}")
-    return end
-
-
-def _unreachable(side: pd.DataFrame, where: str, share: float, target: float) -> str:
+    """The distance from the centre beyond which a share of one side's scores lies; Unreachable if fewer lie there."""
+    if (end := upper_quantile(score, share)) > 0:
+        return end
+    text = (
+        f"no band clips {target:g} of the responses on each side of a width of this shape: only "
+        f"{np.mean(score > 0):.1%} of the responses with A {where} the centre, and eps must be positive"
+    )
     moved = (side["quadratic_variation"] > 0).mean()
-    text = f"only {share:.1%} of the responses with A {where} the centre, and eps must be positive"
     if moved < target:
         text += (
             f"; {1 - moved:.1%} have not moved, as those of the first of {side['mini_batch'].max() + 1} mini-batches "
             f"of each rollout, which no clip can reach: lower the target, or {ACTOR}.ppo_mini_batch_size"
         )
-    return text
+    raise Unreachable(text)
 
 
 def clipped_by(band: Band, records: pd.DataFrame) -> np.ndarray:
@@ -99,8 +93,7 @@ def fitted_power(records: pd.DataFrame, target: float) -> float:
     prompts = prompts_of(used)
 
     def slope(power: float) -> float:
-        band = with_eps(used, Band(length_power=power), target)
-        clipped = BandClip("", "", band).clipped(used)
+        clipped = clipped_by(with_eps(used, Band(length_power=power), target), used)
         if np.unique(prompts[clipped > 0]).size < MIN_PROMPTS or np.ptp(x) < 1e-9:
             raise Unreachable("too few lengths and prompts to fit a power of the length")
         return float(x @ clipped)

@@ -37,14 +37,16 @@ _RARE_SIDE = 0.01  # p-value of two sides; with RARE of the lengths a weighted B
 
 
 class Judgement(NamedTuple):
-    """What :func:`judge` says."""
+    """What :func:`judge` says.
+
+    Attributes:
+        findings: the conclusion first.
+        compared: the widths that were tried; None where the advice is not about them.
+    """
 
     findings: list[Finding]
-    """The conclusion first."""
-
     evidence: Evidence
     compared: Comparison | None = None
-    """The widths that were tried; None where the advice is not about them."""
 
     @property
     def width(self) -> Width | None:
@@ -148,8 +150,8 @@ def sums(records: pd.DataFrame, settings: RunSettings | None) -> dict[str, float
         columns[name] = np.where(columns["finite"], columns[name], 0.0)
     clipped = records["clipped"].to_numpy(np.float64)
     below, beyond = ((records["decision"] == side).to_numpy() for side in ("lower", "dual"))
-    columns |= {"clipped_upper": clipped * ~(below | beyond)}
-    columns |= {"clipped_lower": clipped * below, "clipped_dual": clipped * beyond}
+    sides = {"upper": ~(below | beyond), "lower": below, "dual": beyond}
+    columns |= {f"clipped_{side}": clipped * is_there for side, is_there in sides.items()}
     if settings and settings.trained_band is not None:
         columns["outside"] = BandClip("", "", settings.trained_band).outside(records) & (columns["finite"] > 0)
     mini_batch = records["mini_batch"].to_numpy(np.int64)
@@ -201,29 +203,23 @@ def _with_advice(finding: Finding, evidence: Evidence, compared: Comparison) -> 
     untried = f" Could not be tried: {untried}." if untried else ""
     if own is None or not compared.others:
         return replace(finding, action=KEEP, advice=f"Keep the clip: there is no other to compare it with.{untried}")
-    varies = f"{_varies(compared)}{untried}"
     if effect.who in (ENDS, MIDDLE, BY_SIDE) and (best is None or best.spread > best.seen):
-        return replace(finding, action=KEEP, advice=f"Keep the width: no width on offer is even here. {varies}")
-    if best is not None and effect.depends:
-        return replace(finding, action=TAKE, advice=f"Take {_a_band(best)}. {varies}")
-    if best is not None:
-        text = f"Record more steps: {_a_band(best)} looks more even, though no dependence is shown. {varies}"
-        return replace(finding, action=RECORD, advice=text)
-    if effect.depends:
-        text = f"Keep the width: of those tried none is more even by more than noise. {varies}"
-        return replace(finding, action=KEEP, advice=text)
-    return replace(finding, advice=f"{finding.advice} None that was tried is more even by more than noise. {varies}")
-
-
-def _varies(compared: Comparison) -> str:
-    """How much the clip rate of each width varies over lengths."""
-    assert compared.own is not None, "there is something to compare"
-    each = [f"{compared.own.name} (the run's) {_spread(compared.own)}"]
-    each += [f"{one.name} {_spread(one)}" for one in compared.others]
-    return (
+        action, advice = KEEP, "Keep the width: no width on offer is even here."
+    elif best is None and effect.depends:
+        action, advice = KEEP, "Keep the width: of those tried none is more even by more than noise."
+    elif best is None:
+        action, advice = KEEP, f"{finding.advice} None that was tried is more even by more than noise."
+    elif effect.depends:
+        action, advice = TAKE, f"Take {_a_band(best)}."
+    else:
+        action = RECORD
+        advice = f"Record more steps: {_a_band(best)} looks more even, though no dependence is shown."
+    each = [f"{own.name} (the run's) {_spread(own)}", *(f"{one.name} {_spread(one)}" for one in compared.others)]
+    varies = (
         f"Variation over tenths of the length at {percent(compared.rate)} clipped, as a share of the rate: "
         f"{', '.join(each)}. Each is judged on steps that it was not fitted to."
     )
+    return replace(finding, action=action, advice=f"{advice} {varies}{untried}")
 
 
 def _spread(width: Width) -> str:
@@ -231,8 +227,7 @@ def _spread(width: Width) -> str:
 
 
 def _a_band(width: Width) -> str:
-    name = fit.name_of(width.band) if width.band else ""
-    return "a band of fixed width" if name == fit.FIXED else f"a band whose width follows {name}"
+    return "a band of fixed width" if width.name == fit.FIXED else f"a band whose width follows {width.name}"
 
 
 # --- what else -------------------------------------------------------------------------------------------------------

@@ -48,37 +48,33 @@ WHO = SHORTER, LONGER, ENDS, MIDDLE, BY_SIDE = ("shorter", "longer", "both ends"
 _OF_SIDES = 0.1  # part of the level that the test of the sides takes
 _LARGEST = 8.0  # abs(k) beyond which an end of the interval counts as unbounded
 _PACE = 0.1  # of k, in the search for an end of the interval
-_TENTHS = np.arange(1, 10) / 10
 _ROUNDS = 30  # of Newton's method, which takes five where lengths do not decide alone
+_OPPOSITE = {SHORTER: LONGER, LONGER: SHORTER, ENDS: MIDDLE, MIDDLE: ENDS}
 
 
 class LengthEffect(NamedTuple):
-    """What :func:`length_effect` finds."""
+    """What :func:`length_effect` finds.
+
+    Attributes:
+        exponent: k in clip rate ~ length^k, or of the rate of what is kept. Misleading without ``is_line``.
+        lower, upper: the 95% interval of k; infinite where it has no end.
+        p: of no dependence, whatever its form.
+        who: which responses the clip takes more of, one of :data:`WHO`; None where no dependence is shown.
+        is_line: a dependence is shown, and k describes it.
+        factor: ratio of the clip rates of two lengths between the shortest and the longest tenth, up to which a
+            dependence is compatible with the responses; NaN where one is shown.
+        of_kept: more than half is clipped: k and factor are those of the rate of what is kept.
+        steps: training steps that were compared.
+    """
 
     exponent: float
-    """k in clip rate ~ length^k, or of the rate of what is kept; see :attr:`of_kept`. Misleading without
-    :attr:`is_line`."""
-
     lower: float
-    """End of the 95% interval of k; -inf where it has none."""
-
     upper: float
     p: float
-    """Of no dependence, whatever its form."""
-
     who: str | None = None
-    """Which responses the clip takes more of, one of :data:`WHO`; None where no dependence is shown."""
-
     is_line: bool = False
-    """Whether a dependence is shown and k describes it."""
-
     factor: float = math.nan
-    """Ratio of the clip rates of two lengths between the shortest and the longest tenth, up to which a dependence is
-    compatible with the responses; NaN where one is shown."""
-
     of_kept: bool = False
-    """More than half is clipped: k and factor are those of the rate of what is kept."""
-
     steps: int = 0
 
     @property
@@ -115,21 +111,23 @@ def length_effect(records: pd.DataFrame, clipped: np.ndarray | None = None) -> L
     elif of_sides < of_all:
         who = BY_SIDE
     else:
-        is_line = not lower <= 0 <= upper and data.line_p_value(exponent) >= RARE
+        is_line = not lower <= 0 <= upper and data.p_value_of_line(exponent) >= RARE
         more = (LONGER if exponent > 0 else SHORTER) if is_line else data.name_of_curve()
         who = _OPPOSITE[more] if data.of_kept else more
     return LengthEffect(exponent, lower, upper, p, who, is_line, factor, data.of_kept, data.steps)
 
 
-_OPPOSITE = {SHORTER: LONGER, LONGER: SHORTER, ENDS: MIDDLE, MIDDLE: ENDS}
+class _Fit(NamedTuple):
+    """What a line or a parabola expects, given the totals of the strata."""
 
+    expected: np.ndarray  # outcome ``[rows]``
+    excess: np.ndarray  # of the outcome over it
+    directions: np.ndarray  # ``[2, rows]``: x and x² less their means in the stratum, weighted by what is expected
 
-class _Terms(NamedTuple):
-    """What :meth:`_Strata.terms` returns."""
-
-    scores: np.ndarray  # ``[2, rows]``, of slope and bend
-    surplus: np.ndarray  # ``[2, steps]``: what slopes that differ from step to step add to their sums
-    information: np.ndarray  # ``[2, 2]``
+    @property
+    def information(self) -> np.ndarray:
+        """On slope and bend ``[2, 2]``."""
+        return (self.directions * self.expected) @ self.directions.T
 
 
 class _Strata(NamedTuple):
@@ -139,7 +137,7 @@ class _Strata(NamedTuple):
     """
 
     of_kept: bool
-    x: np.ndarray  # log length, centred
+    powers: np.ndarray  # ``[2, rows]``: x, the log length less its mean, and x²
     side: np.ndarray  # sign of the advantage
     outcome: np.ndarray
     stratum: np.ndarray
@@ -158,25 +156,24 @@ class _Strata(NamedTuple):
             return None
         of_kept = bool(outcome.mean() > 0.5)
         outcome = 1 - outcome if of_kept else outcome
-        stratum = strata_of(records)
-        prompt, length = prompts_of(records), records["length"].to_numpy(np.float64)
+        stratum, prompt, length = strata_of(records), prompts_of(records), records["length"].to_numpy(np.float64)
         by_stratum = pd.DataFrame({"prompt": prompt, "length": length, "outcome": outcome}).groupby(stratum)
-        varies = by_stratum[["length", "outcome"]].nunique() > 1
-        prompts = by_stratum["prompt"].nunique().to_numpy()
-        use = (varies.all(axis=1).to_numpy() & (prompts > 1))[stratum]
+        kinds = by_stratum.nunique()
+        use = (kinds > 1).all(axis=1).to_numpy()[stratum]
         if np.unique(prompt[use & (outcome > 0)]).size < MIN_PROMPTS:
             return None
         stratum, kept = pd.factorize(stratum[use])
-        prompt, step = pd.factorize(prompt[use])[0], pd.factorize(records["step"].to_numpy()[use])[0]
-        x, outcome = np.log(length[use]), outcome[use]
+        prompts, outcome, x = kinds["prompt"].to_numpy()[kept], outcome[use], np.log(length[use])
+        x = x - x.mean()
+        prompt, step = (pd.factorize(code[use])[0] for code in (prompt, records["step"].to_numpy()))
         return cls(
             of_kept,
-            x - x.mean(),
+            np.stack([x, np.square(x)]),
             np.sign(records["advantage"].to_numpy(np.float64)[use]),
             outcome,
             stratum,
             np.bincount(stratum, outcome),
-            np.sqrt(prompts[kept] / (prompts[kept] - 1))[stratum],
+            np.sqrt(prompts / (prompts - 1))[stratum],
             prompt,
             step,
             pd.factorize(step * np.int64(prompt.max() + 1) + prompt)[0],
@@ -196,59 +193,48 @@ class _Strata(NamedTuple):
         prompts = int(self.prompt.max()) + 1
         return min(prompts, self.steps) if self.by_step else prompts
 
-    # --- the likelihood: log rate = line + that of the stratum, given the stratum's total -----------------------------
+    # --- scores: derivatives of the log-likelihood along directions, given the totals of the strata ------------------
 
-    def expected(self, line: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Each response's share of its stratum's total, and its expected outcome."""
+    def at(self, slope: float, bend: float = 0.0) -> _Fit:
+        """The fit where log rate = slope · x + bend · x² + that of the stratum."""
+        line = slope * self.powers[0] + bend * self.powers[1]
         odds = np.exp(line - line.max())
         share = odds / np.bincount(self.stratum, odds)[self.stratum]
-        return share, self.total[self.stratum] * share
+        means = np.stack([np.bincount(self.stratum, share * power)[self.stratum] for power in self.powers])
+        expected = self.total[self.stratum] * share
+        return _Fit(expected, self.outcome - expected, self.powers - means)
 
-    def centred(self, x: np.ndarray, share: np.ndarray) -> np.ndarray:
-        """x less its mean in the stratum, weighted by the shares."""
-        return x - np.bincount(self.stratum, share * x)[self.stratum]
+    def sums(self, fit: _Fit, directions: np.ndarray, corrected: bool = True) -> tuple[np.ndarray, np.ndarray]:
+        """Sum ``[k]`` of the scores along directions ``[k, rows]``, less their surplus where it is ``corrected``.
 
-    def terms(self, slope: float, bend: float = 0.0) -> _Terms:
-        """Derivatives of the conditional log-likelihood at log rate = slope · x + bend · x²."""
-        x, square = self.x, np.square(self.x)
-        share, expected = self.expected(slope * x + bend * square)
-        directions = np.stack([self.centred(x, share), self.centred(square, share)])
-        scores = directions * (self.outcome - expected)
-        surplus = self.surplus(directions, directions[0], expected)
-        return _Terms(scores, surplus, (directions * expected) @ directions.T)
+        Also its variance ``[k, k]``, at least that with prompts as clusters.
+        """
+        scores = directions * fit.excess
+        surplus = self.surplus(fit, directions) if corrected and self.by_step else np.zeros((len(scores), self.steps))
+        weighted = scores * self.weight
+        variance = _squares(self.prompt, weighted)
+        if self.by_step:
+            by_step = _sums(self.step, scores) - surplus
+            values, vectors = np.linalg.eigh(by_step @ by_step.T - _squares(self.prompt_in_step, weighted))
+            variance = variance + (vectors * np.maximum(values, 0)) @ vectors.T
+        return scores.sum(1) - surplus.sum(1), variance
 
-    def surplus(self, directions: np.ndarray, x: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    def surplus(self, fit: _Fit, directions: np.ndarray) -> np.ndarray:
         """What slopes that differ from step to step, with mean 0, add to the score sums of a step ``[k, steps]``.
 
         To second order it is half the variance of the slopes times the derivative of the slope's information along each
         direction ``[k, rows]``. The variance is that of the slope's score over the squared information, less what
         sampling explains of it, which makes it unbiased.
-
-        Args:
-            x: of the slope, centred.
         """
-        if not self.by_step:
-            return np.zeros((len(directions), self.steps))
-        score, information = x * (self.outcome - expected), expected * np.square(x)
+        x = fit.directions[0]
+        score, information = x * fit.excess, fit.expected * np.square(x)
         step_of_pair = np.zeros(int(self.prompt_in_step.max()) + 1, np.int64)
         step_of_pair[self.prompt_in_step] = self.step
         by_pair = np.square(np.bincount(self.prompt_in_step, score * self.weight))
         sampling = np.bincount(step_of_pair, by_pair, self.steps)
-        total = np.bincount(self.step, score)
-        variance = (np.square(total) - sampling) / np.square(np.bincount(self.step, information))
-        return np.stack([np.bincount(self.step, one * information) for one in directions]) * variance / 2
-
-    def sums(self, scores: np.ndarray, surplus: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Sum ``[k]`` of ``[k, rows]`` scores less their surplus ``[k, steps]``, and its variance ``[k, k]``: at least
-        that with prompts as clusters.
-        """
-        weighted = scores * self.weight
-        variance = _squares(self.prompt, weighted)
-        if self.by_step:
-            by_step = np.stack([np.bincount(self.step, one) for one in scores]) - surplus
-            values, vectors = np.linalg.eigh(by_step @ by_step.T - _squares(self.prompt_in_step, weighted))
-            variance = variance + (vectors * np.maximum(values, 0)) @ vectors.T
-        return scores.sum(1) - surplus.sum(1), variance
+        squares = np.square(np.bincount(self.step, score))
+        variance = (squares - sampling) / np.square(np.bincount(self.step, information))
+        return _sums(self.step, directions * information) * variance / 2
 
     # --- tests -------------------------------------------------------------------------------------------------------
 
@@ -258,8 +244,8 @@ class _Strata(NamedTuple):
         The squares that make the variance are not centred, and so hold the effect itself. For q = s'V⁻¹s of the sums s
         of G vectors, Hotelling's T² is q · (G − 1) / (G − q).
         """
-        scores, surplus, _ = self.terms(0.0)
-        (total, variance), count = self.sums(scores, surplus), self.clusters
+        fit, count = self.at(0.0), self.clusters
+        total, variance = self.sums(fit, fit.directions)
         q = min(float(total @ np.linalg.pinv(variance, rcond=1e-10, hermitian=True) @ total), count)
         squared = q * (count - 1) / max(count - q, 1e-9)
         return float(fdtrc(2, count - 2, squared * (count - 2) / (2 * (count - 1))))
@@ -268,28 +254,26 @@ class _Strata(NamedTuple):
         """p of the score test that the slope is the same for both signs of the advantage; 1 where one has no clips."""
         if (self.side == self.side[0]).all():
             return 1.0
-        share, expected = self.expected(np.zeros(len(self.x)))
-        x = self.centred(self.x, share)
-        direction = (self.side * x)[None]
-        scores = direction * (self.outcome - expected)
-        return self._p_of(*self.sums(scores, self.surplus(direction, x, expected)))
+        fit = self.at(0.0)
+        return self._p_of(fit, self.side * fit.directions[:1])
 
-    def line_p_value(self, exponent: float) -> float:
+    def p_value_of_line(self, exponent: float) -> float:
         """p of the score test of a line: the score of the bend at this slope, less what the slope explains of it."""
         if abs(exponent) >= _LARGEST:
             return 1.0
-        scores, surplus, information = self.terms(exponent)
-        explained = np.array([-information[0, 1] / information[0, 0], 1.0])
-        return self._p_of(*self.sums((explained @ scores)[None], (explained @ surplus)[None]))
+        fit = self.at(exponent)
+        information = fit.information
+        return self._p_of(fit, np.array([[-information[0, 1] / information[0, 0], 1.0]]) @ fit.directions)
 
-    def _p_of(self, total: np.ndarray, variance: np.ndarray) -> float:
-        return float(2 * stdtr(self.clusters - 1, -abs(self._t_of(total.item(), variance.item()))))
+    def _p_of(self, fit: _Fit, direction: np.ndarray) -> float:
+        """p of the score test along one direction ``[1, rows]``."""
+        return float(2 * stdtr(self.clusters - 1, -abs(self._t_of(*self.sums(fit, direction)))))
 
-    def _t_of(self, total: float, variance: float) -> float:
-        """Student's t of a sum with this variance, as T² in :meth:`p_value`; 0 without variance."""
-        if variance <= 0:
+    def _t_of(self, total: np.ndarray, variance: np.ndarray) -> float:
+        """Student's t of one sum with this variance, as T² in :meth:`p_value`; 0 without variance."""
+        if variance.item() <= 0:
             return 0.0
-        ratio, count = total / math.sqrt(variance), self.clusters
+        ratio, count = total.item() / math.sqrt(variance.item()), self.clusters
         return float(ratio * math.sqrt((count - 1) / max(count - ratio**2, 1e-9)))
 
     # --- the parabola ------------------------------------------------------------------------------------------------
@@ -297,7 +281,7 @@ class _Strata(NamedTuple):
     def name_of_curve(self) -> str:
         """Which lengths have the outcome more often, by the slopes of the parabola at both ends."""
         estimate, covariance = self.parabola()
-        ends = np.quantile(self.x, [0.1, 0.9])
+        ends = np.quantile(self.powers[0], [0.1, 0.9])
         gradient = np.stack([np.ones(2), 2 * ends])  # of both slopes
         slope, spread = estimate @ gradient, _spread(gradient, covariance)
         low, high = slope / spread
@@ -310,11 +294,10 @@ class _Strata(NamedTuple):
 
     def parabola(self) -> tuple[np.ndarray, np.ndarray]:
         """Slope and bend, by Newton's method, and their covariance ``[2, 2]``."""
-        estimate = np.zeros(2)
-        reach = np.array([np.abs(self.x).max(), np.square(self.x).max()])
+        estimate, reach = np.zeros(2), np.abs(self.powers).max(1)
         for _ in range(_ROUNDS):
-            scores, _, information = self.terms(*estimate)
-            change = np.linalg.lstsq(information, scores.sum(1), rcond=None)[0]
+            fit = self.at(*estimate)
+            change = np.linalg.lstsq(fit.information, (fit.directions * fit.excess).sum(1), rcond=None)[0]
             change /= max(np.abs(change) @ reach / 2, 1.0)
             estimate = estimate + change
             if np.abs(change) @ reach < 1e-6:
@@ -323,54 +306,44 @@ class _Strata(NamedTuple):
 
     def _one_step(self, estimate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """One step of Newton's method without the surplus, and the covariance of slope and bend."""
-        scores, surplus, information = self.terms(*estimate)
-        total, variance = self.sums(scores, surplus)
-        inverse = np.linalg.pinv(information, hermitian=True)
+        fit = self.at(*estimate)
+        total, variance = self.sums(fit, fit.directions)
+        inverse = np.linalg.pinv(fit.information, hermitian=True)
         return estimate + inverse @ total, inverse @ variance @ inverse
 
     def compatible_factor(self) -> float:
-        """The largest ratio of the rates of two lengths that is compatible with the responses.
-
-        It is the largest over pairs of tenth points of the length, each with the upper end of its interval. All pairs
-        hold at once: the intervals are Scheffé's, of the joint confidence region of slope and bend.
-        """
+        """The largest ratio of the rates of two lengths that is compatible with the responses."""
         (estimate, covariance), count = self._one_step(np.zeros(2)), self.clusters
-        tenths = np.quantile(self.x, _TENTHS)
+        # The log ratio of the rates at two of the nine tenth points of x is linear in slope and bend.
+        tenths = np.quantile(self.powers[0], np.arange(1, 10) / 10)
         first, second = np.triu_indices(len(tenths), 1)
-        of_pairs = np.stack([tenths[second] - tenths[first], np.square(tenths[second]) - np.square(tenths[first])])
-        scheffe = math.sqrt(2 * (count - 1) / (count - 2) * fdtri(2, count - 2, CONFIDENCE))
-        log_factor = float((np.abs(estimate @ of_pairs) + scheffe * _spread(of_pairs, covariance)).max())
-        return math.exp(log_factor) if log_factor < 50 else math.inf
+        pairs = np.stack([tenths[second] - tenths[first], np.square(tenths[second]) - np.square(tenths[first])])
+        # Scheffé: intervals this wide hold for all pairs at once, as slope and bend have one joint confidence region.
+        wide = math.sqrt(2 * (count - 1) / (count - 2) * fdtri(2, count - 2, CONFIDENCE))
+        largest = float((np.abs(estimate @ pairs) + wide * _spread(pairs, covariance)).max())
+        return math.exp(largest) if largest < 50 else math.inf
 
     # --- the exponent of a line --------------------------------------------------------------------------------------
 
-    def scores(self, exponent: float) -> np.ndarray:
-        """Derivative ``[rows]`` of the conditional log-likelihood of a line; its sum falls with the exponent."""
-        share, expected = self.expected(exponent * self.x)
-        return self.centred(self.x, share) * (self.outcome - expected)
-
-    def statistic(self, exponent: float) -> float:
-        """Student's t of the score of a line."""
-        total, variance = self.sums(self.scores(exponent)[None], np.zeros((1, self.steps)))
-        return self._t_of(total.item(), variance.item())
+    def score(self, exponent: float) -> tuple[np.ndarray, np.ndarray]:
+        """The score of a line, which falls with the exponent, and its variance; the surplus stays in it."""
+        fit = self.at(exponent)
+        return self.sums(fit, fit.directions[:1], corrected=False)
 
     def interval(self) -> tuple[float, float, float]:
         """The estimate and both ends of its interval."""
-        total = lambda exponent: self.scores(exponent).sum()  # noqa: E731
-        if total(-_LARGEST) <= 0:
-            estimate = -_LARGEST
-        elif total(_LARGEST) >= 0:
-            estimate = _LARGEST
-        else:
-            estimate = brentq(total, -_LARGEST, _LARGEST, xtol=1e-6)
-        quantile = t_quantile(self.clusters - 1)
-        return estimate, self._end(estimate, -_PACE, quantile), self._end(estimate, _PACE, quantile)
+        score = lambda exponent: self.score(exponent)[0].item()  # noqa: E731
+        for bound in (-_LARGEST, _LARGEST):
+            if score(bound) * bound >= 0:  # clips and lengths are as good as separated
+                lower, upper = sorted((bound, math.copysign(math.inf, bound)))
+                return bound, lower, upper
+        estimate = brentq(score, -_LARGEST, _LARGEST, xtol=1e-6)
+        return estimate, self._end(estimate, -_PACE), self._end(estimate, _PACE)
 
-    def _end(self, estimate: float, pace: float, quantile: float) -> float:
-        """The first value outwards from the estimate that the test rejects."""
-        excess = lambda exponent: abs(self.statistic(exponent)) - quantile  # noqa: E731
-        if abs(estimate) >= _LARGEST:  # clips and lengths are as good as separated
-            return math.copysign(math.inf, pace) if estimate * pace > 0 else estimate
+    def _end(self, estimate: float, pace: float) -> float:
+        """The first value outwards from the estimate that the test rejects: there may be others beyond it."""
+        quantile = t_quantile(self.clusters - 1)
+        excess = lambda exponent: abs(self._t_of(*self.score(exponent))) - quantile  # noqa: E731
         inside = estimate
         while abs(inside) <= _LARGEST:
             outside = inside + pace
@@ -385,7 +358,12 @@ def _spread(contrasts: np.ndarray, covariance: np.ndarray) -> np.ndarray:
     return np.sqrt(np.einsum("ij,ik,kj->j", contrasts, covariance, contrasts))
 
 
+def _sums(code: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Sums ``[k, codes]`` of values ``[k, rows]`` over the rows of each code."""
+    return np.stack([np.bincount(code, one) for one in values])
+
+
 def _squares(cluster: np.ndarray, scores: np.ndarray) -> np.ndarray:
     """Sum over the clusters of the products of their ``[k, rows]`` scores, ``[k, k]``."""
-    sums = np.stack([np.bincount(cluster, one) for one in scores])
+    sums = _sums(cluster, scores)
     return sums @ sums.T

@@ -6,12 +6,14 @@ verl's console output and file logger, TensorBoard's events, W&B's exports and r
 and console output. No source of a value is lost: NaN and inf that were logged stay apart from what was not logged.
 """
 
+import contextlib
 import json
 import logging
 import math
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import chain
+from os.path import getmtime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +27,7 @@ logger = logging.getLogger("fspo_verl")
 Row = tuple[int, dict[str, float]]
 """Step and metrics; a step may come in several rows, of which the latest value counts."""
 
+FILE_LOGGER = "verl's file logger"
 NOT_FINITE = "not_finite"
 """Entry of a table's ``attrs``: by metric, the steps that logged NaN or inf; a step that did not log it is NaN too."""
 
@@ -52,7 +55,7 @@ NAMES = {
 }
 """verl's name (0.9) of what is called otherwise; W&B has ``train/`` before TRL's names."""
 
-_OF_MAX = "global_step/max_steps"
+_OF_MAX = "global_step/max_steps"  # of ms-swift, such as "1/120"
 _LAST_STEP = 2**53  # what is beyond is no number of a step
 _STEPS = ("training/global_step", "train/global_step", "global_step", "step", "Step", "_step")
 READS = (
@@ -82,8 +85,11 @@ def read(path: Path) -> Log | None:
     if path.suffix == ".csv":
         return _log("a CSV of W&B", wandb_csv(path))
     if is_file_logger(path):
-        return _log("verl's file logger", newest(file_logger(path), path))
-    return _read_json(path) or _read_console(path)
+        return _log(FILE_LOGGER, newest(file_logger(path), path))
+    if found := _read_json(path):
+        return found
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        return _log("console output", newest(console(lines), path))
 
 
 def _log(source: str, rows: Iterable[Row]) -> Log | None:
@@ -107,10 +113,10 @@ def table(rows: Iterable[Row]) -> pd.DataFrame:
     frame = pd.DataFrame.from_dict(steps, orient="index", dtype=float).sort_index()
     frame.index = frame.index.astype(int).rename("step")
     broken: dict[str, list[int]] = {}
-    for step in frame.index:
+    for step in sorted(steps):
         for name, value in steps[step].items():
             if not math.isfinite(value):
-                broken.setdefault(name, []).append(int(step))
+                broken.setdefault(name, []).append(step)
     frame.attrs[NOT_FINITE] = broken
     return frame
 
@@ -121,35 +127,25 @@ def _verl_name(name: str, beside: Container[str]) -> str:
     return plain(name if known in beside else known)
 
 
-def _number(value: Any) -> float | None:
-    """A metric, be it a number or its text; NaN and inf are numbers, and None stands for anything else."""
-    if isinstance(value, bool):
-        return None
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    return {name: number for name, value in metrics.items() if (number := _number(value)) is not None}
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics among values: numbers, NaN and inf included, and their texts."""
+    found = {}
+    for name, value in values.items():
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            if not isinstance(value, bool):
+                found[name] = float(value)
+    return found
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_STEP = re.compile(r"(?<![\w/])step:(\d+) - ")
-_LISTED = re.compile(r"(?<![\w/])step:(\d+)\s*$")  # one metric a line follows
+_STEP = re.compile(r"(?<![\w/])step:\d+( - |\s*$)")  # alone, one metric a line follows
 _PREFIX = re.compile(r"\([^()]*pid=\d+[^()]*\)\s*")  # Ray's
 _PAIR = re.compile(r"([^:]+):(?:np\.\w+\()?([-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf))\)?(?![\w.])", re.IGNORECASE)
 _OF_TRL = re.compile(r"\{'loss': .*\}")
 _OF_TRL_PAIR = re.compile(r"'([^']+)': '?([^,'}]+)")
-
-
-def _read_console(file: Path) -> Log | None:
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        return _log("console output", newest(console(lines), file))
 
 
 def newest(rows: Iterable[Row], log: Path | str) -> list[Row]:
@@ -185,7 +181,7 @@ def console(lines: Iterable[str]) -> Iterator[Row]:
     for line in chain(lines, ["\n"]):
         ends = line.endswith("\n")
         line = _COLOUR.sub("", line).rstrip("\n")
-        start = _STEP.search(line) or _LISTED.search(line)
+        start = _STEP.search(line)
         if text and not start and (more := _listed(text, line) if is_listed else _continued(text, line)):
             text, is_cut = more, not ends
             continue
@@ -195,7 +191,7 @@ def console(lines: Iterable[str]) -> Iterator[Row]:
                 step = number
                 yield step, found
         text, is_cut = line[start.start() :] if start else "", not ends
-        if is_listed := start is not None and start.re is _LISTED:
+        if is_listed := start is not None and start[1] != " - ":
             text = text.rstrip()
         if of_trl := _OF_TRL.search(line):
             step += 1
@@ -223,25 +219,25 @@ def _continued(text: str, line: str) -> str | None:
     return None
 
 
-def file_logger_entry(line: bytes) -> Row | None:
+def _file_logger_entry(line: bytes) -> Row | None:
     """One line of verl's file logger; None for any other line, or a part of one. Its null is a NaN or inf."""
     match _json(line):
         case {"step": int(step), "data": dict(data)}:
-            return step, _numbers({k: math.nan if v is None else v for k, v in data.items()})
+            return step, _numbers({name: math.nan if value is None else value for name, value in data.items()})
     return None
 
 
 def is_file_logger(file: Path) -> bool:
     """Whether a file is one of verl's file logger, by its first line."""
     with file.open("rb") as lines:
-        return file_logger_entry(lines.readline()) is not None
+        return _file_logger_entry(lines.readline()) is not None
 
 
 def file_logger(file: Path) -> Iterator[Row]:
     """verl's file logger. A last line that is cut off, as in a run that was killed or goes on, is left out."""
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
-            if (entry := file_logger_entry(line)) is not None:
+            if (entry := _file_logger_entry(line)) is not None:
                 yield entry
             elif line.endswith(b"\n"):
                 logger.warning("%s: line %d is left out, as it is no metrics of verl", file, number)
@@ -284,7 +280,7 @@ def _read_json(file: Path) -> Log | None:
     entries = whole if isinstance(whole, list) else [whole] if whole else [_json(line) for line in text.splitlines()]
     entries = [entry for entry in entries if isinstance(entry, dict)]
     if any(_OF_MAX in entry for entry in entries):
-        return _log("ms-swift's logging.jsonl", _history(_with_step(entry) for entry in entries))
+        return _log("ms-swift's logging.jsonl", _history(entries))
     if entries and isinstance(history := entries[0].get("log_history"), list):
         return _log("TRL's trainer_state.json", _history(entry for entry in history if isinstance(entry, dict)))
     return _log("a history of W&B", _history(entries))
@@ -298,21 +294,15 @@ def _json(text: bytes) -> Any:
         return None
 
 
-def _with_step(entry: dict) -> dict:
-    """An entry of ms-swift, which has its step as ``"1/120"``."""
-    step, _, _ = str(entry.get(_OF_MAX, "")).partition("/")
-    return entry | {"step": step}
-
-
 def _history(entries: Iterable[dict]) -> Iterator[Row]:
+    """Objects with a step among their metrics."""
     for entry in entries:
+        if _OF_MAX in entry:
+            entry = {**entry, "step": str(entry[_OF_MAX]).partition("/")[0]}
         metrics = _numbers(entry)
-        if (step := _step_of(metrics)) is not None:
-            yield int(step), {name: value for name, value in metrics.items() if name not in _STEPS}
-
-
-def _step_of(metrics: dict[str, float]) -> float | None:
-    return next((metrics[name] for name in _STEPS if math.isfinite(metrics.get(name, math.nan))), None)
+        steps = [metrics.pop(name) for name in _STEPS if name in metrics]
+        if (step := next(filter(math.isfinite, steps), None)) is not None:
+            yield int(step), metrics
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
@@ -324,14 +314,13 @@ PATTERNS = ("*tfevents*", "trainer_state.json", "output.log", "*.log", "wandb-su
 def _read_folder(folder: Path) -> Log | None:
     below = files_below(folder)
     for pattern in PATTERNS:
-        files = {file.resolve(): file for file in below if file.match(pattern)}
+        files = list(dict.fromkeys(file.resolve() for file in below if file.match(pattern)))
         if pattern == "trainer_state.json":  # each checkpoint has one, and the last has all steps
-            files = dict(sorted(files.items(), key=lambda entry: entry[0].stat().st_mtime)[-1:])
+            files = sorted(files, key=getmtime)[-1:]
         if pattern == "*tfevents*":  # a resumed run adds a file to its folder
-            parents = {file.parent: None for file in files}
-            found = {parent: log for parent in parents if (log := _log("TensorBoard", tensorboard(parent)))}
-        else:
-            found = {file: log for file in files.values() if (log := read(file))}
+            files = list(dict.fromkeys(file.parent for file in files))
+        each = ((place, _log("TensorBoard", tensorboard(place)) if place.is_dir() else read(place)) for place in files)
+        found = {place: log for place, log in each if log}
         if len(found) > 1:
             raise ValueError(f"{folder} holds logs of several runs; name one: {', '.join(map(str, found))}")
         if found:

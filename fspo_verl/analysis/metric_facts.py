@@ -6,86 +6,77 @@ They do not say why a clip acts, nor on whom: noise, staleness and movement look
 :func:`learn_more` is the launch that would tell.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
 
 from fspo_verl.analysis.logs import CLIPPED, CUT_OFF_BY_TRL
-from fspo_verl.analysis.runs import Run
+from fspo_verl.analysis.runs import Run, setting
 from fspo_verl.findings import NOTE, Finding
+from fspo_verl.keys import ACTOR
 from fspo_verl.observe.metrics import NAMES
 from fspo_verl.output import percent
 
 LEARN_MORE = "fspo-verl run --loss observed -- bash my_script.sh"
 
-PPO_KL, K3 = "actor/ppo_kl", "rollout_corr/k3_kl"
-CUT_OFF = "response_length/clip_ratio"
-COURSES: Mapping[str, tuple[str, str, str]] = {
+_KL, _CUT_OFF = "actor/ppo_kl", "response_length/clip_ratio"
+_COURSES = {
     "lengths": (NAMES["response_length"], "Response length", "tokens"),
     "reward": (NAMES["reward"], "Reward", ""),
     "entropy": ("actor/entropy", "Entropy", "nats per token"),
     "gradient norm": (NAMES["grad_norm"], "Gradient norm", ""),
-    "kl": (PPO_KL, "KL from the old to the new policy", "nats per token"),
+    "kl": (_KL, "KL from the old to the new policy", "nats per token"),
     "kl to reference": ("actor/kl_loss", "KL to the reference", "nats per token"),
-    "mismatch": (K3, "Trainer against rollout engine, k3", "nats per token"),
+    "mismatch": ("rollout_corr/k3_kl", "Trainer against rollout engine, k3", "nats per token"),
 }
 """What is said of metrics without a rule: by fact, the metric, its name and its unit."""
-
 _ALWAYS = 0.9  # share of the steps whose longest response has the same length, from which that is the limit
 _TIES = 0.25  # share of the responses that are as long as the longest, from which chance cannot have made them so
 
 
-class Course(NamedTuple):
-    """A metric over the steps that logged a finite value: means of the first and the last tenth of them."""
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2g}"
 
-    first: float
-    last: float
-    highest: float
-    first_steps: tuple[int, int]
-    last_steps: tuple[int, int]
-    highest_step: int
 
-    def text(self, of: str, form=lambda value: f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2g}") -> str:
+class Course:
+    """A metric over the steps that logged it, and its means over the first and the last tenth of them."""
+
+    def __init__(self, values: pd.Series):
+        tenth = max(len(values) // 10, 1)
+        self.values, self.start, self.end = values, values.iloc[:tenth], values.iloc[-tenth:]
+        means = (self.start.mean(), self.end.mean(), values.max())
+        self.first, self.last, self.highest = (float(value) + 0.0 for value in means)  # no -0
+
+    def text(self, of: str, form: Callable[[float], str] = _short) -> str:
         """In words, such as ``38% of the tokens in steps 127-140 (2.1% in steps 1-14, at most 44% in step 131)``."""
         first, last, highest = map(form, (self.first, self.last, self.highest))
         of = f" {of}" if of else ""
         if first == last == highest:
-            return f"{last}{of} in {_steps((self.first_steps[0], self.last_steps[1]))}"
-        rest = f"{first} in {_steps(self.first_steps)}, at most {highest} in step {self.highest_step}"
-        return f"{last}{of} in {_steps(self.last_steps)} ({rest})"
+            return f"{last}{of} in {_steps(self.values)}"
+        rest = f"{first} in {_steps(self.start)}, at most {highest} in step {self.values.idxmax()}"
+        return f"{last}{of} in {_steps(self.end)} ({rest})"
 
 
 def course(values: pd.Series) -> Course | None:
     """A metric's course over the steps; None if no step logged a finite value."""
     values = values[np.isfinite(values)]
-    if values.empty:
-        return None
-    tenth = max(len(values) // 10, 1)
-    first, last = values.iloc[:tenth], values.iloc[-tenth:]
-    means = [float(value) + 0.0 for value in (first.mean(), last.mean(), values.max())]  # no -0
-    return Course(means[0], means[1], means[2], _ends(first), _ends(last), int(values.idxmax()))
+    return None if values.empty else Course(values)
 
 
 def facts(run: Run) -> list[Finding]:
     """What the metrics of a run say beside causes; empty where they hold nothing of it."""
-    found = [*_no_advantage(run), *_clipped(run), *_one_step(run), *_cut_off_unknown(run)]
-    for name, (metric, what, unit) in COURSES.items():
-        if (one := course(_metric(run, metric))) is not None:
-            found.append(Finding(name, NOTE, f"{what}: {one.text(unit)}.", "", one.last))
+    found = [one for rule in (_no_advantage, _clipped, _one_step, _cut_off_unknown) if (one := rule(run)) is not None]
+    for name, (metric, what, unit) in _COURSES.items():
+        if (values := course(_metric(run, metric))) is not None:
+            found.append(Finding(name, NOTE, f"{what}: {values.text(unit)}.", "", values.last))
     return found
 
 
 def learn_more(run: Run) -> str:
     """What would tell why the clip acts, in a sentence."""
-    where = "that takes a run of verl, and there " if is_of_trl(run) else ""
+    where = "that takes a run of verl, and there " if _is_of_trl(run) else ""
     return f"To see why the clip acts and on which lengths: {where}{LEARN_MORE}."
-
-
-def is_of_trl(run: Run) -> bool:
-    """Whether it is a log of TRL, or of ms-swift, which has TRL's names."""
-    return CUT_OFF_BY_TRL in run.metrics or run.source.startswith(("TRL", "ms-swift"))
 
 
 def cut_off(run: Run) -> pd.Series:
@@ -96,59 +87,61 @@ def cut_off(run: Run) -> pd.Series:
     """
     if len(told := _metric(run, CUT_OFF_BY_TRL)):
         return told
-    counted, longest = _metric(run, CUT_OFF).align(_metric(run, NAMES["longest"]), join="inner")
+    counted, longest = _metric(run, _CUT_OFF).align(_metric(run, NAMES["longest"]), join="inner")
     limit = _count(run, "data.max_response_length")
     if limit is None and len(longest) > 1 and (longest == longest.max()).mean() >= _ALWAYS and counted.any():
         limit = longest.max()
     if limit is not None:
         return counted.where(longest >= limit, 0.0)
-    return counted if len(counted) and counted.iloc[-max(len(counted) // 10, 1) :].mean() >= _TIES else counted[:0]
+    found = course(counted)
+    return counted if found and found.last >= _TIES else counted[:0]
 
 
-def _cut_off_unknown(run: Run) -> Iterator[Finding]:
-    if _metric(run, CUT_OFF).any() and cut_off(run).empty:
-        said = f"How many are cut off is not known: {CUT_OFF} counts those as long as the longest of each step."
-        yield Finding("cut off unknown", NOTE, said)
+def _cut_off_unknown(run: Run) -> Finding | None:
+    if not _metric(run, _CUT_OFF).any() or len(cut_off(run)):
+        return None
+    said = f"How many are cut off is not known: {_CUT_OFF} counts those as long as the longest of each step."
+    return Finding("cut off unknown", NOTE, said)
 
 
-def _no_advantage(run: Run) -> Iterator[Finding]:
+def _no_advantage(run: Run) -> Finding | None:
     highest, lowest = _metric(run, "critic/advantages/max").align(_metric(run, "critic/advantages/min"), join="inner")
-    if count := int(((highest == 0) & (lowest == 0)).sum()):
-        said = (
-            f"No response has an advantage in {count} of {len(highest)} steps: all rewards of a group are alike there."
-        )
-        yield Finding("no advantage", NOTE, said, "", count / len(highest))
+    if not (count := int(((highest == 0) & (lowest == 0)).sum())):
+        return None
+    said = f"No response has an advantage in {count} of {len(highest)} steps: all rewards of a group are alike there."
+    return Finding("no advantage", NOTE, said, "", count / len(highest))
 
 
-def _clipped(run: Run) -> Iterator[Finding]:
+def _clipped(run: Run) -> Finding | None:
     if (found := course(_metric(run, CLIPPED))) is None:
-        return
+        return None
     of = "of the tokens"
-    if is_of_trl(run):
-        of = "of the tokens (of the responses with importance_sampling_level=sequence)"
+    if _is_of_trl(run):
+        of += " (of the responses with importance_sampling_level=sequence)"
     said = f"The clip takes {found.text(of, percent)}."
     if found.highest == 0:
         amount = "fewer than 1 of 2,000 tokens" if _rounded(run) else "no token"
-        said = f"The clip takes {amount} in {_steps((found.first_steps[0], found.last_steps[1]))}."
-    yield Finding("clipped", NOTE, said, "", found.last)
+        said = f"The clip takes {amount} in {_steps(found.values)}."
+    return Finding("clipped", NOTE, said, "", found.last)
 
 
-def _one_step(run: Run) -> Iterator[Finding]:
-    keys = (
-        "data.train_batch_size",
-        "actor_rollout_ref.actor.ppo_mini_batch_size",
-        "actor_rollout_ref.actor.ppo_epochs",
-    )
-    rollout, batch, epochs = (_count(run, key) for key in keys)
-    clipped, moved = _metric(run, CLIPPED), _metric(run, PPO_KL)
+def _one_step(run: Run) -> Finding | None:
+    actor = (_count(run, f"{ACTOR}.{key}") for key in ("ppo_mini_batch_size", "ppo_epochs"))
+    rollout, (batch, epochs) = _count(run, "data.train_batch_size"), actor
+    clipped, moved = _metric(run, CLIPPED), _metric(run, _KL)
     if rollout and batch and epochs == 1 and rollout <= batch:
         said = f"Each rollout trains one optimiser step ({rollout} prompts): what is clipped has not moved."
     elif clipped.empty or clipped.any() or moved.any() or _rounded(run):
-        return
+        return None
     else:
         what = "The clip fraction is" if moved.empty else "Clip fraction and ppo_kl are"
         said = f"{what} 0 in every step, as where each rollout trains one optimiser step."
-    yield Finding("one step", NOTE, said, "", 1.0)
+    return Finding("one step", NOTE, said, "", 1.0)
+
+
+def _is_of_trl(run: Run) -> bool:
+    """Whether it is a log of TRL, or of ms-swift, which has TRL's names."""
+    return CUT_OFF_BY_TRL in run.metrics or run.source.startswith(("TRL", "ms-swift"))
 
 
 def _rounded(run: Run) -> bool:
@@ -162,13 +155,10 @@ def _metric(run: Run, name: str) -> pd.Series:
 
 
 def _count(run: Run, key: str) -> int | None:
-    value = run.setting(key)
+    value = setting(run.config, key)
     return value if isinstance(value, int) else None
 
 
-def _ends(values: pd.Series) -> tuple[int, int]:
-    return int(values.index[0]), int(values.index[-1])
-
-
-def _steps(ends: tuple[int, int]) -> str:
-    return f"step {ends[0]}" if ends[0] == ends[1] else f"steps {ends[0]}-{ends[1]}"
+def _steps(values: pd.Series) -> str:
+    first, last = values.index[0], values.index[-1]
+    return f"step {first}" if first == last else f"steps {first}-{last}"

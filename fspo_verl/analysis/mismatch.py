@@ -70,15 +70,10 @@ def mismatch(records: pd.DataFrame, settings: RunSettings | None = None) -> Mism
         records[f"rollout_{name}"].to_numpy(np.float64) for name in ("length", "log_ratio", "quadratic_variation", "k3")
     )
     tokens = length.sum()
-    return Mismatch(
-        responses=len(records),
-        sigma=math.sqrt(q.sum() / tokens),
-        mean=s.sum() / tokens,
-        kl=k3.sum() / tokens,
-        staleness=float(records["staleness"].mean()) if "staleness" in records else math.nan,
-        rejected=float((records["length"] == 0).mean()),
-        dropped=dropped(records),
-    )
+    staleness = float(records["staleness"].mean()) if "staleness" in records else math.nan
+    rejected = float((records["length"] == 0).mean())
+    sigma, mean, kl = math.sqrt(q.sum() / tokens), s.sum() / tokens, k3.sum() / tokens
+    return Mismatch(len(records), sigma, mean, kl, staleness, rejected, dropped(records))
 
 
 def dropped(records: pd.DataFrame) -> pd.DataFrame:

@@ -21,7 +21,8 @@ def band_overrides(band: Band, settings: RunSettings | None = None) -> dict[str,
         settings: of the run, whose band has to be undone; a launch of the loss fspo at its defaults if None.
     """
     if loss_of(band, settings) == "gspo":
-        return gspo_overrides(band)
+        low, high = digits(-math.expm1(-band.low)), digits(math.expm1(band.high))
+        return {f"{ACTOR}.clip_ratio_low": low, f"{ACTOR}.clip_ratio_high": high}
     trained = settings.band if settings and settings.band else Band()
     values: dict[str, Any] = {"eps": None, "eps_low": band.low, "eps_high": band.high, "eps_dual": band.eps_dual}
     for name in (field.name for field in dataclasses.fields(Band) if field.name not in values):
@@ -38,12 +39,6 @@ def loss_of(band: Band, settings: RunSettings | None) -> str:
     """The loss that takes a band: fspo, or verl's gspo for a GSPO run that keeps its width."""
     is_gspo = settings is not None and settings.loss == "gspo" and band.form == Band(length_power=1.0).form
     return "gspo" if is_gspo else "fspo"
-
-
-def gspo_overrides(band: Band) -> dict[str, float | str | None]:
-    """Overrides that give the ends of this band, on S/L, to a launch of verl's loss gspo."""
-    low, high = digits(-math.expm1(-band.low)), digits(math.expm1(band.high))
-    return {f"{ACTOR}.clip_ratio_low": low, f"{ACTOR}.clip_ratio_high": high}
 
 
 def to_know(band: Band, settings: RunSettings | None) -> str:

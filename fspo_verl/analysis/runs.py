@@ -10,8 +10,10 @@ import contextlib
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
+from os.path import getmtime
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,6 @@ from fspo_verl.output import plain
 
 logger = logging.getLogger("fspo_verl")
 
-FILE_LOGGER = "verl's file logger"
 RECORDS = "step-*-rank-*.parquet"
 _LARGEST_CONFIG = 2**18  # bytes; a composed config of verl has 35,000
 _REFERENCE = re.compile(r"\$\{([\w-]+(?:\.[\w-]+)*)\}")
@@ -41,31 +42,12 @@ class Run:
     """One training run. What it did not log is an empty table, or None."""
 
     name: str
-    folder: Path
-    """The folder the run was read from, or its one log."""
-
-    metrics: pd.DataFrame
-    """Indexed by ``step``, one float column per logged metric; NaN where a step did not log it."""
-
-    records: pd.DataFrame
-    """One row per response and optimiser step, see :data:`fspo_verl.observe.records.COLUMNS`; with ``max_rows`` a
-    random part of ``attrs["rows"]``. ``attrs["settings"]`` are those of the run."""
-
-    config: dict | None
-    """The composed Hydra config, interpolations as written."""
-
-    overrides: list[str]
-    """The Hydra overrides of the launch."""
-
-    rejected: pd.DataFrame = field(default_factory=pd.DataFrame)
-    """Records of responses that a rollout correction has taken out of the loss; no others hold them."""
-
-    source: str = FILE_LOGGER
-    """What kind of log the metrics are from, see :mod:`fspo_verl.analysis.logs`."""
-
-    def setting(self, key: str) -> Any:
-        """:func:`setting` of the run's config."""
-        return setting(self.config, key)
+    folder: Path  # that it was read from, or its one log
+    metrics: pd.DataFrame  # of :func:`fspo_verl.analysis.logs.table`
+    rollouts: pd.DataFrame  # of :func:`fspo_verl.observe.records.read_records`, all responses
+    config: dict | None = None  # as composed by Hydra, interpolations as written
+    overrides: Sequence[str] = ()  # of the launch, for Hydra
+    source: str = logs.FILE_LOGGER  # the kind of log that the metrics are from
 
     @property
     def broken(self) -> tuple[str, ...]:
@@ -73,18 +55,19 @@ class Run:
         steps = self.metrics.attrs.get(logs.NOT_FINITE, {})
         return tuple(f"{name} from step {steps[name][0]} on" for name in steps if name.startswith(TRAINED))
 
-    @property
-    def rollouts(self) -> pd.DataFrame:
-        """The records of all responses, those of :attr:`rejected` included."""
-        return self.records if self.rejected.empty else pd.concat([self.records, self.rejected], ignore_index=True)
+    @cached_property
+    def records(self) -> pd.DataFrame:
+        """Those of the responses that trained: without those that a rollout correction took out of the loss."""
+        trained = self.rollouts["length"] > 0
+        return self.rollouts if trained.all() else self.rollouts[trained]
 
     @property
     def settings(self) -> RunSettings | None:
-        """As the records have them, or else loss, band and clip range out of the config; None without either."""
-        return self.records.attrs["settings"] or (settings_of(self.config) if self.config else None)
+        """As the records have them, or else as the config has them; None without either."""
+        return self.rollouts.attrs["settings"] or settings_of(self.config)
 
 
-def settings_of(config: Mapping) -> RunSettings | None:
+def settings_of(config: Mapping | None) -> RunSettings | None:
     """Loss, band and clip range of a run as its config has them; None where it names no loss.
 
     A value that is not of its kind, such as a text for a number, is not known.
@@ -105,10 +88,13 @@ def settings_of(config: Mapping) -> RunSettings | None:
     if loss == "fspo":
         with contextlib.suppress(TypeError, ValueError):
             band = Band(**{name: setting(config, f"{POLICY_LOSS}.{name}") for name in Band.fields_in(policy_loss)})
-    clip_range = clip_ratios(lambda key: number(f"{ACTOR}.{key}"))
-    target = number(f"{POLICY_LOSS}.target_clip_rate")
-    bypass = setting(config, "algorithm.rollout_correction.bypass_mode") is True
-    return RunSettings(plain(loss), band, target_clip_rate=target, old_log_probs_from_rollout=bypass, **clip_range)
+    return RunSettings(
+        plain(loss),
+        band,
+        **clip_ratios(lambda key: number(f"{ACTOR}.{key}")),
+        target_clip_rate=number(f"{POLICY_LOSS}.target_clip_rate"),
+        old_log_probs_from_rollout=setting(config, "algorithm.rollout_correction.bypass_mode") is True,
+    )
 
 
 def setting(config: Mapping | None, key: str) -> Any:
@@ -164,36 +150,45 @@ def read_run(path: Path, name: str, max_rows: int | None = None, since: int = -1
         ValueError: ``path`` is no log, or holds several runs.
     """
     path, name = Path(path), plain(name)
-    if path.is_file():
-        if path.stat().st_size == 0:  # verl opens it when it starts, and logs its first line a step later
-            raise FileNotFoundError(f"{path}: nothing is logged yet")
-        if (log := logs.read(path)) is None:
-            raise ValueError(f"{path} holds no step of a training run. What is read: {logs.READS}")
-        records = read_records(path)  # none lie below a file
-        return Run(name, path, log.metrics, records, None, [], source=log.source)
-    if not path.is_dir():
+    if path.is_dir():
+        return _read_folder(path, name, max_rows, since)
+    if not path.is_file():
         raise FileNotFoundError(f"{path}: no such folder or file")
+    if path.stat().st_size == 0:  # verl opens it when it starts, and logs its first line a step later
+        raise FileNotFoundError(f"{path}: nothing is logged yet")
+    if (log := logs.read(path)) is None:
+        raise ValueError(f"{path} holds no step of a training run. What is read: {logs.READS}")
+    return Run(name, path, log.metrics, read_records(path), source=log.source)  # no records lie below a file
 
-    below = files_below(path)
-    config, overrides = _read_hydra(_by_age(below, ".hydra/config.yaml"))
-    config = config or _read_wandb_config(_by_age(below, "files/config.yaml"))
-    log = logs.Log(read_metrics(metric_files(path)), FILE_LOGGER)
-    records, rejected = _read_records(path, config, max_rows, since)
+
+def _read_folder(folder: Path, name: str, max_rows: int | None, since: int) -> Run:
+    below = files_below(folder)
+    found = _last_config(below, ".hydra/config.yaml") or _last_config(below, "files/config.yaml")
+    config, overrides = found or (None, [])
+    log = logs.Log(read_metrics(metric_files(folder)), logs.FILE_LOGGER)
+    _of_one_run({part.folder for part in parts(folder)}, folder, "records")
+    records = read_records(folder, max_rows, True, since)
+    elsewhere = setting(config, RECORDS_DIR)
+    if records.empty and isinstance(elsewhere, str) and not Path(elsewhere).is_relative_to(folder.absolute()):
+        logger.warning(
+            "%s: this run was to record into %s; name that folder to read its records, they are in no other",
+            folder,
+            elsewhere,
+        )
     if log.metrics.empty:
         try:
-            log = logs.read(path) or log
+            log = logs.read(folder) or log
         except ValueError as error:
             if records.empty:
                 raise
             logger.warning("The records are read without metrics: %s", error)
-    run = Run(name, path, log.metrics, records, config, overrides, rejected, log.source)
-    if log.metrics.empty and run.records.empty and config is None:
+    if log.metrics.empty and records.empty and config is None:
         raise FileNotFoundError(
-            f"{path} holds no run. Looked in it and all folders below for metrics of verl's file logger (*.jsonl, "
+            f"{folder} holds no run. Looked in it and all folders below for metrics of verl's file logger (*.jsonl, "
             f"trainer.logger=[console,file]), records ({RECORDS}, {RECORDS_DIR}=DIR), .hydra/config.yaml "
             f"and other logs ({', '.join(logs.PATTERNS)})"
         )
-    return run
+    return Run(name, folder, log.metrics, records, config, overrides, log.source)
 
 
 def written(path: Path) -> set[tuple[Path, int, int]]:
@@ -229,21 +224,17 @@ def metric_files(folder: Path) -> list[Path]:
             folder,
             ", ".join(sorted(file.name for file in files)),
         )
-    numbers = [int(number[0]) for file in files if (number := re.search(r"\d+$", file.stem))]
-    if len(numbers) == len(files):
-        return [file for _, file in sorted(zip(numbers, files, strict=True))]
-    return sorted(files, key=_modified)
+    numbers = {file: int(number[0]) for file in files if (number := re.search(r"\d+$", file.stem))}
+    return sorted(files, key=numbers.__getitem__ if len(numbers) == len(files) else getmtime)
 
 
 def read_metrics(files: Iterable[Path]) -> pd.DataFrame:
-    """All metrics of a run: index ``step``, one float column per metric, NaN where a step has not logged it.
+    """All metrics of a run, as :func:`fspo_verl.analysis.logs.table` has them.
 
     Args:
-        files: files of verl's file logger, the earliest attempt first. Where attempts logged the same step, the latest
-            value counts; of steps that were trained again, the latest training. A last line that is cut off, as in a
-            run that was killed or goes on, is left out.
+        files: of verl's file logger, the earliest attempt first: of steps that were trained again, the latest counts.
     """
-    return logs.table(logs.newest(chain.from_iterable(map(logs.file_logger, files)), FILE_LOGGER))
+    return logs.table(logs.newest(chain.from_iterable(map(logs.file_logger, files)), logs.FILE_LOGGER))
 
 
 def _of_one_run(parents: set[Path], folder: Path, what: str) -> None:
@@ -263,14 +254,13 @@ class _Config(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-for _kind, _form, _first in (
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?(?:0|[1-9]\d{0,99})", list("-+0123456789")),
-    ("float", r"[-+]?(?:\d{1,99}\.?\d{0,99}|\.\d{1,99})(?:[eE][-+]?\d{1,3})?", list("-+.0123456789")),
-    ("float", r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", list("-+.")),
-):
-    _Config.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(f"(?:{_form})$"), _first)
+for _kind, _form in {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?(?:0|[1-9]\d{0,99})",
+    "float": r"[-+]?(?:\d{1,99}\.?\d{0,99}|\.\d{1,99})(?:[eE][-+]?\d{1,3})?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+}.items():
+    _Config.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(f"(?:{_form})$"), None)
 
 
 def _read_yaml(file: Path) -> Any:
@@ -289,57 +279,18 @@ def _read_yaml(file: Path) -> Any:
         raise ValueError(" ".join(str(error).split())) from error
 
 
-def _read_hydra(files: Sequence[Path]) -> tuple[dict | None, list[str]]:
-    """Config and overrides out of the last of these files that can be read; None and nothing without one."""
-    for file in reversed(files):
+def _last_config(below: Iterable[Path], pattern: str) -> tuple[dict, list[str]] | None:
+    """The newest config of this pattern that can be read, of Hydra or as W&B keeps it, and the overrides beside it."""
+    for file in reversed(sorted((file for file in below if file.match(pattern)), key=getmtime)):
         try:
-            config = _read_yaml(file)
-            beside = file.with_name("overrides.yaml")
+            config, beside = _read_yaml(file), file.with_name("overrides.yaml")
             overrides = _read_yaml(beside) if beside.exists() else []
+            if file.parent.name == "files" and isinstance(config, dict):
+                entries = {key: entry for key, entry in config.items() if isinstance(entry, dict)}
+                config = {key: entry["value"] for key, entry in entries.items() if "value" in entry}
             if config and isinstance(config, dict) and isinstance(overrides, list):
                 return config, [plain(str(override)) for override in overrides]
-            error = "it holds no config of Hydra"
-        except (OSError, ValueError) as broken:
-            error = str(broken)
-        logger.warning("%s is left out, it cannot be read: %s", file.parent, error)
-    return None, []
-
-
-def _read_wandb_config(files: Sequence[Path]) -> dict | None:
-    """The last config that can be read of those that W&B keeps in the folder of a run, ``files/config.yaml``."""
-    for file in reversed(files):
-        try:
-            saved = _read_yaml(file)
+            raise ValueError("it holds no config of a run")
         except (OSError, ValueError) as error:
-            logger.warning("%s is left out, it cannot be read: %s", file, error)
-            continue
-        if isinstance(saved, dict) and all(isinstance(entry, dict) for entry in saved.values()):
-            return {key: entry["value"] for key, entry in saved.items() if "value" in entry}
+            logger.warning("%s is left out, it cannot be read: %s", file.parent, error)
     return None
-
-
-def _read_records(
-    folder: Path, config: dict | None, max_rows: int | None, since: int
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Those of the responses that trained, and those of the rejected ones."""
-    folders = {part.folder for part in parts(folder)}
-    _of_one_run(folders, folder, "records")
-    elsewhere = setting(config, RECORDS_DIR)
-    if not folders and isinstance(elsewhere, str) and not Path(elsewhere).is_relative_to(folder.absolute()):
-        logger.warning(
-            "%s: this run was to record into %s; name that folder to read its records, they are in no other",
-            folder,
-            elsewhere,
-        )
-    records = read_records(folder, max_rows, True, since)
-    is_rejected = records["length"] == 0
-    return records[~is_rejected], records[is_rejected]
-
-
-def _by_age(files: Iterable[Path], pattern: str) -> list[Path]:
-    """Those that match, the oldest first."""
-    return sorted((file for file in files if file.match(pattern)), key=_modified)
-
-
-def _modified(file: Path) -> float:
-    return file.stat().st_mtime

@@ -24,8 +24,6 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-import pandas as pd
-
 from fspo_verl.analysis.alerts import alarming
 from fspo_verl.analysis.attribution import attribution
 from fspo_verl.analysis.causes import HEALTH, STEPS, conclude
@@ -34,7 +32,7 @@ from fspo_verl.analysis.judgement import evidence_of_metrics, evidence_of_record
 from fspo_verl.analysis.logs import NOT_FINITE
 from fspo_verl.analysis.metric_facts import facts, learn_more
 from fspo_verl.analysis.runs import RECORDS, Run, read_run, written
-from fspo_verl.findings import NOTE, Finding
+from fspo_verl.findings import Finding
 from fspo_verl.observe.attempts import FINISHED
 from fspo_verl.observe.metrics import NAMES
 from fspo_verl.output import percent, plain, say
@@ -64,21 +62,26 @@ def follow(path: Path, every: int, once: bool) -> Iterator[str]:
     Raises:
         FileNotFoundError, ValueError: there is nothing of a run, or several; the former only if ``once``.
     """
-    watcher, seen, heard, waits, run = Watcher(every), None, 0.0, False, None
+    watcher, run, seen, heard, waits = Watcher(every), None, None, 0.0, False
     while True:
         now = written(path)
-        changed, heard, seen = now != seen, heard if seen in (None, now) else time.time(), now
+        changed = now != seen
+        if changed and seen is not None:
+            heard = time.time()
+        seen = now
         if changed:
             try:
                 run = read_run(path, path.name, since=watcher.last - STEPS)
-                if -1 < _newest(run) < watcher.newest:  # another run, or a resumed one
+                if -1 < (newest := max(_steps(run), default=-1)) < watcher.newest:
+                    before = f"step {watcher.newest} was there before"
+                    yield f"The run goes on from step {newest}, or another has begun: {before}."
                     run = read_run(path, path.name)
-                    yield watcher.goes_back(run)
+                    watcher = Watcher(every, last=newest - STEPS)  # the last ten steps are spoken of again
             except (FileNotFoundError, ValueError) as error:
                 begins_anew = run is not None and path.is_file()  # a log in which another run has no step yet
                 if once or not (begins_anew or isinstance(error, FileNotFoundError)):
                     raise
-        ended = once or (run is not None and has_ended(run, seen, heard))
+        ended = once or (run is not None and has_ended(run, now, heard))
         if run is not None and (changed or ended):
             yield from watcher.lines(run, ended or not changed)
         if ended and run is not None:
@@ -99,36 +102,27 @@ def has_ended(run: Run, files: set[tuple[Path, int, int]], heard: float = 0.0) -
     """
     if not files:
         return False
-    newest = max(files, key=lambda file: file[1])
-    if newest[0].with_name(FINISHED).exists():
+    newest, written_at, _ = max(files, key=lambda file: file[1])
+    if any(newest.parent.glob(f"{FINISHED}*")):
         return True
     seconds = run.metrics[NAMES["seconds"]].max() if NAMES["seconds"] in run.metrics else math.nan
     if math.isnan(seconds):  # from one step's records to the next's
-        steps: dict[str, float] = {}
-        for file, changed, _ in files:
-            if file.match(RECORDS):
-                step = file.name.partition("-rank")[0]
-                steps[step] = max(changed / 1e9, steps.get(step, 0.0))
-        times = sorted(steps.values())
-        seconds = max((later - earlier for earlier, later in pairwise(times)), default=_UNKNOWN)
-    return time.time() - max(newest[1] / 1e9, heard) > max(_QUIET, _LONG * seconds)
-
-
-def _steps(run: Run) -> list[int]:
-    """Those that left records, or else metrics."""
-    return sorted(set(run.records["step"]) or {step for step in run.metrics.index if step > 0})
-
-
-def _newest(run: Run) -> int:
-    return max(_steps(run), default=-1)
+        changes = sorted((changed / 1e9, file.name) for file, changed, _ in files if file.match(RECORDS))
+        ends = {name.partition("-rank")[0]: changed for changed, name in changes}  # that of the last rank counts
+        seconds = max((later - earlier for earlier, later in pairwise(sorted(ends.values()))), default=_UNKNOWN)
+    return time.time() - max(written_at / 1e9, heard) > max(_QUIET, _LONG * seconds)
 
 
 class Watcher:
-    """What has been said of a run."""
+    """What has been said of a run.
 
-    def __init__(self, every: int):
-        self.every = every
-        self.last = -1  # the step up to which all is said
+    Args:
+        every: steps from one line to the next.
+        last: the step up to which all is said.
+    """
+
+    def __init__(self, every: int, last: int = -1):
+        self.every, self.last = every, last
         self.newest = -1  # the newest step that was there
         self.more = ""  # of a log: what would tell more
         self._cut_off: float | None = None  # share at the start
@@ -140,60 +134,51 @@ class Watcher:
         """The lines of steps that are new; the newest one may be about to be written if not ``whole``."""
         steps = _steps(run)
         self.newest = max(steps, default=self.newest)
-        for step in steps if whole else steps[:-1]:
+        for place, step in enumerate(steps if whole else steps[:-1], start=1):
             if step > self.last:
-                yield from self._of_step(run, [one for one in steps if one <= step][-STEPS:])
+                yield from self._of_step(run, steps[max(place - STEPS, 0) : place])
                 self.last = step
         if whole and self._due:
             yield self._due
             self._due = ""
 
-    def goes_back(self, run: Run) -> str:
-        """The line for a run that is behind what was seen of it. Its last ten steps are spoken of again."""
-        said = f"The run goes on from step {_newest(run)}, or another has begun: step {self.newest} was there before."
-        self.last, self.newest = _newest(run) - STEPS, -1
-        self._cut_off, self._count, self._holds, self._due = None, 0, {}, ""
-        return said
-
     def _of_step(self, run: Run, window: list[int]) -> Iterator[str]:
-        numbers, found = self._observed(_of_steps(run, window), window)
+        numbers, found = self.observe(run, window)
         self._count += 1
-        new = [one for one in found if one.id not in self._holds]
+        new = [str(one) for one in found if one.id not in self._holds]
         self._holds |= {one.id: self._count for one in found}
         muted = any(one.id in HEALTH for one in found)
-        over = [
-            cause
-            for cause, held in self._holds.items()
-            if self._count - held >= STEPS and not (muted and cause not in HEALTH)
-        ]
+        long_ago = [cause for cause, held in self._holds.items() if self._count - held >= STEPS]
+        over = [cause for cause in long_ago if cause in HEALTH or not muted]
         for cause in over:
             del self._holds[cause]
-        said = [*map(str, new), *(f"Over: {cause}." for cause in over)]
+        said = [*new, *(f"Over: {cause}." for cause in over)]
         self._due = f"step {window[-1]}: {numbers or 'nothing to say'}."
         if said or self._count % self.every == 0:
             yield " ".join([self._due, *said])
             self._due = ""
 
-    def _observed(self, run: Run, window: list[int]) -> tuple[str, list[Finding]]:
-        """Numbers in a line, and what holds."""
-        if len(run.records):
-            evidence = self._in_window(run, evidence_of_records(run.rollouts, run.settings))
-            newest = run.records[run.records["step"] == window[-1]]
-            idle = "" if (newest["advantage"] != 0).any() else "no response of this step has an advantage"
-            numbers = "; ".join(filter(None, [brief(evidence, attribution(run.records, run.settings)), idle]))
-            return numbers, alarming(conclude(evidence), evidence)
-        evidence = self._in_window(run, evidence_of_metrics(run))
-        if evidence.clip_rate is not None:
-            return brief(evidence), alarming(conclude(evidence), evidence)
-        self.more = learn_more(run)
-        return _logged(run, evidence)
-
-    def _in_window(self, run: Run, evidence: Evidence) -> Evidence:
-        """The evidence of a window, with what is broken in it, and what was cut off when the run began."""
+    def observe(self, run: Run, window: list[int]) -> tuple[str, list[Finding]]:
+        """Numbers of these steps in a line, and what holds in them. What is broken is broken in the newest."""
+        newest = window[-1]
+        metrics = run.metrics.loc[window[0] : newest].dropna(axis=1, how="all")
+        part = replace(run, metrics=metrics, rollouts=run.rollouts[run.rollouts["step"].isin(window)])
+        records, has_records = part.records, len(part.records) > 0
+        evidence = evidence_of_records(part.rollouts, run.settings) if has_records else evidence_of_metrics(part)
         if self._cut_off is None:
             self._cut_off = evidence.cut_off
-        broken = tuple(name for name in run.metrics.attrs[NOT_FINITE] if name.startswith(TRAINED))
-        return replace(evidence, broken=broken, cut_off_before=self._cut_off, cut_off_since=None)
+        steps_of = run.metrics.attrs[NOT_FINITE]
+        broken = tuple(name for name in steps_of if name.startswith(TRAINED) and newest in steps_of[name])
+        evidence = replace(evidence, broken=broken, cut_off_before=self._cut_off, cut_off_since=None)
+        if has_records:
+            is_idle = not (records["advantage"][records["step"] == newest] != 0).any()
+            idle = "no response of this step has an advantage" if is_idle else ""
+            numbers = "; ".join(filter(None, [brief(evidence, attribution(records, run.settings)), idle]))
+        elif evidence.clip_rate is not None:
+            numbers = brief(evidence)
+        else:
+            numbers, self.more = _logged(part, evidence), learn_more(run)
+        return numbers, alarming(conclude(evidence), evidence)
 
 
 def brief(evidence: Evidence, parts: Mapping[str, float] | None = None) -> str:
@@ -204,14 +189,15 @@ def brief(evidence: Evidence, parts: Mapping[str, float] | None = None) -> str:
     """
     said = []
     if evidence.clip_rate is not None:
-        of = " of the tokens" if evidence.by_token else ""
+        said.append(f"{percent(evidence.clip_rate)}{' of the tokens' if evidence.by_token else ''} clipped")
+    if evidence.clip_rate:
         named = [f"{percent(share)} of it {part}" for part, share in (parts or {}).items() if share >= _SMALL_PART]
-        said.append(", ".join([f"{percent(evidence.clip_rate)}{of} clipped", *(named if evidence.clip_rate else ())]))
-    if evidence.thirds and evidence.clip_rate:
-        shortest, longest = evidence.thirds[0].rate, evidence.thirds[-1].rate
-        said.append(f"shortest third {percent(shortest)}, longest {percent(longest)}")
-    if evidence.sides and evidence.clip_rate:
-        said.append("better than their group {}, worse {}".format(*map(percent, evidence.sides)))
+        said = [", ".join([*said, *named])]
+        if evidence.thirds:
+            shortest, longest = evidence.thirds[0].rate, evidence.thirds[-1].rate
+            said.append(f"shortest third {percent(shortest)}, longest {percent(longest)}")
+        if evidence.sides:
+            said.append("better than their group {}, worse {}".format(*map(percent, evidence.sides)))
     shares = {"cut off": evidence.cut_off, "rejected": evidence.rejected, "not finite": evidence.not_finite}
     said += [f"{what} {percent(share)}" for what, share in shares.items() if share]
     if evidence.broken:
@@ -219,7 +205,7 @@ def brief(evidence: Evidence, parts: Mapping[str, float] | None = None) -> str:
     return "; ".join(said)
 
 
-def _logged(run: Run, evidence: Evidence) -> tuple[str, list[Finding]]:
+def _logged(run: Run, evidence: Evidence) -> str:
     """What a log without our series says of its last steps: never why the clip acts."""
     values = {one.id: one for one in facts(run)}
     rate = values["clipped"].value if "clipped" in values else None
@@ -227,18 +213,9 @@ def _logged(run: Run, evidence: Evidence) -> tuple[str, list[Finding]]:
     said.append(brief(replace(evidence, clip_rate=rate or None, by_token=True)))
     if "lengths" in values:
         said.append(f"{values['lengths'].value:,.0f} tokens on average")
-    found = [one for one in conclude(evidence) if one.id in HEALTH and one.severity != NOTE]
-    return "; ".join(filter(None, said)), found
+    return "; ".join(filter(None, said))
 
 
-def _of_steps(run: Run, window: list[int]) -> Run:
-    """The run of these steps alone; what is broken is broken in the newest of them."""
-    first, last = window[0], window[-1]
-    rows = run.metrics[(run.metrics.index >= first) & (run.metrics.index <= last)].dropna(axis=1, how="all")
-    known = run.metrics.attrs.get(NOT_FINITE, {})
-    rows.attrs = {NOT_FINITE: {name: [last] for name, steps in known.items() if last in steps}}
-    return replace(run, metrics=rows, records=_within(run.records, window), rejected=_within(run.rejected, window))
-
-
-def _within(records: pd.DataFrame, window: list[int]) -> pd.DataFrame:
-    return records[records["step"].isin(window)] if len(records) else records
+def _steps(run: Run) -> list[int]:
+    """Those that left records, or else metrics."""
+    return sorted(set(run.records["step"]) or {step for step in run.metrics.index if step > 0})

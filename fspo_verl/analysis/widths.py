@@ -15,9 +15,8 @@ steps. The measure is derived here; ``tests/truth_table.py`` has how often its a
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -39,36 +38,39 @@ _ANYWAY = 0.001  # p-value, over all widths, below which one stands out though n
 
 @dataclass(frozen=True)
 class Width:
-    """A clip that was tried."""
+    """A clip that was tried.
+
+    Attributes:
+        band: at the common rate, fitted to all records; None of the run's own clip where that is no band on S.
+        spread: of its clip rate over tenths of the length, as a share of the mean rate, where it was not fitted; 0 if
+            sampling explains all of it.
+        seen: the spread from which it is told from none: below lies what sampling makes in 95 of 100 even runs.
+        sums: of the measure.
+    """
 
     name: str
     band: Band | None
-    """At the common rate, fitted to all records; None of the run's own clip where that is no band on S."""
-
-    spread: float = math.nan
-    """Of its clip rate over tenths of the length, as a share of the mean rate, where it was not fitted; 0 if sampling
-    explains all of it."""
-
-    seen: float = math.nan
-    """The spread from which it is told from none: below lies what sampling makes in 95 of 100 even runs."""
+    spread: float
+    seen: float
+    sums: np.ndarray = field(repr=False)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of :func:`compare`."""
+    """The result of :func:`compare`.
+
+    Attributes:
+        rate: on each side, at which the widths are compared.
+        own: the clip of the run; None where it could not be put to this rate.
+        best: of those that are more even than the clip of the run by more than noise.
+        untried: why, by width.
+    """
 
     rate: float
-    """On each side, at which the widths are compared."""
-
     own: Width | None
-    """The clip of the run; None where it could not be put to this rate."""
-
     others: tuple[Width, ...]
     best: Width | None
-    """Of those that are more even than the clip of the run by more than noise."""
-
     untried: dict[str, str]
-    """Why, by width."""
 
 
 def compare(records: pd.DataFrame, settings: RunSettings | None, depends: bool, rate: float) -> Comparison:
@@ -81,76 +83,48 @@ def compare(records: pd.DataFrame, settings: RunSettings | None, depends: bool, 
         rate: clip rate on each side.
     """
     records = records[[name for name in _COLUMNS if name in records]]
-    band, halves, measure = settings.trained_band if settings else None, _Halves(records), _Measure(records)
-    tried: dict[str, _Tried] = {}
+    own, measure, later = settings.trained_band if settings else None, _Measure(records), fit.is_later_half(records)
+    earlier_half, later_half = records[~later], records[later]
+    # Where the run has no dual clip, none gets one.
+    plain = Band() if own is None or math.isfinite(own.dual) else Band(eps_dual=math.inf)
+    shapes = {} if own is None else {OWN: own}
+    for name, power in ((fit.ROOT, 0.5), (fit.FIXED, 0.0)):
+        if own is None or fit.name_of(own) != name:
+            shapes[name] = dataclasses.replace(plain, length_power=power)
+
+    def fitted(name: str, to: pd.DataFrame, on: pd.DataFrame) -> Band:
+        """The band at the rate on some records, with a shape that was fitted to others."""
+        shape = shapes.get(name) or dataclasses.replace(plain, length_power=fit.fitted_power(to, rate))
+        return fit.with_eps(on, shape, rate)
+
+    tried: dict[str, Width] = {}
     untried: dict[str, str] = {}
-    if band is None:
-        tried[OWN] = measure.of(Width(OWN, None), records["clipped"].to_numpy(np.float64))
-    for name, shapes in _shapes(halves, band, rate, untried).items():
+    if own is None:
+        tried[OWN] = measure.of(OWN, None, records["clipped"].to_numpy(np.float64))
+    for name in (*shapes, fit.POWER):
+        clipped = np.zeros(len(records))
         try:
-            whole, clipped = halves.applied(shapes, rate)
+            whole = fitted(name, to=records, on=records)
+            clipped[~later] = fit.clipped_by(fitted(name, to=later_half, on=earlier_half), earlier_half)
+            clipped[later] = fit.clipped_by(fitted(name, to=earlier_half, on=later_half), later_half)
         except fit.Unreachable as error:
             untried[name] = str(error)
             continue
-        if name != fit.POWER or all(whole.form != one.width.band.form for one in tried.values() if one.width.band):
-            tried[name] = measure.of(Width(fit.name_of(whole), whole), clipped)
-    own = tried.pop(OWN, None)
-    best = _best(own, tried, measure, RARE if depends else _ANYWAY / max(len(tried), 1)) if own else None
-    return Comparison(rate, own and own.width, tuple(one.width for one in tried.values()), best, untried)
+        if name != fit.POWER or all(whole.form != one.band.form for one in tried.values() if one.band):
+            tried[name] = measure.of(fit.name_of(whole), whole, clipped)
+    of_run = tried.pop(OWN, None)
+    best = _best(of_run, tried, measure, RARE if depends else _ANYWAY / max(len(tried), 1)) if of_run else None
+    return Comparison(rate, of_run, tuple(tried.values()), best, untried)
 
 
-class _Tried(NamedTuple):
-    width: Width
-    sums: np.ndarray  # of the measure
-
-
-class _Halves:
-    """The records and their halves: what is fitted to one is applied to the other."""
-
-    def __init__(self, records: pd.DataFrame):
-        self._later = fit.is_later_half(records)
-        self.parts = records, records[~self._later], records[self._later]
-
-    def applied(self, shapes: Sequence[Band], rate: float) -> tuple[Band, np.ndarray]:
-        """The band at the rate on all records, and what those of the halves clip ``[rows]``.
-
-        Raises:
-            Unreachable: one of the three does not reach the rate.
-        """
-        whole, *bands = (fit.with_eps(part, shape, rate) for part, shape in zip(self.parts, shapes, strict=True))
-        clipped = np.zeros(len(self._later))
-        for rows, part, band in zip((~self._later, self._later), self.parts[1:], bands, strict=True):
-            clipped[rows] = fit.clipped_by(band, part)
-        return whole, clipped
-
-
-def _shapes(halves: _Halves, own: Band | None, rate: float, untried: dict[str, str]) -> dict[str, Sequence[Band]]:
-    """For each width, the run's own first: its shape on all records, and on either half as fitted to the other.
-
-    Where the run has no dual clip, none gets one.
-    """
-    plain = Band() if own is None or math.isfinite(own.dual) else Band(eps_dual=math.inf)
-    found: dict[str, Sequence[Band]] = {} if own is None else {OWN: [own] * 3}
-    for name, power in ((fit.ROOT, 0.5), (fit.FIXED, 0.0)):
-        if own is None or fit.name_of(own) != name:
-            found[name] = [dataclasses.replace(plain, length_power=power)] * 3
-    whole, earlier, later = halves.parts
-    try:
-        powers = [fit.fitted_power(part, rate) for part in (whole, later, earlier)]
-        found[fit.POWER] = [dataclasses.replace(plain, length_power=power) for power in powers]
-    except fit.Unreachable as error:
-        untried[fit.POWER] = str(error)
-    return found
-
-
-def _best(own: _Tried, others: Mapping[str, _Tried], measure: "_Measure", rare: float) -> Width | None:
+def _best(own: Width, others: Mapping[str, Width], measure: "_Measure", rare: float) -> Width | None:
     """The most even of those that are more even than the own clip by more than noise; sqrt(length) where it ties."""
-    even = {name: one for name, one in others.items() if measure.p_value(own.sums, one.sums) < rare}
+    even = {name: one for name, one in others.items() if measure.p_value(own, one) < rare}
     if not even:
         return None
-    least = min(even.values(), key=lambda one: one.width.spread)
+    least = min(even.values(), key=lambda one: one.spread)
     root = even.get(fit.ROOT, least)
-    return least.width if measure.p_value(root.sums, least.sums) < RARE else root.width
+    return least if measure.p_value(root, least) < RARE else root
 
 
 class _Measure:
@@ -168,56 +142,47 @@ class _Measure:
         self._cell = cluster * self._parts + part
         self._weight = np.bincount(part, minlength=self._parts) / len(rows)
 
-    def of(self, width: Width, clipped: np.ndarray) -> _Tried:
-        """The width with its spread."""
-        clipped = clipped[self._counted]
+    def of(self, name: str, band: Band | None, clipped: np.ndarray) -> Width:
+        """A width with its spread; ``clipped`` is 0 or 1, or a share of tokens ``[rows]``."""
+        clipped, shape = clipped[self._counted], (self._clusters, self._parts)
         expected = (np.bincount(self._stratum, clipped) / self._size)[self._stratum]
-        shape = self._clusters, self._parts
-        sums = np.stack(
-            [
-                np.bincount(self._cell, values, math.prod(shape)).reshape(shape)
-                for values in (clipped - expected, expected)
-            ]
-        )
-        (square, sampling), _ = self._squares(sums)
-        spread = math.sqrt(max(square - sampling, 0.0))
+        both = (clipped - expected, expected)
+        sums = np.stack([np.bincount(self._cell, values, math.prod(shape)).reshape(shape) for values in both])
+        square, sampling = (values[0] for values in self._squares(sums))
         freedom = self._parts - 1  # of even rates, square / sampling is about chi² / freedom
         seen = math.sqrt(max(sampling * (chdtri(freedom, RARE) / freedom - 1), 0.0)) if freedom else math.nan
-        return _Tried(dataclasses.replace(width, spread=spread, seen=seen), sums)
+        return Width(name, band, math.sqrt(max(square - sampling, 0.0)), seen, sums)
 
-    def _squares(self, sums: np.ndarray) -> tuple[tuple, tuple]:
-        """Mean over the parts of the squared relative excess, and what of it is sampling; of all clusters, and without
-        each ``[clusters]``.
+    def _squares(self, sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean over the parts of the squared relative excess, and what of it is sampling.
 
         Args:
             sums: observed less expected clips, and expected ones, ``[2, clusters, parts]``.
+
+        Returns:
+            Of all clusters, then without each of them: ``[1 + clusters]``.
         """
-
-        def of(parts, clusters):
-            excess, squares, expected = parts
-            with np.errstate(divide="ignore", invalid="ignore"):
-                unit = np.where(expected > 0, np.square(expected), math.inf)
-                sampling = squares * clusters / (clusters - 1)
-                return (np.square(excess) / unit) @ self._weight, (sampling / unit) @ self._weight
-
         excess, expected = sums
-        each = excess, np.square(excess), expected
-        total = [one.sum(0) for one in each]
-        without = [whole - part for whole, part in zip(total, each, strict=True)]
-        return of(total, self._clusters), of(without, self._clusters - 1)
+        each = np.stack([excess, np.square(excess), expected])
+        total = each.sum(1, keepdims=True)
+        excess, squares, expected = np.concatenate([total, total - each], axis=1)
+        clusters = np.full((len(excess), 1), self._clusters - 1)
+        clusters[0] += 1
+        with np.errstate(divide="ignore", invalid="ignore"):
+            unit = np.where(expected > 0, np.square(expected), math.inf)
+            sampling = squares * clusters / (clusters - 1)
+            return (np.square(excess) / unit) @ self._weight, (sampling / unit) @ self._weight
 
-    def p_value(self, sums: np.ndarray, other: np.ndarray) -> float:
+    def p_value(self, one: Width, other: Width) -> float:
         """p of the first spread being no larger than the other.
 
         Both are compared with the same mean sampling in them: a root is no sum over clusters where it comes near 0.
         """
         if self._clusters < 3:
             return 1.0
-
-        def difference(mine, theirs):
-            shift = (theirs[1] - mine[1]) / 2
-            return np.sqrt(np.maximum(mine[0] + shift, 0)) - np.sqrt(np.maximum(theirs[0] - shift, 0))
-
-        whole, parts = (difference(*both) for both in zip(self._squares(sums), self._squares(other), strict=True))
+        (square, sampling), (other_square, other_sampling) = self._squares(one.sums), self._squares(other.sums)
+        shift = (other_sampling - sampling) / 2
+        difference = np.sqrt(np.maximum(square + shift, 0)) - np.sqrt(np.maximum(other_square - shift, 0))
+        whole, parts = difference[0], difference[1:]
         variance = (self._clusters - 1) / self._clusters * np.square(parts - parts.mean()).sum()
         return float(stdtr(self._clusters - 1, -whole / math.sqrt(variance))) if variance > 0 else 1.0

@@ -4,7 +4,8 @@
 
 Each training that writes there is an attempt with a folder of its own, ``attempt-0001-RUN``, so that it overwrites
 nothing: not where it goes on from a checkpoint, and not where two train at once. The newest attempt counts from the
-step on at which it began. ``run.json`` says whose records they are; a launch with other checkpoints is refused.
+step on at which it began. Empty files beside its records mark where an attempt began and ended. ``run.json`` says
+whose records they are; a launch with other checkpoints is refused.
 """
 
 import contextlib
@@ -16,19 +17,20 @@ import os
 import re
 import time
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 RECORD = "step-{step:06d}-rank-{rank:04d}.parquet"
-FINISHED = "finished"  # beside the records of an attempt that has come to the last step of the run
-BEGAN = "from-{step:06d}"  # beside them as well: the step at which the attempt began, recorded or not
+MARKS = BEGAN, FINISHED, LIMITED = ("from", "finished", "limited")
+"""Names of marks, before a step: the first one of an attempt, recorded or not; the last one of the run, which it has
+come to; and the last one that a rank has recorded, where ``records_limit_mb`` stopped it."""
 MOST_BEHIND_LINKS = 1000
 """Folders behind links that are searched for files of a run."""
 _ATTEMPT = re.compile(r"attempt-(\d+)-([0-9a-f]+)")
 _RECORD = re.compile(r"step-(\d+)-rank-(\d+)\.parquet")
-_BEGAN = re.compile(r"from-(\d+)")
+_MARK = re.compile(rf"({'|'.join(MARKS)})-(\d+)")
 _OWNER = "run.json"
 
 
@@ -41,41 +43,36 @@ class Part(NamedTuple):
     step: int
     rank: int
     file: Path
-    end: float = math.inf  # the step at which a later attempt in the folder began
+    end: float = math.inf  # the first step that the attempt has not trained, or that a later one trained again
+    limit: float = math.inf  # the last step that every rank of the attempt was to record
     damaged: bool = False
     ranks: int = 0  # that train; 0 where it is not known
     taken: int = 0  # how many steps it was to record up to this one
     freq: int = 1
-    last_step: int | None = None  # the last one that the run was to record
-    limit_bytes: float = math.inf  # of the files of one rank
-
-
-class Incomplete(NamedTuple):
-    """What a run should have recorded and has not."""
-
-    steps: int  # of which a file is missing or damaged
-    limited_after: int | None  # the step after which a rank records nothing, as it has reached its limit_bytes
 
 
 def parts(folder: str | Path) -> list[Part]:
     """The record files below a folder, by attempt, step and rank; copies and other files are skipped."""
     files: list[Part] = []
-    begins: dict[tuple[Path, int, str], list[int]] = {}
+    steps: defaultdict[tuple, list[int]] = defaultdict(list)  # by attempt, and what names them
     for place, names in walk(Path(folder)):
-        attempt = _ATTEMPT.fullmatch(place.name)
-        of = (place.parent, int(attempt[1]), attempt[2]) if attempt else (place, 0, "")
-        records = [(int(name[1]), int(name[2]), place / name[0]) for name in map(_RECORD.fullmatch, names) if name]
-        files += [Part(*of, *record) for record in records]
-        began = [int(name[1]) for name in map(_BEGAN.fullmatch, names) if name]
-        if steps := began or [step for step, _, _ in records]:  # an older version did not say when it began
-            begins.setdefault(of, []).extend(steps)
-
-    def end(folder: Path, number: int, run: str) -> float:
-        later = (min(steps) for (other, *of), steps in begins.items() if other == folder and of > [number, run])
-        return min(later, default=math.inf)
-
-    ends = {of: end(*of) for of in begins}
-    return sorted(part._replace(end=ends[part[:3]]) for part in files)
+        name = _ATTEMPT.fullmatch(place.name)
+        attempt = (place.parent, int(name[1]), name[2]) if name else (place, 0, "")
+        for match in filter(None, map(_MARK.fullmatch, names)):
+            steps[attempt, match[1]].append(int(match[2]))
+        for match in filter(None, map(_RECORD.fullmatch, names)):
+            files.append(Part(*attempt, int(match[1]), int(match[2]), place / match[0]))
+            steps[attempt, RECORD].append(int(match[1]))
+    attempts = {attempt for attempt, _ in steps}
+    # An older version did not say when an attempt began.
+    began = {one: min(steps[one, BEGAN] or steps[one, RECORD], default=math.inf) for one in attempts}
+    ends, limits = {}, {}
+    for attempt in attempts:
+        folder, *order = attempt
+        later = [first for (other, *of), first in began.items() if other == folder and of > order]
+        ends[attempt] = min([*later, *(last + 1 for last in steps[attempt, FINISHED])], default=math.inf)
+        limits[attempt] = min((step for step in steps[attempt, LIMITED] if step < ends[attempt] - 1), default=math.inf)
+    return sorted(part._replace(end=ends[part[:3]], limit=limits[part[:3]]) for part in files)
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
@@ -84,40 +81,33 @@ def walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     Links to folders are followed, after what lies below the folder itself: there a name says more. A link upwards, to
     a folder that holds this one, is not.
     """
-    top = Path(os.path.realpath(folder))
-    below: list[Path] = [folder]
-    behind: list[Path] = []
-    seen, most = set(map(str, top.parents)), math.inf
-    while below or behind:
-        if not below:
-            below.append(behind.pop())
-            most = min(most, len(seen) + MOST_BEHIND_LINKS)
-        place = below.pop()
+    queue = deque([(folder, False)])  # a place, and whether it lies behind a link
+    seen, behind_links = set(map(str, Path(os.path.realpath(folder)).parents)), 0
+    while queue:
+        place, is_behind = queue.popleft()
         if (real := os.path.realpath(place)) in seen:
             continue
-        if len(seen) >= most:
+        seen.add(real)
+        behind_links += is_behind
+        if behind_links > MOST_BEHIND_LINKS:
             text = f"more than {MOST_BEHIND_LINKS} folders lie behind links below {folder}: not all were searched"
             warnings.warn(f"{text}; name the folder itself", stacklevel=3)
             return
-        seen.add(real)
         names = []
         with contextlib.suppress(OSError):  # that nobody may read, or that is gone
-            for entry in sorted(os.scandir(place), key=lambda entry: entry.name):
+            for entry in sorted(os.scandir(place), key=lambda entry: entry.name, reverse=True):
                 if not Path(entry.path).is_dir():  # which says no of a link that leads around in a circle
                     names.append(entry.name)
+                elif entry.is_symlink():
+                    queue.append((place / entry.name, True))
                 else:
-                    (behind if entry.is_symlink() else below).append(place / entry.name)
+                    queue.appendleft((place / entry.name, is_behind))
         yield place, names
 
 
 def files_below(folder: Path) -> list[Path]:
     """All files of :func:`walk`, in the order of their names."""
     return sorted(place / name for place, names in walk(folder) for name in names if (place / name).is_file())
-
-
-def record_files(folder: str | Path) -> list[Path]:
-    """As :func:`parts`."""
-    return [part.file for part in parts(folder)]
 
 
 def attempt(folder: Path, run: str) -> Path:
@@ -144,58 +134,38 @@ def newest(files: Sequence[Part]) -> list[Part]:
     return [part for part in files if part.step < part.end]
 
 
-def incomplete(files: Sequence[Part]) -> Incomplete:
-    """The steps of the attempts of :func:`newest` of which a file is missing or damaged.
+def limited_after(files: Sequence[Part]) -> int | None:
+    """The step after which a rank records nothing, as it has reached ``records_limit_mb``; None where none has."""
+    first = min((part.limit for part in files), default=math.inf)
+    return None if first == math.inf else int(first)
 
-    An attempt ends where a later one begins, or at the last step of the run where it has marked that it got there. Of
-    one that may still go on, the last step counts once all ranks have written it.
-    """
-    attempts: dict[str, list[Part]] = {}
+
+def missing_steps(files: Sequence[Part]) -> int:
+    """Of how many steps of the attempts of :func:`newest` a file is missing or damaged."""
+    of_run: defaultdict[str, list[Part]] = defaultdict(list)
     for part in files:  # the files of one attempt may lie on the disks of several nodes
-        attempts.setdefault(part.run, []).append(part)
-    each = [_incomplete(of) for of in attempts.values()]
-    limited = (one.limited_after for one in each if one.limited_after is not None)
-    return Incomplete(sum(one.steps for one in each), min(limited, default=None))
+        of_run[part.run].append(part)
+    return sum(map(_missing_steps, of_run.values()))
 
 
-def _incomplete(of: list[Part]) -> Incomplete:
-    """Those of one attempt."""
-    limited, damaged = _limited_after(of), {part.step for part in of if part.damaged}
-    until = math.inf if limited is None else limited
-    told = [part for part in of if part.ranks and part.step <= until]
-    if not told:
-        return Incomplete(len(damaged), limited)
-    latest = max(told, key=lambda part: (part.step, part.taken))
-    files = Counter(part.step for part in told)
-    whole = {step for step in files if files[step] >= latest.ranks}
-    due, end = latest.taken, _end(of)
-    if end < until:
+def _missing_steps(attempt: list[Part]) -> int:
+    """Those that one attempt was to record, less those of which all ranks have a whole file."""
+    end, limit = min(part.end for part in attempt), min(part.limit for part in attempt)
+    damaged = {part.step for part in attempt if part.damaged and part.step <= limit}
+    files = [part for part in attempt if part.ranks and part.step <= limit]
+    if not files:
+        return len(damaged)
+    latest = max(files, key=lambda part: (part.step, part.taken))
+    ranks = Counter(part.step for part in files)
+    whole = {step for step in ranks if ranks[step] >= latest.ranks}
+    due = latest.taken
+    if end < limit:  # it has ended: all steps count
         due += max((int(end) - 1) // latest.freq - latest.step // latest.freq, 0)
     else:
-        due += sum(latest.step < step <= until for step in damaged)
-        if limited is None and latest.step not in whole | damaged:
+        due += sum(step > latest.step for step in damaged)
+        if limit == math.inf and latest.step not in whole | damaged:
             due -= 1  # it may still be written
-    return Incomplete(max(due - len(whole), 0), limited)
-
-
-def _end(of: list[Part]) -> float:
-    """The first step that an attempt has not trained; inf where it may still go on."""
-    end, last = min(part.end for part in of), max((part.last_step or 0 for part in of), default=0)
-    if end == math.inf and last and any(part.file.with_name(FINISHED).exists() for part in of):
-        return last + 1
-    return end
-
-
-def _limited_after(of: list[Part]) -> int | None:
-    """The step after which a rank of an attempt has reached its limit; None where none has, or only at its last."""
-    size: Counter[int] = Counter()
-    last: dict[int, int] = {}
-    for part in of:
-        size[part.rank] += part.file.stat().st_size
-        last[part.rank] = max(part.step, last.get(part.rank, part.step))
-    limit = min(part.limit_bytes for part in of)
-    stopped = min((last[rank] for rank in size if size[rank] > limit), default=None)
-    return None if stopped in [part.last_step for part in of] else stopped
+    return max(due - len(whole), 0)
 
 
 def claim(folder: Path, checkpoints: Path) -> None:
@@ -220,21 +190,18 @@ def why_taken(folder: Path, checkpoints: Path) -> str | None:
     if owner := _owner(folder):
         other = owner != str(checkpoints.resolve())
         return f"it is that of another run, with checkpoints in {owner}" if other else None
-    return "it holds records that no run has claimed" if record_files(folder) else None
+    return "it holds records that no run has claimed" if parts(folder) else None
 
 
 def _owner(folder: Path) -> str | None:
     """The folder of checkpoints of the run that owns the folder; None where nobody owns it."""
     for _ in range(50):  # another may be about to write it; cut off, it is nobody's
         try:
-            content = json.loads((folder / _OWNER).read_text())
-        except FileNotFoundError:
+            return json.loads((folder / _OWNER).read_text())["checkpoints"]
+        except (FileNotFoundError, KeyError, TypeError):
             return None
         except ValueError:
             time.sleep(0.1)
-        else:
-            owner = content.get("checkpoints") if isinstance(content, dict) else None
-            return owner if isinstance(owner, str) else None
     return None
 
 

@@ -19,10 +19,7 @@ _OF_SEQUENCES = ("length", "log_ratio", "quadratic_variation", "advantage", "fin
 _OF_LOSS = SequenceLoss._fields[1:]  # all but the loss itself
 CLIPPED = ("clipped_upper", "clipped_lower", "clipped_dual")
 MISMATCH = (
-    "rollout_length",
-    "rollout_log_ratio",
-    "rollout_quadratic_variation",
-    "rollout_k3",
+    *("rollout_length", "rollout_log_ratio", "rollout_quadratic_variation", "rollout_k3"),
     "tokens_masked_icepop",
 )
 """What :func:`mismatch_columns` returns."""

@@ -5,12 +5,9 @@
 verl reduces a metric by an unweighted mean over micro-batches, data-parallel ranks and mini-batches, which is wrong for
 a rate taken over micro-batches of unequal size. The ``actor/fspo/*`` metrics therefore hold one value per row of the
 batch, so that verl's mean is the mean over rows, however the batch was cut. Rows without a response token (padding that
-verl adds to fill a batch) count with 0. What is not a mean over rows is a quotient of two of them: the clip rate of a
-length bin is its ``clipped`` over its ``responses``, the effective sample size relative to the number of responses is
-``ratio``² over ``ratio_squared`` (over ``sequence_fraction``), and the numerical noise of a token's log-ratio is the
-root of ``on_policy_sigma_squared`` over ``on_policy_fraction``; both are 0 on rows of later mini-batches, and where it
-is not known that the first one has not moved. Likewise the mismatch of trainer and rollout engine is the root of
-``rollout_quadratic_variation`` over ``rollout_length``. :mod:`fspo_verl.observe.quotients` has the table.
+verl adds to fill a batch) count with 0. What is not a mean over rows is a quotient of two of them; the table is in
+:mod:`fspo_verl.observe.quotients`. The ``on_policy_*`` are 0 on rows of later mini-batches, and where it is not known
+that the first one has not moved.
 
 The asynchronous trainers take another mean, over the updates between two weight syncs, each weighted by its responses
 (or, in the fully asynchronous one, all alike); that is the mean over rows as long as these updates have as many.
@@ -66,7 +63,10 @@ def metrics(
 def row_values(
     columns: dict[str, np.ndarray], length_bins: Sequence[int], rows: int, mini_batch: int, on_policy: bool
 ) -> dict[str, np.ndarray]:
-    """The metrics before the mean over rows: name to ``[B]`` array."""
+    """The metrics before the mean over rows: name to ``[B]`` array.
+
+    A new metric is a line here, a rate of it also one of :data:`fspo_verl.observe.quotients.QUOTIENTS`.
+    """
     length, log_ratio, advantage = (columns[name] for name in ("length", "log_ratio", "advantage"))
     is_sequence = length > 0
     tokens = np.maximum(length, 1)

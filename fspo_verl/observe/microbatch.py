@@ -54,10 +54,9 @@ class MicroBatch(NamedTuple):
     prompts: list[str]  # per row; rows with the same id are responses to one prompt. Empty where verl names no ids
     texts: list  # per row, what the prompt says: chat messages, or its id where verl does not pass them on
     staleness: list[float]  # per row, training steps that its oldest token is behind; NaN where verl does not tell
-    # Columns of trainer against rollout engine, given the log-probs of this call ``[B, T]``; empty if not known.
-    mismatch: Callable[[torch.Tensor], dict[str, torch.Tensor]]
     from_rollout: bool = False  # the old log-probs are the rollout engine's (verl's bypass mode)
-    truncated: Callable[[], dict[str, torch.Tensor]] = dict  # a column, see columns.TRUNCATED; empty if not known
+    # Columns of the mismatch, and columns.TRUNCATED, as far as known; given the log-probs of this call ``[B, T]``.
+    columns: Callable[[torch.Tensor], dict[str, torch.Tensor]] = dict
 
 
 def current() -> MicroBatch | None:
@@ -122,9 +121,8 @@ class _Position:
             prompts=prompts,
             texts=list(tu.get(data, "raw_prompt", prompts)),
             staleness=_staleness(self.step, tu.get(data, "extra_fields"), len(data)),
-            mismatch=functools.partial(_mismatch, data, self.from_rollout, self.mini_batch),
             from_rollout=self.from_rollout,
-            truncated=functools.partial(_truncated, data, self.limits),
+            columns=functools.partial(_columns, data, self.from_rollout, self.mini_batch, self.limits),
         )
         self.rows += len(data)
         if self.rows >= mini_batch_rows // ranks:
@@ -144,7 +142,11 @@ class _Position:
 _POSITION = _Position()
 
 
-def _mismatch(data, from_rollout: bool, mini_batch: int, log_prob: torch.Tensor) -> dict[str, torch.Tensor]:
+def _columns(data, from_rollout: bool, mini_batch: int, limits: Limits | None, log_prob: torch.Tensor) -> dict:
+    return _mismatch(data, from_rollout, mini_batch, log_prob) | _truncated(data, limits)
+
+
+def _mismatch(data, from_rollout: bool, mini_batch: int, log_prob: torch.Tensor) -> dict:
     """Columns of trainer against rollout engine; none where the engine has not handed on its log-probs.
 
     Where the old log-probs are the engine's, those of the first optimiser step are the trainer's before the update. In

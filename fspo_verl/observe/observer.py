@@ -41,21 +41,22 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
         ValueError: ``records_dir`` cannot be written.
     """
     micro_batch = microbatch.current()
+    mini_batch, on_policy = 0, False
     if micro_batch is not None:
-        columns = columns | micro_batch.mismatch(tokens[0]) | micro_batch.truncated()
-    mini_batch = 0 if micro_batch is None else micro_batch.mini_batch
+        columns = columns | micro_batch.columns(tokens[0])
+        mini_batch = micro_batch.mini_batch
+        # Whether the weights of this call are those of the old log-probs, as far as that is known.
+        on_policy = mini_batch == 0 and not micro_batch.from_rollout
+    observation = config.policy_loss
     writer = _writer(config, micro_batch, loss, band)
-    if writer is not None and micro_batch is not None and micro_batch.step % config.policy_loss.records_freq == 0:
+    if writer is not None and micro_batch is not None and micro_batch.step % observation.records_freq == 0:
         columns = to_numpy(columns | token_columns(*tokens))
-        if config.policy_loss.get("target_clip_rate") is not None and band is not None:
-            eps = {"eps_low": band.low, "eps_high": band.high, "eps_dual": band.dual}
-            columns |= {name: np.full(len(columns["length"]), value) for name, value in eps.items()}
-        writer.add(columns, micro_batch._replace(mismatch=dict, truncated=dict))
+        if observation.get("target_clip_rate") is not None and band is not None:
+            columns |= {name: np.full(len(columns["length"]), eps) for name, eps in band.half_widths.items()}
+        writer.add(columns, micro_batch._replace(columns=dict))  # which holds the tokens
     else:
         columns = to_numpy(columns)
-    # Whether the weights of this call are those of the old log-probs, as far as that is known.
-    on_policy = micro_batch is not None and mini_batch == 0 and not micro_batch.from_rollout
-    length_bins = config.policy_loss.get("length_bins") or metrics.LENGTH_BINS
+    length_bins = observation.get("length_bins") or metrics.LENGTH_BINS
     rows = config.global_batch_info.get("global_batch_size") or len(columns["length"])
     return columns, metrics.metrics(columns, length_bins, rows, mini_batch, on_policy)
 
@@ -69,28 +70,19 @@ def flush_records() -> None:
         writer.flush()
 
 
-def _writer(config, micro_batch: MicroBatch | None, loss: str, band: Band | None):
+def _writer(config, micro_batch: MicroBatch | None, loss: str, band: Band | None) -> "RecordWriter | None":
     """The one writer of this process, which has tried its folder before the first update; None without records."""
-    path = config.policy_loss.get("records_dir")
+    observation = config.policy_loss
+    path = observation.get("records_dir")
     if path is None:
         return None
     if micro_batch is None or not micro_batch.prompts:
         _warn_unknown_step()
         return None
-    if path not in _WRITERS:
-        try:
-            _WRITERS[path] = _new_writer(config, loss, band, micro_batch)
-        except OSError as error:
-            raise ValueError(
-                f"records_dir={path} cannot be written on this machine: {error}. Choose another, or records_dir=null"
-            ) from error
-    return _WRITERS[path]
-
-
-def _new_writer(config, loss: str, band: Band | None, micro_batch: MicroBatch):
+    if path in _WRITERS:
+        return _WRITERS[path]
     from fspo_verl.observe.records import RecordWriter
 
-    observation = config.policy_loss
     settings = RunSettings(
         loss=loss,
         band=observation if isinstance(observation, Band) else band,  # of a band that adapts, where it starts
@@ -99,15 +91,20 @@ def _new_writer(config, loss: str, band: Band | None, micro_batch: MicroBatch):
         old_log_probs_from_rollout=micro_batch.from_rollout,
         versions={"fspo_verl": fspo_verl.__version__, "verl": verl.__version__, "torch": torch.__version__},
     )
-    return RecordWriter(
-        observation.records_dir,
-        settings,
-        _run(),
-        freq=observation.records_freq,
-        limit_bytes=observation.records_limit_mb * 2**20,
-        last_step=_last_recorded_step(config),
-        started=micro_batch.step,
-    )
+    freq, last = observation.records_freq, getattr(config.get("optim"), "total_training_steps", None) or -1
+    try:
+        _WRITERS[path] = RecordWriter(
+            *(path, settings, _run()),
+            began=micro_batch.step,
+            freq=freq,
+            limit_bytes=observation.records_limit_mb * 2**20,
+            last_step=last - last % freq if last > 0 else None,
+        )
+    except OSError as error:
+        raise ValueError(
+            f"records_dir={path} cannot be written on this machine: {error}. Choose another, or records_dir=null"
+        ) from error
+    return _WRITERS[path]
 
 
 @functools.cache
@@ -123,12 +120,6 @@ def _run() -> str:
     if torch.distributed.is_initialized():
         return distributed_c10d._get_default_store().compare_set("fspo_verl/run", "", own).decode()
     return own
-
-
-def _last_recorded_step(config) -> int | None:
-    """The last training step that will be recorded, as verl tells its optimiser; None where it does not."""
-    total = getattr(config.get("optim"), "total_training_steps", None) or -1
-    return total - total % config.policy_loss.records_freq if total > 0 else None
 
 
 @functools.cache

@@ -16,8 +16,6 @@ import numpy as np
 from fspo_verl.observe.metrics import PREFIX
 
 _LENGTH_BIN = re.compile(r"length_(\d+)_(?:to_(\d+)|up)/responses")
-
-
 MIN_COUNT = 50
 """Responses that a length bin needs to take part in a length reweighting error, or a regression over bins."""
 

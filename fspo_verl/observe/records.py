@@ -4,8 +4,8 @@
 
 A row is a response in one optimiser step; :data:`COLUMNS` says what it holds. A file appears at the end of its step,
 with all mini-batches of the step or not at all. A disk that is full is a warning, and training goes on. Each file says
-how many steps and ranks there are to be, so that the reader finds the steps that are incomplete. Where a run goes on
-from a checkpoint, its newest attempt counts (:mod:`fspo_verl.observe.attempts`).
+how many ranks there are, and how many steps were to be recorded so far: the reader finds those that are incomplete.
+Where a run goes on from a checkpoint, its newest attempt counts (:mod:`fspo_verl.observe.attempts`).
 """
 
 import atexit
@@ -15,9 +15,8 @@ import json
 import logging
 import os
 import tempfile
-import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -29,7 +28,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fspo_verl import clips
-from fspo_verl.band import is_positive
 from fspo_verl.keys import Gone
 from fspo_verl.observe import attempts
 from fspo_verl.observe.columns import OPTIONAL
@@ -60,18 +58,8 @@ EPS_COLUMNS = {name: pa.float64() for name in ("eps_low", "eps_high", "eps_dual"
 _OPTIONAL = CLIP_COLUMNS | EPS_COLUMNS | dict.fromkeys(OPTIONAL, pa.float32())
 
 _SETTINGS = b"fspo_verl"  # key of the metadata entry of a file
-_ATTEMPT = b"attempt"  # key of another one, whose entries are fields of attempts.Part
-
-
-def _is_count(value) -> bool:
-    return type(value) is int and value > 0
-
-
-_TOLD = dict.fromkeys(("ranks", "taken", "freq"), _is_count) | {
-    "last_step": lambda value: value is None or _is_count(value),
-    "limit_bytes": is_positive,
-}
-"""What a file tells of its attempt, and which values it can have."""
+_ATTEMPT = b"attempt"  # key of another one
+_TOLD = ("ranks", "taken", "freq")  # its entries: the fields of attempts.Part that a file tells
 
 
 def text_hash(prompt) -> int:
@@ -94,11 +82,11 @@ class RecordWriter:
     Args:
         folder: created if missing; the files go into a folder of the attempt in it.
         settings: stored with every file.
-        run: an identity that all ranks of a training share, and no other training has; by default one of this writer.
+        run: an identity that all ranks of a training share, and no other training has.
+        began: the first training step, recorded or not.
         freq: of so many training steps one is handed in.
         limit_bytes: total size of the files after which nothing more is written.
-        last_step: the last training step of the run, where it is known.
-        started: the first training step, recorded or not; by default it comes after the last one that was not due.
+        last_step: the last training step that will be handed in, where it is known.
 
     Raises:
         OSError: the folder cannot be written.
@@ -108,33 +96,29 @@ class RecordWriter:
         self,
         folder: str | Path,
         settings: RunSettings,
-        run: str | None = None,
+        run: str,
+        began: int,
         freq: int = 1,
         limit_bytes: float = 2**30,
         last_step: int | None = None,
-        started: int | None = None,
     ):
-        self.freq, self.limit_bytes = freq, limit_bytes
-        self._last_step = last_step
-        self.folder = attempts.attempt(Path(folder), run or uuid.uuid4().hex)
+        self.freq, self.limit_bytes, self._last_step = freq, limit_bytes, last_step
+        self.folder = attempts.attempt(Path(folder), run)
         with tempfile.TemporaryFile(dir=self.folder, buffering=0) as probe:
             probe.write(b"0")
         self._settings = json.dumps(settings.to_json())
         self._step: list[tuple[dict, MicroBatch]] = []  # the micro-batches of the step that is being trained
         self._taken = 0  # how many steps until now
         self._is_written = True  # as far as it has come
-        self._bytes, self._bytes_of_step = 0, 0  # in the files of earlier steps, and in that of this one
+        self._sizes: dict[int, int] = {}  # of the files, by step
         self._process = os.getpid()
         self._said: set[tuple] = set()
-        self._has_begun = False
-        if started is not None:
-            self._begin(started)
+        self._mark(attempts.BEGAN, began)
         atexit.register(self.flush)  # some trainers sync no weights after their last step
 
-    def _begin(self, step: int) -> None:
-        self._has_begun = True
+    def _mark(self, what: str, step: int) -> None:
         with contextlib.suppress(OSError):  # a full disk
-            (self.folder / attempts.BEGAN.format(step=step)).touch()
+            (self.folder / f"{what}-{step:06d}").touch()
 
     def add(self, columns: dict[str, np.ndarray], micro_batch: MicroBatch) -> None:
         """Take the rows of one micro-batch; the file of a step is written when the step ends.
@@ -146,12 +130,9 @@ class RecordWriter:
             text = f"process {os.getpid()} is a copy of the one that records, {self._process}, and records nothing"
             self._warn(("copy",), text)
             return
-        if not self._has_begun:
-            self._begin(max(micro_batch.step - self.freq + 1, 0))
         if self._step and micro_batch.step != self._step[-1][1].step:
             self.flush()
             self._step = []
-            self._bytes, self._bytes_of_step = self._bytes + self._bytes_of_step, 0
         if not self._step:
             self._taken += 1
         if "rollout_length" in columns:
@@ -164,15 +145,22 @@ class RecordWriter:
         if self._is_written or self._is_a_copy:
             return
         self._is_written = True
-        batch = self._step[-1][1]
+        step, rank = self._step[-1][1].step, self._step[-1][1].rank
+        file = self.folder / attempts.RECORD.format(step=step, rank=rank)
+        if self._last_step is not None and step >= self._last_step:
+            self._mark(attempts.FINISHED, step)
+        if step not in self._sizes and sum(self._sizes.values()) > self.limit_bytes:
+            self._mark(attempts.LIMITED, max(self._sizes))
+            where = f"step {step} of rank {rank}"
+            self._warn(("limit",), f"records_limit_mb is reached, nothing is recorded from {where} on")
+            return
         try:
-            self._write_file(batch, self._table())
+            self._sizes[step] = _write(self._table(), file)
         except Exception as error:  # recording must not stop training
-            self._warn(cause(error), f"step {batch.step} of rank {batch.rank} is lost: {error}")
+            self._warn(cause(error), f"step {step} of rank {rank} is lost: {error}")
             # A part of the step would pass for the whole. A file with more rows is not of this writer.
-            file, rows = self._file_of(batch), sum(len(one.prompts) for _, one in self._step)
-            if self._bytes_of_step and _rows_in(file) <= rows:
-                self._bytes_of_step = 0
+            rows = sum(len(batch.prompts) for _, batch in self._step)
+            if self._sizes.pop(step, None) and _rows_in(file) <= rows:
                 with contextlib.suppress(OSError):
                     file.unlink(missing_ok=True)
 
@@ -191,51 +179,41 @@ class RecordWriter:
         hashes = [text_hash(text) for _, batch in step for text in batch.texts]
         columns["prompt_text_hash"] = np.array(hashes, dtype=np.int64)
         sides = {side: columns[f"clipped_{side}"] for side in ("upper", "lower", "dual")}
-        is_so = [columns["length"] == 0, columns["finite"] == 0, *(share > 0 for share in sides.values())]
         columns["clipped"] = sides["upper"] + sides["lower"] + sides["dual"]
+        is_so = [columns["length"] == 0, columns["finite"] == 0, *(share > 0 for share in sides.values())]
         columns["decision"] = np.select(is_so, ["rejected", "nonfinite", *sides], "kept").astype(object)
         # Those that a rollout correction has rejected have tokens, though none in the loss.
         is_response = np.maximum(columns["length"], columns.get("rollout_length", 0)) > 0
         kinds = COLUMNS | {name: kind for name, kind in _OPTIONAL.items() if name in columns}
         arrays = [pa.array(columns[name][is_response], kind) for name, kind in kinds.items()]
-        attempt = {
-            "ranks": step[-1][1].ranks,
-            "taken": self._taken,
-            "freq": self.freq,
-            "last_step": self._last_step,
-            "limit_bytes": self.limit_bytes,
-        }
+        attempt = dict(zip(_TOLD, (step[-1][1].ranks, self._taken, self.freq), strict=True))
         metadata = {_SETTINGS: self._settings, _ATTEMPT: json.dumps(attempt)}
         return pa.Table.from_arrays(arrays, schema=pa.schema(kinds, metadata))
-
-    def _write_file(self, batch: MicroBatch, table: pa.Table) -> None:
-        file = self._file_of(batch)
-        if self._last_step is not None and batch.step >= self._last_step:
-            with contextlib.suppress(OSError):  # a full disk
-                (self.folder / attempts.FINISHED).touch()
-        if not self._bytes_of_step and self._bytes > self.limit_bytes:
-            where = f"step {batch.step} of rank {batch.rank}"
-            self._warn(("limit",), f"records_limit_mb is reached, nothing is recorded from {where} on")
-            return
-        if (rows := _rows_in(file)) > len(table):
-            raise ValueError(f"{file.name} is there with {rows} rows, and would be replaced by {len(table)}")
-        unfinished = self.folder / f".{file.name}.{os.getpid()}"
-        try:
-            pq.write_table(table, unfinished, write_page_checksum=True)
-            size = unfinished.stat().st_size
-            unfinished.replace(file)
-            self._bytes_of_step = size
-        finally:
-            unfinished.unlink(missing_ok=True)
-
-    def _file_of(self, batch: MicroBatch) -> Path:
-        return self.folder / attempts.RECORD.format(step=batch.step, rank=batch.rank)
 
     def _warn(self, why: tuple, message: str) -> None:
         """Warn once per cause, which tends to last. The training goes on."""
         if why not in self._said:
             self._said.add(why)
             logger.warning("records in %s: %s; training goes on. Said once.", self.folder, message)
+
+
+def _write(table: pa.Table, file: Path) -> int:
+    """Write a whole file, and return its size.
+
+    Raises:
+        OSError: the disk is full.
+        ValueError: the file is there with more rows.
+    """
+    if (rows := _rows_in(file)) > len(table):
+        raise ValueError(f"{file.name} is there with {rows} rows, and would be replaced by {len(table)}")
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        pq.write_table(table, unfinished, write_page_checksum=True)
+        size = unfinished.stat().st_size
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return size
 
 
 def _rows_in(file: Path) -> int:
@@ -270,29 +248,29 @@ def read_records(
     files = attempts.parts(folder)
     counted = attempts.newest(files)
     counted = [part for part in counted if part.step > since] or counted
-    opened = {part.file: found for part in counted if (found := _opened(part))}
-    share = 1.0 if max_rows is None else min(max_rows / max(sum(file.rows for file in opened.values()), 1), 1.0)
+    opened = [found for part in counted if (found := _opened(part))]
+    share = 1.0 if max_rows is None else min(max_rows / max(sum(file.rows for file in opened), 1), 1.0)
     generator = np.random.default_rng(0)
-    tables, total = {}, 0
+    used, tables, total = [], [pa.schema(COLUMNS).empty_table()], 0
     for file in opened:
-        if (table := _read(file)) is None:
+        if (table := _read(file.part.file)) is None:
             continue
+        used.append(file)
         trained = pc.greater(table["length"], 0)
         total += pc.sum(trained).as_py() or 0
         table = table if rejected else table.filter(trained)
-        tables[file] = table if share == 1 else table.filter(pa.array(generator.random(len(table)) < share))
-    every = [pa.schema(COLUMNS).empty_table(), *tables.values()]
-    frame = pa.concat_tables(every, promote_options="default").unify_dictionaries().to_pandas()
-    settings = [opened[file].settings for file in tables]
-    missing = attempts.Incomplete(0, None)
+        tables.append(table if share == 1 else table.filter(pa.array(generator.random(len(table)) < share)))
+    frame = pa.concat_tables(tables, promote_options="default").unify_dictionaries().to_pandas()
+    settings = _in_force(used[-1].settings, frame) if used else None
+    frame.attrs = {"settings": settings, "rows": total, "lost": 0, "limited_after": None}
+    said = [*_differing([file.settings for file in used])]
     if since < 0:
-        _warn_of_hidden_attempts(files, counted, folder)
-        missing = attempts.incomplete(
-            [opened[part.file].part if part.file in tables else part._replace(damaged=True) for part in counted]
-        )
-    _warn_of(missing, settings, folder)
-    in_force = _in_force(settings[-1], frame) if settings else None
-    frame.attrs = {"settings": in_force, "rows": total, "lost": missing.steps, "limited_after": missing.limited_after}
+        read = {file.part.file: file.part for file in used}
+        told = [read.get(part.file, part._replace(damaged=True)) for part in counted]
+        frame.attrs |= {"lost": attempts.missing_steps(told), "limited_after": attempts.limited_after(told)}
+        said = [*_hidden_attempts(files, counted), *_incomplete(frame), *said]
+    for text in said:
+        warnings.warn(f"{folder}: {text}", stacklevel=2)
     return frame
 
 
@@ -332,26 +310,24 @@ def _left_out_if_unreadable(file: Path) -> Iterator[None]:
         warnings.warn(f"{file} is left out, it cannot be read: {error}", stacklevel=5)
 
 
-def _warn_of_hidden_attempts(files: list[attempts.Part], counted: list[attempts.Part], folder: str | Path) -> None:
+def _hidden_attempts(files: list[attempts.Part], counted: list[attempts.Part]) -> Iterator[str]:
     """Attempts that a later one has done again as a whole, such as another training of a sweep."""
     if hidden := {part.file.parent for part in files} - {part.file.parent for part in counted}:
         names = ", ".join(sorted(place.name for place in hidden))
-        text = f"{folder}: {names} is not read, as a later attempt began anew; to read one, name its folder"
-        warnings.warn(text, stacklevel=3)
+        yield f"{names} is not read, as a later attempt began anew; to read one, name its folder"
 
 
-def _warn_of(missing: attempts.Incomplete, settings: list[RunSettings], folder: str | Path) -> None:
-    """What is not as it should be in a folder of records, as warnings."""
-    said = []
-    if missing.steps:
-        said.append(f"steps with missing records: {missing.steps:,}; files are damaged, gone or were not written")
-    if (last := missing.limited_after) is not None:
-        said.append(f"records_limit_mb was reached, so that after step {last} not every rank has recorded")
+def _incomplete(frame: pd.DataFrame) -> Iterator[str]:
+    if lost := frame.attrs["lost"]:
+        yield f"steps with missing records: {lost:,}; files are damaged, gone or were not written"
+    if (last := frame.attrs["limited_after"]) is not None:
+        yield f"records_limit_mb was reached, so that after step {last} not every rank has recorded"
+
+
+def _differing(settings: Sequence[RunSettings]) -> Iterator[str]:
     values = [one.to_json() for one in settings]
-    if differing := sorted({key for one in values for key in one if one[key] != values[-1][key]}):
-        said.append(f"records have different settings ({', '.join(differing)}); the last ones count")
-    for text in said:
-        warnings.warn(f"{folder}: {text}", stacklevel=3)
+    if keys := sorted({key for one in values for key in one if one[key] != values[-1][key]}):
+        yield f"records have different settings ({', '.join(keys)}); the last ones count"
 
 
 def _settings(schema: pa.Schema) -> RunSettings:
@@ -376,7 +352,7 @@ def _settings(schema: pa.Schema) -> RunSettings:
 
 
 def _told(schema: pa.Schema) -> dict:
-    """Fields of :class:`fspo_verl.observe.attempts.Part` that a file knows; those of another version are left out.
+    """The fields of :data:`_TOLD`; what another version says beside them is left out.
 
     Raises:
         ValueError: a field has a value that it cannot have.
@@ -384,9 +360,10 @@ def _told(schema: pa.Schema) -> dict:
     told = json.loads((schema.metadata or {}).get(_ATTEMPT, "{}"))
     if not isinstance(told, dict):
         raise ValueError(f"its attempt is {told!r}, which says nothing of one")
-    if wrong := [name for name, can_be in _TOLD.items() if name in told and not can_be(told[name])]:
-        raise ValueError(f"its attempt has {', '.join(f'{name}={told[name]!r}' for name in wrong)}")
-    return {name: told[name] for name in _TOLD if name in told}
+    told = {name: told[name] for name in _TOLD if name in told}
+    if wrong := [f"{name}={value!r}" for name, value in told.items() if type(value) is not int or value < 1]:
+        raise ValueError(f"its attempt has {', '.join(wrong)}")
+    return told
 
 
 def _in_force(settings: RunSettings, frame: pd.DataFrame) -> RunSettings:

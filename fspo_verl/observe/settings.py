@@ -91,8 +91,9 @@ class RunSettings:
         }
         if wrong := [name for name, value in known.items() if not isinstance(value, kinds[name])]:
             raise ValueError(", ".join(f"{name}={known[name]!r}" for name in wrong))
-        band = data.get("band")
-        texts: dict[str, Any] = {"loss": plain(str(data["loss"]))}
-        if isinstance(versions := data.get("versions"), Mapping):
-            texts["versions"] = {plain(str(name)): plain(str(version)) for name, version in versions.items()}
-        return RunSettings(**known | texts | {"band": band and Band.from_json(band)})
+        known["loss"] = plain(data["loss"])
+        if known.get("band") is not None:
+            known["band"] = Band.from_json(known["band"])
+        versions = known.get("versions", {})
+        known["versions"] = {plain(str(name)): plain(str(version)) for name, version in versions.items()}
+        return RunSettings(**known)

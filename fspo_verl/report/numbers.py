@@ -4,22 +4,16 @@
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from fspo_verl.analysis.clip_rates import (
-    length_reweighting_error,
-    prompts_of,
-    rate_by_length,
-    sides,
-    third_of,
-)
+from fspo_verl.analysis.clip_rates import length_reweighting_error, prompts_of, rate_by_length, sides
 from fspo_verl.analysis.judgement import Judgement, judge
-from fspo_verl.analysis.length_effect import length_effect
+from fspo_verl.analysis.length_effect import LengthEffect, length_effect
 from fspo_verl.analysis.mismatch import Mismatch, mismatch
 from fspo_verl.analysis.runs import Run
 from fspo_verl.clips import CLIPS, MATCHED_RATE, Clip, TokenClip
@@ -27,11 +21,11 @@ from fspo_verl.observe.metrics import NAMES
 from fspo_verl.observe.quotients import length_bins, sums_of
 
 
-class Counterfactuals(NamedTuple):
-    """What :func:`counterfactuals` returns: tables whose index is the clip's name, ``method``."""
+class Measured(NamedTuple):
+    """What a clip does to the responses with an advantage."""
 
-    by_length: pd.DataFrame  # low, high, n, rate, lower, upper, clusters
-    summary: pd.DataFrame  # eps_low, eps_high, eps_dual, and the numbers of measures
+    by_length: pd.DataFrame  # of rate_by_length
+    overall: dict[str, float]  # n, rate, lower, upper, lre, p; exponent and its interval, NaN where k is no line
 
 
 @dataclass
@@ -41,8 +35,8 @@ class Analysis:
     run: Run
     judgement: Judgement
     rates: pd.DataFrame  # by length; without records from live metrics, without n and with unknown intervals
-    overall: pd.Series | None = None  # over all lengths, named as in Counterfactuals.summary; None without records
-    others: Counterfactuals | None = None  # of the clips of at_one_rate; None without records
+    own: Measured | None = None  # None without records, as the next two
+    others: Sequence[tuple[Clip, Measured]] = ()  # on the recorded updates: with another clip there had been others
     mismatch: Mismatch | None = None  # of trainer and rollout engine; None where records do not hold it
 
     @property
@@ -57,16 +51,15 @@ class Analysis:
 
     def to_json(self) -> dict:
         """The run in report.json: findings first, then what tables and figures show."""
-        overall = {} if self.overall is None else self.overall.to_dict()
         found: dict = {
             "run": self.run.name,
             "loss": self.loss,
             "steps": self.steps,
             "records": len(self.run.records),
             "findings": [one.to_json() for one in self.judgement.findings],
-            "clip": plain(overall | {"rate": self.judgement.evidence.clip_rate}),
+            "clip": plain((self.own.overall if self.own else {}) | {"rate": self.judgement.evidence.clip_rate}),
             "lengths": rows(self.rates),
-            "clips": [] if self.others is None else rows(self.others.summary.reset_index()),
+            "clips": [{"method": clip.name} | plain(clip.eps | found.overall) for clip, found in self.others],
             "mismatch": None,
         }
         if self.mismatch is not None:
@@ -81,9 +74,9 @@ def analyse(run: Run, edges: np.ndarray) -> Analysis:
     records, judgement = run.records, judge(run)
     if not (records.advantage != 0).any():
         return Analysis(run, judgement, live_rates(run.metrics))
-    rates, overall = measures(records, records.clipped.to_numpy(), edges)
-    others = counterfactuals(records, edges, at_one_rate(records))
-    return Analysis(run, judgement, rates, pd.Series(overall), others, mismatch(run.rollouts, run.settings))
+    own = measured(records, records.clipped.to_numpy(), edges)
+    others = [(clip, measured(records, clip.clipped(records), edges)) for clip in at_one_rate(records)]
+    return Analysis(run, judgement, own.by_length, own, others, mismatch(run.rollouts, run.settings))
 
 
 def live_rates(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -95,66 +88,31 @@ def live_rates(metrics: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"low": low, "high": ends, "rate": rate, "lower": math.nan, "upper": math.nan})
 
 
-def measures(records: pd.DataFrame, clipped: np.ndarray, edges) -> tuple[pd.DataFrame, dict[str, float]]:
-    """What a clip does to the responses with an advantage, by length bin and in all.
-
-    Returns:
-        The table of :func:`rate_by_length`; and n, rate, lower, upper, lre, p of no dependence on length, and exponent,
-        exponent_lower and exponent_upper of a line; NaN without.
-    """
+def measured(records: pd.DataFrame, clipped: np.ndarray, edges: np.ndarray) -> Measured:
+    """What a clip does, by length bin and in all; ``clipped`` are 0 or 1, or shares of tokens ``[rows]``."""
     counted = sides(records)["all"]
     length, shares, cluster = records["length"][counted], np.asarray(clipped)[counted], prompts_of(records[counted])
-    table, whole = (rate_by_length(length, shares, bins, clusters=cluster) for bins in (edges, edges[[0, -1]]))
-    overall = whole.iloc[0][["n", "rate", "lower", "upper"]].to_dict()
-    overall["lre"] = length_reweighting_error(table)
-    effect = length_effect(records, clipped)
-    is_line = effect is not None and (effect.is_line or not effect.depends)
-    line = (effect.exponent, effect.lower, effect.upper) if effect is not None and is_line else [math.nan] * 3
-    overall |= dict(zip(("exponent", "exponent_lower", "exponent_upper"), line, strict=True))
-    return table, overall | {"p": math.nan if effect is None else effect.p}
+    by_length, whole = (rate_by_length(length, shares, bins, clusters=cluster) for bins in (edges, edges[[0, -1]]))
+    overall = whole.iloc[0][["n", "rate", "lower", "upper"]].to_dict() | {"lre": length_reweighting_error(by_length)}
+    unknown = LengthEffect(math.nan, math.nan, math.nan, math.nan)
+    effect = length_effect(records, clipped) or unknown
+    line = effect if effect.is_line or not effect.depends else unknown
+    overall |= {"exponent": line.exponent, "exponent_lower": line.lower, "exponent_upper": line.upper, "p": effect.p}
+    return Measured(by_length, overall)
 
 
-def counterfactuals(records: pd.DataFrame, edges, clips: Mapping[str, Clip]) -> Counterfactuals:
-    """What each clip would have taken on these records.
-
-    It is the answer for the recorded updates: trained with another clip, the policy would have moved otherwise.
-
-    Args:
-        records: the run; all responses, moved or not.
-        edges: of :func:`fspo_verl.analysis.clip_rates.length_edges`.
-        clips: at least one, by name.
-    """
-    tables, rows_of = {}, {}
-    for name, clip in clips.items():
-        tables[name], numbers = measures(records, clip.clipped(records), edges)
-        rows_of[name] = {**clip.eps, **numbers}
-    by_length = pd.concat(tables).droplevel(1).rename_axis("method")
-    return Counterfactuals(by_length, pd.DataFrame.from_dict(rows_of, "index").rename_axis("method"))
-
-
-def at_one_rate(records: pd.DataFrame, clips: Mapping[str, Clip] = CLIPS) -> dict[str, Clip]:
+def at_one_rate(records: pd.DataFrame, clips: Mapping[str, Clip] = CLIPS) -> list[Clip]:
     """The clips, each scaled to take :data:`MATCHED_RATE` of the responses with an advantage: shapes, not constants.
 
     Those that work token by token stay as they are; those that cannot reach the rate on these records, and those that
     these records cannot judge, are left out.
     """
-    scaled = {}
-    for name, clip in clips.items():
-        if not clip.judges(records):
-            continue
-        with contextlib.suppress(ValueError):
-            scaled[name] = clip if isinstance(clip, TokenClip) else clip.matched(records, MATCHED_RATE)
+    scaled = []
+    for clip in clips.values():
+        if clip.judges(records):
+            with contextlib.suppress(ValueError):
+                scaled.append(clip if isinstance(clip, TokenClip) else clip.matched(records, MATCHED_RATE))
     return scaled
-
-
-def by_side(run: Run) -> pd.DataFrame:
-    """Clip rate ``all``, and of the ``shortest``, ``middle`` and ``longest`` third, of better and worse responses."""
-    counted = run.records[run.records["advantage"] != 0]
-    side = np.where(counted["advantage"] > 0, "better", "worse")
-    third = np.array(["shortest", "middle", "longest"])[third_of(counted["length"].to_numpy())]
-    rates = counted.groupby([side, third])["clipped"].mean().unstack()
-    every = counted.groupby(side)["clipped"].mean().rename("all")
-    return pd.concat([every, rates.reindex(columns=["shortest", "middle", "longest"])], axis=1)
 
 
 def plain(numbers: Mapping) -> dict:

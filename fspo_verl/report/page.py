@@ -10,8 +10,9 @@ as PNG and SVG (figures/) and the numbers as JSON (report.json).
 import argparse
 import base64
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import jinja2
@@ -21,14 +22,14 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from fspo_verl import __version__, findings
-from fspo_verl.analysis.clip_rates import Estimate, length_edges, number
+from fspo_verl.analysis.clip_rates import Estimate, length_edges, number, third_of
 from fspo_verl.analysis.runs import Run, read_runs
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, of_run, unjudged
 from fspo_verl.findings import FIX
 from fspo_verl.output import show, write_whole
 from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES, Series, Style
-from fspo_verl.report.numbers import Analysis, Counterfactuals, analyse, by_side
+from fspo_verl.report.numbers import Analysis, analyse
 
 _FIGURES = ("clip_rate_by_length", "counterfactuals")
 _DASH = "–"
@@ -40,16 +41,11 @@ FILES = ("report.json", "report.html", *(f"figures/{name}.{kind}" for name in _F
 class Part:
     """What a section of the page shows; its prose is in the template."""
 
+    tables: dict[str, pd.DataFrame]  # texts, by caption
+    draw: Callable[[int], Figure] | None = None  # its figure, with so many panels in a row
     sentences: Sequence[str] = ()
-    tables: dict[str, pd.DataFrame] = field(default_factory=dict)  # texts, by caption
-    panels: Sequence[tuple] = ()  # as figures.of_panels takes them
-    height: float = 0.0  # of a panel, inches
     wide: str = ""  # the figure as data URI
     narrow: str = ""  # for a narrow screen
-
-    def draw(self, columns: int) -> Figure:
-        """The figure with so many panels in a row."""
-        return figures.of_panels(self.panels, columns, self.height)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -73,9 +69,9 @@ def main(args: argparse.Namespace) -> int:
         show([("run", named(one.run.name, one.loss))], widths=(8,))
         findings.show(one.judgement.findings)
     show([("page", str(args.output / "report.html"))], widths=(8,))
-    for run in runs:
-        if len(run.records) and not any(one.judgement.findings[0].action == FIX for one in analyses if one.run is run):
-            show([("next:", f"fspo-verl calibrate {run.folder}")], widths=(8,))
+    for one in analyses:
+        if len(one.run.records) and one.judgement.findings[0].action != FIX:
+            show([("next:", f"fspo-verl calibrate {one.run.folder}")], widths=(8,))
     return 0
 
 
@@ -103,7 +99,7 @@ def build(analyses: Sequence[Analysis]) -> dict[str, bytes]:
     }
     files: dict[str, bytes] = {}
     for name, part in tqdm(parts.items(), "figures", delay=2, disable=None):
-        if part.panels:
+        if part.draw:
             svg, png = figures.render(part.draw, 2, "svg", "png")
             files |= {f"figures/{name}.svg": svg, f"figures/{name}.png": png}
             images = [base64.b64encode(image).decode() for image in (svg, *figures.render(part.draw, 1, "svg"))]
@@ -147,31 +143,39 @@ def write(folder: Path, files: dict[str, bytes]) -> None:
 def rates_part(analyses: Sequence[Analysis], styles: dict[str, Style]) -> Part:
     series = []
     for a in analyses:
-        label = named(a.run.name, a.loss)
-        label += "" if a.overall is not None else ", live metrics"
-        series += [Series(label, styles[a.run.name], a.rates)] if len(a.rates) else []
-    return Part(panels=[(figures.clip_rates, "clip rate by response length", series)] if series else [], height=2.9)
+        if len(a.rates):
+            label = named(a.run.name, a.loss) + ("" if a.own else ", live metrics")
+            series.append(Series(label, styles[a.run.name], a.rates))
+    panels = [(figures.clip_rates, "clip rate by response length", series)]
+    return Part({}, partial(figures.of_panels, panels, height=2.9) if series else None)
 
 
 def trained_part(analyses: Sequence[Analysis]) -> Part:
     tables = {"What trained": pd.DataFrame([_settings(a) for a in analyses])}
-    if rows := [{"run": a.run.name} | _measures(a.overall) for a in analyses if a.overall is not None]:
+    if recorded := [a for a in analyses if a.own]:
+        rows = [{"run": a.run.name} | _texts(a.own.overall) for a in recorded if a.own]
         tables["What its clip did [95% intervals]"] = pd.DataFrame(rows)
-    if rows := [row for a in analyses if a.overall is not None for row in _sides(a.run)]:
         caption = "Clip rate (%) of the responses better and worse than their group, by thirds of the length"
-        tables[caption] = pd.DataFrame(rows)
-    return Part(tables=tables)
+        tables[caption] = pd.concat([_sides(a.run) for a in recorded])
+    return Part(tables)
 
 
 def others_part(analyses: Sequence[Analysis]) -> Part:
     tables, panels, notes = {}, [], [f"{clip.label}: {clip.note}." for clip in CLIPS.values() if clip.note]
     for a in analyses:
-        if a.others is not None:
-            notes += [f"{a.run.name}: {missing}"] if (missing := unjudged(a.run.records)) else []
-            tables[f"{a.run.name}: each clip scaled to {MATCHED_RATE:.0%}"] = _clip_table(a.others)
-            if series := _clip_series(a.others):
-                panels.append((figures.clip_rates, a.run.name, series, MATCHED_RATE))
-    return Part(notes, tables, panels, height=2.7)
+        if a.own is None:
+            continue
+        notes += [f"{a.run.name}: {missing}"] if (missing := unjudged(a.run.records)) else []
+        rows, series = [], []
+        for clip, found in a.others:
+            eps = [f"{clip.eps[side]:.2g}" for side in ("eps_low", "eps_high") if clip.eps[side] is not None]
+            rows.append({"clip": clip.label, "eps": ", ".join(eps) or clip.range} | _texts(found.overall))
+            if clip.name in STYLES and isinstance(clip, BandClip):  # the table has the others
+                series.append(Series(clip.label, STYLES[clip.name], found.by_length))
+        tables[f"{a.run.name}: each clip scaled to {MATCHED_RATE:.0%}"] = pd.DataFrame(rows)
+        if series:
+            panels.append((figures.clip_rates, a.run.name, series, MATCHED_RATE))
+    return Part(tables, partial(figures.of_panels, panels, height=2.7) if panels else None, notes)
 
 
 def mismatch_part(analyses: Sequence[Analysis]) -> Part:
@@ -189,7 +193,7 @@ def mismatch_part(analyses: Sequence[Analysis]) -> Part:
         tables[f"{name}: log-probs of the trainer minus those of the rollout engine"] = pd.DataFrame([row])
         shares = mismatch.dropped.map(lambda share: number(100 * share, ".3g")).add_suffix(" (%)")
         tables[f"{name}: what rules take of all responses and of each third by length"] = shares.reset_index()
-    return Part(tables=tables)
+    return Part(tables)
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------
@@ -209,35 +213,30 @@ def _settings(one: Analysis) -> dict[str, str]:
     }
 
 
-def _sides(run: Run) -> list[dict[str, str]]:
-    """A row for either sign of the advantage."""
-    table = by_side(run).map(lambda rate: number(100 * rate, ".3g"))
-    return [{"run": run.name, "responses": str(side)} | row.to_dict() for side, row in table.iterrows()]
+def _sides(run: Run) -> pd.DataFrame:
+    """A row for either sign of the advantage: all of its responses, and the thirds by length."""
+    counted = run.records[run.records["advantage"] != 0]
+    side = np.where(counted["advantage"] > 0, "better", "worse")
+    third = np.array(["shortest", "middle", "longest"])[third_of(counted["length"].to_numpy())]
+    rates = counted.groupby([side, third])["clipped"].mean().unstack()
+    rates = rates.reindex(columns=["shortest", "middle", "longest"])
+    rates.insert(0, "all", counted.groupby(side)["clipped"].mean())
+    table = rates.map(lambda rate: number(100 * rate, ".3g")).rename_axis("responses").reset_index()
+    table.insert(0, "run", run.name)
+    return table
 
 
-def _measures(row: pd.Series) -> dict[str, str]:
-    """Texts of one row of :attr:`Counterfactuals.summary`."""
+def _texts(overall: dict[str, float]) -> dict[str, str]:
+    """What a row of a table shows of :attr:`Measured.overall`."""
+    rate = Estimate(*(100 * overall[name] for name in ("rate", "lower", "upper")))
+    exponent = Estimate(*(overall[name] for name in ("exponent", "exponent_lower", "exponent_upper")))
     return {
-        "responses with an advantage": f"{row.n:,.0f}",
-        "clip rate (%)": f"{Estimate(100 * row.rate, 100 * row.lower, 100 * row.upper):.3g}",
-        "exponent k": f"{Estimate(row.exponent, row.exponent_lower, row.exponent_upper):.2f}",
-        "p of no dependence": number(row.p, ".2g"),
-        "LRE": number(row.lre, ".2g"),
+        "responses with an advantage": f"{overall['n']:,.0f}",
+        "clip rate (%)": f"{rate:.3g}",
+        "exponent k": f"{exponent:.2f}",
+        "p of no dependence": number(overall["p"], ".2g"),
+        "LRE": number(overall["lre"], ".2g"),
     }
-
-
-def _clip_series(others: Counterfactuals) -> list[Series]:
-    """The scaled clips that a figure shows; the table has the others."""
-    shown = [name for name in others.summary.index if name in STYLES and isinstance(CLIPS[name], BandClip)]
-    return [Series(CLIPS[name].label, STYLES[name], others.by_length.loc[[name]]) for name in shown]
-
-
-def _clip_table(others: Counterfactuals) -> pd.DataFrame:
-    rows = []
-    for name, row in others.summary.iterrows():
-        eps = ", ".join(f"{value:.2g}" for value in row[["eps_low", "eps_high"]].dropna()) or CLIPS[name].range
-        rows.append({"clip": CLIPS[name].label, "eps": eps} | _measures(row))
-    return pd.DataFrame(rows)
 
 
 def _page(analyses: Sequence[Analysis], parts: dict[str, Part]) -> bytes:

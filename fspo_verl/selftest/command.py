@@ -46,11 +46,11 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError("torch sees no GPU here: nvidia-smi says whether there is one, torch.version.cuda for what")
     if args.model and not (args.model / "config.json").is_file():
         raise ValueError(f"--model={args.model} holds no config.json: name the folder of a model")
-    machine = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
-    packages = [f"{name} {versions.installed(name)}" for name in ("fspo-verl", "verl", "torch", "transformers")]
+    machine = [torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"]
+    machine += [f"{name} {versions.installed(name)}" for name in ("fspo-verl", "verl", "torch", "transformers")]
     with output.reserved():  # for this package: verl prints as well
         checks = examine(device, args.model)
-    found = [conclusion(checks), *checks, Finding("machine", NOTE, f"{', '.join([machine, *packages])}.")]
+    found = [conclusion(checks), *checks, Finding("machine", NOTE, f"{', '.join(machine)}.")]
     if args.json:
         print(json.dumps({"findings": [one.to_json() for one in found]}, indent=1))
     else:

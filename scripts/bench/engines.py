@@ -15,8 +15,7 @@ from fspo_verl.analysis.mismatch import mismatch
 from fspo_verl.clips import MATCHED_RATE
 from fspo_verl.observe.records import read_records
 
-FOLDER = Path(__file__).parents[2] / "runs/quickstart"
-RUNS = {"rollouts by vLLM": "vllm_bf16-vllm-seed0"}
+RUN = Path(__file__).parents[2] / "runs/quickstart/vllm_bf16-vllm-seed0"
 SCALED = f"scaled to {MATCHED_RATE:.0%}"
 RULES = {
     "width √L, at 10%": ("width √L", SCALED),
@@ -25,13 +24,12 @@ RULES = {
 }
 
 
-def column(run: str) -> dict[str, str]:
-    """The numbers of one run, as texts."""
-    records = read_records(FOLDER / run / "records", rejected=True)
-    found = mismatch(records)
+def table() -> pd.DataFrame:
+    """The numbers of the run, as texts."""
+    records = read_records(RUN / "records", rejected=True)
+    found, length = mismatch(records), records.rollout_length
     if found is None:
-        raise SystemExit(f"{run} has recorded no mismatch: it needs rollout.calculate_log_probs=True")
-    length = records.rollout_length
+        raise SystemExit(f"{RUN} has recorded no mismatch: it needs rollout.calculate_log_probs=True")
     texts = {
         "responses": f"{found.responses:,} of {length.min():.0f} to {length.max():.0f} tokens",
         "σ of a token": f"{found.sigma:.2g}",
@@ -39,12 +37,7 @@ def column(run: str) -> dict[str, str]:
     }
     for name, rule in RULES.items():
         texts[name] = ", ".join(f"{share:.0%}" for share in found.dropped.loc[rule].drop("all"))
-    return texts
-
-
-def table() -> pd.DataFrame:
-    """A column per run."""
-    return pd.DataFrame({name: column(run) for name, run in RUNS.items()}).rename_axis("shares of the thirds by length")
+    return pd.DataFrame({"rollouts by vLLM": texts}).rename_axis("shares of the thirds by length")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,11 @@ def measure(model: str, sampled: TensorDict, setting: tuple[str, str, bool], fol
     update(trainer, batch, loss, CUTS[cut][1], count // 2)
     observer.flush_records()  # as the weight sync at the end of a step does
     records = read_records(folder)
-    still = records[records.mini_batch == 0]
+    return in_bands(records[records.mini_batch == 0])
+
+
+def in_bands(still: pd.DataFrame) -> dict[str, str]:
+    """What the noise of responses does to bands; with their length, log-ratio and quadratic variation."""
     score = still.log_ratio.abs() / still.length**0.5
     return {
         "σ of a token": f"{(still.quadratic_variation / still.length).mean() ** 0.5:.2g}",

@@ -16,11 +16,10 @@ import tempfile
 import pandas as pd
 import torch
 import transformers
+from noise import in_bands
 from tqdm import tqdm
 from verl.utils import tensordict_utils as tu
 
-from fspo_verl.band import Band
-from fspo_verl.observe.noise import SHARE
 from fspo_verl.selftest import worker
 
 QWEN3_8B = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32}
@@ -58,16 +57,10 @@ def measure(trainer, batch, old_cut: dict, new_cut: dict, mini_batches: int) -> 
         "log_ratio": [float(x.sum()) for x in moved],
         "quadratic_variation": [float(x.square().sum()) for x in moved],
     }
-    records = pd.DataFrame(columns | {"mini_batch": 0})
-    score = records.log_ratio.abs() / records.length**0.5
+    records = pd.DataFrame(columns)
     squares, long = records.log_ratio**2 / records.length, records.length > records.length.median()
-    return {
-        "σ of a token": f"{(records.quadratic_variation / records.length).mean() ** 0.5:.2g}",
-        "rms of S/√L, shorter half": f"{squares[~long].mean() ** 0.5:.2g}",
-        "longer half": f"{squares[long].mean() ** 0.5:.2g}",
-        "outside ±0.03·√L": f"{(score > Band().high).mean():.0%}",
-        "eps with 1% outside": f"{score.quantile(1 - SHARE):.2g}",
-    }
+    halves = {"rms of S/√L, shorter half": squares[~long], "longer half": squares[long]}
+    return in_bands(records) | {name: f"{half.mean() ** 0.5:.2g}" for name, half in halves.items()}
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ from trials import Trial, losses, pool, read_trials
 
 from fspo_verl.analysis.clip_rates import Estimate, number
 from fspo_verl.clips import MATCHED_RATE
-from fspo_verl.output import between, markdown_table, one_line, percent, write_whole
+from fspo_verl.output import markdown_table, one_line, percent, write_whole
 from fspo_verl.report import figures
 from fspo_verl.report.page import named
 
@@ -36,7 +36,6 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from pictures import small_png  # noqa: E402
 
 NAME = "comparison"
-_BEGIN, _END = "<!-- begin of what compare.py writes -->", "<!-- end of what compare.py writes -->"
 _POINTS = 5  # of accuracy: a difference worth showing
 _NOTES = """\
 Means over the seeds. ↑: more is better, ↓: less is. k: clip rate ∝ length^k, 0 is flat. Differences are paired by seed,
@@ -273,15 +272,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write(comparison: Comparison, page: Path) -> None:
-    """The page, and JSON and figure beside it: all of them or, where the disk is full, none.
-
-    Of a page that has this module's two marks, what is not between them stays.
-    """
+    """The page, and JSON and figure beside it: all of them or, where the disk is full, none."""
     (picture,) = figures.render(lambda columns: draw(comparison, columns), 3, "png")
     numbers = json.dumps(comparison.to_json(), allow_nan=False, separators=(",", ":"))
     numbers = numbers.replace('{"loss"', '\n{"loss"') + "\n"  # a line per trial
-    old = page.read_text() if page.exists() else ""
-    text = between(old if _BEGIN in old else "", _BEGIN, _END, comparison.to_markdown(f"{page.stem}.png"))
+    text = comparison.to_markdown(f"{page.stem}.png") + "\n"
     files = [(page, text.encode()), (page.with_suffix(".json"), numbers.encode())]
     write_whole([*files, (page.with_suffix(".png"), small_png(picture))])
 

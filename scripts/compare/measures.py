@@ -168,6 +168,13 @@ def adjusted_p(differences: np.ndarray) -> np.ndarray:
     return found
 
 
+def contrasts(pairs: pd.DataFrame) -> pd.DataFrame:
+    """A row per column of paired differences ``[seeds, contrasts]``: mean, interval, p adjusted for their number."""
+    rows = [(pair.mean(), *sign_flip_interval(pair.to_numpy())) for _, pair in pairs.items()]
+    table = pd.DataFrame(rows, pairs.columns, ["mean", "lower", "upper"])
+    return table.assign(p=adjusted_p(pairs.to_numpy()))
+
+
 def seeds_to_show(size: float, spread: float, losses: int) -> int:
     """Seeds that show a mean difference of this size in 4 of 5 comparisons, 6 or more.
 

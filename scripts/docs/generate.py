@@ -18,7 +18,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from fspo_verl.output import between, markdown_table
+from fspo_verl.output import markdown_table
 
 ROOT = Path(__file__).parents[2]
 _HEAD = "<!-- Written by scripts/docs/generate.py from the code; do not edit. -->\n\n"
@@ -40,7 +40,11 @@ def measured(page: str, records: dict) -> str:
     """The page with the recorded tables between their marks."""
     for name, record in records.items():
         if (begin := f"<!-- record.py {name} -->") in page:
-            page = between(page, begin, f"<!-- end of {name} -->", _bench(**record))
+            before, _, rest = page.partition(begin)
+            _, end, after = rest.partition(f"<!-- end of {name} -->")
+            if not end:
+                raise ValueError(f"a page has the begin of {name}, and no end")
+            page = f"{before}{begin}\n\n{_bench(**record)}\n\n{end}{after}"
     return page
 
 

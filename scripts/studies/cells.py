@@ -1,13 +1,9 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a study computes, cell by cell, in one Parquet file per experiment.
+"""What a study computes, cell by cell, in one Parquet file.
 
 A cell is what is computed at once, minutes to hours of work: one training run, say. It is a row, or several, and the
-values of some columns name it. A study leaves out what its file holds, so that it can be stopped at any time:
-
-    cells = Cells(HERE / "records/a.parquet", key=("arm", "seed"))
-    if ("sqrt", 3) not in cells.done():
-        cells.add([{"arm": "sqrt", "seed": 3, "reward": [0.1, 0.4]}])
+values of some columns name it. A study leaves out what its file holds, so that it can be stopped at any time.
 """
 
 import argparse
@@ -27,11 +23,10 @@ _SMALL = {"compression": "zstd", "compression_level": 15, "use_dictionary": Fals
 
 
 class Cells:
-    """The cells of an experiment.
+    """The cells of an experiment; the same cells make the same bytes, whatever order they came in.
 
     Any number of processes may add to a file at the same time: each rewrites it as a whole, under a lock. A reader sees
-    the file of before or after, as does whoever comes after a process that was killed. The same cells make the same
-    bytes, whatever order they came in.
+    the file of before or after, as does whoever comes after a process that was killed.
 
     Args:
         file: made, with its folder, when the first cell is added.
@@ -45,14 +40,9 @@ class Cells:
         """The names of the cells in the file, each a tuple of the key's values."""
         return set(_names(self.table().select(self.key))) if self.file.exists() else set()
 
-    def table(self, **values) -> pa.Table:
-        """The rows whose columns have these values, all without any; columns that a cell lacks are null.
-
-        ``to_pylist()`` makes dicts of it with the very numbers that were added, ``to_pandas()`` a frame.
-        """
-        if not self.file.exists():
-            return pa.table({})
-        return pq.read_table(self.file, filters=[(name, "==", value) for name, value in values.items()] or None)
+    def table(self) -> pa.Table:
+        """All rows; columns that a cell lacks are null."""
+        return pq.read_table(self.file) if self.file.exists() else pa.table({})
 
     def add(self, rows: pa.Table | Sequence[Mapping]) -> None:
         """Write the rows of a cell, or of several, in place of those that the file has of the same cells.
@@ -77,37 +67,27 @@ class Cells:
             write_whole([(self.file, sink.getvalue().to_pybytes())])
 
 
-def compute_cells(
-    doc: str,
-    words: str,
-    records: Path,
-    key: Sequence[str],
-    cells: Sequence[tuple],
-    least: int,
-    named: Callable[..., dict],
-    compute: Callable[..., pd.DataFrame],
+def command(
+    doc: str, records: Path, cells: Sequence[dict], compute: Callable[..., pd.DataFrame], show: Callable[[], None]
 ) -> None:
-    """The command of a study: computes those of its cells that its file lacks, one after the other.
+    """The command of a study: shows what its records say, or computes those of its cells that they lack.
 
     Args:
         doc: the text of ``--help``.
-        words: what ``--only`` chooses cells by.
-        key: of :class:`Cells`; the last of it is the seed, and a cell has all seeds.
-        cells: in the order in which they are computed; the first ``least`` of them are the least set.
-        named: from the values of a cell to those of the key, without the seed.
-        compute: from these to its rows.
+        cells: the names of all, in the order of computing; a cell has all seeds.
+        compute: from a name to the rows of the cell, with their seeds.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--least", action="store_true")
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help=words)
-    parser.add_argument("--records", type=Path, default=records)
+    values = "compute the cells that the records lack, or those of them that have these values in their name"
+    parser.add_argument("--compute", nargs="*", metavar="VALUE", help=values)
+    parser.add_argument("--records", type=Path, default=records, help="file that gets them")
     args = parser.parse_args()
-    stored = Cells(args.records, key)
-    chosen = [cell for cell in cells[: least if args.least else None] if {*args.only} <= {*map(str, cell)}]
-    for cell in tqdm(chosen, unit="cell"):
-        name = named(*cell)
-        if tuple(name.values()) not in {done[:-1] for done in stored.done()}:
-            stored.add(pa.Table.from_pandas(compute(**name).assign(**name), preserve_index=False))
+    if args.compute is None:
+        return show()
+    stored = Cells(args.records, (*cells[0], "seed"))
+    for cell in tqdm([cell for cell in cells if {*args.compute} <= {*map(str, cell.values())}], unit="cell"):
+        if tuple(cell.values()) not in {done[:-1] for done in stored.done()}:
+            stored.add(pa.Table.from_pandas(compute(**cell).assign(**cell), preserve_index=False))
 
 
 def _names(columns: pa.Table) -> list[tuple]:

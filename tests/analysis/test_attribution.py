@@ -15,12 +15,12 @@ MOST = 0.1  # mean error of a share, above which it must not be printed
 
 @pytest.mark.parametrize("name", simulated_parts.CELLS)
 def test_no_share_is_further_off_than_it_may_be_to_be_printed(name):
-    found = simulated_parts.errors(simulated_parts.CELLS[name], 4)
+    found = simulated_parts.errors(name, 4)
     assert len(found) == 4 and (found.abs().mean() <= MOST).all(), found.abs().mean()
 
 
-def simulated(name, **settings):
-    return simulated_parts.simulate(np.random.default_rng(0), simulated_parts.CELLS[name], **settings)[0]
+def simulated(name):
+    return simulated_parts.simulate(np.random.default_rng(0), simulated_parts.CELLS[name])[0]
 
 
 def attributed(records):

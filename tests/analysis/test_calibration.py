@@ -20,16 +20,15 @@ from test_doctor import in_process
 from verl.utils.config import omega_conf_to_dataclass
 
 from fspo_verl import cli
-from fspo_verl.analysis import clip_rates, fit, runs
+from fspo_verl.analysis import causes, fit, runs
 from fspo_verl.analysis.calibration import EPS, calibrate
-from fspo_verl.analysis.fit import ROOT, fitted_power, name_of
+from fspo_verl.analysis.fit import fitted_power
 from fspo_verl.analysis.length_effect import SHORTER, length_effect
 from fspo_verl.analysis.metric_facts import LEARN_MORE
 from fspo_verl.analysis.overrides import band_overrides, loss_of
 from fspo_verl.band import Band
-from fspo_verl.clips import BandClip
 from fspo_verl.config import FSPOPolicyLossConfig
-from fspo_verl.findings import KEEP
+from fspo_verl.findings import KEEP, TAKE
 from fspo_verl.findings import pasted as pasted_by_us
 from fspo_verl.keys import ACTOR, OVERRIDES, POLICY_LOSS
 from fspo_verl.launch import doctor
@@ -44,9 +43,9 @@ def write_records(folder, records, loss="fspo"):
     return folder
 
 
-def trained(records, band=None, rate=0.1):
-    """The records of a run whose band clips this share of each side; FSPO's width by default."""
-    band = fit.with_eps(records, band or Band(), rate)
+def trained(records, eps=None):
+    """The records of a run with FSPO's width, whose eps clips a tenth of each side by default."""
+    band = Band(eps) if eps else fit.with_eps(records, Band(), 0.1)
     records["clipped"] = fit.clipped_by(band, records).astype(np.float32)
     records.attrs["settings"] = RunSettings("fspo", band)
     return records
@@ -54,36 +53,20 @@ def trained(records, band=None, rate=0.1):
 
 def run_of(records):
     metrics = pd.DataFrame(index=pd.Index([], dtype=int, name="step"))
-    return runs.Run("run", Path("run"), metrics, records, None, [])
+    return runs.Run("run", Path("run"), metrics, records)
 
 
 def band_of(overrides):
-    """The band of overrides, as a launch of the loss fspo has it."""
-    return FSPOPolicyLossConfig(**as_hydra_reads(overrides))
+    """The band of overrides, with what Hydra makes of their texts, as a launch of the loss fspo has it."""
+    texts = [f"{key}={'null' if value is None else value}" for key, value in overrides.items() if key.startswith(KEY)]
+    items = OverridesParser.create().parse_overrides(texts)
+    return FSPOPolicyLossConfig(**{item.key_or_group.removeprefix(KEY): item.value() for item in items})
 
 
 def run_cli(capsys, *args):
     code = cli.main(["calibrate", *map(str, args)])
     out, err = capsys.readouterr()
     return code, out, err
-
-
-# --- the band --------------------------------------------------------------------------------------------------------
-
-
-def test_the_dual_clip_takes_at_most_a_tenth_of_the_target():
-    run = simulate_run(np.random.default_rng(0), step_spread=0.2)
-    lower = np.flatnonzero(clip_rates.sides(run)["lower"])
-    far = np.random.default_rng(1).choice(lower, len(lower) // 5, replace=False)
-    moved = run.log_ratio.to_numpy().copy()
-    moved[far] = 10 * Band().high * np.sqrt(run.length.to_numpy()[far]) * np.linspace(1, 2, len(far))
-    run["log_ratio"] = moved
-    found = fit.with_eps(run, Band(), 0.1)
-    assert found.dual > 3 * found.high
-    clipped = BandClip("", "", found).clipped(run)
-    assert 0 < (clipped[lower] * (moved[lower] > 0)).mean() <= 0.01
-    assert clipped[lower].mean() == pytest.approx(0.1, abs=0.002)
-    assert "dual clip" in [one.id for one in calibrate(run_of(run), 0.1)]
 
 
 # --- shapes ----------------------------------------------------------------------------------------------------------
@@ -116,22 +99,15 @@ def test_a_fitted_power_does_not_take_a_course_of_training_for_a_length():
         (simulate_run(np.random.default_rng(0)).assign(length=50), "too few lengths"),
         (simulate_run(np.random.default_rng(0), 2, 8), "too few lengths and prompts"),
         (simulate_run(np.random.default_rng(0)).query("advantage > 0"), "no response has an advantage < 0"),
-        (simulate_run(np.random.default_rng(0)).assign(log_ratio=0.0), "lie above the centre"),
+        (
+            simulate_run(np.random.default_rng(0), prompts=32, sigma=0.25, kappa=1.0, low=200, high=400),
+            "no band clips 0.25 .*of the responses with A > 0 lie above the centre, and eps must be positive",
+        ),
     ],
 )
 def test_a_width_that_cannot_be_fitted_says_why(records, reason):
     with pytest.raises(fit.Unreachable, match=reason):
-        fitted_power(records, 0.1)
-
-
-@pytest.mark.parametrize("power", [0.5, 0.15])
-def test_another_width_is_proposed_only_where_that_of_the_run_is_less_even(power):
-    records = trained(simulate_run(np.random.default_rng(0), 40, 32, power=power, kappa=0.0))
-    band = band_of(calibrate(run_of(records), 0.1)[-1].overrides)
-    assert (name_of(band) == ROOT) == (power == 0.5)
-    if power == 0.15:
-        root, taken = (length_effect(records, one) for one in (records.clipped, fit.clipped_by(band, records)))
-        assert root.who == SHORTER and abs(taken.exponent) < abs(root.exponent) / 3
+        fitted_power(records, 0.25)
 
 
 def test_one_step_is_judged_by_prompts():
@@ -141,23 +117,7 @@ def test_one_step_is_judged_by_prompts():
     assert len(one) == len(other) == 100 and not one & other
 
 
-def test_a_width_that_cannot_reach_the_target_is_refused_with_its_reason():
-    records = simulate_run(np.random.default_rng(0), prompts=32, sigma=0.25, kappa=1.0, low=200, high=400)
-    reason = "no band clips 0.25 .*of the responses with A > 0 lie above the centre, and eps must be positive"
-    with pytest.raises(fit.Unreachable, match=reason):
-        fit.with_eps(records, Band(), 0.25)
-    with pytest.raises(ValueError, match=reason):
-        calibrate(run_of(records), 0.25)
-
-
 # --- the command -----------------------------------------------------------------------------------------------------
-
-
-def as_hydra_reads(overrides):
-    """The band's fields of overrides, with what Hydra makes of their texts."""
-    parser = OverridesParser.create()
-    texts = [f"{key}={'null' if value is None else value}" for key, value in overrides.items() if key.startswith(KEY)]
-    return {item.key_or_group.removeprefix(KEY): item.value() for item in parser.parse_overrides(texts)}
 
 
 def pasted(out):
@@ -167,54 +127,51 @@ def pasted(out):
     return dict(item.split("=", 1) for item in shlex.split("\n".join(lines)) if item.strip())
 
 
-def in_json(finding):
-    return dict(item.split("=", 1) for item in shlex.split(" ".join(finding["overrides"])))
-
-
 @pytest.mark.parametrize("power", [0.5, 0.15])
 def test_prints_the_findings_and_overrides_that_give_the_rate(tmp_path, capsys, power):
+    """Another width is proposed only where that of the run is less even."""
     records = trained(simulate_run(np.random.default_rng(0), 40, 32, sigma=0.05, kappa=0.0, power=power))
     run = write_records(tmp_path / "run", records)
     code, out, err = run_cli(capsys, run, "--target-clip-rate", 0.05)
     assert (code, err) == (0, "") and len(out.splitlines()) <= 20
     result = json.loads(run_cli(capsys, run, "--target-clip-rate", 0.05, "--json")[1])
     first, band = result["findings"][0], result["findings"][-1]
-    assert band["id"] == EPS
     assert first["sentence"] in out and first["advice"] in out and band["sentence"] in out
-    assert (first["action"] == KEEP) == (power == 0.5)
-    assert pasted(out) == in_json(band)
+    assert (band["id"], first["action"]) == (EPS, KEEP if power == 0.5 else TAKE)
+    assert pasted(out) == dict(item.split("=", 1) for item in shlex.split(" ".join(band["overrides"])))
     trains = band_of(pasted(out))
-    assert (trains.length_power == 0.5) == (power == 0.5)
     clipped = fit.clipped_by(trains, records)
     assert band["value"] == pytest.approx(clipped[records.advantage != 0].mean())
     for side in (1, -1):
         assert clipped[np.sign(records.advantage) == side].mean() == pytest.approx(0.05, abs=0.003)
+    assert (trains.length_power == 0.5) == (power == 0.5)
+    root, taken = (length_effect(records, one) for one in (records.clipped, clipped))
+    assert power == 0.5 or (root.who == SHORTER and abs(taken.exponent) < abs(root.exponent) / 3)
+
+
+def test_advice_to_calibrate_is_not_repeated_by_calibrate(tmp_path, capsys):
+    """Worse responses are clipped thrice as often, for which the report advises this command."""
+    records = simulate_run(np.random.default_rng(0), 20, 32, kappa=0.0)
+    records["log_ratio"] *= np.where(records.advantage > 0, 0.5, 1.0)
+    run = write_records(tmp_path / "run", trained(records, eps=0.03))
+    findings = json.loads(run_cli(capsys, run, "--json")[1])["findings"]
+    (side,) = [one for one in findings if one["id"] == causes.SIDE]
+    out = run_cli(capsys, run)[1]
+    assert side["sentence"] in out and "fspo-verl calibrate" in side["advice"] and "fspo-verl calibrate" not in out
 
 
 # --- the rate that is said is the one that is trained ----------------------------------------------------------------
 
 
-def counted(found, records, sides):
-    """The clip rate of a finding, and what its sentence says of both sides."""
-    said = re.search(r"clip ([\d.]+%) of the better and ([\d.]+%) of the worse", found.sentence).groups()
-    assert list(said) == [percent(rate) for rate in sides]
-    counted = clip_rates.sides(records)
-    every = sum(rate * counted[side].sum() for rate, side in zip(sides, ("upper", "lower"), strict=True))
-    assert found.value == pytest.approx(every / counted["all"].sum(), abs=1e-4)
-
-
 @pytest.mark.parametrize("target", [0.1, 0.3])
 def test_the_rate_of_a_gspo_run_is_that_of_verls_gspo_which_has_no_dual_clip(target):
     records = synthetic_run.records(np.random.default_rng(5), "gspo", 20)
-    records.attrs = {"settings": RunSettings("gspo", None, 3e-4, 4e-4), "rows": len(records), "lost": 0}
-    settings = records.attrs["settings"]
+    settings = RunSettings("gspo", None, 3e-4, 4e-4)
     band = fit.with_eps(records, settings.trained_band, target)
-    ends = band_overrides(band, settings)
-    low, high = (ends[f"{ACTOR}.clip_ratio_{side}"] for side in ("low", "high"))
-    ratio, better = np.exp(records.log_ratio / records.length), records.advantage > 0
-    worse = records.advantage < 0
+    low, high = band_overrides(band, settings).values()
+    ratio, better, worse = np.exp(records.log_ratio / records.length), records.advantage > 0, records.advantage < 0
     clipped = (better & (ratio > 1 + high)) | (worse & (ratio < 1 - low))
-    counted = records.advantage != 0
+    counted = better | worse
     assert fit.clipped_by(band, records)[counted].mean() == pytest.approx(clipped[counted].mean(), abs=5e-4)
     for side in (better, worse):
         assert clipped[side].mean() == pytest.approx(target, abs=2e-3)
@@ -226,18 +183,20 @@ def test_the_band_to_take_clips_what_is_said_with_its_dual_clip_and_turns_none_o
     records = synthetic_run.records(np.random.default_rng(1), "fspo", 20, sigma=0.04)
     wild = records.index[(records.advantage < 0) & (records.mini_batch > 0)][::9]
     records.loc[wild, "log_ratio"] = records.log_ratio[wild].abs() * 3  # worse responses that move far upwards
-    run = run_of(records)
-    settings = RunSettings("fspo", Band(0.2, eps_dual=dual))
-    records.attrs = {"settings": settings, "rows": len(records), "lost": 0}
-    *_, found = calibrate(run, target)
+    records.attrs = {"settings": RunSettings("fspo", Band(0.2, eps_dual=dual)), "rows": len(records), "lost": 0}
+    *_, wide, found = calibrate(run_of(records), target)
     trains = band_of(found.overrides)
     assert math.isinf(trains.dual) == (dual is not None)
-    score, better = records.log_ratio / np.sqrt(records.length), records.advantage > 0
-    beyond = (score < -trains.low) | (score > trains.dual)
-    sides = (score > trains.high)[better].mean(), beyond[records.advantage < 0].mean()
+    score, better, worse = records.log_ratio / np.sqrt(records.length), records.advantage > 0, records.advantage < 0
+    sides = (score > trains.high)[better].mean(), ((score < -trains.low) | (score > trains.dual))[worse].mean()
     assert sides == pytest.approx((target, target), abs=2e-3)
-    counted(found, records, sides)
+    assert (wide.id == "dual clip") == (3.03 * trains.high < trains.dual < math.inf)
+    # An eps has four digits, which may take one response more.
+    assert (score > trains.dual)[worse].sum() <= 0.1 * target * worse.sum() + 1
+    assert "clip {} of the better and {} of the worse".format(*map(percent, sides)) in found.sentence
     assert "same share" in found.sentence and "the run's own clip" in found.sentence
+    every = sides[0] * better.sum() + sides[1] * worse.sum()
+    assert found.value == pytest.approx(every / (better | worse).sum(), abs=1e-4)
 
 
 @pytest.mark.parametrize("loss", ["gspo", "vanilla"])

@@ -16,7 +16,7 @@ from fspo_verl.analysis import clip_rates
 from fspo_verl.analysis.clip_rates import length_edges
 from fspo_verl.analysis.length_effect import LONGER, SHORTER, length_effect
 from fspo_verl.clips import CLIPS
-from fspo_verl.report.numbers import at_one_rate, counterfactuals
+from fspo_verl.report.numbers import at_one_rate, measured
 
 SEEDS = 200
 EDGES = np.array([1, 30, 100, 1000])
@@ -42,11 +42,11 @@ def test_rate_intervals_cover(correlated):
         assert_covered(covered)
 
 
-@given(st.integers(2, 400), st.integers(1, 399), st.sampled_from([0.8, 0.95, 0.999]))
-def test_the_rate_interval_is_wilsons_with_students_t(n, k, confidence):
+@given(st.integers(2, 400), st.integers(1, 399))
+def test_the_rate_interval_is_wilsons_with_students_t(n, k):
     k = min(k, n - 1)
-    row = clip_rates.rate_by_length(np.full(n, 7), np.arange(n) < k, [7, 8], np.arange(n), confidence).loc[0]
-    ends, quantile = np.array([row.lower, row.upper]), stats.t.ppf((1 + confidence) / 2, n - 1)
+    row = clip_rates.rate_by_length(np.full(n, 7), np.arange(n) < k, [7, 8], np.arange(n)).loc[0]
+    ends, quantile = np.array([row.lower, row.upper]), stats.t.ppf((1 + clip_rates.CONFIDENCE) / 2, n - 1)
     assert (row.n, row.rate) == (n, pytest.approx(k / n))
     assert np.square(ends - k / n) == pytest.approx(quantile**2 * ends * (1 - ends) / (n - 1))
 
@@ -90,19 +90,12 @@ counts_and_clips = st.lists(st.integers(1, 300).flatmap(lambda n: st.tuples(st.j
 @given(counts_and_clips, st.integers(1, 5))
 def test_lre_is_zero_for_equal_rates_and_blind_to_order_and_sample_size(bins, factor):
     counts, clips = np.array(bins).T
-    lre = clip_rates.length_reweighting_error(table_of(counts, clips / counts), 1)
-    assert clip_rates.length_reweighting_error(table_of(counts[::-1], (clips / counts)[::-1]), 1) == pytest.approx(
-        lre, nan_ok=True
+    tables = [(counts, clips), (counts[::-1], clips[::-1]), (counts * factor, clips * factor), (counts, 0.3 * counts)]
+    lre, turned, larger, equal = (
+        clip_rates.length_reweighting_error(table_of(n, clipped / n), 1) for n, clipped in tables
     )
-    assert clip_rates.length_reweighting_error(table_of(counts * factor, clips / counts), 1) == pytest.approx(
-        lre, nan_ok=True
-    )
-    if clips.sum() < counts.sum():
-        assert lre >= 0
-        equal = clip_rates.length_reweighting_error(table_of(counts, np.full(len(counts), 0.3)), 1)
-        assert equal == pytest.approx(0, abs=1e-12)
-    else:
-        assert math.isnan(lre)
+    assert (turned, larger) == pytest.approx((lre, lre), nan_ok=True) and equal == pytest.approx(0, abs=1e-12)
+    assert lre >= 0 if clips.sum() < counts.sum() else math.isnan(lre)
 
 
 def test_a_bin_of_few_prompts_takes_no_part_however_many_responses_it_has():
@@ -125,13 +118,13 @@ def test_at_one_clip_rate_the_shapes_rank_as_the_law_says(sigma, kappa, fair):
     records = frame(length, s, q, rng.choice([-1, 1], len(q)), prompt)
     edges = length_edges(length, 6)
     bands = {name: CLIPS[name] for name in ("fspo", "fspo_drift_corrected", "gspo", "fixed_band")}
-    clips = at_one_rate(records, bands)
-    rows = counterfactuals(records, edges, clips).summary
-    effects = {name: length_effect(records, clip.clipped(records)) for name, clip in clips.items()}
+    clipped = {clip.name: clip.clipped(records) for clip in at_one_rate(records, bands)}
+    p = {name: measured(records, one, edges).overall["p"] for name, one in clipped.items()}
+    effects = {name: length_effect(records, one) for name, one in clipped.items()}
     for name in fair:
-        assert rows.p[name] > 0.01
+        assert p[name] > 0.01
         for unfair in {"gspo", "fixed_band"} if kappa == 0 else {"gspo", "fixed_band", "fspo"}:
-            assert rows.p[unfair] < 1e-6 and abs(effects[unfair].exponent) > 3 * abs(effects[name].exponent)
+            assert p[unfair] < 1e-6 and abs(effects[unfair].exponent) > 3 * abs(effects[name].exponent)
     assert (effects["gspo"].who, effects["fixed_band"].who) == (SHORTER, LONGER)
 
 

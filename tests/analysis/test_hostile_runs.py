@@ -6,7 +6,6 @@ import ast
 import json
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import matplotlib
@@ -88,11 +87,11 @@ def test_no_reader_resolves_what_a_config_asks_of_its_environment(command, form,
     for number, config in enumerate(configs(form)):
         run, output = tmp_path / f"run{number}", tmp_path / f"out{number}"
         write_metrics(run)
-        write(run / ".hydra/config.yaml", json.dumps(config))
-        write(run / ".hydra/overrides.yaml", json.dumps([f"a={form}", form]))
-        if number == 1:  # the same, as W&B keeps it
-            (run / ".hydra").rename(run / "hydra")
+        if number == 1:  # as W&B keeps it
             write(run / "files/config.yaml", json.dumps({key: {"value": value} for key, value in config.items()}))
+        else:
+            write(run / ".hydra/config.yaml", json.dumps(config))
+            write(run / ".hydra/overrides.yaml", json.dumps([f"a={form}", form]))
         assert cli.main(arguments(command, run, output)) == (2 if command == "calibrate" else 0)  # without records
         said = "".join(capfd.readouterr()) + caplog.text
         assert SECRET not in said and here.name not in said
@@ -132,24 +131,20 @@ def test_no_code_unpickles_or_connects_and_no_reader_of_runs_resolves():
 
 
 def test_references_within_the_file_are_followed_and_no_others(tmp_path):
-    write(
-        tmp_path / ".hydra/config.yaml",
-        """
-actor_rollout_ref:
-  actor:
-    clip_ratio_low: ${mine.low}
-    clip_ratio_high: ${actor_rollout_ref.actor.clip_ratio_low}
-    clip_ratio_c: ${mine.missing}
-    policy_loss: ${mine.loss}
-    circle: ${actor_rollout_ref.actor.circle}
-mine: {low: 3e-4, loss: {loss_mode: gspo}}
-""",
-    )
+    actor = {
+        "clip_ratio_low": "${mine.low}",
+        "clip_ratio_high": "${actor_rollout_ref.actor.clip_ratio_low}",
+        "clip_ratio_c": "${mine.missing}",
+        "policy_loss": "${mine.loss}",
+        "circle": "${actor_rollout_ref.actor.circle}",
+    }
+    mine = {"low": 3e-4, "loss": {"loss_mode": "gspo"}}
+    write(tmp_path / ".hydra/config.yaml", json.dumps({"actor_rollout_ref": {"actor": actor}, "mine": mine}))
     run = runs.read_run(tmp_path, "a")
     settings = run.settings
     assert (settings.loss, settings.clip_ratio_low, settings.clip_ratio_high) == ("gspo", 3e-4, 3e-4)
     assert settings.clip_ratio_c is None
-    assert run.setting(f"{ACTOR}.circle") == "${actor_rollout_ref.actor.circle}"
+    assert runs.setting(run.config, f"{ACTOR}.circle") == actor["circle"]
 
 
 @pytest.mark.parametrize("eps", ["text", "[1]", "{a: 1}", "-1", ".nan", "${oc.env:EPS}", "true"])
@@ -163,16 +158,10 @@ def test_a_band_that_cannot_be_read_is_not_known(eps, tmp_path):
 
 # --- what is read is bounded ------------------------------------------------------------------------------------------
 
-
-def aliases(form: str) -> str:
-    levels = [f"a{i}: &a{i} {form.format(', '.join(['x' if i == 0 else f'*a{i - 1}'] * 9))}\n" for i in range(9)]
-    return "".join(levels)
-
-
+NINE = [", ".join([f"*a{i}"] * 9) for i in range(9)]
 HANGS = {
-    "aliases": aliases("[{}]"),
-    "merges": "a0: &a0 {x: 1}\n"
-    + "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 10)),
+    "aliases": "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{nine}]\n" for i, nine in enumerate(NINE, start=1)),
+    "merges": "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{nine}]}}\n" for i, nine in enumerate(NINE, start=1)),
     "references": "".join(f"a{i}: {f'${{a{i + 1}}}' * 99}\n" for i in range(99)),
     "a circle": "a: &a [*a]\n",
     "nested": "a: " + "[" * 100_000,
@@ -185,23 +174,22 @@ HANGS = {
 
 def test_a_config_is_read_or_left_out_in_the_time_of_a_config(tmp_path):
     """In a process that has a few seconds of the processor for each, and ends where one takes more."""
-    places = (".hydra/config.yaml", ".hydra/overrides.yaml", "files/config.yaml")
-    for number, (place, content) in enumerate((place, content) for place in places for content in HANGS):
-        run = tmp_path / f"{number:02d} {content} {place.replace('/', ' ')}"
-        write_metrics(run, steps=1)
-        if place.startswith(".hydra"):
-            write(run / ".hydra/config.yaml", "a: 1\n")
-        write(run / place, HANGS[content])
+    for place in (".hydra/config.yaml", ".hydra/overrides.yaml", "files/config.yaml"):
+        for name, content in HANGS.items():
+            run = write_metrics(tmp_path / f"{name} {place.replace('/', ' ')}", steps=1).parent
+            if place.startswith(".hydra"):
+                write(run / ".hydra/config.yaml", "a: 1\n")
+            write(run / place, content)
     code = """
 import resource, sys
 from pathlib import Path
-from fspo_verl.analysis.runs import read_run, written
+from fspo_verl.analysis.runs import read_run, setting, written
 for run in sorted(Path(sys.argv[1]).iterdir()):
     print(run.name, flush=True)
     limit = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2])) + 10
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
     read = read_run(run, "a")
-    read.settings, read.setting("a.b"), read.setting("a0"), written(run)
+    read.settings, setting(read.config, "a.b"), setting(read.config, "a0"), written(run)
     assert len(read.metrics) == 1
 """
     ended = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True)
@@ -225,7 +213,7 @@ def write_texts(folder: Path) -> Path:
     broken = [{"step": step, "data": {f"actor/{TEXT}": float("nan"), TEXT: 1.0}} for step in (1, 2, 3, 4)]
     with (run / "metrics-1.jsonl").open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in broken)
-    (run / "hydra/.hydra/overrides.yaml").write_text(json.dumps([TEXT]))
+    write(run / "hydra/.hydra/overrides.yaml", json.dumps([TEXT]))
     return run
 
 
@@ -235,6 +223,7 @@ def assert_plain(printed: str) -> None:
         assert line.isprintable() and not line.startswith("page     forged"), repr(line)
 
 
+@pytest.mark.filterwarnings("ignore")  # see test_output.py
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("terminal", [False, True])
 @pytest.mark.parametrize("command", READERS)
@@ -242,9 +231,7 @@ def test_no_text_of_a_run_acts_on_a_terminal(command, terminal, tmp_path, capsys
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: terminal)
     monkeypatch.setenv("NO_COLOR", "1")
     run = write_texts(tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # see test_output.py
-        assert cli.main(arguments(command, run, tmp_path / "out")) == 0
+    assert cli.main(arguments(command, run, tmp_path / "out")) == 0
     assert_plain(capsys.readouterr().out.replace("\x1b[0m", ""))
     if command == "report":
         page = (tmp_path / "out/report.html").read_text()
@@ -256,30 +243,26 @@ def test_no_text_of_a_run_acts_on_a_terminal(command, terminal, tmp_path, capsys
 @pytest.mark.parametrize("command", READERS)
 def test_no_error_that_names_a_file_acts_on_a_terminal(command, tmp_path, capsys):
     (tmp_path / TEXT).mkdir()
-    assert cli.main(arguments(command, tmp_path / TEXT, tmp_path / "out")) == 2
-    assert_plain(capsys.readouterr().err)
-    (tmp_path / "a.csv").write_text(f'Step,"{TEXT}1 - a","{TEXT}2 - a"\n1,2,3\n')
-    assert cli.main(arguments(command, tmp_path / "a.csv", tmp_path / "out")) == 2
-    assert_plain(capsys.readouterr().err)
+    csv = write(tmp_path / "a.csv", f'Step,"{TEXT}1 - a","{TEXT}2 - a"\n1,2,3\n')
+    for run in (tmp_path / TEXT, csv):
+        assert cli.main(arguments(command, run, tmp_path / "out")) == 2
+        assert_plain(capsys.readouterr().err)
 
 
+@pytest.mark.filterwarnings("ignore:Glyph")
 @pytest.mark.parametrize("name", ["lr$\\frac$", "$x^{", "_hidden", TEXT, "\n", "100%", "{0}"])
 def test_the_name_of_a_folder_is_drawn_as_it_is(name, tmp_path, monkeypatch):
     render, drawn = figures.render, []
 
     def render_and_look(draw, columns, *kinds):
         with matplotlib.rc_context():
-            figure = draw(columns)
-            drawn.extend(text.get_text() for text in figure.findobj(Text))
+            drawn.extend(text.get_text() for text in draw(columns).findobj(Text))
         return render(draw, columns, "svg") * len(kinds)
 
     monkeypatch.setattr(figures, "render", render_and_look)
     synthetic_run.write_run(tmp_path / name, "fspo", steps=4, prompts=16)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")
-        assert cli.main(["report", str(tmp_path / name), "-o", str(tmp_path / "out")]) == 0
-    shown = output.plain(name)
-    assert any(text.strip().startswith(shown) for text in drawn), drawn
+    assert cli.main(["report", str(tmp_path / name), "-o", str(tmp_path / "out")]) == 0
+    assert any(text.strip().startswith(output.plain(name)) for text in drawn), drawn
 
 
 def test_figures_do_not_depend_on_the_readers_settings():
@@ -287,13 +270,7 @@ def test_figures_do_not_depend_on_the_readers_settings():
         return figures.of_panels([(figures.clip_rates, "a", [])], columns, 2.0)
 
     expected = figures.render(draw, 2, "svg", "png")
-    mine = {
-        "text.usetex": True,
-        "font.size": 30,
-        "axes.titlesize": 30,
-        "savefig.transparent": True,
-        "svg.fonttype": "none",
-    }
+    mine = {"text.usetex": True, "font.size": 30, "savefig.transparent": True, "svg.fonttype": "none"}
     with matplotlib.rc_context(mine):
         assert figures.render(draw, 2, "svg", "png") == expected
         assert {key: matplotlib.rcParams[key] for key in mine} == mine

@@ -147,7 +147,7 @@ def test_units_order_and_what_is_alike_in_a_stratum_do_not_matter(seed, exponent
     effect = length_effect(records)
     assert effect.lower <= effect.exponent <= effect.upper and effect.depends == (effect.p < RARE)
     assert not (effect.is_line and effect.lower <= 0 <= effect.upper) and (effect.who is not None) == effect.depends
-    score = _Strata.of(records, records.clipped.to_numpy()).statistic(0.0)
+    score = _Strata.of(records, records.clipped.to_numpy()).score(0.0)[0].item()
     assert np.sign(effect.exponent) == np.sign(score) or not effect.exponent
     shuffled = records.sample(frac=1, random_state=seed).assign(length=lambda rows: factor * rows.length)
     assert length_effect(shuffled)[:4] == pytest.approx(effect[:4], abs=1e-4)

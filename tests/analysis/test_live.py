@@ -4,7 +4,6 @@
 
 import asyncio
 import json
-import logging
 from unittest.mock import MagicMock
 
 import live_reference
@@ -13,7 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 from simulated_records import frame
 from verl.utils.metric import Metric, reduce_metrics
-from verl.utils.tracking import RLInsightLogger, Tracking
+from verl.utils.tracking import Tracking
 
 import fspo_verl.config  # noqa: F401 - wraps verl's Tracking, as in every worker with a loss of this package
 from fspo_verl.analysis import live
@@ -63,15 +62,10 @@ def test_series_of_a_step():
     assert live.series(raw(SUMS) | {"critic/score/mean": 0.5, "a": "text"}) == pytest.approx(SERIES)  # 40 are too few
     with_lre = SERIES | {"fspo/lre": 0.9 / 0.72 - 1}  # acceptance of the longest bin over that of all
     assert live.series(raw(SUMS), min_count=40) == pytest.approx(with_lre)
-
-
-def test_what_a_step_does_not_give_is_left_out():
-    assert live.series({}) == live.series({"actor/pg_clipfrac": 0.1, "val-core/a/acc/mean@1": 0.5}) == {}
     bypassed = raw(SUMS | {"on_policy_fraction": 0.0, "on_policy_sigma_squared": 0.0})
     assert "fspo/noise_sigma" not in live.series(bypassed)
-    nothing = {name: 0.0 for name in raw(SUMS)}
-    assert live.series(nothing) == {}
-    assert live.series(raw({"log_ratio": 0.1})) == {}
+    for nothing in ({"actor/pg_clipfrac": 0.1}, dict.fromkeys(raw(SUMS), 0.0), raw({"log_ratio": 0.1})):
+        assert live.series(nothing) == {}
 
 
 def logged_by_verl(records, cut, mini_batches, band=None):
@@ -79,15 +73,15 @@ def logged_by_verl(records, cut, mini_batches, band=None):
 
     With a band they are those of the loss fspo.
     """
-    columns = {name: records[name].to_numpy(np.float64) for name in ("length", "log_ratio", "quadratic_variation")}
-    columns |= {"advantage": records.advantage.to_numpy(np.float64)}
-    columns |= {"finite": (records.decision != "nonfinite").to_numpy(np.float64)}
-    columns |= {name: records[name].to_numpy(np.float64) for name in ("truncated",) if name in records}
+    names = ("length", "log_ratio", "quadratic_variation", "advantage", "truncated")
+    columns = {name: records[name] for name in names if name in records}
+    columns["finite"] = records.decision != "nonfinite"
     if band is not None:
-        columns["outside"] = BandClip("", "", band).outside(records).astype(np.float64)
-    sides = {"upper": records.advantage > 0, "lower": records.advantage < 0}
-    columns |= {f"clipped_{side}": (records.clipped * mask).to_numpy(np.float64) for side, mask in sides.items()}
+        columns["outside"] = BandClip("", "", band).outside(records)
+    columns["clipped_upper"] = records.clipped * (records.advantage > 0)
+    columns["clipped_lower"] = records.clipped * (records.advantage < 0)
     columns["clipped_dual"] = np.zeros(len(records))
+    columns = {name: np.asarray(column, np.float64) for name, column in columns.items()}
     rng, updates = np.random.default_rng(len(cut)), {}
     for number, rows in enumerate(np.split(np.arange(len(records)), mini_batches)):
         ranks = []
@@ -105,7 +99,7 @@ def logged_by_verl(records, cut, mini_batches, band=None):
 
 
 @pytest.mark.parametrize("mini_batches", [1, 3])
-@pytest.mark.parametrize("cut", [[1], [7], [40], [2, 9], [3, 1, 17, 4]], ids=str)
+@pytest.mark.parametrize("cut", [[1], [40], [3, 1, 17, 4]], ids=str)
 def test_series_equal_what_the_records_give_to_the_last_digit(cut, mini_batches):
     rng = np.random.default_rng(5)
     length = np.exp(rng.uniform(0, np.log(1000), 1200)).astype(int)
@@ -117,7 +111,7 @@ def test_series_equal_what_the_records_give_to_the_last_digit(cut, mini_batches)
     records["mini_batch"] = np.repeat(np.arange(mini_batches), 1200 // mini_batches)
     got = live.series(logged_by_verl(records, cut, mini_batches))
     expected = live_reference.series(records[records.length > 0], BINS, min_count=50)
-    assert len(expected) == len(BINS) + 9 + (mini_batches > 1) and 0 < expected["fspo/lre"] < 1
+    assert 0 < expected["fspo/lre"] < 1 and ("fspo/moved_sigma" in expected) == (mini_batches > 1)
     assert got == pytest.approx(expected, rel=1e-12, abs=0)
 
 
@@ -195,23 +189,12 @@ def test_metrics_are_logged_where_the_series_cannot_be_and_each_cause_is_said_on
     """Whatever the text of an error, which may hold the value of a step."""
     monkeypatch.setattr(live, "_said", said := set())
     broken = [f"tensor({step})" for step in range(50)] + [object() for _ in range(50)]
-    with caplog.at_level(logging.WARNING, logger="fspo_verl"):
-        for step, value in enumerate(broken):
-            tracking.log(data := raw({"length_1_to_15/responses": value}), step=step)
-            assert tracking.logger["kept"].data == data
+    for step, value in enumerate(broken):
+        tracking.log(data := raw({"length_1_to_15/responses": value}), step=step)
+        assert tracking.logger["kept"].data == data
     warned = [record.message for record in caplog.records if record.message.startswith("no live series")]
     assert len(warned) == len(said) == 2
     assert "tensor(0)" in warned[0]
-
-
-def test_rl_insight_gets_the_series_as_gauges(monkeypatch):
-    rl_insight = MagicMock()
-    monkeypatch.setenv(RLInsightLogger.ENABLE_ENV, "1")
-    monkeypatch.setattr(RLInsightLogger, "_init_done", False)
-    monkeypatch.setattr(RLInsightLogger, "_rl_insight_module", rl_insight)
-    Tracking("p", "e", ["rl_insight"]).log(raw(SUMS), step=1)
-    gauges = dict(call.args for call in rl_insight.metric_gauge.call_args_list)
-    assert {name: gauges.get(name.replace("/", "_")) for name in SERIES} == pytest.approx(SERIES)
 
 
 def test_the_trainers_own_metrics_are_left_alone(tracking):

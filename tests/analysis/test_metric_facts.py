@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fspo_verl.analysis import logs
-from fspo_verl.analysis.causes import conclude
-from fspo_verl.analysis.judgement import evidence_of_metrics, judge
+from fspo_verl.analysis.judgement import judge
 from fspo_verl.analysis.metric_facts import course, cut_off, facts
 from fspo_verl.analysis.runs import Run
 from fspo_verl.observe.records import read_records
@@ -24,11 +23,11 @@ def run_of(config=None, **metrics) -> Run:
     rows = [
         (step + 1, {k.replace("__", "/"): v[step] for k, v in metrics.items() if v[step] is not None}) for step in steps
     ]
-    return Run("a", Path("a"), logs.table(rows), read_records(Path("/nowhere")), config, [])
+    return Run("a", Path("a"), logs.table(rows), read_records(Path("/nowhere")), config)
 
 
 def fact(run, about):
-    return next((found for found in facts(run) if found.id == about), None)
+    return next((found.value for found in facts(run) if found.id == about), None)
 
 
 @given(st.lists(st.floats(0, 1) | st.sampled_from([None, math.nan, math.inf]), min_size=1, max_size=60))
@@ -42,8 +41,8 @@ def test_a_course_is_of_the_finite_values(values):
     tenth = max(len(finite) // 10, 1)
     ends = (np.mean(finite[:tenth]), np.mean(finite[-tenth:]), max(finite))
     assert (found.first, found.last, found.highest) == pytest.approx(ends)
-    assert values[found.highest_step - 1] == max(finite)
-    assert fact(run, "clipped").value == found.last
+    assert "at most" not in found.text("") or found.text("").endswith(f"in step {values.index(max(finite)) + 1})")
+    assert fact(run, "clipped") == found.last
 
 
 @given(
@@ -80,19 +79,15 @@ LIMIT = {"data": {"max_response_length": 100}}
 def test_verls_count_of_cut_off_responses_is_taken_where_its_longest_is_the_limit(config, longest, counted, expected):
     run = run_of(config, response_length__max=longest, response_length__clip_ratio=counted)
     assert cut_off(run).to_list() == expected
-    assert (fact(run, "cut off unknown") is not None) == (any(counted) and not expected)
-
-
-def test_what_trl_counts_as_cut_off_is_taken_as_it_is():
-    run = run_of(**{"completions__clipped_ratio": [0.25, 0.5], "completions__max_length": [90, 91]})
-    assert cut_off(run).to_list() == [0.25, 0.5]
+    assert any(one.id == "cut off unknown" for one in facts(run)) == (any(counted) and not expected)
+    by_trl = run_of(config, completions__max_length=longest, completions__clipped_ratio=counted)
+    assert cut_off(by_trl).to_list() == counted  # as it is
 
 
 @pytest.mark.parametrize(("first", "broke"), [(0.01, True), (0.3, False)])
 def test_where_few_were_cut_off_before_the_policy_has_broken(first, broke):
     shares = [first] * 10 + [0.5] * 10
-    run = run_of(LIMIT, response_length__max=[100] * 20, response_length__clip_ratio=shares)
-    found, _ = conclude(evidence_of_metrics(run))[0], judge(run)
+    found = judge(run_of(LIMIT, response_length__max=[100] * 20, response_length__clip_ratio=shares)).findings[0]
     assert found.id == "cut off" and found.value == 0.5
     assert ("from step 11 on" in found.sentence) == broke == ("learning rate" in found.advice)
     assert ("max_response_length" in found.advice) != broke
@@ -102,30 +97,26 @@ ONE_STEP = {
     "data": {"train_batch_size": 64},
     "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 64, "ppo_epochs": 1}},
 }
+ADVANTAGES = {"critic__advantages__max": [1.0, 0.0, 0.0, None], "critic__advantages__min": [-1.0, 0.0, -0.5, 0.0]}
 
 
 @pytest.mark.parametrize(
-    ("metrics", "config", "expected"),
+    ("metrics", "config", "about", "value"),
     [
-        ({"actor__pg_clipfrac": [0.0, 0.0], "actor__ppo_kl": [0.0, 0.0]}, None, True),
-        ({"actor__pg_clipfrac": [0.0, 0.0], "actor__ppo_kl": [0.0, 1e-9]}, None, False),
-        ({"actor__pg_clipfrac": [0.0, 0.1]}, None, False),
-        ({"actor__pg_clipfrac": [0.0, 0.0], "actor__lr": [0.0, 0.0]}, None, False),  # printed with three digits
-        ({"actor__pg_clipfrac": [0.1, 0.1]}, ONE_STEP, True),
-        ({"actor__pg_clipfrac": [0.1, 0.1]}, ONE_STEP | {"data": {"train_batch_size": 128}}, False),
-        ({"actor__kl_loss": [0.1, 0.1]}, None, False),
+        # A rollout of one step is told by the config, or by ratios of exactly 1.
+        ({"actor__pg_clipfrac": [0.0, 0.0], "actor__ppo_kl": [0.0, 0.0]}, None, "one step", 1),
+        ({"actor__pg_clipfrac": [0.0, 0.0], "actor__ppo_kl": [0.0, 1e-9]}, None, "one step", None),
+        ({"actor__pg_clipfrac": [0.0, 0.1]}, None, "one step", None),
+        ({"actor__pg_clipfrac": [0.0, 0.0], "actor__lr": [0.0, 0.0]}, None, "one step", None),  # three digits
+        ({"actor__pg_clipfrac": [0.1, 0.1]}, ONE_STEP, "one step", 1),
+        ({"actor__pg_clipfrac": [0.1, 0.1]}, ONE_STEP | {"data": {"train_batch_size": 128}}, "one step", None),
+        ({"actor__kl_loss": [0.1, 0.1]}, None, "one step", None),
+        # Others are those of the last steps.
+        ({"rollout_corr__k3_kl": [1e-3, 2e-4]}, None, "mismatch", 2e-4),
+        ({"response_length__mean": [10.0, 20.0]}, None, "lengths", 20),
+        (ADVANTAGES, None, "no advantage", pytest.approx(1 / 3)),
+        ({"critic__advantages__max": [0.0]}, None, "no advantage", None),
     ],
 )
-def test_a_rollout_of_one_step_is_told_by_config_or_by_ratios_of_exactly_one(metrics, config, expected):
-    assert (fact(run_of(config, **metrics), "one step") is not None) == expected
-
-
-def test_mismatch_and_lengths_are_those_of_the_last_steps():
-    run = run_of(rollout_corr__k3_kl=[1e-3, 2e-4], response_length__mean=[10.0, 20.0])
-    assert (fact(run, "mismatch").value, fact(run, "lengths").value) == (2e-4, 20)
-
-
-def test_steps_without_any_advantage_are_counted():
-    ends = {"critic__advantages__max": [1.0, 0.0, 0.0, None], "critic__advantages__min": [-1.0, 0.0, -0.5, 0.0]}
-    assert fact(run_of(**ends), "no advantage").value == pytest.approx(1 / 3)
-    assert fact(run_of(critic__advantages__max=[0.0]), "no advantage") is None
+def test_facts(metrics, config, about, value):
+    assert fact(run_of(config, **metrics), about) == value

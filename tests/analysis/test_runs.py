@@ -6,8 +6,6 @@ import json
 import os
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import synthetic_run
 from hypothesis import given
@@ -29,21 +27,8 @@ def write(file, *lines, end=""):
     return file
 
 
-def write_config(run, config="trainer: {experiment_name: a}\n", folder="hydra"):
-    write(run / folder / ".hydra/overrides.yaml", "- data.seed=3\n")
-    return write(run / folder / ".hydra/config.yaml", config)
-
-
-def write_records(folder, step=1, loss="gspo", rows=3):
-    columns = {
-        name: pa.array(["x"] * rows, pa.string()).cast(dtype)
-        if pa.types.is_dictionary(dtype)
-        else pa.array([step] * rows, dtype)
-        for name, dtype in COLUMNS.items()
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    schema = pa.schema(COLUMNS).with_metadata({b"fspo_verl": json.dumps({"loss": loss, "band": None})})
-    pq.write_table(pa.table(columns, schema=schema), folder / f"step-{step:06d}-rank-0000.parquet")
+def write_records(folder):
+    synthetic_run.write_records(folder, synthetic_run.records(np.random.default_rng(0), steps=1, prompts=1), "gspo")
 
 
 VALUES = st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -88,15 +73,17 @@ def test_broken_line_amid_others_is_said(tmp_path, caplog):
 def test_whole_run(tmp_path):
     write(tmp_path / "metrics-1.jsonl", line(1, a=1))
     write(tmp_path / "rollouts/1.jsonl", '{"input": "x", "output": "y", "step": 1}\n')
-    os.utime(write_config(tmp_path, folder="first"), (1, 1))
-    write_config(tmp_path, "actor_rollout_ref: {actor: {optim: {lr: 1e-06}, policy_loss: {loss_mode: fspo}}}\n")
+    os.utime(write(tmp_path / "first/.hydra/config.yaml", "a: 1\n"), (1, 1))
+    config = "actor_rollout_ref: {actor: {optim: {lr: 1e-06}, policy_loss: {loss_mode: fspo}}}\n"
+    write(tmp_path / "second/.hydra/config.yaml", config)
+    write(tmp_path / "second/.hydra/overrides.yaml", "- data.seed=3\n")
     write_records(tmp_path / "records")
     (run,) = runs.read_runs([tmp_path])
     assert run.name == tmp_path.name and run.folder == tmp_path
     assert run.metrics.a.to_dict() == {1: 1}
     assert run.config["actor_rollout_ref"]["actor"]["optim"]["lr"] == 1e-6
     assert run.overrides == ["data.seed=3"]
-    assert len(run.records) == 3 and run.settings.loss == "gspo"  # as the records say, which know what was trained
+    assert len(run.records) and run.settings.loss == "gspo"  # as the records say, which know what was trained
 
 
 @pytest.mark.parametrize("there", ["DISK/records", "DISK", "/", "..", "${trainer.root}"])
@@ -105,42 +92,45 @@ def test_a_config_leads_nowhere_and_says_where_records_are(there, tmp_path, capl
     write_records(tmp_path / "disk/records")
     there = there.replace("DISK", str(tmp_path / "disk"))
     section = f"{{actor: {{policy_loss: {{loss_mode: fspo, records_dir: '{there}'}}}}}}"
-    write_config(tmp_path / "a", f"actor_rollout_ref: {section}\ntrainer: {{root: {tmp_path}/disk}}\n")
+    config = f"actor_rollout_ref: {section}\ntrainer: {{root: {tmp_path}/disk}}\n"
+    write(tmp_path / "a/.hydra/config.yaml", config)
     run, seen = runs.read_run(tmp_path / "a", "a"), runs.written(tmp_path / "a")
     assert run.records.empty and list(run.records.columns) == list(COLUMNS) and run.settings.loss == "fspo"
-    assert all(file.is_relative_to(tmp_path / "a") for file, _, _ in seen)
+    assert {file for file, _, _ in seen} == {tmp_path / "a/.hydra/config.yaml"}
     assert there.replace("${trainer.root}", str(tmp_path / "disk")) in caplog.text
 
 
 def test_records_within_the_run_are_read_wherever_its_config_has_them(tmp_path, caplog):
     for folder in ("a", "b"):  # the second one before its first record
-        write_config(
-            tmp_path / folder, f"actor_rollout_ref: {{actor: {{policy_loss: {{records_dir: {tmp_path}/{folder}/x}}}}}}"
-        )
+        config = f"actor_rollout_ref: {{actor: {{policy_loss: {{records_dir: {tmp_path}/{folder}/x}}}}}}"
+        write(tmp_path / folder / ".hydra/config.yaml", config)
     write_records(tmp_path / "a/x")
-    assert len(runs.read_run(tmp_path / "a", "a").records) == 3 and runs.read_run(tmp_path / "b", "b").records.empty
+    assert len(runs.read_run(tmp_path / "a", "a").records) and runs.read_run(tmp_path / "b", "b").records.empty
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("text", ["{", "[1]\n", '{"step": 1}\n', "\xff\n"])
-def test_what_is_no_run(tmp_path, text):
-    file = write(tmp_path / "a.jsonl", text)
-    with pytest.raises(ValueError, match="a.jsonl holds no step of a training run"):
+@pytest.mark.parametrize(
+    ("text", "error", "said"),
+    [
+        ("{", ValueError, "a.jsonl holds no step of a training run"),
+        ("[1]\n", ValueError, "a.jsonl holds no step of a training run"),
+        ('{"step": 1}\n', ValueError, "a.jsonl holds no step of a training run"),
+        ("\xff\n", ValueError, "a.jsonl holds no step of a training run"),
+        ("", FileNotFoundError, "nothing is logged yet"),  # for which watch waits
+        (None, FileNotFoundError, "no such folder or file"),
+    ],
+)
+def test_what_is_no_run(text, error, said, tmp_path):
+    file = tmp_path / "a.jsonl" if text is None else write(tmp_path / "a.jsonl", text)
+    with pytest.raises(error, match=said):
         runs.read_run(file, "a")
     with pytest.raises(FileNotFoundError, match=r"\*\.jsonl.*records_dir=DIR.*\.hydra"):
         runs.read_run(tmp_path, "a")
-    with pytest.raises(FileNotFoundError, match="no such folder or file"):
-        runs.read_run(tmp_path / "absent", "a")
-
-
-def test_a_file_in_which_nothing_is_logged_yet(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nothing is logged yet"):  # for which watch waits
-        runs.read_run(write(tmp_path / "a.jsonl", ""), "a")
 
 
 def test_run_that_has_only_begun(tmp_path):
     write(tmp_path / "metrics-1.jsonl", "")
-    write_config(tmp_path)
+    write(tmp_path / ".hydra/config.yaml", "a: 1\n")
     run = runs.read_run(tmp_path, "a")
     assert run.metrics.empty and run.metrics.index.name == "step"
 
@@ -167,29 +157,14 @@ def test_names(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["records", "config"])
-def test_a_run_with_a_field_that_is_gone_says_what_to_do_and_null_reads(where, tmp_path, monkeypatch, capsys):
-    for name, value in (("old", None), ("gone", [[10, 3.1], [100, 9.0]])):
-        monkeypatch.setitem(synthetic_run.RANGES["fspo"], "band", {"eps_low": 0.03, "eps_high": 0.03, "shape": value})
-        run = tmp_path / name
-        if where == "records":
-            synthetic_run.write_records(
-                run / "records", synthetic_run.records(np.random.default_rng(0), steps=2), "fspo"
-            )
-        else:
-            synthetic_run.write_config(run, "fspo")
-            config = run / "hydra/.hydra/config.yaml"
-            config.write_text(config.read_text().replace("None", "null"))
-            synthetic_run.write_metrics(run / "metrics-1.jsonl", np.random.default_rng(0), "fspo", 2)
-        code = cli.main(["watch", "--once", str(run)])
-        said = capsys.readouterr().err
-        assert code == (0 if value is None else 2), said
-        assert value is None or (len(said.splitlines()) == 1 and GONE["shape"] in said)
-
-
-def test_what_a_run_has_written(tmp_path):
-    assert runs.written(tmp_path / "run") == set()
-    synthetic_run.write_config(tmp_path / "run", "fspo")
-    before = runs.written(tmp_path / "run")
-    assert {file.name for file, _, _ in before} == {"config.yaml"}
-    write_records(tmp_path / "run/records")
-    assert {file.parent for file, _, _ in runs.written(tmp_path / "run") - before} == {tmp_path / "run/records"}
+@pytest.mark.parametrize("value", [None, [[10, 3.1], [100, 9.0]]])
+def test_a_run_with_a_field_that_is_gone_says_what_to_do_and_null_reads(where, value, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(synthetic_run.RANGES["fspo"], "band", {"eps_low": 0.03, "eps_high": 0.03, "shape": value})
+    synthetic_run.write_run(tmp_path, "fspo", steps=2, prompts=4)
+    unread = "hydra/.hydra/config.yaml" if where == "records" else "records/*.parquet"
+    for file in tmp_path.glob(unread):
+        file.unlink()
+    code = cli.main(["watch", "--once", str(tmp_path)])
+    said = capsys.readouterr().err
+    assert code == (0 if value is None else 2), said
+    assert value is None or (len(said.splitlines()) == 1 and GONE["shape"] in said)

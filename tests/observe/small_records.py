@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 import time
+import uuid
 
 import numpy as np
 
@@ -33,12 +34,17 @@ def columns(rows=4, seed=0):
 def add(writer, step, mini_batch=0, rank=0, ranks=1, rows=4, seed=0, values=None):
     """A micro-batch with two responses to each prompt."""
     prompts, texts = [f"prompt {step}-{row // 2}" for row in range(rows)], [problem(row // 2) for row in range(rows)]
-    where = MicroBatch(step, mini_batch, rank, ranks, prompts, texts, staleness=[0.0] * rows, mismatch=dict)
+    where = MicroBatch(step, mini_batch, rank, ranks, prompts, texts, staleness=[0.0] * rows)
     writer.add(values or columns(rows, seed), where)
 
 
-def write(folder, steps, settings=SETTINGS, run=None, **kwargs):
-    writer = RecordWriter(folder, settings, run)
+def opened(folder, run="run", began=1, settings=SETTINGS, **kwargs):
+    return RecordWriter(folder, settings, run, began, **kwargs)
+
+
+def write(folder, steps, run=None, settings=SETTINGS, **kwargs):
+    """What a training of its own, or a rank of ``run``, records."""
+    writer = opened(folder, run or uuid.uuid4().hex, steps[0], settings)
     for step in steps:
         add(writer, step, **kwargs)
     writer.flush()
@@ -46,14 +52,14 @@ def write(folder, steps, settings=SETTINGS, run=None, **kwargs):
 
 def end_in_a_step(folder):
     """Without a weight sync after the last step."""
-    writer = RecordWriter(folder, SETTINGS)
+    writer = opened(folder)
     add(writer, 1)
     add(writer, 2)
 
 
 def fork_in_a_step(folder, how):
     """A copy of the process ends, or records, after the original has written the whole step."""
-    writer = RecordWriter(folder, SETTINGS, last_step=1)
+    writer = opened(folder, last_step=1)
     add(writer, 1)
     if how == "written":
         writer.flush()
@@ -72,7 +78,7 @@ def fork_in_a_step(folder, how):
 
 
 def train_for_ever(folder):
-    writer = RecordWriter(folder, SETTINGS)
+    writer = opened(folder, began=0)
     for step in itertools.count():
         add(writer, step, rows=500)
         time.sleep(0.002)
@@ -86,7 +92,7 @@ def record_as_a_rank(folder, rank, training, ranks=2):
 
     store = torch.distributed.FileStore(f"{folder}/store-{training}", ranks)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    writer = RecordWriter(folder, SETTINGS, observer._run())
+    writer = opened(folder, observer._run())
     add(writer, 1, rank=rank, ranks=ranks)
     writer.flush()
     torch.distributed.barrier()

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Observing any policy loss: the training is untouched, and what is reported is what the gradient says."""
 
-import dataclasses
 import logging
 import math
 
@@ -240,27 +239,3 @@ def test_observing_fspo_from_outside_finds_what_the_loss_itself_says(seed, band,
     lost = (batch["log_prob"].grad == 0) & (advantages != 0) & batch["response_mask"] & sequences.finite.unsqueeze(-1)
     share = lost.sum(-1) / batch["response_mask"].sum(-1).clamp(min=1)
     assert sum(inside[name] for name in columns.CLIPPED) == pytest.approx(share.numpy())
-
-
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"loss_mode": "fspo"}, "fspo measures itself"),
-        ({"loss_mode": "observed"}, "name the loss that trains"),
-        ({"loss_mode": "gspo", "records_dir": "records"}, "absolute path"),
-        ({"loss_mode": "gspo", "records_freq": 0}, "records_freq=0"),
-        ({"loss_mode": "gspo", "records_limit_mb": 0}, "records_limit_mb=0"),
-        ({"loss_mode": "gspo", "length_bins": [8, 8]}, "rising whole numbers"),
-    ],
-)
-def test_bad_settings_are_named(settings, message):
-    with pytest.raises(ValueError, match=message):
-        ObservedPolicyLossConfig(**settings)
-
-
-def test_the_built_config_names_the_wrapper_and_the_loss():
-    for settings in ({"loss_mode": "gspo"}, {"loss_mode": "observed", "inner": "gspo"}):
-        config = ObservedPolicyLossConfig(**settings)
-        assert (config.loss_mode, config.inner) == ("observed", "gspo")
-        rebuilt = ObservedPolicyLossConfig(**{f.name: config[f.name] for f in dataclasses.fields(config)})
-        assert (rebuilt.loss_mode, rebuilt.inner) == ("observed", "gspo")

@@ -6,15 +6,12 @@ import asyncio
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from patched import wrapped_anew
-from test_mismatch import PADDING, REJECTED, Rollout, run
+from test_mismatch import PADDING, REJECTED, Rollout, means, run
 from test_policy_loss import CUTS, actor_config
-from test_records import writers  # noqa: F401  a fixture
 from verl.utils import tensordict_utils as tu
 from verl.workers import engine_workers
 from verl.workers.utils.losses import ppo_loss
@@ -38,7 +35,7 @@ def worker(response=60, model=None, name="vllm", positions=1000, nested=False):
 
 
 @pytest.fixture
-def synced_ppo_loss(monkeypatch):
+def synced_ppo_loss(monkeypatch, wrapped_anew):
     """verl's ``ppo_loss`` in a worker that has sent its weights to a rollout engine."""
 
     async def update_weights(self, global_steps=None):
@@ -46,9 +43,9 @@ def synced_ppo_loss(monkeypatch):
 
     def synced(of):
         monkeypatch.setattr(engine_workers.ActorRolloutRefWorker, "update_weights", update_weights)
-        wrapped_anew(monkeypatch, ppo_loss)
+        wrapped = wrapped_anew(ppo_loss)
         asyncio.run(engine_workers.ActorRolloutRefWorker.update_weights(of, 6))
-        return engine_workers.ppo_loss
+        return wrapped
 
     return synced
 
@@ -65,7 +62,7 @@ WORKERS = {  # whose prompts have 4 tokens -> the least tokens of a response tha
 
 @pytest.mark.parametrize("cut", ["one", "ragged", "single rows"])
 @pytest.mark.parametrize("case", WORKERS)
-def test_records_and_series_say_who_fills_what_it_was_allowed(synced_ppo_loss, writers, tmp_path, case, cut):  # noqa: F811
+def test_records_and_series_say_who_fills_what_it_was_allowed(synced_ppo_loss, recorded, tmp_path, case, cut):
     of, least = WORKERS[case]
     schema = ObservedPolicyLossConfig(loss_mode="gspo", records_dir=str(tmp_path))
     values = run(synced_ppo_loss(of), actor_config(policy_loss=schema), cut)
@@ -74,10 +71,9 @@ def test_records_and_series_say_who_fills_what_it_was_allowed(synced_ppo_loss, w
     order = [row for rows in CUTS[cut][0] for row in rows]
     got = values["actor/fspo/truncated_fraction"]
     assert got == [0 if row in (PADDING, REJECTED) else expected[row] for row in order]
-    series = live.series({name: np.mean(rows) for name, rows in values.items()})
+    series = live.series(means(values))
     assert series["fspo/truncated"] == pytest.approx(sum(got) / 6)
-    (writer,) = writers
-    writer.flush()
+    recorded()
     records = read_records(tmp_path, rejected=True).set_index("prompt")
     assert records.truncated.to_dict() == {f"prompt {row}": truncated for row, truncated in expected.items()}
     assert records.length["prompt 2"] < tokens[2] == 60
@@ -87,7 +83,7 @@ def test_records_and_series_say_who_fills_what_it_was_allowed(synced_ppo_loss, w
 def test_a_worker_that_does_not_tell_leaves_the_column_out(synced_ppo_loss, of):
     values = run(synced_ppo_loss(of), actor_config(policy_loss=FSPOPolicyLossConfig()), "one")
     assert "actor/fspo/log_ratio" in values and not any("truncated" in name for name in values)
-    assert "fspo/truncated" not in live.series({name: np.mean(rows) for name, rows in values.items()})
+    assert "fspo/truncated" not in live.series(means(values))
 
 
 @given(

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from test_policy_loss import CUTS, MiniBatch, actor_config
-from test_records import counted_ppo_loss, writers  # noqa: F401  fixtures
 from verl.trainer.ppo.rollout_corr_helper import (
     compute_offpolicy_metrics,
     compute_rollout_correction_and_rejection_mask,
@@ -21,6 +20,7 @@ from verl.trainer.ppo.rollout_corr_helper import (
 from verl.utils import tensordict_utils as tu
 
 from fspo_verl.analysis import live
+from fspo_verl.analysis.judgement import evidence_of_records
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.observe import microbatch
 from fspo_verl.observe.columns import MISMATCH, mismatch_columns
@@ -74,34 +74,36 @@ def run(ppo_loss, config, cut, batch=None):
     return values
 
 
-def config_of(tmp_path, **settings):
-    return FSPOPolicyLossConfig(records_dir=str(tmp_path), **settings)
+def means(values):
+    return {name: np.mean(rows) for name, rows in values.items()}
+
+
+def assert_those_by_hand(batch, logged, series):
+    """The sums that one optimiser step logs, and their quotients; returns the columns of each row."""
+    hand = {row: batch.by_hand(row) for row in range(8) if row not in (BROKEN, PADDING)}
+    totals = dict(zip(MISMATCH, np.sum(list(hand.values()), axis=0), strict=True))
+    for name, total in totals.items():
+        assert 8 * logged[f"actor/fspo/{name}"] == pytest.approx(total, rel=1e-5), name
+    tokens = totals["rollout_length"]
+    sigma = math.sqrt(totals["rollout_quadratic_variation"] / tokens)
+    assert series["fspo/mismatch_sigma"] == pytest.approx(sigma, rel=1e-5)
+    assert series["fspo/mismatch_kl"] == pytest.approx(totals["rollout_k3"] / tokens, rel=1e-5)
+    assert totals["tokens_masked_icepop"] >= 2
+    return hand
+
+
+def config_of(tmp_path, loss="fspo"):
+    schema = {"fspo": FSPOPolicyLossConfig}.get(loss, ObservedPolicyLossConfig)
+    return actor_config(policy_loss=schema(loss_mode=loss, records_dir=str(tmp_path)))
 
 
 @pytest.mark.parametrize("cut", ["one", "ragged", "single rows", "two ranks"])
 @pytest.mark.parametrize("loss", ["fspo", "gspo"])
-def test_columns_and_series_equal_those_by_hand_whatever_the_cut(counted_ppo_loss, writers, tmp_path, loss, cut):  # noqa: F811
-    policy_loss = config_of(tmp_path)
-    if loss != "fspo":
-        policy_loss = ObservedPolicyLossConfig(loss_mode=loss, records_dir=str(tmp_path))
-    values = run(counted_ppo_loss, actor_config(policy_loss=policy_loss), cut)
-    batch = Rollout()
-    hand = {row: batch.by_hand(row) for row in range(8) if row not in (BROKEN, PADDING)}
-    logged = {name: np.mean(rows) for name, rows in values.items()}
-    totals = dict(zip(MISMATCH, np.sum(list(hand.values()), axis=0), strict=True))
-    for name, total in totals.items():
-        assert 8 * logged[f"actor/fspo/{name}"] == pytest.approx(total, rel=1e-5), name
+def test_columns_and_series_equal_those_by_hand_whatever_the_cut(counted_ppo_loss, recorded, tmp_path, loss, cut):
+    logged = means(run(counted_ppo_loss, config_of(tmp_path, loss), cut))
+    hand = assert_those_by_hand(Rollout(), logged, live.series(logged))
     assert logged["actor/fspo/rollout_rejected_fraction"] == 1 / 8
-    assert totals["tokens_masked_icepop"] >= 2
-    series = live.series(logged)
-    tokens = totals["rollout_length"]
-    assert series["fspo/mismatch_sigma"] == pytest.approx(
-        math.sqrt(totals["rollout_quadratic_variation"] / tokens), rel=1e-5
-    )
-    assert series["fspo/mismatch_kl"] == pytest.approx(totals["rollout_k3"] / tokens, rel=1e-5)
-
-    (writer,) = writers
-    writer.flush()
+    recorded()
     if cut == "two ranks":  # of which this one process can only be the first
         return
     records = read_records(tmp_path, rejected=True).set_index("prompt")
@@ -142,44 +144,35 @@ def worker_of(bypass_mode):
 
 
 @pytest.mark.parametrize("cut", ["one", "ragged", "single rows"])
-def test_in_bypass_mode_the_first_mini_batch_is_the_mismatch_and_no_noise(counted_ppo_loss, writers, tmp_path, cut):  # noqa: F811
-    config, steps = actor_config(policy_loss=config_of(tmp_path)), [{}, {}]
+def test_in_bypass_mode_the_first_mini_batch_is_the_mismatch_and_no_noise(counted_ppo_loss, recorded, tmp_path, cut):
+    """Of two optimiser steps, of which the second sees a policy that has moved."""
     microbatch.synced(6, worker_of(True))
-    for values in steps:  # two optimiser steps, of which the second sees a policy that has moved
-        for name, rows in run(counted_ppo_loss, config, cut, batch := Bypass()).items():
-            values[name] = np.mean(rows)
-        hand = {row: batch.by_hand(row) for row in range(8) if row not in (BROKEN, PADDING)}
-    totals = dict(zip(MISMATCH, np.sum(list(hand.values()), axis=0), strict=True))
-    logged = {name: (steps[0][name] + steps[1][name]) / 2 for name in steps[0]}
-    for name, total in totals.items():
-        assert 8 * steps[0][f"actor/fspo/{name}"] == pytest.approx(total, rel=1e-5), name
-        assert steps[1][f"actor/fspo/{name}"] == 0
-    series = live.series(logged)
-    tokens = totals["rollout_length"]
-    sigma = math.sqrt(totals["rollout_quadratic_variation"] / tokens)
-    assert series["fspo/mismatch_sigma"] == pytest.approx(sigma, rel=1e-5) and "fspo/noise_sigma" not in series
-    assert series["fspo/mismatch_kl"] == pytest.approx(totals["rollout_k3"] / tokens, rel=1e-5)
-    (writer,) = writers
-    writer.flush()
+    first, second = (means(run(counted_ppo_loss, config_of(tmp_path), cut, Bypass())) for _ in range(2))
+    series = live.series({name: (first[name] + second[name]) / 2 for name in first})
+    hand = assert_those_by_hand(Bypass(), first, series)
+    assert all(second[f"actor/fspo/{name}"] == 0 for name in MISMATCH) and "fspo/noise_sigma" not in series
+    recorded()
     records = read_records(tmp_path, rejected=True)
     assert records.attrs["settings"].old_log_probs_from_rollout
-    first = records[records.mini_batch == 0].set_index("prompt")
+    of_first = records[records.mini_batch == 0].set_index("prompt")
     for row, expected in hand.items():
-        assert first.loc[f"prompt {row}", list(MISMATCH)].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-6), row
+        got = of_first.loc[f"prompt {row}", list(MISMATCH)].tolist()
+        assert got == pytest.approx(expected, rel=1e-5, abs=1e-6), row
     later = records[records.mini_batch == 1]
     assert len(later) == 6 and (later[list(MISMATCH)] == 0).to_numpy().all()
+    trained = read_records(tmp_path)
+    assert evidence_of_records(trained, trained.attrs["settings"]).noise_sigma is None
 
 
 @pytest.mark.parametrize("told", [worker_of(False), worker_of(None), None])
-def test_engines_that_agree_to_the_bit_are_no_bypass_mode(counted_ppo_loss, writers, tmp_path, told):  # noqa: F811
+def test_engines_that_agree_to_the_bit_are_no_bypass_mode(counted_ppo_loss, recorded, tmp_path, told):
     batch = Rollout()
     batch.engine = batch.old
     microbatch.synced(6, told)
-    values = run(counted_ppo_loss, actor_config(policy_loss=config_of(tmp_path)), "one", batch)
+    values = run(counted_ppo_loss, config_of(tmp_path), "one", batch)
     assert np.sum(values["actor/fspo/on_policy_fraction"]) == 6
     assert np.sum(values["actor/fspo/rollout_length"]) > 0 == np.sum(values["actor/fspo/rollout_quadratic_variation"])
-    (writer,) = writers
-    writer.flush()
+    recorded()
     assert not read_records(tmp_path).attrs["settings"].old_log_probs_from_rollout
 
 

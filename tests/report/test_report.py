@@ -61,50 +61,40 @@ def text_of(source: str) -> str:
     return html.unescape(re.sub("<[^>]*>", "", source))
 
 
-def edges_of(found) -> np.ndarray:
-    return clip_rates.length_edges(np.concatenate([run.records.length for run in found]))
-
-
-def rates_by_length(made, run, clipped) -> pd.DataFrame:
-    counted = run.records[run.records.advantage != 0]
-    return clip_rates.rate_by_length(counted.length, clipped, edges_of(made.runs), clip_rates.prompts_of(counted))
-
-
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
-def test_clip_rates_are_those_of_the_records(made):
-    page = made.page.table("run", "responses with an advantage")
+def test_tables_and_json_are_what_clips_do_to_the_records(made):
+    """The run's own clip, and all others scaled to one rate."""
+    page, tables = made.page.table("run", "responses with an advantage"), made.page.tables
+    scaled = iter([rows for rows in tables if rows[0][:2] == ["clip", "eps"]])
+    edges = clip_rates.length_edges(np.concatenate([run.records.length for run in made.runs]))
     for run, row in zip(made.runs, made.facts["runs"], strict=True):
         counted = run.records[run.records.advantage != 0]
-        expected = rates_by_length(made, run, counted.clipped)
-        written = pd.DataFrame(row["lengths"])
-        pd.testing.assert_frame_equal(written, expected, check_dtype=False)
-        rate, lre = counted.clipped.mean(), clip_rates.length_reweighting_error(expected)
-        assert (row["run"], row["clip"]["n"], row["records"]) == (run.name, len(counted), len(run.records))
-        assert (row["clip"]["rate"], row["clip"]["lre"]) == pytest.approx((rate, lre))
-        shown = page.loc[run.name]
-        assert shown["responses with an advantage"] == f"{len(counted):,}"
-        assert shown["clip rate (%)"].split()[0] == f"{100 * rate:.3g}"
-        assert shown["LRE"] == f"{lre:.2g}"
-
-
-def test_counterfactuals_are_those_of_the_clips_scaled_to_one_rate(made):
-    tables = iter([rows for rows in made.page.tables if rows[0][:2] == ["clip", "eps"]])
-    for run, row in zip(made.runs, made.facts["runs"], strict=True):
-        counted = run.records[run.records.advantage != 0]
-        assert [cells[0] for cells in next(tables)[1:]] == [clip.label for clip in CLIPS.values()]
-        for found, clip in zip(row["clips"], CLIPS.values(), strict=True):
-            applied = clip if isinstance(clip, TokenClip) else clip.matched(run.records, MATCHED_RATE)
-            clipped = applied.clipped(counted)
-            table = rates_by_length(made, run, clipped)
-            assert (found["method"], found["eps_high"]) == (clip.name, applied.eps["eps_high"])
-            assert found["rate"] == pytest.approx(clipped.mean())
-            assert found["lre"] == pytest.approx(clip_rates.length_reweighting_error(table))
-            effect = length_effect(run.records, applied.clipped(run.records))
+        prompts = clip_rates.prompts_of(counted)
+        assert (row["run"], row["records"]) == (run.name, len(run.records))
+        assert [cells[0] for cells in next(scaled)[1:]] == [clip.label for clip in CLIPS.values()]
+        clips = [
+            clip if isinstance(clip, TokenClip) else clip.matched(run.records, MATCHED_RATE) for clip in CLIPS.values()
+        ]
+        assert [(one["method"], one["eps_high"]) for one in row["clips"]] == [
+            (clip.name, clip.eps["eps_high"]) for clip in clips
+        ]
+        all_clipped = [run.records.clipped.to_numpy(), *(clip.clipped(run.records) for clip in clips)]
+        for found, clipped in zip([row["clip"], *row["clips"]], all_clipped, strict=True):
+            own = clipped[run.records.advantage != 0]
+            table = clip_rates.rate_by_length(counted.length, own, edges, prompts)
+            lre, effect = clip_rates.length_reweighting_error(table), length_effect(run.records, clipped)
+            assert (found["n"], found["rate"], found["lre"]) == pytest.approx((len(counted), own.mean(), lre))
             shown = effect and (effect.is_line or not effect.depends)
             assert found["exponent"] == (pytest.approx(effect.exponent) if shown else None)
-            assert found["p"] == (effect and pytest.approx(effect.p)) and found["n"] == len(counted)
+            assert found["p"] == (effect and pytest.approx(effect.p))
+        of_run = clip_rates.rate_by_length(counted.length, counted.clipped, edges, prompts)
+        pd.testing.assert_frame_equal(pd.DataFrame(row["lengths"]), of_run, check_dtype=False)
+        shown = page.loc[run.name]
+        assert shown["responses with an advantage"] == f"{len(counted):,}"
+        assert shown["clip rate (%)"].split()[0] == f"{100 * counted.clipped.mean():.3g}"
+        assert shown["LRE"] == f"{row['clip']['lre']:.2g}"
 
 
 # --- page and files --------------------------------------------------------------------------------------------------
@@ -126,21 +116,8 @@ def test_same_input_gives_the_same_files(made):
         assert written[f"figures/{name}.png"].startswith(b"\x89PNG") and b"</svg>" in written[f"figures/{name}.svg"]
 
 
-def as_report(*names: str) -> dict[str, bytes]:
-    return {"report.json": b"{}", "report.html": b"page"} | {f"figures/{name}.svg": name.encode() for name in names}
-
-
 def on_disk(folder):
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-
-
-def test_a_second_report_replaces_the_first_and_nothing_else(tmp_path):
-    report.write(tmp_path, as_report("counterfactuals"))
-    mine = {"notes.txt": b"mine", "figures/mine.svg": b"mine"}
-    for name, content in mine.items():
-        (tmp_path / name).write_bytes(content)
-    report.write(tmp_path, second := as_report("clip_rate_by_length"))
-    assert on_disk(tmp_path) == second | mine
 
 
 @pytest.mark.parametrize(
@@ -161,20 +138,28 @@ def test_what_a_user_can_mend_is_said(made, tmp_path, capsys, arguments, message
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_a_report_replaces_a_report_and_nothing_else(tmp_path, capsys):
+def test_a_report_replaces_a_report_and_nothing_else(made, tmp_path, capsys):
     log, other = tmp_path / "train.jsonl", tmp_path / "other.jsonl"
     for file in (log, other):
         file.write_text(json.dumps({"step": 1, "data": {"critic/score/mean": 0.5}}) + "\n")
     for file in (log, log, other):  # each has a folder of its own
         assert cli.main(["report", str(file)]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {log.name, other.name, "train-report", "other-report"}
+
+    assert cli.main(["report", str(made.paths[0]), "-o", str(out := tmp_path / "out")]) == 0
+    assert set(on_disk(out)) == set(report.FILES)
+    mine = {"notes.txt": b"mine", "figures/mine.svg": b"mine"}
+    for name, content in mine.items():
+        (out / name).write_bytes(content)
+    assert cli.main(["report", str(log), "-o", str(out)]) == 0  # it has no figures
+    assert on_disk(out) == on_disk(tmp_path / "train-report") | mine
+
     for name in ("report.html", "report.json", "figures/counterfactuals.svg"):
-        mine = tmp_path / "mine" / name.replace("/", "-")
-        mine.joinpath(name).parent.mkdir(parents=True)
-        mine.joinpath(name).write_text('["a user\'s"]')
-        assert cli.main(["report", str(log), "-o", str(mine)]) == 2 and str(mine / name) in capsys.readouterr().err
-        assert [path for path in mine.rglob("*") if path.is_file()] == [mine / name]
-        assert (mine / name).read_text() == '["a user\'s"]'
+        folder = tmp_path / "mine" / name.replace("/", "-")
+        folder.joinpath(name).parent.mkdir(parents=True)
+        folder.joinpath(name).write_text('["a user\'s"]')
+        assert cli.main(["report", str(log), "-o", str(folder)]) == 2 and str(folder / name) in capsys.readouterr().err
+        assert on_disk(folder) == {name: b'["a user\'s"]'}
 
 
 # --- runs that lack something ----------------------------------------------------------------------------------------
@@ -191,7 +176,7 @@ def run_of(name, records=None, loss="fspo", metrics=None, config=None):
     settings = RunSettings.from_json(synthetic_run.settings(loss)) if len(frame) else None
     frame.attrs = {"settings": settings, "rows": len(frame), "lost": 0}
     metrics = pd.DataFrame(index=pd.Index([], dtype=int, name="step")) if metrics is None else metrics
-    return runs.Run(name, Path(name), metrics, frame, config, [])
+    return runs.Run(name, Path(name), metrics, frame, config)
 
 
 def test_everything_that_can_go_wrong_at_once(tmp_path, monkeypatch):
@@ -216,21 +201,18 @@ def test_everything_that_can_go_wrong_at_once(tmp_path, monkeypatch):
     ]
     files = report.build(report.analyses_of(found))
     shown, facts = Page(files["report.html"].decode()), json.loads(files["report.json"])
-    said = {
-        one["run"]: " ".join(text for found in one["findings"] for text in (found["sentence"], found["advice"]))
-        for one in facts["runs"]
+    said = {one["run"]: one["findings"] for one in facts["runs"]}
+    assert {run: (one["id"], one["action"]) for run, (one, *_) in said.items()} == {
+        "incomplete": ("even", "record"),
+        "only metrics <b>&": ("unknown", "record"),
+        "only a config": ("unknown", "record"),
+        "kept all": ("level", "take"),
+        "clipped all": ("level", "take"),
+        "unmoved": ("level", "fix"),
+        "no advantage": ("unknown", "record"),
+        "one response": ("level", "take"),
     }
-    for run, expected in {
-        "incomplete": ("Steps with missing records: 2.", "A random 768 of its 10,000,000 records"),
-        "only metrics <b>&": ("rates only, no test", "records_dir=DIR and algorithm.policy_loss=observed"),
-        "only a config": ("there are no records",),
-        "kept all": ("No response is clipped", "Lower eps"),
-        "clipped all": ("More than half is clipped: 100%", "Widen the clip"),
-        "unmoved": ("Nothing moved",),
-        "no advantage": ("no response has an advantage",),
-        "one response": ("No response is clipped",),
-    }.items():
-        assert all(text in said[run] for text in expected), said[run]
+    assert {one["id"]: one["value"] for one in said["incomplete"][-2:]} == {"incomplete": 2, "sample": 768 / 10**7}
     assert all(found["sentence"] in shown.text for one in facts["runs"] for found in one["findings"])
     assert "<b>&" not in shown.source.replace("&lt;b&gt;&amp;", "")
     assert len(re.findall("<h[12]|<details", shown.source)) <= 6

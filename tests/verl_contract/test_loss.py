@@ -8,6 +8,7 @@ import inspect
 
 import pytest
 import torch
+from reference import AGG_MODES
 from verl.trainer.ppo import core_algos
 from verl.utils.metric import Metric
 from verl.utils.tensordict_utils import get_tensordict
@@ -16,15 +17,6 @@ from verl.workers.utils.losses import ppo_loss
 
 from fspo_verl import config
 from fspo_verl.launch import installation
-
-# Each mode with the loss of the token matrix below, as verl documents it.
-MODES = {
-    "token-mean": 2 * 10 / 8,
-    "token-sum": 2 * 10,
-    "seq-mean-token-sum": 2 * 10 / 4,
-    "seq-mean-token-sum-norm": 2 * 10 / 4 / 5,
-    "seq-mean-token-mean": 2 * 6 / 4,
-}
 
 
 def test_a_loss_is_called_with_whole_padded_responses_and_the_totals_of_the_mini_batch(monkeypatch):
@@ -55,21 +47,12 @@ def test_a_loss_is_called_with_whole_padded_responses_and_the_totals_of_the_mini
     assert seen["log_prob"].tolist() == [[-1.0, -2.0]] and seen["response_mask"].shape == (1, 2)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_agg_loss_is_what_its_mode_says(mode):
-    """Lost: the loss is scaled otherwise."""
-    tokens, mask = torch.tensor([[1.0, 2.0, 3.0], [4.0, 9.0, 9.0]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
-    totals = {"dp_size": 2, "batch_num_tokens": 8, "global_batch_size": 4, "loss_scale_factor": 5}
-    loss = core_algos.agg_loss(loss_mat=tokens, loss_mask=mask, loss_agg_mode=mode, **totals)
-    assert loss.item() == pytest.approx(MODES[mode])
-
-
 def test_agg_loss_has_no_mode_that_was_not_looked_at():
     """Lost: a new mode may read single tokens, which one column per response does not hold (read)."""
     comparisons = [node for node in ast.walk(ast.parse(inspect.getsource(core_algos.agg_loss)))
                    if isinstance(node, ast.Compare)]  # fmt: skip
     constants = [node.value for each in comparisons for node in ast.walk(each) if isinstance(node, ast.Constant)]
-    assert {constant for constant in constants if isinstance(constant, str)} == set(MODES)
+    assert {constant for constant in constants if isinstance(constant, str)} == set(AGG_MODES)
 
 
 def test_verl_trains_the_loss_as_the_probe_expects():

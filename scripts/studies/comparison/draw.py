@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The README's picture: who loses gradient to a clip, by response length, with three clips at one overall clip rate.
 
-python scripts/studies/comparison/draw.py      writes docs/clip_rates.png, from comparison.json beside this file
+python scripts/studies/comparison/draw.py      writes docs/clip_rates.png, from 4_steps.json beside this file
 """
 
 import json
 import sys
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 
@@ -19,14 +20,7 @@ from pictures import small_png  # noqa: E402
 from fspo_verl.report import figures  # noqa: E402
 
 CLIPS = {"gspo": "GSPO's range", "fspo": "FSPO's range", "fixed_band": "fixed range"}
-EVEN = 0.1
-
-
-def rates() -> dict[str, list[dict]]:
-    """Of each clip, its rates by length where it clips :data:`EVEN` of all; the shortest responses first."""
-    comparison = json.loads((Path(__file__).parent / "comparison.json").read_text())
-    matched = [row for row in comparison["clip_rates"] if row["kind"] == "matched"]
-    return {clip: [row for row in matched if row["loss"] == clip] for clip in CLIPS}
+EVEN = 0.1  # of all responses: what each clip takes
 
 
 def draw(_columns: int) -> Figure:
@@ -35,13 +29,14 @@ def draw(_columns: int) -> Figure:
     axes.grid(False)
     axes.axhline(EVEN, color=figures.GREY, ls="--", lw=1)
     axes.text(70, EVEN, "even", color=figures.GREY, va="center")
-    for place, (clip, rows) in enumerate(rates().items(), -1):
+    rates = pd.DataFrame(json.loads((Path(__file__).parent / "4_steps.json").read_text())["clip_rates"])
+    for place, (clip, name) in enumerate(CLIPS.items(), -1):
         color, wide = figures.STYLES[clip].color, clip == "fspo"
-        length, rate = ([row[key] for row in rows] for key in ("length", "rate"))
-        axes.plot(length, rate, color=color, lw=3 if wide else 1.8, zorder=3 if wide else 2)
-        for row in rows:  # beside each other, or they would hide each other
-            axes.plot([row["length"] * 1.015**place] * 2, [row["smallest"], row["largest"]], color=color, alpha=0.35)
-        axes.text(70, rate[-1] + 0.008 * wide, CLIPS[clip], color=color, va="center", weight="bold")
+        own = rates[(rates.kind == "matched") & (rates.loss == clip)]
+        axes.plot(own.length, own.rate, color=color, lw=3 if wide else 1.8, zorder=3 if wide else 2)
+        for row in own.itertuples():  # beside each other, or they would hide each other
+            axes.plot([row.length * 1.015**place] * 2, [row.smallest, row.largest], color=color, alpha=0.35)
+        axes.text(70, own.rate.iloc[-1] + 0.008 * wide, name, color=color, va="center", weight="bold")
     axes.set_xscale("log")
     axes.set(xlim=(4.6, 68), ylim=(0, 0.3), xlabel="response length (tokens)", ylabel="responses clipped")
     axes.set_xticks([5, 10, 20, 40, 65], ["5", "10", "20", "40", "65"])
@@ -51,9 +46,5 @@ def draw(_columns: int) -> Figure:
     return figure
 
 
-def main() -> None:
-    (ROOT / "docs/clip_rates.png").write_bytes(small_png(figures.render(draw, 1, "png")[0]))
-
-
 if __name__ == "__main__":
-    main()
+    (ROOT / "docs/clip_rates.png").write_bytes(small_png(figures.render(draw, 1, "png")[0]))

@@ -10,6 +10,7 @@ at one clip rate on each side, on these responses. LRE = max_b |a_b / a − 1|, 
 of all.
 """
 
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,16 +38,16 @@ KEY = ("learning_rate", "rollout", "seed", "rate", "clip")
 
 
 class Scored(NamedTuple):
-    """Responses of a policy before, under the policy now; lists hold a tensor ``[S, n]`` per task."""
+    """Responses of a policy before, under the policy now; S, Q and advantages ``[S, tasks, n]``."""
 
     weights: Tensor  # [S, N]
-    s: list[Tensor]  # with a gradient
-    q: list[Tensor]
-    advantages: list[Tensor]
+    s: Tensor  # with a gradient
+    q: Tensor
+    advantages: Tensor
 
-    def gradient(self, kept: list[Tensor]) -> Tensor:
+    def gradient(self, kept: Tensor) -> Tensor:
         """Σ w A ∇S over the responses that are kept, ``[S, N]``."""
-        given = [s.detach().exp() * a * k for s, a, k in zip(self.s, self.advantages, kept, strict=True)]
+        given = self.s.detach().exp() * self.advantages * kept
         return torch.autograd.grad(self.s, self.weights, given, retain_graph=True)[0]
 
 
@@ -69,52 +70,46 @@ def scored(policies: Policies, responses: Rollout) -> Scored:
         for tokens, old in zip(responses.tokens, responses.old_log_prob, strict=True)
     ]
     s, q = [ratio.sum(-1) for ratio in ratios], [ratio.detach().square().sum(-1) for ratio in ratios]
-    return Scored(policies.weights, s, q, [part.flatten(1) for part in responses.advantages])
+    advantages = [part.flatten(1) for part in responses.advantages]
+    return Scored(policies.weights, *(torch.stack(parts, 1) for parts in (s, q, advantages)))
 
 
-def clipped(clip: str, rate: float, responses: Scored, seed: int) -> list[Tensor]:
-    """Of each task what a clip takes of one seed's responses, 0 or 1 ``[n]``."""
-    s, q, a = ([part[seed].detach() for part in parts] for parts in responses[1:])
+def clipped(clip: str, rate: float, responses: Scored, seed: int) -> Tensor:
+    """What a clip takes of one seed's responses, 0 or 1 ``[tasks, n]``."""
+    s, q, a = (part[seed].detach() for part in responses[1:])
     if clip == "random":
-        chance = torch.Generator().manual_seed(seed)
-        return [(torch.rand(len(part), generator=chance) < rate).float() * (part != 0) for part in a]
+        return (torch.rand(s.shape, generator=torch.Generator().manual_seed(seed)) < rate).float() * (a != 0)
     power = POWERS.get(clip)
     if power is None:
-        names = zip(("log_ratio", "quadratic_variation", "advantage"), (s, q, a), strict=True)
-        columns = {name: torch.cat(parts).numpy() for name, parts in names}
-        power = fitted_power(pd.DataFrame(columns | {"length": np.repeat(LENGTHS, len(s[0]))}), rate)
-    reach = [part * of.sign() / length**power for part, of, length in zip(s, a, LENGTHS, strict=True)]
-    every, signs = torch.cat(reach), torch.cat(a)
-    edges = {side: every[signs * side > 0].quantile(1 - rate) for side in (-1, 1)}
-    taken = [sum((part > edges[side]) & (of * side > 0) for side in (-1, 1)) for part, of in zip(reach, a, strict=True)]
-    return [part.float() for part in taken]
+        columns = {"log_ratio": s, "quadratic_variation": q, "advantage": a}
+        columns = {name: column.flatten().numpy() for name, column in columns.items()}
+        power = fitted_power(pd.DataFrame(columns | {"length": np.repeat(LENGTHS, s.shape[1])}), rate)
+    reach, taken = s * a.sign() / torch.tensor([length**power for length in LENGTHS])[:, None], torch.zeros_like(s)
+    for side in (a < 0, a > 0):
+        taken += side & (reach > reach[side].quantile(1 - rate))
+    return taken
 
 
 def judged(responses: Scored) -> pd.DataFrame:
     """A row per seed, rate and clip: cosine of both gradients, LRE, and κ, by which LRE bounds the cosine."""
-    every = [torch.ones_like(part) for part in responses.advantages]
-    counted = [(part != 0).double() for part in responses.advantages]
-    share = torch.stack([part.sum(1) for part in counted], 1)
-    share = share / share.sum(1, keepdim=True)
-    true = responses.gradient(every)
-    alone = [[one * (task == place) for place, one in enumerate(every)] for task in range(len(LENGTHS))]
+    every, counted = torch.ones_like(responses.advantages), (responses.advantages != 0).double()
+    share = counted.sum(2) / counted.sum((1, 2))[:, None]
+    true, rows = responses.gradient(every), []
     # κ = Σ p_b |g_b| / |g|, where p_b g_b, the part of length b, is what its responses add to the sum.
+    alone = (every * (torch.arange(len(LENGTHS)) == task)[:, None] for task in range(len(LENGTHS)))
     kappa = sum(responses.gradient(own).norm(dim=1) for own in alone) / true.norm(dim=1)
-    rows = []
-    for rate in RATES:
-        for clip in CLIPS:
-            taken = [clipped(clip, rate, responses, seed) for seed in range(len(share))]
-            kept = [1 - torch.stack(parts) for parts in zip(*taken, strict=True)]
-            accepted = torch.stack([(k * c).sum(1) / c.sum(1) for k, c in zip(kept, counted, strict=True)], 1)
-            overall = (accepted * share).sum(1)
-            columns = {
-                "cosine": torch.cosine_similarity(responses.gradient(kept), true, dim=1),
-                "lre": (accepted / overall[:, None] - 1).abs().max(1).values,
-                "kappa": kappa,
-                "clipped": 1 - overall,
-            }
-            table = pd.DataFrame({name: column.float().numpy() for name, column in columns.items()})
-            rows.append(table.assign(seed=SEEDS, rate=rate, clip=clip))
+    for rate, clip in itertools.product(RATES, CLIPS):
+        kept = 1 - torch.stack([clipped(clip, rate, responses, seed) for seed in range(len(share))])
+        accepted = (kept * counted).sum(2) / counted.sum(2)
+        overall = (accepted * share).sum(1)
+        columns = {
+            "cosine": torch.cosine_similarity(responses.gradient(kept), true, dim=1),
+            "lre": (accepted / overall[:, None] - 1).abs().max(1).values,
+            "kappa": kappa,
+            "clipped": 1 - overall,
+        }
+        columns = {name: column.float().numpy() for name, column in columns.items()}
+        rows.append(pd.DataFrame(columns).assign(seed=SEEDS, rate=rate, clip=clip))
     return pd.concat(rows, ignore_index=True)
 
 
@@ -124,7 +119,6 @@ def judged(responses: Scored) -> pd.DataFrame:
 class Answer(NamedTuple):
     """Over the states of one clip rate; a state is a seed after a rollout at a learning rate."""
 
-    states: int
     means: pd.DataFrame  # per clip: cosine and LRE
     correlation: tuple[float, float, float]  # Spearman's of LRE and cosine over the clips of a state; mean and interval
     best_is_evenest: float  # share of states in which the clip of the least LRE has the largest cosine
@@ -132,8 +126,8 @@ class Answer(NamedTuple):
     held: float  # share of those in which the cosine is as large as guaranteed
 
 
-def answer(records: pd.DataFrame, rate: float) -> Answer:
-    own = records[records.rate == rate]
+def answer(rate: float) -> Answer:
+    own = pd.read_parquet(HERE / "records.parquet", filters=[("rate", "==", rate)])
     cosine, lre = (own.pivot(index=list(KEY[:3]), columns="clip", values=name) for name in ("cosine", "lre"))
     ranked = cosine.rank(axis=1), lre.rank(axis=1)
     spearman = ranked[0].corrwith(ranked[1], axis=1).groupby("seed").mean()
@@ -142,17 +136,12 @@ def answer(records: pd.DataFrame, rate: float) -> Answer:
     slack = own.kappa * own.lre
     bound = np.sqrt(1 - np.square(slack[slack < 1]))
     return Answer(
-        len(cosine),
         own.groupby("clip")[["cosine", "lre"]].mean().loc[list(CLIPS)],
         (spearman.mean(), spearman.mean() - error, spearman.mean() + error),
         float(same.mean()),
         float((slack < 1).mean()),
         float((own.cosine[slack < 1] >= bound).mean()),
     )
-
-
-def recorded() -> pd.DataFrame:
-    return Cells(HERE / "records.parquet", KEY).table().to_pandas()
 
 
 def main() -> None:
@@ -164,13 +153,9 @@ def main() -> None:
             table = pd.concat(tables).assign(learning_rate=learning_rate)
             cells.add(pa.Table.from_pandas(table, preserve_index=False))
     for rate in RATES:
-        found = answer(recorded(), rate)
-        print(f"\nClip rate {rate:.0%}, {found.states} states:\n{found.means.round(3)}")
-        print("Spearman's correlation of LRE and cosine: {:+.2f} [{:+.2f}, {:+.2f}]".format(*found.correlation))
-        print(f"The clip of the least LRE has the largest cosine in {found.best_is_evenest:.0%} of the states.")
-        print(
-            f"The guarantee says something in {found.bounded:.0%} of the cases, and holds in {found.held:.0%} of them."
-        )
+        print(f"\nClip rate {rate:.0%}")
+        for name, value in answer(rate)._asdict().items():
+            print(f"{name}:\n{value}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import itertools
 import math
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,19 +44,12 @@ RECORDED = 10  # rollouts that a power is fitted to, and after which an arm acts
 class Arm(NamedTuple):
     """A clip: a range on S ∝ L^power, or a loss that verl has registered; nothing is clipped without either."""
 
-    power: float | str | None = None
-    """``fitted``: see :func:`fitted.fitted_power`."""
-
-    rate: float | None = None
-    """The clip rate that it is held at; without one the ranges stay."""
-
+    power: float | str | None = None  # "fitted": see fitted.fitted_power
+    rate: float | None = None  # the clip rate that it is held at; without one the ranges stay
     loss: str | None = None
     aggregation: str = "seq-mean-token-sum-norm"
-    ranges: tuple[float, float] | None = None
-    """Below and above, as the loss takes them; of a range on S in nats per L^power."""
-
-    first: "Arm | None" = None
-    """What trains the first RECORDED rollouts, from whose records this arm takes its power and its eps."""
+    ranges: tuple[float, float] | None = None  # below and above, as the loss takes them; of a range in nats per L^power
+    first: "Arm | None" = None  # what trains the first RECORDED rollouts, which this one takes its power and eps from
 
 
 class Regime(NamedTuple):
@@ -67,11 +60,8 @@ class Regime(NamedTuple):
     epochs: int = 1
     rollouts: int = 30
     transformer: bool = False
-    stale: int = 0
-    """By how many rollouts the policy that sampled is older than the one that trains."""
-
-    tries: bool = True
-    """Whether each rollout is trained on twice, the first time to see which eps has the rate."""
+    stale: int = 0  # by how many rollouts the policy that sampled is older than the one that trains
+    tries: bool = True  # each rollout is trained on twice, the first time to see which eps has the rate
 
 
 class Range(NamedTuple):
@@ -118,12 +108,21 @@ class Control:
 
 
 class Taken(NamedTuple):
-    """What a loss did to the responses of a task in an update, ``[S·n]``."""
+    """What a loss did to the responses of a task in an update, ``[S, n]``."""
 
+    task: int
+    advantage: Tensor
     log_ratio: Tensor
     quadratic_variation: Tensor
     clipped: Tensor  # of a token clip the share of the tokens
-    reach: Tensor  # [S·n, k], what eps is compared with, towards the advantage: |S|, or |ratio − 1| of some tokens
+    reach: (
+        Tensor  # [S, n, k], what eps is compared with, towards the advantage: S per width, or ratio − 1 of some tokens
+    )
+
+
+def joined(found: Sequence[Taken], name: str) -> Tensor:
+    """A field of all responses ``[S, R]``."""
+    return torch.cat([getattr(taken, name) for taken in found], 1)
 
 
 class Clip:
@@ -155,15 +154,19 @@ class Clip:
             dual = torch.full_like(high, math.inf) if self.arm.ranges else DUAL * torch.maximum(low, high)
             found = fspo_loss(log_prob, old, given, mask, Range(low, high, dual))
             loss = found.loss.sum() / (each * len(lengths) * max(lengths))
-            s, q, clipped = found.log_ratio, found.quadratic_variation, found.clipped.float()
-            return loss, Taken(s.detach(), q.detach(), clipped, sign * s.detach()[:, None])
-        leaf = log_prob.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(self._registered(leaf, old, given, mask, low, high), leaf)
-        clipped = ((gradient == 0) & (given != 0)).float().mean(1)
-        ratio = leaf.detach() - old
-        some = ratio[:, :: max(1, ratio.shape[1] // 8)].exp() - 1
-        taken = Taken(ratio.sum(1), ratio.square().sum(1), clipped, sign * some)
-        return self._registered(log_prob, old, given, mask, low, high), taken
+            s, q, clipped = found.log_ratio.detach(), found.quadratic_variation.detach(), found.clipped.float()
+            reach = sign * s[:, None]
+        else:
+            leaf = log_prob.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self._registered(leaf, old, given, mask, low, high), leaf)
+            clipped = ((gradient == 0) & (given != 0)).float().mean(1)
+            ratio = leaf.detach() - old
+            s, q = ratio.sum(1), ratio.square().sum(1)
+            reach = sign * (ratio[:, :: max(1, ratio.shape[1] // 8)].exp() - 1)
+            loss = self._registered(log_prob, old, given, mask, low, high)
+        columns = (column.cpu().unflatten(0, (len(self.scale), -1)) for column in (advantages, s, q, clipped, reach))
+        taken = Taken(task, *columns)
+        return loss, taken._replace(reach=taken.reach / self.scale[:, task, None, None])
 
     def _registered(self, log_prob, old, given, mask, low, high) -> Tensor:
         """The loss of verl, of each seed's mini-batch divided by that seed's totals."""
@@ -196,12 +199,12 @@ def widths(powers: Sequence[float], lengths: Sequence[int]) -> Tensor:
 class Run:
     """All seeds of an arm, as far as they have come."""
 
-    def __init__(self, regime: Regime, clip: Clip, policies: Policies | Transformers, learning_rate: float):
-        self.regime, self.clip, self.policies = regime, clip, policies
+    def __init__(self, regime: Regime, clip: Clip, policies: Policies | Transformers, learning_rate: float, seeds):
+        self.regime, self.clip, self.policies, self.seeds = regime, clip, policies, seeds
         self.optimizer = torch.optim.Adam([policies.weights], learning_rate)
         self.order = torch.Generator().manual_seed(0)
         self.rows: list[pd.DataFrame] = []
-        self.found: list[list[tuple[int, Tensor, Taken]]] = []  # task, advantages, what was done; of recorded rollouts
+        self.found: list[list[Taken]] = []  # of recorded rollouts
         self._prompts = PROMPTS * regime.mini_batches
         self._waiting = deque(policies.roll_out(self._prompts) for _ in range(regime.stale))
 
@@ -209,11 +212,12 @@ class Run:
         """Sample, and train on what was sampled before."""
         self._waiting.append(self.policies.roll_out(self._prompts))
         sampled, rollout = self.policies.success(), self._waiting.popleft()
-        orders, control = list(self._mini_batches()), self.clip.control
+        shuffled = (torch.randperm(self._prompts, generator=self.order) for _ in range(self.regime.epochs))
+        orders, control = [part for order in shuffled for part in order.split(PROMPTS)], self.clip.control
         held = control.rate is not None
         for _ in range(held * (self.regime.tries or not self.rows) * (1 if self.rows else 2)):
             kept = self.policies.weights.detach().clone(), copy.deepcopy(self.optimizer.state_dict())
-            control.eps = self._eps_of(self._train(rollout, orders)[0], self.clip.scale, control.wished())
+            control.eps = eps_of(self._train(rollout, orders)[0], control.wished())
             self.policies.weights.data.copy_(kept[0])
             self.optimizer.load_state_dict(kept[1])
         found, norms = self._train(rollout, orders)
@@ -221,11 +225,11 @@ class Run:
         if recorded:
             self.found.append(found)
         if held:
-            control.saw(*(sides := self._sides(found)))
+            control.saw(*sides(found))
             if not self.regime.tries:
-                control.follow(*sides)
+                control.follow(*sides(found))
 
-    def _train(self, rollout: Rollout, orders: Sequence[Tensor]) -> tuple[list, Tensor]:
+    def _train(self, rollout: Rollout, orders: Sequence[Tensor]) -> tuple[list[Taken], Tensor]:
         """Update by update; returns what the loss did, and the norms of the gradients ``[updates, S]``."""
         found, norms = [], []
         for prompts in orders:
@@ -234,86 +238,65 @@ class Run:
                 given = advantages[:, prompts].flatten()
                 log_prob = self.policies.log_prob(table, tokens[:, prompts].flatten(0, 2))
                 loss, taken = self.clip.loss(task, log_prob, old[:, prompts].flatten(0, 2), given)
-                found.append((task, given.cpu(), Taken(*(part.cpu() for part in taken))))
+                found.append(taken)
                 total = total + loss
             self.policies.weights.grad = None
             total.backward()
-            norms.append(self._step())
+            gradient = self.policies.weights.grad
+            norms.append(gradient.norm(dim=1))
+            gradient *= (GRADIENT_NORM / (norms[-1] + 1e-6)).clamp(max=1)[:, None]
+            self.optimizer.step()
         return found, torch.stack(norms).cpu()
 
-    def _mini_batches(self) -> Iterator[Tensor]:
-        for _ in range(self.regime.epochs):
-            yield from torch.randperm(self._prompts, generator=self.order).split(PROMPTS)
-
-    def _step(self) -> Tensor:
-        """Returns the norm of each seed's gradient, ``[S]``."""
-        gradient = self.policies.weights.grad
-        norm = gradient.norm(dim=1)
-        gradient *= (GRADIENT_NORM / (norm + 1e-6)).clamp(max=1)[:, None]
-        self.optimizer.step()
-        return norm
-
-    def _of_seeds(self, rows: Tensor) -> Tensor:
-        return rows.view(len(self.policies.weights), -1)
-
-    def _sides(self, found) -> tuple[Tensor, Tensor]:
-        """Clipped and counted responses of each side, ``[S, 2]``."""
-        clipped = counted = 0
-        for *_, given, taken in found:
-            sides = torch.stack([given < 0, given > 0], -1).double()
-            clipped = clipped + self._of_seeds(taken.clipped.double()[:, None] * sides).unflatten(1, (-1, 2)).sum(1)
-            counted = counted + self._of_seeds(sides).unflatten(1, (-1, 2)).sum(1)
-        return clipped, counted
-
-    def _summary(self, found, norms: Tensor, success: Tensor) -> pd.DataFrame:
+    def _summary(self, found: Sequence[Taken], norms: Tensor, success: Tensor) -> pd.DataFrame:
         """A row per seed and task; norms ``[updates, S]``, success ``[S, C]``."""
         tables = []
         for task, length in enumerate(self.regime.lengths):
-            own = [(self._of_seeds(given), self._of_seeds(taken.clipped)) for of, given, taken in found if of == task]
-            live = [(given != 0).float() for given, _ in own]
+            own = [taken for taken in found if taken.task == task]
+            live = (joined(own, "advantage") != 0).float()
             columns = {
                 "success": success[:, task],
-                "live": sum(part.sum(1) for part in live),
-                "clipped": sum((part * taken).sum(1) for part, (_, taken) in zip(live, own, strict=True)),
+                "live": live.sum(1),
+                "clipped": (live * joined(own, "clipped")).sum(1),
                 "norm_median": norms.median(0).values,
                 "norm_largest": norms.max(0).values,
             }
             rows = pd.DataFrame({name: column.numpy() for name, column in columns.items()})
-            tables.append(rows.assign(place=range(len(rows)), rollout=len(self.rows), length=length))
+            tables.append(rows.assign(seed=self.seeds, rollout=len(self.rows), length=length))
         return pd.concat(tables, ignore_index=True)
-
-    # --- what a power and eps are taken from --------------------------------------------------------------------------
 
     def powers(self, rate: float) -> list[float]:
         """The power that is fitted to each seed's records."""
-        parts = []
-        for found in self.found:
-            for task, given, taken in found:
-                names = ("log_ratio", "quadratic_variation")
-                part = {name: getattr(taken, name).numpy() for name in names} | {"advantage": given.numpy()}
-                seeds = np.repeat(np.arange(len(self.policies.weights)), PROMPTS * RESPONSES)
-                parts.append(pd.DataFrame(part | {"length": self.regime.lengths[task], "seed": seeds}))
-        return [fitted_power(own, rate) for _, own in pd.concat(parts, ignore_index=True).groupby("seed")]
+        found = list(itertools.chain.from_iterable(self.found))
+        length = np.concatenate([np.full(taken.advantage.shape[1], self.regime.lengths[taken.task]) for taken in found])
+        columns = {name: joined(found, name) for name in ("log_ratio", "quadratic_variation", "advantage")}
+        records = pd.DataFrame({name: column.flatten().numpy() for name, column in columns.items()})
+        records = records.assign(length=np.tile(length, len(self.seeds)), seed=np.repeat(self.seeds, len(length)))
+        return [fitted_power(own, rate) for _, own in records.groupby("seed")]
 
-    def _eps_of(self, found, scale: Tensor, rate: Tensor) -> Tensor:
-        """Eps that would have clipped these rates on each side, all ``[S, 2]``."""
-        scores, signs = [], []
-        for task, given, taken in found:
-            width = scale[:, task].repeat_interleave(PROMPTS * RESPONSES)[:, None]
-            scores.append((taken.reach / width).view(len(scale), -1))
-            signs.append(given[:, None].expand_as(taken.reach).reshape(len(scale), -1))
-        scores, signs = torch.cat(scores, 1), torch.cat(signs, 1)
-        eps = torch.ones_like(rate)
-        for seed, side in itertools.product(range(len(scale)), (0, 1)):
-            own = scores[seed][signs[seed] * (2 * side - 1) > 0]
-            eps[seed, side] = own.double().quantile(1 - rate[seed, side]) if len(own) else 1.0
-        return eps.clamp(min=1e-6)
+
+def sides(found: Sequence[Taken]) -> tuple[Tensor, Tensor]:
+    """Clipped and counted responses of each side, ``[S, 2]``."""
+    advantage = joined(found, "advantage")
+    counted = torch.stack([advantage < 0, advantage > 0], -1).double()
+    return (joined(found, "clipped")[..., None] * counted).sum(1), counted.sum(1)
+
+
+def eps_of(found: Sequence[Taken], rate: Tensor) -> Tensor:
+    """Eps that would have clipped these rates on each side, all ``[S, 2]``."""
+    reach = torch.cat([taken.reach.flatten(1) for taken in found], 1).double()
+    sign = torch.cat([taken.advantage[..., None].expand_as(taken.reach).flatten(1) for taken in found], 1)
+    eps = torch.ones_like(rate)
+    for seed, side in itertools.product(range(len(rate)), (0, 1)):
+        own = reach[seed][sign[seed] * (2 * side - 1) > 0]
+        eps[seed, side] = own.quantile(1 - rate[seed, side]) if len(own) else 1.0
+    return eps.clamp(min=1e-6)
 
 
 @functools.cache
-def warm(regime_lengths: tuple[int, ...], transformer: bool, seeds: tuple[int, ...]) -> Policies | Transformers:
+def warm(lengths: tuple[int, ...], transformer: bool, seeds: tuple[int, ...]) -> Policies | Transformers:
     """Where all arms of these seeds start."""
-    return (Transformers if transformer else Policies)(regime_lengths, seeds)
+    return (Transformers if transformer else Policies)(lengths, seeds)
 
 
 def begun(regime: Regime, arm: Arm, learning_rate: float, seeds: Sequence[int]) -> Run:
@@ -330,24 +313,23 @@ def begun(regime: Regime, arm: Arm, learning_rate: float, seeds: Sequence[int]) 
         low, high = arm.ranges
         unit = UNIT ** (arm.power or 0.0) if arm.loss is None else 1.0
         eps = torch.tensor([[low * unit, high * unit]]).repeat(len(seeds), 1)
-    return Run(regime, Clip(arm, regime, scale, eps), start.copy(), learning_rate)
-
-
-def act(run: Run, arm: Arm) -> None:
-    """Go on with another arm, as the records of the run so far say."""
-    lengths, seeds = run.regime.lengths, len(run.policies.weights)
-    powers = run.powers(arm.rate) if arm.power == "fitted" else [arm.power or 0.0] * seeds
-    run.clip = Clip(arm, run.regime, widths(powers, lengths), None)
+    return Run(regime, Clip(arm, regime, scale, eps), start.copy(), learning_rate, seeds)
 
 
 def train(regime: Regime, arm: Arm, learning_rate: float, seeds: Sequence[int]) -> pd.DataFrame:
     """Train an arm; a row per seed, rollout and task."""
     run = begun(regime, arm.first or arm, learning_rate, seeds)
     for number in range(regime.rollouts):
-        if arm.first is not None and number == RECORDED:
-            act(run, arm._replace(first=None))
+        if arm.first and number == RECORDED:  # go on with the arm, as the records of the run so far say
+            powers = run.powers(arm.rate) if arm.power == "fitted" else [arm.power or 0.0] * len(seeds)
+            run.clip = Clip(arm, regime, widths(powers, regime.lengths), None)
             run.found.clear()
-        run.rollout(recorded=arm.first is not None and number < RECORDED)
-    table = pd.concat(run.rows, ignore_index=True)
-    table.insert(0, "seed", np.array(seeds)[table.pop("place")])
-    return table
+        run.rollout(recorded=bool(arm.first) and number < RECORDED)
+    return pd.concat(run.rows, ignore_index=True)
+
+
+def curves_by_task(table: pd.DataFrame, curves: Sequence[str], sums: Sequence[str]) -> pd.DataFrame:
+    """A row per seed and task of :func:`train`: curves by rollout, and sums over the rollouts."""
+    columns = {name: (name, lambda values: values.to_numpy(np.float32)) for name in curves}
+    columns |= {name: (name, "sum") for name in sums}
+    return table.sort_values("rollout").groupby(["seed", "length"]).agg(**columns).reset_index()

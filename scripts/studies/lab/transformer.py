@@ -7,57 +7,38 @@ tasks share all weights but an embedding of the task. One transformer per seed, 
 closed form here: it is the mean reward of a rollout, before the updates on it.
 """
 
-import copy
 import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from walks import DIGITS, FREE, RESPONSES, Rollout, grpo_advantages, walks
+from walks import DIGITS, FREE, RESPONSES, Rollout, Seeds, grpo_advantages
 
 VOCABULARY = FREE + DIGITS  # free symbols, then digits
 HIDDEN, HEADS, LAYERS, WINDOW = 32, 2, 2, 16
 _WARM_UP, _WARM_UP_RATE, _WARM_UP_LENGTH = 1500, 3e-3, 128
 
 
-class Transformers:
-    """A transformer per seed; S seeds, C tasks. It stands in for :class:`walks.Policies`.
+class Transformers(Seeds):
+    """A transformer per seed. It stands in for :class:`walks.Policies`.
 
     A token is a number that holds the task, the token before and itself, so that a response alone has all that its
     log-probs depend on.
     """
 
     def __init__(self, lengths: Sequence[int], seeds: Sequence[int]):
-        self.lengths, self.count = tuple(lengths), len(lengths)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._shapes = {"embedding": (VOCABULARY, HIDDEN), "task": (self.count, HIDDEN), "out": (HIDDEN, VOCABULARY)}
+        shapes = {"embedding": (VOCABULARY, HIDDEN), "task": (len(lengths), HIDDEN), "out": (HIDDEN, VOCABULARY)}
         for layer in range(LAYERS):
-            self._shapes |= {f"qkv{layer}": (HIDDEN, 3 * HIDDEN), f"attended{layer}": (HIDDEN, HIDDEN)}
-            self._shapes |= {f"up{layer}": (HIDDEN, 4 * HIDDEN), f"down{layer}": (4 * HIDDEN, HIDDEN)}
-        each = [self._draw(torch.Generator().manual_seed(seed)) for seed in seeds]
+            shapes |= {f"qkv{layer}": (HIDDEN, 3 * HIDDEN), f"attended{layer}": (HIDDEN, HIDDEN)}
+            shapes |= {f"up{layer}": (HIDDEN, 4 * HIDDEN), f"down{layer}": (4 * HIDDEN, HIDDEN)}
+        scales = {name: 1.0 if name in ("embedding", "task") else shape[0] ** -0.5 for name, shape in shapes.items()}
+        parts = {name: (shape, scales[name]) for name, shape in shapes.items()}
+        super().__init__(lengths, seeds, parts, self.device)
         self._generators = [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
-        self.weights = torch.stack([weights for weights, *_ in each]).to(self.device).requires_grad_()  # [S, N]
-        self._next = torch.stack([permutations for _, permutations, _ in each]).to(self.device)  # [S, C, DIGITS]
-        self._reward = torch.full((len(each), self.count), math.nan)
-        self._warm_up(torch.stack([errors for *_, errors in each]).to(self.device))
-
-    def copy(self) -> "Transformers":
-        """The same transformers, which go on to draw the same numbers."""
-        other = copy.copy(self)
-        other.weights = self.weights.detach().clone().requires_grad_()
-        other._generators = [generator.clone_state() for generator in self._generators]
-        return other
-
-    def _draw(self, generator) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights ``[N]``, and the :func:`walks.walks` of the tasks."""
-        scale = {name: shape[0] ** -0.5 for name, shape in self._shapes.items()} | {"embedding": 1.0, "task": 1.0}
-        parts = [scale[name] * torch.randn(shape, generator=generator) for name, shape in self._shapes.items()]
-        return torch.cat([part.flatten() for part in parts]), *walks(self.lengths, generator)
-
-    def _parts(self, weights: Tensor) -> dict[str, Tensor]:
-        split = weights.split([math.prod(shape) for shape in self._shapes.values()], 1)
-        return {name: part.view(-1, *shape) for (name, shape), part in zip(self._shapes.items(), split, strict=True)}
+        self._reward = torch.full((len(seeds), self.count), math.nan)
+        self._warm_up()
 
     # --- the network --------------------------------------------------------------------------------------------------
 
@@ -112,33 +93,26 @@ class Transformers:
 
     # --- before training ----------------------------------------------------------------------------------------------
 
-    def _warm_up(self, errors: Tensor) -> None:
-        """Learn walks in which the permutation errs this often, and free symbols are equally likely."""
-        seeds, n, device = len(errors), 4, self.device
-        target = (errors / (DIGITS - 1))[..., None].repeat(1, 1, 1, DIGITS)  # [S, C, DIGITS, DIGITS]
-        target.scatter_(3, self._next[..., None], 1 - errors[..., None])
-        optimizer = torch.optim.Adam([self.weights], _WARM_UP_RATE)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _WARM_UP)
-        task = torch.arange(self.count, device=device).repeat_interleave(n)
-        of = torch.arange(seeds, device=device)[:, None]
-        for _ in range(_WARM_UP):
+    def _warm_up(self) -> None:
+        """Learn walks in which the permutation errs so often, and free symbols are equally likely."""
+        seeds, task = len(self.weights), torch.arange(self.count, device=self.device).repeat_interleave(4)
+        of = torch.arange(seeds, device=self.device)[:, None]
+
+        def loss() -> Tensor:
             # Digits at random, and not as the walk goes, so that a rare one is learnt as well.
-            digits = self._uniform((seeds, len(task), _WARM_UP_LENGTH // 2), DIGITS)
-            free = self._uniform(digits.shape, FREE)
+            shape = len(task), _WARM_UP_LENGTH // 2
+            digits, free = self._uniform(shape, DIGITS), self._uniform(shape, FREE)
             ids = torch.stack([digits + FREE, free], -1).flatten(2)
             symbols, following = self._log_probs(self._parts(self.weights), ids, task.expand(seeds, -1))
-            wished = target[of[..., None], task[:, None], digits]
-            loss = -(wished * following).sum(-1).mean((1, 2)).sum() - symbols.mean((1, 2, 3)).sum()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-        self.weights.grad = None
+            wished = self._target[of[..., None], task[:, None], digits]
+            return -(wished * following).sum(-1).mean((1, 2)).sum() - symbols.mean((1, 2, 3)).sum()
+
+        optimizer = torch.optim.Adam([self.weights], _WARM_UP_RATE)
+        self._fit(loss, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _WARM_UP), _WARM_UP)
 
     def _uniform(self, shape: tuple[int, ...], count: int) -> Tensor:
         """Whole numbers below count, those of each seed from its generator."""
-        each = [torch.randint(count, shape[1:], generator=g, device=self.device) for g in self._generators]
-        return torch.stack(each)
+        return torch.stack([torch.randint(count, shape, generator=g, device=self.device) for g in self._generators])
 
     # --- rollouts -----------------------------------------------------------------------------------------------------
 
@@ -152,7 +126,7 @@ class Transformers:
         w, rows = self._parts(self.weights), prompts * RESPONSES
         found, rewards = Rollout([], [], []), []
         for task, length in enumerate(self.lengths):
-            first = self._uniform((len(self.weights), prompts), DIGITS).repeat_interleave(RESPONSES, 1)
+            first = self._uniform((prompts,), DIGITS).repeat_interleave(RESPONSES, 1)
             draws = torch.stack([torch.rand(length, rows, generator=g, device=self.device) for g in self._generators])
             tasks = torch.full_like(first, task)
             ids = self._walk(w, first + FREE, tasks, draws)  # [S, rows, 1 + L], with the prompt

@@ -13,7 +13,7 @@ up in. Success has a closed form, so that evaluation adds no noise.
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -49,45 +49,76 @@ class _LookUp(torch.autograd.Function):
         return torch.bincount(places.flatten(), grad.flatten(), ctx.size).to(grad.dtype), None
 
 
-class Policies:
-    """A policy per seed; S seeds, C tasks, N weights.
+class Seeds:
+    """A policy per seed, all of them one tensor of weights; S seeds, C tasks, N weights.
 
     Args:
         lengths: tokens of a response to each task.
         seeds: of the weights, the permutations and all responses. A seed's numbers do not depend on the others.
+        parts: shape and scale of each part of a policy's weights.
     """
 
-    def __init__(self, lengths: Sequence[int], seeds: Sequence[int]):
+    def __init__(self, lengths: Sequence[int], seeds: Sequence[int], parts: dict[str, tuple], device="cpu"):
         self.lengths, self.count = tuple(lengths), len(lengths)
-        groups, out = self.count, FREE + DIGITS
-        self._shapes = {
-            "digit": (groups, DIGITS, 1, HIDDEN),
-            "symbol": (groups, 1, FREE + 1, HIDDEN),  # the last one is none yet
-            "task": (self.count, 1, 1, HIDDEN),
-            "hidden": (groups, HIDDEN, HIDDEN),
-            "hidden_bias": (groups, 1, HIDDEN),
-            "out": (groups, HIDDEN, out),
-            "out_bias": (groups, 1, out),
-        }
-        generators = self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        each = [self._draw(generator) for generator in generators]
-        self.weights = torch.stack([weights for weights, _, _ in each]).requires_grad_()  # [S, N]
-        self._next = torch.stack([permutations for _, permutations, _ in each])  # [S, C, DIGITS]
-        self._visits = self._visited()
-        self._warm_up(torch.stack([errors for *_, errors in each]))
+        self._shapes = {name: shape for name, (shape, _) in parts.items()}
+        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
-    def copy(self) -> "Policies":
+        def draw(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+            own = [(scale * torch.randn(shape, generator=generator)).flatten() for shape, scale in parts.values()]
+            return torch.cat(own), *walks(lengths, generator)
+
+        drawn = zip(*map(draw, self._generators), strict=True)
+        weights, self._next, error = (torch.stack(each).to(device) for each in drawn)  # two of [S, C, DIGITS]
+        self.weights = weights.requires_grad_()  # [S, N]
+        # What a policy learns before training: the chance of each digit after each one, [S, C, DIGITS, DIGITS].
+        self._target = (error / (DIGITS - 1))[..., None].repeat(1, 1, 1, DIGITS)
+        self._target.scatter_(3, self._next[..., None], 1 - error[..., None])
+
+    def copy(self):
         """The same policies, which go on to draw the same numbers."""
         other = copy.copy(self)
         other.weights = self.weights.detach().clone().requires_grad_()
         other._generators = [generator.clone_state() for generator in self._generators]
         return other
 
-    def _draw(self, generator) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights ``[N]``, and the :func:`walks` of the tasks."""
-        scale = {"hidden": HIDDEN**-0.5, "out": HIDDEN**-0.5, "hidden_bias": 0.0, "out_bias": 0.0}
-        parts = [scale.get(name, 0.7) * torch.randn(shape, generator=generator) for name, shape in self._shapes.items()]
-        return torch.cat([part.flatten() for part in parts]), *walks(self.lengths, generator)
+    def _parts(self, weights: Tensor) -> dict[str, Tensor]:
+        split = weights.split([math.prod(shape) for shape in self._shapes.values()], 1)
+        return {name: part.view(-1, *shape) for (name, shape), part in zip(self._shapes.items(), split, strict=True)}
+
+    def _fit(self, loss: Callable[[], Tensor], schedule: torch.optim.lr_scheduler.LRScheduler, steps: int) -> None:
+        for _ in range(steps):
+            schedule.optimizer.zero_grad()
+            loss().backward()
+            schedule.optimizer.step()
+            schedule.step()
+        self.weights.grad = None
+
+
+class Policies(Seeds):
+    """A network of two hidden layers per seed and task."""
+
+    def __init__(self, lengths: Sequence[int], seeds: Sequence[int]):
+        groups, out = len(lengths), FREE + DIGITS
+        parts = {
+            "digit": ((groups, DIGITS, 1, HIDDEN), 0.7),
+            "symbol": ((groups, 1, FREE + 1, HIDDEN), 0.7),  # the last one is none yet
+            "task": ((groups, 1, 1, HIDDEN), 0.7),
+            "hidden": ((groups, HIDDEN, HIDDEN), HIDDEN**-0.5),
+            "hidden_bias": ((groups, 1, HIDDEN), 0.0),
+            "out": ((groups, HIDDEN, out), HIDDEN**-0.5),
+            "out_bias": ((groups, 1, out), 0.0),
+        }
+        super().__init__(lengths, seeds, parts)
+        self._visits = self._visited()
+        target = self._target[:, :, :, None].expand(-1, -1, -1, FREE, -1)
+
+        def loss() -> Tensor:
+            """Of the table in which the permutation errs so often, and free symbols are equally likely."""
+            symbols, digits = self._log_probs()
+            return -(target * digits).sum() / FREE - symbols.sum() / FREE
+
+        optimizer = torch.optim.Adam([self.weights], _WARM_UP_RATE)
+        self._fit(loss, torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, _WARM_UP), _WARM_UP)
 
     def _visited(self) -> Tensor:
         """How often a right response leaves each digit ``[S, C, DIGITS (first), DIGITS]``."""
@@ -99,28 +130,9 @@ class Policies:
                 at = self._next[:, task].gather(1, at)
         return visits
 
-    def _warm_up(self, errors: Tensor) -> None:
-        """Fit the table in which the permutation errs this often, and free symbols are equally likely."""
-        target = (errors / (DIGITS - 1))[..., None].repeat(1, 1, 1, DIGITS)
-        target.scatter_(3, self._next[..., None], 1 - errors[..., None])
-        target = target[:, :, :, None].expand(-1, -1, -1, FREE, -1)
-        optimizer = torch.optim.Adam([self.weights], _WARM_UP_RATE)
-        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, _WARM_UP)
-        for _ in range(_WARM_UP):
-            symbols, digits = self._log_probs()
-            loss = -(target * digits).sum() / FREE - symbols.sum() / FREE
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-        self.weights.grad = None
-
     def _log_probs(self) -> tuple[Tensor, Tensor]:
         """Of free symbols ``[S, C, DIGITS, FREE]`` and of digits ``[S, C, DIGITS, FREE, DIGITS]``."""
-        sizes = [math.prod(shape) for shape in self._shapes.values()]
-        parts = self.weights.split(sizes, 1)
-        w = {name: part.view(-1, *shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
-        seeds = len(self.weights)
+        w, seeds = self._parts(self.weights), len(self.weights)
         hidden = (w["digit"] + w["symbol"] + w["task"]).tanh()  # [S, C, DIGITS, FREE + 1, HIDDEN]
         hidden = hidden.view(seeds, self.count, -1, HIDDEN)
         hidden = (hidden @ w["hidden"] + w["hidden_bias"]).tanh()

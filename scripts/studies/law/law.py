@@ -5,7 +5,6 @@
 python scripts/studies/law/law.py
 """
 
-import io
 import math
 import sys
 from collections.abc import Iterator
@@ -19,10 +18,9 @@ from scipy.optimize import brentq
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 from fitted import fitted_power  # noqa: E402
-from pictures import small_png  # noqa: E402
+from pictures import save  # noqa: E402
 
 from fspo_verl.analysis.clip_rates import (  # noqa: E402
-    MIN_BIN_PROMPTS,
     Estimate,
     length_edges,
     prompts_of,
@@ -32,11 +30,9 @@ from fspo_verl.analysis.clip_rates import (  # noqa: E402
 from fspo_verl.analysis.length_effect import length_effect  # noqa: E402
 from fspo_verl.band import Band  # noqa: E402
 from fspo_verl.clips import MATCHED_RATE, BandClip  # noqa: E402
-from fspo_verl.output import write_whole  # noqa: E402
 from fspo_verl.report import figures  # noqa: E402
 from fspo_verl.report.figures import AMBER, BLACK, BROWN, GREY, STYLES, Series, Style  # noqa: E402
 
-LOOP = 0.8  # a response with a smaller share of different 4-grams is left out
 FIRST, LARGEST = 3, 4.0  # the shortest prefix has 2^3 − 1 tokens; the largest exponent
 KINDS = {"text": Style(AMBER, "o"), "chat": Style(GREY, "s"), "steps": Style(BROWN, "^")}
 WIDTHS = {
@@ -47,24 +43,18 @@ WIDTHS = {
 }
 
 
-def read(name: str) -> pd.DataFrame:
-    """Responses at temperature 1 after four steps of GRPO, without loops."""
-    chosen = [
-        ("temperature", "==", 1.0),
-        ("direction", "==", "grpo"),
-        ("mini_batch", "==", 4),
-        ("distinct", ">=", LOOP),
-    ]
-    records = pd.read_parquet(HERE / name, filters=chosen)
-    return records.assign(step=1, log_ratio=records.s.map(np.sum), quadratic_variation=records.q.map(np.sum))
+def read(machine: str) -> pd.DataFrame:
+    """Responses at temperature 1 after four steps of GRPO; s and q are of blocks of 1, 2, 4, ... tokens."""
+    records = pd.read_parquet(HERE / "records.parquet", filters=[("machine", "==", machine)])
+    sums = {"log_ratio": records.s.map(np.sum), "quadratic_variation": records.q.map(np.sum)}
+    return records.assign(step=1, mini_batch=4, **sums)
 
 
 def interval(value: float, influence: np.ndarray, cluster: np.ndarray) -> Estimate:
     """An estimate with its 95% interval, from the influence ``[rows]`` of each row: what the row adds to the error.
 
-    The variance is Σψ², ψ the sums over clusters, times G / (G − 1) for G clusters. Student's t has the degrees of
-    freedom of this variance, 2 (Σψ²)² / (Σψ⁴ − (Σψ²)²/G): about G where the ψ are Gaussian, and fewer where few
-    clusters decide.
+    The variance is Σψ² · G / (G − 1), ψ the sums over the G clusters. Student's t has the degrees of freedom of this
+    variance, 2 (Σψ²)² / (Σψ⁴ − (Σψ²)²/G): about G where the ψ are Gaussian, fewer where few clusters decide.
     """
     total = np.bincount(cluster, influence)
     count, squares = len(total), np.square(total).sum()
@@ -77,12 +67,7 @@ def exponent(s: np.ndarray, length: np.ndarray, cluster: np.ndarray) -> Estimate
     """p in std(S | L) ~ L^p: the maximum of the Gaussian likelihood, without bins of length; clusters are prompts.
 
     S is taken about the drift per token, ΣS / ΣL.
-
-    Raises:
-        ValueError: with fewer than 10 clusters, and beyond ±4.
     """
-    if np.max(cluster) + 1 < MIN_BIN_PROMPTS:
-        raise ValueError("too few prompts")
     squares, x = np.square(s - length * s.sum() / length.sum()), np.log(length)
     x = x - x.mean()
 
@@ -118,8 +103,7 @@ def clipped(records: pd.DataFrame, width: str) -> np.ndarray:
 
 def dependence(records: pd.DataFrame, width: str) -> Estimate:
     """k in clip rate ~ L^k, and its interval."""
-    effect = length_effect(records, clipped(records, width))
-    return Estimate(*effect[:3])
+    return Estimate(*length_effect(records, clipped(records, width))[:3])
 
 
 def rate_of_kinds(records: pd.DataFrame, width: str) -> pd.Series:
@@ -128,24 +112,17 @@ def rate_of_kinds(records: pd.DataFrame, width: str) -> pd.Series:
 
 
 def lines() -> Iterator[str]:
-    for name, lasts in {"cpu.parquet": (511,), "h200.parquet": (511, 2047)}.items():
-        records = read(name)
-        yield f"\n{name}: p in std(S | L) ~ L^p within responses; k in clip rate ~ L^k of widths that clip 10%"
-        for kind in KINDS:
-            own = records[records.kind == kind]
+    for machine, lasts in {"cpu": (511,), "h200": (511, 2047)}.items():
+        records = read(machine)
+        yield f"\n{machine}: p in std(S | L) ~ L^p within responses; k in clip rate ~ L^k of widths that clip 10%"
+        for kind, own in records.groupby("kind"):
             for last in lasts:
-                long = own[own.length >= last]
-                where = f"{len(long)} responses to {long.prompt.nunique()} prompts"
-                yield f"  {kind} to {last} tokens: p {said(exponent_within(own, last))}, {where}"
+                yield f"  {kind} to {last} tokens: p {exponent_within(own, last):.3f}"
             if kind != "steps":  # which have too few responses with an advantage for a test
-                yield f"  {kind}: k of √L {said(dependence(own, '√L'))}"
+                yield f"  {kind}: k of √L {dependence(own, '√L'):.3f}"
         for width in WIDTHS:
             rates = ", ".join(f"{kind} {rate:.1%}" for kind, rate in rate_of_kinds(records, width).items())
-            yield f"  all kinds, {width}: k {said(dependence(records, width))}; clipped {rates}"
-
-
-def said(found: Estimate) -> str:
-    return f"{found.value:.2f} [{found.lower:.3f}, {found.upper:.3f}]"
+            yield f"  all kinds, {width}: k {dependence(records, width):.3f}; clipped {rates}"
 
 
 def draw(records: pd.DataFrame) -> Figure:
@@ -182,9 +159,7 @@ def by_length(records: pd.DataFrame) -> pd.DataFrame:
 
 def main() -> None:
     print("\n".join(lines()))
-    picture = io.BytesIO()
-    draw(read("cpu.parquet")).savefig(picture, dpi=130, metadata={"Software": None})
-    write_whole([(HERE / "widths.png", small_png(picture.getvalue()))])
+    save(draw(read("cpu")), HERE / "widths.png")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What README, docs/ and the studies' own pages quote is what the committed records say."""
+"""What README and docs/ quote is what the committed records say."""
 
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from compare import main
 
 STUDIES = Path(__file__).parents[1]
 ROOT = STUDIES.parents[1]
@@ -18,50 +16,35 @@ import quoted  # noqa: E402
 from fspo_verl.analysis import causes, runs  # noqa: E402
 from fspo_verl.analysis.judgement import judge  # noqa: E402
 
-
-def says(page: str, *sentences: str) -> None:
-    """Each sentence stands on the page, wherever its lines break."""
-    text = " ".join((ROOT / page).read_text().replace("\n> ", "\n").split())
-    missing = [sentence for sentence in sentences if sentence not in text]
-    assert not missing, missing
+RECORDED = ROOT / "tests/recorded"
 
 
-@pytest.mark.parametrize("part", quoted.PARTS, ids=lambda part: part.__name__)
-def test_pages_quote_what_the_records_say(part):
-    sentences = list(part())
-    assert sentences
-    for page, sentence in sentences:
-        says(page, sentence)
+def the_sentence_of_committed_records():
+    """docs/measure.md shows it beside its command."""
+    sentence = judge(runs.read_run(RECORDED / "grpo-4-float32", "")).findings[0].sentence
+    yield "docs/measure.md", sentence
+    yield "docs/measure.md", "`fspo-verl report tests/recorded/grpo-4-float32`"
 
 
-# --- what other pages quote -------------------------------------------------------------------------------------------
+def from_where_on_a_cause_is_concluded():
+    yield "docs/measure.md", f"{causes.SHARE_NOT_FINITE:.1%} of the responses or more hold NaN or inf"
+    yield "docs/measure.md", f"{causes.SHARE_CUT_OFF:.0%} or more fill what they were allowed"
+    yield "docs/measure.md", f"or a rollout correction rejects {causes.SHARE_REJECTED:.0%}"
 
 
-def test_the_sentence_of_committed_records():
-    folder = "tests/recorded/grpo-4-float32"
-    sentence = judge(runs.read_run(ROOT / folder, "")).findings[0].sentence
-    says("docs/measure.md", sentence, f"`fspo-verl report {folder}`")
-
-
-def test_from_where_on_a_cause_is_concluded():
-    says(
-        "docs/measure.md",
-        f"{causes.SHARE_NOT_FINITE:.1%} of the responses or more hold NaN or inf",
-        f"{causes.SHARE_CUT_OFF:.0%} or more fill what they were allowed",
-        f"or a rollout correction rejects {causes.SHARE_REJECTED:.0%}",
-    )
-
-
-def test_bytes_of_a_record():
-    folders = [ROOT / "tests/recorded" / name for name in ("grpo-4-float32", "still-0-bfloat16")]
+def bytes_of_a_record():
+    folders = [RECORDED / name for name in ("grpo-4-float32", "still-0-bfloat16")]
     sizes = [sum(file.stat().st_size for file in folder.glob("*.parquet")) for folder in folders]
     each = [size / len(runs.read_run(folder, "").records) for size, folder in zip(sizes, folders, strict=True)]
-    says("docs/scripts.md", f"Records take {min(each):.0f} to {max(each):.0f} bytes of disk per response")
+    yield "docs/scripts.md", f"Records take {min(each):.0f} to {max(each):.0f} bytes of disk per response"
 
 
-@pytest.mark.parametrize("name", ["comparison", "comparison_16_steps"])
-def test_the_pages_of_comparisons_are_those_of_their_records(name, tmp_path):
-    for kind in ("json", "md"):
-        shutil.copy(STUDIES / name / f"{name}.{kind}", tmp_path)
-    assert main([str(tmp_path / f"{name}.json")]) == 0
-    assert (tmp_path / f"{name}.md").read_text() == (STUDIES / name / f"{name}.md").read_text()
+OTHERS = (the_sentence_of_committed_records, from_where_on_a_cause_is_concluded, bytes_of_a_record)
+
+
+@pytest.mark.parametrize("part", [*quoted.PARTS, *OTHERS], ids=lambda part: part.__name__)
+def test_pages_quote_what_the_records_say(part):
+    """Each sentence stands on its page, wherever its lines break."""
+    sentences = list(part())
+    texts = {page: " ".join((ROOT / page).read_text().replace("\n> ", "\n").split()) for page, _ in sentences}
+    assert sentences and not [sentence for page, sentence in sentences if sentence not in texts[page]]
