@@ -101,6 +101,15 @@ WITH = {
     "schema": "FSPOPolicyLossConfig",
     "registered with a schema": True,
 }
+WITHOUT = {
+    "registered": False,
+    "ppo_trainer algorithm.policy_loss=fspo": "ConfigCompositionException",
+    "ppo_trainer +algorithm.policy_loss=fspo": "vanilla",  # stock verl takes it for a value that nothing reads
+    TELLING: "ConfigCompositionException",  # and refuses a field that it does not know
+    "fspo_trainer": "MissingConfigException",
+    "ppo_trainer": "vanilla",
+    "registered with a schema": False,
+}
 
 
 def probe(environment, *args, **env):
@@ -117,19 +126,12 @@ def environment(tmp_path_factory):
     return Environment(tmp_path_factory.mktemp("environment") / "venv")
 
 
-def test_wheel_and_its_removal(environment, source):
-    without = probe(environment)
-    assert without == {
-        "registered": False,
-        "ppo_trainer algorithm.policy_loss=fspo": "ConfigCompositionException",
-        "ppo_trainer +algorithm.policy_loss=fspo": "vanilla",  # stock verl takes it for a value that nothing reads
-        TELLING: "ConfigCompositionException",  # and refuses a field that it does not know
-        "fspo_trainer": "MissingConfigException",
-        "ppo_trainer": "vanilla",
-        "registered with a schema": False,
-    }
+@pytest.fixture(scope="module")
+def wheel(source):
+    return build(source, "bdist_wheel")
 
-    wheel = build(source, "bdist_wheel")
+
+def test_wheel_and_its_removal(environment, wheel):
     tops = {Path(name).parts[0] for name in zipfile.ZipFile(wheel).namelist() if ".dist-info" not in name}
     assert tops == {"fspo_verl", "hydra_plugins"}  # `tests` or `scripts` would overwrite verl's
     environment.pip("install", "--no-deps", "--no-index", str(wheel))
@@ -140,7 +142,7 @@ def test_wheel_and_its_removal(environment, source):
     _demo_needs_neither_verl_nor_an_extra(environment)
 
     environment.pip("uninstall", "--yes", "fspo-verl")
-    assert probe(environment) == without
+    assert probe(environment) == WITHOUT
 
 
 def _demo_needs_neither_verl_nor_an_extra(environment):
@@ -171,20 +173,24 @@ def _other_hydra_programs_see_no_change(environment):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["sdist", "editable"])
-def test_sdist_and_editable(environment, source, kind):
+def test_editable(environment, source):
     # --no-build-isolation: the build takes setuptools from this environment, so that nothing is downloaded.
-    target = ["--editable", str(source)] if kind == "editable" else [str(build(source, "sdist"))]
-    environment.pip("install", "--no-deps", "--no-index", "--no-build-isolation", *target)
+    environment.pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--editable", str(source))
     assert probe(environment, "fspo") == WITH
     environment.pip("uninstall", "--yes", "fspo-verl")
 
 
+def contents(wheel: Path) -> dict[str, bytes]:
+    archive = zipfile.ZipFile(wheel)
+    return {name: archive.read(name) for name in archive.namelist() if not name.endswith("RECORD")}
+
+
 @pytest.mark.long
-def test_an_sdist_holds_no_study_and_tests_that_need_none(source, tmp_path):
+def test_an_sdist_makes_the_same_wheel_and_holds_no_study_and_tests_that_need_none(source, wheel, tmp_path):
     with tarfile.open(build(source, "sdist")) as archive:
         archive.extractall(tmp_path, filter="data")
     (unpacked,) = tmp_path.iterdir()
+    assert contents(build(unpacked, "bdist_wheel")) == contents(wheel)
     assert (unpacked / "scripts/quickstart.sh").exists() and not (unpacked / "scripts/studies").exists()
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "tests/analysis", "tests/compare"]
     collected = subprocess.run(command, cwd=unpacked, capture_output=True, text=True)

@@ -3,6 +3,7 @@
 """vLLM under verl on a machine without a GPU: what is adapted, and that nothing happens where nothing should."""
 
 import os
+import subprocess
 import sys
 import types
 from importlib import metadata
@@ -85,6 +86,11 @@ def test_register_acts_on_the_cpu_platform_alone(environ, expected, monkeypatch)
 def test_vllm_finds_the_entry_point():
     (entry_point,) = metadata.entry_points(group="vllm.general_plugins", name="fspo_verl_cpu")
     assert entry_point.load() is register
+
+
+def test_import_does_not_bring_in_vllm():
+    code = "import sys, fspo_verl_cpu; sys.exit('vllm' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @needs_vllm_cpu

@@ -14,10 +14,10 @@ import verl
 from composed import composed
 from omegaconf import OmegaConf
 
+from fspo_verl.keys import ACTOR
+from fspo_verl.keys import POLICY_LOSS as LOSS
 from fspo_verl.launch import hook
 
-ACTOR = "actor_rollout_ref.actor"
-LOSS = f"{ACTOR}.policy_loss"
 ROLLOUT = "actor_rollout_ref.rollout"
 GRPO = "algorithm.adv_estimator=grpo data.train_batch_size=1024 actor_rollout_ref.model.path=Qwen/Qwen3-8B"
 GSPO = f"{GRPO} {LOSS}.loss_mode=gspo {ACTOR}.clip_ratio_low=3e-4 {ACTOR}.clip_ratio_high=4e-4 {ACTOR}.clip_ratio_c=10"
@@ -71,17 +71,11 @@ OTHERS = {  # overrides, or (overrides, config name, folder of configs below ver
 
 
 ALIKE = (  # keys of others that a misspelt selection of this package would resemble
-    *("+algorithm.policy_loss_type=gspo", "+algorithm.policy_loss_fn=grpo", "+policy_loss_name=grpo"),
-    *("+algorithm.my.policy_loss=gspo", "+algorithm.policyLoss=gspo", "+policy_loss=gspo", "+policy_loss=observed"),
-    *("+algorithm.policy_losses=[gspo,grpo]", "+algorithm.policy_loss_mode=gspo", "+algorithm.loss_mode=gspo"),
-    *("+actor_rollout_ref.policy_loss=grpo", "+algorithm.policy_loss_kwargs.name=gspo", "+algorithm.losses=gspo"),
-    *("+loss_mode=grpo", "+algorithm.policy.loss=gspo", "+algorithm.policy_loss_grpo=grpo", "+policy.loss=gspo"),
-    *("+algorithm.aux_policy_loss=grpo", "+algorithm.policy_loss_type=no_clip", "+algorithm.critic_policy_loss=gspo"),
-    *("+algorithm.policy_lost=gspo", "+algorithm.policy_loss_name=fixed_band", "+algorithm.base_policy_loss=observed"),
-    *("+algorithm.loss_type=gspo", "+algorithm.policy_loss_fn=gspo_token", "+actor_rollout_ref.loss_name=gspo"),
-    *("+algorithm.policy_loss_variant=grpo", "+algorithm.sub_policy_loss=gspo", "+policy_loss_config=gspo"),
+    *("+algorithm.policy_loss_type=gspo", "+policy_loss_name=grpo", "+algorithm.my.policy_loss=gspo"),
+    *("+algorithm.policyLoss=gspo", "+policy_loss=observed", "+algorithm.policy_losses=[gspo,grpo]"),
+    *("+algorithm.loss_mode=gspo", "+actor_rollout_ref.policy_loss=grpo", "+algorithm.policy.loss=gspo"),
+    *("+algorithm.aux_policy_loss=grpo", "+algorithm.policy_loss_fn=gspo_token", "+algorithm.policy_lost=gspo"),
     *("+algorithm.policy_loss_a=gspo +algorithm.policy_loss_b=grpo", "+algorithm.policyloss=gspo +policy_loss=grpo"),
-    *("+algorithm.policy_loss_weight=0.5", "+actor_rollout_ref.policy_loss_fn=gspo", "+algorithm.loss_mode_name=grpo"),
 )
 
 
@@ -121,7 +115,7 @@ def test_a_key_like_ours_with_a_value_that_is_everybodys_is_at_most_a_warning(ov
     assert len(caplog.records) <= 1 and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("problem", [ValueError, KeyError, AttributeError, RecursionError, ImportError, AssertionError])
+@pytest.mark.parametrize("problem", [ValueError, RecursionError, ImportError])
 def test_what_goes_wrong_in_a_check_does_not_end_a_launch_of_others(problem, caplog, monkeypatch):
     def fails(_self):
         raise problem("on purpose")
@@ -140,7 +134,7 @@ def test_configs_that_are_none_of_verls_are_left_alone(config):
 
 STOCK = OmegaConf.load(Path(verl.__file__).parent / "trainer/config/_generated_ppo_trainer.yaml")
 # What a launch of others may have in place of a section or value of verl's.
-ODD = [None, "", 0, -1, "auto", [], {}, "???", "${oc.env:NOT_SET}", "${not_there}"]
+ODD = [None, "", -1, "auto", [], {}, "???", "${oc.env:NOT_SET}"]
 READ = [  # sections and keys that a look at a launch may come to
     *("trainer", "data", "algorithm", "actor_rollout_ref", ACTOR, LOSS, ROLLOUT, "trainer.save_freq"),
     *("trainer.default_local_dir", "trainer.resume_mode", "trainer.resume_from_path", f"{LOSS}.loss_mode"),
@@ -208,15 +202,8 @@ def test_what_fails_in_a_launch_of_others_shows_no_frame_of_this_package(full, t
     (tmp_path / "main.py").write_text(FAILING)
     command = [sys.executable, "main.py", "++ray_kwargs.ray_init=3"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    errors = (
-        "no_such_key",
-        "no_such_config",
-        "no_such_option",
-        "no_such_logger",
-        "no_such_trainer",
-        "has no attribute 'get'",
-        "of others",
-    )
+    errors = [f"no_such_{name}" for name in ("key", "config", "option", "logger", "trainer")]
+    errors += ["has no attribute 'get'", "of others"]
     assert run.returncode == 1 and all(error in run.stderr for error in errors), run.stderr
     # Python 3.10 adds the frame of a wrap again, where the function that it wraps fails by itself.
     assert len(re.findall('File ".*fspo', run.stderr)) <= (sys.version_info < (3, 11)), run.stderr

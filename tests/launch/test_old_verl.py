@@ -28,7 +28,7 @@ if __name__ == "__main__":
 """
 CONFIG = "algorithm: {adv_estimator: grpo}\nactor_rollout_ref: {actor: {clip_ratio: 0.2}}\ntrainer: {project_name: x}\n"
 MINE = "defaults: [ppo_trainer, algorithm.policy_loss: fspo, _self_]\n"
-VERSIONS = ["0.1", "0.2.0.dev", "0.3.1.dev0", "0.4.1", "0.5.0", "0.8.0", None]
+VERSIONS = ["0.2.0.dev", "0.8.0", None]
 SELECTIONS = [["algorithm.policy_loss=fspo"], ["+algorithm.policy_loss=gspo"], ["--config-name", "mine"]]
 
 

@@ -24,7 +24,6 @@ def test_the_tokenizer_is_the_files(converted):
     for holder in (tokenizer, model.config, model.generation_config):
         assert (holder.bos_token_id, holder.eos_token_id, holder.pad_token_id) == (1, 2, 2)
     assert len(tokenizer) == model.config.vocab_size == len(small_gguf.TOKENS)
-
     assert tokenizer.tokenize("ab ab 12") == ["ab", "Ġab", "Ġ", "1", "2"]  # though there is a merge for 12
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "naïve 7²"}], add_generation_prompt=True)
     assert tokenizer.decode(chat["input_ids"]) == "<start>user\nnaïve 7²<end>\n<start>assistant\n"

@@ -22,12 +22,6 @@ from fspo_verl.analysis import runs
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def problems():
-    rng = random.Random(0)
-    return [ledger.draw_problem(rng) for _ in range(2000)]
-
-
 @pytest.mark.parametrize(
     ("response", "score"), [("a+7=07", 1.0), ("=07", 1.0), ("07", 0.0), ("a+7=17", 0.0), ("a+7=07b", 0.0), ("", 0.0)]
 )
@@ -35,9 +29,9 @@ def test_score(response, score):
     assert ledger.compute_score("ledger", response, "07") == score
 
 
-def test_tokenizer_and_the_fast_encoding_agree(problems):
-    tokenizer = ledger.tokenizer()
-    for problem in problems[:50]:
+def test_tokenizer_and_the_fast_encoding_agree():
+    tokenizer, rng = ledger.tokenizer(), random.Random(0)
+    for problem in (ledger.draw_problem(rng) for _ in range(50)):
         chat = [{"role": "user", "content": problem.prompt}]
         prompt_ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
         assert prompt_ids == ledger.encode_prompt(problem.prompt)
@@ -47,11 +41,10 @@ def test_tokenizer_and_the_fast_encoding_agree(problems):
         assert tokenizer.unk_token_id not in prompt_ids + response_ids
 
 
-def record(step: int, **metrics) -> str:
-    return json.dumps({"step": step, "data": metrics})
-
-
 def test_metrics_of_several_attempts(tmp_path):
+    def record(step: int, **metrics) -> str:
+        return json.dumps({"step": step, "data": metrics})
+
     first = [record(0, **{"val-core/ledger/acc/mean@1": 0.3})]
     first += [record(step, **{"critic/score/mean": 0.4, "fspo/clip_rate/all": 0.1}) for step in (1, 2)]
     second = [record(step, **{"critic/score/mean": 0.6, "fspo/clip_rate/all": 0.2}) for step in (2, 3)]
@@ -99,12 +92,10 @@ def test_a_finished_run_is_shown_again_and_only_for_its_own_settings(warm):
     launch.claim(named)
     with pytest.raises(launch.Failure, match="holds a run with"):
         launch.claim(dataclasses.replace(named, loss="gspo"))
-    assert all(quickstart("--name", name, "--parse-only").returncode == 2 for name in ("warm", "gspo", "a-b"))
+    assert quickstart("--name", "gspo", "--parse-only").returncode == 2
 
-    assert LedgerExperiment(warm.output, loss="gspo").run != warm.run
-    assert LedgerExperiment(warm.output, seed=1).run != warm.run
-    assert LedgerExperiment(warm.output, seed=1).start != warm.start
-    assert LedgerExperiment(warm.output, loss="gspo").start == warm.start
+    other_loss, other_seed = LedgerExperiment(warm.output, loss="gspo"), LedgerExperiment(warm.output, seed=1)
+    assert len({warm.run, other_loss.run, other_seed.run}) == 3 and other_seed.start != warm.start == other_loss.start
 
 
 @pytest.mark.long
@@ -153,9 +144,7 @@ def test_a_place_where_verl_would_fail_is_refused(tmp_path, monkeypatch):
             launch.check_place(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    ("sent", "when"), [(signal.SIGINT, "imports"), (signal.SIGTERM, "imports"), (signal.SIGTERM, "warm start")]
-)
+@pytest.mark.parametrize(("sent", "when"), [(signal.SIGINT, "imports"), (signal.SIGTERM, "warm start")])
 def test_a_signal_ends_without_a_traceback_and_says_how_to_go_on(sent, when, tmp_path):
     (tmp_path / "slow").mkdir()
     if when == "imports":  # a package that takes for ever

@@ -57,31 +57,20 @@ def test_validation_problems_are_no_training_problems_and_seeds_differ():
     assert all(prompt.endswith(("? Be brief.", ". Be brief.")) for prompt in held_out)
     other = task.data_set("basic_arithmetic", SUMS, 200, 1, held_out, "Be brief.")
     assert not held_out & {prompt[0]["content"] for prompt in other.prompt}
-    with pytest.raises(ValueError, match="no_such_option"):
-        task.data_set("basic_arithmetic", {"no_such_option": 1}, 4, seed=0)
-    with pytest.raises(ValueError, match="no_such_set"):
-        task.data_set("no_such_set", {}, 4, seed=0)
+    for name, options in (("basic_arithmetic", {"no_such": 1}), ("no_such", {})):
+        with pytest.raises(ValueError, match="no_such"):
+            task.data_set(name, options, 4, seed=0)
 
 
 @real
-@pytest.mark.parametrize(
-    ("response", "truth", "score"),
-    [
-        ("6 + 10 = 16", "16", 1.0),
-        ("The answer is 16.", "16", 1.0),
-        ("It is 1,016", "1016", 1.0),
-        ("16, as 6 + 10 is", "16", 0.0),  # what is said last counts
-        ("<answer>16</answer> and 3", "16", 1.0),
-        ("116", "16", 0.0),
-        ("-4", "4", 0.0),
-        ("", "16", 0.0),
-    ],
-)
-def test_score(response, truth, score):
+def test_score():
     import task
 
-    entry = json.dumps({"question": "", "answer": truth, "metadata": {}})
-    assert task.compute_score("basic_arithmetic", response, truth, {"entry": entry}) == score
+    right = [("6 + 10 = 16", "16"), ("It is 1,016.", "1016"), ("<answer>16</answer> and 3", "16")]
+    wrong = [("16, as 6 + 10 is", "16"), ("116", "16"), ("-4", "4"), ("", "16")]  # what is said last counts
+    for response, truth in right + wrong:
+        entry = {"entry": json.dumps({"question": "", "answer": truth, "metadata": {}})}
+        assert task.compute_score("basic_arithmetic", response, truth, entry) == ((response, truth) in right)
 
 
 @pytest.mark.parametrize("rollout", ["vllm", "hf"])

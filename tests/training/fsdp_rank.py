@@ -2,13 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One data-parallel rank: verl's training worker with FSDP2 trains on eight sequences; rank 0 saves what came out.
 
-Arguments: MODEL OUTPUT CUT [--loss gspo] [--observed] ...; the environment says which rank it is.
-
-CUT is MICRO_BATCH_SIZE, packed:MICRO_BATCH_SIZE, fused:MICRO_BATCH_SIZE (packed, with verl's use_fused_kernels) or
-dynamic:MAX_TOKENS. Records go to the folder OUTPUT.records.
+The environment says which rank it is.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -71,36 +67,44 @@ class Collectives(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
-def run(environment: dict[str, str], log: Path, arguments: list[str]) -> None:
+def run(environment: dict[str, str], log: Path, arguments: dict) -> None:
     """Be a rank, in a process of its own."""
     os.environ |= environment
     file = log.open("w")
     for stream in (sys.stdout, sys.stderr):
         os.dup2(file.fileno(), stream.fileno())
-    train(arguments)
+    train(**arguments)
 
 
-def train(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser()
-    for name in ("model", "output", "cut"):
-        parser.add_argument(name)
-    parser.add_argument("--loss", default="fspo")
-    parser.add_argument("--observed", action="store_true")
-    parser.add_argument("--mini-batch-size", type=int, default=len(RESPONSES))
-    parser.add_argument("--lr", type=float, default=0.0)
-    parser.add_argument("--target-clip-rate", type=float)
-    parser.add_argument("--steps", type=int, default=1, help="training steps, all on the same batch")
-    parser.add_argument("--save", help="folder of a checkpoint to write before the last step")
-    parser.add_argument("--load", help="folder of a checkpoint to go on from")
-    args = parser.parse_args(arguments)
+def train(
+    model: Path,
+    output: Path,
+    cut: str,
+    loss: str = "fspo",
+    observed: bool = False,
+    mini_batch_size: int = len(RESPONSES),
+    lr: float = 0.0,
+    target_clip_rate: float | None = None,
+    steps: int = 1,
+    save: Path | None = None,
+    load: Path | None = None,
+) -> None:
+    """Train on the same batch for some steps; records go to the folder OUTPUT.records.
+
+    Args:
+        cut: MICRO_BATCH_SIZE, packed:MICRO_BATCH_SIZE, fused:MICRO_BATCH_SIZE (packed, with verl's use_fused_kernels)
+            or dynamic:MAX_TOKENS.
+        save: folder of a checkpoint to write before the last step.
+        load: folder of a checkpoint to go on from.
+    """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    kind, _, size = args.cut.rpartition(":")
+    kind, _, size = cut.rpartition(":")
     packed = kind in ("packed", "fused")
     fused = {"use_fused_kernels": kind == "fused", "fused_kernel_options": {"impl_backend": "torch"}}
-    trainer = worker.training_worker(args.model, lr=args.lr, use_remove_padding=packed, **fused)
-    cut = worker.micro_batches(int(size), packed)
+    trainer = worker.training_worker(model, lr=lr, use_remove_padding=packed, **fused)
+    micro_batches = worker.micro_batches(int(size), packed)
     if kind == "dynamic":
-        cut |= {"use_dynamic_bsz": True, "max_token_len_per_gpu": int(size)}
+        micro_batches |= {"use_dynamic_bsz": True, "max_token_len_per_gpu": int(size)}
     batch = mini_batch(trainer.engine.module.config.vocab_size)
     share = torch.arange(rank, len(RESPONSES), world_size)  # every rank gets short and long ones
     data = tu.index_select_tensor_dict(batch, share)
@@ -112,22 +116,22 @@ def train(arguments: list[str]) -> None:
         return optimizer_step()
 
     trainer.engine.optimizer_step = keep_gradient
-    loss = policy_loss(args.loss, args.observed, f"{args.output}.records", args.target_clip_rate)
-    if args.load:
-        trainer.set_loss_fn(partial(ppo_loss, config=SimpleNamespace(policy_loss=loss)))
-        trainer.load_checkpoint(args.load)
+    config = policy_loss(loss, observed, f"{output}.records", target_clip_rate)
+    if load:
+        trainer.set_loss_fn(partial(ppo_loss, config=SimpleNamespace(policy_loss=config)))
+        trainer.load_checkpoint(str(load))
     eps = []
-    for step in range(args.steps):
-        if args.save and step == args.steps - 1:
-            trainer.save_checkpoint(args.save, global_step=step)
+    for step in range(steps):
+        if save and step == steps - 1:
+            trainer.save_checkpoint(str(save), global_step=step)
         with Collectives() as collectives:
-            metrics = update(trainer, data, loss, cut, args.mini_batch_size, scale=128)
-        if args.target_clip_rate:
-            eps.append(dict(loss.controller.eps))
-    Path(f"{args.output}.eps.{rank}").write_text(json.dumps(eps))
+            metrics = update(trainer, data, config, micro_batches, mini_batch_size, scale=128)
+        if target_clip_rate:
+            eps.append(dict(config.controller.eps))
+    Path(f"{output}.eps.{rank}").write_text(json.dumps(eps))
     observer.flush_records()  # as the weight sync at the end of a step does
     weights = {name: parameter.full_tensor() for name, parameter in trainer.engine.module.named_parameters()}
     if rank == 0:
         saved = {"gradient": gradient, "weights": weights, "metrics": metrics, "collectives": dict(collectives.counts)}
         saved["fused"] = type(trainer.engine.module).forward is forward_with_torch_backend
-        torch.save(saved, args.output)
+        torch.save(saved, output)

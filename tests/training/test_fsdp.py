@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One mini-batch over real FSDP2 ranks and every cut into micro-batches: the same gradient, metrics and records."""
 
+import functools
 import json
 import multiprocessing
 import socket
@@ -37,15 +38,14 @@ def ranks_come_from_one_process_that_has_imported_verl():
         forkserver.ensure_running()
 
 
-def train(model, output, ranks, cut, *options):
+def started(output, ranks, **arguments):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     where = {"WORLD_SIZE": str(ranks), "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    arguments = [str(model), str(output), cut, *options]
     logs = [Path(f"{output}.{rank}.log") for rank in range(ranks)]
     processes = [
-        PROCESSES.Process(target=fsdp_rank.run, args=(where | {"RANK": str(rank)}, log, arguments))
+        PROCESSES.Process(target=fsdp_rank.run, args=(where | {"RANK": str(rank)}, log, arguments | {"output": output}))
         for rank, log in enumerate(logs)
     ]
     for process in processes:
@@ -53,27 +53,31 @@ def train(model, output, ranks, cut, *options):
     for process in processes:
         process.join(600)
     assert all(process.exitcode == 0 for process in processes), "\n".join(log.read_text()[-3000:] for log in logs)
-    return torch.load(output)
+    return torch.load(output) | {"output": output}
 
 
 @pytest.fixture(scope="module")
-def whole(untrained_model, tmp_path_factory):
-    return train(untrained_model, tmp_path_factory.mktemp("whole") / "out.pt", ranks=1, cut="8")
+def train(untrained_model, tmp_path_factory):
+    """Train on ranks and a cut, once for all tests that ask alike; what rank 0 has saved, and ``output``, its file."""
+
+    @functools.cache
+    def trained(ranks, cut, model=untrained_model, **options):
+        return started(tmp_path_factory.mktemp("rank") / "out.pt", ranks, cut=cut, model=model, **options)
+
+    return trained
 
 
-@pytest.mark.parametrize(
-    "ranks, cut", [(1, "1"), (1, "dynamic:100"), (1, "packed:4"), (2, "4"), (2, "dynamic:110"), (4, "2")]
-)
-def test_gradient_and_metrics_do_not_depend_on_ranks_and_micro_batches(untrained_model, whole, tmp_path, ranks, cut):
-    agree(train(untrained_model, tmp_path / "out.pt", ranks, cut), whole)
+@pytest.mark.parametrize("ranks, cut", [(1, "packed:4"), (2, "dynamic:110"), (4, "2")])
+def test_gradient_and_metrics_do_not_depend_on_ranks_and_micro_batches(train, ranks, cut):
+    agree(train(ranks, cut), train(1, "8"))
 
 
-def test_fused_kernels_change_neither_gradient_nor_metrics(untrained_model, tmp_path):
+def test_fused_kernels_change_neither_gradient_nor_metrics(train, untrained_model, tmp_path):
     """verl's use_fused_kernels, torch backend; FSDP2 has none of it where the embeddings are not tied (see checks)."""
     model = AutoModelForCausalLM.from_pretrained(untrained_model, tie_word_embeddings=True)
     model.save_pretrained(tmp_path / "model")
     AutoTokenizer.from_pretrained(untrained_model).save_pretrained(tmp_path / "model")
-    got, plain = (train(tmp_path / "model", tmp_path / f"{cut}.pt", 2, cut) for cut in ("fused:2", "2"))
+    got, plain = (train(2, cut, model=tmp_path / "model") for cut in ("fused:2", "2"))
     assert (got["fused"], plain["fused"]) == (True, False)
     agree(got, plain)
 
@@ -93,11 +97,14 @@ def agree(got: dict, whole: dict):
     assert whole["metrics"]["actor/fspo/sequence_fraction"] == 7 / 8
 
 
-@pytest.mark.parametrize("ranks, cut", [(1, "dynamic:100"), (2, "dynamic:110"), (4, "1")])
-def test_metrics_of_several_mini_batches_equal_what_the_records_give(untrained_model, tmp_path, ranks, cut):
-    """Ragged micro-batches, two mini-batches of which the second sees a policy that has moved."""
-    output = tmp_path / "out.pt"
-    metrics = train(untrained_model, output, ranks, cut, "--mini-batch-size=4", "--lr=1e-3")["metrics"]
+MOVES = {"mini_batch_size": 4, "lr": 1e-3}  # two mini-batches, of which the second sees a policy that has moved
+
+
+@pytest.mark.parametrize("ranks, cut", [(2, "dynamic:110"), (4, "1")])
+def test_metrics_of_several_mini_batches_equal_what_the_records_give(train, ranks, cut):
+    """Ragged micro-batches."""
+    saved = train(ranks, cut, **MOVES)
+    metrics, output = saved["metrics"], saved["output"]
     records = read_records(f"{output}.records")
     rows = 8  # one of which has no response token, and so no record
     assert len(records) == 7 and set(records.step) == {12}
@@ -140,56 +147,48 @@ def mismatch_of_tokens():
     return [(old - engine)[mask.bool()] for old, engine, mask in zip(*parts, strict=True)]
 
 
-@pytest.mark.parametrize("loss", ["vanilla", "gspo"])
-def test_an_observed_loss_trains_the_same_weights_bit_for_bit(untrained_model, whole, tmp_path, loss):
-    options = ("--mini-batch-size=2", "--lr=1e-3", f"--loss={loss}")
-    plain = train(untrained_model, tmp_path / "plain.pt", 1, "1", *options)
-    observed = train(untrained_model, tmp_path / "observed.pt", 1, "1", *options, "--observed")
+def test_an_observed_loss_trains_the_same_weights_bit_for_bit(train):
+    plain, observed = (train(1, "1", mini_batch_size=2, lr=1e-3, loss="vanilla", observed=of) for of in (False, True))
     for name, weight in plain["weights"].items():
         assert torch.equal(observed["weights"][name], weight), name
     # Those of the start, as its learning rate is 0.
-    assert any((weight != whole["weights"][name]).any() for name, weight in plain["weights"].items())
-    assert {name: observed["metrics"][name] for name in plain["metrics"] if "perf/" not in name} == {
-        name: value for name, value in plain["metrics"].items() if "perf/" not in name
-    }
+    assert any((weight != train(1, "8")["weights"][name]).any() for name, weight in plain["weights"].items())
+    expected = {name: value for name, value in plain["metrics"].items() if "perf/" not in name}
+    assert {name: observed["metrics"][name] for name in expected} == expected
     assert observed["metrics"]["actor/fspo/clip_fraction"] > 0
 
 
-def test_no_collective_is_added(untrained_model, tmp_path):
+def test_no_collective_is_added(train):
     """Two ranks, two mini-batches, metrics and records on: the collectives of stock verl's gspo, and as many."""
-    options = ("--mini-batch-size=4", "--lr=1e-3")
-    stock = train(untrained_model, tmp_path / "stock.pt", 2, "dynamic:110", *options, "--loss=gspo")["collectives"]
-    assert sum(stock.values()) > 0, stock
-    assert train(untrained_model, tmp_path / "fspo.pt", 2, "dynamic:110", *options)["collectives"] == stock
+    stock = train(2, "dynamic:110", **MOVES, loss="gspo")["collectives"]
+    assert sum(stock.values()) > 0 and train(2, "dynamic:110", **MOVES)["collectives"] == stock
 
 
-def eps_of_ranks(output, ranks):
+def eps_of_ranks(saved, ranks):
     """The eps after each step, which all ranks have."""
-    first, *others = (json.loads(Path(f"{output}.eps.{rank}").read_text()) for rank in range(ranks))
+    first, *others = (json.loads(Path(f"{saved['output']}.eps.{rank}").read_text()) for rank in range(ranks))
     assert others == [first] * (ranks - 1)
     return first
 
 
-def test_eps_that_follows_a_clip_rate_is_the_same_on_every_rank_and_number_of_ranks(untrained_model, tmp_path):
+def test_eps_that_follows_a_clip_rate_is_the_same_on_every_rank_and_number_of_ranks(train):
     found = []
     for ranks, cut in ((1, "8"), (2, "dynamic:110"), (4, "1")):
-        output = tmp_path / f"{ranks}.pt"
-        metrics = train(untrained_model, output, ranks, cut, "--target-clip-rate=0.3", "--steps=3")["metrics"]
-        found.append(eps_of_ranks(output, ranks))
-        assert metrics["actor/fspo/eps_low"] == pytest.approx(found[-1][1]["eps_low"], rel=1e-12)
-        records = read_records(f"{output}.records")
+        saved = train(ranks, cut, target_clip_rate=0.3, steps=3)
+        found.append(eps_of_ranks(saved, ranks))
+        assert saved["metrics"]["actor/fspo/eps_low"] == pytest.approx(found[-1][1]["eps_low"], rel=1e-12)
+        records = read_records(f"{saved['output']}.records")
         for name in ("eps_low", "eps_high"):
             assert set(records[name]) == {0.5, *(step[name] for step in found[-1][:-1])}
     assert found[0] == found[1] == found[2]
     assert len({eps for step in found[0] for eps in step.values()} - {0.5}) > 3
 
 
-def test_a_resumed_run_goes_on_with_the_eps_of_its_checkpoint(untrained_model, tmp_path):
-    options = ("--target-clip-rate=0.3", "--lr=1e-3", "--mini-batch-size=4")
-    checkpoint = tmp_path / "checkpoint"
-    whole = train(untrained_model, tmp_path / "whole.pt", 2, "2", *options, "--steps=3", f"--save={checkpoint}")
-    rest = train(untrained_model, tmp_path / "rest.pt", 2, "2", *options, f"--load={checkpoint}")
-    assert eps_of_ranks(tmp_path / "rest.pt", 2) == eps_of_ranks(tmp_path / "whole.pt", 2)[-1:]
+def test_a_resumed_run_goes_on_with_the_eps_of_its_checkpoint(train, tmp_path):
+    options, checkpoint = {"target_clip_rate": 0.3, **MOVES}, tmp_path / "checkpoint"
+    whole = train(2, "2", **options, steps=3, save=checkpoint)
+    rest = train(2, "2", **options, load=checkpoint)
+    assert eps_of_ranks(rest, 2) == eps_of_ranks(whole, 2)[-1:]
     assert rest["metrics"]["actor/fspo/eps_low"] == whole["metrics"]["actor/fspo/eps_low"] != 0.5
     for name, weight in whole["weights"].items():
         assert torch.equal(rest["weights"][name], weight), name
