@@ -35,7 +35,7 @@ from fspo_verl.launch import override  # noqa: E402
 from fspo_verl.output import write_whole  # noqa: E402
 
 SEEDS, SCOUTS, STEPS, DRY_STEPS, PILOT = range(8), (1000, 1001), 30, 3, 1000
-BEST = None  # the learning rate that scouting chose
+BEST = 1e-4  # the learning rate that scouting chose
 PROMPTS, RESPONSES, UPDATES, PASSES, VALIDATED = 12, 8, 16, 4, 512  # prompts and validation prompts of each task
 LOSS = "actor_rollout_ref.actor.policy_loss"
 KEY = ("arm", "learning_rate", "seed")
@@ -174,19 +174,13 @@ def main() -> None:
     parser.add_argument("--records", type=Path, default=HERE / "records.parquet")
     args = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_THREAD_LIMIT": "1"}
+    learning_rate = args.scout or BEST * args.factor
     if args.scout:
-        args.arms, learning_rate = ("none", "√L"), args.scout
-    elif BEST is None:
-        raise SystemExit("scout the learning rate first (--scout), and write it down as BEST")
-    else:
-        learning_rate = BEST * args.factor
+        args.arms = ("none", "√L")
     cells, output = Cells(args.records, KEY), args.output.resolve()
     pilots = [] if args.scout else [(PILOT, arm) for arm in args.arms if ARMS[arm]]
     seeds = args.seeds or (SCOUTS if args.scout else SEEDS)
-    for seed, arm in [
-        *pilots,
-        *((seed, arm) for seed in seeds for arm in args.arms),
-    ]:  # a seed's arms are soon complete
+    for seed, arm in [*pilots, *((seed, arm) for seed in seeds for arm in args.arms)]:
         if (arm, learning_rate, seed) in cells.done():
             continue
         missed = 0.0
