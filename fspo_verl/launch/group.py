@@ -89,18 +89,19 @@ def asked(composed: Sequence[Part], is_own_key: bool) -> Asked | None:
     """
     words = [one for one in parsed(task_overrides()) if one.key_or_group == GROUP]
     is_value = is_own_key and not composed and not any(one.is_add() for one in words)
-    in_files = [*_chosen(), *(part.option for part in composed)]
+    files = [part.option for part in composed]
     if not is_value and (last := _selecting(words)) is not None:
         value, name = last.value(), last.get_value_string()
         # Hydra resolves an option by the choices of other groups, and by resolvers such as oc.env.
         options = OmegaConf.create({**choices(), "": [value] if isinstance(value, str) else value})[""]
-    elif in_files:
-        name, options = in_files[-1], in_files[-1:]
+        made_of = [part for option in options for part in files_of(option)]
+        files = [part.option for part in made_of]
+    elif in_files := [*_chosen(), *files]:
+        name = in_files[-1]
+        made_of = [part for option in files for part in files_of(option)]  # of a list of options each has a say
     else:
         return None
-    files = [part for option in options for part in files_of(option)]
-    sets = {key: value for part in files for key, value in part.sets.items()}
-    return Asked(name, [part.option for part in files], sets, words)
+    return Asked(name, files, {key: value for part in made_of for key, value in part.sets.items()}, words)
 
 
 def _chosen() -> list[str]:

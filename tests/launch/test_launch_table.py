@@ -222,6 +222,15 @@ OWN_YAML = {  # what a user's own file does
         "refused: overridden_group",
         files=mine("ppo_trainer, algorithm.policy_loss: fspo, _self_", "{policy_loss: {loss_mode: gspo}}"),
     ),
+    "verl's loss after a list of options": Launch(
+        MINE,
+        "refused: overridden_group",
+        files=mine(
+            "ppo_trainer, algorithm.policy_loss: [fspo, small], _self_",
+            "{policy_loss: {_target_: verl.workers.config.PolicyLossConfig, loss_mode: vanilla}}",
+        )
+        | {"algorithm.policy_loss/small.yaml": OWN_GROUP},
+    ),
     "a key of its own": Launch(
         f"{MINE} algorithm.policy_loss=smooth",
         "trains",
