@@ -33,7 +33,7 @@ from fspo_verl.analysis.logs import NOT_FINITE
 from fspo_verl.analysis.metric_facts import facts, learn_more
 from fspo_verl.analysis.runs import RECORDS, Run, read_run, written
 from fspo_verl.findings import Finding
-from fspo_verl.observe.attempts import FINISHED
+from fspo_verl.observe.attempts import is_finished
 from fspo_verl.observe.metrics import NAMES
 from fspo_verl.output import percent, plain, say
 
@@ -103,7 +103,7 @@ def has_ended(run: Run, files: set[tuple[Path, int, int]], heard: float = 0.0) -
     if not files:
         return False
     newest, written_at, _ = max(files, key=lambda file: file[1])
-    if any(newest.parent.glob(f"{FINISHED}*")):
+    if is_finished(newest.parent):
         return True
     seconds = run.metrics[NAMES["seconds"]].max() if NAMES["seconds"] in run.metrics else math.nan
     if math.isnan(seconds):  # from one step's records to the next's

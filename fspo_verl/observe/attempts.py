@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 RECORD = "step-{step:06d}-rank-{rank:04d}.parquet"
+MARK = "{what}-{step:06d}"
 MARKS = BEGAN, FINISHED, LIMITED = ("from", "finished", "limited")
 """Names of marks, before a step: the first one of an attempt, recorded or not; the last one of the run, which it has
 come to; and the last one that a rank has recorded, where ``records_limit_mb`` stopped it."""
@@ -73,6 +74,13 @@ def parts(folder: str | Path) -> list[Part]:
         ends[attempt] = min([*later, *(last + 1 for last in steps[attempt, FINISHED])], default=math.inf)
         limits[attempt] = min((step for step in steps[attempt, LIMITED] if step < ends[attempt] - 1), default=math.inf)
     return sorted(part._replace(end=ends[part[:3]], limit=limits[part[:3]]) for part in files)
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the attempt that has its records in this folder has come to the last step of its run."""
+    with contextlib.suppress(OSError):  # it is gone
+        return any(mark[1] == FINISHED for mark in map(_MARK.fullmatch, os.listdir(folder)) if mark)
+    return False
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:

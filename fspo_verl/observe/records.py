@@ -118,7 +118,7 @@ class RecordWriter:
 
     def _mark(self, what: str, step: int) -> None:
         with contextlib.suppress(OSError):  # a full disk
-            (self.folder / f"{what}-{step:06d}").touch()
+            (self.folder / attempts.MARK.format(what=what, step=step)).touch()
 
     def add(self, columns: dict[str, np.ndarray], micro_batch: MicroBatch) -> None:
         """Take the rows of one micro-batch; the file of a step is written when the step ends.

@@ -22,7 +22,7 @@ from fspo_verl import cli
 from fspo_verl.analysis import alerts, runs, watch
 from fspo_verl.analysis.metric_facts import LEARN_MORE
 from fspo_verl.clips import CLIPS
-from fspo_verl.observe.attempts import FINISHED
+from fspo_verl.observe.attempts import FINISHED, MARK
 from fspo_verl.observe.metrics import NAMES
 from fspo_verl.output import percent
 
@@ -133,7 +133,9 @@ def test_a_run_that_is_over_ends_it_and_one_that_goes_on_does_not(noisy, tmp_pat
     assert not has_ended(400, heard=now - 100)  # the clock of the disk is behind
     log = replace(run, metrics=pd.DataFrame({NAMES["seconds"]: [1000.0]}, index=[1]))
     assert not has_ended(4000, run=log) and has_ended(6000, run=log)
-    (tmp_path / FINISHED).touch()
+    (tmp_path / "finished_runs.txt").touch()  # a user's
+    assert not has_ended(1)
+    (tmp_path / MARK.format(what=FINISHED, step=2)).touch()
     assert has_ended(1) and has_ended(1, steps=1)
 
 
