@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain
-from numbers import Real
 from typing import Any
 
 from fspo_verl.analysis.causes import HEALTH, LEVEL, MOST, STEPS, conclude
@@ -45,7 +44,9 @@ class Alerts:
         """The alerts after another step; none where its metrics are not those of a loss of this package."""
         if not self.on or f"{PREFIX}sequence_fraction" not in metrics:
             return []
-        step = {k: float(v) for k, v in metrics.items() if k.startswith(TRAINED) and isinstance(v, Real)}
+        from fspo_verl.analysis import logs  # imports pandas
+
+        step = logs.numbers({name: value for name, value in metrics.items() if name.startswith(TRAINED)})
         self._window.append({name: value for name, value in step.items() if name.startswith(PREFIX)})
         logged: dict[str, list[float]] = {}
         for name, value in chain.from_iterable(one.items() for one in self._window):

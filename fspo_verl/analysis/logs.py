@@ -127,7 +127,7 @@ def _verl_name(name: str, beside: Container[str]) -> str:
     return plain(name if known in beside else known)
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """The metrics among values: numbers, NaN and inf included, and their texts."""
     found = {}
     for name, value in values.items():
@@ -195,7 +195,7 @@ def console(lines: Iterable[str]) -> Iterator[Row]:
             text = text.rstrip()
         if of_trl := _OF_TRL.search(line):
             step += 1
-            yield step, _numbers(dict(_OF_TRL_PAIR.findall(of_trl[0])))
+            yield step, numbers(dict(_OF_TRL_PAIR.findall(of_trl[0])))
 
 
 def _console_step(text: str) -> Row:
@@ -223,7 +223,7 @@ def _file_logger_entry(line: bytes) -> Row | None:
     """One line of verl's file logger; None for any other line, or a part of one. Its null is a NaN or inf."""
     match _json(line):
         case {"step": int(step), "data": dict(data)}:
-            return step, _numbers({name: math.nan if value is None else value for name, value in data.items()})
+            return step, numbers({name: math.nan if value is None else value for name, value in data.items()})
     return None
 
 
@@ -299,7 +299,7 @@ def _history(entries: Iterable[dict]) -> Iterator[Row]:
     for entry in entries:
         if _OF_MAX in entry:
             entry = {**entry, "step": str(entry[_OF_MAX]).partition("/")[0]}
-        metrics = _numbers(entry)
+        metrics = numbers(entry)
         steps = [metrics.pop(name) for name in _STEPS if name in metrics]
         if (step := next(filter(math.isfinite, steps), None)) is not None:
             yield int(step), metrics

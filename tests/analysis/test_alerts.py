@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated_records import frame
@@ -28,6 +29,7 @@ SOUND = raw(SUMS | {"length_1_to_15/clipped": 0.01} | MOVED)
 FIRES = {
     "NaN in log-probs": (c.NOT_FINITE, {"nonfinite_fraction": 0.02}, {}),
     "NaN in the gradient": (c.NOT_FINITE, {}, {"actor/grad_norm": math.nan}),
+    "NaN in a tensor": (c.NOT_FINITE, {}, {"actor/grad_norm": torch.tensor(math.nan)}),
     "cut off": (c.CUT_OFF, {"truncated_fraction": 0.9 * 0.3}, {}),
     "noise": (c.NOISE, {"on_policy_outside_fraction": 0.2, "rows": 400.0}, {}),
     "noise is what moves": (c.NOISE, {"sigma_squared": 0.04}, {}),
