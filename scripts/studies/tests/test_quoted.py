@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What README and docs/ quote is what the committed records say."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -39,7 +40,14 @@ def bytes_of_a_record():
     yield "docs/scripts.md", f"Records take {min(each):.0f} to {max(each):.0f} bytes of disk per response"
 
 
-OTHERS = (the_sentence_of_committed_records, from_where_on_a_cause_is_concluded, bytes_of_a_record)
+def cost_of_a_call():
+    table = json.loads((ROOT / "scripts/bench/records.json").read_text())["step"]["table"]
+    (more,) = (float(row["a call of ppo_loss"].split()[0]) for row in table if row["trained by"] == "fspo")
+    yield "README.md", f"A call of the loss takes {more:.0f} ms more than GSPO's"
+    yield "docs/method.md", f"512 calls per GPU: {512 * more / 1000:.1f} s at {more:g} ms"
+
+
+OTHERS = (the_sentence_of_committed_records, from_where_on_a_cause_is_concluded, bytes_of_a_record, cost_of_a_call)
 
 
 @pytest.mark.parametrize("part", [*quoted.PARTS, *OTHERS], ids=lambda part: part.__name__)
