@@ -185,7 +185,7 @@ def main() -> None:
             continue
         missed = 0.0
         if seed < PILOT and ARMS[arm]:
-            pilot = cells.table(arm=arm, learning_rate=learning_rate, seed=PILOT).to_pandas()
+            pilot = cells.table().to_pandas().set_index(list(KEY)).loc[(arm, learning_rate, PILOT)]
             missed = pilot.clipped.sum() / pilot.live.sum() - ARMS[arm].rate
         experiment = experiment_of(arm, learning_rate, seed, args.steps, output, missed)
         train(experiment)
