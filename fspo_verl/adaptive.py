@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from fspo_verl.band import DUAL, Band, is_positive, require
-from fspo_verl.output import write_whole
+from fspo_verl.output import Once, write_whole
 
 logger = logging.getLogger("fspo_verl")
 
@@ -106,7 +106,7 @@ class Controller:
         # A dual clip inside the band would undo it.
         self._largest["eps_high"] = min(self._largest["eps_high"], self._dual or math.inf)
         self._counts: np.ndarray | None = None  # clipped and counted of each side, ``[2, 2]``; None between two steps
-        self._said: set[str] = set()
+        self._once = Once(logger)
 
     @property
     def band(self) -> Band:
@@ -160,18 +160,18 @@ class Controller:
             if not counted:
                 continue
             self.eps[name] = eps = next_eps(eps, clipped, counted, self.target, self._largest[name])
-            if counted * self.target < TOO_FEW and "few" not in self._said:
-                self._said.add("few")
-                logger.warning(
+            if counted * self.target < TOO_FEW:
+                self._once.warn(
+                    "few",
                     "target_clip_rate=%g asks for %.2g clipped of the %d responses of a side in this step: %s needs "
-                    "some %d such steps to follow. A larger target or more responses a step make it fewer. Said once.",
+                    "some %d such steps to follow. A larger target or more responses a step make it fewer.",
                     *(self.target, counted * self.target, counted, name, FEWEST / GAIN / (counted * self.target)),
                 )
-            if eps in (EPS_MIN, self._largest[name]) and name not in self._said:
-                self._said.add(name)
-                logger.warning(
+            if eps in (EPS_MIN, self._largest[name]):
+                self._once.warn(
+                    name,
                     "%s has reached its bound %g: %.1f%% of the responses of its side are clipped, instead of %g%%. "
-                    "Training goes on. The upper bounds are eps_max and, if it is set, eps_dual. Said once.",
+                    "Training goes on. The upper bounds are eps_max and, if it is set, eps_dual.",
                     *(name, eps, 100 * clipped / counted, 100 * self.target),
                 )
 

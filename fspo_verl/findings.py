@@ -81,16 +81,3 @@ def exit_code(findings: Iterable[Finding], strict: bool = False) -> int:
 def pasted(overrides: Mapping[str, float | str | None]) -> list[str]:
     """Hydra overrides as a shell takes them."""
     return [f"{key}={'null' if value is None else shlex.quote(str(value))}" for key, value in overrides.items()]
-
-
-class Said:
-    """What has been said, so that nothing is said twice."""
-
-    def __init__(self) -> None:
-        self._ids: set[str] = set()
-
-    def new(self, findings: Iterable[Finding]) -> list[Finding]:
-        """Those whose :attr:`Finding.id` comes for the first time."""
-        fresh = [one for one in findings if one.id not in self._ids]
-        self._ids |= {one.id for one in fresh}
-        return fresh

@@ -1,7 +1,7 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
 """What commands write: plain lines on the standard streams, files that are written whole or not at all, and pages of
-which a program writes a part. Also what tells one cause of an error from another, where each is said once.
+which a program writes a part. Also warnings that are given once.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import sys
 import traceback
 import uuid
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim", "fix:": "green"}
@@ -109,21 +109,23 @@ def one_line(error: OSError | ValueError) -> str:
     return plain(str(error))
 
 
-def cause(error: Exception) -> tuple:
-    """What an error keeps where it comes again with another text: its type, its number, and the line that raised it."""
-    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
-    return type(error), getattr(error, "errno", None), frame.f_code.co_filename, line
+class Once:
+    """Warnings of a logger that are given once per cause."""
 
+    def __init__(self, logger: logging.Logger):
+        self._logger, self._causes = logger, set[Hashable]()
 
-def warn_once(logger: logging.Logger, said: set[tuple], error: Exception, lost: str) -> None:
-    """Warn of what an error costs, once per :func:`cause`.
+    def warn(self, cause: Hashable, text: str, *values) -> None:
+        """Warn with a text of whole sentences, into which the logger puts the values."""
+        if cause not in self._causes:
+            self._causes.add(cause)
+            self._logger.warning(f"{text} Said once.", *values)
 
-    Args:
-        said: the causes so far; this one is added.
-    """
-    if (found := cause(error)) not in said:
-        said.add(found)
-        logger.warning("%s: %s: %s. Said once.", lost, type(error).__name__, error)
+    def lost(self, error: Exception, what: str) -> None:
+        """Warn of what an error costs. With another text it has the same cause if the same line raised it."""
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+        cause = type(error), getattr(error, "errno", None), frame.f_code.co_filename, line
+        self.warn(cause, "%s: %s: %s.", what, type(error).__name__, error)
 
 
 def write_whole(files: Iterable[tuple[Path, bytes]]) -> None:

@@ -17,8 +17,10 @@ from fspo_verl.loss import SequenceLoss, fspo_loss
 from fspo_verl.observe import observer
 from fspo_verl.observe.columns import loss_columns, observed_columns
 from fspo_verl.observe.metrics import PREFIX
+from fspo_verl.output import Once
 
 logger = logging.getLogger("fspo_verl")
+_once = Once(logger)
 
 
 @core_algos.register_policy_loss("fspo")
@@ -96,7 +98,12 @@ def compute_policy_loss_observed(
     gradient = _gradient(loss, place, inner)
     if gradient is None:
         if tokens[-1].any():
-            _warn_no_gradient(inner)
+            _once.warn(
+                inner,
+                "loss_mode=%s has returned a loss without a gradient with respect to the log-probs: such a call trains "
+                "nothing by them, and all of its tokens count as clipped.",
+                inner,
+            )
         gradient = torch.zeros_like(tokens[0])
     _, observed = observer.observe(observed_columns(gradient, *tokens), tokens, config, inner)
     return loss, metrics | observed
@@ -113,15 +120,6 @@ def _gradient(loss: torch.Tensor, place: GradientEdge | None, inner: str) -> tor
             f"algorithm.policy_loss=observed cannot measure loss_mode={inner}, whose gradient cannot be taken twice "
             f"({error}); train it without observation"
         ) from error
-
-
-@functools.cache
-def _warn_no_gradient(inner: str) -> None:
-    logger.warning(
-        "loss_mode=%s has returned a loss without a gradient with respect to the log-probs: such a call trains nothing "
-        "by them, and all of its tokens count as clipped. Said once.",
-        inner,
-    )
 
 
 def _weighted(

@@ -15,7 +15,7 @@ from fspo_verl.analysis import alerts, runs, watch
 from fspo_verl.analysis import causes as c
 from fspo_verl.analysis.judgement import judge
 from fspo_verl.analysis.metric_facts import LEARN_MORE
-from fspo_verl.findings import FIX, KEEP, RECORD, TAKE, Said
+from fspo_verl.findings import FIX, KEEP, RECORD, TAKE
 
 STEPS = c.STEPS  # so that the window of watch and alerts is the run
 
@@ -99,7 +99,7 @@ def test_every_command_says_the_same_of_one_run(written, capsys, tmp_path):
     alerting = alerts.Alerts(run.config)
     for metrics in logged[:-1]:
         alerting.of_step(metrics)
-    alerting._said = Said()  # a cause is said once, when it begins: here over all steps
+    alerting._said = set()  # a cause is said once, when it begins: here over all steps
     alerted = alerting.of_step(logged[-1])
     if cause == c.EVEN:
         assert watched == alerted == []

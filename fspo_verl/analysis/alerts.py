@@ -16,10 +16,10 @@ from typing import Any
 
 from fspo_verl.analysis.causes import HEALTH, LEVEL, MOST, STEPS, conclude
 from fspo_verl.analysis.evidence import TRAINED, Evidence, evidence_of
-from fspo_verl.findings import NOTE, Finding, Said
+from fspo_verl.findings import NOTE, Finding
 from fspo_verl.keys import POLICY_LOSS
 from fspo_verl.observe.metrics import PREFIX
-from fspo_verl.output import warn_once
+from fspo_verl.output import Once
 
 logger = logging.getLogger("fspo_verl")
 
@@ -37,7 +37,7 @@ class Alerts:
         self.on = runs.setting(config, f"{POLICY_LOSS}.alerts") is not False
         self._settings = runs.settings_of(config)
         self._window: deque[Mapping[str, float]] = deque(maxlen=STEPS)
-        self._said = Said()
+        self._said: set[str] = set()  # causes
         self._cut_off: float | None = None  # share at the start
 
     def of_step(self, metrics: Mapping[str, Any]) -> list[Finding]:
@@ -57,7 +57,9 @@ class Alerts:
         if self._cut_off is None:
             self._cut_off = evidence.cut_off
         evidence = replace(evidence, cut_off_before=self._cut_off)
-        return self._said.new(alarming(conclude(evidence), evidence))
+        new = [one for one in alarming(conclude(evidence), evidence) if one.id not in self._said]
+        self._said |= {one.id for one in new}
+        return new
 
 
 def alarming(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
@@ -75,7 +77,7 @@ def alarming(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
 # --- of the run of this process --------------------------------------------------------------------------------------
 
 _of_run: list[Alerts] = []
-_said: set[tuple] = set()  # causes of errors
+_once = Once(logger)
 _LOST = "there are no alerts for a step"
 
 
@@ -84,7 +86,7 @@ def begin(config: Mapping | None) -> None:
     try:
         _of_run[:] = [Alerts(config)]
     except Exception as error:
-        warn_once(logger, _said, error, _LOST)
+        _once.lost(error, _LOST)
 
 
 def say(metrics: Mapping, step: Any = None) -> None:
@@ -95,4 +97,4 @@ def say(metrics: Mapping, step: Any = None) -> None:
         for one in _of_run[0].of_step(metrics):
             logger.warning("step %s: %s Said once.", step, one)
     except Exception as error:
-        warn_once(logger, _said, error, _LOST)
+        _once.lost(error, _LOST)

@@ -17,12 +17,11 @@ import numpy as np
 
 from fspo_verl.observe.metrics import PREFIX as RAW
 from fspo_verl.observe.quotients import MIN_COUNT, length_bins, length_reweighting_error, quotients, sums_of
-from fspo_verl.output import warn_once
+from fspo_verl.output import Once
 
-logger = logging.getLogger("fspo_verl")
+_once = Once(logging.getLogger("fspo_verl"))
 
 PREFIX = "fspo/"
-_said: set[tuple] = set()  # causes of errors
 
 
 def series(metrics: Mapping[str, float], min_count: int = MIN_COUNT) -> dict[str, float]:
@@ -56,5 +55,5 @@ def series_or_warning(data: Mapping) -> dict[str, float]:
     try:
         return series(data)
     except Exception as error:
-        warn_once(logger, _said, error, f"no live series {PREFIX}* for a step, only their raw sums {RAW}*")
+        _once.lost(error, f"no live series {PREFIX}* for a step, only their raw sums {RAW}*")
         return {}

@@ -20,11 +20,12 @@ from fspo_verl.observe import metrics, microbatch
 from fspo_verl.observe.columns import to_numpy, token_columns
 from fspo_verl.observe.microbatch import MicroBatch
 from fspo_verl.observe.settings import RunSettings, clip_ratios
+from fspo_verl.output import Once
 
 if TYPE_CHECKING:
     from fspo_verl.observe.records import RecordWriter
 
-logger = logging.getLogger("fspo_verl")
+_once = Once(logging.getLogger("fspo_verl"))
 
 
 def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None = None) -> tuple[dict, dict]:
@@ -77,7 +78,11 @@ def _writer(config, micro_batch: MicroBatch | None, loss: str, band: Band | None
     if path is None:
         return None
     if micro_batch is None or not micro_batch.prompts:
-        _warn_unknown_step()
+        _once.warn(
+            "step",
+            "records_dir is set, but step or prompts of a micro-batch are not known here (a trainer that calls the "
+            "loss outside verl's ppo_loss, or dynamic context parallelism): nothing is recorded.",
+        )
         return None
     if path in _WRITERS:
         return _WRITERS[path]
@@ -120,11 +125,3 @@ def _run() -> str:
     if torch.distributed.is_initialized():
         return distributed_c10d._get_default_store().compare_set("fspo_verl/run", "", own).decode()
     return own
-
-
-@functools.cache
-def _warn_unknown_step():
-    logger.warning(
-        "records_dir is set, but step or prompts of a micro-batch are not known here (a trainer that calls the loss "
-        "outside verl's ppo_loss, or dynamic context parallelism): nothing is recorded"
-    )

@@ -33,7 +33,7 @@ from fspo_verl.observe import attempts
 from fspo_verl.observe.columns import OPTIONAL
 from fspo_verl.observe.microbatch import MicroBatch
 from fspo_verl.observe.settings import RunSettings
-from fspo_verl.output import cause
+from fspo_verl.output import Once
 
 logger = logging.getLogger("fspo_verl")
 
@@ -112,7 +112,7 @@ class RecordWriter:
         self._is_written = True  # as far as it has come
         self._sizes: dict[int, int] = {}  # of the files, by step
         self._process = os.getpid()
-        self._said: set[tuple] = set()
+        self._once = Once(logger)
         self._mark(attempts.BEGAN, began)
         atexit.register(self.flush)  # some trainers sync no weights after their last step
 
@@ -127,8 +127,8 @@ class RecordWriter:
             columns: ``[B]`` arrays of :mod:`fspo_verl.observe.columns`, token columns included.
         """
         if self._is_a_copy:
-            text = f"process {os.getpid()} is a copy of the one that records, {self._process}, and records nothing"
-            self._warn(("copy",), text)
+            text = "records in %s: process %d is a copy of the one that records, %d, and records nothing."
+            self._once.warn("copy", text, self.folder, os.getpid(), self._process)
             return
         if self._step and micro_batch.step != self._step[-1][1].step:
             self.flush()
@@ -151,13 +151,13 @@ class RecordWriter:
             self._mark(attempts.FINISHED, step)
         if step not in self._sizes and sum(self._sizes.values()) > self.limit_bytes:
             self._mark(attempts.LIMITED, max(self._sizes))
-            where = f"step {step} of rank {rank}"
-            self._warn(("limit",), f"records_limit_mb is reached, nothing is recorded from {where} on")
+            text = "records in %s: records_limit_mb is reached, nothing is recorded from step %d of rank %d on."
+            self._once.warn("limit", text, self.folder, step, rank)
             return
         try:
             self._sizes[step] = _write(self._table(), file)
         except Exception as error:  # recording must not stop training
-            self._warn(cause(error), f"step {step} of rank {rank} is lost: {error}")
+            self._once.lost(error, f"records in {self.folder}: step {step} of rank {rank} is lost; training goes on")
             # A part of the step would pass for the whole. A file with more rows is not of this writer.
             rows = sum(len(batch.prompts) for _, batch in self._step)
             if self._sizes.pop(step, None) and _rows_in(file) <= rows:
@@ -189,12 +189,6 @@ class RecordWriter:
         attempt = dict(zip(_TOLD, (step[-1][1].ranks, self._taken, self.freq), strict=True))
         metadata = {_SETTINGS: self._settings, _ATTEMPT: json.dumps(attempt)}
         return pa.Table.from_arrays(arrays, schema=pa.schema(kinds, metadata))
-
-    def _warn(self, why: tuple, message: str) -> None:
-        """Warn once per cause, which tends to last. The training goes on."""
-        if why not in self._said:
-            self._said.add(why)
-            logger.warning("records in %s: %s; training goes on. Said once.", self.folder, message)
 
 
 def _write(table: pa.Table, file: Path) -> int:

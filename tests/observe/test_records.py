@@ -33,7 +33,7 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.utils import tensordict_utils as tu
 from verl.workers import engine_workers
 
-from fspo_verl import clips
+from fspo_verl import clips, output
 from fspo_verl.analysis import judgement
 from fspo_verl.analysis.evidence import evidence_of
 from fspo_verl.clips import CLIPS
@@ -171,7 +171,7 @@ def test_a_batch_that_dynamic_context_parallelism_dealt_out_has_no_place():
 
 @pytest.mark.parametrize("lacks", ["ppo_loss", "ids of prompts"])
 def test_what_has_no_place_is_not_recorded_and_that_is_said(counted_ppo_loss, tmp_path, caplog, lacks):
-    observer._warn_unknown_step.cache_clear()
+    observer._once = output.Once(logging.getLogger("fspo_verl"))
     config = actor_config(policy_loss=FSPOPolicyLossConfig(records_dir=str(tmp_path)))
     with caplog.at_level(logging.WARNING, logger="fspo_verl"):
         if lacks == "ppo_loss":
