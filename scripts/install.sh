@@ -6,7 +6,7 @@
 #
 # Makes the virtual environment VENV, if need be, and installs the pinned REQUIREMENTS (one file, or several separated by
 # spaces), a CPU build of torch, and this package with EXTRAS and that in cpu/, both editable. Run again with the same files
-# it returns at once.
+# and no further EXTRAS it returns at once.
 # PYTHON names the interpreter to use.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -27,8 +27,14 @@ for file in "${REQUIREMENTS[@]}"; do
     [[ -f $file ]] || fail "no file $file; there are $(echo requirements/*.txt)"
 done
 
-stamp=$VENV/.installed-$(cat "${REQUIREMENTS[@]}" requirements/{test,docs}.txt {.,cpu}/setup.py <(echo "$EXTRAS $PWD") | sha256sum | cut -c1-16)
-[[ -f $stamp ]] && exit 0
+hash=$(cat "${REQUIREMENTS[@]}" requirements/{test,docs}.txt {.,cpu}/setup.py <(echo "$PWD") | sha256sum | cut -c1-16)
+stamps=() missing=
+for extra in ${EXTRAS//,/ }; do
+    stamp=$VENV/.installed-$hash-$extra
+    stamps+=("$stamp")
+    [[ -f $stamp ]] || missing=1
+done
+[[ $missing ]] || exit 0
 
 if [[ ! -x $VENV/bin/python ]]; then
     for candidate in ${PYTHON:-python3 python3.12 python3.11 python3.10}; do
@@ -61,4 +67,4 @@ uv pip install --no-deps "${pinned[@]}" || pip install --no-deps "${pinned[@]}"
 constraints=("${REQUIREMENTS[@]/#/--constraint=}" --constraint=requirements/{test,docs}.txt)
 packages=(-e ./cpu -e ".[$EXTRAS]")
 uv pip install "${constraints[@]}" "${packages[@]}" || pip install "${constraints[@]}" "${packages[@]}"
-touch "$stamp"
+touch "${stamps[@]}"
