@@ -27,16 +27,26 @@ def accuracies(records: pd.DataFrame) -> pd.DataFrame:
     return table.assign(mean=table.mean(axis=1))
 
 
+def stability(own: pd.DataFrame) -> pd.DataFrame:
+    """By arm: seeds in which a task ends below half its best; median of largest over median gradient norm."""
+    curves = own.groupby(["arm", "seed", "length"]).accuracy.agg(["max", "last"])
+    fails = (curves["last"] < curves["max"] / 2).groupby(["arm", "seed"]).any().groupby("arm").sum()
+    norms = own.groupby(["arm", "seed"]).norm.agg(lambda norm: norm.max() / norm.median()).groupby("arm").median()
+    return pd.DataFrame({"fails": fails, "norms": norms})
+
+
 def lines(records: pd.DataFrame) -> Iterator[str]:
     scouts = records[(records.seed >= SCOUT) & records.arm.isin(["none", "√L"])]  # the others are pilots
     scouted = accuracies(scouts)["mean"].groupby("learning_rate").mean()
     yield f"Scouted, mean accuracy by learning rate:\n{scouted.round(1).to_string()}"
     for learning_rate, own in records[records.seed < SCOUT].groupby("learning_rate"):
         table = accuracies(own).droplevel("learning_rate")
-        sums = own.groupby("arm")[["clipped", "live"]].sum()
-        rates = sums.clipped / sums.live
-        means = table.groupby("arm").mean().round(1).assign(clipped=rates.round(3))
+        sums = own.groupby(["arm", "length"])[["clipped", "live"]].sum()
+        clipped = sums.clipped.div(sums.live).unstack()
+        rates = sums.clipped.groupby("arm").sum() / sums.live.groupby("arm").sum()
+        means = table.groupby("arm").mean().join(stability(own)).round(1)
         yield f"\nLearning rate {learning_rate:g}\n{means.to_string()}"
+        yield f"Clip rate\n{clipped.assign(all=rates).round(3).to_string()}"
         compared = [arm for arm, rate in rates.items() if abs(rate - ASKED[arm]) <= WITHIN]
         pairs = {
             f"{one} − {other}, {name}": table.loc[one, name] - table.loc[other, name]
