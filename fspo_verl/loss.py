@@ -187,4 +187,6 @@ def _row_blocks(tokens: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]
     """
     size = 2**16 if tokens.device.type == "cpu" else 2**24  # tokens
     rows = max(1, size // max(1, tokens.shape[1]))
+    if rows >= len(tokens):  # where cutting would cost as much as a sum
+        return iter([(tokens, *others)])
     return zip(*(tensor.split(rows) for tensor in (tokens, *others)), strict=True)

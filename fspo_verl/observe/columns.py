@@ -45,7 +45,7 @@ def _clip_columns(sequences: SequenceLoss) -> dict[str, np.ndarray]:
 
     A clip takes the gradient of all tokens whose advantage has one sign: of the whole response where it is constant.
     """
-    tokens = sequences.length.clip(min=1)
+    tokens = np.maximum(sequences.length, 1)
     up, down = sequences.positive_tokens / tokens, sequences.negative_tokens / tokens
     return {name: getattr(sequences, name) for name in _OF_SEQUENCES} | {
         "clipped_upper": sequences.clipped_upper * up,
