@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains walks through verl's own trainer (Ray, FSDP, rollouts); what records.parquet holds is left out.
 
-python scripts/studies/through_verl/run.py --scout 1e-4            a learning rate: 4 cells of some 8 minutes of a core
-python scripts/studies/through_verl/run.py                         the least set: L, fixed and none, 8 seeds
-python scripts/studies/through_verl/run.py --arms "L at 10%" √L    more arms; --factor 0.25 at a quarter of the rate
+python scripts/studies/through_verl/run.py                         L, fixed and none, 8 seeds: 10 minutes of a core each
+python scripts/studies/through_verl/run.py --arms "L at 10%" √L    more arms; also --learning-rate 2.5e-5
+python scripts/studies/through_verl/run.py --arms none √L --seeds 1000 1001 --learning-rate 5e-5    scouting
 
 The arms of a seed share its warm start, its problems and their order. An arm with a clip rate is held at it by
 ``target_clip_rate``, from the eps that has the rate in three steps without a clip. eps follows late where a run slows
@@ -34,7 +34,7 @@ from fspo_verl.analysis import runs  # noqa: E402
 from fspo_verl.launch import override  # noqa: E402
 from fspo_verl.output import write_whole  # noqa: E402
 
-SEEDS, SCOUTS, STEPS, DRY_STEPS, PILOT = range(8), (1000, 1001), 30, 3, 1000
+SEEDS, STEPS, DRY_STEPS, PILOT = range(8), 30, 3, 1000  # seeds from 1000 on are not compared
 BEST = 1e-4  # the learning rate that scouting chose
 PROMPTS, RESPONSES, UPDATES, PASSES, VALIDATED = 12, 8, 16, 4, 512  # prompts and validation prompts of each task
 LOSS = "actor_rollout_ref.actor.policy_loss"
@@ -54,7 +54,7 @@ ARMS = {
     "L at 10%": Arm(1.0, 0.1),
 }
 LEAST = ("L", "fixed", "none")
-SHORT = {"fixed": 0.023}  # how far below its clip rate an arm stays though its pilot has moved the target
+SHORT = {("fixed", BEST): 0.023}  # how far below its clip rate an arm stays though its pilot has moved the target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,28 +166,23 @@ def rows_of(run: Path) -> pd.DataFrame:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scout", type=float, metavar="RATE", help="none and √L at a learning rate, on other seeds")
     parser.add_argument("--arms", nargs="+", default=LEAST, choices=ARMS)
-    parser.add_argument("--seeds", nargs="+", type=int, help="default: all eight; to scout, two others")
-    parser.add_argument("--factor", type=float, default=1.0, help="of the best learning rate")
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, help="default: all eight")
+    parser.add_argument("--learning-rate", type=float, default=BEST, help="default: %(default)g")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--output", type=Path, default=Path("runs/through_verl"))
     parser.add_argument("--records", type=Path, default=HERE / "records.parquet")
     args = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_THREAD_LIMIT": "1"}
-    learning_rate = args.scout or BEST * args.factor
-    if args.scout:
-        args.arms = ("none", "√L")
-    cells, output = Cells(args.records, KEY), args.output.resolve()
-    pilots = [] if args.scout else [(PILOT, arm) for arm in args.arms if ARMS[arm]]
-    seeds = args.seeds or (SCOUTS if args.scout else SEEDS)
-    for seed, arm in [*pilots, *((seed, arm) for seed in seeds for arm in args.arms)]:
+    learning_rate, cells, output = args.learning_rate, Cells(args.records, KEY), args.output.resolve()
+    pilots = [(PILOT, arm) for arm in args.arms if ARMS[arm] and min(args.seeds) < PILOT]
+    for seed, arm in [*pilots, *((seed, arm) for seed in args.seeds for arm in args.arms)]:
         if (arm, learning_rate, seed) in cells.done():
             continue
         missed = 0.0
         if seed < PILOT and ARMS[arm]:
             pilot = cells.table().to_pandas().set_index(list(KEY)).loc[(arm, learning_rate, PILOT)]
-            missed = pilot.clipped.sum() / pilot.live.sum() - ARMS[arm].rate - SHORT.get(arm, 0.0)
+            missed = pilot.clipped.sum() / pilot.live.sum() - ARMS[arm].rate - SHORT.get((arm, learning_rate), 0.0)
         experiment = experiment_of(arm, learning_rate, seed, args.steps, output, missed)
         train(experiment)
         rows = rows_of(experiment.run).assign(arm=arm, learning_rate=learning_rate, seed=seed)
