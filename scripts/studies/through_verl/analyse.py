@@ -35,27 +35,34 @@ def stability(own: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"fails": fails, "norms": norms})
 
 
+def clip_rates(own: pd.DataFrame) -> pd.DataFrame:
+    """Of all seeds: a column per task and for all of them, a row per arm."""
+    sums = own.groupby(["arm", "length"])[["clipped", "live"]].sum().unstack()
+    return (sums.clipped / sums.live).assign(all=sums.clipped.sum(axis=1) / sums.live.sum(axis=1))
+
+
+def pairs(own: pd.DataFrame) -> pd.DataFrame:
+    """Differences in points ``[seeds, contrasts]``, of the arms that clip what was asked for."""
+    table, rates = accuracies(own).droplevel("learning_rate"), clip_rates(own)["all"]
+    compared = [arm for arm, rate in rates.items() if abs(rate - ASKED[arm]) <= WITHIN]
+    differences = {
+        f"{one} − {other}, {name}": table.loc[one, name] - table.loc[other, name]
+        for one, other, name in CONTRASTS
+        if one in compared and other in compared
+    }
+    return pd.DataFrame(differences).dropna()
+
+
 def lines(records: pd.DataFrame) -> Iterator[str]:
     scouts = records[(records.seed >= SCOUT) & records.arm.isin(["none", "√L"])]  # the others are pilots
     scouted = accuracies(scouts)["mean"].groupby("learning_rate").mean()
     yield f"Scouted, mean accuracy by learning rate:\n{scouted.round(1).to_string()}"
     for learning_rate, own in records[records.seed < SCOUT].groupby("learning_rate"):
-        table = accuracies(own).droplevel("learning_rate")
-        sums = own.groupby(["arm", "length"])[["clipped", "live"]].sum()
-        clipped = sums.clipped.div(sums.live).unstack()
-        rates = sums.clipped.groupby("arm").sum() / sums.live.groupby("arm").sum()
-        means = table.groupby("arm").mean().join(stability(own)).round(1)
-        yield f"\nLearning rate {learning_rate:g}\n{means.to_string()}"
-        yield f"Clip rate\n{clipped.assign(all=rates).round(3).to_string()}"
-        compared = [arm for arm, rate in rates.items() if abs(rate - ASKED[arm]) <= WITHIN]
-        pairs = {
-            f"{one} − {other}, {name}": table.loc[one, name] - table.loc[other, name]
-            for one, other, name in CONTRASTS
-            if one in compared and other in compared
-        }
-        pairs = pd.DataFrame(pairs).dropna()
-        if len(pairs) >= MIN_SEEDS:
-            yield f"{len(pairs)} seeds\n{contrasts(pairs).round(3).to_string()}"
+        means = accuracies(own).groupby("arm").mean().join(stability(own))
+        yield f"\nLearning rate {learning_rate:g}\n{means.round(1).to_string()}"
+        yield f"Clip rate\n{clip_rates(own).round(3).to_string()}"
+        if len(differences := pairs(own)) >= MIN_SEEDS:
+            yield f"{len(differences)} seeds\n{contrasts(differences).round(3).to_string()}"
 
 
 if __name__ == "__main__":
