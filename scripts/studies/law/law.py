@@ -20,13 +20,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 from fitted import fitted_power  # noqa: E402
 from pictures import save  # noqa: E402
 
-from fspo_verl.analysis.clip_rates import (  # noqa: E402
-    Estimate,
-    length_edges,
-    prompts_of,
-    rate_by_length,
-    t_quantile,
-)
+from fspo_verl.analysis.clip_rates import Estimate, length_edges, prompts_of, rate_by_length, t_quantile  # noqa: E402
 from fspo_verl.analysis.length_effect import length_effect  # noqa: E402
 from fspo_verl.band import Band  # noqa: E402
 from fspo_verl.clips import MATCHED_RATE, BandClip  # noqa: E402

@@ -124,11 +124,8 @@ def test_stale_rollouts_are_those_of_an_older_policy():
 def test_a_fitted_power_is_that_of_the_spread(power):
     rng = np.random.default_rng(0)
     length = np.exp(rng.uniform(1, 6, 20_000)).round() + 1
-    columns = {
-        "length": length,
-        "log_ratio": length**power * rng.standard_normal(len(length)),
-        "quadratic_variation": 1.0,
-    }
+    log_ratio = length**power * rng.standard_normal(len(length))
+    columns = {"length": length, "log_ratio": log_ratio, "quadratic_variation": 1.0}
     records = pd.DataFrame(columns | {"advantage": rng.choice([-1.0, 0.0, 1.0], len(length))})
     assert fitted_power(records, 0.1) == pytest.approx(power, abs=0.04)
 

@@ -169,7 +169,6 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", default=LEAST, choices=ARMS)
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, help="default: all eight")
     parser.add_argument("--learning-rate", type=float, default=BEST, help="default: %(default)g")
-    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--output", type=Path, default=Path("runs/through_verl"))
     parser.add_argument("--records", type=Path, default=HERE / "records.parquet")
     args = parser.parse_args()
@@ -183,7 +182,7 @@ def main() -> None:
         if seed < PILOT and ARMS[arm]:
             pilot = cells.table().to_pandas().set_index(list(KEY)).loc[(arm, learning_rate, PILOT)]
             missed = pilot.clipped.sum() / pilot.live.sum() - ARMS[arm].rate - SHORT.get((arm, learning_rate), 0.0)
-        experiment = experiment_of(arm, learning_rate, seed, args.steps, output, missed)
+        experiment = experiment_of(arm, learning_rate, seed, STEPS, output, missed)
         train(experiment)
         rows = rows_of(experiment.run).assign(arm=arm, learning_rate=learning_rate, seed=seed)
         cells.add(rows.to_dict("records"))
