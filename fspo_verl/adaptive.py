@@ -106,7 +106,7 @@ class Controller:
         # A dual clip inside the band would undo it.
         self._largest["eps_high"] = min(self._largest["eps_high"], self._dual or math.inf)
         self._counts: np.ndarray | None = None  # clipped and counted of each side, ``[2, 2]``; None between two steps
-        self._once = Once(logger)
+        self._once = Once()
 
     @property
     def band(self) -> Band:

@@ -110,16 +110,16 @@ def one_line(error: OSError | ValueError) -> str:
 
 
 class Once:
-    """Warnings of a logger that are given once per cause."""
+    """Warnings in the log of this package, each of one cause given once."""
 
-    def __init__(self, logger: logging.Logger):
-        self._logger, self._causes = logger, set[Hashable]()
+    def __init__(self) -> None:
+        self._causes: set[Hashable] = set()
 
     def warn(self, cause: Hashable, text: str, *values) -> None:
         """Warn with a text of whole sentences, into which the logger puts the values."""
         if cause not in self._causes:
             self._causes.add(cause)
-            self._logger.warning(f"{text} Said once.", *values)
+            logging.getLogger("fspo_verl").warning(f"{text} Said once.", *values)
 
     def lost(self, error: Exception, what: str) -> None:
         """Warn of what an error costs. With another text it has the same cause if the same line raised it."""

@@ -20,7 +20,7 @@ from fspo_verl.observe.metrics import PREFIX
 from fspo_verl.output import Once
 
 logger = logging.getLogger("fspo_verl")
-_once = Once(logger)
+_once = Once()
 
 
 @core_algos.register_policy_loss("fspo")

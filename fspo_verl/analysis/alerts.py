@@ -77,7 +77,7 @@ def alarming(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
 # --- of the run of this process --------------------------------------------------------------------------------------
 
 _of_run: list[Alerts] = []
-_once = Once(logger)
+_once = Once()
 _LOST = "there are no alerts for a step"
 
 

@@ -9,7 +9,6 @@ these were cut into ranks and micro-batches. All trainers of verl log through ``
 :mod:`fspo_verl.verl_patches` adds them.
 """
 
-import logging
 import math
 from collections.abc import Mapping
 
@@ -19,7 +18,7 @@ from fspo_verl.observe.metrics import PREFIX as RAW
 from fspo_verl.observe.quotients import MIN_COUNT, length_bins, length_reweighting_error, quotients, sums_of
 from fspo_verl.output import Once
 
-_once = Once(logging.getLogger("fspo_verl"))
+_once = Once()
 
 PREFIX = "fspo/"
 

@@ -6,7 +6,6 @@ pandas and pyarrow are imported where a run writes records, and nowhere else.
 """
 
 import functools
-import logging
 import uuid
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ from fspo_verl.output import Once
 if TYPE_CHECKING:
     from fspo_verl.observe.records import RecordWriter
 
-_once = Once(logging.getLogger("fspo_verl"))
+_once = Once()
 
 
 def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None = None) -> tuple[dict, dict]:

@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import hashlib
 import json
-import logging
 import os
 import tempfile
 import warnings
@@ -34,8 +33,6 @@ from fspo_verl.observe.columns import OPTIONAL
 from fspo_verl.observe.microbatch import MicroBatch
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.output import Once
-
-logger = logging.getLogger("fspo_verl")
 
 COLUMNS = {
     "step": pa.int32(),  # training step
@@ -112,7 +109,7 @@ class RecordWriter:
         self._is_written = True  # as far as it has come
         self._sizes: dict[int, int] = {}  # of the files, by step
         self._process = os.getpid()
-        self._once = Once(logger)
+        self._once = Once()
         self._mark(attempts.BEGAN, began)
         atexit.register(self.flush)  # some trainers sync no weights after their last step
 
@@ -127,8 +124,8 @@ class RecordWriter:
             columns: ``[B]`` arrays of :mod:`fspo_verl.observe.columns`, token columns included.
         """
         if self._is_a_copy:
-            text = "records in %s: process %d is a copy of the one that records, %d, and records nothing."
-            self._once.warn("copy", text, self.folder, os.getpid(), self._process)
+            text = "process %d is a copy of the one that records, %d, and records nothing"
+            self._warn("copy", text, os.getpid(), self._process)
             return
         if self._step and micro_batch.step != self._step[-1][1].step:
             self.flush()
@@ -151,8 +148,8 @@ class RecordWriter:
             self._mark(attempts.FINISHED, step)
         if step not in self._sizes and sum(self._sizes.values()) > self.limit_bytes:
             self._mark(attempts.LIMITED, max(self._sizes))
-            text = "records in %s: records_limit_mb is reached, nothing is recorded from step %d of rank %d on."
-            self._once.warn("limit", text, self.folder, step, rank)
+            text = "records_limit_mb is reached, nothing is recorded from step %d of rank %d on"
+            self._warn("limit", text, step, rank)
             return
         try:
             self._sizes[step] = _write(self._table(), file)
@@ -189,6 +186,9 @@ class RecordWriter:
         attempt = dict(zip(_TOLD, (step[-1][1].ranks, self._taken, self.freq), strict=True))
         metadata = {_SETTINGS: self._settings, _ATTEMPT: json.dumps(attempt)}
         return pa.Table.from_arrays(arrays, schema=pa.schema(kinds, metadata))
+
+    def _warn(self, cause: str, text: str, *values) -> None:
+        self._once.warn(cause, f"records in %s: {text}; training goes on.", self.folder, *values)
 
 
 def _write(table: pa.Table, file: Path) -> int:

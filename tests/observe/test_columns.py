@@ -145,7 +145,7 @@ def test_a_gradient_that_a_loss_takes_in_place_is_that_of_the_log_prob_it_was_ha
                             ("counting", True, False)],
 )  # fmt: skip
 def test_a_loss_without_a_gradient_is_named_once(monkeypatch, caplog, inner, grad, warned):
-    fspo_verl.register._once = output.Once(fspo_verl.register.logger)
+    fspo_verl.register._once = output.Once()
     with caplog.at_level(logging.WARNING, logger="fspo_verl"):
         _, _, metrics = three_calls(monkeypatch, STATEFUL[inner], True, grad)
     assert len(caplog.records) == warned
