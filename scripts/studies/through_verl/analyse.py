@@ -18,10 +18,8 @@ from measures import MIN_SEEDS, contrasts  # noqa: E402
 KEY, SCOUT = ["arm", "learning_rate", "seed"], 1000  # seeds from this one on scout
 ASKED = {"L": 0.3, "√L": 0.3, "fixed": 0.3, "L at 10%": 0.1, "none": 0.0}
 WITHIN = 0.01  # of the clip rate that was asked for; else an arm is not compared
-CONTRASTS = (
-    *(("L", "fixed", 8), ("L", "fixed", 256), ("L at 10%", "L", "mean"), ("none", "L", "mean")),
-    *(("√L", "L", 8), ("√L", "fixed", 8)),
-)
+CONTRASTS = (("L", "fixed", 8), ("L", "fixed", 256), ("L at 10%", "L", "mean"), ("none", "L", "mean"))
+CONTRASTS += (("√L", "L", 8), ("√L", "fixed", 8))
 
 
 def accuracies(records: pd.DataFrame) -> pd.DataFrame:

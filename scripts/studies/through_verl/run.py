@@ -54,7 +54,7 @@ ARMS = {
     "L at 10%": Arm(1.0, 0.1),
 }
 LEAST = ("L", "fixed", "none")
-SHORT = {("fixed", BEST): 0.023}  # how far below its clip rate an arm stays though its pilot has moved the target
+SHORT = {("fixed", BEST): 0.023, ("√L", BEST): 0.025}  # how far below its clip rate an arm stays though its pilot has moved the target
 
 
 @dataclasses.dataclass(frozen=True)
