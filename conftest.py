@@ -1,11 +1,13 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
+import copy
 import logging
 import os
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from hypothesis import settings
 
 # Timed limits have no place in a shared CI; `HYPOTHESIS_PROFILE=long` runs many more generated cases.
@@ -33,6 +35,23 @@ def pytest_collection_modifyitems(items):
 def default_log_level():
     """Ray and verl set the root logger's level for all that follow: no test is to see which ran before it."""
     logging.getLogger("fspo_verl").setLevel(logging.WARNING)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def yaml_is_parsed_once():
+    """A launch is composed from thirty files of verl, and parsing them is a third of it; tests compose hundreds."""
+    load, parsed = yaml.load, {}
+
+    def load_once(stream, Loader):
+        text = stream if isinstance(stream, str | bytes) else stream.read()
+        key = (text, Loader.__qualname__)  # OmegaConf makes a class at each call
+        if key not in parsed:
+            parsed[key] = load(text, Loader)
+        return copy.deepcopy(parsed[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml, "load", load_once)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
