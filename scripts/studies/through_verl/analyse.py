@@ -30,8 +30,8 @@ def accuracies(records: pd.DataFrame) -> pd.DataFrame:
 
 def stability(own: pd.DataFrame) -> pd.DataFrame:
     """By arm: seeds in which a task ends below half its best; median of largest over median gradient norm."""
-    curves = own.groupby(["arm", "seed", "length"]).accuracy.agg(["max", "last"])
-    fails = (curves["last"] < curves["max"] / 2).groupby(["arm", "seed"]).any().groupby("arm").sum()
+    curves = own.groupby(["arm", "seed", "length"]).accuracy
+    fails = (curves.last() < curves.max() / 2).groupby(["arm", "seed"]).any().groupby("arm").sum()
     norms = own.groupby(["arm", "seed"]).norm.agg(lambda norm: norm.max() / norm.median()).groupby("arm").median()
     return pd.DataFrame({"fails": fails, "norms": norms})
 
@@ -51,7 +51,7 @@ def pairs(own: pd.DataFrame) -> pd.DataFrame:
         for one, other, name in CONTRASTS
         if one in compared and other in compared
     }
-    return pd.DataFrame(differences).dropna()
+    return pd.DataFrame(differences).dropna(axis=1)
 
 
 def lines(records: pd.DataFrame) -> Iterator[str]:
@@ -59,9 +59,8 @@ def lines(records: pd.DataFrame) -> Iterator[str]:
     scouted = accuracies(scouts)["mean"].groupby("learning_rate").mean()
     yield f"Scouted, mean accuracy by learning rate:\n{scouted.round(1).to_string()}"
     for learning_rate, own in records[records.seed < SCOUT].groupby("learning_rate"):
-        means = accuracies(own).groupby("arm").mean().join(stability(own))
-        yield f"\nLearning rate {learning_rate:g}\n{means.round(1).to_string()}"
-        yield f"Clip rate\n{clip_rates(own).round(3).to_string()}"
+        means, rates = accuracies(own).groupby("arm").mean().join(stability(own)), clip_rates(own)
+        yield f"\nLearning rate {learning_rate:g}\n{means.round(1)}\nClip rate\n{rates.round(3)}"
         if len(differences := pairs(own)) >= MIN_SEEDS:
             yield f"{len(differences)} seeds\n{contrasts(differences).round(3).to_string()}"
 

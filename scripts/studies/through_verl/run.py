@@ -8,8 +8,7 @@ python scripts/studies/through_verl/run.py --arms none √L --seeds 1000 1001 --
 
 The arms of a seed share its warm start, its problems and their order. An arm with a clip rate is held at it by
 ``target_clip_rate``, from the eps that has the rate in three steps without a clip. eps follows late where a run slows
-down. So a pilot of another seed says how far the rate stays from its target, and the target is moved by as much. Needs
-what scripts/quickstart.sh installs.
+down. So a pilot of another seed says how much of the rate is lacking, and the target is raised by it.
 """
 
 import argparse
@@ -54,7 +53,7 @@ ARMS = {
     "L at 10%": Arm(1.0, 0.1),
 }
 LEAST = ("L", "fixed", "none")
-SHORT = {("fixed", BEST): 0.023, ("√L", BEST): 0.025}  # how far below its clip rate an arm stays though its pilot has moved the target
+SHORT = {("fixed", BEST): 0.023, ("√L", BEST): 0.025}  # what an arm lacks of its clip rate in spite of its pilot
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +107,7 @@ class Walks(launch.Experiment):
 def experiment_of(name: str, learning_rate: float, seed: int, steps: int, output: Path, missed: float = 0.0) -> Walks:
     """``missed``: how far above its target the arm's clip rate stays."""
     arm, overrides = ARMS[name], []
-    if arm is not None:
+    if arm:
         low, high = first_eps(arm, learning_rate, output)
         band = {"length_power": arm.power, "eps": "null", "eps_low": low, "eps_high": high}
         band |= {"target_clip_rate": round(arm.rate - missed, 4), "eps_max": 100 * max(low, high)}
