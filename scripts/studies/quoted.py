@@ -63,7 +63,7 @@ def comparisons() -> Iterator[tuple[str, str]]:
     of_normal = np.ptp(np.random.default_rng(0).standard_normal((100_000, accuracy.shape[1])), axis=1).mean()
     chance = math.sqrt(accuracy.var().mean() / len(accuracy)) * of_normal
     yield RESULTS, f"spread of means {spread:.3f}"
-    yield RESULTS, f"Six means end within {spread:.3f} of each other; equal losses would by {chance:.3f}"
+    yield RESULTS, f"Six means lie within {spread:.3f}; equal losses would within {chance:.3f}"
     for loss, rate in four["values"].groupby("loss").clip_rate.mean()[["grpo", "fspo", "gspo"]].items():
         yield HEALTHY, f"| {loss}{' (tokens)' * (loss == 'grpo')} | {percent(rate)} |"
     shortest, longest = at_the_ends("gspo", "clipped")
@@ -138,12 +138,13 @@ def gradient_check() -> Iterator[tuple[str, str]]:
 def through_verl() -> Iterator[tuple[str, str]]:
     """Walks of three lengths with verl's own trainer."""
     records = pd.read_parquet(HERE / "through_verl/records.parquet")
-    short, long, *_ = told(pairs := analyse.pairs(records[records.seed < analyse.SCOUT]))
-    cost = f"{-pairs.iloc[:, 0].mean():.0f} points against a fixed range"
+    short, long, *_, of_root = told(pairs := analyse.pairs(records[records.seed < analyse.SCOUT]))
+    cost_of_l, *_, cost = (f"{-mean:.0f}" for mean in pairs.mean())
     yield RESULTS, f"L less a fixed range on 8 tokens](../scripts/studies/through_verl/README.md) | {short} points |"
     yield RESULTS, f"On 8 tokens L is {short} points against a fixed range"
     yield RESULTS, f"on 256 tokens: {long}"
-    yield README, f"Through verl L costs the shortest of three tasks {cost}"
+    yield RESULTS, f"√L is {of_root}"
+    yield README, f"Through verl √L costs the shortest of three tasks {cost} points against a fixed range, L {cost_of_l}"
 
 
 PARTS = (rates_of_learning, stability_of_training, gradient_check, comparisons, law_of_s, through_verl)
