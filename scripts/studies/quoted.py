@@ -139,12 +139,12 @@ def through_verl() -> Iterator[tuple[str, str]]:
     """Walks of three lengths with verl's own trainer."""
     records = pd.read_parquet(HERE / "through_verl/records.parquet")
     short, long, *_, of_root = told(pairs := analyse.pairs(records[records.seed < analyse.SCOUT]))
-    cost_of_l, *_, cost = (f"{-mean:.0f}" for mean in pairs.mean())
+    of_l, *_, cost = (f"{-mean:.0f}" for mean in pairs.mean())
     yield RESULTS, f"L less a fixed range on 8 tokens](../scripts/studies/through_verl/README.md) | {short} points |"
     yield RESULTS, f"On 8 tokens L is {short} points against a fixed range"
     yield RESULTS, f"on 256 tokens: {long}"
     yield RESULTS, f"√L is {of_root}"
-    yield README, f"Through verl √L costs the shortest of three tasks {cost} points against a fixed range, L {cost_of_l}"
+    yield README, f"Through verl √L costs the shortest of three tasks {cost} points against a fixed range, L {of_l}"
 
 
 PARTS = (rates_of_learning, stability_of_training, gradient_check, comparisons, law_of_s, through_verl)
