@@ -59,8 +59,8 @@ def lines(records: pd.DataFrame) -> Iterator[str]:
     scouted = accuracies(scouts)["mean"].groupby("learning_rate").mean()
     yield f"Scouted, mean accuracy by learning rate:\n{scouted.round(1).to_string()}"
     for learning_rate, own in records[records.seed < SCOUT].groupby("learning_rate"):
-        means, rates = accuracies(own).groupby("arm").mean().join(stability(own)), clip_rates(own)
-        yield f"\nLearning rate {learning_rate:g}\n{means.round(1)}\nClip rate\n{rates.round(3)}"
+        means, rates = accuracies(own).groupby("arm").mean().join(stability(own)), clip_rates(own).round(3)
+        yield f"\nLearning rate {learning_rate:g}\n{means.round(1).to_string()}\nClip rate\n{rates.to_string()}"
         if len(differences := pairs(own)) >= MIN_SEEDS:
             yield f"{len(differences)} seeds\n{contrasts(differences).round(3).to_string()}"
 
