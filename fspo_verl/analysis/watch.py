@@ -5,9 +5,9 @@
   fspo-verl watch RUN             a folder with records or metrics, of a run that goes on or has ended
   fspo-verl watch train.log       any log that `fspo-verl report` reads
 
-A line is about the last ten steps. With records it says why the clip acts: which share of the clips is
-numerical noise, mismatch of trainer and rollout engine, age of the responses, or movement of the policy.
-Of a log it says what verl's metrics say, which is not why.
+A line is about the last ten steps. Of a run that is observed it says how much of the variance of the
+log-ratios is numerical noise, or in bypass mode mismatch of trainer and rollout engine. The rest is movement
+of the policy. Of any other log it says what verl's metrics say, which is not why the clip acts.
 
 It ends with the run: when the run has marked its end, or has written nothing for five times its longest
 step, and for five minutes at least. Before the length of a step is known that is a day.
@@ -19,13 +19,12 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 from fspo_verl.analysis.alerts import alarming
-from fspo_verl.analysis.attribution import attribution
 from fspo_verl.analysis.causes import HEALTH, STEPS, conclude
 from fspo_verl.analysis.evidence import TRAINED, Evidence
 from fspo_verl.analysis.judgement import evidence_of_metrics, evidence_of_records
@@ -37,7 +36,7 @@ from fspo_verl.observe.attempts import is_finished
 from fspo_verl.observe.metrics import NAMES
 from fspo_verl.output import percent, plain, say
 
-_SMALL_PART = 0.05  # of the clips, below which it is not named
+_SMALL_PART = 0.05  # of the variance, below which it is not named
 _POLL = 5.0  # seconds between two looks; ranks that write one step are not as far apart
 _QUIET = 300.0  # seconds, at least, after which a run that writes nothing has ended
 _LONG = 5  # times its longest step
@@ -173,7 +172,7 @@ class Watcher:
         if has_records:
             is_idle = not (records["advantage"][records["step"] == newest] != 0).any()
             idle = "no response of this step has an advantage" if is_idle else ""
-            numbers = "; ".join(filter(None, [brief(evidence, attribution(records, run.settings)), idle]))
+            numbers = "; ".join(filter(None, [brief(evidence), idle]))
         elif evidence.clip_rate is not None:
             numbers = brief(evidence)
         else:
@@ -181,18 +180,15 @@ class Watcher:
         return numbers, alarming(conclude(evidence), evidence)
 
 
-def brief(evidence: Evidence, parts: Mapping[str, float] | None = None) -> str:
-    """The numbers in one line; empty where none is known.
-
-    Args:
-        parts: shares of the clips, of :func:`fspo_verl.analysis.attribution.attribution`.
-    """
+def brief(evidence: Evidence) -> str:
+    """The numbers in one line; empty where none is known."""
     said = []
     if evidence.clip_rate is not None:
         said.append(f"{percent(evidence.clip_rate)}{' of the tokens' if evidence.by_token else ''} clipped")
     if evidence.clip_rate:
-        named = [f"{percent(share)} of it {part}" for part, share in (parts or {}).items() if share >= _SMALL_PART]
-        said = [", ".join([*said, *named])]
+        parts = {"noise": evidence.noise_share, "mismatch": evidence.mismatch_share if evidence.bypass else None}
+        named = {part: min(share, 1.0) for part, share in parts.items() if share and share >= _SMALL_PART}
+        said += [f"{part} is {percent(share)} of the variance" for part, share in named.items()]
         if evidence.thirds:
             shortest, longest = evidence.thirds[0].rate, evidence.thirds[-1].rate
             said.append(f"shortest third {percent(shortest)}, longest {percent(longest)}")
