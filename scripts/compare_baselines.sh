@@ -8,6 +8,7 @@
 # compares them, on a machine with nothing but Python 3.10 to 3.12. See --help.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+unset PYTHONDONTWRITEBYTECODE # set in many containers: each process of a training would then compile all that it imports
 
 venv=.venv options=() run=scripts/compare/baselines.py
 while (($#)); do

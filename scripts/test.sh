@@ -15,6 +15,7 @@ cd "$(dirname "$0")/.."
 VENV=${VENV:-.venv}
 VENV_VLLM=${VENV_VLLM:-.venv-vllm}
 WORKERS=${WORKERS:-2}
+unset PYTHONDONTWRITEBYTECODE # set in many containers: each process of a training would then compile all that it imports
 tier=${1:-}
 case $tier in
     --all | --real) shift ;;

@@ -6,6 +6,7 @@
 # install) set. MORE_REQUIREMENTS may name requirement files beside the rollout engine's own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+unset PYTHONDONTWRITEBYTECODE # set in many containers: each process of a training would then compile all that it imports
 
 venv='' python='' rollout=hf options=()
 while (($#)); do
