@@ -7,6 +7,7 @@ Every launch of verl passes :func:`lost_selections`, so that nothing of verl is 
 
 import dataclasses
 import difflib
+import functools
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -121,6 +122,7 @@ def _is_close(text: str, word: str) -> bool:
     return _likeness(text, word) > _CLOSE
 
 
+@functools.cache
 def _likeness(text: str, word: str) -> float:
     """How alike two words are: 1 if they have the same letters in any order, less if some differ or are missing."""
     text = text.lower().replace("-", "_")
