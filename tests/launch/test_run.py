@@ -5,6 +5,7 @@
 import json
 import os
 import pty
+import re
 import shlex
 import shutil
 import signal
@@ -451,3 +452,24 @@ def test_after_a_while_without_a_launch_there_is_one_warning(monkeypatch, capfd)
         "fspo-verl run: after 0.2 s",
         "fspo-verl run: no launch took fspo: the command started no policy training of verl",
     ]
+
+
+# How each hands the variable on, by its documentation: from the environment, unless an option keeps it out, or by one.
+HAND_ON = {
+    "sbatch": r"{told} sbatch (--export=FSPO_VERL_OVERRIDES )?job.sh",
+    "docker": r"docker run -e {told} IMAGE bash job.sh",
+    "apptainer": r"({told} apptainer exec|apptainer exec --cleanenv --env {told}) IMAGE bash job.sh",
+    "ray": r"""ray job submit --runtime-env-json='{{"env_vars": {{"{key}": "{value}"}}}}' -- bash job.sh""",
+    "tmux": r"tmux new-session -e {told} bash job.sh",
+    "sudo": r"{told} sudo -E bash job.sh",
+}
+
+
+def test_what_the_page_says_to_type_elsewhere_brings_the_variable_there():
+    page = (Path(__file__).parents[2] / "docs/install.md").read_text()
+    block = page.partition("### Elsewhere")[2].partition("```bash\n")[2].partition("```")[0]
+    value = f"{GROUP}=fspo"
+    ways = {name: way.format(key=OVERRIDES, value=value, told=f"{OVERRIDES}={value}") for name, way in HAND_ON.items()}
+    lines = [line for line in block.splitlines() if not line.startswith("#")]
+    assert {name for name, way in ways.items() for line in lines if re.fullmatch(way, line)} == {*HAND_ON}
+    assert all(any(re.fullmatch(way, line) for way in ways.values()) for line in lines)
