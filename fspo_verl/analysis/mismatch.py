@@ -23,22 +23,12 @@ from fspo_verl.observe.settings import RunSettings
 
 TRUNCATION = 2.0  # of importance weights: verl's rollout_is_threshold
 
-OPSM = BandClip(  # DeepSeek-V3.2 (2512.02556); slime's default delta. On S + S_r, and where A < 0
-    *("opsm", "OPSM, mean of tokens", Band(None, 1e-4, math.inf, math.inf, length_power=1.0)),
-    range="A < 0 and −(S + S_r)/L up to 0.0001",
-)
 RULES = (
     BandClip("sqrt_length", "width √L", Band(), rejects=True, range="|S_r| up to 0.03·√L"),  # derived here
     dataclasses.replace(CLIPS["seq_is"], label="verl, sum of tokens"),
     dataclasses.replace(CLIPS["geo_rs"], label="verl, mean of tokens"),
-    BandClip(  # TRL's vllm_importance_sampling_mode=sequence_mask and its cap
-        *("trl", "TRL, sum of tokens", Band(None, math.inf, math.log(3), math.inf, length_power=0.0)),
-        rejects=True,
-        range="ratio up to 3",
-    ),
-    OPSM,
 )
-"""Rules in use that drop responses, as bands on S_r, each at a usual range."""
+"""Rules that drop responses, as bands on S_r, each at a usual range."""
 
 
 class Mismatch(NamedTuple):
@@ -81,20 +71,15 @@ def dropped(records: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Index ``rule`` and ``range``, columns ``all``, ``shortest``, ``middle`` and ``longest`` (thirds by length). For
-        IcePop it is the share of a response's tokens, for a truncated importance weight that of its weight. OPSM, which
-        asks for the sign of A, is measured on the responses with an advantage.
+        IcePop it is the share of a response's tokens, for a truncated importance weight that of its weight.
     """
     length, s, q = (records[f"rollout_{name}"] for name in ("length", "log_ratio", "quadratic_variation"))
     every = pd.DataFrame({"length": length, "log_ratio": s, "quadratic_variation": q, "advantage": 1.0})
-    moved = every.assign(log_ratio=s + records["log_ratio"], advantage=records["advantage"])
     shares = {}
     for rule in RULES:
-        rows = moved if rule is OPSM else every
-        counted = rows["advantage"] != 0
-        shares[rule.label, rule.range] = np.where(counted, rule.clipped(rows), np.nan)
+        shares[rule.label, rule.range] = rule.clipped(every)
         with contextlib.suppress(ValueError):  # too few responses on the side that it drops
-            scaled = rule.matched(rows, MATCHED_RATE).clipped(rows)
-            shares[rule.label, f"scaled to {MATCHED_RATE:.0%}"] = np.where(counted, scaled, np.nan)
+            shares[rule.label, f"scaled to {MATCHED_RATE:.0%}"] = rule.matched(every, MATCHED_RATE).clipped(every)
     shares["IcePop", "token ratio {:g} to {:g}".format(*ICEPOP)] = records["tokens_masked_icepop"] / length
     cut = -np.expm1(np.minimum(math.log(TRUNCATION) - s, 0))
     shares["truncated weight", f"ratio up to {TRUNCATION:g}"] = cut

@@ -29,7 +29,7 @@ def responses(rng, count, sigma, shared=0.0, low=20, high=2000):
     return lengths, np.split(noise + common, np.cumsum(lengths)[:-1])
 
 
-def records_of(lengths, tokens, advantage=1.0, log_ratio=0.0, **columns):
+def records_of(lengths, tokens):
     """What would be recorded of them, four to a prompt, a quarter of them in the first mini-batch."""
     width = max(lengths)
     padded = torch.tensor(np.stack([np.pad(d, (0, width - len(d))) for d in tokens]), dtype=torch.float32)
@@ -37,11 +37,11 @@ def records_of(lengths, tokens, advantage=1.0, log_ratio=0.0, **columns):
     measured = mismatch_columns(padded, torch.zeros_like(padded), mask)
     measured = {name: column.numpy() for name, column in measured.items()}
     prompt = np.arange(len(lengths)) // 4
-    records = frame(lengths, log_ratio, 4e-4 * np.asarray(lengths), advantage, prompt, staleness=0.0, **measured)
-    return records.assign(mini_batch=(prompt % 4).astype(np.int32), **columns)
+    records = frame(lengths, 0.0, 4e-4 * np.asarray(lengths), 1.0, prompt, staleness=0.0, **measured)
+    return records.assign(mini_batch=(prompt % 4).astype(np.int32))
 
 
-# --- each rule, of one response: its d, and S and A of the update -----------------------------------------------------
+# --- each rule, of one response and its d ----------------------------------------------------------------------------
 
 
 def ratio(d):
@@ -49,13 +49,11 @@ def ratio(d):
 
 
 DEFINITIONS = {
-    "width √L": lambda d, s, a: abs(sum(d)) > 0.03 * math.sqrt(len(d)),
-    "verl, sum of tokens": lambda d, s, a: not 0.5 <= 1 / ratio(d) <= 2,
-    "verl, mean of tokens": lambda d, s, a: not 0.999 <= math.exp(-sum(d) / len(d)) <= 1.001,
-    "TRL, sum of tokens": lambda d, s, a: ratio(d) > 3,
-    "OPSM, mean of tokens": lambda d, s, a: math.nan if a == 0 else a < 0 and -(s + sum(d)) / len(d) > 1e-4,
-    "IcePop": lambda d, s, a: sum(not 0.5 <= math.exp(x) <= 5 for x in d) / len(d),
-    "truncated weight": lambda d, s, a: 1 - min(ratio(d), 2) / ratio(d),
+    "width √L": lambda d: abs(sum(d)) > 0.03 * math.sqrt(len(d)),
+    "verl, sum of tokens": lambda d: not 0.5 <= 1 / ratio(d) <= 2,
+    "verl, mean of tokens": lambda d: not 0.999 <= math.exp(-sum(d) / len(d)) <= 1.001,
+    "IcePop": lambda d: sum(not 0.5 <= math.exp(x) <= 5 for x in d) / len(d),
+    "truncated weight": lambda d: 1 - min(ratio(d), 2) / ratio(d),
 }
 
 
@@ -63,19 +61,15 @@ def test_every_rule_takes_what_its_definition_says():
     rng = np.random.default_rng(0)
     lengths, tokens = responses(rng, 600, 0.04, shared=0.003)
     tokens[7][:3] = 2.0, -1.0, 0.1  # a token that IcePop masks on either side
-    advantage = rng.choice([-1.0, 0.0, 1.0], 600)
-    log_ratio = 0.02 * np.sqrt(lengths) * rng.standard_normal(600)
-    table = dropped(records_of(lengths, tokens, advantage, log_ratio))
+    table = dropped(records_of(lengths, tokens))
     usual = table[~table.index.get_level_values("range").str.startswith("scaled")].droplevel("range")
     assert set(usual.index) == set(DEFINITIONS)
     # Whole lengths from either end, until they hold a third of the responses.
     ordered = np.sort(lengths)
     third = (lengths > ordered[(len(lengths) - 1) // 3]).astype(int) + (lengths >= ordered[-((len(lengths) + 2) // 3)])
     for name, definition in DEFINITIONS.items():
-        each = [
-            float(definition(*row)) for row in zip(map(np.ndarray.tolist, tokens), log_ratio, advantage, strict=True)
-        ]
-        expected = [np.nanmean(each), *(np.nanmean(np.array(each)[third == number]) for number in range(3))]
+        each = np.array([float(definition(d.tolist())) for d in tokens])
+        expected = [each.mean(), *(each[third == number].mean() for number in range(3))]
         assert 0 < expected[0] < 1 and usual.loc[name].tolist() == pytest.approx(expected, rel=1e-5), name
 
 
