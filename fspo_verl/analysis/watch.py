@@ -9,19 +9,16 @@ A line is about the last ten steps. Of a run that is observed it says how much o
 log-ratios is numerical noise, or in bypass mode mismatch of trainer and rollout engine. The rest is movement
 of the policy. Of any other log it says what verl's metrics say, which is not why the clip acts.
 
-It ends with the run: when the run has marked its end, or has written nothing for five times its longest
-step, and for five minutes at least. Before the length of a step is known that is a day.
+It ends where the records mark the end of the run, with --once, or with Ctrl-C.
 """
 
 import argparse
 import contextlib
-import math
 import shlex
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 from fspo_verl.analysis.alerts import alarming
@@ -30,17 +27,13 @@ from fspo_verl.analysis.evidence import TRAINED, Evidence
 from fspo_verl.analysis.judgement import evidence_of_metrics, evidence_of_records
 from fspo_verl.analysis.logs import NOT_FINITE
 from fspo_verl.analysis.metric_facts import facts, learn_more
-from fspo_verl.analysis.runs import RECORDS, Run, read_run, written
+from fspo_verl.analysis.runs import Run, read_run, written
 from fspo_verl.findings import Finding
 from fspo_verl.observe.attempts import is_finished
-from fspo_verl.observe.metrics import NAMES
 from fspo_verl.output import percent, plain, say
 
 _SMALL_PART = 0.05  # of the variance, below which it is not named
 _POLL = 5.0  # seconds between two looks; ranks that write one step are not as far apart
-_QUIET = 300.0  # seconds, at least, after which a run that writes nothing has ended
-_LONG = 5  # times its longest step
-_UNKNOWN = 86400 / _LONG  # seconds that a step may take where that is not known
 
 
 def main(args: argparse.Namespace) -> int:
@@ -61,13 +54,10 @@ def follow(path: Path, every: int, once: bool) -> Iterator[str]:
     Raises:
         FileNotFoundError, ValueError: there is nothing of a run, or several; the former only if ``once``.
     """
-    watcher, run, seen, heard, waits = Watcher(every), None, None, 0.0, False
+    watcher, run, seen, waits = Watcher(every), None, None, False
     while True:
         now = written(path)
-        changed = now != seen
-        if changed and seen is not None:
-            heard = time.time()
-        seen = now
+        changed, seen = now != seen, now
         if changed:
             try:
                 run = read_run(path, path.name, since=watcher.last - STEPS)
@@ -80,7 +70,7 @@ def follow(path: Path, every: int, once: bool) -> Iterator[str]:
                 begins_anew = run is not None and path.is_file()  # a log in which another run has no step yet
                 if once or not (begins_anew or isinstance(error, FileNotFoundError)):
                     raise
-        ended = once or (run is not None and has_ended(run, now, heard))
+        ended = once or has_ended(now)
         if run is not None and (changed or ended):
             yield from watcher.lines(run, ended or not changed)
         if ended and run is not None:
@@ -92,24 +82,9 @@ def follow(path: Path, every: int, once: bool) -> Iterator[str]:
         time.sleep(_POLL)
 
 
-def has_ended(run: Run, files: set[tuple[Path, int, int]], heard: float = 0.0) -> bool:
-    """Whether a run has marked its end, or has written nothing for long.
-
-    Args:
-        files: of :func:`fspo_verl.analysis.runs.written`.
-        heard: when a change of them was seen, by the clock of this machine; that of their disk may be another.
-    """
-    if not files:
-        return False
-    newest, written_at, _ = max(files, key=lambda file: file[1])
-    if is_finished(newest.parent):
-        return True
-    seconds = run.metrics[NAMES["seconds"]].max() if NAMES["seconds"] in run.metrics else math.nan
-    if math.isnan(seconds):  # from one step's records to the next's
-        changes = sorted((changed / 1e9, file.name) for file, changed, _ in files if file.match(RECORDS))
-        ends = {name.partition("-rank")[0]: changed for changed, name in changes}  # that of the last rank counts
-        seconds = max((later - earlier for earlier, later in pairwise(sorted(ends.values()))), default=_UNKNOWN)
-    return time.time() - max(written_at / 1e9, heard) > max(_QUIET, _LONG * seconds)
+def has_ended(files: set[tuple[Path, int, int]]) -> bool:
+    """Whether a run has marked its end; its files are those of :func:`fspo_verl.analysis.runs.written`."""
+    return bool(files) and is_finished(max(files, key=lambda file: file[1])[0].parent)
 
 
 class Watcher:

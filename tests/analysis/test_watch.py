@@ -9,10 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 import synthetic_run
 from pasted import PASTED
@@ -23,7 +21,6 @@ from fspo_verl.analysis import alerts, runs, watch
 from fspo_verl.analysis.metric_facts import LEARN_MORE
 from fspo_verl.clips import CLIPS
 from fspo_verl.observe.attempts import FINISHED, MARK
-from fspo_verl.observe.metrics import NAMES
 from fspo_verl.output import percent
 
 LOGS = [file for file in sorted(PASTED.iterdir()) if file.suffix != ".txt"]  # those hold no step
@@ -113,29 +110,12 @@ def test_steps_without_an_advantage_are_said_without_an_empty_clause(tmp_path, c
 # --- how it ends -----------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_is_over_ends_it_and_one_that_goes_on_does_not(noisy, tmp_path):
-    run, now = runs.read_run(noisy[0], "a"), time.time()
-
-    def has_ended(age, gap=20.0, steps=3, run=run, heard=0.0):
-        """Of files of two ranks, the newest of this age, from one step to the next a gap; all in seconds."""
-        files = {
-            (tmp_path / f"step-{step:06d}-rank-{rank:04d}.parquet", int((now - age - gap * back - rank) * 1e9), 1)
-            for back, step in enumerate(reversed(range(steps)))
-            for rank in range(2)
-        }
-        return watch.has_ended(run, files, heard)
-
-    assert not has_ended(100) and has_ended(400)
-    assert not has_ended(400, gap=200.0) and has_ended(1100, gap=200.0)
-    # With one step nobody knows how long a step takes, whatever its ranks wrote; after a day it is over.
-    assert not has_ended(10_000, steps=1) and has_ended(90_000, steps=1)
-    assert not has_ended(400, heard=now - 100)  # the clock of the disk is behind
-    log = replace(run, metrics=pd.DataFrame({NAMES["seconds"]: [1000.0]}, index=[1]))
-    assert not has_ended(4000, run=log) and has_ended(6000, run=log)
+def test_a_run_that_has_marked_its_end_ends_it(tmp_path):
+    (file := tmp_path / "step-000002-rank-0000.parquet").touch()
     (tmp_path / "finished_runs.txt").touch()  # a user's
-    assert not has_ended(1)
+    assert not watch.has_ended({(file, 1, 1)}) and not watch.has_ended(set())
     (tmp_path / MARK.format(what=FINISHED, step=2)).touch()
-    assert has_ended(1) and has_ended(1, steps=1)
+    assert watch.has_ended({(file, 1, 1)})
 
 
 def write_run(folder, how, steps, value):
