@@ -219,6 +219,10 @@ class Controller:
                 file,
             )
         self.eps = {name: min(eps[name], largest) for name, largest in self._largest.items()}
+        if torch.distributed.get_rank() == 0:
+            in_force = ", ".join(f"{name}={value:.3g}" for name, value in self.eps.items())
+            text = "target_clip_rate goes on with %s of %s; to start from the eps of the config, remove the file"
+            logger.warning(text, in_force, file)
 
 
 def _read(file: Path) -> dict | str | None:

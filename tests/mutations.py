@@ -25,7 +25,6 @@ METRICS, COLUMNS, RECORDS, MICROBATCH, ATTEMPTS = (
     (f"observe/{name}.py",) for name in ("metrics", "columns", "records", "microbatch", "attempts")
 )
 LAUNCH = tuple(f"launch/{name}.py" for name in ("view", "hydra_files"))
-RESUME = ("launch/resume.py",)
 LENGTH_EFFECT, FIT = (("analysis/length_effect.py",), ("analysis/fit.py",))
 WIDTHS, CAUSES, CLIP_RATES = ((f"analysis/{name}.py",) for name in ("widths", "causes", "clip_rates"))
 PAIRED = ("../scripts/compare/measures.py",)
@@ -40,9 +39,8 @@ TESTS_OF = {  # files with tests of their own, which are long: those that a plan
     ADAPTIVE: ["tests/test_adaptive.py"],
     LAUNCH: [
         *("tests/launch/test_launch.py", "tests/launch/test_launch_table.py"),
-        *("-k", "fully_asynchronous_trainer or step_of_a_checkpoint or hidden"),
+        *("-k", "fully_asynchronous_trainer or step_of_a_checkpoint or after_self"),
     ],
-    RESUME: ["tests/launch/test_launch.py", "-k", "kept_for_resumes"],
     FIT: ["tests/analysis/test_calibration.py", "-k", "fitted_power"],
     LENGTH_EFFECT: ["tests/analysis/test_length_effect.py"],
     CLIP_RATES: ["tests/analysis/test_length_effect.py"],
@@ -163,8 +161,7 @@ MUTATIONS = [  # what goes wrong, the files of which one holds it, the sound cod
     ("damaged pages read", RECORDS, "page_checksum_verification=True", "page_checksum_verification=False"),
     ("asynchronous steps without require_batches", LAUNCH, "self.rounds_per_sync * fully_async.require_batches *",
      "self.rounds_per_sync *"),
-    ("hidden files of a group passed over", LAUNCH, 'PACKAGED.rglob("*.yaml")', 'PACKAGED.glob("*.yaml")'),
-    ("loss_scale_factor not kept for resumes", RESUME, '"loss_agg_mode", "loss_scale_factor")', '"loss_agg_mode")'),
+    ("a band of a file that the group replaces", LAUNCH, 'kept.append(f"~{GROUP}")', "pass"),
     ("step of resume_path always 0", LAUNCH, "int(name[1]) if name else 0", "0"),
     ("interval over seeds one rank too narrow", PAIRED, "float(means[-outside])", "float(means[-outside - 1])"),
     ("interval with too few seeds", PAIRED, "count < MIN_SEEDS", "count < 2"),

@@ -213,7 +213,8 @@ def test_an_eps_in_units_of_another_width_is_not_taken_and_one_that_names_none_i
     resumed = controller(eps=0.2, length_power=power)
     resumed.load(tmp_path)
     assert resumed.eps == (BAND if taken else {"eps_low": 0.2, "eps_high": 0.2})
-    assert (str(tmp_path / FILE) in caplog.text) == (unit.get("length_power") != power or not taken)
+    assert ("width" in caplog.text) == (unit.get("length_power") != power or not taken)
+    assert (f"goes on with eps_low={BAND['eps_low']:.3g}" in caplog.text) == taken
 
 
 CORRUPT = ["", '{"eps_low": 0.03, "eps_hi', '{"eps_low": 0.03}', "[]", "null"] + [

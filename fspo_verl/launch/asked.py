@@ -36,6 +36,7 @@ RECEIPT = "FSPO_VERL_RECEIPT"
 _CLIP_RATIOS = {f"{ACTOR}.{name}" for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")}
 _OF_ANY_LOSS = {*_CLIP_RATIOS, f"{ACTOR}.loss_agg_mode", f"{ACTOR}.loss_scale_factor"}
 _NAMES = re.compile(r"hydra\.|trainer\.(experiment_name|project_name|default_local_dir|\w+_data_dir)$")
+_RECORDS = "fspo_records"  # beside the checkpoints
 _taken: dict[str, Any] = {}  # what the launch that was composed last has taken
 
 
@@ -223,11 +224,12 @@ def _records(config: DictConfig, given: Collection[str]) -> str | None:
     trainer = {key: config.trainer.get(key) for key in ("resume_mode", "resume_from_path")}
     launch = Launch(OmegaConf.create({"trainer": trainer | {"default_local_dir": str(checkpoints)}}))
     folder = None
-    if launch.resumes_ours:
-        from fspo_verl.launch import resume
+    if (resumed := launch.resume_point) and resumed[0].resolve() == checkpoints.resolve():  # no branch of another run
+        from fspo_verl.observe import attempts
 
-        folder = resume.records_to_go_on_with(launch)
+        recorded = resumed[1] - OmegaConf.select(config, f"{POLICY_LOSS}.records_freq") + 1
+        folder = attempts.of_the_run(checkpoints / _RECORDS, checkpoints, recorded)
     start = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
-    folder = folder or str(checkpoints / "fspo_records" / start)
+    folder = str(folder or checkpoints / _RECORDS / start)
     is_plain = re.fullmatch(r"[\w./+:@%-]+", folder, re.ASCII)
     return f"{RECORDS_DIR}={folder}" if is_plain else override(RECORDS_DIR, folder)

@@ -12,7 +12,7 @@ A check is a function from a launch to findings; this is all that a new one take
 
 ``needs`` is one of :data:`fspo_verl.launch.view.NEEDS`, and says for which launches it runs. One that yields an error
 says ``may_refuse=True``. :mod:`fspo_verl.launch.selection` has the checks of what a launch selects,
-:mod:`fspo_verl.launch.resume` those of what it goes on with, and the doctor some of its own.
+and the doctor some of its own.
 
 :func:`findings` runs them, for the launch itself (:mod:`fspo_verl.launch.hook`) and for ``fspo-verl doctor``.
 """
@@ -35,7 +35,7 @@ from fspo_verl.band import Band
 from fspo_verl.config import Observation
 from fspo_verl.findings import ERROR, WARNING, Finding
 from fspo_verl.keys import ACTOR, GONE, GROUP, POLICY_LOSS
-from fspo_verl.launch import group, resume, selection
+from fspo_verl.launch import group, selection
 from fspo_verl.launch.hydra_files import as_value, leaves, override
 from fspo_verl.launch.view import CHECKS, Check, Launch, check, error, finding, note, warning
 from fspo_verl.observe import attempts
@@ -45,8 +45,6 @@ from fspo_verl.observe.settings import clip_ratios
 _CLIP_RATIO_DEFAULTS = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0}
 # Spread of a token's log-ratio, nats. Measured so far in training: 0.005 to 0.1 (noise under bfloat16 included).
 _LARGEST_SIGMA = 0.1
-# Of the records in scripts/studies/measured_shape, and of those of a quickstart: a row, and a file without rows.
-_BYTES_OF_A_RESPONSE, _BYTES_OF_A_FILE = 50, 8000
 # Of S, beyond which an edge counts as out of reach. Below 2, as eps=0.2 (mostly verl's clip_ratio) is 2 of 0.1, and a
 # processor's rounding of a power would then decide.
 _STANDARD_DEVIATIONS = 1.9
@@ -57,10 +55,7 @@ _UNUSUAL = 100  # times larger or smaller than the longest response: no divisor 
 
 
 def findings(config: DictConfig) -> list[Finding]:
-    """Everything the config says about a launch; empty where it selects no loss of this package.
-
-    A key that plainly was to select one is an error all the same, and a resume that forgets the loss a warning.
-    """
+    """Everything the config says about a launch; empty where it selects no loss of this package and was not to."""
     launch = Launch(config)
     results = [*selection.lost_selections(launch)]
     if launch.selects_ours:
@@ -69,8 +64,6 @@ def findings(config: DictConfig) -> list[Finding]:
         results += run(launch, "config", "folders")
         if not any(one.id in _NO_BAND for one in results):
             results += run(launch, "loss", "fspo" if launch.is_fspo else "baseline")
-    elif launch.has_actor and launch.resumes_ours:
-        results += resume.changed_on_resume(launch)
     return results
 
 
@@ -256,20 +249,6 @@ def _why_taken(folder: Path, launch: Launch) -> str | None:
         return None
     branch = f"this run branches off after step {resumed[1]} of the checkpoints in {resumed[0]}"
     return f"it holds records from step {first} on, and {branch}"
-
-
-@check(needs="loss")
-def size_of_records(launch: Launch) -> Iterator[Finding]:
-    """About how large the records get."""
-    loss, prompts = launch.policy_loss, launch.prompts_per_rollout
-    ranks = (launch.get("trainer.nnodes") or 1) * (launch.get("trainer.n_gpus_per_node") or 1)
-    if loss.get("records_dir") is None or prompts is None:
-        return
-    responses = prompts * launch.config.actor_rollout_ref.rollout.n * launch.actor.ppo_epochs
-    size = (responses * _BYTES_OF_A_RESPONSE + ranks * _BYTES_OF_A_FILE) / 1e6
-    limit = f"; a rank stops at {loss.records_limit_mb:g} MB (records_limit_mb)"
-    each = "every step" if loss.records_freq == 1 else f"every {loss.records_freq} steps"
-    yield note(f"records in {loss.records_dir}: about {size:.2g} MB in {ranks} files {each}{limit}")
 
 
 # --- warnings: it trains, but not as FSPO means to -------------------------------------------------------------------

@@ -1,17 +1,14 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of the config group of this package, in whatever form Hydra takes it, and what selects it alone.
+"""How the config group of this package is selected without a plus, and alone.
 
 Hydra is imported only where it is asked: each process that imports verl imports this module.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
-
-from omegaconf import OmegaConf
 
 from fspo_verl.keys import GONE, GROUP, POLICY_LOSS
-from fspo_verl.launch.hydra_files import Part, choices, files_of, leaves, loaded, parsed, running, task_overrides
+from fspo_verl.launch.hydra_files import leaves, parsed, task_overrides
 
 
 def with_plus(create: Callable, *, overrides_list: list, repo, **how):
@@ -51,7 +48,8 @@ def _listed(create: Callable, overrides: list, words: list, repo):
         if not plain or f"Could not override '{GROUP}'" not in str(error):
             raise
     stock = create([one for one in overrides if one.key_or_group != GROUP])
-    has_key = any(f"{key}.".startswith(f"{GROUP}.") for part in loaded(stock.defaults, repo) for key in part.sets)
+    files = filter(None, (repo.load_config(default.config_path) for default in stock.defaults))
+    has_key = any(f"{key}.".startswith(f"{GROUP}.") for file in files for key in leaves(file.config))
     if has_key and all(one.package is None for one in words):
         stock.config_overrides.extend(words)  # the key is the user's own: Hydra sets it, as without this package
         return stock
@@ -63,57 +61,6 @@ def _listed(create: Callable, overrides: list, words: list, repo):
     return create(overrides)
 
 
-class Asked(NamedTuple):
-    """What the running Hydra application was asked of the group."""
-
-    name: str  # of the option, as it was written
-    files: list[str]  # options whose files make up this one, in their order; none if no file has its name
-    sets: dict[str, object]  # what they set, by dotted key; interpolations as written
-    words: list  # the overrides of the group, parsed
-
-
-seen: set[str] = set()
-"""The options of the group whose files were composed in this process."""
-
-
-def is_named() -> bool:
-    """Whether the running Hydra application may have been asked for an option: cheap, for every launch of verl."""
-    return running() is not None and bool(seen or _chosen() or any(GROUP in text for text in task_overrides()))
-
-
-def asked(composed: Sequence[Part], is_own_key: bool) -> Asked | None:
-    """What the running Hydra application was asked of the group; None where nothing was.
-
-    The last override that names an option counts, and without one the defaults lists: ``composed`` are the files of the
-    group. With ``is_own_key`` the config has its name as a key, which Hydra sets where it composes no such file.
-    """
-    words = [one for one in parsed(task_overrides()) if one.key_or_group == GROUP]
-    is_value = is_own_key and not composed and not any(one.is_add() for one in words)
-    files = [part.option for part in composed]
-    if not is_value and (last := _selecting(words)) is not None:
-        value, name = last.value(), last.get_value_string()
-        # Hydra resolves an option by the choices of other groups, and by resolvers such as oc.env.
-        options = OmegaConf.create({**choices(), "": [value] if isinstance(value, str) else value})[""]
-        made_of = [part for option in options for part in files_of(option)]
-        files = [part.option for part in made_of]
-    elif in_files := [*_chosen(), *files]:
-        name = in_files[-1]
-        made_of = [part for option in files for part in files_of(option)]  # of a list of options each has a say
-    else:
-        return None
-    return Asked(name, files, {key: value for part in made_of for key, value in part.sets.items()}, words)
-
-
-def _chosen() -> list[str]:
-    """Options that Hydra has chosen of the group, to be merged into whatever section of the config."""
-    return [option for group, option in choices().items() if group.partition("@")[0] == GROUP and option]
-
-
-def _selecting(words: Sequence):
-    """The last of these overrides of the group that names an option; None if none does."""
-    return next((one for one in reversed(words) if not one.is_delete() and isinstance(one.value(), str | list)), None)
-
-
 # --- fixes -----------------------------------------------------------------------------------------------------------
 
 
@@ -122,7 +69,8 @@ def select_alone(words: Sequence, keep_plus: bool = False) -> tuple[list[str], l
 
     With ``keep_plus`` ``+GROUP=OPTION`` stays, too.
     """
-    last = _selecting(words)
+    names = (one for one in reversed(words) if not one.is_delete() and isinstance(one.value(), str | list))
+    last = next(names, None)
     wanted = last and f"{GROUP}={last.get_value_string()}"
     stay = {wanted, f"+{wanted}"} if keep_plus else {wanted}
     removed = [one.input_line for one in words if one.input_line not in stay]

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -48,25 +48,13 @@ def check(config: DictConfig) -> None:
     launch, is_ours = Launch(config), False
     findings: list[Finding] = []
     with _never_ending_the_launch(_NOT_LOOKED_AT):
-        findings = [*selection.lost_selections(launch)]
         is_ours = launch.selects_ours
+        findings = [*selection.lost_selections(launch)]
     if is_ours:
         from fspo_verl.launch import checks, installation
 
-        findings = [*installation.verl_version(), *checks.findings(config)]  # lost selections among them
-    else:
-        with _never_ending_the_launch("fspo_verl did not compare this launch with its checkpoint"):
-            findings += _forgotten_loss(launch)
+        findings = [*installation.verl_version(), *checks.findings(config)]
     _refuse_or_say(findings)
-
-
-def _forgotten_loss(launch: Launch) -> Iterable[Finding]:
-    """A resume without the loss of this package that has trained the run so far."""
-    if not (launch.has_actor and launch.resumes_ours):
-        return []
-    from fspo_verl.launch import resume
-
-    return resume.changed_on_resume(launch)
 
 
 def _refuse_or_say(findings: list[Finding]) -> None:
@@ -78,20 +66,6 @@ def _refuse_or_say(findings: list[Finding]) -> None:
 
 def _in_one_line(finding: Finding) -> str:
     return f"{finding.sentence} Fix: {finding.advice}" if finding.advice else finding.sentence
-
-
-def keep_loss_settings(config: DictConfig) -> None:
-    """Keep what a launch trains with beside its checkpoints, if a loss of this package trains, or has until now.
-
-    The next launch is compared with it (:func:`fspo_verl.launch.resume.changed_on_resume`).
-    """
-    with _never_ending_the_launch("if this run is resumed with another loss, no warning will follow"):
-        launch = Launch(config)
-        is_kept = launch.has_actor and (launch.selects_ours or launch.resumes_ours)
-        if is_kept and (launch.get("trainer.save_freq") or 0) > 0:
-            from fspo_verl.launch import resume
-
-            resume.keep(launch)
 
 
 def claim_records(config: DictConfig) -> None:
@@ -137,7 +111,6 @@ def at_a_config_file(name: str) -> None:
     section, _, option = name.rpartition("/")
     if section != GROUP:
         return
-    group.seen.add(option)
     if option.removesuffix(".yaml") in hydra_files.OPTIONS:
         from hydra.errors import ConfigCompositionException
 
@@ -151,7 +124,7 @@ _checked: list = []  # the config of this launch
 
 
 def check_once(config) -> None:
-    """Check a launch, keep its loss and claim its records; verl's asynchronous mains come here twice."""
+    """Check a launch and claim its records; verl's asynchronous mains come here twice."""
     if any(config is known for known in _checked):
         return
     is_asked = bool(os.environ.get(OVERRIDES))
@@ -160,7 +133,6 @@ def check_once(config) -> None:
 
         asked.check(config)
     check(config)
-    keep_loss_settings(config)
     claim_records(config)
     if is_asked:
         asked.confirm(config)

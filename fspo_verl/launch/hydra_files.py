@@ -1,24 +1,22 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What this package knows of Hydra (1.3): how an override is quoted, what a config file sets, which files are read.
+"""What this package knows of Hydra (1.3): how an override is quoted, and what a running application was asked for.
 
-Hydra tells a running application its sources, the overrides and the choices of groups. The defaults list, in which a
-later file wins, is computed from these once more with internals of Hydra: there is no public way. Hydra is imported
-only where it is asked: each process that imports verl imports this module.
+Hydra is imported only where it is asked: each process that imports verl imports this module.
 """
 
-import importlib.util
+import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+from unittest import mock
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from fspo_verl import versions
-from fspo_verl.keys import GROUP
+from fspo_verl.keys import GROUP, OVERRIDES, POLICY_LOSS
 
-OWN_CONFIGS = "pkg://fspo_verl.configs"
 PACKAGED = Path(__file__).parents[1] / "configs"
 OPTIONS = tuple(sorted(file.stem for file in (PACKAGED / GROUP).glob("*.yaml")))
 """Those of this package's config group."""
@@ -56,30 +54,6 @@ def option(name: str) -> dict[str, object]:
     content: Any = OmegaConf.load(PACKAGED / GROUP / f"{name}.yaml")
     bases = content.pop("defaults", [])
     return {key: value for base in bases for key, value in option(base).items()} | leaves(content)
-
-
-class Part(NamedTuple):
-    """One config file that went into the composed config."""
-
-    name: str  # as in the defaults list, such as actor/dp_actor
-    source: str  # the entry of Hydra's search path that holds it, such as pkg://verl.trainer.config
-    content: DictConfig  # interpolations as written
-    package: str  # the section of the config that it is merged into, empty for the whole config
-
-    @property
-    def file(self) -> str:
-        return f"{self.source.removeprefix('file://')}/{self.name}.yaml"
-
-    @property
-    def sets(self) -> dict[str, object]:
-        """What it sets in the config, by dotted key."""
-        return leaves(self.content, self.package)
-
-    @property
-    def option(self) -> str:
-        """Its name as an option of this package's group; empty for another file."""
-        group, _, name = self.name.rpartition("/")
-        return name.removesuffix(".yaml") if group == GROUP else ""
 
 
 def is_of_user(source: str) -> bool:
@@ -125,44 +99,6 @@ def running():
     return module.HydraConfig.get() if module and module.HydraConfig.initialized() else None
 
 
-def parts() -> list[Part]:
-    """The files of the running Hydra application in the order in which they were merged."""
-    hydra, repository = running(), _repository()
-    overrides = [*_as_typed(hydra.overrides.hydra), *task_overrides()]
-    return list(loaded(_defaults(repository, hydra.job.config_name, overrides), repository))
-
-
-def files_of(option: str) -> list[Part]:
-    """The config files of an option of the group with its bases, as they are by themselves; none if there is none."""
-    repository = _repository()
-    if not repository.config_exists(f"{GROUP}/{option}"):
-        return []
-    return list(loaded(_defaults(repository, None, [f"+{override(GROUP, option)}"]), repository))
-
-
-def _defaults(repository, name: str | None, overrides: Sequence[str]) -> list:
-    """Hydra's defaults list of a config, by the name of the function that :mod:`fspo_verl.verl_patches` wraps."""
-    from hydra._internal import config_loader_impl
-
-    return config_loader_impl.create_defaults_list(
-        repo=repository,
-        config_name=name,
-        overrides_list=parsed(overrides),
-        prepend_hydra=True,
-        skip_missing=False,
-    ).defaults
-
-
-def loaded(defaults: Iterable, repository) -> Iterator[Part]:
-    """The config files of a defaults list of Hydra's, without Hydra's own."""
-    for default in defaults:
-        result = repository.load_config(default.config_path)
-        if result is None or result.provider == "hydra":
-            continue
-        package = result.header["package"] if default.package is None else default.package
-        yield Part(default.config_path, result.path, result.config, package or "")
-
-
 def parsed(overrides: Sequence[str]) -> list:
     """Overrides as Hydra's own parser reads them."""
     if not overrides:
@@ -173,29 +109,42 @@ def parsed(overrides: Sequence[str]) -> list:
     return [parser.parse_override(text) for text in overrides]
 
 
-def _repository():
-    """Of the config files that the running Hydra application finds; cached, as each is needed several times."""
-    from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository
-    from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-
-    search_path = ConfigSearchPathImpl()
-    for source in running().runtime.config_sources:
-        search_path.append(source.provider, f"{source.schema}://{source.path}")
-    return CachingConfigRepository(ConfigRepository(search_path))
+# --- this package's group --------------------------------------------------------------------------------------------
 
 
-def passed_over() -> list[Path]:
-    """Files of a user's that Hydra does not read, as this package ships one of the same name and comes first."""
-    sources = _sources()
-    later = sources[sources.index(OWN_CONFIGS) + 1 :] if OWN_CONFIGS in sources else []
-    names = [file.relative_to(PACKAGED) for file in PACKAGED.rglob("*.yaml")]
-    return [folder / name for folder in filter(None, map(_folder, later)) for name in names if (folder / name).exists()]
+def words_of_the_group() -> list:
+    """The overrides of the running Hydra application that name the group, parsed: cheap, for every launch of verl."""
+    named = parsed([text for text in task_overrides() if GROUP in text])
+    return [one for one in named if one.key_or_group == GROUP]
 
 
-def _folder(source: str) -> Path | None:
-    """The folder of an entry of Hydra's search path; None for one that is no folder."""
-    scheme, path = source.split("://", 1)
-    if scheme == "pkg":
-        spec = importlib.util.find_spec(path)
-        return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
-    return Path(path) if scheme == "file" else None
+def chosen(is_own_key: bool) -> str | None:
+    """The option of the group that the running Hydra application was asked for, if it is one of this package's.
+
+    Args:
+        is_own_key: the config has the name of the group as a key. A word without a plus is then a value of that key.
+    """
+    words = [one for one in words_of_the_group() if not one.is_delete() and (one.is_add() or not is_own_key)]
+    asked = [one.value() for one in reversed(words)]
+    # Where no word names one, as it is in a file, and where a word is an interpolation.
+    asked += [value for group, value in sorted(choices().items()) if group.partition("@")[0] == GROUP]
+    last = (value[-1] if isinstance(value, list) and value else value for value in asked)
+    names = (str(value).removesuffix(".yaml") for value in last)
+    return next((name for name in names if name in OPTIONS), None)
+
+
+def leaves_without_the_group() -> dict[str, object]:
+    """What the running Hydra application would compose without an option of the group, as :func:`leaves`.
+
+    Overrides of ``policy_loss`` are left out, as many of its keys would not be there.
+    """
+    from hydra import compose
+
+    hydra, words = running(), words_of_the_group()
+    left_out = {one.input_line for one in words}
+    kept = [text for text in task_overrides() if text not in left_out and not text.lstrip("+~").startswith(POLICY_LOSS)]
+    here = [one for one in words if one.package is None]
+    if (here or GROUP in choices()) and not any(one.is_add() for one in here):
+        kept.append(f"~{GROUP}")  # a file has it
+    with mock.patch.dict(os.environ, {OVERRIDES: ""}):
+        return leaves(compose(hydra.job.config_name, [*_as_typed(hydra.overrides.hydra), *kept]))

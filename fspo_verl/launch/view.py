@@ -6,7 +6,6 @@ Every launch of verl passes here, also those that have nothing to do with this p
 where they are asked.
 """
 
-import contextlib
 import dataclasses
 import functools
 import re
@@ -19,11 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl.findings import FIX, SEVERITIES, Finding
 from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
-from fspo_verl.launch import group, hydra_files
+from fspo_verl.launch import hydra_files
 
-KEPT_LOSSES = "policy_loss.json"
-"""In a folder of checkpoints, the losses that trained them: a list, a new entry for every change,
-``{"after_step": n, "loss": {key: value}, "records_dir": folder or null}``. verl's checkpoints hold no config."""
 TRACKER = "latest_checkpointed_iteration.txt"
 """In a folder of checkpoints, the step of the last one; what verl's find_latest_ckpt_path looks for."""
 
@@ -93,15 +89,9 @@ class Launch:
         return self.get(ACTOR)
 
     @cached_property
-    def asked(self) -> group.Asked | None:
-        """What was asked of this package's config group; None where that is no loss of this package."""
-        if not group.is_named():
-            return None
-        asked = group.asked([part for part in self.parts if part.option], self.get(GROUP) is not None)
-        if asked is None or not asked.files:  # a missing file is named by selection.missing_choice
-            return asked
-        schema, mode = (str(asked.sets.get(f"{POLICY_LOSS}.{name}")) for name in ("_target_", "loss_mode"))
-        return asked if schema.startswith("fspo_verl.") or mode in ("fspo", "observed") else None
+    def choice(self) -> str | None:
+        """The option of this package's config group that was asked for, whatever was composed; None without one."""
+        return hydra_files.chosen(self.get(GROUP) is not None)
 
     @property
     def has_our_schema(self) -> bool:
@@ -116,12 +106,7 @@ class Launch:
     @property
     def selects_ours(self) -> bool:
         """Whether the launch asks for a loss of this package; nothing else is said of any other launch."""
-        return self.has_actor and (self.is_ours or self.asked is not None)
-
-    @cached_property
-    def parts(self) -> list[hydra_files.Part]:
-        """The files that the config was composed from, in their order."""
-        return hydra_files.parts()
+        return self.has_actor and (self.is_ours or self.choice is not None)
 
     @property
     def policy_loss(self) -> DictConfig:
@@ -193,33 +178,17 @@ class Launch:
         return Path(folder) if isinstance(folder, str) else None
 
     @property
-    def tracked_step(self) -> int | None:
-        """The step of the checkpoint that the tracker names, be it there or not; None if there is none to follow."""
-        if self.checkpoints is None or self.get("trainer.resume_mode") != "auto":
-            return None
-        tracker = self.checkpoints / TRACKER
-        text = tracker.read_text().strip() if tracker.exists() else ""
-        return int(text) if text.isdigit() else None  # verl itself fails on a tracker that holds something else
-
-    @property
     def resume_point(self) -> tuple[Path, int] | None:
         """Folder of the checkpoints, and training step, from which a launch goes on; None if it starts anew.
 
         verl starts anew where the checkpoint that the tracker names is gone.
         """
-        folder, step = self.checkpoints, self.tracked_step
-        if folder is not None and step is not None:
-            return (folder, step) if (folder / f"global_step_{step}").exists() else None
-        if self.get("trainer.resume_mode") == "resume_path":
+        folder, mode = self.checkpoints, self.get("trainer.resume_mode")
+        if folder is not None and mode == "auto" and (folder / TRACKER).exists():
+            step = (folder / TRACKER).read_text().strip()  # verl itself fails on one that holds something else
+            return (folder, int(step)) if step.isdigit() and (folder / f"global_step_{step}").exists() else None
+        if mode == "resume_path":
             checkpoint = Path(str(self.get("trainer.resume_from_path")))
             name = re.fullmatch(r"global_step_(\d+)", checkpoint.name)
             return checkpoint.parent, int(name[1]) if name else 0
         return None
-
-    @property
-    def resumes_ours(self) -> bool:
-        """Whether a loss of this package has trained the run that this launch goes on with."""
-        with contextlib.suppress(OSError, ValueError):  # a folder that cannot be read, of which verl complains itself
-            resumed = self.resume_point
-            return resumed is not None and (resumed[0] / KEPT_LOSSES).exists()
-        return False

@@ -201,6 +201,18 @@ def why_taken(folder: Path, checkpoints: Path) -> str | None:
     return "it holds records that no run has claimed" if parts(folder) else None
 
 
+def of_the_run(folder: Path, checkpoints: Path, step: int) -> Path | None:
+    """The newest of the folders in this one whose run has these checkpoints and has recorded until a step, or beyond.
+
+    One that began anew, and ended before it had a checkpoint of that step, is passed over. None where none is left.
+    """
+    for own in sorted(folder.glob("*"), reverse=True):
+        is_far = max((part.step for part in parts(own)), default=-1) >= step
+        if is_far and _owner(own) == str(checkpoints.resolve()):
+            return own
+    return None
+
+
 def _owner(folder: Path) -> str | None:
     """The folder of checkpoints of the run that owns the folder; None where nobody owns it."""
     for _ in range(50):  # another may be about to write it; cut off, it is nobody's

@@ -108,7 +108,7 @@ def markdown(text: str) -> str:
 
 
 def checks() -> str:
-    launch = [*_found("selection"), *_found("checks"), *_found("resume")]
+    launch = [*_found("selection"), *_found("checks")]
     launch += _found("installation", "too_old", "verl_version")
     parts = [
         "## Launch checks",
@@ -146,7 +146,8 @@ def _found(module: str, *functions: str) -> Iterator[str]:
 def _severity(call: ast.Call) -> str | None:
     """Of the finding that a call makes."""
     of = {name: name for name in ("error", "warning", "note")}
-    return (of | {"finding": "error or warning", "_here(launch)": "warning or note"}).get(ast.unparse(call.func))
+    of |= {"severity": "error or warning", "_here(launch)": "warning or note"}
+    return of.get(ast.unparse(call.func))
 
 
 # --- commands --------------------------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ import fspo_verl
 from fspo_verl import cli, output
 from fspo_verl.analysis import runs
 from fspo_verl.keys import ACTOR
-from fspo_verl.launch.view import KEPT_LOSSES, TRACKER
 from fspo_verl.report import figures
 
 READERS = ("report", "calibrate", "watch")
@@ -96,23 +95,6 @@ def test_no_reader_resolves_what_a_config_asks_of_its_environment(command, form,
         said = "".join(capfd.readouterr()) + caplog.text
         assert SECRET not in said and here.name not in said
         assert all(SECRET.encode() not in file.read_bytes() for file in output.rglob("*") if file.is_file())
-
-
-def test_losses_kept_beside_checkpoints_are_text(tmp_path, capfd, monkeypatch):
-    """A launch that resumes somebody else's run reads them."""
-    monkeypatch.setenv("WANDB_API_KEY", SECRET)
-    monkeypatch.chdir(tmp_path)
-    keys = [f"policy_loss.{name}" for name in ("loss_mode", "eps_low", "eps_high", "eps_dual", "length_power", "shape")]
-    loss = dict(zip([*keys, "clip_ratio", "loss_agg_mode"], FORMS, strict=True))
-    kept = [{"after_step": 0, "loss": loss, "records_dir": FORMS[1]}]
-    write(tmp_path / "ckpt" / KEPT_LOSSES, json.dumps(kept))
-    write(tmp_path / "ckpt" / TRACKER, "20")
-    (tmp_path / "ckpt/global_step_20").mkdir()
-    cli.main(["doctor", "trainer.default_local_dir=ckpt", "algorithm.policy_loss=fspo"])
-    said = "".join(capfd.readouterr())
-    assert "resumes after step 20" in said and SECRET not in said
-    assert all(form.replace(" ", "") in "".join(said.split()) for form in FORMS)
-    assert str(tmp_path) not in said
 
 
 def test_no_code_unpickles_or_connects_and_no_reader_of_runs_resolves():

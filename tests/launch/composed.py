@@ -27,10 +27,10 @@ def composed(arguments: list[str], look: Callable, folder: str = "trainer.config
         overrides += [f"hydra.searchpath=[file://{resources.files(verl) / 'trainer' / 'config'}]"]
     with initialize_config_dir(given.config_path, version_base=None):
         full = compose(given.config_name, overrides, return_hydra_config=True)
-    HydraConfig.instance().set_config(full)
-    with open_dict(full):
-        del full["hydra"]
-    try:
-        return look(full)
-    finally:
-        HydraConfig.instance().cfg = None
+        HydraConfig.instance().set_config(full)
+        with open_dict(full):
+            del full["hydra"]
+        try:
+            return look(full)
+        finally:
+            HydraConfig.instance().cfg = None

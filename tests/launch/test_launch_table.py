@@ -5,7 +5,6 @@
 A launch that trains something else than it asks for without a word fails here, and so does a sound one that is refused.
 """
 
-import json
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,13 +49,6 @@ def mine(defaults: str, body: str = "{}", more: str = "") -> dict:
     return {"mine.yaml": f"{VERL}defaults: [{defaults}]\n{more}actor_rollout_ref: {{actor: {body}}}\n"}
 
 
-def resumed(launch: str, verdict: str, loss: dict, step: int = 20) -> Launch:
-    """A launch that finds a checkpoint of step 20, a tracker with ``step``, and what has trained until then."""
-    kept = json.dumps([{"after_step": 0, "loss": loss}])
-    files = {"latest_checkpointed_iteration.txt": str(step), "policy_loss.json": kept, "global_step_20/actor/x": ""}
-    return Launch(f"{launch} trainer.default_local_dir=DIR trainer.save_freq=10", verdict, files=files)
-
-
 MINE = "--config-path DIR --config-name mine"
 IS_FSPO = {"policy_loss.loss_mode": "fspo", "policy_loss.eps": 0.03, "policy_loss.eps_low": None}
 IS_VANILLA = {"policy_loss.loss_mode": "vanilla"}
@@ -77,8 +69,6 @@ DISTIL = (
 )
 OWN_OPTION = "# @package _global_\ndefaults: [fspo]\nactor_rollout_ref: {actor: {policy_loss: {eps_low: 0.01}}}\n"
 OWN_GROUP = "# @package _global_\nactor_rollout_ref: {actor: {policy_loss: {eps_low: 0.1}}}\n"
-HIDING = {"algorithm.policy_loss/fspo.yaml": "{}\n"}
-OWN_PATH = VERL.replace("]", ", 'file://DIR/more']") + "defaults: [ppo_trainer, _self_]\n"
 
 TRAINS = {  # by what is selected
     "": IS_VANILLA,
@@ -113,8 +103,8 @@ TRAINS = {  # by what is selected
     f"{FSPO} {LOSS}.records_dir=DIR/new": {"policy_loss.records_freq": 1},
 }
 WARNED = {  # checks that warn, and launches that train all the same
-    "lost_selection": ("+algorithm.policy_lost=gspo", "++algorithm={policy_loss:gspo}"),
-    "unregistered_loss": (f"{LOSS}.loss_mode=fpso", f"{OBSERVED} {LOSS}.loss_mode=vanila"),
+    "lost_selection": ("++algorithm={policy_loss:gspo}",),
+    "unregistered_loss": (f"{OBSERVED} {LOSS}.loss_mode=vanila",),
     "band_beyond_use": tuple(
         f"{FSPO} {LOSS}.{field}" for field in ("eps=0.2", "eps_low=0.2", "eps_high=0.5", "length_power=1")
     ),
@@ -142,7 +132,7 @@ REFUSED = {  # check, or a part of Hydra's message, and what they refuse
     "more than once": (f"--config-name fspo_trainer +{FSPO}",),
     "lost_selection": (
         *("+algorithm/policy_loss=fspo", "+policy_loss=fspo", "+policy_loss.loss_mode=fspo"),
-        *("+algorithm.policy_lost=fspo", "+algorithm.policy_lost=fsop", "++algorithm={policy_loss:gsop}"),
+        "+algorithm.policy_lost=fspo",
         *("+algorithm.policy_loss_mode=fspo", "+algorithm.policy-loss=fspo", "+actor_rollout_ref.policy_loss=fspo"),
         *("+algorithm.loss_mode=fspo", f"{LOSS}=fspo", "++algorithm={policy_loss:fspo}"),
         "++algorithm={policy_loss:{loss_mode:fspo}}",
@@ -195,21 +185,24 @@ OWN_YAML = {  # what a user's own file does
     ),
     **{
         f"{body} and the group": Launch(f"{MINE} {FSPO}", "trains", IS_FSPO, mine("ppo_trainer, _self_", body))
-        for body in ("{policy_loss: {loss_mode: gspo}}", COPY, "{ppo_mini_batch_size: 128}")
+        for body in (
+            *("{policy_loss: {loss_mode: gspo}}", COPY, "{ppo_mini_batch_size: 128}"),
+            "{loss_agg_mode: token-mean}",  # verl's default
+        )
     },
     **{
         f"{body} before the group": Launch(
             f"{MINE} {FSPO}", "refused: lost_to_group", files=mine("ppo_trainer, _self_", body)
         )
         for body in (
-            *(BAND, "{loss_agg_mode: token-mean}", "{policy_loss: {_target_: types.SimpleNamespace}}"),
+            *(BAND, "{policy_loss: {_target_: types.SimpleNamespace}}"),
             COPY.replace("token-mean", "seq-mean-token-mean"),
         )
     },
     "GRPO's range before the grpo baseline": Launch(
         f"{MINE} {GRPO}", "refused: lost_to_group", files=mine("ppo_trainer, _self_", "{clip_ratio_high: 0.28}")
     ),
-    "the group after _self_": Launch(
+    "the group after_self": Launch(
         MINE, "refused: lost_to_group", files=mine("ppo_trainer, _self_, algorithm.policy_loss: fspo", BAND)
     ),
     "a group file before ours": Launch(
@@ -221,15 +214,6 @@ OWN_YAML = {  # what a user's own file does
         MINE,
         "refused: overridden_group",
         files=mine("ppo_trainer, algorithm.policy_loss: fspo, _self_", "{policy_loss: {loss_mode: gspo}}"),
-    ),
-    "verl's loss after a list of options": Launch(
-        MINE,
-        "refused: overridden_group",
-        files=mine(
-            "ppo_trainer, algorithm.policy_loss: [fspo, small], _self_",
-            "{policy_loss: {_target_: verl.workers.config.PolicyLossConfig, loss_mode: vanilla}}",
-        )
-        | {"algorithm.policy_loss/small.yaml": OWN_GROUP},
     ),
     "a key of its own": Launch(
         f"{MINE} algorithm.policy_loss=smooth",
@@ -243,9 +227,6 @@ OWN_YAML = {  # what a user's own file does
         )
         for args, value in ((MINE, "{policy_loss: fspo}"), (f"{MINE} {FSPO}", "{policy_loss: clipped}"))
     },
-    "optional and misspelt": Launch(
-        MINE, "refused: missing_choice", files=mine("ppo_trainer, optional algorithm.policy_loss: fspoo, _self_")
-    ),
     "misspelt": Launch(MINE, "refused: fspoo", files=mine("ppo_trainer, algorithm.policy_loss: fspoo, _self_")),
     "an option of its own": Launch(
         "--config-dir DIR +algorithm.policy_loss=tight",
@@ -253,28 +234,11 @@ OWN_YAML = {  # what a user's own file does
         {"policy_loss.eps_low": 0.01},
         {"algorithm.policy_loss/tight.yaml": OWN_OPTION},
     ),
-    "hidden by --config-dir": Launch(f"--config-dir DIR {FSPO}", "refused: hidden_files", files=HIDING),
-    "hidden by hydra.searchpath": Launch(
-        f"hydra.searchpath=[file://DIR] {FSPO}", "refused: hidden_files", files=HIDING
-    ),
-    "hidden by its searchpath": Launch(
-        f"{MINE} {FSPO}",
-        "refused: hidden_files",
-        files={"mine.yaml": OWN_PATH} | {f"more/{name}": text for name, text in HIDING.items()},
-    ),
 }
 FOLDERS = {
     "records of another run": Launch(
         f"{FSPO} {LOSS}.records_dir=DIR", "refused: used_records_dir", files={"step-000001-rank-0000.parquet": ""}
     ),
-    "a resume with the same band": resumed(FSPO, "trains", {"policy_loss.eps_low": 0.03}),
-    "a resume with another band": resumed(
-        f"{FSPO} {LOSS}.eps_low=0.02", "changed_on_resume", {"policy_loss.eps_low": 0.03}
-    ),
-    "a resume of a run with a field that is gone": resumed(
-        FSPO, "changed_on_resume", {"policy_loss.mismatch_eps": 0.1}
-    ),
-    "a resume from a checkpoint that is gone": resumed(FSPO, "lost_checkpoint", {}, step=30),
 }
 LAUNCHES = {
     **{args: Launch(args, "trains", trains) for args, trains in TRAINS.items()},
@@ -284,7 +248,7 @@ LAUNCHES = {
     **FOLDERS,
 }
 # Their fixes name more than overrides to add or remove.
-IN_WORDS = {"lost_selection", "unregistered_loss", "range_of_tokens_for_gspo", "changed_on_resume", "lost_checkpoint"}
+IN_WORDS = {"lost_selection", "unregistered_loss", "range_of_tokens_for_gspo"}
 
 
 def _refused(found: list) -> list:
@@ -316,13 +280,8 @@ def mend(wrong: list, launch: Launch, folder: Path, model: Path) -> None:
     """Apply the fix of the first finding until none is left; each takes away at least what it is about."""
     for _ in range(4):
         first, *_ = wrong
-        if first.id == "hidden_files":
-            (file,) = folder.rglob(first.advice.removeprefix("rename "))
-            file.rename(file.with_name("renamed.yaml"))
-            launch = replace(launch, files={})
-        else:
-            given = [text.replace("DIR", str(folder)) for text in launch.args.split()]
-            launch = replace(launch, args=" ".join(applied(first.advice, given)))
+        given = [text.replace("DIR", str(folder)) for text in launch.args.split()]
+        launch = replace(launch, args=" ".join(applied(first.advice, given)))
         found, _ = examine(launch, folder, model)
         assert first not in found, first
         if not (wrong := [one for one in found if one.severity == first.severity]):

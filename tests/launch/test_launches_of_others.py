@@ -63,20 +63,13 @@ OTHERS = {  # overrides, or (overrides, config name, folder of configs below ver
     "a name of the trainer": "+trainer.loss_name=grpo +trainer.policy_lost=fspo",
     "arguments of a logger": "+trainer.wandb_kwargs.loss=fspo +trainer.wandb_kwargs.policy_loss=fspo",
     "notes": "+notes={loss_baseline: grpo, eps_low: 3}",
+    "keys like ours": "+algorithm.policy_loss_type=gspo +policy_loss=observed +algorithm.my.policy_loss=gspo "
+    "+algorithm.policy_losses=[gspo,grpo] +algorithm.loss_mode=gspo +actor_rollout_ref.policy_loss=grpo",
     "names of the experiment": "trainer.experiment_name=fspo trainer.project_name=policy_loss",
     # other programs of verl
     "sft": ("", "sft_trainer_engine", "trainer.config"),
     "an evaluation": ("", "evaluation", "trainer.config"),
 }
-
-
-ALIKE = (  # keys of others that a misspelt selection of this package would resemble
-    *("+algorithm.policy_loss_type=gspo", "+policy_loss_name=grpo", "+algorithm.my.policy_loss=gspo"),
-    *("+algorithm.policyLoss=gspo", "+policy_loss=observed", "+algorithm.policy_losses=[gspo,grpo]"),
-    *("+algorithm.loss_mode=gspo", "+actor_rollout_ref.policy_loss=grpo", "+algorithm.policy.loss=gspo"),
-    *("+algorithm.aux_policy_loss=grpo", "+algorithm.policy_loss_fn=gspo_token", "+algorithm.policy_lost=gspo"),
-    *("+algorithm.policy_loss_a=gspo +algorithm.policy_loss_b=grpo", "+algorithm.policyloss=gspo +policy_loss=grpo"),
-)
 
 
 def _split(overrides: str) -> list[str]:
@@ -105,14 +98,6 @@ def test_a_launch_of_others_is_neither_refused_nor_commented_on(name, caplog, mo
         composed(["--config-name", config_name, *_split(overrides)], look, folder)
     assert [record.message for record in caplog.records if record.name.startswith("fspo_verl")] == []
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("override", ALIKE)
-def test_a_key_like_ours_with_a_value_that_is_everybodys_is_at_most_a_warning(override, caplog, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    with caplog.at_level(logging.DEBUG, logger="fspo_verl"):
-        composed([*_split(override), *_split(GRPO)], hook.check_once)
-    assert len(caplog.records) <= 1 and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("problem", [ValueError, RecursionError, ImportError])

@@ -70,7 +70,7 @@ def test_a_worker_without_the_package_builds_no_config(stock_config, monkeypatch
 
 
 def test_a_resume_goes_by_the_tracker(tmp_path):
-    """Lost: a loss that changes at a resume is not noticed."""
+    """Lost: a resume gets a new folder for its records."""
     (tmp_path / TRACKER).write_text("7")
     (tmp_path / "global_step_7").mkdir()
     assert find_latest_ckpt_path(str(tmp_path)) == str(tmp_path / "global_step_7")
