@@ -187,8 +187,7 @@ class Controller:
     def load(self, folder: str | Path) -> None:
         """Go on with the eps of a checkpoint, read by the first rank for all.
 
-        Without one, or where it is in units of another width, go on with that of the config, and say so. A file that
-        does not name its unit is taken to have this one, with a warning.
+        Without one, or where it is not in units of this width, go on with that of the config. Either is said.
 
         Raises:
             ValueError: the file does not hold an eps for each side; on every rank.
@@ -205,19 +204,11 @@ class Controller:
             logger.warning("%s is not there: target_clip_rate starts from the eps of the config", file)
             return
         unit = {name: value for name, value in eps.items() if name not in self.eps and value is not None}
-        if unit and unit != self._unit:
-            logger.warning(
-                "%s is in units of another width than this launch has (%s): target_clip_rate starts from the eps of "
-                "the config",
-                *(file, ", ".join(f"{name}={json.dumps(value)}" for name, value in unit.items())),
-            )
+        if unit != self._unit:
+            named = ", ".join(f"{name}={json.dumps(value)}" for name, value in unit.items()) or "not named"
+            text = "%s is in units of another width than this launch has (%s): target_clip_rate starts from the eps of "
+            logger.warning(f"{text}the config", file, named)
             return
-        if not unit:
-            logger.warning(
-                "%s does not name the width of its eps: target_clip_rate goes on with them at that of this launch. "
-                "If length_power has changed, remove the file",
-                file,
-            )
         self.eps = {name: min(eps[name], largest) for name, largest in self._largest.items()}
         if torch.distributed.get_rank() == 0:
             in_force = ", ".join(f"{name}={value:.3g}" for name, value in self.eps.items())

@@ -40,6 +40,7 @@ MOST, HARDLY_ANY = 0.5, 0.001  # clip rate: more, or less, is a cause
 TIMES = 2.0  # ratio of two clip rates where it was not tested
 STEPS = 10  # training steps: steps differ, and fewer do not show how much, so that nothing is said of a run's clip
 _NOTABLE = 0.2  # the part of a threshold from which there is a note
+NOTABLE_PART = _NOTABLE * SHARE_OF_SPREAD  # of the variance of the log-ratios, from which it is named
 _ENGINES = 0.05  # share of the way from engine to policy from which the mismatch is a note
 
 _CLOSE = 2.0  # a factor between lengths up to which they are called alike
@@ -320,12 +321,11 @@ _RULES = (_not_finite, _cut_off, _noise, _mismatch, _level, _lengths, _side)
 
 def _notes(evidence: Evidence, named: Collection[str]) -> Iterator[Finding]:
     """Values that are notable, and no cause: these are named."""
-    noise = _NOTABLE * SHARE_OF_SPREAD
     for cause, share, least, words in (
         (NOT_FINITE, evidence.not_finite, 0.0, _of_not_finite),
         (CUT_OFF, evidence.cut_off, _NOTABLE * SHARE_CUT_OFF, _of_cut_off),
-        (NOISE, evidence.noise_share, noise, _of_noise),
-        (MISMATCH, evidence.mismatch_share, noise if evidence.bypass else _ENGINES, _of_mismatch),
+        (NOISE, evidence.noise_share, NOTABLE_PART, _of_noise),
+        (MISMATCH, evidence.mismatch_share, NOTABLE_PART if evidence.bypass else _ENGINES, _of_mismatch),
     ):
         if share and share >= least and cause not in named:
             yield Finding(cause, NOTE, words(evidence), "", share)

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fspo_verl.analysis.alerts import alarming
-from fspo_verl.analysis.causes import HEALTH, STEPS, conclude
+from fspo_verl.analysis.causes import HEALTH, NOTABLE_PART, STEPS, conclude
 from fspo_verl.analysis.evidence import TRAINED, Evidence
 from fspo_verl.analysis.judgement import evidence_of_metrics, evidence_of_records
 from fspo_verl.analysis.logs import NOT_FINITE
@@ -32,7 +32,6 @@ from fspo_verl.findings import Finding
 from fspo_verl.observe.attempts import is_finished
 from fspo_verl.output import percent, plain, say
 
-_SMALL_PART = 0.05  # of the variance, below which it is not named
 _POLL = 5.0  # seconds between two looks; ranks that write one step are not as far apart
 
 
@@ -162,7 +161,7 @@ def brief(evidence: Evidence) -> str:
         said.append(f"{percent(evidence.clip_rate)}{' of the tokens' if evidence.by_token else ''} clipped")
     if evidence.clip_rate:
         parts = {"noise": evidence.noise_share, "mismatch": evidence.mismatch_share if evidence.bypass else None}
-        named = {part: min(share, 1.0) for part, share in parts.items() if share and share >= _SMALL_PART}
+        named = {part: min(share, 1.0) for part, share in parts.items() if share and share >= NOTABLE_PART}
         said += [f"{part} is {percent(share)} of the variance" for part, share in named.items()]
         if evidence.thirds:
             shortest, longest = evidence.thirds[0].rate, evidence.thirds[-1].rate

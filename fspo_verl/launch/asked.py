@@ -223,13 +223,13 @@ def _records(config: DictConfig, given: Collection[str]) -> str | None:
     checkpoints = base / config.trainer.default_local_dir
     trainer = {key: config.trainer.get(key) for key in ("resume_mode", "resume_from_path")}
     launch = Launch(OmegaConf.create({"trainer": trainer | {"default_local_dir": str(checkpoints)}}))
-    folder = None
+    own = None
     if (resumed := launch.resume_point) and resumed[0].resolve() == checkpoints.resolve():  # no branch of another run
         from fspo_verl.observe import attempts
 
         recorded = resumed[1] - OmegaConf.select(config, f"{POLICY_LOSS}.records_freq") + 1
-        folder = attempts.of_the_run(checkpoints / _RECORDS, checkpoints, recorded)
+        own = attempts.of_the_run(checkpoints / _RECORDS, checkpoints, recorded)
     start = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
-    folder = str(folder or checkpoints / _RECORDS / start)
+    folder = str(own or checkpoints / _RECORDS / start)
     is_plain = re.fullmatch(r"[\w./+:@%-]+", folder, re.ASCII)
     return f"{RECORDS_DIR}={folder}" if is_plain else override(RECORDS_DIR, folder)

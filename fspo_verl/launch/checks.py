@@ -159,15 +159,6 @@ def bad_values(launch: Launch) -> Iterator[Finding]:
 
 
 @check(needs="config", may_refuse=True)
-def no_mini_batch(launch: Launch) -> Iterator[Finding]:
-    """A mini-batch that is no number of prompts."""
-    size = launch.actor.get("ppo_mini_batch_size")
-    if not isinstance(size, int) or size < 1:
-        what = f"{ACTOR}.ppo_mini_batch_size={size} is no number of prompts"
-        yield error(what, "verl cannot cut a batch by it", f"{ACTOR}.ppo_mini_batch_size=64")
-
-
-@check(needs="config", may_refuse=True)
 def no_divisor(launch: Launch) -> Iterator[Finding]:
     """A normaliser that is zero or negative, that differs between micro-batches, or that looks like a mistake."""
     factor, longest = launch.actor.get("loss_scale_factor"), launch.max_response_length
@@ -283,16 +274,6 @@ def idle_clip_ratio(launch: Launch) -> Iterator[Finding]:
         why = f"its clip range is {POLICY_LOSS}.eps (and eps_low, eps_high, eps_dual; log-ratios per sqrt(token))"
         fix = f"remove {' '.join(f'{ACTOR}.{item}' for item in changed)}"
         yield warning(what, why, fix)
-
-
-@check(needs="loss")
-def longer_than_the_data_say(launch: Launch) -> Iterator[Finding]:
-    """Two lengths for the longest response, of which the engine's own counts."""
-    keys = "data.max_response_length", "actor_rollout_ref.rollout.response_length"
-    said, used = map(launch.get, keys)
-    if said and used and said < used:
-        what = f"{keys[0]}={said} is less than {keys[1]}={used}"
-        yield warning(what, f"responses grow to {used} tokens", f"{keys[0]}={used}, or {keys[1]}={said}")
 
 
 @check(needs="baseline")

@@ -16,7 +16,6 @@ Exit code: 0 without errors (warnings are printed), 1 with errors, or with --str
 import argparse
 import importlib.util
 import json
-import math
 import os
 import re
 import runpy
@@ -196,33 +195,6 @@ def batches(launch: Launch) -> Iterator[Finding]:
     yield note(f"{what}, {said}")
 
 
-@check(needs="doctor", may_refuse=True)
-def uneven_micro_batches(launch: Launch) -> Iterator[Finding]:
-    """Micro-batches that do not divide a GPU's share of a mini-batch."""
-    size, share = launch.actor.get("ppo_micro_batch_size_per_gpu"), _responses_per_gpu(launch)
-    if launch.actor.get("use_dynamic_bsz") or not size or share is None or share % size == 0:
-        return
-    key = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
-    what = f"{key}={size} does not divide the {share} responses of a mini-batch that a GPU gets"
-    fits = math.gcd(share, size)
-    fix = f"{key}={fits} {_ROLLOUT}.log_prob_micro_batch_size_per_gpu={fits}"
-    yield error(what, "verl fails at the first update, after the first rollout", fix)
-
-
-def _responses_per_gpu(launch: Launch) -> int | None:
-    """Responses of a mini-batch that each rank of data parallelism gets; None if they are unknown or unequal."""
-    actor, gpus = launch.actor, launch.get("trainer.nnodes") * launch.get("trainer.n_gpus_per_node")
-    if actor.strategy == "megatron":
-        names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-        ranks_of_one = math.prod(actor.megatron[name] for name in names)
-    elif actor.strategy in ("fsdp", "fsdp2"):
-        ranks_of_one = max(part.ulysses_sequence_parallel_size for part in (actor, actor.fsdp_config))
-    else:
-        return None
-    share, rest = divmod(actor.ppo_mini_batch_size * launch.get(f"{_ROLLOUT}.n") * ranks_of_one, gpus)
-    return None if rest else share
-
-
 @check(needs="doctor")
 def noise_of_half_precision(launch: Launch) -> Iterator[Finding]:
     """Log-probs of FSDP in bfloat16, whose noise a narrow band may not leave behind; docs/noise.md has its size."""
@@ -243,8 +215,7 @@ def noise_of_half_precision(launch: Launch) -> Iterator[Finding]:
 
 def _same_micro_batches(launch: Launch) -> list[str]:
     """Overrides with which old log-probs and updates are cut into micro-batches of the same rows; none if they are."""
-    # Two as in scripts/launch/body.sh, if they divide what a GPU gets of a mini-batch.
-    size = launch.actor.get("ppo_micro_batch_size_per_gpu") or math.gcd(2, _responses_per_gpu(launch) or 0)
+    size = launch.actor.get("ppo_micro_batch_size_per_gpu") or 2  # as in scripts/launch/body.sh
     wanted: dict[str, bool | int] = {f"{ACTOR}.use_dynamic_bsz": False}
     wanted |= {f"{_ROLLOUT}.log_prob_use_dynamic_bsz": False} | ({f"{ACTOR}.shuffle": False} if size > 1 else {})
     wanted |= {f"{ACTOR}.ppo_micro_batch_size_per_gpu": size, f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": size}

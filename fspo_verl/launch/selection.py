@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 
-from omegaconf import OmegaConf
+from omegaconf import ListConfig
 
 from fspo_verl.findings import Finding
 from fspo_verl.keys import ACTOR, GROUP, OVERRIDES, POLICY_LOSS, SELECTS
@@ -33,8 +33,9 @@ def lost_selections(launch: Launch) -> Iterator[Finding]:
         yield from loss_as_advantages(launch)
     for key, value in hydra_files.leaves(launch.config).items():
         value = launch.get(key) if key == GROUP else value  # resolved
-        values = value if OmegaConf.is_list(value) else [value]
-        named = [one for one in values if isinstance(one, str) and one in hydra_files.OPTIONS]
+        named = [
+            one for one in (value if isinstance(value, list | ListConfig) else [value]) if one in hydra_files.OPTIONS
+        ]
         if not named or not (key == GROUP or (named == ["fspo"] and _SPEAKS_OF_A_LOSS.match(key))):
             continue
         # Beside a value of the name of the group, Hydra takes the word without a plus for another value.

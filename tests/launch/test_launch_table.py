@@ -116,7 +116,6 @@ WARNED = {  # checks that warn, and launches that train all the same
         *(f"{FSPO} {ACTOR}.loss_scale_factor={factor}" for factor in ("null", "1e9")),
         f"{GRPO} {ACTOR}.loss_agg_mode=seq-mean-token-sum-norm",
     ),
-    "longer_than_the_data_say": (f"{FSPO} {ROLLOUT}.response_length=81 data.max_response_length=10",),
     "one_step_per_rollout": (f"{FSPO} {ACTOR}.ppo_mini_batch_size=1024",),
     "rollout_log_probs": (
         f"{FSPO} {CORRECTION}.bypass_mode=true",
@@ -158,7 +157,6 @@ REFUSED = {  # check, or a part of Hydra's message, and what they refuse
     ),
     "overridden_group": (f"{FSPO} {LOSS}.loss_mode=gspo", f"{GSPO} {LOSS}.loss_mode=vanilla"),
     "no_divisor": tuple(f"{FSPO} {ACTOR}.loss_scale_factor={factor}" for factor in ("0", "-1")),
-    "no_mini_batch": (f"{FSPO} {ACTOR}.ppo_mini_batch_size=0",),
     "Invalid loss_agg_mode": (f"{FSPO} {ACTOR}.loss_agg_mode=seq-mean",),
     "dropped_by_distillation": (f"{FSPO} {DISTIL.format('false')}",),
     **{instead: tuple(f"{loss} {LOSS}.{name}=1" for loss in (FSPO, GSPO)) for name, instead in GONE.items()},
