@@ -227,7 +227,8 @@ def _records(config: DictConfig, given: Collection[str]) -> str | None:
     if (resumed := launch.resume_point) and resumed[0].resolve() == checkpoints.resolve():  # no branch of another run
         from fspo_verl.observe import attempts
 
-        recorded = resumed[1] - OmegaConf.select(config, f"{POLICY_LOSS}.records_freq") + 1
+        freq = OmegaConf.select(config, f"{POLICY_LOSS}.records_freq")
+        recorded = resumed[1] - (freq if isinstance(freq, int) else 1) + 1
         own = attempts.of_the_run(checkpoints / _RECORDS, checkpoints, recorded)
     start = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
     folder = str(own or checkpoints / _RECORDS / start)

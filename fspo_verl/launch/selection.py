@@ -33,9 +33,8 @@ def lost_selections(launch: Launch) -> Iterator[Finding]:
         yield from loss_as_advantages(launch)
     for key, value in hydra_files.leaves(launch.config).items():
         value = launch.get(key) if key == GROUP else value  # resolved
-        named = [
-            one for one in (value if isinstance(value, list | ListConfig) else [value]) if one in hydra_files.OPTIONS
-        ]
+        values = value if isinstance(value, list | ListConfig) else [value]
+        named = [one for one in values if one in hydra_files.OPTIONS]
         if not named or not (key == GROUP or (named == ["fspo"] and _SPEAKS_OF_A_LOSS.match(key))):
             continue
         # Beside a value of the name of the group, Hydra takes the word without a plus for another value.
@@ -47,7 +46,7 @@ def lost_selections(launch: Launch) -> Iterator[Finding]:
         yield severity(f"{key}={value!r} selects nothing", why, f"{fix} in a YAML", id="lost_selection")
 
 
-_SPEAKS_OF_A_LOSS = re.compile(r"(algorithm|actor_rollout_ref|policy_loss)\b(?!.*adv_estimator).*(loss|policy)|policy")
+_SPEAKS_OF_A_LOSS = re.compile(r"policy_loss|(algorithm|actor_rollout_ref)\b.*(loss|policy)")
 
 
 @check(needs="files", may_refuse=True)

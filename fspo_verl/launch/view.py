@@ -6,6 +6,7 @@ Every launch of verl passes here, also those that have nothing to do with this p
 where they are asked.
 """
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -184,9 +185,10 @@ class Launch:
         verl starts anew where the checkpoint that the tracker names is gone.
         """
         folder, mode = self.checkpoints, self.get("trainer.resume_mode")
-        if folder is not None and mode == "auto" and (folder / TRACKER).exists():
-            step = (folder / TRACKER).read_text().strip()  # verl itself fails on one that holds something else
-            return (folder, int(step)) if step.isdigit() and (folder / f"global_step_{step}").exists() else None
+        if folder is not None and mode == "auto":
+            with contextlib.suppress(OSError, ValueError):  # without a tracker, or with one on which verl itself fails
+                step = int((folder / TRACKER).read_text())
+                return (folder, step) if (folder / f"global_step_{step}").exists() else None
         if mode == "resume_path":
             checkpoint = Path(str(self.get("trainer.resume_from_path")))
             name = re.fullmatch(r"global_step_(\d+)", checkpoint.name)
