@@ -1,0 +1,88 @@
+# Copyright 2026 The fspo_verl Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What verl's own scripts train under ``fspo-verl run``: docs/install.md has the counts.
+
+    git clone https://github.com/verl-project/verl && git -C verl checkout 1dda039b9
+    python scripts/bench/examples_of_verl.py verl                  # also --loss observed, or --loss none
+
+Each script of ``examples`` runs unedited, but for those of supervised training. Programs that it calls are stubs, which
+note the command of the training. verl's main of that checkout then composes the config, and is stopped before Ray.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+PYTHONS = ("python", "python3", "uv")
+OTHERS = "ray torchrun pip pip3 sleep wget hf huggingface-cli npu-smi nvidia-smi conda git".split()
+NOTE = '[[ " $* " == *" -m verl."* ]] && printf "%s\\0" "$@" > "$NOTED"; exit 0'
+# What scripts ask of their environment.
+ASKED = {name: "/data" for name in ("HDFS_ROOT", "DATA_ROOT", "RAY_DATA_HOME", "MODEL_PATH", "LORA_ADAPTER_PATH")}
+ASKED |= {"INFER_BACKEND": "vllm", "BASH_FUNC_ulimit%%": "() { :; }"}
+
+
+def commands(verl: Path) -> dict[str, list[str]]:
+    """The arguments of the training that each script starts."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in (*PYTHONS, *OTHERS):
+            stub = Path(folder, name)
+            stub.write_text(f"#!/usr/bin/env bash\n{NOTE if name in PYTHONS else 'exit 0'}\n")
+            stub.chmod(0o755)
+        noted = Path(folder, "noted")
+        env = os.environ | ASKED | {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": folder, "NOTED": str(noted)}
+        (verl / "logs").mkdir(exist_ok=True)  # into which one of them writes
+        for script in sorted(verl.glob("examples/**/*.sh")):
+            name = str(script.relative_to(verl))
+            if "/sft/" in name:
+                continue
+            noted.unlink(missing_ok=True)
+            quiet = subprocess.DEVNULL
+            subprocess.run(["bash", name], cwd=verl, env=env, stdin=quiet, stdout=quiet, stderr=quiet, timeout=60)
+            if noted.exists():
+                found[name] = noted.read_text().split("\0")[:-1]
+    return found
+
+
+def outcome(command: list[str]) -> str:
+    """The loss that a training would train, or what stops it."""
+    from fspo_verl.keys import OVERRIDES, POLICY_LOSS
+    from fspo_verl.launch import asked, doctor, hook
+    from fspo_verl.launch.view import Launch
+
+    def look(config):
+        if os.environ.get(OVERRIDES):
+            asked.check(config)
+        hook.check(config)
+        return f"trains {Launch(config).get(f'{POLICY_LOSS}.loss_mode')}"
+
+    module = command.index("-m") + 1
+    try:
+        return doctor.with_config(command[module], command[module + 1 :], look)
+    except Exception as error:
+        return f"stops: {str(error).splitlines()[0]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verl", type=Path, help="a checkout of verl")
+    parser.add_argument("--loss", default="fspo", help="of the group; none: as without fspo-verl run (default: fspo)")
+    args = parser.parse_args()
+    found = commands(args.verl.resolve())
+    os.chdir(args.verl)
+    sys.path.insert(0, os.getcwd())  # its verl comes before the installed one
+    if args.loss != "none":
+        os.environ["FSPO_VERL_OVERRIDES"] = f"algorithm.policy_loss={args.loss}"
+    outcomes = {name: outcome(command) for name, command in found.items()}
+    print(json.dumps(outcomes, indent=1))
+    for text, count in Counter(outcomes.values()).most_common():
+        print(f"{count:3}  {text[:150]}")
+
+
+if __name__ == "__main__":
+    main()
