@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from omegaconf import OmegaConf
 
@@ -138,6 +137,8 @@ def leaves_without_the_group() -> dict[str, object]:
 
     Overrides of ``policy_loss`` are left out, as many of its keys would not be there.
     """
+    from unittest import mock
+
     from hydra import compose
 
     hydra, words = running(), words_of_the_group()

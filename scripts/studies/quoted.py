@@ -142,7 +142,7 @@ def through_verl() -> Iterator[tuple[str, str]]:
     yield RESULTS, f"{row} | {said['√L − fixed, 8']} points |"
     yield RESULTS, f"On 8 tokens L is {said['L − fixed, 8']} points against a fixed range"
     yield RESULTS, f"√L is {said['√L − L, 8']} against L. L shows no difference on 256 tokens: {said['L − fixed, 256']}"
-    yield RESULTS, f"10% clipped in place of 30% gains L {said['L at 10% − L, mean']} on their mean"
+    yield RESULTS, f"10% clipped in place of 30% gains L {said['L at 10% − L, mean']} on the tasks' mean"
     yield README, f"√L costs the shortest of three tasks {of_root} points against a fixed range; L costs {of_l}"
 
 
