@@ -45,7 +45,8 @@ def with_eps(records: pd.DataFrame, band: Band, target: float) -> Band:
     if not (len(better) and len(worse)):
         raise Unreachable(f"no response has an advantage {'<' if len(better) else '>'} 0")
     high = digits(_end(records[sides["upper"]], "> 0 lie above", better, target, target))
-    dual = math.inf if math.isinf(band.dual) else max(DUAL * high, digits(upper_quantile(worse, _DUAL_SHARE * target)))
+    beyond = digits(1.001 * upper_quantile(worse, _DUAL_SHARE * target))  # not rounded down, or more would lie beyond
+    dual = math.inf if math.isinf(band.dual) else max(DUAL * high, beyond)
     below = target - float(np.mean(worse > dual))
     low = digits(_end(records[sides["lower"]], "< 0 lie below", -worse, below, target))
     eps_dual = None if dual == DUAL * high else dual

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The calibrated band has the rate it promises; every way to fail says what to fix."""
 
+import contextlib
 import json
 import math
 import re
@@ -14,8 +15,10 @@ import pandas as pd
 import pytest
 import synthetic_run
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from simulated_records import simulate_run
+from simulated_records import frame, simulate_run
 from test_doctor import in_process
 from verl.utils.config import omega_conf_to_dataclass
 
@@ -27,6 +30,7 @@ from fspo_verl.analysis.length_effect import SHORTER, length_effect
 from fspo_verl.analysis.metric_facts import LEARN_MORE
 from fspo_verl.analysis.overrides import band_overrides, loss_of
 from fspo_verl.band import Band
+from fspo_verl.clips import standardized
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.findings import KEEP, TAKE
 from fspo_verl.findings import pasted as pasted_by_us
@@ -108,6 +112,17 @@ def test_a_fitted_power_does_not_take_a_course_of_training_for_a_length():
 def test_a_width_that_cannot_be_fitted_says_why(records, reason):
     with pytest.raises(fit.Unreachable, match=reason):
         fitted_power(records, 0.25)
+
+
+@given(seed=st.integers(0, 10_000), responses=st.integers(2, 40))
+def test_of_few_responses_the_dual_clip_takes_no_more_than_its_share(seed, responses):
+    """Also where that is less than one response."""
+    rng, target = np.random.default_rng(seed), 0.5 / responses
+    advantage = np.repeat([1.0, -1.0], responses)
+    records = frame(rng.integers(5, 50, 2 * responses), rng.normal(0.1, 0.2, 2 * responses), 0.01, advantage)
+    with contextlib.suppress(fit.Unreachable):
+        band = fit.with_eps(records, Band(), target)
+        assert (standardized(records, band)[advantage < 0] > band.dual).mean() <= target / 10
 
 
 def test_one_step_is_judged_by_prompts():
