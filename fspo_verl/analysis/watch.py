@@ -27,7 +27,7 @@ from fspo_verl.analysis.evidence import TRAINED, Evidence
 from fspo_verl.analysis.judgement import evidence_of_metrics, evidence_of_records
 from fspo_verl.analysis.logs import NOT_FINITE
 from fspo_verl.analysis.metric_facts import facts, learn_more
-from fspo_verl.analysis.runs import Run, read_run, written
+from fspo_verl.analysis.runs import RECORDS, Run, read_run, written
 from fspo_verl.findings import Finding
 from fspo_verl.observe.attempts import is_finished
 from fspo_verl.output import percent, plain, say
@@ -82,8 +82,9 @@ def follow(path: Path, every: int, once: bool) -> Iterator[str]:
 
 
 def has_ended(files: set[tuple[Path, int, int]]) -> bool:
-    """Whether a run has marked its end; its files are those of :func:`fspo_verl.analysis.runs.written`."""
-    return bool(files) and is_finished(max(files, key=lambda file: file[1])[0].parent)
+    """Whether the newest records of a run mark its end; ``files`` of :func:`fspo_verl.analysis.runs.written`."""
+    records = [(changed, file) for file, changed, _ in files if file.match(RECORDS)]
+    return bool(records) and is_finished(max(records)[1].parent)
 
 
 class Watcher:

@@ -4,6 +4,7 @@
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -110,12 +111,19 @@ def test_steps_without_an_advantage_are_said_without_an_empty_clause(tmp_path, c
 # --- how it ends -----------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_has_marked_its_end_ends_it(tmp_path):
-    (file := tmp_path / "step-000002-rank-0000.parquet").touch()
-    (tmp_path / "finished_runs.txt").touch()  # a user's
-    assert not watch.has_ended({(file, 1, 1)}) and not watch.has_ended(set())
-    (tmp_path / MARK.format(what=FINISHED, step=2)).touch()
-    assert watch.has_ended({(file, 1, 1)})
+def test_a_run_whose_newest_records_mark_its_end_ends_it(tmp_path):
+    """Whatever else it has written since then."""
+    first, second = files = [tmp_path / f"attempt-000{number}-ab/step-000002-rank-0000.parquet" for number in (1, 2)]
+    for number, file in enumerate(files):
+        file.parent.mkdir()
+        file.touch()
+        os.utime(file, (number, number))
+    (tmp_path / "train.log").touch()
+    (second.parent / "finished_runs.txt").touch()  # a user's
+    (first.parent / MARK.format(what=FINISHED, step=2)).touch()
+    assert not watch.has_ended(runs.written(tmp_path)) and not watch.has_ended(set())
+    (second.parent / MARK.format(what=FINISHED, step=2)).touch()
+    assert watch.has_ended(runs.written(tmp_path))
 
 
 def write_run(folder, how, steps, value):
