@@ -5,55 +5,55 @@
     git clone https://github.com/verl-project/verl && git -C verl checkout 1dda039b9
     python scripts/bench/examples_of_verl.py verl                  # also --loss observed, or --loss none
 
-Each script of ``examples`` runs unedited, but for those of supervised training. Programs that it calls are stubs, which
-note the command of the training. verl's main of that checkout then composes the config, and is stopped before Ray.
+Each script of ``examples`` runs unedited in a copy of the checkout, but for those of supervised training. Programs that
+write or download are stubs. Python is one, too: it notes the command of the training. verl's main of that checkout then
+composes the config, and is stopped before Ray.
 """
 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 
+from fspo_verl.keys import GROUP, OVERRIDES, POLICY_LOSS
+from fspo_verl.launch import asked, doctor, hook
+from fspo_verl.launch.view import Launch
+
 PYTHONS = ("python", "python3", "uv")
-OTHERS = "ray torchrun pip pip3 sleep wget hf huggingface-cli npu-smi nvidia-smi conda git".split()
+OTHERS = "ray torchrun pip pip3 sleep wget curl hf huggingface-cli npu-smi nvidia-smi conda git mkdir tee".split()
 NOTE = '[[ " $* " == *" -m verl."* ]] && printf "%s\\0" "$@" > "$NOTED"; exit 0'
-# What scripts ask of their environment.
-ASKED = {name: "/data" for name in ("HDFS_ROOT", "DATA_ROOT", "RAY_DATA_HOME", "MODEL_PATH", "LORA_ADAPTER_PATH")}
-ASKED |= {"INFER_BACKEND": "vllm", "BASH_FUNC_ulimit%%": "() { :; }"}
+FOLDERS = ("HDFS_ROOT", "DATA_ROOT", "RAY_DATA_HOME", "MODEL_PATH", "LORA_ADAPTER_PATH", "HOME")  # that scripts ask for
 
 
-def commands(verl: Path) -> dict[str, list[str]]:
-    """The arguments of the training that each script starts."""
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name in (*PYTHONS, *OTHERS):
-            stub = Path(folder, name)
-            stub.write_text(f"#!/usr/bin/env bash\n{NOTE if name in PYTHONS else 'exit 0'}\n")
-            stub.chmod(0o755)
-        noted = Path(folder, "noted")
-        env = os.environ | ASKED | {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": folder, "NOTED": str(noted)}
-        (verl / "logs").mkdir(exist_ok=True)  # into which one of them writes
-        for script in sorted(verl.glob("examples/**/*.sh")):
-            name = str(script.relative_to(verl))
-            if "/sft/" in name:
-                continue
-            noted.unlink(missing_ok=True)
-            quiet = subprocess.DEVNULL
-            subprocess.run(["bash", name], cwd=verl, env=env, stdin=quiet, stdout=quiet, stderr=quiet, timeout=60)
-            if noted.exists():
-                found[name] = noted.read_text().split("\0")[:-1]
+def commands(verl: Path, scratch: Path) -> dict[str, list[str]]:
+    """The arguments of the training that each script of a checkout starts; ``scratch`` takes what they write."""
+    (stubs := scratch / "stubs").mkdir()
+    for name in (*PYTHONS, *OTHERS):
+        (stubs / name).write_text(f"#!/usr/bin/env bash\n{NOTE if name in PYTHONS else 'exit 0'}\n")
+        (stubs / name).chmod(0o755)
+    noted, found = scratch / "noted", {}
+    env = os.environ | dict.fromkeys(FOLDERS, str(scratch / "data"))
+    env |= {"PATH": f"{stubs}:{os.environ['PATH']}", "NOTED": str(noted)}
+    env |= {"INFER_BACKEND": "vllm", "BASH_FUNC_ulimit%%": "() { :; }"}
+    for script in sorted(verl.glob("examples/**/*.sh")):
+        name = str(script.relative_to(verl))
+        if "/sft/" in name:
+            continue
+        noted.unlink(missing_ok=True)
+        quiet = subprocess.DEVNULL
+        subprocess.run(["bash", name], cwd=verl, env=env, stdin=quiet, stdout=quiet, stderr=quiet, timeout=60)
+        if noted.exists():
+            found[name] = noted.read_text().split("\0")[:-1]
     return found
 
 
 def outcome(command: list[str]) -> str:
     """The loss that a training would train, or what stops it."""
-    from fspo_verl.keys import OVERRIDES, POLICY_LOSS
-    from fspo_verl.launch import asked, doctor, hook
-    from fspo_verl.launch.view import Launch
 
     def look(config):
         if os.environ.get(OVERRIDES):
@@ -73,12 +73,15 @@ def main() -> None:
     parser.add_argument("verl", type=Path, help="a checkout of verl")
     parser.add_argument("--loss", default="fspo", help="of the group; none: as without fspo-verl run (default: fspo)")
     args = parser.parse_args()
-    found = commands(args.verl.resolve())
-    os.chdir(args.verl)
-    sys.path.insert(0, os.getcwd())  # its verl comes before the installed one
     if args.loss != "none":
-        os.environ["FSPO_VERL_OVERRIDES"] = f"algorithm.policy_loss={args.loss}"
-    outcomes = {name: outcome(command) for name, command in found.items()}
+        os.environ[OVERRIDES] = f"{GROUP}={args.loss}"
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, "verl")
+        shutil.copytree(args.verl, copy, ignore=shutil.ignore_patterns(".git"))
+        os.chdir(copy)
+        sys.path.insert(0, str(copy))  # its verl comes before the installed one
+        outcomes = {name: outcome(command) for name, command in commands(copy, Path(folder)).items()}
+        os.chdir("/")
     print(json.dumps(outcomes, indent=1))
     for text, count in Counter(outcomes.values()).most_common():
         print(f"{count:3}  {text[:150]}")
