@@ -49,7 +49,7 @@ def check(config: DictConfig) -> None:
     findings: list[Finding] = []
     with _never_ending_the_launch(_NOT_LOOKED_AT):
         is_ours = launch.selects_ours
-        findings = [*selection.lost_selections(launch)]
+        findings = [] if is_ours else [*selection.lost_selections(launch)]
     if is_ours:
         from fspo_verl.launch import checks, installation
 

@@ -21,17 +21,21 @@ from fspo_verl.launch.view import Launch, check, error, warning
 
 
 def lost_selections(launch: Launch) -> Iterator[Finding]:
-    """Keys that were to select a loss of this package in a launch that selects none.
+    """Keys that were to select a loss of this package, and select nothing.
 
-    Either the name of the group is a key of the config, where it selects nothing. Or the value ``fspo`` stands at a key
-    of ``algorithm``, ``actor_rollout_ref`` or ``policy_loss`` that speaks of a loss. ``gspo``, like other options, may
-    be the user's own word, and is a warning. Any other key is the user's.
+    Either the name of the group is a key of the config, in a launch that selects no loss of this package. Or the value
+    ``fspo`` stands at a key of ``algorithm``, ``actor_rollout_ref`` or ``policy_loss`` that speaks of a loss, and
+    another loss trains. ``gspo``, like other options, may be the user's own word, and is a warning. Any other key is
+    the user's.
     """
-    if not launch.has_actor or launch.selects_ours:
+    trains = launch.get(f"{POLICY_LOSS}.loss_mode")
+    if not launch.has_actor or trains == "fspo":
         return
-    if launch.get("algorithm.adv_estimator") == "fspo":
+    if not launch.selects_ours and launch.get("algorithm.adv_estimator") == "fspo":
         yield from loss_as_advantages(launch)
     for key, value in hydra_files.leaves(launch.config).items():
+        if key.startswith(f"{POLICY_LOSS}.") or (key == GROUP and launch.selects_ours):
+            continue
         value = launch.get(key) if key == GROUP else value  # resolved
         values = value if isinstance(value, list | ListConfig) else [value]
         named = [one for one in values if one in hydra_files.OPTIONS]
@@ -41,7 +45,7 @@ def lost_selections(launch: Launch) -> Iterator[Finding]:
         word = f"{'+' if key == GROUP else ''}{GROUP}={named[-1]}"
         fix = group.as_fix(group.overrides_that_decide(key), [word])
         fix += f" on the command line selects the loss, or `defaults: [ppo_trainer, {GROUP}: {named[-1]}, _self_]`"
-        why = f"verl reads no such key and would train loss_mode={launch.get(f'{POLICY_LOSS}.loss_mode')!r}"
+        why = f"verl reads no such key and would train loss_mode={trains!r}"
         severity = error if named[-1] == "fspo" else warning
         yield severity(f"{key}={value!r} selects nothing", why, f"{fix} in a YAML", id="lost_selection")
 
@@ -49,7 +53,7 @@ def lost_selections(launch: Launch) -> Iterator[Finding]:
 _SPEAKS_OF_A_LOSS = re.compile(r"policy_loss|(algorithm|actor_rollout_ref)\b.*(loss|policy)")
 
 
-@check(needs="files", may_refuse=True)
+@check(needs="config", may_refuse=True)
 def loss_as_advantages(launch: Launch) -> Iterator[Finding]:
     """A loss named as the advantage estimator, unless a plugin has registered an estimator of that name."""
     if (estimator := launch.get("algorithm.adv_estimator")) not in hydra_files.OPTIONS:
@@ -109,19 +113,20 @@ def lost_to_group(launch: Launch) -> Iterator[Finding]:
 
     A value that is verl's default counts as not said: a file may be a copy of verl's whole config.
     """
-    if launch.choice is None or not hydra_files.has_files_of_the_user():
+    if not (launch.is_ours and hydra_files.has_files_of_the_user()):
         return
     from verl.workers.config import ActorConfig
 
     stock = {f"{ACTOR}.{field.name}": field.default for field in dataclasses.fields(ActorConfig)}
     composed, said = hydra_files.leaves(launch.config), hydra_files.leaves_without_the_group()
-    won = {key: value for key, value in hydra_files.option(launch.choice).items() if composed.get(key) == value}
+    option = launch.choice or ("fspo" if launch.is_fspo else "observed")  # the base of an option of the user's own
+    won = {key: value for key, value in hydra_files.option(option).items() if composed.get(key) == value}
     lost = {key: said[key] for key in won if key in said and said[key] not in (won[key], stock.get(key))}
     lost = {key: value for key, value in lost.items() if key not in SELECTS or _is_of_others(value)}
     if lost:
         what = f"a config file sets {_as_overrides(lost, ', ')}"
         trains = _as_overrides({key: won[key] for key in lost}, ", ")
-        why = f"{GROUP}={launch.choice} comes after that file and would train {trains}"
+        why = f"{GROUP}={option} comes after that file and would train {trains}"
         fix = f"{_as_overrides(lost)} on the command line keeps them, and so does the group in that file's defaults"
         severity = warning if os.environ.get(OVERRIDES) else error  # the variable is the later word than any file
         yield severity(what, why, f"{fix} before `_self_`; or remove them from the file")

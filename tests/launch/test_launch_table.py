@@ -131,7 +131,7 @@ REFUSED = {  # check, or a part of Hydra's message, and what they refuse
     "more than once": (f"--config-name fspo_trainer +{FSPO}",),
     "lost_selection": (
         *("+algorithm/policy_loss=fspo", "+policy_loss=fspo", "+policy_loss.loss_mode=fspo"),
-        "+algorithm.policy_lost=fspo",
+        *("+algorithm.policy_lost=fspo", f"{GSPO} +algorithm.policy_lost=fspo"),
         *("+algorithm.policy_loss_mode=fspo", "+algorithm.policy-loss=fspo", "+actor_rollout_ref.policy_loss=fspo"),
         *("+algorithm.loss_mode=fspo", f"{LOSS}=fspo", "++algorithm={policy_loss:fspo}"),
         "++algorithm={policy_loss:{loss_mode:fspo}}",
@@ -226,6 +226,12 @@ OWN_YAML = {  # what a user's own file does
         for args, value in ((MINE, "{policy_loss: fspo}"), (f"{MINE} {FSPO}", "{policy_loss: clipped}"))
     },
     "misspelt": Launch(MINE, "refused: fspoo", files=mine("ppo_trainer, algorithm.policy_loss: fspoo, _self_")),
+    "a band before an option of its own": Launch(
+        f"{MINE} --config-dir DIR +algorithm.policy_loss=tight",
+        "refused: lost_to_group",
+        files=mine("ppo_trainer, _self_", "{policy_loss: {eps_high: 0.005}}")
+        | {"algorithm.policy_loss/tight.yaml": OWN_OPTION},
+    ),
     "an option of its own": Launch(
         "--config-dir DIR +algorithm.policy_loss=tight",
         "trains",

@@ -63,6 +63,7 @@ OTHERS = {  # overrides, or (overrides, config name, folder of configs below ver
     "a name of the trainer": "+trainer.loss_name=grpo +trainer.policy_lost=fspo",
     "arguments of a logger": "+trainer.wandb_kwargs.loss=fspo +trainer.wandb_kwargs.policy_loss=fspo",
     "notes": "+notes={loss_baseline: grpo, eps_low: 3}",
+    "a field of another loss": f"+{LOSS}.kind=fspo {LOSS}.loss_mode=my_clip",
     "keys like ours": "+algorithm.policy_loss_type=gspo +policy_loss=observed +algorithm.my.policy_loss=gspo "
     "+algorithm.policy_losses=[gspo,grpo] +algorithm.loss_mode=gspo +actor_rollout_ref.policy_loss=grpo",
     "names of the experiment": "trainer.experiment_name=fspo trainer.project_name=policy_loss",
