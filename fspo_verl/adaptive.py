@@ -205,9 +205,11 @@ class Controller:
             return
         unit = {name: value for name, value in eps.items() if name not in self.eps and value is not None}
         if unit != self._unit:
-            named = ", ".join(f"{name}={json.dumps(value)}" for name, value in unit.items()) or "not named"
-            text = "%s is in units of another width than this launch has (%s): target_clip_rate starts from the eps of "
-            logger.warning(f"{text}the config", file, named)
+            logger.warning(
+                "%s is in units of another width than this launch has (%s): target_clip_rate starts from the eps of "
+                "the config",
+                *(file, ", ".join(f"{name}={json.dumps(value)}" for name, value in unit.items()) or "it names none"),
+            )
             return
         self.eps = {name: min(eps[name], largest) for name, largest in self._largest.items()}
         if torch.distributed.get_rank() == 0:

@@ -227,6 +227,7 @@ def _records(config: DictConfig, given: Collection[str]) -> str | None:
     if (resumed := launch.resume_point) and resumed[0].resolve() == checkpoints.resolve():  # no branch of another run
         from fspo_verl.observe import attempts
 
+        # The last recorded step is the checkpoint's, or fewer than records_freq steps before it.
         freq = OmegaConf.select(config, f"{POLICY_LOSS}.records_freq")
         recorded = resumed[1] - (freq if isinstance(freq, int) else 1) + 1
         own = attempts.of_the_run(checkpoints / _RECORDS, checkpoints, recorded)

@@ -10,9 +10,9 @@ A check is a function from a launch to findings; this is all that a new one take
         if launch.band.high > 1:
             yield warning("what is the case", "why it matters", f"{POLICY_LOSS}.eps_high=0.03")
 
-``needs`` is one of :data:`fspo_verl.launch.view.NEEDS`, and says for which launches it runs. One that yields an error
-says ``may_refuse=True``. :mod:`fspo_verl.launch.selection` has the checks of what a launch selects,
-and the doctor some of its own.
+``needs`` is one of :data:`fspo_verl.launch.view.Need`, and says for which launches it runs. One that yields an error
+says ``may_refuse=True``. :mod:`fspo_verl.launch.selection` has the checks of what a launch selects, and the doctor has
+some of its own.
 
 :func:`findings` runs them, for the launch itself (:mod:`fspo_verl.launch.hook`) and for ``fspo-verl doctor``.
 """
@@ -55,7 +55,7 @@ _UNUSUAL = 100  # times larger or smaller than the longest response: no divisor 
 
 
 def findings(config: DictConfig) -> list[Finding]:
-    """Everything the config says about a launch; empty where it selects no loss of this package and was not to."""
+    """What the config says about a launch; nothing where it neither selects a loss of this package nor tries to."""
     launch = Launch(config)
     results = [*selection.lost_selections(launch)]
     if launch.selects_ours:

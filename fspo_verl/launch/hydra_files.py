@@ -125,7 +125,7 @@ def chosen(is_own_key: bool) -> str | None:
     """
     words = [one for one in words_of_the_group() if not one.is_delete() and (one.is_add() or not is_own_key)]
     asked = [one.value() for one in reversed(words)]
-    # Where no word names one, as it is in a file, and where a word is an interpolation.
+    # An option in a file has no word. A word may be an interpolation, which only the choices resolve.
     asked += [value for group, value in sorted(choices().items()) if group.partition("@")[0] == GROUP]
     last = (value[-1] if isinstance(value, list) and value else value for value in asked)
     names = (str(value).removesuffix(".yaml") for value in last)
