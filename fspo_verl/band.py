@@ -14,8 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fspo_verl.keys import refuse_gone
-
 NORMALIZATIONS = ("plain", "drift_corrected")
 DUAL = 3  # the default dual clip, in units of the upper half-width
 
@@ -150,19 +148,13 @@ class Band:
 
     @staticmethod
     def from_json(values: Mapping) -> "Band":
-        """The inverse of :meth:`to_json`; what ``values`` lacks is the default.
-
-        A field that is not known here and is null does nothing, and is left out.
+        """Return the band of :meth:`to_json`; a missing field has its default.
 
         Raises:
-            Gone: it has a field that is gone.
             TypeError, ValueError: there are fields or values that a band cannot have.
         """
-        refuse_gone(values)
-        known = Band.fields_in(values)
-        values = known | {name: value for name, value in values.items() if name not in known and value is not None}
         infinite = {name: math.inf for name in ("eps_low", "eps_high", "eps_dual") if values.get(name, 0) is None}
-        return Band(**values | infinite)
+        return Band(**{**values, **infinite})
 
     @staticmethod
     def fields_in(settings: Mapping) -> dict:

@@ -47,15 +47,6 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
     add("overrides", nargs="*", metavar="OVERRIDE", help=fields)
 
 
-def selftest_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--model", type=Path, metavar="FOLDER", help="of a model, whose noise is measured (default: a small random one)"
-    )
-    add("--device", choices=("cuda", "cpu"), help="default: cuda where there is a GPU")
-    add("--json", action="store_true", help="print one JSON object instead of text")
-
-
 def calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of the run, with its records")
@@ -81,13 +72,6 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print report.json instead of text")
 
 
-def watch_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="folder of a run, or a log")
-    add("--every", type=int, default=10, metavar="N", help="steps from one line to the next (default: %(default)s)")
-    add("--once", action="store_true", help="end with what is there, also where the run goes on")
-
-
 COMMANDS = {
     "demo": Command(
         "demo.command", "the conclusion and the page of a recorded run: what you would get", lambda parser: None
@@ -96,14 +80,8 @@ COMMANDS = {
         "launch.doctor", "what is wrong with an installation or a launch, before anything is trained", doctor_arguments
     ),
     "run": Command("launch.run", "a command of yours, with FSPO in every training that it starts", run_arguments),
-    "selftest": Command(
-        "selftest.command", "checks the loss on this machine, and measures its noise floor for eps", selftest_arguments
-    ),
     "calibrate": Command(
         "analysis.calibration", "the band that gives a target clip rate, from the records of a run", calibrate_arguments
-    ),
-    "watch": Command(
-        "analysis.watch", "a line every few steps of a run that goes on, and one when it changes", watch_arguments
     ),
     "report": Command(
         "report.page", "one page of figures and numbers on length fairness, from one or several runs", report_arguments

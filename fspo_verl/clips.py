@@ -54,10 +54,6 @@ class Clip:
         """
         raise NotImplementedError
 
-    def judges(self, records: pd.DataFrame) -> bool:
-        """Whether the records hold what :meth:`clipped` needs."""
-        return True
-
     def matched(self, records: pd.DataFrame, rate: float) -> "Clip":
         """Scale the range so that the clip rate equals ``rate``.
 
@@ -123,11 +119,8 @@ class TokenClip(Clip):
 
     drops: Callable[[Tokens], Tensor]  # bool ``[B, T]``; whatever at padding
     _: KW_ONLY
-    column: str  # of the records: the number of tokens of a response that it drops; older ones may not have it
+    column: str  # of the records: the number of tokens of a response that it drops
     loss_mode: str | None = None  # verl's name of its loss that clips so
-
-    def judges(self, records):
-        return self.column in records and bool(records[self.column].notna().all())
 
     def clipped(self, records):
         return np.where(records["advantage"] != 0, records[self.column] / records["length"], 0.0)
@@ -163,13 +156,6 @@ def _ppo(tokens: Tokens) -> Tensor:
     return torch.where(tokens.advantages > 0, ratio > 1.2, (tokens.advantages < 0) & ((ratio < 0.8) | (ratio > 3)))
 
 
-def _ctpo(tokens: Tokens) -> Tensor:
-    """Prefix sums of log-ratios beyond -0.025 √t and 0.05 √t at the t-th token; the dual clip is at the upper edge."""
-    prefix, root = tokens.log_ratio.cumsum(-1), tokens.mask.cumsum(-1).sqrt()
-    above, below = prefix > 0.05 * root, prefix < -0.025 * root
-    return torch.where(tokens.advantages > 0, above, (tokens.advantages < 0) & (below | above))
-
-
 # --- the catalogue ----------------------------------------------------------------------------------------------------
 
 
@@ -191,12 +177,6 @@ _CATALOGUE = (  # a new clip is an entry here, with the source of its range
     ),
     # The baseline of 2509.09177.
     BandClip("fixed_band", "fixed band", ratio_band(0.8, 1.2, 0.0), range="ratio 1 ± 0.2"),
-    TokenClip(  # 2605.07331, at the range of its authors' script (horizon-llm/CTPO)
-        *("ctpo", "CTPO", _ctpo),
-        column="tokens_clipped_ctpo",
-        range="prefix -0.025 √t to 0.05 √t",
-        note="clips tokens by the log-ratio of the response up to them",
-    ),
     BandClip(  # verl's RolloutCorrectionConfig.decoupled_seq_is_rs
         *("seq_is", "rejection by S", ratio_band(0.5, 2.0, 0.0)),
         range="ratio 0.5 to 2",
@@ -216,14 +196,6 @@ paper or verl publishes for the others."""
 
 COLUMNS = {clip.column: clip.drops for clip in CLIPS.values() if isinstance(clip, TokenClip)}
 """What records hold for the sake of single clips: the number of tokens that each drops, by column."""
-
-
-def unjudged(records: pd.DataFrame) -> str | None:
-    """A sentence that names the clips which these records cannot judge; None where there is none."""
-    labels = [clip.label for clip in CLIPS.values() if not clip.judges(records)]
-    if not labels:
-        return None
-    return f"Not judged: {', '.join(labels)}. The version that wrote these records did not count the tokens they drop."
 
 
 LOSSES = ("fspo", "gspo", "grpo", "fixed_band")

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "tests/recorded/gspo_10-hf-seed0"
 BESIDE = "The numbers are in report.json beside this page, the figures in figures/. "
 PICTURE, PICTURED = ROOT / "docs/report.png", ROOT / "tests/recorded/grpo-4-float32"
-SIZE, SCALE = "600,735", 1.5  # of the window, narrow, for phones; and pixels of the picture for each of the page
+SIZE, SCALE = "600,735", 1.5  # of the window; pixels of the picture for each of the page
 
 
 def report(folder: str, records: Path = RECORDS, *options: str) -> str:

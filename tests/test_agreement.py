@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Of one run every command says the same: report, calibrate, watch, alerts and JSON agree in cause, value, action."""
+"""Of one run every command says the same: report, calibrate, alerts and JSON agree in cause, value, action."""
 
 import json
 import math
@@ -11,13 +11,13 @@ import synthetic_run
 from test_live import logged_by_verl
 
 from fspo_verl import cli
-from fspo_verl.analysis import alerts, runs, watch
+from fspo_verl.analysis import alerts, runs
 from fspo_verl.analysis import causes as c
 from fspo_verl.analysis.judgement import judge
 from fspo_verl.analysis.metric_facts import LEARN_MORE
 from fspo_verl.findings import FIX, KEEP, RECORD, TAKE
 
-STEPS = c.STEPS  # so that the window of watch and alerts is the run
+STEPS = c.STEPS  # so that the window of alerts is the run
 
 
 def quickstart():
@@ -94,19 +94,16 @@ def test_every_command_says_the_same_of_one_run(written, capsys, tmp_path):
     text = said_by(capsys, "calibrate", folder)
     assert first.sentence in text and first.advice in text
 
-    run, steps = runs.read_run(folder, "run"), list(range(1, STEPS + 1))
-    _, watched = watch.Watcher(1).observe(run, steps)
-    alerting = alerts.Alerts(run.config)
+    alerting = alerts.Alerts(runs.read_run(folder, "run").config)
     for metrics in logged[:-1]:
         alerting.of_step(metrics)
     alerting._said = set()  # a cause is said once, when it begins: here over all steps
     alerted = alerting.of_step(logged[-1])
     if cause == c.EVEN:
-        assert watched == alerted == []
+        assert alerted == []
         return
-    for found in (watched[0], alerted[0]):
-        assert (found.id, found.action, found.value) == (cause, action, pytest.approx(first.value, rel=1e-6))
-    assert watched[0].sentence == first.sentence
+    found = alerted[0]
+    assert (found.id, found.action, found.value) == (cause, action, pytest.approx(first.value, rel=1e-6))
 
 
 CONSOLE = "step:{} - actor/pg_clipfrac:{:.4f} - actor/grad_norm:{} - response_length/mean:{}\n"
@@ -123,5 +120,3 @@ def test_every_command_says_the_same_of_a_console_log(gradient, cause, action, t
     assert cli.main(["calibrate", str(log)]) == 2
     error = capsys.readouterr().err
     assert LEARN_MORE in error
-    watched = said_by(capsys, "watch", log, "--once")
-    assert ("First find where they come from" in watched) == (action == FIX) and LEARN_MORE in watched

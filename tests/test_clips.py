@@ -65,20 +65,10 @@ def beyond(low, high, dual=math.inf, power=0.0, drift=0.0):
     return decide
 
 
-def ctpo(d, advantage):
-    dropped, prefix = 0, 0.0
-    for t, x in enumerate(d, 1):
-        prefix += x
-        above, below = prefix > 0.05 * math.sqrt(t), prefix < -0.025 * math.sqrt(t)
-        dropped += above if advantage > 0 else above or below
-    return dropped / len(d)
-
-
 DEFINITIONS = {
     "fspo": beyond(0.03, 0.03, 0.09, 0.5),
     "fspo_drift_corrected": beyond(0.03, 0.03, 0.09, 0.5, 0.5),
     "fixed_band": beyond(-math.log(0.8), math.log(1.2)),
-    "ctpo": ctpo,
 }
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
-from fspo_verl.keys import GONE, Gone
 
 BAD = [  # values, of which the first is named
     (Band, {"eps": 0}),
@@ -50,14 +49,6 @@ def test_a_bad_value_is_refused_by_its_key(schema, values):
     key = field if schema is Band else f"actor_rollout_ref.actor.policy_loss.{field}"
     with pytest.raises(ValueError, match=re.escape(f"{key}={value!r} ")):
         schema(**values)
-
-
-@pytest.mark.parametrize("field", GONE)
-def test_a_field_that_is_gone_is_refused_with_what_to_do_instead(field):
-    old = Band().to_json()
-    assert Band.from_json(old | {field: None}) == Band.from_json(old)
-    with pytest.raises(Gone, match=re.escape(GONE[field])):
-        Band.from_json(old | {field: [[10, 3.1], [100, 9]]})
 
 
 def test_the_built_config_names_the_wrapper_and_the_loss():

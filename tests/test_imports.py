@@ -19,7 +19,7 @@ LAYERS = (  # the lowest first; what stands in one layer does not know its neigh
     {"verl_patches"},
     {"config"},
     {"launch", "report"},
-    {"selftest", "demo"},
+    {"demo"},
     {"plugin", "cli"},
 )
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the logs that people have: each becomes a table of metrics by step, under verl's names.
 
-verl's console output and file logger, TensorBoard's events, W&B's exports and run folders, TRL's ``trainer_state.json``
-and console output. No source of a value is lost: NaN and inf that were logged stay apart from what was not logged.
+verl's console output and file logger, TensorBoard's events, W&B's exports and run folders. NaN and inf that were logged
+stay apart from what was not logged. A log of another trainer is refused by name.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from itertools import chain
-from os.path import getmtime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,35 +31,20 @@ NOT_FINITE = "not_finite"
 """Entry of a table's ``attrs``: by metric, the steps that logged NaN or inf; a step that did not log it is NaN too."""
 
 CLIPPED = "actor/pg_clipfrac"
-CUT_OFF_BY_TRL = "completions/clipped_ratio"
 NAMES = {
     # verl up to 0.4, and 0.6
     "actor/entropy_loss": "actor/entropy",
     "mismatch/mismatch_kl": "rollout_corr/kl",
     "mismatch/mismatch_k3_kl": "rollout_corr/k3_kl",
-    # TRL's GRPOTrainer, its older names first. What is cut off has no counterpart: verl counts something else.
-    "clip_ratio": CLIPPED,
-    "completion_length": "response_length/mean",
-    "clip_ratio/region_mean": CLIPPED,
-    "completions/mean_length": "response_length/mean",
-    "completions/min_length": "response_length/min",
-    "completions/max_length": "response_length/max",
-    CUT_OFF_BY_TRL: CUT_OFF_BY_TRL,
-    "loss": "actor/loss",
-    "grad_norm": "actor/grad_norm",
-    "learning_rate": "actor/lr",
-    "entropy": "actor/entropy",
-    "kl": "actor/kl_loss",
-    "reward": "critic/score/mean",
 }
-"""verl's name (0.9) of what is called otherwise; W&B has ``train/`` before TRL's names."""
+"""verl's name (0.9) of what an earlier version called otherwise."""
 
-_OF_MAX = "global_step/max_steps"  # of ms-swift, such as "1/120"
+_TRL = re.compile(r"\b(completions?/\w+|completion_length|clip_ratio/region_mean|log_history)\b")
 _LAST_STEP = 2**53  # what is beyond is no number of a step
-_STEPS = ("training/global_step", "train/global_step", "global_step", "step", "Step", "_step")
+_STEPS = ("training/global_step", "global_step", "step", "Step", "_step")
 READS = (
     "verl's console output (step:1 - actor/pg_clipfrac:0.1 - ...) and file logger, TensorBoard's events, W&B's CSV, "
-    "history and run folders, TRL's trainer_state.json, ms-swift's logging.jsonl"
+    "history and run folders"
 )
 
 
@@ -73,11 +57,18 @@ def read(path: Path) -> Log | None:
     """The metrics of a log file, or of the logs in a folder and all folders below; None where there is no step.
 
     Raises:
-        ValueError: it holds several runs, or needs a package that is not there.
+        ValueError: it holds several runs, is of another trainer, or needs a package that is not there.
     """
     path = Path(path)
     if path.is_dir():
         return _read_folder(path)
+    log = _read_file(path)
+    if log is None or not any(name.startswith("actor/") for name in log.metrics):
+        _refuse_trl(path, log)
+    return log
+
+
+def _read_file(path: Path) -> Log | None:
     if "tfevents" in path.name:
         return _log("TensorBoard", tensorboard(path))
     if path.suffix == ".wandb":
@@ -90,6 +81,13 @@ def read(path: Path) -> Log | None:
         return found
     with path.open(encoding="utf-8", errors="replace") as lines:
         return _log("console output", newest(console(lines), path))
+
+
+def _refuse_trl(path: Path, log: Log | None) -> None:
+    """Raise a ValueError if the names of a log are those of TRL, which ms-swift has as well."""
+    text = "\n".join(map(str, log.metrics)) if log else path.read_text(encoding="utf-8", errors="replace")
+    if name := _TRL.search(text):
+        raise ValueError(f"{path}: this is no log of verl: TRL's names, such as {name[1]}")
 
 
 def _log(source: str, rows: Iterable[Row]) -> Log | None:
@@ -123,7 +121,7 @@ def table(rows: Iterable[Row]) -> pd.DataFrame:
 
 def _verl_name(name: str, beside: Container[str]) -> str:
     """verl's name of a metric; its own where another one has that name in the same row."""
-    known = NAMES.get(name.removeprefix("train/"), name)
+    known = NAMES.get(name, name)
     return plain(name if known in beside else known)
 
 
@@ -144,8 +142,6 @@ _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STEP = re.compile(r"(?<![\w/])step:\d+( - |\s*$)")  # alone, one metric a line follows
 _PREFIX = re.compile(r"\([^()]*pid=\d+[^()]*\)\s*")  # Ray's
 _PAIR = re.compile(r"([^:]+):(?:np\.\w+\()?([-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf))\)?(?![\w.])", re.IGNORECASE)
-_OF_TRL = re.compile(r"\{'loss': .*\}")
-_OF_TRL_PAIR = re.compile(r"'([^']+)': '?([^,'}]+)")
 
 
 def newest(rows: Iterable[Row], log: Path | str) -> list[Row]:
@@ -174,10 +170,9 @@ def console(lines: Iterable[str]) -> Iterator[Row]:
 
     A step is one line, or a line for itself with one metric a line below.
 
-    TRL's output has no steps: its lines are counted. A last line without its end may be cut off within a number: its
-    last pair is left out.
+    A last line without its end may be cut off within a number: its last pair is left out.
     """
-    text, is_cut, is_listed, step = "", False, False, 0
+    text, is_cut, is_listed = "", False, False
     for line in chain(lines, ["\n"]):
         ends = line.endswith("\n")
         line = _COLOUR.sub("", line).rstrip("\n")
@@ -186,16 +181,12 @@ def console(lines: Iterable[str]) -> Iterator[Row]:
             text, is_cut = more, not ends
             continue
         if text:
-            number, found = _console_step(text.rpartition(" - ")[0] if is_cut else text)
-            if found or not is_listed:  # else a word about a step
-                step = number
-                yield step, found
+            step, metrics = _console_step(text.rpartition(" - ")[0] if is_cut else text)
+            if metrics or not is_listed:  # else the line only speaks of a step
+                yield step, metrics
         text, is_cut = line[start.start() :] if start else "", not ends
         if is_listed := start is not None and start[1] != " - ":
             text = text.rstrip()
-        if of_trl := _OF_TRL.search(line):
-            step += 1
-            yield step, numbers(dict(_OF_TRL_PAIR.findall(of_trl[0])))
 
 
 def _console_step(text: str) -> Row:
@@ -271,7 +262,7 @@ def wandb_csv(file: Path) -> Iterator[Row]:
 
 
 def _read_json(file: Path) -> Log | None:
-    """The history or the summary of W&B, or TRL's ``trainer_state.json``: JSON, or a JSON object per line."""
+    """The history or the summary of W&B: JSON, or a JSON object per line."""
     with file.open("rb") as lines:
         if not lines.readline().lstrip().startswith((b"{", b"[")):
             return None
@@ -279,10 +270,6 @@ def _read_json(file: Path) -> Log | None:
     whole = _json(text)
     entries = whole if isinstance(whole, list) else [whole] if whole else [_json(line) for line in text.splitlines()]
     entries = [entry for entry in entries if isinstance(entry, dict)]
-    if any(_OF_MAX in entry for entry in entries):
-        return _log("ms-swift's logging.jsonl", _history(entries))
-    if entries and isinstance(history := entries[0].get("log_history"), list):
-        return _log("TRL's trainer_state.json", _history(entry for entry in history if isinstance(entry, dict)))
     return _log("a history of W&B", _history(entries))
 
 
@@ -297,8 +284,6 @@ def _json(text: bytes) -> Any:
 def _history(entries: Iterable[dict]) -> Iterator[Row]:
     """Objects with a step among their metrics."""
     for entry in entries:
-        if _OF_MAX in entry:
-            entry = {**entry, "step": str(entry[_OF_MAX]).partition("/")[0]}
         metrics = numbers(entry)
         steps = [metrics.pop(name) for name in _STEPS if name in metrics]
         if (step := next(filter(math.isfinite, steps), None)) is not None:
@@ -307,7 +292,7 @@ def _history(entries: Iterable[dict]) -> Iterator[Row]:
 
 # --- folders ----------------------------------------------------------------------------------------------------------
 
-PATTERNS = ("*tfevents*", "trainer_state.json", "output.log", "*.log", "wandb-summary.json")
+PATTERNS = ("*tfevents*", "output.log", "*.log", "wandb-summary.json")
 """Logs of a folder, in the order in which they are looked for: the first kind that holds a step counts."""
 
 
@@ -315,8 +300,6 @@ def _read_folder(folder: Path) -> Log | None:
     below = files_below(folder)
     for pattern in PATTERNS:
         files = list(dict.fromkeys(file.resolve() for file in below if file.match(pattern)))
-        if pattern == "trainer_state.json":  # each checkpoint has one, and the last has all steps
-            files = sorted(files, key=getmtime)[-1:]
         if pattern == "*tfevents*":  # a resumed run adds a file to its folder
             files = list(dict.fromkeys(file.parent for file in files))
         each = ((place, _log("TensorBoard", tensorboard(place)) if place.is_dir() else read(place)) for place in files)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from fspo_verl.analysis.logs import CLIPPED, CUT_OFF_BY_TRL
+from fspo_verl.analysis.logs import CLIPPED
 from fspo_verl.analysis.runs import Run, setting
 from fspo_verl.findings import NOTE, Finding
 from fspo_verl.keys import ACTOR
@@ -75,8 +75,7 @@ def facts(run: Run) -> list[Finding]:
 
 def learn_more(run: Run) -> str:
     """What would tell why the clip acts, in a sentence."""
-    where = "that takes a run of verl, and there " if _is_of_trl(run) else ""
-    return f"To see why the clip acts and on which lengths: {where}{LEARN_MORE}."
+    return f"To see why the clip acts and on which lengths: {LEARN_MORE}."
 
 
 def cut_off(run: Run) -> pd.Series:
@@ -85,8 +84,6 @@ def cut_off(run: Run) -> pd.Series:
     verl counts the responses that are as long as the longest of the batch, whether or not that is the limit. It is,
     where the config says so, where nearly all steps have the same longest, or where so many are alike.
     """
-    if len(told := _metric(run, CUT_OFF_BY_TRL)):
-        return told
     counted, longest = _metric(run, _CUT_OFF).align(_metric(run, NAMES["longest"]), join="inner")
     limit = _count(run, "data.max_response_length")
     if limit is None and len(longest) > 1 and (longest == longest.max()).mean() >= _ALWAYS and counted.any():
@@ -115,10 +112,7 @@ def _no_advantage(run: Run) -> Finding | None:
 def _clipped(run: Run) -> Finding | None:
     if (found := course(_metric(run, CLIPPED))) is None:
         return None
-    of = "of the tokens"
-    if _is_of_trl(run):
-        of += " (of the responses with importance_sampling_level=sequence)"
-    said = f"The clip takes {found.text(of, percent)}."
+    said = f"The clip takes {found.text('of the tokens', percent)}."
     if found.highest == 0:
         amount = "fewer than 1 of 2,000 tokens" if _rounded(run) else "no token"
         said = f"The clip takes {amount} in {_steps(found.values)}."
@@ -137,11 +131,6 @@ def _one_step(run: Run) -> Finding | None:
         what = "The clip fraction is" if moved.empty else "Clip fraction and ppo_kl are"
         said = f"{what} 0 in every step, as where each rollout trains one optimiser step."
     return Finding("one step", NOTE, said, "", 1.0)
-
-
-def _is_of_trl(run: Run) -> bool:
-    """Whether it is a log of TRL, or of ms-swift, which has TRL's names."""
-    return CUT_OFF_BY_TRL in run.metrics or run.source.startswith(("TRL", "ms-swift"))
 
 
 def _rounded(run: Run) -> bool:

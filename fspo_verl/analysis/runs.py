@@ -23,7 +23,7 @@ import yaml
 from fspo_verl.analysis import logs
 from fspo_verl.analysis.evidence import TRAINED
 from fspo_verl.band import Band
-from fspo_verl.keys import ACTOR, POLICY_LOSS, RECORDS_DIR, refuse_gone
+from fspo_verl.keys import ACTOR, POLICY_LOSS, RECORDS_DIR
 from fspo_verl.observe.attempts import files_below, parts
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings, clip_ratios
@@ -71,9 +71,6 @@ def settings_of(config: Mapping | None) -> RunSettings | None:
     """Loss, band and clip range of a run as its config has them; None where it names no loss.
 
     A value that is not of its kind, such as a text for a number, is not known.
-
-    Raises:
-        Gone: it has a field that is gone.
     """
 
     def number(key: str) -> float | None:
@@ -83,7 +80,6 @@ def settings_of(config: Mapping | None) -> RunSettings | None:
     policy_loss, loss = setting(config, POLICY_LOSS), setting(config, f"{POLICY_LOSS}.loss_mode")
     if not isinstance(policy_loss, Mapping) or not isinstance(loss, str):
         return None
-    refuse_gone(policy_loss)
     band = None
     if loss == "fspo":
         with contextlib.suppress(TypeError, ValueError):
@@ -136,14 +132,13 @@ def read_runs(paths: Sequence[Path], names: Sequence[str] | None = None, max_row
     return (read_run(path, name, rows) for path, name in zip(paths, names, strict=True))
 
 
-def read_run(path: Path, name: str, max_rows: int | None = None, since: int = -1) -> Run:
+def read_run(path: Path, name: str, max_rows: int | None = None) -> Run:
     """Read one run, finished or not.
 
     Args:
         path: a folder, searched with all folders in it, or one log of any kind in :mod:`fspo_verl.analysis.logs`.
         name: what to call the run.
         max_rows: read about this many records, a random choice, where there are more.
-        since: read records of later steps only, where there are any.
 
     Raises:
         FileNotFoundError: there is nothing of a run at ``path``; says what was looked for.
@@ -151,7 +146,7 @@ def read_run(path: Path, name: str, max_rows: int | None = None, since: int = -1
     """
     path, name = Path(path), plain(name)
     if path.is_dir():
-        return _read_folder(path, name, max_rows, since)
+        return _read_folder(path, name, max_rows)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such folder or file")
     if path.stat().st_size == 0:  # verl opens it when it starts, and logs its first line a step later
@@ -161,13 +156,13 @@ def read_run(path: Path, name: str, max_rows: int | None = None, since: int = -1
     return Run(name, path, log.metrics, read_records(path), source=log.source)  # no records lie below a file
 
 
-def _read_folder(folder: Path, name: str, max_rows: int | None, since: int) -> Run:
+def _read_folder(folder: Path, name: str, max_rows: int | None) -> Run:
     below = files_below(folder)
     found = _last_config(below, ".hydra/config.yaml") or _last_config(below, "files/config.yaml")
     config, overrides = found or (None, [])
     log = logs.Log(read_metrics(metric_files(folder)), logs.FILE_LOGGER)
     _of_one_run({part.folder for part in parts(folder)}, folder, "records")
-    records = read_records(folder, max_rows, True, since)
+    records = read_records(folder, max_rows, True)
     elsewhere = setting(config, RECORDS_DIR)
     if records.empty and isinstance(elsewhere, str) and not Path(elsewhere).is_relative_to(folder.absolute()):
         logger.warning(
@@ -189,21 +184,6 @@ def _read_folder(folder: Path, name: str, max_rows: int | None, since: int) -> R
             f"and other logs ({', '.join(logs.PATTERNS)})"
         )
     return Run(name, folder, log.metrics, records, config, overrides, log.source)
-
-
-def written(path: Path) -> set[tuple[Path, int, int]]:
-    """What a run has written so far: every file that :func:`read_run` may read, its time of modification and size.
-
-    It changes with every step of a run that goes on, and is empty where there is no run yet.
-    """
-    path = Path(path)
-    patterns = (RECORDS, ".hydra/config.yaml", "*.jsonl", *logs.PATTERNS)
-    files = [file for file in files_below(path) if any(map(file.match, patterns))] if path.is_dir() else [path]
-    found = set()
-    for file in files:
-        with contextlib.suppress(FileNotFoundError):  # what is written anew is gone for a moment
-            found.add((file, file.stat().st_mtime_ns, file.stat().st_size))
-    return found
 
 
 def metric_files(folder: Path) -> list[Path]:

@@ -26,7 +26,7 @@ from hydra.errors import ConfigCompositionException, HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from fspo_verl.keys import ACTOR, GONE, GROUP, OVERRIDES, POLICY_LOSS, RECORDS_DIR, SELECTS
+from fspo_verl.keys import ACTOR, GROUP, OVERRIDES, POLICY_LOSS, RECORDS_DIR, SELECTS
 from fspo_verl.launch.hydra_files import OPTIONS, as_value, leaves, option, override
 from fspo_verl.launch.hydra_files import parsed as parsed_overrides
 from fspo_verl.launch.view import Launch
@@ -61,8 +61,7 @@ def parsed(text: str) -> tuple[str, dict[str, str]]:
     if unknown := others.keys() - fields - _OF_ANY_LOSS:
         what = f"{OVERRIDES} cannot set {', '.join(sorted(unknown))} beside {GROUP}={losses[0]}"
         allowed = ", ".join(sorted(key.removeprefix(f"{ACTOR}.") for key in fields | _OF_ANY_LOSS))
-        gone = [f"{name} is gone: {GONE[name]}" for name in GONE if f"{POLICY_LOSS}.{name}" in unknown]
-        raise ValueError("; ".join([what, *(gone or [f"of {ACTOR} it can set {allowed}"])]))
+        raise ValueError(f"{what}; of {ACTOR} it can set {allowed}")
     return losses[0], others
 
 

@@ -34,7 +34,7 @@ from fspo_verl.adaptive import AdaptiveBand
 from fspo_verl.band import Band
 from fspo_verl.config import Observation
 from fspo_verl.findings import ERROR, WARNING, Finding
-from fspo_verl.keys import ACTOR, GONE, GROUP, POLICY_LOSS
+from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
 from fspo_verl.launch import group, selection
 from fspo_verl.launch.hydra_files import as_value, leaves, override
 from fspo_verl.launch.view import CHECKS, Check, Launch, check, error, finding, note, warning
@@ -140,7 +140,7 @@ def unknown_fields(launch: Launch) -> Iterator[Finding]:
             key, value = f"{POLICY_LOSS}.{name}", as_value(launch.policy_loss[name])
             near = [f"{POLICY_LOSS}.{one}={value}" for one in difflib.get_close_matches(name, known, 1)]
             fix = _without([key], *near) + ("" if near else f", or {GROUP}=fspo for a band")
-            yield error(f"{key}={value} sets nothing", GONE.get(name, f"{target} has no such field"), fix)
+            yield error(f"{key}={value} sets nothing", f"{target} has no such field", fix)
 
 
 @check(needs="config", may_refuse=True)

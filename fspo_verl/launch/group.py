@@ -7,7 +7,7 @@ Hydra is imported only where it is asked: each process that imports verl imports
 
 from collections.abc import Callable, Sequence
 
-from fspo_verl.keys import GONE, GROUP, POLICY_LOSS
+from fspo_verl.keys import GROUP
 from fspo_verl.launch.hydra_files import leaves, parsed, task_overrides
 
 
@@ -23,9 +23,6 @@ def with_plus(create: Callable, *, overrides_list: list, repo, **how):
 
     words = [one for one in overrides_list if one.key_or_group == GROUP and not one.is_sweep_override()]
     fix = as_fix(*select_alone(words))
-    for name in GONE if words else ():
-        if any(one.key_or_group == f"{POLICY_LOSS}.{name}" and not one.is_delete() for one in overrides_list):
-            raise ConfigCompositionException(f"{POLICY_LOSS}.{name} is gone: {GONE[name]}")
     try:
         return _listed(lambda given: create(overrides_list=given, repo=repo, **how), overrides_list, words, repo)
     except MissingConfigException:

@@ -62,7 +62,7 @@ def verl_version() -> Iterator[Finding]:
         yield finding
         return
     what = f"verl {version} was not tested with fspo_verl"
-    fix = f"follow the first steps of a run with fspo-verl watch, or pip install verl=={TESTED['verl'][-1]}"
+    fix = f"read the report of a first run, or pip install verl=={TESTED['verl'][-1]}"
     yield warning(what, f"tested are {', '.join(TESTED['verl'])}", fix, id="untested_verl")
     if (wrong := problem()) is not None:
         what = f"verl {version} does not do what fspo_verl needs of it: {wrong}"

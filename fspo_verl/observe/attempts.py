@@ -76,13 +76,6 @@ def parts(folder: str | Path) -> list[Part]:
     return sorted(part._replace(end=ends[part[:3]], limit=limits[part[:3]]) for part in files)
 
 
-def is_finished(folder: Path) -> bool:
-    """Whether the attempt that has its records in this folder has come to the last step of its run."""
-    with contextlib.suppress(OSError):  # it is gone
-        return any(mark[1] == FINISHED for mark in map(_MARK.fullmatch, os.listdir(folder)) if mark)
-    return False
-
-
 def walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """Each folder from this one down, once, with the names of all in it but folders; none where nothing can be read.
 

@@ -27,7 +27,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fspo_verl import clips
-from fspo_verl.keys import Gone
 from fspo_verl.observe import attempts
 from fspo_verl.observe.columns import OPTIONAL
 from fspo_verl.observe.microbatch import MicroBatch
@@ -217,16 +216,13 @@ def _rows_in(file: Path) -> int:
     return 0
 
 
-def read_records(
-    folder: str | Path, max_rows: int | None = None, rejected: bool = False, since: int = -1
-) -> pd.DataFrame:
+def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool = False) -> pd.DataFrame:
     """The records below a folder as one table, of a run that is going on, has ended or was killed.
 
     Args:
         folder: searched with all folders in it.
         max_rows: read about this many rows, a random choice (the same at every call) where there are more.
         rejected: also the responses that a rollout correction has taken out of the loss, whose length is 0.
-        since: only those of later steps, where there are any; what is missing is then not looked for.
 
     Returns:
         One row per response and optimiser step, of :data:`COLUMNS`, and where the run has them of :data:`CLIP_COLUMNS`,
@@ -241,7 +237,6 @@ def read_records(
     """
     files = attempts.parts(folder)
     counted = attempts.newest(files)
-    counted = [part for part in counted if part.step > since] or counted
     opened = [found for part in counted if (found := _opened(part))]
     share = 1.0 if max_rows is None else min(max_rows / max(sum(file.rows for file in opened), 1), 1.0)
     generator = np.random.default_rng(0)
@@ -256,14 +251,12 @@ def read_records(
         tables.append(table if share == 1 else table.filter(pa.array(generator.random(len(table)) < share)))
     frame = pa.concat_tables(tables, promote_options="default").unify_dictionaries().to_pandas()
     settings = _in_force(used[-1].settings, frame) if used else None
-    frame.attrs = {"settings": settings, "rows": total, "lost": 0, "limited_after": None}
-    said = [*_differing([file.settings for file in used])]
-    if since < 0:
-        read = {file.part.file: file.part for file in used}
-        told = [read.get(part.file, part._replace(damaged=True)) for part in counted]
-        frame.attrs |= {"lost": attempts.missing_steps(told), "limited_after": attempts.limited_after(told)}
-        said = [*_hidden_attempts(files, counted), *_incomplete(frame), *said]
-    for text in said:
+    read = {file.part.file: file.part for file in used}
+    told = [read.get(part.file, part._replace(damaged=True)) for part in counted]
+    frame.attrs = {"settings": settings, "rows": total}
+    frame.attrs |= {"lost": attempts.missing_steps(told), "limited_after": attempts.limited_after(told)}
+    differing = _differing([file.settings for file in used])
+    for text in (*_hidden_attempts(files, counted), *_incomplete(frame), *differing):
         warnings.warn(f"{folder}: {text}", stacklevel=2)
     return frame
 
@@ -298,8 +291,6 @@ def _left_out_if_unreadable(file: Path) -> Iterator[None]:
     """Turn an error of a file into a warning."""
     try:
         yield
-    except Gone:  # of every file of the run
-        raise
     except (OSError, ValueError, pa.ArrowException) as error:
         warnings.warn(f"{file} is left out, it cannot be read: {error}", stacklevel=5)
 
@@ -332,8 +323,6 @@ def _settings(schema: pa.Schema) -> RunSettings:
     """
     try:
         settings = RunSettings.from_json(json.loads((schema.metadata or {})[_SETTINGS]))
-    except Gone:
-        raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"its settings are not those of a run, so that fspo_verl has not written it: {error}"

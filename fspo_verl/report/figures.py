@@ -115,7 +115,7 @@ def render(draw: Callable[[int], Figure], columns: int, *kinds: str) -> list[byt
 def grid(panels: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
     """A figure of so many panels of ``height`` inches, at most ``columns`` in a row.
 
-    It is 8 inches wide, for a page; with one column 4.2, for a phone.
+    It is 8 inches wide; with one column 4.2.
     """
     width, columns = 8.0 if columns > 1 else 4.2, min(columns, panels)
     figure = Figure(figsize=(width, height * math.ceil(panels / columns)), layout="constrained")

@@ -104,14 +104,12 @@ def measured(records: pd.DataFrame, clipped: np.ndarray, edges: np.ndarray) -> M
 def at_one_rate(records: pd.DataFrame, clips: Mapping[str, Clip] = CLIPS) -> list[Clip]:
     """The clips, each scaled to take :data:`MATCHED_RATE` of the responses with an advantage: shapes, not constants.
 
-    Those that work token by token stay as they are; those that cannot reach the rate on these records, and those that
-    these records cannot judge, are left out.
+    Those that work token by token stay as they are; those that cannot reach the rate on these records are left out.
     """
     scaled = []
     for clip in clips.values():
-        if clip.judges(records):
-            with contextlib.suppress(ValueError):
-                scaled.append(clip if isinstance(clip, TokenClip) else clip.matched(records, MATCHED_RATE))
+        with contextlib.suppress(ValueError):
+            scaled.append(clip if isinstance(clip, TokenClip) else clip.matched(records, MATCHED_RATE))
     return scaled
 
 

@@ -3,8 +3,8 @@
 """One page on length fairness: who is clipped, how sure that is, and what to do, from one or several runs of verl.
 
 A RUN is the folder of a training run, or a log: verl's console output or file logger, TensorBoard's events, W&B's CSV,
-history or run folder, TRL's trainer_state.json. The page needs no network and no other file; DIR also gets every figure
-as PNG and SVG (figures/) and the numbers as JSON (report.json).
+history or run folder. The page needs no network and no other file; DIR also gets every figure as PNG and SVG (figures/)
+and the numbers as JSON (report.json).
 """
 
 import argparse
@@ -24,7 +24,7 @@ from tqdm import tqdm
 from fspo_verl import __version__, findings
 from fspo_verl.analysis.clip_rates import Estimate, length_edges, number, third_of
 from fspo_verl.analysis.runs import Run, read_runs
-from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, of_run, unjudged
+from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, of_run
 from fspo_verl.findings import FIX
 from fspo_verl.output import show, write_whole
 from fspo_verl.report import figures
@@ -44,8 +44,7 @@ class Part:
     tables: dict[str, pd.DataFrame]  # texts, by caption
     draw: Callable[[int], Figure] | None = None  # its figure, with so many panels in a row
     sentences: Sequence[str] = ()
-    wide: str = ""  # the figure as data URI
-    narrow: str = ""  # for a narrow screen
+    image: str = ""  # the figure as data URI
 
 
 def main(args: argparse.Namespace) -> int:
@@ -102,8 +101,7 @@ def build(analyses: Sequence[Analysis]) -> dict[str, bytes]:
         if part.draw:
             svg, png = figures.render(part.draw, 2, "svg", "png")
             files |= {f"figures/{name}.svg": svg, f"figures/{name}.png": png}
-            images = [base64.b64encode(image).decode() for image in (svg, *figures.render(part.draw, 1, "svg"))]
-            part.wide, part.narrow = (f"data:image/svg+xml;base64,{image}" for image in images)
+            part.image = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
     facts = {"version": __version__, "runs": [one.to_json() for one in analyses]}
     text = json.dumps(facts, indent=1, allow_nan=False) + "\n"
     return {"report.json": text.encode(), "report.html": _page(analyses, parts)} | files
@@ -165,7 +163,6 @@ def others_part(analyses: Sequence[Analysis]) -> Part:
     for a in analyses:
         if a.own is None:
             continue
-        notes += [f"{a.run.name}: {missing}"] if (missing := unjudged(a.run.records)) else []
         rows, series = [], []
         for clip, found in a.others:
             eps = [f"{clip.eps[side]:.2g}" for side in ("eps_low", "eps_high") if clip.eps[side] is not None]

@@ -7,7 +7,6 @@
 
 Responses are sampled from the model. For each setting verl's worker computes their old log-probs as its trainer does,
 and then takes optimiser steps on them with a learning rate of 0: nothing has moved, and whatever S is, is noise.
-`fspo-verl selftest` measures the noise of a machine; this adds what the noise does to bands, in records of such steps.
 """
 
 import argparse
@@ -16,16 +15,15 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import worker
 from tensordict import TensorDict
 from tqdm import tqdm
-from update import update, with_advantages
 
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.observe import observer
 from fspo_verl.observe.noise import SHARE
 from fspo_verl.observe.records import read_records
-from fspo_verl.selftest import worker
 
 DYNAMIC = {"use_dynamic_bsz": True, "micro_batch_size_per_gpu": None, "max_token_len_per_gpu": 1024}
 DYNAMIC |= {"use_remove_padding": False}
@@ -44,12 +42,12 @@ def measure(model: str, sampled: TensorDict, setting: tuple[str, str, bool], fol
     """One row of the table; half of the responses are in the first mini-batch of its step, and count."""
     dtype, cut, fused = setting
     count = len(sampled)
-    batch = with_advantages(sampled, np.resize([-1.0, 1.0], count), step)
+    batch = worker.with_advantages(sampled, np.resize([-1.0, 1.0], count), step)
     fused = {"use_fused_kernels": fused, "fused_kernel_options": {"impl_backend": "torch"}}
     trainer = worker.training_worker(model, dtype, **fused)
     batch["old_log_probs"] = worker.nested(worker.log_probs(trainer, batch, CUTS[cut][0]))
     loss = FSPOPolicyLossConfig(records_dir=str(folder))
-    update(trainer, batch, loss, CUTS[cut][1], count // 2)
+    worker.update(trainer, batch, loss, CUTS[cut][1], count // 2)
     observer.flush_records()  # as the weight sync at the end of a step does
     records = read_records(folder)
     return in_bands(records[records.mini_batch == 0])

@@ -16,11 +16,10 @@ import tempfile
 import pandas as pd
 import torch
 import transformers
+import worker
 from noise import in_bands
 from tqdm import tqdm
 from verl.utils import tensordict_utils as tu
-
-from fspo_verl.selftest import worker
 
 QWEN3_8B = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32}
 QWEN3_8B |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": False}

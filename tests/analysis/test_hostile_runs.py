@@ -21,7 +21,7 @@ from fspo_verl.analysis import runs
 from fspo_verl.keys import ACTOR
 from fspo_verl.report import figures
 
-READERS = ("report", "calibrate", "watch")
+READERS = ("report", "calibrate")
 SECRET = "the-readers-secret"
 
 
@@ -37,7 +37,7 @@ def write_metrics(folder: Path, steps: int = 12) -> Path:
 
 
 def arguments(command: str, run: Path, output: Path) -> list[str]:
-    return [command, str(run), *{"report": ["-o", str(output)], "watch": ["--once"]}.get(command, [])]
+    return [command, str(run), *{"report": ["-o", str(output)]}.get(command, [])]
 
 
 @pytest.fixture
@@ -165,13 +165,13 @@ def test_a_config_is_read_or_left_out_in_the_time_of_a_config(tmp_path):
     code = """
 import resource, sys
 from pathlib import Path
-from fspo_verl.analysis.runs import read_run, setting, written
+from fspo_verl.analysis.runs import read_run, setting
 for run in sorted(Path(sys.argv[1]).iterdir()):
     print(run.name, flush=True)
     limit = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2])) + 10
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
     read = read_run(run, "a")
-    read.settings, setting(read.config, "a.b"), setting(read.config, "a0"), written(run)
+    read.settings, setting(read.config, "a.b"), setting(read.config, "a0")
     assert len(read.metrics) == 1
 """
     ended = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True)

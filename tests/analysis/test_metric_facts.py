@@ -80,8 +80,6 @@ def test_verls_count_of_cut_off_responses_is_taken_where_its_longest_is_the_limi
     run = run_of(config, response_length__max=longest, response_length__clip_ratio=counted)
     assert cut_off(run).to_list() == expected
     assert any(one.id == "cut off unknown" for one in facts(run)) == (any(counted) and not expected)
-    by_trl = run_of(config, completions__max_length=longest, completions__clipped_ratio=counted)
-    assert cut_off(by_trl).to_list() == counted  # as it is
 
 
 @pytest.mark.parametrize(("first", "broke"), [(0.01, True), (0.3, False)])

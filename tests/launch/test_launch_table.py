@@ -14,7 +14,7 @@ from composed import composed
 from remedies import applied
 from verl.utils.config import omega_conf_to_dataclass
 
-from fspo_verl.keys import ACTOR, GONE
+from fspo_verl.keys import ACTOR
 from fspo_verl.keys import POLICY_LOSS as LOSS
 from fspo_verl.launch import checks, doctor
 
@@ -159,7 +159,6 @@ REFUSED = {  # check, or a part of Hydra's message, and what they refuse
     "no_divisor": tuple(f"{FSPO} {ACTOR}.loss_scale_factor={factor}" for factor in ("0", "-1")),
     "Invalid loss_agg_mode": (f"{FSPO} {ACTOR}.loss_agg_mode=seq-mean",),
     "dropped_by_distillation": (f"{FSPO} {DISTIL.format('false')}",),
-    **{instead: tuple(f"{loss} {LOSS}.{name}=1" for loss in (FSPO, GSPO)) for name, instead in GONE.items()},
     **{
         f"{LOSS}.{field}=": tuple(f"{loss} {LOSS}.{field}={value}" for value in values)
         for loss, field, values in (

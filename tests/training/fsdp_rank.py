@@ -14,7 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from bench.update import update, with_advantages
+from bench import worker
+from bench.worker import update, with_advantages
 from torch.utils._python_dispatch import TorchDispatchMode
 from verl.models.transformers.dense_common import forward_with_torch_backend
 from verl.utils import tensordict_utils as tu
@@ -23,7 +24,6 @@ from verl.workers.utils.losses import ppo_loss
 
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.observe import observer
-from fspo_verl.selftest import worker
 
 PROMPT, RESPONSES, STEP = 5, [1, 3, 60, 17, 30, 90, 8, 2], 12
 

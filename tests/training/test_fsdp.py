@@ -14,7 +14,7 @@ import live_reference
 import numpy as np
 import pytest
 import torch
-from bench import update
+from bench import worker
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fspo_verl.analysis import live
@@ -31,7 +31,7 @@ def ranks_come_from_one_process_that_has_imported_verl():
     """A rank is forked from it: verl's imports take longer than what is tested here."""
     with pytest.MonkeyPatch.context() as patch:
         environment = {"VERL_PLATFORM": "cpu", "WG_BACKEND": "ray", "OMP_NUM_THREADS": "1"}
-        folders = Path(fsdp_rank.__file__).parent, Path(update.__file__).parents[1]
+        folders = Path(fsdp_rank.__file__).parent, Path(worker.__file__).parents[1]
         for name, value in (environment | {"PYTHONPATH": ":".join(map(str, folders))}).items():
             patch.setenv(name, value)
         PROCESSES.set_forkserver_preload(["fsdp_rank"])

@@ -1,29 +1,28 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""verl's training worker in this process: what a Ray worker runs, without Ray and trainer, and batches for it."""
+"""verl's training worker in this process, without Ray and trainer, with batches and optimiser steps for it.
 
-from __future__ import annotations  # TensorDict is there only where verl is
+For benches, and for tests of ranks.
+"""
 
+import functools
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from tensordict import TensorDict
 
 
 def micro_batches(rows: int, packed: bool = False) -> dict:
-    """verl's settings for micro-batches of so many rows, padded or packed."""
+    """Return verl's settings for micro-batches of so many rows, padded or packed."""
     return {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": rows, "use_remove_padding": packed}
 
 
 def training_worker(model: str | Path, dtype: str = "fp32", lr: float = 0.0, **model_settings):
-    """The worker, its model loaded and sharded over the ranks that RANK and WORLD_SIZE describe (default: this one).
+    """Return verl's worker with its model, sharded over the ranks of RANK and WORLD_SIZE (default: this one).
 
     Args:
         model: folder of a model.
@@ -31,7 +30,7 @@ def training_worker(model: str | Path, dtype: str = "fp32", lr: float = 0.0, **m
         lr: of AdamW.
         model_settings: further fields of verl's ``HFModelConfig``.
     """
-    import verl  # noqa: F401  first: it loads this package's plugin, as in every worker
+    import verl  # noqa: F401  first, as it loads this package's plugin
     from verl.trainer.config import CheckpointConfig
     from verl.utils.device import get_platform
     from verl.workers import config, engine_workers
@@ -56,7 +55,7 @@ def training_worker(model: str | Path, dtype: str = "fp32", lr: float = 0.0, **m
 
 
 def batch_of(prompts: list[Tensor], responses: list[Tensor]) -> TensorDict:
-    """Sequences of ``[tokens]`` ids in the nested layout of verl's v1 trainer, all of their response tokens counted."""
+    """Return sequences of ``[tokens]`` ids in the nested layout of verl's v1 trainer; all response tokens count."""
     from verl.utils import tensordict_utils as tu
 
     ids = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
@@ -68,12 +67,12 @@ def batch_of(prompts: list[Tensor], responses: list[Tensor]) -> TensorDict:
 
 
 def nested(rows: Iterable[Tensor]) -> Tensor:
-    """Rows ``[tokens]`` of several lengths as one tensor, as verl has them."""
+    """Return rows ``[tokens]`` of several lengths as one tensor, as verl has them."""
     return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
 
 
 def log_probs(worker, batch: TensorDict, cut: dict) -> list[Tensor]:
-    """Log-probs of each response, ``[tokens]`` float32, as verl's trainer computes those of the old policy."""
+    """Return the log-probs of each response, ``[tokens]`` float32, as verl's trainer computes old log-probs."""
     from verl.utils import tensordict_utils as tu
 
     data = batch.copy()
@@ -101,7 +100,7 @@ def small_model(folder: str | Path) -> str:
 
 @torch.no_grad()
 def sample(model: str | Path, count: int, shortest: int, longest: int) -> TensorDict:
-    """A batch of responses sampled from the model at temperature 1, of lengths spread evenly on a log scale."""
+    """Return a batch of responses sampled from the model at temperature 1, of lengths spread evenly on a log scale."""
     import transformers
     from verl.utils.device import get_platform
 
@@ -113,3 +112,35 @@ def sample(model: str | Path, count: int, shortest: int, longest: int) -> Tensor
     lengths = np.random.default_rng(0).permutation(np.geomspace(shortest, longest, count)).round().astype(int)
     responses = [row[1 : 1 + length] for row, length in zip(ids, lengths, strict=True)]
     return batch_of(list(prompts.cpu()), responses)
+
+
+def with_advantages(batch: TensorDict, advantages: Iterable[float], step: int = 1) -> TensorDict:
+    """Return a copy of a batch as a training step has it, two responses to a prompt."""
+    from verl.utils import tensordict_utils as tu
+
+    batch, count = batch.copy(), len(batch)
+    rows = zip(advantages, batch["responses"].unbind(), strict=True)
+    batch["advantages"] = nested(float(a) * torch.ones_like(response, dtype=torch.float32) for a, response in rows)
+    tu.assign_non_tensor_stack(batch, "uid", [f"prompt {row // 2}" for row in range(count)])
+    tu.assign_non_tensor_stack(batch, "global_steps", [step] * count)
+    return batch
+
+
+def update(trainer, batch: TensorDict, policy_loss, cut: dict, mini_batch: int, scale: float = 1.0) -> dict[str, float]:
+    """Train on the rows of this rank, ``mini_batch`` rows of all ranks a step; returns verl's reduced metrics."""
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.metric import reduce_metrics
+    from verl.workers import config, engine_workers
+
+    actor = config.FSDPActorConfig(
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        loss_agg_mode="seq-mean-token-sum-norm",
+        loss_scale_factor=scale,
+        policy_loss=policy_loss,
+    )
+    trainer.set_loss_fn(functools.partial(engine_workers.ppo_loss, config=actor))
+    loader = {"epochs": 1, "seed": 0, "dataloader_kwargs": {"shuffle": False}, "temperature": 1.0}
+    tu.assign_non_tensor(batch, **cut, **loader, global_batch_size=mini_batch, mini_batch_size=mini_batch)
+    metrics = reduce_metrics(dict(tu.get(trainer.train_mini_batch(batch), "metrics")))
+    return {name: float(value) for name, value in metrics.items()}
