@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A band whose eps follows a wished clip rate, as verl's adaptive KL controller follows a wished KL.
+"""A clip range whose eps follows a wished clip rate, as verl's adaptive KL controller follows a wished KL.
 
 After each training step, the eps of each side moves towards the clip rate that ``target_clip_rate`` asks for. Within a
 step it is constant, and it is the same on every rank: the counts of a step are summed over all ranks once, after the
@@ -26,8 +26,8 @@ from fspo_verl.output import Once, write_whole
 
 logger = logging.getLogger("fspo_verl")
 
-GAIN = 0.5  # share of its distance from the target that a rate loses in a step; the largest change of log eps
-FEWEST = 2.0  # clipped responses that a step is taken to expect, at least
+GAIN = 0.5  # each step closes this share of the gap to the target, and changes log eps by at most this much
+FEWEST = 2.0  # lower bound of the expected count that the surplus of a step is divided by
 TOO_FEW = 0.1  # expected clipped responses of a side and step below which eps needs more than 40 steps to follow
 EPS_MIN = 1e-6  # below it the rounding of float32 alone moves a response further
 EPS_MAX_FACTOR = 10  # the default upper bound, in units of the eps that a run starts with
@@ -35,15 +35,15 @@ FILE = "fspo_eps.json"  # the eps in force and their unit, in the actor's folder
 
 
 def next_eps(eps: float, clipped: float, counted: float, target: float, eps_max: float) -> float:
-    """The eps of one side for the next step: stochastic approximation of a quantile (Robbins and Monro, 1951).
+    """Return the eps of one side for the next step: stochastic approximation of a quantile (Robbins and Monro, 1951).
 
         log eps ← log eps + min(GAIN / e · (clipped − target·counted) / max(target·counted, FEWEST), GAIN)
 
-    kept between EPS_MIN and eps_max. The step is linear in the count, so that it is 0 in the mean where the rate is the
-    target, and only there, however few responses a step has: an average over steps comes to the target, as in adaptive
-    conformal inference (arXiv 2106.00170). e = q·φ(q)/target, with q = Φ⁻¹(1 − target), is by what log rate falls where
-    log eps rises and S is normal. Without it small targets would overshoot: e is 2 at 10%, 6 at 1% and 10 at 0.1%. It
-    counts as 1 at least. FEWEST keeps a single clipped response from moving eps far. (e and FEWEST: derived here.)
+    kept between EPS_MIN and eps_max. The step is linear in the count. So it is 0 in the mean only where the rate is the
+    target, however few responses a step has: an average over steps comes to the target, as in adaptive conformal
+    inference (arXiv 2106.00170). e = q·φ(q)/target, with q = Φ⁻¹(1 − target), is −d log rate / d log eps for normal S:
+    2 at 10%, 6 at 1% and 10 at 0.1%, and at least 1 here. Without e small targets would overshoot. FEWEST keeps a
+    single clipped response from moving eps far. (e and FEWEST: derived here.)
 
     Args:
         eps: in force until now, above 0.
@@ -60,17 +60,17 @@ def next_eps(eps: float, clipped: float, counted: float, target: float, eps_max:
 
 @dataclass
 class AdaptiveBand(Band):
-    """A band with what makes its eps follow a clip rate.
+    """A range whose eps may follow a clip rate.
 
     Raises:
         ValueError: a field has a bad value, or no effect.
     """
 
     target_clip_rate: float | None = None
-    """Share of the responses with an advantage that the clip is to take, for example 0.1; null keeps eps as it is set.
-    eps_low and eps_high are then where a run starts. After each training step each side moves towards the target, by a
-    factor of at most 1.65: the upper side by the responses with A > 0, the lower one by those with A < 0, dual clips
-    included; see docs/measure.md. Unless eps_dual is set, the dual clip is at three times the wider side."""
+    """Share of the responses with an advantage to be clipped, for example 0.1; null keeps eps as it is set.
+    A run starts from eps_low and eps_high. After each training step each side moves towards the target, by a factor of
+    at most 1.65: the upper side by the responses with A > 0, the lower one by those with A < 0, dual clips included;
+    see docs/measure.md. Unless eps_dual is set, the dual clip is at three times the wider side."""
 
     eps_max: float | None = None
     """Largest half-width that target_clip_rate may set; null takes ten times the one that the side starts with."""
@@ -90,10 +90,10 @@ class AdaptiveBand(Band):
 
 
 class Controller:
-    """The band in force of one run, on one rank.
+    """The range in force of one run, on one rank.
 
     Args:
-        config: where the run starts, and its target, which is set.
+        config: the start of the run, and its target, which is set.
     """
 
     def __init__(self, config: AdaptiveBand):
@@ -103,21 +103,21 @@ class Controller:
         self.eps = {"eps_low": config.low, "eps_high": config.high}  # the half-widths in force
         self._unit = {"length_power": config.length_power}
         self._largest = {name: config.eps_max or EPS_MAX_FACTOR * start for name, start in self.eps.items()}
-        # A dual clip inside the band would undo it.
+        # A dual clip inside the range would undo it.
         self._largest["eps_high"] = min(self._largest["eps_high"], self._dual or math.inf)
         self._counts: np.ndarray | None = None  # clipped and counted of each side, ``[2, 2]``; None between two steps
         self._once = Once()
 
     @property
     def band(self) -> Band:
-        """The band in force."""
+        """The range in force."""
         dual = DUAL * max(self.eps.values()) if self._dual is None else self._dual
         return replace(self._form, eps=None, eps_low=self.eps["eps_low"], eps_high=self.eps["eps_high"], eps_dual=dual)
 
     def count(self, columns: Mapping[str, np.ndarray]) -> None:
-        """Take in the responses of one micro-batch, ``[B]`` columns of :mod:`fspo_verl.observe.columns`.
+        """Count the responses of one micro-batch, ``[B]`` columns of :mod:`fspo_verl.observe.columns`.
 
-        The dual clip counts for the lower side, as it takes responses with A < 0.
+        The dual clip counts for the lower side, as it clips responses with A < 0.
 
         Raises:
             RuntimeError: outside :meth:`step`, where nobody would ever move eps.
@@ -134,7 +134,7 @@ class Controller:
 
     @contextlib.contextmanager
     def step(self, device: str = "cpu", counts_here: bool = True) -> Iterator[None]:
-        """One training step: eps is constant inside, and moves at the end. All ranks of the default group take part.
+        """Run one training step: eps is constant inside, and moves at the end. All ranks take part.
 
         A step inside another is a part of it. A step that ends with an error moves nothing.
 
@@ -187,7 +187,8 @@ class Controller:
     def load(self, folder: str | Path) -> None:
         """Go on with the eps of a checkpoint, read by the first rank for all.
 
-        Without one, or where it is not in units of this width, go on with that of the config. Either is said.
+        Without that file, or if its eps is in units of another power of the length, eps starts from the config. A
+        warning says so.
 
         Raises:
             ValueError: the file does not hold an eps for each side; on every rank.
@@ -206,7 +207,7 @@ class Controller:
         unit = {name: value for name, value in eps.items() if name not in self.eps and value is not None}
         if unit != self._unit:
             logger.warning(
-                "%s is in units of another width than this launch has (%s): target_clip_rate starts from the eps of "
+                "%s is in units of another power of the length (%s): target_clip_rate starts from the eps of "
                 "the config",
                 *(file, ", ".join(f"{name}={json.dumps(value)}" for name, value in unit.items()) or "it names none"),
             )
@@ -219,7 +220,7 @@ class Controller:
 
 
 def _read(file: Path) -> dict | str | None:
-    """The eps in a file, and their unit; None without one, and a text that says what is wrong with it."""
+    """Return the eps in a file with its unit; None without a file, and a text that says what is wrong with it."""
     try:
         content = file.read_text()
         found = json.loads(content)

@@ -1,8 +1,8 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The clip band of FSPO in log space: an interval of sequence log-ratios S, per response.
+"""The clip range of FSPO in log space: an interval of sequence log-ratios S, per response.
 
-Source: FSPO, arXiv 2509.09177 (v2/v3: centre 0, width √L). The drift-corrected band is derived here; see
+Source: FSPO, arXiv 2509.09177 (v2/v3: centre 0, width √L). The drift-corrected range is derived here; see
 :class:`Band`. Log-ratios are in nats. This module knows nothing of verl.
 """
 
@@ -23,7 +23,7 @@ def _is_number(value) -> bool:
 
 
 def is_positive(value) -> bool:
-    """Whether this is a number above 0, inf included; True is none."""
+    """Return whether this is a number above 0, inf included; True is none."""
     return _is_number(value) and value > 0
 
 
@@ -46,7 +46,7 @@ class Band:
     """
 
     eps: float | None = 0.03
-    """Half-width of the band in units of s, for every side that is not set by itself; ``inf`` clips nothing. It
+    """Half-width of the range in units of s, for every side that is not set by itself; ``inf`` clips nothing. It
     may be null where both sides are set. 0.03 is a third party's reading of the paper, see docs/settings.md."""
 
     eps_low: float | None = None
@@ -59,15 +59,15 @@ class Band:
     """Dual clip: a sequence with A < 0 and S > c + eps_dual·s contributes no gradient. Null takes three times the upper
     half-width; ``inf`` turns it off.
 
-    It is a log-space band like the other two (derived here), because a fixed ratio bound such as verl's
-    ``clip_ratio_c`` falls inside the band at long lengths.
+    It is an edge in log space like the other two (derived here), because a fixed ratio bound such as verl's
+    ``clip_ratio_c`` falls inside the range at long lengths.
     """
 
     length_power: float = 0.5
-    """p in s = L^p: 0.5 is FSPO, 0 a fixed band on S, 1 a band on the per-token mean S/L (GSPO's shape)."""
+    """p in s = L^p: 0.5 is FSPO, 0 a fixed range of S, 1 a range of the per-token mean S/L (GSPO's shape)."""
 
     normalization: str = "plain"
-    """The centre c of the band. ``plain``: c = 0 (paper v2/v3). ``drift_corrected``: c = −Q/2, Q = Σ_t (log-ratio of
+    """The centre c of the range. ``plain``: c = 0 (paper v2/v3). ``drift_corrected``: c = −Q/2, Q = Σ_t (log-ratio of
     token t)², the drift that E_old[w] = 1 implies (derived here)."""
 
     key_prefix = ""  # a class attribute, not a field: where these keys live in a config, for the error messages
@@ -81,11 +81,11 @@ class Band:
             require(eps is None or is_positive(eps), self, name, "null (takes eps) or a positive number")
         allowed = (
             "null (three times the upper half-width), inf (no dual clip) or a number of at least the upper half-width "
-            f"{self.high:g}, as a dual clip inside the band would undo it"
+            f"{self.high:g}, as a dual clip inside the range would undo it"
         )
         dual = self.eps_dual
         require(dual is None or (is_positive(dual) and dual >= self.high), self, "eps_dual", allowed)
-        power, allowed = self.length_power, "a number from 0 (fixed band) over 0.5 (FSPO) to 1 (per-token mean)"
+        power, allowed = self.length_power, "a number from 0 (fixed range) over 0.5 (FSPO) to 1 (per-token mean)"
         require(_is_number(power) and 0 <= power <= 1, self, "length_power", allowed)
         allowed = f"one of {', '.join(NORMALIZATIONS)}"
         require(self.normalization in NORMALIZATIONS, self, "normalization", allowed)
@@ -117,19 +117,19 @@ class Band:
 
     @property
     def form(self) -> tuple:
-        """What centre and width follow, whatever eps is."""
+        """Normalization and power: the shape, whatever eps is."""
         return self.normalization, self.length_power
 
     def scale(self, length: Tensor) -> Tensor:
-        """s ``[B]``, the unit of eps, for sequences of ``length`` tokens ``[B]``."""
+        """Return s ``[B]``, the unit of eps, for sequences of ``length`` tokens ``[B]``."""
         return length.pow(self.length_power)
 
     def scale_at(self, length: int) -> float:
-        """s of a response of ``length`` tokens."""
+        """Return s of a response of ``length`` tokens."""
         return self.scale(torch.tensor([length], dtype=torch.float64)).item()
 
     def edges(self, length: Tensor, quadratic_variation: Tensor) -> "Edges":
-        """Band edges in log space for sequences of ``length`` tokens ``[B]`` and realised variation Q ``[B]``.
+        """Return the edges in log space for sequences of ``length`` tokens ``[B]`` and realised variation Q ``[B]``.
 
         A sequence whose tokens all have log-ratio 0 (the on-policy case) has drifted nowhere: its centre is 0 under
         every normalisation, so that the first update is the plain policy gradient.
@@ -142,7 +142,7 @@ class Band:
         return Edges(*(center + edge for edge in edges))
 
     def to_json(self) -> dict:
-        """The values in effect by field, without ``eps``; null where there is no edge."""
+        """Return the values in effect by field, without ``eps``; null where there is no edge."""
         values = {name: value if math.isfinite(value) else None for name, value in self.half_widths.items()}
         return values | {"length_power": self.length_power, "normalization": self.normalization}
 
@@ -158,20 +158,20 @@ class Band:
 
     @staticmethod
     def fields_in(settings: Mapping) -> dict:
-        """The entries of a mapping that are fields of a band."""
+        """Return the entries of a mapping that are fields of a band."""
         names = {field.name for field in fields(Band)}
         return {name: settings[name] for name in settings if name in names}
 
     def describe(self) -> str:
-        """The band in one line, for logs."""
+        """Return the range in one line, for logs."""
         scale = f"L^{self.length_power:g}"
         center = "0" if self.normalization == "plain" else "-Q/2"
         dual = "no dual clip" if math.isinf(self.dual) else f"dual clip +{self.dual:g}*{scale}"
-        return f"log-ratio band {center} [-{self.low:g}, +{self.high:g}]*{scale}, {dual}"
+        return f"log-ratio range {center} [-{self.low:g}, +{self.high:g}]*{scale}, {dual}"
 
 
 class Edges(NamedTuple):
-    """Band edges of each sequence in log space, all ``[B]``; infinite where there is no edge."""
+    """Edges of the range of each sequence in log space, all ``[B]``; infinite where there is no edge."""
 
     low: Tensor
     high: Tensor

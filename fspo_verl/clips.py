@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The catalogue of clips: what is known of each, and which gradient it takes from recorded responses.
+"""The catalogue of clips, and which recorded responses each of them clips.
 
 A clip works on whole responses (:class:`BandClip`) or token by token (:class:`TokenClip`).
 ``records`` is a DataFrame of :mod:`fspo_verl.observe.records`. The tokens that a :class:`TokenClip` drops are counted
@@ -21,7 +21,7 @@ from torch import Tensor
 from fspo_verl.band import Band
 
 MATCHED_RATE = 0.10
-"""Share of the responses with an advantage that clips are scaled to take, where they are compared at one rate."""
+"""Share of the responses with an advantage that each clip is scaled to clip, where clips are compared at one rate."""
 
 
 class Tokens(NamedTuple):
@@ -34,7 +34,7 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Clip:
-    """A clip that can be applied to records after the fact, and what the catalogue says of it."""
+    """A clip that can be applied to records after the fact."""
 
     name: str  # its key, the option of the group where it has one
     label: str  # its name for readers, the same everywhere
@@ -48,9 +48,9 @@ class Clip:
         return dict.fromkeys(("eps_low", "eps_high", "eps_dual"))
 
     def clipped(self, records: pd.DataFrame) -> np.ndarray:
-        """Share ``[rows]`` of each response that loses its gradient, given the sign of its advantage; 0 where A = 0.
+        """Return the share ``[rows]`` of each response that loses its gradient by the sign of its advantage.
 
-        An advantage that varies along a response counts with its mean.
+        It is 0 where A = 0. An advantage that varies along a response counts with its mean.
         """
         raise NotImplementedError
 
@@ -65,7 +65,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class BandClip(Clip):
-    """A band on S. A response beyond an edge is clipped where its advantage points further out, as in PPO's minimum."""
+    """A range of S. A response beyond an edge is clipped if its advantage points further out, as in PPO's minimum."""
 
     band: Band
     _: KW_ONLY
@@ -90,8 +90,9 @@ class BandClip(Clip):
         return (s < low) | (s > high)
 
     def matched(self, records, rate):
-        """An edge comes to lie half way between the last response inside and the first outside, so that no rounding
-        decides which of them is clipped.
+        """Scale the range; an edge lies half way between the last response inside and the first outside.
+
+        So no rounding decides which of them is clipped.
         """
         advantage, score = records["advantage"].to_numpy(), standardized(records, self.band)
         # For each response: by how much the range must be scaled for the response to lie on its edge.
@@ -127,7 +128,7 @@ class TokenClip(Clip):
 
 
 def standardized(records: pd.DataFrame, band: Band) -> np.ndarray:
-    """(S − c) / s ``[rows]`` with the band's centre c and scale s."""
+    """Return (S − c) / s ``[rows]`` with the centre c and scale s of the range."""
     unit = dataclasses.replace(band, eps=1.0, eps_low=None, eps_high=None, eps_dual=None)
     low, high, _ = _edges(unit, records, np.float64)
     center, scale = (high + low) / 2, (high - low) / 2
@@ -135,7 +136,7 @@ def standardized(records: pd.DataFrame, band: Band) -> np.ndarray:
 
 
 def upper_quantile(values, share: float) -> float:
-    """The smallest of the ``values`` beyond which at most ``share`` of them lie (0 <= share < 1)."""
+    """Return the smallest of the ``values`` beyond which at most ``share`` of them lie (0 <= share < 1)."""
     beyond = math.floor(share * len(values) + 1e-9)  # the product of a decimal fraction may fall short of an integer
     place = len(values) - 1 - beyond
     return float(np.partition(values, place)[place])
@@ -160,7 +161,7 @@ def _ppo(tokens: Tokens) -> Tensor:
 
 
 def ratio_band(low: float, high: float, length_power: float) -> Band:
-    """The band on S in which exp(S/L^length_power) lies between ``low`` and ``high``, without a dual clip."""
+    """Return the range of S in which exp(S/L^length_power) lies between ``low`` and ``high``, without a dual clip."""
     return Band(eps=None, eps_low=-math.log(low), eps_high=math.log(high), eps_dual=math.inf, length_power=length_power)
 
 
@@ -176,7 +177,7 @@ _CATALOGUE = (  # a new clip is an entry here, with the source of its range
         note="clips tokens: its rate is the mean share of a response",
     ),
     # The baseline of 2509.09177.
-    BandClip("fixed_band", "fixed band", ratio_band(0.8, 1.2, 0.0), range="ratio 1 ± 0.2"),
+    BandClip("fixed_band", "fixed range", ratio_band(0.8, 1.2, 0.0), range="ratio 1 ± 0.2"),
     BandClip(  # verl's RolloutCorrectionConfig.decoupled_seq_is_rs
         *("seq_is", "rejection by S", ratio_band(0.5, 2.0, 0.0)),
         range="ratio 0.5 to 2",
@@ -187,15 +188,15 @@ _CATALOGUE = (  # a new clip is an entry here, with the source of its range
         *("geo_rs", "rejection by S/L", ratio_band(1 / 1.001, 1 / 0.999, 1.0)),
         range="ratio 0.999 to 1.001",
         rejects=True,
-        note="verl's remedy for the rejection of long responses: a band on the mean log-ratio",
+        note="verl's remedy for the rejection of long responses: a range of the mean log-ratio",
     ),
 )
 CLIPS: dict[str, Clip] = {clip.name: clip for clip in _CATALOGUE}
-"""Every clip at its usual range: FSPO's defaults, verl's defaults for GRPO and the fixed band, and the range that a
+"""Every clip at its usual range: FSPO's defaults, verl's defaults for GRPO and the fixed range, and the range that a
 paper or verl publishes for the others."""
 
 COLUMNS = {clip.column: clip.drops for clip in CLIPS.values() if isinstance(clip, TokenClip)}
-"""What records hold for the sake of single clips: the number of tokens that each drops, by column."""
+"""Columns of records that hold how many tokens of a response a clip of tokens drops."""
 
 
 LOSSES = ("fspo", "gspo", "grpo", "fixed_band")
@@ -203,11 +204,11 @@ LOSSES = ("fspo", "gspo", "grpo", "fixed_band")
 
 
 def of_run(loss_mode: str, band: Band | None) -> str | None:
-    """The name of the clip with the shape of what a run trained with, if the catalogue has it.
+    """Return the name of the clip with the shape of what a run trained with, if the catalogue has it.
 
     Args:
         loss_mode: verl's name of its loss.
-        band: its band on S; None for a loss without one.
+        band: its range of S; None for a loss without one.
     """
     for name, clip in CLIPS.items():
         if isinstance(clip, TokenClip) and band is None and clip.loss_mode == loss_mode:

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A finding: one thing that a check, a cause, a fact of a log or the self-test has to say, and how it is shown.
+"""A finding: one result of a check, a cause or a fact of a log, and how it is shown.
 
 Every command, alert and JSON object takes its sentences from findings and adds no conclusion of its own.
 """
@@ -25,14 +25,14 @@ class Finding:
     """One finding. Texts are plain, in sentences, and without line breaks."""
 
     id: str
-    """What it is about, for programs: a cause, a check, or a fact."""
+    """Its name for programs: that of a cause, a check, or a fact."""
 
     severity: str
     """One of :data:`SEVERITIES`."""
 
     sentence: str
     advice: str = ""
-    """What to do; empty where there is nothing."""
+    """The next step of the user; empty where there is none."""
 
     value: float | None = None
     """The number that it rests on; NaN is not known, like None."""
@@ -47,7 +47,7 @@ class Finding:
         return " ".join(filter(None, (self.sentence, self.advice)))
 
     def to_json(self) -> dict:
-        """Plain values by field; overrides as a shell takes them."""
+        """Return plain values by field; overrides as a shell takes them."""
         value = self.value if self.value is not None and math.isfinite(self.value) else None
         return vars(self) | {"value": value, "overrides": pasted(self.overrides)}
 
@@ -56,7 +56,7 @@ class Finding:
 
 
 def rows(findings: Iterable[Finding]) -> list[tuple[str, str]]:
-    """Labelled lines of text, as :func:`fspo_verl.output.show` takes them: what is found, and below it what to do."""
+    """Return labelled lines for :func:`fspo_verl.output.show`: each finding, and below it what to do."""
     lines = []
     for one in findings:
         lines.append((one.severity, one.sentence))
@@ -74,10 +74,10 @@ def show(findings: Iterable[Finding]) -> None:
 
 
 def exit_code(findings: Iterable[Finding], strict: bool = False) -> int:
-    """1 where there is an error, or a warning if ``strict``; else 0."""
+    """Return 1 where there is an error, or a warning if ``strict``; else 0."""
     return int(any(one.severity == ERROR or (strict and one.severity == WARNING) for one in findings))
 
 
 def pasted(overrides: Mapping[str, float | str | None]) -> list[str]:
-    """Hydra overrides as a shell takes them."""
+    """Return Hydra overrides as a shell takes them."""
     return [f"{key}={'null' if value is None else shlex.quote(str(value))}" for key, value in overrides.items()]

@@ -9,7 +9,7 @@ ACTOR = "actor_rollout_ref.actor"
 POLICY_LOSS = f"{ACTOR}.policy_loss"
 RECORDS_DIR = f"{POLICY_LOSS}.records_dir"
 SELECTS = (f"{POLICY_LOSS}._target_", f"{POLICY_LOSS}.loss_mode")
-"""What decides which loss trains."""
+"""The keys that decide which loss trains."""
 
 OVERRIDES = "FSPO_VERL_OVERRIDES"
 """The environment variable whose overrides every policy training below it takes (:mod:`fspo_verl.launch.asked`)."""

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""FSPO as pure functions of tensors: sequence log-ratio, band, clipped objective.
+"""FSPO as pure functions of tensors: sequence log-ratio, clip range, clipped objective.
 
     S = Σ_t [log π_θ(y_t) − log π_old(y_t)]            sequence log importance-sampling ratio, no 1/L
     w = exp(S)                                         importance-sampling ratio of the whole sequence
@@ -10,7 +10,7 @@ The loss of a sequence here is the sum of its L token terms: L times −w·A in 
 aggregation mode that the packaged config sets (seq-mean-token-sum-norm) takes the mean over sequences and divides by
 the longest allowed response: a gradient of −∇J over that length.
 
-Source: FSPO, arXiv 2509.09177 (v2/v3: c = 0). The realised centre and width are derived here; see :class:`Band`.
+Source: FSPO, arXiv 2509.09177 (v2/v3: c = 0). The drift-corrected centre is derived here; see :class:`Band`.
 
 Shapes: ``[B, T]`` is (sequences, response tokens incl. padding), ``[B]`` is one value per sequence. Log-ratios are in
 nats. This module knows nothing of verl.
@@ -31,7 +31,7 @@ MAX_LOG_RATIO = 20.0
 
 
 class SequenceLoss(NamedTuple):
-    """What :func:`fspo_loss` returns; all tensors are ``[B]`` and only ``loss`` carries a gradient."""
+    """Result of :func:`fspo_loss`; all tensors are ``[B]`` and only ``loss`` carries a gradient."""
 
     loss: Tensor  # token-summed loss of each sequence: Σ_t of the token terms
     length: Tensor  # L, response tokens; 0 for a fully masked row
@@ -42,7 +42,7 @@ class SequenceLoss(NamedTuple):
     positive_tokens: Tensor  # number of response tokens with A > 0; 0 where not finite
     negative_tokens: Tensor  # number of response tokens with A < 0; 0 where not finite
     finite: Tensor  # bool: False where a response token holds NaN or inf; such a row contributes nothing
-    low: Tensor  # the band's edges in log space, see Band.edges
+    low: Tensor  # the edges of the range in log space, see Band.edges
     high: Tensor
     dual: Tensor
 
@@ -53,12 +53,12 @@ class SequenceLoss(NamedTuple):
 
     @property
     def clipped_upper(self) -> Tensor:
-        """bool: some token with A > 0, and S above the band."""
+        """bool: some token with A > 0, and S above the range."""
         return (self.log_ratio > self.high) & (self.positive > 0)
 
     @property
     def clipped_lower(self) -> Tensor:
-        """bool: some token with A < 0, and S below the band."""
+        """bool: some token with A < 0, and S below the range."""
         return (self.log_ratio < self.low) & (self.negative < 0)
 
     @property
@@ -73,14 +73,14 @@ class SequenceLoss(NamedTuple):
 
     @property
     def outside(self) -> Tensor:
-        """bool: S is outside the band, whatever the sign of the advantage."""
+        """bool: S is outside the range, whatever the sign of the advantage."""
         return (self.log_ratio > self.high) | (self.log_ratio < self.low)
 
 
 def fspo_loss(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, response_mask: Tensor, band: Band
 ) -> SequenceLoss:
-    """Clipped sequence-level policy loss, before aggregation over sequences.
+    """Compute the clipped sequence-level policy loss, before aggregation over sequences.
 
     A token's term is ``−A_t·exp(min(S, high))`` for A_t > 0 and ``−A_t·exp(min(max(S, low), dual))`` for A_t < 0: the
     PPO minimum, with the decision taken by the token's advantage and the ratio of its whole sequence. S on an edge
@@ -96,7 +96,7 @@ def fspo_loss(
         advantages: ``[B, T]``, constant or varying along a sequence.
         response_mask: ``[B, T]`` bool, int or float, non-zero on response tokens. What stands elsewhere (NaN included)
             is never read into the result.
-        band: the clip band.
+        band: the clip range.
 
     Raises:
         ValueError: if the four tensors are not of one 2-D shape.
@@ -131,7 +131,7 @@ class _ClippedLoss(torch.autograd.Function):
         finite = sums[1:5].sum(0).abs() < math.inf
         sums[1:] = torch.where(finite, sums[1:], 0.0)
         length, log_ratio, quadratic_variation, *_ = sums
-        # An empty row keeps a band of one token; its advantage sums are zero, so the band decides nothing.
+        # An empty row keeps the range of one token; its advantage sums are zero, so the range decides nothing.
         low, high, dual = edges = band.edges(length.clamp(min=1), quadratic_variation)
 
         # In two rows: for A > 0, and for A < 0. What is clipped keeps its value and loses its gradient.
@@ -160,8 +160,8 @@ class _ClippedLoss(torch.autograd.Function):
 
 
 def _token_sums(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """``[7, B]`` over response tokens: L, S, Q, the sums of A_t > 0 and of A_t < 0, and how many there are of each."""
-    # float32 or wider: over thousands of tokens bfloat16 cannot tell a sequence inside the band from one outside.
+    """Return ``[7, B]`` over response tokens: L, S, Q, the sums of A_t > 0 and of A_t < 0, and their counts."""
+    # float32 or wider: over thousands of tokens bfloat16 cannot tell a sequence inside the range from one outside.
     dtype = torch.float64 if torch.float64 in (log_prob.dtype, old_log_prob.dtype) else torch.float32
     log_ratio = torch.where(mask, log_prob.to(dtype) - old_log_prob.to(dtype), 0.0)
     s, q = log_ratio.sum(-1), log_ratio.square().sum(-1)
@@ -172,7 +172,7 @@ def _token_sums(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, mask
 
 
 def _token_gradient(advantages: Tensor, mask: Tensor, upper: Tensor, lower: Tensor, finite: Tensor) -> Tensor:
-    """``[B, T]`` A_t times ``upper`` where A_t > 0, else times ``lower``; 0 at padding and in rows not finite."""
+    """Return ``[B, T]``: A_t times ``upper`` if A_t > 0, else times ``lower``; 0 at padding and in rows not finite."""
     advantage = advantages.to(upper.dtype)
     # One of the two products is 0. A CPU computes both faster than it chooses a weight for each token.
     product = (advantage.clamp(min=0) * upper[:, None]).addcmul_(advantage.clamp(max=0), lower[:, None])

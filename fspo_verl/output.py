@@ -1,8 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What commands write: plain lines on the standard streams, files that are written whole or not at all, and pages of
-which a program writes a part. Also warnings that are given once.
-"""
+"""Output helpers: terminal-safe lines, atomic writes of files, warnings given once."""
 
 import contextlib
 import logging
@@ -18,7 +16,7 @@ COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim", "fix:": "gre
 
 
 def plain(text: str) -> str:
-    """The text in one line of printable characters: others, which a terminal obeys, are shown as their escapes."""
+    """Return the text in one line of printable characters: others, which a terminal obeys, become their escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -53,7 +51,7 @@ def show(rows: Sequence[tuple[str, ...]], widths: Sequence[int]) -> None:
 
 
 def percent(share: float) -> str:
-    """A share in per cent, with two digits below 10%."""
+    """Return a share in per cent, with two digits below 10%."""
     return f"{share:.0%}" if share >= 0.1 or share == 0 else f"{share:.1%}" if share >= 0.001 else f"{share:.2%}"
 
 
@@ -67,7 +65,7 @@ def reserved() -> Iterator[None]:
 
 @contextlib.contextmanager
 def streams() -> Iterator[None]:
-    """Standard streams as a command needs them, whatever a shell has done to them.
+    """Make the standard streams fit for a command, whatever a shell has done to them.
 
     Closed ones lead nowhere, and what an encoding lacks is written as its escape. What is logged or warned of becomes a
     :func:`plain` line on stderr, and is said once.
@@ -103,14 +101,14 @@ class _Plain(logging.Handler):
 
 
 def one_line(error: OSError | ValueError) -> str:
-    """An error as one :func:`plain` line; for a file its reason, then its name."""
+    """Return an error as one :func:`plain` line; for a file its reason, then its name."""
     if isinstance(error, OSError) and error.filename:
         return plain(f"{error.strerror}: {error.filename}")
     return plain(str(error))
 
 
 class Once:
-    """Warnings in the log of this package, each of one cause given once."""
+    """Warnings in the log of this package, given once a cause."""
 
     def __init__(self) -> None:
         self._causes: set[Hashable] = set()
@@ -150,6 +148,6 @@ def write_whole(files: Iterable[tuple[Path, bytes]]) -> None:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown."""
+    """Return a table of Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

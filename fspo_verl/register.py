@@ -38,7 +38,7 @@ def compute_policy_loss_fspo(
     Args:
         old_log_prob, log_prob, advantages, response_mask: ``[B, T]``, see :func:`fspo_verl.loss.fspo_loss`.
         loss_agg_mode: any mode of verl's ``agg_loss``.
-        config: verl's ``ActorConfig``; ``config.policy_loss`` holds the band (the default band where it has no schema)
+        config: verl's ``ActorConfig``; ``config.policy_loss`` holds the range (the default where it has no schema)
             and ``config.global_batch_info`` the totals that make the loss independent of the batch split.
         rollout_is_weights: ``[B, T]`` or None; multiplies the token losses as in verl's own losses.
 
@@ -110,7 +110,7 @@ def compute_policy_loss_observed(
 
 
 def _gradient(loss: torch.Tensor, place: GradientEdge | None, inner: str) -> torch.Tensor | None:
-    """The gradient of a loss at a place of its graph, which stays there for the training; None where it has none."""
+    """Return the gradient of a loss at a place of its graph, which is kept for the training; None if it has none."""
     if place is None or not loss.requires_grad:
         return None
     try:
@@ -125,7 +125,7 @@ def _gradient(loss: torch.Tensor, place: GradientEdge | None, inner: str) -> tor
 def _weighted(
     advantages: torch.Tensor, response_mask: torch.Tensor, rollout_is_weights: torch.Tensor | None
 ) -> torch.Tensor:
-    """Advantages times the weights of verl's rollout correction, which its losses multiply the token losses by.
+    """Return the advantages times the weights of verl's rollout correction, by which its losses multiply token losses.
 
     Weights are >= 0, so every advantage stays on its side of zero. A padding weight may be NaN or inf.
     """
@@ -135,7 +135,7 @@ def _weighted(
 
 
 def _verl_metrics(columns: dict) -> dict:
-    """The metrics that verl's own losses return, means over the tokens of one call."""
+    """Return the metrics that verl's own losses return, means over the tokens of one call."""
     tokens = max(columns["length"].sum(), 1)
     clipped = columns["clipped_upper"] + columns["clipped_lower"] + columns["clipped_dual"]
     return {
@@ -146,7 +146,7 @@ def _verl_metrics(columns: dict) -> dict:
 
 
 def _aggregate(sequences: SequenceLoss, width: int, loss_agg_mode: str, batch_info: dict):
-    """verl's ``agg_loss`` on one column per sequence instead of a [B, T] matrix.
+    """Call verl's ``agg_loss`` on one column per sequence instead of a [B, T] matrix.
 
     Every mode of ``agg_loss`` reads a row only through Σ_t mask·loss and Σ_t mask, so one entry that holds the mean
     token loss under a mask that holds L stands for the whole row.
@@ -168,9 +168,9 @@ def _aggregate(sequences: SequenceLoss, width: int, loss_agg_mode: str, batch_in
 
 @functools.cache
 def _default_band() -> Band:
-    """For verl's own ``PolicyLossConfig``, which has none."""
+    """Return the default range, for verl's own ``PolicyLossConfig``, which has none."""
     logger.warning(
-        "loss_mode=fspo without its config schema: %s is in effect. Set the band with algorithm.policy_loss=fspo.",
+        "loss_mode=fspo without its config schema: %s is in effect. Set the range with algorithm.policy_loss=fspo.",
         Band().describe(),
     )
     return Band()

@@ -11,7 +11,7 @@ from packaging.version import InvalidVersion, Version
 
 
 def installed(package: str) -> str | None:
-    """Version of an installed package, without its build tag (``+cpu``); None if there is none. Nothing is imported."""
+    """Return the version of an installed package, without its build tag (``+cpu``); None if there is none."""
     if package == "verl":
         return _verl_to_import()
     # vLLM's builds for a CPU are distributed under another name.
@@ -22,13 +22,13 @@ def installed(package: str) -> str | None:
 
 
 def verl_folder() -> Path | None:
-    """The folder of the verl that is imported, or that ``import verl`` finds: maybe a copy before an installed one."""
+    """Return the folder of the verl that ``import verl`` finds, which may be a copy before an installed one."""
     spec = importlib.util.find_spec("verl")
     return None if spec is None or spec.origin is None else Path(spec.origin).parent
 
 
 def _verl_to_import() -> str | None:
-    """Its version; 0 where it names none, as a copy may."""
+    """Return the version of the verl that ``import verl`` finds; 0 where it names none, as a copy may."""
     if (folder := verl_folder()) is None:
         return None
     try:

@@ -120,7 +120,7 @@ def test_a_planted_fault_and_no_other_is_found_and_its_remedy_mends_it(planted, 
         assert told.wrong[check]["action"] == "fix" and "\n" not in told.wrong[check]["sentence"]
         assert diagnose("--", *applied(told.wrong[check]["advice"], faulty)).wrong == {}
     else:
-        assert "log-ratio band 0 [-0." in told.findings["band_in_effect"]["sentence"]
+        assert "log-ratio range 0 [-0." in told.findings["band_in_effect"]["sentence"]
 
 
 @pytest.mark.parametrize(

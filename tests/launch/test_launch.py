@@ -58,7 +58,7 @@ def test_one_override_selects_the_documented_defaults(caplog):
     with caplog.at_level(logging.INFO, logger="fspo_verl"):
         hook.check(config)
     assert [record.levelno for record in caplog.records] == [logging.INFO]  # the band
-    assert "policy loss fspo: log-ratio band 0 [-0.03, +0.03]*L^0.5" in caplog.text
+    assert "policy loss fspo: log-ratio range 0 [-0.03, +0.03]*L^0.5" in caplog.text
     packaged = config.actor_rollout_ref.actor.policy_loss
     defaults = FSPOPolicyLossConfig()
     assert {k: v for k, v in packaged.items() if k != "_target_"} == {
