@@ -208,12 +208,12 @@ def test_a_checkpoint_keeps_eps_to_the_last_bit(tmp_path, caplog):
         ({}, 0.0, False),
     ],
 )
-def test_an_eps_in_units_of_another_width_is_not_taken(tmp_path, caplog, unit, power, taken):
+def test_an_eps_in_units_of_another_power_is_not_taken(tmp_path, caplog, unit, power, taken):
     (tmp_path / FILE).write_text(json.dumps(BAND | unit))
     resumed = controller(eps=0.2, length_power=power)
     resumed.load(tmp_path)
     assert resumed.eps == (BAND if taken else {"eps_low": 0.2, "eps_high": 0.2})
-    assert ("another width" in caplog.text) != taken
+    assert ("another power of the length" in caplog.text) != taken
     assert (f"goes on with eps_low={BAND['eps_low']:.3g}" in caplog.text) == taken
 
 
