@@ -19,7 +19,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 # An sdist has no studies, and runs none of the tests that name their folder.
 ROOT, collect_ignore = Path(__file__).parent, []
 if not (ROOT / "scripts/studies").exists():
-    files = (ROOT / "tests").rglob("test_*.py")
+    files = [*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("scripts/**/test_*.py")]
     collect_ignore = [str(file) for file in files if "scripts/studies" in file.read_text()]
 
 # Files with the longest runs start first, so that no process is left with one of them when the others have ended.

@@ -26,7 +26,7 @@ verl_patches.arm(verl_patches.WORKERS)
 
 @dataclass
 class Observation:
-    """What is measured while a policy loss trains; none of it changes the training."""
+    """The measurements of a policy loss in training; none of them changes the training."""
 
     length_bins: list[int] = field(default_factory=lambda: list(LENGTH_BINS))
     """Inner edges of the length bins of the ``actor/fspo/length_*`` metrics, in response tokens."""

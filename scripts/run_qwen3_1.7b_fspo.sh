@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Qwen3-1.7B-Base | mathematics | vLLM rollouts | FSDP | colocated on 8 GPUs of 80 GB
-# Run so far: these arguments, with model, lengths and batch made small, on a CPU (tests/scripts/test_launch_scripts.py); on GPUs
+# Run so far: these arguments, with model, lengths and batch made small, on a CPU (scripts/tests/test_launch_scripts.py); on GPUs
 # not yet.
 #
 #   bash scripts/run_qwen3_1.7b_fspo.sh [Hydra overrides]

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Qwen3-8B-Base | mathematics | vLLM rollouts | FSDP | colocated on 8 GPUs of 80 GB
-# Run so far: these arguments, with model, lengths and batch made small, on a CPU (tests/scripts/test_launch_scripts.py), and one
+# Run so far: these arguments, with model, lengths and batch made small, on a CPU (scripts/tests/test_launch_scripts.py), and one
 # step on a GPU.
 #
 #   bash scripts/run_qwen3_8b_fspo.sh [Hydra overrides]

@@ -44,4 +44,4 @@ bash scripts/install.sh "$VENV_VLLM" requirements/cpu-vllm.txt test
 
 [[ $tier == --real ]] || exit 0
 bash scripts/install.sh "$VENV" "requirements/cpu.txt requirements/real.txt" report,real,test
-"$VENV/bin/python" -m pytest --durations=25 -m real tests/scripts/test_real_model.py
+"$VENV/bin/python" -m pytest --durations=25 -m real scripts/tests/test_real_model.py

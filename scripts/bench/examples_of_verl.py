@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What verl's own scripts train under ``fspo-verl run``: docs/install.md has the counts.
+"""Count what verl's own scripts train under ``fspo-verl run``: docs/install.md has the counts.
 
     git clone https://github.com/verl-project/verl && git -C verl checkout 1dda039b9
     python scripts/bench/examples_of_verl.py verl                  # also --loss observed, or --loss none

@@ -54,7 +54,11 @@ def measure(model: str, sampled: TensorDict, setting: tuple[str, str, bool], fol
 
 
 def in_bands(still: pd.DataFrame) -> dict[str, str]:
-    """What the noise of responses does to bands; with their length, log-ratio and quadratic variation."""
+    """Return how many responses the noise moves out of the default range, and the eps that keeps 99% inside.
+
+    Args:
+        still: length, log-ratio and quadratic variation of responses that no update has moved.
+    """
     score = still.log_ratio.abs() / still.length**0.5
     return {
         "σ of a token": f"{(still.quadratic_variation / still.length).mean() ** 0.5:.2g}",

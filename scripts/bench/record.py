@@ -26,7 +26,7 @@ RECORDS = Path(__file__).with_name("records.json")
 
 
 def machine() -> dict[str, str | int]:
-    """What a figure can depend on."""
+    """Return the machine and the versions that a figure depends on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())
     commit = ["git", "describe", "--always", "--dirty", "--exclude=*"]

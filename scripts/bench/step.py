@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a training step of stock verl pays for FSPO, for measuring another loss, and for records.
+"""The price of FSPO, of measuring another loss and of records in a training step of stock verl.
 
     python scripts/bench/step.py [--blocks 40] [--output runs/bench-step]     # half an hour on two cores
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""From which batch on an eps finds the clip rate that was asked for.
+"""The number of batches after which eps has found the clip rate that was asked for.
 
     python scripts/bench/target_clip_rate.py    # some seconds
 

@@ -144,7 +144,7 @@ def _found(module: str, *functions: str) -> Iterator[str]:
 
 
 def _severity(call: ast.Call) -> str | None:
-    """Of the finding that a call makes."""
+    """Return the severity of the finding that a call makes."""
     of = {name: name for name in ("error", "warning", "note")}
     of |= {"severity": "error or warning", "_here(launch)": "warning or note"}
     return of.get(ast.unparse(call.func))
@@ -172,7 +172,7 @@ def commands() -> str:
 
 
 def _paragraph(text: str) -> str:
-    """Of a description: what is indented there is code."""
+    """Return the Markdown of a description: what is indented there is code."""
     return _code(textwrap.dedent(text)) if text.startswith(" ") else markdown(text)
 
 

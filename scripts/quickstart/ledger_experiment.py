@@ -21,7 +21,7 @@ TRAIN_PROBLEMS, VALIDATION_PROBLEMS = 4096, 256
 
 
 class LedgerExperiment(launch.Experiment):
-    """What is trained, and where its results go. Losses share the warm start of their seed."""
+    """The training of the quickstart and the folder of its results. Losses share the warm start of their seed."""
 
     preparation = "warm start"
 

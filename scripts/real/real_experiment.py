@@ -26,7 +26,7 @@ EPS = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class RealExperiment(launch.Experiment):
-    """What is trained, and where its results go. Runs of one output folder share the converted model.
+    """The training of a real model and the folder of its results. Runs of one output folder share the converted model.
 
     Attributes:
         model: folder of a model or its name on the hub; None is the one of :data:`PACKAGE`.

@@ -49,7 +49,7 @@ def check_place(output: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """What is trained, and where its results go.
+    """A training and the folder of its results.
 
     Attributes:
         name: of the run where results show it, if not that of its loss.
@@ -66,7 +66,7 @@ class Experiment:
 
     @property
     def shown_as(self) -> str:
-        """What results call the run."""
+        """The name of the run in results."""
         return self.name or self.loss
 
     @property
@@ -81,7 +81,7 @@ class Experiment:
 
     @property
     def settings(self) -> dict:
-        """What decides the results, besides what the name of :attr:`run` says."""
+        """The settings that decide the results, besides those in the name of :attr:`run`."""
         named = {"loss": self.loss} if self.name else {}
         return {"steps": self.steps, "overrides": list(self.overrides)} | named
 

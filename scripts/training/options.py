@@ -55,7 +55,7 @@ def positive(text: str) -> int:
 
 
 def hydra_override(text: str) -> str:
-    """What Hydra can take for an override."""
+    """Return a word that Hydra can take for an override."""
     if not re.match(r"~|[^-=][^=]*=", text):
         raise argparse.ArgumentTypeError(f"{text} is neither an option nor a Hydra override (KEY=VALUE)")
     return text

@@ -29,7 +29,7 @@ def read_metrics(files: Iterable[Path]) -> pd.DataFrame:
 
 
 def summarize(run: Path) -> dict[str, float]:
-    """What a run has achieved."""
+    """Return the results of a run."""
     metrics = read_metrics(runs.metric_files(run))
     validated = metrics.accuracy.dropna().to_list() or [math.nan]  # an override may leave validation out
     reward = metrics.reward.dropna()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).parents[1]
+BENCH = Path(__file__).parents[1] / "bench"
 
 
 @pytest.mark.long
