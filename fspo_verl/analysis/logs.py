@@ -12,7 +12,7 @@ import logging
 import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
-from itertools import chain
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -166,48 +166,64 @@ def newest(rows: Iterable[Row], log: Path | str) -> list[Row]:
 
 
 def console(lines: Iterable[str]) -> Iterator[Row]:
-    """verl's console output, whatever stands around it: Ray's prefix, colours, a line that the terminal has wrapped.
+    """Read verl's console output, whatever stands around it: Ray's prefix, colours, a line that the terminal wrapped.
 
     A step is one line, or a line for itself with one metric a line below.
-
-    A last line without its end may be cut off within a number: its last pair is left out.
     """
-    text, is_cut, is_listed = "", False, False
-    for line in chain(lines, ["\n"]):
-        ends = line.endswith("\n")
-        line = _COLOUR.sub("", line).rstrip("\n")
-        start = _STEP.search(line)
-        if text and not start and (more := _listed(text, line) if is_listed else _continued(text, line)):
-            text, is_cut = more, not ends
+    for step in _printed_steps(lines):
+        start, *parts = step.whole_text.split(" - ")
+        if not start:  # the number of the step itself may be cut off
             continue
-        if text:
-            step, metrics = _console_step(text.rpartition(" - ")[0] if is_cut else text)
-            if metrics or not is_listed:  # else the line only speaks of a step
-                yield step, metrics
-        text, is_cut = line[start.start() :] if start else "", not ends
-        if is_listed := start is not None and start[1] != " - ":
-            text = text.rstrip()
+        pairs = [_PAIR.fullmatch(part.strip()) or _PAIR.match(part.strip()) for part in parts]
+        metrics = {pair[1]: float(pair[2]) for pair in pairs if pair}
+        if metrics or not step.is_listed:  # else the line only speaks of a step
+            yield int(start.removeprefix("step:")), metrics
 
 
-def _console_step(text: str) -> Row:
-    start, *parts = text.split(" - ")
-    found = [_PAIR.fullmatch(part.strip()) or _PAIR.match(part.strip()) for part in parts]
-    return int(start.removeprefix("step:")), {pair[1]: float(pair[2]) for pair in found if pair}
+@dataclass(frozen=True)
+class _PrintedStep:
+    """A step as the console shows it, from one or several lines."""
+
+    text: str  # "step:1 - name:value - name:value"
+    is_listed: bool  # one metric a line follows
+    is_cut: bool  # its last line has no end
+
+    @property
+    def whole_text(self) -> str:
+        """The text; without its last pair if that may be cut off within a number."""
+        return self.text.rpartition(" - ")[0] if self.is_cut else self.text
+
+    def joined(self, line: str, is_cut: bool) -> "_PrintedStep | None":
+        """Return the step with the next line, if that belongs to it; else None."""
+        alone = _PREFIX.sub("", line).strip()
+        if self.is_listed and "/" in alone and _PAIR.fullmatch(alone):
+            return replace(self, text=f"{self.text} - {alone}", is_cut=is_cut)
+        for text in (self.text + line, f"{self.text} {line}"):
+            pairs = [_PAIR.fullmatch(part.strip()) for part in text.split(" - ")[1:]]
+            if pairs and line.strip() and all(pairs[:-1]) and (pairs[-1] or " - " in line):
+                return replace(self, text=text, is_cut=is_cut)
+        return None
 
 
-def _listed(text: str, line: str) -> str | None:
-    """The step's text with the metric of the next line, if that has one alone; or as a line that was wrapped."""
-    alone = _PREFIX.sub("", line).strip()
-    return f"{text} - {alone}" if "/" in alone and _PAIR.fullmatch(alone) else _continued(text, line)
-
-
-def _continued(text: str, line: str) -> str | None:
-    """The step's text and the next line as one text, if the line belongs to the step; else None."""
-    for joined in (text + line, f"{text} {line}"):
-        parts = [_PAIR.fullmatch(part.strip()) for part in joined.split(" - ")[1:]]
-        if parts and line.strip() and all(parts[:-1]) and (parts[-1] or " - " in line):
-            return joined
-    return None
+def _printed_steps(lines: Iterable[str]) -> Iterator[_PrintedStep]:
+    """Join the lines of each step; other lines are left out."""
+    step: _PrintedStep | None = None
+    for printed in lines:
+        is_cut = not printed.endswith("\n")
+        line = _COLOUR.sub("", printed).rstrip("\n")
+        start = _STEP.search(line)
+        if start is None and step is not None and (more := step.joined(line, is_cut)) is not None:
+            step = more
+            continue
+        if step is not None:
+            yield step
+        step = None
+        if start is not None:
+            is_listed = start[1] != " - "
+            text = line[start.start() :]
+            step = _PrintedStep(text.rstrip() if is_listed else text, is_listed, is_cut)
+    if step is not None:
+        yield step
 
 
 def _file_logger_entry(line: bytes) -> Row | None:

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rules that drop responses by the mismatch of trainer and rollout engine, in a run of the quickstart with rollouts by vLLM.
+"""Rules that drop responses by the mismatch of trainer and rollout engine, in a quickstart with rollouts by vLLM.
 
 bash scripts/quickstart.sh --rollout vllm --steps 8 --name vllm_bf16 -- \\
     actor_rollout_ref.rollout.dtype=bfloat16 actor_rollout_ref.rollout.calculate_log_probs=True
