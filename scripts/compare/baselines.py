@@ -33,7 +33,13 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "training")]
 from arms import ACTOR, BOUNDS, Arm, own_arm, packaged_arms  # noqa: E402
 from options import LOSSES, Failure, hydra_override, positive  # noqa: E402
 
+SEEDS, STEPS = [10, 11, 12, 13, 14, 15], 12
 FACTORS, TUNING_STEPS = (1 / 3, 1.0, 3.0, 10.0), 8
+CHECKED_LOSSES, CHECKED_STEPS = ("fspo", "no_clip", "gspo", "grpo"), 2
+NARROW = {"eps": "null", "eps_low": "0.015", "eps_high": "0.02", "eps_dual": "0.03"}
+"""FSPO's range where it is checked: each of its edges is passed in two steps, and no two are at one distance."""
+CHECKED = {"fspo": Arm("fspo", "fspo", tuple(f"{ACTOR}.policy_loss.{key}={value}" for key, value in NARROW.items()))}
+NOT_VALIDATED = ("trainer.test_freq=-1", "trainer.val_before_train=False")
 KEYS = {
     "epochs": f"{ACTOR}.ppo_epochs",
     "temperature": "actor_rollout_ref.rollout.temperature",
@@ -47,8 +53,10 @@ EXAMPLES = r"""examples:
   bash scripts/compare_baselines.sh                                    everything, a hundred minutes on two cores
   bash scripts/compare_baselines.sh --losses fspo,gspo --arm fspo_mean=fspo,loss_agg_mode=seq-mean-token-mean \
       --output runs/compare-mean                                       fspo with gspo's aggregation, too
-  bash scripts/compare_baselines.sh --check tests/comparison_thresholds.json --output runs/compare-check
-                                                                       the small comparison that CI runs
+  bash scripts/compare_baselines.sh --check --output runs/check       two steps of each, and whether each trains what
+                                                                       it is called: a few minutes, for CI
+  python scripts/compare/check.py -- bash my_script.sh trainer.total_training_steps=2
+                                                                       the same of a launch of your own (--help)
 """
 
 
@@ -64,14 +72,15 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--losses", type=packaged_arms, help=f"default: those of --factors, or {','.join(LOSSES)}")
     own = "a loss with settings of its own (keys of actor_rollout_ref.actor), besides --losses; may be repeated"
     add("--arm", type=own_arm, action="append", default=[], metavar="NAME=LOSS,KEY=VALUE,...", help=own)
-    add("--seeds", type=integers, default=[10, 11, 12, 13, 14, 15], help="default: 10,11,12,13,14,15")
-    add("--steps", type=positive, default=12, help="training steps of a run (default: %(default)s)")
+    add("--seeds", type=integers, help="default: 10,11,12,13,14,15; one of them with --check")
+    add("--steps", type=positive, help=f"training steps of a run (default: {STEPS}; {CHECKED_STEPS} with --check)")
     add("--temperature", type=float, default=1.5, help="of sampling (default: %(default)s)")
     add("--learning-rate", type=float, default=5e-4, help="default: %(default)s")
     add("--epochs", type=positive, default=1, help="passes over a rollout (default: %(default)s)")
     add("--factors", type=_factors, help="clip range per loss as a multiple of its own, instead of tuning")
     add("--tuning-seeds", type=integers, default=[100, 101], help="default: 100,101")
-    add("--check", type=Path, metavar="JSON", help="run the small comparison of these thresholds, and check it")
+    whole = "check that each loss trains what it is called, to the last response; nothing is tuned or validated"
+    add("--check", action="store_true", help=whole)
     add("--jobs", type=positive, default=2, help="runs at a time, each with one thread (default: %(default)s)")
     add("--output", type=Path, default=Path("runs/compare"), help="folder for results (default: %(default)s)")
     add("--venv", help="virtual environment (default: .venv)")
@@ -79,8 +88,14 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     more = "more Hydra overrides for verl, for every run"
     add("overrides", nargs="*", type=hydra_override, metavar="-- override", help=more)
     args = parser.parse_args(argv)
+    args.seeds = args.seeds or (SEEDS[:1] if args.check else SEEDS)
+    args.steps = args.steps or (CHECKED_STEPS if args.check else STEPS)
     if args.check:
-        _take_setup(args, parser)
+        if args.arm or args.factors:
+            parser.error("--check has arms and ranges of its own; --losses leaves some out")
+        args.losses = [CHECKED.get(arm.name, arm) for arm in args.losses or packaged_arms(",".join(CHECKED_LOSSES))]
+        args.factors = {arm.name: 1.0 for arm in args.losses}
+        args.overrides = [*NOT_VALIDATED, *args.overrides]
     if not args.factors and (both := set(args.seeds) & set(args.tuning_seeds)):
         parser.error(f"seeds that are tuned on are not compared: {', '.join(map(str, sorted(both)))}")
     _refuse_contradictions(args, parser)
@@ -92,17 +107,6 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if args.factors and (other := args.factors.keys() ^ set(names)):
         parser.error(f"--factors has to name what is compared, {', '.join(names)}; not so: {', '.join(sorted(other))}")
     return args
-
-
-def _take_setup(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Have the options of the small comparison that a threshold file belongs to."""
-    try:
-        setup = json.loads(args.check.read_text())["setup"]
-    except (OSError, ValueError, KeyError) as error:
-        parser.error(f"--check {args.check} names no file of thresholds: {error}")
-    if given := [f"--{name}" for name in setup if getattr(args, name) != parser.get_default(name)]:
-        parser.error(f"--check {args.check} has its own {', '.join(given)}")
-    vars(args).update(setup | {"losses": packaged_arms(",".join(setup["losses"]))})
 
 
 def _refuse_contradictions(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -156,12 +160,14 @@ def guarded(args: argparse.Namespace, run: Callable[[argparse.Namespace], int]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run what is missing, write the comparison; returns the exit code, which is 1 where a threshold is not kept."""
+    """Run what is missing, write the comparison; returns the exit code, which is 1 where a check fails."""
     import compare
-    from thresholds import check
 
     factors, scores = args.factors, None
     final = [training_run(args, arm, seed, 1.0) for seed in args.seeds for arm in args.arms]
+    if args.check:
+        run_all(args, final)
+        return _check(args)
     refuse_others(final)  # before hours are spent on tuning
     if not factors:
         tuned = [arm for arm in args.arms if arm.tuned]
@@ -173,12 +179,21 @@ def run(args: argparse.Namespace) -> int:
     setup = describe(final) | {"clip range of each, as a multiple of its own": factors, "tuning": scores}
     (args.output / "setup.json").write_text(json.dumps(setup, indent=1))
     options = [args.output / "runs", "--output", args.output, "--baseline", args.arms[0].name]
-    failed = compare.main([*map(str, options)])
-    if failed or not args.check:
-        return failed
-    report, kept = check(args.check, compare.load(args.output / "comparison.json"))
-    print(report)
-    return 0 if kept else 1
+    return compare.main([*map(str, options)])
+
+
+def _check(args: argparse.Namespace) -> int:
+    import check
+    from reference import Method
+
+    low, high, dual = (float(NARROW[side]) for side in ("eps_low", "eps_high", "eps_dual"))
+    asked, all_kept = check.PACKAGED | {"fspo": Method(low, high, dual)}, True
+    for seed in args.seeds:
+        folders = {arm.name: training_run(args, arm, seed, 1.0).folder for arm in args.arms}
+        text, kept = check.report(check.judge(folders, asked), complete=True)
+        print(f"seed {seed}: {text}", flush=True)
+        all_kept &= kept
+    return 0 if all_kept else 1
 
 
 def training_run(args: argparse.Namespace, arm: Arm, seed: int, factor: float, tuning: bool = False):
@@ -188,7 +203,8 @@ def training_run(args: argparse.Namespace, arm: Arm, seed: int, factor: float, t
     parent = args.output / (f"tuning-x{factor:.3g}" if tuning else "runs")
     steps = TUNING_STEPS if tuning else args.steps
     overrides = (*(f"{key}={getattr(args, name)}" for name, key in KEYS.items()), *args.overrides)
-    return TrainingRun(args.output, parent / f"{arm.name}-seed{seed}", arm, seed, factor, steps, overrides)
+    name = f"{arm.name}-seed{seed}"
+    return TrainingRun(args.output, parent / name, arm, seed, factor, steps, overrides, args.check)
 
 
 def refuse_others(runs: Sequence) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / name) for name in ("compare", "quickstart", "training")]
 import ledger  # noqa: E402
+import loss_probe  # noqa: E402
 from arms import ACTOR, BOUNDS, Arm  # noqa: E402
 from ledger_experiment import LedgerExperiment, launch  # noqa: E402
 from omegaconf import OmegaConf  # noqa: E402
@@ -40,6 +41,7 @@ class TrainingRun:
         seed: of the warm start, the prompts, their order and the sampling.
         factor: its clip range, as a multiple of the arm's.
         overrides: Hydra overrides that all runs of a comparison have in common.
+        probed: whether what its loss gets and gives is written down, see :mod:`loss_probe`.
     """
 
     output: Path
@@ -49,6 +51,7 @@ class TrainingRun:
     factor: float
     steps: int
     overrides: tuple[str, ...] = ()
+    probed: bool = False
 
     @property
     def settings(self) -> dict:
@@ -121,6 +124,8 @@ def train(run: TrainingRun) -> None:
     ]
     common = (run.output, run.arm.trains, "hf", run.seed, run.steps, tuple(overrides))
     experiment = _Experiment(*common, run_folder=attempt)
+    if run.probed:
+        os.environ |= loss_probe.environment(attempt)
     launch.train(experiment)
     (attempt / "run.json").write_text(json.dumps({"settings": run.settings}))
     run.folder.parent.mkdir(parents=True, exist_ok=True)
