@@ -33,6 +33,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "training")]
 from arms import ACTOR, BOUNDS, Arm, own_arm, packaged_arms  # noqa: E402
 from options import LOSSES, Failure, hydra_override, positive  # noqa: E402
 
+ON = "a warm-started Qwen3 model of 100,000 weights and the quickstart's running totals"
 SEEDS, STEPS = [10, 11, 12, 13, 14, 15], 12
 FACTORS, TUNING_STEPS = (1 / 3, 1.0, 3.0, 10.0), 8
 CHECKED_LOSSES, CHECKED_STEPS = ("fspo", "no_clip", "gspo", "grpo"), 2
@@ -178,13 +179,13 @@ def run(args: argparse.Namespace) -> int:
     run_all(args, final)
     setup = describe(final) | {"clip range of each, as a multiple of its own": factors, "tuning": scores}
     (args.output / "setup.json").write_text(json.dumps(setup, indent=1))
-    options = [args.output / "runs", "--output", args.output, "--baseline", args.arms[0].name]
+    options = [args.output / "runs", "--output", args.output, "--baseline", args.arms[0].name, "--on", ON]
     return compare.main([*map(str, options)])
 
 
 def _check(args: argparse.Namespace) -> int:
     import check
-    from reference import Method
+    from method import Method
 
     low, high, dual = (float(NARROW[side]) for side in ("eps_low", "eps_high", "eps_dual"))
     asked, all_kept = check.PACKAGED | {"fspo": Method(low, high, dual)}, True

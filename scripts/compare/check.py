@@ -37,8 +37,8 @@ import pandas as pd
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 import loss_probe  # noqa: E402
-import reference  # noqa: E402
-from reference import Method  # noqa: E402
+import method as methods  # noqa: E402
+from method import Method  # noqa: E402
 
 from fspo_verl.analysis.runs import Run, read_run  # noqa: E402
 from fspo_verl.output import one_line, percent  # noqa: E402
@@ -105,7 +105,7 @@ def judge_arm(arm: Arm, asked: Method | None = None) -> list[Verdict]:
     loss = call["config"]["inner"] if call["loss"] == "observed" else call["loss"]
     if loss != TRAINS.get(arm.name, loss):
         return [Verdict(False, f"{arm.name}: verl has trained loss_mode={loss}, not {TRAINS[arm.name]}")]
-    method = asked or reference.asked(loss, call["loss_agg_mode"], call["config"])
+    method = asked or methods.asked(loss, call["loss_agg_mode"], call["config"])
     same = _same_responses(arm)
     found = [*(_loss(arm, method) if method else ()), *_as_verls_own(arm, loss)]
     found = found or [Verdict(None, f"{arm.name}: there is no second computation of loss_mode={loss} with this config")]

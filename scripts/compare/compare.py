@@ -54,11 +54,35 @@ class Comparison:
     values: pd.DataFrame
     differences: pd.DataFrame
     clip_rates: pd.DataFrame
+    on: str = ""  # model and data, as a reader knows them
 
     @property
     def losses(self) -> list[str]:
         """The baseline first."""
         return sorted(losses(self.trials), key=lambda loss: loss != self.baseline)
+
+    @property
+    def compared(self) -> str:
+        """What was compared, on what, and how often."""
+        base, *others = self.losses
+        seeds, steps = counted(self.values.seed.nunique(), "seed"), counted(self.trials[0].steps, "training step")
+        return (
+            f"Compared: {base} with {', '.join(others) or 'no other'}{self.on and f', on {self.on}'}: {seeds}, {steps}."
+        )
+
+    def differing(self, beyond_noise: bool) -> str:
+        """The measures in which a difference from some loss is shown, or is not, and these losses."""
+        rows = self.differences[self.differences.verdict != measures.SAME]
+        rows = rows[rows.verdict.str.startswith(self.baseline) == beyond_noise]
+        texts = []
+        for (name, verdict), group in rows.groupby(["metric", "verdict"], sort=False):
+            names = "any other" if len(group) == len(self.losses) - 1 else ", ".join(group.loss)
+            texts.append(
+                f"{MEASURES[name].label} ({verdict} than {names})"
+                if beyond_noise
+                else f"{MEASURES[name].label} ({names})"
+            )
+        return "; ".join(texts) or "nothing"
 
     @property
     def _ends(self) -> pd.Series:
@@ -169,6 +193,7 @@ class Comparison:
         tables = {name: getattr(self, name) for name in ("values", "differences", "clip_rates")}
         return {
             "headline": self.headline,
+            "on": self.on,
             "advice": self.advice,
             "baseline": self.baseline,
             **{name: json.loads(table.to_json(orient="records", double_precision=6)) for name, table in tables.items()},
@@ -177,10 +202,11 @@ class Comparison:
 
     def to_markdown(self, picture: str) -> str:
         """The page: the conclusion first, what to do next last."""
-        numbers = {"loss": len(self.losses), "seed": self.values.seed.nunique(), "training step": self.trials[0].steps}
         paragraphs = [
             *(f"**{text}**" for text in (self.headline, *self.warnings)),
-            ", ".join(counted(number, noun) for noun, number in numbers.items()) + ".",
+            self.compared,
+            f"Differs by more than noise: {self.differing(beyond_noise=True)}.",
+            f"No difference shown: {self.differing(beyond_noise=False)}.",
             f"![Learning and clip rates by length]({picture})",
             _table(self.reached),
             _NOTES.format(base=self.baseline, min_seeds=measures.MIN_SEEDS),
@@ -199,7 +225,7 @@ def _table(rows: pd.DataFrame) -> str:
     return markdown_table(list(rows.columns), rows.itertuples(index=False))
 
 
-def compare(trials: Sequence[Trial], baseline: str = "fspo") -> Comparison:
+def compare(trials: Sequence[Trial], baseline: str = "fspo", on: str = "") -> Comparison:
     """Compare trials, paired by seed.
 
     Raises:
@@ -214,7 +240,7 @@ def compare(trials: Sequence[Trial], baseline: str = "fspo") -> Comparison:
         raise ValueError(f"the runs were validated at different steps: {unlike}")
     values = measures.measure(trials)
     differences, clip_rates = measures.differences(values, baseline), measures.clip_rates(trials)
-    return Comparison(list(trials), baseline, values, differences, clip_rates)
+    return Comparison(list(trials), baseline, values, differences, clip_rates, on)
 
 
 def _unlike(trials: Sequence[Trial], of: Callable[[Trial], object]) -> str:
@@ -254,18 +280,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("paths", type=Path, metavar="PATH", nargs="+", help="folder of runs, or the JSON of a comparison")
     add("-o", "--output", type=Path, metavar="DIR", help="where results go (default: the first PATH, or its folder)")
     add("--baseline", default="fspo", metavar="LOSS", help="loss that others are compared to (default: %(default)s)")
+    add("--on", default="", metavar="TEXT", help="model and data, for the page (default: as the JSON has them)")
     args = parser.parse_args(argv)
     first = args.paths[0]
     folder, name = (first, NAME) if first.is_dir() else (first.parent, first.stem)
     page = (args.output or folder) / f"{name}.md"
     try:
-        comparison = compare(load(*args.paths), args.baseline)
+        trials = load(*args.paths)
+        on = args.on or (json.loads(first.read_text()).get("on", "") if first.is_file() else "")
+        comparison = compare(trials, args.baseline, on)
         write(comparison, page)
     except (OSError, ValueError) as error:
         print(f"compare: {one_line(error)}", file=sys.stderr)
         return 2
     means = comparison.reached.pivot_table("mean", "measure", "loss", "first", sort=False).fillna("")
-    print(f"{comparison.headline}\n\n{means.to_string()}\n")
+    print(f"{comparison.headline}\n{comparison.compared}\n\n{means.to_string()}\n")
     print("\n".join([*comparison.warnings, f"written: {page}, {name}.json, {name}.png"]))
     print(comparison.advice)
     return 0

@@ -116,7 +116,7 @@ def test_a_failure_shows_its_cause(warm):
         ("quickstart", ["--steps", "0"], "--steps: 0 is no whole number above 0"),
         ("quickstart", ["--", "--config-name=x"], "--config-name=x is neither an option nor"),
         ("real_model", ["--task-option", "max_terms"], "--task-option: max_terms is not KEY=VALUE"),
-        ("compare_baselines", ["--check", "/nope"], "--check /nope names no file of thresholds"),
+        ("compare_baselines", ["--check", "--factors", "fspo=1"], "--check has arms and ranges of its own"),
         ("install", [], "usage: bash scripts/install.sh VENV"),
         ("install", ["VENV", "nope.txt"], "no file nope.txt; there are requirements/cpu-vllm.txt requirements/cpu.txt"),
     ],

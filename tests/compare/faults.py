@@ -198,7 +198,7 @@ def small(output: Path) -> None:
 
 
 def _small(folder: Path, fault: str) -> None:
-    """Two steps of four updates, each of 32 responses in two micro-batches, by ``ppo_loss`` as verl's workers call it."""
+    """Two steps of four updates, each of 32 responses in two micro-batches, by the ``ppo_loss`` of verl's workers."""
     import loss_probe
     import torch
     from verl.workers import engine_workers

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Comparison of losses: statistics, records of trials, thresholds and the faults they have to notice."""
+"""Comparison of losses: statistics, records of trials, and the script."""
 
 import argparse
 import contextlib
@@ -17,16 +17,12 @@ import measures
 import numpy as np
 import pytest
 import synthetic_run
-import thresholds
 import training_run
 from compare import compare, load, main
 from trials import Clips, Trial, pool, read_trials
 
-from fspo_verl.band import Band
-from fspo_verl.clips import CLIPS, LOSSES, BandClip
+from fspo_verl.clips import CLIPS, LOSSES
 
-ROOT = Path(__file__).parents[2]
-THRESHOLDS = ROOT / "tests/comparison_thresholds.json"
 SEEDS = (1, 2, 3, 4, 5, 6)
 STEPS = 8
 # What synthetic_run records as the settings of each loss.
@@ -38,28 +34,22 @@ def trial(validation=None, clips=None, **training) -> Trial:
     return Trial("fspo", 1, None, {"reward": [0.5] * 8} | training, validation, clips)
 
 
-def write_run(
-    folder: Path, loss: str, seed: int, method: BandClip | None = None, length_factor: int = 1, **metrics
-) -> None:
-    """A run of one loss, clipped by ``method`` (default: the loss's own), validated on 64 questions."""
+def write_run(folder: Path, loss: str, seed: int, length_factor: int = 1) -> None:
+    """A run of one loss, clipped by its own range, validated on 64 questions."""
     # The prompts of a seed are the same for all losses, and what is clipped depends on the loss.
     records = synthetic_run.records(np.random.default_rng(seed), "fspo", STEPS, prompts=64)
     records["length"] *= length_factor
-    records["clipped"] = (method or CLIPS[loss]).clipped(records).astype(np.float32)
+    records["clipped"] = CLIPS[loss].clipped(records).astype(np.float32)
     run = folder / f"{loss}-seed{seed}"
-    with pytest.MonkeyPatch.context() as patch:
-        if method:
-            patch.setitem(synthetic_run.RANGES, loss, {"band": dataclasses.asdict(method.band)})
-        synthetic_run.write_records(run / "records", records, loss)
+    synthetic_run.write_records(run / "records", records, loss)
     rng = np.random.default_rng([seed, LOSSES.index(loss)])
     lines = [{"step": 0, "data": {}}]
     for step in range(1, STEPS + 1):
         data = {"critic/score/mean": 0.5, "actor/grad_norm": 0.1, "actor/pg_loss": -0.01}
-        data["actor/fspo/nonfinite_fraction"] = 0.0
-        lines.append({"step": step, "data": data | {name: values[step - 1] for name, values in metrics.items()}})
+        lines.append({"step": step, "data": data | {"actor/fspo/nonfinite_fraction": 0.0}})
     for step, share in ((0, 0.3), (STEPS // 2, 0.5), (STEPS, 0.7)):
         right = rng.binomial(64, share + 0.1 * (loss == "fspo")) if step else 19  # runs of a seed start alike
-        lines[step]["data"].setdefault("val-core/ledger/acc/mean@1", right / 64)
+        lines[step]["data"]["val-core/ledger/acc/mean@1"] = right / 64
     (run / "metrics-1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -89,14 +79,11 @@ def test_length_exponent_finds_the_power(k):
 
 
 @pytest.mark.parametrize("name", ["loss", "nonfinite_responses"])
-def test_steps_of_which_something_is_not_logged_are_not_taken_for_finite(limits, sound, name):
-    without = [
-        dataclasses.replace(t, training={key: of for key, of in t.training.items() if key != name})
-        if t.loss == "gspo" else t
-        for t in sound
-    ]  # fmt: skip
-    report, kept = thresholds.check(limits, without)
-    assert not kept and "FAIL gspo non-finite steps: nan" in report
+def test_steps_of_which_something_is_not_logged_are_not_taken_for_finite(trials, name):
+    one = trials[0]
+    assert measures.nonfinite_steps(one) == 0
+    without = {key: of for key, of in one.training.items() if key != name}
+    assert math.isnan(measures.nonfinite_steps(dataclasses.replace(one, training=without)))
 
 
 # --- intervals --------------------------------------------------------------------------------------------------------
@@ -149,6 +136,16 @@ def test_a_verdict_names_the_loss_that_ends_higher_and_what_to_do():
     assert compared(fspo=base, below=base - 0.2).advice == "Keep fspo."
 
 
+def test_the_page_leads_with_what_was_compared_what_differs_and_what_is_not_shown():
+    base = np.array([0.50, 0.52, 0.54, 0.56, 0.58, 0.60])
+    result = compared(fspo=base, gspo=base - 0.2, grpo=base + [0.1, -0.1, 0.09, -0.09, 0.08, -0.08])
+    page = dataclasses.replace(result, on="a model").to_markdown("picture.png").split("\n\n")
+    assert page[1] == "Compared: fspo with gspo, grpo, on a model: 6 seeds, 8 training steps."
+    assert page[2].startswith("Differs by more than noise: accuracy at the end (fspo higher than gspo); accuracy, mean")
+    assert page[3].startswith("No difference shown: accuracy at the end (grpo); ")
+    assert [part for part in page if part.startswith("![")] == [page[4]]
+
+
 def test_fewer_than_six_seeds_give_no_verdict():
     result = compared(fspo=[0.9] * 6, gspo=[0.1, 0.2, 0.1, 0.2, 0.1], grpo=[0.1, 0.2, 0.1, 0.2, 0.1, 0.2])
     rows = result.differences.query("metric == 'accuracy'").set_index("loss")
@@ -184,7 +181,7 @@ def test_pairs_are_matched_by_seed(trials):
 
 def test_a_comparison_is_regenerated_from_its_json(runs, trials, tmp_path, capsys):
     written = tmp_path / "written"
-    assert main([str(runs), "--output", str(written)]) == 0
+    assert main([str(runs), "--output", str(written), "--on", "a model"]) == 0
     capsys.readouterr()
     kept, file = Path(shutil.copy(written / "comparison.json", tmp_path / "kept.json")), tmp_path / "kept.md"
     assert main([str(kept)]) == 0
@@ -281,65 +278,6 @@ def test_a_file_that_is_no_comparison_is_named(tmp_path, capsys):
         assert f"{file} is neither a folder of runs nor a comparison.json" in capsys.readouterr().err
 
 
-# --- thresholds -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def limits(trials, tmp_path_factory) -> Path:
-    file = Path(shutil.copy(THRESHOLDS, tmp_path_factory.mktemp("limits")))
-    thresholds.update(file, trials)
-    return file
-
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory) -> list[Trial]:
-    """A seed that the limits are not from."""
-    folder = tmp_path_factory.mktemp("sound")
-    for loss in LOSSES:
-        write_run(folder, loss, seed=77)
-    return read_trials(folder)
-
-
-def test_what_has_not_changed_is_kept(limits, sound):
-    report, kept = thresholds.check(limits, sound)
-    assert kept, report
-
-
-@pytest.mark.parametrize(
-    ("loss", "band", "metrics", "noticed"),
-    [
-        ("fspo", Band(length_power=0.0), {}, ["fspo clip rate", "k, the fixed band - fspo's band"]),
-        ("fspo", Band(0.2), {}, ["fspo clip rate"]),
-        ("fspo", None, {"val-core/ledger/acc/mean@1": [0.3, 0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 0.1]}, [thresholds.GAIN]),
-        ("gspo", None, {"actor/grad_norm": [0.1] * 7 + [math.nan]}, ["gspo non-finite steps"]),
-    ],
-    ids=["root of L dropped", "eps of clip_ratio", "advantages flipped", "gradient not finite"],
-)
-def test_planted_regressions_are_noticed(limits, sound, tmp_path, loss, band, metrics, noticed):
-    write_run(tmp_path, loss, 77, band and BandClip(loss, "", band), **metrics)
-    report, kept = thresholds.check(limits, [*read_trials(tmp_path), *(t for t in sound if t.loss != loss)])
-    assert not kept and all(f"FAIL {name}" in report for name in noticed), report
-
-
-def test_every_entry_of_a_threshold_file_counts(limits, trials, tmp_path):
-    data = json.loads(limits.read_text())
-    del data["expected"]["fspo clip rate"]
-    fewer = tmp_path / "fewer.json"
-    fewer.write_text(json.dumps(data))
-    for use in (thresholds.check, thresholds.update):
-        with pytest.raises(ValueError, match="fspo clip rate"):
-            use(fewer, trials)
-
-
-def test_committed_thresholds_come_from_what_was_measured():
-    data = json.loads(THRESHOLDS.read_text())
-    assert data["expected"].keys() == thresholds.QUANTITIES.keys() and len(data["measured"]["seeds"]) >= 3
-    for name, limits in data["expected"].items():
-        measured, seeds = np.array(data["measured"][name]), len(data["setup"]["seeds"])
-        ends = thresholds.interval(name, limits["direction"], measured, seeds)
-        assert [limits["low"], limits["high"]] == [end if end is None else thresholds.digits(end) for end in ends]
-
-
 # --- the script -------------------------------------------------------------------------------------------------------
 
 
@@ -423,7 +361,12 @@ PASSED_OVER = (  # options of which something would not count
     *("--factors fspo=1,gsop=1", "--losses fspo --factors fspo=1,gspo=1", "--losses fspo,gspo --factors fspo=1"),
     *("--losses fspo,gsop", "--arm wide=fspo --arm wide=gspo", "--arm fast=fspo,optim={lr:1e-3}"),
     *("--arm gspo=fspo,policy_loss.eps_low=0.1", "--seeds 10,10", "--seeds 100,101,102"),
-    *(f"--check {THRESHOLDS} --seeds 77", "-- actor_rollout_ref.actor.ppo_epochs=4", "-- ~data.seed"),
+    *(
+        "--check --arm wide=fspo",
+        "--check --factors fspo=1",
+        "-- actor_rollout_ref.actor.ppo_epochs=4",
+        "-- ~data.seed",
+    ),
     *("-- actor_rollout_ref.actor.clip_ratio_low=0.1", "-- actor_rollout_ref.actor.policy_loss={eps_low:0.1}"),
     "-- algorithm.policy_loss=gspo",
 )
@@ -436,7 +379,10 @@ def test_what_would_be_passed_over_is_refused(options, capsys):
     assert refused.value.code == 2 and "error: " in capsys.readouterr().err
 
 
-def test_a_threshold_file_says_how_the_small_comparison_is_run():
-    args = baselines.parse_args(["--check", str(THRESHOLDS)])
-    assert [arm.name for arm in args.arms] == ["fspo", "gspo", "grpo", "fixed_band"] == list(args.factors)
-    assert (args.seeds, args.steps, set(args.factors.values())) == ([10], 12, {1.0})
+def test_the_check_has_a_range_of_fspo_that_responses_pass_on_every_side():
+    args = baselines.parse_args(["--check", "--seeds", "20"])
+    assert [arm.name for arm in args.arms] == ["fspo", "no_clip", "gspo", "grpo"] and args.steps == 2
+    run = baselines.training_run(args, args.arms[0], 20, 1.0)
+    assert run.probed and "actor_rollout_ref.actor.policy_loss.eps_dual=0.03" in training_run.overrides_of(run.arm, 1.0)
+    (alone,) = baselines.parse_args(["--check", "--losses", "fspo"]).arms
+    assert alone == args.arms[0]
