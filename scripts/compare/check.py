@@ -1,24 +1,22 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Does each loss of a comparison train what it is called? Two training steps of a verl launch tell, exactly.
+"""Check that each loss of a comparison trains what it is called, by two training steps of any launch of verl.
 
   python scripts/compare/check.py -- bash my_script.sh trainer.total_training_steps=2
   python scripts/compare/check.py DIR                      judges once more what DIR holds
 
-COMMAND is any launch of verl, with your model and data, in an environment in which fspo_verl is installed; it is run
-once per loss, by `fspo-verl run`. In each run the policy loss is written down as verl calls it: what it was given, its
-value, and its gradient. From S, L and A of each response all three are computed once more, by code that shares nothing
-with fspo_verl. It fails where
+The command is a launch with your model and data, where fspo_verl is installed. `fspo-verl run` runs it once per loss.
+Each call of the loss by verl is written down: what the loss was given, its value and its gradient. Value and gradient
+are then computed once more from S, L and A of each response, by code that shares nothing with fspo_verl.
 
-  - the value, or the gradient of a response, is another: says which fault explains all numbers, if one does;
-  - records hold other responses than were trained, or the loss that verl logs is not that of the records;
-  - fspo and no_clip, from one rollout, part before anything was clipped, or do not part after it.
+The check fails where
+  - the value of a call, or the gradient of a response, is another; it names the fault that explains all of them;
+  - records hold other responses than were trained, or the logged loss is not that of the records;
+  - fspo, from the rollout of no_clip, trains like it although something was clipped.
+What a launch does not show, as no response has reached the dual clip, is marked with ?, and is no failure.
 
-What a launch does not show (no response has reached the dual clip, say) is not judged. Such a line is no failure, as it
-may be rare. A set range and a higher learning rate make it less so.
-
-Exit code: 0 all holds, 1 something does not, 2 a wrong call or a training that failed. If Ray runs already, its workers
-need VERL_USE_EXTERNAL_MODULES and LOSS_PROBE (printed) too: runtime_env.env_vars.
+Exit code: 0 all holds, 1 something does not, 2 a wrong call or a training that failed. A Ray cluster that is up already
+needs the printed variables, too: +ray_kwargs.ray_init.runtime_env.env_vars.
 """
 
 import argparse
@@ -49,7 +47,7 @@ TRAINS = {"fspo": "fspo", "no_clip": "fspo", "fixed_band": "fspo", "gspo": "gspo
 ROUNDING = 1e-4  # of float32 sums over some thousand tokens; any fault is a hundred times larger
 CLIPS = {
     "upper": "above the range with A > 0",
-    "lower": "below it with A < 0",
+    "lower": "below the range with A < 0",
     "dual": "above the dual clip with A < 0",
 }
 PACKAGED = {
@@ -78,7 +76,8 @@ class Arm(NamedTuple):
 
 def read_arm(name: str, folder: Path) -> Arm:
     """A folder of a run under the probe."""
-    calls = [json.loads(line) for file in sorted(folder.glob(f"{loss_probe.PLACE}/*.jsonl")) for line in file.open()]
+    lines = [line for file in sorted(folder.glob(f"{loss_probe.PLACE}/*.jsonl")) for line in file.open()]
+    calls = [json.loads(line) for line in dict.fromkeys(lines)]  # ranks that share responses write the same line
     tables = []
     for number, call in enumerate(calls):
         totals, rows = call["totals"], pd.DataFrame(call.pop("responses"))
@@ -106,10 +105,11 @@ def judge_arm(arm: Arm, asked: Method | None = None) -> list[Verdict]:
     if loss != TRAINS.get(arm.name, loss):
         return [Verdict(False, f"{arm.name}: verl has trained loss_mode={loss}, not {TRAINS[arm.name]}")]
     method = asked or methods.asked(loss, call["loss_agg_mode"], call["config"])
-    same = _same_responses(arm)
-    found = [*(_loss(arm, method) if method else ()), *_as_verls_own(arm, loss)]
-    found = found or [Verdict(None, f"{arm.name}: there is no second computation of loss_mode={loss} with this config")]
-    return [*found, same, *([_logged_loss(arm, method)] if method and same.kept else ())]
+    verdicts = [*(_loss(arm, method) if method else ()), *_as_verls_own(arm, loss)]
+    if not verdicts:
+        verdicts = [Verdict(None, f"{arm.name}: with this config loss_mode={loss} is not computed once more")]
+    verdicts.append(_same_responses(arm))
+    return [*verdicts, *([_logged_loss(arm, method)] if method and verdicts[-1].kept else ())]
 
 
 def _as_verls_own(arm: Arm, loss: str) -> list[Verdict]:
@@ -124,33 +124,34 @@ def _as_verls_own(arm: Arm, loss: str) -> list[Verdict]:
 def _loss(arm: Arm, method: Method) -> list[Verdict]:
     """Value and gradient of all responses against the method; else what explains them, or how they differ."""
     if not _fits(arm, method):
-        explained = [text for text, variant in method.variants.items() if _fits(arm, variant)]
-        text = " or ".join(f"its {one}" for one in explained) or ", ".join(_symptoms(arm, method))
+        explained = [f"its {text}" for text, variant in method.variants.items() if _fits(arm, variant)]
+        text = " or ".join(explained) or ", ".join(_symptoms(arm, method))
         return [Verdict(False, f"{arm.name}: {text}; asked was {method}")]
     counts = method.applied(arm.rows).decision.value_counts()
     right = f"value and gradient of {len(arm.rows):,} responses in {len(arm.calls)} calls are right: {method}"
-    found = [Verdict(True, f"{arm.name}: {right}")]
-    for clip, text in CLIPS.items():
+    verdicts = [Verdict(True, f"{arm.name}: {right}")]
+    for clip, where in CLIPS.items():
         if np.isfinite(method.widths[clip]):
             number = counts.get(clip, 0)
-            said = f"{number:,} responses {text}, none has a gradient" if number else f"no response was {text}"
-            found.append(Verdict(True if number else None, f"{arm.name}: {said}"))
-    return found
+            text = f"{number:,} responses were {where}, none has a gradient" if number else f"no response was {where}"
+            verdicts.append(Verdict(True if number else None, f"{arm.name}: {text}"))
+    return verdicts
 
 
 def _symptoms(arm: Arm, method: Method) -> list[str]:
     """How a loss that nothing explains differs from the method."""
     rows, decision = arm.rows, method.applied(arm.rows).decision
     wrong, values = _wrong_gradients(arm, method), _wrong_values(arm, method)
-    said = []
-    for clip, text in CLIPS.items():
-        if (kept := wrong & (decision == clip)).any():
-            said.append(f"{kept.sum():,} of {(decision == clip).sum():,} responses {text} keep a gradient")
-    inside, lost = decision == "kept", (rows.gradient_better == 0) & (rows.gradient_worse == 0)
-    for has, text in ((lost, "no gradient"), (~lost, "another gradient")):
-        if (found := wrong & inside & has).any():
-            said.append(f"{found.sum():,} of {inside.sum():,} responses inside the range have {text}")
-    return [*said, *([f"{values.sum()} of {len(values)} calls have another value"] if values.any() else [])]
+    lost = (rows.gradient_better == 0) & (rows.gradient_worse == 0)
+    groups = [(decision == clip, True, where, "keep a gradient") for clip, where in CLIPS.items()]
+    groups += [(decision == "kept", lost, "inside the range", "have no gradient")]
+    groups += [(decision == "kept", ~lost, "inside the range", "have another gradient")]
+    texts = [
+        f"{(wrong & group & kind).sum():,} of {group.sum():,} responses {where} {what}"
+        for group, kind, where, what in groups
+        if (wrong & group & kind).any()
+    ]
+    return [*texts, *([f"{values.sum()} of {len(values)} calls have another value"] if values.any() else [])]
 
 
 def _fits(arm: Arm, method: Method) -> bool:
@@ -242,18 +243,18 @@ def judge_fork(clipped: Arm, free: Arm) -> Verdict:
     """
     names = f"{clipped.name} and {free.name}"
     ours, theirs = (_first_step(arm.run.records) for arm in (clipped, free))
-    took = ours.groupby("mini_batch").decision.agg(lambda of: int(of.isin(list(CLIPS)).sum()))
-    updates = sorted(took.index)
-    equal = {number: _alike(*(of[of.mini_batch == number] for of in (ours, theirs))) for number in updates}
-    first = next((number for number in updates if took[number]), updates[-1])
+    clips = ours.decision.isin(list(CLIPS)).groupby(ours.mini_batch).sum()
+    updates = sorted(clips.index)
+    equal = {number: _alike(*(rows[rows.mini_batch == number] for rows in (ours, theirs))) for number in updates}
+    first = next((number for number in updates if clips[number]), updates[-1])
     if early := [number for number in updates if number <= first and not equal[number]]:
         return Verdict(None, f"{names} differ from update {early[0] + 1} on, before anything was clipped")
     if first == updates[-1]:
         return Verdict(None, f"{names} are alike; before the last update of the first step nothing was clipped")
-    said = f"update {first + 1} clips {took[first]} responses of {clipped.name}"
+    event = f"update {first + 1} clips {clips[first]} responses of {clipped.name}"
     if equal[first + 1]:
-        return Verdict(False, f"{said}, and the next one is that of {free.name}: the clip has stopped no gradient")
-    return Verdict(True, f"{names} are equal until {said}, and differ after it")
+        return Verdict(False, f"{event}, and the next one is that of {free.name}: the clip has stopped no gradient")
+    return Verdict(True, f"{names} are equal until {event}, and differ after it")
 
 
 def _first_step(records: pd.DataFrame) -> pd.DataFrame:
@@ -272,10 +273,11 @@ def _alike(one: pd.DataFrame, other: pd.DataFrame) -> bool:
 
 def judge(folders: Mapping[str, Path], asked: Mapping[str, Method] | None = None) -> list[Verdict]:
     """All that these runs show, each in the folder of its arm."""
-    found = {name: read_arm(name, folder) for name, folder in folders.items()}
-    verdicts = [verdict for arm in found.values() for verdict in judge_arm(arm, (asked or {}).get(arm.name))]
-    if {"fspo", "no_clip"} <= found.keys() and found["fspo"].calls and found["no_clip"].calls:
-        verdicts.append(judge_fork(found["fspo"], found["no_clip"]))
+    arms = {name: read_arm(name, folder) for name, folder in folders.items()}
+    verdicts = [verdict for arm in arms.values() for verdict in judge_arm(arm, (asked or {}).get(arm.name))]
+    pair = [arms[name] for name in ("fspo", "no_clip") if name in arms and len(arms[name].calls)]
+    if len(pair) == 2 and not any(arm.run.records.empty for arm in pair):
+        verdicts.append(judge_fork(*pair))
     return verdicts
 
 
@@ -291,11 +293,9 @@ def report(verdicts: Sequence[Verdict], complete: bool = False) -> tuple[str, bo
     first = f"{judged}, and all hold." if not wrong else f"{len(wrong)} of {judged} fail: {wrong[0].text}"
     label = {True: "ok  ", False: "FAIL", None: "FAIL" if complete else "?   "}
     lines = [f"{label[verdict.kept]} {verdict.text}" for verdict in verdicts]
-    advice = (
-        "Do not compare these losses: find out which change has broken the first that fails."
-        if wrong
-        else ("Train them for longer, with several seeds: scripts/compare/compare.py says which one ends higher.")
-    )
+    advice = "Train for longer, with several seeds: scripts/compare/compare.py says which loss ends higher."
+    if wrong:
+        advice = "Do not compare these losses before the first line with FAIL is mended."
     return "\n".join([first, *lines, advice]), not wrong
 
 
@@ -306,9 +306,7 @@ def launch(command: Sequence[str], arm: str, folder: Path) -> int:
     settings = (f"{policy_loss}.records_dir={folder / 'records'}", f"{policy_loss}.records_freq=1")
     words = [sys.executable, "-m", "fspo_verl.cli", "run", "--loss", arm, *settings, "--", *command]
     own = loss_probe.environment(folder) | {"VERL_FILE_LOGGER_PATH": str(folder / "metrics-1.jsonl")}
-    print(
-        f"[{arm}] {folder / 'train.log'}, with {' '.join(f'{key}={value}' for key, value in own.items())}", flush=True
-    )
+    print(f"[{arm}]", *(f"{key}={value}" for key, value in own.items()), folder / "train.log", flush=True)
     with (folder / "train.log").open("w") as log:
         return subprocess.run(words, env=os.environ | own, stdout=log, stderr=subprocess.STDOUT).returncode
 
@@ -316,7 +314,7 @@ def launch(command: Sequence[str], arm: str, folder: Path) -> int:
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("folder", type=Path, nargs="?", metavar="DIR", help="what is there is judged, or (-o) where runs go")
+    add("folder", type=Path, nargs="?", metavar="DIR", help="of the runs, one per loss (default: runs/check)")
     add("--arms", default=",".join(ARMS), help="default: %(default)s; fixed_band is another")
     words = list(sys.argv[1:] if argv is None else argv)
     at = words.index("--") if "--" in words else len(words)

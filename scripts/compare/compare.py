@@ -6,7 +6,6 @@
 
 PATH is a folder of runs called LOSS-seedN (as scripts/compare_baselines.sh makes them), or the JSON that an earlier
 comparison has written. DIR gets comparison.md, comparison.json and comparison.png; of a NAME.json, files of that name.
-Several PATHs are pooled, in the length bins of the first.
 """
 
 import argparse
@@ -24,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from measures import MEASURES
-from trials import Trial, losses, pool, read_trials
+from trials import Trial, losses, read_trials
 
 from fspo_verl.analysis.clip_rates import Estimate, number
 from fspo_verl.clips import MATCHED_RATE
@@ -250,21 +249,15 @@ def _unlike(trials: Sequence[Trial], of: Callable[[Trial], object]) -> str:
     return "" if len(counts) == 1 else f"most have {counts[0][0]}, {', '.join(others)}"
 
 
-def load(*paths: Path) -> list[Trial]:
-    """Trials from folders of runs or JSON of comparisons; pooled in the length bins of the first path.
+def load(path: Path) -> list[Trial]:
+    """Trials from a folder of runs, or the JSON of a comparison.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
-        ValueError: it holds no trials, or two paths contradict each other, see :func:`pool`.
+        ValueError: it holds no trials.
     """
-    first = _load(paths[0], None)
-    edges = next((trial.clips.edges[1:-1] for trial in first if trial.clips), None)
-    return pool(first, *(_load(path, edges) for path in paths[1:])) if len(paths) > 1 else first
-
-
-def _load(path: Path, inner_edges: Sequence[int] | None) -> list[Trial]:
     if path.is_dir():
-        return read_trials(path, inner_edges)
+        return read_trials(path)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such folder or file")
     try:
@@ -277,17 +270,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compare, write the page, and print the conclusion; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("paths", type=Path, metavar="PATH", nargs="+", help="folder of runs, or the JSON of a comparison")
-    add("-o", "--output", type=Path, metavar="DIR", help="where results go (default: the first PATH, or its folder)")
+    add("path", type=Path, metavar="PATH", help="folder of runs, or the JSON of a comparison")
+    add("-o", "--output", type=Path, metavar="DIR", help="where results go (default: PATH, or its folder)")
     add("--baseline", default="fspo", metavar="LOSS", help="loss that others are compared to (default: %(default)s)")
     add("--on", default="", metavar="TEXT", help="model and data, for the page (default: as the JSON has them)")
     args = parser.parse_args(argv)
-    first = args.paths[0]
-    folder, name = (first, NAME) if first.is_dir() else (first.parent, first.stem)
+    path = args.path
+    folder, name = (path, NAME) if path.is_dir() else (path.parent, path.stem)
     page = (args.output or folder) / f"{name}.md"
     try:
-        trials = load(*args.paths)
-        on = args.on or (json.loads(first.read_text()).get("on", "") if first.is_file() else "")
+        trials = load(path)
+        on = args.on or (json.loads(path.read_text()).get("on", "") if path.is_file() else "")
         comparison = compare(trials, args.baseline, on)
         write(comparison, page)
     except (OSError, ValueError) as error:

@@ -38,11 +38,6 @@ class Method:
     drifts: bool = False
     mode: str = "seq-mean-token-sum-norm"
 
-    def edges(self, rows: pd.DataFrame) -> tuple[pd.Series, pd.Series, pd.Series]:
-        """Of S, ``[rows]`` each: low, high, dual."""
-        unit, center = rows.length.clip(lower=1) ** self.power, rows.variation / -2 if self.drifts else 0.0
-        return center - self.low * unit, center + self.high * unit, center + self.dual * unit
-
     def applied(self, rows: pd.DataFrame) -> pd.DataFrame:
         """Value and gradient of each response, as they add up to those of the batch.
 
@@ -55,22 +50,21 @@ class Method:
             ``unclipped_better`` and ``unclipped_worse``, what they would be without a clip; the clip that has taken
             gradient, ``decision``; and ``distance``, of S from the nearest edge.
         """
-        low, high, dual = self.edges(rows)
         s, length = rows.log_ratio, rows.length.clip(lower=1)
+        unit, center = length**self.power, rows.variation / -2 if self.drifts else 0.0
+        low, high, dual = center - self.low * unit, center + self.high * unit, center + self.dual * unit
 
-        def weight(of: pd.Series) -> pd.Series:
-            return np.exp({"S": of, "S/L": of / length, "0": of * 0}[self.weight].clip(upper=LARGEST))
+        def weight(held: pd.Series) -> pd.Series:
+            return np.exp({"S": held, "S/L": held / length, "0": held * 0}[self.weight].clip(upper=LARGEST))
 
-        share = (
-            -rows.ranks
-            / {
-                "token-mean": rows.tokens,
-                "token-sum": 1.0,
-                "seq-mean-token-sum": rows.responses,
-                "seq-mean-token-sum-norm": rows.responses * rows.divisor,
-                "seq-mean-token-mean": rows.responses * length,
-            }[self.mode]
-        )
+        parts = {
+            "token-mean": rows.tokens,
+            "token-sum": 1.0,
+            "seq-mean-token-sum": rows.responses,
+            "seq-mean-token-sum-norm": rows.responses * rows.divisor,
+            "seq-mean-token-mean": rows.responses * length,
+        }
+        share = -rows.ranks / parts[self.mode]
         better, worse = share * rows.better, share * rows.worse
         upper, lower = (s > high) & (better != 0), (s < low) & (worse != 0)
         beyond_dual = (s > dual) & (worse != 0)
@@ -93,20 +87,20 @@ class Method:
 
     @property
     def variants(self) -> dict[str, "Method"]:
-        """What a broken loss may be instead, by what is to be said of it."""
+        """What a broken loss may be instead, by what its range, weight or clip is then."""
         no_edge, shape = math.inf, {0.0: "eps", 0.5: "eps √L", 1.0: "eps L"}
         own = shape.get(self.power, f"eps L^{self.power:g}")
-        found = {
+        variants = {
             "clip is missing": replace(self, low=no_edge, high=no_edge, dual=no_edge),
             "clip above the range is missing": replace(self, high=no_edge),
             "clip below the range is missing": replace(self, low=no_edge),
             "dual clip is missing": replace(self, dual=no_edge),
-            "two sides of the range are exchanged": replace(self, low=self.high, high=self.low),
+            "sides are exchanged": replace(self, low=self.high, high=self.low),
         }
-        found |= {f"range is {text}, not {own}": replace(self, power=power) for power, text in shape.items()}
-        found |= {f"weight is e^({x}), not e^({self.weight})": replace(self, weight=x) for x in ("S", "S/L", "0")}
-        found |= {f"aggregation is {mode}, not {self.mode}": replace(self, mode=mode) for mode in MODES}
-        return {text: method for text, method in found.items() if method != self}
+        variants |= {f"range is {text}, not {own}": replace(self, power=power) for power, text in shape.items()}
+        variants |= {f"weight is e^({x}), not e^({self.weight})": replace(self, weight=x) for x in ("S", "S/L", "0")}
+        variants |= {f"aggregation is {mode}, not {self.mode}": replace(self, mode=mode) for mode in MODES}
+        return {text: method for text, method in variants.items() if method != self}
 
     def __str__(self) -> str:
         unit = {0.0: "", 0.5: " √L", 1.0: " L"}.get(self.power, f" L^{self.power:g}")

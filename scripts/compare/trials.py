@@ -3,11 +3,10 @@
 """Trials: training runs of several losses and seeds, each reduced to the few kilobytes that a comparison needs.
 
 A trial is read from the folder of a run (:func:`read_trials`) or from the JSON of an earlier comparison, so that
-results can be kept, and compared again, without the runs.
+results can be kept without the runs.
 """
 
 import dataclasses
-import itertools
 import json
 import logging
 import re
@@ -104,10 +103,10 @@ class Trial:
         return Trial(**data | {"validation": validation, "clips": clips, "settings": settings})
 
 
-def read_trials(folder: Path, inner_edges: Sequence[int] | None = None) -> list[Trial]:
+def read_trials(folder: Path) -> list[Trial]:
     """The trials of all runs in a folder; each run is a folder called LOSS-seedN or LOSS-...-seedN.
 
-    Length bins are log-spaced over the lengths of all runs, or have the given edges between them.
+    Length bins are log-spaced over the lengths of all runs.
 
     Raises:
         ValueError: there is none, or two are of the same loss and seed.
@@ -119,7 +118,7 @@ def read_trials(folder: Path, inner_edges: Sequence[int] | None = None) -> list[
     if len(set(found.values())) < len(found):
         raise ValueError(f"{folder} holds several runs of one loss and seed: {', '.join(path.name for path in found)}")
     runs = list(read_runs(list(found)))
-    edges = _edges(np.concatenate([run.records["length"].to_numpy() for run in runs]), inner_edges)
+    edges = _edges(np.concatenate([run.records["length"].to_numpy() for run in runs]))
     trials = (_trial(run, *identity, edges) for run, identity in zip(runs, found.values(), strict=True))
     # Rounded as in JSON, so that a comparison from the runs and one from its JSON agree to the last digit.
     return [Trial.from_json(trial.to_json()) for trial in trials]
@@ -130,34 +129,12 @@ def losses(trials: Sequence[Trial]) -> list[str]:
     return list(dict.fromkeys(trial.loss for trial in trials))
 
 
-def pool(*groups: Sequence[Trial]) -> list[Trial]:
-    """The trials of all groups in common length bins, by loss and seed; what is in several groups counts once.
-
-    Raises:
-        ValueError: two groups have different results of one loss and seed, or different edges between their bins.
-    """
-    edges = [trial.clips.edges for group in groups for trial in group if trial.clips]
-    if len({tuple(of[1:-1]) for of in edges}) > 1:
-        raise ValueError("length bins differ: name a comparison.json first, or else the folders of its runs")
-    common = [min(of[0] for of in edges), *edges[0][1:-1], max(of[-1] for of in edges)] if edges else []
-    pooled: dict[tuple[str, int], Trial] = {}
-    for trial in itertools.chain.from_iterable(groups):
-        if trial.clips:
-            trial = dataclasses.replace(trial, clips=dataclasses.replace(trial.clips, edges=common))
-        if pooled.setdefault((trial.loss, trial.seed), trial) != trial:
-            raise ValueError(f"two different runs of {trial.loss}, seed {trial.seed}")
-    return [pooled[key] for key in sorted(pooled)]
-
-
-def _edges(lengths: np.ndarray, inner: Sequence[int] | np.ndarray | None) -> np.ndarray:
+def _edges(lengths: np.ndarray) -> np.ndarray:
     """Log-spaced bins; the few shortest and longest lengths join the first and the last one."""
     if not len(lengths):
         return length_edges(lengths)
-    ends = lengths.min(), lengths.max() + 1
-    if inner is None:
-        typical = lengths.clip(*np.quantile(lengths, [0.005, 0.995], method="nearest"))
-        inner = length_edges(typical, bins=6)[1:-1]
-    return np.array([min([ends[0], *inner]), *inner, max([ends[1], *inner])])
+    inner = length_edges(lengths.clip(*np.quantile(lengths, [0.005, 0.995], method="nearest")), bins=6)[1:-1]
+    return np.array([min(lengths.min(), *inner), *inner, max(lengths.max() + 1, *inner)])
 
 
 def _trial(run: Run, loss: str, seed: int, edges: np.ndarray) -> Trial:

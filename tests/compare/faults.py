@@ -133,7 +133,7 @@ FAULTS: dict[str, tuple[Callable, str]] = {
     "width-eps-L": (_ranges(lambda band: _band(band, length_power=1.0)), "its range is eps L, not eps √L"),
     "sides-exchanged": (
         _ranges(lambda band: _band(band, eps_low=band.high, eps_high=band.low)),
-        "its two sides of the range are exchanged",
+        "its sides are exchanged",
     ),
     "signs-exchanged": (_clips_the_other_sign, r"A > 0 keep a gradient, .* inside the range have no gradient"),
     "no-dual-clip": (_ranges(lambda band: _band(band, eps_dual=math.inf)), "its dual clip is missing"),

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import synthetic_run
 import training_run
-from compare import compare, load, main
-from trials import Clips, Trial, pool, read_trials
+from compare import compare, main
+from trials import Clips, Trial, read_trials
 
 from fspo_verl.clips import CLIPS, LOSSES
 
@@ -34,11 +34,10 @@ def trial(validation=None, clips=None, **training) -> Trial:
     return Trial("fspo", 1, None, {"reward": [0.5] * 8} | training, validation, clips)
 
 
-def write_run(folder: Path, loss: str, seed: int, length_factor: int = 1) -> None:
+def write_run(folder: Path, loss: str, seed: int) -> None:
     """A run of one loss, clipped by its own range, validated on 64 questions."""
     # The prompts of a seed are the same for all losses, and what is clipped depends on the loss.
     records = synthetic_run.records(np.random.default_rng(seed), "fspo", STEPS, prompts=64)
-    records["length"] *= length_factor
     records["clipped"] = CLIPS[loss].clipped(records).astype(np.float32)
     run = folder / f"{loss}-seed{seed}"
     synthetic_run.write_records(run / "records", records, loss)
@@ -194,41 +193,6 @@ def test_a_comparison_is_regenerated_from_its_json(runs, trials, tmp_path, capsy
     assert not set("|*#") & set(shown)  # no Markdown on a terminal
 
 
-def test_runs_are_added_to_what_is_kept_of_earlier_ones(runs, trials, tmp_path):
-    first, second, kept = tmp_path / "first", tmp_path / "second", tmp_path / "kept.json"
-    for folder, seeds in ((first, (1, 2)), (second, (2, 3))):  # seed 2 is in both
-        for loss, seed in itertools.product(("fspo", "gspo"), seeds):
-            shutil.copytree(runs / f"{loss}-seed{seed}", folder / f"{loss}-seed{seed}")
-    assert main([str(first)]) == 0
-    data = json.loads((first / "comparison.json").read_text())
-    for found in data["trials"]:
-        del found["clipped_more"]  # as in the kept comparisons, which know clip rates alone
-    kept.write_text(json.dumps(data))
-    by_key = {(t.loss, t.seed): t for t in trials if t.loss in ("fspo", "gspo") and t.seed <= 3}
-    for _ in range(2):  # what is there already changes nothing
-        assert main([str(kept), str(second)]) == 0
-        pooled = [Trial.from_json(trial) for trial in json.loads(kept.read_text())["trials"]]
-        assert {(t.loss, t.seed) for t in pooled} == by_key.keys() and len(pooled) == len(by_key)
-        for trial in pooled:  # in other bins
-            alone = by_key[trial.loss, trial.seed]
-            assert np.sum(trial.clips.responses) == np.sum(alone.clips.responses)
-            assert np.sum(trial.clips.clipped) == pytest.approx(np.sum(alone.clips.clipped))
-            assert dataclasses.replace(trial, clips=None) == dataclasses.replace(alone, clips=None)
-        assert len({tuple(trial.clips.edges) for trial in pooled}) == 1
-
-
-def test_pooled_bins_hold_lengths_that_the_first_runs_did_not_have(tmp_path):
-    for folder, factor in (("long", 3), ("short", 1)):
-        write_run(tmp_path / folder, "fspo", factor, length_factor=factor)
-    short, long = (read_trials(tmp_path / folder)[0] for folder in ("short", "long"))
-    for paths in itertools.permutations((tmp_path / "long", tmp_path / "short")):
-        pooled = load(*paths)
-        for trial, of in zip(pooled, (short, long), strict=True):
-            assert trial.clips.edges == pooled[0].clips.edges
-            assert np.sum(trial.clips.responses, axis=1).tolist() == np.sum(of.clips.responses, axis=1).tolist()
-        assert [trial.clips.edges[0], trial.clips.edges[-1]] == [short.clips.edges[0], long.clips.edges[-1]]
-
-
 def test_runs_that_are_not_alike_are_told(trials):
     assert compare(trials).warnings == []
     start = dataclasses.replace(trials[0], validation=trials[0].validation | {0: 0.9})
@@ -240,15 +204,6 @@ def test_runs_that_are_not_alike_are_told(trials):
     assert f"differ in what they clipped: {trials[0].loss};" in result.warnings[0]
     seeds = dict(result.trained[["clip", "seeds"]].itertuples(index=False))
     assert seeds[wider.clip] == str(trials[0].seed) and seeds[settings.clip] == ", ".join(map(str, SEEDS[1:]))
-
-
-def test_what_contradicts_is_not_pooled(trials):
-    one = trials[0]
-    with pytest.raises(ValueError, match=f"two different runs of {one.loss}, seed {one.seed}"):
-        pool(trials, [dataclasses.replace(one, validation={0: 1.0})])
-    binned = dataclasses.replace(one.clips, edges=[one.clips.edges[0], one.clips.edges[-1]])
-    with pytest.raises(ValueError, match="length bins differ"):
-        pool(trials[1:], [dataclasses.replace(one, clips=binned)])
 
 
 def test_runs_that_cannot_be_compared(trials, tmp_path):
