@@ -56,8 +56,7 @@ EXAMPLES = r"""examples:
       --output runs/compare-mean                                       fspo with gspo's aggregation, too
   bash scripts/compare_baselines.sh --check --output runs/check       two steps of each, and whether each trains what
                                                                        it is called: a few minutes, for CI
-  python scripts/compare/check.py -- bash my_script.sh trainer.total_training_steps=2
-                                                                       the same of a launch of your own (--help)
+  python scripts/compare/check.py --help                               how to check a launch of your own
 """
 
 

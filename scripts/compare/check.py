@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check that each loss of a comparison trains what it is called, by two training steps of any launch of verl.
 
-  python scripts/compare/check.py -- bash my_script.sh trainer.total_training_steps=2
+  python scripts/compare/check.py [DIR] -- bash my_script.sh trainer.total_training_steps=2 trainer.save_freq=-1 \\
+      trainer.resume_mode=disable
   python scripts/compare/check.py DIR                      judges once more what DIR holds
 
-The command is a launch with your model and data, where fspo_verl is installed. `fspo-verl run` runs it once per loss.
+The command is a launch with your model and data, where fspo_verl is installed. `fspo-verl run` runs it once per loss;
+with checkpoints the second would go on from the first.
 Each call of the loss by verl is written down: what the loss was given, its value and its gradient. Value and gradient
 are then computed once more from S, L and A of each response, by code that shares nothing with fspo_verl.
 
@@ -44,7 +46,7 @@ from fspo_verl.output import one_line, percent  # noqa: E402
 ARMS = ("fspo", "no_clip", "gspo", "grpo")
 TRAINS = {"fspo": "fspo", "no_clip": "fspo", "fixed_band": "fspo", "gspo": "gspo", "grpo": "vanilla"}
 """verl's ``loss_mode`` by arm."""
-ROUNDING = 1e-4  # of float32 sums over some thousand tokens; any fault is a hundred times larger
+ROUNDING = 1e-4  # of float32 sums over some thousand tokens, and how near to an edge it decides what is clipped
 CLIPS = {
     "upper": "above the range with A > 0",
     "lower": "below the range with A < 0",
@@ -83,7 +85,8 @@ def read_arm(name: str, folder: Path) -> Arm:
         totals, rows = call["totals"], pd.DataFrame(call.pop("responses"))
         divisor = totals["loss_scale_factor"] or totals["width"]
         of_batch = {"ranks": totals["dp_size"], "tokens": totals["batch_num_tokens"], "divisor": divisor}
-        tables.append(rows.assign(call=number, responses=totals["global_batch_size"], **of_batch))
+        of_batch |= {"responses": totals["global_batch_size"], "rounding": ROUNDING + call["rounding"]}
+        tables.append(rows.assign(call=number, **of_batch))
     run = read_run(folder, name) if calls else None
     return Arm(name, run, calls, pd.concat(tables, ignore_index=True) if tables else pd.DataFrame())
 
@@ -98,7 +101,7 @@ def judge_arm(arm: Arm, asked: Method | None = None) -> list[Verdict]:
         asked: what the loss is to be, where that is not left to the config of the workers.
     """
     if not arm.calls:
-        why = "verl has called no policy loss under the probe: VERL_USE_EXTERNAL_MODULES does not reach its workers"
+        why = "no call of a loss is written down: the launch has trained nothing, or its workers lack LOSS_PROBE"
         return [Verdict(False, f"{arm.name}: {why}")]
     call = arm.calls[0]
     loss = call["config"]["inner"] if call["loss"] == "observed" else call["loss"]
@@ -161,10 +164,10 @@ def _fits(arm: Arm, method: Method) -> bool:
 def _wrong_gradients(arm: Arm, method: Method) -> pd.Series:
     """bool ``[rows]``: whose gradient is not the method's. Of a response on an edge rounding decides."""
     rows, expected = arm.rows, method.applied(arm.rows)
-    wrong = rows.uneven > ROUNDING * (expected.unclipped_better.abs() + expected.unclipped_worse.abs())
+    wrong = rows.uneven > rows.rounding * (expected.unclipped_better.abs() + expected.unclipped_worse.abs())
     for side in ("better", "worse"):
         off = (rows[f"gradient_{side}"] - expected[f"gradient_{side}"]).abs()
-        wrong |= ~(off <= ROUNDING * expected[f"unclipped_{side}"].abs()) & (expected.distance > ROUNDING)
+        wrong |= ~(off <= rows.rounding * expected[f"unclipped_{side}"].abs()) & (expected.distance > ROUNDING)
     return wrong
 
 

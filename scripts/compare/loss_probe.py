@@ -48,6 +48,7 @@ def probed(name: str, find: Callable) -> Callable:
                     "config": known,
                     "totals": dict(config.global_batch_info) | {"width": here.shape[1]},
                     "value": value.item(),
+                    "rounding": torch.finfo(gradient.dtype).eps,
                     "as_verls_own": as_verls_own,
                     "responses": _responses(log_prob.detach(), gradient, **kept),
                 }
