@@ -192,6 +192,6 @@ def test_an_sdist_makes_the_same_wheel_and_holds_no_study_and_tests_that_need_no
     (unpacked,) = tmp_path.iterdir()
     assert contents(build(unpacked, "bdist_wheel")) == contents(wheel)
     assert (unpacked / "scripts/quickstart.sh").exists() and not (unpacked / "scripts/studies").exists()
-    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "tests/analysis", "tests/compare"]
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "tests/analysis", "scripts/tests"]
     collected = subprocess.run(command, cwd=unpacked, capture_output=True, text=True)
     assert collected.returncode == 0 and "test_compare.py" in collected.stdout, collected.stdout

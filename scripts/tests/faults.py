@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faults of a policy loss and of its records, planted where stock verl calls the loss; and trainings that have them.
 
-  python tests/compare/faults.py OUTPUT [FAULT ...]     plants each in a training by verl, and checks that it is seen
-  python tests/compare/faults.py --small OUTPUT         trains some made-up responses with each, in this process alone
+  python scripts/tests/faults.py OUTPUT [FAULT ...]     plants each in a training by verl, and checks that it is seen
+  python scripts/tests/faults.py --small OUTPUT         trains some made-up responses with each, in this process alone
 
 A worker plants the fault that the environment variable PLANTED names.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 import wrapt
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1] / "scripts/compare")]
+sys.path[:0] = [str(HERE.parent / "compare")]
 
 
 # --- the faults; each replaces something of fspo_verl.register, or of what it imports --------------------------------
@@ -162,7 +162,7 @@ def trained(output: Path, names: list[str]) -> int:
     """A training by verl of the arm that each fault needs, two steps long; how many faults were not seen."""
     import subprocess
 
-    script, seed, missed = HERE.parents[1] / "scripts/compare/baselines.py", 10, 0
+    script, seed, missed = HERE.parent / "compare/baselines.py", 10, 0
     for name in names:
         own = output / name
         if (output / "start").exists() and not own.exists():
