@@ -144,6 +144,8 @@ FAULTS: dict[str, tuple[Callable, str]] = {
     "other-records": (_records_others, r"\d+% of the records are of other responses than those that were trained"),
 }
 """By name: what plants it, and the sentence (a regular expression) that the check says first."""
+SOUND = {f"seed-{seed}": seed for seed in range(10)}
+"""Small trainings without a fault: their seeds by name."""
 
 
 if "PLANTED" in os.environ:
@@ -185,19 +187,22 @@ def trained(output: Path, names: list[str]) -> int:
 
 
 def small(output: Path) -> None:
-    """Each fault, and none, in some updates of a table of log-probs; forks, so that each has verl as it was."""
+    """Each fault, and none with several seeds, in some updates of a table of log-probs.
+
+    Forks, so that each has verl as it was.
+    """
     import fspo_verl.config  # noqa: F401  which imports verl
 
-    for name in ("none", *FAULTS):
+    for name in (*SOUND, *FAULTS):
         if (child := os.fork()) == 0:
-            _small(output / name, name)
+            _small(output / name, FAULTS.get(name), SOUND.get(name, 0))
             sys.stdout.flush()
             os._exit(0)
         if os.waitpid(child, 0)[1]:
             raise RuntimeError(f"the training with {name} failed")
 
 
-def _small(folder: Path, fault: str) -> None:
+def _small(folder: Path, fault: tuple | None, seed: int) -> None:
     """Two steps of four updates, each of 32 responses in two micro-batches, by the ``ppo_loss`` of verl's workers."""
     import loss_probe
     import torch
@@ -210,8 +215,8 @@ def _small(folder: Path, fault: str) -> None:
     from fspo_verl.observe import microbatch, observer
 
     os.environ |= {"LOSS_PROBE": str(folder / loss_probe.PLACE)}
-    if fault != "none":
-        FAULTS[fault][0](register)
+    if fault is not None:
+        fault[0](register)
     loss_probe.probe(losses)
     band = {"eps": None, "eps_low": 0.015, "eps_high": 0.02, "eps_dual": 0.03}
     actor = FSDPActorConfig(
@@ -221,7 +226,7 @@ def _small(folder: Path, fault: str) -> None:
         loss_agg_mode="seq-mean-token-sum-norm",
         loss_scale_factor=64,
     )
-    draw = torch.Generator().manual_seed(0)
+    draw = torch.Generator().manual_seed(seed)
     table, lines = torch.zeros(40, requires_grad=True), []
     microbatch.synced(0)
     for step in (1, 2):

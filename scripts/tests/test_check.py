@@ -28,16 +28,17 @@ ASKED = {"fspo": Method(0.015, 0.02, 0.03)}
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory) -> Path:
-    """A small training with each fault, and one with none, each in the folder of its name."""
+    """A small training with each fault, and some with none, each in the folder of its name."""
     folder = tmp_path_factory.mktemp("small")
     command = [sys.executable, Path(faults.__file__), "--small", folder]
     subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True)
     return folder
 
 
-def test_a_sound_loss_passes_whatever_tells_what_was_asked(small):
+@pytest.mark.parametrize("name", faults.SOUND)
+def test_a_sound_loss_passes_whatever_says_what_was_asked(small, name):
     for asked in (ASKED, None):
-        text, kept = check.report(check.judge({"fspo": small / "none"}, asked), complete=True)
+        text, kept = check.report(check.judge({"fspo": small / name}, asked), complete=True)
         assert kept and text.startswith("6 checks, and all hold."), text
 
 
@@ -50,9 +51,9 @@ def test_a_planted_fault_is_named_first(small, name):
 @pytest.mark.parametrize(
     ("fspo", "no_clip", "kept", "said"),
     [
-        ("none", "no-clip", True, r"are equal until update 2 clips \d+ responses of fspo, and differ after it"),
+        ("seed-0", "no-clip", True, r"are equal until update 2 clips \d+ responses of fspo, and differ after it"),
         ("gradient-kept", "no-clip", False, "the next one is that of no_clip: the clip has stopped no gradient"),
-        ("none", "token-mean", None, "differ from update 2 on, before anything was clipped"),
+        ("seed-0", "token-mean", None, "differ from update 2 on, before anything was clipped"),
     ],
 )
 def test_two_runs_from_one_rollout_part_where_the_clip_first_acts(small, fspo, no_clip, kept, said):
@@ -62,7 +63,7 @@ def test_two_runs_from_one_rollout_part_where_the_clip_first_acts(small, fspo, n
 
 
 def test_what_a_run_does_not_show_fails_only_where_it_was_made_to_show_it(small):
-    arm = check.read_arm("fspo", small / "none")
+    arm = check.read_arm("fspo", small / "seed-0")
     arm = arm._replace(rows=arm.rows[arm.rows.call < 2], calls=arm.calls[:2])  # before the first update
     verdicts = check._loss(arm, ASKED["fspo"])
     assert [verdict.kept for verdict in verdicts] == [True, None, None, None]
@@ -72,12 +73,12 @@ def test_what_a_run_does_not_show_fails_only_where_it_was_made_to_show_it(small)
 def test_a_run_without_a_call_or_with_another_loss_fails(small, tmp_path):
     (verdict,) = check.judge({"fspo": tmp_path})
     assert verdict.kept is False and "no call of a loss is written down" in verdict.text
-    (verdict,) = check.judge({"gspo": small / "none"})
+    (verdict,) = check.judge({"gspo": small / "seed-0"})
     assert verdict.kept is False and "verl has trained loss_mode=fspo, not gspo" in verdict.text
 
 
 def test_the_logged_loss_of_every_step_counts(small):
-    arm = check.read_arm("fspo", small / "none")
+    arm = check.read_arm("fspo", small / "seed-0")
     arm.run.metrics.loc[2, "actor/pg_loss"] *= 1.01
     verdict = check._logged_loss(arm, ASKED["fspo"])
     assert verdict.kept is False and "in step 2 " in verdict.text
