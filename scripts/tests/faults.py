@@ -191,7 +191,11 @@ def small(output: Path) -> None:
 
     Forks, so that each has verl as it was.
     """
-    import fspo_verl.config  # noqa: F401  which imports verl
+    # What takes long to import, once for all.
+    import verl.workers.engine_workers  # noqa: F401
+
+    import fspo_verl.config
+    import fspo_verl.observe.records  # noqa: F401
 
     for name in (*SOUND, *FAULTS):
         if (child := os.fork()) == 0:
