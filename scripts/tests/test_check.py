@@ -23,6 +23,8 @@ import torch
 from method import Method
 from small_training import overrides, write_task
 
+from fspo_verl.band import Band
+
 ASKED = {"fspo": Method(0.015, 0.02, 0.03)}
 
 
@@ -108,15 +110,14 @@ def test_value_and_gradient_are_those_of_autograd_in_every_mode():
     assert found.decision.value_counts().min() > 5 and found.decision.nunique() == 4
 
 
-def test_what_a_config_leaves_out_has_its_documented_value():
-    config = dict.fromkeys(loss_probe.FIELDS) | {"eps": 0.03, "length_power": 0.5, "normalization": "plain"}
+def test_what_a_config_leaves_out_is_as_the_package_has_it():
     mode = "seq-mean-token-sum-norm"
-    assert method.asked("fspo", mode, config) == Method(0.03, 0.03, 0.09)
-    other = config | {"eps_low": 0.02, "eps_dual": 0.5, "normalization": "drift_corrected"}
-    assert method.asked("fspo", mode, other) == Method(0.02, 0.03, 0.5, drifts=True)
-    for left_out in (config | {"target_clip_rate": 0.1}, config):
-        loss = "fspo" if left_out is not config else "gspo"
-        assert method.asked(loss, mode, left_out) is None
+    for band in (Band(), Band(eps_low=0.02), Band(eps_high=0.05, eps_dual=0.5), Band(normalization="drift_corrected")):
+        expected = Method(band.low, band.high, band.dual, drifts=band.normalization != "plain")
+        config = dict.fromkeys(loss_probe.FIELDS) | vars(band)
+        assert method.asked("fspo", mode, config) == expected
+    assert method.asked("fspo", mode, config | {"target_clip_rate": 0.1}) is None
+    assert method.asked("gspo", mode, config) is None
 
 
 def test_an_observed_loss_that_loses_a_gradient_is_seen(tmp_path, monkeypatch):
