@@ -8,7 +8,7 @@ Every command, alert and JSON object takes its sentences from findings and adds 
 import dataclasses
 import math
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fspo_verl import output
@@ -43,6 +43,17 @@ class Finding:
     overrides: Mapping[str, float | str | None] = field(default_factory=dict)
     """Hydra overrides to paste, by key; None stands for null."""
 
+    remove: Sequence[str] = ()
+    """Overrides of the launch that :attr:`advice` takes away, as they were typed; the key of what a file sets."""
+
+    add: Sequence[str] = ()
+    """Overrides that it adds, unquoted."""
+
+    @property
+    def in_one_line(self) -> str:
+        """For logs and errors."""
+        return f"{self.sentence} Fix: {self.advice}" if self.advice else self.sentence
+
     def __str__(self) -> str:
         return " ".join(filter(None, (self.sentence, self.advice)))
 
@@ -52,7 +63,7 @@ class Finding:
         return vars(self) | {"value": value, "overrides": pasted(self.overrides)}
 
     def without_advice(self) -> "Finding":
-        return dataclasses.replace(self, advice="", action="", overrides={})
+        return dataclasses.replace(self, advice="", action="", overrides={}, remove=(), add=())
 
 
 def rows(findings: Iterable[Finding]) -> list[tuple[str, str]]:

@@ -6,17 +6,17 @@ The config is a small stand-in of verl's, so that hundreds of launches are compo
 """
 
 import math
-import re
 
 import pytest
-from composed import composed
+from composed import composed, mended
 from hydra.errors import ConfigCompositionException
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
-from remedies import applied
 
+from fspo_verl.findings import Finding
 from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
 from fspo_verl.launch import checks, selection
+from fspo_verl.launch.asked import Refused
 from fspo_verl.launch.view import Launch
 
 STOCK = """
@@ -84,8 +84,8 @@ def folder(tmp_path_factory):
     return folder
 
 
-def outcome(folder, name: str, overrides: list[str]) -> tuple[dict, str]:
-    """What of the composed policy loss tells losses apart, or the fix with which the launch is refused."""
+def outcome(folder, name: str, overrides: list[str]) -> tuple[dict, Finding | None]:
+    """What of the composed policy loss tells losses apart, or the finding with which the launch is refused."""
 
     def look(config):
         launch = Launch(config)
@@ -93,14 +93,14 @@ def outcome(folder, name: str, overrides: list[str]) -> tuple[dict, str]:
         assert not any(finding.id == "hydra" for finding in found), found
         errors = [finding for finding in found if finding.severity == "error"]
         policy_loss = launch.get(POLICY_LOSS) or {}
-        return ({key: policy_loss.get(key) for key in IDENTITY}, "") if not errors else ({}, errors[0].advice)
+        return ({key: policy_loss.get(key) for key in IDENTITY}, None) if not errors else ({}, errors[0])
 
     try:
         return composed(["--config-path", str(folder), "--config-name", name, *overrides, "+choice=no_clip"], look)
     except ConfigCompositionException as refused:
         assert GROUP in str(refused)
-        assume(name not in OWN_KEY or "; " in str(refused))  # Hydra refuses what is typed of the user's own key
-        return {}, re.split("; | Fix: ", str(refused))[-1]
+        assume(name not in OWN_KEY or isinstance(refused, Refused))  # Hydra refuses what is typed of the user's own key
+        return {}, refused.finding
 
 
 def asked(name: str, overrides: list[str]) -> str | None:
@@ -139,7 +139,7 @@ def test_what_is_asked_for_trains_or_is_refused_with_a_fix_that_works(folder, mo
         trains, fix = outcome(folder, name, overrides)
         if not fix:
             break
-        overrides = applied(fix, overrides)
+        overrides = mended(fix, overrides)
     trains, fix = outcome(folder, name, overrides)
     assert not fix
     option = asked(name, overrides)
