@@ -240,12 +240,13 @@ def _with_live_series(log, tracking, data, *args, **kwargs):
 
 _ENGINES = "verl.workers.engine_workers"  # every engine (FSDP, Megatron, TorchTitan) takes ppo_loss there
 _NO_RECORDS = "there are no records and no metrics of numerical noise"
+_NO_STEPS = "records have the wrong steps, and target_clip_rate moves no eps"
 _NO_EPS = "target_clip_rate stops a run at its first update"
 _NO_SERIES = "no live series fspo/* are logged, and no alerts"
 WORKERS = (
     Wrap(_ENGINES, "ppo_loss", _in_its_micro_batch, _NO_RECORDS),
     Wrap("verl.trainer.distillation.losses", "ppo_loss", _in_its_micro_batch, f"{_NO_RECORDS} of distillation"),
-    Wrap(_ENGINES, "ActorRolloutRefWorker.update_weights", _at_a_weight_sync, "records have the wrong steps"),
+    Wrap(_ENGINES, "ActorRolloutRefWorker.update_weights", _at_a_weight_sync, _NO_STEPS),
     Wrap(_ENGINES, "TrainingWorker.train_mini_batch", _around_an_update, _NO_EPS),
     Wrap(_ENGINES, "TrainingWorker.save_checkpoint", _with_the_eps("save"), _NO_EPS),
     Wrap(_ENGINES, "TrainingWorker.load_checkpoint", _with_the_eps("load"), _NO_EPS),

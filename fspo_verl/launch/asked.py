@@ -9,16 +9,14 @@ that are in the way of the loss are left out. The loss is added, and a folder fo
 checks of a launch judge the composed config, and it alone goes on to Ray.
 """
 
-import contextlib
 import difflib
 import os
 import re
 import secrets
 import shlex
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hydra import version
@@ -30,6 +28,7 @@ from fspo_verl.findings import Finding
 from fspo_verl.keys import ACTOR, GROUP, OVERRIDES, POLICY_LOSS, RECORDS_DIR, SELECTS
 from fspo_verl.launch.hydra_files import OPTIONS, as_value, leaves, option, override
 from fspo_verl.launch.hydra_files import parsed as parsed_overrides
+from fspo_verl.launch.starts import LAUNCHED, Start, Taken, receipts, say
 from fspo_verl.launch.view import Launch, error
 
 _CLIP_RATIOS = {f"{ACTOR}.{name}" for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")}
@@ -94,26 +93,6 @@ def _require_known(loss: str, keys: Collection[str]) -> None:
         raise ValueError(f"{OVERRIDES} cannot set {key} beside {GROUP}={loss}: {meant}")
 
 
-@dataclass
-class Taken:
-    """What a launch takes of the request, as its config was composed."""
-
-    loss: str
-    added: list[str] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    rest: list[str] = field(default_factory=list)
-    """What tells it from other launches, but for what was left out."""
-
-    is_said: bool = False
-
-    def say(self) -> None:
-        """Tell on stderr what is added and left out, once."""
-        if not self.is_said:
-            left_out = f"; left out {shlex.join(self.left_out)}" if self.left_out else ""
-            say(f"added {shlex.join(self.added) or 'nothing'}{left_out}")
-        self.is_said = True
-
-
 def composed(compose: Callable[[list[str]], DictConfig], overrides: list[str]) -> tuple[DictConfig, Taken | None]:
     """The config of a launch with what the environment asks for, and what it takes of that; None if it trains nothing.
 
@@ -144,7 +123,7 @@ def composed(compose: Callable[[list[str]], DictConfig], overrides: list[str]) -
     # A folder that is named by the overrides keeps its name, as a path in it would be other folders.
     config.hydra.job.override_dirname = plain.hydra.job.override_dirname
     job, same = config.hydra.job, [text for text in kept if not _NAMES.match(_key(text))]
-    return config, Taken(loss, added, left_out, [job.name, job.config_name, *same])
+    return config, Taken(added, left_out, [job.name, job.config_name, *same])
 
 
 def _has(plain: DictConfig, loss: str) -> bool:
@@ -209,10 +188,18 @@ def problem(config: DictConfig, is_composed: bool) -> Finding | None:
     return _other_loss(request.loss, f"its main {'has changed' if is_composed else 'makes'} the config itself")
 
 
-def say(text: str) -> None:
-    """Tell on stderr: Hydra has not set up logging yet, and whoever has forgotten the variable has to see it."""
-    with contextlib.suppress(OSError):
-        print(f"fspo_verl: {OVERRIDES}: {text}", file=sys.stderr, flush=True)
+def confirm(config: DictConfig, start: Start | None = None) -> None:
+    """Tell of a launch that trains what is asked for; say if it differs from another only in what was left out."""
+    if not _trains_a_policy(config):
+        return
+    start = start or Start()
+    if (taken := start.taken) is not None:
+        taken.say_once()
+        earlier = [one for one in receipts() if one.state == LAUNCHED and one.id != start.id]
+        for number, one in enumerate(earlier, 1):
+            if [*one.rest] == [*taken.rest] and [*one.left_out] != [*taken.left_out]:
+                say(f"this is the same training as launch {number}: what they differ in was left out")
+    start.note(LAUNCHED, config)
 
 
 def _parse(text: str):

@@ -10,25 +10,20 @@ launch goes on. Where a loss of ours is selected, a check that fails is an error
 """
 
 import contextlib
+import copy
 import logging
 import os
-import secrets
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl.findings import ERROR, WARNING, Finding
 from fspo_verl.keys import EXAMINE, OVERRIDES, RECORDS_DIR
-from fspo_verl.launch import receipts, selection
-from fspo_verl.launch.receipts import COMPOSED, LAUNCHED, PRINTED, REFUSED, Receipt
+from fspo_verl.launch import selection
+from fspo_verl.launch.starts import COMPOSED, LAUNCHED, PRINTED, REFUSED, Start, Taken, receipts
 from fspo_verl.launch.view import Launch
-
-if TYPE_CHECKING:
-    from fspo_verl.launch.asked import Taken
 
 logger = logging.getLogger("fspo_verl")
 FIRST = "auto_set_device"
@@ -37,48 +32,13 @@ _NOT_LOOKED_AT = "fspo_verl did not look at this launch"
 _PRINTS = {"--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help"}  # options of Hydra that train nothing
 
 
-@dataclass
-class Start:
-    """One launch of this process, from where its config is first seen until Ray starts."""
-
-    composed: DictConfig | None = None
-    """As Hydra has composed it, where anything is asked of a launch."""
-
-    taken: "Taken | None" = None
-    """What it takes of the environment's request."""
-
-    places: set[str] = field(default_factory=set)
-    """The functions that have been handed its config."""
-
-    checked: object = None
-    """The content of its config that was checked last."""
-
-    id: str = field(default_factory=lambda: secrets.token_hex(8))
-
-    def note(self, state: str, config: DictConfig | None = None) -> None:
-        """Tell ``fspo-verl run`` how far this launch has come."""
-        if os.environ.get(OVERRIDES):
-            launch, taken = Launch(OmegaConf.create() if config is None else config), self.taken
-            known = {name: getattr(taken, name) for name in ("added", "left_out", "rest")} if taken else {}
-            loss = _asked_loss()
-            receipts.note(Receipt(self.id, state, loss, launch.get(RECORDS_DIR), str(launch.checkpoints), **known))
-
-
 _start = Start()
-
-
-def _asked_loss() -> str:
-    from fspo_verl.launch import asked
-
-    with contextlib.suppress(ValueError):
-        return asked.Request.of_environment().loss
-    return ""
 
 
 # --- where a launch is seen ------------------------------------------------------------------------------------------
 
 
-def composed(config: DictConfig, taken: "Taken | None", is_of_several: bool) -> None:
+def composed(config: DictConfig, taken: Taken | None, is_of_several: bool) -> None:
     """Hydra has composed the config of a launch, which takes this of the environment's request.
 
     Args:
@@ -89,7 +49,7 @@ def composed(config: DictConfig, taken: "Taken | None", is_of_several: bool) -> 
         return
     _start = Start(config, taken)
     if taken is not None and not is_of_several:
-        taken.say()
+        taken.say_once()
         prints = any(word.partition("=")[0] in _PRINTS for word in sys.argv[1:])
         _start.note(PRINTED if prints else COMPOSED, config)
 
@@ -129,41 +89,35 @@ def begin(place: str, config: DictConfig | None) -> None:
     is_seen = bool(_start.places)
     _start.places.add(place)
     if config is None:
-        if _start.composed is not None and _start.taken is not None and not is_seen:
-            _go(_start.composed)
+        if _start.composed is not None and not is_seen and os.environ.get(OVERRIDES):
+            from fspo_verl.launch import asked
+
+            asked.confirm(_start.composed, _start)
         return
-    content = None
-    with _never_ending_the_launch(_NOT_LOOKED_AT):
-        content = OmegaConf.to_container(config) if OmegaConf.is_config(config) else config
-    if content != _start.checked or content is None:
-        _start.checked = content
+    content = _content(config)
+    if content is None or content != _start.checked:
         _check_a_launch(config)
+        _start.checked = _content(config)
+
+
+def _content(config):
+    """What a config holds, to see whether it has changed; None where that cannot be told."""
+    with _never_ending_the_launch(_NOT_LOOKED_AT):
+        return OmegaConf.to_container(config) if OmegaConf.is_config(config) else copy.copy(config)
 
 
 def _check_a_launch(config: DictConfig) -> None:
     try:
-        _check_what_is_asked(config)
+        _check_what_is_asked(config, _start)
         check(config)
         claim_records(config)
     except ValueError:
         _start.note(REFUSED, config)
         raise
-    _go(config)
+    if os.environ.get(OVERRIDES):
+        from fspo_verl.launch import asked
 
-
-def _go(config: DictConfig) -> None:
-    """The launch starts Ray now."""
-    if not os.environ.get(OVERRIDES) or not Launch(config).trains_a_policy:
-        return
-    from fspo_verl.launch import asked
-
-    if (taken := _start.taken) is not None:
-        taken.say()
-        earlier = [one for one in receipts.launches() if one.state == LAUNCHED and one.id != _start.id]
-        for number, one in enumerate(earlier, 1):
-            if [*one.rest] == taken.rest and [*one.left_out] != taken.left_out:
-                asked.say(f"this is the same training as launch {number}: what they differ in was left out")
-    _start.note(LAUNCHED, config)
+        asked.confirm(config, _start)
 
 
 def at_the_logger(config: Mapping) -> None:
@@ -174,24 +128,24 @@ def at_the_logger(config: Mapping) -> None:
     Raises:
         ValueError: it would train another loss than is asked for.
     """
-    whole = OmegaConf.create({})
+    whole = OmegaConf.create()
     with _never_ending_the_launch(_NOT_LOOKED_AT):
         whole = OmegaConf.create(dict(config))
     if os.environ.get(EXAMINE):
         from fspo_verl.launch import doctor
 
         doctor.hand_back(lambda: doctor.examine(whole))
-    launch, start = Launch(whole), Start()
-    for known in receipts.launches():  # the driver's
-        if (known.records, known.run) == (launch.get(RECORDS_DIR), str(launch.checkpoints)):
-            start.id = known.id
+    launch = Launch(whole)
+    where = launch.get(RECORDS_DIR), str(launch.checkpoints)
+    known = [one for one in receipts() if (one.records, one.run) == where]  # from the driver
+    start = Start(id=known[-1].id) if known else Start()
     try:
-        _check_what_is_asked(whole)
+        _check_what_is_asked(whole, start)
         _refuse_or_say(_errors_of_the_config_alone(launch))
     except ValueError:
         start.note(REFUSED, whole)
         raise
-    if launch.trains_a_policy and not any(one.id == start.id and one.state == LAUNCHED for one in receipts.launches()):
+    if launch.trains_a_policy and not any(one.state == LAUNCHED for one in known):
         start.note(LAUNCHED, whole)
 
 
@@ -241,11 +195,11 @@ def _errors_of_the_config_alone(launch: Launch) -> list[Finding]:
     return errors
 
 
-def _check_what_is_asked(config: DictConfig) -> None:
+def _check_what_is_asked(config: DictConfig, start: Start) -> None:
     if os.environ.get(OVERRIDES):
         from fspo_verl.launch import asked
 
-        _refuse_or_say([*filter(None, [asked.problem(config, _start.taken is not None)])])
+        _refuse_or_say([*filter(None, [asked.problem(config, start.taken is not None)])])
 
 
 def _refuse_or_say(findings: list[Finding]) -> None:

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fspo_verl.keys import GROUP, OVERRIDES, RECORDS_DIR
-from fspo_verl.launch import asked, installation, receipts
-from fspo_verl.launch.receipts import LAUNCHED, PRINTED, RECEIPT, REFUSED, Receipt
+from fspo_verl.launch import asked, installation
+from fspo_verl.launch.starts import LAUNCHED, PRINTED, RECEIPT, REFUSED, Receipt, receipts
 
 _PATIENCE = 300.0  # seconds in which a launch has composed its config
 _SIGNALS = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
@@ -49,11 +49,11 @@ def main(args: argparse.Namespace) -> int:
         start = os.path.getsize(receipt) if os.path.isfile(receipt) else 0
 
         def warn() -> None:
-            if not receipts.launches(receipt, start):
+            if not receipts(receipt, start):
                 _say(f"after {_PATIENCE:g} s, {_none_took(args.loss)}. A training that has begun trains its own loss")
 
         code = _run(args.argv, env | {RECEIPT: receipt}, warn)
-        launches = receipts.launches(receipt, start)
+        launches = receipts(receipt, start)
     for line in _summary(launches, args.loss, began):
         _say(line)
     return code
