@@ -272,7 +272,7 @@ def test_what_is_no_launch_is_refused_with_what_is(launch, capsys):
     ("launch", "id", "words"),
     [
         (["trainer.no_such_key=1"], "composition", "no_such_key"),
-        ([SELECT, f"+{SELECT}@other"], "group", "remove"),
+        ([SELECT, "+algorithm.policy_loss=gspo"], "group", "remove"),
     ],
 )
 def test_what_composes_no_config_is_an_error(launch, id, words, diagnose):
