@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A clip range whose eps follows a wished clip rate, as verl's adaptive KL controller follows a wished KL.
 
-After each training step, the eps of each side moves towards the clip rate that ``target_clip_rate`` asks for. A training
-step ends where verl sends the weights to the rollout engines; asynchronous trainers make several updates in one. Within
-a step eps is constant, and it is the same on every rank: the counts of a step are summed over all ranks once, at its
-end. Checkpoints keep it.
+After each training step, the eps of each side moves towards the clip rate that ``target_clip_rate`` asks for. A
+training step ends where verl sends the weights to the rollout engines; asynchronous trainers make several updates in
+one. Within a step eps is constant, and it is the same on every rank: the counts of a step are summed over all ranks
+once, at its end. Checkpoints keep it.
 
 :mod:`fspo_verl.verl_patches` calls the controller around an update, at a weight sync, and where verl saves and loads a
 checkpoint.
@@ -141,7 +141,7 @@ class Controller:
 
     @contextlib.contextmanager
     def update(self, device: str = "cpu", counts_here: bool = True) -> Iterator[None]:
-        """One update of verl, a part of a training step. One inside another is a part of it.
+        """Count an update of verl, a part of a training step. One inside another is a part of it.
 
         An update that ends with an error counts nothing.
 
@@ -161,7 +161,7 @@ class Controller:
             self._of_update = None
 
     def end_step(self) -> None:
-        """Move eps after the updates since the last call, if there were any. All ranks of the default group take part."""
+        """Move eps after the updates since the last call, if there were any. All ranks take part."""
         if self._of_step is not None:
             self.move(self._summed())
             self._of_step = None
@@ -247,7 +247,7 @@ class Controller:
 
 
 def _read(file: Path) -> dict | str | None:
-    """The eps in a file, and their unit; None without one, and a text that says what is wrong with it."""
+    """Return the eps in a file with its unit; None without a file, and a text that says what is wrong with it."""
     content = ""
     try:
         content = file.read_text()

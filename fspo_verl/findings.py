@@ -43,6 +43,9 @@ class Finding:
     overrides: Mapping[str, float | str | None] = field(default_factory=dict)
     """Hydra overrides to paste, by key; None stands for null."""
 
+    command: str = ""
+    """The subcommand of ``fspo-verl`` that :attr:`advice` names, if any."""
+
     remove: Sequence[str] = ()
     """Overrides of the launch that :attr:`advice` takes away, as they were typed; the key of what a file sets."""
 
@@ -63,7 +66,7 @@ class Finding:
         return vars(self) | {"value": value, "overrides": pasted(self.overrides)}
 
     def without_advice(self) -> "Finding":
-        return dataclasses.replace(self, advice="", action="", overrides={}, remove=(), add=())
+        return dataclasses.replace(self, advice="", action="", overrides={}, command="", remove=(), add=())
 
 
 def rows(findings: Iterable[Finding]) -> list[tuple[str, str]]:

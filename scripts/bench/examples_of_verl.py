@@ -20,9 +20,9 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from fspo_verl.keys import GROUP, OVERRIDES, POLICY_LOSS
-from fspo_verl.launch import asked, doctor, hook
-from fspo_verl.launch.view import Launch
+from fspo_verl.findings import ERROR
+from fspo_verl.keys import GROUP, OVERRIDES
+from fspo_verl.launch import doctor
 
 PYTHONS = ("python", "python3", "uv")
 OTHERS = "ray torchrun pip pip3 sleep wget curl hf huggingface-cli npu-smi nvidia-smi conda git mkdir tee".split()
@@ -54,18 +54,11 @@ def commands(verl: Path, scratch: Path) -> dict[str, list[str]]:
 
 def outcome(command: list[str]) -> str:
     """The loss that a training would train, or what stops it."""
-
-    def look(config):
-        if os.environ.get(OVERRIDES):
-            asked.check(config)
-        hook.check(config)
-        return f"trains {Launch(config).get(f'{POLICY_LOSS}.loss_mode')}"
-
     module = command.index("-m") + 1
-    try:
-        return doctor.with_config(command[module], command[module + 1 :], look)
-    except Exception as error:
-        return f"stops: {str(error).splitlines()[0]}"
+    found = doctor.judge(command[module], command[module + 1 :])
+    errors = [one.sentence for one in found if one.severity == ERROR]
+    losses = [one.sentence for one in found if one.id == "trains"]
+    return f"stops: {errors[0]}" if errors else losses[0]
 
 
 def main() -> None:

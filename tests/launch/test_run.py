@@ -378,7 +378,7 @@ def test_a_script_of_scripts_trains_fspo_by_verls_own_main(command, tmp_path):
     code, out, err = command(
         f"bash inner.sh trainer.nnodes=1 {POLICY_LOSS}.loss_mode=gspo {ACTOR}.loss_agg_mode=token-mean"
     )
-    assert code == 5 and "policy loss fspo: log-ratio band" in out and "1 launch took fspo, and ended before" in err
+    assert code == 5 and "policy loss fspo: log-ratio range" in out and "1 launch took fspo, and ended before" in err
     (line,) = (line for line in err.splitlines() if f"{OVERRIDES}: added" in line)
     assert line.endswith(f"left out {POLICY_LOSS}.loss_mode=gspo {ACTOR}.loss_agg_mode=token-mean")
 
