@@ -172,9 +172,8 @@ def examine(config: DictConfig | None) -> list[Finding]:
     if not launch.has_actor:
         what = f"the launch hands over no config with {ACTOR}"
         return [error(what, "it is no policy training", "name a main that trains a policy", id="composition")]
-    found = checks.findings(launch.config)
-    if os.environ.get(OVERRIDES):
-        found += filter(None, [asked.problem(launch.config, True)])
+    other_loss = asked.problem(launch.config, True) if os.environ.get(OVERRIDES) else None
+    found = [*filter(None, [other_loss]), *checks.findings(launch.config)]
     if (hydra := hydra_files.running()) is not None and hydra.mode is not None and hydra.mode.name == "MULTIRUN":
         what = "of a launch with --multirun only the first job is examined"
         found.append(warning(what, fix="examine each job by its own overrides", id="multirun"))

@@ -6,8 +6,8 @@
     python scripts/bench/examples_of_verl.py verl                  # also --loss observed, or --loss none
 
 Each script of ``examples`` runs unedited in a copy of the checkout, but for those of supervised training. Programs that
-write or download are stubs. Python is one, too: it notes the command of the training. verl's main of that checkout then
-composes the config, and is stopped before Ray.
+write or download are stubs. Python is one, too: it notes the command of the training. The doctor then starts verl's main
+of that checkout, which ends before Ray.
 """
 
 import argparse
@@ -27,6 +27,11 @@ from fspo_verl.launch import doctor
 PYTHONS = ("python", "python3", "uv")
 OTHERS = "ray torchrun pip pip3 sleep wget curl hf huggingface-cli npu-smi nvidia-smi conda git mkdir tee".split()
 NOTE = '[[ " $* " == *" -m verl."* ]] && printf "%s\\0" "$@" > "$NOTED"; exit 0'
+TRAINS = {  # by what the doctor finds
+    "band_in_effect": "trains fspo",
+    "loss_in_effect": "trains another loss, observed",
+    "not_selected": "trains its own loss",
+}
 FOLDERS = ("HDFS_ROOT", "DATA_ROOT", "RAY_DATA_HOME", "MODEL_PATH", "LORA_ADAPTER_PATH", "HOME")  # that scripts ask for
 
 
@@ -56,9 +61,9 @@ def outcome(command: list[str]) -> str:
     """The loss that a training would train, or what stops it."""
     module = command.index("-m") + 1
     found = doctor.judge(command[module], command[module + 1 :])
-    errors = [one.sentence for one in found if one.severity == ERROR]
-    losses = [one.sentence for one in found if one.id == "trains"]
-    return f"stops: {errors[0]}" if errors else losses[0]
+    if errors := [one.sentence for one in found if one.severity == ERROR]:
+        return f"stops: {errors[0]}"
+    return next(text for id, text in TRAINS.items() if any(one.id == id for one in found))
 
 
 def main() -> None:
