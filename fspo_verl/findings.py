@@ -63,7 +63,8 @@ class Finding:
     def to_json(self) -> dict:
         """Return plain values by field; overrides as a shell takes them."""
         value = self.value if self.value is not None and math.isfinite(self.value) else None
-        return vars(self) | {"value": value, "overrides": pasted(self.overrides)}
+        lists = {"overrides": pasted(self.overrides), "remove": [*self.remove], "add": [*self.add]}
+        return vars(self) | {"value": value} | lists
 
     def without_advice(self) -> "Finding":
         return dataclasses.replace(self, advice="", action="", overrides={}, command="", remove=(), add=())

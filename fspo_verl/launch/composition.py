@@ -7,6 +7,7 @@ an old verl, and add what the environment asks for (:mod:`fspo_verl.launch.asked
 sets no variable, gets what Hydra composes.
 """
 
+import contextlib
 import copy
 import os
 from collections.abc import Callable
@@ -40,7 +41,6 @@ def load_configuration(load: Callable, loader, config_name, overrides, run_mode,
         Refused: the launch would not train the loss that it or the environment asks for.
         HydraException: what Hydra raises.
     """
-
     try:
         config, taken = _asked_for(load, loader, config_name, overrides, run_mode, *args, **kwargs)
     except Exception as problem:
@@ -54,12 +54,13 @@ def load_configuration(load: Callable, loader, config_name, overrides, run_mode,
 
 def compute_defaults_list(compute: Callable, loader, config_name, overrides, run_mode):
     """List the defaults of what :func:`load_configuration` composes: ``--info``, and ``hydra.verbose=true``."""
-    load = _unwrapped(loader, "load_configuration")
-    config, taken = _asked_for(load, loader, config_name, overrides, run_mode)
-    if not hook.has_composed():
-        hook.composed(config, taken, False)
-    used = config.hydra.overrides
-    return compute(_users_first(loader, config_name, overrides), config_name, [*used.hydra, *used.task], run_mode)
+    if _is_asked(run_mode):
+        config, taken = _asked_for(_unwrapped(loader, "load_configuration"), loader, config_name, overrides, run_mode)
+        if not hook.has_composed():
+            hook.composed(config, taken, False)
+        overrides = [*config.hydra.overrides.hydra, *config.hydra.overrides.task]
+    loader = _users_first(loader, config_name, overrides)
+    return compute(loader, config_name, _with_plus(loader, config_name, overrides, run_mode), run_mode)
 
 
 def _asked_for(load: Callable, loader, config_name, overrides, run_mode, *args, **kwargs):
@@ -91,11 +92,10 @@ def _composed(load: Callable, loader, config_name, overrides: list[str], run_mod
     Where the config has a key with the name of the group, a word without a plus is a value of that key.
     """
     loader = _users_first(loader, config_name, overrides)
-    named = hydra_files.parsed([text for text in overrides if GROUP in text])
-    words = [one for one in named if one.key_or_group == GROUP and not one.is_sweep_override()]
+    words = _words(overrides)
     if not words:
         return load(loader, config_name, overrides, run_mode, *args, **kwargs)
-    chosen = _with_plus(loader, config_name, overrides, words, run_mode)
+    chosen = _with_plus(loader, config_name, overrides, run_mode)
     config: DictConfig | None = None
     problem: Exception = ConfigCompositionException()
     try:
@@ -118,8 +118,15 @@ def _composed(load: Callable, loader, config_name, overrides: list[str], run_mod
     raise problem
 
 
-def _with_plus(loader, config_name, overrides: list[str], words: list[Override], run_mode) -> list[str]:
+def _words(overrides: list[str]) -> list[Override]:
+    """The overrides that name the group, but for those that sweep over it."""
+    named = hydra_files.parsed([text for text in overrides if GROUP in text])
+    return [one for one in named if one.key_or_group == GROUP and not one.is_sweep_override()]
+
+
+def _with_plus(loader, config_name, overrides: list[str], run_mode) -> list[str]:
     """The overrides, with a plus for the last option of the group where the defaults list has none to be replaced."""
+    words = _words(overrides)
     plain = {one.input_line for one in words if one.type == OverrideType.CHANGE and one.package is None}
     of_the_group = {one.input_line for one in words}
     others = [text for text in overrides if text not in of_the_group]
@@ -149,8 +156,10 @@ def _fails(loader, config_name, overrides: list[str], run_mode) -> bool:
 def _users_first(loader, config_name, overrides: list[str]):
     """The loader, or one that finds files of the group that Hydra appends (``hydra.searchpath``, ``--config-dir``)
     before the packaged ones."""
-    _, repository = loader._parse_overrides_and_create_caching_repo(config_name, overrides)
-    sources = repository.get_sources()
+    sources = []
+    with contextlib.suppress(Exception):  # what is wrong with them Hydra says by itself
+        _, repository = loader._parse_overrides_and_create_caching_repo(config_name, overrides)
+        sources = repository.get_sources()
     place = next((place for place, one in enumerate(sources) if one.provider == OURS), len(sources))
     own = [one for one in sources[place + 1 :] if one.provider != "schema" and one.available() and one.is_group(GROUP)]
     if not own:

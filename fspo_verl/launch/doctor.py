@@ -72,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
     found = sorted([*found, *installed], key=lambda one: SEVERITIES.index(one.severity))
     counts = Counter(one.severity for one in found)
     if args.json:
-        told = {"main": module, "overrides": overrides, "errors": counts[ERROR], "warnings": counts[WARNING]}
+        told = {"main": module, "errors": counts[ERROR], "warnings": counts[WARNING]}
         print(json.dumps(told | {"findings": [one.to_json() for one in found]}, indent=1))
     else:
         said = [f"{counts[severity]} {severity}{'s' * (counts[severity] != 1)}" for severity in (ERROR, WARNING)]
