@@ -130,7 +130,7 @@ def at_the_logger(config: Mapping) -> None:
     """
     whole = OmegaConf.create()
     with _never_ending_the_launch(_NOT_LOOKED_AT):
-        whole = OmegaConf.create(dict(config))
+        whole = config if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
     if os.environ.get(EXAMINE):
         from fspo_verl.launch import doctor
 

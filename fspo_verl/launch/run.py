@@ -45,7 +45,9 @@ def main(args: argparse.Namespace) -> int:
         receipt = os.environ.get(RECEIPT, "")  # of a `run` around this one, which counts the launches, too
         if not os.path.isfile(receipt):
             with contextlib.suppress(OSError):
-                receipt = stack.enter_context(tempfile.NamedTemporaryFile(prefix="fspo_verl_run_")).name
+                own = tempfile.TemporaryDirectory(prefix="fspo_verl_run_", ignore_cleanup_errors=True)
+                receipt = f"{stack.enter_context(own)}/launches"
+                Path(receipt).touch()
         start = os.path.getsize(receipt) if os.path.isfile(receipt) else 0
 
         def warn() -> None:

@@ -294,12 +294,13 @@ def test_a_key_of_the_users_with_the_name_of_the_group_does_not_hide_it(launch):
 MAIN = """
 import pathlib, sys
 import hydra
-from fspo_verl.launch import hook
+from fspo_verl.launch import hook, installation
 
 @hydra.main(config_path=sys.argv.pop(1), config_name="trainer", version_base=None)
 def main(config):
     hook.check = hook.claim_records = lambda config: None
-    hook.begin(hook.FIRST, config)
+    if installation.left_out() is None:  # as the plugin does
+        hook.begin(hook.FIRST, config)
     if config.trainer.experiment_name.startswith("records"):
         folder = pathlib.Path(config.actor_rollout_ref.actor.policy_loss.records_dir)
         folder.mkdir(parents=True)
