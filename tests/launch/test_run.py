@@ -294,13 +294,19 @@ def test_a_key_of_the_users_with_the_name_of_the_group_does_not_hide_it(launch):
 MAIN = """
 import pathlib, sys
 import hydra
+from omegaconf import OmegaConf
 from fspo_verl.launch import hook, installation
 
 @hydra.main(config_path=sys.argv.pop(1), config_name="trainer", version_base=None)
 def main(config):
     hook.check = hook.claim_records = lambda config: None
     if installation.left_out() is None:  # as the plugin does
-        hook.begin(hook.FIRST, config)
+        name = config.trainer.experiment_name
+        if name != "at the logger":
+            hook.begin(hook.FIRST, config)
+        if "logger" in name:  # which a worker of Ray builds
+            hook._start = hook.Start()
+            hook.at_the_logger(OmegaConf.to_container(config, resolve=True))
     if config.trainer.experiment_name.startswith("records"):
         folder = pathlib.Path(config.actor_rollout_ref.actor.policy_loss.records_dir)
         folder.mkdir(parents=True)
@@ -390,6 +396,12 @@ def test_where_no_launch_took_the_loss_that_is_said(command):
     off = "VERL_USE_EXTERNAL_PLUGINS=none train"
     code, _, err = command(f"{blind}\n{off}\ntrain trainer.val_only=true\nexit 0")
     assert code == 0 and err.count("no launch took fspo") == 1 and "Traceback" not in err
+
+
+def test_a_launch_is_counted_once_whether_its_main_or_the_trainers_logger_is_seen(command):
+    both, alone = (f"trainer.experiment_name='at the {more}logger'" for more in ("main and the ", ""))
+    code, _, err = command(f'train "{both}"; train "{alone}"')
+    assert code == 0 and "2 launches took fspo" in err and err.count(" launches ") == 1
 
 
 def test_a_launch_that_is_refused_is_said_to_be(command):
