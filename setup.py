@@ -46,7 +46,7 @@ setup(
     install_requires=[
         "verl>=0.9.0",
         "torch>=2.6",
-        "hydra-core>=1.3",
+        "hydra-core>=1.3,<1.4",
         "omegaconf>=2.3",
         "packaging",
         "pandas>=2",

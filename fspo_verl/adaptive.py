@@ -2,17 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A clip range whose eps follows a wished clip rate, as verl's adaptive KL controller follows a wished KL.
 
-After each training step, the eps of each side moves towards the clip rate that ``target_clip_rate`` asks for. Within a
-step it is constant, and it is the same on every rank: the counts of a step are summed over all ranks once, after the
-update. Checkpoints keep it.
+After each training step, the eps of each side moves towards the clip rate that ``target_clip_rate`` asks for. A
+training step ends where verl sends the weights to the rollout engines; asynchronous trainers make several updates in
+one. Within a step eps is constant, and it is the same on every rank: the counts of a step are summed over all ranks
+once, at its end. Checkpoints keep it.
 
-:mod:`fspo_verl.verl_patches` calls the controller around an update, and where verl saves and loads a checkpoint.
+:mod:`fspo_verl.verl_patches` calls the controller around an update, at a weight sync, and where verl saves and loads a
+checkpoint.
 """
 
 import contextlib
 import json
 import logging
 import math
+import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,7 +108,11 @@ class Controller:
         self._largest = {name: config.eps_max or EPS_MAX_FACTOR * start for name, start in self.eps.items()}
         # A dual clip inside the range would undo it.
         self._largest["eps_high"] = min(self._largest["eps_high"], self._dual or math.inf)
-        self._counts: np.ndarray | None = None  # clipped and counted of each side, ``[2, 2]``; None between two steps
+        # Clipped and counted responses of each side, ``[2, 2]``: of the update that goes on, and of those before it in
+        # this training step; None where there is none.
+        self._of_update: np.ndarray | None = None
+        self._of_step: np.ndarray | None = None
+        self._device = "cpu"  # of the tensor that is summed over the ranks
         self._once = Once()
 
     @property
@@ -120,9 +127,9 @@ class Controller:
         The dual clip counts for the lower side, as it clips responses with A < 0.
 
         Raises:
-            RuntimeError: outside :meth:`step`, where nobody would ever move eps.
+            RuntimeError: outside :meth:`update`, where nobody would ever move eps.
         """
-        if self._counts is None:
+        if self._of_update is None:
             raise RuntimeError(
                 "target_clip_rate cannot be followed: this trainer calls the loss outside verl's "
                 "TrainingWorker.train_mini_batch, after which eps moves; set target_clip_rate=null"
@@ -130,44 +137,53 @@ class Controller:
         below, above = columns["advantage"] < 0, columns["advantage"] > 0
         lower = below & (columns["clipped_lower"] + columns["clipped_dual"] > 0)
         upper = above & (columns["clipped_upper"] > 0)
-        self._counts += [[lower.sum(), below.sum()], [upper.sum(), above.sum()]]
+        self._of_update += [[lower.sum(), below.sum()], [upper.sum(), above.sum()]]
 
     @contextlib.contextmanager
-    def step(self, device: str = "cpu", counts_here: bool = True) -> Iterator[None]:
-        """Run one training step: eps is constant inside, and moves at the end. All ranks take part.
+    def update(self, device: str = "cpu", counts_here: bool = True) -> Iterator[None]:
+        """Count an update of verl, a part of a training step. One inside another is a part of it.
 
-        A step inside another is a part of it. A step that ends with an error moves nothing.
+        An update that ends with an error counts nothing.
 
         Args:
             device: of the tensor that is summed over the ranks.
             counts_here: whether this rank's responses count. Of ranks that share responses one does.
         """
-        if self._counts is not None:
+        if self._of_update is not None:
             yield
             return
-        self._counts = np.zeros((2, 2), dtype=np.int64)
+        self._of_update, self._device = np.zeros((2, 2), dtype=np.int64), device
         try:
             yield
-            counts = torch.from_numpy(self._counts * counts_here).to(device)
+            before = 0 if self._of_step is None else self._of_step
+            self._of_step = before + self._of_update * counts_here
         finally:
-            self._counts = None
+            self._of_update = None
+
+    def end_step(self) -> None:
+        """Move eps after the updates since the last call, if there were any. All ranks take part."""
+        if self._of_step is not None:
+            self.move(self._summed())
+            self._of_step = None
+
+    def _summed(self) -> np.ndarray:
+        """The counts of this training step on all ranks, ``[2, 2]``."""
+        counts = torch.from_numpy(self._of_step).to(self._device)
         torch.distributed.all_reduce(counts)
-        self.move(counts.cpu().numpy())
+        return counts.cpu().numpy()
 
     def move(self, counts: np.ndarray) -> None:
         """Set the eps of the next step from the clipped and counted responses of each side, ``[2, 2]``."""
-        for (name, eps), (clipped, counted) in zip([*self.eps.items()], counts.tolist(), strict=True):
-            if not counted:
-                continue
-            self.eps[name] = eps = next_eps(eps, clipped, counted, self.target, self._largest[name])
-            if counted * self.target < TOO_FEW:
+        self.eps = self._moved(counts)
+        for (name, eps), (clipped, counted) in zip(self.eps.items(), counts.tolist(), strict=True):
+            if counted and counted * self.target < TOO_FEW:
                 self._once.warn(
                     "few",
                     "target_clip_rate=%g asks for %.2g clipped of the %d responses of a side in this step: %s needs "
                     "some %d such steps to follow. A larger target or more responses a step make it fewer.",
                     *(self.target, counted * self.target, counted, name, FEWEST / GAIN / (counted * self.target)),
                 )
-            if eps in (EPS_MIN, self._largest[name]):
+            if counted and eps in (EPS_MIN, self._largest[name]):
                 self._once.warn(
                     name,
                     "%s has reached its bound %g: %.1f%% of the responses of its side are clipped, instead of %g%%. "
@@ -175,14 +191,25 @@ class Controller:
                     *(name, eps, 100 * clipped / counted, 100 * self.target),
                 )
 
+    def _moved(self, counts: np.ndarray) -> dict[str, float]:
+        """The eps after a step with these counts."""
+        sides = zip(self.eps.items(), counts.tolist(), strict=True)
+        return {
+            name: next_eps(eps, clipped, counted, self.target, self._largest[name]) if counted else eps
+            for (name, eps), (clipped, counted) in sides
+        }
+
     def save(self, folder: str | Path) -> None:
-        """Write the eps in force beside a checkpoint; the first rank does, as all have the same.
+        """Write beside a checkpoint the eps of the next training step; the first rank does, as all have the same.
+
+        verl saves a checkpoint after the updates of a step, and before its end.
 
         Raises:
             OSError: the folder cannot be written.
         """
+        eps = self.eps if self._of_step is None else self._moved(self._summed())
         if torch.distributed.get_rank() == 0:
-            write_whole([(Path(folder) / FILE, json.dumps(self.eps | self._unit).encode())])
+            write_whole([(Path(folder) / FILE, json.dumps(eps | self._unit).encode())])
 
     def load(self, folder: str | Path) -> None:
         """Go on with the eps of a checkpoint, read by the first rank for all.
@@ -221,18 +248,17 @@ class Controller:
 
 def _read(file: Path) -> dict | str | None:
     """Return the eps in a file with its unit; None without a file, and a text that says what is wrong with it."""
+    content = ""
     try:
         content = file.read_text()
         found = json.loads(content)
-        eps = [found[name] for name in ("eps_low", "eps_high")]
+        if all(is_positive(found[name]) and math.isfinite(found[name]) for name in ("eps_low", "eps_high")):
+            return found
+        wrong = f"it holds {reprlib.repr(content)}"
     except FileNotFoundError:
         return None
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever is wrong, the other ranks wait for an answer
         wrong = f"{type(error).__name__}: {error}"
-    else:
-        if all(is_positive(value) and math.isfinite(value) for value in eps):
-            return found
-        wrong = f"it holds {content!r}"
     return (
         f"{file} has no eps_low and eps_high above 0, from which target_clip_rate could go on ({wrong}); restore it, "
         "or remove it to start from the eps of the config"

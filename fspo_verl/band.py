@@ -27,14 +27,28 @@ def is_positive(value) -> bool:
     return _is_number(value) and value > 0
 
 
+class BadField(ValueError):
+    """A field of a config has a value that is not allowed."""
+
+    field = ""
+    """Its name."""
+
+    @staticmethod
+    def of(field: str, text: str) -> "BadField":
+        """The error of a field; with this constructor, Ray can hand it from process to process."""
+        error = BadField(text)
+        error.field = field
+        return error
+
+
 def require(holds: bool, config, field: str, allowed: str) -> None:
     """Refuse the value of a field of a config.
 
     Raises:
-        ValueError: the condition does not hold; says what is allowed.
+        BadField: the condition does not hold; says what is allowed.
     """
     if not holds:
-        raise ValueError(f"{config.key_prefix}{field}={getattr(config, field)!r} is not allowed: {allowed}")
+        raise BadField.of(field, f"{config.key_prefix}{field}={getattr(config, field)!r} is not allowed: {allowed}")
 
 
 @dataclass

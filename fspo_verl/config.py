@@ -17,7 +17,7 @@ from verl.workers.config import PolicyLossConfig
 import fspo_verl.register  # noqa: F401  the losses, also where verl loads no plugins
 from fspo_verl import verl_patches
 from fspo_verl.adaptive import AdaptiveBand, Controller
-from fspo_verl.band import Band, is_positive, require
+from fspo_verl.band import BadField, Band, is_positive, require
 from fspo_verl.keys import POLICY_LOSS
 from fspo_verl.observe.metrics import LENGTH_BINS
 
@@ -79,15 +79,17 @@ class FSPOPolicyLossConfig(AdaptiveBand, Observation, PolicyLossConfig):
     def __post_init__(self):
         super().__post_init__()
         if self.loss_mode != "fspo":
-            raise ValueError(
+            raise BadField.of(
+                "loss_mode",
                 f"{POLICY_LOSS}.loss_mode={self.loss_mode!r} is not allowed beside algorithm.policy_loss=fspo (or "
                 "fixed_band), which sets loss_mode=fspo: remove the leftover loss_mode override, or add "
-                f"{POLICY_LOSS}.loss_mode=fspo after it, or select another loss with algorithm.policy_loss=gspo or grpo"
+                f"{POLICY_LOSS}.loss_mode=fspo after it, or select another loss, algorithm.policy_loss=gspo or grpo",
             )
         if self.eps not in (None, Band.eps) and None not in (self.eps_low, self.eps_high):
-            raise ValueError(
+            raise BadField.of(
+                "eps",
                 f"{POLICY_LOSS}.eps={self.eps!r} is not allowed beside eps_low={self.eps_low:g} and "
-                f"eps_high={self.eps_high:g}, which leave it without effect: remove eps, or set the two to null"
+                f"eps_high={self.eps_high:g}, which leave it without effect: remove eps, or set the two to null",
             )
         self._check_observation()
         self.controller = None if self.target_clip_rate is None else Controller(self)
@@ -114,8 +116,9 @@ class ObservedPolicyLossConfig(Observation, PolicyLossConfig):
         if self.loss_mode != "observed":
             self.inner, self.loss_mode = self.loss_mode, "observed"
         if self.inner in ("", "observed", "fspo"):
-            raise ValueError(
+            raise BadField.of(
+                "loss_mode",
                 f"{POLICY_LOSS}.loss_mode={self.inner!r} cannot be observed: name the loss that trains, such as "
-                "vanilla or gspo; fspo measures itself, without algorithm.policy_loss=observed"
+                "vanilla or gspo; fspo measures itself, without algorithm.policy_loss=observed",
             )
         self._check_observation()

@@ -8,7 +8,7 @@ Every command, alert and JSON object takes its sentences from findings and adds 
 import dataclasses
 import math
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fspo_verl import output
@@ -43,16 +43,31 @@ class Finding:
     overrides: Mapping[str, float | str | None] = field(default_factory=dict)
     """Hydra overrides to paste, by key; None stands for null."""
 
+    command: str = ""
+    """The subcommand of ``fspo-verl`` that :attr:`advice` names, if any."""
+
+    remove: Sequence[str] = ()
+    """Overrides of the launch that :attr:`advice` takes away, as they were typed; the key of what a file sets."""
+
+    add: Sequence[str] = ()
+    """Overrides that it adds, unquoted."""
+
+    @property
+    def in_one_line(self) -> str:
+        """For logs and errors."""
+        return f"{self.sentence} Fix: {self.advice}" if self.advice else self.sentence
+
     def __str__(self) -> str:
         return " ".join(filter(None, (self.sentence, self.advice)))
 
     def to_json(self) -> dict:
         """Return plain values by field; overrides as a shell takes them."""
         value = self.value if self.value is not None and math.isfinite(self.value) else None
-        return vars(self) | {"value": value, "overrides": pasted(self.overrides)}
+        lists = {"overrides": pasted(self.overrides), "remove": [*self.remove], "add": [*self.add]}
+        return vars(self) | {"value": value} | lists
 
     def without_advice(self) -> "Finding":
-        return dataclasses.replace(self, advice="", action="", overrides={})
+        return dataclasses.replace(self, advice="", action="", overrides={}, command="", remove=(), add=())
 
 
 def rows(findings: Iterable[Finding]) -> list[tuple[str, str]]:

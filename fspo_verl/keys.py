@@ -13,3 +13,6 @@ SELECTS = (f"{POLICY_LOSS}._target_", f"{POLICY_LOSS}.loss_mode")
 
 OVERRIDES = "FSPO_VERL_OVERRIDES"
 """The environment variable whose overrides every policy training below it takes (:mod:`fspo_verl.launch.asked`)."""
+
+EXAMINE = "FSPO_VERL_EXAMINE"
+"""The environment variable with the file to which a launch that ``fspo-verl doctor`` has started hands its findings."""

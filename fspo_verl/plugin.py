@@ -3,31 +3,34 @@
 """The ``verl.plugins`` entry point, imported by every process that imports verl.
 
 It imports nothing of verl: it registers the losses and has launches checked once verl has imported what that takes.
-
-verl before 0.9 has no entry points and imports it only where ``VERL_USE_EXTERNAL_MODULES=fspo_verl.plugin`` says so.
+``VERL_USE_EXTERNAL_PLUGINS`` leaves it out; ``VERL_USE_EXTERNAL_MODULES=fspo_verl.plugin`` loads it all the same.
 """
 
-import fspo_verl.verl_patches
+import os
+
+from fspo_verl import verl_patches
+from fspo_verl.keys import EXAMINE
 
 
 def _register_losses(_core_algos) -> None:
     import fspo_verl.register  # noqa: F401
 
 
-def _check(config) -> None:
+def _begin(place: str, config) -> None:
     from fspo_verl.launch import hook
 
-    hook.check_once(config)
+    hook.begin(place, config)
 
 
-def _refuse(config) -> None:
+def _at_the_logger(config) -> None:
     from fspo_verl.launch import hook
 
-    hook.refuse_the_config(config)
+    hook.at_the_logger(config)
 
 
-LOSSES = fspo_verl.verl_patches.Addition(
+verl_patches.when_imported(
     "verl.trainer.ppo.core_algos", _register_losses, "the losses fspo and observed are not registered"
 )
-fspo_verl.verl_patches.arm((LOSSES,))
-fspo_verl.verl_patches.see_launches(_check, _refuse)
+verl_patches.see_launches(_begin, _at_the_logger)
+if os.environ.get(EXAMINE):
+    verl_patches.end_before_ray(lambda: _begin("ray.init", None))

@@ -1,26 +1,26 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Every wrap of verl and of Hydra, and nothing else: what is wrapped, why, and what is lost where it fails.
+"""Every wrap of verl, Hydra and Ray, and nothing else: what is wrapped, why, and what is lost where it fails.
 
-verl (0.9.0 to 0.10.0.dev) registers losses, but offers no hook where a launch is checked, where a worker knows step and
+verl (0.9.0 to 0.10.0.dev) registers losses. It offers no hook where a launch is checked, where a worker knows step and
 prompts, around an update, and where metrics are logged. Those functions are wrapped by name. A wrap waits for the
 import of its module, so that a process which never imports it pays nothing:
 
-- :func:`see_launches`, in each process that imports verl (:mod:`fspo_verl.plugin`).
+- :func:`see_launches`, in each process that loads the plugin (:mod:`fspo_verl.plugin`).
+- :func:`compose_with`, in Hydra applications of verl (the search-path plugin).
 - :data:`WORKERS` serve the losses of this package. The import of :mod:`fspo_verl.config` arms them: verl imports it
   where a config names one of its schemas, and nowhere else.
-- :func:`select_without_plus`, in Hydra applications of verl (the search-path plugin).
+- :func:`end_before_ray`, in a launch that the doctor examines.
 
-This module imports nothing of verl. A wrap that fails is logged with what is lost, and takes away neither another one
-nor the user's import.
+A wrap is an ordinary function around the other one, and shows in tracebacks. docs/developing.md lists them all. This
+module imports nothing of verl. A wrap that fails is logged with what is lost, and takes away neither another one nor
+the user's import.
 """
 
-import contextlib
 import functools
 import inspect
 import logging
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import wrapt
@@ -28,179 +28,143 @@ import wrapt
 logger = logging.getLogger("fspo_verl")
 
 
-class Addition(NamedTuple):
-    """Something that is done to a module of verl once it has been imported."""
+class Wrap(NamedTuple):
+    """A function of another package, and what is called around it."""
 
     module: str
-    add: Callable[[Any], None]
-    lost: str  # what is missing where it fails
+    name: str
+    """Of a function, or CLASS.METHOD."""
+
+    around: Callable
+    """Called as ``around(function, *args, **kwargs)`` in place of the function."""
+
+    lost: str
+    """What is missing where the wrap fails."""
 
 
-_wrapped: list[tuple[Any, str]] = []  # owner and name; a mark on the function could be lost in another plugin's wrap
+# Owner, name, and what is called around it; a mark on the function could be lost in another plugin's wrap.
+_wrapped: list[tuple[Any, str, Callable]] = []
 
 
-def arm(additions: Iterable[Addition]) -> None:
-    """Make additions when their modules are imported, or at once where they have been."""
-    for addition in additions:
-        wrapt.register_post_import_hook(functools.partial(_add, addition), addition.module)
+def arm(wraps: Iterable[Wrap]) -> None:
+    """Wrap functions when their modules are imported, or at once where they have been."""
+    for wrap in wraps:
+        when_imported(wrap.module, functools.partial(_wrap_in, wrap), wrap.lost)
 
 
-def _add(addition: Addition, module) -> None:
-    try:
-        addition.add(module)
-    except Exception as error:  # wrapt would hand it to whoever imports the module
-        logger.warning(
-            "fspo_verl could not plug itself into %s (%s: %s): %s",
-            *(addition.module, type(error).__name__, error, addition.lost),
-        )
+def when_imported(module: str, act: Callable[[Any], None], lost: str) -> None:
+    """Call ``act(module)`` once a module has been imported; warn of what is ``lost`` where that fails."""
+
+    def tried(imported) -> None:
+        try:
+            act(imported)
+        except Exception as error:  # wrapt would hand it to whoever imports the module
+            logger.warning(
+                "fspo_verl could not plug itself into %s (%s: %s): %s",
+                *(module, type(error).__name__, error, lost),
+            )
+
+    wrapt.register_post_import_hook(tried, module)
 
 
-def wrapping(owner: str = "", **around: Callable) -> Callable[[Any], None]:
-    """What an addition does that wraps functions of a module, or methods of its class ``owner``, by their names."""
-
-    def add(module) -> None:
-        for name, function in around.items():
-            wrap_once(getattr(module, owner) if owner else module, name, function)
-
-    return add
+def _wrap_in(wrap: Wrap, module) -> None:
+    *owner, name = wrap.name.split(".")
+    wrap_once(functools.reduce(getattr, owner, module), name, wrap.around)
 
 
 def wrap_once(owner, name: str, around: Callable) -> None:
-    """Have ``around(function, *args, **kwargs)`` called in place of the function ``name`` of a module or class, once.
+    """Have ``around(function, *args, **kwargs)`` called in place of the function ``name`` of a module or class.
+
+    The same ``around`` wraps a function once.
 
     Raises:
         AttributeError: there is no such function.
     """
-    if any(known is owner and of == name for known, of in _wrapped):
+    if any(known is owner and (of, wrapped_by) == (name, around) for known, of, wrapped_by in _wrapped):
         return
     function = getattr(owner, name)
     if inspect.iscoroutinefunction(function):  # which verl's dispatch asks of a method
 
         @functools.wraps(function)
         async def wrapper(*args, **kwargs):
-            try:
-                return await around(function, *args, **kwargs)
-            except Exception as error:
-                _leave_out_this_file(error)
-                raise
+            return await around(function, *args, **kwargs)
 
     else:
 
         @functools.wraps(function)
         def wrapper(*args, **kwargs):
-            try:
-                return around(function, *args, **kwargs)
-            except Exception as error:
-                _leave_out_this_file(error)
-                raise
+            return around(function, *args, **kwargs)
 
-    _wrapped.append((owner, name))
+    _wrapped.append((owner, name, around))
     setattr(owner, name, wrapper)
-    # A main that ran its imports before this, as under VERL_USE_EXTERNAL_PLUGINS=none, holds the function by its name.
-    main = sys.modules.get("__main__")
-    if getattr(main, name, None) is function:
-        setattr(main, name, wrapper)
-
-
-def _leave_out_this_file(error: Exception) -> None:
-    """Take the frames of a wrap out of the traceback of what it wraps; Python 3.10 adds one again."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    if trace is not None:
-        error.__traceback__ = trace
-
-
-_looked_at: set[type] = set()
-
-
-def look_when_built(owner: type, look: Callable) -> None:
-    """Have ``look(*args, **kwargs)`` called with what an instance of a class is built from, before it is; once a class.
-
-    ``__new__`` has returned when ``__init__`` runs. A wrapped ``__init__`` would stand in the traceback of each of its
-    errors, also where nothing of this package is used.
-
-    Raises:
-        AttributeError: the class has a ``__new__`` of its own.
-    """
-    if owner in _looked_at:
-        return
-    if owner.__new__ is not object.__new__:
-        raise AttributeError(f"{owner.__name__} has a __new__ of its own")
-
-    def __new__(cls, *args, **kwargs):
-        look(*args, **kwargs)
-        return object.__new__(cls)
-
-    _looked_at.add(owner)
-    owner.__new__ = staticmethod(__new__)  # type: ignore[assignment]
 
 
 # --- launches: what would train another loss than asked for is refused before Ray starts -----------------------------
 
 
-def see_launches(check: Callable, refuse: Callable) -> None:
+def see_launches(begin: Callable, at_the_logger: Callable) -> None:
     """Look at every launch of verl in this process.
 
     Args:
-        check: called with the whole config before Ray starts.
-        refuse: called with it where a trainer builds its logger, before its first step: late, in a Ray worker, without
-            Hydra's choices, and all there is for a main that calls none of verl's functions.
+        begin: called with the name of a function, and the config that a main hands to it before Ray starts; None where
+            it hands over none.
+        at_the_logger: called with the config where a trainer builds its logger, before its first step: late, in a Ray
+            worker, without Hydra's choices, and all there is for a main that calls none of verl's functions.
     """
 
-    def looked_at(function, config=None, *args, **kwargs):
-        check(config)
-        return function(config, *args, **kwargs)
+    def seen(name):
+        def looked_at(function, config=None, *args, **kwargs):
+            begin(name, config)
+            return function(config, *args, **kwargs)
 
-    of_the_mains = wrapping(auto_set_device=looked_at)  # the first thing that every main of verl calls
-    of_run_ppo = wrapping(get_ppo_ray_runtime_env=looked_at)  # called right before ray.init, by mains of others as well
+        return looked_at
 
-    def at_the_logger(tracking):
-        _tell_at_the_logger(tracking, refuse)
+    def logs(init, tracking, *args, **kwargs):
+        for config in _configs(args, kwargs):
+            at_the_logger(config)
+        return init(tracking, *args, **kwargs)
 
+    device, runtime = "auto_set_device", "get_ppo_ray_runtime_env"
     arm(
         (
-            Addition("verl.utils.device", of_the_mains, "launches are not checked"),
-            Addition("verl.trainer.main_ppo", of_run_ppo, "launches by run_ppo are not checked"),
-            Addition("verl.utils.tracking", at_the_logger, "launches are not checked where the trainer logs"),
+            # The first thing that every main of verl calls.
+            Wrap("verl.utils.device", device, seen(device), "launches are not checked"),
+            # Called right before ray.init, by mains of others as well.
+            Wrap("verl.trainer.constants_ppo", runtime, seen(runtime), "launches by run_ppo are not checked"),
+            Wrap("verl.utils.tracking", "Tracking.__init__", logs, "launches are not checked where the trainer logs"),
         )
     )
 
 
-_told: list[Callable] = []  # called with the config when a trainer builds its logger
+def _configs(args: tuple, kwargs: Mapping) -> Iterable[Mapping]:
+    """The configs of a launch, by what is in them: a logger of the user's own takes other arguments than verl's."""
+    return [one for one in (*args, *kwargs.values()) if isinstance(one, Mapping) and "actor_rollout_ref" in one]
 
 
-def _tell_at_the_logger(tracking, told: Callable) -> None:
-    look_when_built(tracking.Tracking, _at_the_logger)
-    if told not in _told:
-        _told.append(told)
+def end_before_ray(end: Callable[[], None]) -> None:
+    """Call ``end`` in place of ``ray.init``, which every way into Ray calls, so that nothing starts."""
+    arm((Wrap("ray", "init", lambda _init, *_args, **_kwargs: end(), "a launch that is examined may start Ray"),))
 
 
-def _at_the_logger(*args, **kwargs) -> None:
-    """The config is looked for by what is in it, as a logger of the user's own takes other arguments than verl's."""
-    for config in (*args, *kwargs.values()):
-        if isinstance(config, Mapping) and "actor_rollout_ref" in config:
-            for told in _told:
-                told(config)
+# --- Hydra: the group without a plus, and what the environment asks for ----------------------------------------------
 
 
-@contextlib.contextmanager
-def handed_over(take: Callable) -> Iterator[None]:
-    """Have a main of verl call ``take(config)`` in place of ``auto_set_device``: where the doctor stops it."""
-    import verl.utils.device as device
+def compose_with(load: Callable, list_defaults: Callable) -> None:
+    """Have Hydra (1.3) compose a config, and list its defaults for ``--info``, by functions around its own.
 
-    place = device, "auto_set_device"
-    kept = device.auto_set_device
-    _wrapped.append(place)  # no check of a launch runs first
-    device.auto_set_device = take
-    try:
-        yield
-    finally:
-        device.auto_set_device = kept
-        _wrapped.remove(place)
+    Hydra has no hook there. Lost where this fails: Hydra refuses ``algorithm.policy_loss=fspo`` without a plus, an old
+    verl trains its own loss, and nobody hears what the environment asks for.
+    """
+    loader, lost = "hydra._internal.config_loader_impl", "algorithm.policy_loss=OPTION needs a plus"
+    arm(
+        (
+            Wrap(loader, "ConfigLoaderImpl.load_configuration", load, lost),
+            Wrap(loader, "ConfigLoaderImpl.compute_defaults_list", list_defaults, lost),
+        )
+    )
 
 
-# --- workers: what a loss of this package needs to know, and what moves eps after an update ---------------------------
+# --- workers: what a loss of this package needs to know, and what moves eps after a training step ---------------------
 
 
 def _in_its_micro_batch(ppo_loss, config, model_output, data, dp_group=None):
@@ -212,31 +176,33 @@ def _in_its_micro_batch(ppo_loss, config, model_output, data, dp_group=None):
 
 
 def _at_a_weight_sync(update_weights, worker, global_steps=None, *args, **kwargs):
-    """A worker learns of the end of a step only by the weight sync to the rollout engines.
+    """Settle records and eps: a worker learns of the end of a step only by the weight sync to the rollout engines.
 
-    The worker that sends them also knows how long a response may get.
+    The worker that sends the weights also knows how long a response may get.
     """
     from fspo_verl.observe import microbatch, observer
 
+    if (controller := _controller_of(getattr(worker, "actor", None))) is not None:
+        controller.end_step()
     microbatch.synced(global_steps, worker)
     observer.flush_records()
     return update_weights(worker, global_steps, *args, **kwargs)
 
 
 def _around_an_update(train_mini_batch, worker, data, *args, **kwargs):
-    """With ``target_clip_rate`` eps moves after it; verl has no hook there."""
+    """Count the clipped responses of an update for ``target_clip_rate``."""
     if (controller := _controller_of(worker)) is None:
         return train_mini_batch(worker, data, *args, **kwargs)
     from verl.utils.device import get_device_name
 
     # Ranks that share responses: only one of them returns outputs, and only that one counts.
     counts_here = worker.engine.is_mp_src_rank_with_outputs()
-    with controller.step(get_device_name(), counts_here):
+    with controller.update(get_device_name(), counts_here):
         return train_mini_batch(worker, data, *args, **kwargs)
 
 
 def _with_the_eps(action: str) -> Callable:
-    """Around a method that saves or loads a checkpoint: the controller does the same before it."""
+    """Save or load eps before a method saves or loads a checkpoint."""
 
     def save_or_load(method, worker, local_path, *args, **kwargs):
         controller = _controller_of(worker)
@@ -249,22 +215,21 @@ def _with_the_eps(action: str) -> Callable:
 
 def _controller_of(worker):
     """What moves the eps of a training worker of verl; None where nothing does, and for a critic."""
-    config = getattr(worker.loss_fn, "keywords", {}).get("config")
+    config = getattr(getattr(worker, "loss_fn", None), "keywords", {}).get("config")
     return getattr(getattr(config, "policy_loss", None), "controller", None)
 
 
-def _log_live_series(tracking) -> None:
-    """All trainers of verl log through ``Tracking.log``: there the sums of a step are divided, and alerts are given.
-
-    The config comes from the logger's constructor.
-    """
+def _tell_alerts(init, tracking, *args, **kwargs):
+    """Alerts learn of the config where the trainer builds its logger."""
     from fspo_verl.analysis import alerts
 
-    _tell_at_the_logger(tracking, alerts.begin)
-    wrap_once(tracking.Tracking, "log", _with_live_series)
+    for config in _configs(args, kwargs):
+        alerts.begin(config)
+    return init(tracking, *args, **kwargs)
 
 
 def _with_live_series(log, tracking, data, *args, **kwargs):
+    """Divide the sums of a step where all trainers of verl log them, and give alerts."""
     from fspo_verl.analysis import alerts, live
 
     series = live.series_or_warning(data)
@@ -273,69 +238,18 @@ def _with_live_series(log, tracking, data, *args, **kwargs):
     return log(tracking, {**data, **series}, *args, **kwargs)
 
 
-_ENGINE_WORKERS = "verl.workers.engine_workers"  # every engine (FSDP, Megatron, TorchTitan) takes ppo_loss there
+_ENGINES = "verl.workers.engine_workers"  # every engine (FSDP, Megatron, TorchTitan) takes ppo_loss there
 _NO_RECORDS = "there are no records and no metrics of numerical noise"
-_KNOWS_THE_MICRO_BATCH = wrapping(ppo_loss=_in_its_micro_batch)
-_KNOWS_THE_STEP = wrapping("ActorRolloutRefWorker", update_weights=_at_a_weight_sync)
-_MOVES_EPS = wrapping(
-    "TrainingWorker",
-    train_mini_batch=_around_an_update,
-    save_checkpoint=_with_the_eps("save"),
-    load_checkpoint=_with_the_eps("load"),
-)
+_NO_STEPS = "records have the wrong steps, and target_clip_rate moves no eps"
+_NO_EPS = "target_clip_rate stops a run at its first update"
+_NO_SERIES = "no live series fspo/* are logged, and no alerts"
 WORKERS = (
-    Addition(_ENGINE_WORKERS, _KNOWS_THE_MICRO_BATCH, _NO_RECORDS),
-    Addition("verl.trainer.distillation.losses", _KNOWS_THE_MICRO_BATCH, f"{_NO_RECORDS} of distillation"),
-    Addition(_ENGINE_WORKERS, _KNOWS_THE_STEP, "records have the wrong steps"),
-    Addition(_ENGINE_WORKERS, _MOVES_EPS, "target_clip_rate stops a run at its first update"),
-    Addition("verl.utils.tracking", _log_live_series, "no live series fspo/* are logged, and no alerts"),
+    Wrap(_ENGINES, "ppo_loss", _in_its_micro_batch, _NO_RECORDS),
+    Wrap("verl.trainer.distillation.losses", "ppo_loss", _in_its_micro_batch, f"{_NO_RECORDS} of distillation"),
+    Wrap(_ENGINES, "ActorRolloutRefWorker.update_weights", _at_a_weight_sync, _NO_STEPS),
+    Wrap(_ENGINES, "TrainingWorker.train_mini_batch", _around_an_update, _NO_EPS),
+    Wrap(_ENGINES, "TrainingWorker.save_checkpoint", _with_the_eps("save"), _NO_EPS),
+    Wrap(_ENGINES, "TrainingWorker.load_checkpoint", _with_the_eps("load"), _NO_EPS),
+    Wrap("verl.utils.tracking", "Tracking.__init__", _tell_alerts, _NO_SERIES),
+    Wrap("verl.utils.tracking", "Tracking.log", _with_live_series, _NO_SERIES),
 )
-
-
-# --- Hydra: the group without a plus ---------------------------------------------------------------------------------
-
-
-def select_without_plus(group: str, around: Callable, look: Callable, ask: Callable | None = None) -> None:
-    """Let ``GROUP=OPTION`` select a config group on configs whose defaults do not name it, too.
-
-    Hydra (1.3) asks for a plus there. The form without it is the safe one: without this package stock verl refuses it,
-    and takes the other one for a value that nothing reads. Lost where this fails: Hydra refuses the form without plus,
-    and an old verl trains its own loss.
-
-    Args:
-        group: the name of the config group.
-        around: called around Hydra's ``create_defaults_list`` once an override names the group; not before, as a wrap
-            stands in each traceback of Hydra below it.
-        look: called with the name of each config file of a composition.
-        ask: called with the composition and the overrides of each job; returns the config.
-    """
-    from hydra._internal import config_loader_impl
-    from hydra._internal.defaults_list import DefaultsList
-    from hydra.core.override_parser.types import Override
-    from hydra.types import RunMode
-
-    def at_an_override(key_or_group="", **_kwargs):
-        if key_or_group == group:
-            wrap_once(config_loader_impl, "create_defaults_list", around)
-
-    def at_a_defaults_list(defaults=(), **_kwargs):
-        for default in defaults:
-            look(default.config_path)
-
-    def load_configuration(load, loader, config_name, overrides, run_mode, *args, **kwargs):
-        def compose(overrides):
-            return load(loader, config_name, overrides, run_mode, *args, **kwargs)
-
-        # Each job of a --multirun comes here by itself.
-        return ask(compose, overrides) if ask and run_mode == RunMode.RUN else compose(overrides)
-
-    def compute_defaults_list(compute, loader, config_name, overrides, run_mode):  # of --info defaults
-        used = loader.load_configuration(config_name, overrides, run_mode).hydra.overrides
-        return compute(loader, config_name, [*used.hydra, *used.task], run_mode)
-
-    if ask is not None:
-        wrap_once(config_loader_impl.ConfigLoaderImpl, "load_configuration", load_configuration)
-        wrap_once(config_loader_impl.ConfigLoaderImpl, "compute_defaults_list", compute_defaults_list)
-
-    look_when_built(Override, at_an_override)
-    look_when_built(DefaultsList, at_a_defaults_list)

@@ -10,7 +10,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_records import columns, write
 from test_policy_loss import CUTS, MiniBatch, actor_config, padded_batch
@@ -120,8 +120,9 @@ def train(cut, steps=2):
     follows = config.policy_loss.controller
     for _ in range(steps):
         batch = MiniBatch()
-        with follows.step():
+        with follows.update():
             metrics = batch.step(CUTS[cut], config)
+        follows.end_step()
     return batch, metrics, follows
 
 
@@ -148,8 +149,9 @@ def test_each_side_counts_the_responses_with_its_sign_of_the_advantage():
         "clipped_lower": [0, 0, 0, 1, 0, 0, 0, 0],
         "clipped_dual": [0, 0, 0, 0, 0.5, 0, 0, 0],
     }
-    with follows.step():
+    with follows.update():
         follows.count({name: np.array(values, dtype=float) for name, values in table.items()})
+    follows.end_step()
     assert follows.eps == {"eps_low": next_eps(0.05, 2, 4, 0.4, 0.5), "eps_high": next_eps(0.04, 1, 3, 0.4, 0.4)}
 
 
@@ -157,21 +159,45 @@ def counts():
     return {name: np.ones(3) for name in ("advantage", "clipped_upper", "clipped_lower", "clipped_dual")}
 
 
-def test_only_a_whole_step_on_a_rank_that_counts_moves_eps():
+def test_only_a_whole_update_on_a_rank_that_counts_moves_eps():
     follows, whole = controller(), controller()
-    with follows.step(counts_here=False):
+    follows.end_step()  # the weight sync before the first update
+    with follows.update(counts_here=False):
         follows.count(counts())
-    with pytest.raises(ZeroDivisionError), follows.step():
+    with pytest.raises(ZeroDivisionError), follows.update():
         follows.count(counts())
         1 / 0  # noqa: B018
-    with follows.step():
+    follows.end_step()
+    assert follows.eps == BAND
+    with follows.update():
         follows.count(counts())
-        with follows.step():  # a part: another plugin has wrapped verl's update, and it is wrapped twice
+        with follows.update():  # a part: another plugin has wrapped verl's update, and it is wrapped twice
             follows.count(counts())
-        assert follows.eps == BAND
         follows.count(counts())
+    assert follows.eps == BAND
+    follows.end_step()
     whole.move(np.array([[0, 0], [9, 9]]))
     assert follows.eps == whole.eps != BAND
+
+
+@settings(max_examples=20, deadline=None)
+@given(updates=st.lists(st.integers(0, 3), min_size=1, max_size=6), syncs=st.integers(1, 2))
+def test_eps_moves_once_a_training_step_however_many_updates_and_syncs_it_has(updates, syncs, tmp_path_factory):
+    """As of a step with all the updates' responses; a checkpoint before the sync has the eps after it."""
+    follows, whole = controller(), controller()
+    for batches in updates:
+        with follows.update():
+            for _ in range(batches):
+                follows.count(counts())
+    folder = tmp_path_factory.mktemp("checkpoint")
+    follows.save(folder)
+    assert follows.eps == BAND
+    for _ in range(syncs):
+        follows.end_step()
+    number = 3 * sum(updates)
+    whole.move(np.array([[0, 0], [number, number]]))
+    assert follows.eps == whole.eps
+    assert {name: json.loads((folder / FILE).read_text())[name] for name in BAND} == follows.eps
 
 
 def test_a_trainer_that_would_never_move_eps_is_refused():
@@ -217,9 +243,16 @@ def test_an_eps_in_units_of_another_power_is_not_taken(tmp_path, caplog, unit, p
     assert (f"goes on with eps_low={BAND['eps_low']:.3g}" in caplog.text) == taken
 
 
-CORRUPT = ["", '{"eps_low": 0.03, "eps_hi', '{"eps_low": 0.03}', "[]", "null"] + [
-    f'{{"eps_low": {value}, "eps_high": 0.03}}' for value in ("NaN", "-1", "0", "Infinity", '"wide"', "true", "null")
-]
+CORRUPT = [
+    "[" * 100_000,
+    f'{{"eps_low": 1{"0" * 400}, "eps_high": 0.03}}',
+    "\0" * 999,
+    "",
+    '{"eps_low": 0.03, "eps_hi',
+    '{"eps_low": 0.03}',
+    "[]",
+    "null",
+] + [f'{{"eps_low": {value}, "eps_high": 0.03}}' for value in ("NaN", "-1", "0", "Infinity", '"wide"', "true", "null")]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -2,20 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the installed package does to processes that import verl, and the ways by which a launch reaches its checks."""
 
-import ast
-import asyncio
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import textwrap
-import traceback
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
-
-from fspo_verl import verl_patches
 
 MODULES = "import json, sys, verl; print(json.dumps(sorted(sys.modules)))"
 OWN_MAIN = """
@@ -45,34 +41,56 @@ def test_an_import_of_verl_brings_in_nothing_but_the_plugin_and_wrapt():
 
 
 WRAPPED = """
+    import json
     import verl.trainer.distillation.losses
     import verl.trainer.main_ppo
     import verl.utils.tracking
     import verl.workers.engine_workers
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
     from fspo_verl import verl_patches
-    assert all(hasattr(getattr(owner, name), "__wrapped__") for owner, name in verl_patches._wrapped)
-    assert verl.utils.tracking.Tracking in verl_patches._looked_at
-    print(sorted({"fspo", "observed"} & set(POLICY_LOSS_REGISTRY)), [name for _, name in verl_patches._wrapped])
+    from hydra import compose, initialize_config_module
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        compose("ppo_trainer")
+    assert all(hasattr(getattr(owner, name), "__wrapped__") for owner, name, _ in verl_patches._wrapped)
+    names = [f"{owner.__name__}.{name}" for owner, name, _ in verl_patches._wrapped]
+    print(json.dumps([sorted({"fspo", "observed"} & set(POLICY_LOSS_REGISTRY)), names]))
 """
-OF_LAUNCHES = ["auto_set_device", "get_ppo_ray_runtime_env"]
-OF_WORKERS = ["ppo_loss", "ppo_loss", "update_weights", "train_mini_batch", "save_checkpoint", "load_checkpoint", "log"]
+OF_LAUNCHES = [
+    *("verl.utils.device.auto_set_device", "verl.trainer.constants_ppo.get_ppo_ray_runtime_env", "Tracking.__init__"),
+    *("ConfigLoaderImpl.load_configuration", "ConfigLoaderImpl.compute_defaults_list"),
+]
+OF_WORKERS = [
+    *("verl.workers.engine_workers.ppo_loss", "verl.trainer.distillation.losses.ppo_loss"),
+    *("ActorRolloutRefWorker.update_weights", "TrainingWorker.train_mini_batch"),
+    *("TrainingWorker.save_checkpoint", "TrainingWorker.load_checkpoint", "Tracking.__init__", "Tracking.log"),
+]
+OFF = {"VERL_USE_EXTERNAL_PLUGINS": "none"}
+BY_HAND = {"VERL_USE_EXTERNAL_PLUGINS": "another", "VERL_USE_EXTERNAL_MODULES": "fspo_verl.plugin"}
 
 
 @pytest.mark.parametrize(
-    ("plugins", "before", "wrapped"),
+    ("env", "before", "losses", "wrapped"),
     [
-        ("auto", "import verl", OF_LAUNCHES),
-        ("auto", "import fspo_verl.config", OF_LAUNCHES + OF_WORKERS),
-        ("none", "import fspo_verl.config", OF_WORKERS),
+        ({}, "import verl", ["fspo", "observed"], OF_LAUNCHES),
+        ({}, "import fspo_verl.config", ["fspo", "observed"], OF_LAUNCHES + OF_WORKERS),
+        (OFF, "import verl", [], []),
+        (OFF, "import fspo_verl.config", ["fspo", "observed"], OF_WORKERS),
+        (BY_HAND, "import verl", ["fspo", "observed"], OF_LAUNCHES),
     ],
 )
-def test_what_a_process_has_wrapped_and_registered(plugins, before, wrapped, tmp_path):
+def test_what_a_process_has_wrapped_and_registered(env, before, losses, wrapped, tmp_path):
     """Workers build a config of this package, and have its losses and wraps also where verl loads no plugins."""
-    program = f"{before}\n{textwrap.dedent(WRAPPED)}"
-    run = python("-c", program, cwd=tmp_path, VERL_USE_EXTERNAL_PLUGINS=plugins)
-    losses, names = (ast.literal_eval(f"{text}]") for text in run.stdout.splitlines()[-1].split("]")[:2])
-    assert losses == ["fspo", "observed"] and sorted(names) == sorted(wrapped) and "fspo" not in run.stderr, run
+    run = python("-c", f"{before}\n{textwrap.dedent(WRAPPED)}", cwd=tmp_path, **env)
+    registered, names = json.loads(run.stdout.splitlines()[-1])
+    assert registered == losses and sorted(names) == sorted(wrapped) and "fspo" not in run.stderr, run
+
+
+def test_the_page_for_developers_lists_every_wrap():
+    page = (Path(__file__).parents[1] / "docs/developing.md").read_text()
+    rows = [row.split("|")[1] for row in page.splitlines() if row.startswith("| `")]
+    listed = {name.rpartition(".")[2] for row in rows for name in re.findall(r"`([\w.]+)`", row)}
+    for name in (*OF_LAUNCHES, *OF_WORKERS, "ray.init"):
+        assert name.rpartition(".")[2] in listed, name
 
 
 def test_an_addition_that_fails_is_named_and_takes_nothing_else_away(tmp_path):
@@ -80,30 +98,14 @@ def test_an_addition_that_fails_is_named_and_takes_nothing_else_away(tmp_path):
         import sys
         import fspo_verl.verl_patches as patches
         sys.modules["fspo_verl.register"] = None
-        for add in (lambda module: module.gone, lambda module: print("added")):
-            patches.arm([patches.Addition("verl.trainer.ppo.core_algos", add, "X is lost")])
+        for act in (lambda module: module.gone, lambda module: print("added")):
+            patches.when_imported("verl.trainer.ppo.core_algos", act, "X is lost")
         import verl.trainer.ppo.core_algos
         print("goes on")
     """
     run = python("-c", textwrap.dedent(program), cwd=tmp_path)
     assert run.stdout.split("\n")[-3:] == ["added", "goes on", ""] and "Traceback" not in run.stderr, run.stderr
     assert "X is lost" in run.stderr and "the losses fspo and observed are not registered" in run.stderr
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 adds the frame of a wrap again")
-def test_what_a_wrapped_function_raises_shows_no_frame_of_the_wrap():
-    async def later(number):
-        return 1 / number
-
-    owner = SimpleNamespace(now=lambda number: 1 / number, later=later)
-    for name in ("now", "later"):
-        verl_patches.wrap_once(owner, name, lambda function, number: function(number))
-    for call in (lambda: owner.now(0), lambda: asyncio.run(owner.later(0))):
-        with pytest.raises(ZeroDivisionError) as raised:
-            call()
-        assert verl_patches.__file__ not in {
-            frame.filename for frame in traceback.extract_tb(raised.value.__traceback__)
-        }
 
 
 def test_an_own_main_that_calls_run_ppo_is_checked_before_ray_starts(tmp_path):
@@ -134,12 +136,9 @@ def test_a_main_that_composes_without_an_application_of_hydra_is_checked(word, t
     assert word is None or "eps=-1" in run.stderr
 
 
-@pytest.mark.parametrize("plugins", ["another", pytest.param("none", marks=pytest.mark.long)])
-def test_a_launch_is_checked_where_verl_loads_no_plugins(plugins, tmp_path):
-    arguments = ["+algorithm.policy_loss=gspo", "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla"]
-    run = python("-m", "verl.trainer.main_ppo", *arguments, cwd=tmp_path, VERL_USE_EXTERNAL_PLUGINS=plugins)
-    assert run.returncode != 0 and f"remove {arguments[1]}" in run.stderr
-    assert "ray init kwargs" not in run.stdout
+def test_where_the_package_is_left_out_hydra_knows_no_group(tmp_path):
+    run = python("-m", "verl.trainer.main_ppo", "algorithm.policy_loss=fspo", cwd=tmp_path, **OFF)
+    assert run.returncode != 0 and "Could not override" in run.stderr and "fspo_verl" not in run.stdout + run.stderr
 
 
 ACTOR = {"policy_loss": {"loss_mode": "vanilla"}}

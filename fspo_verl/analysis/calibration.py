@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
     output.show([("run", run.name)], widths=(8,))
     shown = [one for place, one in enumerate(found) if place == 0 or one.id in OF_THE_BAND or one.severity != NOTE]
     # Advice to calibrate has been taken: the band answers it.
-    findings.show(one.without_advice() if "`fspo-verl calibrate`" in one.advice else one for one in shown)
+    findings.show(one.without_advice() if one.command == "calibrate" else one for one in shown)
     return 0
 
 

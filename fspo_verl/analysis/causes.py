@@ -172,7 +172,7 @@ def _level(evidence: Evidence) -> Finding | None:
     rate, smaller = evidence.clip_rate, f"{_sentence(SMALLER_MINI_BATCHES)}, if the clip is to act."
     if rate is not None and rate > MOST:
         said = f"More than half is clipped: {percent(rate)} {_of_what(evidence)}."
-        return Finding(LEVEL, WARNING, said, f"Widen the clip: {_CALIBRATE}", rate, TAKE)
+        return Finding(LEVEL, WARNING, said, f"Widen the clip: {_CALIBRATE}", rate, TAKE, command="calibrate")
     if evidence.moved is False:
         said, advice = "Nothing moved, so no clip can act", "Look at the learning rate. A warm-up starts at 0."
         if evidence.one_step:
@@ -185,7 +185,7 @@ def _level(evidence: Evidence) -> Finding | None:
         said = f"{none}: with one optimiser step per rollout no update moves a response before it is judged."
         return Finding(LEVEL, WARNING, said, smaller, rate, FIX)
     advice = f"Lower eps if a clip is wanted: {_CALIBRATE}"
-    return Finding(LEVEL, WARNING, f"{none}: the clip is idle.", advice, rate, TAKE)
+    return Finding(LEVEL, WARNING, f"{none}: the clip is idle.", advice, rate, TAKE, command="calibrate")
 
 
 def _clips(evidence: Evidence) -> bool:
@@ -214,7 +214,7 @@ def _plain_to_see(evidence: Evidence) -> Finding | None:
             steps = "this step" if evidence.steps == 1 else f"these {evidence.steps} steps"
             said = f"In {steps} {_WHO[who]}: {_rates(evidence.thirds)}."
             advice = "`fspo-verl report` tests it, and `fspo-verl calibrate` tries other widths."
-            return Finding(LENGTH, WARNING, said, advice, evidence.clip_rate, TAKE)
+            return Finding(LENGTH, WARNING, said, advice, evidence.clip_rate, TAKE, command="calibrate")
     return None
 
 
@@ -229,7 +229,8 @@ def _unlike(evidence: Evidence, effect: LengthEffect) -> Finding:
     p = "p < 0.0001" if effect.p < 1e-4 else f"p = {effect.p:.1g}"
     who = _sentence(_where(evidence, effect) + _WHO[str(effect.who)])
     said = " ".join(filter(None, [f"{who} ({p}): {rates}.", _line(effect), _in_all(evidence)]))
-    return Finding(LENGTH, WARNING, said, "`fspo-verl calibrate` tries other widths.", evidence.clip_rate, TAKE)
+    advice = "`fspo-verl calibrate` tries other widths."
+    return Finding(LENGTH, WARNING, said, advice, evidence.clip_rate, TAKE, command="calibrate")
 
 
 def _alike(evidence: Evidence, effect: LengthEffect) -> Finding:
@@ -292,7 +293,7 @@ def _side(evidence: Evidence) -> Finding | None:
         "those that are worse."
     )
     advice = "Set eps_low and eps_high apart: `fspo-verl calibrate` finds both for one clip rate."
-    return Finding(SIDE, WARNING, said, advice, abs(better - worse), TAKE)
+    return Finding(SIDE, WARNING, said, advice, abs(better - worse), TAKE, command="calibrate")
 
 
 def _untested(evidence: Evidence) -> Finding:

@@ -219,7 +219,7 @@ def _with_advice(finding: Finding, evidence: Evidence, compared: Comparison) -> 
         f"Variation over tenths of the length at {percent(compared.rate)} clipped, as a share of the rate: "
         f"{', '.join(each)}. Each is judged on steps that it was not fitted to."
     )
-    return replace(finding, action=action, advice=f"{advice} {varies}{untried}")
+    return replace(finding, action=action, advice=f"{advice} {varies}{untried}", command="")
 
 
 def _spread(width: Width) -> str:

@@ -46,7 +46,6 @@ class Run:
     metrics: pd.DataFrame  # of :func:`fspo_verl.analysis.logs.table`
     rollouts: pd.DataFrame  # of :func:`fspo_verl.observe.records.read_records`, all responses
     config: dict | None = None  # as composed by Hydra, interpolations as written
-    overrides: Sequence[str] = ()  # of the launch, for Hydra
     source: str = logs.FILE_LOGGER  # the kind of log that the metrics are from
 
     @property
@@ -158,8 +157,7 @@ def read_run(path: Path, name: str, max_rows: int | None = None) -> Run:
 
 def _read_folder(folder: Path, name: str, max_rows: int | None) -> Run:
     below = files_below(folder)
-    found = _last_config(below, ".hydra/config.yaml") or _last_config(below, "files/config.yaml")
-    config, overrides = found or (None, [])
+    config = _last_config(below, ".hydra/config.yaml") or _last_config(below, "files/config.yaml")
     log = logs.Log(read_metrics(metric_files(folder)), logs.FILE_LOGGER)
     _of_one_run({part.folder for part in parts(folder)}, folder, "records")
     records = read_records(folder, max_rows, True)
@@ -183,7 +181,7 @@ def _read_folder(folder: Path, name: str, max_rows: int | None) -> Run:
             f"trainer.logger=[console,file]), records ({RECORDS}, {RECORDS_DIR}=DIR), .hydra/config.yaml "
             f"and other logs ({', '.join(logs.PATTERNS)})"
         )
-    return Run(name, folder, log.metrics, records, config, overrides, log.source)
+    return Run(name, folder, log.metrics, records, config, log.source)
 
 
 def metric_files(folder: Path) -> list[Path]:
@@ -259,17 +257,16 @@ def _read_yaml(file: Path) -> Any:
         raise ValueError(" ".join(str(error).split())) from error
 
 
-def _last_config(below: Iterable[Path], pattern: str) -> tuple[dict, list[str]] | None:
-    """The newest config of this pattern that can be read, of Hydra or as W&B keeps it, and the overrides beside it."""
+def _last_config(below: Iterable[Path], pattern: str) -> dict | None:
+    """The newest config of this pattern that can be read, of Hydra or as W&B keeps it; None without one."""
     for file in reversed(sorted((file for file in below if file.match(pattern)), key=getmtime)):
         try:
-            config, beside = _read_yaml(file), file.with_name("overrides.yaml")
-            overrides = _read_yaml(beside) if beside.exists() else []
+            config = _read_yaml(file)
             if file.parent.name == "files" and isinstance(config, dict):
                 entries = {key: entry for key, entry in config.items() if isinstance(entry, dict)}
                 config = {key: entry["value"] for key, entry in entries.items() if "value" in entry}
-            if config and isinstance(config, dict) and isinstance(overrides, list):
-                return config, [plain(str(override)) for override in overrides]
+            if config and isinstance(config, dict):
+                return config
             raise ValueError("it holds no config of a run")
         except (OSError, ValueError) as error:
             logger.warning("%s is left out, it cannot be read: %s", file.parent, error)

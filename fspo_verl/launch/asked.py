@@ -4,88 +4,117 @@
 
   FSPO_VERL_OVERRIDES="algorithm.policy_loss=fspo actor_rollout_ref.actor.policy_loss.eps=0.02" bash my_script.sh
 
-Hydra hands the overrides of a launch to :mod:`fspo_verl.verl_patches` before it composes the config. Those of the
-launch that are in the way of the loss are left out. The loss is added, and a folder for records beside the checkpoints.
-The checks of a launch judge the composed config, and it alone goes on to Ray.
+:mod:`fspo_verl.launch.composition` asks for them where Hydra composes the config of a launch. Overrides of the launch
+that are in the way of the loss are left out. The loss is added, and a folder for records beside the checkpoints. The
+checks of a launch judge the composed config, and it alone goes on to Ray.
 """
 
-import contextlib
-import json
+import difflib
 import os
 import re
 import secrets
 import shlex
-import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hydra import version
 from hydra.errors import ConfigCompositionException, HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from fspo_verl.findings import Finding
 from fspo_verl.keys import ACTOR, GROUP, OVERRIDES, POLICY_LOSS, RECORDS_DIR, SELECTS
 from fspo_verl.launch.hydra_files import OPTIONS, as_value, leaves, option, override
 from fspo_verl.launch.hydra_files import parsed as parsed_overrides
-from fspo_verl.launch.view import Launch
+from fspo_verl.launch.starts import LAUNCHED, Start, Taken, receipts, say
+from fspo_verl.launch.view import Launch, error
 
-RECEIPT = "FSPO_VERL_RECEIPT"
-"""The environment variable with the file in which ``fspo-verl run`` is told of each launch that takes the loss."""
 _CLIP_RATIOS = {f"{ACTOR}.{name}" for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")}
 _OF_ANY_LOSS = {*_CLIP_RATIOS, f"{ACTOR}.loss_agg_mode", f"{ACTOR}.loss_scale_factor"}
 _NAMES = re.compile(r"hydra\.|trainer\.(experiment_name|project_name|default_local_dir|\w+_data_dir)$")
 _RECORDS = "fspo_records"  # beside the checkpoints
-_taken: dict[str, Any] = {}  # what the launch that was composed last has taken
 
 
-def parsed(text: str) -> tuple[str, dict[str, str]]:
-    """The option of the group, and the other overrides by key, that a value of the variable holds.
+class Refused(ConfigCompositionException):
+    """A launch is refused while its config is composed; Hydra prints the finding without a traceback."""
 
-    Raises:
-        ValueError: it is no list of overrides, names no loss or several, or sets what may not be asked for.
-    """
-    try:
-        words = parsed_overrides(shlex.split(text))
-        if without := [one.input_line for one in words if one.is_delete() or one.is_sweep_override()]:
-            raise ValueError(f"{without[0]} gives no value")
-    except (HydraException, ValueError) as error:
-        raise ValueError(f"{OVERRIDES}={text!r} is no list of KEY=VALUE: {str(error).splitlines()[0]}") from None
-    losses = [one.value() for one in words if one.key_or_group == GROUP]
-    if len(losses) != 1 or losses[0] not in OPTIONS:
-        named = " and ".join(map(str, losses)) or "none"
-        raise ValueError(f"{OVERRIDES} names one loss, {GROUP}={'|'.join(OPTIONS)}; this one names {named}")
-    others = {one.key_or_group: one.input_line.lstrip("+") for one in words if one.key_or_group != GROUP}
-    fields = {key for key in option(losses[0]) if key.startswith(f"{POLICY_LOSS}.") and key != SELECTS[0]}
-    if unknown := others.keys() - fields - _OF_ANY_LOSS:
-        what = f"{OVERRIDES} cannot set {', '.join(sorted(unknown))} beside {GROUP}={losses[0]}"
-        allowed = ", ".join(sorted(key.removeprefix(f"{ACTOR}.") for key in fields | _OF_ANY_LOSS))
-        raise ValueError(f"{what}; of {ACTOR} it can set {allowed}")
-    return losses[0], others
+    def __init__(self, finding: Finding):
+        super().__init__(finding.in_one_line)
+        self.finding = finding
 
 
-def composed(compose: Callable[[list[str]], DictConfig], overrides: list[str]) -> DictConfig:
-    """The config of a launch, with what the environment asks for if it trains a policy; one line on stderr says so.
+@dataclass(frozen=True)
+class Request:
+    """What the environment asks of every policy training."""
+
+    loss: str
+    """An option of the group."""
+
+    others: Mapping[str, str]
+    """The other overrides, by key."""
+
+    @staticmethod
+    def parse(text: str) -> "Request":
+        """The request in a value of the variable.
+
+        Raises:
+            ValueError: it is no list of overrides, names no loss or several, or sets what may not be asked for.
+        """
+        try:
+            words = parsed_overrides(shlex.split(text))
+            if without := [one.input_line for one in words if one.is_delete() or one.is_sweep_override()]:
+                raise ValueError(f"{without[0]} gives no value")
+        except (HydraException, ValueError) as problem:
+            line = str(problem).splitlines()[0]
+            raise ValueError(f"{OVERRIDES}={text!r} is no list of KEY=VALUE: {line}") from None
+        losses = [one.value() for one in words if one.key_or_group == GROUP]
+        if len(losses) != 1 or losses[0] not in OPTIONS:
+            named = " and ".join(map(str, losses)) or "none"
+            raise ValueError(f"{OVERRIDES} names one loss, {GROUP}={'|'.join(OPTIONS)}; this one names {named}")
+        others = {one.key_or_group: one.input_line.lstrip("+") for one in words if one.key_or_group != GROUP}
+        _require_known(losses[0], others)
+        return Request(losses[0], others)
+
+    @staticmethod
+    def of_environment() -> "Request":
+        """The request in the variable; raises as :meth:`parse`."""
+        return Request.parse(os.environ[OVERRIDES])
+
+
+def _require_known(loss: str, keys: Collection[str]) -> None:
+    """Refuse keys that may not be asked for beside a loss, and name the one that was meant."""
+    allowed = {key for key in option(loss) if key.startswith(f"{POLICY_LOSS}.") and key != SELECTS[0]} | _OF_ANY_LOSS
+    names = {key.rpartition(".")[2]: key for key in sorted(allowed)}
+    for key in sorted({*keys} - allowed):
+        near = difflib.get_close_matches(key.rpartition(".")[2], names, 1)
+        meant = f"did you mean {names[near[0]]}?" if near else "docs/configuration.md has what can be set"
+        raise ValueError(f"{OVERRIDES} cannot set {key} beside {GROUP}={loss}: {meant}")
+
+
+def composed(compose: Callable[[list[str]], DictConfig], overrides: list[str]) -> tuple[DictConfig, Taken | None]:
+    """The config of a launch with what the environment asks for, and what it takes of that; None if it trains nothing.
 
     ``compose`` is Hydra's composition of a list of overrides.
 
     Raises:
-        ConfigCompositionException: the variable has a bad value, or the launch would train another loss.
+        Refused: the variable has a bad value, or the launch would train another loss.
     """
     plain = compose(overrides)
-    if not (os.environ.get(OVERRIDES) and _trains_a_policy(plain)):
-        return plain
+    if not _trains_a_policy(plain):
+        return plain, None
     try:
-        loss, asked = parsed(os.environ[OVERRIDES])
-    except ValueError as error:
-        raise ConfigCompositionException(str(error)) from None  # which Hydra prints without a traceback
+        request = Request.of_environment()
+    except ValueError as problem:
+        raise Refused(error(str(problem), id="asked")) from None
+    loss, asked = request.loss, request.others
     if _has(plain, loss):
         kept, added = overrides, [*asked.values()]
         config = compose([*kept, *added])
     else:
         kept = [text for text in overrides if not _is_in_the_way(text, loss)]
-        config, added = _with_the_loss(compose, plain, kept, loss, asked)
+        config, added = _with_the_loss(compose, plain, kept, request)
     left_out = [text for text in overrides if text not in kept]
     if records := _records(config, {*asked, *map(_key, kept)}):
         added.append(records)
@@ -93,14 +122,8 @@ def composed(compose: Callable[[list[str]], DictConfig], overrides: list[str]) -
         config.hydra.overrides.task.append(records)
     # A folder that is named by the overrides keeps its name, as a path in it would be other folders.
     config.hydra.job.override_dirname = plain.hydra.job.override_dirname
-    line = f"added {shlex.join(added) or 'nothing'}{f'; left out {shlex.join(left_out)}' if left_out else ''}"
-    if config.hydra.mode == RunMode.MULTIRUN:  # each job is composed once more before any of them starts
-        _taken["line"] = line
-    else:
-        _say(line)
     job, same = config.hydra.job, [text for text in kept if not _NAMES.match(_key(text))]
-    _taken.update(added=added, left_out=left_out, rest=[job.name, job.config_name, *same])
-    return config
+    return config, Taken(added, left_out, [job.name, job.config_name, *same])
 
 
 def _has(plain: DictConfig, loss: str) -> bool:
@@ -121,13 +144,13 @@ def _is_in_the_way(text: str, loss: str) -> bool:
 
 
 def _with_the_loss(
-    compose: Callable[[list[str]], DictConfig], plain: DictConfig, kept: list[str], loss: str, asked: dict[str, str]
+    compose: Callable[[list[str]], DictConfig], plain: DictConfig, kept: list[str], request: Request
 ) -> tuple[DictConfig, list[str]]:
     """The config with the option selected, and the overrides that this takes.
 
     A file of the launch may come after the option. What it sets otherwise is set back by overrides.
     """
-    hydra, wanted, added = plain.hydra, option(loss), [*asked.values()]
+    loss, hydra, wanted, added = request.loss, plain.hydra, option(request.loss), [*request.others.values()]
     # In its own defaults list a config has the group already, and Hydra then takes no plus.
     is_in_a_file = GROUP in hydra.runtime.choices and GROUP not in map(_key, hydra.overrides.task)
     select = f"{'' if is_in_a_file else '+'}{GROUP}={loss}"
@@ -135,49 +158,48 @@ def _with_the_loss(
     final = leaves(config)
     if missing := wanted.keys() - final.keys():
         why = f"{min(missing)} is not in the config, as if another file of that name came before the packaged one"
-        raise ConfigCompositionException(_other_loss(loss, why))
-    given = {*asked, *map(_key, kept)}
+        raise Refused(_other_loss(loss, why))
+    given = {*request.others, *map(_key, kept)}
+    if own := [text for text in kept if loss == "observed" and _key(text) in (SELECTS[0], POLICY_LOSS)]:
+        if not _trains(config, loss):
+            raise Refused(_other_loss(loss, f"its own {own[-1]} keeps the loss from being observed", remove=[own[-1]]))
     back = [f"{key}={as_value(value)}" for key, value in wanted.items() if key not in given and final[key] != value]
     if back:
         config = compose([*kept, select, *added, *back])
     return config, [f"{GROUP}={loss}", *added, *back]
 
 
-def check(config: DictConfig) -> None:
-    """Refuse a launch that would not train what the environment asks for, however its config was made.
+def problem(config: DictConfig, is_composed: bool) -> Finding | None:
+    """Why a launch would not train what the environment asks for, however its config was made; None if it would.
 
-    Raises:
-        ValueError: it trains another loss or with other values; or the variable has a bad value.
+    Args:
+        is_composed: Hydra has composed a config with it.
     """
     if not _trains_a_policy(config):
-        return
-    if "line" in _taken:
-        _say(_taken.pop("line"))
-    loss, asked = parsed(os.environ[OVERRIDES])
-    wanted = {key: _parse(text).value() for key, text in asked.items()}
+        return None
+    try:
+        request = Request.of_environment()
+    except ValueError as bad:
+        return error(str(bad), id="asked")
+    wanted = {key: _parse(text).value() for key, text in request.others.items()}
     other = [key for key, value in wanted.items() if "${" not in str(value) and OmegaConf.select(config, key) != value]
-    if not _trains(config, loss) or other:
-        raise ValueError(_other_loss(loss, "its main makes the config itself, or changes it"))
+    if _trains(config, request.loss) and not other:
+        return None
+    return _other_loss(request.loss, f"its main {'has changed' if is_composed else 'makes'} the config itself")
 
 
-def confirm(config: DictConfig) -> None:
-    """Tell ``fspo-verl run`` of a launch; say if it differs from an earlier one only in what was left out."""
-    receipt = os.environ.get(RECEIPT)
-    if not receipt or not _trains_a_policy(config):
+def confirm(config: DictConfig, start: Start | None = None) -> None:
+    """Tell of a launch that trains what is asked for; say if it differs from another only in what was left out."""
+    if not _trains_a_policy(config):
         return
-    launch = {"loss": parsed(os.environ[OVERRIDES])[0], "records": OmegaConf.select(config, RECORDS_DIR), **_taken}
-    with contextlib.suppress(OSError):  # the command has ended, or runs elsewhere
-        earlier = [json.loads(line) for line in Path(receipt).read_text().splitlines()]
-        with open(receipt, "a") as file:
-            file.write(json.dumps(launch) + "\n")
-        for number, other in enumerate(earlier, 1):
-            if other.get("rest") == launch.get("rest") and other.get("left_out") != launch.get("left_out"):
-                _say(f"this is the same training as launch {number}: what they differ in was left out")
-
-
-def _say(text: str) -> None:
-    # Hydra has not set up logging yet, and whoever has forgotten the variable has to see it.
-    print(f"fspo_verl: {OVERRIDES}: {text}", file=sys.stderr, flush=True)
+    start = start or Start()
+    if (taken := start.taken) is not None:
+        taken.say_once()
+        earlier = [one for one in receipts() if one.state == LAUNCHED and one.id != start.id]
+        for number, one in enumerate(earlier, 1):
+            if [*one.rest] == [*taken.rest] and [*one.left_out] != [*taken.left_out]:
+                say(f"this is the same training as launch {number}: what they differ in was left out")
+    start.note(LAUNCHED, config)
 
 
 def _parse(text: str):
@@ -192,7 +214,7 @@ def _key(text: str) -> str:
 def _trains_a_policy(config: DictConfig) -> bool:
     """Whether a config is that of a policy training; verl's generation takes the same one."""
     generates = str(OmegaConf.select(config, "hydra.job.name")).startswith("main_generation")
-    return Launch(config).has_actor and not OmegaConf.select(config, "trainer.val_only") and not generates
+    return Launch(config).trains_a_policy and not generates
 
 
 def _trains(config: DictConfig, loss: str) -> bool:
@@ -202,9 +224,10 @@ def _trains(config: DictConfig, loss: str) -> bool:
     return all(OmegaConf.select(config, key) == option(loss)[key] for key in SELECTS)
 
 
-def _other_loss(loss: str, why: str) -> str:
-    what = f"{OVERRIDES} asks for {GROUP}={loss}, and this launch would not train it as asked: {why}"
-    return f"{what}; select it there (docs/install.md), or start this launch with `env -u {OVERRIDES}`"
+def _other_loss(loss: str, why: str, **fix) -> Finding:
+    what = f"{OVERRIDES} asks for {GROUP}={loss}, and this launch would not train it as asked"
+    instead = f"{', or ' if fix else ''}select it there (docs/install.md), or start it with `env -u {OVERRIDES}`"
+    return error(what, why, instead, id="asked", **fix)
 
 
 def _records(config: DictConfig, given: Collection[str]) -> str | None:

@@ -8,7 +8,7 @@ A check is a function from a launch to findings; this is all that a new one take
     def wide_upper_side(launch: Launch) -> Iterator[Finding]:
         # A docstring: what it finds, which is its row in docs/commands.md.
         if launch.band.high > 1:
-            yield warning("what is the case", "why it matters", f"{POLICY_LOSS}.eps_high=0.03")
+            yield warning("what is the case", "why it matters", add=[f"{POLICY_LOSS}.eps_high=0.03"])
 
 ``needs`` is one of :data:`fspo_verl.launch.view.Need`, and says for which launches it runs. One that yields an error
 says ``may_refuse=True``. :mod:`fspo_verl.launch.selection` has the checks of what a launch selects, and the doctor has
@@ -21,7 +21,6 @@ import dataclasses
 import difflib
 import math
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl.adaptive import AdaptiveBand
-from fspo_verl.band import Band
+from fspo_verl.band import BadField, Band
 from fspo_verl.config import Observation
 from fspo_verl.findings import ERROR, WARNING, Finding
 from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
@@ -105,10 +104,12 @@ def no_loss_mode(launch: Launch) -> Iterator[Finding]:
     observes = str(launch.policy_loss.get("_target_")).endswith("ObservedPolicyLossConfig")
     if not isinstance(launch.loss_mode, str) or not launch.loss_mode:
         what = f"{POLICY_LOSS}.loss_mode={launch.loss_mode} names no loss"
-        yield error(what, "the run would fail at its first actor update", f"remove it, or {POLICY_LOSS}.loss_mode=fspo")
+        key, why = f"{POLICY_LOSS}.loss_mode", "the run would fail at its first actor update"
+        yield error(what, why, f", or {key}=fspo", remove=group.without(key))
     elif launch.loss_mode == "observed" and not observes:
         what, why = f"{POLICY_LOSS}.loss_mode=observed alone", "it does not say which loss is to be observed"
-        yield error(what, why, f"{GROUP}=observed {POLICY_LOSS}.loss_mode=vanilla, or another loss that trains")
+        add = [f"{GROUP}=observed", f"{POLICY_LOSS}.loss_mode=vanilla"]
+        yield error(what, why, ", or another loss that trains", add=add)
 
 
 @check(needs="config", may_refuse=True)
@@ -119,13 +120,8 @@ def misplaced_fields(launch: Launch) -> Iterator[Finding]:
     for key, value in leaves(launch.config).items():
         section, _, name = key.rpartition(".")
         if name in fields and section in sections:
-            fix = _without([key], f"{POLICY_LOSS}.{name}={as_value(value)}")
-            yield error(f"{key}={value!r} sets nothing", "verl reads no such key", fix)
-
-
-def _without(keys: list[str], *added: str) -> str:
-    """The fix for keys that are to go: the overrides that set them, or their names where a file does."""
-    return group.as_fix([text for key in keys for text in group.overrides_that_decide(key)] or keys, added)
+            what, add = f"{key}={value!r} sets nothing", [f"{POLICY_LOSS}.{name}={as_value(value)}"]
+            yield error(what, "verl reads no such key", remove=group.without(key), add=add)
 
 
 @check(needs="config", may_refuse=True)
@@ -139,8 +135,9 @@ def unknown_fields(launch: Launch) -> Iterator[Finding]:
         if name not in ("_target_", *known):
             key, value = f"{POLICY_LOSS}.{name}", as_value(launch.policy_loss[name])
             near = [f"{POLICY_LOSS}.{one}={value}" for one in difflib.get_close_matches(name, known, 1)]
-            fix = _without([key], *near) + ("" if near else f", or {GROUP}=fspo for a band")
-            yield error(f"{key}={value} sets nothing", f"{target} has no such field", fix)
+            fix = "" if near else f", or {GROUP}=fspo for a band"
+            why = f"{target} has no such field"
+            yield error(f"{key}={value} sets nothing", why, fix, remove=group.without(key), add=near)
 
 
 @check(needs="config", may_refuse=True)
@@ -154,8 +151,8 @@ def bad_values(launch: Launch) -> Iterator[Finding]:
     try:
         kind(**{name: value for name, value in values.items() if name in known})
     except ValueError as problem:
-        named = [f"{POLICY_LOSS}.{name}" for name in known if re.search(rf"\b{name}=", str(problem))]
-        yield error(str(problem), fix=f"{_without(named or [POLICY_LOSS])}, or give an allowed value")
+        key = f"{POLICY_LOSS}.{problem.field}" if isinstance(problem, BadField) else POLICY_LOSS
+        yield error(str(problem), fix=", or give an allowed value", remove=group.without(key))
 
 
 @check(needs="config", may_refuse=True)
@@ -164,16 +161,16 @@ def no_divisor(launch: Launch) -> Iterator[Finding]:
     factor, longest = launch.actor.get("loss_scale_factor"), launch.max_response_length
     if launch.actor.loss_agg_mode != "seq-mean-token-sum-norm":
         return
-    fix = f"{ACTOR}.loss_scale_factor={longest}"
+    add = [f"{ACTOR}.loss_scale_factor={longest}"]
     what = f"{ACTOR}.loss_scale_factor={factor} is what {ACTOR}.loss_agg_mode=seq-mean-token-sum-norm divides by"
     if factor is None:
         what = f"{ACTOR}.loss_scale_factor=null makes verl divide by the padded width of each micro-batch"
-        yield warning(what, "the loss then depends on how the batch is cut", fix)
+        yield warning(what, "the loss then depends on how the batch is cut", add=add)
     elif not factor > 0:
-        yield error(what, "zero makes the loss infinite, and a negative number trains towards lower rewards", fix)
+        yield error(what, "zero makes the loss infinite, and a negative number trains towards lower rewards", add=add)
     elif longest and not 1 / _UNUSUAL <= factor / longest <= _UNUSUAL:
         scale = f"the loss is {longest / factor:.2g} times that of a division by the longest response, {longest} tokens"
-        yield warning(what, scale, fix)
+        yield warning(what, scale, add=add)
 
 
 @check(needs="config", may_refuse=True)
@@ -183,8 +180,8 @@ def dropped_by_distillation(launch: Launch) -> Iterator[Finding]:
     if launch.get("distillation.enabled") and loss is not None and not loss.use_task_rewards:
         what = f"distillation.distillation_loss.use_task_rewards=False drops the policy loss {launch.loss_mode}"
         why = "only the distillation loss would train"
-        fix = "distillation.distillation_loss.use_task_rewards=True, or distillation.enabled=False"
-        yield error(what, why, fix)
+        add = ["distillation.distillation_loss.use_task_rewards=True"]
+        yield error(what, why, ", or distillation.enabled=False", add=add)
 
 
 @check(needs="fspo", may_refuse=True)
@@ -196,10 +193,11 @@ def unreachable_clip_rate(launch: Launch) -> Iterator[Finding]:
     dynamic = f"{ACTOR}.megatron.dynamic_context_parallel"
     if launch.get(dynamic):
         why = "no rank knows which responses it was dealt, so that they cannot be counted"
-        yield error(f"{what} with {dynamic}=True", why, f"{dynamic}=False, or {off}")
+        yield error(f"{what} with {dynamic}=True", why, f", or {off}", add=[f"{dynamic}=False"])
     if launch.moves_nothing:
         why = "nothing can be clipped, and eps would shrink with every step"
-        yield error(f"{what} with one optimiser step per rollout", why, f"{off}, or a smaller ppo_mini_batch_size")
+        fix = ", or a smaller ppo_mini_batch_size"
+        yield error(f"{what} with one optimiser step per rollout", why, fix, add=[off])
 
 
 # --- folders ---------------------------------------------------------------------------------------------------------
@@ -219,7 +217,7 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
         return
     if reason is not None:
         why, free = "one folder is for the records of one run", attempts.free(records_dir)
-        yield error(f"{key}={records_dir} is taken: {reason}", why, f"{key}={free}")
+        yield error(f"{key}={records_dir} is taken: {reason}", why, add=[f"{key}={free}"])
 
 
 def _why_taken(folder: Path, launch: Launch) -> str | None:
@@ -256,12 +254,13 @@ def one_step_per_rollout(launch: Launch) -> Iterator[Finding]:
     what = f"{batch} <= {mini} and ppo_epochs=1"
     if launch.get("async_training") is not None:
         what = "trigger_parameter_sync_step * require_batches * ppo_epochs = 1"
-        fix = "async_training.trigger_parameter_sync_step=4"
+        add = ["async_training.trigger_parameter_sync_step=4"]
     elif launch.rounds_per_sync is not None:  # verl insists on parameter_sync_step mini-batches
-        fix = f"trainer.v1.separate_async.parameter_sync_step=4 {batch}={4 * launch.actor.ppo_mini_batch_size}"
+        size = 4 * launch.actor.ppo_mini_batch_size
+        add = ["trainer.v1.separate_async.parameter_sync_step=4", f"{batch}={size}"]
     else:
-        fix = f"{mini}={max(1, prompts // 4)}"
-    yield warning(f"one optimiser step per rollout ({what})", why, fix)
+        add = [f"{mini}={max(1, prompts // 4)}"]
+    yield warning(f"one optimiser step per rollout ({what})", why, add=add)
 
 
 @check(needs="fspo")
@@ -272,8 +271,8 @@ def idle_clip_ratio(launch: Launch) -> Iterator[Finding]:
     if changed:
         what = f"{ACTOR}: {', '.join(changed)} has no effect with loss_mode=fspo"
         why = f"its clip range is {POLICY_LOSS}.eps (and eps_low, eps_high, eps_dual; log-ratios per sqrt(token))"
-        fix = f"remove {' '.join(f'{ACTOR}.{item}' for item in changed)}"
-        yield warning(what, why, fix)
+        keys = [f"{ACTOR}.{item.partition('=')[0]}" for item in changed]
+        yield warning(what, why, remove=group.without(*keys))
 
 
 @check(needs="baseline")
@@ -286,7 +285,9 @@ def range_of_tokens_for_gspo(launch: Launch) -> Iterator[Finding]:
     if wide:
         given = ", ".join(f"{ACTOR}.{key}={value}" for key, value in wide.items())
         why = "GSPO clips the mean ratio of a response, which no response moves so far: the clip will never act"
-        yield warning(f"{given} with loss_mode=gspo", why, f"{GROUP}=gspo sets its paper's range, 3e-4 and 4e-4")
+        fix = " sets its paper's range, 3e-4 and 4e-4"
+        remove = [text for key in wide for text in group.overrides_that_decide(f"{ACTOR}.{key}")]
+        yield warning(f"{given} with loss_mode=gspo", why, fix, remove=remove, add=[f"{GROUP}=gspo"])
 
 
 @check(needs="fspo")
@@ -296,8 +297,8 @@ def mean_over_own_length(launch: Launch) -> Iterator[Finding]:
         what = f"{ACTOR}.loss_agg_mode=seq-mean-token-mean divides each sequence's loss by its own length"
         why = "so it weighs short responses up, which FSPO's objective does not"
         divisor = f"{ACTOR}.loss_scale_factor={launch.max_response_length}"
-        fix = f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm {divisor}, or {ACTOR}.loss_agg_mode=token-mean"
-        yield warning(what, why, fix)
+        add = [f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", divisor]
+        yield warning(what, why, f", or {ACTOR}.loss_agg_mode=token-mean", add=add)
 
 
 @check(needs="loss")
@@ -316,9 +317,9 @@ def rejected_ratios(launch: Launch) -> Iterator[Finding]:
             what = f"{rule} with {key}_threshold={given} keeps ratios of {acts}"
             why = "verl takes the ratio of the rollout engine to the trainer, the inverse of the one that is clipped"
             fixes = [",".join([*specs[:place], text, *specs[place + 1 :]]) for text in (f"{high:g}", meant)]
-            alike, typed = (f'"{override(f"{key}_threshold", text)}"' for text in fixes)  # for a shell
+            alike, typed = (override(f"{key}_threshold", text) for text in fixes)
             keep = f"to keep {low:g} to {high:g}; the first keeps {1 / high:.3g} to {high:g}"
-            yield warning(what, why, f"{alike}, or {typed} {keep}")
+            yield warning(what, why, f', or "{typed}" {keep}', add=[alike])
 
 
 @check(needs="fspo")
@@ -339,7 +340,7 @@ def band_beyond_use(launch: Launch) -> Iterator[Finding]:
             f"{', '.join(values)} at a response of {longest} tokens",
             f"the clip will never act on long responses: even where a token's log-ratio spreads by {_LARGEST_SIGMA}, "
             f"that of a response spreads by {spread:.2g}; eps is not a ratio bound like clip_ratio=0.2",
-            " ".join(dict.fromkeys(f"{POLICY_LOSS}.{key}={usual:.3g}" for key in set_by)),
+            add=[*dict.fromkeys(f"{POLICY_LOSS}.{key}={usual:.3g}" for key in set_by)],
         )
 
 
@@ -350,7 +351,7 @@ def rollout_log_probs(launch: Launch) -> Iterator[Finding]:
         return
     what = "algorithm.rollout_correction.bypass_mode=True takes the rollout engine's log-probs as old"
     why = "the band must also absorb the mismatch between engine and trainer, and the staleness of the responses"
-    yield warning(what, why, "algorithm.rollout_correction.bypass_mode=False, or a wider eps")
+    yield warning(what, why, ", or a wider eps", add=["algorithm.rollout_correction.bypass_mode=False"])
 
 
 @check(needs="loss")
@@ -362,7 +363,8 @@ def mismatch_of_engines(launch: Launch) -> Iterator[Finding]:
     key = "actor_rollout_ref.rollout"
     if not rollout.get("calculate_log_probs"):
         what = f"{key}.calculate_log_probs=False: the mismatch of trainer and rollout engine is not measured"
-        yield note(what, "fspo/mismatch_* and its columns in the records need it", f"{key}.calculate_log_probs=True")
+        add = [f"{key}.calculate_log_probs=True"]
+        yield note(what, "fspo/mismatch_* and its columns in the records need it", add=add)
         return
     # Of the engines known here: vLLM's documentation of logprobs_mode, and fspo_verl_cpu.decode.
     mode = {"hf": "processed_logprobs", "vllm": rollout.get("logprobs_mode")}.get(launch.get(f"{key}.name"))
@@ -374,7 +376,7 @@ def mismatch_of_engines(launch: Launch) -> Iterator[Finding]:
             "the engine's log-probs are of the tokens that this leaves, the trainer's of all: their difference is then "
             "no noise, grows with length, and enters every rule that weighs or rejects by it"
         )
-        yield warning(what, why, " ".join(f"{key}.{name}={off}" for name, off in cut.items()))
+        yield warning(what, why, add=[f"{key}.{name}={off}" for name, off in cut.items()])
 
 
 # --- notes -----------------------------------------------------------------------------------------------------------

@@ -8,32 +8,37 @@
   fspo-verl doctor -- python3 -m verl.trainer.main_ppo --config-name fspo_trainer ...
                                                             ... and a whole command line, of any of its mains
 
-The config is composed by the main itself, which is stopped where it would go on. Nothing else starts.
+The main itself is started, as a child process with a variable set, and composes its config. The child hands back what
+it finds where it would start Ray, and ends there.
 
 Exit code: 0 without errors (warnings are printed), 1 with errors, or with --strict warnings; 2 for a wrong call.
 """
 
 import argparse
+import contextlib
+import dataclasses
 import importlib.util
 import json
 import os
 import re
-import runpy
 import shlex
+import signal
+import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from unittest import mock
+from typing import NoReturn
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from fspo_verl import findings, output, verl_patches, versions
+from fspo_verl import findings, output, versions
 from fspo_verl.band import Band
 from fspo_verl.findings import ERROR, NOTE, SEVERITIES, WARNING, Finding
-from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
-from fspo_verl.launch import installation, override
+from fspo_verl.keys import ACTOR, EXAMINE, GROUP, OVERRIDES, POLICY_LOSS
+from fspo_verl.launch import hydra_files, installation
 from fspo_verl.launch.view import Launch, check, error, note, warning
 from fspo_verl.observe.noise import EPS_IN_SIGMA
 
@@ -43,6 +48,10 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 # Spread of a token's log-ratio by bfloat16 alone, in dynamic batches: scripts/bench/noise.py on a CPU, and noise_8b.py,
 # of a random model of Qwen3-8B's shape, on an H100.
 _BF16_SIGMA = (0.0035, 0.14)
+# Seconds in which a main has composed its config.
+_PATIENCE = 600.0
+# As `python -m MAIN`, but nothing of the main runs before `ray.init` ends the child.
+_CHILD = "import fspo_verl.plugin, runpy, sys; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 _ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt_llm"}  # by their modules
 
 
@@ -53,14 +62,17 @@ def main(args: argparse.Namespace) -> int:
         sys.path.insert(0, os.getcwd())
     if versions.installed("verl") is None:
         raise ValueError(f"verl is not installed in {sys.prefix}: pip install 'verl{installation.SUPPORTED_VERL}'")
-    found = examine(module, overrides)
+    installed = [*installation.findings()]
+    found = (
+        [] if findings.exit_code(installed) else judge(module, overrides)
+    )  # as the launch would be without this package
     if not args.launch:  # of verl's defaults no more counts than that they compose
         found = [one for one in found if one.severity == ERROR]
         found.append(note("No launch given; verl's defaults compose with algorithm.policy_loss=fspo", id="example"))
-    found = sorted([*found, *installation.findings()], key=lambda one: SEVERITIES.index(one.severity))
+    found = sorted([*found, *installed], key=lambda one: SEVERITIES.index(one.severity))
     counts = Counter(one.severity for one in found)
     if args.json:
-        told = {"main": module, "overrides": overrides, "errors": counts[ERROR], "warnings": counts[WARNING]}
+        told = {"main": module, "errors": counts[ERROR], "warnings": counts[WARNING]}
         print(json.dumps(told | {"findings": [one.to_json() for one in found]}, indent=1))
     else:
         said = [f"{counts[severity]} {severity}{'s' * (counts[severity] != 1)}" for severity in (ERROR, WARNING)]
@@ -95,83 +107,77 @@ def split_command(launch: list[str]) -> tuple[str, list[str]]:
     return DEFAULT_MAIN, launch or list(_DEFAULT_OVERRIDES)
 
 
-def examine(module: str, overrides: list[str]) -> list[Finding]:
+# --- the launch, started as a child ----------------------------------------------------------------------------------
+
+
+def judge(module: str, arguments: list[str]) -> list[Finding]:
     """All findings about the launch."""
-    if installation.too_old() is not None:  # nothing of it can be composed here
-        return []
-    from fspo_verl.launch import checks
-
-    config, found = compose(module, overrides)
-    if config is not None and not findings.exit_code(found):
-        found += checks.run(Launch(config), "doctor")
-    return found
-
-
-# --- the config, from the main that would run ------------------------------------------------------------------------
-
-
-def compose(module: str, overrides: list[str]) -> tuple[DictConfig | None, list[Finding]]:
-    """What stops Hydra or the import of the main; the config, if nothing does, and what its checks find."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
-    from fspo_verl.launch import checks
-
-    def look(config):
-        if Launch(config).get(ACTOR) is None:
-            raise ValueError(f"the config has no {ACTOR}: no launch of policy training")
-        found = checks.findings(config)
-        if HydraConfig.get().mode == RunMode.MULTIRUN:
-            what = "of a launch with --multirun only the first job is examined"
-            found.append(warning(what, fix="examine each job by its own overrides", id="multirun"))
-        return config, found
-
-    try:
-        return with_config(module, overrides, look)
-    except Exception as problem:
-        text = " ".join(str(problem).split()).removesuffix(".")
-        fix = "correct what it names, and run this again"
-        return None, [error(f"{module} composes no config", text, fix, id="composition")]
-
-
-class _Composed(BaseException):
-    """Leaves a verl main at the point where it hands its config to verl."""
-
-
-def with_config(module: str, arguments: list[str], look: Callable):
-    """Run a verl main as ``python -m`` does, up to its call of ``auto_set_device(config)``; returns ``look(config)``.
-
-    That call is where a launch is checked, too (:mod:`fspo_verl.launch.hook`). Hydra's own state (config sources,
-    choices of groups) is there while ``look`` runs. Hydra's output goes to a temporary folder.
-
-    Raises:
-        ValueError: the module makes no such call, so that it could not be stopped.
-        Exception: what Hydra raises on a config that it cannot compose.
-    """
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None or "auto_set_device(config)" not in Path(spec.origin).read_text():
-        raise ValueError(f"{module} is no main of verl: it does not call auto_set_device(config)")
-
-    def take(config):
-        raise _Composed(look(config))
-
-    with tempfile.TemporaryDirectory() as scratch:
-        folders = [override(f"hydra.{mode}.dir", scratch) for mode in ("run", "sweep")]
-        # Hydra wants all overrides together: ours come after the last one that is given.
-        given = [place for place, text in enumerate(arguments, 1) if re.match(r"~|[^-=][^=]*=", text)]
-        last = max(given, default=len(arguments))
-        argv = [spec.origin, *arguments[:last], *folders, "hydra.output_subdir=null", *arguments[last:]]
-        with (
-            mock.patch.object(sys, "argv", argv),
-            mock.patch.dict(os.environ, HYDRA_FULL_ERROR="1"),  # Hydra raises its errors, and prints none
-            verl_patches.handed_over(take),
-            output.reserved(),  # what verl warns about, it says again at the launch
-        ):
+    with tempfile.TemporaryDirectory(prefix="fspo_verl_doctor_") as folder:
+        answer, said = Path(folder, "findings.json"), Path(folder, "said")
+        env = os.environ | {EXAMINE: str(answer), "PYTHONDONTWRITEBYTECODE": "1"}
+        with said.open("wb") as out:
+            child = subprocess.Popen(
+                [sys.executable, "-c", _CHILD, module, *arguments],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
             try:
-                runpy.run_module(module, run_name="__main__", alter_sys=True)
-            except _Composed as composed:
-                return composed.args[0]
-    raise ValueError(f"{module} ended before it handed over its config")
+                end = time.monotonic() + _PATIENCE
+                while child.poll() is None and not answer.exists() and time.monotonic() < end:
+                    time.sleep(0.05)
+            finally:
+                with contextlib.suppress(ProcessLookupError):  # what it has started, too
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        if answer.exists():
+            return [Finding(**one) for one in json.loads(answer.read_text())]
+        lines = said.read_text(errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+    what = f"{module} ended before it handed over a config to verl or started Ray"
+    return [error(what, last.removesuffix("."), "correct it, or name a main of verl", id="composition")]
+
+
+def hand_back(find: Callable[[], Iterable[Finding]]) -> NoReturn:
+    """End this process, a launch that a doctor has started, and tell the doctor what was found.
+
+    The first answer counts. Whatever goes wrong, nothing of the launch runs after this.
+    """
+    try:
+        answer = Path(os.environ[EXAMINE])
+        if not answer.exists():
+            text = json.dumps([dataclasses.asdict(one) for one in find()])
+            output.write_whole([(answer, text.encode())])
+    except BaseException as problem:  # the doctor shows it
+        print(f"{type(problem).__name__}: {problem}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(0)
+
+
+def not_composed(problem: Exception) -> Finding:
+    """What Hydra refuses to compose."""
+    if (finding := getattr(problem, "finding", None)) is not None:
+        return finding
+    text = " ".join(str(problem).split()).removesuffix(".")
+    return error("Hydra composes no config", text, "correct what it names, and run this again", id="composition")
+
+
+def examine(config: DictConfig | None) -> list[Finding]:
+    """All findings about a launch, in the process that would go on with this config."""
+    from fspo_verl.launch import asked, checks
+
+    launch = Launch(OmegaConf.create() if config is None else config)
+    if not launch.has_actor:
+        what = f"the launch hands over no config with {ACTOR}"
+        return [error(what, "it is no policy training", "name a main that trains a policy", id="composition")]
+    other_loss = asked.problem(launch.config, True) if os.environ.get(OVERRIDES) else None
+    found = [*filter(None, [other_loss]), *checks.findings(launch.config)]
+    if (hydra := hydra_files.running()) is not None and hydra.mode is not None and hydra.mode.name == "MULTIRUN":
+        what = "of a launch with --multirun only the first job is examined"
+        found.append(warning(what, fix="examine each job by its own overrides", id="multirun"))
+    return found if findings.exit_code(found) else [*found, *checks.run(launch, "doctor")]
 
 
 # --- checks of the doctor alone --------------------------------------------------------------------------------------
@@ -182,7 +188,7 @@ def not_selected(launch: Launch) -> Iterator[Finding]:
     """A launch that trains without this package."""
     if not launch.is_ours:
         what, why = f"{POLICY_LOSS}.loss_mode={launch.loss_mode} trains", "neither FSPO nor one of its baselines"
-        yield warning(what, why, f"{GROUP}=fspo")
+        yield warning(what, why, add=[f"{GROUP}=fspo"])
 
 
 @check(needs="doctor")
@@ -209,8 +215,8 @@ def noise_of_half_precision(launch: Launch) -> Iterator[Finding]:
     if precision in ("bf16", "bfloat16") and narrow and same:
         what = f"log-probs in bfloat16 and eps={eps:g}, and updates in other micro-batches than old log-probs"
         why = f"noise alone fills a band of eps < {low:.2g} to {high:.2g}, by model, machine and micro-batches"
-        fix = f"{' '.join(same)}, or an eps of {EPS_IN_SIGMA:.1f} times fspo/noise_sigma in the first step"
-        yield warning(what, why, fix)
+        fix = f", or an eps of {EPS_IN_SIGMA:.1f} times fspo/noise_sigma in the first step"
+        yield warning(what, why, fix, add=same)
 
 
 def _same_micro_batches(launch: Launch) -> list[str]:
@@ -242,8 +248,9 @@ def gpus(launch: Launch) -> Iterator[Finding]:
     visible = device.get_torch_device().device_count()
     if device.get_device_name() != "cpu" and visible < asked:
         what = f"the launch asks for {asked} GPUs (nnodes x n_gpus_per_node), and {visible} are visible here"
-        fix = f"trainer.n_gpus_per_node={visible}" if visible else f"start it on a machine with {asked} GPUs"
-        yield _here(launch)(what, "Ray waits for the others, and verl ends", fix)
+        add = [f"trainer.n_gpus_per_node={visible}"] if visible else []
+        fix = "" if visible else f"start it on a machine with {asked} GPUs"
+        yield _here(launch)(what, "Ray waits for the others, and verl ends", fix, add=add)
 
 
 def _here(launch: Launch) -> Callable:

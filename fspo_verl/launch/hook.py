@@ -10,22 +10,146 @@ launch goes on. Where a loss of ours is selected, a check that fails is an error
 """
 
 import contextlib
+import copy
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from fspo_verl import verl_patches
 from fspo_verl.findings import ERROR, WARNING, Finding
-from fspo_verl.keys import GROUP, OVERRIDES
-from fspo_verl.launch import group, hydra_files, selection
+from fspo_verl.keys import EXAMINE, OVERRIDES, RECORDS_DIR
+from fspo_verl.launch import selection
+from fspo_verl.launch.starts import COMPOSED, LAUNCHED, PRINTED, REFUSED, Start, Taken, receipts
 from fspo_verl.launch.view import Launch
 
 logger = logging.getLogger("fspo_verl")
+FIRST = "auto_set_device"
+"""The function that a main of verl calls first."""
 _NOT_LOOKED_AT = "fspo_verl did not look at this launch"
+_PRINTS = {"--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help"}  # options of Hydra that train nothing
+
+
+_start = Start()
+
+
+# --- where a launch is seen ------------------------------------------------------------------------------------------
+
+
+def composed(config: DictConfig, taken: Taken | None, is_of_several: bool) -> None:
+    """Hydra has composed the config of a launch, which takes this of the environment's request.
+
+    Args:
+        is_of_several: a job of ``--multirun``; each is composed once more before any of them starts.
+    """
+    global _start
+    if taken is None and not os.environ.get(EXAMINE):
+        return
+    _start = Start(config, taken)
+    if taken is not None and not is_of_several:
+        taken.say_once()
+        prints = any(word.partition("=")[0] in _PRINTS for word in sys.argv[1:])
+        _start.note(PRINTED if prints else COMPOSED, config)
+
+
+def has_composed() -> bool:
+    """Whether a config that takes something was composed in this process."""
+    return _start.composed is not None
+
+
+def refused_to_compose(problem: Exception, is_asked: bool) -> None:
+    """Hydra composes no config, and raises this problem."""
+    if os.environ.get(EXAMINE):
+        from fspo_verl.launch import doctor
+
+        doctor.hand_back(lambda: [doctor.not_composed(problem)])
+    if is_asked:
+        Start().note(REFUSED)
+
+
+def begin(place: str, config: DictConfig | None) -> None:
+    """A launch is seen before Ray starts: check it, once for each content of its config.
+
+    Args:
+        place: the function that its main has called. One that is called again begins another launch.
+        config: what the main has handed over; None where that is nothing.
+
+    Raises:
+        ValueError: it would train another loss than is asked for.
+    """
+    global _start
+    if os.environ.get(EXAMINE):
+        from fspo_verl.launch import doctor
+
+        doctor.hand_back(lambda: doctor.examine(_start.composed if config is None else config))
+    if place in _start.places or (place == FIRST and _start.places):
+        _start = Start()
+    is_seen = bool(_start.places)
+    _start.places.add(place)
+    if config is None:
+        if _start.composed is not None and not is_seen and os.environ.get(OVERRIDES):
+            from fspo_verl.launch import asked
+
+            asked.confirm(_start.composed, _start)
+        return
+    content = _content(config)
+    if content is None or content != _start.checked:
+        _check_a_launch(config)
+        _start.checked = _content(config)
+
+
+def _content(config):
+    """What a config holds, to see whether it has changed; None where that cannot be told."""
+    with _never_ending_the_launch(_NOT_LOOKED_AT):
+        return OmegaConf.to_container(config) if OmegaConf.is_config(config) else copy.copy(config)
+
+
+def _check_a_launch(config: DictConfig) -> None:
+    try:
+        _check_what_is_asked(config, _start)
+        check(config)
+        claim_records(config)
+    except ValueError:
+        _start.note(REFUSED, config)
+        raise
+    if os.environ.get(OVERRIDES):
+        from fspo_verl.launch import asked
+
+        asked.confirm(config, _start)
+
+
+def at_the_logger(config: Mapping) -> None:
+    """A trainer builds its logger: refuse what can be refused on its config alone.
+
+    It may do so in a worker of Ray, which has the driver's environment and not its state.
+
+    Raises:
+        ValueError: it would train another loss than is asked for.
+    """
+    whole = OmegaConf.create()
+    with _never_ending_the_launch(_NOT_LOOKED_AT):
+        whole = config if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
+    if os.environ.get(EXAMINE):
+        from fspo_verl.launch import doctor
+
+        doctor.hand_back(lambda: doctor.examine(whole))
+    launch = Launch(whole)
+    where = launch.get(RECORDS_DIR), str(launch.checkpoints)
+    known = [one for one in receipts() if (one.records, one.run) == where]  # from the driver
+    start = Start(id=known[-1].id) if known else Start()
+    try:
+        _check_what_is_asked(whole, start)
+        _refuse_or_say(_errors_of_the_config_alone(launch))
+    except ValueError:
+        start.note(REFUSED, whole)
+        raise
+    if launch.trains_a_policy and not any(one.state == LAUNCHED for one in known):
+        start.note(LAUNCHED, whole)
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -40,7 +164,7 @@ def _never_ending_the_launch(lost: str) -> Iterator[None]:
 def check(config: DictConfig) -> None:
     """Refuse or warn about a composed config of a verl main; say which band is in effect if the loss is ``fspo``.
 
-    Anything without ``actor_rollout_ref.actor`` is left alone.
+    What trains no policy is left alone.
 
     Raises:
         ValueError: the config asks for a loss that it would not train, or a field of the band is wrong.
@@ -48,6 +172,8 @@ def check(config: DictConfig) -> None:
     launch, is_ours = Launch(config), False
     findings: list[Finding] = []
     with _never_ending_the_launch(_NOT_LOOKED_AT):
+        if not launch.trains_a_policy:
+            return
         is_ours = launch.selects_ours
         findings = [] if is_ours else [*selection.lost_selections(launch)]
     if is_ours:
@@ -57,15 +183,30 @@ def check(config: DictConfig) -> None:
     _refuse_or_say(findings)
 
 
+def _errors_of_the_config_alone(launch: Launch) -> list[Finding]:
+    errors: list[Finding] = []
+    with _never_ending_the_launch(_NOT_LOOKED_AT):
+        if launch.trains_a_policy:
+            errors += selection.lost_selections(launch)
+            if launch.selects_ours:
+                from fspo_verl.launch import checks
+
+                errors += checks.errors_of_the_config_alone(launch.config)
+    return errors
+
+
+def _check_what_is_asked(config: DictConfig, start: Start) -> None:
+    if os.environ.get(OVERRIDES):
+        from fspo_verl.launch import asked
+
+        _refuse_or_say([*filter(None, [asked.problem(config, start.taken is not None)])])
+
+
 def _refuse_or_say(findings: list[Finding]) -> None:
-    if errors := [_in_one_line(one) for one in findings if one.severity == ERROR]:
+    if errors := [one.in_one_line for one in findings if one.severity == ERROR]:
         raise ValueError("\n".join(errors))
     for one in findings:
-        logger.log(logging.WARNING if one.severity == WARNING else logging.INFO, "%s", _in_one_line(one))
-
-
-def _in_one_line(finding: Finding) -> str:
-    return f"{finding.sentence} Fix: {finding.advice}" if finding.advice else finding.sentence
+        logger.log(logging.WARNING if one.severity == WARNING else logging.INFO, "%s", one.in_one_line)
 
 
 def claim_records(config: DictConfig) -> None:
@@ -81,72 +222,3 @@ def claim_records(config: DictConfig) -> None:
 
         with contextlib.suppress(OSError):
             attempts.claim(Path(records_dir), launch.checkpoints)
-
-
-# --- where a launch is seen ------------------------------------------------------------------------------------------
-
-
-def begin_application_of_hydra() -> None:
-    """The checks before a Hydra application of verl composes its config."""
-    ask = None
-    if os.environ.get(OVERRIDES):
-        from fspo_verl.launch import asked
-
-        ask = asked.composed
-    verl_patches.select_without_plus(GROUP, group.with_plus, at_a_config_file, ask)
-    if "fspo_verl.plugin" in sys.modules:
-        return
-    from fspo_verl.launch import installation
-
-    # Where verl loads no plugins (VERL_USE_EXTERNAL_PLUGINS), nothing else would check what the config selects.
-    if installation.too_old() is None:
-        verl_patches.see_launches(check_once, refuse_the_config)
-
-
-def at_a_config_file(name: str) -> None:
-    """Refuse a config file of this package's group, by its name, where an old verl would train its own loss.
-
-    Such a verl in a folder shadows the installed one. Of this package it sees the configs alone.
-    """
-    section, _, option = name.rpartition("/")
-    if section != GROUP:
-        return
-    if option.removesuffix(".yaml") in hydra_files.OPTIONS:
-        from hydra.errors import ConfigCompositionException
-
-        from fspo_verl.launch import installation
-
-        if (finding := installation.too_old()) is not None:
-            raise ConfigCompositionException(_in_one_line(finding))  # which Hydra prints without a traceback
-
-
-_checked: list = []  # the config of this launch
-
-
-def check_once(config) -> None:
-    """Check a launch and claim its records; verl's asynchronous mains come here twice."""
-    if any(config is known for known in _checked):
-        return
-    is_asked = bool(os.environ.get(OVERRIDES))
-    if is_asked:
-        from fspo_verl.launch import asked
-
-        asked.check(config)
-    check(config)
-    claim_records(config)
-    if is_asked:
-        asked.confirm(config)
-    _checked[:] = [config]
-
-
-def refuse_the_config(config) -> None:
-    """Refuse at the trainer's logger what :func:`check` refuses on the config alone."""
-    errors: list[Finding] = []
-    with _never_ending_the_launch(_NOT_LOOKED_AT):
-        launch = Launch(OmegaConf.create(config or {}))
-        errors += selection.lost_selections(launch)
-        if launch.selects_ours:
-            from fspo_verl.launch import checks
-
-            errors += checks.errors_of_the_config_alone(launch.config)
-    _refuse_or_say(errors)

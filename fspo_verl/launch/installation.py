@@ -7,6 +7,7 @@ tests/verl_contract; what fails with an error of its own is not tested here.
 """
 
 import importlib.util
+import os
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ def findings() -> Iterator[Finding]:
     tested = "; ".join(f"{package} {', '.join(known)}" for package, known in TESTED.items())
     yield note(f"{text}, Python {sys.version.split()[0]}", f"tested are {tested}", id="versions")
     yield from verl_version()
+    yield from filter(None, [left_out()])
     if not any(point.value == "fspo_verl.plugin" for point in metadata.entry_points(group="verl.plugins")):
         why = "the package is imported, not installed"
         yield error("verl finds no plugin fspo_verl", why, INSTALL, id="entry_point")
@@ -81,6 +83,16 @@ def too_old() -> Finding | None:
     if folder and not folder.is_relative_to(sysconfig.get_path("purelib")):
         fix += f", and start where {folder} does not come before it; or select no loss of fspo_verl"
     return error(what, why, fix, id="verl_version")
+
+
+def left_out() -> Finding | None:
+    """The environment keeps verl from loading this package's plugin, and Hydra from finding its group."""
+    plugins = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
+    modules = os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",")
+    if plugins == "auto" or "fspo_verl" in map(str.strip, plugins.split(",")) or "fspo_verl.plugin" in modules:
+        return None
+    what = f"VERL_USE_EXTERNAL_PLUGINS={plugins} leaves fspo_verl out"
+    return error(what, "verl and Hydra are as without it", "unset it, or add fspo_verl to it", id="left_out")
 
 
 def problem() -> str | None:

@@ -13,17 +13,20 @@ Exit code: that of the command; 2 for a wrong call.
 """
 
 import argparse
-import json
+import contextlib
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from fspo_verl.keys import GROUP, OVERRIDES, RECORDS_DIR
-from fspo_verl.launch import asked
+from fspo_verl.launch import asked, installation
+from fspo_verl.launch.starts import LAUNCHED, PRINTED, RECEIPT, REFUSED, Receipt, receipts
 
 _PATIENCE = 300.0  # seconds in which a launch has composed its config
 _SIGNALS = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
@@ -34,68 +37,108 @@ def main(args: argparse.Namespace) -> int:
     if not args.argv:
         raise ValueError("what is to run? fspo-verl run -- COMMAND, such as `fspo-verl run -- bash my_script.sh`")
     overrides = shlex.join([f"{GROUP}={args.loss}", *args.overrides])
-    asked.parsed(overrides)
-    outer = os.environ.get(asked.RECEIPT, "")
-    with tempfile.NamedTemporaryFile(prefix="fspo_verl_run_") as own:
-        receipt = outer if os.path.isfile(outer) else own.name  # a `run` around this one counts the launches, too
-        with open(receipt) as told:
-            before = told.seek(0, os.SEEK_END)
-            none_took = f"no launch took {args.loss}: {_WHY_NONE}"
+    asked.Request.parse(overrides)
+    if (off := installation.left_out()) is not None:
+        raise ValueError(off.in_one_line)
+    env, began = os.environ | {OVERRIDES: overrides}, time.time()
+    with contextlib.ExitStack() as stack:
+        receipt = os.environ.get(RECEIPT, "")  # of a `run` around this one, which counts the launches, too
+        if not os.path.isfile(receipt):
+            with contextlib.suppress(OSError):
+                own = tempfile.TemporaryDirectory(prefix="fspo_verl_run_", ignore_cleanup_errors=True)
+                receipt = f"{stack.enter_context(own)}/launches"
+                Path(receipt).touch()
+        start = os.path.getsize(receipt) if os.path.isfile(receipt) else 0
 
-            def warn() -> None:
-                if os.path.getsize(receipt) == before:
-                    _say(f"after {_PATIENCE:g} s, {none_took}. A training that has begun trains its own loss")
+        def warn() -> None:
+            if not receipts(receipt, start):
+                _say(f"after {_PATIENCE:g} s, {_none_took(args.loss)}. A training that has begun trains its own loss")
 
-            code = _run(args.argv, os.environ | {OVERRIDES: overrides, asked.RECEIPT: receipt}, warn)
-            launches = [json.loads(line) for line in told]
-    for line in _summary(launches) if launches else [none_took]:
+        code = _run(args.argv, env | {RECEIPT: receipt}, warn)
+        launches = receipts(receipt, start)
+    for line in _summary(launches, args.loss, began):
         _say(line)
     return code
 
 
-_WHY_NONE = (
-    f"the command started no policy training of verl, or one that was refused, or that does not see {OVERRIDES} or "
-    "fspo_verl (env -i, another Python, a container, ssh, ray job submit, a job that starts later); docs/install.md "
-    "has the way for each"
-)
+def _none_took(loss: str) -> str:
+    return (
+        f"no launch took {loss}: the command started no policy training of verl, or one that does not see {OVERRIDES} "
+        "or fspo_verl (env -i, another Python, a container, ssh, ray job submit, a job that starts later, "
+        "VERL_USE_EXTERNAL_PLUGINS); docs/install.md has the way for each"
+    )
 
 
 def _run(command: list[str], env: dict[str, str], warn: Callable[[], None]) -> int:
     """The exit code of a command, which gets the signals of this process; ``warn`` is called once, after a while."""
     signals, timeout = {*_SIGNALS, signal.SIGCHLD}, _PATIENCE
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    inherited = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no end of a command is told
+
+    def as_without_run() -> None:
+        signal.signal(signal.SIGCHLD, inherited)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
     try:
-        unblock = lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # noqa: E731
-        process = subprocess.Popen(command, env=env, preexec_fn=unblock)
+        process = subprocess.Popen(command, env=env, preexec_fn=as_without_run)
         while process.poll() is None:
-            told = signal.sigtimedwait(signals, timeout)
-            if told is None and timeout == _PATIENCE:
+            got = signal.sigtimedwait(signals, timeout)
+            if got is None and timeout == _PATIENCE:
                 warn()
                 timeout = float(2**31)
-            elif told is not None and told.si_signo in _SIGNALS and told.si_code <= 0:
-                process.send_signal(told.si_signo)  # a key of the terminal has reached the command by itself
+            elif got is not None and got.si_signo in _SIGNALS and got.si_code <= 0:
+                process.send_signal(got.si_signo)  # a key of the terminal has reached the command by itself
         while signal.sigtimedwait(signals, 0):  # what came for the command is not for us
             pass
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        as_without_run()
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
-def _summary(launches: list[dict]) -> list[str]:
-    """How many launches took which loss, where their records are, and what to do next."""
-    losses = " and ".join(dict.fromkeys(launch["loss"] for launch in launches))
-    folders = list(dict.fromkeys(launch["records"] for launch in launches if launch["records"]))
-    lines = [f"{len(launches)} launch{'es' * (len(launches) > 1)} took {losses}"]
-    if folders:
-        page = " -o report" if len(folders) > 1 else ""
-        lines.append(f"next: fspo-verl report {shlex.join(folders)}{page}")
+def _summary(launches: list[Receipt], loss: str, began: float) -> Iterator[str]:
+    """A sentence on each kind of launch: where its records are, or why it has none; and what to do next."""
+    kinds: dict[str, list[Receipt]] = {}
     for launch in launches:
-        words = [word for word in launch.get("added", ()) if not word.startswith(f"{RECORDS_DIR}=")]
-        out = launch.get("left_out")
-        line = f"for good: add {shlex.join(words)}{f', take out {shlex.join(out)}' if out else ''}"
-        lines += [line] if words and line not in lines else []
-    return lines
+        kinds.setdefault(_became(launch, began), []).append(launch)
+    for kind in (RECORDED, ENDED, UNRECORDED, REFUSED, PRINTED):
+        if these := kinds.get(kind):
+            losses = " and ".join(dict.fromkeys(one.loss for one in these))
+            yield f"{len(these)} launch{'es' * (len(these) > 1)} {_SENTENCES[kind].format(loss=losses)}"
+    if not launches:
+        yield _none_took(loss)
+    if folders := [*dict.fromkeys(one.records for one in kinds.get(RECORDED, ()) if one.records)]:
+        yield f"next: fspo-verl report {shlex.join(folders)}{' -o report' if len(folders) > 1 else ''}"
+    for_good: dict[str, None] = {}
+    for one in (*kinds.get(RECORDED, ()), *kinds.get(UNRECORDED, ())):
+        words = [word for word in one.added if not word.startswith(f"{RECORDS_DIR}=")]
+        out = f", take out {shlex.join(one.left_out)}" if one.left_out else ""
+        for_good |= {f"for good: add {shlex.join(words)}{out}": None} if words else {}
+    yield from for_good
+
+
+RECORDED, ENDED, UNRECORDED = "recorded", "ended", "unrecorded"
+_SENTENCES = {
+    RECORDED: "took {loss}, and recorded it",
+    ENDED: "took {loss}, and ended before a first record of it",
+    UNRECORDED: "took {loss}, and recorded nothing, as records_dir is null",
+    REFUSED: "refused, see above",
+    PRINTED: "printed a config with {loss}, and trained nothing",
+}
+
+
+def _became(launch: Receipt, began: float) -> str:
+    """What has become of a launch of a command that began then, in seconds since the epoch."""
+    if launch.state in (REFUSED, PRINTED):
+        return launch.state
+    if launch.records is None:
+        return UNRECORDED if launch.state == LAUNCHED else ENDED
+    with contextlib.suppress(OSError):
+        files = Path(launch.records).rglob("step-*.parquet")
+        if any(file.stat().st_mtime >= began for file in files):
+            return RECORDED
+    return ENDED
 
 
 def _say(text: str) -> None:
-    print(f"fspo-verl run: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # a full disk ends no training, and changes no exit code
+        os.write(sys.stderr.fileno(), f"fspo-verl run: {text}\n".encode(errors="backslashreplace"))

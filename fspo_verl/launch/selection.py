@@ -43,11 +43,11 @@ def lost_selections(launch: Launch) -> Iterator[Finding]:
             continue
         # Beside a value of the name of the group, Hydra takes the word without a plus for another value.
         word = f"{'+' if key == GROUP else ''}{GROUP}={named[-1]}"
-        fix = group.as_fix(group.overrides_that_decide(key), [word])
-        fix += f" on the command line selects the loss, or `defaults: [ppo_trainer, {GROUP}: {named[-1]}, _self_]`"
+        fix = f" on the command line, or `defaults: [ppo_trainer, {GROUP}: {named[-1]}, _self_]` in a YAML, selects it"
         why = f"verl reads no such key and would train loss_mode={trains!r}"
-        severity = error if named[-1] == "fspo" else warning
-        yield severity(f"{key}={value!r} selects nothing", why, f"{fix} in a YAML", id="lost_selection")
+        remove, severity = group.overrides_that_decide(key), error if named[-1] == "fspo" else warning
+        what = f"{key}={value!r} selects nothing"
+        yield severity(what, why, fix, "lost_selection", remove, [word])
 
 
 _SPEAKS_OF_A_LOSS = re.compile(r"policy_loss|(algorithm|actor_rollout_ref)\b.*(loss|policy)")
@@ -62,8 +62,8 @@ def loss_as_advantages(launch: Launch) -> Iterator[Finding]:
 
     if estimator not in ADV_ESTIMATOR_REGISTRY:
         what = f"algorithm.adv_estimator={estimator} names a policy loss"
-        fix = "algorithm.adv_estimator=grpo" + ("" if launch.selects_ours else f" {GROUP}={estimator}")
-        yield error(what, "the run fails after its first rollout", fix, id="loss_as_advantages")
+        add = ["algorithm.adv_estimator=grpo", *([] if launch.selects_ours else [f"{GROUP}={estimator}"])]
+        yield error(what, "the run fails after its first rollout", id="loss_as_advantages", add=add)
 
 
 @check(needs="config")
@@ -76,7 +76,7 @@ def unregistered_loss(launch: Launch) -> Iterator[Finding]:
         what = f"{POLICY_LOSS}.loss_mode={mode!r} is not registered here"
         why = "unless a worker registers it, the run fails at its first actor update, after a whole rollout"
         known = ", ".join(sorted(POLICY_LOSS_REGISTRY))
-        yield warning(what, why, f"{GROUP}=fspo if it was to be FSPO, or one of {known}")
+        yield warning(what, why, f" if it was to be FSPO, or one of {known}", add=[f"{GROUP}=fspo"])
 
 
 # --- another loss, or other values, than the group has ----------------------------------------------------------------
@@ -101,10 +101,9 @@ def overridden_group(launch: Launch) -> Iterator[Finding]:
     if not removed and not added:  # a file selects it elsewhere, or sets another loss
         is_there = GROUP in hydra_files.choices()
         added = [f"{key}={value}" for key, value in lost.items()] if is_there else [f"{GROUP}={launch.choice}"]
-    trains = _as_overrides({key: launch.get(key) for key in lost or keys}, ", ")
+    trains = _as_overrides({key: launch.get(key) for key in lost or keys})
     what = f"{GROUP}={launch.choice} is asked for, and {trains} is composed"
-    fix = group.as_fix(list(dict.fromkeys(removed)), added)
-    yield error(what, "another loss would train than was asked for", fix)
+    yield error(what, "another loss would train than was asked for", remove=[*dict.fromkeys(removed)], add=added)
 
 
 @check(needs="files", may_refuse=True)
@@ -124,12 +123,15 @@ def lost_to_group(launch: Launch) -> Iterator[Finding]:
     lost = {key: said[key] for key in won if key in said and said[key] not in (won[key], stock.get(key))}
     lost = {key: value for key, value in lost.items() if key not in SELECTS or _is_of_others(value)}
     if lost:
-        what = f"a config file sets {_as_overrides(lost, ', ')}"
-        trains = _as_overrides({key: won[key] for key in lost}, ", ")
+        what = f"a config file sets {_as_overrides(lost)}"
+        trains = _as_overrides({key: won[key] for key in lost})
         why = f"{GROUP}={option} comes after that file and would train {trains}"
-        fix = f"{_as_overrides(lost)} on the command line keeps them, and so does the group in that file's defaults"
+        fix = (
+            " on the command line keeps them, and so does the group in that file's defaults before `_self_`; or remove "
+            "them from the file"
+        )
         severity = warning if os.environ.get(OVERRIDES) else error  # the variable is the later word than any file
-        yield severity(what, why, f"{fix} before `_self_`; or remove them from the file")
+        yield severity(what, why, fix, add=[f"{key}={hydra_files.as_value(value)}" for key, value in lost.items()])
 
 
 def _is_of_others(target) -> bool:
@@ -137,5 +139,5 @@ def _is_of_others(target) -> bool:
     return "." in str(target) and not str(target).startswith(("verl.", "fspo_verl."))
 
 
-def _as_overrides(values: Mapping[str, object], between: str = " ") -> str:
-    return between.join(f"{key}={hydra_files.as_value(value)}" for key, value in values.items())
+def _as_overrides(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{key}={hydra_files.as_value(value)}" for key, value in values.items())

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -25,12 +25,32 @@ TRACKER = "latest_checkpointed_iteration.txt"
 """In a folder of checkpoints, the step of the last one; what verl's find_latest_ckpt_path looks for."""
 
 
-def finding(severity: str, what: str, why: str = "", fix: str = "", id: str = "") -> Finding:
-    """A finding about a launch: what is the case, why it matters, and what corrects it, if possible an override.
+def finding(
+    severity: str,
+    what: str,
+    why: str = "",
+    fix: str = "",
+    id: str = "",
+    remove: Sequence[str] = (),
+    add: Sequence[str] = (),
+) -> Finding:
+    """A finding about a launch: what is the case, why it matters, and what corrects it.
 
-    Its id is the name of the check that yields it, which :func:`fspo_verl.launch.checks.run` fills in.
+    Args:
+        fix: words of advice, behind what ``remove`` and ``add`` say.
+        id: the name of the check that yields it, which :func:`fspo_verl.launch.checks.run` fills in.
+        remove, add: overrides of the launch, see :class:`fspo_verl.findings.Finding`.
     """
-    return Finding(id, severity, f"{what}: {why}." if why else f"{what}.", fix, action=FIX if fix else "")
+    removal, addition = f"remove {' '.join(remove)}", " ".join(map(_pasted, add))
+    advice = f"{removal}, and add {addition}" if remove and add else removal if remove else addition
+    action = FIX if advice + fix else ""
+    sentence = f"{what}: {why}." if why else f"{what}."
+    return Finding(id, severity, sentence, advice + fix, action=action, remove=(*remove,), add=(*add,))
+
+
+def _pasted(override: str) -> str:
+    """An override for a shell, where it needs quotes."""
+    return f'"{override}"' if set(override) & set("'\" $(){}&;|<>*?") else override
 
 
 error, warning, note = (functools.partial(finding, severity) for severity in SEVERITIES)
@@ -84,6 +104,11 @@ class Launch:
     def has_actor(self) -> bool:
         """Whether this is a launch of policy training; all that reads :attr:`actor` needs one."""
         return self.actor is not None
+
+    @property
+    def trains_a_policy(self) -> bool:
+        """Whether it does more than validate."""
+        return self.has_actor and not self.get("trainer.val_only")
 
     @property
     def actor(self) -> DictConfig:

@@ -15,7 +15,7 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -62,13 +62,18 @@ def text_hash(prompt) -> int:
     """A number for what a prompt says, the same in every process and run: 64 bits of BLAKE2b of its JSON.
 
     Args:
-        prompt: chat messages, or a text. What JSON cannot hold, such as an image, counts by its type alone.
+        prompt: chat messages, or a text. What JSON cannot hold, such as an image, counts by its type alone. A key
+            that is no text counts as what Python prints of it.
     """
 
     def plain(part):
-        return part.tolist() if isinstance(part, np.ndarray) else type(part).__name__
+        if isinstance(part, Mapping):
+            return {str(key): plain(value) for key, value in part.items()}
+        if isinstance(part, list | tuple | np.ndarray):
+            return [plain(one) for one in (part.tolist() if isinstance(part, np.ndarray) else part)]
+        return part if isinstance(part, str | int | float | None) else type(part).__name__
 
-    text = json.dumps(prompt, sort_keys=True, default=plain)
+    text = json.dumps(plain(prompt), sort_keys=True)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 

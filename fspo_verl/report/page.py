@@ -10,6 +10,7 @@ and the numbers as JSON (report.json).
 import argparse
 import base64
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,10 +24,11 @@ from tqdm import tqdm
 
 from fspo_verl import __version__, findings
 from fspo_verl.analysis.clip_rates import Estimate, length_edges, number, third_of
-from fspo_verl.analysis.runs import Run, read_runs
+from fspo_verl.analysis.runs import Run, read_runs, setting
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, of_run
 from fspo_verl.findings import FIX
-from fspo_verl.output import show, write_whole
+from fspo_verl.keys import ACTOR
+from fspo_verl.output import plain, show, write_whole
 from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES, Series, Style
 from fspo_verl.report.numbers import Analysis, analyse
@@ -35,6 +37,15 @@ _FIGURES = ("clip_rate_by_length", "counterfactuals")
 _DASH = "–"
 FILES = ("report.json", "report.html", *(f"figures/{name}.{kind}" for name in _FIGURES for kind in ("svg", "png")))
 """What a report may consist of, by its place in the folder."""
+
+NAMED = {
+    "aggregation": f"{ACTOR}.loss_agg_mode",
+    "prompts": "data.train_batch_size",
+    "mini-batch": f"{ACTOR}.ppo_mini_batch_size",
+    "responses each": "actor_rollout_ref.rollout.n",
+    "learning rate": f"{ACTOR}.optim.lr",
+}
+"""Settings that the page shows, and nothing else of a config: others may hold a key or a password."""
 
 
 @dataclass
@@ -70,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
     show([("page", str(args.output / "report.html"))], widths=(8,))
     for one in analyses:
         if len(one.run.records) and one.judgement.findings[0].action != FIX:
-            show([("next:", f"fspo-verl calibrate {one.run.folder}")], widths=(8,))
+            show([("next:", f"fspo-verl calibrate {shlex.quote(str(one.run.folder))}")], widths=(8,))
     return 0
 
 
@@ -203,6 +214,10 @@ def _settings(one: Analysis) -> dict[str, str]:
         "run": run.name,
         "loss": one.loss or _DASH,
         "clip": (settings and settings.clip) or _DASH,
+        **{
+            name: _DASH if (value := setting(run.config, key)) is None else plain(f"{value}")
+            for name, key in NAMED.items()
+        },
         "steps": f"{one.steps:,}",
         "responses": f"{run.records.attrs['rows']:,}",
         "shortest to longest": f"{length.min():,} to {length.max():,} tokens" if len(length) else _DASH,

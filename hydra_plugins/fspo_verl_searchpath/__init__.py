@@ -17,7 +17,10 @@ logger = logging.getLogger("fspo_verl")
 
 
 class FSPOVerlSearchPathPlugin(SearchPathPlugin):
-    """Append ``pkg://fspo_verl.configs`` (lowest priority: it can shadow nothing), in verl applications only."""
+    """Append ``pkg://fspo_verl.configs`` in verl applications, unless ``VERL_USE_EXTERNAL_PLUGINS`` leaves it out.
+
+    Files of the user's own come first: :mod:`fspo_verl.launch.composition` sees to those that Hydra appends later.
+    """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         is_asked = bool(os.environ.get("FSPO_VERL_OVERRIDES"))  # also of a main that imports verl later
@@ -28,11 +31,17 @@ class FSPOVerlSearchPathPlugin(SearchPathPlugin):
         if importlib.util.find_spec("fspo_verl") is None:
             logger.warning("%s is left of an fspo_verl that is gone, and does nothing: remove it", __file__)
             return
+        from fspo_verl.launch import installation
+
+        if installation.left_out() is not None:
+            return
         search_path.append(provider="fspo_verl", path="pkg://fspo_verl.configs")
         try:
-            from fspo_verl.launch import hook
+            from fspo_verl.launch import composition
 
-            hook.begin_application_of_hydra()
+            composition.begin_application()
+            if installation.too_old() is None:  # verl loads the plugin by itself where the package is installed
+                importlib.import_module("fspo_verl.plugin")
         except Exception as error:
             logger.warning("fspo_verl does not check this launch: %s: %s", type(error).__name__, error)
 

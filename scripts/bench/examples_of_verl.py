@@ -6,8 +6,8 @@
     python scripts/bench/examples_of_verl.py verl                  # also --loss observed, or --loss none
 
 Each script of ``examples`` runs unedited in a copy of the checkout, but for those of supervised training. Programs that
-write or download are stubs. Python is one, too: it notes the command of the training. verl's main of that checkout then
-composes the config, and is stopped before Ray.
+write or download are stubs. Python is one, too: it notes the command of the training. The doctor then starts verl's main
+of that checkout, which ends before Ray.
 """
 
 import argparse
@@ -20,13 +20,18 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from fspo_verl.keys import GROUP, OVERRIDES, POLICY_LOSS
-from fspo_verl.launch import asked, doctor, hook
-from fspo_verl.launch.view import Launch
+from fspo_verl.findings import ERROR
+from fspo_verl.keys import GROUP, OVERRIDES
+from fspo_verl.launch import doctor
 
 PYTHONS = ("python", "python3", "uv")
 OTHERS = "ray torchrun pip pip3 sleep wget curl hf huggingface-cli npu-smi nvidia-smi conda git mkdir tee".split()
 NOTE = '[[ " $* " == *" -m verl."* ]] && printf "%s\\0" "$@" > "$NOTED"; exit 0'
+TRAINS = {  # by what the doctor finds
+    "band_in_effect": "trains fspo",
+    "loss_in_effect": "trains another loss, observed",
+    "not_selected": "trains its own loss",
+}
 FOLDERS = ("HDFS_ROOT", "DATA_ROOT", "RAY_DATA_HOME", "MODEL_PATH", "LORA_ADAPTER_PATH", "HOME")  # that scripts ask for
 
 
@@ -54,18 +59,11 @@ def commands(verl: Path, scratch: Path) -> dict[str, list[str]]:
 
 def outcome(command: list[str]) -> str:
     """The loss that a training would train, or what stops it."""
-
-    def look(config):
-        if os.environ.get(OVERRIDES):
-            asked.check(config)
-        hook.check(config)
-        return f"trains {Launch(config).get(f'{POLICY_LOSS}.loss_mode')}"
-
     module = command.index("-m") + 1
-    try:
-        return doctor.with_config(command[module], command[module + 1 :], look)
-    except Exception as error:
-        return f"stops: {str(error).splitlines()[0]}"
+    found = doctor.judge(command[module], command[module + 1 :])
+    if errors := [one.sentence for one in found if one.severity == ERROR]:
+        return f"stops: {errors[0]}"
+    return next(text for id, text in TRAINS.items() if any(one.id == id for one in found))
 
 
 def main() -> None:

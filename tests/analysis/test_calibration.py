@@ -8,18 +8,17 @@ import math
 import re
 import shlex
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pandas as pd
 import pytest
 import synthetic_run
+from composed import composed
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from simulated_records import frame, simulate_run
-from test_doctor import in_process
 from verl.utils.config import omega_conf_to_dataclass
 
 from fspo_verl import cli
@@ -248,8 +247,7 @@ COMMANDS = {  # what a run was launched with
 
 def launched(arguments):
     """The config of a launch that the doctor finds no error in, as far as the loss goes."""
-    with mock.patch.object(doctor, "with_config", in_process):
-        config, findings = doctor.compose(doctor.DEFAULT_MAIN, [*SIZES.split(), *arguments])
+    config, findings = composed([*SIZES.split(), *arguments], lambda config: (config, doctor.examine(config)))
     assert not [one for one in findings if one.severity == "error"], findings
     return config
 

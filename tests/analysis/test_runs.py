@@ -74,13 +74,11 @@ def test_whole_run(tmp_path):
     os.utime(write(tmp_path / "first/.hydra/config.yaml", "a: 1\n"), (1, 1))
     config = "actor_rollout_ref: {actor: {optim: {lr: 1e-06}, policy_loss: {loss_mode: fspo}}}\n"
     write(tmp_path / "second/.hydra/config.yaml", config)
-    write(tmp_path / "second/.hydra/overrides.yaml", "- data.seed=3\n")
     write_records(tmp_path / "records")
     (run,) = runs.read_runs([tmp_path])
     assert run.name == tmp_path.name and run.folder == tmp_path
     assert run.metrics.a.to_dict() == {1: 1}
     assert run.config["actor_rollout_ref"]["actor"]["optim"]["lr"] == 1e-6
-    assert run.overrides == ["data.seed=3"]
     assert len(run.records) and run.settings.loss == "gspo"  # as the records say, which know what was trained
 
 

@@ -14,18 +14,18 @@ from unittest import mock
 import pytest
 import torch
 import verl  # noqa: F401  loads the plugin, as a launch does
-from composed import composed
+from composed import composed, mended
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from remedies import applied
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 
-from fspo_verl import cli
+from fspo_verl import cli, findings
+from fspo_verl.findings import Finding
 from fspo_verl.keys import ACTOR, POLICY_LOSS
 from fspo_verl.launch import checks, doctor, hook
-from fspo_verl.launch.doctor import with_config as of_a_started_main
 from fspo_verl.launch.view import Launch
 from fspo_verl.observe import attempts
 
@@ -33,14 +33,16 @@ SELECT = "algorithm.policy_loss=fspo"
 ASYNC_MAIN = "verl.experimental.fully_async_policy.fully_async_main"
 
 
-def in_process(module: str, arguments: list[str], look):
-    """``with_config`` without the second that it takes to start a main; others than these two are started."""
-    if module == doctor.DEFAULT_MAIN:
-        return composed(arguments, look)
-    if module == ASYNC_MAIN:
+def in_process(module: str, arguments: list[str]) -> list[Finding]:
+    """``doctor.judge`` without the seconds that it takes to start one of two mains."""
+    try:
+        if module == doctor.DEFAULT_MAIN:
+            return composed(arguments, doctor.examine)
+        assert module == ASYNC_MAIN
         name = ["--config-name", "fully_async_ppo_trainer"]
-        return composed([*name, *arguments], look, "experimental.fully_async_policy.config")
-    return of_a_started_main(module, arguments, look)
+        return composed([*name, *arguments], doctor.examine, "experimental.fully_async_policy.config")
+    except HydraException as problem:
+        return [doctor.not_composed(problem)]
 
 
 class Told(NamedTuple):
@@ -53,8 +55,8 @@ class Told(NamedTuple):
 
 @pytest.fixture
 def diagnose(capsys):
-    def diagnosed(*options_and_launch: str, with_config=in_process) -> Told:
-        with mock.patch.object(doctor, "with_config", with_config):
+    def diagnosed(*options_and_launch: str, judge=in_process) -> Told:
+        with mock.patch.object(doctor, "judge", judge):
             code = doctor.main(cli.parsers()[0].parse_args(["doctor", "--json", *options_and_launch]))
         assert not HydraConfig.initialized()
         findings = {one["id"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
@@ -118,7 +120,7 @@ def test_a_planted_fault_and_no_other_is_found_and_its_remedy_mends_it(planted, 
     assert [*told.wrong] == ([check] if check else []) and told.code == 0
     if check:
         assert told.wrong[check]["action"] == "fix" and "\n" not in told.wrong[check]["sentence"]
-        assert diagnose("--", *applied(told.wrong[check]["advice"], faulty)).wrong == {}
+        assert diagnose("--", *mended(Finding(**told.wrong[check]), faulty)).wrong == {}
     else:
         assert "log-ratio range 0 [-0." in told.findings["band_in_effect"]["sentence"]
 
@@ -193,6 +195,7 @@ def test_the_ratios_that_a_rejection_keeps_are_those_that_verl_keeps(rule, bound
         acts = [float(x) for x in re.search(r"keeps ratios of (\S+) to (\S+?)\.?:", one.sentence).groups()]
         assert acts == pytest.approx(what_verl_keeps(rule, threshold), rel=0.01)
         alike, typed = re.findall(r"_threshold='([^']+)'", one.advice)
+        assert [*one.add] == [f"algorithm.rollout_correction.rollout_rs_threshold='{alike}'"]
         assert what_verl_keeps(rule, typed) == pytest.approx((low, high), rel=0.01)
         assert math.prod(what_verl_keeps(rule, alike)) == pytest.approx(1, abs=0.01)
 
@@ -258,15 +261,6 @@ def test_one_step_between_syncs_of_separate_async_is_mended_as_verl_wants_it(sou
     assert v0["one_step_per_rollout"]["advice"] == f"{ACTOR}.ppo_mini_batch_size=16"
 
 
-def test_of_several_jobs_the_first_is_examined_and_that_is_said(sound, tmp_path, monkeypatch, diagnose):
-    monkeypatch.chdir(tmp_path)
-    launch = [*sound, f"{POLICY_LOSS}.eps_low=0.02,-1", "--multirun"]
-    told = diagnose("--", *launch, with_config=of_a_started_main)
-    assert told.code == 0 and [*told.wrong] == ["multirun"]
-    assert "[-0.02, +0.03]" in told.findings["band_in_effect"]["sentence"]
-    assert not {"multirun", "outputs"} & {path.name for path in tmp_path.iterdir()}
-
-
 @pytest.mark.parametrize("launch", [["bash", "train.sh"], ["./train.sh", "a=1"], ["python3", "train.py"], ["foo"]])
 def test_what_is_no_launch_is_refused_with_what_is(launch, capsys):
     assert cli.main(["doctor", "--", *launch]) == 2
@@ -275,15 +269,15 @@ def test_what_is_no_launch_is_refused_with_what_is(launch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("launch", "words"),
+    ("launch", "id", "words"),
     [
-        (["python", "-m", "timeit"], "does not call auto_set_device"),  # so that it could not be stopped
-        (["trainer.no_such_key=1"], "no_such_key"),
+        (["trainer.no_such_key=1"], "composition", "no_such_key"),
+        ([SELECT, "+algorithm.policy_loss=gspo"], "group", "remove"),
     ],
 )
-def test_what_composes_no_config_is_an_error(launch, words, diagnose):
+def test_what_composes_no_config_is_an_error(launch, id, words, diagnose):
     told = diagnose("--", *launch)
-    assert told.code == 1 and words in told.wrong["composition"]["sentence"]
+    assert told.code == 1 and words in str(told.wrong[id])
 
 
 @pytest.mark.parametrize("trainer", ["synchronous", "separate_async", "fully_async"])
@@ -300,6 +294,73 @@ def test_the_batches_of_a_launch(trainer, sound, diagnose):
     # 256 prompts in 4 mini-batches, twice
     said = "256 prompts x 8 = 2,048 responses per rollout, 8 optimiser steps"
     assert told.findings["batches"]["sentence"].startswith(said)
+
+
+# --- a launch that is started ----------------------------------------------------------------------------------------
+
+BEGINS = """
+import pathlib, sys
+{imports}
+
+def main(config=None):
+    {starts}
+    pathlib.Path("trained").touch()
+
+if __name__ == "__main__":
+    {calls}
+"""
+COMPOSES = """import hydra
+    hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)(main)()"""
+MAINS = {  # of a user's own, which call none of verl's functions: what they import, and how they start
+    "Ray under another name": ("from ray import init as begin", "begin()", COMPOSES),
+    "Ray by a remote function": ("import ray", "ray.get(ray.remote(lambda: 1).remote())", COMPOSES),
+    "the trainer's logger": (
+        "from omegaconf import OmegaConf",
+        "from verl.utils.tracking import Tracking; Tracking('p', 'e', [], config=OmegaConf.to_container(config))",
+        COMPOSES,
+    ),
+    "Ray without a config": ("import ray", "ray.init()", "main()"),
+}
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """``doctor.judge`` of a main in this folder, which stays as it is."""
+    monkeypatch.chdir(tmp_path)
+
+    def judged(text: str, *arguments: str) -> dict[str, Finding]:
+        (tmp_path / "own_main.py").write_text(text)
+        found = doctor.judge("own_main", [*arguments])
+        assert [path.name for path in tmp_path.iterdir()] == ["own_main.py"]
+        return {one.id: one for one in found}
+
+    return judged
+
+
+@pytest.mark.parametrize("name", MAINS)
+def test_nothing_trains_under_the_doctor_whatever_a_main_calls(name, started):
+    imports, starts, calls = MAINS[name]
+    found = started(BEGINS.format(imports=imports, starts=starts, calls=calls), SELECT, f"{POLICY_LOSS}.eps_low=-1")
+    assert ("bad_values" in found) == (calls == COMPOSES) and findings.exit_code(found.values()) == 1
+
+
+def test_of_several_jobs_of_verls_main_the_first_is_examined_and_that_is_said(sound, started):
+    *_, main = sound[:3]
+    text = f"import runpy; runpy.run_module({main!r}, run_name='__main__', alter_sys=True)"
+    found = started(text, *sound[3:], f"{POLICY_LOSS}.eps_low=0.02,-1", "--multirun")
+    assert not findings.exit_code(found.values()) and "multirun" in found
+    assert "[-0.02, +0.03]" in found["band_in_effect"].sentence
+
+
+@pytest.mark.parametrize(("text", "words"), [("", "it said nothing"), ("raise TypeError('of its own')", "of its own")])
+def test_a_main_that_ends_without_findings_is_an_error(text, words, started):
+    found = started(text)
+    assert findings.exit_code(found.values()) == 1 and words in found["composition"].sentence
+
+
+def test_where_the_package_is_left_out_nothing_is_started(monkeypatch, diagnose):
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
+    assert "left_out" in diagnose("--", "python", "-m", "no_such_main", SELECT, judge=None).wrong
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------
@@ -320,7 +381,7 @@ QUIET = (SELECT, f"++{ACTOR}.fsdp_config.mixed_precision={{param_dtype:fp32}}", 
 )
 def test_the_first_line_is_the_conclusion_and_the_last_what_to_do_next(launch, counts, next_step, capsys):
     """After a warning it is the warning's fix."""
-    with mock.patch.object(doctor, "with_config", in_process):
+    with mock.patch.object(doctor, "judge", in_process):
         doctor.main(cli.parsers()[0].parse_args(["doctor", *launch]))
     first, second, *_, last = capsys.readouterr().out.splitlines()
     assert first.startswith("fspo-verl doctor: ") and [*map(int, re.findall(r"\d+", first))] == [*counts]

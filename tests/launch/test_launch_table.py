@@ -10,15 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from composed import composed
-from remedies import applied
+from composed import composed, mended
 from verl.utils.config import omega_conf_to_dataclass
 
 from fspo_verl.keys import ACTOR
 from fspo_verl.keys import POLICY_LOSS as LOSS
-from fspo_verl.launch import checks, doctor
+from fspo_verl.launch import checks
 
-MAIN = "verl.trainer.main_ppo"
 FSPO, GSPO, GRPO = (f"algorithm.policy_loss={loss}" for loss in ("fspo", "gspo", "grpo"))
 OBSERVED = "+algorithm.policy_loss=observed"
 SOUND = (
@@ -250,8 +248,6 @@ LAUNCHES = {
     **{f"own YAML: {name}": launch for name, launch in OWN_YAML.items()},
     **FOLDERS,
 }
-# Their fixes name more than overrides to add or remove.
-IN_WORDS = {"lost_selection", "unregistered_loss", "range_of_tokens_for_gspo"}
 
 
 def _refused(found: list) -> list:
@@ -274,8 +270,6 @@ def examine(launch: Launch, folder: Path, model: Path) -> tuple[list, dict]:
             return found, {}
         return found, {**vars(omega_conf_to_dataclass(config.actor_rollout_ref.actor))}
 
-    if "--config-dir" in arguments:  # which Hydra reads on a command line alone
-        return doctor.with_config(MAIN, arguments, look)
     return composed(arguments, look)
 
 
@@ -284,7 +278,7 @@ def mend(wrong: list, launch: Launch, folder: Path, model: Path) -> None:
     for _ in range(4):
         first, *_ = wrong
         given = [text.replace("DIR", str(folder)) for text in launch.args.split()]
-        launch = replace(launch, args=" ".join(applied(first.advice, given)))
+        launch = replace(launch, args=" ".join(mended(first, given)))
         found, _ = examine(launch, folder, model)
         assert first not in found, first
         if not (wrong := [one for one in found if one.severity == first.severity]):
@@ -315,5 +309,5 @@ def test_a_launch_trains_what_it_says_or_says_why_not(name, tmp_path, untrained_
         section, _, name_there = key.rpartition(".")
         holder = actor[section] if section else actor
         assert (getattr(holder, name_there) if section else holder[name_there]) == value, key
-    if warnings and not wanted & IN_WORDS:
+    if warnings:
         mend(warnings, launch, tmp_path, untrained_model)

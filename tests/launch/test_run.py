@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 
 from fspo_verl import cli
 from fspo_verl.keys import ACTOR, GROUP, OVERRIDES, POLICY_LOSS, RECORDS_DIR
-from fspo_verl.launch import asked, hook, run
+from fspo_verl.launch import asked, hook, run, starts
 from fspo_verl.launch.hydra_files import leaves, option
 from fspo_verl.launch.view import TRACKER
 from fspo_verl.observe import attempts
@@ -241,13 +241,19 @@ def test_without_a_folder_for_checkpoints_the_loss_is_taken_and_nothing_is_recor
 
 def test_a_launch_whose_main_makes_its_config_itself_is_refused(launch, monkeypatch):
     plain, config = launch(""), launch(f"{GROUP}=fspo {POLICY_LOSS}.eps=0.02")
-    asked.check(config)
+    hook.begin("main", config)
     OmegaConf.update(config, f"{POLICY_LOSS}.eps", 0.03)
     for wrong in (plain, config):
         with pytest.raises(ValueError, match=f"{OVERRIDES} asks for {GROUP}=fspo"):
-            asked.check(wrong)
+            hook.begin("main", wrong)
+        with pytest.raises(ValueError, match=f"{OVERRIDES} asks for {GROUP}=fspo"):
+            hook.at_the_logger(OmegaConf.to_container(wrong))
     OmegaConf.update(plain, "trainer.val_only", True)
-    asked.check(plain)
+    hook.begin("main", plain)
+
+
+def begin(config):
+    hook.begin(hook.FIRST, config)
 
 
 SIZES = [f"{ACTOR}.ppo_micro_batch_size_per_gpu=2", "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2"]
@@ -262,12 +268,12 @@ def test_the_checks_of_a_launch_judge_what_it_trains_now(tmp_path, monkeypatch, 
     (tmp_path / "mine.yaml").write_text(f"{VERL}actor_rollout_ref: {{actor: {{loss_agg_mode: seq-mean-token-mean}}}}\n")
     mine = ["--config-path", str(tmp_path), "--config-name", "mine", *SIZES]
     with caplog.at_level("INFO", logger="fspo_verl"):
-        composed(mine, hook.check_once)
+        composed(mine, begin)
         said = [record.message for record in caplog.records if record.levelname == "WARNING"]
         assert len(said) == 1 and "a config file sets" in said[0]
         distillation = ["distillation.enabled=true", "distillation.distillation_loss.use_task_rewards=false"]
         with pytest.raises(ValueError, match="drops the policy loss fspo"):
-            composed([*mine, *distillation, "distillation.n_gpus_per_node=1"], hook.check_once)
+            composed([*mine, *distillation, "distillation.n_gpus_per_node=1"], begin)
 
 
 def test_a_file_that_replaces_the_packaged_one_is_a_refusal_that_says_so(launch, configs):
@@ -279,21 +285,32 @@ def test_a_file_that_replaces_the_packaged_one_is_a_refusal_that_says_so(launch,
 
 
 def test_a_key_of_the_users_with_the_name_of_the_group_does_not_hide_it(launch):
-    asked.check(launch(f"{GROUP}=fspo", name="own_key"))
+    assert asked.problem(launch(f"{GROUP}=fspo", name="own_key"), True) is None
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
 
 # In place of a main of verl: what Hydra hands it is what is asked of `run`, and no second is spent on verl's import.
 MAIN = """
-import sys
+import pathlib, sys
 import hydra
-from fspo_verl.launch import asked
+from omegaconf import OmegaConf
+from fspo_verl.launch import hook, installation
 
 @hydra.main(config_path=sys.argv.pop(1), config_name="trainer", version_base=None)
 def main(config):
-    asked.check(config)
-    asked.confirm(config)
+    hook.check = hook.claim_records = lambda config: None
+    if installation.left_out() is None:  # as the plugin does
+        name = config.trainer.experiment_name
+        if name != "at the logger":
+            hook.begin(hook.FIRST, config)
+        if "logger" in name:  # which a worker of Ray builds
+            hook._start = hook.Start()
+            hook.at_the_logger(OmegaConf.to_container(config, resolve=True))
+    if config.trainer.experiment_name.startswith("records"):
+        folder = pathlib.Path(config.actor_rollout_ref.actor.policy_loss.records_dir)
+        folder.mkdir(parents=True)
+        (folder / "step-000001-rank-0000.parquet").touch()
 
 main()
 """
@@ -318,7 +335,9 @@ def command(configs, tmp_path, monkeypatch):
 
 def test_every_way_to_start_a_training_takes_the_loss_and_an_inner_run_counts(command):
     script = f"""
-for seed in 1 2; do train +data.seed=$seed {ACTOR}.clip_ratio_high=0.28; done
+for seed in 1 2; do
+  train "trainer.experiment_name='records ($seed)'" +data.seed=$seed {ACTOR}.clip_ratio_high=0.28
+done
 eval "train +data.file=a"
 bash <<'EOF'
 train trainer.experiment_name=vanilla {ACTOR}.clip_ratio_high=0.28
@@ -333,12 +352,17 @@ exit 7
 """
     code, out, err = command(script)
     assert code == 7 and "loss_mode: fspo" in out and f"| {GROUP}/fspo " in out and "variable: none" in out
-    inner, outer = (line for line in err.splitlines() if " took " in line)
-    assert "2 launches took observed" in inner and "7 launches took fspo and observed" in outer
+    said = [line for line in err.splitlines() if line.startswith("fspo-verl run: ")]
+    inner, recorded, ended, printed = (line for line in said if re.search(" launch(es)? (took|printed) ", line))
+    assert "2 launches took observed, and ended before a first record" in inner
+    assert "2 launches took fspo, and recorded it" in recorded
+    assert "5 launches took fspo and observed, and ended before a first record" in ended
+    assert "2 launches printed a config with fspo" in printed
     assert err.count("the same training as launch 4") == 1
     assert sum(f"{OVERRIDES}: added" in line for line in err.splitlines()) == 9  # of each launch, --cfg and --info
-    folders = [*(line for line in err.splitlines() if "next: " in line)][-1].partition("report ")[2].split()
-    assert len(set(folders[:7])) == 7 and folders[7:] == ["-o", "report"]
+    folders = shlex.split([*(line for line in err.splitlines() if "next: " in line)][-1].partition("report ")[2])
+    assert len({*folders[:2]}) == 2 and all("records (" in folder for folder in folders[:2])
+    assert folders[2:] == ["-o", "report"]
 
 
 # verl's main, stopped where it starts Ray.
@@ -361,16 +385,64 @@ def test_a_script_of_scripts_trains_fspo_by_verls_own_main(command, tmp_path):
     code, out, err = command(
         f"bash inner.sh trainer.nnodes=1 {POLICY_LOSS}.loss_mode=gspo {ACTOR}.loss_agg_mode=token-mean"
     )
-    assert code == 5 and "policy loss fspo: log-ratio range" in out and "1 launch took fspo" in err
+    assert code == 5 and "policy loss fspo: log-ratio range" in out and "1 launch took fspo, and ended before" in err
     (line,) = (line for line in err.splitlines() if f"{OVERRIDES}: added" in line)
     assert line.endswith(f"left out {POLICY_LOSS}.loss_mode=gspo {ACTOR}.loss_agg_mode=token-mean")
 
 
 def test_where_no_launch_took_the_loss_that_is_said(command):
-    """One that does not see the variable, one that is refused, and one that trains no policy."""
+    """One that does not see the variable, one that leaves the package out, and one that trains no policy."""
     blind = "env -i BASH_FUNC_train%%=\"$(declare -f train | tail -n +2)\" bash -c 'train'"
-    code, _, err = command(f"{blind}\ntrain {POLICY_LOSS}.nonsense=1\ntrain trainer.val_only=true\nexit 0")
+    off = "VERL_USE_EXTERNAL_PLUGINS=none train"
+    code, _, err = command(f"{blind}\n{off}\ntrain trainer.val_only=true\nexit 0")
     assert code == 0 and err.count("no launch took fspo") == 1 and "Traceback" not in err
+
+
+def test_a_launch_is_counted_once_whether_its_main_or_the_trainers_logger_is_seen(command):
+    both, alone = (f"trainer.experiment_name='at the {more}logger'" for more in ("main and the ", ""))
+    code, _, err = command(f'train "{both}"; train "{alone}"')
+    assert code == 0 and "2 launches took fspo" in err and err.count(" launches ") == 1
+
+
+def test_a_launch_that_is_refused_is_said_to_be(command):
+    code, _, err = command(f"train {POLICY_LOSS}.nonsense=1\nexit 3")
+    assert code == 3 and "1 launch refused, see above" in err and "no launch took" not in err
+
+
+@pytest.mark.parametrize("damage", ["truncate -s 0", "rm", "chmod 0", "printf cut >>", "printf '{}' >>", "printf 3 >>"])
+def test_what_becomes_of_the_file_that_run_reads_changes_no_exit_code(damage, command):
+    code, _, err = command(f'{damage} "${starts.RECEIPT}"; train; exit 6')
+    assert code == 6 and "Traceback" not in err and ("1 launch took fspo" in err or damage in ("rm", "chmod 0"))
+
+
+def test_where_nothing_of_run_can_be_written_the_command_runs_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
+    words = [sys.executable, "-m", "fspo_verl.cli", "run", "--", "bash", "-c", "trap '' TERM; sleep 0.2; exit 5"]
+    ignore = partial(signal.signal, signal.SIGCHLD, signal.SIG_IGN)  # as a daemon may start it
+    with open("/dev/full", "w") as full:
+        assert subprocess.run(words, stderr=full, preexec_fn=ignore, timeout=300).returncode == 5
+
+
+@pytest.mark.parametrize("policy", ["none", "another,third"])
+def test_run_is_refused_where_the_package_is_left_out(policy, monkeypatch, capsys):
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", policy)
+    assert run_main("--", "touch", "started") == 2 and not Path("started").exists()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"VERL_USE_EXTERNAL_PLUGINS={policy}" in line
+    monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "mine,fspo_verl.plugin")
+    assert run_main("--", "true") == 0
+
+
+def test_a_field_without_its_section_is_named_in_full(capsys):
+    assert run_main("eps_low=0.02", "--", "true") == 2
+    assert f"did you mean {POLICY_LOSS}.eps_low?" in capsys.readouterr().err
+
+
+def test_a_launch_with_a_class_of_its_own_is_not_observed_and_that_override_is_named(launch):
+    own = f"{POLICY_LOSS}._target_=mine.Loss"
+    with pytest.raises(asked.Refused) as refused:
+        launch(f"{GROUP}=observed", [own])
+    assert refused.value.finding.remove == (own,)
 
 
 def run_main(*words):

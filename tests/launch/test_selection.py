@@ -6,17 +6,21 @@ The config is a small stand-in of verl's, so that hundreds of launches are compo
 """
 
 import math
+import os
 import re
+import subprocess
+import sys
 
 import pytest
-from composed import composed
+from composed import composed, mended
 from hydra.errors import ConfigCompositionException
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
-from remedies import applied
 
-from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
+from fspo_verl.findings import Finding
+from fspo_verl.keys import ACTOR, GROUP, OVERRIDES, POLICY_LOSS
 from fspo_verl.launch import checks, selection
+from fspo_verl.launch.asked import Refused
 from fspo_verl.launch.view import Launch
 
 STOCK = """
@@ -84,8 +88,8 @@ def folder(tmp_path_factory):
     return folder
 
 
-def outcome(folder, name: str, overrides: list[str]) -> tuple[dict, str]:
-    """What of the composed policy loss tells losses apart, or the fix with which the launch is refused."""
+def outcome(folder, name: str, overrides: list[str]) -> tuple[dict, Finding | None]:
+    """What of the composed policy loss tells losses apart, or the finding with which the launch is refused."""
 
     def look(config):
         launch = Launch(config)
@@ -93,14 +97,14 @@ def outcome(folder, name: str, overrides: list[str]) -> tuple[dict, str]:
         assert not any(finding.id == "hydra" for finding in found), found
         errors = [finding for finding in found if finding.severity == "error"]
         policy_loss = launch.get(POLICY_LOSS) or {}
-        return ({key: policy_loss.get(key) for key in IDENTITY}, "") if not errors else ({}, errors[0].advice)
+        return ({key: policy_loss.get(key) for key in IDENTITY}, None) if not errors else ({}, errors[0])
 
     try:
         return composed(["--config-path", str(folder), "--config-name", name, *overrides, "+choice=no_clip"], look)
     except ConfigCompositionException as refused:
         assert GROUP in str(refused)
-        assume(name not in OWN_KEY or "; " in str(refused))  # Hydra refuses what is typed of the user's own key
-        return {}, re.split("; | Fix: ", str(refused))[-1]
+        assume(name not in OWN_KEY or isinstance(refused, Refused))  # Hydra refuses what is typed of the user's own key
+        return {}, refused.finding
 
 
 def asked(name: str, overrides: list[str]) -> str | None:
@@ -139,7 +143,7 @@ def test_what_is_asked_for_trains_or_is_refused_with_a_fix_that_works(folder, mo
         trains, fix = outcome(folder, name, overrides)
         if not fix:
             break
-        overrides = applied(fix, overrides)
+        overrides = mended(fix, overrides)
     trains, fix = outcome(folder, name, overrides)
     assert not fix
     option = asked(name, overrides)
@@ -147,3 +151,53 @@ def test_what_is_asked_for_trains_or_is_refused_with_a_fix_that_works(folder, mo
     if option is not None:
         assert trains["loss_mode"] == {"no_clip": "fspo"}.get(option, option)
         assert trains["loss_mode"] != "fspo" or (trains["eps"] == math.inf) == (option == "no_clip")
+
+
+OWN_FSPO = f"# @package _global_\n{POLICY_LOSS.replace('.', ': {')}: {{loss_mode: mine}}}}}}\n"
+
+
+@pytest.mark.parametrize("names_it", ["on the command line", "in the config"])
+def test_files_of_the_group_on_the_users_search_path_come_before_ours(names_it, folder, tmp_path):
+    (tmp_path / GROUP).mkdir()
+    (tmp_path / GROUP / "fspo.yaml").write_text(OWN_FSPO)
+    path, name = f"hydra.searchpath=[file://{tmp_path}]", "stock"
+    if names_it == "in the config":
+        path, name = "data.max_response_length=1", "searches"
+        (folder / "searches.yaml").write_text(
+            f"hydra: {{searchpath: ['file://{tmp_path}']}}\ndefaults: [stock, _self_]\n"
+        )
+    for option, trains in (("fspo", "mine"), ("gspo", "gspo")):
+        arguments = ["--config-path", str(folder), "--config-name", name, path, f"{GROUP}={option}"]
+        assert composed(arguments, lambda config: config.actor_rollout_ref.actor.policy_loss.loss_mode) == trains
+
+
+SHOWS = """
+import sys
+import verl
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+folder, output, *words = sys.argv[1:]
+for info in ("config", "searchpath", "defaults", "defaults-tree", "all", "plugins"):
+    with initialize_config_dir(folder, version_base=None):
+        print("info", info, flush=True)
+        GlobalHydra.instance().hydra.show_info(info, "stock", words)
+with initialize_config_dir(folder, version_base=None):
+    words += ["hydra.verbose=true", f"hydra.run.dir={output}"]
+    print("info verbose", flush=True)
+    GlobalHydra.instance().hydra.run("stock", lambda config: print("trains", config.actor_rollout_ref.actor), words)
+"""
+
+
+@pytest.mark.parametrize("asks", ["by the command line", "by the environment"])
+def test_what_hydra_shows_of_a_launch_is_what_it_composes(asks, folder, tmp_path):
+    """With each ``--info``, and with ``hydra.verbose=true``."""
+    words = [f"{GROUP}=fspo"]
+    env = os.environ | ({} if asks == "by the command line" else {OVERRIDES: words[0]})
+    command = [sys.executable, "-c", SHOWS, folder, tmp_path / "out", *(words if asks == "by the command line" else [])]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    shown = {part.split("\n")[0]: part for part in run.stdout.split("info ")[1:]}
+    for info in ("defaults", "defaults-tree", "all", "verbose"):
+        assert re.search(rf"{GROUP}(/|: )fspo", shown[info]), info
+    assert "'loss_mode': 'fspo'" in shown["verbose"].partition("trains")[2]

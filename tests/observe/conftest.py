@@ -19,13 +19,13 @@ def wrapped_anew(monkeypatch):
     def wrap(ppo_loss):  # stands for that of verl in the modules that call it
         for module in (engine_workers, distillation):
             monkeypatch.setattr(module, "ppo_loss", ppo_loss)
-        for owner, name in verl_patches._wrapped:
+        for owner, name, _ in verl_patches._wrapped:
             monkeypatch.setattr(owner, name, getattr(owner, name))
         monkeypatch.setattr(verl_patches, "_wrapped", [])
         monkeypatch.setattr(microbatch, "_POSITION", microbatch._Position())
         modules = {module.__name__: module for module in (engine_workers, distillation, tracking)}
-        for addition in verl_patches.WORKERS:
-            addition.add(modules[addition.module])
+        for wrap in verl_patches.WORKERS:
+            verl_patches._wrap_in(wrap, modules[wrap.module])
         return engine_workers.ppo_loss
 
     return wrap

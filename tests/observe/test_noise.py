@@ -8,6 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pandas as pd
 import pytest
+from composed import composed
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -18,7 +19,6 @@ from fspo_verl.analysis import calibration, causes
 from fspo_verl.analysis.judgement import evidence_of_records
 from fspo_verl.analysis.runs import Run
 from fspo_verl.band import Band
-from fspo_verl.launch import doctor
 from fspo_verl.observe import noise
 from fspo_verl.observe.settings import RunSettings
 
@@ -63,7 +63,7 @@ def test_a_clip_narrower_than_the_noise_is_told_with_the_share_that_a_normal_law
 def test_the_override_that_is_named_is_one():
     override = re.search(r"\((\+\+actor_rollout_ref\S+)\)", noise.HELP)[1]
     key = override.split("={")[0].lstrip("+")
-    told = doctor.with_config("verl.trainer.main_ppo", [SELECT, override], lambda c: OmegaConf.select(c, key))
+    told = composed([SELECT, override], lambda config: OmegaConf.select(config, key))
     assert told.param_dtype == "fp32"
 
 

@@ -369,7 +369,9 @@ def test_a_whole_file_of_another_is_not_deleted_for_a_part_of_ones_own(tmp_path,
 
 
 def test_the_hash_of_a_prompt_is_that_of_what_it_says():
-    found = [text_hash(prompt) for prompt in ("text", problem(1), problem(2), [{"image": object()}], [{"image": ""}])]
+    odd_keys = {1: "a", "b": 2}, {("x", 1): "y"}
+    prompts = ("text", problem(1), problem(2), [{"image": object()}], [{"image": ""}], *odd_keys)
+    found = [text_hash(prompt) for prompt in prompts]
     assert len(set(found)) == len(found) and all(-(2**63) <= value < 2**63 for value in found)
     assert text_hash([{"image": object()}]) == found[3]  # another object
     assert text_hash(np.array([{"a": 1, "b": 2}])) == text_hash([{"b": 2, "a": 1}])  # as a data set may hold messages

@@ -5,6 +5,7 @@
 import html
 import json
 import re
+import shlex
 import types
 from pathlib import Path
 
@@ -28,7 +29,7 @@ SMALL = {"steps": 6, "prompts": 16}
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A report on two runs: its folder, the runs as read, and the page parsed."""
-    folder = tmp_path_factory.mktemp("runs")
+    folder = tmp_path_factory.mktemp("my runs;")
     paths = [synthetic_run.write_run(folder / loss, loss, seed, **SMALL) for seed, loss in enumerate(("fspo", "gspo"))]
     output = folder / "report"
     assert cli.main(["report", *map(str, paths), "-o", str(output)]) == 0
@@ -257,6 +258,6 @@ def test_the_findings_open_the_page_and_are_printed(made, capsys):
     assert cli.main(["report", str(run)]) == 0
     _, first, *_, page, last = capsys.readouterr().out.splitlines()
     assert judge(made.runs[0]).findings[0].sentence in first and page.endswith(str(run / "report/report.html"))
-    assert last.split(maxsplit=1) == ["next:", f"fspo-verl calibrate {run}"]
+    assert last.split(maxsplit=1) == ["next:", f"fspo-verl calibrate {shlex.quote(str(run))}"]
     # A report is no part of its run.
     pd.testing.assert_frame_equal(runs.read_run(run, "again").metrics, made.runs[0].metrics)

@@ -127,6 +127,7 @@ def train(
         with Collectives() as collectives:
             metrics = update(trainer, data, config, micro_batches, mini_batch_size, scale=128)
         if target_clip_rate:
+            config.controller.end_step()  # as the weight sync does
             eps.append(dict(config.controller.eps))
     Path(f"{output}.eps.{rank}").write_text(json.dumps(eps))
     observer.flush_records()  # as the weight sync at the end of a step does

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import verl
 from omegaconf import OmegaConf
+from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.device import auto_set_device
@@ -46,6 +47,12 @@ def test_every_main_that_trains_a_policy_hands_its_config_to_the_wrapped_functio
         calls = {ast.unparse(node) for node in ast.walk(ast.parse(modules[main])) if isinstance(node, ast.Call)}
         assert "auto_set_device(config)" in calls, main
         assert "auto_set_device" in imported(main, "verl.utils.device"), main
+
+
+def test_a_launch_asks_for_the_environment_of_ray_by_the_wrapped_name(imported):
+    """Lost: a launch by run_ppo alone is not checked before Ray starts (read)."""
+    assert hasattr(get_ppo_ray_runtime_env, "__wrapped__")
+    assert "get_ppo_ray_runtime_env" in imported("verl.trainer.main_ppo", "verl.trainer.constants_ppo")
 
 
 @pytest.fixture(scope="module")
