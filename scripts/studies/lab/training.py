@@ -50,6 +50,7 @@ class Arm(NamedTuple):
     loss: str | None = None
     aggregation: str = "seq-mean-token-sum-norm"
     ranges: tuple[float, float] | None = None  # below and above, as the loss takes them; of a range in nats per L^power
+    dual: float | None = None  # dual clip in upper edges; None: at DUAL times the wider side, or off with set ranges
     first: "Arm | None" = None  # what trains the first RECORDED rollouts, which this one takes its power and eps from
 
 
@@ -141,10 +142,14 @@ class Clip:
         low, high = eps.to(old).repeat_interleave(each, 0).unbind(1)
         sign = advantages.sign()[:, None]
         if self.arm.loss is None:
-            dual = torch.full_like(high, math.inf) if self.arm.ranges else DUAL * torch.maximum(low, high)
+            if self.arm.dual is not None:
+                dual = self.arm.dual * high
+            else:
+                dual = torch.full_like(high, math.inf) if self.arm.ranges else DUAL * torch.maximum(low, high)
             band = SimpleNamespace(edges=lambda *_: Edges(-low, high, dual))  # of each row: seeds have their own eps
             found = fspo_loss(log_prob, old, given, mask, band)
-            loss = found.loss.sum() / (each * len(lengths) * max(lengths))
+            tokens = lengths[task] if self.arm.aggregation == "seq-mean-token-mean" else max(lengths)
+            loss = found.loss.sum() / (each * len(lengths) * tokens)
             s, q, clipped = found.log_ratio.detach(), found.quadratic_variation.detach(), found.clipped.float()
             reach = sign * s[:, None]
         else:
@@ -244,11 +249,14 @@ class Run:
         tables = []
         for task, length in enumerate(self.regime.lengths):
             own = [taken for taken in found if taken.task == task]
-            live = (joined(own, "advantage") != 0).float()
+            advantage = joined(own, "advantage")
+            live = (advantage != 0).float()
+            clipped, away = live * joined(own, "clipped"), advantage * joined(own, "log_ratio") < 0
             columns = {
                 "success": success[:, task],
                 "live": live.sum(1),
-                "clipped": (live * joined(own, "clipped")).sum(1),
+                "clipped": clipped.sum(1),
+                "dual_clipped": (away * clipped).sum(1),  # moved against their advantage
                 "norm_median": norms.median(0).values,
                 "norm_largest": norms.max(0).values,
             }
