@@ -15,6 +15,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1] / "compare")]
 from measures import MIN_SEEDS, contrasts  # noqa: E402
 
+ROOT, DONE, EARLY = "√L", 0.8, 10  # an accuracy; the first steps, whose clip rates are shown by themselves
 KEY, SCOUT = ["arm", "learning_rate", "seed"], 1000  # seeds from this one on scout
 ASKED = {"L": 0.3, "√L": 0.3, "fixed": 0.3, "L at 10%": 0.1, "none": 0.0}
 WITHIN = 0.01  # of the clip rate that was asked for; else an arm is not compared
@@ -54,6 +55,24 @@ def pairs(own: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(differences).dropna(axis=1)
 
 
+def root_less(own: pd.DataFrame, *arms: str) -> pd.DataFrame:
+    """√L less other arms in points ``[seeds, (arm, task)]``."""
+    table = accuracies(own).droplevel("learning_rate")
+    return pd.concat({arm: table.loc[ROOT] - table.loc[arm] for arm in arms}, axis=1)
+
+
+def until_all(own: pd.DataFrame) -> pd.Series:
+    """Mean over seeds of the steps until every task is validated above .8; never counts as one validation more."""
+    lowest = own.dropna(subset="accuracy").groupby(["arm", "seed", "step"]).accuracy.min().unstack()
+    return (
+        (lowest >= DONE)
+        .idxmax(axis=1)
+        .where((lowest >= DONE).any(axis=1), lowest.columns[-1] + 5)
+        .groupby("arm")
+        .mean()
+    )
+
+
 def lines(records: pd.DataFrame) -> Iterator[str]:
     scouts = records[(records.seed >= SCOUT) & records.arm.isin(["none", "√L"])]  # the others are pilots
     scouted = accuracies(scouts)["mean"].groupby("learning_rate").mean()
@@ -61,6 +80,9 @@ def lines(records: pd.DataFrame) -> Iterator[str]:
     for learning_rate, own in records[records.seed < SCOUT].groupby("learning_rate"):
         means, rates = accuracies(own).groupby("arm").mean().join(stability(own)), clip_rates(own).round(3)
         yield f"\nLearning rate {learning_rate:g}\n{means.round(1).to_string()}\nClip rate\n{rates.to_string()}"
+        early = clip_rates(own[own.step <= EARLY])["all"]
+        yield f"In the first {EARLY} steps\n{early.round(3).to_string()}"
+        yield f"Steps until all are above {DONE}\n{until_all(own).round(1).to_string()}"
         if len(differences := pairs(own)) >= MIN_SEEDS:
             yield f"{len(differences)} seeds\n{contrasts(differences).round(3).to_string()}"
 
