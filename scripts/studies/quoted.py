@@ -89,9 +89,7 @@ def comparisons() -> Quotes:
     yield RESULTS, f"six means lie within {np.ptp(accuracy.mean()):.3f} (Friedman's test: p = {p:.1f})"
     for loss, rate in values.groupby("loss").clip_rate.mean()[["grpo", "fspo", "gspo"]].items():
         yield HEALTHY, f"| {loss}{' (tokens)' * (loss == 'grpo')} | {percent(rate)} |"
-    rates = (
-        pd.DataFrame(four["clip_rates"]).set_index(["loss", "kind"]).loc[("gspo", "clipped")].sort_values("low").rate
-    )
+    rates = pd.DataFrame(four["clip_rates"]).query("loss == 'gspo' and kind == 'clipped'").sort_values("low").rate
     yield HEALTHY, "gspo took {:.0%} of the shortest responses and {:.0%} of the longest".format(*rates.iloc[[0, -1]])
 
 
@@ -109,10 +107,8 @@ def law_of_s() -> Quotes:
     yield RESULTS, f"On chat a {flattest['chat answers']} range is flattest"
     text, long = (law.exponent_within(part[part.kind == "text"], last) for part, last in ((cpu, 511), (gpu, 2047)))
     chat = law.exponent_within(parts["chat answers"], 511)
-    yield (
-        RESULTS,
-        f"S spreads like L^{text:.2f} within plain texts, L^{long:.2f} to 2,047 tokens, and L^{chat:.2f} within chat",
-    )
+    longer = f"L^{long:.2f} to 2,047 tokens, and L^{chat:.2f} within chat"
+    yield RESULTS, f"S spreads like L^{text:.2f} within plain texts, {longer}"
     root, linear, fixed, fitted = (law.rate_of_kinds(cpu, width) for width in ("√L", "L", "fixed", "a fitted power"))
     takes = [f"{rates['text']:.0%} and {rates['chat']:.0%}" for rates in (root, linear, fixed)]
     yield RESULTS, "√L takes {} of texts and chat answers, L {}, a fixed range {}".format(*takes)
@@ -144,28 +140,25 @@ def rates_of_learning() -> Quotes:
 def stability_of_training() -> Quotes:
     """Small transformers, four learning rates: success, and runs that end below half their best."""
     groups = {"8 and 128 tokens": (128, "one rate", 0), "two steps old": (128, "one rate", 2)}
-    groups |= {"8 and 512 tokens": (512, "one rate", 0)}
-    published = {"published": (128, "published", 0), "published, two steps old": (128, "published", 2)}
-    for label, group in (groups | published).items():
-        pairs = stability.root_less(*group)
+    groups |= {"8 and 512 tokens": (512, "one rate", 0), "published": (128, "published", 0)}
+    for label, group in (groups | {"published, two steps old": (128, "published", 2)}).items():
+        pairs, shares = stability.root_less(*group), stability.by_run().set_index(stability.GROUP).loc[group]
+        shares = shares.groupby("arm").fails.mean().map("{:.0%}".format)
         cells = dict(zip(pairs, told(pairs), strict=True))
         yield RESULTS, row(label, *(cells.get(arm, "") for arm in ("L", "fixed", "none")))
-    for label, group in (groups | published).items():
-        arms = ["none"] * (label in groups) + ["L", "√L", "fixed"]
-        shares = [f"{stability.share(*group, arm):.0%}" for arm in arms]
-        yield RESULTS, row(label, *([] if label in groups else [""]), *shares)
+        yield RESULTS, row(label, *(shares.get(arm, "") for arm in ("none", "L", "√L", "fixed")))
     planned = stability.less_root(128, "one rate", 0)
     texts = dict(zip(planned, told(100 * planned, "+.0f"), strict=True))
     yield RESULTS, f"less √L: none {texts['none']}, L {texts['L']}, fixed {texts['fixed']}"
     p = contrasts(planned).p
     yield RESULTS, f"p = {p['none']:.3f} and {p['L']:.3f}"
-    runs = stability.by_run().set_index(stability.GROUP).loc[(128, "one rate", 0)].groupby(["arm", "learning_rate"])
-    means = runs[["success", "fails"]].agg({"success": "mean", "fails": "sum"})
-    at_best = {arm: means.loc[arm].loc[means.loc[arm].success.idxmax()].fails for arm in ("none", "L", "√L", "fixed")}
-    fails = {arm: f"{stability.share(128, 'one rate', 0, arm):.0%}" for arm in ("none", "√L")}
+    runs = stability.by_run().set_index(stability.GROUP).loc[(128, "one rate", 0)]
+    means = runs.groupby(["arm", "learning_rate"])[["success", "fails"]].mean()
+    at_best = [8 * means.loc[arm].loc[means.loc[arm].success.idxmax()].fails for arm in ("none", "L", "√L", "fixed")]
+    yield RESULTS, "At its best rate each fails in {:.0f}, {:.0f}, {:.0f} and {:.0f} of 8".format(*at_best)
+    none, root = (runs.groupby("arm").fails.mean()[arm] for arm in ("none", "√L"))
     for page in (README, RESULTS):
-        yield page, f"Without one {fails['none']} of small runs break down, under √L {fails['√L']}"
-    yield RESULTS, "At its best rate each fails in {:.0f}, {:.0f}, {:.0f} and {:.0f} of 8".format(*at_best.values())
+        yield page, f"Without one {none:.0%} of small runs break down, under √L {root:.0%}"
 
 
 def gradient_check() -> Quotes:
@@ -180,10 +173,9 @@ def through_verl() -> Quotes:
     records = pd.read_parquet(HERE / "through_verl/records.parquet").query("learning_rate == 1e-4")
     own = records[records.seed < analyse.SCOUT]
     texts = dict(zip(pairs := analyse.pairs(own), told(pairs), strict=True))
-    arms = ("L", "fixed", "none")
+    less = analyse.root_less(own, "L", "fixed", "none")
     for label, task in {"through verl, 30%": "mean", "the 8 tokens there": 8}.items():
-        less = analyse.root_less(own, *arms)
-        cells = told(less[[(arm, task) for arm in arms]])
+        cells = told(less.xs(task, axis=1, level=1))
         yield RESULTS, row(label, *([f"**{cell}**" for cell in cells[:2]] + cells[2:] if task == 8 else cells))
     yield RESULTS, f"L − fixed {texts['L − fixed, 8']} on 8 tokens, {texts['L − fixed, 256']} on 256"
     yield RESULTS, f"none − L {texts['none − L, mean']}"
@@ -194,7 +186,7 @@ def through_verl() -> Quotes:
     course = 100 * own[own.length == 8].pivot_table("accuracy", "seed", ["arm", "step"])
     first, *_, last = told(course["√L"].drop(columns=0) - course["fixed"].drop(columns=0))
     yield RESULTS, f"√L − fixed on 8 tokens is {first} at step 5 and {last} at step 30"
-    steps = analyse.until_all(own)
+    steps = analyse.until_all(own).groupby("arm").mean()
     order = ", ".join(f"{arm} {steps[arm]:.1f}" for arm in ("fixed", "L at 10%", "√L", "none", "L"))
     yield RESULTS, f"Every task is above 0.8 after {order} steps"
 

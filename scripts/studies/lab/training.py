@@ -39,7 +39,7 @@ from fitted import fitted_power  # noqa: E402
 PROMPTS = 2  # of each task in an update
 GRADIENT_NORM = 1.0  # verl's clip_grad
 UNIT = 64  # tokens: where a width is 1
-RECORDED = 10  # rollouts that a power is fitted to, and after which an arm acts
+RECORDED = 10  # rollouts that a power is fitted to
 
 
 class Arm(NamedTuple):
@@ -51,7 +51,6 @@ class Arm(NamedTuple):
     aggregation: str = "seq-mean-token-sum-norm"
     ranges: tuple[float, float] | None = None  # below and above, as the loss takes them; of a range in nats per L^power
     dual: float | None = None  # dual clip in upper edges; None: at DUAL times the wider side, or off with set ranges
-    first: "Arm | None" = None  # what trains the first RECORDED rollouts, which this one takes its power and eps from
 
 
 class Regime(NamedTuple):
@@ -317,13 +316,9 @@ def begun(regime: Regime, arm: Arm, learning_rate: float, seeds: Sequence[int]) 
 
 def train(regime: Regime, arm: Arm, learning_rate: float, seeds: Sequence[int]) -> pd.DataFrame:
     """Train an arm; a row per seed, rollout and task."""
-    run = begun(regime, arm.first or arm, learning_rate, seeds)
-    for number in range(regime.rollouts):
-        if arm.first and number == RECORDED:  # go on with the arm, as the records of the run so far say
-            powers = run.powers(arm.rate) if arm.power == "fitted" else [arm.power or 0.0] * len(seeds)
-            run.clip = Clip(arm, regime, widths(powers, regime.lengths), None)
-            run.found.clear()
-        run.rollout(recorded=bool(arm.first) and number < RECORDED)
+    run = begun(regime, arm, learning_rate, seeds)
+    for _ in range(regime.rollouts):
+        run.rollout()
     return pd.concat(run.rows, ignore_index=True)
 
 

@@ -100,11 +100,6 @@ def by_run() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def share(longest: int, ranges: str, stale: int, arm: str) -> float:
-    """Of all runs of an arm the share that fails."""
-    return float(by_run().set_index(RUN[:4]).fails.loc[(longest, ranges, stale, arm)].mean())
-
-
 def less_root(longest: int, ranges: str, stale: int) -> pd.DataFrame:
     """Share of learning rates at which a seed fails, less that under √L ``[seeds, arms]``."""
     own = by_run().set_index(GROUP).loc[(longest, ranges, stale)]
