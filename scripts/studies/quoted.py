@@ -6,147 +6,192 @@ python scripts/studies/quoted.py            half a minute; tests/test_quoted.py 
 """
 
 import json
-import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from scipy import optimize, stats
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE / name) for name in ("law", "gradients", "learning_rates", "stability", "through_verl")]
+STUDIES = ("comparison", "law", "gradients", "learning_rates", "stability", "ten_percent", "through_verl")
+sys.path[:0] = [str(HERE / name) for name in STUDIES]
 import analyse  # noqa: E402
+import draw  # noqa: E402
 import gradients  # noqa: E402
 import law  # noqa: E402
 import learning_rates  # noqa: E402
 import stability  # noqa: E402
-from learning_rates import acted, at, at_best, contrasts  # noqa: E402
+from learning_rates import MEAN, at, chosen_again, contrasts  # noqa: E402
 
 from fspo_verl.output import percent  # noqa: E402
 
 README, RESULTS, HEALTHY = "README.md", "docs/results.md", "docs/healthy.md"
+Quotes = Iterator[tuple[str, str]]  # a page, and what stands there
+
+
+def said(values: Sequence[float], form: str = "+.1f") -> str:
+    """A mean with its interval."""
+    return f"{values[0]:{form}} [{values[1]:{form}}, {values[2]:{form}}]".replace("-", "−")
 
 
 def told(pairs: pd.DataFrame, form: str = "+.1f") -> list[str]:
     """The mean of each column of paired differences, with its interval."""
-    rows = contrasts(pairs)[["mean", "lower", "upper"]].to_numpy()
-    return [f"{mean:{form}} [{lower:{form}}, {upper:{form}}]".replace("-", "−") for mean, lower, upper in rows]
+    return [said(values, form) for values in contrasts(pairs)[["mean", "lower", "upper"]].to_numpy()]
 
 
-def comparisons() -> Iterator[tuple[str, str]]:
+def row(*cells: str) -> str:
+    return f"|{'|'.join(cells)}|"
+
+
+def pictures() -> Quotes:
+    """The README's picture."""
+    names = {"gspo": "GSPO's range", "fspo": "FSPO's", "fixed_band": "a fixed one"}
+    for what, rates in {"Small models": draw.small_models(), "SmolLM2-135M": draw.language_model()}.items():
+        curves = [
+            f"{name} {', '.join(f'{rate:.0%}' for rate in rates.loc[clip, 'mean'])}" for clip, name in names.items()
+        ]
+        yield README, f"{what}: {'; '.join(curves)}"
+
+
+def k_within(trial: dict, clip: str, half: int) -> float:
+    """k in clip rate ~ L^k at 10% over the run, within the steps of a half of it, as in measures.length_exponent."""
+    clipped, responses = np.array(trial["clips"]["matched"][clip], float), np.array(trial["clips"]["responses"], float)
+    x, steps = np.array(trial["clips"]["mean_log"]), np.array_split(np.arange(len(clipped)), 2)[half]
+
+    def excess(k: float) -> float:
+        weight = responses[steps] * np.exp(k * x)
+        of_step = clipped[steps].sum(1) / weight.sum(1).clip(min=1e-9)
+        return of_step @ (weight @ x) - (clipped[steps] @ x).sum()
+
+    return float(optimize.brentq(excess, -9, 9))
+
+
+def comparisons() -> Quotes:
     """Six losses on the quickstart's task."""
     four, sixteen, solvable = (
-        {name: pd.DataFrame(rows) for name, rows in json.loads(file.read_text()).items() if isinstance(rows, list)}
-        for file in (HERE / f"comparison/{name}.json" for name in ("4_steps", "16_steps", "solvable"))
+        json.loads((HERE / f"comparison/{name}.json").read_text()) for name in ("4_steps", "16_steps", "solvable")
     )
-
-    def at_the_ends(loss: str, kind: str) -> list[str]:
-        """Clip rates of the shortest and of the longest responses."""
-        rates = four["clip_rates"].set_index(["loss", "kind"]).loc[(loss, kind)].sort_values("low").rate
-        return [f"{rate:.0%}" for rate in rates.iloc[[0, -1]]]
-
-    def even(found: dict) -> str:
-        """abs(k) in clip rate ~ L^k, each clip at 10%: FSPO, GSPO, a fixed range."""
-        k = found["values"].groupby("loss").length_bias_matched.apply(lambda k: k.abs().mean())
-        return ", ".join(f"{k[loss]:.2f}" for loss in ("fspo", "gspo", "fixed_band"))
-
-    ends = [rate for loss in ("gspo", "fixed_band", "fspo") for rate in at_the_ends(loss, "matched")]
-    yield README, "GSPO's range {} to {}, a fixed range {} to {}, FSPO's {} to {}".format(*ends)
-    yield RESULTS, f"FSPO, GSPO and a fixed range have abs(k) {even(four)} on the quickstart's task"
-    yield RESULTS, f"On solvable problems they have {even(solvable)}"
-    planned = sixteen["differences"].set_index(["metric", "loss"]).loc[("accuracy_area", "no_clip")]
-    lower = f"{planned.difference:.2f} [{planned.lower:.2f}, {planned.upper:.2f}]; adjusted p = {planned.p:.2f}"
-    yield RESULTS, f"Without a clip accuracy over the run is lower by {lower}"
-    accuracy = four["values"].pivot(index="seed", columns="loss", values="accuracy")
-    spread = np.ptp(accuracy.mean())
-    of_normal = np.ptp(np.random.default_rng(0).standard_normal((100_000, accuracy.shape[1])), axis=1).mean()
-    chance = math.sqrt(accuracy.var().mean() / len(accuracy)) * of_normal
-    yield RESULTS, f"spread of means {spread:.3f}"
-    yield RESULTS, f"Six means lie within {spread:.3f}. Chance gives {chance:.3f}"
-    for loss, rate in four["values"].groupby("loss").clip_rate.mean()[["grpo", "fspo", "gspo"]].items():
+    for label, found in {"quickstart, 4 steps": four, "quickstart, 16": sixteen, "solvable": solvable}.items():
+        trials = [trial for trial in found["trials"] if trial["loss"] == "no_clip"]
+        halves = [
+            " → ".join(f"{np.mean([k_within(trial, clip, half) for trial in trials]):+.2f}" for half in (0, 1))
+            for clip in ("fspo", "gspo", "fixed_band")
+        ]
+        yield RESULTS, row(label, *halves).replace("-", "−")
+    values = pd.DataFrame(four["values"])
+    planned = pd.DataFrame(sixteen["differences"]).set_index(["metric", "loss"]).loc[("accuracy_area", "no_clip")]
+    lower = f"{planned.difference:.2f} [{planned.lower:.2f}, {planned.upper:.2f}], p = {planned.p:.2f}"
+    yield RESULTS, f"without a clip accuracy over the run is lower by {lower}"
+    accuracy = values.pivot(index="seed", columns="loss", values="accuracy")
+    p = stats.friedmanchisquare(*accuracy.to_numpy().T).pvalue
+    yield RESULTS, f"six means lie within {np.ptp(accuracy.mean()):.3f} (Friedman's test: p = {p:.1f})"
+    for loss, rate in values.groupby("loss").clip_rate.mean()[["grpo", "fspo", "gspo"]].items():
         yield HEALTHY, f"| {loss}{' (tokens)' * (loss == 'grpo')} | {percent(rate)} |"
-    shortest, longest = at_the_ends("gspo", "clipped")
-    yield HEALTHY, f"gspo took {shortest} of the shortest responses and {longest} of the longest"
+    rates = pd.DataFrame(four["clip_rates"]).query("loss == 'gspo' and kind == 'clipped'").sort_values("low").rate
+    yield HEALTHY, "gspo took {:.0%} of the shortest responses and {:.0%} of the longest".format(*rates.iloc[[0, -1]])
 
 
-def law_of_s() -> Iterator[tuple[str, str]]:
+def law_of_s() -> Quotes:
     """SmolLM2-135M at temperature 1."""
     cpu, gpu = law.read("cpu"), law.read("h200")
+    parts = {"plain text": cpu[cpu.kind == "text"], "chat answers": cpu[cpu.kind == "chat"], "all kinds": cpu}
+    flattest = {}
+    for label, part in parts.items():
+        k = {width: law.dependence(part, width) for width in ("√L", "L", "fixed")}
+        flattest[label] = min(k, key=lambda width: abs(k[width].value))
+        yield RESULTS, row(f"SmolLM2, {label}", *(said(each, "+.2f") for each in k.values()))
+    assert len({flattest["plain text"], flattest["all kinds"]}) == 1
+    yield RESULTS, f"{flattest['all kinds']} is flattest on texts and over all kinds, and flat on neither"
+    yield RESULTS, f"On chat a {flattest['chat answers']} range is flattest"
+    text, long = (law.exponent_within(part[part.kind == "text"], last) for part, last in ((cpu, 511), (gpu, 2047)))
+    chat = law.exponent_within(parts["chat answers"], 511)
+    longer = f"L^{long:.2f} to 2,047 tokens, and L^{chat:.2f} within chat"
+    yield RESULTS, f"S spreads like L^{text:.2f} within plain texts, {longer}"
+    root, linear, fixed, fitted = (law.rate_of_kinds(cpu, width) for width in ("√L", "L", "fixed", "a fitted power"))
+    takes = [f"{rates['text']:.0%} and {rates['chat']:.0%}" for rates in (root, linear, fixed)]
+    yield RESULTS, "√L takes {} of texts and chat answers, L {}, a fixed range {}".format(*takes)
+    times = fitted["steps"] / fitted["text"]
+    yield RESULTS, f"one fitted to be even in length takes solutions {times:.1f} times as often as texts"
 
-    for kind, claim in {"text": "| L^{:.2f} | holds |", "chat": "| chat answers | L^{:.2f} |"}.items():
-        yield RESULTS, claim.format(law.exponent_within(cpu[cpu.kind == kind], 511))
-    long = gpu[(gpu.kind == "text") & (gpu.length >= 2047)]
-    value, lower, upper = law.exponent_within(long, 2047)
-    rests = f"from {len(long)} responses to {long.prompt.nunique()} prompts"
-    yield RESULTS, f"To 2,047 tokens it is L^{value:.2f} [{lower:.3f}, {upper:.2f}], {rests}"
-    even, rates = law.dependence(cpu, "a fitted power").value, law.rate_of_kinds(cpu, "a fitted power")
-    yield RESULTS, f"A power fitted over all kinds is even in length (k = {even:.2f})"
-    yield RESULTS, f"It clips solutions {rates['steps'] / rates['text']:.1f} times as often as texts"
-    root = law.rate_of_kinds(cpu, "√L")
-    yield README, f"√L takes {root['text']:.0%} of plain texts and {root['chat']:.0%} of chat answers"
 
-
-def rates_of_learning() -> Iterator[tuple[str, str]]:
-    """Laboratory: three tasks, 30% clipped, six learning rates."""
-    linear, fixed, none = (at_best("fresh", 0.3, name) for name in ("linear", "fixed", "none"))
-    yield RESULTS, f"best learning rate](../scripts/studies/learning_rates/README.md) | {told(-linear)[3]} points |"
+def rates_of_learning() -> Quotes:
+    """Laboratory: three tasks, six learning rates."""
+    labels = {("fresh", 0.3, MEAN): "laboratory, 30%", ("fresh", 0.3, 8): "its 8 tokens"}
+    labels |= {("fresh", 0.3, 512): "its 512 tokens", ("fresh", 0.1, MEAN): "laboratory, 10%"}
+    labels |= {("many", 0.3, MEAN): "24 passes, 30%", ("many", 0.1, MEAN): "24 passes, 10%"}
+    for key, label in labels.items():
+        less = -chosen_again(*key)[["mean", "upper", "lower"]]
+        linear, fixed, none = (said(less.loc[arm].to_numpy()) for arm in ("linear", "fixed", "none"))
+        planned = key[:2] == ("fresh", 0.3)
+        yield RESULTS, row(label, *([f"**{linear}**", f"**{fixed}**"] if planned else [linear, fixed]), none)
+        if key == ("fresh", 0.3, MEAN):
+            largest = less["mean"].loc[["linear", "fixed"]].abs().max()
     missed = learning_rates.clip_rates().loc[("fresh", "fixed", 0.3, 0.0032), "all"]
     yield RESULTS, f"took {missed:.1%} at its best rate"
-    yield RESULTS, f"compares it at half of it: {told(fixed)[3]};"
-    yield RESULTS, f"On the mean of the tasks L is {told(linear)[3]}, no clip {told(none)[3]}"
     lowest = learning_rates.LOWEST["fresh"]
-    low = {name: at("fresh", name, 0.3, lowest)[8] for name in ("linear", "fixed", "sqrt")}
-    slow = told(pd.DataFrame(low).sub(low["sqrt"], axis=0))
-    yield RESULTS, f"costs L {told(linear)[0]}. At a sixteenth of it L is {slow[0]}, a fixed range {slow[1]}"
-    many = {name: at_best("many", 0.3, name)["mean"] for name in ("fitted", "fixed", "none")}
-    fitted, fixed, none = told(pd.DataFrame(many))
-    yield RESULTS, f"A fitted power is {fitted}, a fixed range {fixed}"
-    yield RESULTS, f"A cost of no clip was predicted; it is {none}"
-    gains = told(acted(lowest)[["shape", "rate", "no clip"]])
-    yield RESULTS, "a fitted power gains {}, 10% clipped in place of 30% {}, no clip {}".format(*gains)
+    best, slow, fast = (at("fresh", "sqrt", 0.3, factor * lowest)[MEAN].mean() for factor in (16, 4, 32))
+    cost = f"one four times too low costs √L {best - slow:.0f} points, one twice too high {best - fast:.0f}"
+    yield README, f"{cost}. Shapes differ by less than {np.ceil(largest):.0f} there"
+    yield RESULTS, f"{cost}; its shapes differ by less than {np.ceil(largest):.0f}"
 
 
-def stability_of_training() -> Iterator[tuple[str, str]]:
-    """Small transformers, four learning rates: runs that end below half their best."""
-    key, stale = (128, "one rate", 0), (128, "published", 2)
-    fails = {arm: f"{stability.share(*key, arm)[0]:.0%}" for arm in ("none", "L", "√L", "fixed")}
-    old = {arm: f"{stability.share(*stale, arm)[0]:.0%}" for arm in ("L", "√L")}
-    planned = stability.less_root(*key)
-    none, linear = told(100 * planned[["none", "L"]], "+.0f")
-    (root,) = told(-100 * stability.less_root(*stale)[["L"]], "+.0f")
+def stability_of_training() -> Quotes:
+    """Small transformers, four learning rates: success, and runs that end below half their best."""
+    groups = {"8 and 128 tokens": (128, "one rate", 0), "two steps old": (128, "one rate", 2)}
+    groups |= {"8 and 512 tokens": (512, "one rate", 0), "published": (128, "published", 0)}
+    for label, group in (groups | {"published, two steps old": (128, "published", 2)}).items():
+        pairs, shares = stability.root_less(*group), stability.by_run().set_index(stability.GROUP).loc[group]
+        shares = shares.groupby("arm").fails.mean().map("{:.0%}".format)
+        cells = dict(zip(pairs, told(pairs), strict=True))
+        yield RESULTS, row(label, *(cells.get(arm, "") for arm in ("L", "fixed", "none")))
+        yield RESULTS, row(label, *(shares.get(arm, "") for arm in ("none", "L", "√L", "fixed")))
+    planned = stability.less_root(128, "one rate", 0)
+    texts = dict(zip(planned, told(100 * planned, "+.0f"), strict=True))
+    yield RESULTS, f"less √L: none {texts['none']}, L {texts['L']}, fixed {texts['fixed']}"
     p = contrasts(planned).p
-    yield RESULTS, f"less √L](../scripts/studies/stability/README.md) | {none} points |"
-    yield RESULTS, f"| L less √L | {linear} points |"
-    yield RESULTS, f"rollouts two steps old | {root} points |"
-    yield RESULTS, f"FSPO's 0.03 fails in {old['√L']} and GSPO's range in {old['L']}"
-    yield RESULTS, f"A fixed range was to fail least. It fails in {fails['fixed']}"
-    yield RESULTS, f"{fails['none']} of 32 runs fail, under √L {fails['√L']}, p = {p['none']:.3f}"
-    yield README, f"Without a clip {fails['none']} of small runs break down, under √L {fails['√L']}"
-    yield README, f"FSPO at 0.03 breaks down in {old['√L']}, GSPO in {old['L']}"
+    yield RESULTS, f"p = {p['none']:.3f} and {p['L']:.3f}"
+    runs = stability.by_run().set_index(stability.GROUP).loc[(128, "one rate", 0)]
+    means = runs.groupby(["arm", "learning_rate"])[["success", "fails"]].mean()
+    at_best = [8 * means.loc[arm].loc[means.loc[arm].success.idxmax()].fails for arm in ("none", "L", "√L", "fixed")]
+    yield RESULTS, "At its best rate each fails in {:.0f}, {:.0f}, {:.0f} and {:.0f} of 8".format(*at_best)
+    none, root = (runs.groupby("arm").fails.mean()[arm] for arm in ("none", "√L"))
+    for page in (README, RESULTS):
+        yield page, f"Without one {none:.0%} of small runs break down, under √L {root:.0%}"
 
 
-def gradient_check() -> Iterator[tuple[str, str]]:
+def gradient_check() -> Quotes:
     """LRE and the cosine of clipped and true gradient."""
     found = gradients.answer(0.3)
-    yield RESULTS, "correlation {:+.2f} [{:+.2f}, {:+.2f}]".format(*found.correlation)
-    yield RESULTS, f"met in {found.held:.0%} of the cases"
+    yield RESULTS, "correlate by {:+.2f} [{:+.2f}, {:+.2f}]".format(*found.correlation)
+    yield RESULTS, f"the guarantee is met in {found.held:.0%} of the cases"
 
 
-def through_verl() -> Iterator[tuple[str, str]]:
+def through_verl() -> Quotes:
     """Walks of three lengths with verl's own trainer."""
     records = pd.read_parquet(HERE / "through_verl/records.parquet").query("learning_rate == 1e-4")
-    said = dict(zip(pairs := analyse.pairs(records[records.seed < analyse.SCOUT]), told(pairs), strict=True))
-    of_root, of_l = (f"{-pairs[f'{arm} − fixed, 8'].mean():.0f}" for arm in ("√L", "L"))
-    row = "√L less a fixed range on 8 tokens](../scripts/studies/through_verl/README.md)"
-    yield RESULTS, f"{row} | {said['√L − fixed, 8']} points |"
-    yield RESULTS, f"On 8 tokens L is {said['L − fixed, 8']} points against a fixed range"
-    yield RESULTS, f"√L is {said['√L − L, 8']} against L. L shows no difference on 256 tokens: {said['L − fixed, 256']}"
-    yield RESULTS, f"10% clipped in place of 30% gains L {said['L at 10% − L, mean']} on the tasks' mean"
-    yield README, f"√L costs the shortest of three tasks {of_root} points against a fixed range; L costs {of_l}"
+    own = records[records.seed < analyse.SCOUT]
+    texts = dict(zip(pairs := analyse.pairs(own), told(pairs), strict=True))
+    less = analyse.root_less(own, "L", "fixed", "none")
+    for label, task in {"through verl, 30%": "mean", "the 8 tokens there": 8}.items():
+        cells = told(less.xs(task, axis=1, level=1))
+        yield RESULTS, row(label, *([f"**{cell}**" for cell in cells[:2]] + cells[2:] if task == 8 else cells))
+    yield RESULTS, f"L − fixed {texts['L − fixed, 8']} on 8 tokens, {texts['L − fixed, 256']} on 256"
+    yield RESULTS, f"none − L {texts['none − L, mean']}"
+    for page in (README, RESULTS):
+        yield page, f"gains L {texts['L at 10% − L, mean']} points"
+    early = analyse.clip_rates(own[own.step <= analyse.EARLY])["all"]
+    yield RESULTS, f"a fixed range clips {early['fixed']:.0%} there, √L {early['√L']:.0%}, L {early['L']:.0%}"
+    course = 100 * own[own.length == 8].pivot_table("accuracy", "seed", ["arm", "step"])
+    first, *_, last = told(course["√L"].drop(columns=0) - course["fixed"].drop(columns=0))
+    yield RESULTS, f"√L − fixed on 8 tokens is {first} at step 5 and {last} at step 30"
+    steps = analyse.until_all(own).groupby("arm").mean()
+    order = ", ".join(f"{arm} {steps[arm]:.1f}" for arm in ("fixed", "L at 10%", "√L", "none", "L"))
+    yield RESULTS, f"Every task is above 0.8 after {order} steps"
 
 
-PARTS = (rates_of_learning, stability_of_training, gradient_check, comparisons, law_of_s, through_verl)
+PARTS = (pictures, rates_of_learning, stability_of_training, gradient_check, comparisons, law_of_s, through_verl)
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ from fitted import fitted_power  # noqa: E402
 PROMPTS = 2  # of each task in an update
 GRADIENT_NORM = 1.0  # verl's clip_grad
 UNIT = 64  # tokens: where a width is 1
-RECORDED = 10  # rollouts that a power is fitted to, and after which an arm acts
+RECORDED = 10  # rollouts that a power is fitted to
 
 
 class Arm(NamedTuple):
@@ -50,7 +50,7 @@ class Arm(NamedTuple):
     loss: str | None = None
     aggregation: str = "seq-mean-token-sum-norm"
     ranges: tuple[float, float] | None = None  # below and above, as the loss takes them; of a range in nats per L^power
-    first: "Arm | None" = None  # what trains the first RECORDED rollouts, which this one takes its power and eps from
+    dual: float | None = None  # dual clip in upper edges; None: at DUAL times the wider side, or off with set ranges
 
 
 class Regime(NamedTuple):
@@ -141,10 +141,14 @@ class Clip:
         low, high = eps.to(old).repeat_interleave(each, 0).unbind(1)
         sign = advantages.sign()[:, None]
         if self.arm.loss is None:
-            dual = torch.full_like(high, math.inf) if self.arm.ranges else DUAL * torch.maximum(low, high)
+            if self.arm.dual is not None:
+                dual = self.arm.dual * high
+            else:
+                dual = torch.full_like(high, math.inf) if self.arm.ranges else DUAL * torch.maximum(low, high)
             band = SimpleNamespace(edges=lambda *_: Edges(-low, high, dual))  # of each row: seeds have their own eps
             found = fspo_loss(log_prob, old, given, mask, band)
-            loss = found.loss.sum() / (each * len(lengths) * max(lengths))
+            tokens = lengths[task] if self.arm.aggregation == "seq-mean-token-mean" else max(lengths)
+            loss = found.loss.sum() / (each * len(lengths) * tokens)
             s, q, clipped = found.log_ratio.detach(), found.quadratic_variation.detach(), found.clipped.float()
             reach = sign * s[:, None]
         else:
@@ -244,11 +248,14 @@ class Run:
         tables = []
         for task, length in enumerate(self.regime.lengths):
             own = [taken for taken in found if taken.task == task]
-            live = (joined(own, "advantage") != 0).float()
+            advantage = joined(own, "advantage")
+            live = (advantage != 0).float()
+            clipped, away = live * joined(own, "clipped"), advantage * joined(own, "log_ratio") < 0
             columns = {
                 "success": success[:, task],
                 "live": live.sum(1),
-                "clipped": (live * joined(own, "clipped")).sum(1),
+                "clipped": clipped.sum(1),
+                "dual_clipped": (away * clipped).sum(1),  # moved against their advantage
                 "norm_median": norms.median(0).values,
                 "norm_largest": norms.max(0).values,
             }
@@ -309,13 +316,9 @@ def begun(regime: Regime, arm: Arm, learning_rate: float, seeds: Sequence[int]) 
 
 def train(regime: Regime, arm: Arm, learning_rate: float, seeds: Sequence[int]) -> pd.DataFrame:
     """Train an arm; a row per seed, rollout and task."""
-    run = begun(regime, arm.first or arm, learning_rate, seeds)
-    for number in range(regime.rollouts):
-        if arm.first and number == RECORDED:  # go on with the arm, as the records of the run so far say
-            powers = run.powers(arm.rate) if arm.power == "fitted" else [arm.power or 0.0] * len(seeds)
-            run.clip = Clip(arm, regime, widths(powers, regime.lengths), None)
-            run.found.clear()
-        run.rollout(recorded=bool(arm.first) and number < RECORDED)
+    run = begun(regime, arm, learning_rate, seeds)
+    for _ in range(regime.rollouts):
+        run.rollout()
     return pd.concat(run.rows, ignore_index=True)
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Prints what the records of a real language model say of S, and draws widths.png.
+"""Prints what the records of a real language model say of S.
 
 python scripts/studies/law/law.py
 """
@@ -12,29 +12,20 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from scipy.optimize import brentq
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
+sys.path.insert(0, str(HERE.parent))
 from fitted import fitted_power  # noqa: E402
-from pictures import save  # noqa: E402
 
-from fspo_verl.analysis.clip_rates import Estimate, length_edges, prompts_of, rate_by_length, t_quantile  # noqa: E402
+from fspo_verl.analysis.clip_rates import Estimate, prompts_of, t_quantile  # noqa: E402
 from fspo_verl.analysis.length_effect import length_effect  # noqa: E402
 from fspo_verl.band import Band  # noqa: E402
 from fspo_verl.clips import MATCHED_RATE, BandClip  # noqa: E402
-from fspo_verl.report import figures  # noqa: E402
-from fspo_verl.report.figures import AMBER, BLACK, BROWN, GREY, STYLES, Series, Style  # noqa: E402
 
 FIRST, LARGEST = 3, 4.0  # the shortest prefix has 2^3 − 1 tokens; the largest exponent
-KINDS = {"text": Style(AMBER, "o"), "chat": Style(GREY, "s"), "steps": Style(BROWN, "^")}
-WIDTHS = {
-    "√L": (0.5, STYLES["fspo"]),
-    "a fitted power": (None, Style(BLACK, "*")),
-    "fixed": (0.0, STYLES["fixed_band"]),
-    "L": (1.0, STYLES["gspo"]),
-}
+KINDS = ("text", "chat", "steps")
+WIDTHS = {"√L": 0.5, "a fitted power": None, "fixed": 0.0, "L": 1.0}
 
 
 def read(machine: str) -> pd.DataFrame:
@@ -89,7 +80,7 @@ def clipped(records: pd.DataFrame, width: str) -> np.ndarray:
     """What a width clips, 0 or 1 ``[rows]``, at one rate on each half of the prompts; a power is that of the other."""
     first, found = prompts_of(records) % 2 == 0, np.zeros(len(records))
     for half in (first, ~first):
-        power = WIDTHS[width][0]
+        power = WIDTHS[width]
         band = Band(length_power=fitted_power(records[~half], MATCHED_RATE) if power is None else power)
         found[half] = BandClip("", "", band).matched(records[half], MATCHED_RATE).clipped(records[half])
     return found
@@ -112,48 +103,15 @@ def lines() -> Iterator[str]:
         for kind, own in records.groupby("kind"):
             for last in lasts:
                 yield f"  {kind} to {last} tokens: p {exponent_within(own, last):.3f}"
-            if kind != "steps":  # which have too few responses with an advantage for a test
-                yield f"  {kind}: k of √L {dependence(own, '√L'):.3f}"
+            for width in ("√L", "fixed", "L") if kind != "steps" else ():  # too few with an advantage for a test
+                yield f"  {kind}: k of {width} {dependence(own, width):.3f}"
         for width in WIDTHS:
             rates = ", ".join(f"{kind} {rate:.1%}" for kind, rate in rate_of_kinds(records, width).items())
             yield f"  all kinds, {width}: k {dependence(records, width):.3f}; clipped {rates}"
 
 
-def draw(records: pd.DataFrame) -> Figure:
-    """The spread of S by length, and below it the clip rates of four widths."""
-    figure, (spread, rates) = figures.grid(2, 1, height=2.7)
-    series = [Series(kind, style, by_length(records[records.kind == kind]), "value") for kind, style in KINDS.items()]
-    figures.by_length(spread, series)
-    spread.set(title="spread of S", ylabel="rms of S (nats)", yscale="log")
-    figures.round_ticks(spread.yaxis)
-    spread.legend(loc="lower right")
-    counted, edges = (records.advantage != 0).to_numpy(), length_edges(records.length, 6)
-    part = records[counted]
-    series = [
-        Series(width, style, rate_by_length(part.length, clipped(records, width)[counted], edges, prompts_of(part)))
-        for width, (_, style) in WIDTHS.items()
-    ]
-    figures.clip_rates(rates, f"clip rate of four widths, each at {MATCHED_RATE:.0%} overall", series, MATCHED_RATE)
-    rates.legend(loc="upper center", ncols=2)
-    rates.set_ylim(0, 1.3 * rates.get_ylim()[1])  # room for the legend
-    return figure
-
-
-def by_length(records: pd.DataFrame) -> pd.DataFrame:
-    """Root mean square of S by length: low, high, n, value, lower, upper."""
-    edges, rows = length_edges(records.length, 6), []
-    for low, high in zip(edges, edges[1:], strict=False):
-        part = records[records.length.between(low, high - 1)]
-        squares = np.square(part.log_ratio.to_numpy(np.float64))
-        value = math.sqrt(squares.mean())
-        found = interval(value, (squares - value**2) / (2 * value * len(part)), prompts_of(part))
-        rows.append((low, high - 1, len(part), *found))
-    return pd.DataFrame(rows, columns=["low", "high", "n", "value", "lower", "upper"])
-
-
 def main() -> None:
     print("\n".join(lines()))
-    save(draw(read("cpu")), HERE / "widths.png")
 
 
 if __name__ == "__main__":

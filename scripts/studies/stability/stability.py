@@ -12,14 +12,13 @@ A cell takes minutes of a core, or seconds of a GPU, which is taken if there is 
 import itertools
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
-from scipy import stats
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "lab"), str(HERE.parents[1] / "compare")]
@@ -72,15 +71,26 @@ def compute(longest: int, ranges: str, stale: int, arm: str, learning_rate: floa
 # --- what the records say ---------------------------------------------------------------------------------------------
 
 
+def smoothed(curves: Iterable[np.ndarray]) -> np.ndarray:
+    """Success of each task ``[tasks, rollouts − 2]``, the mean over three rollouts."""
+    return np.stack([np.convolve(curve, np.ones(SMOOTH) / SMOOTH, "valid") for curve in curves])
+
+
+def fails(tasks: np.ndarray) -> bool:
+    """Whether a task ends below half its best."""
+    return bool((tasks[:, -1] < tasks.max(1) / 2).any())
+
+
 @cache
 def by_run() -> pd.DataFrame:
-    """A row per run: whether it fails, how far it falls, its gradient norms, its last success and its clip rate."""
+    """A row per run: whether it fails, how far it falls, gradient norms, success (over the run, last), clip rate."""
     rows = []
     for key, run in pd.read_parquet(HERE / "records.parquet").groupby(RUN):
-        tasks = np.stack([np.convolve(curve, np.ones(SMOOTH) / SMOOTH, "valid") for curve in run.success])
+        tasks = smoothed(run.success)
         mean, median = tasks.mean(0), np.median(run.norm_median.iloc[0])
         found = {
-            "fails": bool((tasks[:, -1] < tasks.max(1) / 2).any()),
+            "fails": fails(tasks),
+            "success": 100 * np.stack(run.success).mean(),
             "fall": float((np.maximum.accumulate(mean) - mean).max()),
             "norms": float(run.norm_largest.iloc[0].max() / median) if median else np.inf,
             "end": mean[-1],
@@ -90,18 +100,21 @@ def by_run() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def share(longest: int, ranges: str, stale: int, arm: str) -> tuple[float, float, float]:
-    """Of all runs of an arm the share that fails, and its 95% interval (Clopper and Pearson)."""
-    own = by_run().set_index(RUN[:4]).loc[(longest, ranges, stale, arm)]
-    found = stats.binomtest(int(own.fails.sum()), len(own)).proportion_ci()
-    return float(own.fails.mean()), float(found.low), float(found.high)
-
-
 def less_root(longest: int, ranges: str, stale: int) -> pd.DataFrame:
     """Share of learning rates at which a seed fails, less that under √L ``[seeds, arms]``."""
     own = by_run().set_index(GROUP).loc[(longest, ranges, stale)]
     shares = own.pivot_table(index="seed", columns="arm", values="fails", aggfunc="mean")
     return shares.drop(columns=ROOT).sub(shares[ROOT], axis=0)
+
+
+def root_less(longest: int, ranges: str, stale: int) -> pd.DataFrame:
+    """Success of √L less that of each arm ``[seeds, arms]``, each at the rate that the other seeds would choose."""
+    own, found = by_run().set_index(GROUP).loc[(longest, ranges, stale)], {}
+    for arm, runs in own.groupby("arm"):
+        rates = runs.pivot(index="seed", columns="learning_rate", values="success")
+        found[arm] = {seed: row[rates.drop(seed).mean().idxmax()] for seed, row in rates.iterrows()}
+    table = pd.DataFrame(found)
+    return table.drop(columns=ROOT).rsub(table[ROOT], axis=0)
 
 
 def show() -> None:
@@ -112,12 +125,13 @@ def show() -> None:
         # up to which at most one seed fails at each learning rate; 0 where more fail at the smallest
         good = (at <= FAILING).cummin(axis=1)
         arms["largest_rate"] = good.mul(good.columns).max(axis=1)
-        arms[["low", "high"]] = [share(*group, arm)[1:] for arm in arms.index]
         print(arms.round(3).to_string())
         medians = own.groupby(["arm", "learning_rate"])[["fall", "norms", "end"]].median()
         print(medians.assign(failed=at.stack()).round(2).to_string())
         if ROOT in arms.index and len(arms) > 1:
-            print(f"less √L:\n{contrasts(less_root(*group)).round(4).to_string()}")
+            print(f"fails, less √L:\n{contrasts(less_root(*group)).round(4).to_string()}")
+            if not (pairs := root_less(*group)).isna().any(axis=None):
+                print(f"success at the best rate, √L less:\n{contrasts(pairs).round(2).to_string()}")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, get_poli
 from verl.workers.config import FSDPActorConfig
 
 STUDIES = Path(__file__).parents[1]
-sys.path[:0] = [str(STUDIES / name) for name in ("lab", "gradients", "through_verl")]
+sys.path[:0] = [str(STUDIES), *(str(STUDIES / name) for name in ("lab", "gradients", "through_verl"))]
 
+import chosen  # noqa: E402
 import gradients  # noqa: E402
 import task as walks_of_verl  # noqa: E402
 import training  # noqa: E402
@@ -50,15 +51,18 @@ def test_success_is_the_share_of_right_responses(warm):
         torch.testing.assert_close(rollout.advantages[task][0].reshape(-1, 1), expected)
 
 
+@pytest.mark.parametrize("dual", [None, 1.0, 1.5])
+@pytest.mark.parametrize("mode", ["seq-mean-token-sum-norm", "seq-mean-token-mean"])
 @pytest.mark.parametrize("loss_mode", [None, "vanilla", "gspo"])
-def test_seeds_with_eps_of_their_own_train_as_one_by_one(loss_mode):
+def test_seeds_with_eps_of_their_own_train_as_one_by_one(loss_mode, mode, dual):
     each, task = training.PROMPTS * walks.RESPONSES, 2
     eps, scale = torch.tensor([[0.01, 0.02], [0.04, 0.03]]), torch.tensor([[0.5, 1.0, 2.0]]).repeat(2, 1)
     generator = torch.Generator().manual_seed(2)
     old = -torch.rand(2 * each, LENGTHS[task], generator=generator)
     log_prob = (old + 0.2 * torch.randn(old.shape, generator=generator)).requires_grad_()
     advantages = torch.randn(2 * each, generator=generator)
-    loss, taken = Clip(Arm(0.5, loss=loss_mode), SMALL, scale, eps).loss(task, log_prob, old, advantages)
+    arm = Arm(0.5, loss=loss_mode, aggregation=mode, dual=dual)
+    loss, taken = Clip(arm, SMALL, scale, eps).loss(task, log_prob, old, advantages)
     (gradient,) = torch.autograd.grad(loss, log_prob)
     lost = ((gradient == 0) & (advantages != 0)[:, None]).float().mean(1)
     torch.testing.assert_close(taken.clipped.flatten(), lost)
@@ -66,10 +70,10 @@ def test_seeds_with_eps_of_their_own_train_as_one_by_one(loss_mode):
         rows = slice(seed * each, (seed + 1) * each)
         leaf = log_prob[rows].detach().requires_grad_()
         settings = {"clip_ratio_low": low, "clip_ratio_high": high}
-        if loss_mode is None:  # the width at 16 tokens is 2; the dual clip is at three times the wider side
-            band = {"eps_low": 2 * low, "eps_high": 2 * high, "eps_dual": 6 * max(low, high), "length_power": 0.0}
+        if loss_mode is None:  # the width at 16 tokens is 2; without a dual it is at three times the wider side
+            edge = 2 * dual * high if dual else 6 * max(low, high)
+            band = {"eps_low": 2 * low, "eps_high": 2 * high, "eps_dual": edge, "length_power": 0.0}
             settings = {"policy_loss": FSPOPolicyLossConfig(**band)}
-        mode = "seq-mean-token-sum-norm"
         config = FSDPActorConfig(rollout_n=8, ppo_micro_batch_size_per_gpu=1, loss_agg_mode=mode, **settings)
         totals = {"dp_size": 1, "batch_num_tokens": 1, "global_batch_size": each * len(LENGTHS)}
         config.global_batch_info.update(totals, loss_scale_factor=max(LENGTHS))
@@ -100,16 +104,6 @@ def test_arms_are_held_at_one_clip_rate(arm, tries, monkeypatch):
     assert found.clipped.sum() / found.live.sum() == pytest.approx(0.3, abs=0.02)
 
 
-def test_an_arm_acts_after_the_first_rollouts(monkeypatch):
-    monkeypatch.setattr(training, "RECORDED", 2)
-    found = training.train(SMALL, Arm(0.0, 0.1, first=Arm(1.0, 0.3)), 1e-3, SEEDS)
-    sums = found.assign(acts=found.rollout >= 2).groupby(["acts", "length"])[["clipped", "live"]].sum()
-    rate = sums.clipped / sums.live
-    assert rate[False, 4] > rate[False, 16] and rate[True, 4] < rate[True, 16]
-    going_on = training.train(SMALL, Arm(1.0, 0.3), 1e-3, SEEDS)
-    pd.testing.assert_frame_equal(found[found.rollout < 2], going_on[going_on.rollout < 2])
-
-
 def test_stale_rollouts_are_those_of_an_older_policy():
     run = training.begun(SMALL._replace(stale=2), Arm(), 1e-2, SEEDS)
     moved = []
@@ -128,6 +122,20 @@ def test_a_fitted_power_is_that_of_the_spread(power):
     columns = {"length": length, "log_ratio": log_ratio, "quadratic_variation": 1.0}
     records = pd.DataFrame(columns | {"advantage": rng.choice([-1.0, 0.0, 1.0], len(length))})
     assert fitted_power(records, 0.1) == pytest.approx(power, abs=0.04)
+
+
+def test_the_choice_of_a_learning_rate_is_in_the_interval():
+    """Two rates that choosing seeds cannot tell apart; the seeds that are compared can."""
+    rng = np.random.default_rng(0)
+    index = pd.MultiIndex.from_product([["one", "other"], range(8)])
+    choosing = pd.DataFrame(rng.standard_normal((16, 2)), index, columns=[1e-3, 2e-3])
+    compared = pd.DataFrame(0.01 * rng.standard_normal((16, 2)) + [0.0, 5.0], index, columns=[1e-3, 2e-3])
+    unsure = chosen.at_best(compared, choosing, "one").loc["other"]
+    assert unsure.lower < -4 < 4 < unsure.upper
+    sure = chosen.at_best(compared, choosing - [0.0, 100.0], "one")
+    assert (sure.rate == 1e-3).all() and sure.loc["other", ["lower", "upper"]].abs().max() < 0.02
+    only = chosen.at_best(compared, choosing.where([True, False]).fillna({1e-3: 0.0}), "one")
+    assert (only.rate == 1e-3).all() and only["mean"]["one"] == 0
 
 
 # --- transformers -----------------------------------------------------------------------------------------------------
