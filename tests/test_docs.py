@@ -7,6 +7,7 @@ Pages show and link what lies in scripts/studies.
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 import yaml
 from markdown.extensions.toc import slugify
 
-from docs import sentences
+from docs import generate, sentences
 
 ROOT = Path(__file__).parents[1]
 SITE = sorted((ROOT / "docs").glob("*.md"))
@@ -102,6 +103,38 @@ def test_the_package_index_gets_no_relative_link(repository, tmp_path):
     assert all(target.startswith(("https://", "#")) for target in links(text))
     assert (f"{repository}/blob/main/docs/method.md" in text) == bool(repository)
     assert (f"{repository}/raw/main/docs/" in text) == bool(repository)
+
+
+def test_the_address_of_setup_py_stands_in_each_file_that_names_the_repository():
+    """An empty one stands in none: the words work without it. generate.py --check compares the files themselves."""
+    url = "https://github.com/owner/name"
+    texts = {name: generate.addressed(name, url) for name in generate.ADDRESSED}
+    assert yaml.safe_load(texts["CITATION.cff"])["repository-code"] == url
+    assert yaml.safe_load(texts["mkdocs.yml"])["repo_url"] == url
+    assert f"git clone {url} && cd name\npip install" in texts["README.md"]
+    assert f"\nThe form is {url}/security/advisories/new.\n" in texts["SECURITY.md"]
+    for name in generate.ADDRESSED:
+        without = generate.addressed(name, "")
+        assert url not in without and texts[name].count(url) == 1
+        assert texts[name].replace(next(line for line in texts[name].splitlines(True) if url in line), "") == without
+
+
+def test_a_release_is_refused_until_its_address_and_its_day_are_filled_in(tmp_path):
+    workflow = yaml.safe_load((ROOT / ".github/workflows/publish.yml").read_text())
+    check = next(step["run"] for step in workflow["jobs"]["build"]["steps"] if "CHANGELOG.md" in step.get("run", ""))
+    environment = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "owner/name"}
+    filled = {"setup.py": ('REPOSITORY = ""', 'REPOSITORY = "https://github.com/owner/name"')}
+    filled["CHANGELOG.md"] = ("YYYY-MM-DD", "2027-01-31")
+
+    def code(tag: str, *names: str) -> int:
+        for file, (blank, value) in filled.items():
+            text = (ROOT / file).read_text()
+            (tmp_path / file).write_text(text.replace(blank, value) if file in names else text)
+        env = os.environ | environment | {"GITHUB_REF_NAME": tag}
+        return subprocess.run(["bash", "-e", "-c", check], cwd=tmp_path, env=env).returncode
+
+    assert code("v0.1.0", *filled) == 0
+    assert all(code("v0.1.0", name) for name in filled) and code("v0.1.1", *filled)
 
 
 def test_versions_agree():

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what follows from the code in docs/: configuration.md, commands.md, and the tables of scripts/bench/record.py.
+"""Writes what follows from the code: configuration.md, commands.md, the tables of scripts/bench/record.py, the address.
 
   python scripts/docs/generate.py            write them
   python scripts/docs/generate.py --check    exit with 1 if they differ from the code
@@ -25,12 +25,39 @@ _HEAD = "<!-- Written by scripts/docs/generate.py from the code; do not edit. --
 
 
 def pages() -> dict[str, str]:
-    """Name of each generated page -> its text."""
-    texts = {"configuration.md": configuration(), "commands.md": f"{commands()}\n\n{checks()}"}
+    """Path of each file that is generated, or holds something generated -> its text."""
+    texts = {"docs/configuration.md": configuration(), "docs/commands.md": f"{commands()}\n\n{checks()}"}
     written = {name: f"{_HEAD}{text.strip()}\n" for name, text in texts.items()}
-    others = {file.name: file.read_text() for file in (ROOT / "docs").glob("*.md") if file.name not in written}
+    others = {f"docs/{file.name}": file.read_text() for file in (ROOT / "docs").glob("*.md")}
     records = json.loads((ROOT / "scripts/bench/records.json").read_text())
-    return written | {name: measured(text, records) for name, text in others.items()}
+    tables = {name: measured(text, records) for name, text in others.items() if name not in written}
+    return written | tables | {name: addressed(name, repository()) for name in ADDRESSED}
+
+
+# --- the address -----------------------------------------------------------------------------------------------------
+
+# File -> its line with the address, and the line before which that stands.
+ADDRESSED = {
+    "README.md": ("git clone {url} && cd {name}", 'pip install ".[report]"'),
+    "CITATION.cff": ("repository-code: {url}", "license:"),
+    "mkdocs.yml": ("repo_url: {url}", "theme:"),
+    "SECURITY.md": ("The form is {url}/security/advisories/new.", "Leave time"),
+}
+
+
+def repository() -> str:
+    """Return the address of the public repository, from setup.py; empty while there is none."""
+    return re.search(r'^REPOSITORY = "(.*)"$', (ROOT / "setup.py").read_text(), re.MULTILINE)[1]
+
+
+def addressed(name: str, url: str) -> str:
+    """Return the text of a file with its line for this address; without such a line if the address is empty."""
+    line, following = ADDRESSED[name]
+    text = re.sub(rf"^{line.split('{')[0]}.*\n", "", (ROOT / name).read_text(), flags=re.MULTILINE)
+    if not url:
+        return text
+    before, start, after = text.partition(f"\n{following}")
+    return f"{before}\n{line.format(url=url, name=url.rsplit('/')[-1])}{start}{after}"
 
 
 # --- tables of benches -----------------------------------------------------------------------------------------------
@@ -186,15 +213,15 @@ def main() -> int:
     args = parser.parse_args()
     stale = False
     for name, text in pages().items():
-        file = ROOT / "docs" / name
+        file = ROOT / name
         if file.exists() and file.read_text() == text:
             continue
         stale = True
         if args.check:
-            print(f"docs/{name} differs from the code: python scripts/docs/generate.py", file=sys.stderr)
+            print(f"{name} differs from the code: python scripts/docs/generate.py", file=sys.stderr)
         else:
             file.write_text(text)
-            print(f"docs/{name}")
+            print(name)
     return int(stale and args.check)
 
 

@@ -9,7 +9,6 @@ checked.
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
