@@ -147,7 +147,7 @@ def test_versions_agree():
 
 def test_the_block_of_settings_leaves_the_loss_to_the_group():
     """A reader who pastes it trains what the group alone trains, with several optimiser steps per rollout."""
-    block = yaml.safe_load(re.search(r"```yaml\n(.*?)```", (ROOT / "docs/settings.md").read_text(), re.DOTALL)[1])
+    block = yaml.safe_load(re.search(r"```yaml\n(.*?)```", (ROOT / "docs/configuration.md").read_text(), re.DOTALL)[1])
     actor = block["actor_rollout_ref"]["actor"]
     assert block["defaults"][1:] == [{"algorithm.policy_loss": "fspo"}, "_self_"]
     assert set(actor) == {"ppo_mini_batch_size"} and block["data"]["train_batch_size"] > actor["ppo_mini_batch_size"]

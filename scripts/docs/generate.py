@@ -89,14 +89,17 @@ def configuration() -> str:
         "# Configuration",
         "All fields lie under `actor_rollout_ref.actor.policy_loss`. S is the log importance-sampling ratio of a "
         "response, L its length in tokens. Bad values are refused before Ray starts; verl refuses unknown fields.",
-        "## The clip band (fspo, and fixed_band as one of its members)",
+        "## The clip range (fspo, and fixed_band as one of its members)",
         fields("fspo_verl/band.py", "Band"),
         "## An eps that follows a clip rate",
         fields("fspo_verl/adaptive.py", "AdaptiveBand"),
         "## What is measured (fspo, and every observed loss)",
         fields("fspo_verl/config.py", "Observation"),
+        "## What is not a field of the range",
+        markdown_table(("setting", "source"), _SOURCES.items()),
         "## What each option of the group sets",
-        "`algorithm.policy_loss=NAME` on any verl config selects one of these files.",
+        "`algorithm.policy_loss=NAME` on any verl config selects one of these files. In a file of your own:",
+        _FILE,
     ]
     for file in sorted(losses.glob("*.yaml")):
         text = file.read_text().removeprefix("# @package _global_\n#\n").removeprefix("# @package _global_\n")
@@ -104,14 +107,45 @@ def configuration() -> str:
     return "\n\n".join(parts)
 
 
+# Where the values come from that no field documents.
+_SOURCES = {
+    "S is of the whole response, without 1/L": 'abstract: "we clip the sequence log-IS ratio"',
+    "`loss_agg_mode`": "this project: responses count alike, with w·A",
+    "10% clipped, at which `calibrate` aims": "this project; the authors' clip rates are not known",
+    "advantage estimator, learning rate, batch, lengths, KL": "not known; the scripts follow verl's GSPO example",
+    "Qwen3-8B-Base": 'abstract: "the largest gains"',
+    "Qwen3-1.7B-Base; MATH500, AIME24, AIME25": "public reviews; how they sample is not known",
+    "length reweighting error (LRE)": "abstract, without a formula; ours is in [Measure](measure.md#the-sentence)",
+    "`gspo`": "[its paper](https://arxiv.org/abs/2507.18071)",
+    "`grpo`": "verl's defaults",
+    "`fixed_band`": "verl's range, without a dual clip; that of the paper's baseline is not known",
+}
+# A file that trains what the group alone trains.
+_FILE = """
+```yaml
+defaults:
+  - ppo_trainer
+  - algorithm.policy_loss: fspo
+  - _self_
+data:
+  train_batch_size: 512
+actor_rollout_ref:
+  actor:
+    ppo_mini_batch_size: 128  # four steps per rollout
+```
+""".strip()
+
+
 def fields(source: str, name: str) -> str:
-    """A table of the fields of a dataclass, from the text below each."""
+    """Return a table of the fields of a dataclass, from the text below each; a column for sources if it names any."""
     body = _definition(ROOT / source, name).body
     rows = []
     for field, text in zip(body, body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            rows.append(f"| `{field.target.id}` | {_default(field.value)} | {markdown(text.value.value)} |")
-    return "\n".join(["| field | default | meaning |", "|---|---|---|", *rows])
+            meaning, _, where = text.value.value.partition("Source: ")
+            cells = [f"`{field.target.id}`", _default(field.value), markdown(meaning), markdown(where)]
+            rows.append([cell.removesuffix(".") for cell in cells if cell])
+    return markdown_table(("field", "default", "meaning", "source")[: len(rows[0])], rows)
 
 
 def _definition(file: Path, name: str) -> ast.ClassDef:
@@ -128,6 +162,7 @@ def _default(value: ast.expr) -> str:
 def markdown(text: str) -> str:
     """A docstring's reStructuredText on one line of a Markdown table."""
     text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text.replace("``", "`"))
+    text = re.sub(r"\bdocs/(\w+)\.md", r"[\1](\1.md)", text)
     return " ".join(text.split()).replace("|", r"\|")
 
 
