@@ -35,6 +35,11 @@ def words(page: str) -> str:
     return " ".join((ROOT / f"docs/{page}.md").read_text().split())
 
 
+def readme() -> str:
+    """README.md without its line breaks."""
+    return " ".join((ROOT / "README.md").read_text().split())
+
+
 def bench(name: str) -> list[dict]:
     """The rows of a recorded bench."""
     return json.loads((ROOT / "scripts/bench/records.json").read_text())[name]["table"]
@@ -187,6 +192,15 @@ def test_the_noise_that_others_quote_is_that_of_the_page_on_noise():
     sigma_8b, outside_8b = re.search(r"\| bf16, packed, dynamic \| ([\d.]+) \| (\d+%) ", noise).groups()
     assert doctor._BF16_SIGMA == (float(on_a_cpu), float(sigma_8b))
     assert f"before any update, {outside_8b} of the responses of a random model of 8B shape" in words("scripts")
+
+
+def test_what_the_pages_say_of_the_cost_is_what_was_recorded():
+    rows = {row["trained by"]: row for row in bench("step")}
+    (call,) = re.findall(r"^\+([\d.]+) ms", rows["fspo"]["a call of ppo_loss"])
+    assert f"takes {call} ms more than GSPO's" in words("method") and f"{float(call):.0f} ms" in readme()
+    assert f"has 512 calls per GPU, {float(call) * 512 / 1000:.1f} s" in words("method") and float(call) < 0.02 * 250
+    low, high = map(float, re.search(r"\[(-?[\d.]+), \+([\d.]+)\]", rows["fspo"]["the whole step"]).groups())
+    assert low < 0 < high  # no difference of a whole step is shown
 
 
 @pytest.mark.long

@@ -28,7 +28,8 @@ def pages() -> dict[str, str]:
     """Path of each file that is generated, or holds something generated -> its text."""
     texts = {"docs/configuration.md": configuration(), "docs/commands.md": f"{commands()}\n\n{checks()}"}
     written = {name: f"{_HEAD}{text.strip()}\n" for name, text in texts.items()}
-    others = {f"docs/{file.name}": file.read_text() for file in (ROOT / "docs").glob("*.md")}
+    handwritten = [*(ROOT / "docs").glob("*.md"), ROOT / "scripts/bench/README.md"]
+    others = {str(file.relative_to(ROOT)): file.read_text() for file in handwritten}
     records = json.loads((ROOT / "scripts/bench/records.json").read_text())
     tables = {name: measured(text, records) for name, text in others.items() if name not in written}
     return written | tables | {name: addressed(name, repository()) for name in ADDRESSED}
