@@ -13,10 +13,7 @@ from omegaconf import OmegaConf
 import fspo_verl_cpu.configs
 
 # The command line that trains with ``fspo_cpu.yaml``.
-MAIN = [
-    *(sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", "fspo_cpu"),
-    "hydra.searchpath=[pkg://fspo_verl_cpu.configs]",
-]
+MAIN = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", "fspo_cpu"]
 # A random model gets no sum right; a reward that knows nothing of sums still has advantages of both signs.
 REWARD = (
     "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return float(len(solution_str) % 2)"

@@ -100,7 +100,6 @@ def overrides(experiment: Experiment) -> list[str]:
     """The Hydra overrides of a launch."""
     run, policy_loss = experiment.run, "actor_rollout_ref.actor.policy_loss"
     return [
-        "hydra.searchpath=[pkg://fspo_verl_cpu.configs]",
         f"algorithm.policy_loss={experiment.loss}",
         f"cpu_rollout={experiment.rollout}",
         f"trainer.device={'cuda' if experiment.gpu else 'cpu'}",
