@@ -8,8 +8,8 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
-# Address of the public repository, such as https://github.com/OWNER/NAME; empty while there is none. It makes the
-# README's relative links and pictures work on the package index.
+# Address of the public repository, such as https://github.com/OWNER/NAME; empty while there is none. Relative links and
+# pictures of README get it on the package index; `python scripts/docs/generate.py` writes it into files of its own.
 REPOSITORY = ""
 
 
@@ -58,6 +58,8 @@ setup(
     extras_require={
         # `fspo-verl calibrate` and `report`.
         "report": ["jinja2>=3", "matplotlib>=3.8", "scipy>=1.11", "tqdm"],
+        # The rollout engine, in the version that verl pins.
+        "vllm": ["verl[vllm]>=0.9.0"],
         # The documentation site: `mkdocs build --strict`.
         "docs": ["mkdocs>=1.6,<2", "mkdocs-material>=9.5"],
         # scripts/real_model.sh; the model itself is in requirements/real.txt.
@@ -73,7 +75,7 @@ setup(
         "verl.plugins": ["fspo_verl = fspo_verl.plugin"],
     },
     classifiers=[
-        "Development Status :: 4 - Beta",
+        "Development Status :: 3 - Alpha",
         "Intended Audience :: Science/Research",
         "Intended Audience :: Developers",
         "Operating System :: POSIX :: Linux",

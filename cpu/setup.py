@@ -11,7 +11,9 @@ setup(
     author="The fspo_verl Authors",
     license="Apache-2.0",
     python_requires=">=3.10,<3.13",
-    packages=["fspo_verl_cpu"],
+    package_dir={"": "."},  # as in the other setup.py: an editable install then shows hydra_plugins, too
+    packages=["fspo_verl_cpu", "fspo_verl_cpu.configs", "hydra_plugins.fspo_verl_cpu_searchpath"],
+    package_data={"fspo_verl_cpu.configs": ["*.yaml", "*/*.yaml"]},
     install_requires=["verl>=0.9.0", "TransferQueue>=0.1.10", "cachetools", "fastapi", "uvicorn", "psutil"],
     entry_points={
         # verl imports this in every process; without VERL_PLATFORM=cpu it adds nothing.

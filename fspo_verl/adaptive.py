@@ -73,10 +73,14 @@ class AdaptiveBand(Band):
     """Share of the responses with an advantage to be clipped, for example 0.1; null keeps eps as it is set.
     A run starts from eps_low and eps_high. After each training step each side moves towards the target, by a factor of
     at most 1.65: the upper side by the responses with A > 0, the lower one by those with A < 0, dual clips included;
-    see docs/measure.md. Unless eps_dual is set, the dual clip is at three times the wider side."""
+    see docs/measure.md. Unless eps_dual is set, the dual clip is at three times the wider side.
+
+    Source: this project; the authors' clip rates are not known."""
 
     eps_max: float | None = None
-    """Largest half-width that target_clip_rate may set; null takes ten times the one that the side starts with."""
+    """Largest half-width that target_clip_rate may set; null takes ten times the one that the side starts with.
+
+    Source: this project."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -61,28 +61,42 @@ class Band:
 
     eps: float | None = 0.03
     """Half-width of the range in units of s, for every side that is not set by itself; ``inf`` clips nothing. It
-    may be null where both sides are set. 0.03 is a third party's reading of the paper, see docs/settings.md."""
+    may be null where both sides are set.
+
+    Source: a third party's reading of the paper; the authors' values are not known. CTPO (arXiv 2605.07331) publishes
+    −0.025·√t to +0.05·√t, on prefixes of t tokens."""
 
     eps_low: float | None = None
-    """Half-width below the centre; null takes eps."""
+    """Half-width below the centre; null takes eps.
+
+    Source: two sides that differ, public reviews of the paper."""
 
     eps_high: float | None = None
-    """Half-width above the centre; null takes eps."""
+    """Half-width above the centre; null takes eps.
+
+    Source: as eps_low."""
 
     eps_dual: float | None = None
     """Dual clip: a sequence with A < 0 and S > c + eps_dual·s contributes no gradient. Null takes three times the upper
     half-width; ``inf`` turns it off.
 
-    It is an edge in log space like the other two (derived here), because a fixed ratio bound such as verl's
-    ``clip_ratio_c`` falls inside the range at long lengths.
-    """
+    It is an edge in log space like the other two, because a fixed ratio bound such as verl's ``clip_ratio_c`` falls
+    inside the range at long lengths.
+
+    Source: listed in the paper's configuration table (public reviews); its form and value are not known, ours are
+    derived here."""
 
     length_power: float = 0.5
-    """p in s = L^p: 0.5 is FSPO, 0 a fixed range of S, 1 a range of the per-token mean S/L (GSPO's shape)."""
+    """p in s = L^p: 0.5 is FSPO, 0 a fixed range of S, 1 a range of the per-token mean S/L (GSPO's shape).
+
+    Source: abstract, "with a band that scales as √L"."""
 
     normalization: str = "plain"
-    """The centre c of the range. ``plain``: c = 0 (paper v2/v3). ``drift_corrected``: c = −Q/2, Q = Σ_t (log-ratio of
-    token t)², the drift that E_old[w] = 1 implies (derived here)."""
+    """The centre c of the range. ``plain``: c = 0. ``drift_corrected``: c = −Q/2, Q = Σ_t (log-ratio of token t)², the
+    drift that E_old[w] = 1 implies.
+
+    Source: plain, versions 2 and 3 of the paper; version 1 has "a KL-corrected drift term", whose estimate is not
+    known; drift_corrected is derived here."""
 
     key_prefix = ""  # a class attribute, not a field: where these keys live in a config, for the error messages
 

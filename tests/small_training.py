@@ -3,14 +3,17 @@
 """A task and settings with which an untrained small model trains in seconds, and every part of the loss acts."""
 
 import json
+import sys
 from importlib import resources
 from pathlib import Path
 
 import ledger
 from omegaconf import OmegaConf
 
-import fspo_verl.configs
+import fspo_verl_cpu.configs
 
+# The command line that trains with ``fspo_cpu.yaml``.
+MAIN = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", "fspo_cpu"]
 # A random model gets no sum right; a reward that knows nothing of sums still has advantages of both signs.
 REWARD = (
     "def compute_score(data_source, solution_str, ground_truth, extra_info=None): return float(len(solution_str) % 2)"
@@ -25,7 +28,7 @@ def write_task(folder: Path, problems: int) -> Path:
 
 
 def overrides(task: Path, model: Path) -> list[str]:
-    """For ``--config-name fspo_cpu``: 8 prompts x 4 responses of up to 20 tokens per step, in two optimiser steps."""
+    """For :data:`MAIN`: 8 prompts x 4 responses of up to 20 tokens per step, in two optimiser steps."""
     return [
         f"data.train_files={task / 'problems.parquet'}",
         f"data.val_files={task / 'problems.parquet'}",
@@ -47,7 +50,7 @@ def overrides(task: Path, model: Path) -> list[str]:
 
 def cpu_overrides() -> list[str]:
     """The settings of ``fspo_cpu.yaml`` as overrides that come after those of a script, which cuts batches itself."""
-    packaged = [resources.files(fspo_verl.configs) / name for name in ("fspo_cpu.yaml", "cpu_rollout/hf.yaml")]
+    packaged = [resources.files(fspo_verl_cpu.configs) / name for name in ("fspo_cpu.yaml", "cpu_rollout/hf.yaml")]
     settings = OmegaConf.merge(*(OmegaConf.create(file.read_text()) for file in packaged))
     del settings["defaults"], settings.actor_rollout_ref.actor.use_dynamic_bsz
     del settings.actor_rollout_ref.model.use_remove_padding

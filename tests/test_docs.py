@@ -7,6 +7,7 @@ Pages show and link what lies in scripts/studies.
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 import yaml
 from markdown.extensions.toc import slugify
 
-from docs import sentences
+from docs import generate, sentences
 
 ROOT = Path(__file__).parents[1]
 SITE = sorted((ROOT / "docs").glob("*.md"))
@@ -32,6 +33,11 @@ def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
 def words(page: str) -> str:
     """A page below docs/, without its line breaks."""
     return " ".join((ROOT / f"docs/{page}.md").read_text().split())
+
+
+def readme() -> str:
+    """README.md without its line breaks."""
+    return " ".join((ROOT / "README.md").read_text().split())
 
 
 def bench(name: str) -> list[dict]:
@@ -104,6 +110,38 @@ def test_the_package_index_gets_no_relative_link(repository, tmp_path):
     assert (f"{repository}/raw/main/docs/" in text) == bool(repository)
 
 
+def test_the_address_of_setup_py_stands_in_each_file_that_names_the_repository():
+    """An empty one stands in none: the words work without it. generate.py --check compares the files themselves."""
+    url = "https://github.com/owner/name"
+    texts = {name: generate.addressed(name, url) for name in generate.ADDRESSED}
+    assert yaml.safe_load(texts["CITATION.cff"])["repository-code"] == url
+    assert yaml.safe_load(texts["mkdocs.yml"])["repo_url"] == url
+    assert f"git clone {url} && cd name\npip install" in texts["README.md"]
+    assert f"\nThe form is {url}/security/advisories/new.\n" in texts["SECURITY.md"]
+    for name in generate.ADDRESSED:
+        without = generate.addressed(name, "")
+        assert url not in without and texts[name].count(url) == 1
+        assert texts[name].replace(next(line for line in texts[name].splitlines(True) if url in line), "") == without
+
+
+def test_a_release_is_refused_until_its_address_and_its_day_are_filled_in(tmp_path):
+    workflow = yaml.safe_load((ROOT / ".github/workflows/publish.yml").read_text())
+    check = next(step["run"] for step in workflow["jobs"]["build"]["steps"] if "CHANGELOG.md" in step.get("run", ""))
+    environment = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "owner/name"}
+    filled = {"setup.py": ('REPOSITORY = ""', 'REPOSITORY = "https://github.com/owner/name"')}
+    filled["CHANGELOG.md"] = ("YYYY-MM-DD", "2027-01-31")
+
+    def code(tag: str, *names: str) -> int:
+        for file, (blank, value) in filled.items():
+            text = (ROOT / file).read_text()
+            (tmp_path / file).write_text(text.replace(blank, value) if file in names else text)
+        env = os.environ | environment | {"GITHUB_REF_NAME": tag}
+        return subprocess.run(["bash", "-e", "-c", check], cwd=tmp_path, env=env).returncode
+
+    assert code("v0.1.0", *filled) == 0
+    assert all(code("v0.1.0", name) for name in filled) and code("v0.1.1", *filled)
+
+
 def test_versions_agree():
     namespace = {}
     exec((ROOT / "fspo_verl/__init__.py").read_text(), namespace)
@@ -114,7 +152,7 @@ def test_versions_agree():
 
 def test_the_block_of_settings_leaves_the_loss_to_the_group():
     """A reader who pastes it trains what the group alone trains, with several optimiser steps per rollout."""
-    block = yaml.safe_load(re.search(r"```yaml\n(.*?)```", (ROOT / "docs/settings.md").read_text(), re.DOTALL)[1])
+    block = yaml.safe_load(re.search(r"```yaml\n(.*?)```", (ROOT / "docs/configuration.md").read_text(), re.DOTALL)[1])
     actor = block["actor_rollout_ref"]["actor"]
     assert block["defaults"][1:] == [{"algorithm.policy_loss": "fspo"}, "_self_"]
     assert set(actor) == {"ppo_mini_batch_size"} and block["data"]["train_batch_size"] > actor["ppo_mini_batch_size"]
@@ -154,6 +192,15 @@ def test_the_noise_that_others_quote_is_that_of_the_page_on_noise():
     sigma_8b, outside_8b = re.search(r"\| bf16, packed, dynamic \| ([\d.]+) \| (\d+%) ", noise).groups()
     assert doctor._BF16_SIGMA == (float(on_a_cpu), float(sigma_8b))
     assert f"before any update, {outside_8b} of the responses of a random model of 8B shape" in words("scripts")
+
+
+def test_what_the_pages_say_of_the_cost_is_what_was_recorded():
+    rows = {row["trained by"]: row for row in bench("step")}
+    (call,) = re.findall(r"^\+([\d.]+) ms", rows["fspo"]["a call of ppo_loss"])
+    assert f"takes {call} ms more than GSPO's" in words("method") and f"{float(call):.0f} ms" in readme()
+    assert f"has 512 calls per GPU, {float(call) * 512 / 1000:.1f} s" in words("method") and float(call) < 0.02 * 250
+    low, high = map(float, re.search(r"\[(-?[\d.]+), \+([\d.]+)\]", rows["fspo"]["the whole step"]).groups())
+    assert low < 0 < high  # no difference of a whole step is shown
 
 
 @pytest.mark.long

@@ -145,6 +145,10 @@ def test_wheel_and_its_removal(environment, wheel):
     assert probe(environment) == WITHOUT
 
 
+def test_the_wheel_needs_no_other_package_of_this_repository(wheel):
+    assert not [name for name, content in contents(wheel).items() if b"fspo_verl_cpu" in content]
+
+
 def _demo_needs_neither_verl_nor_an_extra(environment):
     absent = ("verl", "torch", "pandas", "scipy", "matplotlib", "jinja2")
     code = (

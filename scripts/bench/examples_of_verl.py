@@ -5,9 +5,9 @@
     git clone https://github.com/verl-project/verl && git -C verl checkout 1dda039b9
     python scripts/bench/examples_of_verl.py verl                  # also --loss observed, or --loss none
 
-Each script of ``examples`` runs unedited in a copy of the checkout, but for those of supervised training. Programs that
-write or download are stubs. Python is one, too: it notes the command of the training. The doctor then starts verl's main
-of that checkout, which ends before Ray.
+Each script of ``examples`` but those of supervised training runs unedited in a copy of the checkout. Programs that
+write or download are stubs. Python is one, too: it notes the command of the training. The doctor then starts verl's
+main of that checkout, which ends before Ray.
 """
 
 import argparse

@@ -163,7 +163,7 @@ def measure(rows: int, width: int, losses: list[str], rounds: int, device: str) 
 
 
 def table(sizes=("8x512", "128x8192", "64x32768", "512x8192"), rounds: int = ROUNDS) -> pd.DataFrame:
-    """The table of docs/method.md: fspo with the quartiles of its time, verl's losses as multiples of it."""
+    """The table of scripts/bench/README.md: fspo with the quartiles of its time, verl's losses as multiples of it."""
     rows = {}
     for size in sizes:
         found = measure(*map(int, size.split("x")), LOSSES, rounds, "cpu").set_index("loss")

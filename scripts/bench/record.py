@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs benches and keeps their tables in records.json, from which scripts/docs/generate.py writes those of docs/.
+"""Runs benches and keeps their tables in records.json, from which scripts/docs/generate.py writes those of pages.
 
 python scripts/bench/record.py target_clip_rate                       # a minute
 VERL_PLATFORM=cpu python scripts/bench/record.py noise                # a quarter of an hour

@@ -70,7 +70,7 @@ def median_and_interval(values: np.ndarray) -> tuple[float, float, float]:
 
 
 def table(blocks: int = 40, output: Path = OUTPUT) -> pd.DataFrame:
-    """The table of docs/method.md."""
+    """The table of scripts/bench/README.md."""
     steps = train(output, blocks).set_index(["block", "arm"])
     rows = {}
     for arm in ARMS:

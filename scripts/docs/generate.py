@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writes what follows from the code in docs/: configuration.md, commands.md, and the tables of scripts/bench/record.py.
+"""Writes what follows from the code: configuration.md, commands.md, the tables of scripts/bench/record.py, the address.
 
   python scripts/docs/generate.py            write them
   python scripts/docs/generate.py --check    exit with 1 if they differ from the code
@@ -25,12 +25,40 @@ _HEAD = "<!-- Written by scripts/docs/generate.py from the code; do not edit. --
 
 
 def pages() -> dict[str, str]:
-    """Name of each generated page -> its text."""
-    texts = {"configuration.md": configuration(), "commands.md": f"{commands()}\n\n{checks()}"}
+    """Path of each file that is generated, or holds something generated -> its text."""
+    texts = {"docs/configuration.md": configuration(), "docs/commands.md": f"{commands()}\n\n{checks()}"}
     written = {name: f"{_HEAD}{text.strip()}\n" for name, text in texts.items()}
-    others = {file.name: file.read_text() for file in (ROOT / "docs").glob("*.md") if file.name not in written}
+    handwritten = [*(ROOT / "docs").glob("*.md"), ROOT / "scripts/bench/README.md"]
+    others = {str(file.relative_to(ROOT)): file.read_text() for file in handwritten}
     records = json.loads((ROOT / "scripts/bench/records.json").read_text())
-    return written | {name: measured(text, records) for name, text in others.items()}
+    tables = {name: measured(text, records) for name, text in others.items() if name not in written}
+    return written | tables | {name: addressed(name, repository()) for name in ADDRESSED}
+
+
+# --- the address -----------------------------------------------------------------------------------------------------
+
+# File -> its line with the address, and the line before which that stands.
+ADDRESSED = {
+    "README.md": ("git clone {url} && cd {name}", 'pip install ".[report]"'),
+    "CITATION.cff": ("repository-code: {url}", "license:"),
+    "mkdocs.yml": ("repo_url: {url}", "theme:"),
+    "SECURITY.md": ("The form is {url}/security/advisories/new.", "Leave time"),
+}
+
+
+def repository() -> str:
+    """Return the address of the public repository, from setup.py; empty while there is none."""
+    return re.search(r'^REPOSITORY = "(.*)"$', (ROOT / "setup.py").read_text(), re.MULTILINE)[1]
+
+
+def addressed(name: str, url: str) -> str:
+    """Return the text of a file with its line for this address; without such a line if the address is empty."""
+    line, following = ADDRESSED[name]
+    text = re.sub(rf"^{line.split('{')[0]}.*\n", "", (ROOT / name).read_text(), flags=re.MULTILINE)
+    if not url:
+        return text
+    before, start, after = text.partition(f"\n{following}")
+    return f"{before}\n{line.format(url=url, name=url.rsplit('/')[-1])}{start}{after}"
 
 
 # --- tables of benches -----------------------------------------------------------------------------------------------
@@ -62,14 +90,17 @@ def configuration() -> str:
         "# Configuration",
         "All fields lie under `actor_rollout_ref.actor.policy_loss`. S is the log importance-sampling ratio of a "
         "response, L its length in tokens. Bad values are refused before Ray starts; verl refuses unknown fields.",
-        "## The clip band (fspo, and fixed_band as one of its members)",
+        "## The clip range (fspo, and fixed_band as one of its members)",
         fields("fspo_verl/band.py", "Band"),
         "## An eps that follows a clip rate",
         fields("fspo_verl/adaptive.py", "AdaptiveBand"),
         "## What is measured (fspo, and every observed loss)",
         fields("fspo_verl/config.py", "Observation"),
+        "## What is not a field of the range",
+        markdown_table(("setting", "source"), _SOURCES.items()),
         "## What each option of the group sets",
-        "`algorithm.policy_loss=NAME` on any verl config selects one of these files.",
+        "`algorithm.policy_loss=NAME` on any verl config selects one of these files. In a file of your own:",
+        _FILE,
     ]
     for file in sorted(losses.glob("*.yaml")):
         text = file.read_text().removeprefix("# @package _global_\n#\n").removeprefix("# @package _global_\n")
@@ -77,14 +108,45 @@ def configuration() -> str:
     return "\n\n".join(parts)
 
 
+# Where the values come from that no field documents.
+_SOURCES = {
+    "S is of the whole response, without 1/L": 'abstract: "we clip the sequence log-IS ratio"',
+    "`loss_agg_mode`": "this project: responses count alike, with w·A",
+    "10% clipped, at which `calibrate` aims": "this project; the authors' clip rates are not known",
+    "advantage estimator, learning rate, batch, lengths, KL": "not known; the scripts follow verl's GSPO example",
+    "Qwen3-8B-Base": 'abstract: "the largest gains"',
+    "Qwen3-1.7B-Base; MATH500, AIME24, AIME25": "public reviews; how they sample is not known",
+    "length reweighting error (LRE)": "abstract, without a formula; ours is in [Measure](measure.md#the-sentence)",
+    "`gspo`": "[its paper](https://arxiv.org/abs/2507.18071)",
+    "`grpo`": "verl's defaults",
+    "`fixed_band`": "verl's range, without a dual clip; that of the paper's baseline is not known",
+}
+# A file that trains what the group alone trains.
+_FILE = """
+```yaml
+defaults:
+  - ppo_trainer
+  - algorithm.policy_loss: fspo
+  - _self_
+data:
+  train_batch_size: 512
+actor_rollout_ref:
+  actor:
+    ppo_mini_batch_size: 128  # four steps per rollout
+```
+""".strip()
+
+
 def fields(source: str, name: str) -> str:
-    """A table of the fields of a dataclass, from the text below each."""
+    """Return a table of the fields of a dataclass, from the text below each; a column for sources if it names any."""
     body = _definition(ROOT / source, name).body
     rows = []
     for field, text in zip(body, body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            rows.append(f"| `{field.target.id}` | {_default(field.value)} | {markdown(text.value.value)} |")
-    return "\n".join(["| field | default | meaning |", "|---|---|---|", *rows])
+            meaning, _, where = text.value.value.partition("Source: ")
+            cells = [f"`{field.target.id}`", _default(field.value), markdown(meaning), markdown(where)]
+            rows.append([cell.removesuffix(".") for cell in cells if cell])
+    return markdown_table(("field", "default", "meaning", "source")[: len(rows[0])], rows)
 
 
 def _definition(file: Path, name: str) -> ast.ClassDef:
@@ -101,6 +163,7 @@ def _default(value: ast.expr) -> str:
 def markdown(text: str) -> str:
     """A docstring's reStructuredText on one line of a Markdown table."""
     text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text.replace("``", "`"))
+    text = re.sub(r"\bdocs/(\w+)\.md", r"[\1](\1.md)", text)
     return " ".join(text.split()).replace("|", r"\|")
 
 
@@ -186,15 +249,15 @@ def main() -> int:
     args = parser.parse_args()
     stale = False
     for name, text in pages().items():
-        file = ROOT / "docs" / name
+        file = ROOT / name
         if file.exists() and file.read_text() == text:
             continue
         stale = True
         if args.check:
-            print(f"docs/{name} differs from the code: python scripts/docs/generate.py", file=sys.stderr)
+            print(f"{name} differs from the code: python scripts/docs/generate.py", file=sys.stderr)
         else:
             file.write_text(text)
-            print(f"docs/{name}")
+            print(name)
     return int(stale and args.check)
 
 

@@ -9,7 +9,6 @@ checked.
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -267,17 +266,3 @@ def test_what_the_doctor_refuses_does_not_start(run, tmp_path):
     done, calls = run(QWEN, RUN_DIR=str(tmp_path / "run"), code=1)
     assert done.returncode == 1 and "not started" in done.stderr and not (tmp_path / "run").exists()
     assert [call[2] for call in calls] == ["doctor"]
-
-
-@pytest.mark.parametrize("checkout", [None, os.environ.get("VERL_CHECKOUT")])
-def test_the_patch_adds_the_script_of_the_recipe_to_verl(checkout, tmp_path):
-    """VERL_CHECKOUT names a folder with verl's main; an empty one takes the new files alone."""
-    recipe = SCRIPTS.parent / "recipe"
-    script = recipe / "fspo/run_qwen3_8b_fsdp.sh"
-    new_files = [] if checkout else ["--exclude=docs/index.rst"]
-    folder = tmp_path / "verl"
-    shutil.copytree(checkout, folder, symlinks=True) if checkout else folder.mkdir()
-    subprocess.run(["git", "init", "--quiet", folder], check=True)
-    subprocess.run(["git", "apply", *new_files, recipe / "verl.patch"], cwd=folder, check=True)
-    assert (folder / "examples/fspo_trainer" / script.name).read_text() == script.read_text()
-    assert checkout is None or "algo/fspo.md" in (folder / "docs/index.rst").read_text()

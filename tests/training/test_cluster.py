@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from small_training import MAIN, write_task
 from small_training import overrides as small_overrides
-from small_training import write_task
 
 from fspo_verl import cli
 from fspo_verl.observe.attempts import newest, parts
@@ -85,7 +85,7 @@ def test_a_lost_worker_ends_a_launch_and_the_next_one_trains_on_both_nodes(nodes
 
     def launched(steps: int, metrics: Path) -> tuple[subprocess.Popen, Path]:
         command = [
-            *(sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", "fspo_cpu", "algorithm.policy_loss=fspo"),
+            *(*MAIN, "algorithm.policy_loss=fspo"),
             *small_overrides(tmp_path, untrained_model),
             f"actor_rollout_ref.actor.policy_loss.records_dir={tmp_path / 'run/records'}",
             *("trainer.nnodes=2", "trainer.n_gpus_per_node=1", f"trainer.total_training_steps={steps}"),

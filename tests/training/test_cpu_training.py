@@ -13,7 +13,7 @@ import live_reference
 import numpy as np
 import pandas as pd
 import pytest
-from small_training import cpu_overrides, write_task
+from small_training import MAIN, cpu_overrides, write_task
 from small_training import overrides as small_overrides
 from transformers import AutoModelForCausalLM
 
@@ -35,10 +35,7 @@ RECIPE = [
     "actor_rollout_ref.actor.use_kl_loss=true",
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=2",
 ]
-VLLM = [
-    *(sys.executable, "-m", "verl.trainer.main_ppo", "--config-name", "fspo_cpu"),
-    *("algorithm.policy_loss=fspo", "cpu_rollout=vllm"),
-]
+VLLM = [*MAIN, "algorithm.policy_loss=fspo", "cpu_rollout=vllm"]
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="needs requirements/cpu-vllm.txt")
 
 
