@@ -35,7 +35,7 @@ def test_an_import_of_verl_brings_in_nothing_but_the_plugin_and_wrapt():
     sees, without = (
         set(json.loads(python("-c", MODULES, VERL_USE_EXTERNAL_PLUGINS=plugins).stdout)) for plugins in ("auto", "none")
     )
-    own = {"fspo_verl", "fspo_verl.plugin", "fspo_verl.verl_patches"}
+    own = {"fspo_verl", "fspo_verl.keys", "fspo_verl.plugin", "fspo_verl.verl_patches"}
     others = ("wrapt", "_wrapt", "fspo_verl_cpu")
     assert {name for name in sees - without if name.split(".")[0] not in others} == own
 

@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -140,15 +140,20 @@ def judge(module: str, arguments: list[str]) -> list[Finding]:
     return [error(what, last.removesuffix("."), "correct it, or name a main of verl", id="composition")]
 
 
-def hand_back(find: Callable[[], Iterable[Finding]]) -> NoReturn:
+def hand_back(config: DictConfig | None, problem: Exception | None = None) -> NoReturn:
     """End this process, a launch that a doctor has started, and tell the doctor what was found.
 
     The first answer counts. Whatever goes wrong, nothing of the launch runs after this.
+
+    Args:
+        config: with which it would go on, as far as it is known.
+        problem: why Hydra has composed none.
     """
     try:
         answer = Path(os.environ[EXAMINE])
         if not answer.exists():
-            text = json.dumps([dataclasses.asdict(one) for one in find()])
+            found = examine(config) if problem is None else [not_composed(problem)]
+            text = json.dumps([dataclasses.asdict(one) for one in found])
             output.write_whole([(answer, text.encode())])
     except BaseException as problem:  # the doctor shows it
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr, flush=True)

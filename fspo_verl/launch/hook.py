@@ -61,12 +61,17 @@ def has_composed() -> bool:
 
 def refused_to_compose(problem: Exception, is_asked: bool) -> None:
     """Hydra composes no config, and raises this problem."""
+    _end_if_examined(None, problem)
+    if is_asked:
+        Start().note(REFUSED)
+
+
+def _end_if_examined(config: DictConfig | None, problem: Exception | None = None) -> None:
+    """End this process where the doctor has started it, which is told what its checks find."""
     if os.environ.get(EXAMINE):
         from fspo_verl.launch import doctor
 
-        doctor.hand_back(lambda: [doctor.not_composed(problem)])
-    if is_asked:
-        Start().note(REFUSED)
+        doctor.hand_back(config, problem)
 
 
 def begin(place: str, config: DictConfig | None) -> None:
@@ -80,10 +85,7 @@ def begin(place: str, config: DictConfig | None) -> None:
         ValueError: it would train another loss than is asked for.
     """
     global _start
-    if os.environ.get(EXAMINE):
-        from fspo_verl.launch import doctor
-
-        doctor.hand_back(lambda: doctor.examine(_start.composed if config is None else config))
+    _end_if_examined(_start.composed if config is None else config)
     if place in _start.places or (place == FIRST and _start.places):
         _start = Start()
     is_seen = bool(_start.places)
@@ -131,10 +133,7 @@ def at_the_logger(config: Mapping) -> None:
     whole = OmegaConf.create()
     with _never_ending_the_launch(_NOT_LOOKED_AT):
         whole = config if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
-    if os.environ.get(EXAMINE):
-        from fspo_verl.launch import doctor
-
-        doctor.hand_back(lambda: doctor.examine(whole))
+    _end_if_examined(whole)
     launch = Launch(whole)
     where = launch.get(RECORDS_DIR), str(launch.checkpoints)
     known = [one for one in receipts() if (one.records, one.run) == where]  # from the driver
