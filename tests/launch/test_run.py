@@ -404,6 +404,20 @@ def test_a_launch_is_counted_once_whether_its_main_or_the_trainers_logger_is_see
     assert code == 0 and "2 launches took fspo" in err and err.count(" launches ") == 1
 
 
+def test_a_config_that_is_launched_again_is_another_launch(launch, monkeypatch, tmp_path):
+    """Each calls two functions of verl; a change of the config is checked wherever it is seen first."""
+    (tmp_path / "receipt").touch()
+    monkeypatch.setenv(starts.RECEIPT, str(tmp_path / "receipt"))
+    config = launch(f"{GROUP}=fspo")
+    for place in 2 * (hook.FIRST, "get_ppo_ray_runtime_env"):
+        hook.begin(place, config)
+    assert [one.state for one in starts.receipts()] == [starts.LAUNCHED] * 2
+    OmegaConf.update(config, f"{POLICY_LOSS}.loss_mode", "gspo")
+    for place in ("get_ppo_ray_runtime_env", hook.FIRST, "get_ppo_ray_runtime_env"):
+        with pytest.raises(ValueError, match=f"{OVERRIDES} asks for {GROUP}=fspo"):
+            hook.begin(place, config)
+
+
 def test_a_launch_that_is_refused_is_said_to_be(command):
     code, _, err = command(f"train {POLICY_LOSS}.nonsense=1\nexit 3")
     assert code == 3 and "1 launch refused, see above" in err and "no launch took" not in err
