@@ -111,7 +111,7 @@ def split_command(launch: list[str]) -> tuple[str, list[str]]:
 
 
 def judge(module: str, arguments: list[str]) -> list[Finding]:
-    """All findings about the launch."""
+    """A main that ends before it hands over a config to verl or starts Ray; or else what the main's process finds."""
     with tempfile.TemporaryDirectory(prefix="fspo_verl_doctor_") as folder:
         answer, said = Path(folder, "findings.json"), Path(folder, "said")
         env = os.environ | {EXAMINE: str(answer), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -170,7 +170,7 @@ def not_composed(problem: Exception) -> Finding:
 
 
 def examine(config: DictConfig | None) -> list[Finding]:
-    """All findings about a launch, in the process that would go on with this config."""
+    """A launch that trains no policy, or of several jobs; and what all checks find of its config."""
     from fspo_verl.launch import asked, checks
 
     launch = Launch(OmegaConf.create() if config is None else config)
