@@ -73,7 +73,8 @@ def _run(command: list[str], env: dict[str, str], warn: Callable[[], None]) -> i
     """The exit code of a command, which gets the signals of this process; ``warn`` is called once, after a while."""
     signals, timeout = {*_SIGNALS, signal.SIGCHLD}, _PATIENCE
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    inherited = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, no end of a command is told
+    # Where it is ignored, no end of a command is told. None is a handler that Python has not installed.
+    inherited = signal.signal(signal.SIGCHLD, signal.SIG_DFL) or signal.SIG_DFL
 
     def as_without_run() -> None:
         signal.signal(signal.SIGCHLD, inherited)
