@@ -39,6 +39,7 @@ from fspo_verl.band import Band
 from fspo_verl.findings import ERROR, NOTE, SEVERITIES, WARNING, Finding
 from fspo_verl.keys import ACTOR, EXAMINE, GROUP, OVERRIDES, POLICY_LOSS
 from fspo_verl.launch import hydra_files, installation
+from fspo_verl.launch.starts import RECEIPT
 from fspo_verl.launch.view import Launch, check, error, note, warning
 from fspo_verl.observe.noise import EPS_IN_SIGMA
 
@@ -114,7 +115,8 @@ def judge(module: str, arguments: list[str]) -> list[Finding]:
     """A main that ends before it hands over a config to verl or starts Ray; or else what the main's process finds."""
     with tempfile.TemporaryDirectory(prefix="fspo_verl_doctor_") as folder:
         answer, said = Path(folder, "findings.json"), Path(folder, "said")
-        env = os.environ | {EXAMINE: str(answer), "PYTHONDONTWRITEBYTECODE": "1"}
+        # A `run` around the doctor is not to count what it starts.
+        env = os.environ | {EXAMINE: str(answer), RECEIPT: "", "PYTHONDONTWRITEBYTECODE": "1"}
         with said.open("wb") as out:
             child = subprocess.Popen(
                 [sys.executable, "-c", _CHILD, module, *arguments],

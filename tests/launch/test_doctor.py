@@ -24,8 +24,9 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 
 from fspo_verl import cli, findings
 from fspo_verl.findings import Finding
-from fspo_verl.keys import ACTOR, POLICY_LOSS
+from fspo_verl.keys import ACTOR, OVERRIDES, POLICY_LOSS
 from fspo_verl.launch import checks, doctor, hook
+from fspo_verl.launch.starts import RECEIPT
 from fspo_verl.launch.view import Launch
 from fspo_verl.observe import attempts
 
@@ -324,14 +325,17 @@ MAINS = {  # of a user's own, which call none of verl's functions: what they imp
 
 
 @pytest.fixture
-def started(tmp_path, monkeypatch):
-    """``doctor.judge`` of a main in this folder, which stays as it is."""
+def started(tmp_path, tmp_path_factory, monkeypatch):
+    """``doctor.judge`` of a main in this folder, which stays as it is; below a ``run``, which is told of no launch."""
     monkeypatch.chdir(tmp_path)
+    (receipt := tmp_path_factory.mktemp("run") / "receipt").touch()
+    monkeypatch.setenv(RECEIPT, str(receipt))
+    monkeypatch.setenv(OVERRIDES, SELECT)
 
     def judged(text: str, *arguments: str) -> dict[str, Finding]:
         (tmp_path / "own_main.py").write_text(text)
         found = doctor.judge("own_main", [*arguments])
-        assert [path.name for path in tmp_path.iterdir()] == ["own_main.py"]
+        assert [path.name for path in tmp_path.iterdir()] == ["own_main.py"] and receipt.read_text() == ""
         return {one.id: one for one in found}
 
     return judged
