@@ -106,6 +106,11 @@ def receipts(path: str | None = None, start: int = 0) -> list[Receipt]:
         for line in file.read().decode(errors="replace").splitlines():
             with contextlib.suppress(ValueError, TypeError):
                 receipt = Receipt(**json.loads(line))
+                before = found.get(receipt.id, receipt)
+                if not receipt.rest:  # of a worker: the driver alone knows what was added
+                    receipt = dataclasses.replace(
+                        receipt, added=before.added, left_out=before.left_out, rest=before.rest
+                    )
                 found[receipt.id] = receipt
     return [*found.values()]
 
