@@ -2,23 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of a run's records: its attempts, names of its files, and which steps are incomplete.
 
-Each training that writes there is an attempt with a folder of its own, ``attempt-0001-RUN``, so that it overwrites
-nothing: not where it goes on from a checkpoint, and not where two train at once. The newest attempt counts from the
-step on at which it began. Empty files beside its records mark where an attempt began and ended. ``run.json`` says
-whose records they are; a launch with other checkpoints is refused.
+Each launch that records there is an attempt with a folder of its own, ``run-CHECKPOINTS/attempt-START-TOKEN``, which
+the driver names before Ray starts. It overwrites nothing: not where it resumes, and not where two train at once.
+Attempts with one folder of checkpoints are one run, of which the newest counts from the step on at which it began.
+Empty files beside its records mark where an attempt began and ended.
 """
 
 import contextlib
 import hashlib
-import itertools
-import json
 import math
 import os
 import re
-import time
+import secrets
 import warnings
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,18 +28,16 @@ MARKS = BEGAN, FINISHED, LIMITED = ("from", "finished", "limited")
 come to; and the last one that a rank has recorded, where ``records_limit_mb`` stopped it."""
 MOST_BEHIND_LINKS = 1000
 """Folders behind links that are searched for files of a run."""
-_ATTEMPT = re.compile(r"attempt-(\d+)-([0-9a-f]+)")
+_ATTEMPT = re.compile(r"attempt-\d[\w-]*")
 _RECORD = re.compile(r"step-(\d+)-rank-(\d+)\.parquet")
 _MARK = re.compile(rf"({'|'.join(MARKS)})-(\d+)")
-_OWNER = "run.json"
 
 
 class Part(NamedTuple):
     """A file of records, with what its metadata says of the attempt; an older file, or a damaged one, says nothing."""
 
     folder: Path  # of the run's records
-    number: int  # of the attempt; 0 for an older file, which is in no folder of one
-    run: str  # whose attempt it is; "" for an older file
+    attempt: str  # the name of its folder, later ones sort later; "" for a file that is in none
     step: int
     rank: int
     file: Path
@@ -57,8 +54,7 @@ def parts(folder: str | Path) -> list[Part]:
     files: list[Part] = []
     steps: defaultdict[tuple, list[int]] = defaultdict(list)  # by attempt, and what names them
     for place, names in walk(Path(folder)):
-        name = _ATTEMPT.fullmatch(place.name)
-        attempt = (place.parent, int(name[1]), name[2]) if name else (place, 0, "")
+        attempt = (place.parent, place.name) if _ATTEMPT.fullmatch(place.name) else (place, "")
         for match in filter(None, map(_MARK.fullmatch, names)):
             steps[attempt, match[1]].append(int(match[2]))
         for match in filter(None, map(_RECORD.fullmatch, names)):
@@ -69,11 +65,11 @@ def parts(folder: str | Path) -> list[Part]:
     began = {one: min(steps[one, BEGAN] or steps[one, RECORD], default=math.inf) for one in attempts}
     ends, limits = {}, {}
     for attempt in attempts:
-        folder, *order = attempt
-        later = [first for (other, *of), first in began.items() if other == folder and of > order]
+        folder, name = attempt
+        later = [first for (other, of), first in began.items() if other == folder and of > name]
         ends[attempt] = min([*later, *(last + 1 for last in steps[attempt, FINISHED])], default=math.inf)
         limits[attempt] = min((step for step in steps[attempt, LIMITED] if step < ends[attempt] - 1), default=math.inf)
-    return sorted(part._replace(end=ends[part[:3]], limit=limits[part[:3]]) for part in files)
+    return sorted(part._replace(end=ends[part[:2]], limit=limits[part[:2]]) for part in files)
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
@@ -111,23 +107,27 @@ def files_below(folder: Path) -> list[Path]:
     return sorted(place / name for place, names in walk(folder) for name in names if (place / name).is_file())
 
 
-def attempt(folder: Path, run: str) -> Path:
-    """The folder of what a training records below the folder of its run; made by the first of its processes that asks.
+def new(folder: str | Path, checkpoints: Path | None) -> Path:
+    """The folder of another attempt of the run with these checkpoints, not made yet; a later one sorts after it.
 
     Args:
-        run: an identity that all processes of the training share, and no other has.
-
-    Raises:
-        OSError: it cannot be made.
+        folder: of records. A folder of an attempt is kept while nothing is in it; else another one beside it is named.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    name = hashlib.blake2b(run.encode(), digest_size=4).hexdigest()
-    matches = filter(None, (_ATTEMPT.fullmatch(made.name) for made in folder.iterdir()))
-    made = sorted((int(match[1]), match[2]) for match in matches)
-    number = next((number for number, of in made if of == name), made[-1][0] + 1 if made else 1)
-    own = folder / f"attempt-{number:04d}-{name}"
-    own.mkdir(exist_ok=True)
-    return own
+    folder = Path(folder)
+    if is_attempt(folder):
+        if not folder.exists():
+            return folder
+        run = folder.parent
+    else:
+        name = hashlib.blake2b(str(checkpoints and checkpoints.resolve()).encode(), digest_size=4).hexdigest()
+        run = folder / f"run-{name}"
+    start = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S-%f")
+    return run / f"attempt-{start}-{secrets.token_hex(2)}"
+
+
+def is_attempt(folder: str | Path) -> bool:
+    """Whether a folder has the name of an attempt."""
+    return _ATTEMPT.fullmatch(Path(folder).name) is not None
 
 
 def newest(files: Sequence[Part]) -> list[Part]:
@@ -143,10 +143,10 @@ def limited_after(files: Sequence[Part]) -> int | None:
 
 def missing_steps(files: Sequence[Part]) -> int:
     """Of how many steps of the attempts of :func:`newest` a file is missing or damaged."""
-    of_run: defaultdict[str, list[Part]] = defaultdict(list)
+    of_attempt: defaultdict[str, list[Part]] = defaultdict(list)
     for part in files:  # the files of one attempt may lie on the disks of several nodes
-        of_run[part.run].append(part)
-    return sum(map(_missing_steps, of_run.values()))
+        of_attempt[part.attempt].append(part)
+    return sum(map(_missing_steps, of_attempt.values()))
 
 
 def _missing_steps(attempt: list[Part]) -> int:
@@ -167,58 +167,3 @@ def _missing_steps(attempt: list[Part]) -> int:
         if limit == math.inf and latest.step not in whole | damaged:
             due -= 1  # it may still be written
     return max(due - len(whole), 0)
-
-
-def claim(folder: Path, checkpoints: Path) -> None:
-    """Give the folder to the run with these checkpoints; of two that start at once one gets it.
-
-    Raises:
-        ValueError: it is that of another run; names a free one.
-        OSError: it cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (reason := why_taken(folder, checkpoints)):
-        with contextlib.suppress(FileExistsError), (folder / _OWNER).open("x") as file:
-            json.dump({"checkpoints": str(checkpoints.resolve())}, file)
-        reason = why_taken(folder, checkpoints)  # another may have been faster
-    if reason:
-        one = "one folder is for the records of one run"
-        raise ValueError(f"records_dir={folder} is taken: {reason}; {one}; records_dir={free(folder)}")
-
-
-def why_taken(folder: Path, checkpoints: Path) -> str | None:
-    """Why a run with these checkpoints must not write to a folder; None if it may."""
-    if owner := _owner(folder):
-        other = owner != str(checkpoints.resolve())
-        return f"it is that of another run, with checkpoints in {owner}" if other else None
-    return "it holds records that no run has claimed" if parts(folder) else None
-
-
-def of_the_run(folder: Path, checkpoints: Path, step: int) -> Path | None:
-    """The newest of the folders in this one whose run has these checkpoints and has recorded until a step, or beyond.
-
-    One that began anew, and ended before it had a checkpoint of that step, is passed over. None where none is left.
-    """
-    for own in sorted(folder.glob("*"), reverse=True):
-        is_far = max((part.step for part in parts(own)), default=-1) >= step
-        if is_far and _owner(own) == str(checkpoints.resolve()):
-            return own
-    return None
-
-
-def _owner(folder: Path) -> str | None:
-    """The folder of checkpoints of the run that owns the folder; None where nobody owns it."""
-    for _ in range(50):  # another may be about to write it; cut off, it is nobody's
-        try:
-            return json.loads((folder / _OWNER).read_text())["checkpoints"]
-        except (FileNotFoundError, KeyError, TypeError):
-            return None
-        except ValueError:
-            time.sleep(0.1)
-    return None
-
-
-def free(folder: str | Path) -> str:
-    """A folder beside this one that is not there."""
-    names = (f"{str(folder).rstrip('/')}-{number}" for number in itertools.count(2))
-    return next(name for name in names if not Path(name).exists())

@@ -5,8 +5,6 @@
 pandas and pyarrow are imported where a run writes records, and nowhere else.
 """
 
-import functools
-import uuid
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -98,7 +96,7 @@ def _writer(config, micro_batch: MicroBatch | None, loss: str, band: Band | None
     freq, last = observation.records_freq, getattr(config.get("optim"), "total_training_steps", None) or -1
     try:
         _WRITERS[path] = RecordWriter(
-            *(path, settings, _run()),
+            *(path, settings),
             began=micro_batch.step,
             freq=freq,
             limit_bytes=observation.records_limit_mb * 2**20,
@@ -109,18 +107,3 @@ def _writer(config, micro_batch: MicroBatch | None, loss: str, band: Band | None
             f"records_dir={path} cannot be written on this machine: {error}. Choose another, or records_dir=null"
         ) from error
     return _WRITERS[path]
-
-
-@functools.cache
-def _run() -> str:
-    """An identity that all ranks of a training share, and no other training has.
-
-    The first rank that asks says its own to all. A launch would be no identity: several trainings may share a process
-    and a session of Ray, as those of ``--multirun`` do. Each has workers of its own.
-    """
-    from torch.distributed import distributed_c10d
-
-    own = uuid.uuid4().hex
-    if torch.distributed.is_initialized():
-        return distributed_c10d._get_default_store().compare_set("fspo_verl/run", "", own).decode()
-    return own

@@ -81,9 +81,8 @@ class RecordWriter:
     """Writes the records of one rank.
 
     Args:
-        folder: created if missing; the files go into a folder of the attempt in it.
+        folder: of this attempt; created if missing.
         settings: stored with every file.
-        run: an identity that all ranks of a training share, and no other training has.
         began: the first training step, recorded or not.
         freq: of so many training steps one is handed in.
         limit_bytes: total size of the files after which nothing more is written.
@@ -97,14 +96,14 @@ class RecordWriter:
         self,
         folder: str | Path,
         settings: RunSettings,
-        run: str,
         began: int,
         freq: int = 1,
         limit_bytes: float = 2**30,
         last_step: int | None = None,
     ):
         self.freq, self.limit_bytes, self._last_step = freq, limit_bytes, last_step
-        self.folder = attempts.attempt(Path(folder), run)
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self.folder, buffering=0) as probe:
             probe.write(b"0")
         self._settings = json.dumps(settings.to_json())

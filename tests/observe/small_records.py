@@ -7,6 +7,7 @@ import os
 import sys
 import time
 import uuid
+from pathlib import Path
 
 import numpy as np
 
@@ -38,8 +39,15 @@ def add(writer, step, mini_batch=0, rank=0, ranks=1, rows=4, seed=0, values=None
     writer.add(values or columns(rows, seed), where)
 
 
+def attempt(folder, run):
+    """The folder of a training, named so that later ones sort later."""
+    made = sorted(Path(folder).glob("attempt-*"))
+    own = (one for one in made if one.name.endswith(f"-{run}"))
+    return next(own, Path(folder) / f"attempt-{len(made) + 1:04d}-{run}")
+
+
 def opened(folder, run="run", began=1, settings=SETTINGS, **kwargs):
-    return RecordWriter(folder, settings, run, began, **kwargs)
+    return RecordWriter(attempt(folder, run), settings, began, **kwargs)
 
 
 def write(folder, steps, run=None, settings=SETTINGS, **kwargs):
@@ -84,25 +92,9 @@ def train_for_ever(folder):
         time.sleep(0.002)
 
 
-def record_as_a_rank(folder, rank, training, ranks=2):
-    """One of the processes of a training, which share what torch.distributed has."""
-    import torch
-
-    from fspo_verl.observe import observer
-
-    store = torch.distributed.FileStore(f"{folder}/store-{training}", ranks)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    writer = opened(folder, observer._run())
-    add(writer, 1, rank=rank, ranks=ranks)
-    writer.flush()
-    torch.distributed.barrier()
-
-
 if __name__ == "__main__":
     how, folder = sys.argv[1:]
-    if how.startswith("rank"):
-        record_as_a_rank(folder, *map(int, how.split()[1:]))
-    elif how.startswith("fork"):
+    if how.startswith("fork"):
         fork_in_a_step(folder, how.split()[1])
     else:
         {"end": end_in_a_step, "train": train_for_ever}[how](folder)

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import warnings
 from pathlib import Path
@@ -288,7 +287,7 @@ def test_the_reader_counts_what_a_full_disk_took(tmp_path, disk, case):
     trained, lost = LOST[case]
     for number, (steps, full, ranks, last_step) in enumerate(trained):
         more = {"limit_bytes": 40_000} if case == "up to a limit" else {}
-        writers = [opened(tmp_path, f"run {number}", steps[0], last_step=last_step, **more) for _ in range(ranks)]
+        writers = [opened(tmp_path, f"run{number}", steps[0], last_step=last_step, **more) for _ in range(ranks)]
         for step, (rank, writer) in itertools.product(steps, enumerate(writers)):
             disk[:] = [True] if step in full.get(rank, ()) else []
             add(writer, step, rank=rank, ranks=ranks)
@@ -306,26 +305,6 @@ def test_a_limit_that_the_last_step_reaches_is_none(tmp_path):
     add(writer, 1)
     writer.flush()
     assert read_records(tmp_path).attrs["limited_after"] is None
-
-
-def test_processes_that_start_at_once_share_the_attempt_of_their_run(tmp_path):
-    start, got = threading.Barrier(24), []
-
-    def worker(run):
-        start.wait()
-        got.append((run, attempts.attempt(tmp_path, run)))
-
-    threads = [threading.Thread(target=worker, args=(f"run-{number % 3}",)) for number in range(24)]
-    for step in (threading.Thread.start, threading.Thread.join):
-        for thread in threads:
-            step(thread)
-    assert len(got) == 24
-    for run, _ in got:
-        for rank in range(2):
-            add(writer := opened(tmp_path, run), step=1, rank=rank, ranks=2)
-            assert writer.folder in {where for of, where in got if of == run}
-            writer.flush()
-    assert read_records(tmp_path).attrs["lost"] == 0 and len(read_records(tmp_path)) == 8
 
 
 def in_a_process(how, folder):
@@ -388,57 +367,6 @@ def test_a_folder_that_cannot_be_written_fails_before_the_first_update(counted_p
 # --- which run a folder belongs to, and which of its attempts counts --------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ["another run's", "nobody's"])
-def test_a_folder_that_is_taken_is_refused_and_a_free_one_named(tmp_path, case):
-    where, own = tmp_path / "records", tmp_path / "checkpoints"
-    if case == "another run's":
-        attempts.claim(where, tmp_path / "others")
-    write(where, [1])
-    (tmp_path / "records-2").mkdir()
-    before = sorted(where.rglob("*"))
-    reason = {"another run's": f"another run, with checkpoints in {tmp_path}/others", "nobody's": "no run has claimed"}
-    with pytest.raises(ValueError, match=f"is taken: .*{reason[case]}.*; records_dir={where}-3$"):
-        attempts.claim(where, own)
-    assert sorted(where.rglob("*")) == before
-
-
-@pytest.mark.parametrize("content", ["null", "[]", "{}"])
-def test_a_file_that_names_no_owner_is_nobodys(tmp_path, content):
-    (tmp_path / "run.json").write_text(content)
-    attempts.claim(tmp_path, tmp_path / "checkpoints")
-
-
-def test_a_run_keeps_its_folder_however_often_it_starts(tmp_path):
-    for launch in range(3):
-        attempts.claim(tmp_path, tmp_path / "checkpoints")
-        write(tmp_path, [1], seed=launch)
-    assert read_records(tmp_path).log_ratio.to_numpy() == pytest.approx(columns(seed=2)["log_ratio"], rel=1e-6)
-
-
-def test_a_folder_that_another_claims_meanwhile_is_refused(tmp_path, monkeypatch):
-    look = attempts.why_taken
-
-    def another_claims(folder, checkpoints):
-        monkeypatch.setattr(attempts, "why_taken", look)
-        reason = look(folder, checkpoints)
-        attempts.claim(folder, tmp_path / "others")
-        return reason
-
-    monkeypatch.setattr(attempts, "why_taken", another_claims)
-    with pytest.raises(ValueError, match="is that of another run"):
-        attempts.claim(tmp_path / "records", tmp_path / "own")
-
-
-def test_the_ranks_of_a_training_share_an_attempt_and_two_trainings_do_not(tmp_path):
-    for training in (1, 2):
-        ranks = [in_a_process(f"rank {rank} {training}", tmp_path) for rank in range(2)]
-        assert [rank.wait() for rank in ranks] == [0, 0]
-        assert len(read_records(tmp_path)) == 2 * 4
-    files = attempts.parts(tmp_path)
-    assert [(part.number, part.rank) for part in files] == [(1, 0), (1, 1), (2, 0), (2, 1)]
-    assert len({part.run for part in files}) == 2
-
-
 # what each attempt trains and records: first step, last step, freq -> steps that count, by attempt
 RESUMED = {
     "with a larger freq": ([(1, 15, 1), (11, 30, 10)], {1: range(1, 11), 2: [20, 30]}),
@@ -457,19 +385,20 @@ def test_an_attempt_counts_from_the_step_at_which_it_resumed_recorded_or_not(cou
     trained, expected = RESUMED[case]
     for number, (first, last, freq) in enumerate(trained, 1):
         observer._WRITERS.clear()
-        observer._run.cache_clear()
-        policy_loss = FSPOPolicyLossConfig(records_dir=str(tmp_path), records_freq=freq, eps=number)
+        policy_loss = FSPOPolicyLossConfig(
+            records_dir=f"{tmp_path}/attempt-{number:04d}", records_freq=freq, eps=number
+        )
         train(counted_ppo_loss, actor_config(policy_loss=policy_loss), range(first, last + 1), CUTS["one"])
         observer.flush_records()
         microbatch._POSITION = microbatch._Position()
     counted = {}
     for part in attempts.newest(attempts.parts(tmp_path)):
-        counted.setdefault(part.number, []).append(part.step)
+        counted.setdefault(int(part.attempt[-4:]), []).append(part.step)
     assert counted == {number: list(steps) for number, steps in expected.items()}
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         assert read_records(tmp_path).attrs["lost"] == 0
-    assert any("attempt-0001-" in str(one.message) for one in warned) == (case == "anew")  # nothing of it counts
+    assert any("attempt-0001" in str(one.message) for one in warned) == (case == "anew")  # nothing of it counts
 
 
 # --- where they lie ---------------------------------------------------------------------------------------------------
