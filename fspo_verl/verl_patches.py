@@ -168,11 +168,13 @@ def compose_with(load: Callable, list_defaults: Callable) -> None:
 
 
 def _in_its_micro_batch(ppo_loss, config, model_output, data, dp_group=None):
-    """``ppo_loss`` knows prompts and mini-batch, and hands the loss tensors alone."""
+    """``ppo_loss`` knows prompts and mini-batch, and hands the loss tensors alone; it makes means of all metrics."""
     from fspo_verl.observe import microbatch
+    from fspo_verl.observe.metrics import as_sums
 
     with microbatch.entered(data, dp_group):
-        return ppo_loss(config, model_output, data, dp_group)
+        loss, metrics = ppo_loss(config, model_output, data, dp_group)
+    return loss, as_sums(metrics)
 
 
 def _at_a_weight_sync(update_weights, worker, global_steps=None, *args, **kwargs):
@@ -232,10 +234,10 @@ def _with_live_series(log, tracking, data, *args, **kwargs):
     """Divide the sums of a step where all trainers of verl log them, and give alerts."""
     from fspo_verl.analysis import alerts, live
 
-    series = live.series_or_warning(data)
-    if series:
-        alerts.say(data, kwargs.get("step", args[0] if args else None))
-    return log(tracking, {**data, **series}, *args, **kwargs)
+    logged = live.logged(data)
+    if logged is not data:
+        alerts.say(logged, kwargs.get("step", args[0] if args else None))
+    return log(tracking, logged, *args, **kwargs)
 
 
 _ENGINES = "verl.workers.engine_workers"  # every engine (FSDP, Megatron, TorchTitan) takes ppo_loss there

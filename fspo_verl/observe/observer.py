@@ -39,12 +39,12 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
         ValueError: ``records_dir`` cannot be written.
     """
     micro_batch = microbatch.current()
-    mini_batch, on_policy = 0, False
+    on_policy, step_rows = False, None
     if micro_batch is not None:
         columns = columns | micro_batch.columns(tokens[0])
-        mini_batch = micro_batch.mini_batch
+        step_rows = micro_batch.step_rows
         # Whether the weights of this call are those of the old log-probs, as far as that is known.
-        on_policy = mini_batch == 0 and not micro_batch.from_rollout
+        on_policy = micro_batch.mini_batch == 0 and not micro_batch.from_rollout
     observation = config.policy_loss
     writer = _writer(config, micro_batch, loss, band)
     if writer is not None and micro_batch is not None and micro_batch.step % observation.records_freq == 0:
@@ -56,7 +56,8 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
         columns = to_numpy(columns)
     length_bins = observation.get("length_bins") or metrics.LENGTH_BINS
     rows = config.global_batch_info.get("global_batch_size") or len(columns["length"])
-    return columns, metrics.metrics(columns, length_bins, rows, mini_batch, on_policy)
+    ranks = config.global_batch_info.get("dp_size") or 1
+    return columns, metrics.metrics(columns, length_bins, on_policy, rows, ranks, step_rows)
 
 
 _WRITERS: dict[str, "RecordWriter"] = {}  # by folder
