@@ -178,29 +178,35 @@ def _in_its_micro_batch(ppo_loss, config, model_output, data, dp_group=None):
 
 
 def _at_a_weight_sync(update_weights, worker, global_steps=None, *args, **kwargs):
-    """Settle records and eps: a worker learns of the end of a step only by the weight sync to the rollout engines.
+    """Settle eps: a worker learns of the end of a step only by the weight sync to the rollout engines.
 
     The worker that sends the weights also knows how long a response may get.
     """
-    from fspo_verl.observe import microbatch, observer
+    from fspo_verl.observe import microbatch
 
     if (controller := _controller_of(getattr(worker, "actor", None))) is not None:
         controller.end_step()
     microbatch.synced(global_steps, worker)
-    observer.flush_records()
     return update_weights(worker, global_steps, *args, **kwargs)
 
 
 def _around_an_update(train_mini_batch, worker, data, *args, **kwargs):
-    """Count the clipped responses of an update for ``target_clip_rate``."""
-    if (controller := _controller_of(worker)) is None:
-        return train_mini_batch(worker, data, *args, **kwargs)
-    from verl.utils.device import get_device_name
+    """Write the records of an update when it has ended, and count its clipped responses for ``target_clip_rate``.
 
-    # Ranks that share responses: only one of them returns outputs, and only that one counts.
-    counts_here = worker.engine.is_mp_src_rank_with_outputs()
-    with controller.update(get_device_name(), counts_here):
-        return train_mini_batch(worker, data, *args, **kwargs)
+    Of ranks that share responses one returns outputs: only that one writes and counts.
+    """
+    from fspo_verl.observe import observer
+
+    is_source = worker.engine.is_mp_src_rank_with_outputs()
+    if (controller := _controller_of(worker)) is None:
+        output = train_mini_batch(worker, data, *args, **kwargs)
+    else:
+        from verl.utils.device import get_device_name
+
+        with controller.update(get_device_name(), is_source):
+            output = train_mini_batch(worker, data, *args, **kwargs)
+    observer.flush_records(writes=is_source)
+    return output
 
 
 def _with_the_eps(action: str) -> Callable:

@@ -69,7 +69,7 @@ def folders(tmp_path_factory):
     for loss in ("fspo", "gspo", "vanilla"):
         synthetic_run.write_run(folder / loss, loss, steps=12)
     table = synthetic_run.records(rng, "fspo", 12)
-    sums = {"length": table.length, "log_ratio": 0.0, "quadratic_variation": 1e-4 * table.length}
+    sums = {"length": table.length, "log_ratio": 0.0, "quadratic_variation": 1e-4 * table.length, "k3": 5e-5}
     engine = {f"rollout_{name}": column for name, column in sums.items()} | {"tokens_masked_icepop": 0.0}
     synthetic_run.write_records(folder / "engine/records", table.assign(**engine), "fspo")
     synthetic_run.write_config(folder / "metrics", "fspo")

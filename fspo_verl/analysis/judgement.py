@@ -245,9 +245,6 @@ def _incomplete(records: pd.DataFrame) -> Iterator[Finding]:
     if steps := records.attrs["lost"]:
         said = f"Steps with missing records: {steps:,}. Their files are damaged, gone or were not written."
         yield Finding("incomplete", NOTE, said, "", steps)
-    if (last := records.attrs.get("limited_after")) is not None:
-        said = f"After step {last:,} not every rank has recorded, as records_limit_mb was reached."
-        yield Finding("limited", NOTE, said, "", last)
     if (rows := records.attrs["rows"]) > len(records):
         said = f"A random {len(records):,} of its {rows:,} records are used (--max-rows)."
         yield Finding("sample", NOTE, said, "", len(records) / rows)

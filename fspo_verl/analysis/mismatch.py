@@ -100,4 +100,4 @@ def with_engines(records: pd.DataFrame, settings: RunSettings | None) -> pd.Data
     first = (records["mini_batch"] == 0) & (records["length"] > 0)
     names = ("length", "log_ratio", "quadratic_variation")
     measured = {f"rollout_{name}": records[name].where(first, 0.0) for name in names}
-    return records.assign(**measured, tokens_masked_icepop=math.nan)
+    return records.assign(**measured, rollout_k3=math.nan, tokens_masked_icepop=math.nan)

@@ -26,6 +26,6 @@ def name_attempt(config: DictConfig) -> None:
 def shared_folder(launch: Launch) -> Iterator[Finding]:
     """Earlier records in the folder of a main that calls none of verl's functions, so that no attempt is named."""
     folder = launch.policy_loss.get("records_dir") if launch.is_ours else None
-    if folder is not None and not attempts.is_attempt(folder) and attempts.parts(folder):
+    if folder is not None and not attempts.is_attempt(folder) and attempts.attempts_below(folder):
         why = "another training has written them, and a report cannot tell the two apart"
         yield warning(f"{RECORDS_DIR}={folder} holds records already", why, f"{RECORDS_DIR}=DIR of this training alone")

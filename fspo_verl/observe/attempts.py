@@ -5,101 +5,111 @@
 Each launch that records there is an attempt with a folder of its own, ``run-CHECKPOINTS/attempt-START-TOKEN``, which
 the driver names before Ray starts. It overwrites nothing: not where it resumes, and not where two train at once.
 Attempts with one folder of checkpoints are one run, of which the newest counts from the step on at which it began.
-Empty files beside its records mark where an attempt began and ended.
+Empty hidden files beside its records mark where an attempt began and ended.
 """
 
-import contextlib
 import hashlib
 import math
 import os
 import re
 import secrets
-import warnings
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 RECORD = "step-{step:06d}-rank-{rank:04d}.parquet"
-MARK = "{what}-{step:06d}"
-MARKS = BEGAN, FINISHED, LIMITED = ("from", "finished", "limited")
-"""Names of marks, before a step: the first one of an attempt, recorded or not; the last one of the run, which it has
-come to; and the last one that a rank has recorded, where ``records_limit_mb`` stopped it."""
-MOST_BEHIND_LINKS = 1000
-"""Folders behind links that are searched for files of a run."""
+MARK = ".{what}-{step:06d}"
+BEGAN, FINISHED = "from", "finished"
+"""Names of marks, before a step: the first one of an attempt, recorded or not; the last one of the run."""
 _ATTEMPT = re.compile(r"attempt-\d[\w-]*")
 _RECORD = re.compile(r"step-(\d+)-rank-(\d+)\.parquet")
-_MARK = re.compile(rf"({'|'.join(MARKS)})-(\d+)")
+_MARK = re.compile(rf"\.({BEGAN}|{FINISHED})-(\d+)")
 
 
-class Part(NamedTuple):
-    """A file of records, with what its metadata says of the attempt; an older file, or a damaged one, says nothing."""
+@dataclass(order=True)
+class RecordFile:
+    """A file of records of one rank, which is named by its first step."""
 
-    folder: Path  # of the run's records
-    attempt: str  # the name of its folder, later ones sort later; "" for a file that is in none
-    step: int
     rank: int
-    file: Path
-    end: float = math.inf  # the first step that the attempt has not trained, or that a later one trained again
-    limit: float = math.inf  # the last step that every rank of the attempt was to record
-    damaged: bool = False
-    ranks: int = 0  # that train; 0 where it is not known
-    taken: int = 0  # how many steps it was to record up to this one
-    freq: int = 1
+    step: int
+    path: Path
+    end: float = math.inf  # the first step that does not count: the next file of the rank, or a later attempt, has it
 
 
-def parts(folder: str | Path) -> list[Part]:
-    """The record files below a folder, by attempt, step and rank; copies and other files are skipped."""
-    files: list[Part] = []
-    steps: defaultdict[tuple, list[int]] = defaultdict(list)  # by attempt, and what names them
-    for place, names in walk(Path(folder)):
-        attempt = (place.parent, place.name) if _ATTEMPT.fullmatch(place.name) else (place, "")
-        for match in filter(None, map(_MARK.fullmatch, names)):
-            steps[attempt, match[1]].append(int(match[2]))
-        for match in filter(None, map(_RECORD.fullmatch, names)):
-            files.append(Part(*attempt, int(match[1]), int(match[2]), place / match[0]))
-            steps[attempt, RECORD].append(int(match[1]))
-    attempts = {attempt for attempt, _ in steps}
-    # An older version did not say when an attempt began.
-    began = {one: min(steps[one, BEGAN] or steps[one, RECORD], default=math.inf) for one in attempts}
-    ends, limits = {}, {}
-    for attempt in attempts:
-        folder, name = attempt
-        later = [first for (other, of), first in began.items() if other == folder and of > name]
-        ends[attempt] = min([*later, *(last + 1 for last in steps[attempt, FINISHED])], default=math.inf)
-        limits[attempt] = min((step for step in steps[attempt, LIMITED] if step < ends[attempt] - 1), default=math.inf)
-    return sorted(part._replace(end=ends[part[:2]], limit=limits[part[:2]]) for part in files)
+@dataclass
+class Attempt:
+    """One launch of a run: what it has recorded, and which of its steps count."""
+
+    folder: Path
+    run: Path
+    began: float = math.inf  # the first training step, recorded or not
+    end: float = math.inf  # the first step that a later attempt of the run trained again
+    last: float = math.inf  # the last step of the run, where the attempt has come to it
+    files: list[RecordFile] = field(default_factory=list)
+
+    @property
+    def counted(self) -> list[RecordFile]:
+        """The files with steps that count, by rank and step."""
+        return [file for file in self.files if file.step < file.end]
+
+
+def attempts_below(folder: str | Path) -> list[Attempt]:
+    """The attempts below a folder, by run and start; copies of files and other files are skipped."""
+    found = [attempt for place, names in walk(Path(folder)) if (attempt := _attempt(place, names))]
+    found.sort(key=lambda attempt: (attempt.run, attempt.folder.name))
+    by_run: defaultdict[Path, list[Attempt]] = defaultdict(list)
+    for attempt in found:
+        by_run[attempt.run].append(attempt)
+    for attempts in by_run.values():
+        began = math.inf
+        for attempt in reversed(attempts):
+            attempt.end, began = began, min(began, attempt.began)
+            _set_ends(attempt)
+    return found
+
+
+def _attempt(place: Path, names: Sequence[str]) -> Attempt | None:
+    """The attempt whose folder this is; None for another folder."""
+    attempt = Attempt(place, place.parent if is_attempt(place) else place)
+    for name in names:
+        if match := _RECORD.fullmatch(name):
+            attempt.files.append(RecordFile(int(match[2]), int(match[1]), place / name))
+        elif (match := _MARK.fullmatch(name)) and match[1] == BEGAN:
+            attempt.began = min(attempt.began, int(match[2]))
+        elif match:
+            attempt.last = int(match[2])
+    if not attempt.files and attempt.began == math.inf:
+        return None
+    attempt.began = min([attempt.began, *(file.step for file in attempt.files)])
+    return attempt
+
+
+def _set_ends(attempt: Attempt) -> None:
+    attempt.files.sort()
+    for file in attempt.files:
+        file.end = attempt.end
+    for file, following in pairwise(attempt.files):
+        if file.rank == following.rank:
+            file.end = min(file.end, following.step)
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Each folder from this one down, once, with the names of all in it but folders; none where nothing can be read.
+    """Each folder from this one down, once, with the names of the files in it; links to folders are followed.
 
-    Links to folders are followed, after what lies below the folder itself: there a name says more. A link upwards, to
-    a folder that holds this one, is not.
+    Of several names of a folder that of an attempt is taken, then one that is no link. A link upwards, to a folder that
+    holds this one, is not followed.
     """
-    queue = deque([(folder, False)])  # a place, and whether it lies behind a link
-    seen, behind_links = set(map(str, Path(os.path.realpath(folder)).parents)), 0
-    while queue:
-        place, is_behind = queue.popleft()
+    seen = set(map(str, Path(os.path.realpath(folder)).parents))
+    for place, folders, names in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(place)) in seen:
+            folders.clear()
             continue
         seen.add(real)
-        behind_links += is_behind
-        if behind_links > MOST_BEHIND_LINKS:
-            text = f"more than {MOST_BEHIND_LINKS} folders lie behind links below {folder}: not all were searched"
-            warnings.warn(f"{text}; name the folder itself", stacklevel=3)
-            return
-        names = []
-        with contextlib.suppress(OSError):  # that nobody may read, or that is gone
-            for entry in sorted(os.scandir(place), key=lambda entry: entry.name, reverse=True):
-                if not Path(entry.path).is_dir():  # which says no of a link that leads around in a circle
-                    names.append(entry.name)
-                elif entry.is_symlink():
-                    queue.append((place / entry.name, True))
-                else:
-                    queue.appendleft((place / entry.name, is_behind))
-        yield place, names
+        folders.sort(key=lambda name: (not is_attempt(name), os.path.islink(os.path.join(place, name)), name))
+        yield Path(place), sorted(names)
 
 
 def files_below(folder: Path) -> list[Path]:
@@ -130,40 +140,41 @@ def is_attempt(folder: str | Path) -> bool:
     return _ATTEMPT.fullmatch(Path(folder).name) is not None
 
 
-def newest(files: Sequence[Part]) -> list[Part]:
-    """The parts that no later attempt in the same folder has done again."""
-    return [part for part in files if part.step < part.end]
+# --- what is missing -------------------------------------------------------------------------------------------------
 
 
-def limited_after(files: Sequence[Part]) -> int | None:
-    """The step after which a rank records nothing, as it has reached ``records_limit_mb``; None where none has."""
-    first = min((part.limit for part in files), default=math.inf)
-    return None if first == math.inf else int(first)
+@dataclass
+class Footer:
+    """What a file says of its attempt."""
+
+    steps: list[int]  # that the rank has recorded in it, with or without a response; empty where it does not say
+    ranks: int  # that train
+    freq: int  # of so many training steps one is recorded
 
 
-def missing_steps(files: Sequence[Part]) -> int:
-    """Of how many steps of the attempts of :func:`newest` a file is missing or damaged."""
-    of_attempt: defaultdict[str, list[Part]] = defaultdict(list)
-    for part in files:  # the files of one attempt may lie on the disks of several nodes
-        of_attempt[part.attempt].append(part)
-    return sum(map(_missing_steps, of_attempt.values()))
+def missing_steps(attempt: Attempt, footers: Mapping[Path, Footer]) -> int:
+    """How many steps of an attempt, as far as they count, lack the records of a rank.
 
+    Args:
+        footers: those of the files that could be read; other files are damaged.
 
-def _missing_steps(attempt: list[Part]) -> int:
-    """Those that one attempt was to record, less those of which all ranks have a whole file."""
-    end, limit = min(part.end for part in attempt), min(part.limit for part in attempt)
-    damaged = {part.step for part in attempt if part.damaged and part.step <= limit}
-    files = [part for part in attempt if part.ranks and part.step <= limit]
-    if not files:
-        return len(damaged)
-    latest = max(files, key=lambda part: (part.step, part.taken))
-    ranks = Counter(part.step for part in files)
-    whole = {step for step in ranks if ranks[step] >= latest.ranks}
-    due = latest.taken
-    if end < limit:  # it has ended: all steps count
-        due += max((int(end) - 1) // latest.freq - latest.step // latest.freq, 0)
-    else:
-        due += sum(step > latest.step for step in damaged)
-        if limit == math.inf and latest.step not in whole | damaged:
-            due -= 1  # it may still be written
-    return max(due - len(whole), 0)
+    The last step of an attempt that may go on is no loss: other ranks may still write it.
+    """
+    damaged_from = {file.step for file in attempt.counted if file.path not in footers}
+    readable = [(file, footers[file.path]) for file in attempt.counted if file.path in footers]
+    readable = [(file, footer) for file, footer in readable if footer.steps]
+    if not readable:
+        return len(damaged_from)
+    ranks_with: defaultdict[int, set[int]] = defaultdict(set)
+    for file, footer in readable:
+        for step in footer.steps:
+            if step < file.end:
+                ranks_with[step].add(file.rank)
+    ranks, freq = (max(values) for values in zip(*((footer.ranks, footer.freq) for _, footer in readable), strict=True))
+    whole = {step for step, found in ranks_with.items() if len(found) >= ranks}
+    end = min(attempt.end, attempt.last + 1)
+    if end == math.inf:
+        latest = max([*ranks_with, *damaged_from])
+        end = latest + 1 if latest in whole | damaged_from else latest
+    due = range(math.ceil(attempt.began / freq) * freq, int(end), freq)
+    return sum(step not in whole for step in due)

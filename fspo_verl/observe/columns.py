@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from fspo_verl.band import Band
-from fspo_verl.loss import SequenceLoss, fspo_loss
+from fspo_verl.loss import MAX_LOG_RATIO, SequenceLoss, fspo_loss
 
 _OF_SEQUENCES = ("length", "log_ratio", "quadratic_variation", "advantage", "finite")
 _OF_LOSS = SequenceLoss._fields[1:]  # all but the loss itself
 CLIPPED = ("clipped_upper", "clipped_lower", "clipped_dual")
-MISMATCH = ("rollout_length", "rollout_log_ratio", "rollout_quadratic_variation", "tokens_masked_icepop")
+MISMATCH = (
+    *("rollout_length", "rollout_log_ratio", "rollout_quadratic_variation", "rollout_k3"),
+    "tokens_masked_icepop",
+)
 """What :func:`mismatch_columns` returns."""
 OF_ENGINES = ("old_log_probs", "rollout_log_probs", "loss_mask")
 """verl's names of what the mismatch is computed from."""
@@ -97,8 +100,9 @@ def mismatch_columns(old_log_prob: Tensor, rollout_log_prob: Tensor, loss_mask: 
     """Columns ``[B]`` of the trainer against the rollout engine, both at the policy before the update.
 
     With d = log π_trainer − log π_engine of a token, in nats, they are ``rollout_length`` (L_r, tokens),
-    ``rollout_log_ratio`` (S_r = Σ d), ``rollout_quadratic_variation`` (Q_r = Σ d²) and ``tokens_masked_icepop``. A
-    response with NaN or inf is not measured: its sums are NaN, and its length is 0.
+    ``rollout_log_ratio`` (S_r = Σ d), ``rollout_quadratic_variation`` (Q_r = Σ d²), ``rollout_k3`` (Σ exp(d) − 1 − d,
+    whose mean over tokens is verl's ``rollout_corr/k3_kl``, an estimate of KL(engine ‖ trainer)) and
+    ``tokens_masked_icepop``. A response with NaN or inf is not measured: its sums are NaN, and its length is 0.
 
     Args:
         old_log_prob, rollout_log_prob: ``[B, T]`` of trainer and engine.
@@ -107,8 +111,9 @@ def mismatch_columns(old_log_prob: Tensor, rollout_log_prob: Tensor, loss_mask: 
     """
     mask, dtype = loss_mask.bool(), torch.promote_types(old_log_prob.dtype, torch.float32)
     d = torch.where(mask, old_log_prob.to(dtype) - rollout_log_prob.to(dtype), 0.0)
+    ratio = d.clamp(max=MAX_LOG_RATIO)
     low, high = map(math.log, ICEPOP)
-    columns = (mask, d, d.square(), (d < low) | (d > high))
+    columns = (mask, d, d.square(), ratio.expm1() - ratio, (d < low) | (d > high))
     length, *sums = (column.sum(-1).to(dtype) for column in columns)
     finite = sums[1].isfinite()
     sums = [torch.where(finite, column, math.nan) for column in sums]
@@ -119,7 +124,8 @@ def to_numpy(columns: dict[str, Tensor]) -> dict[str, np.ndarray]:
     """The columns as float64 arrays, in one transfer from the device."""
     dtype = columns["log_ratio"].dtype
     stacked = torch.stack([column.to(dtype) for column in columns.values()]).cpu().numpy()
-    arrays = dict(zip(columns, stacked, strict=True))
-    if arrays.keys() >= {*_OF_LOSS}:
-        arrays |= _clip_columns(SequenceLoss._make([None, *map(arrays.pop, _OF_LOSS)]))
-    return {name: column.astype(np.float64) for name, column in arrays.items()}
+    if columns.keys() >= {*_OF_LOSS}:  # before it is cast: edges and S are compared as the loss has compared them
+        arrays = dict(zip(columns, stacked, strict=True))
+        clip = _clip_columns(SequenceLoss._make([None, *map(arrays.pop, _OF_LOSS)]))
+        columns, stacked = arrays | clip, np.stack([*arrays.values(), *clip.values()], dtype=np.float64)
+    return dict(zip(columns, stacked.astype(np.float64, copy=False), strict=True))

@@ -71,12 +71,12 @@ def metrics(
 
 def as_sums(metrics: dict) -> dict:
     """The metrics of a call of verl's ``ppo_loss``, which makes means of all, with those of :func:`metrics` as sums."""
-    from verl.utils.metric import AggregationType, Metric  # not at the top: a reader of runs may have no verl
+    from verl.utils.metric import AggregationType  # not at the top: a reader of runs may have no verl
 
     for name, metric in metrics.items():
         if name.startswith(PREFIX):
-            kind = AggregationType.MAX if name == PREFIX + STEP_ROWS else AggregationType.SUM
-            metrics[name] = Metric(kind, metric.aggregate())
+            is_largest = name == PREFIX + STEP_ROWS
+            metric.aggregation = AggregationType.MAX if is_largest else AggregationType.SUM
     return metrics
 
 

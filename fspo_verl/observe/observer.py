@@ -34,9 +34,6 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
         config: verl's ``ActorConfig``.
         loss: the name of the loss that trains.
         band: in force in this call; None for a loss without one.
-
-    Raises:
-        ValueError: ``records_dir`` cannot be written.
     """
     micro_batch = microbatch.current()
     on_policy, step_rows = False, None
@@ -51,7 +48,7 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
         columns = to_numpy(columns | token_columns(*tokens))
         if observation.get("target_clip_rate") is not None and band is not None:
             columns |= {name: np.full(len(columns["length"]), eps) for name, eps in band.half_widths.items()}
-        writer.add(columns, micro_batch._replace(columns=dict))  # which holds the tokens
+        writer.add(columns, micro_batch)
     else:
         columns = to_numpy(columns)
     length_bins = observation.get("length_bins") or metrics.LENGTH_BINS
@@ -63,14 +60,14 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
 _WRITERS: dict[str, "RecordWriter"] = {}  # by folder
 
 
-def flush_records() -> None:
-    """A step has ended: have its records written."""
+def flush_records(writes: bool = True) -> None:
+    """Have the records of an update written; not where another rank has the same responses, and ``writes`` them."""
     for writer in _WRITERS.values():
-        writer.flush()
+        writer.flush(writes)
 
 
 def _writer(config, micro_batch: MicroBatch | None, loss: str, band: Band | None) -> "RecordWriter | None":
-    """The one writer of this process, which has tried its folder before the first update; None without records."""
+    """The writer of this process for its folder; None without records."""
     observation = config.policy_loss
     path = observation.get("records_dir")
     if path is None:
@@ -95,16 +92,6 @@ def _writer(config, micro_batch: MicroBatch | None, loss: str, band: Band | None
         versions={"fspo_verl": fspo_verl.__version__, "verl": verl.__version__, "torch": torch.__version__},
     )
     freq, last = observation.records_freq, getattr(config.get("optim"), "total_training_steps", None) or -1
-    try:
-        _WRITERS[path] = RecordWriter(
-            *(path, settings),
-            began=micro_batch.step,
-            freq=freq,
-            limit_bytes=observation.records_limit_mb * 2**20,
-            last_step=last - last % freq if last > 0 else None,
-        )
-    except OSError as error:
-        raise ValueError(
-            f"records_dir={path} cannot be written on this machine: {error}. Choose another, or records_dir=null"
-        ) from error
+    last_step = last - last % freq if last > 0 else None
+    _WRITERS[path] = RecordWriter(path, settings, micro_batch.step, freq, last_step)
     return _WRITERS[path]

@@ -122,7 +122,7 @@ def test_in_bypass_mode_the_first_mini_batch_is_the_mismatch(sigma):
     assert engines.dropped.loc[("width √L", "|S_r| up to 0.03·√L"), "all"] == pytest.approx(share)
     same = {f"rollout_{name}": records[name] * (mini_batch == 0) for name in ("length", "log_ratio")}
     same["rollout_quadratic_variation"] = records.quadratic_variation * (mini_batch == 0)
-    measured = records.assign(**same, tokens_masked_icepop=0.0)
+    measured = records.assign(**same, rollout_k3=0.5 * same["rollout_quadratic_variation"], tokens_masked_icepop=0.0)
     again = mismatch(measured, bypass)
     assert again.sigma == engines.sigma and again.kl == pytest.approx(sigma**2 / 2, rel=0.06)
     pd.testing.assert_frame_equal(*(one.dropped.drop("IcePop", level="rule") for one in (again, engines)))

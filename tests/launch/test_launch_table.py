@@ -162,7 +162,6 @@ REFUSED = {  # check, or a part of Hydra's message, and what they refuse
         for loss, field, values in (
             (FSPO, "length_bins", ("16", "[]", "[16,16]", "[a]")),
             (FSPO, "records_freq", ("1.5", "abc", "0")),
-            (GRPO, "records_limit_mb", ("abc", "-1")),
             (FSPO, "records_dir", ("3", "new")),
         )
     },

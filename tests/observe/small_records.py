@@ -35,7 +35,7 @@ def columns(rows=4, seed=0):
 def add(writer, step, mini_batch=0, rank=0, ranks=1, rows=4, seed=0, values=None):
     """A micro-batch with two responses to each prompt."""
     prompts, texts = [f"prompt {step}-{row // 2}" for row in range(rows)], [problem(row // 2) for row in range(rows)]
-    where = MicroBatch(step, mini_batch, rank, ranks, prompts, texts, staleness=[0.0] * rows)
+    where = MicroBatch(step, mini_batch, rank, ranks, prompts, texts, step_rows=rows, staleness=[0.0] * rows)
     writer.add(values or columns(rows, seed), where)
 
 
@@ -50,19 +50,30 @@ def opened(folder, run="run", began=1, settings=SETTINGS, **kwargs):
     return RecordWriter(attempt(folder, run), settings, began, **kwargs)
 
 
-def write(folder, steps, run=None, settings=SETTINGS, **kwargs):
+def write(folder, steps, run=None, settings=SETTINGS, last_step=None, **kwargs):
     """What a training of its own, or a rank of ``run``, records."""
-    writer = opened(folder, run or uuid.uuid4().hex, steps[0], settings)
+    writer = opened(folder, run or uuid.uuid4().hex, steps[0], settings, last_step=last_step)
     for step in steps:
         add(writer, step, **kwargs)
-    writer.flush()
+        writer.flush()
 
 
 def end_in_a_step(folder):
-    """Without a weight sync after the last step."""
+    """A trainer that does not say when an update ends."""
     writer = opened(folder)
     add(writer, 1)
     add(writer, 2)
+
+
+def hang_in_the_third_step(folder):
+    """A disk that takes the records of two steps, and then nothing."""
+    writer, fsync = opened(folder), os.fsync
+    for step in (1, 2, 3, 4):
+        if step == 3:
+            os.fsync = lambda _: time.sleep(1000)
+        add(writer, step)
+        writer.flush()
+    os.fsync = fsync
 
 
 def fork_in_a_step(folder, how):
@@ -89,7 +100,7 @@ def train_for_ever(folder):
     writer = opened(folder, began=0)
     for step in itertools.count():
         add(writer, step, rows=500)
-        time.sleep(0.002)
+        writer.flush()
 
 
 if __name__ == "__main__":
@@ -97,4 +108,4 @@ if __name__ == "__main__":
     if how.startswith("fork"):
         fork_in_a_step(folder, how.split()[1])
     else:
-        {"end": end_in_a_step, "train": train_for_ever}[how](folder)
+        {"end": end_in_a_step, "train": train_for_ever, "hang": hang_in_the_third_step}[how](folder)

@@ -61,7 +61,7 @@ class Rollout(MiniBatch):
         pairs = zip(self.old[row].tolist(), self.engine[row].tolist(), strict=True)
         d = [old - new for (old, new), kept in zip(pairs, self.loss_masks[row].tolist(), strict=True) if kept]
         icepop = sum(not 0.5 <= math.exp(x) <= 5 for x in d)
-        return [len(d), sum(d), sum(x * x for x in d), icepop]
+        return [len(d), sum(d), sum(x * x for x in d), sum(math.exp(x) - 1 - x for x in d), icepop]
 
 
 def run(ppo_loss, config, cut, batch=None):
@@ -182,6 +182,7 @@ def test_sums_are_those_of_verls_own_metrics_and_decisions(seed, scale):
     verls = compute_offpolicy_metrics(old.double(), engine.double(), mask)
     tokens = got["rollout_length"].sum()
     assert (-got["rollout_log_ratio"].sum() / tokens).item() == pytest.approx(verls["kl"], rel=1e-4, abs=1e-8)
+    assert (got["rollout_k3"].sum() / tokens).item() == pytest.approx(verls["k3_kl"], rel=2e-3)
     weights, _, _ = compute_rollout_correction_and_rejection_mask(
         old, engine, mask, rollout_is="token", rollout_is_threshold="0.5_5.0"
     )
