@@ -24,6 +24,10 @@ RECORD = "step-{step:06d}-rank-{rank:04d}.parquet"
 MARK = ".{what}-{step:06d}"
 BEGAN, FINISHED = "from", "finished"
 """Names of marks, before a step: the first one of an attempt, recorded or not; the last one of the run."""
+MOST_STEPS, MOST_ROWS = 30, 4096
+"""A file is full with so many steps, or rows: then the next step begins another one."""
+BYTES_A_ROW = 70
+"""What a response takes on the disk in a full file, by ``scripts/bench/records.py``."""
 _ATTEMPT = re.compile(r"attempt-\d[\w-]*")
 _RECORD = re.compile(r"step-(\d+)-rank-(\d+)\.parquet")
 _MARK = re.compile(rf"\.({BEGAN}|{FINISHED})-(\d+)")

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Per-response records of a training run, and a reader: Parquet files of up to :data:`MOST_STEPS` steps per rank.
+"""Per-response records of a training run, and a reader: Parquet files of up to 30 steps of a rank.
 
 A row is a response in one optimiser step; :data:`COLUMNS` says what it holds. At the end of each update the file of a
 rank is written anew, whole, with the steps since the last full one: a crash takes the update that was trained, and
@@ -32,6 +32,7 @@ import pyarrow.parquet as pq
 
 from fspo_verl import clips
 from fspo_verl.observe import attempts
+from fspo_verl.observe.attempts import MOST_ROWS, MOST_STEPS
 from fspo_verl.observe.columns import OPTIONAL
 from fspo_verl.observe.microbatch import MicroBatch
 from fspo_verl.observe.settings import RunSettings
@@ -62,8 +63,6 @@ _TEXTS = [name for name, kind in COLUMNS.items() if pa.types.is_dictionary(kind)
 _SETTINGS = b"fspo_verl"  # key of the metadata entry of a file
 _ATTEMPT = b"attempt"  # key of another one, with the fields of attempts.Footer
 
-MOST_STEPS, MOST_ROWS = 30, 4096
-"""A file is full with so many steps, or rows: then the next step begins another one."""
 _MOST_WAITING = 4  # files that wait in memory for a disk
 _PATIENCE = 5.0  # seconds that an update waits for the disk
 
