@@ -19,11 +19,15 @@ from bench.worker import update, with_advantages
 from torch.utils._python_dispatch import TorchDispatchMode
 from verl.models.transformers.dense_common import forward_with_torch_backend
 from verl.utils import tensordict_utils as tu
+from verl.utils.metric import Metric, reduce_metrics
+from verl.utils.py_functional import append_to_dict
+from verl.utils.torch_functional import allgather_dict_into_dict
 from verl.workers.config import PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.observe import observer
+from fspo_verl.observe.metrics import as_sums, metrics
 
 PROMPT, RESPONSES, STEP = 5, [1, 3, 60, 17, 30, 90, 8, 2], 12
 
@@ -73,7 +77,30 @@ def run(environment: dict[str, str], log: Path, arguments: dict) -> None:
     file = log.open("w")
     for stream in (sys.stdout, sys.stderr):
         os.dup2(file.fileno(), stream.fileno())
-    train(**arguments)
+    {"train": train, "gather": gather}[arguments.pop("what", "train")](**arguments)
+
+
+def gather(output: Path, step: dict[str, torch.Tensor], cut: list[list[list[int]]]) -> None:
+    """Reduce the metrics of the responses of a step as verl's workers do; rank 0 saves them.
+
+    Args:
+        step: columns ``[B]`` of all ranks.
+        cut: rows of each micro-batch, by mini-batch and rank.
+    """
+    torch.distributed.init_process_group("gloo")
+    rank, ranks, reduced = torch.distributed.get_rank(), torch.distributed.get_world_size(), {}
+    step_rows = 0
+    for number, mini_batch in enumerate(cut):
+        rows = sum(len(micro_batch) for of_rank in mini_batch for micro_batch in of_rank)
+        step_rows, gathered = step_rows + rows, {}
+        for micro_batch in mini_batch[rank]:
+            columns = {name: column[micro_batch].numpy() for name, column in step.items()}
+            values = metrics(columns, [16, 64, 256], number == 0, rows, ranks, step_rows)
+            append_to_dict(gathered, as_sums(Metric.from_dict(values, "mean")))
+        for name, of_ranks in allgather_dict_into_dict(gathered).items():
+            reduced.setdefault(name, []).append(Metric.aggregate_dp(of_ranks))
+    if rank == 0:
+        torch.save(reduce_metrics(reduced), output)
 
 
 def train(
@@ -125,7 +152,7 @@ def train(
         if save and step == steps - 1:
             trainer.save_checkpoint(str(save), global_step=step)
         with Collectives() as collectives:
-            metrics = update(trainer, data, config, micro_batches, mini_batch_size, scale=128)
+            logged = update(trainer, data, config, micro_batches, mini_batch_size, scale=128)
         if target_clip_rate:
             config.controller.end_step()  # as the weight sync does
             eps.append(dict(config.controller.eps))
@@ -133,6 +160,6 @@ def train(
     observer.flush_records()  # as the weight sync at the end of a step does
     weights = {name: parameter.full_tensor() for name, parameter in trainer.engine.module.named_parameters()}
     if rank == 0:
-        saved = {"gradient": gradient, "weights": weights, "metrics": metrics, "collectives": dict(collectives.counts)}
+        saved = {"gradient": gradient, "weights": weights, "metrics": logged, "collectives": dict(collectives.counts)}
         saved["fused"] = type(trainer.engine.module).forward is forward_with_torch_backend
         torch.save(saved, output)

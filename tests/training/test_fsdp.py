@@ -14,6 +14,7 @@ import live_reference
 import pytest
 import torch
 from bench import worker
+from test_live import a_step, columns_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fspo_verl.analysis import live
@@ -52,7 +53,21 @@ def started(output, ranks, **arguments):
     for process in processes:
         process.join(600)
     assert all(process.exitcode == 0 for process in processes), "\n".join(log.read_text()[-3000:] for log in logs)
-    return torch.load(output) | {"output": output}
+    return torch.load(output, weights_only=False) | {"output": output}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_metrics_of_processes_are_those_of_all_rows(tmp_path, ranks):
+    """Two mini-batches, and micro-batches of unequal size."""
+    records = a_step(0, 60 * ranks, 2)
+    step = {name: torch.from_numpy(column) for name, column in columns_of(records).items()}
+    shares = torch.arange(60 * ranks).view(2, ranks, 30).tolist()
+    cut = [[[rows[: 3 + rank], rows[3 + rank : 20], rows[20:]] for rank, rows in enumerate(mini)] for mini in shares]
+    saved = started(tmp_path / "out.pt", ranks, what="gather", step=step, cut=cut)
+    got = live.series(saved, min_count=1)
+    expected = live_reference.series(records[records.length > 0], [16, 64, 256])
+    assert {"fspo/clip_rate/all", "fspo/moved_sigma", "fspo/step_responses/unmoved"} <= got.keys()
+    assert got == pytest.approx({name: expected[name] for name in got}, rel=1e-6, abs=1e-9)
 
 
 @pytest.fixture(scope="module")
