@@ -41,6 +41,7 @@ def launch(untrained_model, tmp_path):
         ]
         log = tmp_path / f"{len(started)}.log"
         env = os.environ | {"VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": str(tmp_path / f"{len(started)}.jsonl")}
+        env |= {"RAY_raylet_start_wait_time_s": "600", "RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1"}
         with log.open("w") as file:
             started.append(subprocess.Popen(command, stdout=file, stderr=file, cwd=tmp_path, env=env))
         return started[-1], log
