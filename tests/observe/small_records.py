@@ -73,6 +73,8 @@ def hang_in_the_third_step(folder):
             os.fsync = lambda _: time.sleep(1000)
         add(writer, step)
         writer.flush()
+        if step < 3:
+            writer._thread.join()
     os.fsync = fsync
 
 
