@@ -8,6 +8,7 @@ The environment says which rank it is.
 import json
 import os
 import sys
+import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from fspo_verl.observe.metrics import as_sums, metrics
 PROMPT, RESPONSES, STEP = 5, [1, 3, 60, 17, 30, 90, 8, 2], 12
 
 
-def mini_batch(vocabulary: int):
+def mini_batch(vocabulary: int, step: int = STEP):
     """Eight sequences of 1 to 90 response tokens, one fully masked and one with a hole, and made-up old log-probs."""
     generator = torch.Generator().manual_seed(0)
     ids = [torch.randint(2, vocabulary, (PROMPT + n,), generator=generator) for n in RESPONSES]
@@ -42,7 +43,7 @@ def mini_batch(vocabulary: int):
     old = [-3 + 0.2 * torch.randn(n, generator=generator) for n in RESPONSES]
     advantages = torch.randn(len(RESPONSES), generator=generator).tolist()
     batch = worker.batch_of([x[:PROMPT] for x in ids], [x[PROMPT:] for x in ids])
-    batch = with_advantages(batch, advantages, STEP)
+    batch = with_advantages(batch, advantages, step)
     batch["response_mask"] = batch["loss_mask"] = worker.nested(mask)
     batch["old_log_probs"] = worker.nested(old)
     # A rollout engine that is 0.1 nats off.
@@ -77,7 +78,29 @@ def run(environment: dict[str, str], log: Path, arguments: dict) -> None:
     file = log.open("w")
     for stream in (sys.stdout, sys.stderr):
         os.dup2(file.fileno(), stream.fileno())
-    {"train": train, "gather": gather}[arguments.pop("what", "train")](**arguments)
+    {"train": train, "gather": gather, "go_on": go_on}[arguments.pop("what", "train")](**arguments)
+
+
+def go_on(output: Path, model: Path, records: str, first: int, last: int, is_killed: bool) -> None:
+    """Train steps, and save a checkpoint after every second one; go on from that before the first step.
+
+    Args:
+        output: folder of the checkpoints.
+        is_killed: wait after the last step for the end; a file says that it has come.
+    """
+    trainer = worker.training_worker(model, lr=1e-3)
+    config, rank = policy_loss("fspo", False, records), int(os.environ["RANK"])
+    if first > 1:
+        trainer.load_checkpoint(f"{output}/{first - 1}")
+    for step in range(first, last + 1):
+        batch = mini_batch(trainer.engine.module.config.vocab_size, step)
+        share = tu.index_select_tensor_dict(batch, torch.arange(rank, len(RESPONSES), int(os.environ["WORLD_SIZE"])))
+        update(trainer, share, config, worker.micro_batches(2), 4, scale=128)
+        if step % 2 == 0:
+            trainer.save_checkpoint(f"{output}/{step}", global_step=step)
+    if is_killed:
+        Path(f"{output}.{rank}.is_there").touch()
+        time.sleep(600)
 
 
 def gather(output: Path, step: dict[str, torch.Tensor], cut: list[list[list[int]]]) -> None:

@@ -6,6 +6,8 @@ import functools
 import json
 import multiprocessing
 import socket
+import time
+import warnings
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from test_live import a_step, columns_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fspo_verl.analysis import live
-from fspo_verl.observe.attempts import attempts_below
+from fspo_verl.observe import attempts
 from fspo_verl.observe.metrics import LENGTH_BINS
 from fspo_verl.observe.records import read_records
 
@@ -38,7 +40,8 @@ def ranks_come_from_one_process_that_has_imported_verl():
         forkserver.ensure_running()
 
 
-def started(output, ranks, **arguments):
+def processes_of(output, ranks, **arguments):
+    """Start the processes of ranks; also returns their logs."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -50,10 +53,50 @@ def started(output, ranks, **arguments):
     ]
     for process in processes:
         process.start()
+    return processes, logs
+
+
+def ended(processes, logs):
     for process in processes:
         process.join(600)
     assert all(process.exitcode == 0 for process in processes), "\n".join(log.read_text()[-3000:] for log in logs)
+
+
+def started(output, ranks, **arguments):
+    ended(*processes_of(output, ranks, **arguments))
     return torch.load(output, weights_only=False) | {"output": output}
+
+
+def test_a_training_that_is_killed_between_two_checkpoints_and_resumed_loses_no_step(untrained_model, tmp_path):
+    """SIGKILL for both ranks after step 5; a checkpoint has step 4."""
+
+    def launch(first, last, is_killed):
+        folder = str(attempts.new(tmp_path / "records", tmp_path / "checkpoints"))  # as the driver names it
+        arguments = {"model": untrained_model, "records": folder, "first": first, "last": last, "is_killed": is_killed}
+        return processes_of(tmp_path / "checkpoints", 2, what="go_on", **arguments)
+
+    processes, logs = launch(1, 5, True)
+    there = [tmp_path / f"checkpoints.{rank}.is_there" for rank in range(2)]
+    while not all(file.exists() for file in there):
+        assert all(process.is_alive() for process in processes), logs[0].read_text()[-3000:]
+        time.sleep(0.1)
+    for process in processes:
+        process.kill()
+        process.join()
+    assert set(read_records(tmp_path).step) == {1, 2, 3, 4, 5}
+    ended(*launch(5, 8, False))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        records = read_records(tmp_path)
+    assert records.attrs["lost"] == 0
+    # Seven of eight responses have a token; each once, in one of two mini-batches.
+    assert records.groupby("step").size().to_dict() == dict.fromkeys(range(1, 9), 7)
+    first, second = attempts.attempts_below(tmp_path)
+    assert (first.began, second.began) == (1, 5) and [file.end for file in first.files] == [5, 5]
+
+    ended(*launch(1, 2, False))  # without its checkpoint: what it does not go on from is told
+    with pytest.warns(UserWarning, match=f"{first.folder.name}, {second.folder.name} is not read"):
+        assert set(read_records(tmp_path).step) == {1, 2}
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -120,7 +163,7 @@ def test_metrics_of_several_mini_batches_equal_what_the_records_give(train, rank
     metrics, output = saved["metrics"], saved["output"]
     records = read_records(f"{output}.records")
     assert len(records) == 7 and set(records.step) == {12}
-    (attempt,) = attempts_below(f"{output}.records")
+    (attempt,) = attempts.attempts_below(f"{output}.records")
     assert [file.rank for file in attempt.files] == list(range(ranks))
     assert set(records.mini_batch) == {0, 1} and set(records.prompt) == {f"prompt {i}" for i in range(4)}
     series = live.series(metrics, min_count=1)
