@@ -17,7 +17,7 @@ from verl.workers.config import PolicyLossConfig
 import fspo_verl.register  # noqa: F401  the losses, also where verl loads no plugins
 from fspo_verl import verl_patches
 from fspo_verl.adaptive import AdaptiveBand, Controller
-from fspo_verl.band import BadField, Band, is_positive, require
+from fspo_verl.band import BadField, Band, require
 from fspo_verl.keys import POLICY_LOSS
 from fspo_verl.observe.metrics import LENGTH_BINS
 
@@ -36,11 +36,7 @@ class Observation:
     has to be a shared folder, or each node keeps the records of its own ranks."""
 
     records_freq: int = 1
-    """Of this many training steps one is recorded (those that it divides). Each rank writes a file per recorded step,
-    so that a thousand ranks on a shared disk want more than 1."""
-
-    records_limit_mb: float = 1024
-    """Megabytes that one rank writes at most; after that it records nothing more, and warns."""
+    """Of this many training steps one is recorded (those that it divides)."""
 
     alerts: bool = True
     """Whether the trainer's log says, once per cause, what is wrong; docs/measure.md has the causes."""
@@ -57,7 +53,6 @@ class Observation:
             own = f"as every Ray worker has a working directory of its own, for example {Path(folder).absolute()}"
             require(Path(folder).is_absolute(), self, "records_dir", f"an absolute path, {own}")
         require(type(freq) is int and freq > 0, self, "records_freq", "a whole number above 0")
-        require(is_positive(self.records_limit_mb), self, "records_limit_mb", "a number above 0")
         require(isinstance(self.alerts, bool), self, "alerts", "true or false")
 
 

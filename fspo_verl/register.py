@@ -16,7 +16,7 @@ from fspo_verl.band import Band
 from fspo_verl.loss import SequenceLoss, fspo_loss
 from fspo_verl.observe import observer
 from fspo_verl.observe.columns import loss_columns, observed_columns
-from fspo_verl.observe.metrics import PREFIX
+from fspo_verl.observe.metrics import SERIES
 from fspo_verl.output import Once
 
 logger = logging.getLogger("fspo_verl")
@@ -58,7 +58,7 @@ def compute_policy_loss_fspo(
     columns, metrics = observer.observe(loss_columns(sequences), tokens, config, "fspo", band)
     if controller is not None:
         controller.count(columns)
-        metrics |= {PREFIX + name: eps for name, eps in controller.eps.items()}
+        metrics |= {SERIES + name: eps for name, eps in controller.eps.items()}
     return loss, _verl_metrics(columns) | metrics
 
 

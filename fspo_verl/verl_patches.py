@@ -168,37 +168,45 @@ def compose_with(load: Callable, list_defaults: Callable) -> None:
 
 
 def _in_its_micro_batch(ppo_loss, config, model_output, data, dp_group=None):
-    """``ppo_loss`` knows prompts and mini-batch, and hands the loss tensors alone."""
+    """``ppo_loss`` knows prompts and mini-batch, and hands the loss tensors alone; it makes means of all metrics."""
     from fspo_verl.observe import microbatch
+    from fspo_verl.observe.metrics import as_sums
 
     with microbatch.entered(data, dp_group):
-        return ppo_loss(config, model_output, data, dp_group)
+        loss, metrics = ppo_loss(config, model_output, data, dp_group)
+    return loss, as_sums(metrics)
 
 
 def _at_a_weight_sync(update_weights, worker, global_steps=None, *args, **kwargs):
-    """Settle records and eps: a worker learns of the end of a step only by the weight sync to the rollout engines.
+    """Settle eps: a worker learns of the end of a step only by the weight sync to the rollout engines.
 
     The worker that sends the weights also knows how long a response may get.
     """
-    from fspo_verl.observe import microbatch, observer
+    from fspo_verl.observe import microbatch
 
     if (controller := _controller_of(getattr(worker, "actor", None))) is not None:
         controller.end_step()
     microbatch.synced(global_steps, worker)
-    observer.flush_records()
     return update_weights(worker, global_steps, *args, **kwargs)
 
 
 def _around_an_update(train_mini_batch, worker, data, *args, **kwargs):
-    """Count the clipped responses of an update for ``target_clip_rate``."""
-    if (controller := _controller_of(worker)) is None:
-        return train_mini_batch(worker, data, *args, **kwargs)
-    from verl.utils.device import get_device_name
+    """Write the records of an update when it has ended, and count its clipped responses for ``target_clip_rate``.
 
-    # Ranks that share responses: only one of them returns outputs, and only that one counts.
-    counts_here = worker.engine.is_mp_src_rank_with_outputs()
-    with controller.update(get_device_name(), counts_here):
-        return train_mini_batch(worker, data, *args, **kwargs)
+    Of ranks that share responses one returns outputs: only that one writes and counts.
+    """
+    from fspo_verl.observe import observer
+
+    is_source = worker.engine.is_mp_src_rank_with_outputs()
+    if (controller := _controller_of(worker)) is None:
+        output = train_mini_batch(worker, data, *args, **kwargs)
+    else:
+        from verl.utils.device import get_device_name
+
+        with controller.update(get_device_name(), is_source):
+            output = train_mini_batch(worker, data, *args, **kwargs)
+    observer.flush_records(writes=is_source)
+    return output
 
 
 def _with_the_eps(action: str) -> Callable:
@@ -232,10 +240,10 @@ def _with_live_series(log, tracking, data, *args, **kwargs):
     """Divide the sums of a step where all trainers of verl log them, and give alerts."""
     from fspo_verl.analysis import alerts, live
 
-    series = live.series_or_warning(data)
-    if series:
-        alerts.say(data, kwargs.get("step", args[0] if args else None))
-    return log(tracking, {**data, **series}, *args, **kwargs)
+    logged = live.logged(data)
+    if logged is not data:
+        alerts.say(logged, kwargs.get("step", args[0] if args else None))
+    return log(tracking, logged, *args, **kwargs)
 
 
 _ENGINES = "verl.workers.engine_workers"  # every engine (FSDP, Megatron, TorchTitan) takes ppo_loss there

@@ -33,7 +33,6 @@ def series(records: pd.DataFrame, length_bins: list[int], min_count: int = 1) ->
         "clip_rate/better": counted.clipped[better].mean(),
         "clip_rate/worse": counted.clipped[~better].mean(),
         "not_finite": (records.decision == "nonfinite").mean(),
-        "sigma": np.sqrt(variance.mean()),
         "moved_sigma": np.sqrt(variance[~still].mean()),
         "noise_sigma": np.sqrt(variance[still].mean()),
     }
@@ -42,10 +41,13 @@ def series(records: pd.DataFrame, length_bins: list[int], min_count: int = 1) ->
     if "rollout_length" in records:
         values["rejected"] = (records.decision == "rejected").mean()
         tokens = records.rollout_length.sum()
-        squares, k3 = (records[f"rollout_{name}"].astype(np.float64).sum() for name in ("quadratic_variation", "k3"))
-        values |= {"mismatch_sigma": np.sqrt(squares / tokens), "mismatch_kl": k3 / tokens}
+        squares = records.rollout_quadratic_variation.astype(np.float64).sum()
+        values["mismatch_sigma"] = np.sqrt(squares / tokens)
     if "truncated" in records:
         values["truncated"] = records.truncated.mean()
+    counts = dict(zip(names(length_bins), table.n, strict=True)) | {"better": better.sum(), "unmoved": still.sum()}
+    of_bin = [name for name in counts if name.startswith("len_") and not counts[name]]
+    values |= {f"step_responses/{name}": count for name, count in counts.items() if name not in of_bin}
     return {f"fspo/{name}": value for name, value in values.items() if not np.isnan(value)}
 
 

@@ -110,9 +110,11 @@ def write_metrics(file: Path, rng: np.random.Generator, loss: str, steps: int) -
                 "actor/grad_norm": 0.08 * rng.lognormal(0, 0.3),
                 "actor/pg_clipfrac": {"fspo": 0.05, "gspo": 0.3, "vanilla": 0.003}[loss] * rng.lognormal(0, 0.2),
             }
-            for name, share in (("length_1_to_15", 0.2), ("length_16_to_63", 0.5), ("length_64_up", 0.2)):
-                data[f"actor/fspo/{name}/responses"] = share
-                data[f"actor/fspo/{name}/clipped"] = share * 0.05 * rng.lognormal(0, 0.2)
+            counts = {"len_00001_00015": 100, "len_00016_00063": 250, "len_00064_up": 100}
+            rates = {name: 0.05 * rng.lognormal(0, 0.2) for name in counts}
+            data |= {f"fspo/step_responses/{name}": count for name, count in counts.items()}
+            data |= {f"fspo/clip_rate/{name}": rate for name, rate in rates.items()}
+            data["fspo/clip_rate/all"] = sum(rates[name] * count for name, count in counts.items()) / 450
         if step % 5 == 0:
             data["val-core/ledger/acc/mean@1"] = solved + rng.normal(0, 0.01)
         lines.append(json.dumps({"step": step, "data": data}) + "\n")

@@ -137,7 +137,7 @@ def test_eps_does_not_depend_on_how_the_batch_is_cut(cut):
     expected = plain.step(CUTS[cut], actor_config(policy_loss=FSPOPolicyLossConfig(**whole.eps)))
     assert torch.equal(batch.gradient, plain.gradient) and (plain.gradient != 0).any()
     for name, eps in whole.eps.items():
-        assert metrics.pop(f"actor/fspo/{name}") == pytest.approx(eps, rel=1e-12)
+        assert metrics.pop(f"fspo/{name}") == pytest.approx(eps, rel=1e-12)
     assert metrics == expected
 
 

@@ -36,7 +36,7 @@ BAD = [  # values, of which the first is named
         (schema, {field: value})
         for schema in (FSPOPolicyLossConfig, ObservedPolicyLossConfig)
         for field, value in (
-            *(("records_dir", "records"), ("records_freq", 0), ("records_freq", True), ("records_limit_mb", 0)),
+            *(("records_dir", "records"), ("records_freq", 0), ("records_freq", True)),
             *(("length_bins", [8, 8]), ("length_bins", [1]), ("length_bins", []), ("alerts", 1)),
         )
     ),

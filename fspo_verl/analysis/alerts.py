@@ -3,7 +3,7 @@
 """Alerts in the log of a run: what :mod:`fspo_verl.analysis.causes` finds while it trains, once per cause.
 
 They are asked for where a trainer hands the metrics of a step to its loggers (:mod:`fspo_verl.verl_patches`), of the
-means over the last steps. While a cause that makes advice on the clip worthless holds, none on the clip is given. No
+last steps together. While a cause that makes advice on the clip worthless holds, none on the clip is given. No
 alert is about a clip that does little: a run may begin so. ``policy_loss.alerts=False`` turns them off.
 """
 
@@ -11,14 +11,14 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 from fspo_verl.analysis.causes import HEALTH, LEVEL, MOST, STEPS, conclude
 from fspo_verl.analysis.evidence import TRAINED, Evidence, evidence_of
+from fspo_verl.analysis.live import over_steps
 from fspo_verl.findings import NOTE, Finding
 from fspo_verl.keys import POLICY_LOSS
-from fspo_verl.observe.metrics import PREFIX
+from fspo_verl.observe.metrics import NAMES, SERIES
 from fspo_verl.output import Once
 
 logger = logging.getLogger("fspo_verl")
@@ -41,19 +41,16 @@ class Alerts:
         self._cut_off: float | None = None  # share at the start
 
     def of_step(self, metrics: Mapping[str, Any]) -> list[Finding]:
-        """The alerts after another step; none where its metrics are not those of a loss of this package."""
-        if not self.on or f"{PREFIX}sequence_fraction" not in metrics:
+        """The alerts after another step, by what is logged of it; none where no loss of this package trains."""
+        if not self.on or not any(name.startswith(SERIES) for name in metrics):
             return []
         from fspo_verl.analysis import logs  # imports pandas
 
-        step = logs.numbers({name: value for name, value in metrics.items() if name.startswith(TRAINED)})
-        self._window.append({name: value for name, value in step.items() if name.startswith(PREFIX)})
-        logged: dict[str, list[float]] = {}
-        for name, value in chain.from_iterable(one.items() for one in self._window):
-            logged.setdefault(name, []).append(value)
-        means = {name: sum(values) / len(values) for name, values in logged.items()}
+        read = (*TRAINED, SERIES, NAMES["response_length"])
+        step = logs.numbers({name: value for name, value in metrics.items() if name.startswith(read)})
+        self._window.append(step)
         # What is broken is broken in this step, whatever the others are like.
-        evidence = evidence_of(step | means, self._settings, len(self._window))
+        evidence = evidence_of(step | over_steps(self._window), self._settings, len(self._window))
         if self._cut_off is None:
             self._cut_off = evidence.cut_off
         evidence = replace(evidence, cut_off_before=self._cut_off)

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The numbers of a run from which causes are told, made in one way of records, a running trainer and a log.
 
-:func:`evidence_of` takes the sums that verl logs, or those of records (:func:`fspo_verl.analysis.judgement.sums`), and
-divides them by :mod:`fspo_verl.observe.quotients`. Tests on responses add to it. Light to import, as a process that
-trains uses it: no scipy, no pandas.
+:func:`evidence_of` takes the series that verl logs, or those of records (:func:`fspo_verl.analysis.judgement.series`).
+Tests on responses add to it. Light to import, as a process that trains uses it: no scipy, no pandas.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fspo_verl.observe.quotients import Counted, length_bins, parts, quotients, sums_of
+from fspo_verl.analysis.live import bins_of_log, of_log
+from fspo_verl.observe.quotients import Counted, parts
 
 if TYPE_CHECKING:
     from fspo_verl.analysis.length_effect import LengthEffect
@@ -64,43 +64,42 @@ class Evidence:
 
 
 def evidence_of(metrics: Mapping[str, float], settings: RunSettings | None = None, steps: int = 1) -> Evidence:
-    """The evidence in the metrics of a step, or in their means over steps.
+    """The evidence in the metrics of a step, or in those of :func:`fspo_verl.analysis.live.over_steps`.
 
     Args:
-        metrics: by the names that loggers have. A rate whose sums are missing is taken from the live series.
+        metrics: by the names that loggers have.
         settings: what trains.
-        steps: over how many the means are taken.
+        steps: how many they are of.
     """
-    sums = sums_of(metrics)
-    live = {name.removeprefix("fspo/"): value for name, value in metrics.items() if name.startswith("fspo/")}
-    rate = {name: value for name, value in live.items() if math.isfinite(value)} | quotients(sums)
-    bins, rows = length_bins(sums), sums.get("step_rows", 1.0) * steps
+    rate = of_log(metrics)
+    bins = bins_of_log(rate)
     noise, mismatch, moved = (rate.get(f"{name}_sigma") for name in ("noise", "mismatch", "moved"))
+    spreads = [spread for spread in (noise, moved) if spread is not None]
     bypass = bool(settings and settings.old_log_probs_from_rollout)
     from_engine = None if mismatch is None or moved is None else math.hypot(mismatch, moved)  # to the policy
     band = settings.trained_band if settings else None
-    if band and {"eps_low", "eps_high"} <= sums.keys():  # those in force of a band that follows a clip rate
-        band = replace(band, eps=None, eps_low=sums["eps_low"], eps_high=sums["eps_high"])
+    if band and {"eps_low", "eps_high"} <= rate.keys():  # those in force of a band that follows a clip rate
+        band = replace(band, eps=None, eps_low=rate["eps_low"], eps_high=rate["eps_high"])
     sides = rate.get("clip_rate/better"), rate.get("clip_rate/worse")
     return Evidence(
-        responses=round(sum(one.responses for one in bins) * rows) if "step_rows" in sums and bins else None,
+        responses=round(sum(one.responses for one in bins)) if bins else None,
         steps=steps,
         clip_rate=rate.get("clip_rate/all"),
         sides=None if None in sides else sides,  # type: ignore[arg-type]
-        thirds=parts(one._replace(responses=one.responses * rows, clipped=one.clipped * rows) for one in bins),
+        thirds=parts(bins),
         not_finite=rate.get("not_finite"),
         broken=tuple(name for name, value in metrics.items() if name.startswith(TRAINED) and not math.isfinite(value)),
         cut_off=rate.get("truncated"),
         rejected=rate.get("rejected"),
-        moved=rate["sigma"] > 0 if "sigma" in rate else None,
-        one_step=sums["step_rows"] == sums["rows"] if {"step_rows", "rows"} <= sums.keys() else None,
-        unmoved=round(sums.get("on_policy_fraction", 0.0) * rows),
+        moved=any(spread > 0 for spread in spreads) if spreads else None,
+        one_step=moved is None if noise is not None else None,
+        unmoved=round(rate.get("step_responses/unmoved", 0)),
         noise_sigma=noise,
         noise_outside=rate.get("noise_outside"),
         noise_share=_share(noise, moved),
         bypass=bypass,
         mismatch_sigma=mismatch,
-        mismatch_share=_share(mismatch, rate.get("sigma") if bypass else from_engine),
+        mismatch_share=_share(mismatch, moved if bypass else from_engine),
         band=band,
     )
 

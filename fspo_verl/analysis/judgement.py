@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is to be said of a run, the same for every command: its evidence, from records or metrics, and its findings.
 
-Records become the sums that verl logs, so that their evidence is made as that of metrics is. Tests on responses add to
+Records become the series that a run logs, and their evidence is made as that of metrics is. Tests on responses add to
 it. Causes and words are those of :mod:`fspo_verl.analysis.causes`; advice on a width is about those that were tried
 (:mod:`fspo_verl.analysis.widths`).
 """
@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtr
 
-from fspo_verl.analysis import fit, mismatch, widths
+from fspo_verl.analysis import fit, live, mismatch, widths
 from fspo_verl.analysis.causes import EVEN, HEALTH, LENGTH, SHARE_CUT_OFF, UNKNOWN, conclude
 from fspo_verl.analysis.clip_rates import prompts_of
 from fspo_verl.analysis.evidence import Evidence, evidence_of
@@ -28,7 +28,7 @@ from fspo_verl.clips import MATCHED_RATE, BandClip
 from fspo_verl.findings import FIX, KEEP, NOTE, RECORD, TAKE, Finding
 from fspo_verl.keys import RECORDS_DIR
 from fspo_verl.observe.columns import OPTIONAL
-from fspo_verl.observe.metrics import PREFIX, row_values
+from fspo_verl.observe.metrics import SERIES, metrics
 from fspo_verl.observe.quotients import Counted, parts
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.output import percent
@@ -93,12 +93,11 @@ def judge_records(records: pd.DataFrame, settings: RunSettings | None, rate: flo
 
 def evidence_of_metrics(run: Run) -> Evidence:
     """The evidence that the metrics of a run give, over all steps."""
-    metrics = run.metrics
-    observed = [name for name in metrics if name.startswith(("fspo/", PREFIX))]
-    steps = metrics[observed].dropna(how="all")
-    means = {str(name): float(value) for name, value in steps.mean().items()}
-    evidence = replace(evidence_of(means, run.settings, len(steps)), broken=run.broken)
-    shares = metrics["fspo/truncated"].dropna() if "fspo/truncated" in metrics else cut_off(run)
+    logged = run.metrics
+    steps = logged[logged.filter(regex=f"^{SERIES}").notna().any(axis=1)]
+    found = live.over_steps(steps.to_dict("records"))
+    evidence = replace(evidence_of(found, run.settings, len(steps)), broken=run.broken)
+    shares = logged["fspo/truncated"].dropna() if "fspo/truncated" in logged else cut_off(run)
     return _with_course(evidence, shares)
 
 
@@ -118,8 +117,7 @@ def evidence_of_records(records: pd.DataFrame, settings: RunSettings | None, tes
     if records.empty:
         return Evidence(responses=0, steps=0)
     steps = int(records["step"].nunique())
-    metrics = {f"{PREFIX}{name}": value for name, value in sums(records, settings).items()}
-    found = replace(evidence_of(metrics, settings, steps), responses=len(counted))
+    found = replace(evidence_of(series(records, settings), settings, steps), responses=len(counted))
     if "truncated" in records:
         found = _with_course(found, records[records["length"] > 0].groupby("step")["truncated"].mean().dropna())
     if counted.empty:
@@ -139,8 +137,8 @@ def evidence_of_records(records: pd.DataFrame, settings: RunSettings | None, tes
     )
 
 
-def sums(records: pd.DataFrame, settings: RunSettings | None) -> dict[str, float]:
-    """The means over rows that verl would have logged of these responses, without those by length."""
+def series(records: pd.DataFrame, settings: RunSettings | None) -> dict[str, float]:
+    """The live series of these responses as if they were of one step, all lengths in one bin."""
     records = mismatch.with_engines(records, settings)
     names = ["length", "log_ratio", "quadratic_variation", "advantage", *OPTIONAL]
     columns = {name: records[name].to_numpy(np.float64) for name in names if name in records}
@@ -154,11 +152,9 @@ def sums(records: pd.DataFrame, settings: RunSettings | None) -> dict[str, float
     columns |= {f"clipped_{side}": clipped * is_there for side, is_there in sides.items()}
     if settings and settings.trained_band is not None:
         columns["outside"] = BandClip("", "", settings.trained_band).outside(records) & (columns["finite"] > 0)
-    mini_batch = records["mini_batch"].to_numpy(np.int64)
-    rows = records.groupby(["step", "mini_batch"])["length"].transform("size").to_numpy()
-    on_policy = (mini_batch == 0) & (settings is None or not settings.old_log_probs_from_rollout)
-    values = row_values(columns, (), rows, mini_batch, on_policy)
-    return {name: float(value.mean()) for name, value in values.items()}
+    bypass = settings is not None and settings.old_log_probs_from_rollout
+    on_policy = (records["mini_batch"] == 0).to_numpy() & (not bypass)
+    return live.series(metrics(columns, (), on_policy, len(records)))
 
 
 def _by_length(counted: pd.DataFrame) -> list[Counted]:
@@ -249,9 +245,6 @@ def _incomplete(records: pd.DataFrame) -> Iterator[Finding]:
     if steps := records.attrs["lost"]:
         said = f"Steps with missing records: {steps:,}. Their files are damaged, gone or were not written."
         yield Finding("incomplete", NOTE, said, "", steps)
-    if (last := records.attrs.get("limited_after")) is not None:
-        said = f"After step {last:,} not every rank has recorded, as records_limit_mb was reached."
-        yield Finding("limited", NOTE, said, "", last)
     if (rows := records.attrs["rows"]) > len(records):
         said = f"A random {len(records):,} of its {rows:,} records are used (--max-rows)."
         yield Finding("sample", NOTE, said, "", len(records) / rows)

@@ -24,7 +24,7 @@ from fspo_verl.analysis import logs
 from fspo_verl.analysis.evidence import TRAINED
 from fspo_verl.band import Band
 from fspo_verl.keys import ACTOR, POLICY_LOSS, RECORDS_DIR
-from fspo_verl.observe.attempts import files_below, parts
+from fspo_verl.observe.attempts import attempts_below, files_below
 from fspo_verl.observe.records import read_records
 from fspo_verl.observe.settings import RunSettings, clip_ratios
 from fspo_verl.output import plain
@@ -159,7 +159,7 @@ def _read_folder(folder: Path, name: str, max_rows: int | None) -> Run:
     below = files_below(folder)
     config = _last_config(below, ".hydra/config.yaml") or _last_config(below, "files/config.yaml")
     log = logs.Log(read_metrics(metric_files(folder)), logs.FILE_LOGGER)
-    _of_one_run({part.folder for part in parts(folder)}, folder, "records")
+    _of_one_run({attempt.run for attempt in attempts_below(folder)}, folder, "records")
     records = read_records(folder, max_rows, True)
     elsewhere = setting(config, RECORDS_DIR)
     if records.empty and isinstance(elsewhere, str) and not Path(elsewhere).is_relative_to(folder.absolute()):

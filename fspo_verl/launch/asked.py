@@ -12,9 +12,7 @@ checks of a launch judge the composed config, and it alone goes on to Ray.
 import difflib
 import os
 import re
-import secrets
 import shlex
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,7 +229,7 @@ def _other_loss(loss: str, why: str, **fix) -> Finding:
 
 
 def _records(config: DictConfig, given: Collection[str]) -> str | None:
-    """The override for the folder of the records: one of this launch alone, or of the run that it resumes.
+    """The override for a folder of records beside the checkpoints; each launch gets one of its own in it.
 
     None where a folder is ``given`` or set, or where there are no checkpoints to lie beside.
     """
@@ -242,18 +240,6 @@ def _records(config: DictConfig, given: Collection[str]) -> str | None:
         chdir = not version.base_at_least("1.2")
     if chdir and config.hydra.mode != RunMode.MULTIRUN:  # the folder of a job of several is not known yet
         base /= config.hydra.run.dir
-    checkpoints = base / config.trainer.default_local_dir
-    trainer = {key: config.trainer.get(key) for key in ("resume_mode", "resume_from_path")}
-    launch = Launch(OmegaConf.create({"trainer": trainer | {"default_local_dir": str(checkpoints)}}))
-    own = None
-    if (resumed := launch.resume_point) and resumed[0].resolve() == checkpoints.resolve():  # no branch of another run
-        from fspo_verl.observe import attempts
-
-        # The last recorded step is the checkpoint's, or fewer than records_freq steps before it.
-        freq = OmegaConf.select(config, f"{POLICY_LOSS}.records_freq")
-        recorded = resumed[1] - (freq if isinstance(freq, int) else 1) + 1
-        own = attempts.of_the_run(checkpoints / _RECORDS, checkpoints, recorded)
-    start = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
-    folder = str(own or checkpoints / _RECORDS / start)
+    folder = str(base / config.trainer.default_local_dir / _RECORDS)
     is_plain = re.fullmatch(r"[\w./+:@%-]+", folder, re.ASCII)
     return f"{RECORDS_DIR}={folder}" if is_plain else override(RECORDS_DIR, folder)

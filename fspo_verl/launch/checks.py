@@ -37,7 +37,6 @@ from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
 from fspo_verl.launch import group, selection
 from fspo_verl.launch.hydra_files import as_value, leaves, override
 from fspo_verl.launch.view import CHECKS, Check, Launch, check, error, finding, note, warning
-from fspo_verl.observe import attempts
 from fspo_verl.observe.settings import clip_ratios
 
 # verl's defaults (ActorConfig): any other value next to fspo is taken for an attempt to set its clip range.
@@ -203,41 +202,16 @@ def unreachable_clip_rate(launch: Launch) -> Iterator[Finding]:
 # --- folders ---------------------------------------------------------------------------------------------------------
 
 
-@check(needs="folders", may_refuse=True)
+@check(needs="folders")
 def used_records_dir(launch: Launch) -> Iterator[Finding]:
-    """A folder for records that belongs to another run, or that this machine cannot write."""
+    """A folder for records that this machine cannot write."""
     if (records_dir := launch.policy_loss.get("records_dir")) is None:
         return
-    key = f"{POLICY_LOSS}.records_dir"
-    try:
-        reason = _why_taken(Path(records_dir), launch)
-    except OSError:
-        why = "a node with a disk of its own may have it; each worker tries it before its first update"
-        yield warning(f"{key}={records_dir} cannot be written on this machine", why, f"{key}=DIR that can be")
-        return
-    if reason is not None:
-        why, free = "one folder is for the records of one run", attempts.free(records_dir)
-        yield error(f"{key}={records_dir} is taken: {reason}", why, add=[f"{key}={free}"])
-
-
-def _why_taken(folder: Path, launch: Launch) -> str | None:
-    """Why a launch must not write its records to a folder; None if it may.
-
-    Raises:
-        OSError: this machine cannot write there, or it is a loop of symbolic links.
-    """
+    key, folder = f"{POLICY_LOSS}.records_dir", Path(records_dir)
     place = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
-        raise PermissionError(str(place))
-    checkpoints, resumed = Path(launch.config.trainer.default_local_dir), launch.resume_point
-    reason = attempts.why_taken(folder, checkpoints)
-    if reason is not None or resumed is None or resumed[0].resolve() == checkpoints.resolve():
-        return reason
-    first = min((part.step for part in attempts.parts(folder)), default=math.inf)
-    if first > resumed[1]:
-        return None
-    branch = f"this run branches off after step {resumed[1]} of the checkpoints in {resumed[0]}"
-    return f"it holds records from step {first} on, and {branch}"
+        why = "a node with a disk of its own may have it; each worker tries it before its first update"
+        yield warning(f"{key}={records_dir} cannot be written on this machine", why, f"{key}=DIR that can be")
 
 
 # --- warnings: it trains, but not as FSPO means to -------------------------------------------------------------------

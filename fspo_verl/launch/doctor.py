@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
+import math
 import os
 import re
 import shlex
@@ -41,6 +42,7 @@ from fspo_verl.keys import ACTOR, EXAMINE, GROUP, OVERRIDES, POLICY_LOSS
 from fspo_verl.launch import hydra_files, installation
 from fspo_verl.launch.starts import RECEIPT
 from fspo_verl.launch.view import Launch, check, error, note, warning
+from fspo_verl.observe.attempts import BYTES_A_ROW, MOST_ROWS, MOST_STEPS
 from fspo_verl.observe.noise import EPS_IN_SIGMA
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
@@ -206,6 +208,22 @@ def batches(launch: Launch) -> Iterator[Finding]:
     mini, epochs, steps = launch.actor.ppo_mini_batch_size, launch.actor.ppo_epochs, launch.optimizer_steps_per_rollout
     said = f"{steps} optimiser step{'s' * (steps != 1)} on them ({prompts} / {mini}, rounded up, x {epochs})"
     yield note(f"{what}, {said}")
+
+
+@check(needs="doctor")
+def records_on_disk(launch: Launch) -> Iterator[Finding]:
+    """Files and bytes of the records, by nodes and steps."""
+    trainer, freq = launch.config.trainer, launch.policy_loss.get("records_freq") or 1
+    if launch.policy_loss.get("records_dir") is None or not (prompts := launch.get("data.train_batch_size")):
+        return
+    ranks = trainer.nnodes * trainer.n_gpus_per_node
+    rows = prompts * launch.config.actor_rollout_ref.rollout.n * launch.actor.ppo_epochs  # of a step
+    steps = trainer.get("total_training_steps") or 1000
+    steps_a_file = max(min(MOST_STEPS, MOST_ROWS * ranks // rows), 1)
+    files = ranks * math.ceil(steps // freq / steps_a_file)
+    size = steps // freq * rows * BYTES_A_ROW / 1e9
+    where = f"{trainer.nnodes} node{'s' * (trainer.nnodes > 1)} with {ranks} rank{'s' * (ranks > 1)} in all"
+    yield note(f"records of {steps:,} steps on {where}: up to {files:,} files and about {size:.2g} GB")
 
 
 @check(needs="doctor")

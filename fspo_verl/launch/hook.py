@@ -15,7 +15,6 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -112,7 +111,7 @@ def _check_a_launch(config: DictConfig) -> None:
     try:
         _check_what_is_asked(config, _start)
         check(config)
-        claim_records(config)
+        _name_attempt(config)
     except ValueError:
         _start.note(REFUSED, config)
         raise
@@ -188,9 +187,9 @@ def _errors_of_the_config_alone(launch: Launch) -> list[Finding]:
         if launch.trains_a_policy:
             errors += selection.lost_selections(launch)
             if launch.selects_ours:
-                from fspo_verl.launch import checks
+                from fspo_verl.launch import attempt, checks
 
-                errors += checks.errors_of_the_config_alone(launch.config)
+                errors += [*checks.errors_of_the_config_alone(launch.config), *attempt.shared_folder(launch)]
     return errors
 
 
@@ -201,23 +200,16 @@ def _check_what_is_asked(config: DictConfig, start: Start) -> None:
         _refuse_or_say([*filter(None, [asked.problem(config, start.taken is not None)])])
 
 
+def _name_attempt(config: DictConfig) -> None:
+    """Give a launch a folder of its own for its records, if it writes any."""
+    if Launch(config).is_ours:
+        from fspo_verl.launch import attempt
+
+        attempt.name_attempt(config)
+
+
 def _refuse_or_say(findings: list[Finding]) -> None:
     if errors := [one.in_one_line for one in findings if one.severity == ERROR]:
         raise ValueError("\n".join(errors))
     for one in findings:
         logger.log(logging.WARNING if one.severity == WARNING else logging.INFO, "%s", one.in_one_line)
-
-
-def claim_records(config: DictConfig) -> None:
-    """Make ``records_dir`` that of this run; :func:`check` has warned of a folder that only the workers can write.
-
-    Raises:
-        ValueError: the folder is that of another run; names a free one.
-    """
-    launch = Launch(config)
-    records_dir = launch.policy_loss.get("records_dir") if launch.is_ours else None
-    if records_dir is not None and launch.checkpoints is not None:
-        from fspo_verl.observe import attempts
-
-        with contextlib.suppress(OSError):
-            attempts.claim(Path(records_dir), launch.checkpoints)

@@ -27,6 +27,7 @@ from pathlib import Path
 from fspo_verl.keys import GROUP, OVERRIDES, RECORDS_DIR
 from fspo_verl.launch import asked, installation
 from fspo_verl.launch.starts import LAUNCHED, PRINTED, RECEIPT, REFUSED, Receipt, receipts
+from fspo_verl.observe.attempts import attempts_below, is_attempt
 
 _PATIENCE = 300.0  # seconds in which a launch has composed its config
 _SIGNALS = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
@@ -107,7 +108,7 @@ def _summary(launches: list[Receipt], loss: str, began: float) -> Iterator[str]:
             yield f"{len(these)} launch{'es' * (len(these) > 1)} {_SENTENCES[kind].format(loss=losses)}"
     if not launches:
         yield _none_took(loss)
-    if folders := [*dict.fromkeys(one.records for one in kinds.get(RECORDED, ()) if one.records)]:
+    if folders := [*dict.fromkeys(_to_report(one.records) for one in kinds.get(RECORDED, ()) if one.records)]:
         yield f"next: fspo-verl report {shlex.join(folders)}{' -o report' if len(folders) > 1 else ''}"
     for_good: dict[str, None] = {}
     for one in (*kinds.get(RECORDED, ()), *kinds.get(UNRECORDED, ())):
@@ -115,6 +116,12 @@ def _summary(launches: list[Receipt], loss: str, began: float) -> Iterator[str]:
         out = f", take out {shlex.join(one.left_out)}" if one.left_out else ""
         for_good |= {f"for good: add {shlex.join(words)}{out}": None} if words else {}
     yield from for_good
+
+
+def _to_report(records: str) -> str:
+    """The folder of an attempt; that of its run where it has resumed, with the attempts before."""
+    resumed = any(attempt.began > 1 and is_attempt(attempt.folder) for attempt in attempts_below(records))
+    return str(Path(records).parent) if resumed else records
 
 
 RECORDED, ENDED, UNRECORDED = "recorded", "ended", "unrecorded"

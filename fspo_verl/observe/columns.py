@@ -124,7 +124,8 @@ def to_numpy(columns: dict[str, Tensor]) -> dict[str, np.ndarray]:
     """The columns as float64 arrays, in one transfer from the device."""
     dtype = columns["log_ratio"].dtype
     stacked = torch.stack([column.to(dtype) for column in columns.values()]).cpu().numpy()
-    arrays = dict(zip(columns, stacked, strict=True))
-    if arrays.keys() >= {*_OF_LOSS}:
-        arrays |= _clip_columns(SequenceLoss._make([None, *map(arrays.pop, _OF_LOSS)]))
-    return {name: column.astype(np.float64) for name, column in arrays.items()}
+    if columns.keys() >= {*_OF_LOSS}:  # before it is cast: edges and S are compared as the loss has compared them
+        arrays = dict(zip(columns, stacked, strict=True))
+        clip = _clip_columns(SequenceLoss._make([None, *map(arrays.pop, _OF_LOSS)]))
+        columns, stacked = arrays | clip, np.stack([*arrays.values(), *clip.values()], dtype=np.float64)
+    return dict(zip(columns, stacked.astype(np.float64, copy=False), strict=True))

@@ -2,17 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics of a policy loss in verl's metric stream, from the columns of :mod:`fspo_verl.observe.columns`.
 
-verl reduces a metric by an unweighted mean over micro-batches, data-parallel ranks and mini-batches, which is wrong for
-a rate taken over micro-batches of unequal size. The ``actor/fspo/*`` metrics therefore hold one value per row of the
-batch, so that verl's mean is the mean over rows, however the batch was cut. Rows without a response token (padding that
-verl adds to fill a batch) count with 0. What is not a mean over rows is a quotient of two of them; the table is in
-:mod:`fspo_verl.observe.quotients`. The ``on_policy_*`` are 0 on rows of later mini-batches, and where it is not known
-that the first one has not moved.
+A rate over micro-batches of unequal size is no mean of their rates. The ``actor/fspo/*`` metrics are therefore
+numerators and denominators, one number per name and call, whatever its rows: the sum over the rows of the call, times
+ranks over the rows of the mini-batch. verl takes the mean over ranks and, of what :func:`as_sums` has marked, the sum
+over micro-batches. So each becomes a mean over the rows of the mini-batch, however that was cut, and then the mean over
+mini-batches, which verl makes of one size. Rows without a response token (padding that verl adds to fill a batch) count
+with 0. Quotients are exact; their table is in :mod:`fspo_verl.observe.quotients`. They are divided where the trainer
+logs (:mod:`fspo_verl.analysis.live`), and the sums go no further.
 
 The asynchronous trainers take another mean, over the updates between two weight syncs, each weighted by its responses
-(or, in the fully asynchronous one, all alike); that is the mean over rows as long as these updates have as many.
+(or, in the fully asynchronous one, all alike); quotients stay exact as long as these updates have as many.
 
-Names must not contain "min", "max", "sum" or "total": verl would reduce by those.
+Names must not contain "min", "max", "sum", "total", "mean" or "avg": verl would reduce by those. The one with "max" is
+to be reduced so.
 """
 
 from collections.abc import Sequence
@@ -21,9 +23,14 @@ from itertools import pairwise
 import numpy as np
 
 from fspo_verl.loss import MAX_LOG_RATIO
-from fspo_verl.observe.columns import CLIPPED, MISMATCH, TRUNCATED
+from fspo_verl.observe.columns import CLIPPED, TRUNCATED
 
 PREFIX = "actor/fspo/"
+SERIES = "fspo/"
+"""The prefix of what is logged; see :mod:`fspo_verl.analysis.live`."""
+STEP_ROWS = "step_rows_max"
+"""Rows over all ranks that a training step has had until the end of this mini-batch: the largest is that of the step,
+and turns means over rows into counts."""
 LENGTH_BINS = (16, 64, 256, 1024, 4096, 16384)  # default inner edges, in response tokens
 NAMES = {
     "reward": "critic/score/mean",
@@ -33,88 +40,91 @@ NAMES = {
     "clip_rate": "fspo/clip_rate/all",
     "grad_norm": "actor/grad_norm",
     "loss": "actor/pg_loss",
-    "nonfinite_responses": f"{PREFIX}nonfinite_fraction",
+    "nonfinite_responses": "fspo/not_finite",
     "seconds": "timing_s/step",
 }
 """What readers of a run look for among its metrics."""
 
 
 def metrics(
-    columns: dict[str, np.ndarray], length_bins: Sequence[int], rows: int, mini_batch: int, on_policy: bool
-) -> dict:
+    columns: dict[str, np.ndarray],
+    length_bins: Sequence[int],
+    on_policy: bool,
+    rows: int,
+    ranks: int = 1,
+    step_rows: int | None = None,
+) -> dict[str, float]:
     """Metrics of one call of the loss.
 
     Args:
         columns: ``[B]`` arrays of :mod:`fspo_verl.observe.columns`.
         length_bins: inner edges of the length bins, in response tokens, rising.
-        rows: rows of the mini-batch over all ranks, padding included.
-        mini_batch: its number within the step, from 0.
         on_policy: the old log-probs are those of the weights of this call.
+        rows: rows of the mini-batch over all ranks, padding included.
+        ranks: data-parallel ranks.
+        step_rows: see :data:`STEP_ROWS`; None takes ``rows``.
     """
-    from verl.utils.metric import AggregationType, Metric  # not at the top: a reader of runs may have no verl
-
-    result = {}
-    for name, values in row_values(columns, length_bins, rows, mini_batch, on_policy).items():
-        result[PREFIX + name] = metric = Metric(AggregationType.MEAN)
-        metric.values = values.tolist()  # as extend(), which checks the type of each of some ten thousand floats
-    return result
+    share = ranks / rows
+    found = {PREFIX + name: value * share for name, value in sums(columns, length_bins, on_policy).items()}
+    return found | {PREFIX + STEP_ROWS: float(step_rows or rows)}
 
 
-def row_values(
-    columns: dict[str, np.ndarray], length_bins: Sequence[int], rows: int, mini_batch: int, on_policy: bool
-) -> dict[str, np.ndarray]:
-    """The metrics before the mean over rows: name to ``[B]`` array.
+def as_sums(metrics: dict) -> dict:
+    """The metrics of a call of verl's ``ppo_loss``, which makes means of all, with those of :func:`metrics` as sums."""
+    from verl.utils.metric import AggregationType  # not at the top: a reader of runs may have no verl
+
+    for name, metric in metrics.items():
+        if name.startswith(PREFIX):
+            is_largest = name == PREFIX + STEP_ROWS
+            metric.aggregation = AggregationType.MAX if is_largest else AggregationType.SUM
+    return metrics
+
+
+def sums(columns: dict[str, np.ndarray], length_bins: Sequence[int], on_policy: bool | np.ndarray) -> dict[str, float]:
+    """The sums over rows from which every rate is made.
 
     A new metric is a line here, a rate of it also one of :data:`fspo_verl.observe.quotients.QUOTIENTS`.
+
+    Args:
+        on_policy: see :func:`metrics`; of several calls ``[B]``.
     """
-    length, log_ratio, advantage = (columns[name] for name in ("length", "log_ratio", "advantage"))
-    is_sequence = length > 0
-    tokens = np.maximum(length, 1)
-    ratio = np.exp(np.minimum(log_ratio, MAX_LOG_RATIO)) * is_sequence
-    clipped = sum(columns[name] for name in CLIPPED)
-    sigma_squared = columns["quadratic_variation"] / tokens
-    per_sqrt_length = log_ratio / np.sqrt(tokens)
-    values = {
-        "sequence_fraction": is_sequence,
-        "nonzero_advantage_fraction": advantage != 0,
-        "clip_fraction": clipped,
-        **{name.replace("clipped", "clip_fraction"): columns[name] for name in CLIPPED},
-        "log_ratio": log_ratio,
-        "log_ratio_per_token": log_ratio / tokens,
-        "log_ratio_per_sqrt_length": per_sqrt_length,
-        "log_ratio_per_sqrt_length_squared": per_sqrt_length**2,
-        "sigma_squared": sigma_squared,
-        "ratio": ratio,
-        "ratio_squared": ratio**2,
-        "nonfinite_fraction": columns["finite"] == 0,
-        "on_policy_fraction": is_sequence * on_policy,
-        "on_policy_sigma_squared": sigma_squared * on_policy,
-        "rows": np.full(len(length), rows),
-        # No mean can count the mini-batches of a step; but the mean of the first M odd numbers is M.
-        "step_rows": np.full(len(length), rows * (2 * mini_batch + 1)),
+    length, advantage = columns["length"], columns["advantage"]
+    sequence = (length > 0).astype(np.float64)
+    unmoved = sequence * on_policy
+    variance = columns["quadratic_variation"] / np.maximum(length, 1)
+    ratio = np.exp(np.minimum(columns["log_ratio"], MAX_LOG_RATIO))
+    responses = sequence * (advantage != 0)
+    clipped = sum(columns[name] for name in CLIPPED) * responses
+    better = (advantage > 0).astype(np.float64)
+    unmoved_variance = variance @ unmoved
+    found = {
+        "sequence_fraction": sequence.sum(),
+        "nonfinite_fraction": (columns["finite"] == 0).sum(),
+        "ratio": ratio @ sequence,
+        "ratio_squared": ratio @ (ratio * sequence),
+        "on_policy_fraction": unmoved.sum(),
+        "on_policy_sigma_squared": unmoved_variance,
+        "moved_fraction": sequence.sum() - unmoved.sum(),
+        "moved_sigma_squared": variance @ (sequence - unmoved),
+        "better/responses": responses @ better,
+        "better/clipped": clipped @ better,
     }
-    has_advantage = is_sequence & (advantage != 0)
-    counted = {"responses": has_advantage, "clipped": clipped * has_advantage}
     if "outside" in columns:
-        values["outside_band_fraction"] = columns["outside"]
-        values["on_policy_outside_fraction"] = columns["outside"] * on_policy
-        counted["outside"] = columns["outside"] * has_advantage
+        found["on_policy_outside_fraction"] = columns["outside"] @ unmoved
     if "rollout_length" in columns:
-        values |= {name: np.nan_to_num(columns[name]) for name in MISMATCH}  # a row that is not measured has length 0
-        values["rollout_rejected_fraction"] = ~is_sequence & (columns["rollout_length"] > 0)
+        measured = columns["rollout_length"] > 0
+        found["rollout_length"] = columns["rollout_length"].sum()
+        found["rollout_quadratic_variation"] = columns["rollout_quadratic_variation"][measured].sum()
+        found["rollout_rejected_fraction"] = (measured & (length == 0)).sum()
     if TRUNCATED in columns:
-        values[f"{TRUNCATED}_fraction"] = columns[TRUNCATED] * is_sequence
-    better = advantage > 0
-    values |= {f"better/{key}": counted[key] * better for key in ("responses", "clipped")}
-    names, in_bin = _bins(length, length_bins)
-    for key, value in counted.items():
-        values |= zip((f"{name}/{key}" for name in names), value * in_bin, strict=True)
-    return dict(zip(values, np.array([*values.values()], dtype=np.float64), strict=True))
+        found[f"{TRUNCATED}_fraction"] = columns[TRUNCATED] @ sequence
+    edges = [1, *length_bins]
+    place = np.searchsorted(edges, length, side="right")  # 0: no token
+    for key, value in (("responses", responses), ("clipped", clipped)):
+        in_bins = np.bincount(place, value, len(edges) + 1)[1:]
+        found |= {f"{name}/{key}": of_bin for name, of_bin in zip(_bin_names(edges), in_bins, strict=True)}
+    return {name: float(value) for name, value in found.items()}
 
 
-def _bins(length: np.ndarray, inner_edges: Sequence[int]) -> tuple[list[str], np.ndarray]:
-    """The names of the length bins, and bool ``[bins, B]``: who is in which; rows without a token are in none."""
-    edges = [1, *inner_edges]
-    names = [f"length_{low}_to_{high - 1}" for low, high in pairwise(edges)]
-    number = np.searchsorted(edges, length, side="right")
-    return [*names, f"length_{edges[-1]}_up"], number == np.arange(1, len(edges) + 1)[:, None]
+def _bin_names(edges: Sequence[int]) -> list[str]:
+    return [*(f"length_{low}_to_{high - 1}" for low, high in pairwise(edges)), f"length_{edges[-1]}_up"]

@@ -53,6 +53,7 @@ class MicroBatch(NamedTuple):
     ranks: int  # data-parallel ranks
     prompts: list[str]  # per row; rows with the same id are responses to one prompt. Empty where verl names no ids
     texts: list  # per row, what the prompt says: chat messages, or its id where verl does not pass them on
+    step_rows: int  # of the training step until the end of this mini-batch, over all ranks, padding included
     staleness: list[float]  # per row, training steps that its oldest token is behind; NaN where verl does not tell
     from_rollout: bool = False  # the old log-probs are the rollout engine's (verl's bypass mode)
     # Columns of the mismatch, and columns.TRUNCATED, as far as known; given the log-probs of this call ``[B, T]``.
@@ -84,6 +85,7 @@ class _Position:
 
     def __init__(self):
         self.step, self.mini_batch, self.rows = 0, 0, 0
+        self.step_rows = 0  # of the mini-batches of the step that have ended, over all ranks
         self.synced: int | None = None  # training step of the weights that the rollout engines have
         self.trained = False  # since then
         self.limits: Limits | None = None  # None where they are not known
@@ -110,7 +112,7 @@ class _Position:
             return None
         step = self._step_of(tu.get(data, "global_steps"))
         if step != self.step:
-            self.step, self.mini_batch, self.rows = step, 0, 0
+            self.step, self.mini_batch, self.rows, self.step_rows = step, 0, 0, 0
         self.trained = True
         prompts = list(tu.get(data, "uid", []))
         micro_batch = MicroBatch(
@@ -120,13 +122,14 @@ class _Position:
             ranks=ranks,
             prompts=prompts,
             texts=list(tu.get(data, "raw_prompt", prompts)),
+            step_rows=self.step_rows + mini_batch_rows,
             staleness=_staleness(self.step, tu.get(data, "extra_fields"), len(data)),
             from_rollout=self.from_rollout,
             columns=functools.partial(_columns, data, self.from_rollout, self.mini_batch, self.limits),
         )
         self.rows += len(data)
         if self.rows >= mini_batch_rows // ranks:
-            self.rows, self.mini_batch = 0, self.mini_batch + 1
+            self.rows, self.mini_batch, self.step_rows = 0, self.mini_batch + 1, micro_batch.step_rows
         return micro_batch
 
     def _step_of(self, drawn) -> int:

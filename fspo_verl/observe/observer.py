@@ -5,8 +5,6 @@
 pandas and pyarrow are imported where a run writes records, and nowhere else.
 """
 
-import functools
-import uuid
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,42 +34,40 @@ def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None =
         config: verl's ``ActorConfig``.
         loss: the name of the loss that trains.
         band: in force in this call; None for a loss without one.
-
-    Raises:
-        ValueError: ``records_dir`` cannot be written.
     """
     micro_batch = microbatch.current()
-    mini_batch, on_policy = 0, False
+    on_policy, step_rows = False, None
     if micro_batch is not None:
         columns = columns | micro_batch.columns(tokens[0])
-        mini_batch = micro_batch.mini_batch
+        step_rows = micro_batch.step_rows
         # Whether the weights of this call are those of the old log-probs, as far as that is known.
-        on_policy = mini_batch == 0 and not micro_batch.from_rollout
+        on_policy = micro_batch.mini_batch == 0 and not micro_batch.from_rollout
     observation = config.policy_loss
     writer = _writer(config, micro_batch, loss, band)
     if writer is not None and micro_batch is not None and micro_batch.step % observation.records_freq == 0:
         columns = to_numpy(columns | token_columns(*tokens))
         if observation.get("target_clip_rate") is not None and band is not None:
             columns |= {name: np.full(len(columns["length"]), eps) for name, eps in band.half_widths.items()}
-        writer.add(columns, micro_batch._replace(columns=dict))  # which holds the tokens
+        writer.add(columns, micro_batch)
     else:
         columns = to_numpy(columns)
     length_bins = observation.get("length_bins") or metrics.LENGTH_BINS
     rows = config.global_batch_info.get("global_batch_size") or len(columns["length"])
-    return columns, metrics.metrics(columns, length_bins, rows, mini_batch, on_policy)
+    ranks = config.global_batch_info.get("dp_size") or 1
+    return columns, metrics.metrics(columns, length_bins, on_policy, rows, ranks, step_rows)
 
 
 _WRITERS: dict[str, "RecordWriter"] = {}  # by folder
 
 
-def flush_records() -> None:
-    """A step has ended: have its records written."""
+def flush_records(writes: bool = True) -> None:
+    """Have the records of an update written; not where another rank has the same responses, and ``writes`` them."""
     for writer in _WRITERS.values():
-        writer.flush()
+        writer.flush(writes)
 
 
 def _writer(config, micro_batch: MicroBatch | None, loss: str, band: Band | None) -> "RecordWriter | None":
-    """The one writer of this process, which has tried its folder before the first update; None without records."""
+    """The writer of this process for its folder; None without records."""
     observation = config.policy_loss
     path = observation.get("records_dir")
     if path is None:
@@ -96,31 +92,6 @@ def _writer(config, micro_batch: MicroBatch | None, loss: str, band: Band | None
         versions={"fspo_verl": fspo_verl.__version__, "verl": verl.__version__, "torch": torch.__version__},
     )
     freq, last = observation.records_freq, getattr(config.get("optim"), "total_training_steps", None) or -1
-    try:
-        _WRITERS[path] = RecordWriter(
-            *(path, settings, _run()),
-            began=micro_batch.step,
-            freq=freq,
-            limit_bytes=observation.records_limit_mb * 2**20,
-            last_step=last - last % freq if last > 0 else None,
-        )
-    except OSError as error:
-        raise ValueError(
-            f"records_dir={path} cannot be written on this machine: {error}. Choose another, or records_dir=null"
-        ) from error
+    last_step = last - last % freq if last > 0 else None
+    _WRITERS[path] = RecordWriter(path, settings, micro_batch.step, freq, last_step)
     return _WRITERS[path]
-
-
-@functools.cache
-def _run() -> str:
-    """An identity that all ranks of a training share, and no other training has.
-
-    The first rank that asks says its own to all. A launch would be no identity: several trainings may share a process
-    and a session of Ray, as those of ``--multirun`` do. Each has workers of its own.
-    """
-    from torch.distributed import distributed_c10d
-
-    own = uuid.uuid4().hex
-    if torch.distributed.is_initialized():
-        return distributed_c10d._get_default_store().compare_set("fspo_verl/run", "", own).decode()
-    return own

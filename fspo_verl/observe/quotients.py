@@ -3,7 +3,7 @@
 """From sums to rates: the one table of numerators and denominators.
 
 Live series, the evidence of a conclusion and reports read it. Sums are means over rows, by the names of
-:func:`fspo_verl.observe.metrics.row_values`: those that verl logs, or those of records. Light to import.
+:func:`fspo_verl.observe.metrics.sums`: those that verl hands on, or those of records. Light to import.
 """
 
 import math
@@ -35,12 +35,10 @@ QUOTIENTS = {
     "not_finite": Quotient("nonfinite_fraction", "sequence_fraction"),
     "truncated": Quotient("truncated_fraction", "sequence_fraction"),
     "rejected": Quotient("rollout_rejected_fraction", "sequence_fraction + rollout_rejected_fraction"),
-    "sigma": Quotient("sigma_squared", "sequence_fraction", True),
-    "moved_sigma": Quotient("sigma_squared - on_policy_sigma_squared", "sequence_fraction - on_policy_fraction", True),
+    "moved_sigma": Quotient("moved_sigma_squared", "moved_fraction", True),
     "noise_sigma": Quotient("on_policy_sigma_squared", "on_policy_fraction", True),
     "noise_outside": Quotient("on_policy_outside_fraction", "on_policy_fraction"),
     "mismatch_sigma": Quotient("rollout_quadratic_variation", "rollout_length", True),
-    "mismatch_kl": Quotient("rollout_k3", "rollout_length"),
 }
 """Rates by name. ``clipped`` and ``responses`` are of all responses with an advantage."""
 
@@ -90,10 +88,10 @@ class Counted(NamedTuple):
         return self.clipped / self.responses
 
     @property
-    def series(self) -> str:
-        """The name of its clip rate, with leading zeros, so that loggers sort bins by length."""
+    def name(self) -> str:
+        """With leading zeros, so that loggers sort bins by length."""
         end = "up" if math.isnan(self.longest) else f"{self.longest:05.0f}"
-        return f"clip_rate/len_{self.shortest:05.0f}_{end}"
+        return f"len_{self.shortest:05.0f}_{end}"
 
 
 def length_bins(sums: Mapping[str, float]) -> list[Counted]:

@@ -1,24 +1,28 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Per-response records of a training run: one Parquet file per training step and rank, and a reader.
+"""Per-response records of a training run, and a reader: Parquet files of up to 30 steps of a rank.
 
-A row is a response in one optimiser step; :data:`COLUMNS` says what it holds. A file appears at the end of its step,
-with all mini-batches of the step or not at all. A disk that is full is a warning, and training goes on. Each file says
-how many ranks there are, and how many steps were to be recorded so far: the reader finds those that are incomplete.
-Where a run goes on from a checkpoint, its newest attempt counts (:mod:`fspo_verl.observe.attempts`).
+A row is a response in one optimiser step; :data:`COLUMNS` says what it holds. At the end of each update the file of a
+rank is written anew, whole, with the steps since the last full one: a crash takes the update that was trained, and
+nothing before it. A disk that is full, slow or not there is a warning, and training goes on. Each file says which steps
+it holds, and how many ranks there are: the reader finds those that are incomplete. Where a run goes on from a
+checkpoint, its newest attempt counts (:mod:`fspo_verl.observe.attempts`).
 """
 
 import atexit
-import contextlib
+import functools
 import hashlib
 import json
+import math
 import os
-import tempfile
+import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -28,6 +32,7 @@ import pyarrow.parquet as pq
 
 from fspo_verl import clips
 from fspo_verl.observe import attempts
+from fspo_verl.observe.attempts import MOST_ROWS, MOST_STEPS
 from fspo_verl.observe.columns import OPTIONAL
 from fspo_verl.observe.microbatch import MicroBatch
 from fspo_verl.observe.settings import RunSettings
@@ -53,9 +58,13 @@ EPS_COLUMNS = {name: pa.float64() for name in ("eps_low", "eps_high", "eps_dual"
 """The band in force when a response was trained on, of runs with ``target_clip_rate`` only; see :class:`Band`."""
 _OPTIONAL = CLIP_COLUMNS | EPS_COLUMNS | dict.fromkeys(OPTIONAL, pa.float32())
 
+_TEXTS = [name for name, kind in COLUMNS.items() if pa.types.is_dictionary(kind)]  # numbers are smaller as they are
+
 _SETTINGS = b"fspo_verl"  # key of the metadata entry of a file
-_ATTEMPT = b"attempt"  # key of another one
-_TOLD = ("ranks", "taken", "freq")  # its entries: the fields of attempts.Part that a file tells
+_ATTEMPT = b"attempt"  # key of another one, with the fields of attempts.Footer
+
+_MOST_WAITING = 4  # files that wait in memory for a disk
+_PATIENCE = 5.0  # seconds that an update waits for the disk
 
 
 def text_hash(prompt) -> int:
@@ -80,49 +89,35 @@ def text_hash(prompt) -> int:
 class RecordWriter:
     """Writes the records of one rank.
 
+    Nothing here raises, and no disk is waited for longer than some seconds: what cannot be written waits in memory for
+    the next update, and what is lost in the end is a warning.
+
     Args:
-        folder: created if missing; the files go into a folder of the attempt in it.
+        folder: of this attempt; made with the first file.
         settings: stored with every file.
-        run: an identity that all ranks of a training share, and no other training has.
         began: the first training step, recorded or not.
         freq: of so many training steps one is handed in.
-        limit_bytes: total size of the files after which nothing more is written.
         last_step: the last training step that will be handed in, where it is known.
-
-    Raises:
-        OSError: the folder cannot be written.
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        settings: RunSettings,
-        run: str,
-        began: int,
-        freq: int = 1,
-        limit_bytes: float = 2**30,
-        last_step: int | None = None,
+        self, folder: str | Path, settings: RunSettings, began: int, freq: int = 1, last_step: int | None = None
     ):
-        self.freq, self.limit_bytes, self._last_step = freq, limit_bytes, last_step
-        self.folder = attempts.attempt(Path(folder), run)
-        with tempfile.TemporaryFile(dir=self.folder, buffering=0) as probe:
-            probe.write(b"0")
+        self.folder, self._began, self._freq, self._last_step = Path(folder), began, freq, last_step
         self._settings = json.dumps(settings.to_json())
-        self._step: list[tuple[dict, MicroBatch]] = []  # the micro-batches of the step that is being trained
-        self._taken = 0  # how many steps until now
-        self._is_written = True  # as far as it has come
-        self._sizes: dict[int, int] = {}  # of the files, by step
-        self._process = os.getpid()
-        self._once = Once()
-        self._mark(attempts.BEGAN, began)
-        atexit.register(self.flush)  # some trainers sync no weights after their last step
-
-    def _mark(self, what: str, step: int) -> None:
-        with contextlib.suppress(OSError):  # a full disk
-            (self.folder / attempts.MARK.format(what=what, step=step)).touch()
+        self._steps: list[int] = []  # of the file that is being filled
+        self._batches: list[pa.RecordBatch] = []  # its rows
+        self._file, self._ranks = self.folder, 1
+        self._waiting: dict[Path, pa.Table] = {}  # files that are not on the disk as they should be
+        self._own: set[Path] = set()  # files that this writer has written
+        self._new: set[int] = set()  # steps with rows that are not handed over
+        self._is_marked, self._patience = False, _PATIENCE
+        self._thread: threading.Thread | None = None
+        self._process, self._once = os.getpid(), Once()
+        atexit.register(self.close)
 
     def add(self, columns: dict[str, np.ndarray], micro_batch: MicroBatch) -> None:
-        """Take the rows of one micro-batch; the file of a step is written when the step ends.
+        """Take the rows of one micro-batch, to be written at the end of the update.
 
         Args:
             columns: ``[B]`` arrays of :mod:`fspo_verl.observe.columns`, token columns included.
@@ -131,94 +126,132 @@ class RecordWriter:
             text = "process %d is a copy of the one that records, %d, and records nothing"
             self._warn("copy", text, os.getpid(), self._process)
             return
-        if self._step and micro_batch.step != self._step[-1][1].step:
-            self.flush()
-            self._step = []
-        if not self._step:
-            self._taken += 1
-        if "rollout_length" in columns:
-            columns = columns | {"staleness": np.array(micro_batch.staleness)}
-        self._step.append((columns, micro_batch))
-        self._is_written = False
-
-    def flush(self) -> None:
-        """Write the file of the step as far as it has come; warn where that fails."""
-        if self._is_written or self._is_a_copy:
-            return
-        self._is_written = True
-        step, rank = self._step[-1][1].step, self._step[-1][1].rank
-        file = self.folder / attempts.RECORD.format(step=step, rank=rank)
-        if self._last_step is not None and step >= self._last_step:
-            self._mark(attempts.FINISHED, step)
-        if step not in self._sizes and sum(self._sizes.values()) > self.limit_bytes:
-            self._mark(attempts.LIMITED, max(self._sizes))
-            text = "records_limit_mb is reached, nothing is recorded from step %d of rank %d on"
-            self._warn("limit", text, step, rank)
-            return
+        step = micro_batch.step
+        if step not in self._steps:
+            if not self._steps or len(self._steps) == MOST_STEPS or sum(map(len, self._batches)) >= MOST_ROWS:
+                if len(self._new) > 1:  # a trainer that does not say when an update ends
+                    self.flush()
+                self._hand_over()
+                self._file = self.folder / attempts.RECORD.format(step=step, rank=micro_batch.rank)
+                self._steps, self._batches = [], []
+            self._steps.append(step)
+        self._ranks = micro_batch.ranks
+        self._new.add(step)
         try:
-            self._sizes[step] = _write(self._table(), file)
-        except Exception as error:  # recording must not stop training
-            self._once.lost(error, f"records in {self.folder}: step {step} of rank {rank} is lost; training goes on")
-            # A part of the step would pass for the whole. A file with more rows is not of this writer.
-            rows = sum(len(batch.prompts) for _, batch in self._step)
-            if self._sizes.pop(step, None) and _rows_in(file) <= rows:
-                with contextlib.suppress(OSError):
-                    file.unlink(missing_ok=True)
+            self._batches.append(_batch(columns, micro_batch))
+        except Exception as error:
+            self._once.lost(error, f"records in {self.folder}: rows of step {step} are lost; training goes on")
+
+    def flush(self, writes: bool = True) -> None:
+        """Write what an update has added; drop it where another rank has the same responses, and ``writes`` them."""
+        if self._is_a_copy or not (self._new or not self._is_marked):
+            return
+        if not writes:
+            self._steps, self._batches = [], []
+            self._new.clear()
+            self._waiting.clear()
+            return
+        self._hand_over()
+        while len(self._waiting) > _MOST_WAITING:
+            lost = next(iter(self._waiting))
+            del self._waiting[lost]
+            self._warn("lost", "%s is lost, with up to %d steps: the disk is full or too slow", lost.name, MOST_STEPS)
+        self._write_within(self._patience)
+
+    def _hand_over(self) -> None:
+        """Have the file written as it is to be."""
+        if self._new and self._batches:
+            footer = attempts.Footer(self._steps, self._ranks, self._freq)
+            metadata = {_SETTINGS: self._settings, _ATTEMPT: json.dumps(vars(footer))}
+            self._waiting[self._file] = pa.Table.from_batches(self._batches).replace_schema_metadata(metadata)
+        self._new.clear()
+
+    def close(self) -> None:
+        """Write what is left when the process ends."""
+        if self._is_a_copy:
+            return
+        self.flush()
+        if self._waiting:
+            self._write_within(2 * _PATIENCE)
+        if self._waiting:
+            self._warn("end", "the process ends before %s could be written", ", ".join(x.name for x in self._waiting))
+
+    def _write_within(self, seconds: float) -> None:
+        """Write what waits, in a thread that is left alone after so many seconds: a disk that hangs stops nobody."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._write_waiting, daemon=True)
+            self._thread.start()
+        self._thread.join(seconds)
+        if self._thread.is_alive() and seconds:
+            self._patience = 0.0
+            self._warn("slow", "the disk takes more than %g s; if it stays so, what waits for it is lost", seconds)
+
+    def _write_waiting(self) -> None:
+        try:
+            if not self._is_marked:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                (self.folder / attempts.MARK.format(what=attempts.BEGAN, step=self._began)).touch()
+                self._is_marked = True
+            for file, table in list(self._waiting.items()):
+                self._write(file, table)
+                if self._waiting.get(file) is table:
+                    del self._waiting[file]
+        except Exception as error:
+            what = f"records in {self.folder} cannot be written now: those of more than {MOST_STEPS * _MOST_WAITING}"
+            self._once.lost(error, f"{what} steps, and all that wait when the process ends, are lost; training goes on")
+
+    def _write(self, file: Path, table: pa.Table) -> None:
+        """Write a whole file.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        if file not in self._own and file.exists():
+            self._warn("there", "%s is there already, and is not overwritten", file.name)
+            return
+        unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+        try:
+            with unfinished.open("wb") as opened:
+                pq.write_table(table, opened, compression="zstd", use_dictionary=_TEXTS, write_page_checksum=True)
+                opened.flush()
+                os.fsync(opened.fileno())
+            unfinished.replace(file)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        self._own.add(file)
+        last = json.loads(table.schema.metadata[_ATTEMPT])["steps"][-1]
+        if self._last_step is not None and last >= self._last_step:
+            (self.folder / attempts.MARK.format(what=attempts.FINISHED, step=last)).touch()
 
     @property
     def _is_a_copy(self) -> bool:
         """Whether this process was forked from the one that opened the writer, and holds a part of its step."""
         return os.getpid() != self._process
 
-    def _table(self) -> pa.Table:
-        step = self._step
-        columns = {name: np.concatenate([columns[name] for columns, _ in step]) for name in step[0][0]}
-        sizes = [len(batch.prompts) for _, batch in step]
-        for name in ("step", "mini_batch"):
-            columns[name] = np.repeat([getattr(batch, name) for _, batch in step], sizes)
-        columns["prompt"] = np.array([prompt for _, batch in step for prompt in batch.prompts], dtype=object)
-        hashes = [text_hash(text) for _, batch in step for text in batch.texts]
-        columns["prompt_text_hash"] = np.array(hashes, dtype=np.int64)
-        sides = {side: columns[f"clipped_{side}"] for side in ("upper", "lower", "dual")}
-        columns["clipped"] = sides["upper"] + sides["lower"] + sides["dual"]
-        is_so = [columns["length"] == 0, columns["finite"] == 0, *(share > 0 for share in sides.values())]
-        columns["decision"] = np.select(is_so, ["rejected", "nonfinite", *sides], "kept").astype(object)
-        # Those that a rollout correction has rejected have tokens, though none in the loss.
-        is_response = np.maximum(columns["length"], columns.get("rollout_length", 0)) > 0
-        kinds = COLUMNS | {name: kind for name, kind in _OPTIONAL.items() if name in columns}
-        arrays = [pa.array(columns[name][is_response], kind) for name, kind in kinds.items()]
-        attempt = dict(zip(_TOLD, (step[-1][1].ranks, self._taken, self.freq), strict=True))
-        metadata = {_SETTINGS: self._settings, _ATTEMPT: json.dumps(attempt)}
-        return pa.Table.from_arrays(arrays, schema=pa.schema(kinds, metadata))
-
     def _warn(self, cause: str, text: str, *values) -> None:
         self._once.warn(cause, f"records in %s: {text}; training goes on.", self.folder, *values)
 
 
-def _write(table: pa.Table, file: Path) -> int:
-    """Write a whole file, and return its size.
-
-    Raises:
-        OSError: the disk is full.
-        ValueError: the file is there with more rows.
-    """
-    if (rows := _rows_in(file)) > len(table):
-        raise ValueError(f"{file.name} is there with {rows} rows, and would be replaced by {len(table)}")
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        pq.write_table(table, unfinished, write_page_checksum=True)
-        size = unfinished.stat().st_size
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return size
-
-
-def _rows_in(file: Path) -> int:
-    """How many rows a record file holds; 0 where there is none that can be read."""
-    with contextlib.suppress(OSError, pa.ArrowException):
-        return pq.read_metadata(file).num_rows
-    return 0
+def _batch(columns: dict[str, np.ndarray], micro_batch: MicroBatch) -> pa.RecordBatch:
+    """The rows of one micro-batch."""
+    length, rows = columns["length"], len(columns["length"])
+    sides = {side: columns[f"clipped_{side}"] for side in ("upper", "lower", "dual")}
+    is_so = [length == 0, columns["finite"] == 0, *(share > 0 for share in sides.values())]
+    columns = columns | {
+        "step": np.full(rows, micro_batch.step),
+        "mini_batch": np.full(rows, micro_batch.mini_batch),
+        "prompt": np.array(micro_batch.prompts, dtype=object),
+        "prompt_text_hash": np.array([text_hash(text) for text in micro_batch.texts], dtype=np.int64),
+        "clipped": sides["upper"] + sides["lower"] + sides["dual"],
+        "decision": np.select(is_so, ["rejected", "nonfinite", *sides], "kept").astype(object),
+    }
+    if "rollout_length" in columns:
+        columns["staleness"] = np.array(micro_batch.staleness)
+    # Those that a rollout correction has rejected have tokens, though none in the loss. Padding has none.
+    is_response = np.maximum(length, columns.get("rollout_length", 0)) > 0
+    kinds = COLUMNS | {name: kind for name, kind in _OPTIONAL.items() if name in columns}
+    arrays = [pa.array(columns[name][is_response], kind) for name, kind in kinds.items()]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(kinds))
 
 
 def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool = False) -> pd.DataFrame:
@@ -233,89 +266,124 @@ def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool
         One row per response and optimiser step, of :data:`COLUMNS`, and where the run has them of :data:`CLIP_COLUMNS`,
         :data:`EPS_COLUMNS` and :data:`fspo_verl.observe.columns.OPTIONAL`; without any record an empty table.
         ``attrs["settings"]`` are the :class:`fspo_verl.observe.settings.RunSettings`, None without any record,
-        ``attrs["rows"]`` how many rows of responses that trained were recorded, ``attrs["lost"]`` in how many steps
-        records are missing, and ``attrs["limited_after"]`` the step after which a rank had reached
-        ``records_limit_mb``, None where none has.
+        ``attrs["rows"]`` how many rows of responses that trained were recorded, and ``attrs["lost"]`` in how many steps
+        records are missing.
 
-    A file that is damaged, or that this package has not written, is left out with a warning, and counts as missing.
-    Missing records, and different settings in one folder, are warnings.
+    A file that is damaged, or that this package has not written, is left out with a warning, and its steps count as
+    missing. Missing records, and different settings in one folder, are warnings.
     """
-    files = attempts.parts(folder)
-    counted = attempts.newest(files)
-    opened = [found for part in counted if (found := _opened(part))]
-    share = 1.0 if max_rows is None else min(max_rows / max(sum(file.rows for file in opened), 1), 1.0)
-    generator = np.random.default_rng(0)
-    used, tables, total = [], [pa.schema(COLUMNS).empty_table()], 0
-    for file in opened:
-        if (table := _read(file.part.file)) is None:
-            continue
-        used.append(file)
-        trained = pc.greater(table["length"], 0)
-        total += pc.sum(trained).as_py() or 0
-        table = table if rejected else table.filter(trained)
-        tables.append(table if share == 1 else table.filter(pa.array(generator.random(len(table)) < share)))
-    frame = pa.concat_tables(tables, promote_options="default").unify_dictionaries().to_pandas()
+    found = attempts.attempts_below(folder)
+    unreadable: dict[Path, str] = {}
+    with ThreadPoolExecutor(_THREADS) as threads:
+        opened = _each(threads, _opened, [file for attempt in found for file in attempt.counted], unreadable)
+        share = 1.0 if max_rows is None else min(max_rows / max(sum(one.rows for one in opened), 1), 1.0)
+        read = _each(threads, functools.partial(_read, share=share, rejected=rejected), opened, unreadable)
+    used = [one.opened for one in read]
+    frame = _frame([one.table for one in read])
     settings = _in_force(used[-1].settings, frame) if used else None
-    read = {file.part.file: file.part for file in used}
-    told = [read.get(part.file, part._replace(damaged=True)) for part in counted]
-    frame.attrs = {"settings": settings, "rows": total}
-    frame.attrs |= {"lost": attempts.missing_steps(told), "limited_after": attempts.limited_after(told)}
-    differing = _differing([file.settings for file in used])
-    for text in (*_hidden_attempts(files, counted), *_incomplete(frame), *differing):
+    footers = {one.path: one.footer for one in used}
+    lost = sum(attempts.missing_steps(attempt, footers) for attempt in found)
+    frame.attrs = {"settings": settings, "rows": sum(one.trained for one in read), "lost": lost}
+    for path, why in unreadable.items():
+        warnings.warn(f"{path} is left out, it cannot be read: {why}", stacklevel=2)
+    for text in (*_hidden(found), *_incomplete(lost), *_differing([one.settings for one in used])):
         warnings.warn(f"{folder}: {text}", stacklevel=2)
     return frame
 
 
+_THREADS = 2  # read at once: more do not read faster, as each holds Python's lock half of the time
+
+
 class _Opened(NamedTuple):
-    """What the metadata of a record file say."""
+    """What the footer of a record file says."""
 
-    part: attempts.Part
+    path: Path
+    end: float  # the first step that does not count
     settings: RunSettings
+    footer: attempts.Footer
     rows: int
+    metadata: pq.FileMetaData
 
 
-def _opened(part: attempts.Part) -> _Opened | None:
-    """None, with a warning, for a file that is damaged or that this package has not written."""
-    with _left_out_if_unreadable(part.file):
-        file = pq.ParquetFile(part.file)
-        settings = _settings(file.schema_arrow)
-        return _Opened(part._replace(**_told(file.schema_arrow)), settings, file.metadata.num_rows)
-    return None
+class _Read(NamedTuple):
+    """The rows of a file that count."""
+
+    opened: _Opened
+    path: Path
+    table: pa.Table
+    trained: int  # rows of responses that trained, before the choice
 
 
-def _read(file: Path) -> pa.Table | None:
-    """All that is known of the columns; None, with a warning, where the file is damaged."""
-    with _left_out_if_unreadable(file):
-        opened = pq.ParquetFile(file, page_checksum_verification=True)
-        return opened.read([*COLUMNS, *_OPTIONAL]).replace_schema_metadata(None)
-    return None
+_Item = TypeVar("_Item", attempts.RecordFile, _Opened)
+_Result = TypeVar("_Result")
 
 
-@contextlib.contextmanager
-def _left_out_if_unreadable(file: Path) -> Iterator[None]:
-    """Turn an error of a file into a warning."""
-    try:
-        yield
-    except (OSError, ValueError, pa.ArrowException) as error:
-        warnings.warn(f"{file} is left out, it cannot be read: {error}", stacklevel=5)
+def _each(
+    threads: ThreadPoolExecutor,
+    read: Callable[[_Item], _Result],
+    items: Iterable[_Item],
+    unreadable: dict[Path, str],
+) -> list[_Result]:
+    """What is read of each file; those that cannot be read are added to ``unreadable``, with the reason."""
+
+    def read_or_why(item: _Item) -> _Result | str:
+        try:
+            return read(item)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            unreadable[item.path] = str(error)
+            return ""
+
+    return [result for result in threads.map(read_or_why, items) if not isinstance(result, str)]
 
 
-def _hidden_attempts(files: list[attempts.Part], counted: list[attempts.Part]) -> Iterator[str]:
+def _opened(file: attempts.RecordFile) -> _Opened:
+    """The footer of a file.
+
+    Raises:
+        OSError, ValueError, pa.ArrowException: it is damaged, or this package has not written it.
+    """
+    metadata = pq.read_metadata(file.path)
+    schema = metadata.schema.to_arrow_schema()
+    return _Opened(file.path, file.end, _settings(schema), _footer(schema), metadata.num_rows, metadata)
+
+
+def _read(opened: _Opened, share: float, rejected: bool) -> _Read:
+    """The rows of a file, or a random share of them.
+
+    Raises:
+        OSError, ValueError, pa.ArrowException: it is damaged.
+    """
+    with pq.ParquetFile(opened.path, metadata=opened.metadata, page_checksum_verification=True) as file:
+        table = file.read([*COLUMNS, *_OPTIONAL], use_threads=False).replace_schema_metadata(None)
+    if math.isfinite(opened.end):
+        table = table.filter(pc.less(table["step"], int(opened.end)))
+    is_trained = pc.greater(table["length"], 0)
+    trained = pc.sum(is_trained).as_py() or 0
+    table = table if rejected else table.filter(is_trained)
+    if share < 1:
+        chosen = np.random.default_rng(zlib.crc32(opened.path.name.encode())).random(len(table)) < share
+        table = table.filter(pa.array(chosen))
+    return _Read(opened, opened.path, table, trained)
+
+
+def _frame(tables: Sequence[pa.Table]) -> pd.DataFrame:
+    whole = pa.concat_tables([pa.schema(COLUMNS).empty_table(), *tables], promote_options="default")
+    return whole.unify_dictionaries().to_pandas(split_blocks=True, self_destruct=True)
+
+
+def _hidden(found: Sequence[attempts.Attempt]) -> Iterator[str]:
     """Attempts that a later one has done again as a whole, such as another training of a sweep."""
-    if hidden := {part.file.parent for part in files} - {part.file.parent for part in counted}:
-        names = ", ".join(sorted(place.name for place in hidden))
-        yield f"{names} is not read, as a later attempt began anew; to read one, name its folder"
+    if names := sorted(attempt.folder.name for attempt in found if attempt.files and not attempt.counted):
+        yield f"{', '.join(names)} is not read, as a later attempt began anew; to read one, name its folder"
 
 
-def _incomplete(frame: pd.DataFrame) -> Iterator[str]:
-    if lost := frame.attrs["lost"]:
+def _incomplete(lost: int) -> Iterator[str]:
+    if lost:
         yield f"steps with missing records: {lost:,}; files are damaged, gone or were not written"
-    if (last := frame.attrs["limited_after"]) is not None:
-        yield f"records_limit_mb was reached, so that after step {last} not every rank has recorded"
 
 
 def _differing(settings: Sequence[RunSettings]) -> Iterator[str]:
-    values = [one.to_json() for one in settings]
+    values = [one.to_json() for one in {id(one): one for one in settings}.values()]
     if keys := sorted({key for one in values for key in one if one[key] != values[-1][key]}):
         yield f"records have different settings ({', '.join(keys)}); the last ones count"
 
@@ -339,19 +407,27 @@ def _settings(schema: pa.Schema) -> RunSettings:
     return settings
 
 
-def _told(schema: pa.Schema) -> dict:
-    """The fields of :data:`_TOLD`; what another version says beside them is left out.
+def _footer(schema: pa.Schema) -> attempts.Footer:
+    """What a file says of its attempt; what another version says beside that is left out.
 
     Raises:
-        ValueError: a field has a value that it cannot have.
+        ValueError: a field is missing, or has a value that it cannot have.
     """
-    told = json.loads((schema.metadata or {}).get(_ATTEMPT, "{}"))
+    told = json.loads((schema.metadata or {}).get(_ATTEMPT, "null"))
+    if told is None:  # a file that was made of others
+        return attempts.Footer([], 1, 1)
     if not isinstance(told, dict):
         raise ValueError(f"its attempt is {told!r}, which says nothing of one")
-    told = {name: told[name] for name in _TOLD if name in told}
-    if wrong := [f"{name}={value!r}" for name, value in told.items() if type(value) is not int or value < 1]:
-        raise ValueError(f"its attempt has {', '.join(wrong)}")
-    return told
+    steps, ranks, freq = (told.get(name) for name in ("steps", "ranks", "freq"))  # of any type
+    if not isinstance(steps, list) or not steps or not all(type(step) is int and step >= 0 for step in steps):
+        raise ValueError(f"its attempt has steps={steps!r}")
+    if not (_is_count(ranks) and _is_count(freq)):
+        raise ValueError(f"its attempt has ranks={ranks!r}, freq={freq!r}")
+    return attempts.Footer(steps, ranks, freq)
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return type(value) is int and value >= 1
 
 
 def _in_force(settings: RunSettings, frame: pd.DataFrame) -> RunSettings:

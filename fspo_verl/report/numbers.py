@@ -14,11 +14,11 @@ import pandas as pd
 from fspo_verl.analysis.clip_rates import length_reweighting_error, prompts_of, rate_by_length, sides
 from fspo_verl.analysis.judgement import Judgement, judge
 from fspo_verl.analysis.length_effect import LengthEffect, length_effect
+from fspo_verl.analysis.live import bins_of_log, of_log, over_steps
 from fspo_verl.analysis.mismatch import Mismatch, mismatch
 from fspo_verl.analysis.runs import Run
 from fspo_verl.clips import CLIPS, MATCHED_RATE, Clip, TokenClip
 from fspo_verl.observe.metrics import NAMES
-from fspo_verl.observe.quotients import length_bins, sums_of
 
 
 class Measured(NamedTuple):
@@ -81,7 +81,7 @@ def analyse(run: Run, edges: np.ndarray) -> Analysis:
 
 def live_rates(metrics: pd.DataFrame) -> pd.DataFrame:
     """Clip rate by length bin over all steps, from metrics: columns low, high, rate, lower and upper (not known)."""
-    bins = length_bins(sums_of({str(name): value for name, value in metrics.mean().items()}))
+    bins = bins_of_log(of_log(over_steps(metrics.to_dict("records"))))
     longest = metrics[NAMES["longest"]].max() if NAMES["longest"] in metrics else math.nan
     ends = [np.fmax(longest, one.shortest) if math.isnan(one.longest) else one.longest for one in bins]
     low, rate = [int(one.shortest) for one in bins], [one.rate for one in bins]

@@ -45,7 +45,7 @@ def write_run(folder: Path, loss: str, seed: int) -> None:
     lines = [{"step": 0, "data": {}}]
     for step in range(1, STEPS + 1):
         data = {"critic/score/mean": 0.5, "actor/grad_norm": 0.1, "actor/pg_loss": -0.01}
-        lines.append({"step": step, "data": data | {"actor/fspo/nonfinite_fraction": 0.0}})
+        lines.append({"step": step, "data": data | {"fspo/not_finite": 0.0}})
     for step, share in ((0, 0.3), (STEPS // 2, 0.5), (STEPS, 0.7)):
         right = rng.binomial(64, share + 0.1 * (loss == "fspo")) if step else 19  # runs of a seed start alike
         lines[step]["data"]["val-core/ledger/acc/mean@1"] = right / 64

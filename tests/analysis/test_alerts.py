@@ -16,7 +16,7 @@ from test_live import SUMS, Kept, logged_by_verl, raw
 from verl.utils.tracking import Tracking
 
 from fspo_verl import output
-from fspo_verl.analysis import alerts
+from fspo_verl.analysis import alerts, live
 from fspo_verl.analysis import causes as c
 from fspo_verl.analysis.evidence import Evidence, evidence_of
 from fspo_verl.analysis.judgement import evidence_of_records
@@ -25,15 +25,22 @@ from fspo_verl.config import FSPOPolicyLossConfig
 from fspo_verl.observe.quotients import Counted, parts
 from fspo_verl.observe.settings import RunSettings
 
-MOVED = {"sigma_squared": 0.9, "on_policy_fraction": 0.45, "on_policy_outside_fraction": 0.0}
-SOUND = raw(SUMS | {"length_1_to_15/clipped": 0.01} | MOVED)
+MOVED = {"moved_sigma_squared": 0.88, "on_policy_outside_fraction": 0.0, "length_1_to_15/clipped": 0.01}
+
+
+def step(sums=(), others=()):
+    """What is logged of a sound step, with these sums in place of its own."""
+    return dict(live.logged(raw(SUMS | MOVED | dict(sums)) | dict(others)))
+
+
+SOUND = step()
 FIRES = {
     "NaN in log-probs": (c.NOT_FINITE, {"nonfinite_fraction": 0.02}, {}),
     "NaN in the gradient": (c.NOT_FINITE, {}, {"actor/grad_norm": math.nan}),
     "NaN in a tensor": (c.NOT_FINITE, {}, {"actor/grad_norm": torch.tensor(math.nan)}),
     "cut off": (c.CUT_OFF, {"truncated_fraction": 0.9 * 0.3}, {}),
-    "noise": (c.NOISE, {"on_policy_outside_fraction": 0.2, "rows": 400.0}, {}),
-    "noise is what moves": (c.NOISE, {"sigma_squared": 0.04}, {}),
+    "noise": (c.NOISE, {"on_policy_outside_fraction": 0.2}, {}),
+    "noise is what moves": (c.NOISE, {"moved_sigma_squared": 0.02}, {}),
     "rejected": (c.MISMATCH, {"rollout_rejected_fraction": 0.95}, {}),
     "level": (c.LEVEL, {"length_1_to_15/clipped": 0.1, "length_64_up/clipped": 0.07}, {}),
     "length": (c.LENGTH, {"length_1_to_15/clipped": 0.06}, {}),
@@ -54,7 +61,7 @@ def causes(found):
 def test_a_cause_is_said_once_when_it_fires(name):
     """One step is enough to say that a run is broken, and too few for advice on its clip."""
     cause, sums, others = FIRES[name]
-    run, bad = alerts.Alerts(config()), SOUND | raw(sums) | others
+    run, bad = alerts.Alerts(config()), step(sums, others)
     first = 1 if cause in c.HEALTH else c.STEPS
     said = [run.of_step(bad) for _ in range(30)]
     assert list(map(causes, said)) == [[]] * (first - 1) + [[cause]] + [[]] * (30 - first)
@@ -68,14 +75,14 @@ def test_a_cause_is_said_once_when_it_fires(name):
 def test_advice_on_the_clip_waits_until_the_run_is_sound(health, tuning):
     run = alerts.Alerts(config())
     (cause, broken, others), (later, unlike, _) = FIRES[health], FIRES[tuning]
-    both = SOUND | raw(unlike) | raw(broken) | others
+    both = step(unlike | broken, others)
     assert causes(one for _ in range(15) for one in run.of_step(both)) == [cause]
-    assert causes(one for _ in range(15) for one in run.of_step(SOUND | raw(unlike))) == [later]
+    assert causes(one for _ in range(15) for one in run.of_step(step(unlike))) == [later]
 
 
 def test_one_field_turns_them_off():
     run = alerts.Alerts(config(alerts=False))
-    assert not [one for _, sums, others in FIRES.values() for one in run.of_step(SOUND | raw(sums) | others)]
+    assert not [one for _, sums, others in FIRES.values() for one in run.of_step(step(sums, others))]
     with pytest.raises(ValueError, match="alerts="):
         FSPOPolicyLossConfig(alerts="no")
 
@@ -90,21 +97,23 @@ def test_metrics_give_the_evidence_that_records_give(bypass):
     advantage, clipped = rng.choice([-1.0, 0.0, 1.0], 1200), (rng.random(1200) < 8 / length).astype(np.float32)
     records = frame(length, np.sqrt(q), q, advantage, clipped=clipped * (advantage != 0), mini_batch=mini_batch)
     settings = RunSettings("observed", None, old_log_probs_from_rollout=bypass)
-    logged = logged_by_verl(records, [3, 2], 3)
+    logged = logged_by_verl(records, [3, 3], 3)
     if bypass:  # as a worker logs them
         first = records[mini_batch == 0]
+        for name in ("fraction", "sigma_squared"):
+            logged[f"actor/fspo/moved_{name}"] += logged[f"actor/fspo/on_policy_{name}"]
         logged |= {name: 0.0 for name in logged if "on_policy" in name}
         logged["actor/fspo/rollout_length"] = first.length.sum() / 1200
         logged["actor/fspo/rollout_quadratic_variation"] = first.quadratic_variation.sum() / 1200
-    live, recorded = evidence_of(logged, settings), evidence_of_records(records, settings)
+    shown, recorded = evidence_of(live.logged(logged), settings), evidence_of_records(records, settings)
     for name in ("clip_rate", "noise_share", "noise_sigma", "mismatch_share", "not_finite", "sides", "responses"):
-        assert getattr(live, name) == pytest.approx(getattr(recorded, name)), name
-    assert live.one_step is recorded.one_step is False and live.moved is recorded.moved is True
-    shown = records[records.advantage != 0]
-    for part in (live.thirds[0], live.thirds[-1]):
-        chosen = shown[shown.length.between(part.shortest, np.nan_to_num(part.longest, nan=np.inf))]
+        assert getattr(shown, name) == pytest.approx(getattr(recorded, name)), name
+    assert not shown.one_step and not recorded.one_step and shown.moved is recorded.moved is True
+    counted = records[records.advantage != 0]
+    for part in (shown.thirds[0], shown.thirds[-1]):
+        chosen = counted[counted.length.between(part.shortest, np.nan_to_num(part.longest, nan=np.inf))]
         assert part.responses == pytest.approx(len(chosen)) and part.clipped == pytest.approx(chosen.clipped.sum())
-    ten = dataclasses.replace(live, steps=c.STEPS)
+    ten = dataclasses.replace(shown, steps=c.STEPS)
     assert causes(alerts.alarming(c.conclude(ten), ten)) == [c.LENGTH]
 
 
@@ -128,7 +137,7 @@ def test_lengths_of_few_clips_are_no_alert():
 
 def test_a_band_that_follows_a_clip_rate_is_held_against_noise_as_it_is():
     settings = RunSettings("fspo", Band())
-    assert evidence_of(SOUND | raw({"eps_low": 0.2, "eps_high": 0.3}), settings).band.high == 0.3
+    assert evidence_of(SOUND | {"fspo/eps_low": 0.2, "fspo/eps_high": 0.3}, settings).band.high == 0.3
     assert evidence_of(SOUND, settings).band == Band()
 
 
@@ -142,7 +151,7 @@ def tracking(config):
 
 
 def test_the_logger_of_a_trainer_says_them_with_the_step(caplog):
-    cut_off = SOUND | raw({"truncated_fraction": 0.5})
+    cut_off = raw(SUMS | MOVED | {"truncated_fraction": 0.5})
     run = tracking(config())
     for step in range(7, 12):
         run.log(cut_off, step=step)
@@ -157,7 +166,7 @@ def test_whatever_breaks_is_said_once_per_cause_and_training_goes_on(config, cap
     """Whatever its text, which may hold the value of a step."""
 
     def broken(metrics, *_):
-        if (step := metrics["actor/fspo/rows"]) < 25:
+        if (step := metrics["actor/lr"]) < 25:
             raise ValueError(f"{step} responses")
         raise KeyError(step)
 
@@ -166,7 +175,7 @@ def test_whatever_breaks_is_said_once_per_cause_and_training_goes_on(config, cap
     monkeypatch.setattr(alerts, "evidence_of", broken)
     run = tracking(config)
     for step in range(50):
-        run.log(SOUND | raw({"rows": float(step)}), step)
+        run.log(raw(SUMS | MOVED) | {"actor/lr": float(step)}, step)
         assert run.logger["kept"].data.keys() >= SOUND.keys()
     causes_said = [record.message.split(": ")[1] for record in caplog.records if alerts._LOST in record.message]
     assert causes_said[-2:] == ["ValueError", "KeyError"] and len(causes_said) == len(alerts._once._causes) == 2

@@ -17,7 +17,7 @@ from test_live import logged_by_verl
 
 from fspo_verl import cli
 from fspo_verl.analysis import causes as c
-from fspo_verl.analysis import fit, runs, widths
+from fspo_verl.analysis import fit, live, runs, widths
 from fspo_verl.analysis.causes import CAUSES, conclude
 from fspo_verl.analysis.evidence import Evidence
 from fspo_verl.analysis.judgement import evidence_of_records, judge
@@ -262,7 +262,7 @@ def test_where_nothing_moved_the_remedy_is_one_that_the_run_does_not_have(mini_b
     if kind == "records":
         synthetic_run.write_records(tmp_path / "records", table, "fspo")
     else:
-        steps = [logged_by_verl(part, [1, 2], mini_batches) for _, part in table.groupby("step")]
+        steps = [live.logged(logged_by_verl(part, [2, 2], mini_batches)) for _, part in table.groupby("step")]
         lines = [json.dumps({"step": step, "data": metrics}) for step, metrics in enumerate(steps, start=1)]
         (tmp_path / "metrics-1.jsonl").write_text("\n".join(lines) + "\n")
     said = judge(runs.read_run(tmp_path, "run")).findings[0]

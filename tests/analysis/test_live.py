@@ -8,17 +8,23 @@ from unittest.mock import MagicMock
 
 import live_reference
 import numpy as np
+import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from simulated_records import frame
+from verl.experimental.fully_async_policy.detach_utils import MetricsAggregator as FullyAsyncAggregator
+from verl.trainer.ppo.v1.utils import MetricsAggregator as V1Aggregator
 from verl.utils.metric import Metric, reduce_metrics
+from verl.utils.py_functional import append_to_dict
 from verl.utils.tracking import Tracking
 
 import fspo_verl.config  # noqa: F401 - wraps verl's Tracking, as in every worker with a loss of this package
 from fspo_verl import output
 from fspo_verl.analysis import live
 from fspo_verl.clips import BandClip
-from fspo_verl.observe.metrics import metrics
+from fspo_verl.observe.metrics import LENGTH_BINS, as_sums, metrics
 
 BINS = [16, 64, 256]
 # Raw sums of a step of 400 rows in two mini-batches, of which 60 + 40 responses have an advantage.
@@ -32,26 +38,29 @@ SUMS = {
     "better/responses": 0.10,
     "better/clipped": 0.01,
     "nonfinite_fraction": 0.0,
-    "sigma_squared": 0.045,
-    "step_rows": 400.0,
-    "rows": 200.0,
+    "step_rows_max": 400.0,
     "ratio": 0.9,
     "ratio_squared": 1.0,
     "sequence_fraction": 0.9,
     "on_policy_fraction": 0.5,
     "on_policy_sigma_squared": 0.02,
+    "moved_fraction": 0.4,
+    "moved_sigma_squared": 0.025,
 }
 SERIES = {
     "fspo/clip_rate/all": 0.28,
     "fspo/clip_rate/better": 0.1,
     "fspo/clip_rate/worse": 0.4,
     "fspo/not_finite": 0.0,
-    "fspo/sigma": 0.05**0.5,
     "fspo/moved_sigma": 0.25,
     "fspo/clip_rate/len_00001_00015": 0.4,
     "fspo/clip_rate/len_00064_up": 0.1,
     "fspo/ess": 0.9,
     "fspo/noise_sigma": 0.2,
+    "fspo/step_responses/len_00001_00015": 60,
+    "fspo/step_responses/len_00064_up": 40,
+    "fspo/step_responses/better": 40,
+    "fspo/step_responses/unmoved": 200,
 }
 
 
@@ -69,11 +78,8 @@ def test_series_of_a_step():
         assert live.series(nothing) == {}
 
 
-def logged_by_verl(records, cut, mini_batches, band=None):
-    """The metrics that verl makes of a step: ``cut`` gives the ranks, and how many micro-batches each has.
-
-    With a band they are those of the loss fspo.
-    """
+def columns_of(records, band=None):
+    """What a worker has of these responses; with a band those of the loss fspo."""
     names = ("length", "log_ratio", "quadratic_variation", "advantage", "truncated")
     columns = {name: records[name] for name in names if name in records}
     columns["finite"] = records.decision != "nonfinite"
@@ -82,38 +88,124 @@ def logged_by_verl(records, cut, mini_batches, band=None):
     columns["clipped_upper"] = records.clipped * (records.advantage > 0)
     columns["clipped_lower"] = records.clipped * (records.advantage < 0)
     columns["clipped_dual"] = np.zeros(len(records))
-    columns = {name: np.asarray(column, np.float64) for name, column in columns.items()}
+    return {name: np.asarray(column, np.float64) for name, column in columns.items()}
+
+
+def logged_by_verl(records, cut, mini_batches, band=None, before=0):
+    """The metrics that verl makes of an update: ``cut`` gives the ranks, and the ends of each one's micro-batches.
+
+    A number in place of ends is that of ragged micro-batches. ``before`` are rows that the step has had.
+    """
+    columns = columns_of(records, band)
     rng, updates = np.random.default_rng(len(cut)), {}
     for number, rows in enumerate(np.split(np.arange(len(records)), mini_batches)):
-        ranks = []
-        for share, parts in zip(np.split(rows, len(cut)), cut, strict=True):
-            ends = np.sort(rng.choice(np.arange(1, len(share)), parts - 1, replace=False))  # ragged
+        step_rows, ranks = before + len(rows) * (number + 1), []
+        for share, ends in zip(np.split(rows, len(cut)), cut, strict=True):
+            if isinstance(ends, int):
+                ends = np.sort(rng.choice(np.arange(1, len(share)), ends - 1, replace=False))
             gathered = {}
             for micro_batch in np.split(share, ends):
                 part = {name: column[micro_batch] for name, column in columns.items()}
-                for name, metric in metrics(part, BINS, len(rows), number, on_policy=number == 0).items():
-                    gathered.setdefault(name, Metric("mean")).extend(metric)
+                values = metrics(part, BINS, number == 0 and not before, len(rows), len(cut), step_rows)
+                append_to_dict(gathered, as_sums(Metric.from_dict(values, "mean")))  # as verl's ppo_loss makes them
             ranks.append(gathered)
         for name in ranks[0]:
             updates.setdefault(name, []).append(Metric.aggregate_dp([rank[name] for rank in ranks]))
     return reduce_metrics(updates)
 
 
-@pytest.mark.parametrize("mini_batches", [1, 3])
-@pytest.mark.parametrize("cut", [[1], [40], [3, 1, 17, 4]], ids=str)
-def test_series_equal_what_the_records_give_to_the_last_digit(cut, mini_batches):
-    rng = np.random.default_rng(5)
-    length = np.exp(rng.uniform(0, np.log(1000), 1200)).astype(int)
-    length[rng.random(1200) < 0.02] = 0  # padding
-    advantage = rng.normal(size=1200) * (rng.random(1200) < 0.6) * (length > 0)
-    clipped = (rng.random(1200) < 0.2) & (advantage != 0)
+def a_step(seed, rows=1200, mini_batches=1):
+    """Responses of a step, some of them padding."""
+    rng = np.random.default_rng(seed)
+    length = np.exp(rng.uniform(0, np.log(1000), rows)).astype(int)
+    length[rng.random(rows) < 0.02] = 0
+    advantage = rng.normal(size=rows) * (rng.random(rows) < 0.6) * (length > 0)
+    clipped = (rng.random(rows) < 0.2) & (advantage != 0)
     log_ratio = rng.normal(scale=0.05 * np.sqrt(length))
     records = frame(length, log_ratio, 0.0025 * length, advantage, clipped=clipped.astype(np.float32))
-    records["mini_batch"] = np.repeat(np.arange(mini_batches), 1200 // mini_batches)
-    got = live.series(logged_by_verl(records, cut, mini_batches))
-    expected = live_reference.series(records[records.length > 0], BINS, min_count=50)
-    assert 0 < expected["fspo/lre"] < 1 and ("fspo/moved_sigma" in expected) == (mini_batches > 1)
-    assert got == pytest.approx(expected, rel=1e-12, abs=0)
+    records["mini_batch"] = np.repeat(np.arange(mini_batches), rows // mini_batches)
+    return records
+
+
+@st.composite
+def cuts(draw):
+    """Mini-batches, rows of each on a rank, and where each of 1 to 3 ranks ends its micro-batches: all have as many."""
+    ranks, mini_batches, rows = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(4, 40))
+    count = draw(st.integers(0, 3))
+    ends = st.lists(st.integers(1, rows - 1), min_size=count, max_size=count, unique=True).map(sorted)
+    return mini_batches, rows, [draw(ends) for _ in range(ranks)]
+
+
+@given(cuts(), st.integers(0, 999))
+def test_series_equal_what_the_records_give_whatever_the_cut(cut, seed):
+    mini_batches, rows, ends = cut
+    records = a_step(seed, mini_batches * rows * len(ends), mini_batches)
+    got = live.series(logged_by_verl(records, ends, mini_batches), min_count=1)
+    expected = live_reference.series(records[records.length > 0], BINS, min_count=1)
+    assert got == pytest.approx({name: expected[name] for name in got}, rel=1e-6, abs=1e-9)
+    assert {name for name in expected.keys() - got.keys() if "step_responses" not in name} == set()
+
+
+def aggregated(aggregator, records, sizes):
+    """The metrics that an asynchronous trainer makes of updates of unequal size between two weight syncs."""
+    starts = np.cumsum([0, *sizes])
+    for first, size in zip(starts[:-1], sizes, strict=True):
+        update = logged_by_verl(records.iloc[first : first + size], [[]], 1, before=int(first))
+        aggregator.add_step_metrics(update | {"perf/time_per_step": 1.0}, sample_count=size)
+    return live.series(aggregator.get_aggregated_metrics(), min_count=1)
+
+
+@given(st.lists(st.integers(20, 200), min_size=1, max_size=4), st.integers(0, 99))
+def test_updates_of_unequal_size_are_weighted_by_the_trainer_v1(sizes, seed):
+    """By its samples, so that rates stay exact; counts are of all rows of the step."""
+    records = a_step(seed, sum(sizes))
+    records["mini_batch"] = np.repeat(np.arange(len(sizes)), sizes)
+    got = aggregated(V1Aggregator(), records, sizes)
+    expected = live_reference.series(records[records.length > 0], BINS, min_count=1)
+    assert got == pytest.approx({name: expected[name] for name in got}, rel=1e-6, abs=1e-9)
+
+
+def test_updates_of_unequal_size_count_alike_in_the_fully_asynchronous_trainer():
+    """So a rate is exact where they have as many rows; else the mean over rows of each update counts as one."""
+    sizes = [100, 300]
+    records = a_step(0, 400)
+    got = aggregated(FullyAsyncAggregator(total_gpus=1), records, sizes)
+    parts = [part[part.advantage != 0] for part in (records[:100], records[100:])]
+    above = sum(part.clipped.sum() / size for part, size in zip(parts, sizes, strict=True))
+    below = sum(len(part) / size for part, size in zip(parts, sizes, strict=True))
+    assert got["fspo/clip_rate/all"] == pytest.approx(above / below, rel=1e-6)
+    even = aggregated(FullyAsyncAggregator(total_gpus=1), records, [200, 200])
+    counted = records[records.advantage != 0]
+    assert even["fspo/clip_rate/all"] == pytest.approx(counted.clipped.mean(), rel=1e-6)
+
+
+def test_a_run_logs_at_most_thirty_names_with_the_default_bins():
+    columns = {name: np.full(7, 1.0) for name in ("finite", "outside", "truncated", "advantage", "log_ratio")}
+    columns |= {name: np.full(7, 0.5) for name in ("quadratic_variation", "clipped_upper")}
+    columns |= {name: np.zeros(7) for name in ("clipped_lower", "clipped_dual")}
+    columns["length"] = np.array([1, 16, 64, 256, 1024, 4096, 16384.0])
+    columns |= {"rollout_length": columns["length"], "rollout_quadratic_variation": columns["quadratic_variation"]}
+    columns["advantage"][::2] = -1.0
+    raw_sums = metrics(columns, LENGTH_BINS, np.arange(7) < 3, 7)
+    logged = live.logged(raw_sums | {"fspo/eps_low": 0.1, "fspo/eps_high": 0.1, "actor/grad_norm": 1.0})
+    names = [name for name in logged if name.startswith(("fspo/", "actor/fspo/"))]
+    assert len(names) == 29 + ("fspo/lre" in names) and "actor/grad_norm" in logged
+    assert not any(name.startswith("actor/fspo/") for name in names)
+
+
+def test_a_run_of_several_steps_is_told_by_their_log_as_by_all_of_its_responses():
+    """Steps of unlike size, rate and mix: weights are counts of the log."""
+    steps = [a_step(seed, rows, 2) for seed, rows in enumerate((400, 1200, 800))]
+    logged = [live.series(logged_by_verl(step, [[]], 2)) for step in steps]
+    got = live.of_log(live.over_steps(logged))
+    together = pd.concat(steps, ignore_index=True)
+    expected = live_reference.series(together[together.length > 0], BINS)
+    of_all = {name.removeprefix("fspo/"): value for name, value in expected.items()}
+    for name in got.keys() - {"lre", "ess"}:
+        assert got[name] == pytest.approx(of_all[name], rel=0.01 if name in ("moved_sigma",) else 1e-9, abs=1e-12), name
+    assert {one.name: one.rate for one in live.bins_of_log(got)} == pytest.approx(
+        {name.removeprefix("clip_rate/"): value for name, value in of_all.items() if name.startswith("clip_rate/len")}
+    )
 
 
 # --- verl's trainers -------------------------------------------------------------------------------------------------
@@ -171,7 +263,7 @@ def test_every_trainer_logs_the_series(fit, tmp_path, monkeypatch):
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     data = json.loads(line)["data"]
     assert {name: data.get(name) for name in SERIES} == pytest.approx(SERIES)
-    assert {name: data[name] for name in raw(SUMS)} == pytest.approx(raw(SUMS))
+    assert not any(name.startswith("actor/fspo/") for name in data)
 
 
 class Kept:
@@ -201,6 +293,6 @@ def test_metrics_are_logged_where_the_series_cannot_be_and_each_cause_is_said_on
 def test_the_trainers_own_metrics_are_left_alone(tracking):
     mine = raw(SUMS)
     tracking.log(data=mine, step=1, backend=["kept"])
-    assert mine == raw(SUMS) and tracking.logger["kept"].data.keys() > mine.keys()
+    assert mine == raw(SUMS) and tracking.logger["kept"].data == live.series(mine)
     tracking.log(data={"timing_s/step": 1.0}, step=1)
     assert tracking.logger["kept"].data == {"timing_s/step": 1.0}

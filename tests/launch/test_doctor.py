@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The doctor: what it finds of a machine and of batches, what mends it, and what it prints."""
 
-import contextlib
 import importlib.util
 import json
 import math
@@ -25,10 +24,9 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 from fspo_verl import cli, findings
 from fspo_verl.findings import Finding
 from fspo_verl.keys import ACTOR, OVERRIDES, POLICY_LOSS
-from fspo_verl.launch import checks, doctor, hook
+from fspo_verl.launch import checks, doctor
 from fspo_verl.launch.starts import RECEIPT
 from fspo_verl.launch.view import Launch
-from fspo_verl.observe import attempts
 
 SELECT = "algorithm.policy_loss=fspo"
 ASYNC_MAIN = "verl.experimental.fully_async_policy.fully_async_main"
@@ -124,37 +122,6 @@ def test_a_planted_fault_and_no_other_is_found_and_its_remedy_mends_it(planted, 
         assert diagnose("--", *mended(Finding(**told.wrong[check]), faulty)).wrong == {}
     else:
         assert "log-ratio range 0 [-0." in told.findings["band_in_effect"]["sentence"]
-
-
-@pytest.mark.parametrize(
-    ("owner", "resumed", "words"),
-    [
-        ("run", None, None),
-        ("run", "run", None),
-        ("other", "run", "another run, with checkpoints in"),
-        ("run", "other", "it holds records from step 1 on, and this run branches off after step 20"),
-        (None, "run", "records that no run has claimed"),
-    ],
-    ids=["anew", "resumed", "another's", "resumed from another", "unclaimed"],
-)
-def test_a_launch_refuses_the_records_of_another_run(owner, resumed, words, tmp_path):
-    """``owner``: whose records they are; ``resumed``: whose checkpoint is used, None for a start anew."""
-    records = tmp_path / "run/records"
-    records.mkdir(parents=True)
-    if owner:
-        attempts.claim(records, tmp_path / owner / "checkpoints")
-    (records / "step-000001-rank-0000.parquet").touch()
-    overrides = [SELECT, f"{POLICY_LOSS}.records_dir={records}", "actor_rollout_ref.rollout.name=vllm"]
-    overrides += [f"trainer.default_local_dir={tmp_path}/run/checkpoints"]
-    if resumed:
-        checkpoint = tmp_path / resumed / "checkpoints/global_step_20"
-        checkpoint.mkdir(parents=True)
-        overrides += ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}"]
-    before = sorted(records.iterdir())
-    with pytest.raises(ValueError, match=words) if words else contextlib.nullcontext() as refused:
-        composed(overrides, hook.check)
-    assert sorted(records.iterdir()) == before  # a look claims nothing
-    assert words is None or f"{POLICY_LOSS}.records_dir={records}-2" in str(refused.value)
 
 
 @pytest.mark.parametrize("place", ["file/records", "loop/records", "/dev/full/records"])

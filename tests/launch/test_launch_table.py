@@ -162,7 +162,6 @@ REFUSED = {  # check, or a part of Hydra's message, and what they refuse
         for loss, field, values in (
             (FSPO, "length_bins", ("16", "[]", "[16,16]", "[a]")),
             (FSPO, "records_freq", ("1.5", "abc", "0")),
-            (GRPO, "records_limit_mb", ("abc", "-1")),
             (FSPO, "records_dir", ("3", "new")),
         )
     },
@@ -236,17 +235,11 @@ OWN_YAML = {  # what a user's own file does
         {"algorithm.policy_loss/tight.yaml": OWN_OPTION},
     ),
 }
-FOLDERS = {
-    "records of another run": Launch(
-        f"{FSPO} {LOSS}.records_dir=DIR", "refused: used_records_dir", files={"step-000001-rank-0000.parquet": ""}
-    ),
-}
 LAUNCHES = {
     **{args: Launch(args, "trains", trains) for args, trains in TRAINS.items()},
     **{args: Launch(args, check) for check, launches in WARNED.items() for args in launches},
     **{args: Launch(args, f"refused: {words}") for words, launches in REFUSED.items() for args in launches},
     **{f"own YAML: {name}": launch for name, launch in OWN_YAML.items()},
-    **FOLDERS,
 }
 
 

@@ -26,8 +26,6 @@ from fspo_verl import cli
 from fspo_verl.keys import ACTOR, GROUP, OVERRIDES, POLICY_LOSS, RECORDS_DIR
 from fspo_verl.launch import asked, hook, run, starts
 from fspo_verl.launch.hydra_files import leaves, option
-from fspo_verl.launch.view import TRACKER
-from fspo_verl.observe import attempts
 
 # verl's keys that a launch is about, in one small file: it composes ten times as fast as verl's own.
 CONFIG = """
@@ -176,18 +174,16 @@ def test_a_bad_value_is_one_sentence_and_the_command_does_not_start(value, launc
 # --- records ---------------------------------------------------------------------------------------------------------
 
 
-def test_records_lie_beside_the_checkpoints_and_each_launch_has_a_folder_of_its_own(launch):
-    first, second = (launch(f"{GROUP}=fspo").actor_rollout_ref.actor.policy_loss.records_dir for _ in range(2))
-    assert first != second and {Path(folder).parent for folder in (first, second)} == {
-        Path.cwd() / "checkpoints/project/experiment/fspo_records"
-    }
+def test_records_lie_beside_the_checkpoints_unless_a_folder_is_named(launch):
+    folder = Path.cwd() / "checkpoints/project/experiment/fspo_records"
+    assert OmegaConf.select(launch(f"{GROUP}=fspo"), RECORDS_DIR) == str(folder)
     named = [f"{RECORDS_DIR}=/mine"]
     assert OmegaConf.select(launch(f"{GROUP}=fspo {named[0]}"), RECORDS_DIR) == "/mine"
     assert OmegaConf.select(launch(f"{GROUP}=fspo", [f"{GROUP}=gspo", *named]), RECORDS_DIR) == "/mine"
     assert OmegaConf.select(launch(f"{GROUP}=fspo {RECORDS_DIR}=null"), RECORDS_DIR) is None
     config = launch(f"{GROUP}=fspo", ["hydra.job.chdir=true", "trainer.experiment_name='a (b)'"])
     folder = Path.cwd() / config.hydra.run.dir / "checkpoints/project/a (b)/fspo_records"
-    assert Path(OmegaConf.select(config, RECORDS_DIR)).parent == folder
+    assert OmegaConf.select(config, RECORDS_DIR) == str(folder)
 
 
 def test_a_folder_that_is_named_by_the_overrides_keeps_its_name(launch):
@@ -195,45 +191,10 @@ def test_a_folder_that_is_named_by_the_overrides_keeps_its_name(launch):
     assert launch(f"{GROUP}=fspo", overrides).hydra.run.dir == f"out/{ACTOR}.clip_ratio=0.1"
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "resume", "goes_on"),
-    [
-        ("global_step_20", [], True),
-        (None, [], False),
-        ("global_step_20", ["trainer.resume_mode=disable"], False),
-        ("global_step_20", ["trainer.resume_mode=resume_path", "trainer.resume_from_path=ckpt/global_step_20"], True),
-        ("global_step_20", ["trainer.default_local_dir=branch", "trainer.resume_mode=resume_path"], False),
-    ],
-)
-def test_only_a_resume_goes_on_in_the_records_of_its_run(checkpoint, resume, goes_on, launch, tmp_path):
-    common = ["trainer.default_local_dir=ckpt"]
-    config = launch(f"{GROUP}=fspo", common)
-    hook.claim_records(config)
-    first = OmegaConf.select(config, RECORDS_DIR)
-    # A later launch has begun anew, and has not come so far.
-    for folder, step in ((first, 20), (f"{Path(first).parent}/99990101-000000-0", 19)):
-        attempts.claim(Path(folder), Path("ckpt").resolve())
-        Path(folder, f"step-{step:06d}-rank-0000.parquet").touch()
-    if checkpoint:
-        Path("ckpt", checkpoint).mkdir()
-        Path("ckpt", TRACKER).write_text("20")
-    path = [f"trainer.resume_from_path={tmp_path}/ckpt/global_step_20"]
-    config = launch(f"{GROUP}=fspo", [*common, *path, *resume])
-    assert (OmegaConf.select(config, RECORDS_DIR) == first) == goes_on
-    hook.claim_records(config)
-    if goes_on:  # a run that was moved, with a folder that says otherwise
-        Path("ckpt").rename("moved")
-        config = launch(f"{GROUP}=fspo", ["trainer.default_local_dir=moved"])
-        assert OmegaConf.select(config, RECORDS_DIR).startswith(f"{tmp_path}/moved/fspo_records/")
-        hook.claim_records(config)
-
-
 def test_without_a_folder_for_checkpoints_the_loss_is_taken_and_nothing_is_recorded(launch):
     config = launch(f"{GROUP}=fspo", ["~trainer.default_local_dir"])
     assert OmegaConf.select(config, f"{POLICY_LOSS}.loss_mode") == "fspo"
     assert OmegaConf.select(config, RECORDS_DIR) is None
-    OmegaConf.update(config, RECORDS_DIR, "records")
-    hook.claim_records(config)
 
 
 # --- launches that do not train what is asked ------------------------------------------------------------------------
@@ -299,7 +260,7 @@ from fspo_verl.launch import hook, installation
 
 @hydra.main(config_path=sys.argv.pop(1), config_name="trainer", version_base=None)
 def main(config):
-    hook.check = hook.claim_records = lambda config: None
+    hook.check = hook._name_attempt = lambda config: None
     if installation.left_out() is None:  # as the plugin does
         name = config.trainer.experiment_name
         if name != "at the logger":

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 import uuid
+from pathlib import Path
 
 import numpy as np
 
@@ -34,27 +35,47 @@ def columns(rows=4, seed=0):
 def add(writer, step, mini_batch=0, rank=0, ranks=1, rows=4, seed=0, values=None):
     """A micro-batch with two responses to each prompt."""
     prompts, texts = [f"prompt {step}-{row // 2}" for row in range(rows)], [problem(row // 2) for row in range(rows)]
-    where = MicroBatch(step, mini_batch, rank, ranks, prompts, texts, staleness=[0.0] * rows)
+    where = MicroBatch(step, mini_batch, rank, ranks, prompts, texts, step_rows=rows, staleness=[0.0] * rows)
     writer.add(values or columns(rows, seed), where)
 
 
+def attempt(folder, run):
+    """The folder of a training, named so that later ones sort later."""
+    made = sorted(Path(folder).glob("attempt-*"))
+    own = (one for one in made if one.name.endswith(f"-{run}"))
+    return next(own, Path(folder) / f"attempt-{len(made) + 1:04d}-{run}")
+
+
 def opened(folder, run="run", began=1, settings=SETTINGS, **kwargs):
-    return RecordWriter(folder, settings, run, began, **kwargs)
+    return RecordWriter(attempt(folder, run), settings, began, **kwargs)
 
 
-def write(folder, steps, run=None, settings=SETTINGS, **kwargs):
+def write(folder, steps, run=None, settings=SETTINGS, last_step=None, **kwargs):
     """What a training of its own, or a rank of ``run``, records."""
-    writer = opened(folder, run or uuid.uuid4().hex, steps[0], settings)
+    writer = opened(folder, run or uuid.uuid4().hex, steps[0], settings, last_step=last_step)
     for step in steps:
         add(writer, step, **kwargs)
-    writer.flush()
+        writer.flush()
 
 
 def end_in_a_step(folder):
-    """Without a weight sync after the last step."""
+    """A trainer that does not say when an update ends."""
     writer = opened(folder)
     add(writer, 1)
     add(writer, 2)
+
+
+def hang_in_the_third_step(folder):
+    """A disk that takes the records of two steps, and then nothing."""
+    writer, fsync = opened(folder), os.fsync
+    for step in (1, 2, 3, 4):
+        if step == 3:
+            os.fsync = lambda _: time.sleep(1000)
+        add(writer, step)
+        writer.flush()
+        if step < 3:
+            writer._thread.join()
+    os.fsync = fsync
 
 
 def fork_in_a_step(folder, how):
@@ -81,28 +102,12 @@ def train_for_ever(folder):
     writer = opened(folder, began=0)
     for step in itertools.count():
         add(writer, step, rows=500)
-        time.sleep(0.002)
-
-
-def record_as_a_rank(folder, rank, training, ranks=2):
-    """One of the processes of a training, which share what torch.distributed has."""
-    import torch
-
-    from fspo_verl.observe import observer
-
-    store = torch.distributed.FileStore(f"{folder}/store-{training}", ranks)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    writer = opened(folder, observer._run())
-    add(writer, 1, rank=rank, ranks=ranks)
-    writer.flush()
-    torch.distributed.barrier()
+        writer.flush()
 
 
 if __name__ == "__main__":
     how, folder = sys.argv[1:]
-    if how.startswith("rank"):
-        record_as_a_rank(folder, *map(int, how.split()[1:]))
-    elif how.startswith("fork"):
+    if how.startswith("fork"):
         fork_in_a_step(folder, how.split()[1])
     else:
-        {"end": end_in_a_step, "train": train_for_ever}[how](folder)
+        {"end": end_in_a_step, "train": train_for_ever, "hang": hang_in_the_third_step}[how](folder)

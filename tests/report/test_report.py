@@ -222,11 +222,11 @@ def test_everything_that_can_go_wrong_at_once(tmp_path, monkeypatch):
     assert clip.rate["clipped all"] == 1 and np.isnan(clip.lre["clipped all"])
     assert clip.n["one response"] == 1 and np.isnan(clip.lre["one response"])
     metrics = runs.read_metrics([tmp_path / "m.jsonl"])
-    live = metrics.filter(regex="^actor/fspo/length_").sum()
-    responses, clipped = (live.filter(like=f"/{name}") for name in ("responses", "clipped"))
-    assert clip.rate["only metrics <b>&"] == pytest.approx(clipped.sum() / responses.sum())
+    responses = metrics.filter(regex="^fspo/step_responses/len_")
+    clipped = metrics.filter(regex="^fspo/clip_rate/len_").to_numpy() * responses
+    assert clip.rate["only metrics <b>&"] == pytest.approx(np.nansum(clipped) / np.nansum(responses))
     (of_metrics,) = (one["lengths"] for one in facts["runs"] if one["run"] == "only metrics <b>&")
-    assert [row["rate"] for row in of_metrics] == pytest.approx(list(clipped.to_numpy() / responses.to_numpy()))
+    assert [row["rate"] for row in of_metrics] == pytest.approx(list(clipped.sum() / responses.sum()))
     assert [row["low"] for row in of_metrics] == [1, 16, 64]
     assert "nan" not in shown.text.lower()
     assert "figures/clip_rate_by_length.png" in files

@@ -8,6 +8,7 @@ The environment says which rank it is.
 import json
 import os
 import sys
+import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -19,16 +20,20 @@ from bench.worker import update, with_advantages
 from torch.utils._python_dispatch import TorchDispatchMode
 from verl.models.transformers.dense_common import forward_with_torch_backend
 from verl.utils import tensordict_utils as tu
+from verl.utils.metric import Metric, reduce_metrics
+from verl.utils.py_functional import append_to_dict
+from verl.utils.torch_functional import allgather_dict_into_dict
 from verl.workers.config import PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.observe import observer
+from fspo_verl.observe.metrics import as_sums, metrics
 
 PROMPT, RESPONSES, STEP = 5, [1, 3, 60, 17, 30, 90, 8, 2], 12
 
 
-def mini_batch(vocabulary: int):
+def mini_batch(vocabulary: int, step: int = STEP):
     """Eight sequences of 1 to 90 response tokens, one fully masked and one with a hole, and made-up old log-probs."""
     generator = torch.Generator().manual_seed(0)
     ids = [torch.randint(2, vocabulary, (PROMPT + n,), generator=generator) for n in RESPONSES]
@@ -38,7 +43,7 @@ def mini_batch(vocabulary: int):
     old = [-3 + 0.2 * torch.randn(n, generator=generator) for n in RESPONSES]
     advantages = torch.randn(len(RESPONSES), generator=generator).tolist()
     batch = worker.batch_of([x[:PROMPT] for x in ids], [x[PROMPT:] for x in ids])
-    batch = with_advantages(batch, advantages, STEP)
+    batch = with_advantages(batch, advantages, step)
     batch["response_mask"] = batch["loss_mask"] = worker.nested(mask)
     batch["old_log_probs"] = worker.nested(old)
     # A rollout engine that is 0.1 nats off.
@@ -73,7 +78,52 @@ def run(environment: dict[str, str], log: Path, arguments: dict) -> None:
     file = log.open("w")
     for stream in (sys.stdout, sys.stderr):
         os.dup2(file.fileno(), stream.fileno())
-    train(**arguments)
+    {"train": train, "gather": gather, "go_on": go_on}[arguments.pop("what", "train")](**arguments)
+
+
+def go_on(output: Path, model: Path, records: str, first: int, last: int, is_killed: bool) -> None:
+    """Train steps, and save a checkpoint after every second one; go on from that before the first step.
+
+    Args:
+        output: folder of the checkpoints.
+        is_killed: wait after the last step for the end; a file says that it has come.
+    """
+    trainer = worker.training_worker(model, lr=1e-3)
+    config, rank = policy_loss("fspo", False, records), int(os.environ["RANK"])
+    if first > 1:
+        trainer.load_checkpoint(f"{output}/{first - 1}")
+    for step in range(first, last + 1):
+        batch = mini_batch(trainer.engine.module.config.vocab_size, step)
+        share = tu.index_select_tensor_dict(batch, torch.arange(rank, len(RESPONSES), int(os.environ["WORLD_SIZE"])))
+        update(trainer, share, config, worker.micro_batches(2), 4, scale=128)
+        if step % 2 == 0:
+            trainer.save_checkpoint(f"{output}/{step}", global_step=step)
+    if is_killed:
+        Path(f"{output}.{rank}.is_there").touch()
+        time.sleep(600)
+
+
+def gather(output: Path, step: dict[str, torch.Tensor], cut: list[list[list[int]]]) -> None:
+    """Reduce the metrics of the responses of a step as verl's workers do; rank 0 saves them.
+
+    Args:
+        step: columns ``[B]`` of all ranks.
+        cut: rows of each micro-batch, by mini-batch and rank.
+    """
+    torch.distributed.init_process_group("gloo")
+    rank, ranks, reduced = torch.distributed.get_rank(), torch.distributed.get_world_size(), {}
+    step_rows = 0
+    for number, mini_batch in enumerate(cut):
+        rows = sum(len(micro_batch) for of_rank in mini_batch for micro_batch in of_rank)
+        step_rows, gathered = step_rows + rows, {}
+        for micro_batch in mini_batch[rank]:
+            columns = {name: column[micro_batch].numpy() for name, column in step.items()}
+            values = metrics(columns, [16, 64, 256], number == 0, rows, ranks, step_rows)
+            append_to_dict(gathered, as_sums(Metric.from_dict(values, "mean")))
+        for name, of_ranks in allgather_dict_into_dict(gathered).items():
+            reduced.setdefault(name, []).append(Metric.aggregate_dp(of_ranks))
+    if rank == 0:
+        torch.save(reduce_metrics(reduced), output)
 
 
 def train(
@@ -125,7 +175,7 @@ def train(
         if save and step == steps - 1:
             trainer.save_checkpoint(str(save), global_step=step)
         with Collectives() as collectives:
-            metrics = update(trainer, data, config, micro_batches, mini_batch_size, scale=128)
+            logged = update(trainer, data, config, micro_batches, mini_batch_size, scale=128)
         if target_clip_rate:
             config.controller.end_step()  # as the weight sync does
             eps.append(dict(config.controller.eps))
@@ -133,6 +183,6 @@ def train(
     observer.flush_records()  # as the weight sync at the end of a step does
     weights = {name: parameter.full_tensor() for name, parameter in trainer.engine.module.named_parameters()}
     if rank == 0:
-        saved = {"gradient": gradient, "weights": weights, "metrics": metrics, "collectives": dict(collectives.counts)}
+        saved = {"gradient": gradient, "weights": weights, "metrics": logged, "collectives": dict(collectives.counts)}
         saved["fused"] = type(trainer.engine.module).forward is forward_with_torch_backend
         torch.save(saved, output)

@@ -21,7 +21,7 @@ from small_training import MAIN, write_task
 from small_training import overrides as small_overrides
 
 from fspo_verl import cli
-from fspo_verl.observe.attempts import newest, parts
+from fspo_verl.observe.attempts import attempts_below
 
 pytestmark = [pytest.mark.long, pytest.mark.trains]
 # What verl ends with, by who notices first: Ray, or the rank that waits for the lost one in a collective.
@@ -101,7 +101,8 @@ def test_a_lost_worker_ends_a_launch_and_the_next_one_trains_on_both_nodes(nodes
             return subprocess.Popen(command, stdout=file, stderr=file, cwd=tmp_path), log
 
     process, log = launched(50, tmp_path / "lost.jsonl")
-    wait_for(lambda: {part.rank for part in parts(tmp_path / "run")} == {0, 1}, process, log)
+    wait_for(lambda: {file.rank for attempt in attempts_below(tmp_path / "run") for file in attempt.files} == {0, 1},
+             process, log)  # fmt: skip
     assert [len(ranks(node)) for node in nodes] == [1, 1]
     ranks(nodes[1])[0].kill()
     assert process.wait(timeout=PATIENCE) != 0 and any(error in log.read_text() for error in LOST)
@@ -109,8 +110,8 @@ def test_a_lost_worker_ends_a_launch_and_the_next_one_trains_on_both_nodes(nodes
 
     process, log = launched(2, tmp_path / "run/metrics.jsonl")
     assert process.wait(timeout=PATIENCE) == 0, log.read_text()[-5000:]
-    files = newest(parts(tmp_path / "run"))
-    assert [(part.number, part.step, part.rank) for part in files] == [(2, s, r) for s in (1, 2) for r in (0, 1)]
+    first, second = attempts_below(tmp_path / "run")
+    assert not first.counted and [(file.step, file.rank) for file in second.counted] == [(1, 0), (1, 1)]
     assert cli.main(["report", str(tmp_path / "run")]) == 0 and "page" in capsys.readouterr().out
     (row,) = json.loads((tmp_path / "run/report/report.json").read_text())["runs"]
     assert (row["steps"], row["records"]) == (2, 2 * 8 * 4) and 0 < row["clip"]["rate"] < 1
