@@ -36,9 +36,9 @@ from options import LOSSES, Failure, hydra_override, positive  # noqa: E402
 ON = "a warm-started Qwen3 model of 100,000 weights and the quickstart's running totals"
 SEEDS, STEPS = [10, 11, 12, 13, 14, 15], 12
 FACTORS, TUNING_STEPS = (1 / 3, 1.0, 3.0, 10.0), 8
-CHECKED_LOSSES, CHECKED_STEPS = ("fspo", "no_clip", "gspo", "grpo"), 2
-NARROW = {"eps": "null", "eps_low": "0.015", "eps_high": "0.02", "eps_dual": "0.03"}
-"""FSPO's range where it is checked: each of its edges is passed in two steps, and no two are at one distance."""
+CHECKED_LOSSES, CHECKED_STEPS = ("fspo", "no_clip", "gspo", "grpo"), 3
+NARROW = {"eps": "null", "eps_low": "0.0075", "eps_high": "0.01", "eps_dual": "0.015"}
+"""FSPO's range where it is checked: responses pass each of its edges, and no two edges are at one distance."""
 CHECKED = {"fspo": Arm("fspo", "fspo", tuple(f"{ACTOR}.policy_loss.{key}={value}" for key, value in NARROW.items()))}
 NOT_VALIDATED = ("trainer.test_freq=-1", "trainer.val_before_train=False")
 KEYS = {
@@ -54,7 +54,7 @@ EXAMPLES = r"""examples:
   bash scripts/compare_baselines.sh                                    everything, a hundred minutes on two cores
   bash scripts/compare_baselines.sh --losses fspo,gspo --arm fspo_mean=fspo,loss_agg_mode=seq-mean-token-mean \
       --output runs/compare-mean                                       fspo with gspo's aggregation, too
-  bash scripts/compare_baselines.sh --check --output runs/check       two steps of each, and whether each trains what
+  bash scripts/compare_baselines.sh --check --output runs/check       three steps of each, and whether each trains what
                                                                        it is called: a few minutes, for CI
   python scripts/compare/check.py --help                               how to check a launch of your own
 """

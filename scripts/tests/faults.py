@@ -238,7 +238,8 @@ def _small(folder: Path, fault: tuple | None, seed: int) -> None:
         for _update in range(updates):
             lengths = torch.randint(2, 65, (32,), generator=draw).tolist()
             responses = [torch.randint(40, (length,), generator=draw) for length in lengths]
-            advantages = torch.randn(32, generator=draw).tolist()
+            advantages = torch.randn(32, generator=draw)
+            advantages = (advantages - advantages.mean()).tolist()  # as those of a group
             for rows in (slice(12), slice(12, 32)):
                 batch = _batch(responses[rows], advantages[rows], start, step, sum(lengths))
                 # What a model puts out at one position scores the next token.

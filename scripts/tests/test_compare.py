@@ -336,8 +336,10 @@ def test_what_would_be_passed_over_is_refused(options, capsys):
 
 def test_the_check_has_a_range_of_fspo_that_responses_pass_on_every_side():
     args = baselines.parse_args(["--check", "--seeds", "20"])
-    assert [arm.name for arm in args.arms] == ["fspo", "no_clip", "gspo", "grpo"] and args.steps == 2
+    assert [arm.name for arm in args.arms] == ["fspo", "no_clip", "gspo", "grpo"] and args.steps == 3
     run = baselines.training_run(args, args.arms[0], 20, 1.0)
-    assert run.probed and "actor_rollout_ref.actor.policy_loss.eps_dual=0.03" in training_run.overrides_of(run.arm, 1.0)
+    assert run.probed and "actor_rollout_ref.actor.policy_loss.eps_dual=0.015" in training_run.overrides_of(
+        run.arm, 1.0
+    )
     (alone,) = baselines.parse_args(["--check", "--losses", "fspo"]).arms
     assert alone == args.arms[0]
