@@ -173,9 +173,9 @@ def through_verl() -> Quotes:
     records = pd.read_parquet(HERE / "through_verl/records.parquet").query("learning_rate == 1e-4")
     own = records[records.seed < analyse.SCOUT]
     texts = dict(zip(pairs := analyse.pairs(own), told(pairs), strict=True))
-    less = analyse.root_less(own, "L", "fixed", "none")
     for label, task in {"through verl, 30%": "mean", "the 8 tokens there": 8}.items():
-        cells = told(less.xs(task, axis=1, level=1))
+        table = analyse.accuracies(own)[task].droplevel("learning_rate").unstack("arm")
+        cells = told(table[["L", "fixed", "none"]].rsub(table["√L"], axis=0))
         yield RESULTS, row(label, *([f"**{cell}**" for cell in cells[:2]] + cells[2:] if task == 8 else cells))
     yield RESULTS, f"L − fixed {texts['L − fixed, 8']} on 8 tokens, {texts['L − fixed, 256']} on 256"
     yield RESULTS, f"none − L {texts['none − L, mean']}"

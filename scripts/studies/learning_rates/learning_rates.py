@@ -27,7 +27,7 @@ from measures import contrasts  # noqa: E402
 from pictures import save  # noqa: E402
 from training import Arm, Regime, curves_by_task, train  # noqa: E402
 
-from fspo_verl.report.figures import AMBER, BLACK, BROWN, GREY  # noqa: E402
+from fspo_verl.report.figures import BLACK, STYLES  # noqa: E402
 
 ARM = ["regime", "arm", "rate"]
 CELL = [*ARM, "learning_rate"]
@@ -36,7 +36,7 @@ CHOOSING = 100  # seeds from this one on choose learning rates; the others are c
 WITHIN = 0.01  # of the clip rate that was asked for; else an arm is not compared
 MEAN, SHORT, LONG = "mean", 8, 512
 NAMES = {"none": "no clip", "linear": "L", "sqrt": "√L", "fixed": "fixed", "fitted": "fitted power"}
-STYLES = dict(zip(NAMES, ((BLACK, ":"), (AMBER, "-"), (BROWN, "-"), (GREY, "-"), (GREY, "--")), strict=True))
+COLOURS = {"none": "no_clip", "linear": "gspo", "sqrt": "fspo", "fixed": "fixed_band"}  # those of the losses
 LENGTHS, ROLLOUTS = (8, 64, 512), 20
 REGIMES = {"fresh": Regime(LENGTHS, 48, rollouts=ROLLOUTS), "many": Regime(LENGTHS, 2, 24, rollouts=ROLLOUTS)}
 LOWEST = {"fresh": 2e-4, "many": 2.5e-4}
@@ -135,9 +135,10 @@ def draw() -> Figure:
     panels = figure.subplots(1, 2, sharey=True)
     means = by_task().unstack().loc["fresh"]
     for axes, task, title in zip(panels, (MEAN, SHORT), ("mean of three tasks", "task of 8 tokens"), strict=True):
-        for name, (colour, dashes) in STYLES.items():
+        for name, label in NAMES.items():
             own = means[task].loc[(name, 0.3 if name != "none" else 0.0)].loc[:, : CHOOSING - 1].mean(axis=1)
-            axes.plot(own, color=colour, linestyle=dashes, marker="o", markersize=3, label=NAMES[name])
+            color = STYLES[COLOURS[name]].color if name in COLOURS else BLACK
+            axes.plot(own, color=color, linestyle=":" if name == "none" else "-", marker="o", markersize=3, label=label)
         axes.set(xscale="log", xlabel="learning rate", title=title)
         axes.set_xticks(own.index, [f"{rate:g}" for rate in own.index], rotation=30)
         axes.minorticks_off()

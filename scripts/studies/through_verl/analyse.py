@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1] / "compare")]
 from measures import MIN_SEEDS, contrasts  # noqa: E402
 
-ROOT, DONE, EARLY = "√L", 0.8, 10  # an accuracy; the first steps, whose clip rates are shown by themselves
+DONE, EARLY = 0.8, 10  # an accuracy; the first steps, whose clip rates are shown by themselves
 KEY, SCOUT = ["arm", "learning_rate", "seed"], 1000  # seeds from this one on scout
 ASKED = {"L": 0.3, "√L": 0.3, "fixed": 0.3, "L at 10%": 0.1, "none": 0.0}
 WITHIN = 0.01  # of the clip rate that was asked for; else an arm is not compared
@@ -54,12 +54,6 @@ def pairs(own: pd.DataFrame) -> pd.DataFrame:
         if one in compared and other in compared
     }
     return pd.DataFrame(differences).dropna(axis=1)
-
-
-def root_less(own: pd.DataFrame, *arms: str) -> pd.DataFrame:
-    """√L less other arms in points ``[seeds, (arm, task)]``."""
-    table = accuracies(own).droplevel("learning_rate")
-    return pd.concat({arm: table.loc[ROOT] - table.loc[arm] for arm in arms}, axis=1)
 
 
 def until_all(own: pd.DataFrame) -> pd.Series:
