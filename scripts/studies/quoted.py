@@ -198,7 +198,7 @@ def through_verl() -> Quotes:
     yield RESULTS, f"Every task is above 0.8 after {order} steps"
 
 
-LABORATORY = (rates_of_learning, stability_of_training, at_ten_percent, gradient_check)
+LABORATORY = (rates_of_learning, stability_of_training, gradient_check)
 PARTS = (pictures, *LABORATORY, comparisons, law_of_s, through_verl)
 
 
