@@ -26,15 +26,11 @@ def at_best(values: pd.DataFrame, choosing: pd.DataFrame, baseline: str) -> pd.D
         np.vstack([np.arange(len(part)), rng.integers(0, len(part), (RESAMPLINGS, len(part)))])  # first as they are
         for part in (compared[baseline], chooses[baseline])
     ]
-    means, best = {}, {}
-    for arm in arms:
-        of_choice = np.nan_to_num(chooses[arm][draws[1]].mean(1), nan=-np.inf)
-        chosen = of_choice.argmax(1)
-        means[arm] = np.take_along_axis(compared[arm][draws[0]].mean(1), chosen[:, None], 1)[:, 0]
-        best[arm] = values.columns[chosen[0]]
+    best = {arm: np.nan_to_num(chooses[arm][draws[1]].mean(1), nan=-np.inf).argmax(1)[:, None] for arm in arms}
+    means = {arm: np.take_along_axis(compared[arm][draws[0]].mean(1), best[arm], 1)[:, 0] for arm in arms}
     rows = {}
     for arm in arms:
         less = means[arm] - means[baseline]
         ends = np.quantile(less[1:], [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-        rows[arm] = (best[arm], means[arm][0], less[0], *ends)
+        rows[arm] = (values.columns[best[arm][0, 0]], means[arm][0], less[0], *ends)
     return pd.DataFrame.from_dict(rows, "index", columns=["rate", "value", "mean", "lower", "upper"])

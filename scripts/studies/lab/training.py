@@ -141,10 +141,8 @@ class Clip:
         low, high = eps.to(old).repeat_interleave(each, 0).unbind(1)
         sign = advantages.sign()[:, None]
         if self.arm.loss is None:
-            if self.arm.dual is not None:
-                dual = self.arm.dual * high
-            else:
-                dual = torch.full_like(high, math.inf) if self.arm.ranges else DUAL * torch.maximum(low, high)
+            dual = torch.full_like(high, math.inf) if self.arm.ranges else DUAL * torch.maximum(low, high)
+            dual = dual if self.arm.dual is None else self.arm.dual * high
             band = SimpleNamespace(edges=lambda *_: Edges(-low, high, dual))  # of each row: seeds have their own eps
             found = fspo_loss(log_prob, old, given, mask, band)
             tokens = lengths[task] if self.arm.aggregation == "seq-mean-token-mean" else max(lengths)

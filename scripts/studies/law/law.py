@@ -24,7 +24,6 @@ from fspo_verl.band import Band  # noqa: E402
 from fspo_verl.clips import MATCHED_RATE, BandClip  # noqa: E402
 
 FIRST, LARGEST = 3, 4.0  # the shortest prefix has 2^3 − 1 tokens; the largest exponent
-KINDS = ("text", "chat", "steps")
 WIDTHS = {"√L": 0.5, "a fitted power": None, "fixed": 0.0, "L": 1.0}
 
 

@@ -27,16 +27,15 @@ from measures import contrasts  # noqa: E402
 from pictures import save  # noqa: E402
 from training import Arm, Regime, curves_by_task, train  # noqa: E402
 
-from fspo_verl.report.figures import AMBER, BLACK, BROWN, GREY  # noqa: E402
+from fspo_verl.report.figures import BLACK, STYLES  # noqa: E402
 
-ARM = ["regime", "arm", "rate"]
-CELL = [*ARM, "learning_rate"]
+CELL = ["regime", "arm", "rate", "learning_rate"]
 END = 5  # the last rollouts, whose mean is the end
 CHOOSING = 100  # seeds from this one on choose learning rates; the others are compared
 WITHIN = 0.01  # of the clip rate that was asked for; else an arm is not compared
 MEAN, SHORT, LONG = "mean", 8, 512
 NAMES = {"none": "no clip", "linear": "L", "sqrt": "√L", "fixed": "fixed", "fitted": "fitted power"}
-STYLES = dict(zip(NAMES, ((BLACK, ":"), (AMBER, "-"), (BROWN, "-"), (GREY, "-"), (GREY, "--")), strict=True))
+COLOURS = {"none": "no_clip", "linear": "gspo", "sqrt": "fspo", "fixed": "fixed_band"}  # those of the losses
 LENGTHS, ROLLOUTS = (8, 64, 512), 20
 REGIMES = {"fresh": Regime(LENGTHS, 48, rollouts=ROLLOUTS), "many": Regime(LENGTHS, 2, 24, rollouts=ROLLOUTS)}
 LOWEST = {"fresh": 2e-4, "many": 2.5e-4}
@@ -99,22 +98,18 @@ def at(regime: str, arm: str, rate: float, learning_rate: float) -> pd.DataFrame
 def chosen_again(regime: str, rate: float, task: str | int) -> pd.DataFrame:
     """:func:`chosen.at_best` on a task, less √L; the mean of the tasks chooses."""
     arms = {name: (regime, name, rate if name != "none" else 0.0) for name in NAMES}
-    wide = {
-        of: pd.concat({name: by_task()[of].loc[arm].unstack(0) for name, arm in arms.items()}) for of in {MEAN, task}
-    }
+    values, means = (pd.concat({arm: by_task().loc[arms[arm]][of].unstack(0) for arm in arms}) for of in (task, MEAN))
     allowed = pd.DataFrame({name: clip_rates().compared.loc[arm] for name, arm in arms.items()}).T
-    chooses = wide[MEAN].index.get_level_values("seed") >= CHOOSING
-    choosing = wide[MEAN].where(allowed.reindex(wide[MEAN].index, level=0))[chooses]
-    return chosen.at_best(wide[task][~chooses], choosing, "sqrt")
+    chooses = means.index.get_level_values("seed") >= CHOOSING
+    means = means.where(allowed.reindex(means.index, level=0))
+    return chosen.at_best(values[~chooses], means[chooses], "sqrt")
 
 
 def confirmatory() -> pd.DataFrame:
     """The six contrasts that were set before: differences to √L, intervals and adjusted p."""
     rates = chosen_again("fresh", 0.3, MEAN).rate
-    root, linear, fixed = (
-        at("fresh", arm, 0.3, rates[arm])[[MEAN, SHORT, LONG]] for arm in ("sqrt", "linear", "fixed")
-    )
-    return contrasts(pd.concat({"linear": linear - root, "fixed": fixed - root}, axis=1))
+    root, *others = (at("fresh", arm, 0.3, rates[arm])[[MEAN, SHORT, LONG]] for arm in ("sqrt", "linear", "fixed"))
+    return contrasts(pd.concat({"linear": others[0] - root, "fixed": others[1] - root}, axis=1))
 
 
 def show() -> None:
@@ -135,9 +130,10 @@ def draw() -> Figure:
     panels = figure.subplots(1, 2, sharey=True)
     means = by_task().unstack().loc["fresh"]
     for axes, task, title in zip(panels, (MEAN, SHORT), ("mean of three tasks", "task of 8 tokens"), strict=True):
-        for name, (colour, dashes) in STYLES.items():
+        for name, label in NAMES.items():
             own = means[task].loc[(name, 0.3 if name != "none" else 0.0)].loc[:, : CHOOSING - 1].mean(axis=1)
-            axes.plot(own, color=colour, linestyle=dashes, marker="o", markersize=3, label=NAMES[name])
+            color = STYLES[COLOURS[name]].color if name in COLOURS else BLACK
+            axes.plot(own, color=color, linestyle=":" if name == "none" else "-", marker="o", markersize=3, label=label)
         axes.set(xscale="log", xlabel="learning rate", title=title)
         axes.set_xticks(own.index, [f"{rate:g}" for rate in own.index], rotation=30)
         axes.minorticks_off()

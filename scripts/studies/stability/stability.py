@@ -28,7 +28,7 @@ from training import Arm, Regime, curves_by_task, train  # noqa: E402
 
 GROUP = ["longest", "ranges", "stale"]
 RUN = [*GROUP, "arm", "learning_rate", "seed"]
-SMOOTH, FAILING = 3, 1  # rollouts whose mean is the success at a rollout; seeds that may fail at a learning rate
+SMOOTH = 3  # rollouts whose mean is the success at a rollout
 ROOT = "√L"
 LOWEST, FACTORS, SEEDS = 5e-4, (1, 2, 4, 8), range(8)
 ARMS = {
@@ -122,9 +122,6 @@ def show() -> None:
         print("\n\n8 and {} tokens, {}, stale by {}\n".format(*group))
         arms = own.groupby("arm").agg(fails=("fails", "mean"), clipped=("clipped", "mean"))
         at = own.pivot_table(index="arm", columns="learning_rate", values="fails", aggfunc="sum")
-        # up to which at most one seed fails at each learning rate; 0 where more fail at the smallest
-        good = (at <= FAILING).cummin(axis=1)
-        arms["largest_rate"] = good.mul(good.columns).max(axis=1)
         print(arms.round(3).to_string())
         medians = own.groupby(["arm", "learning_rate"])[["fall", "norms", "end"]].median()
         print(medians.assign(failed=at.stack()).round(2).to_string())

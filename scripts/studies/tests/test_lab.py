@@ -134,8 +134,6 @@ def test_the_choice_of_a_learning_rate_is_in_the_interval():
     assert unsure.lower < -4 < 4 < unsure.upper
     sure = chosen.at_best(compared, choosing - [0.0, 100.0], "one")
     assert (sure.rate == 1e-3).all() and sure.loc["other", ["lower", "upper"]].abs().max() < 0.02
-    only = chosen.at_best(compared, choosing.where([True, False]).fillna({1e-3: 0.0}), "one")
-    assert (only.rate == 1e-3).all() and only["mean"]["one"] == 0
 
 
 # --- transformers -----------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def test_independent_tokens_are_found_to_follow_the_root_of_the_length():
             ratio = 0.05 * rng.standard_normal(int(np.clip(center * np.exp(0.2 * rng.standard_normal()), 2, 1000)))
             s = np.add.reduceat(ratio, 2 ** np.arange(len(ratio).bit_length()) - 1)
             row = {"s": s, "log_ratio": s.sum(), "quadratic_variation": np.square(ratio).sum(), "length": len(ratio)}
-            rows.append(row | {"prompt": str(prompt), "kind": list(law.KINDS)[prompt % 3]})
+            rows.append(row | {"prompt": str(prompt), "kind": ("text", "chat", "steps")[prompt % 3]})
     records = pd.DataFrame(rows).assign(step=1, mini_batch=4, advantage=rng.choice([-1.0, 1.0], len(rows)))
     for last in (127, 511):
         found = law.exponent_within(records, last)

@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1] / "compare")]
 from measures import MIN_SEEDS, contrasts  # noqa: E402
 
-ROOT, DONE, EARLY = "√L", 0.8, 10  # an accuracy; the first steps, whose clip rates are shown by themselves
+DONE, EARLY = 0.8, 10  # an accuracy; the first steps, whose clip rates are shown by themselves
 KEY, SCOUT = ["arm", "learning_rate", "seed"], 1000  # seeds from this one on scout
 ASKED = {"L": 0.3, "√L": 0.3, "fixed": 0.3, "L at 10%": 0.1, "none": 0.0}
 WITHIN = 0.01  # of the clip rate that was asked for; else an arm is not compared
@@ -56,12 +56,6 @@ def pairs(own: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(differences).dropna(axis=1)
 
 
-def root_less(own: pd.DataFrame, *arms: str) -> pd.DataFrame:
-    """√L less other arms in points ``[seeds, (arm, task)]``."""
-    table = accuracies(own).droplevel("learning_rate")
-    return pd.concat({arm: table.loc[ROOT] - table.loc[arm] for arm in arms}, axis=1)
-
-
 def until_all(own: pd.DataFrame) -> pd.Series:
     """Steps until every task is validated above DONE, of each arm and seed; never counts as one validation more."""
     lowest = own.dropna(subset="accuracy").groupby(["arm", "seed", "step"]).accuracy.min().unstack()
@@ -84,11 +78,8 @@ def against_gspo(records: pd.DataFrame) -> Iterator[str]:
     own = records[records.seed.isin(COMPARED)]
     tens = own.assign(arm=own.arm + ", steps from " + (own.step.sub(1).clip(lower=0) // 10 * 10 + 1).astype(str))
     yield f"Clip rates\n{pd.concat([clip_rates(own), clip_rates(tens)]).round(3).to_string()}"
-    steps, worst = (
-        until_all(own),
-        100 * own.groupby(["arm", "seed", "length"]).accuracy.mean().groupby(["arm", "seed"]).min(),
-    )
-    for what, values in {f"Steps until all are above {DONE}": steps, "Accuracy of the worst task": worst}.items():
+    worst = 100 * own.groupby(["arm", "seed", "length"]).accuracy.mean().groupby(["arm", "seed"]).min()
+    for what, values in {f"Steps until all are above {DONE}": until_all(own), "Worst task": worst}.items():
         table = values.unstack("arm")
         yield f"{what}\n{table.mean().round(1).to_string()}"
         pairs = table.drop(columns="FSPO", errors="ignore").rsub(table.get("FSPO"), axis=0).dropna()

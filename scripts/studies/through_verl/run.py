@@ -36,7 +36,6 @@ LEARNING_RATES, STEPS, RATE = (5e-5, 1e-4, 2e-4), 40, 0.1
 ALLOWED, PILOTS = (0.07, 0.13), range(1000, 1003)  # of the rate over a pilot run; the first pilot clips nothing
 PROMPTS, RESPONSES, UPDATES, PASSES, VALIDATED = 12, 8, 16, 4, 256  # prompts and validation prompts of each task
 ACTOR = "actor_rollout_ref.actor"
-KEY = ("arm", "learning_rate", "seed")
 
 
 class Arm(NamedTuple):
@@ -52,7 +51,6 @@ ARMS = {
     "fixed": Arm("fspo", 0.0),
     "FSPO, held": Arm("fspo", 0.5, held=True),
 }
-POWERS = (0.0, 0.5, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +121,7 @@ def rows_of(run: Path) -> pd.DataFrame:
     records = pd.concat([pd.read_parquet(file) for file in sorted((run / "records").rglob("*.parquet"))])
     records, rows = records[records.advantage != 0], []
     eps = {}
-    for power, (side, sign) in itertools.product(POWERS, {"low": -1, "high": 1}.items()):
+    for power, (side, sign) in itertools.product((0.0, 0.5, 1.0), {"low": -1, "high": 1}.items()):
         reach = np.sign(records.advantage) * records.log_ratio / records.length**power
         eps[f"{side}_{power:g}"] = max(float(reach[records.advantage * sign > 0].quantile(1 - RATE)), 1e-6)
     longest = np.searchsorted([length + 2 for length in task.LENGTHS.values()], records.length)
@@ -140,7 +138,7 @@ class Study:
     """The cells, each trained when it is first asked for."""
 
     def __init__(self, records: Path, output: Path):
-        self.cells, self.output = Cells(records, KEY), output
+        self.cells, self.output = Cells(records, analyse.KEY), output
 
     def cell(self, arm: str, learning_rate: float, seed: int) -> pd.DataFrame:
         key = (arm, learning_rate, seed)
@@ -150,10 +148,11 @@ class Study:
             shutil.rmtree(experiment.run, ignore_errors=True)  # an attempt that was interrupted
             experiment.run.mkdir(parents=True)
             launch.train(experiment)
-            self.cells.add(rows_of(experiment.run).assign(**dict(zip(KEY, key, strict=True))).to_dict("records"))
+            self.cells.add(
+                rows_of(experiment.run).assign(**dict(zip(analyse.KEY, key, strict=True))).to_dict("records")
+            )
             print(*key, "done", flush=True)
-        table = self.cells.table().to_pandas().set_index(list(KEY))
-        return table.loc[key]
+        return self.cells.table().to_pandas().set_index(analyse.KEY).loc[key]
 
     def eps(self, arm: str, learning_rate: float, seed: int) -> tuple[float, float] | None:
         """From the last pilot before the seed, until one has clipped what is allowed; the first pilot clips nothing."""
