@@ -172,11 +172,11 @@ def markdown(text: str) -> str:
 
 def checks() -> str:
     launch = [*_found("selection"), *_found("checks")]
-    launch += _found("installation", "too_old", "verl_version")
+    launch += _found("installation", "too_old", "left_out", "verl_version")
     parts = [
         "## Launch checks",
         "An **error** stops the launch: it would fail, or train something else than it says. With a **warning** it "
-        "trains, but works against the method. Each says what is wrong, why, and which override corrects it.",
+        "trains, but works against the method. Each message names the override that corrects it.",
         "Before Ray starts, and by `fspo-verl doctor`:",
         "\n".join(launch),
         "By `fspo-verl doctor` alone:",
@@ -185,7 +185,7 @@ def checks() -> str:
     return "\n\n".join(parts)
 
 
-_FRAME = ("_found", "main")  # functions that run checks, and make findings of what goes wrong there
+_FRAME = ("_found", "main", "judge", "examine")  # functions that run checks, and make findings of what goes wrong there
 
 
 def _found(module: str, *functions: str) -> Iterator[str]:
