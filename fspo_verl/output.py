@@ -10,6 +10,7 @@ import traceback
 import uuid
 import warnings
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 
 COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim", "fix:": "green"}
@@ -18,6 +19,18 @@ COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim", "fix:": "gre
 def plain(text: str) -> str:
     """Return the text in one line of printable characters: others, which a terminal obeys, become their escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def see(page: str) -> str:
+    """Return ", see " and the address of a page of docs/; nothing while the package names no public repository.
+
+    A message says by itself what to do: an installed package has no docs/.
+    """
+    links: list[str] = []
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        links = metadata.metadata("fspo-verl").get_all("Project-URL") or []
+    source = [link.partition(", ")[2] for link in links if link.startswith("Source, ")]
+    return f", see {source[0]}/blob/main/docs/{page}" if source else ""
 
 
 def say(text: str) -> None:
@@ -150,4 +163,4 @@ def write_whole(files: Iterable[tuple[Path, bytes]]) -> None:
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of Markdown."""
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(f"|{'|'.join(line)}|" for line in lines)

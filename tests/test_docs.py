@@ -194,6 +194,13 @@ def test_the_noise_that_others_quote_is_that_of_the_page_on_noise():
     assert f"before any update, {outside_8b} of the responses of a random model of 8B shape" in words("scripts")
 
 
+def test_the_reasons_of_readme_stand_on_the_pages_that_it_names():
+    noise = re.search(r"clips \[(\d+%) of responses of 200 tokens\].* log-ratio by \[(0\.\d+)\]", readme()).groups()
+    assert "| {1} | GSPO | {0} |".format(*noise) in words("healthy")
+    points = re.search(r"([\d.]+) points of success under GSPO's shape, ([\d.]+) under FSPO's", readme()).groups()
+    assert all(f"−{of_a_shape} [" in words("results") for of_a_shape in points)
+
+
 def test_what_the_pages_say_of_the_cost_is_what_was_recorded():
     rows = {row["trained by"]: row for row in bench("step")}
     (call,) = re.findall(r"^\+([\d.]+) ms", rows["fspo"]["a call of ppo_loss"])

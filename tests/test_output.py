@@ -24,6 +24,17 @@ def test_a_plain_text_is_one_line_that_acts_on_nothing(text):
     assert text.isprintable() == (shown == text)
 
 
+@pytest.mark.parametrize("links", [None, ["Paper, https://arxiv.org/abs/2509.09177"]])
+def test_a_message_names_a_page_that_can_be_opened_or_none(links, monkeypatch):
+    class Metadata:
+        get_all = staticmethod(lambda name: links)
+
+    monkeypatch.setattr(output.metadata, "metadata", lambda package: Metadata)
+    assert output.see("noise.md") == ""
+    links = [*(links or []), "Source, https://github.com/owner/name"]
+    assert output.see("noise.md") == ", see https://github.com/owner/name/blob/main/docs/noise.md"
+
+
 def test_what_is_logged_or_warned_of_is_a_plain_line_said_once():
     """In a process of its own, as pytest takes both."""
     code = """

@@ -28,6 +28,7 @@ from fspo_verl.launch.hydra_files import OPTIONS, as_value, leaves, option, over
 from fspo_verl.launch.hydra_files import parsed as parsed_overrides
 from fspo_verl.launch.starts import LAUNCHED, Start, Taken, receipts, say
 from fspo_verl.launch.view import Launch, error
+from fspo_verl.output import see
 
 _CLIP_RATIOS = {f"{ACTOR}.{name}" for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")}
 _OF_ANY_LOSS = {*_CLIP_RATIOS, f"{ACTOR}.loss_agg_mode", f"{ACTOR}.loss_scale_factor"}
@@ -87,7 +88,7 @@ def _require_known(loss: str, keys: Collection[str]) -> None:
     names = {key.rpartition(".")[2]: key for key in sorted(allowed)}
     for key in sorted({*keys} - allowed):
         near = difflib.get_close_matches(key.rpartition(".")[2], names, 1)
-        meant = f"did you mean {names[near[0]]}?" if near else "docs/configuration.md has what can be set"
+        meant = f"did you mean {names[near[0]]}?" if near else f"what can be set is {', '.join(names)}"
         raise ValueError(f"{OVERRIDES} cannot set {key} beside {GROUP}={loss}: {meant}")
 
 
@@ -224,7 +225,8 @@ def _trains(config: DictConfig, loss: str) -> bool:
 
 def _other_loss(loss: str, why: str, **fix) -> Finding:
     what = f"{OVERRIDES} asks for {GROUP}={loss}, and this launch would not train it as asked"
-    instead = f"{', or ' if fix else ''}select it there (docs/install.md), or start it with `env -u {OVERRIDES}`"
+    there = f"select it there by {GROUP}={loss}{see('install.md')}, or start it with `env -u {OVERRIDES}`"
+    instead = f"{', or ' if fix else ''}{there}"
     return error(what, why, instead, id="asked", **fix)
 
 

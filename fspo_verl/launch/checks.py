@@ -99,7 +99,7 @@ def _found(of: Check, launch: Launch) -> list[Finding]:
 
 @check(needs="config", may_refuse=True)
 def no_loss_mode(launch: Launch) -> Iterator[Finding]:
-    """An empty name of the loss, or an ``inner`` that names no loss to observe."""
+    """``loss_mode`` is empty, or ``observed`` alone. Name the loss that trains."""
     observes = str(launch.policy_loss.get("_target_")).endswith("ObservedPolicyLossConfig")
     if not isinstance(launch.loss_mode, str) or not launch.loss_mode:
         what = f"{POLICY_LOSS}.loss_mode={launch.loss_mode} names no loss"
@@ -113,7 +113,7 @@ def no_loss_mode(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="config", may_refuse=True)
 def misplaced_fields(launch: Launch) -> Iterator[Finding]:
-    """A field of the policy loss in a section above it, where nothing reads it."""
+    """A field of the policy loss stands in a section above it, where nothing reads it. Move it."""
     fields = {field.name for kind in (AdaptiveBand, Observation) for field in dataclasses.fields(kind)}
     sections = ("", "algorithm", "actor_rollout_ref", ACTOR)
     for key, value in leaves(launch.config).items():
@@ -125,7 +125,7 @@ def misplaced_fields(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="config", may_refuse=True)
 def unknown_fields(launch: Launch) -> Iterator[Finding]:
-    """A field that the config class does not have: the workers would fail on it, after Ray has started."""
+    """``policy_loss`` has a field that its class lacks, on which workers fail. Correct or remove it."""
     target = launch.policy_loss.get("_target_", "verl.workers.config.PolicyLossConfig")
     if not target.startswith(("fspo_verl.", "verl.")):
         return  # another plugin's, which may not be installed here
@@ -141,7 +141,7 @@ def unknown_fields(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="config", may_refuse=True)
 def bad_values(launch: Launch) -> Iterator[Finding]:
-    """Values that the config class refuses: it is built here as in every worker."""
+    """The config class refuses a value, here as in every worker. Give an allowed one."""
     if not launch.has_our_schema:
         return
     kind = get_class(launch.policy_loss._target_)
@@ -156,7 +156,7 @@ def bad_values(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="config", may_refuse=True)
 def no_divisor(launch: Launch) -> Iterator[Finding]:
-    """A normaliser that is zero or negative, that differs between micro-batches, or that looks like a mistake."""
+    """``loss_scale_factor`` divides by zero, or not by the longest response. Set it to that length."""
     factor, longest = launch.actor.get("loss_scale_factor"), launch.max_response_length
     if launch.actor.loss_agg_mode != "seq-mean-token-sum-norm":
         return
@@ -174,7 +174,7 @@ def no_divisor(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="config", may_refuse=True)
 def dropped_by_distillation(launch: Launch) -> Iterator[Finding]:
-    """Distillation without task rewards: verl ignores the policy loss."""
+    """Distillation without task rewards drops the policy loss. Turn ``use_task_rewards`` on."""
     loss = launch.get("distillation.distillation_loss")
     if launch.get("distillation.enabled") and loss is not None and not loss.use_task_rewards:
         what = f"distillation.distillation_loss.use_task_rewards=False drops the policy loss {launch.loss_mode}"
@@ -185,7 +185,7 @@ def dropped_by_distillation(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="fspo", may_refuse=True)
 def unreachable_clip_rate(launch: Launch) -> Iterator[Finding]:
-    """``target_clip_rate`` where the clip rate is not known, or is 0 whatever eps is."""
+    """``target_clip_rate`` cannot be followed: the rate is not known, or always 0. Set it to null."""
     if (target := launch.band.target_clip_rate) is None:
         return
     what, off = f"{POLICY_LOSS}.target_clip_rate={target:g}", f"{POLICY_LOSS}.target_clip_rate=null"
@@ -219,7 +219,7 @@ def used_records_dir(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="config")
 def one_step_per_rollout(launch: Launch) -> Iterator[Finding]:
-    """One optimiser step per rollout: nothing moves before the update, so nothing can be clipped."""
+    """A rollout trains one optimiser step, so that nothing is clipped. Lower ``ppo_mini_batch_size``."""
     prompts = launch.prompts_per_rollout
     if prompts is None or not launch.moves_nothing:
         return
@@ -239,7 +239,7 @@ def one_step_per_rollout(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="fspo")
 def idle_clip_ratio(launch: Launch) -> Iterator[Finding]:
-    """verl's ratio-space clip range, dual clip included, beside fspo."""
+    """``clip_ratio*`` is set beside fspo, which does not read it. Set eps."""
     actor = launch.actor
     changed = [f"{key}={actor[key]}" for key, usual in _CLIP_RATIO_DEFAULTS.items() if actor.get(key) != usual]
     if changed:
@@ -251,7 +251,7 @@ def idle_clip_ratio(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="baseline")
 def range_of_tokens_for_gspo(launch: Launch) -> Iterator[Finding]:
-    """GSPO with a clip range that is meant for the ratios of single tokens."""
+    """GSPO has a range of token ratios, which no mean ratio leaves. Take its paper's range."""
     if launch.loss_mode != "gspo":
         return
     sides = clip_ratios(launch.actor.get)
@@ -266,7 +266,7 @@ def range_of_tokens_for_gspo(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="fspo")
 def mean_over_own_length(launch: Launch) -> Iterator[Finding]:
-    """An aggregation that weighs responses by length."""
+    """``seq-mean-token-mean`` weighs short responses up. Take ``seq-mean-token-sum-norm``."""
     if launch.actor.loss_agg_mode == "seq-mean-token-mean":
         what = f"{ACTOR}.loss_agg_mode=seq-mean-token-mean divides each sequence's loss by its own length"
         why = "so it weighs short responses up, which FSPO's objective does not"
@@ -277,7 +277,7 @@ def mean_over_own_length(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="loss")
 def rejected_ratios(launch: Launch) -> Iterator[Finding]:
-    """Bounds of a rejection that act as their inverses: verl compares minus the log-ratio with their logs."""
+    """Bounds of a rejection act as their inverses, as verl takes the inverse ratio. Invert them."""
     key = "algorithm.rollout_correction.rollout_rs"
     rules, given = launch.get(key), launch.get(f"{key}_threshold")
     rules, specs = (str(text or "").replace(" ", "").split(",") for text in (rules, given))
@@ -320,7 +320,7 @@ def band_beyond_use(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="fspo")
 def rollout_log_probs(launch: Launch) -> Iterator[Finding]:
-    """A band around old log-probs of the rollout engine: S holds the disagreement of the two engines, too."""
+    """In bypass mode S holds the mismatch of the two engines, too. Turn it off, or widen eps."""
     if not launch.bypasses:
         return
     what = "algorithm.rollout_correction.bypass_mode=True takes the rollout engine's log-probs as old"
@@ -330,7 +330,7 @@ def rollout_log_probs(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="loss")
 def mismatch_of_engines(launch: Launch) -> Iterator[Finding]:
-    """Log-probs of the rollout engine that are not there, or of another distribution than the trainer's."""
+    """The engine's log-probs are missing, or not of all tokens. Turn ``calculate_log_probs`` on, top-p off."""
     if launch.bypasses:
         return  # where there are no others to compare them with
     rollout = launch.config.actor_rollout_ref.rollout
@@ -358,7 +358,7 @@ def mismatch_of_engines(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="fspo")
 def band_in_effect(launch: Launch) -> Iterator[Finding]:
-    """The band, and what it is as ratios at a tenth of the longest response and at the longest."""
+    """The range in effect, and what it is as ratios."""
     text = f"policy loss fspo: {launch.band.describe()}"
     if (target := launch.band.target_clip_rate) is not None:
         text += f" at the start; eps follows a clip rate of {target:g}"
@@ -375,7 +375,7 @@ def band_in_effect(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="baseline")
 def loss_in_effect(launch: Launch) -> Iterator[Finding]:
-    """An observed loss, with what shapes it: leftovers of another script show here."""
+    """The observed loss, and what shapes it: leftovers of another script show here."""
     ranges = (f"{key}={value}" for key, value in clip_ratios(launch.actor.get).items())
     mode = f"loss_agg_mode={launch.actor.loss_agg_mode}"
     yield note(f"policy loss {launch.loss_mode}, trained as verl has it and observed: {', '.join((mode, *ranges))}")

@@ -166,7 +166,7 @@ def hand_back(config: DictConfig | None, problem: Exception | None = None) -> No
 
 
 def not_composed(problem: Exception) -> Finding:
-    """What Hydra refuses to compose."""
+    """Hydra refuses to compose the config. Correct what it names."""
     if (finding := getattr(problem, "finding", None)) is not None:
         return finding
     text = " ".join(str(problem).split()).removesuffix(".")
@@ -194,7 +194,7 @@ def examine(config: DictConfig | None) -> list[Finding]:
 
 @check(needs="doctor")
 def not_selected(launch: Launch) -> Iterator[Finding]:
-    """A launch that trains without this package."""
+    """The launch trains without this package. Add ``algorithm.policy_loss=fspo``."""
     if not launch.is_ours:
         what, why = f"{POLICY_LOSS}.loss_mode={launch.loss_mode} trains", "neither FSPO nor one of its baselines"
         yield warning(what, why, add=[f"{GROUP}=fspo"])
@@ -255,7 +255,7 @@ def _same_micro_batches(launch: Launch) -> list[str]:
 
 @check(needs="doctor")
 def engine(launch: Launch) -> Iterator[Finding]:
-    """A rollout engine that is not installed here; a note where a cluster is named."""
+    """The rollout engine is not installed here. Install it on the nodes that generate."""
     name = launch.get(f"{_ROLLOUT}.name")
     if name in _ENGINES and importlib.util.find_spec(_ENGINES[name]) is None:
         what = f"{_ROLLOUT}.name={name} is not installed in {sys.prefix}"
@@ -265,7 +265,7 @@ def engine(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="doctor")
 def gpus(launch: Launch) -> Iterator[Finding]:
-    """Fewer GPUs on this machine than the launch asks for; a note where a cluster is named."""
+    """The launch asks for more GPUs than this machine has. Lower its number, or join the cluster."""
     from verl.utils import device
 
     pools = [launch.get(section) for section in ("trainer", "rollout" if launch.get("rollout") else _ROLLOUT)]

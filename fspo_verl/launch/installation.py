@@ -53,7 +53,7 @@ def findings() -> Iterator[Finding]:
 
 
 def verl_version() -> Iterator[Finding]:
-    """A verl that was never tested: at most two warnings.
+    """This verl was never tested. The loss is tried first; read what it says.
 
     A development version counts as never tested, as it names no certain sources.
     """
@@ -73,7 +73,7 @@ def verl_version() -> Iterator[Finding]:
 
 
 def too_old() -> Finding | None:
-    """A verl that is too old: an installed one, or a copy in a folder before it."""
+    """The verl that Python imports is older than 0.9, or a copy in a folder. Install 0.9 or newer."""
     version, folder = versions.installed("verl"), versions.verl_folder()
     if version is None or SpecifierSet(SUPPORTED_VERL).contains(version, prereleases=True):
         return None
@@ -86,7 +86,7 @@ def too_old() -> Finding | None:
 
 
 def left_out() -> Finding | None:
-    """The environment keeps verl from loading this package's plugin, and Hydra from finding its group."""
+    """``VERL_USE_EXTERNAL_PLUGINS`` leaves this package out. Unset it, or name ``fspo_verl`` in it."""
     plugins = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
     modules = os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",")
     if plugins == "auto" or "fspo_verl" in map(str.strip, plugins.split(",")) or "fspo_verl.plugin" in modules:

@@ -28,6 +28,7 @@ from fspo_verl.keys import GROUP, OVERRIDES, RECORDS_DIR
 from fspo_verl.launch import asked, installation
 from fspo_verl.launch.starts import LAUNCHED, PRINTED, RECEIPT, REFUSED, Receipt, receipts
 from fspo_verl.observe.attempts import attempts_below, is_attempt
+from fspo_verl.output import see
 
 _PATIENCE = 300.0  # seconds in which a launch has composed its config
 _SIGNALS = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
@@ -66,7 +67,7 @@ def _none_took(loss: str) -> str:
     return (
         f"no launch took {loss}: the command started no policy training of verl, or one that does not see {OVERRIDES} "
         "or fspo_verl (env -i, another Python, a container, ssh, ray job submit, a job that starts later, "
-        "VERL_USE_EXTERNAL_PLUGINS); docs/install.md has the way for each"
+        f"VERL_USE_EXTERNAL_PLUGINS). Both have to reach the process that starts verl{see('install.md')}"
     )
 
 

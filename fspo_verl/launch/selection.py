@@ -21,7 +21,7 @@ from fspo_verl.launch.view import Launch, check, error, warning
 
 
 def lost_selections(launch: Launch) -> Iterator[Finding]:
-    """Keys that were to select a loss of this package, and select nothing.
+    """A key names a loss of this package where nothing reads it. Select it by ``algorithm.policy_loss=NAME``.
 
     Either the name of the group is a key of the config, in a launch that selects no loss of this package. Or the value
     ``fspo`` stands at a key of ``algorithm``, ``actor_rollout_ref`` or ``policy_loss`` that speaks of a loss, and
@@ -55,7 +55,7 @@ _SPEAKS_OF_A_LOSS = re.compile(r"policy_loss|(algorithm|actor_rollout_ref)\b.*(l
 
 @check(needs="config", may_refuse=True)
 def loss_as_advantages(launch: Launch) -> Iterator[Finding]:
-    """A loss named as the advantage estimator, unless a plugin has registered an estimator of that name."""
+    """``adv_estimator`` names a policy loss. Name an estimator there, such as grpo."""
     if (estimator := launch.get("algorithm.adv_estimator")) not in hydra_files.OPTIONS:
         return
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
@@ -68,7 +68,7 @@ def loss_as_advantages(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="config")
 def unregistered_loss(launch: Launch) -> Iterator[Finding]:
-    """A loss to observe that no plugin has registered in this process."""
+    """No plugin has registered the loss to observe. Correct its name, or load its plugin in every worker."""
     mode = launch.get(f"{POLICY_LOSS}.loss_mode")
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
@@ -84,7 +84,7 @@ def unregistered_loss(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="files", may_refuse=True)
 def overridden_group(launch: Launch) -> Iterator[Finding]:
-    """Another loss than the config group was asked for: the composed loss counts, not the word that selects it."""
+    """Another loss is composed than the group asks for. Remove the override that replaces it."""
     if launch.choice is None:
         return
     sets = hydra_files.option(launch.choice)
@@ -108,7 +108,7 @@ def overridden_group(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="files", may_refuse=True)
 def lost_to_group(launch: Launch) -> Iterator[Finding]:
-    """A value in a config file of the user's that the selected group, merged after that file, replaces.
+    """A config file of yours sets a value that the group replaces. Set it on the command line.
 
     A value that is verl's default counts as not said: a file may be a copy of verl's whole config.
     """

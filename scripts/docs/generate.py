@@ -10,6 +10,7 @@ Sources are parsed, not run: no page depends on the machine.
 
 import argparse
 import ast
+import itertools
 import json
 import os
 import re
@@ -17,6 +18,8 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+
+import yaml
 
 from fspo_verl.output import markdown_table
 
@@ -99,13 +102,25 @@ def configuration() -> str:
         "## What is not a field of the range",
         markdown_table(("setting", "source"), _SOURCES.items()),
         "## What each option of the group sets",
-        "`algorithm.policy_loss=NAME` on any verl config selects one of these files. In a file of your own:",
+        "`algorithm.policy_loss=NAME` on any verl config selects one:",
+        markdown_table(("option", "what it is", "sets"), map(_option, sorted(losses.glob("*.yaml")))),
+        "In a file of your own:",
         _FILE,
     ]
-    for file in sorted(losses.glob("*.yaml")):
-        text = file.read_text().removeprefix("# @package _global_\n#\n").removeprefix("# @package _global_\n")
-        parts += [f"### {file.stem}", f"```yaml\n{text.strip()}\n```"]
     return "\n\n".join(parts)
+
+
+def _option(file: Path) -> tuple[str, str, str]:
+    """Return a row for an option: its name, the comment at its head, and what it sets beside the fields' defaults."""
+    comments = itertools.takewhile(lambda line: line.startswith("#"), file.read_text().splitlines())
+    what = " ".join(line.removeprefix("#").strip() for line in comments if "@package" not in line)
+    option = yaml.safe_load(file.read_text())
+    actor = option["actor_rollout_ref"]["actor"]
+    loss = actor.pop("policy_loss")
+    if "defaults" not in option:  # one that has all fields
+        loss = {key: loss[key] for key in ("_target_", "loss_mode") if key in loss}
+    sets = [f"`{key}: {'null' if value is None else value}`" for key, value in {**loss, **actor}.items()]
+    return f"`{file.stem}`", what.strip().removesuffix("."), ", ".join(sets)
 
 
 # Where the values come from that no field documents.
@@ -117,8 +132,6 @@ _SOURCES = {
     "Qwen3-8B-Base": 'abstract: "the largest gains"',
     "Qwen3-1.7B-Base; MATH500, AIME24, AIME25": "public reviews; how they sample is not known",
     "length reweighting error (LRE)": "abstract, without a formula; ours is in [Measure](measure.md#the-sentence)",
-    "`gspo`": "[its paper](https://arxiv.org/abs/2507.18071)",
-    "`grpo`": "verl's defaults",
     "`fixed_band`": "verl's range, without a dual clip; that of the paper's baseline is not known",
 }
 # A file that trains what the group alone trains.
@@ -172,11 +185,11 @@ def markdown(text: str) -> str:
 
 def checks() -> str:
     launch = [*_found("selection"), *_found("checks")]
-    launch += _found("installation", "too_old", "verl_version")
+    launch += _found("installation", "too_old", "left_out", "verl_version")
     parts = [
         "## Launch checks",
         "An **error** stops the launch: it would fail, or train something else than it says. With a **warning** it "
-        "trains, but works against the method. Each says what is wrong, why, and which override corrects it.",
+        "trains, but works against the method. Each message names the override that corrects it.",
         "Before Ray starts, and by `fspo-verl doctor`:",
         "\n".join(launch),
         "By `fspo-verl doctor` alone:",
@@ -185,7 +198,7 @@ def checks() -> str:
     return "\n\n".join(parts)
 
 
-_FRAME = ("_found", "main")  # functions that run checks, and make findings of what goes wrong there
+_FRAME = ("_found", "main", "judge", "examine")  # functions that run checks, and make findings of what goes wrong there
 
 
 def _found(module: str, *functions: str) -> Iterator[str]:
