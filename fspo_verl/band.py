@@ -190,12 +190,28 @@ class Band:
         names = {field.name for field in fields(Band)}
         return {name: settings[name] for name in settings if name in names}
 
+    def ratios_at(self, length: int) -> str | None:
+        """The edges for ``length`` tokens as ratios e^S; None where each response has a centre of its own."""
+        if self.normalization != "plain":
+            return None
+        low, high, dual = (_short(_exp(side * self.scale_at(length))) for side in (-self.low, self.high, self.dual))
+        return f"{low} to {high}" + ("" if math.isinf(self.dual) else f", dual clip {dual}")
+
     def describe(self) -> str:
         """Return the range in one line, for logs."""
         scale = f"L^{self.length_power:g}"
         center = "0" if self.normalization == "plain" else "-Q/2"
         dual = "no dual clip" if math.isinf(self.dual) else f"dual clip +{self.dual:g}*{scale}"
         return f"log-ratio range {center} [-{self.low:g}, +{self.high:g}]*{scale}, {dual}"
+
+
+def _exp(log_ratio: float) -> float:
+    return math.exp(log_ratio) if log_ratio < 700 else math.inf  # the largest of a double is e^709
+
+
+def _short(ratio: float) -> str:
+    """Three digits, without an exponent below a million."""
+    return f"{float(f'{ratio:.3g}'):,.6g}" if 1 <= ratio < 1e6 else f"{ratio:.3g}"
 
 
 class Edges(NamedTuple):

@@ -24,12 +24,12 @@ def series(records: pd.DataFrame, length_bins: list[int], min_count: int = 1) ->
     variance = (records.quadratic_variation / records.length).astype(np.float64)
     settings = records.attrs.get("settings")
     still = (records.mini_batch == 0) & (settings is None or not settings.old_log_probs_from_rollout)
-    ratio = np.exp(np.minimum(records.log_ratio.to_numpy(np.float64), 20))
+    ratio = np.exp(np.minimum(counted.log_ratio[counted.clipped == 0].to_numpy(np.float64), 20))
     values = {
         "clip_rate/all": counted.clipped.mean(),
         **{f"clip_rate/{name}": rate for name, rate in zip(names(length_bins), table.rate, strict=True)},
         "lre": clip_rates.length_reweighting_error(table.drop(columns="clusters"), min_count),
-        "ess": ratio.sum() ** 2 / np.square(ratio).sum() / len(records),
+        "ess": ratio.sum() ** 2 / np.square(ratio).sum() / len(ratio),
         "clip_rate/better": counted.clipped[better].mean(),
         "clip_rate/worse": counted.clipped[~better].mean(),
         "not_finite": (records.decision == "nonfinite").mean(),

@@ -14,11 +14,15 @@ import sys
 from pathlib import Path
 from statistics import NormalDist
 
+import numpy as np
 import pytest
 import yaml
 from markdown.extensions.toc import slugify
 
 from docs import generate, sentences
+from fspo_verl.band import Band
+from fspo_verl.observe import noise
+from fspo_verl.output import percent
 
 ROOT = Path(__file__).parents[1]
 SITE = sorted((ROOT / "docs").glob("*.md"))
@@ -168,7 +172,6 @@ def test_the_range_of_the_fixed_band_is_that_of_its_option():
 def test_the_page_of_answers_has_the_numbers_of_its_commands():
     """docs/healthy.md: what noise clips is what a normal law says."""
     from fspo_verl.clips import CLIPS
-    from fspo_verl.output import percent
 
     page = (ROOT / "docs/healthy.md").read_text()
     heads = [int(tokens.replace(",", "")) for tokens in re.findall(r"([\d,]+) tokens \|", page)]
@@ -181,16 +184,52 @@ def test_the_page_of_answers_has_the_numbers_of_its_commands():
         assert rates.split(" | ") == [f"{share:.2%}" if share < 0.01 else percent(share) for share in shares]
 
 
-def test_the_noise_that_others_quote_is_that_of_the_page_on_noise():
-    from fspo_verl.launch import doctor
+def test_the_page_for_users_of_gspo_leaves_cut_off_responses_out_and_has_the_numbers_of_its_ranges(monkeypatch):
+    import torch
+    from verl.trainer.ppo import core_algos
 
-    noise = words("noise")
+    page = (ROOT / "docs/coming_from_gspo.md").read_text()
+    block = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    monkeypatch.setattr(core_algos, "ADV_ESTIMATOR_REGISTRY", dict(core_algos.ADV_ESTIMATOR_REGISTRY))
+    names = {}
+    exec(block, names)
+    limit, reward = names["LIMIT"], torch.tensor([1.0, 0.0, 0.0, 1.0])
+    mask = (torch.arange(limit) < torch.tensor([[limit], [limit - 1], [1], [7]])).float()
+    given = {"token_level_rewards": reward[:, None] * mask / mask.sum(-1, keepdim=True), "response_mask": mask}
+    given |= {"index": np.array(["a", "a", "b", "b"]), "config": None}
+    advantages, _ = core_algos.get_adv_estimator_fn("grpo_finished")(**given)
+    everyone, _ = core_algos.compute_grpo_outcome_advantage(**given)
+    assert everyone[0].any() and not advantages[0].any() and torch.equal(advantages[1:], everyone[1:])
+    low, high = (float(re.search(rf"{side}=(\S+?)`", page)[1]) for side in ("eps_low", "eps_high"))
+    kept = [float(ratio) for ratio in re.search(r"\[(0.8), (1.28)\]", page).groups()]
+    assert [math.exp(-low), math.exp(high)] == pytest.approx(kept, rel=1e-3)
+    assert f"up to {math.exp(Band().high * math.sqrt(32768)):.0f}" in page and "eps 0.03" in page
+    failed = re.search(r"failed in (\d+%) of small runs, GSPO in (\d+%)", words("coming_from_gspo")).groups()
+    assert all(share in words("results") for share in failed)
+
+
+def test_the_page_on_noise_says_what_the_recipe_says():
+    """What is left of a batch is exp(-σ²L), and an eps of 2.6 σ is wide enough only up to some length."""
+    page = words("noise")
+    assert f"First {noise.SAME}, or compute log-probs in float32. {noise.PRICE}" in page
+    assert f"First {noise.SAME}, or compute log-probs in float32." in " ".join((ROOT / "README.md").read_text().split())
+    left = re.search(r"([\d.]+%) at σ = ([\d.]+) and ([\d,]+) tokens, ([\d.]+%) at ([\d,]+)\.", page)
+    for share, tokens in (left.group(1, 3), left.group(4, 5)):
+        assert share == percent(math.exp(-(float(left[2]) ** 2) * int(tokens.replace(",", ""))))
+    for sigma, tokens in re.findall(r"or σ = ([\d.]+) that is ([\d,]+) tokens", page):
+        longest = int(tokens.replace(",", ""))
+        assert noise.Noise(float(sigma), longest).can_be_outside
+        assert not noise.Noise(float(sigma), 1.01 * longest + 1).can_be_outside
+
+
+def test_the_noise_that_others_quote_is_that_of_the_page_on_noise():
+    page = words("noise")
     quoted = re.search(r"bf16 log-probs had ([\d.]+) .*float32 had less than ([\de-]+),", words("healthy")).groups()
-    assert all(re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.])", noise) for number in quoted)
+    assert all(re.search(rf"(?<![\d.]){re.escape(number)}(?![\d.])", page) for number in quoted)
     (on_a_cpu,) = [sigma for dtype, sigma, *_ in map(dict.values, bench("noise")) if dtype == "bf16, dynamic"]
-    assert f"{on_a_cpu} with dynamic micro-batches on a CPU" in noise
-    sigma_8b, outside_8b = re.search(r"\| bf16, packed, dynamic \| ([\d.]+) \| (\d+%) ", noise).groups()
-    assert doctor._BF16_SIGMA == (float(on_a_cpu), float(sigma_8b))
+    assert f"{on_a_cpu} with dynamic micro-batches on a CPU" in page
+    sigma_8b, outside_8b = re.search(r"\| bf16, packed, dynamic \| ([\d.]+) \| (\d+%) ", page).groups()
+    assert noise.BF16_SIGMA == (float(on_a_cpu), float(sigma_8b))
     assert f"before any update, {outside_8b} of the responses of a random model of 8B shape" in words("scripts")
 
 

@@ -156,8 +156,8 @@ def test_metrics_equal_the_values_by_definition():
         of_row = {
             "sequence_fraction": True,
             "moved_sigma_squared": d.square().mean().item(),
-            "ratio": math.exp(s),
-            "ratio_squared": math.exp(2 * s),
+            "ratio": math.exp(s) * (has_advantage and not clipped),
+            "ratio_squared": math.exp(2 * s) * (has_advantage and not clipped),
             "better/responses": advantage.item() > 0,
             "better/clipped": advantage.item() > 0 and clipped,
             "length_16_to_63/responses": in_bin,

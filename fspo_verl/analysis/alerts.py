@@ -8,13 +8,15 @@ alert is about a clip that does little: a run may begin so. ``policy_loss.alerts
 """
 
 import logging
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 from fspo_verl.analysis.causes import HEALTH, LEVEL, MOST, STEPS, conclude
-from fspo_verl.analysis.evidence import TRAINED, Evidence, evidence_of
+from fspo_verl.analysis.evidence import TRAINED, TYPICAL, Evidence, evidence_of
 from fspo_verl.analysis.live import over_steps
 from fspo_verl.findings import NOTE, Finding
 from fspo_verl.keys import POLICY_LOSS
@@ -50,13 +52,22 @@ class Alerts:
         step = logs.numbers({name: value for name, value in metrics.items() if name.startswith(read)})
         self._window.append(step)
         # What is broken is broken in this step, whatever the others are like.
-        evidence = evidence_of(step | over_steps(self._window), self._settings, len(self._window))
+        usual = over_steps(self._window) | self._typical(step)
+        evidence = evidence_of(step | usual, self._settings, len(self._window))
         if self._cut_off is None:
             self._cut_off = evidence.cut_off
         evidence = replace(evidence, cut_off_before=self._cut_off)
         new = [one for one in alarming(conclude(evidence), evidence) if one.id not in self._said]
         self._said |= {one.id for one in new}
         return new
+
+    def _typical(self, step: Mapping[str, float]) -> dict[str, float]:
+        """Medians over the window of what is told of a typical step: one response may outweigh all others of a step."""
+        names = [name for name, value in step.items() if name.startswith(TYPICAL) and math.isfinite(value)]
+        of_steps = {
+            name: [one[name] for one in self._window if math.isfinite(one.get(name, math.nan))] for name in names
+        }
+        return {name: median(values) for name, values in of_steps.items()}
 
 
 def alarming(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:

@@ -99,8 +99,7 @@ def _of_records(run: Run, judged: Judgement, target: float) -> Iterator[Finding]
             f"There is nothing to paste: numerical noise alone puts {percent(noise.value or 0)} of the responses that "
             f"no update had moved outside the band that clips {percent(target)}."
         )
-        advice = "Ask for a lower clip rate, or remove the noise (docs/noise.md), train, and calibrate again."
-        yield Finding(EPS, WARNING, said, advice, noise.value, FIX)
+        yield Finding(EPS, WARNING, said, f"{noise.advice} Then train, and calibrate again.", noise.value, FIX)
         return
     clipped, sides = fit.clipped_by(band, records), clip_rates.sides(records)
     better, worse, rate = (float(clipped[sides[side]].mean()) for side in ("upper", "lower", "all"))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from fspo_verl.analysis.evidence import Evidence
 from fspo_verl.findings import ERROR, FIX, KEEP, NOTE, RECORD, TAKE, WARNING, Finding
-from fspo_verl.observe.noise import EPS_IN_SIGMA, HELP, SHARE, rounded_up
+from fspo_verl.observe.noise import EPS_IN_SIGMA, SHARE, Noise, rounded_up
 from fspo_verl.observe.quotients import Counted
 from fspo_verl.output import percent
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 NOT_FINITE, CUT_OFF, NOISE, MISMATCH = HEALTH = ("not finite", "cut off", "noise", "mismatch")
 """Causes that make advice on the clip worthless while they hold."""
-LEVEL, LENGTH, SIDE = ("level", "length", "side")
-CAUSES = (*HEALTH, LEVEL, LENGTH, SIDE)
+LEVEL, LENGTH, SIDE, WEIGHTS = ("level", "length", "side", "weights")
+CAUSES = (*HEALTH, LEVEL, LENGTH, SIDE, WEIGHTS)
 """In the order in which they are asked for. What comes first explains what comes later."""
 EVEN, UNKNOWN = "even", "unknown"
 """EVEN: the test of lengths ran and found nothing. UNKNOWN: it could not run."""
@@ -36,6 +36,9 @@ SHARE_NOT_FINITE = 0.001  # of the responses that hold NaN or inf; fewer are a n
 SHARE_CUT_OFF = 0.25  # of the responses that fill what they were allowed
 SHARE_OF_SPREAD = 0.5  # of the variance of the log-ratios that is noise, or in bypass mode mismatch
 SHARE_REJECTED = 0.25  # of the responses that a rejection takes
+EFFECTIVE = (
+    0.25  # effective sample size, as a share: below it the gradient's standard error is more than twice as large
+)
 MOST, HARDLY_ANY = 0.5, 0.001  # clip rate: more, or less, is a cause
 TIMES = 2.0  # ratio of two clip rates where it was not tested
 STEPS = 10  # training steps: steps differ, and fewer do not show how much, so that nothing is said of a run's clip
@@ -67,7 +70,7 @@ def conclude(evidence: Evidence) -> list[Finding]:
     Below a cause of :data:`HEALTH` nothing is advised on the clip.
     """
     found = [one for rule in _RULES if (one := rule(evidence)) is not None]
-    if not found or found[0].id == SIDE:
+    if not found or found[0].id in (SIDE, WEIGHTS):
         found.insert(0, _untested(evidence))
     if found[0].id in HEALTH:
         found[1:] = [one if one.id in HEALTH else one.without_advice() for one in found[1:]]
@@ -91,13 +94,19 @@ def narrower(evidence: Evidence) -> Finding | None:
         times = EPS_IN_SIGMA / NormalDist().inv_cdf(1 - outside / 2)
     elif band.length_power == 0.5:
         times = EPS_IN_SIGMA * sigma / min(band.low, band.high)
-    wide = f"{rounded_up(times):g} times as wide, or wider" if times <= _LARGEST_FACTOR else "much wider"
+    wider = (
+        f"A clip {rounded_up(times):g} times as wide, or wider," if times <= _LARGEST_FACTOR else "A much wider clip"
+    )
     said = (
         f"The clip is narrower than the numerical noise: rounding alone puts {percent(outside)} of the responses "
         f"outside it, and {percent(SHARE)} at most should be there. This was counted on {unmoved:,} responses that no "
         "update had moved."
     )
-    return Finding(NOISE, WARNING, said, f"Make the clip {wide}, or remove the noise: {HELP}.", outside, FIX)
+    return Finding(NOISE, WARNING, said, _noise_of(evidence).remedy(wider=wider), outside, FIX)
+
+
+def _noise_of(evidence: Evidence) -> Noise:
+    return Noise(evidence.noise_sigma, evidence.longest, evidence.weighs)
 
 
 # --- before lengths --------------------------------------------------------------------------------------------------
@@ -142,12 +151,12 @@ def _noise(evidence: Evidence) -> Finding | None:
             f"Every clip is numerical noise: {percent(evidence.clip_rate or 0)} of the responses are clipped, and no "
             "update has moved them. Each rollout gets one optimiser step."
         )
-        advice = f"If the clip is to act, {SMALLER_MINI_BATCHES}, and remove the noise: {HELP}."
+        advice = f"{_noise_of(evidence).remedy()} If the clip is to act, {SMALLER_MINI_BATCHES}."
         return Finding(NOISE, WARNING, said, advice, evidence.clip_rate, FIX)
     if found := narrower(evidence):
         return found
     if clips and share >= SHARE_OF_SPREAD:
-        return Finding(NOISE, WARNING, _of_noise(evidence), f"Remove the noise: {HELP}.", share, FIX)
+        return Finding(NOISE, WARNING, _of_noise(evidence), _noise_of(evidence).remedy(), share, FIX)
     return None
 
 
@@ -159,13 +168,23 @@ def _mismatch(evidence: Evidence) -> Finding | None:
             "costs a forward pass of each rollout; see docs/noise.md."
         )
         return Finding(MISMATCH, WARNING, _of_mismatch(evidence), advice, share, FIX)
+    said, effective = [], evidence.rollout_effective
     if rejected >= SHARE_REJECTED:
-        said = f"The rollout correction takes {percent(rejected)} of the responses out of the loss."
-        advice = (
-            "Bring trainer and rollout engine closer together, or widen the range of the rejection; see docs/noise.md."
+        said.append(f"The rollout correction takes {percent(rejected)} of the responses out of the loss.")
+    if effective is not None and effective < EFFECTIVE:
+        weight = "" if evidence.rollout_weight is None else f", with a mean weight of {evidence.rollout_weight:.2g}"
+        said.append(
+            "A few responses carry the gradient: by the weights of the rollout correction all count for "
+            f"{percent(effective)} of their number{weight}."
         )
-        return Finding(MISMATCH, WARNING, said, advice, rejected, FIX)
-    return None
+    if not said:
+        return None
+    advice = (
+        "Bring trainer and rollout engine closer together, or let tokens weigh by their own ratios: "
+        "algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_rs=null; see docs/noise.md."
+    )
+    value = rejected if rejected >= SHARE_REJECTED else effective
+    return Finding(MISMATCH, WARNING, " ".join(said), advice, value, FIX)
 
 
 def _level(evidence: Evidence) -> Finding | None:
@@ -296,6 +315,20 @@ def _side(evidence: Evidence) -> Finding | None:
     return Finding(SIDE, WARNING, said, advice, abs(better - worse), TAKE, command="calibrate")
 
 
+def _weights(evidence: Evidence) -> Finding | None:
+    """Few of the responses that the clip leaves carry the gradient, by their weights e^S."""
+    if (share := evidence.effective) is None or not share < EFFECTIVE:
+        return None
+    said = (
+        "A few responses carry the gradient: by their weights e^S those that the clip leaves count for "
+        f"{percent(share)} of their number in a typical step."
+    )
+    advice = "Lower the learning rate, or train fewer optimiser steps per rollout: the policy moves too far in one."
+    if (evidence.noise_share or 0) >= SHARE_OF_SPREAD:
+        advice = _noise_of(evidence).remedy()
+    return Finding(WEIGHTS, WARNING, said, advice, share, FIX)
+
+
 def _untested(evidence: Evidence) -> Finding:
     """The answer on lengths where there was no test."""
     rate = evidence.clip_rate
@@ -314,7 +347,7 @@ def _untested(evidence: Evidence) -> Finding:
 
 
 _RULES: tuple[Callable[[Evidence], Finding | None], ...]
-_RULES = (_not_finite, _cut_off, _noise, _mismatch, _level, _lengths, _side)
+_RULES = (_not_finite, _cut_off, _noise, _mismatch, _level, _lengths, _side, _weights)
 
 
 # --- notes, and words that they share with causes --------------------------------------------------------------------

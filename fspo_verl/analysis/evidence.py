@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fspo_verl.analysis.live import bins_of_log, of_log
+from fspo_verl.observe.metrics import NAMES, SERIES
 from fspo_verl.observe.quotients import Counted, parts
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 
 TRAINED = ("actor/", "critic/", "rollout_corr/")
 """Metrics of which NaN or inf means that training is broken."""
+
+CORRECTION = "rollout_corr/rollout_"
+"""What verl's metrics of its rollout correction begin with."""
+
+TYPICAL = (CORRECTION, f"{SERIES}ess")
+"""Metrics whose median over steps is told, as a single response may move them far."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +48,11 @@ class Evidence:
     cut_off_before: float | None = None  # the same at the start of the run
     cut_off_since: int | None = None  # the first step in which so many were that it is a cause
     rejected: float | None = None  # share of the responses that a rollout correction takes out of the loss
+    weighs: bool = False  # the loss weighs a response by e^S
+    effective: float | None = None  # share of their number that those count for by it that the clip leaves; by step
+    rollout_effective: float | None = None  # the same, by the weights of a rollout correction
+    rollout_weight: float | None = None  # the mean of these
+    longest: float | None = None  # tokens of the longest response
 
     moved: bool | None = None  # any log-ratio is not 0
     one_step: bool | None = None  # each rollout gets one optimiser step: no update has moved any response then
@@ -80,6 +92,7 @@ def evidence_of(metrics: Mapping[str, float], settings: RunSettings | None = Non
     band = settings.trained_band if settings else None
     if band and {"eps_low", "eps_high"} <= rate.keys():  # those in force of a band that follows a clip rate
         band = replace(band, eps=None, eps_low=rate["eps_low"], eps_high=rate["eps_high"])
+    weighs = settings is not None and settings.loss == "fspo"
     sides = rate.get("clip_rate/better"), rate.get("clip_rate/worse")
     return Evidence(
         responses=round(sum(one.responses for one in bins)) if bins else None,
@@ -90,7 +103,12 @@ def evidence_of(metrics: Mapping[str, float], settings: RunSettings | None = Non
         not_finite=rate.get("not_finite"),
         broken=tuple(name for name, value in metrics.items() if name.startswith(TRAINED) and not math.isfinite(value)),
         cut_off=rate.get("truncated"),
-        rejected=rate.get("rejected"),
+        rejected=rate.get("rejected", _rejected(metrics)),
+        weighs=weighs,
+        effective=rate.get("ess") if weighs else None,
+        rollout_effective=_finite(metrics, f"{CORRECTION}is_eff_sample_size"),
+        rollout_weight=_finite(metrics, f"{CORRECTION}is_mean"),
+        longest=_finite(metrics, NAMES["longest"]) or _longest(bins),
         moved=any(spread > 0 for spread in spreads) if spreads else None,
         one_step=moved is None if noise is not None else None,
         unmoved=round(rate.get("step_responses/unmoved", 0)),
@@ -102,6 +120,24 @@ def evidence_of(metrics: Mapping[str, float], settings: RunSettings | None = Non
         mismatch_share=_share(mismatch, moved if bypass else from_engine),
         band=band,
     )
+
+
+def _rejected(metrics: Mapping[str, float]) -> float | None:
+    """The share of the responses that verl counts as rejected.
+
+    It counts those that lose a token, so that rules on tokens do not say it.
+    """
+    of_tokens = any(name.startswith(f"{CORRECTION}rs_token_") for name in metrics)
+    return None if of_tokens else _finite(metrics, f"{CORRECTION}rs_seq_masked_fraction")
+
+
+def _finite(metrics: Mapping[str, float], name: str) -> float | None:
+    return value if math.isfinite(value := metrics.get(name, math.nan)) else None
+
+
+def _longest(bins: list[Counted]) -> float | None:
+    """The upper edge of the longest bin that has responses; where it has none, the lower."""
+    return (bins[-1].shortest if math.isnan(bins[-1].longest) else bins[-1].longest) if bins else None
 
 
 def _share(part: float | None, whole: float | None) -> float | None:

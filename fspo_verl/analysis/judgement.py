@@ -19,7 +19,7 @@ from scipy.special import stdtr
 from fspo_verl.analysis import fit, live, mismatch, widths
 from fspo_verl.analysis.causes import EVEN, HEALTH, LENGTH, SHARE_CUT_OFF, UNKNOWN, conclude
 from fspo_verl.analysis.clip_rates import prompts_of
-from fspo_verl.analysis.evidence import Evidence, evidence_of
+from fspo_verl.analysis.evidence import TYPICAL, Evidence, evidence_of
 from fspo_verl.analysis.length_effect import BY_SIDE, ENDS, MIDDLE, MIN_PROMPTS, MIN_STEPS, length_effect
 from fspo_verl.analysis.metric_facts import course, cut_off, facts, learn_more
 from fspo_verl.analysis.runs import Run
@@ -27,8 +27,9 @@ from fspo_verl.analysis.widths import Comparison, Width
 from fspo_verl.clips import MATCHED_RATE, BandClip
 from fspo_verl.findings import FIX, KEEP, NOTE, RECORD, TAKE, Finding
 from fspo_verl.keys import RECORDS_DIR
+from fspo_verl.loss import MAX_LOG_RATIO
 from fspo_verl.observe.columns import OPTIONAL
-from fspo_verl.observe.metrics import SERIES, metrics
+from fspo_verl.observe.metrics import NAMES, SERIES, metrics
 from fspo_verl.observe.quotients import Counted, parts
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.output import percent
@@ -96,6 +97,10 @@ def evidence_of_metrics(run: Run) -> Evidence:
     logged = run.metrics
     steps = logged[logged.filter(regex=f"^{SERIES}").notna().any(axis=1)]
     found = live.over_steps(steps.to_dict("records"))
+    typical = logged.filter(regex=f"^({'|'.join(TYPICAL)})").median().dropna()
+    found |= {str(name): float(value) for name, value in typical.items()}
+    if NAMES["longest"] in logged:
+        found[NAMES["longest"]] = float(logged[NAMES["longest"]].max())
     evidence = replace(evidence_of(found, run.settings, len(steps)), broken=run.broken)
     shares = logged["fspo/truncated"].dropna() if "fspo/truncated" in logged else cut_off(run)
     return _with_course(evidence, shares)
@@ -117,15 +122,18 @@ def evidence_of_records(records: pd.DataFrame, settings: RunSettings | None, tes
     if records.empty:
         return Evidence(responses=0, steps=0)
     steps = int(records["step"].nunique())
-    found = replace(evidence_of(series(records, settings), settings, steps), responses=len(counted))
+    longest = float(records["length"].max())
+    found = replace(evidence_of(series(records, settings), settings, steps), responses=len(counted), longest=longest)
     if "truncated" in records:
         found = _with_course(found, records[records["length"] > 0].groupby("step")["truncated"].mean().dropna())
     if counted.empty:
         return found
     clipped, better = counted["clipped"].to_numpy(np.float64), (counted["advantage"] > 0).to_numpy()
     effect = length_effect(records) if tested else None
+    kept = counted[counted["clipped"] == 0]
     return replace(
         found,
+        effective=float(kept.groupby("step")["log_ratio"].apply(_effective).median()) if found.weighs else None,
         thirds=parts(_by_length(counted)),
         by_token=bool(((clipped > 0) & (clipped < 1)).any()),
         length=effect,
@@ -155,6 +163,12 @@ def series(records: pd.DataFrame, settings: RunSettings | None) -> dict[str, flo
     bypass = settings is not None and settings.old_log_probs_from_rollout
     on_policy = (records["mini_batch"] == 0).to_numpy() & (not bypass)
     return live.series(metrics(columns, (), on_policy, len(records)))
+
+
+def _effective(log_ratio: pd.Series) -> float:
+    """Kish's effective sample size of responses that are weighed by e^S, as a share of their number."""
+    weight = np.exp(np.minimum(log_ratio.to_numpy(np.float64), MAX_LOG_RATIO))
+    return float(weight.mean() ** 2 / np.square(weight).mean())
 
 
 def _by_length(counted: pd.DataFrame) -> list[Counted]:

@@ -20,7 +20,15 @@ import numpy as np
 from fspo_verl.observe.metrics import NAMES, STEP_ROWS
 from fspo_verl.observe.metrics import PREFIX as RAW
 from fspo_verl.observe.metrics import SERIES as PREFIX
-from fspo_verl.observe.quotients import MIN_COUNT, Counted, length_bins, length_reweighting_error, quotients, sums_of
+from fspo_verl.observe.quotients import (
+    MIN_COUNT,
+    Counted,
+    effective_sample_size,
+    length_bins,
+    length_reweighting_error,
+    quotients,
+    sums_of,
+)
 from fspo_verl.output import Once
 
 _once = Once()
@@ -40,9 +48,9 @@ def series(metrics: Mapping[str, float], min_count: int = MIN_COUNT) -> dict[str
 
     Returns:
         Each rate of :data:`fspo_verl.observe.quotients.QUOTIENTS`; ``clip_rate/len_LOW_HIGH``, the clip rate of a
-        length bin; ``lre``, the length reweighting error of these bins; ``ess``, (Σw)² / (n Σw²) of the
-        importance-sampling ratios w of the n responses with a token; ``step_responses/*``, how many responses of the
-        step have an advantage by length bin, and A > 0 (``better``), and how many no update had moved (``unmoved``).
+        length bin; ``lre``, the length reweighting error of these bins; ``ess``, the effective sample size of the
+        ratios that the clip leaves; ``step_responses/*``, how many responses of the step have an advantage by length
+        bin, and A > 0 (``better``), and how many no update had moved (``unmoved``).
     """
     sums = sums_of(metrics)
     bins = length_bins(sums)
@@ -54,8 +62,8 @@ def series(metrics: Mapping[str, float], min_count: int = MIN_COUNT) -> dict[str
         values |= {COUNT + name: round(share * rows) for name, share in counts.items()}
         n = np.array([values[COUNT + one.name] for one in bins])
         values["lre"] = length_reweighting_error(n, np.array([one.rate for one in bins]), n >= min_count)
-    if sums.get("ratio_squared") and sums.get("sequence_fraction") and "ratio" in sums:
-        values["ess"] = sums["ratio"] ** 2 / (sums["ratio_squared"] * sums["sequence_fraction"])
+    if (share := effective_sample_size(sums)) is not None:
+        values["ess"] = share
     return {f"{PREFIX}{name}": value for name, value in values.items() if not math.isnan(value)}
 
 

@@ -25,18 +25,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
+from fspo_verl import versions
 from fspo_verl.adaptive import AdaptiveBand
 from fspo_verl.band import BadField, Band
 from fspo_verl.config import Observation
 from fspo_verl.findings import ERROR, WARNING, Finding
 from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
-from fspo_verl.launch import group, selection
+from fspo_verl.launch import aggregation, at_size, group, selection  # noqa: F401  the checks of at_size
 from fspo_verl.launch.hydra_files import as_value, leaves, override
 from fspo_verl.launch.view import CHECKS, Check, Launch, check, error, finding, note, warning
+from fspo_verl.observe.noise import rounded_down
 from fspo_verl.observe.settings import clip_ratios
 
 # verl's defaults (ActorConfig): any other value next to fspo is taken for an attempt to set its clip range.
@@ -46,6 +47,9 @@ _LARGEST_SIGMA = 0.1
 # Of S, beyond which an edge counts as out of reach. Below 2, as eps=0.2 (mostly verl's clip_ratio) is 2 of 0.1, and a
 # processor's rounding of a power would then decide.
 _STANDARD_DEVIATIONS = 1.9
+# The largest weight, and its inverse the smallest, that an edge may let through at the longest response: beyond it one
+# response weighs as much as a hundred others.
+_LARGEST_RATIO = 100
 _TOKEN_RANGE = 0.05  # a range of token ratios; of a mean ratio it is a token's log-ratio of 0.05 on average
 _ROUNDING = 0.02  # of a bound with two digits, such as 0.71_1.4
 _NO_BAND = ("no_loss_mode", "bad_values")  # after these there is no band to judge
@@ -298,24 +302,33 @@ def rejected_ratios(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="fspo")
 def band_beyond_use(launch: Launch) -> Iterator[Finding]:
-    """An edge that no response reaches, mostly a ratio bound of another loss taken for this one's."""
+    """An edge that no response reaches, or beyond which few would own the batch; mostly another loss's ratio bound."""
     band, longest = launch.band, launch.max_response_length
     if not longest or band.target_clip_rate is not None:
         return  # where the data decide
     spread, scale = _LARGEST_SIGMA * math.sqrt(longest), band.scale_at(longest)
+    reach = _STANDARD_DEVIATIONS * spread
+    heaviest = math.log(_LARGEST_RATIO) if band.normalization == "plain" else math.inf
     # An infinite edge is no mistake: it says that nothing is to be clipped.
     edges = {"eps_low": band.low, "eps_high": band.high}
-    far = {key: eps for key, eps in edges.items() if _STANDARD_DEVIATIONS * spread <= eps * scale < math.inf}
-    if far:
-        set_by = ("eps" if getattr(band, key) is None else key for key in far)
-        usual = Band().high * math.sqrt(longest) / scale  # as far out as the default band at the longest response
-        values = (f"{POLICY_LOSS}.{key}={eps:g} is a log-ratio of {eps * scale:.3g}" for key, eps in far.items())
-        yield warning(
-            f"{', '.join(values)} at a response of {longest} tokens",
-            f"the clip will never act on long responses: even where a token's log-ratio spreads by {_LARGEST_SIGMA}, "
-            f"that of a response spreads by {spread:.2g}; eps is not a ratio bound like clip_ratio=0.2",
-            add=[*dict.fromkeys(f"{POLICY_LOSS}.{key}={usual:.3g}" for key in set_by)],
-        )
+    far = {key: eps for key, eps in edges.items() if min(reach, heaviest) <= eps * scale < math.inf}
+    if not far:
+        return
+    set_by = ("eps" if getattr(band, key) is None else key for key in far)
+    usual = Band().high * math.sqrt(longest)  # as far out as the default band at the longest response
+    usual = float(f"{usual / scale:.3g}") if usual < heaviest else rounded_down(heaviest / scale)
+    values = (f"{POLICY_LOSS}.{key}={eps:g} is a log-ratio of {eps * scale:.3g}" for key, eps in far.items())
+    why = (
+        f"the clip will never act on long responses: even where a token's log-ratio spreads by {_LARGEST_SIGMA}, that "
+        f"of a response spreads by {spread:.2g}"
+    )
+    if max(far.values()) * scale < reach:
+        why = f"one response may then weigh as much as {_LARGEST_RATIO} others, or more, and a few own the batch"
+    yield warning(
+        f"{', '.join(values)} at a response of {longest} tokens",
+        f"{why}; eps is not a ratio bound like clip_ratio=0.2",
+        add=[*dict.fromkeys(f"{POLICY_LOSS}.{key}={usual:g}" for key in set_by)],
+    )
 
 
 @check(needs="fspo")
@@ -325,7 +338,7 @@ def rollout_log_probs(launch: Launch) -> Iterator[Finding]:
         return
     what = "algorithm.rollout_correction.bypass_mode=True takes the rollout engine's log-probs as old"
     why = "the band must also absorb the mismatch between engine and trainer, and the staleness of the responses"
-    yield warning(what, why, ", or a wider eps", add=["algorithm.rollout_correction.bypass_mode=False"])
+    yield warning(what, why, add=["algorithm.rollout_correction.bypass_mode=False"])
 
 
 @check(needs="loss")
@@ -358,18 +371,14 @@ def mismatch_of_engines(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="fspo")
 def band_in_effect(launch: Launch) -> Iterator[Finding]:
-    """The range in effect, and what it is as ratios."""
+    """The range in effect, and what it is as ratios, dual clip included."""
     text = f"policy loss fspo: {launch.band.describe()}"
     if (target := launch.band.target_clip_rate) is not None:
         text += f" at the start; eps follows a clip rate of {target:g}"
-    longest = launch.max_response_length
-    if longest and launch.band.normalization == "plain":
-        lengths = [max(1, longest // 10), longest]
-        length = torch.tensor(lengths, dtype=torch.float64)
-        q = torch.zeros_like(length)  # a plain band does not read it
-        low, high, _ = (edge.exp().tolist() for edge in launch.band.edges(length, q))
-        edges = zip(lengths, low, high, strict=True)
-        text += "; as ratios " + ", ".join(f"{low:.3g} to {high:.3g} at L={n}" for n, low, high in edges)
+    if longest := launch.max_response_length:
+        ratios = ((length, launch.band.ratios_at(length)) for length in (max(1, longest // 10), longest))
+        said = [f"{text} at L={length}" for length, text in ratios if text]
+        text += f"; as ratios {'; '.join(said)}" if said else ""
     yield note(text)
 
 
@@ -377,5 +386,5 @@ def band_in_effect(launch: Launch) -> Iterator[Finding]:
 def loss_in_effect(launch: Launch) -> Iterator[Finding]:
     """The observed loss, and what shapes it: leftovers of another script show here."""
     ranges = (f"{key}={value}" for key, value in clip_ratios(launch.actor.get).items())
-    mode = f"loss_agg_mode={launch.actor.loss_agg_mode}"
+    mode = aggregation.in_effect(launch.loss_mode, launch.actor.loss_agg_mode, versions.installed("verl"))
     yield note(f"policy loss {launch.loss_mode}, trained as verl has it and observed: {', '.join((mode, *ranges))}")

@@ -19,7 +19,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
-import math
 import os
 import re
 import shlex
@@ -36,21 +35,15 @@ from typing import NoReturn
 from omegaconf import DictConfig, OmegaConf
 
 from fspo_verl import findings, output, versions
-from fspo_verl.band import Band
 from fspo_verl.findings import ERROR, NOTE, SEVERITIES, WARNING, Finding
 from fspo_verl.keys import ACTOR, EXAMINE, GROUP, OVERRIDES, POLICY_LOSS
 from fspo_verl.launch import hydra_files, installation
 from fspo_verl.launch.starts import RECEIPT
 from fspo_verl.launch.view import Launch, check, error, note, warning
-from fspo_verl.observe.attempts import BYTES_A_ROW, MOST_ROWS, MOST_STEPS
-from fspo_verl.observe.noise import EPS_IN_SIGMA
 
 DEFAULT_MAIN = "verl.trainer.main_ppo"
 _DEFAULT_OVERRIDES = [f"{GROUP}=fspo"]
 _ROLLOUT = "actor_rollout_ref.rollout"
-# Spread of a token's log-ratio by bfloat16 alone, in dynamic batches: scripts/bench/noise.py on a CPU, and noise_8b.py,
-# of a random model of Qwen3-8B's shape, on an H100.
-_BF16_SIGMA = (0.0035, 0.14)
 # Seconds in which a main has composed its config.
 _PATIENCE = 600.0
 # As `python -m MAIN`, but nothing of the main runs before `ray.init` ends the child.
@@ -208,49 +201,6 @@ def batches(launch: Launch) -> Iterator[Finding]:
     mini, epochs, steps = launch.actor.ppo_mini_batch_size, launch.actor.ppo_epochs, launch.optimizer_steps_per_rollout
     said = f"{steps} optimiser step{'s' * (steps != 1)} on them ({prompts} / {mini}, rounded up, x {epochs})"
     yield note(f"{what}, {said}")
-
-
-@check(needs="doctor")
-def records_on_disk(launch: Launch) -> Iterator[Finding]:
-    """Files and bytes of the records, by nodes and steps."""
-    trainer, freq = launch.config.trainer, launch.policy_loss.get("records_freq") or 1
-    if launch.policy_loss.get("records_dir") is None or not (prompts := launch.get("data.train_batch_size")):
-        return
-    ranks = trainer.nnodes * trainer.n_gpus_per_node
-    rows = prompts * launch.config.actor_rollout_ref.rollout.n * launch.actor.ppo_epochs  # of a step
-    steps = trainer.get("total_training_steps") or 1000
-    steps_a_file = max(min(MOST_STEPS, MOST_ROWS * ranks // rows), 1)
-    files = ranks * math.ceil(steps // freq / steps_a_file)
-    size = steps // freq * rows * BYTES_A_ROW / 1e9
-    where = f"{trainer.nnodes} node{'s' * (trainer.nnodes > 1)} with {ranks} rank{'s' * (ranks > 1)} in all"
-    yield note(f"records of {steps:,} steps on {where}: up to {files:,} files and about {size:.2g} GB")
-
-
-@check(needs="doctor")
-def noise_of_half_precision(launch: Launch) -> Iterator[Finding]:
-    """Log-probs of FSDP in bfloat16, whose noise a narrow band may not leave behind; docs/noise.md has its size."""
-    if not launch.is_fspo or launch.moves_nothing:  # of which it is said that the clip takes nothing but noise
-        return
-    fsdp, band = launch.actor.get("fsdp_config"), launch.band
-    precision = fsdp and (fsdp.get("mixed_precision") or {"param_dtype": "bf16"}).get("param_dtype", "bf16")
-    low, high = (EPS_IN_SIGMA * sigma for sigma in _BF16_SIGMA)
-    eps = min(band.low, band.high)
-    narrow = band.form == Band().form and eps < high
-    same = _same_micro_batches(launch)
-    if precision in ("bf16", "bfloat16") and narrow and same:
-        what = f"log-probs in bfloat16 and eps={eps:g}, and updates in other micro-batches than old log-probs"
-        why = f"noise alone fills a band of eps < {low:.2g} to {high:.2g}, by model, machine and micro-batches"
-        fix = f", or an eps of {EPS_IN_SIGMA:.1f} times fspo/noise_sigma in the first step"
-        yield warning(what, why, fix, add=same)
-
-
-def _same_micro_batches(launch: Launch) -> list[str]:
-    """Overrides with which old log-probs and updates are cut into micro-batches of the same rows; none if they are."""
-    size = launch.actor.get("ppo_micro_batch_size_per_gpu") or 2  # as in scripts/launch/body.sh
-    wanted: dict[str, bool | int] = {f"{ACTOR}.use_dynamic_bsz": False}
-    wanted |= {f"{_ROLLOUT}.log_prob_use_dynamic_bsz": False} | ({f"{ACTOR}.shuffle": False} if size > 1 else {})
-    wanted |= {f"{ACTOR}.ppo_micro_batch_size_per_gpu": size, f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": size}
-    return [f"{key}={value}" for key, value in wanted.items() if launch.get(key) != value]
 
 
 @check(needs="doctor")

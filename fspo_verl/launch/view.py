@@ -193,6 +193,24 @@ class Launch:
         return bool(self.get("algorithm.rollout_correction.bypass_mode"))
 
     @property
+    def is_half_precision(self) -> bool:
+        """Whether FSDP computes log-probs in bfloat16; of other engines that is not known."""
+        fsdp = self.actor.get("fsdp_config")
+        precision = fsdp and (fsdp.get("mixed_precision") or {"param_dtype": "bf16"}).get("param_dtype", "bf16")
+        return precision in ("bf16", "bfloat16")
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether a reference policy is held against this one."""
+        return bool(self.actor.get("use_kl_loss") or self.get("algorithm.use_kl_in_reward"))
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether values are learned, too."""
+        enabled = self.get("critic.enable")
+        return self.get("algorithm.adv_estimator") == "gae" if enabled is None else bool(enabled)
+
+    @property
     def moves_nothing(self) -> bool:
         """Whether each response is trained on by the policy that its log-ratio compares it with."""
         return self.optimizer_steps_per_rollout == 1 and not self.bypasses

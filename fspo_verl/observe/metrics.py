@@ -92,16 +92,17 @@ def sums(columns: dict[str, np.ndarray], length_bins: Sequence[int], on_policy: 
     sequence = (length > 0).astype(np.float64)
     unmoved = sequence * on_policy
     variance = columns["quadratic_variation"] / np.maximum(length, 1)
-    ratio = np.exp(np.minimum(columns["log_ratio"], MAX_LOG_RATIO))
     responses = sequence * (advantage != 0)
     clipped = sum(columns[name] for name in CLIPPED) * responses
+    # What a loss that weighs responses by e^S leaves of them.
+    ratio = np.exp(np.minimum(columns["log_ratio"], MAX_LOG_RATIO)) * (responses - clipped)
     better = (advantage > 0).astype(np.float64)
     unmoved_variance = variance @ unmoved
     found = {
         "sequence_fraction": sequence.sum(),
         "nonfinite_fraction": (columns["finite"] == 0).sum(),
-        "ratio": ratio @ sequence,
-        "ratio_squared": ratio @ (ratio * sequence),
+        "ratio": ratio.sum(),
+        "ratio_squared": ratio @ ratio,
         "on_policy_fraction": unmoved.sum(),
         "on_policy_sigma_squared": unmoved_variance,
         "moved_fraction": sequence.sum() - unmoved.sum(),

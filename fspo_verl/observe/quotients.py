@@ -64,6 +64,18 @@ def quotients(sums: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
+def effective_sample_size(sums: Mapping[str, float]) -> float | None:
+    """(Σw)² / (n Σw²), a share between 0 and 1; w = e^S of the n responses with an advantage that the clip leaves.
+
+    With equal weights it is 1. It is Kish's effective sample size, divided by n. None where it is not known.
+    """
+    bins = length_bins(sums)
+    kept = sum(one.responses - one.clipped for one in bins)
+    if not (kept > 1e-12 and sums.get("ratio_squared") and "ratio" in sums):
+        return None
+    return sums["ratio"] ** 2 / (sums["ratio_squared"] * kept)
+
+
 def _sum(names: str, sums: Mapping[str, float]) -> float | None:
     """The value of such as ``a - b``; None where a sum is not known."""
     terms = re.findall(r"([+-]?) ?([\w/]+)", names)

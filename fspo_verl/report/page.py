@@ -210,10 +210,12 @@ def mismatch_part(analyses: Sequence[Analysis]) -> Part:
 def _settings(one: Analysis) -> dict[str, str]:
     run, settings, length = one.run, one.run.settings, one.run.records.length
     versions = settings.versions.items() if settings else ()
+    band = settings.band if settings else None
     return {
         "run": run.name,
         "loss": one.loss or _DASH,
         "clip": (settings and settings.clip) or _DASH,
+        "as ratios, for the longest": (band and len(length) and band.ratios_at(int(length.max()))) or _DASH,
         **{
             name: _DASH if (value := setting(run.config, key)) is None else plain(f"{value}")
             for name, key in NAMED.items()

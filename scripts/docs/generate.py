@@ -184,7 +184,7 @@ def markdown(text: str) -> str:
 
 
 def checks() -> str:
-    launch = [*_found("selection"), *_found("checks")]
+    launch = [*_found("selection"), *_found("checks"), *_found("at_size")]
     launch += _found("installation", "too_old", "left_out", "verl_version")
     parts = [
         "## Launch checks",

@@ -128,7 +128,7 @@ def test_updates_are_cut_as_old_log_probs_unless_dynamic(dynamic, words, tmp_pat
     assert {key: value for key, value in shown.items() if "dynamic" in key or "shuffle" in key} == {
         "actor_rollout_ref.actor.use_dynamic_bsz": dynamic
     }
-    assert wrong(given) == ({"noise_of_half_precision"} if dynamic == "True" else set())
+    assert wrong(given) == ({"numerical_noise"} if dynamic == "True" else set())
 
 
 def test_the_same_command_resumes(words, tmp_path):

@@ -42,6 +42,9 @@ FIRES = {
     "noise": (c.NOISE, {"on_policy_outside_fraction": 0.2}, {}),
     "noise is what moves": (c.NOISE, {"moved_sigma_squared": 0.02}, {}),
     "rejected": (c.MISMATCH, {"rollout_rejected_fraction": 0.95}, {}),
+    "rejected, as verl counts it": (c.MISMATCH, {}, {"rollout_corr/rollout_rs_seq_masked_fraction": 0.3}),
+    "few of the ratios": (c.WEIGHTS, {"ratio": 0.1, "ratio_squared": 0.5}, {}),
+    "few of the rollout's weights": (c.MISMATCH, {}, {"rollout_corr/rollout_is_eff_sample_size": 0.04}),
     "level": (c.LEVEL, {"length_1_to_15/clipped": 0.1, "length_64_up/clipped": 0.07}, {}),
     "length": (c.LENGTH, {"length_1_to_15/clipped": 0.06}, {}),
 }

@@ -119,6 +119,7 @@ HOLDS = {
     c.LEVEL: {"clip_rate": 0.7},
     c.LENGTH: {"length": length_effect(simulated(own=1.0))},
     c.SIDE: {"sides": (0.3, 0.1), "sides_differ": True, "band": Band(eps=1.0)},
+    c.WEIGHTS: {"effective": 0.1},
 }
 SOUND = dataclasses.replace(evidence_in(simulated()), noise_outside=None)
 
@@ -130,11 +131,30 @@ def test_the_first_cause_that_holds_is_the_conclusion_and_the_others_come_below(
         evidence = dataclasses.replace(evidence, **HOLDS[cause])
     said = conclude(evidence)
     lengths = c.LENGTH if c.LENGTH in held else c.EVEN
-    order = [*CAUSES[:5], lengths, c.SIDE]
+    order = [*CAUSES[:5], lengths, c.SIDE, c.WEIGHTS]
     assert [one.id for one in said] == [one for one in order if one in (*held, lengths)]
     healthy = not {*held} & {*c.HEALTH}
     assert all(one.advice or not healthy for one in said) and said[0].advice
     assert healthy or not [one for one in said if one.id not in c.HEALTH and one.advice]
+
+
+@pytest.mark.parametrize(
+    ("spread", "clips", "told"), [(1.0, False, False), (1.1, False, False), (1.3, False, True), (1.3, True, False)]
+)
+def test_that_few_responses_carry_the_gradient_is_told_of_a_typical_step_and_of_what_the_clip_leaves(
+    spread, clips, told
+):
+    """Weights e^S of a normal S have an effective sample size of exp(-spread²): 37%, 30% and 18%; a quarter is told."""
+    rng = np.random.default_rng(0)
+    s = spread * rng.standard_normal(20_000)
+    s[0] = 30.0  # one of them, of one step, outweighs all
+    length, step = rng.integers(100, 200, len(s)), np.arange(len(s)) // 1000
+    clipped = (clips & (s > 0.5)).astype(np.float32)
+    records = frame(length, s, 1e-4 * length, rng.choice([-1.0, 1.0], len(s)), step=step, clipped=clipped)
+    records.attrs["settings"] = RunSettings("fspo", Band(10.0))
+    assert (c.WEIGHTS in {one.id for one in judged(records).findings}) == told
+    records.attrs["settings"] = RunSettings("gspo", None, 0.2, 0.2)  # its weight is e^(S/L)
+    assert c.WEIGHTS not in {one.id for one in judged(records).findings}
 
 
 def test_of_what_is_not_known_nothing_is_said():

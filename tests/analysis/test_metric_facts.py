@@ -118,3 +118,21 @@ ADVANTAGES = {"critic__advantages__max": [1.0, 0.0, 0.0, None], "critic__advanta
 )
 def test_facts(metrics, config, about, value):
     assert fact(run_of(config, **metrics), about) == value
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        ({"rs_seq_masked_fraction": 0.41}, 0.41),
+        ({"rs_seq_masked_fraction": 0.2}, None),
+        ({"rs_seq_masked_fraction": 0.41, "rs_token_k1_mean": 0.1}, None),  # each of these has lost a token, or more
+        ({"is_eff_sample_size": 0.04, "is_mean": 0.06}, 0.04),
+        ({"is_eff_sample_size": 0.6, "is_mean": 0.9}, None),
+        ({"is_eff_sample_size": 0.04, "rs_seq_masked_fraction": 0.41}, 0.41),
+    ],
+)
+def test_what_a_rollout_correction_leaves_of_the_gradient_is_read_from_a_log(metrics, told):
+    logged = {f"rollout_corr__rollout_{name}": [value] * 12 for name, value in metrics.items()}
+    first, *_ = judge(run_of(actor__pg_clipfrac=[0.01] * 12, **logged)).findings
+    assert (first.id == "mismatch") == (told is not None)
+    assert told is None or (first.value == pytest.approx(told) and "rollout_is=token" in first.advice)

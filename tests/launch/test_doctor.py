@@ -94,7 +94,7 @@ BF16 = f"++{ACTOR}.fsdp_config.mixed_precision={{param_dtype:bf16}}"
 REJECTS = "algorithm.rollout_correction.rollout_rs"
 MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
 SAME = f"{MICRO}=4 actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"
-NOISE = "noise_of_half_precision"
+NOISE = "numerical_noise"
 PLANTED = {  # overrides of the sound launch -> the check that finds something wrong; None where there is nothing
     "": None,
     f"{ACTOR}.ppo_mini_batch_size=2048": "one_step_per_rollout",  # half of it padding
@@ -103,7 +103,7 @@ PLANTED = {  # overrides of the sound launch -> the check that finds something w
     "actor_rollout_ref.rollout.top_p=0.95 actor_rollout_ref.rollout.top_k=50": "mismatch_of_engines",
     "trainer.n_gpus_per_node=32": "gpus",
     BF16: NOISE,
-    f"{BF16} {POLICY_LOSS}.eps=0.4 {POLICY_LOSS}.target_clip_rate=0.1": None,
+    f"{BF16} {POLICY_LOSS}.eps=0.4 {POLICY_LOSS}.target_clip_rate=0.1": NOISE,  # no eps removes it
     f"{BF16} {SAME}": None,
     f"{BF16} {SAME} {ACTOR}.shuffle=True": NOISE,
     f"{BF16} {SAME} {ACTOR}.use_dynamic_bsz=True": NOISE,

@@ -20,7 +20,12 @@ from fspo_verl.launch import checks
 FSPO, GSPO, GRPO = (f"algorithm.policy_loss={loss}" for loss in ("fspo", "gspo", "grpo"))
 OBSERVED = "+algorithm.policy_loss=observed"
 SOUND = (
-    *("algorithm.adv_estimator=grpo", f"{ACTOR}.use_dynamic_bsz=true", "actor_rollout_ref.rollout.name=vllm"),
+    *("algorithm.adv_estimator=grpo", f"{ACTOR}.ppo_micro_batch_size_per_gpu=2", "actor_rollout_ref.rollout.name=vllm"),
+    *(
+        f"{section}.log_prob_micro_batch_size_per_gpu=2"
+        for section in ("actor_rollout_ref.rollout", "actor_rollout_ref.ref")
+    ),
+    "critic.ppo_micro_batch_size_per_gpu=2",
     *("data.train_batch_size=1024", "actor_rollout_ref.model.path=MODEL"),
 )
 VERL = "hydra: {searchpath: ['pkg://verl.trainer.config']}\n"
@@ -104,11 +109,20 @@ WARNED = {  # checks that warn, and launches that train all the same
     "lost_selection": ("++algorithm={policy_loss:gspo}",),
     "unregistered_loss": (f"{OBSERVED} {LOSS}.loss_mode=vanila",),
     "band_beyond_use": tuple(
-        f"{FSPO} {LOSS}.{field}" for field in ("eps=0.2", "eps_low=0.2", "eps_high=0.5", "length_power=1")
+        f"{FSPO} {LOSS}.{field}"
+        for field in (
+            *("eps=0.2", "eps_low=0.2", "eps_high=0.5", "length_power=1"),
+            *(f"eps=0.13 {ROLLOUT}.response_length=8192", f"eps=0.03 {ROLLOUT}.response_length=32768"),
+        )
     ),
     "idle_clip_ratio": (f"{FSPO} {WIDE}", f"{FSPO} {ACTOR}.clip_ratio_c=10"),
     "range_of_tokens_for_gspo": (f"{GSPO} {WIDE}",),
     "loss_in_effect": (f"{GRPO} {WIDE}",),  # a note
+    "numerical_noise": (
+        f"{FSPO} {ACTOR}.use_dynamic_bsz=true",
+        f"{GSPO} {ROLLOUT}.log_prob_micro_batch_size_per_gpu=4",
+    ),
+    "weights_of_whole_responses": (f"{FSPO} {ROLLOUT}.response_length=8192 {CORRECTION}.rollout_is=sequence",),
     "mean_over_own_length": (f"{FSPO} {ACTOR}.loss_agg_mode=seq-mean-token-mean",),
     "no_divisor": (
         *(f"{FSPO} {ACTOR}.loss_scale_factor={factor}" for factor in ("null", "1e9")),

@@ -15,8 +15,8 @@ from verl.utils.tensordict_utils import get_tensordict
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
-from fspo_verl import config
-from fspo_verl.launch import installation
+from fspo_verl import config, versions
+from fspo_verl.launch import aggregation, installation
 
 
 def test_a_loss_is_called_with_whole_padded_responses_and_the_totals_of_the_mini_batch(monkeypatch):
@@ -53,6 +53,38 @@ def test_agg_loss_has_no_mode_that_was_not_looked_at():
                    if isinstance(node, ast.Compare)]  # fmt: skip
     constants = [node.value for each in comparisons for node in ast.walk(each) if isinstance(node, ast.Constant)]
     assert {constant for constant in constants if isinstance(constant, str)} == set(AGG_MODES)
+
+
+def gradient(loss: str, mode: str) -> torch.Tensor:
+    """Of a loss of verl, with respect to the log-probs of responses of 1, 2 and 4 tokens, which two updates moved."""
+    length = torch.tensor([[1], [2], [4]])
+    mask = (torch.arange(4) < length).float()
+    old, move = -torch.ones(3, 4), 1e-4 * torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    log_prob = (old + move).requires_grad_()
+    policy_loss = PolicyLossConfig(loss_mode=loss, dro_beta=1.0)
+    actor = FSDPActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=policy_loss)
+    actor.global_batch_info.update(dp_size=1, batch_num_tokens=int(mask.sum()), global_batch_size=3)
+    advantages = torch.tensor([[1.0], [-1.0], [0.5]]).expand(3, 4)
+    value, _ = core_algos.get_policy_loss_fn(loss)(
+        old_log_prob=old, log_prob=log_prob, advantages=advantages, response_mask=mask, loss_agg_mode=mode, config=actor
+    )
+    return torch.autograd.grad(value, log_prob)[0]
+
+
+OURS_OR_OTHERS = {"fspo", "observed", "bypass_mode"}  # the last one calls the others
+
+
+@pytest.mark.parametrize("loss", sorted(core_algos.POLICY_LOSS_REGISTRY.keys() - OURS_OR_OTHERS))
+def test_a_loss_obeys_the_aggregation_mode_unless_it_is_known_to_have_its_own(loss):
+    """Lost: a launch is told another aggregation than the one that trains."""
+    modes = ("token-mean", "seq-mean-token-mean")
+    tokens, responses = (gradient(loss, mode) for mode in modes)
+    own = aggregation.of_its_own(loss, versions.installed("verl"))
+    assert torch.allclose(tokens, responses) == (own is not None)
+    # A mean over the tokens of a response, and then over responses, has the weight 1 / (n L) on each token.
+    if own is not None:
+        per_token = tokens.abs()[:, 0] * torch.tensor([1.0, 2.0, 4.0])
+        assert per_token / torch.tensor([1.0, 1.0, 0.5]) == pytest.approx(torch.full((3,), 1 / 3), rel=2e-3)
 
 
 def test_verl_trains_the_loss_as_the_probe_expects():
