@@ -126,8 +126,8 @@ class _ClippedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, log_prob, old_log_prob, advantages, mask, band):
-        blocks = _row_blocks(log_prob, old_log_prob, advantages, mask)
-        sums = torch.cat([_token_sums(*block) for block in blocks], dim=-1)
+        blocks = [_token_sums(*block) for block in _row_blocks(log_prob, old_log_prob, advantages, mask)]
+        sums = torch.cat(blocks, dim=-1) if len(blocks) > 1 else blocks[0]
         finite = sums[1:5].sum(0).abs() < math.inf
         sums[1:] = torch.where(finite, sums[1:], 0.0)
         length, log_ratio, quadratic_variation, *_ = sums

@@ -7,6 +7,7 @@ gradient to the clip when its advantage is not 0 and the gradient of the loss wi
 """
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -40,18 +41,25 @@ def loss_columns(sequences: SequenceLoss) -> dict[str, Tensor]:
     return {name: getattr(sequences, name) for name in _OF_LOSS}
 
 
-def _clip_columns(sequences: SequenceLoss) -> dict[str, np.ndarray]:
-    """Columns ``[B]`` of the fspo loss, whose fields are arrays here; ``clipped_*`` are shares of a response's tokens.
+def _clip_columns(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Columns ``[B]`` of the fspo loss, from those of :func:`loss_columns`; ``clipped_*`` are shares of tokens.
 
     A clip takes the gradient of all tokens whose advantage has one sign: of the whole response where it is constant.
     """
-    tokens = np.maximum(sequences.length, 1)
-    up, down = sequences.positive_tokens / tokens, sequences.negative_tokens / tokens
-    return {name: getattr(sequences, name) for name in _OF_SEQUENCES} | {
-        "clipped_upper": sequences.clipped_upper * up,
-        "clipped_lower": sequences.clipped_lower * down,
-        "clipped_dual": sequences.clipped_dual * down,
-        "outside": sequences.outside & (sequences.length > 0),
+    length, log_ratio = sums["length"], sums["log_ratio"]
+    tokens = np.maximum(length, 1)
+    up, down = sums["positive_tokens"] / tokens, sums["negative_tokens"] / tokens
+    above, below = log_ratio > sums["high"], log_ratio < sums["low"]
+    return {
+        "length": length,
+        "log_ratio": log_ratio,
+        "quadratic_variation": sums["quadratic_variation"],
+        "advantage": (sums["positive"] + sums["negative"]) / tokens,
+        "finite": sums["finite"],
+        "clipped_upper": above * up,
+        "clipped_lower": below * down,
+        "clipped_dual": (log_ratio > sums["dual"]) * down,
+        "outside": (above | below) & (length > 0),
     }
 
 
@@ -123,9 +131,9 @@ def mismatch_columns(old_log_prob: Tensor, rollout_log_prob: Tensor, loss_mask: 
 def to_numpy(columns: dict[str, Tensor]) -> dict[str, np.ndarray]:
     """The columns as float64 arrays, in one transfer from the device."""
     dtype = columns["log_ratio"].dtype
-    stacked = torch.stack([column.to(dtype) for column in columns.values()]).cpu().numpy()
-    if columns.keys() >= {*_OF_LOSS}:  # before it is cast: edges and S are compared as the loss has compared them
-        arrays = dict(zip(columns, stacked, strict=True))
-        clip = _clip_columns(SequenceLoss._make([None, *map(arrays.pop, _OF_LOSS)]))
-        columns, stacked = arrays | clip, np.stack([*arrays.values(), *clip.values()], dtype=np.float64)
-    return dict(zip(columns, stacked.astype(np.float64, copy=False), strict=True))
+    same = [column if column.dtype is dtype else column.to(dtype) for column in columns.values()]
+    arrays = dict(zip(columns, torch.stack(same).cpu().numpy(), strict=True))
+    if arrays.keys() >= {*_OF_LOSS}:  # edges and S are compared as the loss has compared them, before they are cast
+        sums = {name: arrays.pop(name) for name in _OF_LOSS}
+        arrays |= _clip_columns(sums)
+    return dict(zip(arrays, np.array([*arrays.values()], dtype=np.float64), strict=True))

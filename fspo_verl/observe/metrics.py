@@ -17,6 +17,7 @@ Names must not contain "min", "max", "sum", "total", "mean" or "avg": verl would
 to be reduced so.
 """
 
+import functools
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -121,11 +122,14 @@ def sums(columns: dict[str, np.ndarray], length_bins: Sequence[int], on_policy: 
         found[f"{TRUNCATED}_fraction"] = columns[TRUNCATED] @ sequence
     edges = [1, *length_bins]
     place = np.searchsorted(edges, length, side="right")  # 0: no token
-    for key, value in (("responses", responses), ("clipped", clipped)):
-        in_bins = np.bincount(place, value, len(edges) + 1)[1:]
-        found |= {f"{name}/{key}": of_bin for name, of_bin in zip(_bin_names(edges), in_bins, strict=True)}
+    of_responses, of_clipped = _names_in_bins(tuple(edges))
+    found |= zip(of_responses, np.bincount(place, responses, len(edges) + 1).tolist()[1:], strict=True)
+    found |= zip(of_clipped, np.bincount(place, clipped, len(edges) + 1).tolist()[1:], strict=True)
     return {name: float(value) for name, value in found.items()}
 
 
-def _bin_names(edges: Sequence[int]) -> list[str]:
-    return [*(f"length_{low}_to_{high - 1}" for low, high in pairwise(edges)), f"length_{edges[-1]}_up"]
+@functools.cache
+def _names_in_bins(edges: Sequence[int]) -> tuple[list[str], list[str]]:
+    """The names of the sums in each length bin: of responses, and of those that are clipped."""
+    names = [*(f"length_{low}_to_{high - 1}" for low, high in pairwise(edges)), f"length_{edges[-1]}_up"]
+    return [f"{name}/responses" for name in names], [f"{name}/clipped" for name in names]

@@ -66,9 +66,12 @@ def current() -> MicroBatch | None:
 
 
 @contextlib.contextmanager
-def entered(data, dp_group) -> Iterator[None]:
-    """Count a micro-batch, the TensorDict of verl's ``ppo_loss``; inside it is the current one."""
-    token = _CURRENT.set(_POSITION.advance(data, dp_group))
+def entered(data, dp_group, is_recorded: bool = True) -> Iterator[None]:
+    """Count a micro-batch, the TensorDict of verl's ``ppo_loss``; inside it is the current one.
+
+    What only records need is read where ``is_recorded``.
+    """
+    token = _CURRENT.set(_POSITION.advance(data, dp_group, is_recorded))
     try:
         yield
     finally:
@@ -100,7 +103,7 @@ class _Position:
             self.step = step  # before the first update: 0, or the step of the checkpoint
         self.synced, self.trained = step, False
 
-    def advance(self, data, dp_group) -> MicroBatch | None:
+    def advance(self, data, dp_group, is_recorded: bool) -> MicroBatch | None:
         """Count the next micro-batch of this rank, a TensorDict; None where it does not say what it is a part of.
 
         Megatron's dynamic context parallelism deals responses to ranks that all count as the only one.
@@ -114,16 +117,16 @@ class _Position:
         if step != self.step:
             self.step, self.mini_batch, self.rows, self.step_rows = step, 0, 0, 0
         self.trained = True
-        prompts = list(tu.get(data, "uid", []))
+        prompts = list(tu.get(data, "uid", [])) if is_recorded else []
         micro_batch = MicroBatch(
             step=self.step,
             mini_batch=self.mini_batch,
             rank=torch.distributed.get_rank(dp_group) if torch.distributed.is_initialized() else 0,
             ranks=ranks,
             prompts=prompts,
-            texts=list(tu.get(data, "raw_prompt", prompts)),
+            texts=list(tu.get(data, "raw_prompt", prompts)) if is_recorded else [],
             step_rows=self.step_rows + mini_batch_rows,
-            staleness=_staleness(self.step, tu.get(data, "extra_fields"), len(data)),
+            staleness=_staleness(self.step, tu.get(data, "extra_fields"), len(data)) if is_recorded else [],
             from_rollout=self.from_rollout,
             columns=functools.partial(_columns, data, self.from_rollout, self.mini_batch, self.limits),
         )

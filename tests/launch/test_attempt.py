@@ -20,14 +20,14 @@ CHECKPOINTS = "trainer.default_local_dir"
 def launched(tmp_path, monkeypatch):
     """The config of a launch after verl's main has handed it over."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hook, "_checked", [])
+    monkeypatch.setattr(hook, "_start", hook.Start())
 
     def launch(*overrides):
         return composed([f"{GROUP}=fspo", f"{RECORDS_DIR}={tmp_path}/records", *overrides], keep)
 
     def keep(config):
         config = copy.deepcopy(config)
-        hook.check_once(config)
+        hook.begin(hook.FIRST, config)
         return config
 
     return launch
@@ -47,14 +47,14 @@ def test_launches_with_one_folder_of_checkpoints_are_attempts_of_one_run_and_oth
 
 
 def test_a_config_is_named_once_and_anew_where_it_has_trained(launched):
-    """verl's asynchronous mains hand a config over twice, others a copy of it; a notebook may train twice."""
+    """verl's mains hand a config over at several places, others a copy of it; a notebook may train twice."""
     config = launched()
     named = records_dir(config)
     for same in (config, copy.deepcopy(config)):
-        hook.check_once(same)
+        hook.begin("another place", same)
         assert records_dir(same) == named
     named.mkdir(parents=True)
-    hook.check_once(same)
+    hook.begin(hook.FIRST, same)
     assert records_dir(same).parent == named.parent and records_dir(same) > named
     assert records_dir(same).name.startswith("attempt-")
 
@@ -74,5 +74,5 @@ def test_a_second_run_into_the_folder_of_a_main_that_nobody_sees_is_told_at_the_
     (tmp_path / "step-000001-rank-0000.parquet").touch()
     (found,) = attempt.shared_folder(launch)
     assert found.severity == "warning" and f"{tmp_path} holds records already" in found.sentence
-    hook.refuse_the_config(OmegaConf.to_container(launch.config))
+    hook.at_the_logger(OmegaConf.to_container(launch.config))
     assert "holds records already" in caplog.text

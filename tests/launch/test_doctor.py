@@ -132,6 +132,14 @@ def test_a_records_dir_that_cannot_be_written_here_is_a_warning(place, tmp_path,
     assert wrong["severity"] == "warning" and "cannot be written on this machine" in wrong["sentence"]
 
 
+def test_files_and_bytes_of_the_records_are_those_of_the_bench_at_full_size(diagnose, tmp_path):
+    """512 ranks, 1,000 steps and 16 rows a rank and step; scripts/bench/records.py has written as many."""
+    size = ["trainer.nnodes=64", "trainer.n_gpus_per_node=8", "trainer.total_training_steps=1000"]
+    size += ["data.train_batch_size=1024", "actor_rollout_ref.rollout.n=8"]
+    found = diagnose(SELECT, f"{POLICY_LOSS}.records_dir={tmp_path}/records", *size).findings["records_on_disk"]
+    assert "64 nodes with 512 ranks" in found["sentence"] and "17,408 files and about 0.57 GB" in found["sentence"]
+
+
 def test_a_launch_without_the_package_is_said_to_be_one(diagnose):
     told = diagnose("data.train_batch_size=512")
     assert told.code == 0 and told.wrong["not_selected"]["advice"] == SELECT
