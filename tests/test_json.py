@@ -28,7 +28,7 @@ def schema():
     """By name of an object: key to type, and whether it can be missing."""
     found = {}
     for section in re.split(r"^##+ ", PAGE.read_text(), flags=re.MULTILINE)[1:]:
-        rows = re.findall(r"^\| `(\w+)`(\??) \| ([^|]+?) \|", section, flags=re.MULTILINE)
+        rows = re.findall(r"^\| ?`(\w+)`(\??) ?\| ?([^|]+?) ?\|", section, flags=re.MULTILINE)
         found[section.split("\n")[0]] = {key: (kind, bool(missing)) for key, missing, kind in rows}
     return found
 

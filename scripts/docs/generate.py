@@ -242,8 +242,9 @@ def commands() -> str:
     for command, parser in cli.parsers()[1].items():
         said, parser.description = parser.description, None
         takes = re.sub(r"^ *-h, --help .*\n(?: {10,}.*\n)*", "", parser.format_help(), flags=re.MULTILINE)
-        takes = takes.removesuffix("\noptions:\n")
-        parts += [f"## fspo-verl {command}", *map(_paragraph, said.strip().split("\n\n")), _code(takes)]
+        _, _, takes = takes.removesuffix("\noptions:\n").partition("\n\n")  # without the usage, which repeats them
+        parts += [f"## fspo-verl {command}", *map(_paragraph, said.strip().split("\n\n"))]
+        parts += [_code(takes)] if takes.strip() else []
     return "\n\n".join(parts)
 
 
