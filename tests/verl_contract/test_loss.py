@@ -10,7 +10,8 @@ import pytest
 import torch
 from reference import AGG_MODES
 from verl.trainer.ppo import core_algos
-from verl.utils.metric import Metric
+from verl.utils.metric import AggregationType, Metric, reduce_metrics
+from verl.utils.py_functional import append_to_dict
 from verl.utils.tensordict_utils import get_tensordict
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
@@ -92,17 +93,20 @@ def test_verl_trains_the_loss_as_the_probe_expects():
     assert installation.problem() is None
 
 
-def test_a_metric_counts_every_value_once_however_many_a_micro_batch_or_a_rank_holds():
-    """Lost: the rates are no means over all responses."""
+def test_a_sum_is_added_over_micro_batches_and_averaged_over_ranks_and_mini_batches():
+    """Lost: the rates are not those of all responses, or a step has another number of them."""
 
-    def mean(*values: float) -> Metric:
-        metric = Metric("mean")
-        metric.values = list(values)  # as fspo_verl.observe.metrics does
-        return metric
+    def gathered(kind: str, *values: float) -> Metric:
+        metric = Metric.from_dict({"x": values[0]}, AggregationType.MEAN)["x"]  # as ppo_loss makes them
+        metric.aggregation = AggregationType(kind)  # as fspo_verl.observe.metrics marks them
+        kept = {}
+        for value in (metric, *(Metric(kind, value) for value in values[1:])):
+            append_to_dict(kept, {"x": value})
+        return kept["x"]
 
-    few = mean(1.0)
-    few.extend(mean(2.0, 6.0))
-    assert few.aggregate() == 3 and Metric.aggregate_dp([mean(1.0, 2.0), mean(3.0, 6.0)]) == 3
+    assert Metric.aggregate_dp([gathered("sum", 1.0, 2.0), gathered("sum", 3.0, 6.0)]) == 2 + 4
+    assert Metric.aggregate_dp([gathered("max", 1.0, 2.0), gathered("max", 3.0, 6.0)]) == 6
+    assert reduce_metrics({"x": [1.0, 3.0], "x_max": [1.0, 3.0]}) == {"x": 2, "x_max": 3}
 
 
 @pytest.mark.parametrize("schema", [config.Band, config.Observation, config.ObservedPolicyLossConfig])
