@@ -302,7 +302,6 @@ class _Opened(NamedTuple):
     settings: RunSettings
     footer: attempts.Footer
     rows: int
-    metadata: pq.FileMetaData
 
 
 class _Read(NamedTuple):
@@ -344,16 +343,17 @@ def _opened(file: attempts.RecordFile) -> _Opened:
     """
     metadata = pq.read_metadata(file.path)
     schema = metadata.schema.to_arrow_schema()
-    return _Opened(file.path, file.end, _settings(schema), _footer(schema), metadata.num_rows, metadata)
+    return _Opened(file.path, file.end, _settings(schema), _footer(schema), metadata.num_rows)
 
 
 def _read(opened: _Opened, share: float, rejected: bool) -> _Read:
-    """The rows of a file, or a random share of them.
+    """The rows of a file, or a random share of them; a run that goes on may have written it anew meanwhile.
 
     Raises:
         OSError, ValueError, pa.ArrowException: it is damaged.
     """
-    with pq.ParquetFile(opened.path, metadata=opened.metadata, page_checksum_verification=True) as file:
+    with pq.ParquetFile(opened.path, page_checksum_verification=True) as file:
+        opened = opened._replace(footer=_footer(file.schema_arrow))
         table = file.read([*COLUMNS, *_OPTIONAL], use_threads=False).replace_schema_metadata(None)
     if math.isfinite(opened.end):
         table = table.filter(pc.less(table["step"], int(opened.end)))
