@@ -395,12 +395,14 @@ def test_an_attempt_that_was_moved_to_another_disk_is_still_one(tmp_path):
 @pytest.mark.filterwarnings("error")
 def test_a_killed_run_leaves_all_but_the_update_that_was_trained(tmp_path):
     process = in_a_process("train", tmp_path)
-    while len(record_files(tmp_path)) < 2:
-        time.sleep(0.01)
-        assert process.poll() is None
-    read_records(tmp_path)  # a live run
-    process.kill()
-    process.wait()
+    try:
+        while len(record_files(tmp_path)) < 2:
+            time.sleep(0.01)
+            assert process.poll() is None
+        read_records(tmp_path)  # a live run
+    finally:
+        process.kill()
+        process.wait()
     records = read_records(tmp_path)
     assert set(steps_of(records).values()) == {500} and set(records.step) == set(range(records.step.max() + 1))
 
