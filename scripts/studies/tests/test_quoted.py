@@ -33,21 +33,14 @@ def from_where_on_a_cause_is_concluded():
     yield "docs/measure.md", f"or a rollout correction rejects {causes.SHARE_REJECTED:.0%}"
 
 
-def bytes_of_a_record():
-    folders = [RECORDED / name for name in ("grpo-4-float32", "still-0-bfloat16")]
-    sizes = [sum(file.stat().st_size for file in folder.glob("*.parquet")) for folder in folders]
-    each = [size / len(runs.read_run(folder, "").records) for size, folder in zip(sizes, folders, strict=True)]
-    yield "docs/scripts.md", f"Records take {min(each):.0f} to {max(each):.0f} bytes of disk per response"
-
-
 def cost_of_a_call():
     table = json.loads((ROOT / "scripts/bench/records.json").read_text())["step"]["table"]
     (more,) = (float(row["a call of ppo_loss"].split()[0]) for row in table if row["trained by"] == "fspo")
-    yield "README.md", f"A call of the loss takes {more:.0f} ms more than GSPO's"
-    yield "docs/method.md", f"512 calls per GPU: {512 * more / 1000:.1f} s at {more:g} ms"
+    yield "README.md", f"{more:.0f} ms more per call than GSPO's"
+    yield "docs/method.md", f"512 calls per GPU, {512 * more / 1000:.1f} s"
 
 
-OTHERS = (the_sentence_of_committed_records, from_where_on_a_cause_is_concluded, bytes_of_a_record, cost_of_a_call)
+OTHERS = (the_sentence_of_committed_records, from_where_on_a_cause_is_concluded, cost_of_a_call)
 
 
 @pytest.mark.parametrize("part", [*quoted.PARTS, *OTHERS], ids=lambda part: part.__name__)
