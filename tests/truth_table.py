@@ -37,6 +37,7 @@ def simulate(
     mini_batches: int = 4,
     rate: float = 0.1,
     *,
+    size: float = 1.0,
     power: float = 0.5,
     bend: float = 0.0,
     own: float = 0.5,
@@ -61,6 +62,7 @@ def simulate(
 
     Args:
         rate: share of the responses that the clip of the run takes: a band on S of width L^own.
+        size: factor of the spread.
         by_step, by_mini_batch, by_prompt: standard deviation of the power between steps, mini-batches, prompts.
         moves: of the log of the spread between steps.
         trend: rise of the log of the spread, and of the log length, from the first to the last step.
@@ -93,7 +95,7 @@ def simulate(
     log_spread = power * np.log(length) + bend * np.square(x) + slope * x + trend * late
     log_spread += np.sign(advantage) * apart * x
     log_spread += moves * rng.standard_normal(steps)[step] + np.where(advantage > 0, math.log(sides), 0.0)
-    update = 0.02 * np.exp(log_spread) * np.sqrt(mini_batch) * (not still)
+    update = 0.02 * size * np.exp(log_spread) * np.sqrt(mini_batch) * (not still)
     own_part, of_prompt = (rng.standard_t(freedom, size) for size in (rows, steps * prompts))
     moved = math.sqrt(1 - shared) * own_part + math.sqrt(shared) * of_prompt[step * prompts + slot]
     moved *= update
@@ -188,6 +190,7 @@ def _cells() -> list[Cell]:
         Cell("nothing clipped", {"rate": 0.0}, c.LEVEL, None, TAKE),
         Cell("not finite", {"broken": 0.05}, c.NOT_FINITE, None, FIX),
         Cell("worse responses move thrice as far", {"sides": 1 / 3}, c.SIDE, None, TAKE),
+        Cell("few responses carry the gradient", {"size": 8.0}, c.WEIGHTS, None, FIX),
     ]
 
 
@@ -199,8 +202,8 @@ def _of(cell: Cell, name: str, settings: dict, **truth) -> Cell:
 def judged(cell: Cell, judgement: Judgement) -> tuple[str, str]:
     """Whether conclusion and advice are right, wrong, or withheld."""
     said, effect = judgement.findings[0], judgement.evidence.length
-    if cell.cause == c.SIDE and said.id == c.EVEN:  # what is said of lengths comes first, and is right as well
-        said = next((one for one in judgement.findings if one.id == c.SIDE), said)
+    if cell.cause in (c.SIDE, c.WEIGHTS) and said.id == c.EVEN:  # on lengths; it comes first, and is right as well
+        said = next((one for one in judgement.findings if one.id == cell.cause), said)
     who = effect.who if effect else None
     if said.id == cell.cause:
         conclusion = RIGHT if cell.cause != c.LENGTH or who == cell.who else WRONG
