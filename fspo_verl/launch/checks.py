@@ -353,7 +353,7 @@ def mismatch_of_engines(launch: Launch) -> Iterator[Finding]:
         add = [f"{key}.calculate_log_probs=True"]
         yield note(what, "fspo/mismatch_* and its columns in the records need it", add=add)
         return
-    # Of the engines known here: vLLM's documentation of logprobs_mode, and fspo_verl_cpu.decode.
+    # Of the engines known here: vLLM's documentation of logprobs_mode, and decode.py in cpu/.
     mode = {"hf": "processed_logprobs", "vllm": rollout.get("logprobs_mode")}.get(launch.get(f"{key}.name"))
     cut = {"top_p": 1.0} if rollout.top_p < 1 else {}
     cut |= {"top_k": -1} if rollout.top_k > 0 else {}
