@@ -22,7 +22,7 @@ def plain(text: str) -> str:
 
 
 def see(page: str) -> str:
-    """Return ", see " and the address of a page of docs/; nothing while the package names no public repository.
+    """Return the address of a page of docs/ in brackets, after a space; nothing while setup.py names no repository.
 
     A message says by itself what to do: an installed package has no docs/.
     """
@@ -30,7 +30,7 @@ def see(page: str) -> str:
     with contextlib.suppress(metadata.PackageNotFoundError):
         links = metadata.metadata("fspo-verl").get_all("Project-URL") or []
     source = [link.partition(", ")[2] for link in links if link.startswith("Source, ")]
-    return f", see {source[0]}/blob/main/docs/{page}" if source else ""
+    return f" ({source[0]}/blob/main/docs/{page})" if source else ""
 
 
 def say(text: str) -> None:

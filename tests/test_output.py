@@ -32,7 +32,7 @@ def test_a_message_names_a_page_that_can_be_opened_or_none(links, monkeypatch):
     monkeypatch.setattr(output.metadata, "metadata", lambda package: Metadata)
     assert output.see("noise.md") == ""
     links = [*(links or []), "Source, https://github.com/owner/name"]
-    assert output.see("noise.md") == ", see https://github.com/owner/name/blob/main/docs/noise.md"
+    assert output.see("noise.md") == " (https://github.com/owner/name/blob/main/docs/noise.md)"
 
 
 def test_what_is_logged_or_warned_of_is_a_plain_line_said_once():

@@ -18,7 +18,7 @@ from fspo_verl.analysis.evidence import Evidence
 from fspo_verl.findings import ERROR, FIX, KEEP, NOTE, RECORD, TAKE, WARNING, Finding
 from fspo_verl.observe.noise import EPS_IN_SIGMA, SHARE, Noise, rounded_up
 from fspo_verl.observe.quotients import Counted
-from fspo_verl.output import percent
+from fspo_verl.output import percent, see
 
 if TYPE_CHECKING:
     from fspo_verl.analysis.length_effect import LengthEffect
@@ -165,7 +165,7 @@ def _mismatch(evidence: Evidence) -> Finding | None:
     if evidence.bypass and _clips(evidence) and share >= SHARE_OF_SPREAD:
         advice = (
             "Set algorithm.rollout_correction.bypass_mode=False. The clip then sees what updates do, and not this. It "
-            "costs a forward pass of each rollout; see docs/noise.md."
+            f"costs a forward pass of each rollout{see('noise.md')}."
         )
         return Finding(MISMATCH, WARNING, _of_mismatch(evidence), advice, share, FIX)
     said, effective = [], evidence.rollout_effective
@@ -181,7 +181,7 @@ def _mismatch(evidence: Evidence) -> Finding | None:
         return None
     advice = (
         "Bring trainer and rollout engine closer together, or let tokens weigh by their own ratios: "
-        "algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_rs=null; see docs/noise.md."
+        "algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_rs=null."
     )
     value = rejected if rejected >= SHARE_REJECTED else effective
     return Finding(MISMATCH, WARNING, " ".join(said), advice, value, FIX)
@@ -376,7 +376,7 @@ def _of_cut_off(evidence: Evidence) -> str:
 def _of_noise(evidence: Evidence) -> str:
     return (
         f"About {min(evidence.noise_share or 0, 1):.0%} of the variance of the log-ratios is numerical noise, not "
-        "learning: so much is there before any update (docs/noise.md)."
+        "learning: so much is there before any update."
     )
 
 

@@ -23,7 +23,7 @@ _EFFECTIVE = (
 
 @check(needs="loss")
 def numerical_noise(launch: Launch) -> Iterator[Finding]:
-    """Old log-probs and updates in other micro-batches and bfloat16, so that S is not 0 before an update."""
+    """Old log-probs and updates in bfloat16 are cut differently, so that S is not 0 at first. Cut them alike."""
     if launch.loss_mode not in ("fspo", "gspo") or not launch.is_half_precision:
         return
     if launch.moves_nothing or launch.bypasses:  # what these do to the clip is told by other checks
@@ -59,7 +59,7 @@ def _same_micro_batches(launch: Launch) -> list[str]:
 
 @check(needs="loss")
 def weights_of_whole_responses(launch: Launch) -> Iterator[Finding]:
-    """Importance weights of whole responses, where these are long: few of them carry the gradient."""
+    """Importance weights of whole responses leave the gradient to a few. Take weights of tokens."""
     key, longest = "algorithm.rollout_correction.rollout_is", launch.max_response_length
     if launch.get(key) != "sequence" or launch.bypasses or not longest:
         return

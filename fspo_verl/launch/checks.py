@@ -208,7 +208,7 @@ def unreachable_clip_rate(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="folders")
 def used_records_dir(launch: Launch) -> Iterator[Finding]:
-    """A folder for records that this machine cannot write."""
+    """``records_dir`` cannot be written on this machine. Name another, if workers have no such folder either."""
     if (records_dir := launch.policy_loss.get("records_dir")) is None:
         return
     key, folder = f"{POLICY_LOSS}.records_dir", Path(records_dir)
@@ -302,7 +302,7 @@ def rejected_ratios(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="fspo")
 def band_beyond_use(launch: Launch) -> Iterator[Finding]:
-    """An edge that no response reaches, or beyond which few would own the batch; mostly another loss's ratio bound."""
+    """No response reaches an edge, or few beyond it would own the batch, as with another loss's bound. Lower eps."""
     band, longest = launch.band, launch.max_response_length
     if not longest or band.target_clip_rate is not None:
         return  # where the data decide
@@ -353,7 +353,7 @@ def mismatch_of_engines(launch: Launch) -> Iterator[Finding]:
         add = [f"{key}.calculate_log_probs=True"]
         yield note(what, "fspo/mismatch_* and its columns in the records need it", add=add)
         return
-    # Of the engines known here: vLLM's documentation of logprobs_mode, and fspo_verl_cpu.decode.
+    # Of the engines known here: vLLM's documentation of logprobs_mode, and decode.py in cpu/.
     mode = {"hf": "processed_logprobs", "vllm": rollout.get("logprobs_mode")}.get(launch.get(f"{key}.name"))
     cut = {"top_p": 1.0} if rollout.top_p < 1 else {}
     cut |= {"top_k": -1} if rollout.top_k > 0 else {}

@@ -11,7 +11,7 @@ remedy from :meth:`Noise.remedy`.
 import math
 from dataclasses import dataclass
 
-from fspo_verl.output import percent
+from fspo_verl.output import percent, see
 
 SHARE = 0.01
 """Of the on-policy responses, the share outside the band up to which their noise counts as harmless.
@@ -76,7 +76,7 @@ class Noise:
                 " No eps helps: the weight e^S carries the noise, which alone leaves an effective sample size of "
                 f"{effective(self.sigma, self.longest)} at {self.longest:,.0f} tokens."
             )
-        return f"First {SAME}, or {FLOAT32}. {PRICE}{width} See docs/noise.md."
+        return f"First {SAME}, or {FLOAT32}. {PRICE}{width}{see('noise.md')}"
 
 
 def effective(sigma: float, length: float) -> str:
