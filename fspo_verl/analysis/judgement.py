@@ -44,8 +44,6 @@ from fspo_verl.observe.quotients import Counted, parts
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.output import percent, show
 
-_REJECTED = "rollout_corr/rollout_rs_seq_masked_fraction"
-"""verl's name for the share of the responses that a rollout correction takes out of the loss."""
 _RARE_SIDE = 0.01  # p-value of two sides; with RARE of the lengths a weighted Bonferroni split of 6%
 
 
@@ -137,16 +135,8 @@ def evidence_of_metrics(run: Run) -> Evidence:
         found[NAMES["longest"]] = float(logged[NAMES["longest"]].max())
     evidence = evidence_of(found, run.settings, len(steps))
     evidence = replace(evidence, broken=run.broken, policy=find_break(logged))
-    if evidence.rejected is None and _REJECTED in logged:
-        evidence = replace(evidence, rejected=_mean(logged[_REJECTED]))
     shares = logged["fspo/truncated"].dropna() if "fspo/truncated" in logged else cut_off(run)
     return _with_course(evidence, shares)
-
-
-def _mean(values: pd.Series) -> float | None:
-    """The mean of a metric over the steps that logged it; None where none did."""
-    found = float(values.mean())
-    return found if math.isfinite(found) else None
 
 
 def _with_course(evidence: Evidence, cut_off: pd.Series) -> Evidence:

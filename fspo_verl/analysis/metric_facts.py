@@ -13,7 +13,7 @@ import pandas as pd
 
 from fspo_verl.analysis.logs import CLIPPED
 from fspo_verl.analysis.runs import Run, setting
-from fspo_verl.findings import FIX, NOTE, WARNING, Finding
+from fspo_verl.findings import NOTE, Finding
 from fspo_verl.keys import ACTOR
 from fspo_verl.observe.metrics import NAMES
 from fspo_verl.output import percent
@@ -32,7 +32,6 @@ _COURSES = {
 }
 """What is said of metrics without a rule: by fact, the metric, its name and its unit."""
 _ALWAYS = 0.9  # share of the steps whose longest response has the same length, from which that is the limit
-_FEW_COUNT = 0.2  # effective share of the responses in the importance weights, below which that is told
 _TIES = 0.25  # share of the responses that are as long as the longest, from which chance cannot have made them so
 
 
@@ -67,11 +66,7 @@ def course(values: pd.Series) -> Course | None:
 
 def facts(run: Run) -> list[Finding]:
     """What the metrics of a run say beside causes; empty where they hold nothing of it."""
-    found = [
-        one
-        for rule in (_no_advantage, _clipped, _weights, _one_step, _cut_off_unknown)
-        if (one := rule(run)) is not None
-    ]
+    found = [one for rule in (_no_advantage, _clipped, _one_step, _cut_off_unknown) if (one := rule(run)) is not None]
     for name, (metric, what, unit) in _COURSES.items():
         if (values := course(_metric(run, metric))) is not None:
             found.append(Finding(name, NOTE, f"{what}: {values.text(unit)}.", "", values.last))
@@ -122,20 +117,6 @@ def _clipped(run: Run) -> Finding | None:
         amount = "fewer than 1 of 2,000 tokens" if _rounded(run) else "no token"
         said = f"The clip takes {amount} in {_steps(found.values)}."
     return Finding("clipped", NOTE, said, "", found.last)
-
-
-def _weights(run: Run) -> Finding | None:
-    """Importance weights of the rollout correction of which a few responses have nearly all."""
-    if (size := course(_metric(run, "rollout_corr/rollout_is_eff_sample_size"))) is None or size.last >= _FEW_COUNT:
-        return None
-    mean = course(_metric(run, "rollout_corr/rollout_is_mean"))
-    of_mean = f", and their mean is {_short(mean.last)}" if mean else ""
-    said = (
-        "A few responses carry the gradient: the weights of the rollout correction count as "
-        f"{percent(size.last)} of them{of_mean}."
-    )
-    advice = "First bring trainer and rollout engine closer together; see docs/noise.md."
-    return Finding("rollout weights", WARNING, said, advice, size.last, FIX)
 
 
 def _one_step(run: Run) -> Finding | None:
