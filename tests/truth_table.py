@@ -4,7 +4,8 @@
 
   python tests/truth_table.py [--runs 200] [--only WORD]
 
-Prints the table, in per cent of the runs, a line for each cell as soon as its runs are done.
+Prints the table, in per cent of the runs, a line for each cell as soon as its runs are done. Cells whose slopes persist
+get twice as many runs. A second table has policies that break, and healthy ones, by their metrics.
 """
 
 import argparse
@@ -19,13 +20,14 @@ import torch
 from scipy.stats import norm
 
 from fspo_verl.analysis import causes as c
-from fspo_verl.analysis.judgement import Judgement, judge_records
+from fspo_verl.analysis.breaks import find_break
+from fspo_verl.analysis.judgement import Judgement, Verdict, judge_records
 from fspo_verl.analysis.length_effect import BY_SIDE, ENDS, LONGER, MIDDLE, SHORTER
 from fspo_verl.clips import BandClip, ratio_band
 from fspo_verl.findings import FIX, KEEP, RECORD, TAKE
 from fspo_verl.observe.settings import RunSettings
 
-OUTCOMES = RIGHT, WRONG, WITHHELD = ("right", "wrong", "withheld")
+OUTCOMES = RIGHT, WRONG, WITHHELD, CHANGED = ("right", "wrong", "withheld", "slopes changed")
 _CENTER = math.exp(5)  # tokens, the typical length
 
 
@@ -56,6 +58,16 @@ def simulate(
     broken: float = 0.0,
     sides: float = 1.0,
     apart: float = 0.0,
+    bends_apart: float = 0.0,
+    persists: float = 0.0,
+    drift: float = 0.0,
+    widen: float = 0.0,
+    lengths: tuple[int, ...] = (),
+    limit: float = 0.0,
+    rejected: float = 0.0,
+    worse: float = 0.0,
+    scores: bool = False,
+    tokens: float = 0.0,
     pull: float = 0.0,
 ) -> pd.DataFrame:
     """Records of a run whose S spreads like L^power · exp(bend · x²), with x = log length less its centre.
@@ -76,6 +88,16 @@ def simulate(
         broken: share of the responses that are not finite.
         sides: ratio of the spread at A > 0 to that at A < 0.
         apart: half of what the power at A > 0 is above that at A < 0.
+        bends_apart: the same of the bend.
+        persists: standard deviation of the power between steps that resemble each other, by an autocorrelation of 0.8.
+        drift: rise of the power from the first to the last step.
+        widen: rise of the log of the spread alone.
+        lengths: the only ones that responses have.
+        limit: share of the responses that end at the longest length.
+        rejected: share of the responses that a rollout correction takes, those that moved furthest for their length.
+        worse: log odds of a negative advantage that a unit of log length adds.
+        scores: advantages are those of GRPO, of rewards of 0 or 1.
+        tokens: share of the tokens that are clipped, all lengths alike, in place of responses.
         pull: mean of S along its advantage, in units of its spread.
     """
     rows = steps * prompts * group
@@ -88,13 +110,25 @@ def simulate(
     x = rng.normal(0, 0.7, pool)[prompt] + rng.normal(0, 0.4, rows) + trend * late
     length = np.exp(x) * _CENTER
     length = length.round().clip(2).astype(int)
+    if lengths:
+        length = np.array(lengths)[np.digitize(length, [_CENTER] * (len(lengths) - 1))]
+    if limit:
+        length = np.minimum(length, int(np.quantile(length, 1 - limit)))
     x = np.log(length / _CENTER)
-    slope = by_step * rng.standard_normal(steps)[step] + by_prompt * rng.standard_normal(pool)[prompt]
+    slope = persists * _persistent(rng, steps)[step] + drift * late
+    slope += by_step * rng.standard_normal(steps)[step] + by_prompt * rng.standard_normal(pool)[prompt]
     slope += by_mini_batch * rng.standard_normal(steps * mini_batches)[step * mini_batches + mini_batch]
-    advantage = rng.choice([-1.0, 1.0], rows)
+    advantage = np.where(rng.random(rows) < 1 / (1 + np.exp(-worse * x)), -1.0, 1.0)
+    if scores:
+        by_prompt_of_step = advantage.reshape(-1, group)
+        spread = by_prompt_of_step.std(1, keepdims=True)
+        of_group = by_prompt_of_step - by_prompt_of_step.mean(1, keepdims=True)
+        advantage = np.divide(of_group, spread, out=np.zeros_like(of_group), where=spread > 0).ravel()
     log_spread = power * np.log(length) + bend * np.square(x) + slope * x + trend * late
-    log_spread += np.sign(advantage) * apart * x
-    log_spread += moves * rng.standard_normal(steps)[step] + np.where(advantage > 0, math.log(sides), 0.0)
+    log_spread += np.sign(advantage) * (apart * x + bends_apart * (np.square(x) - 0.65))
+    log_spread += (
+        widen * late + moves * rng.standard_normal(steps)[step] + np.where(advantage > 0, math.log(sides), 0.0)
+    )
     update = 0.02 * size * np.exp(log_spread) * np.sqrt(mini_batch) * (not still)
     own_part, of_prompt = (rng.standard_t(freedom, size) for size in (rows, steps * prompts))
     moved = math.sqrt(1 - shared) * own_part + math.sqrt(shared) * of_prompt[step * prompts + slot]
@@ -116,12 +150,28 @@ def simulate(
     )
     if truncated:
         records["truncated"] = (length >= np.quantile(length, 1 - truncated)).astype(float)
+    if rejected:
+        size = np.abs(s) / np.sqrt(length)
+        gone = size > np.quantile(size, 1 - rejected)
+        records.loc[gone, ["length", "log_ratio", "quadratic_variation"]] = 0
+        records.loc[gone, "decision"] = "rejected"
     band = ratio_band(math.exp(-1), math.exp(1), own)
-    band = BandClip("own", "own", band).matched(records, rate).band if 0 < rate < 1 else band
+    band = BandClip("own", "own", band).matched(records[records.length > 0], rate).band if 0 < rate < 1 else band
     records["clipped"] = BandClip("own", "own", band).clipped(records) if rate else 0.0
-    settings = RunSettings("fspo", band, old_log_probs_from_rollout=bypass)
+    if tokens:
+        records["clipped"] = rng.binomial(length, tokens * (mini_batch > 0)) / length
+        band = None
+    settings = RunSettings("fspo" if band else "vanilla", band, old_log_probs_from_rollout=bypass)
     records.attrs = {"settings": settings, "rows": rows, "lost": 0}
     return records
+
+
+def _persistent(rng: np.random.Generator, steps: int, autocorrelation: float = 0.8) -> np.ndarray:
+    """Standard normal values ``[steps]`` of a stationary autoregression."""
+    values = rng.standard_normal(steps)
+    for step in range(1, steps):
+        values[step] = autocorrelation * values[step - 1] + math.sqrt(1 - autocorrelation**2) * values[step]
+    return values
 
 
 @dataclass(frozen=True)
@@ -135,6 +185,12 @@ class Cell:
     action: str = KEEP
     seen: bool = True
     """Whether so many responses show this truth: named before any run was simulated."""
+    between: str | None = None
+    """Why counted rates differ over lengths though the clip does not, where it is said that they do."""
+
+    @property
+    def persists(self) -> bool:
+        return "persists" in self.settings
 
 
 UNEVEN = {  # the truths that depend on length, from the run's own width or from the law of S
@@ -163,6 +219,22 @@ FACTORS: dict[str, dict] = {
 }
 
 
+NULLS: dict[str, dict] = {  # width right within every stratum
+    "Gaussian": {},
+    "t(3)": {"freedom": 3},
+    "t(1.5)": {"freedom": 1.5},
+    "prompts alike .9, 8 x 16": {"prompts": 8, "group": 16, "shared": 0.9},
+    "lengths x 3, moves / 3": {"trend": math.log(3), "widen": -2 * math.log(3)},
+    "lengths x 3, moves x 3": {"trend": math.log(3)},
+    "two lengths": {"lengths": (60, 400)},
+    "15% at the longest length": {"limit": 0.15},
+    "20% rejected by their own size": {"rejected": 0.2},
+    "fixed under S ~ L^0": {"own": 0.0, "power": 0.0},
+    "L under S ~ L^1": {"own": 1.0, "power": 1.0},
+    "GRPO's advantages, longer are worse": {"scores": True, "worse": 1.5},
+}
+
+
 def _cells() -> list[Cell]:
     even, shorter = Cell("even"), UNEVEN["shorter"]
     found = [even, *UNEVEN.values()]
@@ -180,6 +252,17 @@ def _cells() -> list[Cell]:
     high = Cell("77% clipped", {"rate": 0.77, "mini_batches": 8, "pull": 3.0}, c.LEVEL, None, TAKE)
     return [
         *(*found, small, _of(small, "30 steps", {"steps": 30}), high, _of(high, "5 steps", {"steps": 5})),
+        *(Cell(f"null: {name}", settings) for name, settings in NULLS.items()),
+        *(
+            Cell(f"slopes that persist, sd {sd:g}, {steps} steps", {"persists": sd, "steps": steps})
+            for steps in (15, 30, 100)
+            for sd in (0.15, 0.3)
+        ),
+        Cell("a power that drifts by 0.6", {"steps": 20, "drift": 0.6}, c.CHANGE),
+        Cell("longer are worse, and worse move thrice as far", {"worse": 1.5, "sides": 1 / 3}, between="side"),
+        Cell("opposite bends of the sides", {"bends_apart": -0.3}, c.LENGTH, BY_SIDE),
+        Cell("a dependence of the better alone", {"power": 0.65, "apart": 0.15}, c.LENGTH, None, seen=False),
+        Cell("0.2% of the tokens are clipped", {"tokens": 0.002}),
         Cell("tokens that move together", {"power": 0.8}, c.LENGTH, LONGER, TAKE),
         Cell("noise only", {"mini_batches": 1, "noise": 0.01}, c.NOISE, None, FIX),
         Cell("noise as large as the moves", {"noise": 0.03}, c.NOISE, None, FIX),
@@ -206,15 +289,19 @@ def judged(cell: Cell, judgement: Judgement) -> tuple[str, str]:
         said = next((one for one in judgement.findings if one.id == cell.cause), said)
     who = effect.who if effect else None
     if said.id == cell.cause:
-        conclusion = RIGHT if cell.cause != c.LENGTH or who == cell.who else WRONG
-    elif said.id == c.UNKNOWN or (cell.cause == c.LENGTH and said.id == c.EVEN):
+        conclusion = RIGHT if cell.cause != c.LENGTH or cell.who in (None, who) else WRONG
+        if cell.between and judgement.evidence.between != cell.between:
+            conclusion = WRONG
+    elif said.id == c.CHANGE and cell.persists:
+        conclusion = CHANGED
+    elif said.id == c.UNKNOWN or (cell.cause in (c.LENGTH, c.CHANGE) and said.id == c.EVEN):
         conclusion = WITHHELD
     else:
         conclusion = WRONG
     if cell.action == RECORD:  # no verdict on the run; what is said of the steps alone is a description
         return (RIGHT, RIGHT) if said.action == RECORD else (WRONG, WRONG)
-    if said.action == TAKE and said.id in (c.LENGTH, c.EVEN):
-        return conclusion, RIGHT if cell.action == TAKE and _is_evener(cell, judgement) else WRONG
+    if judgement.verdict is Verdict.BETTER:
+        return conclusion, RIGHT if _is_evener(cell, judgement) else WRONG
     if said.action == cell.action:
         return conclusion, RIGHT
     silent = said.action == RECORD or (cell.action == TAKE and said.action == KEEP)
@@ -225,9 +312,15 @@ def _is_evener(cell: Cell, said: Judgement) -> bool:
     """Whether the width to take follows the law of S more closely than the run's own, over the lengths of the run."""
     assert said.width is not None and said.width.band is not None
     x = 0.8 * norm.ppf((np.arange(99) + 1) / 100)
-    law = cell.settings.get("power", 0.5) * x + cell.settings.get("bend", 0.0) * np.square(x)
     width = said.width.band.scale(torch.tensor(_CENTER * np.exp(x))).log().numpy()
-    return np.std(law - width) < np.std(law - cell.settings.get("own", 0.5) * x)
+    of_better, taken, own = (cell.settings.get(name, 0.5 * (name != "apart")) for name in ("apart", "power", "own"))
+    uneven = {"taken": 0.0, "own": 0.0}
+    for sign in (-1, 1):
+        bend = cell.settings.get("bend", 0.0) + sign * cell.settings.get("bends_apart", 0.0)
+        law = (taken + sign * of_better) * x + bend * np.square(x)
+        uneven["taken"] += np.var(law - width)
+        uneven["own"] += np.var(law - own * x)
+    return uneven["taken"] < uneven["own"]
 
 
 def outcomes(cell: Cell, runs: Iterable[int]) -> Counter:
@@ -245,14 +338,75 @@ CELLS = {cell.name: cell for cell in _cells()}
 
 def line(cell: Cell, runs: int) -> list[str]:
     """What the table shows of a cell."""
+    runs *= 1 + cell.persists
     found = outcomes(cell, range(runs))
     shares = [
         sum(count for pair, count in found.items() if pair[place] == outcome) / runs
         for place in (0, 1)
-        for outcome in OUTCOMES
+        for outcome in OUTCOMES[: 4 - place]
     ]
     truth = ", ".join(filter(None, [cell.cause, cell.who, cell.action]))
     return [cell.name, truth, "yes" if cell.seen else "no", *(f"{share:.1%}" for share in shares)]
+
+
+# --- policies that break ----------------------------------------------------------------------------------------------
+
+
+def metrics_of(rng: np.random.Generator, kind: str, steps: int = 60) -> pd.DataFrame:
+    """Metrics of a run of a kind of :data:`POLICIES`, by step, as verl logs them."""
+    time = np.arange(steps) / steps
+    noise = lambda size: np.exp(size * rng.standard_normal(steps))  # noqa: E731
+    reward, length, entropy, norm_ = 0.2 + 0.4 * time, 400 * (1 + 0.5 * time), 0.6 - 0.3 * time, 0.3 + 0 * time
+    if kind == "slow learning":
+        reward = 0.05 + 0.03 * time
+    elif kind == "a hard task, reward 0 throughout":
+        reward = 0 * time
+    elif kind == "a hard task, a reward now and then":
+        reward = (rng.random(steps) < 0.1) * 0.02
+    elif kind == "noise":
+        reward = reward + 0.15 * rng.standard_normal(steps)
+    elif kind == "a curriculum":
+        hard = time > rng.uniform(0.3, 0.7)
+        reward, length = np.where(hard, 0.12, reward), np.where(hard, 1.8, 1.0) * length
+    elif kind == "a warm-up":
+        warm = np.minimum(time * steps / 10, 1)
+        reward, norm_ = 0.1 + 0.4 * time * warm, 5 * np.exp(-5 * time) + 0.3
+    elif kind == "reasoning that grows":
+        length, entropy = 400 * np.exp(1.6 * time), 0.8 * np.exp(-2.5 * time)
+    else:
+        since = rng.integers(steps // 3, steps - 8)
+        gone = np.clip((np.arange(steps) - since) / 4, 0, 1)
+        reward = reward * (1 - gone) + 0.005 * gone
+        to_length, to_entropy, to_norm = {
+            "lengths collapse, entropy gone": (0.08, 0.04, 1.0),
+            "lengths grow, entropy explodes": (5.0, 8.0, 4.0),
+            "gradient norm explodes": (1.0, 1.0, 30.0),
+        }[kind]
+        length, entropy, norm_ = (
+            values * factor**gone for values, factor in ((length, to_length), (entropy, to_entropy), (norm_, to_norm))
+        )
+    values = {
+        "critic/score/mean": reward * noise(0.05),
+        "response_length/mean": length * noise(0.05),
+        "actor/entropy": entropy * noise(0.05),
+        "actor/grad_norm": norm_ * noise(0.3),
+    }
+    return pd.DataFrame(values, index=pd.RangeIndex(1, steps + 1, name="step"))
+
+
+HEALTHY = (
+    *("slow learning", "a hard task, reward 0 throughout", "a hard task, a reward now and then", "noise"),
+    *("a curriculum", "a warm-up", "reasoning that grows"),
+)
+BREAKS = ("lengths collapse, entropy gone", "lengths grow, entropy explodes", "gradient norm explodes")
+
+
+def called_broken(kind: str, runs: int) -> float:
+    """Share of the runs of a kind whose policy is said to have broken."""
+    return (
+        sum(find_break(metrics_of(np.random.default_rng([n, *kind.encode()]), kind)) is not None for n in range(runs))
+        / runs
+    )
 
 
 def main() -> None:
@@ -260,13 +414,17 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=200, help="of each cell (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="WORD", help="cells with this in their name")
     args = parser.parse_args()
-    heads = [f"{which} {outcome}" for which in ("conclusion", "advice") for outcome in OUTCOMES]
+    heads = [f"{which} {one}" for which, some in (("conclusion", OUTCOMES), ("advice", OUTCOMES[:3])) for one in some]
     heads = ["simulated", "truth", "to be seen", *heads]
     for cells in (heads, ["---"] * len(heads)):
         print(f"| {' | '.join(cells)} |")
     for cell in CELLS.values():
         if args.only in cell.name:
             print(f"| {' | '.join(line(cell, args.runs))} |", flush=True)
+    print("\n| policy | truth | called broken |\n| --- | --- | --- |")
+    for kind in (*HEALTHY, *BREAKS):
+        if args.only in kind:
+            print(f"| {kind} | {'healthy' if kind in HEALTHY else 'broken'} | {called_broken(kind, args.runs):.1%} |")
 
 
 if __name__ == "__main__":

@@ -22,8 +22,15 @@ import pandas as pd
 
 from fspo_verl import findings, output
 from fspo_verl.analysis import causes, clip_rates, fit
-from fspo_verl.analysis.clip_rates import prompts_of
-from fspo_verl.analysis.judgement import Judgement, evidence_of_records, judge
+from fspo_verl.analysis.clip_rates import prompts_of, t_quantile
+from fspo_verl.analysis.judgement import (
+    Judgement,
+    comparison_rows,
+    evidence_of_records,
+    judge,
+    show_comparison,
+)
+from fspo_verl.analysis.length_effect import MIN_STEPS
 from fspo_verl.analysis.metric_facts import LEARN_MORE
 from fspo_verl.analysis.overrides import band_overrides, to_know
 from fspo_verl.analysis.runs import Run, read_run
@@ -35,9 +42,12 @@ from fspo_verl.output import percent
 EPS = "eps"
 """The finding of this command: the band to take, with its overrides."""
 
-OF_THE_BAND = ("few clipped", "one step", "dual clip", EPS)
+OF_THE_BAND = ("few clipped", "one step", "last steps", "dual clip", EPS)
 """What is said of that band. Of the run ``fspo-verl report`` says more."""
 _FEW_CLIPPED = 50
+_ANSWERED = (causes.LEVEL, causes.SIDE)
+_LAST = 5  # one of so many parts of the steps is the end of the run
+_NOTABLE = 1.25  # by this factor the clip rate there has to differ
 
 
 def main(args: argparse.Namespace) -> int:
@@ -47,15 +57,19 @@ def main(args: argparse.Namespace) -> int:
     if args.max_rows < 1:
         raise ValueError(f"--max-rows={args.max_rows} must be at least 1")
     run = read_run(args.run, args.run.name, args.max_rows)
-    found = calibrate(run, args.target_clip_rate)
+    judged = judge(run, args.target_clip_rate)
+    found = calibrated(run, judged, args.target_clip_rate)
     if args.json:
         answer = {"run": str(run.folder), "target": args.target_clip_rate}
+        answer |= {"verdict": judged.verdict.name.lower() if judged.verdict else None}
+        answer |= {"ranges": comparison_rows(judged.compared)}
         output.say(json.dumps(answer | {"findings": [one.to_json() for one in found]}, indent=1, allow_nan=False))
         return 0
     output.show([("run", run.name)], widths=(8,))
     shown = [one for place, one in enumerate(found) if place == 0 or one.id in OF_THE_BAND or one.severity != NOTE]
-    # Advice to calibrate has been taken: the band answers it.
+    # Advice to calibrate has been taken: the range answers it.
     findings.show(one.without_advice() if one.command == "calibrate" else one for one in shown)
+    show_comparison(judged.compared)
     return 0
 
 
@@ -69,7 +83,11 @@ def calibrate(run: Run, target: float) -> list[Finding]:
         ValueError: there are no records, nothing has moved, a sign of the advantage is missing, or no band reaches the
             target.
     """
-    judged = judge(run, target)
+    return calibrated(run, judge(run, target), target)
+
+
+def calibrated(run: Run, judged: Judgement, target: float) -> list[Finding]:
+    """:func:`calibrate` of a run that was judged at the target."""
     try:
         found = [*_of_records(run, judged, target)]
     except ValueError as error:
@@ -108,7 +126,7 @@ def _of_records(run: Run, judged: Judgement, target: float) -> Iterator[Finding]
         own = " (the run's own clip {} and {})".format(*map(percent, judged.evidence.sides))
     said = (
         f"{_eps(band, settings)} clip {percent(better)} of the better and {percent(worse)} of the worse responses "
-        f"here{own}: both sides are to give up the same share."
+        f"here{own}. That both sides give up the same share is an option: eps_low and eps_high are free."
     )
     action = judged.findings[0].action
     action = action if action in _NEXT else TAKE
@@ -124,12 +142,30 @@ def _notes(records: pd.DataFrame, band: Band, target: float) -> Iterator[Finding
     if records["step"].nunique() == 1:
         said = "All records are of one step: eps and clip rate hold for its update, and another may move otherwise."
         yield Finding("one step", NOTE, said, "", 1.0)
+    yield from _last_steps(records, band, target)
     if DUAL * band.high * 1.01 < band.dual < math.inf:
         said = (
             "Responses with A < 0 move far upwards here. eps_dual is more than three times eps_high, so that the dual "
             "clip takes at most a tenth of the target."
         )
         yield Finding("dual clip", NOTE, said, "", band.dual)
+
+
+def _last_steps(records: pd.DataFrame, band: Band, target: float) -> Iterator[Finding]:
+    """What the range clips at the end of the run, where that is not what was asked, by more than noise."""
+    counted = records[records["advantage"] != 0]
+    rates = pd.Series(fit.clipped_by(band, counted)).groupby(counted["step"].to_numpy()).mean()
+    last = rates.iloc[-max(len(rates) // _LAST, 2) :]
+    if len(rates) < MIN_STEPS:
+        return
+    rate, noise = float(last.mean()), t_quantile(len(last) - 1) * float(last.std(ddof=1)) / math.sqrt(len(last))
+    if abs(rate - target) > noise and not target / _NOTABLE < rate < target * _NOTABLE:
+        moves = "less" if rate < target else "further"
+        said = (
+            f"In the last {len(last)} steps it clips {percent(rate)}, not {percent(target)}: responses move {moves} "
+            "there than over the run. The run that goes on from here is like its end."
+        )
+        yield Finding("last steps", NOTE, said, "", rate)
 
 
 _NEXT = {

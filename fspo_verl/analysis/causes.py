@@ -23,13 +23,14 @@ from fspo_verl.output import percent, see
 if TYPE_CHECKING:
     from fspo_verl.analysis.length_effect import LengthEffect
 
-NOT_FINITE, CUT_OFF, NOISE, MISMATCH = HEALTH = ("not finite", "cut off", "noise", "mismatch")
+NOT_FINITE, BROKEN, CUT_OFF, NOISE, MISMATCH = HEALTH = ("not finite", "broken", "cut off", "noise", "mismatch")
 """Causes that make advice on the clip worthless while they hold."""
 LEVEL, LENGTH, SIDE, WEIGHTS = ("level", "length", "side", "weights")
 CAUSES = (*HEALTH, LEVEL, LENGTH, SIDE, WEIGHTS)
 """In the order in which they are asked for. What comes first explains what comes later."""
-EVEN, UNKNOWN = "even", "unknown"
-"""EVEN: the test of lengths ran and found nothing. UNKNOWN: it could not run."""
+CHANGE, EVEN, UNKNOWN = "change", "even", "unknown"
+"""Other answers on lengths. CHANGE: the dependence changes over the run. EVEN: the test ran and found nothing. UNKNOWN:
+it could not run, or there are too few steps to tell a dependence from slopes that persist."""
 
 # From here on a value is a cause.
 SHARE_NOT_FINITE = 0.001  # of the responses that hold NaN or inf; fewer are a note
@@ -126,6 +127,19 @@ def _not_finite(evidence: Evidence) -> Finding | None:
     return Finding(NOT_FINITE, ERROR, said, f"First find where they come from: {where}.", share or None, FIX)
 
 
+def _policy(evidence: Evidence) -> Finding | None:
+    if (found := evidence.policy) is None:
+        return None
+    signs = ", ".join(f"{name} {_short(before)} -> {_short(after)}" for name, before, after in found.signs)
+    said = f"The policy has broken, from step {found.step:,} on: {signs}."
+    advice = f"First look at the learning rate and at the steps before {found.step:,}. No clip repairs what follows."
+    return Finding(BROKEN, WARNING, said, advice, float(found.step), FIX)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2g}"
+
+
 def _cut_off(evidence: Evidence) -> Finding | None:
     share, before = evidence.cut_off or 0.0, evidence.cut_off_before
     if share < SHARE_CUT_OFF:
@@ -191,7 +205,7 @@ def _level(evidence: Evidence) -> Finding | None:
     rate, smaller = evidence.clip_rate, f"{_sentence(SMALLER_MINI_BATCHES)}, if the clip is to act."
     if rate is not None and rate > MOST:
         said = f"More than half is clipped: {percent(rate)} {_of_what(evidence)}."
-        return Finding(LEVEL, WARNING, said, f"Widen the clip: {_CALIBRATE}", rate, TAKE, command="calibrate")
+        return Finding(LEVEL, WARNING, said, f"Widen the range: {_CALIBRATE}", rate, TAKE, command="calibrate")
     if evidence.moved is False:
         said, advice = "Nothing moved, so no clip can act", "Look at the learning rate. A warm-up starts at 0."
         if evidence.one_step:
@@ -218,8 +232,40 @@ def _lengths(evidence: Evidence) -> Finding | None:
     """Whether long and short responses are clipped alike, as far as that was tested or is plain to see."""
     if (effect := evidence.length) is None:
         return _plain_to_see(evidence) if _clips(evidence) else None
-    found = _unlike(evidence, effect) if effect.depends else _alike(evidence, effect)
+    if effect.turns:
+        return _changes(evidence, effect)
+    if effect.depends:
+        found = _unlike(evidence, effect)
+    else:
+        found = _unsettled(evidence, effect) if effect.is_unsettled else _alike(evidence, effect)
     return found if effect.is_of_run else replace(found, advice=_more_steps(evidence, effect), action=RECORD)
+
+
+def _changed(evidence: Evidence) -> Finding | None:
+    """A dependence that holds for the run, and grows or shrinks."""
+    effect = evidence.length
+    if effect is None or not effect.changes or effect.turns:
+        return None
+    return replace(_changes(evidence, effect), severity=NOTE, advice="", action="")
+
+
+def _changes(evidence: Evidence, effect: LengthEffect) -> Finding:
+    halves = [_rates(part) for part in evidence.thirds_of_halves]
+    said = (
+        f"How the clip rate depends on length changes over the run ({_p(effect.p_of_change)}): in the first half of "
+        f"the steps {halves[0]}; in the second {halves[1]}. {_in_all(evidence)}"
+    )
+    advice = "Keep the range: what is even in one half is not in the other. Judge the next steps by themselves."
+    return Finding(CHANGE, WARNING, said, advice, evidence.clip_rate, KEEP)
+
+
+def _unsettled(evidence: Evidence, effect: LengthEffect) -> Finding:
+    said = (
+        f"Too few steps to say: the counts differ, {_rates(evidence.thirds)}, but the slope of a step resembles that "
+        f"of the step before, and {effect.steps} steps do not tell that from a dependence of the run. "
+        f"{_in_all(evidence)}"
+    )
+    return Finding(UNKNOWN, NOTE, said, "Record more steps.", evidence.clip_rate, RECORD)
 
 
 def _plain_to_see(evidence: Evidence) -> Finding | None:
@@ -231,9 +277,12 @@ def _plain_to_see(evidence: Evidence) -> Finding | None:
         spread = math.sqrt(more.clipped / more.responses**2 + less.clipped / less.responses**2)
         if more.rate >= TIMES * less.rate and more.rate - less.rate > 2 * spread:
             steps = "this step" if evidence.steps == 1 else f"these {evidence.steps} steps"
-            said = f"In {steps} {_WHO[who]}: {_rates(evidence.thirds)}."
-            advice = "`fspo-verl report` tests it, and `fspo-verl calibrate` tries other widths."
-            return Finding(LENGTH, WARNING, said, advice, evidence.clip_rate, TAKE, command="calibrate")
+            said = (
+                f"In {steps} {_WHO[who]}: {_rates(evidence.thirds)}. Whether that is the length, or the sides or "
+                "mini-batches that clip more, these rates do not tell."
+            )
+            advice = "`fspo-verl report` of records tests it."
+            return Finding(LENGTH, WARNING, said, advice, evidence.clip_rate, RECORD)
     return None
 
 
@@ -245,27 +294,54 @@ def _unlike(evidence: Evidence, effect: LengthEffect) -> Finding:
         rates = _rates(evidence.tails, _TENTHS)
     else:
         rates = _rates(evidence.thirds)
-    p = "p < 0.0001" if effect.p < 1e-4 else f"p = {effect.p:.1g}"
     who = _sentence(_where(evidence, effect) + _WHO[str(effect.who)])
-    said = " ".join(filter(None, [f"{who} ({p}): {rates}.", _line(effect), _in_all(evidence)]))
-    advice = "`fspo-verl calibrate` tries other widths."
+    said = " ".join(filter(None, [f"{who} ({_p(effect.p)}): {rates}.", _line(effect), _in_all(evidence)]))
+    advice = "`fspo-verl calibrate` tries other ranges."
     return Finding(LENGTH, WARNING, said, advice, evidence.clip_rate, TAKE, command="calibrate")
 
 
+def _p(p: float) -> str:
+    return "p < 0.0001" if p < 1e-4 else f"p = {p:.1g}"
+
+
 def _alike(evidence: Evidence, effect: LengthEffect) -> Finding:
-    is_close, factor = effect.factor <= _CLOSE, "any difference"
-    if effect.factor <= _LARGEST_FACTOR:
-        factor = f"a factor up to {effect.factor:.2g} between two lengths"
+    is_close = effect.factor <= _CLOSE
     alike = "long and short responses are clipped alike" if is_close else "no dependence is shown"
     said = (
-        f"{_sentence(_where(evidence, effect) + alike)}: {_rates(evidence.thirds)}. "
-        f"{_sentence(factor)} is compatible with this. {_in_all(evidence)}"
+        f"{_sentence(_where(evidence, effect) + alike)}: {_rates(evidence.thirds)}. {_compatible(effect)} "
+        f"{_in_all(evidence)}"
     )
     low, high = sorted((evidence.thirds[0].rate, evidence.thirds[-1].rate)) if evidence.thirds else (0.0, 0.0)
-    if math.isfinite(effect.factor) and high > effect.factor * low:
-        said += " Mini-batches that clip more hold other lengths: within them there is no such difference."
+    if math.isfinite(effect.factor) and high > effect.factor * low and evidence.between:
+        said += f" {_why_counts_differ(evidence)}"
     more = "" if is_close else " Record more steps to see smaller differences."
-    return Finding(EVEN, NOTE, said, f"Keep the width.{more}", evidence.clip_rate, KEEP)
+    return Finding(EVEN, NOTE, said, f"Keep the range.{more}", evidence.clip_rate, KEEP)
+
+
+def _compatible(effect: LengthEffect) -> str:
+    """How large a dependence may be that was not seen."""
+    if effect.factor > _LARGEST_FACTOR:
+        return "Any difference is compatible with this."
+    of_side = ""
+    if effect.factor_of_side <= _LARGEST_FACTOR:
+        of_side = f", up to {effect.factor_of_side:.2g} among the better or the worse responses alone,"
+    return f"A factor up to {effect.factor:.2g} between two lengths{of_side} is compatible with this."
+
+
+def _why_counts_differ(evidence: Evidence) -> str:
+    """Why counted rates differ over lengths where the test within mini-batch and side finds no such difference."""
+    mini_batches = "mini-batches that clip more hold other lengths"
+    if evidence.between == "mini-batch" or evidence.sides is None:
+        return f"{_sentence(mini_batches)}: within them there is no such difference."
+    better, worse = evidence.sides
+    side = "Better" if better > worse else "Worse"
+    sides = (
+        f"{side} responses are clipped more ({percent(max(better, worse))} against {percent(min(better, worse))}) and "
+        "have other lengths"
+    )
+    if evidence.between == "side":
+        return f"{sides}: within one side there is no such difference."
+    return f"{sides}, and {mini_batches}: within them there is no such difference."
 
 
 def _in_all(evidence: Evidence) -> str:
@@ -311,7 +387,7 @@ def _side(evidence: Evidence) -> Finding | None:
         f"{percent(better)} of the responses that are better than their group are clipped, and {percent(worse)} of "
         "those that are worse."
     )
-    advice = "Set eps_low and eps_high apart: `fspo-verl calibrate` finds both for one clip rate."
+    advice = "If both sides are to give up the same share, `fspo-verl calibrate` finds eps_low and eps_high."
     return Finding(SIDE, WARNING, said, advice, abs(better - worse), TAKE, command="calibrate")
 
 
@@ -342,12 +418,12 @@ def _untested(evidence: Evidence) -> Finding:
     elif evidence.too_few is None:
         said, advice = f"{start}. These are rates only, no test: there are no records.", "Record more."
     elif evidence.one_length:
-        return Finding(EVEN, NOTE, said, "Keep the width.", rate, KEEP)
+        return Finding(EVEN, NOTE, said, "Keep the range.", rate, KEEP)
     return Finding(UNKNOWN, NOTE, said, advice, rate, RECORD)
 
 
 _RULES: tuple[Callable[[Evidence], Finding | None], ...]
-_RULES = (_not_finite, _cut_off, _noise, _mismatch, _level, _lengths, _side, _weights)
+_RULES = (_not_finite, _policy, _cut_off, _noise, _mismatch, _level, _lengths, _changed, _side, _weights)
 
 
 # --- notes, and words that they share with causes --------------------------------------------------------------------

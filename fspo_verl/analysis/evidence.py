@@ -32,6 +32,14 @@ TYPICAL = (CORRECTION, f"{SERIES}ess")
 """Metrics whose median over steps is told, as a single response may move them far."""
 
 
+@dataclass(frozen=True)
+class Break:
+    """A policy that has broken, as :mod:`fspo_verl.analysis.breaks` finds it."""
+
+    step: int  # the first step
+    signs: tuple[tuple[str, float, float], ...]  # what has changed, its level before that step, and at the end
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """The numbers of a run, or of some of its steps; shares between 0 and 1. None: not known."""
@@ -44,6 +52,7 @@ class Evidence:
 
     not_finite: float | None = None  # share of the responses with NaN or inf
     broken: tuple[str, ...] = ()  # metrics of TRAINED that are NaN or inf; with the first such step where it is known
+    policy: Break | None = None  # where the policy has broken
     cut_off: float | None = None  # share of the responses that fill what they were allowed
     cut_off_before: float | None = None  # the same at the start of the run
     cut_off_since: int | None = None  # the first step in which so many were that it is a cause
@@ -72,6 +81,8 @@ class Evidence:
     one_length: bool = False
     tails: tuple[Counted, ...] = ()  # the shortest tenth, those in between, and the longest tenth
     thirds_of_sides: tuple[tuple[Counted, ...], ...] = ()  # of the better and of the worse responses
+    thirds_of_halves: tuple[tuple[Counted, ...], ...] = ()  # of the earlier and of the later half of the steps
+    between: str | None = None  # why thirds differ where lengths do not: "side", "mini-batch", or "both"
     sides_differ: bool | None = None  # by more than noise
 
 

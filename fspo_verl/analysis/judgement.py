@@ -10,6 +10,7 @@ it. Causes and words are those of :mod:`fspo_verl.analysis.causes`; advice on a 
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
@@ -17,11 +18,20 @@ import pandas as pd
 from scipy.special import stdtr
 
 from fspo_verl.analysis import fit, live, mismatch, widths
-from fspo_verl.analysis.causes import EVEN, HEALTH, LENGTH, SHARE_CUT_OFF, UNKNOWN, conclude
-from fspo_verl.analysis.clip_rates import prompts_of
-from fspo_verl.analysis.evidence import TYPICAL, Evidence, evidence_of
-from fspo_verl.analysis.length_effect import BY_SIDE, ENDS, MIDDLE, MIN_PROMPTS, MIN_STEPS, length_effect
-from fspo_verl.analysis.metric_facts import course, cut_off, facts, learn_more
+from fspo_verl.analysis.breaks import find_break
+from fspo_verl.analysis.causes import CHANGE, EVEN, HEALTH, LENGTH, SHARE_CUT_OFF, UNKNOWN, conclude
+from fspo_verl.analysis.clip_rates import prompts_of, third_of
+from fspo_verl.analysis.evidence import TYPICAL, Break, Evidence, evidence_of
+from fspo_verl.analysis.length_effect import (
+    BY_SIDE,
+    ENDS,
+    MIDDLE,
+    MIN_PROMPTS,
+    MIN_STEPS,
+    LengthEffect,
+    length_effect,
+)
+from fspo_verl.analysis.metric_facts import LEARN_MORE, course, cut_off, facts, learn_more
 from fspo_verl.analysis.runs import Run
 from fspo_verl.analysis.widths import Comparison, Width
 from fspo_verl.clips import MATCHED_RATE, BandClip
@@ -32,9 +42,23 @@ from fspo_verl.observe.columns import OPTIONAL
 from fspo_verl.observe.metrics import NAMES, SERIES, metrics
 from fspo_verl.observe.quotients import Counted, parts
 from fspo_verl.observe.settings import RunSettings
-from fspo_verl.output import percent
+from fspo_verl.output import percent, show
 
 _RARE_SIDE = 0.01  # p-value of two sides; with RARE of the lengths a weighted Bonferroni split of 6%
+
+
+class Verdict(Enum):
+    """What is advised on the range of a run whose lengths were tested."""
+
+    ALONE = "there is no other range to compare it with"
+    APART = "the clip cannot be brought to the rate of the others"
+    CHANGES = "the dependence changes over the run"
+    TOO_FEW = "there are too few steps to tell a dependence from slopes that persist"
+    NO_EVEN = "none on offer is even"
+    NO_BETTER = "none is more even by more than noise"
+    EVEN = "no dependence is shown, and none is more even"
+    LOOKS_BETTER = "another is more even, though no dependence is shown"
+    BETTER = "another is more even"
 
 
 class Judgement(NamedTuple):
@@ -42,18 +66,19 @@ class Judgement(NamedTuple):
 
     Attributes:
         findings: the conclusion first.
-        compared: the widths that were tried; None where the advice is not about them.
+        compared: the ranges that were tried; None where the advice is not about them.
+        verdict: what is advised on the range; None where that is not asked.
     """
 
     findings: list[Finding]
     evidence: Evidence
     compared: Comparison | None = None
+    verdict: Verdict | None = None
 
     @property
     def width(self) -> Width | None:
         """The width to take in place of the run's own; None where that stays."""
-        takes = any(one.id == LENGTH and one.action == TAKE for one in self.findings)
-        return self.compared.best if takes and self.compared else None
+        return self.compared.best if self.verdict is Verdict.BETTER and self.compared else None
 
 
 def judge(run: Run, rate: float = MATCHED_RATE) -> Judgement:
@@ -63,7 +88,7 @@ def judge(run: Run, rate: float = MATCHED_RATE) -> Judgement:
         rate: clip rate of a band to take, at which widths are compared.
     """
     if len(run.records):
-        found = judge_records(run.rollouts, run.settings, rate)
+        found = judge_records(run.rollouts, run.settings, rate, find_break(run.metrics))
         return found._replace(findings=[*found.findings, *_incomplete(run.records)])
     evidence = evidence_of_metrics(run)
     if evidence.clip_rate is None and ((said := facts(run)) or evidence.broken):
@@ -78,15 +103,22 @@ def judge(run: Run, rate: float = MATCHED_RATE) -> Judgement:
     return Judgement([first, *others], evidence)
 
 
-def judge_records(records: pd.DataFrame, settings: RunSettings | None, rate: float = MATCHED_RATE) -> Judgement:
-    """:func:`judge` of records alone, those of rejected responses included."""
-    evidence = evidence_of_records(records, settings)
+def judge_records(
+    records: pd.DataFrame, settings: RunSettings | None, rate: float = MATCHED_RATE, policy: Break | None = None
+) -> Judgement:
+    """:func:`judge` of records alone, those of rejected responses included; ``policy``: where metrics say it broke."""
+    records = records.copy(deep=False)
+    records.attrs = {}  # pandas copies them with every selection
+    evidence = replace(evidence_of_records(records, settings), policy=policy)
     findings, effect = conclude(evidence), evidence.length
     if effect is None or not effect.is_of_run or findings[0].action == FIX:
         return Judgement(findings, evidence)
     compared = widths.compare(records[records["length"] > 0], settings, effect.depends, rate)
-    findings = [_with_advice(one, evidence, compared) if one.id in (LENGTH, EVEN) else one for one in findings]
-    return Judgement(findings, evidence, compared)
+    verdict = decide(effect, compared)
+    for place, one in enumerate(findings):
+        if one.action and one.id in (LENGTH, CHANGE, UNKNOWN, EVEN):
+            findings[place] = _with_advice(one, verdict, compared)
+    return Judgement(findings, evidence, compared, verdict)
 
 
 # --- evidence --------------------------------------------------------------------------------------------------------
@@ -101,7 +133,8 @@ def evidence_of_metrics(run: Run) -> Evidence:
     found |= {str(name): float(value) for name, value in typical.items()}
     if NAMES["longest"] in logged:
         found[NAMES["longest"]] = float(logged[NAMES["longest"]].max())
-    evidence = replace(evidence_of(found, run.settings, len(steps)), broken=run.broken)
+    evidence = evidence_of(found, run.settings, len(steps))
+    evidence = replace(evidence, broken=run.broken, policy=find_break(logged))
     shares = logged["fspo/truncated"].dropna() if "fspo/truncated" in logged else cut_off(run)
     return _with_course(evidence, shares)
 
@@ -129,7 +162,7 @@ def evidence_of_records(records: pd.DataFrame, settings: RunSettings | None, tes
     if counted.empty:
         return found
     clipped, better = counted["clipped"].to_numpy(np.float64), (counted["advantage"] > 0).to_numpy()
-    effect = length_effect(records) if tested else None
+    effect, later = length_effect(records) if tested else None, fit.is_later_half(counted)
     kept = counted[counted["clipped"] == 0]
     return replace(
         found,
@@ -141,6 +174,8 @@ def evidence_of_records(records: pd.DataFrame, settings: RunSettings | None, tes
         one_length=counted["length"].nunique() == 1,
         tails=parts(_by_length(counted), 0.1),
         thirds_of_sides=tuple(parts(_by_length(counted[side])) for side in (better, ~better)),
+        thirds_of_halves=tuple(parts(_by_length(counted[half])) for half in (~later, later)),
+        between=_between(counted),
         sides_differ=_sides_differ(counted, clipped, better),
     )
 
@@ -176,6 +211,30 @@ def _by_length(counted: pd.DataFrame) -> list[Counted]:
     return [Counted(length, length, size, clips) for length, size, clips in each]
 
 
+def _between(counted: pd.DataFrame) -> str | None:
+    """What would make counted rates differ over thirds of the length, were each side or mini-batch clipped alike.
+
+    The larger part of the log ratio of the longest and the shortest third; "both" where neither makes half of it.
+    """
+    third = third_of(counted["length"].to_numpy())
+    if len(np.unique(third)) < 2:
+        return None
+
+    def ratio(clipped: pd.Series) -> float:
+        by_third = clipped.groupby(third).mean()
+        return math.log(max(by_third.iloc[-1], 1e-9) / max(by_third.iloc[0], 1e-9))
+
+    clipped, side = counted["clipped"], counted["advantage"] > 0
+    whole = ratio(clipped)
+    by_side = ratio(clipped.groupby(side).transform("mean")) / whole if whole else 0.0
+    by_mini_batch = (
+        ratio(clipped.groupby([counted["step"], counted["mini_batch"]]).transform("mean")) / whole if whole else 0.0
+    )
+    if max(by_side, by_mini_batch) < 0.5:
+        return "both"
+    return "side" if by_side >= by_mini_batch else "mini-batch"
+
+
 def _too_few(counted: pd.DataFrame) -> str:
     """Why there is no test."""
     if counted["length"].nunique() == 1:
@@ -202,42 +261,109 @@ def _sides_differ(counted: pd.DataFrame, clipped: np.ndarray, better: np.ndarray
     return bool(2 * stdtr(count - 1, -abs(ratio)) < _RARE_SIDE)
 
 
-# --- advice on widths ------------------------------------------------------------------------------------------------
+# --- advice on ranges ------------------------------------------------------------------------------------------------
 
 
-def _with_advice(finding: Finding, evidence: Evidence, compared: Comparison) -> Finding:
-    """The finding on lengths with advice on the widths that were tried."""
-    effect, own, best = evidence.length, compared.own, compared.best
-    assert effect is not None, "only where there was a test"
-    untried = "; ".join(f"{name} ({why})" for name, why in compared.untried.items())
-    untried = f" Could not be tried: {untried}." if untried else ""
-    if own is None or not compared.others:
-        return replace(finding, action=KEEP, advice=f"Keep the clip: there is no other to compare it with.{untried}")
-    if effect.who in (ENDS, MIDDLE, BY_SIDE) and (best is None or best.spread > best.seen):
-        action, advice = KEEP, "Keep the width: no width on offer is even here."
-    elif best is None and effect.depends:
-        action, advice = KEEP, "Keep the width: of those tried none is more even by more than noise."
-    elif best is None:
-        action, advice = KEEP, f"{finding.advice} None that was tried is more even by more than noise."
-    elif effect.depends:
-        action, advice = TAKE, f"Take {_a_band(best)}."
-    else:
-        action = RECORD
-        advice = f"Record more steps: {_a_band(best)} looks more even, though no dependence is shown."
-    each = [f"{own.name} (the run's) {_spread(own)}", *(f"{one.name} {_spread(one)}" for one in compared.others)]
-    varies = (
-        f"Variation over tenths of the length at {percent(compared.rate)} clipped, as a share of the rate: "
-        f"{', '.join(each)}. Each is judged on steps that it was not fitted to."
-    )
-    return replace(finding, action=action, advice=f"{advice} {varies}{untried}", command="")
+_ADVICE = {
+    Verdict.ALONE: (KEEP, "Keep the range: there is no other to compare it with."),
+    Verdict.APART: (KEEP, "Keep the clip: it cannot be brought to the clip rate at which ranges are compared."),
+    Verdict.CHANGES: (KEEP, "Keep the range: what is even in one half of the run is not in the other."),
+    Verdict.TOO_FEW: (RECORD, "Record more steps."),
+    Verdict.NO_EVEN: (KEEP, "Keep the range: none on offer is even here."),
+    Verdict.NO_BETTER: (KEEP, "Keep the range: none that was tried is more even by more than noise all over the run."),
+    Verdict.EVEN: (KEEP, "{before}"),
+    Verdict.LOOKS_BETTER: (RECORD, "Record more steps: {best} looks more even, though no dependence is shown."),
+    Verdict.BETTER: (TAKE, "Take {best}."),
+}
 
 
-def _spread(width: Width) -> str:
-    return percent(width.spread) if width.spread > width.seen else f"none shown ({percent(width.seen)} would be)"
+def decide(effect: LengthEffect, compared: Comparison) -> Verdict:
+    """What is advised on a range, of the test and the comparison."""
+    best = compared.best
+    if effect.turns:
+        return Verdict.CHANGES
+    if effect.is_unsettled:
+        return Verdict.TOO_FEW
+    if compared.own is None:
+        return Verdict.APART
+    if not compared.others:
+        return Verdict.ALONE
+    if effect.who in (ENDS, MIDDLE, BY_SIDE) and (best is None or best.shows):
+        return Verdict.NO_EVEN
+    if effect.depends:
+        return Verdict.NO_BETTER if best is None else Verdict.BETTER
+    return Verdict.EVEN if best is None else Verdict.LOOKS_BETTER
 
 
-def _a_band(width: Width) -> str:
-    return "a band of fixed width" if width.name == fit.FIXED else f"a band whose width follows {width.name}"
+def _with_advice(finding: Finding, verdict: Verdict, compared: Comparison) -> Finding:
+    """The finding on lengths with the advice of a verdict."""
+    action, advice = _ADVICE[verdict]
+    best = "" if compared.best is None else _a_range(compared.best)
+    return replace(finding, action=action, advice=advice.format(best=best, before=finding.advice), command="")
+
+
+def _a_range(width: Width) -> str:
+    return "a range of fixed width" if width.name == fit.FIXED else f"a range whose width follows {width.name}"
+
+
+def comparison_rows(compared: Comparison | None) -> list[dict]:
+    """The ranges that were tried, the run's own first: range, uneven, and the smallest unevenness that would show."""
+    if compared is None:
+        return []
+    own = [] if compared.own is None else [compared.own]
+    return [
+        {"range": f"{one.name}{' (the run)' * (one in own)}"}
+        | {"uneven": one.uneven, "smallest": None if math.isnan(one.smallest) else one.smallest}
+        for one in (*own, *compared.others)
+    ]
+
+
+def share(value: float | None) -> str:
+    """A share of that table in per cent, or a dash."""
+    return "–" if value is None else percent(value)
+
+
+def show_comparison(compared: Comparison | None) -> None:
+    """Print that table, and what is to be known of it; nothing where nothing was compared."""
+    if rows := comparison_rows(compared):
+        texts = [(row["range"], *(share(row[name]) for name in ("uneven", "smallest"))) for row in rows]
+        show([("range", "uneven", "smallest that would show"), *texts], widths=(34, 8))
+        show([(note,) for note in comparison_notes(compared)], widths=())
+
+
+def comparison_notes(compared: Comparison | None) -> list[str]:
+    """What is to be known of that table, in sentences."""
+    if compared is None or not (compared.own or compared.others):
+        return []
+    notes = [
+        f"Each range is scaled to clip {percent(compared.rate)} and judged on steps that it was not fitted to. Uneven: "
+        "by how much its clip rate varies over fifths of the length of the better and of the worse responses, as a "
+        "share of the rate. Below the smallest that would show it may be chance."
+    ]
+    if compared.is_tie:
+        notes.append("Another range is as even within noise: then sqrt(length) is taken, which has nothing to fit.")
+    return notes + [f"Not compared: {name} ({why})." for name, why in compared.untried.items()]
+
+
+def refuse_nothing(run: Run, found: Judgement) -> None:
+    """Refuse a run of which there is nothing to judge.
+
+    Raises:
+        ValueError: it holds neither records nor a metric that says anything; says what would.
+    """
+    evidence = found.evidence
+    nothing = evidence.clip_rate is None and not evidence.broken and evidence.policy is None
+    if (
+        run.records.empty
+        and nothing
+        and len(found.findings) == 1
+        and found.findings[0].id == UNKNOWN
+        and not facts(run)
+    ):
+        raise ValueError(
+            f"{run.folder} holds nothing to judge: no records of responses ({RECORDS_DIR}=DIR), and no metrics of the "
+            f"training (trainer.logger=[console,file]). Both come from: {LEARN_MORE}"
+        )
 
 
 # --- what else -------------------------------------------------------------------------------------------------------
@@ -245,13 +371,13 @@ def _a_band(width: Width) -> str:
 
 def _of_log(run: Run, said: list[Finding], evidence: Evidence) -> list[Finding]:
     """What a run tells that was not observed: never why a clip acts. The launch that would tell comes last."""
-    causes = [one for one in conclude(evidence) if one.id in HEALTH]
-    if causes:
-        return [replace(causes[0], advice=f"{causes[0].advice} {learn_more(run)}"), *causes[1:], *said]
+    health = [one for one in conclude(evidence) if one.id in HEALTH]
+    if health and health[0].action == FIX:
+        return [replace(health[0], advice=f"{health[0].advice} {learn_more(run)}"), *health[1:], *said]
     by_id = {one.id: one for one in said}
     nothing = by_id.get("no advantage")
     first = nothing if nothing and nothing.value == 1 else by_id.get("clipped", said[0])
-    others = [one for one in said if one is not first]
+    others = [*health, *(one for one in said if one is not first)]
     return [replace(first, id=UNKNOWN, advice=learn_more(run), action=RECORD), *others]
 
 

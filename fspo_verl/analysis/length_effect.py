@@ -7,14 +7,24 @@ sign of the advantage. Steps, mini-batches and sides that clip more, and lengths
 nothing about length. Within a stratum the log of the clip rate is taken to be a line or a parabola in x = log length,
 given the stratum's total (conditional Poisson regression). Above half clipped it is the rate of what is kept.
 
-- A score test of no dependence with two degrees of freedom, x and x², which sees curves. Its variance is
+- Score tests of a slope and of a bend, x² less what the slope explains of it, see lines and curves. Their variance is
   cluster-robust, for prompts and, from 10 steps on, for training steps at once (two-way: Cameron, Gelbach and Miller
-  2011, doi:10.1198/jbes.2010.07136), with Hotelling's law of the smaller number of clusters. A prompt that comes back
-  in a later epoch is the same cluster. Below 10 steps it speaks of these steps alone: how steps differ is not known.
+  2011, doi:10.1198/jbes.2010.07136), with Student's t of the smaller number of clusters. A prompt that comes back in a
+  later epoch is the same cluster. Below 10 steps they speak of these steps alone: how steps differ is not known.
 - Steps whose slopes differ, with mean 0, clip both ends more on average, as exp is convex. It is the mean of the log
-  rate that is tested: what such slopes add to the scores of a step, to second order, is taken out (derived here).
-- A length may matter unlike for responses better and worse than their group, and even the opposite way: a score test of
-  x·sign(A). Both tests share the level, 0.045 and 0.005 (Bonferroni, weighted), and the p-value is of both.
+  rate that is tested: what such slopes add to the scores of a step, to second order, is taken out (derived here). Of
+  what exp adds, a clip of normal S adds a third, one of heavy tails all: p is the largest with none, half or all of it
+  taken out.
+- A length may matter unlike for responses better and worse than their group, and even the opposite way: score tests of
+  x and x² times sign(A). The four share the level: 0.02 for slope and bend each, 0.005 for each of the sides' two
+  (Bonferroni, weighted), and the p-value is of all.
+- The slope of a step may resemble that of the step before. Where the autocorrelation of the scores of steps along a
+  direction is above 0 (one-sided at 0.4, by Bartlett's standard error), that direction also has to pass by Student's t
+  with the variance of three cosines over the steps, the slope at 0.02, the others at 0.05 (equal-weighted
+  cosine test: Müller 2004; Lazarus et al. 2018, doi:10.1080/07350015.2018.1506926). So the test pays for persistence
+  only where it is seen. ``scripts/bench/persistence.py`` has its size and power beside those of others.
+- A slope that rises or falls over the run is a finding of its own: a score test of the trend of the step's slope, of
+  level 0.01.
 - Where the first finds a dependence, a score test of x² asks whether a line is enough, clip rate ~ length^k. The
   interval of k holds what the same test of one degree of freedom does not reject. It may hold 0 where the p-value is
   small, as that sees curves and sides. Where a line is not enough the parabola says who is clipped more: both ends, or
@@ -32,7 +42,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
-from scipy.special import fdtrc, fdtri, stdtr, stdtrit
+from scipy.special import fdtri, ndtri, stdtr, stdtrit
 
 from fspo_verl.analysis.clip_rates import CONFIDENCE, prompts_of, strata_of, t_quantile
 
@@ -45,7 +55,11 @@ RARE = 1 - CONFIDENCE
 WHO = SHORTER, LONGER, ENDS, MIDDLE, BY_SIDE = ("shorter", "longer", "both ends", "the middle", "by side")
 """Which responses a clip can take more of; BY_SIDE: length matters unlike for either sign of the advantage."""
 
-_OF_SIDES = 0.1  # part of the level that the test of the sides takes
+_OF_LINE, _OF_SIDE = 0.4, 0.1  # parts of the level: of line and bend each, and the same of the sides
+_RARE_CHANGE = 0.01  # p-value below which the slope is said to change over the run
+_PERSISTS = float(ndtri(0.6))  # standard deviations of an autocorrelation from which it counts
+_COSINES = 3  # of the variance where slopes persist
+_SURPLUS = (0.0, 0.5, 1.0)  # shares of the surplus that may have to be taken out
 _LARGEST = 8.0  # abs(k) beyond which an end of the interval counts as unbounded
 _PACE = 0.1  # of k, in the search for an end of the interval
 _ROUNDS = 30  # of Newton's method, which takes five where lengths do not decide alone
@@ -63,8 +77,13 @@ class LengthEffect(NamedTuple):
         is_line: a dependence is shown, and k describes it.
         factor: ratio of the clip rates of two lengths between the shortest and the longest tenth, up to which a
             dependence is compatible with the responses; NaN where one is shown.
-        of_kept: more than half is clipped: k and factor are those of the rate of what is kept.
+        factor_of_side: the same for the better or for the worse responses alone, whichever is larger.
+        of_kept: more than half is clipped: k and factors are those of the rate of what is kept.
         steps: training steps that were compared.
+        autocorrelation: of the slopes of steps, where these persist; NaN where that is not seen.
+        p_if_independent: p, were steps independent.
+        p_of_change: of a slope that is the same all over the run; 1 below :data:`MIN_STEPS`.
+        early, late: k in the earlier and in the later half of the steps.
     """
 
     exponent: float
@@ -74,13 +93,34 @@ class LengthEffect(NamedTuple):
     who: str | None = None
     is_line: bool = False
     factor: float = math.nan
+    factor_of_side: float = math.nan
     of_kept: bool = False
     steps: int = 0
+    autocorrelation: float = math.nan
+    p_if_independent: float = 1.0
+    p_of_change: float = 1.0
+    early: float = math.nan
+    late: float = math.nan
 
     @property
     def depends(self) -> bool:
         """Whether a dependence on length is shown."""
         return self.p < RARE
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether there are too few steps to tell a dependence of the run from slopes that persist."""
+        return not self.depends and self.p_if_independent < RARE
+
+    @property
+    def changes(self) -> bool:
+        """Whether the dependence changes over the run, by more than noise."""
+        return self.p_of_change < _RARE_CHANGE
+
+    @property
+    def turns(self) -> bool:
+        """Whether it changes so that no one direction holds for the run."""
+        return self.changes and (not self.depends or self.early * self.late < 0)
 
     @property
     def is_of_run(self) -> bool:
@@ -104,17 +144,53 @@ def length_effect(records: pd.DataFrame, clipped: np.ndarray | None = None) -> L
     if data is None:
         return None
     exponent, lower, upper = data.interval()
-    of_all, of_sides = data.p_value() / (1 - _OF_SIDES), data.p_value_of_sides() / _OF_SIDES
-    p, who, is_line, factor = min(of_all, of_sides, 1.0), None, False, math.nan
+    of_all, of_sides = data.p_values(exponent)
+    p, who, is_line, factors = min(of_all, of_sides, 1.0), None, False, (math.nan, math.nan)
     if p >= RARE:
-        factor = data.compatible_factor()
+        factors = data.compatible_factors()
     elif of_sides < of_all:
         who = BY_SIDE
     else:
         is_line = not lower <= 0 <= upper and data.p_value_of_line(exponent) >= RARE
         more = (LONGER if exponent > 0 else SHORTER) if is_line else data.name_of_curve()
         who = _OPPOSITE[more] if data.of_kept else more
-    return LengthEffect(exponent, lower, upper, p, who, is_line, factor, data.of_kept, data.steps)
+    return LengthEffect(
+        exponent,
+        lower,
+        upper,
+        p,
+        who,
+        is_line,
+        *factors,
+        of_kept=data.of_kept,
+        steps=data.steps,
+        autocorrelation=data.autocorrelation(exponent),
+        p_if_independent=p if p < RARE else min(*data._replace(may_persist=False).p_values(exponent), 1.0),
+        **data.change(exponent),
+    )
+
+
+def slopes_of_steps(records: pd.DataFrame) -> pd.DataFrame:
+    """Clip rate and slope k by step: columns rate, slope, lower and upper (95%, prompts as clusters).
+
+    Index ``step``. The slope of a step is one step of Newton's method from that of all; NaN where nothing tells it.
+    """
+    counted = records[(records["length"] > 0) & (records["advantage"] != 0)]
+    table = counted.groupby("step")["clipped"].mean().rename("rate").to_frame()
+    table[["slope", "lower", "upper"]] = math.nan
+    data = _Strata.of(records, records["clipped"].to_numpy())
+    if data is None:
+        return table
+    exponent = data.interval()[0]
+    fit = data.at(exponent)
+    scores, information = data.of_steps(fit, fit.directions[0])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slope = (1 - 2 * data.of_kept) * (exponent + scores / information)
+        spread = np.sqrt(data.sampling(fit)) / information
+    of_step = pd.DataFrame(
+        {"slope": slope, "lower": slope - 2 * spread, "upper": slope + 2 * spread}, index=data.numbers
+    )
+    return table.drop(columns=of_step.columns).join(of_step.where(np.isfinite(of_step)))
 
 
 class _Fit(NamedTuple):
@@ -146,6 +222,8 @@ class _Strata(NamedTuple):
     prompt: np.ndarray
     step: np.ndarray
     prompt_in_step: np.ndarray
+    numbers: np.ndarray  # of the steps, as the records have them ``[steps]``
+    may_persist: bool = True  # steps are not taken for independent
 
     @classmethod
     def of(cls, records: pd.DataFrame, clipped: np.ndarray) -> "_Strata | None":
@@ -165,7 +243,8 @@ class _Strata(NamedTuple):
         stratum, kept = pd.factorize(stratum[use])
         prompts, outcome, x = kinds["prompt"].to_numpy()[kept], outcome[use], np.log(length[use])
         x = x - x.mean()
-        prompt, step = (pd.factorize(code[use])[0] for code in (prompt, records["step"].to_numpy()))
+        prompt = pd.factorize(prompt[use])[0]
+        step, numbers = pd.factorize(records["step"].to_numpy()[use], sort=True)
         return cls(
             of_kept,
             np.stack([x, np.square(x)]),
@@ -177,6 +256,7 @@ class _Strata(NamedTuple):
             prompt,
             step,
             pd.factorize(step * np.int64(prompt.max() + 1) + prompt)[0],
+            numbers,
         )
 
     @property
@@ -204,20 +284,21 @@ class _Strata(NamedTuple):
         expected = self.total[self.stratum] * share
         return _Fit(expected, self.outcome - expected, self.powers - means)
 
-    def sums(self, fit: _Fit, directions: np.ndarray, corrected: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """Sum ``[k]`` of the scores along directions ``[k, rows]``, less their surplus where it is ``corrected``.
+    def sums(
+        self, fit: _Fit, directions: np.ndarray, surplus: np.ndarray | float = 0.0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Sum ``[k]`` of the scores along directions ``[k, rows]``, less their surplus in the steps ``[k, steps]``.
 
         Also its variance ``[k, k]``, at least that with prompts as clusters.
         """
         scores = directions * fit.excess
-        surplus = self.surplus(fit, directions) if corrected and self.by_step else np.zeros((len(scores), self.steps))
         weighted = scores * self.weight
         variance = _squares(self.prompt, weighted)
-        if self.by_step:
-            by_step = _sums(self.step, scores) - surplus
-            values, vectors = np.linalg.eigh(by_step @ by_step.T - _squares(self.prompt_in_step, weighted))
-            variance = variance + (vectors * np.maximum(values, 0)) @ vectors.T
-        return scores.sum(1) - surplus.sum(1), variance
+        if not self.by_step:
+            return scores.sum(1), variance
+        by_step = _sums(self.step, scores) - surplus
+        values, vectors = np.linalg.eigh(by_step @ by_step.T - _squares(self.prompt_in_step, weighted))
+        return by_step.sum(1), variance + (vectors * np.maximum(values, 0)) @ vectors.T
 
     def surplus(self, fit: _Fit, directions: np.ndarray) -> np.ndarray:
         """What slopes that differ from step to step, with mean 0, add to the score sums of a step ``[k, steps]``.
@@ -226,54 +307,109 @@ class _Strata(NamedTuple):
         direction ``[k, rows]``. The variance is that of the slope's score over the squared information, less what
         sampling explains of it, which makes it unbiased.
         """
-        x = fit.directions[0]
-        score, information = x * fit.excess, fit.expected * np.square(x)
+        information = fit.expected * np.square(fit.directions[0])
+        squares = np.square(np.bincount(self.step, fit.directions[0] * fit.excess))
+        variance = (squares - self.sampling(fit)) / np.square(np.bincount(self.step, information))
+        return _sums(self.step, directions * information) * variance / 2
+
+    def sampling(self, fit: _Fit) -> np.ndarray:
+        """The part of the squared score of the slope of each step ``[steps]`` that sampling explains."""
         step_of_pair = np.zeros(int(self.prompt_in_step.max()) + 1, np.int64)
         step_of_pair[self.prompt_in_step] = self.step
-        by_pair = np.square(np.bincount(self.prompt_in_step, score * self.weight))
-        sampling = np.bincount(step_of_pair, by_pair, self.steps)
-        squares = np.square(np.bincount(self.step, score))
-        variance = (squares - sampling) / np.square(np.bincount(self.step, information))
-        return _sums(self.step, directions * information) * variance / 2
+        score = fit.directions[0] * fit.excess * self.weight
+        return np.bincount(step_of_pair, np.square(np.bincount(self.prompt_in_step, score)), self.steps)
 
     # --- tests -------------------------------------------------------------------------------------------------------
 
-    def p_value(self) -> float:
-        """p of the score test of no dependence.
-
-        The squares that make the variance are not centred, and so hold the effect itself. For q = s'V⁻¹s of the sums s
-        of G vectors, Hotelling's T² is q · (G − 1) / (G − q).
-        """
-        fit, count = self.at(0.0), self.clusters
-        total, variance = self.sums(fit, fit.directions)
-        q = min(float(total @ np.linalg.pinv(variance, rcond=1e-10, hermitian=True) @ total), count)
-        squared = q * (count - 1) / max(count - q, 1e-9)
-        return float(fdtrc(2, count - 2, squared * (count - 2) / (2 * (count - 1))))
-
-    def p_value_of_sides(self) -> float:
-        """p of the score test that the slope is the same for both signs of the advantage; 1 where one has no clips."""
+    def p_values(self, exponent: float) -> tuple[float, float]:
+        """p of no dependence, and of none that differs between the signs of the advantage, by their levels."""
+        slope, line = self.at(0.0), self.at(exponent)
+        p = min(self._p_of(slope, slope.directions[0], _OF_LINE, _OF_LINE), self._p_of_bend(line, _OF_LINE))
         if (self.side == self.side[0]).all():
-            return 1.0
-        fit = self.at(0.0)
-        return self._p_of(fit, self.side * fit.directions[:1])
+            return p, 1.0
+        return p, min(self._p_of(line, one, _OF_SIDE) for one in self.side * line.directions)
 
     def p_value_of_line(self, exponent: float) -> float:
-        """p of the score test of a line: the score of the bend at this slope, less what the slope explains of it."""
-        if abs(exponent) >= _LARGEST:
-            return 1.0
-        fit = self.at(exponent)
-        information = fit.information
-        return self._p_of(fit, np.array([[-information[0, 1] / information[0, 0], 1.0]]) @ fit.directions)
+        """p of the score test of a line; 1 where the exponent has no end."""
+        return 1.0 if abs(exponent) >= _LARGEST else self._p_of_bend(self.at(exponent))
 
-    def _p_of(self, fit: _Fit, direction: np.ndarray) -> float:
-        """p of the score test along one direction ``[1, rows]``."""
-        return float(2 * stdtr(self.clusters - 1, -abs(self._t_of(*self.sums(fit, direction)))))
+    def _p_of_bend(self, fit: _Fit, part: float = 1.0) -> float:
+        """p along the score of the bend at the slope of a fit, less what the slope explains of it."""
+        information = fit.information
+        bend = fit.directions[1] - information[0, 1] / information[0, 0] * fit.directions[0]
+        return self._p_of(fit, bend, part)
+
+    def _p_of(self, fit: _Fit, direction: np.ndarray, part: float = 1.0, part_of_cosines: float = 1.0) -> float:
+        """p of the score test along one direction ``[rows]``, over its part of the level.
+
+        Where the scores of steps persist, it is that of the test by cosines over its part, if that is larger.
+        """
+        surplus = self.surplus(fit, direction[None]) if self.by_step else 0.0
+        t = min(abs(self._t_of(*self.sums(fit, direction[None], share * surplus))) for share in _SURPLUS)
+        p = _two_sided(t, self.clusters - 1) / part
+        if self._persists(fit, direction):
+            p = max(p, _two_sided(self._t_of_cosines(fit, direction), _COSINES) / part_of_cosines)
+        return min(p, 1.0)
+
+    # --- steps whose slopes persist, or change ------------------------------------------------------------------------
+
+    def of_steps(self, fit: _Fit, direction: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Scores and information ``[steps]`` along one direction ``[rows]``."""
+        scores = np.bincount(self.step, direction * fit.excess)
+        return scores, np.bincount(self.step, np.square(direction) * fit.expected)
+
+    def _rest(self, fit: _Fit, direction: np.ndarray) -> tuple[np.ndarray, float]:
+        """Scores of steps along one direction ``[rows]`` less what their mean slope gives each, and the sum of all."""
+        scores, information = self.of_steps(fit, direction)
+        return scores - scores.sum() / max(information.sum(), 1e-300) * information, float(scores.sum())
+
+    def _autocorrelation(self, fit: _Fit, direction: np.ndarray) -> float:
+        """Of the scores of steps, without the bias −1/n of a mean that is estimated."""
+        rest, _ = self._rest(fit, direction)
+        squares = float(rest @ rest)
+        return float(rest[1:] @ rest[:-1]) / squares + 1 / self.steps if squares > 0 else 0.0
+
+    def _persists(self, fit: _Fit, direction: np.ndarray) -> bool:
+        """Whether the scores of steps along a direction ``[rows]`` resemble those of the step before."""
+        enough = _PERSISTS / math.sqrt(self.steps)
+        return self.may_persist and self.by_step and self._autocorrelation(fit, direction) > enough
+
+    def _t_of_cosines(self, fit: _Fit, direction: np.ndarray) -> float:
+        """Student's t of the sum of the scores along one direction ``[rows]``, by the variance of slow cosines."""
+        rest, total = self._rest(fit, direction)
+        order, time = np.arange(1, _COSINES + 1)[:, None], (np.arange(self.steps) + 0.5) / self.steps
+        variance = 2 * float(np.square(np.cos(np.pi * order * time) @ rest).mean())
+        return total / math.sqrt(variance) if variance > 0 else 0.0
+
+    def autocorrelation(self, exponent: float) -> float:
+        """That of the slopes of steps; NaN where these do not persist."""
+        fit = self.at(exponent)
+        persists = self._persists(fit, fit.directions[0])
+        return self._autocorrelation(fit, fit.directions[0]) if persists else math.nan
+
+    def change(self, exponent: float) -> dict[str, float]:
+        """p of a slope that neither rises nor falls over the steps, and the slope in both halves of them, by name."""
+        if not self.by_step:
+            return {}
+        fit = self.at(exponent)
+        scores, information = self.of_steps(fit, fit.directions[0])
+        time = np.arange(self.steps, dtype=np.float64)
+        time -= information @ time / information.sum()
+        trend = time * scores
+        t = self._t_of(trend.sum(), np.square(trend).sum())
+        later = time >= np.median(time)
+        early, late = (exponent + scores[part].sum() / max(information[part].sum(), 1e-300) for part in (~later, later))
+        return {"p_of_change": _two_sided(t, self.steps - 2), "early": early, "late": late}
 
     def _t_of(self, total: np.ndarray, variance: np.ndarray) -> float:
-        """Student's t of one sum with this variance, as T² in :meth:`p_value`; 0 without variance."""
-        if variance.item() <= 0:
+        """Student's t of one sum with this variance, 0 without variance.
+
+        The squares that make the variance are not centred, and so hold the effect itself: of a ratio r from G vectors,
+        t² is r² · (G − 1) / (G − r²), as in Hotelling's T².
+        """
+        if np.sum(variance) <= 0:
             return 0.0
-        ratio, count = total.item() / math.sqrt(variance.item()), self.clusters
+        ratio, count = float(np.sum(total)) / math.sqrt(float(np.sum(variance))), self.clusters
         return float(ratio * math.sqrt((count - 1) / max(count - ratio**2, 1e-9)))
 
     # --- the parabola ------------------------------------------------------------------------------------------------
@@ -304,22 +440,39 @@ class _Strata(NamedTuple):
                 break
         return self._one_step(estimate)
 
-    def _one_step(self, estimate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """One step of Newton's method without the surplus, and the covariance of slope and bend."""
+    def _one_step(self, estimate: np.ndarray, of: np.ndarray | float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+        """One step of Newton's method without the surplus, and the covariance of slope and bend.
+
+        Args:
+            of: 1 for the responses ``[rows]`` that take part, 0 for the others; whole strata.
+        """
         fit = self.at(*estimate)
-        total, variance = self.sums(fit, fit.directions)
-        inverse = np.linalg.pinv(fit.information, hermitian=True)
+        total, variance = self.sums(fit, fit.directions * of)
+        inverse = np.linalg.pinv((fit.directions * fit.expected * of) @ fit.directions.T, hermitian=True)
         return estimate + inverse @ total, inverse @ variance @ inverse
 
-    def compatible_factor(self) -> float:
-        """The largest ratio of the rates of two lengths that is compatible with the responses."""
-        (estimate, covariance), count = self._one_step(np.zeros(2)), self.clusters
+    def compatible_factors(self) -> tuple[float, float]:
+        """The largest ratio of the rates of two lengths that is compatible with the responses, of all and of one side.
+
+        Where slopes persist, intervals are wider by as much as the cosines make that of the slope.
+        """
+        fit, wider = self.at(0.0), 1.0
+        if self._persists(fit, fit.directions[0]):
+            t = self._t_of_cosines(fit, fit.directions[0])
+            independent = self._t_of(*self.sums(fit, fit.directions[:1]))
+            wider = max(1.0, abs(independent / t) * t_quantile(_COSINES) / t_quantile(self.clusters - 1)) if t else 1.0
+        of_sides = [self.side == sign for sign in np.unique(self.side)]
+        of_all = self._factor(wider, 1.0, CONFIDENCE)
+        return of_all, max(self._factor(wider, of, (1 + CONFIDENCE) / 2) for of in of_sides)
+
+    def _factor(self, wider: float, of: np.ndarray | float, confidence: float) -> float:
+        (estimate, covariance), count = self._one_step(np.zeros(2), of), self.clusters
         # The log ratio of the rates at two of the nine tenth points of x is linear in slope and bend.
         tenths = np.quantile(self.powers[0], np.arange(1, 10) / 10)
         first, second = np.triu_indices(len(tenths), 1)
         pairs = np.stack([tenths[second] - tenths[first], np.square(tenths[second]) - np.square(tenths[first])])
         # Scheffé: intervals this wide hold for all pairs at once, as slope and bend have one joint confidence region.
-        wide = math.sqrt(2 * (count - 1) / (count - 2) * fdtri(2, count - 2, CONFIDENCE))
+        wide = wider * math.sqrt(2 * (count - 1) / (count - 2) * fdtri(2, count - 2, confidence))
         largest = float((np.abs(estimate @ pairs) + wide * _spread(pairs, covariance)).max())
         return math.exp(largest) if largest < 50 else math.inf
 
@@ -328,7 +481,7 @@ class _Strata(NamedTuple):
     def score(self, exponent: float) -> tuple[np.ndarray, np.ndarray]:
         """The score of a line, which falls with the exponent, and its variance; the surplus stays in it."""
         fit = self.at(exponent)
-        return self.sums(fit, fit.directions[:1], corrected=False)
+        return self.sums(fit, fit.directions[:1])
 
     def interval(self) -> tuple[float, float, float]:
         """The estimate and both ends of its interval."""
@@ -338,12 +491,21 @@ class _Strata(NamedTuple):
                 lower, upper = sorted((bound, math.copysign(math.inf, bound)))
                 return bound, lower, upper
         estimate = brentq(score, -_LARGEST, _LARGEST, xtol=1e-6)
-        return estimate, self._end(estimate, -_PACE), self._end(estimate, _PACE)
+        fit = self.at(estimate)
+        persists = self._persists(fit, fit.directions[0])
+        return estimate, self._end(estimate, -_PACE, persists), self._end(estimate, _PACE, persists)
 
-    def _end(self, estimate: float, pace: float) -> float:
+    def _end(self, estimate: float, pace: float, persists: bool) -> float:
         """The first value outwards from the estimate that the test rejects: there may be others beyond it."""
-        quantile = t_quantile(self.clusters - 1)
-        excess = lambda exponent: abs(self._t_of(*self.score(exponent))) - quantile  # noqa: E731
+
+        def excess(exponent: float) -> float:
+            beyond = abs(self._t_of(*self.score(exponent))) - t_quantile(self.clusters - 1)
+            if persists:
+                fit = self.at(exponent)
+                t = self._t_of_cosines(fit, fit.directions[0])
+                beyond = min(beyond, abs(t) - t_quantile(_COSINES))
+            return beyond
+
         inside = estimate
         while abs(inside) <= _LARGEST:
             outside = inside + pace
@@ -351,6 +513,11 @@ class _Strata(NamedTuple):
                 return brentq(excess, inside, outside, xtol=1e-6)
             inside = outside
         return math.copysign(math.inf, pace)
+
+
+def _two_sided(t: float, freedom: float) -> float:
+    """p of Student's t."""
+    return float(2 * stdtr(freedom, -abs(t)))
 
 
 def _spread(contrasts: np.ndarray, covariance: np.ndarray) -> np.ndarray:

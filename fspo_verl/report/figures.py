@@ -152,6 +152,23 @@ def by_length(axes: Axes, series: Sequence[Series]) -> None:
     round_ticks(axes.xaxis)
 
 
+def over_steps(axes: Axes, title: str, courses: Sequence[tuple[str, Style, pd.DataFrame]], column: str) -> None:
+    """A column of :func:`fspo_verl.analysis.length_effect.slopes_of_steps` by training step, of each run."""
+    for label, style, table in courses:
+        values = table[column]
+        bars = None
+        if column == "slope":
+            bars = [values - table["lower"], table["upper"] - values]
+        axes.errorbar(table.index, values, bars, label=f" {label}", capsize=2, elinewidth=0.9, **style.line_kwargs())
+    axes.set_title(f"{title} by training step")
+    axes.set(xlabel="training step", ylabel=title)
+    if column == "slope":
+        axes.axhline(0, color=BLACK, lw=0.8)
+    else:
+        axes.set(ylim=(0, None))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
+
+
 def round_ticks(axis: Axis) -> None:
     """Round numbers on a logarithmic axis."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))

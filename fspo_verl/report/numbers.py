@@ -12,11 +12,12 @@ import numpy as np
 import pandas as pd
 
 from fspo_verl.analysis.clip_rates import length_reweighting_error, prompts_of, rate_by_length, sides
-from fspo_verl.analysis.judgement import Judgement, judge
+from fspo_verl.analysis.judgement import Judgement, comparison_rows, judge
 from fspo_verl.analysis.length_effect import LengthEffect, length_effect
 from fspo_verl.analysis.live import bins_of_log, of_log, over_steps
 from fspo_verl.analysis.mismatch import Mismatch, mismatch
 from fspo_verl.analysis.runs import Run
+from fspo_verl.analysis.widths import unevenness
 from fspo_verl.clips import CLIPS, MATCHED_RATE, Clip, TokenClip
 from fspo_verl.observe.metrics import NAMES
 
@@ -26,6 +27,9 @@ class Measured(NamedTuple):
 
     by_length: pd.DataFrame  # of rate_by_length
     overall: dict[str, float]  # n, rate, lower, upper, lre, p; exponent and its interval, NaN where k is no line
+    effect: LengthEffect | None  # of the length; None where the records cannot tell
+    uneven: float  # see :func:`fspo_verl.analysis.widths.unevenness`
+    smallest: float
 
 
 @dataclass
@@ -57,9 +61,15 @@ class Analysis:
             "steps": self.steps,
             "records": len(self.run.records),
             "findings": [one.to_json() for one in self.judgement.findings],
+            "verdict": self.judgement.verdict.name.lower() if self.judgement.verdict else None,
+            "ranges": comparison_rows(self.judgement.compared),
             "clip": plain((self.own.overall if self.own else {}) | {"rate": self.judgement.evidence.clip_rate}),
             "lengths": rows(self.rates),
-            "clips": [{"method": clip.name} | plain(clip.eps | found.overall) for clip, found in self.others],
+            "clips": [
+                {"method": clip.name}
+                | plain(clip.eps | found.overall | {"uneven": found.uneven, "smallest": found.smallest})
+                for clip, found in self.others
+            ],
             "mismatch": None,
         }
         if self.mismatch is not None:
@@ -95,10 +105,11 @@ def measured(records: pd.DataFrame, clipped: np.ndarray, edges: np.ndarray) -> M
     by_length, whole = (rate_by_length(length, shares, bins, clusters=cluster) for bins in (edges, edges[[0, -1]]))
     overall = whole.iloc[0][["n", "rate", "lower", "upper"]].to_dict() | {"lre": length_reweighting_error(by_length)}
     unknown = LengthEffect(math.nan, math.nan, math.nan, math.nan)
-    effect = length_effect(records, clipped) or unknown
-    line = effect if effect.is_line or not effect.depends else unknown
-    overall |= {"exponent": line.exponent, "exponent_lower": line.lower, "exponent_upper": line.upper, "p": effect.p}
-    return Measured(by_length, overall)
+    effect = length_effect(records, clipped)
+    line = effect if effect and (effect.is_line or not effect.depends) else unknown
+    overall |= {"exponent": line.exponent, "exponent_lower": line.lower, "exponent_upper": line.upper}
+    overall |= {"p": (effect or unknown).p}
+    return Measured(by_length, overall, effect, *unevenness(records, clipped))
 
 
 def at_one_rate(records: pd.DataFrame, clips: Mapping[str, Clip] = CLIPS) -> list[Clip]:

@@ -24,6 +24,8 @@ from tqdm import tqdm
 
 from fspo_verl import __version__, findings
 from fspo_verl.analysis.clip_rates import Estimate, length_edges, number, third_of
+from fspo_verl.analysis.judgement import comparison_notes, comparison_rows, refuse_nothing, share, show_comparison
+from fspo_verl.analysis.length_effect import LengthEffect, slopes_of_steps
 from fspo_verl.analysis.runs import Run, read_runs, setting
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, of_run
 from fspo_verl.findings import FIX
@@ -31,9 +33,9 @@ from fspo_verl.keys import ACTOR
 from fspo_verl.output import plain, show, write_whole
 from fspo_verl.report import figures
 from fspo_verl.report.figures import STYLES, Series, Style
-from fspo_verl.report.numbers import Analysis, analyse
+from fspo_verl.report.numbers import Analysis, Measured, analyse
 
-_FIGURES = ("clip_rate_by_length", "counterfactuals")
+_FIGURES = ("clip_rate_by_length", "over_steps", "counterfactuals")
 _DASH = "–"
 FILES = ("report.json", "report.html", *(f"figures/{name}.{kind}" for name in _FIGURES for kind in ("svg", "png")))
 """What a report may consist of, by its place in the folder."""
@@ -70,6 +72,8 @@ def main(args: argparse.Namespace) -> int:
     refuse_foreign(args.output)
     runs = list(tqdm(read_runs(args.runs, args.names, args.max_rows), "runs", len(args.runs), delay=2, disable=None))
     analyses = analyses_of(runs)
+    for one in analyses:
+        refuse_nothing(one.run, one.judgement)
     files = build(analyses)
     write(args.output, files)
     if args.json:
@@ -78,6 +82,7 @@ def main(args: argparse.Namespace) -> int:
     for one in analyses:
         show([("run", named(one.run.name, one.loss))], widths=(8,))
         findings.show(one.judgement.findings)
+        show_comparison(one.judgement.compared)
     show([("page", str(args.output / "report.html"))], widths=(8,))
     for one in analyses:
         if len(one.run.records) and one.judgement.findings[0].action != FIX:
@@ -103,6 +108,8 @@ def build(analyses: Sequence[Analysis]) -> dict[str, bytes]:
     styles = {one.run.name: style for one, style in zip(analyses, figures.run_styles(clips), strict=True)}
     parts = {
         "clip_rate_by_length": rates_part(analyses, styles),
+        "ranges": ranges_part(analyses),
+        "over_steps": steps_part(analyses, styles),
         "trained": trained_part(analyses),
         "counterfactuals": others_part(analyses),
         "mismatch": mismatch_part(analyses),
@@ -159,10 +166,32 @@ def rates_part(analyses: Sequence[Analysis], styles: dict[str, Style]) -> Part:
     return Part({}, partial(figures.of_panels, panels, height=2.9) if series else None)
 
 
+def ranges_part(analyses: Sequence[Analysis]) -> Part:
+    """The ranges that were tried, of each run in which they were."""
+    tables, notes = {}, []
+    for a in analyses:
+        if rows := comparison_rows(a.judgement.compared):
+            table = pd.DataFrame(rows)
+            for name in ("uneven", "smallest"):
+                table[name] = [share(row[name]) for row in rows]
+            caption = f"{a.run.name}: " * (len(analyses) > 1) + "How even each range clips"
+            tables[caption] = table.rename(columns={"smallest": "smallest that would show"})
+            notes += [note for note in comparison_notes(a.judgement.compared) if note not in notes]
+    return Part(tables, None, notes)
+
+
+def steps_part(analyses: Sequence[Analysis], styles: dict[str, Style]) -> Part:
+    """How clip rate and slope went over the steps of recorded runs."""
+    courses = [(a.run.name, styles[a.run.name], slopes_of_steps(a.run.records)) for a in analyses if a.own]
+    courses = [one for one in courses if len(one[2]) > 1]
+    panels = [(figures.over_steps, "clip rate", courses, "rate"), (figures.over_steps, "slope k", courses, "slope")]
+    return Part({}, partial(figures.of_panels, panels, height=2.3) if courses else None)
+
+
 def trained_part(analyses: Sequence[Analysis]) -> Part:
     tables = {"What trained": pd.DataFrame([_settings(a) for a in analyses])}
     if recorded := [a for a in analyses if a.own]:
-        rows = [{"run": a.run.name} | _texts(a.own.overall) for a in recorded if a.own]
+        rows = [{"run": a.run.name} | _texts(a.own) for a in recorded if a.own]
         tables["What its clip did [95% intervals]"] = pd.DataFrame(rows)
         caption = "Clip rate (%) of the responses better and worse than their group, by thirds of the length"
         tables[caption] = pd.concat([_sides(a.run) for a in recorded])
@@ -177,7 +206,7 @@ def others_part(analyses: Sequence[Analysis]) -> Part:
         rows, series = [], []
         for clip, found in a.others:
             eps = [f"{clip.eps[side]:.2g}" for side in ("eps_low", "eps_high") if clip.eps[side] is not None]
-            rows.append({"clip": clip.label, "eps": ", ".join(eps) or clip.range} | _texts(found.overall))
+            rows.append({"clip": clip.label, "eps": ", ".join(eps) or clip.range} | _texts(found, other=True))
             if clip.name in STYLES and isinstance(clip, BandClip):  # the table has the others
                 series.append(Series(clip.label, STYLES[clip.name], found.by_length))
         tables[f"{a.run.name}: each clip scaled to {MATCHED_RATE:.0%}"] = pd.DataFrame(rows)
@@ -240,17 +269,32 @@ def _sides(run: Run) -> pd.DataFrame:
     return table
 
 
-def _texts(overall: dict[str, float]) -> dict[str, str]:
-    """What a row of a table shows of :attr:`Measured.overall`."""
+def _texts(found: Measured, other: bool = False) -> dict[str, str]:
+    """What a row of a table shows of a clip: the run's own, or another one."""
+    overall = found.overall
     rate = Estimate(*(100 * overall[name] for name in ("rate", "lower", "upper")))
-    exponent = Estimate(*(overall[name] for name in ("exponent", "exponent_lower", "exponent_upper")))
+    last = {"LRE": number(overall["lre"], ".2g")}
+    if other:
+        last = {
+            "uneven": number(100 * found.uneven, ".2g") + "%",
+            "smallest": number(100 * found.smallest, ".2g") + "%",
+        }
     return {
         "responses with an advantage": f"{overall['n']:,.0f}",
         "clip rate (%)": f"{rate:.3g}",
-        "exponent k": f"{exponent:.2f}",
+        "clipped more": _dependence(found.effect),
         "p of no dependence": number(overall["p"], ".2g"),
-        "LRE": number(overall["lre"], ".2g"),
-    }
+    } | last
+
+
+def _dependence(effect: LengthEffect | None) -> str:
+    """Who is clipped more, with k where a power of the length describes it; or how much may be there unseen."""
+    if effect is None:
+        return _DASH
+    if not effect.depends:
+        return f"none shown, up to {effect.factor:.2g} times" if effect.factor < 100 else "none shown"
+    line = f", k {Estimate(effect.exponent, effect.lower, effect.upper):.2f}" if effect.is_line else ""
+    return f"{effect.who}{line}"
 
 
 def _page(analyses: Sequence[Analysis], parts: dict[str, Part]) -> bytes:

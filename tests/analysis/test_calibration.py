@@ -210,7 +210,7 @@ def test_the_band_to_take_clips_what_is_said_with_its_dual_clip_and_turns_none_o
     # An eps has four digits, which may take one response more.
     assert (score > trains.dual)[worse].sum() <= 0.1 * target * worse.sum() + 1
     assert "clip {} of the better and {} of the worse".format(*map(percent, sides)) in found.sentence
-    assert "same share" in found.sentence and "the run's own clip" in found.sentence
+    assert "option" in found.sentence and "the run's own clip" in found.sentence
     every = sides[0] * better.sum() + sides[1] * worse.sum()
     assert found.value == pytest.approx(every / (better | worse).sum(), abs=1e-4)
 

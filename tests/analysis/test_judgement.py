@@ -18,10 +18,11 @@ from test_live import logged_by_verl
 from fspo_verl import cli
 from fspo_verl.analysis import causes as c
 from fspo_verl.analysis import fit, live, runs, widths
+from fspo_verl.analysis.breaks import find_break
 from fspo_verl.analysis.causes import CAUSES, conclude
-from fspo_verl.analysis.evidence import Evidence
-from fspo_verl.analysis.judgement import evidence_of_records, judge
-from fspo_verl.analysis.length_effect import SHORTER, WHO, length_effect
+from fspo_verl.analysis.evidence import Break, Evidence
+from fspo_verl.analysis.judgement import Verdict, decide, evidence_of_records, judge, judge_records
+from fspo_verl.analysis.length_effect import SHORTER, WHO, LengthEffect, length_effect
 from fspo_verl.band import Band
 from fspo_verl.findings import FIX, KEEP, RECORD, TAKE
 from fspo_verl.observe.settings import RunSettings
@@ -49,7 +50,7 @@ def test_a_width_is_kept_only_where_others_were_tried_and_are_no_better(rate):
     said = judged(simulated(rate=rate, power=0.2, pull=1.0, mini_batches=8))
     assert outcome(said) == (c.LENGTH, SHORTER, TAKE)
     assert said.compared.rate == 0.1 and len(said.compared.others) >= 2 and not said.compared.untried
-    assert said.width.spread < said.compared.own.spread / 2
+    assert said.width.uneven < said.compared.own.uneven / 2
 
 
 def test_what_could_not_be_tried_says_why():
@@ -87,9 +88,9 @@ def test_widths_are_compared_at_the_rate_that_is_asked_for(rate):
 def test_what_cannot_be_seen_of_an_even_width_is_no_unevenness():
     """A spread above what sampling makes is seen in 5 of 100 even runs, and of an uneven width nearly always."""
     even = [compared(simulated(seed)).own for seed in range(60)]
-    assert sum(one.spread > one.seen for one in even) <= binom.ppf(0.999, 60, 0.05)
+    assert sum(one.shows for one in even) <= binom.ppf(0.999, 60, 0.05)
     uneven = [compared(simulated(seed, own=1.0)).own for seed in range(5)]
-    assert all(one.spread > one.seen for one in uneven)
+    assert all(one.shows for one in uneven)
 
 
 def test_the_own_power_is_kept_where_it_is_even():
@@ -101,18 +102,50 @@ def test_the_own_power_is_kept_where_it_is_even():
     assert outcome(said) == (c.EVEN, None, KEEP) and len(said.compared.others) >= 2
 
 
-def test_a_loss_that_clips_tokens_is_compared_as_it_was_recorded():
-    records = simulated(own=1.0, steps=30)
-    records["clipped"] = records.clipped * np.random.default_rng(0).uniform(0.2, 1.0, len(records))
-    records.attrs["settings"] = RunSettings("vanilla", None)
-    said = judged(records)
-    assert outcome(said) == (c.LENGTH, SHORTER, TAKE) and said.compared.own.band is None
+@pytest.mark.parametrize("share", [0.1, 0.002])
+def test_a_clip_of_tokens_is_compared_only_where_it_has_the_rate_of_the_others(share):
+    records = simulated(tokens=share * 4 / 3)  # the first of four mini-batches is not clipped
+    compared_with = judged(records).compared
+    assert (compared_with.own is not None) == (share == 0.1) and compared_with.best is None
+    assert (widths.OWN in compared_with.untried) == (share != 0.1) and len(compared_with.others) >= 2
+
+
+def test_a_range_is_taken_only_if_it_is_more_even_all_over_the_run():
+    records = simulated(own=1.0, steps=20)
+    assert judged(records).verdict is Verdict.BETTER
+    own = (records.step < 10).to_numpy()
+    turned = simulated(own=0.0, steps=20, seed=1)
+    records = pd.concat([records[own], turned[turned.step >= 10]], ignore_index=True)
+    records.attrs = turned.attrs
+    assert judged(records).verdict is not Verdict.BETTER
+
+
+@pytest.mark.parametrize(
+    ("effect", "own", "best", "others", "verdict"),
+    [
+        ({"p_of_change": 0.001, "p": 0.5}, 0.3, None, 2, Verdict.CHANGES),
+        ({"p_of_change": 0.001, "early": -1.0, "late": -0.5}, 0.3, 0.1, 2, Verdict.BETTER),
+        ({"p": 0.2, "p_if_independent": 0.01}, 0.3, 0.1, 2, Verdict.TOO_FEW),
+        ({}, None, None, 2, Verdict.APART),
+        ({}, 0.3, None, 0, Verdict.ALONE),
+        ({"who": "by side"}, 0.3, 0.2, 2, Verdict.NO_EVEN),
+        ({"who": "both ends"}, 0.3, 0.05, 2, Verdict.BETTER),
+        ({}, 0.3, None, 2, Verdict.NO_BETTER),
+        ({"p": 0.4}, 0.3, None, 2, Verdict.EVEN),
+        ({"p": 0.4}, 0.3, 0.05, 2, Verdict.LOOKS_BETTER),
+    ],
+)
+def test_a_verdict_follows_from_the_test_and_the_comparison(effect, own, best, others, verdict):
+    found = LengthEffect(-0.5, -0.8, -0.2, 0.001, SHORTER)._replace(**{"p_if_independent": 1.0} | effect)
+    own, best = (one and widths.Width("", None, one, 0.1, (one,) * 3, np.zeros(0)) for one in (own, best))
+    assert decide(found, widths.Comparison(0.1, own, (best or own,) * others, best, False, {})) is verdict
 
 
 # --- the order of causes ---------------------------------------------------------------------------------------------
 
 HOLDS = {
     c.NOT_FINITE: {"not_finite": 0.02},
+    c.BROKEN: {"policy": Break(7, (("reward", 0.6, 0.01), ("length", 400.0, 30.0)))},
     c.CUT_OFF: {"cut_off": 0.4},
     c.NOISE: {"noise_share": 0.8, "noise_sigma": 0.01},
     c.MISMATCH: {"mismatch_share": 0.8, "mismatch_sigma": 0.01, "bypass": True},
@@ -131,7 +164,7 @@ def test_the_first_cause_that_holds_is_the_conclusion_and_the_others_come_below(
         evidence = dataclasses.replace(evidence, **HOLDS[cause])
     said = conclude(evidence)
     lengths = c.LENGTH if c.LENGTH in held else c.EVEN
-    order = [*CAUSES[:5], lengths, c.SIDE, c.WEIGHTS]
+    order = [*CAUSES[:6], lengths, c.SIDE, c.WEIGHTS]
     assert [one.id for one in said] == [one for one in order if one in (*held, lengths)]
     healthy = not {*held} & {*c.HEALTH}
     assert all(one.advice or not healthy for one in said) and said[0].advice
@@ -197,6 +230,39 @@ def test_no_p_value_is_0():
     sure = HOLDS[c.LENGTH]["length"]._replace(p=0.0)
     (said, *_) = conclude(dataclasses.replace(SOUND, length=sure))
     assert "p = 0 " not in said.sentence and "p < 0.0001" in said.sentence
+
+
+def test_sides_that_hold_other_lengths_are_named_and_not_mini_batches():
+    said = judged(simulated(worse=1.5, sides=1 / 3))
+    assert said.evidence.between == "side" and "Mini-batches" not in said.findings[0].sentence
+    assert "Worse responses are clipped more" in said.findings[0].sentence
+
+
+def test_slopes_that_persist_are_no_dependence_and_what_changes_is_said_with_both_rates():
+    found = [judged(simulated(seed, persists=0.3, steps=15)) for seed in range(12)]
+    assert sum(one.evidence.length.depends for one in found) <= binom.ppf(0.999, 12, 0.15)
+    few = [one for one in found if one.verdict is Verdict.TOO_FEW]
+    assert few and all(one.findings[0].action == RECORD and one.width is None for one in few)
+    drift = judged(simulated(drift=0.6, steps=20))
+    assert outcome(drift)[0] == c.CHANGE and drift.verdict is Verdict.CHANGES
+    for thirds in drift.evidence.thirds_of_halves:
+        assert all(f"{percent(part.rate)} of" in drift.findings[0].sentence for part in thirds)
+
+
+@pytest.mark.parametrize("kind", [*truth_table.HEALTHY, *truth_table.BREAKS])
+def test_a_policy_that_breaks_is_called_and_a_healthy_one_is_not(kind):
+    assert abs(truth_table.called_broken(kind, 100) - (kind in truth_table.BREAKS)) <= 0.01
+
+
+def test_a_break_comes_before_any_talk_of_the_clip_and_names_its_step():
+    metrics = truth_table.metrics_of(np.random.default_rng(0), "lengths collapse, entropy gone")
+    broken = find_break(metrics)
+    assert {sign for sign, *_ in broken.signs} == {"reward", "length", "entropy"}
+    reward = metrics["critic/score/mean"]
+    assert reward[broken.step - 8 : broken.step - 4].mean() > 4 * reward[broken.step :].mean()
+    assert find_break(metrics.drop(columns="critic/score/mean")).step == pytest.approx(broken.step, abs=3)
+    first, *others = judge_records(simulated(own=1.0), None, policy=broken).findings
+    assert (first.id, first.action) == (c.BROKEN, FIX) and not any(one.advice for one in others)
 
 
 # --- sides, noise ----------------------------------------------------------------------------------------------------
@@ -335,5 +401,5 @@ def test_false_alarms_are_as_rare_as_they_should_be(name):
 
 
 def test_cells_name_every_truth():
-    assert {cell.cause for cell in truth_table.CELLS.values()} == {*CAUSES, c.EVEN}
+    assert {cell.cause for cell in truth_table.CELLS.values()} == {*CAUSES, c.EVEN, c.CHANGE} - {c.BROKEN}
     assert {cell.who for cell in truth_table.CELLS.values()} == {None, *WHO}
