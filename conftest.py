@@ -38,6 +38,14 @@ def default_log_level():
     logging.getLogger("fspo_verl").setLevel(logging.WARNING)
 
 
+@pytest.fixture(autouse=True)
+def warnings_are_given_anew(monkeypatch):
+    """A warning that is given once a process is given once a test."""
+    from fspo_verl import output
+
+    monkeypatch.setattr(output.ONCE, "_causes", set())
+
+
 @pytest.fixture(scope="session", autouse=True)
 def config_files_are_read_once():
     """A launch is composed from thirty files of verl, and reading them is half of it; tests compose hundreds."""

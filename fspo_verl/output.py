@@ -139,6 +139,10 @@ class Once:
         self.warn(cause, "%s: %s: %s.", what, type(error).__name__, error)
 
 
+ONCE = Once()
+"""The warnings of this process, for whatever has no longer-lived object of its own to keep them."""
+
+
 def write_whole(files: Iterable[tuple[Path, bytes]]) -> None:
     """Write files (path and content), in this order, once all of them are on the disk; make missing folders.
 

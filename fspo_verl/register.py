@@ -5,9 +5,6 @@
 The entry point :mod:`fspo_verl.plugin` imports it when verl's ``core_algos`` has been imported.
 """
 
-import functools
-import logging
-
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from verl.trainer.ppo import core_algos
@@ -17,10 +14,7 @@ from fspo_verl.loss import SequenceLoss, fspo_loss
 from fspo_verl.observe import observer
 from fspo_verl.observe.columns import loss_columns, observed_columns
 from fspo_verl.observe.metrics import SERIES
-from fspo_verl.output import Once
-
-logger = logging.getLogger("fspo_verl")
-_once = Once()
+from fspo_verl.output import ONCE
 
 
 @core_algos.register_policy_loss("fspo")
@@ -98,8 +92,8 @@ def compute_policy_loss_observed(
     gradient = _gradient(loss, place, inner)
     if gradient is None:
         if tokens[-1].any():
-            _once.warn(
-                inner,
+            ONCE.warn(
+                ("no gradient", inner),
                 "loss_mode=%s has returned a loss without a gradient with respect to the log-probs: such a call trains "
                 "nothing by them, and all of its tokens count as clipped.",
                 inner,
@@ -166,11 +160,8 @@ def _aggregate(sequences: SequenceLoss, width: int, loss_agg_mode: str, batch_in
     )
 
 
-@functools.cache
 def _default_band() -> Band:
     """Return the default range, for verl's own ``PolicyLossConfig``, which has none."""
-    logger.warning(
-        "loss_mode=fspo without its config schema: %s is in effect. Set the range with algorithm.policy_loss=fspo.",
-        Band().describe(),
-    )
+    text = "loss_mode=fspo without its config schema: %s is in effect. Set the range with algorithm.policy_loss=fspo."
+    ONCE.warn("no schema", text, Band().describe())
     return Band()

@@ -230,11 +230,10 @@ def _controller_of(worker):
 
 
 def _tell_alerts(init, tracking, *args, **kwargs):
-    """Alerts learn of the config where the trainer builds its logger."""
+    """Keep the alerts of a run with the logger that its trainer builds."""
     from fspo_verl.analysis import alerts
 
-    for config in _configs(args, kwargs):
-        alerts.begin(config)
+    tracking.fspo_alerts = alerts.of_run(next(iter(_configs(args, kwargs)), None))
     return init(tracking, *args, **kwargs)
 
 
@@ -244,7 +243,7 @@ def _with_live_series(log, tracking, data, *args, **kwargs):
 
     logged = live.logged(data)
     if logged is not data:
-        alerts.say(logged, kwargs.get("step", args[0] if args else None))
+        alerts.say(getattr(tracking, "fspo_alerts", None), logged, kwargs.get("step", args[0] if args else None))
     return log(tracking, logged, *args, **kwargs)
 
 

@@ -241,7 +241,6 @@ def test_half_precision_and_autocast_decide_in_float32(dtype):
 
 
 def test_without_its_schema_the_default_band_applies_and_is_named(caplog):
-    fspo_verl.register._default_band.cache_clear()
     batch = padded_batch()
     stock = actor_config(policy_loss=PolicyLossConfig(loss_mode="fspo"))
     call = get_policy_loss_fn("fspo")

@@ -21,7 +21,7 @@ from fspo_verl.analysis.live import over_steps
 from fspo_verl.findings import NOTE, Finding
 from fspo_verl.keys import POLICY_LOSS
 from fspo_verl.observe.metrics import NAMES, SERIES
-from fspo_verl.output import Once
+from fspo_verl.output import ONCE
 
 logger = logging.getLogger("fspo_verl")
 
@@ -82,27 +82,22 @@ def alarming(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
     return [one for one in found if not (one.id == LEVEL and is_idle)] if evidence.steps >= STEPS else []
 
 
-# --- of the run of this process --------------------------------------------------------------------------------------
-
-_of_run: list[Alerts] = []
-_once = Once()
 _LOST = "there are no alerts for a step"
 
 
-def begin(config: Mapping | None) -> None:
-    """A trainer builds its logger: the alerts from here on are those of this config."""
+def of_run(config: Mapping | None) -> Alerts | None:
+    """Return the alerts of a run with this config; None, with a warning, where they cannot be made."""
     try:
-        _of_run[:] = [Alerts(config)]
+        return Alerts(config)
     except Exception as error:
-        _once.lost(error, _LOST)
+        ONCE.lost(error, _LOST)
+    return None
 
 
-def say(metrics: Mapping, step: Any = None) -> None:
+def say(alerts: Alerts | None, metrics: Mapping, step: Any = None) -> None:
     """Log the alerts of a step; a warning, once, where that fails: logging must not stop training."""
     try:
-        if not _of_run:
-            begin(None)
-        for one in _of_run[0].of_step(metrics):
-            logger.warning("step %s: %s Said once.", step, one)
+        for finding in alerts.of_step(metrics) if alerts else ():
+            logger.warning("step %s: %s Said once.", step, finding)
     except Exception as error:
-        _once.lost(error, _LOST)
+        ONCE.lost(error, _LOST)

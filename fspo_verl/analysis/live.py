@@ -29,9 +29,7 @@ from fspo_verl.observe.quotients import (
     quotients,
     sums_of,
 )
-from fspo_verl.output import Once
-
-_once = Once()
+from fspo_verl.output import ONCE
 
 _BIN = re.compile(r"step_responses/len_(\d+)_(\d+|up)")
 COUNT = "step_responses/"
@@ -75,7 +73,7 @@ def logged(data: Mapping) -> Mapping:
     try:
         found = series(data)
     except Exception as error:
-        _once.lost(error, f"no live series {PREFIX}* for a step, only their raw sums {RAW}*")
+        ONCE.lost(error, f"no live series {PREFIX}* for a step, only their raw sums {RAW}*")
         return data
     if not found:
         return data

@@ -17,7 +17,6 @@ Names must not contain "min", "max", "sum", "total", "mean" or "avg": verl would
 to be reduced so.
 """
 
-import functools
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -128,7 +127,6 @@ def sums(columns: dict[str, np.ndarray], length_bins: Sequence[int], on_policy: 
     return {name: float(value) for name, value in found.items()}
 
 
-@functools.cache
 def _names_in_bins(edges: Sequence[int]) -> tuple[list[str], list[str]]:
     """The names of the sums in each length bin: of responses, and of those that are clipped."""
     names = [*(f"length_{low}_to_{high - 1}" for low, high in pairwise(edges)), f"length_{edges[-1]}_up"]

@@ -17,12 +17,10 @@ from fspo_verl.observe import metrics, microbatch
 from fspo_verl.observe.columns import to_numpy, token_columns
 from fspo_verl.observe.microbatch import MicroBatch
 from fspo_verl.observe.settings import RunSettings, clip_ratios
-from fspo_verl.output import Once
+from fspo_verl.output import ONCE
 
 if TYPE_CHECKING:
     from fspo_verl.observe.records import RecordWriter
-
-_once = Once()
 
 
 def observe(columns: dict, tokens: tuple, config, loss: str, band: Band | None = None) -> tuple[dict, dict]:
@@ -73,7 +71,7 @@ def _writer(config, micro_batch: MicroBatch | None, loss: str, band: Band | None
     if path is None:
         return None
     if micro_batch is None or not micro_batch.prompts:
-        _once.warn(
+        ONCE.warn(
             "step",
             "records_dir is set, but step or prompts of a micro-batch are not known here (a trainer that calls the "
             "loss outside verl's ppo_loss, or dynamic context parallelism): nothing is recorded.",

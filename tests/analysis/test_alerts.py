@@ -173,15 +173,13 @@ def test_whatever_breaks_is_said_once_per_cause_and_training_goes_on(config, cap
             raise ValueError(f"{step} responses")
         raise KeyError(step)
 
-    monkeypatch.setattr(alerts, "_once", output.Once())
-    monkeypatch.setattr(alerts, "_of_run", [])
     monkeypatch.setattr(alerts, "evidence_of", broken)
     run = tracking(config)
     for step in range(50):
         run.log(raw(SUMS | MOVED) | {"actor/lr": float(step)}, step)
         assert run.logger["kept"].data.keys() >= SOUND.keys()
     causes_said = [record.message.split(": ")[1] for record in caplog.records if alerts._LOST in record.message]
-    assert causes_said[-2:] == ["ValueError", "KeyError"] and len(causes_said) == len(alerts._once._causes) == 2
+    assert causes_said[-2:] == ["ValueError", "KeyError"] and len(causes_said) == len(output.ONCE._causes) == 2
     assert "Traceback" not in caplog.text
 
 

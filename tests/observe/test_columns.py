@@ -14,8 +14,6 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import PolicyLossConfig
 
-import fspo_verl.register
-from fspo_verl import output
 from fspo_verl.band import Band
 from fspo_verl.config import ObservedPolicyLossConfig
 from fspo_verl.loss import fspo_loss
@@ -149,7 +147,6 @@ def test_a_gradient_that_a_loss_takes_in_place_is_that_of_the_log_prob_it_was_ha
                             ("counting", True, False)],
 )  # fmt: skip
 def test_a_loss_without_a_gradient_is_named_once(monkeypatch, caplog, inner, grad, warned):
-    fspo_verl.register._once = output.Once()
     with caplog.at_level(logging.WARNING, logger="fspo_verl"):
         _, _, metrics = three_calls(monkeypatch, STATEFUL[inner], True, grad)
     assert len(caplog.records) == warned

@@ -34,7 +34,6 @@ from verl.utils.metric import Metric, reduce_metrics
 from verl.utils.py_functional import append_to_dict
 from verl.workers import engine_workers
 
-from fspo_verl import output
 from fspo_verl.analysis import judgement, live
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.observe import attempts, microbatch, observer
@@ -158,7 +157,6 @@ def test_a_batch_that_dynamic_context_parallelism_dealt_out_has_no_place():
 
 @pytest.mark.parametrize("lacks", ["ppo_loss", "ids of prompts"])
 def test_what_has_no_place_is_not_recorded_and_that_is_said(counted_ppo_loss, tmp_path, caplog, lacks):
-    observer._once = output.Once()
     config = actor_config(policy_loss=FSPOPolicyLossConfig(records_dir=str(tmp_path)))
     with caplog.at_level(logging.WARNING, logger="fspo_verl"):
         if lacks == "ppo_loss":
