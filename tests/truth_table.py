@@ -115,10 +115,12 @@ def simulate(
     if limit:
         length = np.minimum(length, int(np.quantile(length, 1 - limit)))
     x = np.log(length / _CENTER)
-    slope = persists * _persistent(rng, steps)[step] + drift * late
+    slope = (persists * _persistent(rng, steps)[step] if persists else 0.0) + drift * late
     slope += by_step * rng.standard_normal(steps)[step] + by_prompt * rng.standard_normal(pool)[prompt]
     slope += by_mini_batch * rng.standard_normal(steps * mini_batches)[step * mini_batches + mini_batch]
-    advantage = np.where(rng.random(rows) < 1 / (1 + np.exp(-worse * x)), -1.0, 1.0)
+    advantage = rng.choice([-1.0, 1.0], rows)
+    if worse:
+        advantage = np.where(rng.random(rows) < 1 / (1 + np.exp(-worse * x)), -1.0, 1.0)
     if scores:
         by_prompt_of_step = advantage.reshape(-1, group)
         spread = by_prompt_of_step.std(1, keepdims=True)

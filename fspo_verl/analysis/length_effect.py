@@ -19,10 +19,11 @@ given the stratum's total (conditional Poisson regression). Above half clipped i
   x and x² times sign(A). The four share the level: 0.02 for slope and bend each, 0.005 for each of the sides' two
   (Bonferroni, weighted), and the p-value is of all.
 - The slope of a step may resemble that of the step before. Where the autocorrelation of the scores of steps along a
-  direction is above 0 (one-sided at 0.4, by Bartlett's standard error), that direction also has to pass by Student's t
-  with the variance of three cosines over the steps, the slope at 0.02, the others at 0.05 (equal-weighted
-  cosine test: Müller 2004; Lazarus et al. 2018, doi:10.1080/07350015.2018.1506926). So the test pays for persistence
-  only where it is seen. ``scripts/bench/persistence.py`` has its size and power beside those of others.
+  direction is above 0 (by Bartlett's standard error, one-sided at 0.4 for the slope, at 0.05 for the others), that
+  direction also has to pass by Student's t with the variance of three cosines over the steps, the slope at 0.02, the
+  others at 0.05 (equal-weighted cosine test: Müller 2004; Lazarus et al. 2018, doi:10.1080/07350015.2018.1506926). So
+  the test pays for persistence only where it is seen. ``scripts/bench/persistence.py`` has its size and power beside
+  those of others.
 - A slope that rises or falls over the run is a finding of its own: a score test of the trend of the step's slope, of
   level 0.01.
 - Where the first finds a dependence, a score test of x² asks whether a line is enough, clip rate ~ length^k. The
@@ -57,7 +58,8 @@ WHO = SHORTER, LONGER, ENDS, MIDDLE, BY_SIDE = ("shorter", "longer", "both ends"
 
 _OF_LINE, _OF_SIDE = 0.4, 0.1  # parts of the level: of line and bend each, and the same of the sides
 _RARE_CHANGE = 0.01  # p-value below which the slope is said to change over the run
-_PERSISTS = float(ndtri(0.6))  # standard deviations of an autocorrelation from which it counts
+_PERSISTS = float(ndtri(0.6))  # standard deviations of an autocorrelation of slopes from which it counts
+_SURELY = float(ndtri(0.95))  # of one of bends, or of what differs between the sides
 _COSINES = 3  # of the variance where slopes persist
 _SURPLUS = (0.0, 0.5, 1.0)  # shares of the surplus that may have to be taken out
 _LARGEST = 8.0  # abs(k) beyond which an end of the interval counts as unbounded
@@ -347,7 +349,7 @@ class _Strata(NamedTuple):
         surplus = self.surplus(fit, direction[None]) if self.by_step else 0.0
         t = min(abs(self._t_of(*self.sums(fit, direction[None], share * surplus))) for share in _SURPLUS)
         p = _two_sided(t, self.clusters - 1) / part
-        if self._persists(fit, direction):
+        if self._persists(fit, direction, _PERSISTS if part_of_cosines == _OF_LINE else _SURELY):
             p = max(p, _two_sided(self._t_of_cosines(fit, direction), _COSINES) / part_of_cosines)
         return min(p, 1.0)
 
@@ -369,9 +371,9 @@ class _Strata(NamedTuple):
         squares = float(rest @ rest)
         return float(rest[1:] @ rest[:-1]) / squares + 1 / self.steps if squares > 0 else 0.0
 
-    def _persists(self, fit: _Fit, direction: np.ndarray) -> bool:
+    def _persists(self, fit: _Fit, direction: np.ndarray, deviations: float = _PERSISTS) -> bool:
         """Whether the scores of steps along a direction ``[rows]`` resemble those of the step before."""
-        enough = _PERSISTS / math.sqrt(self.steps)
+        enough = deviations / math.sqrt(self.steps)
         return self.may_persist and self.by_step and self._autocorrelation(fit, direction) > enough
 
     def _t_of_cosines(self, fit: _Fit, direction: np.ndarray) -> float:
