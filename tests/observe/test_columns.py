@@ -127,9 +127,10 @@ def test_a_loss_with_state_trains_as_without_observation(monkeypatch, inner, gra
     assert [{name: metrics[name] for name in own} for metrics, own in zip(told, told_alone, strict=True)] == told_alone
     # What is measured is what was handed over, not what the loss has made of it.
     expected = padded_batch(rows=8)
-    s = torch.where(expected["response_mask"], expected["log_prob"] - expected["old_log_prob"], 0.0).sum(-1)
-    has_tokens = expected["response_mask"].any(-1)
-    assert told[0]["actor/fspo/ratio"] == pytest.approx((s.exp() * has_tokens).mean().item(), rel=1e-5)
+    mask = expected["response_mask"]
+    moved = torch.where(mask, expected["log_prob"] - expected["old_log_prob"], 0.0).square().sum(-1)
+    variance, has_tokens = moved / mask.sum(-1).clamp(min=1), mask.any(-1)
+    assert told[0]["actor/fspo/moved_sigma_squared"] == pytest.approx(variance.mean().item(), rel=1e-5)
     assert told[0]["actor/fspo/sequence_fraction"] == has_tokens.float().mean()
 
 
