@@ -62,14 +62,7 @@ def cells() -> Iterator[dict]:
 
 
 def compute(rollouts: str, arm: str, learning_rate: float, seeds: str) -> pd.DataFrame:
-    """A row per seed and task: success and clip rate by rollout; live, clipped and dual-clipped responses of all.
-
-    Runs in which a dual clip has taken nothing are those without one, to the last digit.
-    """
-    if arm == OFF and RECORDS.exists():
-        cell = "rollouts == @rollouts and arm == @THREE and learning_rate == @learning_rate and seeds == @seeds"
-        if len(same := pd.read_parquet(RECORDS).query(cell)) and not same.dual_clipped.any():
-            return same.reset_index(drop=True)
+    """A row per seed and task: success and clip rate by rollout; live, clipped and dual-clipped responses of all."""
     regime = Regime((8, 128), 2, 8, rollouts=20, transformer=True, stale=STALE[rollouts], tries=False)
     torch.set_num_threads(1)
     table = train(regime, ARMS[arm], learning_rate, HALVES[seeds])

@@ -128,7 +128,8 @@ def test_the_choice_of_a_learning_rate_is_in_the_interval():
     """Two rates that choosing seeds cannot tell apart; the seeds that are compared can."""
     rng = np.random.default_rng(0)
     index = pd.MultiIndex.from_product([["one", "other"], range(8)])
-    choosing = pd.DataFrame(rng.standard_normal((16, 2)), index, columns=[1e-3, 2e-3])
+    torn = np.tile(np.eye(2), (4, 1))  # the arms' seeds are torn in opposite ways
+    choosing = pd.DataFrame(np.vstack([torn, 1 - torn]), index, columns=[1e-3, 2e-3])
     compared = pd.DataFrame(0.01 * rng.standard_normal((16, 2)) + [0.0, 5.0], index, columns=[1e-3, 2e-3])
     unsure = chosen.at_best(compared, choosing, "one").loc["other"]
     assert unsure.lower < -4 < 4 < unsure.upper
