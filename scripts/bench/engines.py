@@ -33,7 +33,6 @@ def table() -> pd.DataFrame:
     texts = {
         "responses": f"{found.responses:,} of {length.min():.0f} to {length.max():.0f} tokens",
         "σ of a token": f"{found.sigma:.2g}",
-        "p in: S_r spreads like L^p": f"{found.exponent:.2f}",
     }
     for name, rule in RULES.items():
         texts[name] = ", ".join(f"{share:.0%}" for share in found.dropped.loc[rule].drop("all"))

@@ -25,6 +25,7 @@ from fspo_verl.analysis.judgement import Verdict, decide, evidence_of_records, j
 from fspo_verl.analysis.length_effect import SHORTER, WHO, LengthEffect, length_effect
 from fspo_verl.band import Band
 from fspo_verl.findings import FIX, KEEP, RECORD, TAKE
+from fspo_verl.observe.noise import SAME
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.output import percent
 
@@ -273,11 +274,15 @@ def test_sides_that_are_clipped_alike_are_told_apart_in_one_run_of_a_hundred():
     assert called <= 8  # more by chance in 1 of 250 tries at 1%, and fewer in 1 of 25 at 5%
 
 
-def test_a_wider_clip_is_advised_against_noise_only_where_it_would_still_clip():
-    few, wide = "ppo_mini_batch_size", "times as wide"
-    moved, still = (judged(simulated(noise=0.03, mini_batches=count)).findings[0] for count in (4, 1))
-    assert moved.id == still.id == c.NOISE
-    assert wide in moved.advice and few not in moved.advice
+def test_a_wider_clip_is_advised_against_noise_only_where_it_would_still_clip_and_lets_none_into_the_weights():
+    few, wide = "ppo_mini_batch_size", "would do as well"
+    moved, still = (simulated(noise=0.03, mini_batches=count) for count in (4, 1))
+    gspo = moved.copy()
+    gspo.attrs = moved.attrs | {"settings": RunSettings("gspo", None, 3e-4, 4e-4)}  # its weight is e^(S/L)
+    moved, still, gspo = (judged(records).findings[0] for records in (moved, still, gspo))
+    assert moved.id == still.id == gspo.id == c.NOISE
+    assert all(SAME in found.advice for found in (moved, still, gspo))
+    assert wide in gspo.advice and wide not in moved.advice and few not in moved.advice
     assert few in still.advice and wide not in still.advice and percent(still.value) in still.sentence
 
 
