@@ -45,7 +45,7 @@ def test_each_test_of_a_patch_fails_without_it_and_passes_with_it(tmp_path):
         command = [sys.executable, "-c", PYTEST, "-q", "-p", "no:cacheprovider", "-rA", *map(str, tests)]
         env = os.environ | {"PYTHONPATH": str(verl)}
         done = subprocess.run(command, cwd=verl, env=env, capture_output=True, text=True)
-        words = [line.split()[0] for line in done.stdout.splitlines() if line]
+        words = [line.partition(" ")[0] for line in done.stdout.splitlines()]
         shown = [word for word in words if word in ("FAILED", "PASSED", "ERROR")]
         assert len(shown) >= len(PATCHES), done.stdout + done.stderr
         return shown
