@@ -1,8 +1,7 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# verl's image with vLLM, plus verl 0.9.1 and this package. This project has not built the image: its two lines of pip have
-# run outside of one.
+# verl's image with vLLM, plus verl 0.9.1 and this package. This project has not built the image.
 #
 #   docker build -t fspo_verl .
 #   docker run --rm -it --gpus all --net=host --shm-size=10g --cap-add=SYS_ADMIN -v "$PWD":/work -w /work fspo_verl bash

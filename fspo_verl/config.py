@@ -36,7 +36,7 @@ class Observation:
     has to be a shared folder, or each node keeps the records of its own ranks."""
 
     records_freq: int = 1
-    """Of this many training steps one is recorded (those that it divides)."""
+    """Record every N-th training step."""
 
     alerts: bool = True
     """Whether the trainer's log says, once per cause, what is wrong; docs/measure.md has the causes."""

@@ -54,7 +54,7 @@ class Finding:
 
     @property
     def in_one_line(self) -> str:
-        """For logs and errors."""
+        """The finding as one line, for logs and errors."""
         return f"{self.sentence} Fix: {self.advice}" if self.advice else self.sentence
 
     def __str__(self) -> str:

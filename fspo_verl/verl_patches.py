@@ -33,13 +33,13 @@ class Wrap(NamedTuple):
 
     module: str
     name: str
-    """Of a function, or CLASS.METHOD."""
+    """The name of a function, or CLASS.METHOD."""
 
     around: Callable
     """Called as ``around(function, *args, **kwargs)`` in place of the function."""
 
     lost: str
-    """What is missing where the wrap fails."""
+    """The consequence where the wrap fails."""
 
 
 # Owner, name, and what is called around it; a mark on the function could be lost in another plugin's wrap.
@@ -224,7 +224,7 @@ def _with_the_eps(action: str) -> Callable:
 
 
 def _controller_of(worker):
-    """What moves the eps of a training worker of verl; None where nothing does, and for a critic."""
+    """Return what moves the eps of a training worker of verl; None where nothing does, and for a critic."""
     config = getattr(getattr(worker, "loss_fn", None), "keywords", {}).get("config")
     return getattr(getattr(config, "policy_loss", None), "controller", None)
 

@@ -71,7 +71,7 @@ class Alerts:
 
 
 def alarming(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
-    """Those that a user should act on while the run goes on.
+    """Return the findings that a user should act on while the run goes on.
 
     Below :data:`STEPS` steps none on the clip is: steps differ, and a few say little of a run.
     """

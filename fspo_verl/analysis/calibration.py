@@ -43,7 +43,7 @@ EPS = "eps"
 """The finding of this command: the band to take, with its overrides."""
 
 OF_THE_BAND = ("few clipped", "one step", "last steps", "dual clip", EPS)
-"""What is said of that band. Of the run ``fspo-verl report`` says more."""
+"""The finding on that range. Of the run ``fspo-verl report`` says more."""
 _FEW_CLIPPED = 50
 _ANSWERED = (causes.LEVEL, causes.SIDE)
 _LAST = 5  # one of so many parts of the steps is the end of the run
@@ -74,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def calibrate(run: Run, target: float) -> list[Finding]:
-    """What is to be said of a run, and last the band that clips a target share of each side.
+    """Return the findings of a run, and last the range that clips a target share of each side.
 
     Args:
         target: share between 0 and 1.
@@ -152,7 +152,7 @@ def _notes(records: pd.DataFrame, band: Band, target: float) -> Iterator[Finding
 
 
 def _last_steps(records: pd.DataFrame, band: Band, target: float) -> Iterator[Finding]:
-    """What the range clips at the end of the run, where that is not what was asked, by more than noise."""
+    """Describe what the range clips at the end of the run, where that is not what was asked, by more than noise."""
     counted = records[records["advantage"] != 0]
     rates = pd.Series(fit.clipped_by(band, counted)).groupby(counted["step"].to_numpy()).mean()
     last = rates.iloc[-max(len(rates) // _LAST, 2) :]

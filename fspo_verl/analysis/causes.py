@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with the clip of a run: causes in a fixed order, and the same words for every command.
+"""Faults of the clip of a run: causes in a fixed order, and the same words for every command.
 
 :func:`conclude` asks one rule after the other. The first that holds is the conclusion, the others come below it.
 Light to import, as a process that trains uses it: no scipy, no pandas.
@@ -27,7 +27,7 @@ NOT_FINITE, BROKEN, CUT_OFF, NOISE, MISMATCH = HEALTH = ("not finite", "broken",
 """Causes that make advice on the clip worthless while they hold."""
 LEVEL, LENGTH, SIDE, WEIGHTS = ("level", "length", "side", "weights")
 CAUSES = (*HEALTH, LEVEL, LENGTH, SIDE, WEIGHTS)
-"""In the order in which they are asked for. What comes first explains what comes later."""
+"""Causes in the order in which they are asked for. What comes first explains what comes later."""
 CHANGE, EVEN, UNKNOWN = "change", "even", "unknown"
 """Other answers on lengths. CHANGE: the dependence changes over the run. EVEN: the test ran and found nothing. UNKNOWN:
 it could not run, or there are too few steps to tell a dependence from slopes that persist."""
@@ -269,7 +269,7 @@ def _unsettled(evidence: Evidence, effect: LengthEffect) -> Finding:
 
 
 def _plain_to_see(evidence: Evidence) -> Finding | None:
-    """Without a test: some are clipped :data:`TIMES` as often as others, by two standard deviations of counts."""
+    """Compare without a test: some are clipped :data:`TIMES` as often as others, by two standard deviations."""
     if len(evidence.thirds) < 2:
         return None
     shortest, *_, longest = evidence.thirds
@@ -349,7 +349,7 @@ def _in_all(evidence: Evidence) -> str:
 
 
 def _where(evidence: Evidence, effect: LengthEffect) -> str:
-    """Of which steps a test speaks, where it does not of the run."""
+    """Name the steps that a test speaks of, where it does not of the run."""
     if effect.is_of_run:
         return ""
     if evidence.steps > effect.steps:
@@ -478,7 +478,7 @@ def _sentence(text: str) -> str:
 
 
 def _of_what(evidence: Evidence) -> str:
-    """What a rate is a share of."""
+    """Name what a rate is a share of."""
     if evidence.by_token:
         return "of the tokens (mean share of a response)"
     if evidence.responses is None:

@@ -17,7 +17,7 @@ from fspo_verl.observe import quotients
 from fspo_verl.observe.quotients import MIN_COUNT, Counted, parts
 
 CONFIDENCE = 0.95
-"""Of all intervals."""
+"""The level of all intervals."""
 
 MIN_BIN_PROMPTS = 10
 """Prompts that a length bin needs besides :data:`MIN_COUNT` responses: a few tell little, however many responses."""

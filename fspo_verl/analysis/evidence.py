@@ -26,7 +26,7 @@ TRAINED = ("actor/", "critic/", "rollout_corr/")
 """Metrics of which NaN or inf means that training is broken."""
 
 CORRECTION = "rollout_corr/rollout_"
-"""What verl's metrics of its rollout correction begin with."""
+"""The beginning of the names of verl's metrics of its rollout correction."""
 
 TYPICAL = (CORRECTION, f"{SERIES}ess")
 """Metrics whose median over steps is told, as a single response may move them far."""
@@ -152,5 +152,5 @@ def _longest(bins: list[Counted]) -> float | None:
 
 
 def _share(part: float | None, whole: float | None) -> float | None:
-    """Of a variance, from two spreads."""
+    """Return a share of a variance, from two spreads."""
     return part**2 / whole**2 if part is not None and whole else None

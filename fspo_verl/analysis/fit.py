@@ -20,7 +20,7 @@ from fspo_verl.clips import BandClip, standardized, upper_quantile
 from fspo_verl.keys import ACTOR
 
 WIDTHS = ROOT, FIXED, POWER = ("sqrt(length)", "a fixed width", "a fitted power")
-"""What the width of a band may follow, those with fewer numbers to fit first."""
+"""Shapes that the width of a range may follow, those with fewer numbers to fit first."""
 _DUAL_SHARE = 0.1  # of the target: what the dual clip may take of the responses with A < 0 before it is widened
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be said of a run, the same for every command: its evidence, from records or metrics, and its findings.
+"""The judgement of a run, the same for every command: its evidence, from records or metrics, and its findings.
 
 Records become the series that a run logs, and their evidence is made as that of metrics is. Tests on responses add to
 it. Causes and words are those of :mod:`fspo_verl.analysis.causes`; advice on a width is about those that were tried
@@ -48,7 +48,7 @@ _RARE_SIDE = 0.01  # p-value of two sides; with RARE of the lengths a weighted B
 
 
 class Verdict(Enum):
-    """What is advised on the range of a run whose lengths were tested."""
+    """The advice on the range of a run whose lengths were tested."""
 
     ALONE = "there is no other range to compare it with"
     APART = "the clip cannot be brought to the rate of the others"
@@ -62,7 +62,7 @@ class Verdict(Enum):
 
 
 class Judgement(NamedTuple):
-    """What :func:`judge` says.
+    """The result of :func:`judge`.
 
     Attributes:
         findings: the conclusion first.
@@ -82,7 +82,7 @@ class Judgement(NamedTuple):
 
 
 def judge(run: Run, rate: float = MATCHED_RATE) -> Judgement:
-    """What is to be said of a run; too little data is an answer, not an error.
+    """Judge a run; too little data is an answer, not an error.
 
     Args:
         rate: clip rate of a band to take, at which widths are compared.
@@ -212,7 +212,7 @@ def _by_length(counted: pd.DataFrame) -> list[Counted]:
 
 
 def _between(counted: pd.DataFrame) -> str | None:
-    """What would make counted rates differ over thirds of the length, were each side or mini-batch clipped alike.
+    """Find what would make counted rates differ over thirds of the length, were each side or mini-batch clipped alike.
 
     The larger part of the log ratio of the longest and the shortest third; "both" where neither makes half of it.
     """
@@ -278,7 +278,7 @@ _ADVICE = {
 
 
 def decide(effect: LengthEffect, compared: Comparison) -> Verdict:
-    """What is advised on a range, of the test and the comparison."""
+    """Decide what is advised on a range, by the test and the comparison."""
     best = compared.best
     if effect.turns:
         return Verdict.CHANGES
@@ -332,7 +332,7 @@ def show_comparison(compared: Comparison | None) -> None:
 
 
 def comparison_notes(compared: Comparison | None) -> list[str]:
-    """What is to be known of that table, in sentences."""
+    """Return the notes below that table, in sentences."""
     if compared is None or not (compared.own or compared.others):
         return []
     notes = [
@@ -370,7 +370,7 @@ def refuse_nothing(run: Run, found: Judgement) -> None:
 
 
 def _of_log(run: Run, said: list[Finding], evidence: Evidence) -> list[Finding]:
-    """What a run tells that was not observed: never why a clip acts. The launch that would tell comes last."""
+    """Judge a run that was not observed: never why a clip acts. The launch that would tell comes last."""
     health = [one for one in conclude(evidence) if one.id in HEALTH]
     if health and health[0].action == FIX:
         return [replace(health[0], advice=f"{health[0].advice} {learn_more(run)}"), *health[1:], *said]

@@ -54,7 +54,7 @@ MIN_STEPS = 10
 RARE = 1 - CONFIDENCE
 """p-value below which a dependence is called one."""
 WHO = SHORTER, LONGER, ENDS, MIDDLE, BY_SIDE = ("shorter", "longer", "both ends", "the middle", "by side")
-"""Which responses a clip can take more of; BY_SIDE: length matters unlike for either sign of the advantage."""
+"""Responses of which a clip can clip more; BY_SIDE: length matters unlike for either sign of the advantage."""
 
 _OF_LINE, _OF_SIDE = 0.4, 0.1  # parts of the level: of line and bend each, and the same of the sides
 _RARE_CHANGE = 0.01  # p-value below which the slope is said to change over the run
@@ -69,7 +69,7 @@ _OPPOSITE = {SHORTER: LONGER, LONGER: SHORTER, ENDS: MIDDLE, MIDDLE: ENDS}
 
 
 class LengthEffect(NamedTuple):
-    """What :func:`length_effect` finds.
+    """The result of :func:`length_effect`.
 
     Attributes:
         exponent: k in clip rate ~ length^k, or of the rate of what is kept. Misleading without ``is_line``.
@@ -196,7 +196,7 @@ def slopes_of_steps(records: pd.DataFrame) -> pd.DataFrame:
 
 
 class _Fit(NamedTuple):
-    """What a line or a parabola expects, given the totals of the strata."""
+    """Return the expectation of a line or a parabola, given the totals of the strata."""
 
     expected: np.ndarray  # outcome ``[rows]``
     excess: np.ndarray  # of the outcome over it
@@ -204,7 +204,7 @@ class _Fit(NamedTuple):
 
     @property
     def information(self) -> np.ndarray:
-        """On slope and bend ``[2, 2]``."""
+        """The information on slope and bend ``[2, 2]``."""
         return (self.directions * self.expected) @ self.directions.T
 
 
@@ -303,7 +303,7 @@ class _Strata(NamedTuple):
         return by_step.sum(1), variance + (vectors * np.maximum(values, 0)) @ vectors.T
 
     def surplus(self, fit: _Fit, directions: np.ndarray) -> np.ndarray:
-        """What slopes that differ from step to step, with mean 0, add to the score sums of a step ``[k, steps]``.
+        """Return what slopes that differ between steps, with mean 0, add to the score sums of a step ``[k, steps]``.
 
         To second order it is half the variance of the slopes times the derivative of the slope's information along each
         direction ``[k, rows]``. The variance is that of the slope's score over the squared information, less what
@@ -366,7 +366,7 @@ class _Strata(NamedTuple):
         return scores - scores.sum() / max(information.sum(), 1e-300) * information, float(scores.sum())
 
     def _autocorrelation(self, fit: _Fit, direction: np.ndarray) -> float:
-        """Of the scores of steps, without the bias −1/n of a mean that is estimated."""
+        """Return the autocorrelation of the scores of steps, without the bias −1/n of a mean that is estimated."""
         rest, _ = self._rest(fit, direction)
         squares = float(rest @ rest)
         return float(rest[1:] @ rest[:-1]) / squares + 1 / self.steps if squares > 0 else 0.0
@@ -384,7 +384,7 @@ class _Strata(NamedTuple):
         return total / math.sqrt(variance) if variance > 0 else 0.0
 
     def autocorrelation(self, exponent: float) -> float:
-        """That of the slopes of steps; NaN where these do not persist."""
+        """The p-value of the cosine test of the slopes of steps; NaN where these do not persist."""
         fit = self.at(exponent)
         persists = self._persists(fit, fit.directions[0])
         return self._autocorrelation(fit, fit.directions[0]) if persists else math.nan
@@ -417,7 +417,7 @@ class _Strata(NamedTuple):
     # --- the parabola ------------------------------------------------------------------------------------------------
 
     def name_of_curve(self) -> str:
-        """Which lengths have the outcome more often, by the slopes of the parabola at both ends."""
+        """Return the lengths that have the outcome more often, by the slopes of the parabola at both ends."""
         estimate, covariance = self.parabola()
         ends = np.quantile(self.powers[0], [0.1, 0.9])
         gradient = np.stack([np.ones(2), 2 * ends])  # of both slopes

@@ -66,7 +66,7 @@ def series(metrics: Mapping[str, float], min_count: int = MIN_COUNT) -> dict[str
 
 
 def logged(data: Mapping) -> Mapping:
-    """What a run logs of a step: :func:`series` in place of the raw sums; ``data`` itself where there are none.
+    """Return what a run logs of a step: :func:`series` in place of the raw sums; ``data`` itself where there are none.
 
     They are logged as they came, with a warning, where that fails: logging must not stop training.
     """
@@ -109,7 +109,7 @@ def over_steps(steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _power(name: str) -> int:
-    """Of a spread the square has a mean."""
+    """Return the mean of spreads: the root of their mean square."""
     return 2 if name.endswith("_sigma") else 1
 
 

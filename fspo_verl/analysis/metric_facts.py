@@ -30,7 +30,7 @@ _COURSES = {
     "kl to reference": ("actor/kl_loss", "KL to the reference", "nats per token"),
     "mismatch": ("rollout_corr/k3_kl", "Trainer against rollout engine, k3", "nats per token"),
 }
-"""What is said of metrics without a rule: by fact, the metric, its name and its unit."""
+"""Facts from metrics without a rule: by fact, the metric, its name and its unit."""
 _ALWAYS = 0.9  # share of the steps whose longest response has the same length, from which that is the limit
 _TIES = 0.25  # share of the responses that are as long as the longest, from which chance cannot have made them so
 
@@ -49,7 +49,7 @@ class Course:
         self.first, self.last, self.highest = (float(value) + 0.0 for value in means)  # no -0
 
     def text(self, of: str, form: Callable[[float], str] = _short) -> str:
-        """In words, such as ``38% of the tokens in steps 127-140 (2.1% in steps 1-14, at most 44% in step 131)``."""
+        """Describe it, as in ``38% of the tokens in steps 127-140 (2.1% in steps 1-14, at most 44% in step 131)``."""
         first, last, highest = map(form, (self.first, self.last, self.highest))
         of = f" {of}" if of else ""
         if first == last == highest:
@@ -65,7 +65,7 @@ def course(values: pd.Series) -> Course | None:
 
 
 def facts(run: Run) -> list[Finding]:
-    """What the metrics of a run say beside causes; empty where they hold nothing of it."""
+    """Return the facts in the metrics of a run beside causes; empty where they hold nothing of it."""
     found = [one for rule in (_no_advantage, _clipped, _one_step, _cut_off_unknown) if (one := rule(run)) is not None]
     for name, (metric, what, unit) in _COURSES.items():
         if (values := course(_metric(run, metric))) is not None:
@@ -74,7 +74,7 @@ def facts(run: Run) -> list[Finding]:
 
 
 def learn_more(run: Run) -> str:
-    """What would tell why the clip acts, in a sentence."""
+    """Return the launch that would tell why the clip acts, in a sentence."""
     return f"To see why the clip acts and on which lengths: {LEARN_MORE}."
 
 

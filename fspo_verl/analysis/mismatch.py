@@ -32,7 +32,7 @@ RULES = (
 
 
 class Mismatch(NamedTuple):
-    """What :func:`mismatch` finds."""
+    """The result of :func:`mismatch`."""
 
     responses: int
     sigma: float  # root mean square of d, nats
@@ -44,7 +44,7 @@ class Mismatch(NamedTuple):
 
 
 def mismatch(records: pd.DataFrame, settings: RunSettings | None = None) -> Mismatch | None:
-    """What the records say of trainer and rollout engine; None where they do not hold it.
+    """Return what the records say of trainer and rollout engine; None where they do not hold it.
 
     Args:
         records: of :func:`fspo_verl.observe.records.read_records`, rejected responses included.

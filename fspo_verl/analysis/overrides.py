@@ -42,7 +42,7 @@ def loss_of(band: Band, settings: RunSettings | None) -> str:
 
 
 def to_know(band: Band, settings: RunSettings | None) -> str:
-    """Where :func:`band_overrides` go, and what else they change."""
+    """Name where :func:`band_overrides` go, and what else they change."""
     loss = loss_of(band, settings)
     option = "" if loss == "fspo" else f"--loss {loss} "
     text = f"`fspo-verl run {option}OVERRIDES -- bash your_script.sh` trains with them."

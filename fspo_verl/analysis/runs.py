@@ -56,13 +56,13 @@ class Run:
 
     @cached_property
     def records(self) -> pd.DataFrame:
-        """Those of the responses that trained: without those that a rollout correction took out of the loss."""
+        """Records of the responses that trained: without those that a rollout correction took out of the loss."""
         trained = self.rollouts["length"] > 0
         return self.rollouts if trained.all() else self.rollouts[trained]
 
     @property
     def settings(self) -> RunSettings | None:
-        """As the records have them, or else as the config has them; None without either."""
+        """Settings of the run as the records have them, or else as the config has them; None without either."""
         return self.rollouts.attrs["settings"] or settings_of(self.config)
 
 
@@ -242,7 +242,7 @@ for _kind, _form in {
 
 
 def _read_yaml(file: Path) -> Any:
-    """What a config says.
+    """Return the content of a config.
 
     Raises:
         OSError, ValueError: it cannot be read; the latter in one line.

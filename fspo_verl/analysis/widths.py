@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which range clips lengths more alike than that of a run: all that can be tried, judged where they were not fitted.
+"""Ranges that clip lengths more alike than that of a run: all that can be tried, judged where they were not fitted.
 
 The run's own range and the widths of :data:`fspo_verl.analysis.fit.WIDTHS` are compared at one clip rate on each side,
 that of the range to take. A width is fitted to one half of the steps and judged on the other, both ways round. A clip

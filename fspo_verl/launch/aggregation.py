@@ -24,7 +24,7 @@ def of_its_own(loss: str, verl: str | None) -> str | None:
 
 
 def in_effect(loss: str, mode: str, verl: str | None) -> str:
-    """What aggregates, in words for a list of settings."""
+    """Name what aggregates, in words for a list of settings."""
     own = of_its_own(loss, verl)
     if own is None or own == mode:
         return f"loss_agg_mode={mode}"

@@ -46,7 +46,7 @@ class Refused(ConfigCompositionException):
 
 @dataclass(frozen=True)
 class Request:
-    """What the environment asks of every policy training."""
+    """The request of the environment to every policy training."""
 
     loss: str
     """An option of the group."""

@@ -57,7 +57,7 @@ _UNUSUAL = 100  # times larger or smaller than the longest response: no divisor 
 
 
 def findings(config: DictConfig) -> list[Finding]:
-    """What the config says about a launch; nothing where it neither selects a loss of this package nor tries to."""
+    """Return the findings on a launch by its config; none where it neither selects a loss of ours nor tries to."""
     launch = Launch(config)
     results = [*selection.lost_selections(launch)]
     if launch.selects_ours:
@@ -75,12 +75,12 @@ def errors_of_the_config_alone(config: DictConfig) -> list[Finding]:
 
 
 def run(launch: Launch, *needs: str) -> list[Finding]:
-    """What the checks find that need one of these, in their order."""
+    """Return what the checks find that need one of these, in their order."""
     return [one for each in CHECKS if each.needs in needs for one in _found(each, launch)]
 
 
 def _found(of: Check, launch: Launch) -> list[Finding]:
-    """What a check finds.
+    """Return what a check finds.
 
     One that crashes is an error if it may refuse the launch, which has then not been judged. One of the config files
     is a warning: it needs internals of Hydra, and another Hydra may lack them.
@@ -333,7 +333,7 @@ def band_beyond_use(launch: Launch) -> Iterator[Finding]:
 
 @check(needs="fspo")
 def rollout_log_probs(launch: Launch) -> Iterator[Finding]:
-    """In bypass mode S holds the mismatch of the two engines, too. Turn it off, or widen eps."""
+    """S holds the mismatch of the two engines, too, in bypass mode. Turn it off, or widen eps."""
     if not launch.bypasses:
         return
     what = "algorithm.rollout_correction.bypass_mode=True takes the rollout engine's log-probs as old"

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is done around Hydra's composition of a launch: two functions, called in place of two methods of its loader.
+"""Functions around Hydra's composition of a launch: two functions, called in place of two methods of its loader.
 
 They select an option of the group without a plus, put a user's own files of the group before the packaged ones, refuse
 an old verl, and add what the environment asks for (:mod:`fspo_verl.launch.asked`). Whoever does not name the group, and

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which overrides of a launch to remove, and which to add, for its loss to be the one that was asked for."""
+"""Overrides of a launch to remove, and to add, for its loss to be the one that was asked for."""
 
 from collections.abc import Sequence
 
@@ -34,5 +34,5 @@ def overrides_that_decide(key: str, than: object = ...) -> list[str]:
 
 
 def without(*keys: str) -> list[str]:
-    """What is to be removed for keys to go: the overrides that set them, or their names where a file does."""
+    """Return what is to be removed for keys to go: the overrides that set them, or their names where a file does."""
     return [text for key in keys for text in overrides_that_decide(key)] or [*keys]

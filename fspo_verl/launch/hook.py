@@ -102,7 +102,7 @@ def begin(place: str, config: DictConfig | None) -> None:
 
 
 def _content(config):
-    """What a config holds, to see whether it has changed; None where that cannot be told."""
+    """Return what a config holds, to see whether it has changed; None where that cannot be told."""
     with _never_ending_the_launch(_NOT_LOOKED_AT):
         return OmegaConf.to_container(config) if OmegaConf.is_config(config) else copy.copy(config)
 

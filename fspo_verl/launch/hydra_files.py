@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What this package knows of Hydra (1.3): how an override is quoted, and what a running application was asked for.
+"""Knowledge of Hydra (1.3): how an override is quoted, and what a running application was asked for.
 
 Hydra is imported only where it is asked: each process that imports verl imports this module.
 """
@@ -18,7 +18,7 @@ from fspo_verl.keys import GROUP, OVERRIDES, POLICY_LOSS
 
 PACKAGED = Path(__file__).parents[1] / "configs"
 OPTIONS = tuple(sorted(file.stem for file in (PACKAGED / GROUP).glob("*.yaml")))
-"""Those of this package's config group."""
+"""The options of this package's config group."""
 
 
 def override(key: str, text: str | Path) -> str:
@@ -49,7 +49,7 @@ def leaves(content, prefix: str = "") -> dict[str, object]:
 
 
 def option(name: str) -> dict[str, object]:
-    """What an option of this package's config group sets, by dotted key; interpolations as written."""
+    """Return what an option of this package's config group sets, by dotted key; interpolations as written."""
     content: Any = OmegaConf.load(PACKAGED / GROUP / f"{name}.yaml")
     bases = content.pop("defaults", [])
     return {key: value for base in bases for key, value in option(base).items()} | leaves(content)
@@ -133,7 +133,7 @@ def chosen(is_own_key: bool) -> str | None:
 
 
 def leaves_without_the_group() -> dict[str, object]:
-    """What the running Hydra application would compose without an option of the group, as :func:`leaves`.
+    """Return what the running Hydra application would compose without an option of the group, as :func:`leaves`.
 
     Overrides of ``policy_loss`` are left out, as many of its keys would not be there.
     """

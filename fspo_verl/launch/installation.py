@@ -96,7 +96,7 @@ def left_out() -> Finding | None:
 
 
 def problem() -> str | None:
-    """Where the installed verl differs from what the losses need. Takes about a second, without Ray."""
+    """Return where the installed verl differs from what the losses need. Takes about a second, without Ray."""
     try:
         with output.reserved():
             return _wrong_loss()

@@ -136,7 +136,7 @@ _SENTENCES = {
 
 
 def _became(launch: Receipt, began: float) -> str:
-    """What has become of a launch of a command that began then, in seconds since the epoch."""
+    """Say what has become of a launch of a command that began then, in seconds since the epoch."""
     if launch.state in (REFUSED, PRINTED):
         return launch.state
     if launch.records is None:

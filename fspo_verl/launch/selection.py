@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a launch selects: keys that were to select a loss and do not, and config files that say another thing.
+"""The selection of a launch: keys that were to select a loss and do not, and config files that say another thing.
 
 Every launch of verl passes :func:`lost_selections`, so that nothing of verl is imported before a launch names a loss.
 """

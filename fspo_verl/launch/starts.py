@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a process knows of its launch, and what it tells ``fspo-verl run`` of it: lines of JSON in a file.
+"""The knowledge of a process about its launch, and what it tells ``fspo-verl run`` of it: lines of JSON in a file.
 
 Nothing here ends or delays a training: a file that is gone, full or cut off is passed over.
 """
@@ -29,12 +29,12 @@ STATES = PRINTED, COMPOSED, LAUNCHED, REFUSED = ("printed", "composed", "launche
 
 @dataclass
 class Taken:
-    """What a launch takes of the environment's request, as its config was composed."""
+    """The part that a launch takes of the environment's request, as its config was composed."""
 
     added: Sequence[str] = ()
     left_out: Sequence[str] = ()
     rest: Sequence[str] = ()
-    """What tells it from other launches, but for what was left out."""
+    """The words that tell it from other launches, but for what was left out."""
 
     is_said: bool = False
 
@@ -51,7 +51,7 @@ class Start:
     """One launch of this process, from where its config is first seen until Ray starts."""
 
     composed: DictConfig | None = None
-    """As Hydra has composed it, where anything is asked of a launch."""
+    """The config as Hydra has composed it, where anything is asked of a launch."""
 
     taken: Taken | None = None
     """None where Hydra has composed nothing that takes the request."""
@@ -82,7 +82,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a process tells of a launch."""
+    """A line that a process writes about a launch."""
 
     id: str
     state: str

@@ -22,7 +22,7 @@ from fspo_verl.keys import ACTOR, GROUP, POLICY_LOSS
 from fspo_verl.launch import hydra_files
 
 TRACKER = "latest_checkpointed_iteration.txt"
-"""In a folder of checkpoints, the step of the last one; what verl's find_latest_ckpt_path looks for."""
+"""The file that names the step of the last checkpoint of a folder; verl's find_latest_ckpt_path reads it."""
 
 
 def finding(
@@ -148,7 +148,7 @@ class Launch:
 
     @property
     def max_response_length(self) -> int | None:
-        """What the rollout engine generates up to; ``data.max_response_length`` is only its default."""
+        """The length that the rollout engine generates up to; ``data.max_response_length`` is only its default."""
         return self.get("actor_rollout_ref.rollout.response_length") or self.get("data.max_response_length")
 
     @cached_property

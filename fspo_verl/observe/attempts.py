@@ -27,7 +27,7 @@ BEGAN, FINISHED = "from", "finished"
 MOST_STEPS, MOST_ROWS = 30, 4096
 """A file is full with so many steps, or rows: then the next step begins another one."""
 BYTES_A_ROW = 70
-"""What a response takes on the disk in a full file, by ``scripts/bench/records.py``."""
+"""The bytes that a response takes on the disk in a full file, by ``scripts/bench/records.py``."""
 _ATTEMPT = re.compile(r"attempt-\d[\w-]*")
 _RECORD = re.compile(r"step-(\d+)-rank-(\d+)\.parquet")
 _MARK = re.compile(rf"\.({BEGAN}|{FINISHED})-(\d+)")
@@ -149,7 +149,7 @@ def is_attempt(folder: str | Path) -> bool:
 
 @dataclass
 class Footer:
-    """What a file says of its attempt."""
+    """The metadata of a file about its attempt."""
 
     steps: list[int]  # that the rank has recorded in it, with or without a response; empty where it does not say
     ranks: int  # that train

@@ -23,7 +23,7 @@ MISMATCH = (
     *("rollout_length", "rollout_log_ratio", "rollout_quadratic_variation", "rollout_k3"),
     "tokens_masked_icepop",
 )
-"""What :func:`mismatch_columns` returns."""
+"""The result of :func:`mismatch_columns`."""
 OF_ENGINES = ("old_log_probs", "rollout_log_probs", "loss_mask")
 """verl's names of what the mismatch is computed from."""
 TRUNCATED = "truncated"

@@ -43,7 +43,7 @@ NAMES = {
     "nonfinite_responses": "fspo/not_finite",
     "seconds": "timing_s/step",
 }
-"""What readers of a run look for among its metrics."""
+"""Names that readers of a run look for among its metrics."""
 
 
 def metrics(

@@ -30,7 +30,7 @@ class Limits(NamedTuple):
 
     @staticmethod
     def of(worker) -> "Limits | None":
-        """As the rollout config of a worker of verl says; None where it has none."""
+        """Return the limits as the rollout config of a worker of verl says; None where it has none."""
         with contextlib.suppress(Exception):  # whatever another verl has there, training goes on
             rollout = worker.config.rollout
             model = worker.actor.model_config.hf_config

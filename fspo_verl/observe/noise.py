@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fspo_verl.output import percent, see
 
 SHARE = 0.01
-"""Of the on-policy responses, the share outside the band up to which their noise counts as harmless.
+"""The share of the on-policy responses outside the range up to which their noise counts as harmless.
 
 It is that of a half-width of 2.6 standard deviations of the noise. A band that clips 10% in all is 1.6 standard
 deviations of S wide, so that at this share two fifths of the variance of S are noise, and nearly all of it at 5%.
@@ -62,7 +62,7 @@ class Noise:
         return EPS_IN_SIGMA * self.sigma * math.sqrt(self.longest) < LARGEST_EDGE
 
     def remedy(self, wider: str = "") -> str:
-        """What to do, in sentences.
+        """The remedy, in sentences.
 
         Args:
             wider: a band that is wide enough, where the one of the run is not: the subject of a sentence.

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""From the columns of one call of a policy loss to its metrics and records; light to import.
+"""The way from the columns of one call of a policy loss to its metrics and records; light to import.
 
 pandas and pyarrow are imported where a run writes records, and nowhere else.
 """

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""From sums to rates: the one table of numerators and denominators.
+"""The one table of numerators and denominators.
 
 Live series, the evidence of a conclusion and reports read it. Sums are means over rows, by the names of
 :func:`fspo_verl.observe.metrics.sums`: those that verl hands on, or those of records. Light to import.
@@ -101,7 +101,7 @@ class Counted(NamedTuple):
 
     @property
     def name(self) -> str:
-        """With leading zeros, so that loggers sort bins by length."""
+        """Return the name with leading zeros, so that loggers sort bins by length."""
         end = "up" if math.isnan(self.longest) else f"{self.longest:05.0f}"
         return f"len_{self.shortest:05.0f}_{end}"
 

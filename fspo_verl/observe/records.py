@@ -295,7 +295,7 @@ _THREADS = 2  # read at once: more do not read faster, as each holds Python's lo
 
 
 class _Opened(NamedTuple):
-    """What the footer of a record file says."""
+    """The content of the footer of a record file."""
 
     path: Path
     end: float  # the first step that does not count
@@ -323,7 +323,7 @@ def _each(
     items: Iterable[_Item],
     unreadable: dict[Path, str],
 ) -> list[_Result]:
-    """What is read of each file; those that cannot be read are added to ``unreadable``, with the reason."""
+    """Read each file; those that cannot be read are added to ``unreadable``, with the reason."""
 
     def read_or_why(item: _Item) -> _Result | str:
         try:
@@ -408,7 +408,7 @@ def _settings(schema: pa.Schema) -> RunSettings:
 
 
 def _footer(schema: pa.Schema) -> attempts.Footer:
-    """What a file says of its attempt; what another version says beside that is left out.
+    """Return the metadata of a file about its attempt; what another version says beside that is left out.
 
     Raises:
         ValueError: a field is missing, or has a value that it cannot have.

@@ -28,7 +28,7 @@ def clip_ratios(read: Callable[[str], Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What a run trained with; all but the loss may be unknown."""
+    """The settings that a run trained with; all but the loss may be unknown."""
 
     loss: str
     """verl's ``loss_mode``; of the loss ``observed`` the one that trained."""
@@ -62,7 +62,7 @@ class RunSettings:
 
     @property
     def clip(self) -> str | None:
-        """What was clipped, in one line; None where it is not known."""
+        """The clip in one line; None where it is not known."""
         if self.band is not None:
             follows = "" if self.target_clip_rate is None else f", eps follows a clip rate of {self.target_clip_rate:g}"
             return f"{self.band.describe()}{follows}"

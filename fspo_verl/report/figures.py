@@ -45,11 +45,11 @@ STYLES = {
     "fixed_band": Style("#CC79A7", "D"),
     "no_clip": Style("#882255", "X"),
 }
-"""Of the losses that this package trains with, and of the clips that figures show; the others are in tables only."""
+"""Styles of the losses that this package trains with, and of the clips in figures; others are in tables only."""
 
 _LENGTH = "response length L (tokens)"
 BLACK, GREY, AMBER, BROWN = "#000000", "#7f7f7f", "#E69F00", "#5C3317"
-"""Of what is no loss, such as tasks or kinds of prompts; colours of STYLES mean losses. A measured band is black."""
+"""Colours of what is no loss, such as tasks or kinds of prompts; colours of STYLES mean losses."""
 _STYLE = {
     "figure.dpi": 100,
     "savefig.dpi": 200,

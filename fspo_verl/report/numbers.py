@@ -23,7 +23,7 @@ from fspo_verl.observe.metrics import NAMES
 
 
 class Measured(NamedTuple):
-    """What a clip does to the responses with an advantage."""
+    """The effect of a clip on the responses with an advantage."""
 
     by_length: pd.DataFrame  # of rate_by_length
     overall: dict[str, float]  # n, rate, lower, upper, lre, p; exponent and its interval, NaN where k is no line
@@ -99,7 +99,7 @@ def live_rates(metrics: pd.DataFrame) -> pd.DataFrame:
 
 
 def measured(records: pd.DataFrame, clipped: np.ndarray, edges: np.ndarray) -> Measured:
-    """What a clip does, by length bin and in all; ``clipped`` are 0 or 1, or shares of tokens ``[rows]``."""
+    """Measure what a clip does, by length bin and in all; ``clipped`` are 0 or 1, or shares of tokens ``[rows]``."""
     counted = sides(records)["all"]
     length, shares, cluster = records["length"][counted], np.asarray(clipped)[counted], prompts_of(records[counted])
     by_length, whole = (rate_by_length(length, shares, bins, clusters=cluster) for bins in (edges, edges[[0, -1]]))

@@ -38,7 +38,7 @@ from fspo_verl.report.numbers import Analysis, Measured, analyse
 _FIGURES = ("clip_rate_by_length", "over_steps", "counterfactuals")
 _DASH = "–"
 FILES = ("report.json", "report.html", *(f"figures/{name}.{kind}" for name in _FIGURES for kind in ("svg", "png")))
-"""What a report may consist of, by its place in the folder."""
+"""The files that a report may consist of, by its place in the folder."""
 
 NAMED = {
     "aggregation": f"{ACTOR}.loss_agg_mode",
@@ -52,7 +52,7 @@ NAMED = {
 
 @dataclass
 class Part:
-    """What a section of the page shows; its prose is in the template."""
+    """The content of a section of the page; its prose is in the template."""
 
     tables: dict[str, pd.DataFrame]  # texts, by caption
     draw: Callable[[int], Figure] | None = None  # its figure, with so many panels in a row
@@ -91,7 +91,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def named(run: str, loss: str | None) -> str:
-    """Whose findings or curve it is: the run, and its loss if that is known."""
+    """Name whose findings or curve it is: the run, and its loss if that is known."""
     return f"{run} ({loss})" if loss else run
 
 
@@ -270,7 +270,7 @@ def _sides(run: Run) -> pd.DataFrame:
 
 
 def _texts(found: Measured, other: bool = False) -> dict[str, str]:
-    """What a row of a table shows of a clip: the run's own, or another one."""
+    """Return the cells of a table on a clip: the run's own, or another one."""
     overall = found.overall
     rate = Estimate(*(100 * overall[name] for name in ("rate", "lower", "upper")))
     last = {"LRE": number(overall["lre"], ".2g")}

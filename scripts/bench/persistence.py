@@ -55,7 +55,7 @@ def cosines(count: int) -> P:
 
 
 def autocorrelation(k: np.ndarray) -> np.ndarray:
-    """Of lag 1, without the bias of a mean that is estimated."""
+    """Return the autocorrelation of lag 1, without the bias of a mean that is estimated."""
     rest = k - k.mean(1, keepdims=True)
     return (rest[:, 1:] * rest[:, :-1]).sum(1) / np.square(rest).sum(1) + 1 / k.shape[1]
 

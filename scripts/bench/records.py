@@ -36,7 +36,7 @@ RESPONSES = 8  # to a prompt
 
 
 def columns(rng: np.random.Generator, rows: int, mini_batch: int) -> dict[str, np.ndarray]:
-    """What a worker has of a micro-batch: log-normal lengths, and log-ratios that spread as sqrt(L)."""
+    """Return what a worker has of a micro-batch: log-normal lengths, and log-ratios that spread as sqrt(L)."""
     length = np.clip(rng.lognormal(6.5, 0.9, rows), 1, 8192).astype(int).astype(float)
     sigma = 0.004 + 0.01 * mini_batch
     log_ratio = rng.normal(scale=sigma * np.sqrt(length))

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is compared: a loss, and what is changed of it."""
+"""An arm of a comparison: a loss, and what is changed of it."""
 
 from __future__ import annotations  # as in baselines.py, which reads a call before anything is installed
 
@@ -36,7 +36,7 @@ class Arm(NamedTuple):
 
 
 def packaged_arms(text: str) -> list[Arm]:
-    """For example fspo,gspo."""
+    """Parse names of losses, for example fspo,gspo."""
     names = text.split(",")
     if unknown := set(names) - set(LOSSES):
         raise argparse.ArgumentTypeError(f"unknown {', '.join(sorted(unknown))}; there are {', '.join(LOSSES)}")
@@ -44,7 +44,7 @@ def packaged_arms(text: str) -> list[Arm]:
 
 
 def own_arm(text: str) -> Arm:
-    """For example ``wide=fspo,policy_loss.eps_low=0.1``; keys are those of actor_rollout_ref.actor."""
+    """Parse an arm, for example ``wide=fspo,policy_loss.eps_low=0.1``; keys are those of actor_rollout_ref.actor."""
     first, *changes = text.split(",")
     name, _, trains = first.partition("=")
     if trains not in LOSSES:

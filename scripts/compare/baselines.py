@@ -46,9 +46,9 @@ KEYS = {
     "temperature": "actor_rollout_ref.rollout.temperature",
     "learning_rate": f"{ACTOR}.optim.lr",
 }
-"""What options set in verl, in every run."""
+"""Keys of verl that options set in every run."""
 OF_A_RUN = ("algorithm.policy_loss", "data.seed", "actor_rollout_ref.rollout.seed", "trainer.total_training_steps")
-"""What differs between runs, or ends them."""
+"""Keys that differ between runs, or end them."""
 
 EXAMPLES = r"""examples:
   bash scripts/compare_baselines.sh                                    everything, a hundred minutes on two cores
@@ -110,7 +110,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _refuse_contradictions(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Of an option and an override one would win without a word, and results would name the option's."""
+    """Refuse an override that an option sets: one would win without a word, and results would name the option's."""
 
     def is_set(changes: Sequence[str], key: str) -> bool:  # the key itself, or a group that holds it
         return any(f"{key}.".startswith(f"{change.partition('=')[0].lstrip('+~')}.") for change in changes)
@@ -124,7 +124,7 @@ def _refuse_contradictions(args: argparse.Namespace, parser: argparse.ArgumentPa
 
 
 def integers(text: str) -> list[int]:
-    """For example 10,11."""
+    """Parse seeds, for example 10,11."""
     found = [int(number) for number in text.split(",")]
     if len(set(found)) < len(found):
         raise argparse.ArgumentTypeError(f"{text} names a number twice")

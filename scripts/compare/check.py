@@ -57,7 +57,7 @@ PACKAGED = {
     "fixed_band": Method(-math.log(0.8), math.log(1.2), math.inf, power=0.0),
     "gspo": Method(-math.log1p(-3e-4), math.log1p(4e-4), math.inf, power=1.0, weight="S/L", mode="seq-mean-token-mean"),
 }
-"""What the packaged options are to train."""
+"""The losses that the packaged options are to train."""
 
 
 class Verdict(NamedTuple):
@@ -68,7 +68,7 @@ class Verdict(NamedTuple):
 
 
 class Arm(NamedTuple):
-    """What one run left behind."""
+    """The files that one run left behind."""
 
     name: str
     run: Run | None
@@ -178,7 +178,7 @@ def _wrong_values(arm: Arm, method: Method) -> pd.Series:
 
 
 def _size(terms: pd.Series) -> float:
-    """What the rounding of a sum is relative to."""
+    """Return the size that the rounding of a sum is relative to."""
     return terms.abs().sum()
 
 
@@ -240,7 +240,7 @@ def _logged_loss(arm: Arm, method: Method) -> Verdict:
 
 
 def judge_fork(clipped: Arm, free: Arm) -> Verdict:
-    """From one seed the two train alike until something is clipped, and differ in the update after it.
+    """Check that the two train alike from one seed until something is clipped, and differ in the update after it.
 
     Equal is equal to the bit. On a GPU, whose sums may differ from run to run, that is not judged.
     """

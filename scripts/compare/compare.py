@@ -62,7 +62,7 @@ class Comparison:
 
     @property
     def compared(self) -> str:
-        """What was compared, on what, and how often."""
+        """Say what was compared, on what, and how often."""
         base, *others = self.losses
         seeds, steps = counted(self.values.seed.nunique(), "seed"), counted(self.trials[0].steps, "training step")
         return (
@@ -96,7 +96,7 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """Which loss ends higher, and how sure that is."""
+        """Say which loss ends higher, and how sure that is."""
         ends, rows, base = self._ends.map(percent), self._against, self.baseline
         said = [f"{base} ends with {ends[base]} of the answers right."]
         sentences = {
@@ -117,7 +117,7 @@ class Comparison:
 
     @property
     def advice(self) -> str:
-        """What to do next."""
+        """Return the next step."""
         rows, base = self._against, self.baseline
         better, unsure = rows[rows.verdict == f"{base} lower"].index, rows[rows.verdict.isin(measures.UNSURE)]
         if rows.empty:
@@ -131,7 +131,7 @@ class Comparison:
 
     @property
     def warnings(self) -> list[str]:
-        """What is not alike though it should be: accuracy before training within a seed, the clip within a loss."""
+        """Find what is unlike and should not be: accuracy before training within a seed, the clip within a loss."""
         starts = self.values.groupby("seed").accuracy_before.agg(["min", "max"])
         said = [
             f"Runs of one seed do not start alike: with seed {seed} accuracy before is {low:.3f} to {high:.3f}. "
@@ -146,7 +146,7 @@ class Comparison:
 
     @property
     def trained(self) -> pd.DataFrame:
-        """What trained, of the trials whose settings are known: by loss its ``loss_mode``, its clip, and the seeds."""
+        """Return what trained, of trials with known settings: by loss its ``loss_mode``, its clip, and the seeds."""
         known = [(t.loss, t.settings.loss, t.settings.clip or "–", str(t.seed)) for t in self.trials if t.settings]
         rows = pd.DataFrame(known, columns=["loss", "verl `loss_mode`", "clip", "seeds"])
         together = rows.groupby(list(rows.columns[:3]), sort=False).seeds.agg(", ".join).reset_index()
@@ -216,7 +216,7 @@ class Comparison:
 
 
 def counted(number: int, noun: str) -> str:
-    """For example "1 seed", "2 seeds", "2 losses"."""
+    """Count in words, for example "1 seed", "2 seeds", "2 losses"."""
     return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
@@ -243,7 +243,7 @@ def compare(trials: Sequence[Trial], baseline: str = "fspo", on: str = "") -> Co
 
 
 def _unlike(trials: Sequence[Trial], of: Callable[[Trial], object]) -> str:
-    """What most trials have, and each trial that has something else; empty where all agree."""
+    """Name what most trials have, and each trial that has something else; empty where all agree."""
     counts = Counter(map(of, trials)).most_common()
     others = (f"{trial.loss} seed {trial.seed} has {of(trial)}" for trial in trials if of(trial) != counts[0][0])
     return "" if len(counts) == 1 else f"most have {counts[0][0]}, {', '.join(others)}"

@@ -17,7 +17,7 @@ import wrapt
 
 PLACE = "probe"  # in the folder of a run
 FIELDS = ("eps", "eps_low", "eps_high", "eps_dual", "length_power", "normalization", "target_clip_rate", "inner")
-"""What is written of the config of a policy loss."""
+"""Fields that are written of the config of a policy loss."""
 
 
 def probed(name: str, find: Callable) -> Callable:
@@ -59,7 +59,7 @@ def probed(name: str, find: Callable) -> Callable:
 
 
 def _gradient(value: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """Of a loss at a place of its graph; 0 where it has none."""
+    """Return the gradient of a loss at a place of its graph; 0 where it has none."""
     if not value.requires_grad:
         return torch.zeros_like(place)
     (gradient,) = torch.autograd.grad(value, place, retain_graph=True, allow_unused=True)
@@ -98,7 +98,7 @@ def _write(call: dict) -> None:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What has a launch of verl written down below the folder of its run; the workers of Ray inherit it."""
+    """Return the environment in which calls of a loss are written below a folder; workers of Ray inherit it."""
     modules = filter(None, (os.environ.get("VERL_USE_EXTERNAL_MODULES"), __name__))
     paths = filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH")))
     return {

@@ -22,7 +22,7 @@ from fspo_verl.clips import MATCHED_RATE
 
 LATE = 5  # steps whose mean is the value at the end of a run
 MIN_SEEDS = 6
-"""Of an interval: all signs of 5 differences flipped give 32 outcomes, too few for 2.5% on either side."""
+"""The fewest seeds of an interval: flipping the signs of 5 differences gives 32 outcomes, too few for 2.5%."""
 SAME = "the same in every seed"  # verdicts, here and below
 TOO_FEW = f"fewer than {MIN_SEEDS} seeds"
 NOT_SHOWN = "no difference shown"

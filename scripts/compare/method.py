@@ -87,7 +87,7 @@ class Method:
 
     @property
     def variants(self) -> dict[str, "Method"]:
-        """What a broken loss may be instead, by what its range, weight or clip is then."""
+        """Faults that a broken loss may have, by what its range, weight or clip is then."""
         no_edge, shape = math.inf, {0.0: "eps", 0.5: "eps √L", 1.0: "eps L"}
         own = shape.get(self.power, f"eps L^{self.power:g}")
         variants = {
@@ -111,7 +111,7 @@ class Method:
 
 
 def asked(loss: str, mode: str, config: Mapping) -> Method | None:
-    """What a worker's config asks of fspo; None for another loss, and where the range moves."""
+    """Return what a worker's config asks of fspo; None for another loss, and where the range moves."""
     if loss != "fspo" or config["target_clip_rate"] is not None:
         return None
     low, high = (config["eps"] if config[side] is None else config[side] for side in ("eps_low", "eps_high"))

@@ -55,7 +55,7 @@ class TrainingRun:
 
     @property
     def settings(self) -> dict:
-        """What decides the result, as plain values."""
+        """The settings that decide the result, as plain values."""
         return {name: value for name, value in self.to_json().items() if name not in ("output", "folder")}
 
     def to_json(self) -> dict:

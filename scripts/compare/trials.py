@@ -38,7 +38,7 @@ BANDS = ("fspo", "gspo", "fixed_band")
 
 @dataclass(frozen=True)
 class Clips:
-    """What was clipped per step and length bin; counts are of responses with advantage != 0.
+    """Count what was clipped per step and length bin; counts are of responses with advantage != 0.
 
     Attributes:
         edges: of the length bins, see :func:`fspo_verl.analysis.clip_rates.length_edges`.

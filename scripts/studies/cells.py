@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a study computes, cell by cell, in one Parquet file.
+"""Cells that a study computes, one by one, in one Parquet file.
 
 A cell is what is computed at once, minutes to hours of work: one training run, say. It is a row, or several, and the
 values of some columns name it. A study leaves out what its file holds, so that it can be stopped at any time.

@@ -59,7 +59,7 @@ def _keeps_the_gradient_of_the_edge(register) -> None:
 
 
 def _weighs(exponent: Callable) -> Callable:
-    """With e^exponent(S, L) in place of e^S, where S is clipped."""
+    """Return the loss with e^exponent(S, L) in place of e^S, where S is clipped."""
 
     def plant(register) -> None:
         def change(found, log_prob, old_log_prob, advantages, mask, band, true):
@@ -75,7 +75,7 @@ def _weighs(exponent: Callable) -> Callable:
 
 
 def _ranges(change: Callable) -> Callable:
-    """With the band ``change(band)``, which decides everything."""
+    """Return the loss with the band ``change(band)``, which decides everything."""
 
     def plant(register) -> None:
         true = register.fspo_loss
@@ -143,7 +143,7 @@ FAULTS: dict[str, tuple[Callable, str]] = {
     "another-loss": (_is_another_loss, r"inside the range have another gradient, \d+ of \d+ calls have another value"),
     "other-records": (_records_others, r"\d+% of the records are of other responses than those that were trained"),
 }
-"""By name: what plants it, and the sentence (a regular expression) that the check says first."""
+"""Faults by name: what plants it, and the sentence (a regular expression) that the check says first."""
 SOUND = {f"seed-{seed}": seed for seed in range(10)}
 """Small trainings without a fault: their seeds by name."""
 

@@ -75,7 +75,7 @@ def scored(policies: Policies, responses: Rollout) -> Scored:
 
 
 def clipped(clip: str, rate: float, responses: Scored, seed: int) -> Tensor:
-    """What a clip takes of one seed's responses, 0 or 1 ``[tasks, n]``."""
+    """Return what a clip clips of one seed's responses, 0 or 1 ``[tasks, n]``."""
     s, q, a = (part[seed].detach() for part in responses[1:])
     if clip == "random":
         return (torch.rand(s.shape, generator=torch.Generator().manual_seed(seed)) < rate).float() * (a != 0)

@@ -54,7 +54,7 @@ class Arm(NamedTuple):
 
 
 class Regime(NamedTuple):
-    """What all arms of an experiment have in common."""
+    """Settings that all arms of an experiment have in common."""
 
     lengths: tuple[int, ...]  # tokens of a response to each task
     mini_batches: int
@@ -98,7 +98,7 @@ class Control:
 
 
 class Taken(NamedTuple):
-    """What a loss did to the responses of a task in an update, ``[S, n]``."""
+    """The effect of a loss on the responses of a task in an update, ``[S, n]``."""
 
     task: int
     advantage: Tensor
@@ -129,7 +129,7 @@ class Clip:
         self.control = Control(torch.full((len(scale), 2), math.inf) if eps is None else eps, arm.rate)
 
     def loss(self, task: int, log_prob: Tensor, old: Tensor, advantages: Tensor) -> tuple[Tensor, Taken]:
-        """Of one task's responses in a mini-batch, the sum over the seeds, and what it did to each response.
+        """Return, of one task's responses in a mini-batch, the sum over the seeds, and what it did to each response.
 
         Args:
             log_prob, old: ``[S·n, L]``, the seeds one after the other.
@@ -291,7 +291,7 @@ def eps_of(found: Sequence[Taken], rate: Tensor) -> Tensor:
 
 @functools.cache
 def warm(lengths: tuple[int, ...], transformer: bool, seeds: tuple[int, ...]) -> Policies | Transformers:
-    """Where all arms of these seeds start."""
+    """Return the start of all arms of these seeds."""
     return (Transformers if transformer else Policies)(lengths, seeds)
 
 

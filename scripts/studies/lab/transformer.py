@@ -72,11 +72,11 @@ class Transformers(Seeds):
         return (_normed(x) @ w["out"]).view(seeds, n, length, -1)
 
     def table(self) -> Tensor:
-        """What log-probs are computed from: the weights."""
+        """Return the weights, from which log-probs are computed."""
         return self.weights
 
     def log_prob(self, weights: Tensor, tokens: Tensor) -> Tensor:
-        """Of each token ``[S·n, L]``, in nats."""
+        """Return the log-prob of each token ``[S·n, L]``, in nats."""
         tokens = tokens.view(len(weights), -1, tokens.shape[-1])
         ids, before, task = tokens % VOCABULARY, tokens // VOCABULARY % VOCABULARY, tokens[..., 0] // VOCABULARY**2
         symbols, digits = self._log_probs(self._parts(weights), before, task)
@@ -85,7 +85,7 @@ class Transformers(Seeds):
         return torch.cat([symbols, digits], -1).flatten(2).flatten(0, 1)
 
     def _log_probs(self, w: dict[str, Tensor], before: Tensor, task: Tensor) -> tuple[Tensor, Tensor]:
-        """Of free symbols ``[S, n, L/2, FREE]``, and of digits ``[S, n, L/2, DIGITS]``."""
+        """Return the log-probs of free symbols ``[S, n, L/2, FREE]``, and of digits ``[S, n, L/2, DIGITS]``."""
         scores = self._scores(w, before, task).unflatten(2, (-1, 2))
         return scores[..., 0, :FREE].log_softmax(-1), scores[..., 1, FREE:].log_softmax(-1)
 

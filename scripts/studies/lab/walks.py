@@ -113,7 +113,7 @@ class Policies(Seeds):
         target = self._target[:, :, :, None].expand(-1, -1, -1, FREE, -1)
 
         def loss() -> Tensor:
-            """Of the table in which the permutation errs so often, and free symbols are equally likely."""
+            """Return the logits of the table that errs so often, and in which free symbols are equally likely."""
             symbols, digits = self._log_probs()
             return -(target * digits).sum() / FREE - symbols.sum() / FREE
 
@@ -131,7 +131,7 @@ class Policies(Seeds):
         return visits
 
     def _log_probs(self) -> tuple[Tensor, Tensor]:
-        """Of free symbols ``[S, C, DIGITS, FREE]`` and of digits ``[S, C, DIGITS, FREE, DIGITS]``."""
+        """Return log-probs of free symbols ``[S, C, DIGITS, FREE]`` and of digits ``[S, C, DIGITS, FREE, DIGITS]``."""
         w, seeds = self._parts(self.weights), len(self.weights)
         hidden = (w["digit"] + w["symbol"] + w["task"]).tanh()  # [S, C, DIGITS, FREE + 1, HIDDEN]
         hidden = hidden.view(seeds, self.count, -1, HIDDEN)
@@ -145,7 +145,7 @@ class Policies(Seeds):
 
     @staticmethod
     def log_prob(table: Tensor, tokens: Tensor) -> Tensor:
-        """Of each token, in nats."""
+        """Return the log-prob of each token, in nats."""
         return _LookUp.apply(table, tokens)
 
     @torch.no_grad()

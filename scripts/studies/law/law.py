@@ -76,7 +76,7 @@ def exponent_within(records: pd.DataFrame, last: int) -> Estimate:
 
 
 def clipped(records: pd.DataFrame, width: str) -> np.ndarray:
-    """What a width clips, 0 or 1 ``[rows]``, at one rate on each half of the prompts; a power is that of the other."""
+    """Return what a width clips, 0 or 1 ``[rows]``, at one rate on each half; a power is that of the other half."""
     first, found = prompts_of(records) % 2 == 0, np.zeros(len(records))
     for half in (first, ~first):
         power = WIDTHS[width]

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What README and docs/ quote is what the committed records say."""
+"""Quotations of README and docs/ are what the committed records say."""
 
 import sys
 from pathlib import Path

@@ -31,7 +31,7 @@ def accuracies(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def stability(own: pd.DataFrame) -> pd.DataFrame:
-    """By arm: seeds in which a task ends below half its best; median of largest over median gradient norm."""
+    """Count by arm: seeds in which a task ends below half its best; median of largest over median gradient norm."""
     curves = own.groupby(["arm", "seed", "length"]).accuracy
     fails = (curves.last() < curves.max() / 2).groupby(["arm", "seed"]).any().groupby("arm").sum()
     norms = own.groupby(["arm", "seed"]).norm.agg(lambda norm: norm.max() / norm.median()).groupby("arm").median()
@@ -39,7 +39,7 @@ def stability(own: pd.DataFrame) -> pd.DataFrame:
 
 
 def clip_rates(own: pd.DataFrame) -> pd.DataFrame:
-    """Of all seeds: a column per task and for all of them, a row per arm."""
+    """Return the means of all seeds: a column per task and for all of them, a row per arm."""
     sums = own.groupby(["arm", "length"])[["clipped", "live"]].sum().unstack()
     return (sums.clipped / sums.live).assign(all=sums.clipped.sum(axis=1) / sums.live.sum(axis=1))
 
@@ -67,14 +67,14 @@ def until_all(own: pd.DataFrame) -> pd.Series:
 
 
 def best_rate(records: pd.DataFrame, arm: str) -> float:
-    """Of an arm the learning rate at which the seeds that choose are done first; of equal ones the most accurate."""
+    """Return the learning rate at which the choosing seeds are done first; of equal ones the most accurate."""
     own = records[(records.arm == arm) & records.seed.isin(CHOOSING)].assign(arm=records.learning_rate)
     table = pd.DataFrame({"steps": until_all(own), "accuracy": -own.groupby(["arm", "seed"]).accuracy.mean()})
     return float(table.groupby("arm").mean().sort_values(["steps", "accuracy"]).index[0])
 
 
 def against_gspo(records: pd.DataFrame) -> Iterator[str]:
-    """What gspo.parquet says: arms at their best learning rates, and FSPO less each of the others."""
+    """Return the results in gspo.parquet: arms at their best learning rates, and FSPO less each of the others."""
     own = records[records.seed.isin(COMPARED)]
     tens = own.assign(arm=own.arm + ", steps from " + (own.step.sub(1).clip(lower=0) // 10 * 10 + 1).astype(str))
     yield f"Clip rates\n{pd.concat([clip_rates(own), clip_rates(tens)]).round(3).to_string()}"

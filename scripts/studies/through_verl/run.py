@@ -155,7 +155,7 @@ class Study:
         return self.cells.table().to_pandas().set_index(analyse.KEY).loc[key]
 
     def eps(self, arm: str, learning_rate: float, seed: int) -> tuple[float, float] | None:
-        """From the last pilot before the seed, until one has clipped what is allowed; the first pilot clips nothing."""
+        """Run pilots from the last one on, until one has clipped what is allowed; the first pilot clips nothing."""
         if (power := ARMS[arm].power) is None:
             return None
         arm, pilot = ("FSPO" if ARMS[arm].held else arm), self.cell("none", learning_rate, PILOTS[0])
