@@ -66,7 +66,7 @@ def written(request, tmp_path):
     synthetic_run.write_records(tmp_path / "records", table, loss)
     synthetic_run.write_config(tmp_path, loss)
     band = runs.read_run(tmp_path, "run").settings.trained_band if loss == "fspo" else None
-    logged = [logged_by_verl(part, [2, 3], mini_batches, band) for _, part in table.groupby("step")]
+    logged = [logged_by_verl(part, [2, 2], mini_batches, band) for _, part in table.groupby("step")]
     lines = [json.dumps({"step": step, "data": metrics}) + "\n" for step, metrics in enumerate(logged, start=1)]
     (tmp_path / "metrics-1.jsonl").write_text("".join(lines))
     return request.param, tmp_path, logged

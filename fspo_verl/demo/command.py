@@ -24,8 +24,7 @@ NEXT = "  fspo-verl run --loss observed -- bash my_script.sh"
 
 def main(_args: argparse.Namespace) -> int:
     """Print the conclusion, where the page is, what made them, and how to see the same of a run."""
-    lines = SAID.read_text(encoding="utf-8").splitlines()
-    show([(line[:8].rstrip(), line[9:]) for line in lines], widths=(8,))
+    say(SAID.read_text(encoding="utf-8").rstrip("\n"))
     show([("page", str(PAGE))], widths=(8,))
     say(f"\nmade without a GPU by\n{MADE_BY}\nto see the same of your run\n{NEXT}")
     return 0

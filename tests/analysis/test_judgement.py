@@ -234,9 +234,11 @@ def test_no_p_value_is_0():
 
 
 def test_sides_that_hold_other_lengths_are_named_and_not_mini_batches():
-    said = judged(simulated(worse=1.5, sides=1 / 3))
-    assert said.evidence.between == "side" and "Mini-batches" not in said.findings[0].sentence
-    assert "Worse responses are clipped more" in said.findings[0].sentence
+    found = [judged(simulated(seed, worse=1.5, sides=1 / 3)) for seed in range(6)]
+    sentences = [one.findings[0].sentence for one in found]
+    assert all(one.evidence.between == "side" for one in found) and "ini-batches" not in " ".join(sentences)
+    # Where counts differ by no more than the test allows for, nothing has to be explained.
+    assert sum("Worse responses are clipped more" in sentence for sentence in sentences) >= 4
 
 
 def test_slopes_that_persist_are_no_dependence_and_what_changes_is_said_with_both_rates():
