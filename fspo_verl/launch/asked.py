@@ -181,10 +181,18 @@ def problem(config: DictConfig, is_composed: bool) -> Finding | None:
     except ValueError as bad:
         return error(str(bad), id="asked")
     wanted = {key: _parse(text).value() for key, text in request.others.items()}
-    other = [key for key, value in wanted.items() if "${" not in str(value) and OmegaConf.select(config, key) != value]
+    other = [key for key, value in wanted.items() if "${" not in str(value) and not _has_value(config, key, value)]
     if _trains(config, request.loss) and not other:
         return None
     return _other_loss(request.loss, f"its main {'has changed' if is_composed else 'makes'} the config itself")
+
+
+def _has_value(config: DictConfig, key: str, value) -> bool:
+    """Return whether a config has a value; records lie in a folder below the one that is asked for."""
+    set_to = OmegaConf.select(config, key)
+    if key == RECORDS_DIR and isinstance(set_to, str) and isinstance(value, str):
+        return Path(set_to).is_relative_to(value)
+    return set_to == value
 
 
 def confirm(config: DictConfig, start: Start | None = None) -> None:
