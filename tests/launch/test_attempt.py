@@ -9,8 +9,9 @@ import pytest
 from composed import composed
 from omegaconf import OmegaConf
 
-from fspo_verl.keys import GROUP, RECORDS_DIR
+from fspo_verl.keys import GROUP, OVERRIDES, RECORDS_DIR
 from fspo_verl.launch import attempt, hook
+from fspo_verl.launch.asked import problem as request_problem
 from fspo_verl.launch.view import Launch
 
 CHECKPOINTS = "trainer.default_local_dir"
@@ -76,3 +77,12 @@ def test_a_second_run_into_the_folder_of_a_main_that_nobody_sees_is_told_at_the_
     assert found.severity == "warning" and f"{tmp_path} holds records already" in found.sentence
     hook.at_the_logger(OmegaConf.to_container(launch.config))
     assert "holds records already" in caplog.text
+
+
+@pytest.mark.parametrize("asked", ["records", "elsewhere"])
+def test_a_folder_that_the_environment_asks_for_holds_the_attempts(launched, tmp_path, monkeypatch, asked):
+    """What the trainer's logger sees of a launch is what was asked for, or the launch is refused there."""
+    config = launched()
+    monkeypatch.setenv(OVERRIDES, f"{GROUP}=fspo {RECORDS_DIR}={tmp_path}/{asked}")
+    problem = request_problem(config, True)
+    assert (problem is None) == (asked == "records")
