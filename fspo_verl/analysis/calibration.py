@@ -68,8 +68,10 @@ def main(args: argparse.Namespace) -> int:
     output.show([("run", run.name)], widths=(8,))
     shown = [one for place, one in enumerate(found) if place == 0 or one.id in OF_THE_BAND or one.severity != NOTE]
     # Advice to calibrate has been taken: the range answers it.
-    findings.show(one.without_advice() if one.command == "calibrate" else one for one in shown)
+    shown = [one.without_advice() if one.command == "calibrate" else one for one in shown]
+    findings.show(shown[:1])
     show_comparison(judged.compared)
+    findings.show(shown[1:])  # the overrides to paste come last
     return 0
 
 
