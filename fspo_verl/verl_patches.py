@@ -243,7 +243,9 @@ def _with_live_series(log, tracking, data, *args, **kwargs):
 
     logged = live.logged(data)
     if logged is not data:
-        alerts.say(getattr(tracking, "fspo_alerts", None), logged, kwargs.get("step", args[0] if args else None))
+        if not hasattr(tracking, "fspo_alerts"):  # a logger that was built before this wrap: its config is not known
+            tracking.fspo_alerts = alerts.of_run(None)
+        alerts.say(tracking.fspo_alerts, logged, kwargs.get("step", args[0] if args else None))
     return log(tracking, logged, *args, **kwargs)
 
 

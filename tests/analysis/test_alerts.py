@@ -187,3 +187,10 @@ def test_metrics_of_another_loss_are_not_looked_at(caplog, monkeypatch):
     monkeypatch.setattr(alerts.Alerts, "of_step", None)
     tracking(config()).log({"actor/grad_norm": math.nan, "actor/pg_clipfrac": 0.9}, 1)
     assert not caplog.records
+
+
+def test_a_logger_that_was_built_before_the_wraps_gives_alerts_without_a_config(caplog):
+    run = tracking(config())
+    del run.fspo_alerts
+    run.log(raw(SUMS | MOVED) | {"actor/grad_norm": math.nan}, 1)
+    assert "step 1: " in caplog.text and "actor/grad_norm" in caplog.text
