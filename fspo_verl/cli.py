@@ -81,7 +81,7 @@ COMMANDS = {
     ),
     "run": Command("launch.run", "a command of yours, with FSPO in every training that it starts", run_arguments),
     "calibrate": Command(
-        "analysis.calibration", "the band that gives a target clip rate, from the records of a run", calibrate_arguments
+        "analysis.calibration", "the range that clips a target share, from the records of a run", calibrate_arguments
     ),
     "report": Command(
         "report.page", "one page of figures and numbers on length fairness, from one or several runs", report_arguments
@@ -92,7 +92,7 @@ COMMANDS = {
 def parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """The parser of ``fspo-verl``, and those of its subcommands by name."""
     top = argparse.ArgumentParser(
-        prog="fspo-verl", description="Length-fair clipping for verl: check a launch, look at a run, tune its band."
+        prog="fspo-verl", description="Length-fair clipping for verl: check a launch, look at a run, tune its range."
     )
     top.add_argument("--version", action=_Version, nargs=0, help="versions of this package and of verl")
     subparsers = top.add_subparsers(dest="command", metavar="COMMAND", required=True)

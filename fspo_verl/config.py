@@ -58,7 +58,7 @@ class Observation:
 
 @dataclass
 class FSPOPolicyLossConfig(AdaptiveBand, Observation, PolicyLossConfig):
-    """verl's policy-loss config plus the clip band, whose fields :class:`fspo_verl.band.Band` documents.
+    """verl's policy-loss config plus the clip range, whose fields :class:`fspo_verl.band.Band` documents.
 
     Attributes:
         controller: what moves eps after each training step; None without ``target_clip_rate``.

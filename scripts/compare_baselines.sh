@@ -4,7 +4,7 @@
 #
 # bash scripts/compare_baselines.sh [--help] [options]
 #
-# Trains fspo, gspo, grpo, a fixed band and no clip with stock verl from the same warm starts on the same prompts, and
+# Trains fspo, gspo, grpo, a fixed range and no clip with stock verl from the same warm starts on the same prompts, and
 # compares them, on a machine with nothing but Python 3.10 to 3.12. See --help.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -7,8 +7,8 @@
 #   bash scripts/run_qwen3_8b_fspo_async.sh [Hydra overrides]
 #
 # verl's v1 trainer, trainer_mode=separate_async: a training step is what lies between two weight syncs, TRAIN_BATCH_SIZE
-# prompts in mini-batches that train as soon as they are generated. The log-probs that the band refers to are computed
-# by the trainer, with the weights of the last sync: the band then holds the optimiser steps since, and neither the
+# prompts in mini-batches that train as soon as they are generated. The log-probs that the range refers to are computed
+# by the trainer, with the weights of the last sync: the range then holds the optimiser steps since, and neither the
 # rollout engine's rounding nor the age of a response. For both of these verl weighs each token by its importance ratio,
 # capped at 2. In validations, and before the first step, the GPUs that train generate as well.
 # POLICY_LOSS, DRY_RUN and the rest as in run_qwen3_8b_fspo.sh.

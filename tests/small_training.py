@@ -28,7 +28,7 @@ def write_task(folder: Path, problems: int) -> Path:
 
 
 def overrides(task: Path, model: Path) -> list[str]:
-    """For :data:`MAIN`: 8 prompts x 4 responses of up to 20 tokens per step, in two optimiser steps."""
+    """Return the overrides of :data:`MAIN`: 8 x 4 responses of up to 20 tokens a step, in two updates."""
     return [
         f"data.train_files={task / 'problems.parquet'}",
         f"data.val_files={task / 'problems.parquet'}",

@@ -75,7 +75,7 @@ def test_the_mean_rate_is_the_target_with_few_responses_as_with_many(target, cou
 
 @pytest.mark.parametrize("target", [0.001, 0.01, 0.1, 0.25])
 def test_no_target_makes_eps_swing_from_step_to_step(target):
-    """Where a step has responses enough that their count hardly varies, eps is still."""
+    """A step has so many responses here that their count hardly varies: eps stays where it is."""
     rates = follow(target, 1_000_000, 60, seed=0)[30:]
     assert rates.std() < 0.1 * target
 
@@ -183,7 +183,7 @@ def test_only_a_whole_update_on_a_rank_that_counts_moves_eps():
 @settings(max_examples=20, deadline=None)
 @given(updates=st.lists(st.integers(0, 3), min_size=1, max_size=6), syncs=st.integers(1, 2))
 def test_eps_moves_once_a_training_step_however_many_updates_and_syncs_it_has(updates, syncs, tmp_path_factory):
-    """As of a step with all the updates' responses; a checkpoint before the sync has the eps after it."""
+    """It moves as after one update of all the responses; a checkpoint before the sync has the eps after it."""
     follows, whole = controller(), controller()
     for batches in updates:
         with follows.update():

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Of one run every command says the same: report, calibrate, alerts and JSON agree in cause, value, action."""
+"""Every command says the same of a run: report, calibrate, alerts and JSON agree in cause, value and action."""
 
 import json
 import math

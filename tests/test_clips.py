@@ -45,7 +45,7 @@ def batch():
 
 @pytest.fixture(scope="module")
 def records(batch):
-    """What a run would record of the batch."""
+    """Return the records that a run would write of the batch."""
     sequences = fspo_loss(*batch, Band())
     columns = {name: getattr(sequences, name) for name in ("length", "log_ratio", "quadratic_variation", "advantage")}
     return pd.DataFrame({name: column.numpy() for name, column in (columns | token_columns(*batch)).items()})

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a config of this package refuses, and what the built one says."""
+"""Configs of this package refuse bad values, and say what they hold."""
 
 import dataclasses
 import math

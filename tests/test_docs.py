@@ -59,7 +59,7 @@ def without_code(text: str) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of the headings, as GitHub and the site make them."""
+    """Return the anchors of the headings, as GitHub and the site make them."""
     titles = re.findall(r"^#+ (.+)$", without_code(page.read_text()), flags=re.MULTILINE)
     return {slugify(title.replace("`", ""), "-") for title in titles}
 
@@ -97,7 +97,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
 
 
 def description(tmp_path: Path, repository: str) -> str:
-    """What the package index would show."""
+    """Return the page that the package index would show."""
     setup = (ROOT / "setup.py").read_text()
     assert setup.count('REPOSITORY = "') == 1
     (tmp_path / "setup.py").write_text(re.sub('REPOSITORY = ".*"', f'REPOSITORY = "{repository}"', setup))
@@ -209,7 +209,7 @@ def test_the_page_for_users_of_gspo_leaves_cut_off_responses_out_and_has_the_num
 
 
 def test_the_page_on_noise_says_what_the_recipe_says():
-    """What is left of a batch is exp(-σ²L), and an eps of 2.6 σ is wide enough only up to some length."""
+    """The page has the recipe's sentences, its share exp(-σ²L), and the length up to which 2.6 σ is wide enough."""
     page = words("noise")
     assert f"First {noise.SAME}, or compute log-probs in float32. {noise.PRICE}" in page
     assert f"First {noise.SAME}, or compute log-probs in float32." in " ".join((ROOT / "README.md").read_text().split())

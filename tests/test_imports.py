@@ -56,7 +56,7 @@ def test_an_import_leads_down_and_around_in_no_circle():
 
 
 def test_the_losses_register_without_pandas_pyarrow_and_scipy():
-    """What importing them, the live series and the rules of causes brings along, at the top of modules."""
+    """Follow the imports at the top of modules, from the losses, the live series and the rules of causes."""
     files, heavy, seen = modules(), {"pandas", "pyarrow", "scipy", "hydra", "matplotlib"}, set()
     queue = ["fspo_verl.register", "fspo_verl.analysis.live", "fspo_verl.analysis.causes"]
     while queue:

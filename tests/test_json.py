@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What commands print as JSON is what docs/json.md says, key by key: that page is the schema."""
+"""The JSON that commands print has the keys of docs/json.md: that page is the schema."""
 
 import json
 import re
@@ -25,7 +25,7 @@ SIMPLE = {
 
 
 def schema():
-    """By name of an object: key to type, and whether it can be missing."""
+    """Return the keys of each object on the page, with their types and whether they can be missing."""
     found = {}
     for section in re.split(r"^##+ ", PAGE.read_text(), flags=re.MULTILINE)[1:]:
         rows = re.findall(r"^\| ?`(\w+)`(\??) ?\| ?([^|]+?) ?\|", section, flags=re.MULTILINE)
@@ -37,7 +37,7 @@ SCHEMA = schema()
 
 
 def wrong(value, kind, at=""):
-    """Where a value is not of a type, and why."""
+    """Yield each place where a value is not of a type, and why."""
     if " or " in kind:
         found = [list(wrong(value, one, at)) for one in kind.split(" or ")]
         yield from () if not all(found) else found[0]

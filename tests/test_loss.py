@@ -236,7 +236,7 @@ def test_layouts_mask_types_and_inference_mode_make_no_difference():
     part=st.sampled_from([slice(None), slice(1, 2)]),
 )
 def test_a_change_in_place_before_backward_is_an_error_or_without_effect(changed, mask_dtype, inference, part):
-    """As autograd has it. A tensor of inference mode has no version, and is not refused."""
+    """Autograd notices a change by the version of a tensor, which a tensor of inference mode has not."""
     batch = dict(zip(("log_prob", "old_log_prob", "advantages", "mask"), random_batch(rows=3), strict=True))
     with torch.inference_mode(inference):
         batch |= {name: batch[name].clone() for name in ("old_log_prob", "advantages")}

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What commands write: plain lines on the streams, and files that are whole and their own."""
+"""Commands write plain lines on the streams, and whole files of their own."""
 
 import ast
 import errno
@@ -36,7 +36,7 @@ def test_a_message_names_a_page_that_can_be_opened_or_none(links, monkeypatch):
 
 
 def test_what_is_logged_or_warned_of_is_a_plain_line_said_once():
-    """In a process of its own, as pytest takes both."""
+    """It runs in a process of its own, as pytest takes both."""
     code = """
 import logging, sys, warnings
 import fspo_verl

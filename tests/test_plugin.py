@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the installed package does to processes that import verl, and the ways by which a launch reaches its checks."""
+"""The installed package in processes that import verl, and the ways by which a launch reaches its checks."""
 
 import json
 import logging

@@ -277,7 +277,7 @@ def test_only_the_metrics_read_a_value_and_once(info, monkeypatch):
 
 @pytest.mark.parametrize("rows, width", [(8, 512), (64, 1024)])
 def test_a_call_and_its_backward_are_fewer_operations_than_those_of_gspo(rows, width):
-    """On a GPU the host launches a kernel or more for each, which is what a call costs there."""
+    """The host launches a kernel or more for each on a GPU, and that is what a call costs there."""
     batch, count = make_batch(rows, width, "cpu"), {}
     for name in ("fspo", "gspo"):
         function = call(name, batch)

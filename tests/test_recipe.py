@@ -41,7 +41,7 @@ def test_each_test_of_a_patch_fails_without_it_and_passes_with_it(tmp_path):
         tests |= added
 
     def outcomes() -> list[str]:
-        """What each test comes to."""
+        """Return the outcome of each test."""
         command = [sys.executable, "-c", PYTEST, "-q", "-p", "no:cacheprovider", "-rA", *map(str, tests)]
         env = os.environ | {"PYTHONPATH": str(verl)}
         done = subprocess.run(command, cwd=verl, env=env, capture_output=True, text=True)

@@ -21,7 +21,7 @@ ROLLOUT_TP=${ROLLOUT_TP:-2}
 TOTAL_EPOCHS=${TOTAL_EPOCHS:-10}
 # ---- end user-adjustable ----
 
-# policy_loss=fspo selects loss, band and aggregation. Without the plugin verl knows neither it nor records_dir, and stops.
+# policy_loss=fspo selects loss, range and aggregation. Without the plugin verl knows neither it nor records_dir, and stops.
 python3 -m verl.trainer.main_ppo \
     algorithm.policy_loss=fspo \
     actor_rollout_ref.actor.policy_loss.eps="$EPS" \

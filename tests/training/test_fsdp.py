@@ -140,7 +140,7 @@ def test_fused_kernels_change_neither_gradient_nor_metrics(train, untrained_mode
 
 
 def agree(got: dict, whole: dict):
-    """What two runs of :func:`train` saved is the same."""
+    """Assert that two runs of :func:`train` saved the same."""
     norm = torch.cat([g.flatten() for g in whole["gradient"].values()]).norm()
     assert norm > 0
     assert got["metrics"]["actor/pg_loss"] == pytest.approx(whole["metrics"]["actor/pg_loss"], rel=1e-5)

@@ -1,8 +1,8 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is assumed of verl: each docstring says what is lost where the installed verl does otherwise.
+"""Tests of the assumptions on verl: each docstring says what is lost where the installed verl does otherwise.
 
-Here is what would be lost in silence, or late in a run; what stops a run at its start is left to the trainings.
+They cover losses in silence, or late in a run; the trainings show what stops a run at its start.
 "read": by its sources, as running it would take workers or GPUs. Live series, through the trainers:
 tests/analysis/test_live.py.
 """

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a band that follows a clip rate needs of verl."""
+"""Assumptions on verl of a range that follows a clip rate."""
 
 import functools
 import inspect

@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the checks before Ray starts and the doctor need of verl."""
+"""Assumptions on verl of the doctor and of the checks before Ray starts."""
 
 import ast
 import re

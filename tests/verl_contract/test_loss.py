@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the policy loss and its metrics need of verl, in every worker."""
+"""Assumptions on verl of the policy loss and its metrics, in every worker."""
 
 import ast
 import dataclasses
@@ -57,7 +57,7 @@ def test_agg_loss_has_no_mode_that_was_not_looked_at():
 
 
 def gradient(loss: str, mode: str) -> torch.Tensor:
-    """Of a loss of verl, with respect to the log-probs of responses of 1, 2 and 4 tokens, which two updates moved."""
+    """Return the gradient of a loss of verl at responses of 1, 2 and 4 tokens, which two updates moved."""
     length = torch.tensor([[1], [2], [4]])
     mask = (torch.arange(4) < length).float()
     old, move = -torch.ones(3, 4), 1e-4 * torch.randn(3, 4, generator=torch.Generator().manual_seed(0))

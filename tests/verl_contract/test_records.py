@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What records per response need of verl."""
+"""Assumptions on verl of records per response."""
 
 import importlib
 import inspect

@@ -117,7 +117,7 @@ def judged(responses: Scored) -> pd.DataFrame:
 
 
 class Answer(NamedTuple):
-    """Over the states of one clip rate; a state is a seed after a rollout at a learning rate."""
+    """Means over the states of one clip rate; a state is a seed after a rollout at a learning rate."""
 
     means: pd.DataFrame  # per clip: cosine and LRE
     correlation: tuple[float, float, float]  # Spearman's of LRE and cosine over the clips of a state; mean and interval
