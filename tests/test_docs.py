@@ -234,8 +234,9 @@ def test_the_noise_that_others_quote_is_that_of_the_page_on_noise():
 
 
 def test_the_reasons_of_readme_stand_on_the_pages_that_it_names():
-    noise = re.search(r"clips \[(\d+%) of responses of 200 tokens\].* log-ratio by \[(0\.\d+)\]", readme()).groups()
-    assert "| {1} | GSPO | {0} |".format(*noise) in words("healthy")
+    pattern = r"log-ratio by \[(0\.\d+)\].* \[(\d+%) of responses of 200 tokens, FSPO's (\d+%)\]"
+    sigma, gspo, fspo = re.search(pattern, readme()).groups()
+    assert f"| {sigma} | GSPO | {gspo} |" in words("healthy") and f"| {sigma} | FSPO | {fspo} |" in words("healthy")
     points = re.search(r"([\d.]+) points of success under GSPO's shape, ([\d.]+) under FSPO's", readme()).groups()
     assert all(f"−{of_a_shape} [" in words("results") for of_a_shape in points)
 
@@ -244,7 +245,9 @@ def test_the_cost_of_a_step_is_the_arithmetic_that_the_page_shows():
     method = words("method")
     (ratio,) = re.findall(r"takes ([\d.]+) times what it takes with gspo", method)
     (call,) = map(float, re.findall(r"At most ([\d.]+) ms more", method))
-    assert f"of {ratio} times GSPO's time: at 8B [less than {math.ceil(100 * call / 250)}% of the update]" in readme()
+    assert (
+        f"takes {ratio} times GSPO's time, at 8B [less than {math.ceil(100 * call / 250)}% of the update]" in readme()
+    )
     assert f"has 512 calls per GPU, {call * 512 / 1000:.1f} s" in method
 
 
