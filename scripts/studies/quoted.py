@@ -108,9 +108,9 @@ def law_of_s() -> Quotes:
     yield RESULTS, f"S spreads like L^{text:.2f} within plain texts, {longer}"
     root, linear, fixed, fitted = (law.rate_of_kinds(cpu, width) for width in ("√L", "L", "fixed", "a fitted power"))
     takes = [f"{rates['text']:.0%} and {rates['chat']:.0%}" for rates in (root, linear, fixed)]
-    yield RESULTS, "√L takes {} of texts and chat answers, L {}, a fixed range {}".format(*takes)
+    yield RESULTS, "√L clips {} of texts and chat answers, L {}, a fixed range {}".format(*takes)
     times = fitted["steps"] / fitted["text"]
-    yield RESULTS, f"one fitted to be even in length takes solutions {times:.1f} times as often as texts"
+    yield RESULTS, f"one fitted to be even in length clips solutions {times:.1f} times as often as texts"
 
 
 def rates_of_learning() -> Quotes:
