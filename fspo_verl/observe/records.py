@@ -20,7 +20,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
@@ -254,8 +254,25 @@ def _batch(columns: dict[str, np.ndarray], micro_batch: MicroBatch) -> pa.Record
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(kinds))
 
 
+@dataclass(frozen=True)
+class Records:
+    """The records of a run, and what there is to know of them beside the table."""
+
+    table: pd.DataFrame
+    """The result of :func:`read_records`."""
+
+    settings: RunSettings | None
+    """The last settings that the run trained with; None without any record."""
+
+    rows: int
+    """Rows of responses that trained, those included that a random choice has left out."""
+
+    incomplete_steps: int = 0
+    """Steps in which records are missing."""
+
+
 def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool = False) -> pd.DataFrame:
-    """The records below a folder as one table, of a run that is going on, has ended or was killed.
+    """Read the records below a folder as one table, of a run that is going on, has ended or was killed.
 
     Args:
         folder: searched with all folders in it.
@@ -265,30 +282,31 @@ def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool
     Returns:
         One row per response and optimiser step, of :data:`COLUMNS`, and where the run has them of :data:`CLIP_COLUMNS`,
         :data:`EPS_COLUMNS` and :data:`fspo_verl.observe.columns.OPTIONAL`; without any record an empty table.
-        ``attrs["settings"]`` are the :class:`fspo_verl.observe.settings.RunSettings`, None without any record,
-        ``attrs["rows"]`` how many rows of responses that trained were recorded, and ``attrs["lost"]`` in how many steps
-        records are missing.
 
     A file that is damaged, or that this package has not written, is left out with a warning, and its steps count as
     missing. Missing records, and different settings in one folder, are warnings.
     """
+    return read(folder, max_rows, rejected).table
+
+
+def read(folder: str | Path, max_rows: int | None = None, rejected: bool = False) -> Records:
+    """Read the records below a folder as :func:`read_records` does, with their settings and what is missing."""
     found = attempts.attempts_below(folder)
     unreadable: dict[Path, str] = {}
     with ThreadPoolExecutor(_THREADS) as threads:
         opened = _each(threads, _opened, [file for attempt in found for file in attempt.counted], unreadable)
         share = 1.0 if max_rows is None else min(max_rows / max(sum(one.rows for one in opened), 1), 1.0)
-        read = _each(threads, functools.partial(_read, share=share, rejected=rejected), opened, unreadable)
-    used = [one.opened for one in read]
-    frame = _frame([one.table for one in read])
+        parts = _each(threads, functools.partial(_read, share=share, rejected=rejected), opened, unreadable)
+    used = [one.opened for one in parts]
+    frame = _frame([one.table for one in parts])
     settings = _in_force(used[-1].settings, frame) if used else None
     footers = {one.path: one.footer for one in used}
     lost = sum(attempts.missing_steps(attempt, footers) for attempt in found)
-    frame.attrs = {"settings": settings, "rows": sum(one.trained for one in read), "lost": lost}
     for path, why in unreadable.items():
         warnings.warn(f"{path} is left out, it cannot be read: {why}", stacklevel=2)
     for text in (*_hidden(found), *_incomplete(lost), *_differing([one.settings for one in used])):
         warnings.warn(f"{folder}: {text}", stacklevel=2)
-    return frame
+    return Records(frame, settings, sum(one.trained for one in parts), lost)
 
 
 _THREADS = 2  # read at once: more do not read faster, as each holds Python's lock half of the time
