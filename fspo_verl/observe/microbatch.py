@@ -113,7 +113,7 @@ class _Position:
         ranks, mini_batch_rows, dealt = (tu.get(data, key) for key in ("dp_size", "global_batch_size", _DEALT))
         if not ranks or not mini_batch_rows or dealt is not None:
             return None
-        step = self._step_of(tu.get(data, "global_steps"))
+        step = self._step_of(data)
         if step != self.step:
             self.step, self.mini_batch, self.rows, self.step_rows = step, 0, 0, 0
         self.trained = True
@@ -135,14 +135,19 @@ class _Position:
             self.rows, self.mini_batch, self.step_rows = 0, self.mini_batch + 1, micro_batch.step_rows
         return micro_batch
 
-    def _step_of(self, drawn) -> int:
-        """The training step of a micro-batch whose prompts were drawn in these steps, None where they do not tell."""
-        if drawn is None:
+    def _step_of(self, data) -> int:
+        """Return the training step of a micro-batch: it lasts until the next sync, where syncs are seen."""
+        import verl.utils.tensordict_utils as tu
+
+        drawn_in = "global_steps"  # of each prompt
+        if self.trained and (self.synced is not None or drawn_in not in data):
+            return self.step
+        if drawn_in not in data:
             # An older trainer. One-step-off syncs before a step, others after it: the first update after a sync counts.
-            return self.step if self.trained else self.step + 1
+            return self.step + 1
         # A v1 trainer syncs at the end of a step. An asynchronous one may have drawn its prompts in an earlier step.
         after_sync = 1 if self.synced is None else self.synced + 1
-        return max(after_sync, int(np.max(drawn)))
+        return max(after_sync, int(np.max(tu.get(data, drawn_in))))
 
 
 _POSITION = _Position()
