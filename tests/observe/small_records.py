@@ -8,11 +8,11 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
 from fspo_verl import clips
-from fspo_verl.observe.microbatch import MicroBatch
 from fspo_verl.observe.records import RecordWriter
 from fspo_verl.observe.settings import RunSettings
 
@@ -35,8 +35,10 @@ def columns(rows=4, seed=0):
 def add(writer, step, mini_batch=0, rank=0, ranks=1, rows=4, seed=0, values=None):
     """A micro-batch with two responses to each prompt."""
     prompts, texts = [f"prompt {step}-{row // 2}" for row in range(rows)], [problem(row // 2) for row in range(rows)]
-    where = MicroBatch(step, mini_batch, rank, ranks, prompts, texts, step_rows=rows, staleness=[0.0] * rows)
-    writer.add(values or columns(rows, seed), where)
+    place = {"step": step, "mini_batch": mini_batch, "rank": rank, "ranks": ranks}
+    writer.add(
+        values or columns(rows, seed), SimpleNamespace(**place, prompts=prompts, texts=texts, staleness=[0.0] * rows)
+    )
 
 
 def attempt(folder, run):
