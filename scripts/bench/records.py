@@ -82,10 +82,10 @@ def write(rank: int, folder: Path, ranks: int, steps: int, rows: int, every: int
 
 def opened(folder: Path, page: Path) -> tuple[float, float, float]:
     """Seconds, seconds of processors and peak GiB of resident memory of `fspo-verl report`."""
-    start = time.perf_counter()
+    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-m", "fspo_verl.cli", "report", folder, "--output", page], check=True)
     seconds, used = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 2**20
+    return seconds, used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime, used.ru_maxrss / 2**20
 
 
 def main() -> None:

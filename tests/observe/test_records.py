@@ -283,6 +283,23 @@ def test_a_process_that_ends_writes_what_nobody_has_had_written(tmp_path):
     assert set(records.prompt_text_hash) == {text_hash(problem(number)) for number in (0, 1)}  # as in this process
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("part", [0, 0.5, 1])
+def test_a_write_that_is_cut_off_leaves_the_whole_file_of_the_update_before(tmp_path, part):
+    assert in_a_process(f"die {part}", tmp_path).wait() == 0
+    assert [path.stat().st_size > 0 for path in tmp_path.rglob(".step*")] == [part > 0]
+    recorded = read(tmp_path)
+    assert steps_of(recorded.table) == {1: 4, 2: 4} and recorded.incomplete_steps == 0
+
+
+def test_columns_that_come_later_are_null_before(tmp_path):
+    writer = opened(tmp_path)
+    add(writer, 1)
+    add(writer, 2, values=columns() | {"truncated": np.ones(4)})
+    writer.flush()
+    assert read_records(tmp_path).groupby("step").truncated.sum().to_dict() == {1: 0, 2: 4}
+
+
 @pytest.mark.parametrize("how", ["exits", "flushes", "records", "written"])
 def test_a_copy_of_a_process_writes_nothing(tmp_path, how):
     process = subprocess.run([sys.executable, small_records.__file__, f"fork {how}", tmp_path], capture_output=True)
