@@ -167,8 +167,8 @@ def _token_sums(log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, mask
     s, q = log_ratio.sum(-1), log_ratio.square().sum(-1)
     advantage = torch.where(mask, advantages.to(dtype), 0.0)
     positive, negative = advantage.clamp(min=0), advantage.clamp(max=0)
-    counts = positive.count_nonzero(-1), negative.count_nonzero(-1)
-    return torch.stack([mask.sum(-1), s, q, positive.sum(-1), negative.sum(-1), *counts])
+    counts = positive.sign().sum(-1), -negative.sign().sum(-1)  # faster than to count what is not 0
+    return torch.stack([mask.sum(-1, dtype=dtype), s, q, positive.sum(-1), negative.sum(-1), *counts])
 
 
 def _token_gradient(advantages: Tensor, mask: Tensor, upper: Tensor, lower: Tensor, finite: Tensor) -> Tensor:

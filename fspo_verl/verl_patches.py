@@ -172,9 +172,7 @@ def _in_its_micro_batch(ppo_loss, config, model_output, data, dp_group=None):
     from fspo_verl.observe import microbatch
     from fspo_verl.observe.metrics import as_sums
 
-    observation = getattr(config, "policy_loss", None)
-    is_recorded = observation is not None and observation.get("records_dir") is not None
-    with microbatch.entered(data, dp_group, is_recorded):
+    with microbatch.entered(data, dp_group):
         loss, metrics = ppo_loss(config, model_output, data, dp_group)
     return loss, as_sums(metrics)
 

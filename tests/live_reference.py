@@ -7,13 +7,17 @@ import pandas as pd
 
 from fspo_verl.analysis import clip_rates
 from fspo_verl.clips import BandClip
+from fspo_verl.observe.settings import RunSettings
 
 
-def series(records: pd.DataFrame, length_bins: list[int], min_count: int = 1) -> dict[str, float]:
+def series(
+    records: pd.DataFrame, settings: RunSettings | None, length_bins: list[int], min_count: int = 1
+) -> dict[str, float]:
     """The series of the records of one step, of a loss that clips whole responses.
 
     Args:
         records: all responses with a token of the step.
+        settings: of the run; None where they are not known.
         length_bins: inner edges of the bins, as the config has them.
         min_count: of :func:`fspo_verl.analysis.live.series`.
     """
@@ -22,7 +26,6 @@ def series(records: pd.DataFrame, length_bins: list[int], min_count: int = 1) ->
     table = clip_rates.rate_by_length(counted.length, counted.clipped, edges, np.arange(len(counted)))
     better = counted.advantage > 0
     variance = (records.quadratic_variation / records.length).astype(np.float64)
-    settings = records.attrs.get("settings")
     still = (records.mini_batch == 0) & (settings is None or not settings.old_log_probs_from_rollout)
     ratio = np.exp(np.minimum(counted.log_ratio[counted.clipped == 0].to_numpy(np.float64), 20))
     values = {

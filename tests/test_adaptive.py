@@ -19,7 +19,7 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from fspo_verl.adaptive import EPS_MIN, FILE, GAIN, next_eps
 from fspo_verl.band import Band
 from fspo_verl.config import FSPOPolicyLossConfig
-from fspo_verl.observe.records import CLIP_COLUMNS, COLUMNS, EPS_COLUMNS, read_records
+from fspo_verl.observe.records import CLIP_COLUMNS, COLUMNS, EPS_COLUMNS, read
 from fspo_verl.observe.settings import RunSettings
 
 BAND = {"eps_low": 0.05, "eps_high": 0.04}
@@ -278,10 +278,10 @@ def test_records_hold_the_eps_in_force_of_each_response_once_there_is_one(tmp_pa
         values = columns() | {name: np.full(4, eps) for name in EPS_COLUMNS}
         write(tmp_path, [step], settings=settings, values=values)
     with pytest.warns(UserWarning, match="target_clip_rate"):  # the run began with a fixed eps
-        records = read_records(tmp_path)
+        recorded = read(tmp_path)
+    records, found = recorded.table, recorded.settings
     assert list(records.columns) == [*COLUMNS, *CLIP_COLUMNS, *EPS_COLUMNS]
     for name in EPS_COLUMNS:
         assert records[name].dropna().tolist() == [0.1] * 4 + [0.2] * 4 + [0.4] * 4
         assert records[name].isna().tolist() == [True] * 4 + [False] * 12
-    found = records.attrs["settings"]
     assert (found.band.low, found.band.high, found.band.dual, found.target_clip_rate) == (0.2, 0.2, 0.2, 0.1)

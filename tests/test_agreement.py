@@ -4,6 +4,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -106,6 +107,27 @@ def test_every_command_says_the_same_of_one_run(written, capsys, tmp_path):
     found = alerted[0]
     expected = RECORD if cause == c.LENGTH else action  # sums of steps carry no test, so they advise no range
     assert (found.id, found.action, found.value) == (cause, expected, pytest.approx(first.value, rel=1e-6))
+
+
+RATES = ("clip_rate", "sides", "not_finite", "cut_off", "noise_sigma", "moved", "one_step", "noise_outside")
+
+
+@pytest.mark.parametrize("written", RUNS, indirect=True)
+def test_the_log_alone_gives_the_cause_and_the_rates_of_the_records(written, capsys, tmp_path):
+    """Lengths are not tested without records: they are named where rates differ much, and never called alike."""
+    name, folder, _ = written
+    _, cause, action = RUNS[name]
+    recorded = judge(runs.read_run(folder, "run")).evidence
+    shutil.rmtree(folder / "records")
+    (said,) = json.loads(said_by(capsys, "report", folder, "-o", tmp_path / "report", "--json"))["runs"]
+    first = said["findings"][0]
+    assert first["id"] == (c.UNKNOWN if cause == c.EVEN else cause)
+    assert first["action"] == (action if action == FIX else RECORD)
+    logged = judge(runs.read_run(folder, "run")).evidence
+    for rate in RATES[: -1 if name == "an observed run of gspo" else None]:  # noise_outside is logged of fspo alone
+        of_log, of_records = getattr(logged, rate), getattr(recorded, rate)
+        assert of_log == (None if of_records is None else pytest.approx(of_records, rel=0.01)), rate
+    assert said["clip"]["rate"] == logged.clip_rate > 0
 
 
 CONSOLE = "step:{} - actor/pg_clipfrac:{:.4f} - actor/grad_norm:{} - response_length/mean:{}\n"

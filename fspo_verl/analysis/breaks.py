@@ -31,7 +31,7 @@ def find_break(metrics: pd.DataFrame) -> Break | None:
     """The break of a policy that lasts to the end of a run; None where there is none, or it cannot be told.
 
     Args:
-        metrics: of :func:`fspo_verl.analysis.logs.table`.
+        metrics: of :class:`fspo_verl.analysis.logs.Log`.
     """
     series = {name: _logged(metrics, metric) for name, metric in _SIGNS.items()}
     rewards = [reward for name in _REWARD if len(reward := _logged(metrics, name)) >= MIN_STEPS and reward.any()]

@@ -89,7 +89,7 @@ def judge(run: Run, rate: float = MATCHED_RATE) -> Judgement:
     """
     if len(run.records):
         found = judge_records(run.rollouts, run.settings, rate, find_break(run.metrics))
-        return found._replace(findings=[*found.findings, *_incomplete(run.records)])
+        return found._replace(findings=[*found.findings, *_incomplete(run)])
     evidence = evidence_of_metrics(run)
     if evidence.clip_rate is None and ((said := facts(run)) or evidence.broken):
         return Judgement(_of_log(run, said, evidence), evidence)
@@ -107,8 +107,6 @@ def judge_records(
     records: pd.DataFrame, settings: RunSettings | None, rate: float = MATCHED_RATE, policy: Break | None = None
 ) -> Judgement:
     """:func:`judge` of records alone, those of rejected responses included; ``policy``: where metrics say it broke."""
-    records = records.copy(deep=False)
-    records.attrs = {}  # pandas copies them with every selection
     evidence = replace(evidence_of_records(records, settings), policy=policy)
     findings, effect = conclude(evidence), evidence.length
     if effect is None or not effect.is_of_run or findings[0].action == FIX:
@@ -381,10 +379,10 @@ def _of_log(run: Run, said: list[Finding], evidence: Evidence) -> list[Finding]:
     return [replace(first, id=UNKNOWN, advice=learn_more(run), action=RECORD), *others]
 
 
-def _incomplete(records: pd.DataFrame) -> Iterator[Finding]:
-    if steps := records.attrs["lost"]:
+def _incomplete(run: Run) -> Iterator[Finding]:
+    if steps := run.recorded.incomplete_steps:
         said = f"Steps with missing records: {steps:,}. Their files are damaged, gone or were not written."
         yield Finding("incomplete", NOTE, said, "", steps)
-    if (rows := records.attrs["rows"]) > len(records):
-        said = f"A random {len(records):,} of its {rows:,} records are used (--max-rows)."
-        yield Finding("sample", NOTE, said, "", len(records) / rows)
+    if (rows := run.recorded.rows) > len(run.records):
+        said = f"A random {len(run.records):,} of its {rows:,} records are used (--max-rows)."
+        yield Finding("sample", NOTE, said, "", len(run.records) / rows)

@@ -27,9 +27,6 @@ Row = tuple[int, dict[str, float]]
 """Step and metrics; a step may come in several rows, of which the latest value counts."""
 
 FILE_LOGGER = "verl's file logger"
-NOT_FINITE = "not_finite"
-"""Entry of a table's ``attrs``: by metric, the steps that logged NaN or inf; a step that did not log it is NaN too."""
-
 CLIPPED = "actor/pg_clipfrac"
 NAMES = {
     # verl up to 0.4, and 0.6
@@ -49,8 +46,36 @@ READS = (
 
 
 class Log(NamedTuple):
+    """The metrics of a run by step."""
+
     metrics: pd.DataFrame
-    source: str  # what kind of log it is
+    """Index ``step``, one float column per metric, NaN where a step has not logged it."""
+
+    source: str
+    """The kind of log that they are from."""
+
+    not_finite: dict[str, list[int]]
+    """By metric, the steps that logged NaN or inf."""
+
+    @staticmethod
+    def of(rows: Iterable[Row], source: str = FILE_LOGGER) -> "Log":
+        """Make the log of rows; a clip fraction that is no share is not taken for logged."""
+        steps: dict[int, dict[str, float]] = {}
+        for step, metrics in rows:
+            if not 0 <= step < _LAST_STEP:
+                continue
+            named = {_verl_name(name, metrics): value for name, value in metrics.items()}
+            if math.isfinite(share := named.get(CLIPPED, math.nan)) and not 0 <= share <= 1:
+                del named[CLIPPED]
+            steps.setdefault(step, {}).update(named)
+        frame = pd.DataFrame.from_dict(steps, orient="index", dtype=float).sort_index()
+        frame.index = frame.index.astype(int).rename("step")
+        not_finite: dict[str, list[int]] = {}
+        for step in sorted(steps):
+            for name, value in steps[step].items():
+                if not math.isfinite(value):
+                    not_finite.setdefault(name, []).append(step)
+        return Log(frame, source, not_finite)
 
 
 def read(path: Path) -> Log | None:
@@ -91,32 +116,8 @@ def _refuse_trl(path: Path, log: Log | None) -> None:
 
 
 def _log(source: str, rows: Iterable[Row]) -> Log | None:
-    metrics = table(rows)
-    return Log(metrics, source) if metrics.size else None
-
-
-def table(rows: Iterable[Row]) -> pd.DataFrame:
-    """Index ``step``, one float column per metric, NaN where a step has not logged it; see :data:`NOT_FINITE`.
-
-    A clip fraction that is no share is not taken for logged.
-    """
-    steps: dict[int, dict[str, float]] = {}
-    for step, metrics in rows:
-        if not 0 <= step < _LAST_STEP:
-            continue
-        named = {_verl_name(name, metrics): value for name, value in metrics.items()}
-        if math.isfinite(share := named.get(CLIPPED, math.nan)) and not 0 <= share <= 1:
-            del named[CLIPPED]
-        steps.setdefault(step, {}).update(named)
-    frame = pd.DataFrame.from_dict(steps, orient="index", dtype=float).sort_index()
-    frame.index = frame.index.astype(int).rename("step")
-    broken: dict[str, list[int]] = {}
-    for step in sorted(steps):
-        for name, value in steps[step].items():
-            if not math.isfinite(value):
-                broken.setdefault(name, []).append(step)
-    frame.attrs[NOT_FINITE] = broken
-    return frame
+    log = Log.of(rows, source)
+    return log if log.metrics.size else None
 
 
 def _verl_name(name: str, beside: Container[str]) -> str:

@@ -25,7 +25,7 @@ from fspo_verl.analysis.evidence import TRAINED
 from fspo_verl.band import Band
 from fspo_verl.keys import ACTOR, POLICY_LOSS, RECORDS_DIR
 from fspo_verl.observe.attempts import attempts_below, files_below
-from fspo_verl.observe.records import read_records
+from fspo_verl.observe.records import Records, read
 from fspo_verl.observe.settings import RunSettings, clip_ratios
 from fspo_verl.output import plain
 
@@ -43,16 +43,25 @@ class Run:
 
     name: str
     folder: Path  # that it was read from, or its one log
-    metrics: pd.DataFrame  # of :func:`fspo_verl.analysis.logs.table`
-    rollouts: pd.DataFrame  # of :func:`fspo_verl.observe.records.read_records`, all responses
+    log: logs.Log
+    recorded: Records  # of all responses, rejected ones included
     config: dict | None = None  # as composed by Hydra, interpolations as written
-    source: str = logs.FILE_LOGGER  # the kind of log that the metrics are from
 
     @property
     def broken(self) -> tuple[str, ...]:
         """Metrics of the training that are NaN or inf in some step, with the first of these steps."""
-        steps = self.metrics.attrs.get(logs.NOT_FINITE, {})
+        steps = self.log.not_finite
         return tuple(f"{name} from step {steps[name][0]} on" for name in steps if name.startswith(TRAINED))
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """Metrics by step."""
+        return self.log.metrics
+
+    @property
+    def rollouts(self) -> pd.DataFrame:
+        """Records of all responses."""
+        return self.recorded.table
 
     @cached_property
     def records(self) -> pd.DataFrame:
@@ -63,7 +72,7 @@ class Run:
     @property
     def settings(self) -> RunSettings | None:
         """Settings of the run as the records have them, or else as the config has them; None without either."""
-        return self.rollouts.attrs["settings"] or settings_of(self.config)
+        return self.recorded.settings or settings_of(self.config)
 
 
 def settings_of(config: Mapping | None) -> RunSettings | None:
@@ -152,17 +161,17 @@ def read_run(path: Path, name: str, max_rows: int | None = None) -> Run:
         raise FileNotFoundError(f"{path}: nothing is logged yet")
     if (log := logs.read(path)) is None:
         raise ValueError(f"{path} holds no step of a training run. What is read: {logs.READS}")
-    return Run(name, path, log.metrics, read_records(path), source=log.source)  # no records lie below a file
+    return Run(name, path, log, read(path))  # no records lie below a file
 
 
 def _read_folder(folder: Path, name: str, max_rows: int | None) -> Run:
     below = files_below(folder)
     config = _last_config(below, ".hydra/config.yaml") or _last_config(below, "files/config.yaml")
-    log = logs.Log(read_metrics(metric_files(folder)), logs.FILE_LOGGER)
+    log = _read_logged(metric_files(folder))
     _of_one_run({attempt.run for attempt in attempts_below(folder)}, folder, "records")
-    records = read_records(folder, max_rows, True)
+    recorded = read(folder, max_rows, True)
     elsewhere = setting(config, RECORDS_DIR)
-    if records.empty and isinstance(elsewhere, str) and not Path(elsewhere).is_relative_to(folder.absolute()):
+    if recorded.table.empty and isinstance(elsewhere, str) and not Path(elsewhere).is_relative_to(folder.absolute()):
         logger.warning(
             "%s: this run was to record into %s; name that folder to read its records, they are in no other",
             folder,
@@ -172,16 +181,16 @@ def _read_folder(folder: Path, name: str, max_rows: int | None) -> Run:
         try:
             log = logs.read(folder) or log
         except ValueError as error:
-            if records.empty:
+            if recorded.table.empty:
                 raise
             logger.warning("The records are read without metrics: %s", error)
-    if log.metrics.empty and records.empty and config is None:
+    if log.metrics.empty and recorded.table.empty and config is None:
         raise FileNotFoundError(
             f"{folder} holds no run. Looked in it and all folders below for metrics of verl's file logger (*.jsonl, "
             f"trainer.logger=[console,file]), records ({RECORDS}, {RECORDS_DIR}=DIR), .hydra/config.yaml "
             f"and other logs ({', '.join(logs.PATTERNS)})"
         )
-    return Run(name, folder, log.metrics, records, config, log.source)
+    return Run(name, folder, log, recorded, config)
 
 
 def metric_files(folder: Path) -> list[Path]:
@@ -207,12 +216,16 @@ def metric_files(folder: Path) -> list[Path]:
 
 
 def read_metrics(files: Iterable[Path]) -> pd.DataFrame:
-    """All metrics of a run, as :func:`fspo_verl.analysis.logs.table` has them.
+    """Read all metrics of a run, as :class:`fspo_verl.analysis.logs.Log` has them.
 
     Args:
         files: of verl's file logger, the earliest attempt first: of steps that were trained again, the latest counts.
     """
-    return logs.table(logs.newest(chain.from_iterable(map(logs.file_logger, files)), logs.FILE_LOGGER))
+    return _read_logged(files).metrics
+
+
+def _read_logged(files: Iterable[Path]) -> logs.Log:
+    return logs.Log.of(logs.newest(chain.from_iterable(map(logs.file_logger, files)), logs.FILE_LOGGER))
 
 
 def _of_one_run(parents: set[Path], folder: Path, what: str) -> None:

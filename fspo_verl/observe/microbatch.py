@@ -7,11 +7,11 @@ micro-batch around the function of verl that has its prompts at hand, and tells 
 """
 
 import contextlib
-import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,20 +44,54 @@ class Limits(NamedTuple):
 _CURRENT: ContextVar["MicroBatch | None"] = ContextVar("micro_batch", default=None)
 
 
-class MicroBatch(NamedTuple):
-    """The rows of one call of a policy loss."""
+@dataclass(frozen=True)
+class MicroBatch:
+    """The rows of one call of a policy loss, and their place in the training."""
 
+    data: Any  # verl's TensorDict of its ``ppo_loss``
     step: int  # training step, as verl counts it: what lies between two weight syncs
     mini_batch: int  # optimiser step within the training step, from 0
     rank: int  # data-parallel rank
     ranks: int  # data-parallel ranks
-    prompts: list[str]  # per row; rows with the same id are responses to one prompt. Empty where verl names no ids
-    texts: list  # per row, what the prompt says: chat messages, or its id where verl does not pass them on
     step_rows: int  # of the training step until the end of this mini-batch, over all ranks, padding included
-    staleness: list[float]  # per row, training steps that its oldest token is behind; NaN where verl does not tell
-    from_rollout: bool = False  # the old log-probs are the rollout engine's (verl's bypass mode)
-    # Columns of the mismatch, and columns.TRUNCATED, as far as known; given the log-probs of this call ``[B, T]``.
-    columns: Callable[[torch.Tensor], dict[str, torch.Tensor]] = dict
+    from_rollout: bool  # the old log-probs are the rollout engine's (verl's bypass mode)
+    limits: Limits | None  # None where they are not known
+
+    @property
+    def prompts(self) -> list[str]:
+        """An id per row, which the responses to one prompt share; empty where verl names none."""
+        return list(_get(self.data, "uid") or [])
+
+    @property
+    def texts(self) -> list:
+        """What the prompt says, per row: chat messages, or its id where verl does not pass them on."""
+        return list(_get(self.data, "raw_prompt") or self.prompts)
+
+    @property
+    def staleness(self) -> list[float]:
+        """Training steps that the oldest token is behind, per row; NaN where verl does not tell.
+
+        They are those from the weights that sampled it to those that the training step starts from.
+        """
+        fields = _get(self.data, "extra_fields")
+        per_row = fields if isinstance(fields, list) else [fields] * len(self.data)
+        first = (row.get("min_global_steps") if isinstance(row, dict) else None for row in per_row)
+        return [math.nan if weights is None else float(self.step - 1 - weights) for weights in first]
+
+    def columns(self, log_prob: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the columns of the mismatch, and :data:`columns.TRUNCATED`, as far as they are known.
+
+        Args:
+            log_prob: ``[B, T]`` of this call.
+        """
+        return _mismatch(self.data, self.from_rollout, self.mini_batch, log_prob) | _truncated(self.data, self.limits)
+
+
+def _get(data, key: str) -> Any:
+    """Return a value of a TensorDict as plain Python; None where it has none."""
+    import verl.utils.tensordict_utils as tu  # not at the top, as verl imports this module's wraps
+
+    return tu.get(data, key)
 
 
 def current() -> MicroBatch | None:
@@ -66,12 +100,9 @@ def current() -> MicroBatch | None:
 
 
 @contextlib.contextmanager
-def entered(data, dp_group, is_recorded: bool = True) -> Iterator[None]:
-    """Count a micro-batch, the TensorDict of verl's ``ppo_loss``; inside it is the current one.
-
-    What only records need is read where ``is_recorded``.
-    """
-    token = _CURRENT.set(_POSITION.advance(data, dp_group, is_recorded))
+def entered(data, dp_group) -> Iterator[None]:
+    """Count a micro-batch, the TensorDict of verl's ``ppo_loss``; inside it is the current one."""
+    token = _CURRENT.set(_POSITION.advance(data, dp_group))
     try:
         yield
     finally:
@@ -103,53 +134,47 @@ class _Position:
             self.step = step  # before the first update: 0, or the step of the checkpoint
         self.synced, self.trained = step, False
 
-    def advance(self, data, dp_group, is_recorded: bool) -> MicroBatch | None:
+    def advance(self, data, dp_group) -> MicroBatch | None:
         """Count the next micro-batch of this rank, a TensorDict; None where it does not say what it is a part of.
 
         Megatron's dynamic context parallelism deals responses to ranks that all count as the only one.
         """
-        import verl.utils.tensordict_utils as tu
-
-        ranks, mini_batch_rows, dealt = (tu.get(data, key) for key in ("dp_size", "global_batch_size", _DEALT))
+        ranks, mini_batch_rows, dealt = (_get(data, key) for key in ("dp_size", "global_batch_size", _DEALT))
         if not ranks or not mini_batch_rows or dealt is not None:
             return None
-        step = self._step_of(tu.get(data, "global_steps"))
+        step = self._step_of(data)
         if step != self.step:
             self.step, self.mini_batch, self.rows, self.step_rows = step, 0, 0, 0
         self.trained = True
-        prompts = list(tu.get(data, "uid", [])) if is_recorded else []
         micro_batch = MicroBatch(
+            data,
             step=self.step,
             mini_batch=self.mini_batch,
             rank=torch.distributed.get_rank(dp_group) if torch.distributed.is_initialized() else 0,
             ranks=ranks,
-            prompts=prompts,
-            texts=list(tu.get(data, "raw_prompt", prompts)) if is_recorded else [],
             step_rows=self.step_rows + mini_batch_rows,
-            staleness=_staleness(self.step, tu.get(data, "extra_fields"), len(data)) if is_recorded else [],
             from_rollout=self.from_rollout,
-            columns=functools.partial(_columns, data, self.from_rollout, self.mini_batch, self.limits),
+            limits=self.limits,
         )
         self.rows += len(data)
         if self.rows >= mini_batch_rows // ranks:
             self.rows, self.mini_batch, self.step_rows = 0, self.mini_batch + 1, micro_batch.step_rows
         return micro_batch
 
-    def _step_of(self, drawn) -> int:
-        """The training step of a micro-batch whose prompts were drawn in these steps, None where they do not tell."""
-        if drawn is None:
+    def _step_of(self, data) -> int:
+        """Return the training step of a micro-batch: it lasts until the next sync, where syncs are seen."""
+        drawn_in = "global_steps"  # of each prompt
+        if self.trained and (self.synced is not None or drawn_in not in data):
+            return self.step
+        if drawn_in not in data:
             # An older trainer. One-step-off syncs before a step, others after it: the first update after a sync counts.
-            return self.step if self.trained else self.step + 1
+            return self.step + 1
         # A v1 trainer syncs at the end of a step. An asynchronous one may have drawn its prompts in an earlier step.
         after_sync = 1 if self.synced is None else self.synced + 1
-        return max(after_sync, int(np.max(drawn)))
+        return max(after_sync, int(np.max(_get(data, drawn_in))))
 
 
 _POSITION = _Position()
-
-
-def _columns(data, from_rollout: bool, mini_batch: int, limits: Limits | None, log_prob: torch.Tensor) -> dict:
-    return _mismatch(data, from_rollout, mini_batch, log_prob) | _truncated(data, limits)
 
 
 def _mismatch(data, from_rollout: bool, mini_batch: int, log_prob: torch.Tensor) -> dict:
@@ -189,10 +214,3 @@ def _truncated(data, limits: Limits | None) -> dict[str, torch.Tensor]:
         mask, width = data["attention_mask"], prompts.shape[1]
         prompt_length, length = mask[:, :width].sum(-1), mask[:, width:].sum(-1)
     return {TRUNCATED: (length >= limits.response) | (prompt_length + length >= limits.sequence)}
-
-
-def _staleness(step: int, extra_fields, rows: int) -> list[float]:
-    """Steps from the weights that sampled a response's first token to those that the training step starts from."""
-    per_row = extra_fields if isinstance(extra_fields, list) else [extra_fields] * rows
-    first = (fields.get("min_global_steps") if isinstance(fields, dict) else None for fields in per_row)
-    return [math.nan if weights is None else float(step - 1 - weights) for weights in first]

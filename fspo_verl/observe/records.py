@@ -18,11 +18,11 @@ import os
 import threading
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard, TypeVar
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import pandas as pd
@@ -86,6 +86,20 @@ def text_hash(prompt) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
+@dataclass
+class _Filled:
+    """A file that is being filled, of one rank."""
+
+    path: Path
+    ranks: int  # that train
+    steps: list[int] = field(default_factory=list)
+    tables: list[pa.Table] = field(default_factory=list)  # of micro-batches
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.steps) == MOST_STEPS or sum(map(len, self.tables)) >= MOST_ROWS
+
+
 class RecordWriter:
     """Writes the records of one rank.
 
@@ -105,12 +119,10 @@ class RecordWriter:
     ):
         self.folder, self._began, self._freq, self._last_step = Path(folder), began, freq, last_step
         self._settings = json.dumps(settings.to_json())
-        self._steps: list[int] = []  # of the file that is being filled
-        self._batches: list[pa.RecordBatch] = []  # its rows
-        self._file, self._ranks = self.folder, 1
+        self._filled: _Filled | None = None
+        self._has_new = False  # rows that are not handed over
         self._waiting: dict[Path, pa.Table] = {}  # files that are not on the disk as they should be
         self._own: set[Path] = set()  # files that this writer has written
-        self._new: set[int] = set()  # steps with rows that are not handed over
         self._is_marked, self._patience = False, _PATIENCE
         self._thread: threading.Thread | None = None
         self._process, self._once = os.getpid(), Once()
@@ -126,45 +138,38 @@ class RecordWriter:
             text = "process %d is a copy of the one that records, %d, and records nothing"
             self._warn("copy", text, os.getpid(), self._process)
             return
-        step = micro_batch.step
-        if step not in self._steps:
-            if not self._steps or len(self._steps) == MOST_STEPS or sum(map(len, self._batches)) >= MOST_ROWS:
-                if len(self._new) > 1:  # a trainer that does not say when an update ends
-                    self.flush()
-                self._hand_over()
-                self._file = self.folder / attempts.RECORD.format(step=step, rank=micro_batch.rank)
-                self._steps, self._batches = [], []
-            self._steps.append(step)
-        self._ranks = micro_batch.ranks
-        self._new.add(step)
+        step, file = micro_batch.step, self._filled
+        if file is None or (step not in file.steps and file.is_full):
+            if self._has_new:  # of a trainer that does not say when an update ends
+                self.flush()
+            name = attempts.RECORD.format(step=step, rank=micro_batch.rank)
+            file = self._filled = _Filled(self.folder / name, micro_batch.ranks)
+        if step not in file.steps:
+            file.steps.append(step)
+        self._has_new = True
         try:
-            self._batches.append(_batch(columns, micro_batch))
+            file.tables.append(_table(columns, micro_batch))
         except Exception as error:
             self._once.lost(error, f"records in {self.folder}: rows of step {step} are lost; training goes on")
 
     def flush(self, writes: bool = True) -> None:
         """Write what an update has added; drop it where another rank has the same responses, and ``writes`` them."""
-        if self._is_a_copy or not (self._new or not self._is_marked):
+        if self._is_a_copy or not (self._has_new or not self._is_marked):
             return
+        file, self._has_new = self._filled, False
         if not writes:
-            self._steps, self._batches = [], []
-            self._new.clear()
-            self._waiting.clear()
+            self._filled = None
             return
-        self._hand_over()
+        if file is not None and file.tables:
+            footer = attempts.Footer(file.steps, file.ranks, self._freq)
+            metadata = {_SETTINGS: self._settings, _ATTEMPT: json.dumps(vars(footer))}
+            table = pa.concat_tables(file.tables, promote_options="default")
+            self._waiting[file.path] = table.replace_schema_metadata(metadata)
         while len(self._waiting) > _MOST_WAITING:
             lost = next(iter(self._waiting))
             del self._waiting[lost]
             self._warn("lost", "%s is lost, with up to %d steps: the disk is full or too slow", lost.name, MOST_STEPS)
         self._write_within(self._patience)
-
-    def _hand_over(self) -> None:
-        """Have the file written as it is to be."""
-        if self._new and self._batches:
-            footer = attempts.Footer(self._steps, self._ranks, self._freq)
-            metadata = {_SETTINGS: self._settings, _ATTEMPT: json.dumps(vars(footer))}
-            self._waiting[self._file] = pa.Table.from_batches(self._batches).replace_schema_metadata(metadata)
-        self._new.clear()
 
     def close(self) -> None:
         """Write what is left when the process ends."""
@@ -232,7 +237,7 @@ class RecordWriter:
         self._once.warn(cause, f"records in %s: {text}; training goes on.", self.folder, *values)
 
 
-def _batch(columns: dict[str, np.ndarray], micro_batch: MicroBatch) -> pa.RecordBatch:
+def _table(columns: dict[str, np.ndarray], micro_batch: MicroBatch) -> pa.Table:
     """The rows of one micro-batch."""
     length, rows = columns["length"], len(columns["length"])
     sides = {side: columns[f"clipped_{side}"] for side in ("upper", "lower", "dual")}
@@ -251,11 +256,28 @@ def _batch(columns: dict[str, np.ndarray], micro_batch: MicroBatch) -> pa.Record
     is_response = np.maximum(length, columns.get("rollout_length", 0)) > 0
     kinds = COLUMNS | {name: kind for name, kind in _OPTIONAL.items() if name in columns}
     arrays = [pa.array(columns[name][is_response], kind) for name, kind in kinds.items()]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(kinds))
+    return pa.Table.from_arrays(arrays, schema=pa.schema(kinds))
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of a run, and what there is to know of them beside the table."""
+
+    table: pd.DataFrame
+    """The result of :func:`read_records`."""
+
+    settings: RunSettings | None
+    """The last settings that the run trained with; None without any record."""
+
+    rows: int
+    """Rows of responses that trained, those included that a random choice has left out."""
+
+    incomplete_steps: int = 0
+    """Steps in which records are missing."""
 
 
 def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool = False) -> pd.DataFrame:
-    """The records below a folder as one table, of a run that is going on, has ended or was killed.
+    """Read the records below a folder as one table, of a run that is going on, has ended or was killed.
 
     Args:
         folder: searched with all folders in it.
@@ -265,105 +287,82 @@ def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool
     Returns:
         One row per response and optimiser step, of :data:`COLUMNS`, and where the run has them of :data:`CLIP_COLUMNS`,
         :data:`EPS_COLUMNS` and :data:`fspo_verl.observe.columns.OPTIONAL`; without any record an empty table.
-        ``attrs["settings"]`` are the :class:`fspo_verl.observe.settings.RunSettings`, None without any record,
-        ``attrs["rows"]`` how many rows of responses that trained were recorded, and ``attrs["lost"]`` in how many steps
-        records are missing.
 
     A file that is damaged, or that this package has not written, is left out with a warning, and its steps count as
     missing. Missing records, and different settings in one folder, are warnings.
     """
+    return read(folder, max_rows, rejected).table
+
+
+def read(folder: str | Path, max_rows: int | None = None, rejected: bool = False) -> Records:
+    """Read the records below a folder as :func:`read_records` does, with their settings and what is missing."""
     found = attempts.attempts_below(folder)
-    unreadable: dict[Path, str] = {}
+    files = [file for attempt in found for file in attempt.counted]
     with ThreadPoolExecutor(_THREADS) as threads:
-        opened = _each(threads, _opened, [file for attempt in found for file in attempt.counted], unreadable)
-        share = 1.0 if max_rows is None else min(max_rows / max(sum(one.rows for one in opened), 1), 1.0)
-        read = _each(threads, functools.partial(_read, share=share, rejected=rejected), opened, unreadable)
-    used = [one.opened for one in read]
-    frame = _frame([one.table for one in read])
-    settings = _in_force(used[-1].settings, frame) if used else None
-    footers = {one.path: one.footer for one in used}
-    lost = sum(attempts.missing_steps(attempt, footers) for attempt in found)
-    frame.attrs = {"settings": settings, "rows": sum(one.trained for one in read), "lost": lost}
-    for path, why in unreadable.items():
-        warnings.warn(f"{path} is left out, it cannot be read: {why}", stacklevel=2)
-    for text in (*_hidden(found), *_incomplete(lost), *_differing([one.settings for one in used])):
+        rows = 0 if max_rows is None else sum(threads.map(_rows, files))
+        share = min(max_rows / rows, 1.0) if max_rows is not None and rows else 1.0
+        results = [*threads.map(functools.partial(_read_or_why, share=share, rejected=rejected), files)]
+    parts = [part for part in results if isinstance(part, _Part)]
+    table = _frame([part.rows for part in parts])
+    settings = _in_force(parts[-1].settings, table) if parts else None
+    footers = {part.path: part.footer for part in parts}
+    incomplete = sum(attempts.missing_steps(attempt, footers) for attempt in found)
+    for file, why in zip(files, results, strict=True):
+        if isinstance(why, str):
+            warnings.warn(f"{file.path} is left out, it cannot be read: {why}", stacklevel=2)
+    for text in (*_hidden(found), *_incomplete(incomplete), *_differing([part.settings for part in parts])):
         warnings.warn(f"{folder}: {text}", stacklevel=2)
-    return frame
+    return Records(table, settings, sum(part.trained for part in parts), incomplete)
 
 
 _THREADS = 2  # read at once: more do not read faster, as each holds Python's lock half of the time
+_DAMAGED = (OSError, ValueError, pa.ArrowException)
 
 
-class _Opened(NamedTuple):
-    """The content of the footer of a record file."""
+class _Part(NamedTuple):
+    """The content of a file, as far as it counts."""
 
     path: Path
-    end: float  # the first step that does not count
     settings: RunSettings
     footer: attempts.Footer
-    rows: int
-
-
-class _Read(NamedTuple):
-    """The rows of a file that count."""
-
-    opened: _Opened
-    path: Path
-    table: pa.Table
+    rows: pa.Table
     trained: int  # rows of responses that trained, before the choice
 
 
-_Item = TypeVar("_Item", attempts.RecordFile, _Opened)
-_Result = TypeVar("_Result")
+def _rows(file: attempts.RecordFile) -> int:
+    """Return how many rows a file has; 0 where it is damaged."""
+    try:
+        return pq.read_metadata(file.path).num_rows
+    except _DAMAGED:  # the reason is told where it is read
+        return 0
 
 
-def _each(
-    threads: ThreadPoolExecutor,
-    read: Callable[[_Item], _Result],
-    items: Iterable[_Item],
-    unreadable: dict[Path, str],
-) -> list[_Result]:
-    """Read each file; those that cannot be read are added to ``unreadable``, with the reason."""
-
-    def read_or_why(item: _Item) -> _Result | str:
-        try:
-            return read(item)
-        except (OSError, ValueError, pa.ArrowException) as error:
-            unreadable[item.path] = str(error)
-            return ""
-
-    return [result for result in threads.map(read_or_why, items) if not isinstance(result, str)]
+def _read_or_why(file: attempts.RecordFile, share: float, rejected: bool) -> _Part | str:
+    """Read a file; return the reason where it cannot be read."""
+    try:
+        return _read(file, share, rejected)
+    except _DAMAGED as error:
+        return str(error)
 
 
-def _opened(file: attempts.RecordFile) -> _Opened:
-    """The footer of a file.
+def _read(file: attempts.RecordFile, share: float, rejected: bool) -> _Part:
+    """Read the rows of a file, or a random share of them.
 
     Raises:
         OSError, ValueError, pa.ArrowException: it is damaged, or this package has not written it.
     """
-    metadata = pq.read_metadata(file.path)
-    schema = metadata.schema.to_arrow_schema()
-    return _Opened(file.path, file.end, _settings(schema), _footer(schema), metadata.num_rows)
-
-
-def _read(opened: _Opened, share: float, rejected: bool) -> _Read:
-    """The rows of a file, or a random share of them; a run that goes on may have written it anew meanwhile.
-
-    Raises:
-        OSError, ValueError, pa.ArrowException: it is damaged.
-    """
-    with pq.ParquetFile(opened.path, page_checksum_verification=True) as file:
-        opened = opened._replace(footer=_footer(file.schema_arrow))
-        table = file.read([*COLUMNS, *_OPTIONAL], use_threads=False).replace_schema_metadata(None)
-    if math.isfinite(opened.end):
-        table = table.filter(pc.less(table["step"], int(opened.end)))
-    is_trained = pc.greater(table["length"], 0)
+    with pq.ParquetFile(file.path, page_checksum_verification=True) as opened:
+        settings, footer = _settings(opened.schema_arrow), _footer(opened.schema_arrow)
+        rows = opened.read([*COLUMNS, *_OPTIONAL], use_threads=False).replace_schema_metadata(None)
+    if math.isfinite(file.end):
+        rows = rows.filter(pc.less(rows["step"], int(file.end)))
+    is_trained = pc.greater(rows["length"], 0)
     trained = pc.sum(is_trained).as_py() or 0
-    table = table if rejected else table.filter(is_trained)
+    rows = rows if rejected else rows.filter(is_trained)
     if share < 1:
-        chosen = np.random.default_rng(zlib.crc32(opened.path.name.encode())).random(len(table)) < share
-        table = table.filter(pa.array(chosen))
-    return _Read(opened, opened.path, table, trained)
+        chosen = np.random.default_rng(zlib.crc32(file.path.name.encode())).random(len(rows)) < share
+        rows = rows.filter(pa.array(chosen))
+    return _Part(file.path, settings, footer, rows, trained)
 
 
 def _frame(tables: Sequence[pa.Table]) -> pd.DataFrame:

@@ -250,7 +250,7 @@ def _settings(one: Analysis) -> dict[str, str]:
             for name, key in NAMED.items()
         },
         "steps": f"{one.steps:,}",
-        "responses": f"{run.records.attrs['rows']:,}",
+        "responses": f"{run.recorded.rows:,}",
         "shortest to longest": f"{length.min():,} to {length.max():,} tokens" if len(length) else _DASH,
         "versions": ", ".join(f"{name} {version}" for name, version in versions) or _DASH,
     }

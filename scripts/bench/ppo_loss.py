@@ -6,8 +6,9 @@
     python scripts/bench/ppo_loss.py --sizes 8x256 8x1024 --rounds 400
 
 A call is what verl's engines do with a micro-batch: its tensors are padded, the loss and its gradient are taken, and
-its metrics are made. With `rollout`, the batch has the rollout engine's log-probs, whose mismatch fspo measures. Every
-round calls each once, in turn, in one thread; the time is that of the processor, and the table has medians.
+its metrics are made. The worker has sent its weights to the rollout engines, as before every update. With `rollout`,
+the batch has the rollout engine's log-probs, whose mismatch fspo measures. Every round calls each once, in turn, in one
+thread; the time is that of the processor, and the table has medians.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 from fspo_verl.config import FSPOPolicyLossConfig
+from fspo_verl.observe import microbatch
 from fspo_verl.output import markdown_table
 
 CALLS = ("gspo", "fspo", "fspo, rollout")
@@ -93,6 +95,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=300, help="%(default)s by default")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    microbatch.synced(0)
     lines = []
     for size in args.sizes:
         rows, width = map(int, size.split("x"))

@@ -20,13 +20,13 @@ import uuid
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
 from fspo_verl import clips
 from fspo_verl.band import Band
 from fspo_verl.observe.columns import MISMATCH, TRUNCATED
-from fspo_verl.observe.microbatch import MicroBatch
 from fspo_verl.observe.records import RecordWriter
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.output import markdown_table
@@ -71,8 +71,9 @@ def write(rank: int, folder: Path, ranks: int, steps: int, rows: int, every: int
         texts = [f"problem {number}" for number in prompts.integers(0, 10_000, rows)]
         for mini_batch in range(2):
             part = slice(mini_batch * half, (mini_batch + 1) * half)
-            where = MicroBatch(step, mini_batch, rank, ranks, ids[part], texts[part], 0, [0.0] * half)
-            writer.add(columns(rng, half, mini_batch), where)
+            place = {"step": step, "mini_batch": mini_batch, "rank": rank, "ranks": ranks}
+            rows_of = SimpleNamespace(**place, prompts=ids[part], texts=texts[part], staleness=[0.0] * half)
+            writer.add(columns(rng, half, mini_batch), rows_of)
         if step % every == 0:
             writer.flush()
     writer.close()
@@ -81,10 +82,10 @@ def write(rank: int, folder: Path, ranks: int, steps: int, rows: int, every: int
 
 def opened(folder: Path, page: Path) -> tuple[float, float, float]:
     """Seconds, seconds of processors and peak GiB of resident memory of `fspo-verl report`."""
-    start = time.perf_counter()
+    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-m", "fspo_verl.cli", "report", folder, "--output", page], check=True)
     seconds, used = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 2**20
+    return seconds, used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime, used.ru_maxrss / 2**20
 
 
 def main() -> None:

@@ -151,7 +151,7 @@ def _trial(run: Run, loss: str, seed: int, edges: np.ndarray) -> Trial:
         settings=run.settings,
         training={key: finite[name].tolist() for key, name in logged.items()},
         validation=accuracy.to_dict(),
-        clips=None if run.records.empty else _clips(run.records, loss, edges, list(metrics.index)),
+        clips=None if run.records.empty else _clips(run, loss, edges, list(metrics.index)),
         clipped_more=None if run.records.empty else _clipped_more(run.records),
     )
 
@@ -163,9 +163,9 @@ def _clipped_more(records: pd.DataFrame) -> str:
     return effect.who if effect.depends and effect.who else "not shown"
 
 
-def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]) -> Clips:
-    row = pd.Index(steps).get_indexer(records["step"])
-    records, row = records[row >= 0], row[row >= 0]  # a run may end between records and metrics
+def _clips(run: Run, loss: str, edges: np.ndarray, steps: list[int]) -> Clips:
+    row = pd.Index(steps).get_indexer(run.records["step"])
+    records, row = run.records[row >= 0], row[row >= 0]  # a run may end between records and metrics
     counted = sides(records)["all"]
     length = records["length"].to_numpy()
     cell, bins = length_cells(length, edges)
@@ -177,7 +177,7 @@ def _clips(records: pd.DataFrame, loss: str, edges: np.ndarray, steps: list[int]
     responses = count(np.ones(len(records)))
     logs = count(np.log(length)).sum(0) / np.maximum(responses.sum(0), 1)
     clips = {name: CLIPS[name] for name in BANDS}
-    band = (settings := records.attrs["settings"]) and settings.trained_band
+    band = run.settings and run.settings.trained_band
     if band and records["clipped"].any():
         clips[loss] = BandClip(loss, loss, band)
     matched = {}

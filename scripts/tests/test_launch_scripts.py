@@ -26,7 +26,7 @@ from fspo_verl.analysis.runs import read_metrics
 from fspo_verl.launch import checks, doctor, override  # noqa: F401  the doctor has checks of its own
 from fspo_verl.launch.view import Launch
 from fspo_verl.observe.metrics import LENGTH_BINS
-from fspo_verl.observe.records import read_records
+from fspo_verl.observe.records import read
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 LAUNCH_SCRIPTS = sorted(script.name for script in SCRIPTS.glob("run_*.sh"))
@@ -162,13 +162,14 @@ def test_the_arguments_of_a_script_train(script, loss, disagreement, task, tmp_p
     assert "val-core/ledger/acc/mean@4" in metrics[2]
     assert (tmp_path / "run/checkpoints/global_step_2/actor").is_dir()
 
-    records = read_records(tmp_path / "run")
+    recorded = read(tmp_path / "run")
+    records = recorded.table
     assert len(records) == 2 * 8 * 4 and set(records.mini_batch) == {0, 1, 2, 3}
     # At each step the policy starts where the rollout left it, to the last bit, and moves with every mini-batch.
     first = records[records.mini_batch == 0]
     assert (first.log_ratio == 0).all() and (first.quadratic_variation == 0).all()
     assert (records[records.mini_batch == 3].groupby("step").quadratic_variation.max() > 1e-7).all()
-    assert records.attrs["settings"].loss == loss
+    assert recorded.settings.loss == loss
 
 
 @pytest.mark.long
@@ -197,7 +198,7 @@ def test_the_arguments_of_the_asynchronous_script_train(task, tmp_path):
     metrics = read_metrics([tmp_path / "run/metrics-1.jsonl"])
     assert list(metrics.index) == [0, 1, 2, 3]  # 0 is the validation before training
     assert (tmp_path / "run/checkpoints/global_step_3/actor").is_dir()
-    records = read_records(tmp_path / "run")
+    records = read(tmp_path / "run").table
     # At first trainer and rollout have the same weights; what is generated while the trainer moves on is older by that.
     disagreement = metrics["training/rollout_probs_diff_max"]
     assert disagreement[1] < 1e-5 and disagreement.max() < records.quadratic_variation.max() ** 0.5

@@ -22,7 +22,7 @@ from simulated_records import frame, simulate_run
 from verl.utils.config import omega_conf_to_dataclass
 
 from fspo_verl import cli
-from fspo_verl.analysis import causes, fit, runs
+from fspo_verl.analysis import causes, fit, logs, runs
 from fspo_verl.analysis.calibration import EPS, calibrate
 from fspo_verl.analysis.fit import fitted_power
 from fspo_verl.analysis.length_effect import SHORTER, length_effect
@@ -35,6 +35,7 @@ from fspo_verl.findings import KEEP, TAKE
 from fspo_verl.findings import pasted as pasted_by_us
 from fspo_verl.keys import ACTOR, OVERRIDES, POLICY_LOSS
 from fspo_verl.launch import doctor
+from fspo_verl.observe.records import Records
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.output import percent
 
@@ -55,8 +56,7 @@ def trained(records, eps=None):
 
 
 def run_of(records):
-    metrics = pd.DataFrame(index=pd.Index([], dtype=int, name="step"))
-    return runs.Run("run", Path("run"), metrics, records)
+    return runs.Run("run", Path("run"), logs.Log.of([]), Records(records, records.attrs["settings"], len(records)))
 
 
 def band_of(overrides):
@@ -199,7 +199,7 @@ def test_the_band_to_take_clips_what_is_said_with_its_dual_clip_and_turns_none_o
     records = synthetic_run.records(np.random.default_rng(1), "fspo", 20, sigma=0.04)
     wild = records.index[(records.advantage < 0) & (records.mini_batch > 0)][::9]
     records.loc[wild, "log_ratio"] = records.log_ratio[wild].abs() * 3  # worse responses that move far upwards
-    records.attrs = {"settings": RunSettings("fspo", Band(0.2, eps_dual=dual)), "rows": len(records), "lost": 0}
+    records.attrs["settings"] = RunSettings("fspo", Band(0.2, eps_dual=dual))
     *_, wide, found = calibrate(run_of(records), target)
     trains = band_of(found.overrides)
     assert math.isinf(trains.dual) == (dual is not None)

@@ -96,8 +96,8 @@ def test_every_kind_of_log_gives_the_same_table(name, tmp_path):
         file = content(file)
     folders = [tmp_path / "disk", tmp_path / "run"] if in_folders else []
     for run in map(read, [file, *folders]):
-        assert run.source == source
-        assert run.metrics.attrs[logs.NOT_FINITE] == {"actor/grad_norm": [2, 10]}
+        assert run.log.source == source
+        assert run.log.not_finite == {"actor/grad_norm": [2, 10]}
         expected = pd.DataFrame.from_dict(STEPS, "index").replace(INF, NAN).rename_axis("step")
         pd.testing.assert_frame_equal(run.metrics.replace(INF, NAN), expected, check_like=True)
 
@@ -126,15 +126,15 @@ def test_a_resumed_run_goes_on_in_the_folder_of_tensorboard(tmp_path):
 
 @pytest.mark.parametrize(("value", "counts"), [(0.0, True), (1.0, True), (1.01, False), (4.1, False), (-0.1, False)])
 def test_a_clip_fraction_is_a_share(value, counts):
-    table = logs.table([(1, {"actor/pg_clipfrac": 0.5}), (2, {"actor/pg_clipfrac": value, "actor/lr": 2.0})])
+    table = logs.Log.of([(1, {"actor/pg_clipfrac": 0.5}), (2, {"actor/pg_clipfrac": value, "actor/lr": 2.0})]).metrics
     assert (table.loc[2].get("actor/pg_clipfrac") == value) == counts and table.loc[2, "actor/lr"] == 2.0
-    broken = logs.table([(1, {"actor/pg_clipfrac": math.nan})])
-    assert broken.attrs[logs.NOT_FINITE] == {"actor/pg_clipfrac": [1]}
+    broken = logs.Log.of([(1, {"actor/pg_clipfrac": math.nan})])
+    assert broken.not_finite == {"actor/pg_clipfrac": [1]}
 
 
 def test_verls_own_name_is_never_overwritten():
-    table = logs.table([(1, {"actor/entropy": 0.5, "actor/entropy_loss": 2.0, "mismatch/mismatch_kl": 3.0})])
-    assert table.loc[1].to_dict() == {"actor/entropy": 0.5, "actor/entropy_loss": 2.0, "rollout_corr/kl": 3.0}
+    log = logs.Log.of([(1, {"actor/entropy": 0.5, "actor/entropy_loss": 2.0, "mismatch/mismatch_kl": 3.0})])
+    assert log.metrics.loc[1].to_dict() == {"actor/entropy": 0.5, "actor/entropy_loss": 2.0, "rollout_corr/kl": 3.0}
 
 
 # --- the console ----------------------------------------------------------------------------------------------------
@@ -199,9 +199,9 @@ def test_a_console_with_one_metric_a_line_is_read():
         "(TaskRunner pid=1) [INFO] [log]: step:{}\nactor/pg_clipfrac:0.1\n(TaskRunner pid=1) rollout_corr/k3_kl:nan\n"
     )
     text = step.format(1) + step.format(2) + "saved at step:7\n"
-    found = logs.table(logs.console(text.splitlines(keepends=True)))
-    assert found["actor/pg_clipfrac"].to_dict() == {1: 0.1, 2: 0.1}
-    assert found.attrs[logs.NOT_FINITE] == {"rollout_corr/k3_kl": [1, 2]}
+    found = logs.Log.of(logs.console(text.splitlines(keepends=True)))
+    assert found.metrics["actor/pg_clipfrac"].to_dict() == {1: 0.1, 2: 0.1}
+    assert found.not_finite == {"rollout_corr/k3_kl": [1, 2]}
 
 
 TRL = {"loss": 0.1, "completions/clipped_ratio": 0.0, "clip_ratio/region_mean": 0.03}

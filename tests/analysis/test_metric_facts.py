@@ -14,7 +14,7 @@ from fspo_verl.analysis import logs
 from fspo_verl.analysis.judgement import judge
 from fspo_verl.analysis.metric_facts import course, cut_off, facts
 from fspo_verl.analysis.runs import Run
-from fspo_verl.observe.records import read_records
+from fspo_verl.observe.records import read
 
 
 def run_of(config=None, **metrics) -> Run:
@@ -23,7 +23,7 @@ def run_of(config=None, **metrics) -> Run:
     rows = [
         (step + 1, {k.replace("__", "/"): v[step] for k, v in metrics.items() if v[step] is not None}) for step in steps
     ]
-    return Run("a", Path("a"), logs.table(rows), read_records(Path("/nowhere")), config)
+    return Run("a", Path("a"), logs.Log.of(rows), read(Path("/nowhere")), config)
 
 
 def fact(run, about):

@@ -12,11 +12,12 @@ import pytest
 import torch
 from simulated_records import frame, judged
 
-from fspo_verl.analysis import causes, runs
+from fspo_verl.analysis import causes, logs, runs
 from fspo_verl.analysis.judgement import evidence_of_records
 from fspo_verl.analysis.mismatch import dropped, mismatch
 from fspo_verl.findings import NOTE
 from fspo_verl.observe.columns import MISMATCH, mismatch_columns
+from fspo_verl.observe.records import Records
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.report import page as report
 
@@ -131,14 +132,14 @@ def test_in_bypass_mode_the_first_mini_batch_is_the_mismatch(sigma):
 def test_the_report_shows_it_where_records_hold_it_and_rejected_responses_count(monkeypatch):
     monkeypatch.setattr(report.figures, "render", lambda draw, columns, *kinds: [b"picture"] * len(kinds))
     records = records_of(*responses(np.random.default_rng(6), 400, 0.03))
-    records.attrs = {"settings": RunSettings("gspo"), "rows": len(records), "lost": 0}
     is_rejected = records.rollout_log_ratio.abs() > math.log(2)
     of_loss = ("length", "advantage", "log_ratio", "quadratic_variation")
     records = records.assign(**{name: records[name].where(~is_rejected, 0) for name in of_loss})
-    metrics = pd.DataFrame(index=pd.Index([], dtype=int, name="step"))
-    measured = runs.Run("measured", Path("measured"), metrics, records)
-    without = measured.records.drop(columns=[*MISMATCH, "staleness"])
-    plain = runs.Run("plain", Path("plain"), metrics, without)
+    without = records[records.length > 0].drop(columns=[*MISMATCH, "staleness"])
+    measured, plain = (
+        runs.Run("run", Path("run"), logs.Log.of([]), Records(one, RunSettings("gspo"), len(one)))
+        for one in (records, without)
+    )
     files = report.build(report.analyses_of([measured, plain]))
     assert "Trainer and rollout engine" in files["report.html"].decode()
     found, nothing = (one["mismatch"] for one in json.loads(files["report.json"])["runs"])

@@ -2,17 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of a few made-up responses, without verl: also as a process of its own, ``small_records.py HOW FOLDER``."""
 
+import io
 import itertools
 import os
 import sys
 import time
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from fspo_verl import clips
-from fspo_verl.observe.microbatch import MicroBatch
 from fspo_verl.observe.records import RecordWriter
 from fspo_verl.observe.settings import RunSettings
 
@@ -35,8 +37,10 @@ def columns(rows=4, seed=0):
 def add(writer, step, mini_batch=0, rank=0, ranks=1, rows=4, seed=0, values=None):
     """A micro-batch with two responses to each prompt."""
     prompts, texts = [f"prompt {step}-{row // 2}" for row in range(rows)], [problem(row // 2) for row in range(rows)]
-    where = MicroBatch(step, mini_batch, rank, ranks, prompts, texts, step_rows=rows, staleness=[0.0] * rows)
-    writer.add(values or columns(rows, seed), where)
+    place = {"step": step, "mini_batch": mini_batch, "rank": rank, "ranks": ranks}
+    writer.add(
+        values or columns(rows, seed), SimpleNamespace(**place, prompts=prompts, texts=texts, staleness=[0.0] * rows)
+    )
 
 
 def attempt(folder, run):
@@ -78,6 +82,23 @@ def hang_in_the_third_step(folder):
     os.fsync = fsync
 
 
+def die_in_the_third_write(folder, part):
+    """The process ends when this part of the third version of a file has been written."""
+    writer, write_table = opened(folder), pq.write_table
+
+    def write_a_part(table, file, **options):
+        write_table(table, whole := io.BytesIO(), **options)
+        file.write(whole.getvalue()[: round(part * len(whole.getvalue()))])
+        file.flush()
+        os._exit(0)
+
+    for step in (1, 2, 3):
+        add(writer, step)
+        if step == 3:
+            pq.write_table = write_a_part
+        writer.flush()
+
+
 def fork_in_a_step(folder, how):
     """A copy of the process ends, or records, after the original has written the whole step."""
     writer = opened(folder, last_step=1)
@@ -109,5 +130,7 @@ if __name__ == "__main__":
     how, folder = sys.argv[1:]
     if how.startswith("fork"):
         fork_in_a_step(folder, how.split()[1])
+    elif how.startswith("die"):
+        die_in_the_third_write(folder, float(how.split()[1]))
     else:
         {"end": end_in_a_step, "train": train_for_ever, "hang": hang_in_the_third_step}[how](folder)

@@ -26,7 +26,7 @@ from fspo_verl.analysis.judgement import evidence_of_records
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.observe import microbatch
 from fspo_verl.observe.columns import MISMATCH, mismatch_columns
-from fspo_verl.observe.records import read_records
+from fspo_verl.observe.records import read
 
 REJECTED, BROKEN, PADDING = 3, 6, 4  # rows of a batch
 
@@ -101,7 +101,8 @@ def test_columns_and_series_equal_those_by_hand_whatever_the_cut(counted_ppo_los
     recorded()
     if cut == "two ranks":  # of which this one process can only be the first
         return
-    records = read_records(tmp_path, rejected=True).set_index("prompt")
+    recorded = read(tmp_path, rejected=True)
+    records = recorded.table.set_index("prompt")
     assert len(records) == 7
     for row, expected in hand.items():
         got = records.loc[f"prompt {row}"]
@@ -110,9 +111,9 @@ def test_columns_and_series_equal_those_by_hand_whatever_the_cut(counted_ppo_los
         assert got.staleness == row % 3 if row else math.isnan(got.staleness)
     broken = records.loc[f"prompt {BROKEN}"]
     assert broken.rollout_length == 0 and broken[list(MISMATCH[1:])].isna().all() and broken.length > 0
-    trained = read_records(tmp_path)
-    assert sorted(trained.prompt) == sorted(set(records.index) - {f"prompt {REJECTED}"})
-    assert trained.attrs["rows"] == records.attrs["rows"] == 6
+    trained = read(tmp_path)
+    assert sorted(trained.table.prompt) == sorted(set(records.index) - {f"prompt {REJECTED}"})
+    assert trained.rows == recorded.rows == 6
 
 
 class Bypass(Rollout):
@@ -148,16 +149,17 @@ def test_in_bypass_mode_the_first_mini_batch_is_the_mismatch_and_no_noise(counte
     assert second["actor/fspo/rollout_length"] == second["actor/fspo/rollout_quadratic_variation"] == 0
     assert "fspo/noise_sigma" not in series
     recorded()
-    records = read_records(tmp_path, rejected=True)
-    assert records.attrs["settings"].old_log_probs_from_rollout
+    recorded = read(tmp_path, rejected=True)
+    records = recorded.table
+    assert recorded.settings.old_log_probs_from_rollout
     of_first = records[records.mini_batch == 0].set_index("prompt")
     for row, expected in hand.items():
         got = of_first.loc[f"prompt {row}", list(MISMATCH)].tolist()
         assert got == pytest.approx(expected, rel=1e-5, abs=1e-6), row
     later = records[records.mini_batch == 1]
     assert len(later) == 6 and (later[list(MISMATCH)] == 0).to_numpy().all()
-    trained = read_records(tmp_path)
-    assert evidence_of_records(trained, trained.attrs["settings"]).noise_sigma is None
+    trained = read(tmp_path)
+    assert evidence_of_records(trained.table, trained.settings).noise_sigma is None
 
 
 @pytest.mark.parametrize("told", [worker_of(False), worker_of(None), None])
@@ -169,7 +171,7 @@ def test_engines_that_agree_to_the_bit_are_no_bypass_mode(counted_ppo_loss, reco
     assert values["actor/fspo/on_policy_fraction"] == 6 / 8
     assert values["actor/fspo/rollout_length"] > 0 == values["actor/fspo/rollout_quadratic_variation"]
     recorded()
-    assert not read_records(tmp_path).attrs["settings"].old_log_probs_from_rollout
+    assert not read(tmp_path).settings.old_log_probs_from_rollout
 
 
 @given(seed=st.integers(0, 10_000), scale=st.sampled_from([1e-3, 0.03, 0.5]))

@@ -7,7 +7,6 @@ import re
 from statistics import NormalDist
 
 import numpy as np
-import pandas as pd
 import pytest
 from composed import composed
 from hypothesis import given
@@ -18,10 +17,12 @@ from test_doctor import SELECT
 
 from fspo_verl.analysis import calibration, causes
 from fspo_verl.analysis.judgement import evidence_of_records
+from fspo_verl.analysis.logs import Log
 from fspo_verl.analysis.runs import Run
 from fspo_verl.band import Band
 from fspo_verl.observe import noise
 from fspo_verl.observe.noise import Noise
+from fspo_verl.observe.records import Records
 from fspo_verl.observe.settings import RunSettings
 
 
@@ -97,8 +98,7 @@ def test_calibrate_and_report_tell_the_noise(sigma, warned, tmp_path):
     spread = np.sqrt(sigma**2 + (mini_batch * 0.02) ** 2)
     log_ratio, advantage = spread * np.sqrt(length) * rng.standard_normal(2000), rng.choice([-1.0, 1.0], 2000)
     records = frame(length, log_ratio, spread**2 * length, advantage, np.arange(2000) // 4, mini_batch=mini_batch)
-    records.attrs["settings"] = RunSettings("fspo", Band())
-    run = Run("run", tmp_path, pd.DataFrame(), records)
+    run = Run("run", tmp_path, Log.of([]), Records(records, RunSettings("fspo", Band()), len(records)))
     first, *_, band = calibration.calibrate(run, 0.1)
     assert band.id == calibration.EPS and bool(band.overrides) != warned == ("nothing to paste" in band.sentence)
     assert (first.id == causes.NOISE) == warned == (noise.SAME in first.advice) == (noise.SAME in band.advice)

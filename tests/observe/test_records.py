@@ -38,7 +38,7 @@ from fspo_verl.analysis import judgement, live
 from fspo_verl.config import FSPOPolicyLossConfig, ObservedPolicyLossConfig
 from fspo_verl.observe import attempts, microbatch, observer
 from fspo_verl.observe import records as records_module
-from fspo_verl.observe.records import CLIP_COLUMNS, COLUMNS, MOST_ROWS, read_records, text_hash
+from fspo_verl.observe.records import CLIP_COLUMNS, COLUMNS, MOST_ROWS, read, read_records, text_hash
 from fspo_verl.observe.settings import RunSettings
 
 
@@ -77,14 +77,14 @@ def test_metrics_equal_what_the_records_give(counted_ppo_loss, tmp_path, schema,
     band = {"eps_low": 0.05, "eps_high": 0.04} if loss == "fspo" else {"loss_mode": loss}
     config = actor_config(policy_loss=schema(records_dir=str(tmp_path), **band), clip_ratio_low=3e-4)
     logged = [live.logged(metrics) for metrics in train(counted_ppo_loss, config, steps=[7, 8], cut=CUTS[cut])]
-    records = read_records(tmp_path)
+    recorded = read(tmp_path)
+    records, settings = recorded.table, recorded.settings
     assert list(records.columns) == [*COLUMNS, *CLIP_COLUMNS]
     assert len(read_records(tmp_path, rejected=True)) == len(records)  # padding is in no file
     assert records.groupby(["step", "mini_batch"]).size().to_dict() == {(s, m): 7 for s in (7, 8) for m in (0, 1)}
     texts = {f"prompt {number}": text_hash(problem(number)) for number in range(4)}
     assert (records.prompt_text_hash == records.prompt.map(texts).astype(np.int64)).all()
     assert len(set(texts.values())) == 4
-    settings = records.attrs["settings"]
     assert (settings.loss, settings.clip_ratio_low) == (loss, 3e-4)
     assert settings.versions["verl"] == verl.__version__ and not settings.old_log_probs_from_rollout
     if loss == "fspo":
@@ -248,10 +248,10 @@ def test_a_disk_that_stays_full_costs_whole_files_that_are_named_and_counted(tmp
         disk[:] = [True] * (35 <= step < 280)
         add(writer, step)
         writer.flush()
-    records = read_records(tmp_path)
-    lost = set(range(1, 301)) - set(records.step)
+    recorded = read(tmp_path)
+    lost = set(range(1, 301)) - set(recorded.table.step)
     assert "step-000031-rank-0000.parquet is lost, with up to 30 steps" in caplog.text
-    assert lost and min(lost) >= 35 and records.attrs["lost"] == len(lost) and len(lost) % 30 in (0, 26)
+    assert lost and min(lost) >= 35 and recorded.incomplete_steps == len(lost) and len(lost) % 30 in (0, 26)
     assert len(writer._waiting) <= 4
 
 
@@ -281,6 +281,23 @@ def test_a_process_that_ends_writes_what_nobody_has_had_written(tmp_path):
     records = read_records(tmp_path)
     assert set(records.step) == {1, 2}
     assert set(records.prompt_text_hash) == {text_hash(problem(number)) for number in (0, 1)}  # as in this process
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("part", [0, 0.5, 1])
+def test_a_write_that_is_cut_off_leaves_the_whole_file_of_the_update_before(tmp_path, part):
+    assert in_a_process(f"die {part}", tmp_path).wait() == 0
+    assert [path.stat().st_size > 0 for path in tmp_path.rglob(".step*")] == [part > 0]
+    recorded = read(tmp_path)
+    assert steps_of(recorded.table) == {1: 4, 2: 4} and recorded.incomplete_steps == 0
+
+
+def test_columns_that_come_later_are_null_before(tmp_path):
+    writer = opened(tmp_path)
+    add(writer, 1)
+    add(writer, 2, values=columns() | {"truncated": np.ones(4)})
+    writer.flush()
+    assert read_records(tmp_path).groupby("step").truncated.sum().to_dict() == {1: 0, 2: 4}
 
 
 @pytest.mark.parametrize("how", ["exits", "flushes", "records", "written"])
@@ -339,9 +356,9 @@ def test_an_attempt_counts_from_the_step_at_which_it_resumed_recorded_or_not(cou
         microbatch._POSITION = microbatch._Position()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        records = read_records(tmp_path)
-    assert set(records.step) == {step for steps in expected.values() for step in steps}
-    assert records.attrs["lost"] == 0
+        recorded = read(tmp_path)
+    assert set(recorded.table.step) == {step for steps in expected.values() for step in steps}
+    assert recorded.incomplete_steps == 0
     assert any("attempt-0001" in str(one.message) for one in warned) == (case == "anew")  # nothing of it counts
 
 
@@ -406,8 +423,9 @@ def test_a_killed_run_leaves_all_but_the_update_that_was_trained(tmp_path):
 
 
 def test_a_folder_without_records_is_an_empty_table(tmp_path):
-    empty = read_records(tmp_path)
-    assert len(empty) == 0 and list(empty.columns) == list(COLUMNS) and empty.attrs["settings"] is None
+    empty = read(tmp_path)
+    assert len(empty.table) == empty.rows == 0 and list(empty.table.columns) == list(COLUMNS)
+    assert empty.settings is None
 
 
 @pytest.mark.filterwarnings("error")
@@ -415,8 +433,8 @@ def test_every_committed_record_is_read():
     folders = {found.folder for found in attempts.attempts_below(Path(__file__).parents[1] / "recorded")}
     assert folders
     for one in folders:
-        records = read_records(one)
-        assert len(records) == records.attrs["rows"] > 0 and records.attrs["lost"] == 0
+        recorded = read(one)
+        assert len(recorded.table) == recorded.rows > 0 and recorded.incomplete_steps == 0
 
 
 def at(name):
@@ -471,10 +489,11 @@ def test_a_bad_file_is_named_and_the_others_are_read(tmp_path, fault):
     damage(record_files(tmp_path)[1])
     for max_rows in (None, 100):
         with pytest.warns(UserWarning, match="step-000031-rank-0000.parquet is left out") as warned:
-            records = read_records(tmp_path, max_rows=max_rows)
+            recorded = read(tmp_path, max_rows=max_rows)
         assert words in str(warned[0].message) and "missing records: 30;" in str(warned[1].message) and len(warned) == 2
-        assert records.attrs["rows"] == 240 and records.attrs["lost"] == 30 and records.attrs["settings"].loss == "fspo"
-        assert set(records.step) <= {*range(1, 31), *range(61, 91)} and (max_rows or len(records) == 240)
+        assert (recorded.rows, recorded.incomplete_steps, recorded.settings.loss) == (240, 30, "fspo")
+        assert set(recorded.table.step) <= {*range(1, 31), *range(61, 91)}
+        assert max_rows or len(recorded.table) == 240
 
 
 @pytest.mark.filterwarnings("error")
@@ -483,8 +502,8 @@ def test_a_file_of_a_later_version_that_says_more_is_read(tmp_path):
     for file in record_files(tmp_path):
         told(file, "attempt", node="a")
         told(file, "fspo_verl", width="measured")
-    records = read_records(tmp_path)
-    assert len(records) == 61 * 4 and records.attrs["lost"] == 0
+    recorded = read(tmp_path)
+    assert len(recorded.table) == 61 * 4 and recorded.incomplete_steps == 0
 
 
 JSON = st.recursive(
@@ -504,10 +523,9 @@ def test_whatever_a_file_says_of_itself_the_others_are_read(data, key):
         for rank in range(3):
             write(folder, [1, 2], run="a", rank=rank, ranks=3, last_step=2)
         told(record_files(folder)[1], key, **entries)
-        records = read_records(folder)
-        assert len(records) == records.attrs["rows"] in (16, 24) and set(records.step) == {1, 2}
-        if len(records) == 16:
-            assert records.attrs["lost"] == 2
+        recorded = read(folder)
+        assert len(recorded.table) == recorded.rows in (16, 24) and set(recorded.table.step) == {1, 2}
+        assert recorded.incomplete_steps == 2 or recorded.rows == 24
 
 
 @given(
@@ -538,7 +556,7 @@ def test_every_step_that_lacks_a_file_of_a_rank_is_counted(data, files, ranks, f
                     file.path.unlink()
                 elif what == "damaged":
                     file.path.write_bytes(b"PAR1")
-        records = read_records(folder)
+        recorded = read(folder)
     fates = {step: {fate[due.index(step) // 2, rank] for rank in range(ranks)} for step in due}
     readable = [step for step in due if "there" in fates[step]]
     damaged = {step for step in due[::2] if "damaged" in fates[step]}  # the steps that name damaged files
@@ -550,8 +568,8 @@ def test_every_step_that_lacks_a_file_of_a_rank_is_counted(data, files, ranks, f
     else:
         last = max([*readable, *damaged])
         expected = {step for step in incomplete if step < last} | (damaged & {last})
-    assert records.attrs["lost"] == len(expected)
-    assert set(records.step) == set(readable)
+    assert recorded.incomplete_steps == len(expected)
+    assert set(recorded.table.step) == set(readable)
 
 
 def test_records_of_two_losses_in_one_folder_are_a_warning(tmp_path):
@@ -563,7 +581,8 @@ def test_records_of_two_losses_in_one_folder_are_a_warning(tmp_path):
 
 def test_a_choice_of_rows(tmp_path):
     write(tmp_path, range(10), rows=1000)
-    records = read_records(tmp_path, max_rows=2000)
-    assert records.attrs["rows"] == 10_000
+    recorded = read(tmp_path, max_rows=2000)
+    records = recorded.table
+    assert recorded.rows == 10_000
     assert 2000 - 160 < len(records) < 2000 + 160  # four standard deviations
     pd.testing.assert_frame_equal(records, read_records(tmp_path, max_rows=2000))

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,11 @@ import pytest
 import synthetic_run
 
 from fspo_verl import cli
-from fspo_verl.analysis import clip_rates, runs
+from fspo_verl.analysis import clip_rates, logs, runs
 from fspo_verl.analysis.judgement import judge
 from fspo_verl.analysis.length_effect import length_effect
 from fspo_verl.clips import CLIPS, MATCHED_RATE, TokenClip
+from fspo_verl.observe.records import Records
 from fspo_verl.observe.settings import RunSettings
 from fspo_verl.report import figures
 from fspo_verl.report import page as report
@@ -172,12 +174,10 @@ def no_pictures(monkeypatch):
     monkeypatch.setattr(figures, "render", lambda draw, columns, *kinds: [b"picture"] * len(kinds))
 
 
-def run_of(name, records=None, loss="fspo", metrics=None, config=None):
+def run_of(name, records=None, loss="fspo", logged=(), config=None):
     frame = synthetic_run.records(np.random.default_rng(0), loss, **SMALL) if records is None else records
     settings = RunSettings.from_json(synthetic_run.settings(loss)) if len(frame) else None
-    frame.attrs = {"settings": settings, "rows": len(frame), "lost": 0}
-    metrics = pd.DataFrame(index=pd.Index([], dtype=int, name="step")) if metrics is None else metrics
-    return runs.Run(name, Path(name), metrics, frame, config)
+    return runs.Run(name, Path(name), logs.Log.of(logged), Records(frame, settings, len(frame)), config)
 
 
 def test_everything_that_can_go_wrong_at_once(tmp_path, monkeypatch):
@@ -186,7 +186,7 @@ def test_everything_that_can_go_wrong_at_once(tmp_path, monkeypatch):
     base = synthetic_run.records(np.random.default_rng(0), **SMALL)
     unmoved = dict.fromkeys(("log_ratio", "quadratic_variation"), np.float32(0))
     incomplete = run_of("incomplete")
-    incomplete.records.attrs |= {"rows": 10**7, "lost": 2}
+    incomplete.recorded = replace(incomplete.recorded, rows=10**7, incomplete_steps=2)
     synthetic_run.write_metrics(tmp_path / "m.jsonl", np.random.default_rng(0), "fspo", 200)
     synthetic_run.write_config(tmp_path / "config", "fspo")
     one = base[(base.advantage != 0) & (base.quadratic_variation > 0)].iloc[:1]
@@ -198,7 +198,7 @@ def test_everything_that_can_go_wrong_at_once(tmp_path, monkeypatch):
         run_of("clipped all", base.assign(clipped=np.float32(1)), loss="gspo"),
         run_of("unmoved", base.assign(**unmoved)),
         run_of("no advantage", base.assign(advantage=np.float32(0))),
-        run_of("one response", one, metrics=pd.DataFrame({"actor/grad_norm": [0.1]}, index=[1])),
+        run_of("one response", one, logged=[(1, {"actor/grad_norm": 0.1})]),
     ]
     files = report.build(report.analyses_of(found))
     shown, facts = Page(files["report.html"].decode()), json.loads(files["report.json"])

@@ -22,7 +22,7 @@ from fspo_verl.analysis.clip_rates import MIN_COUNT
 from fspo_verl.analysis.judgement import judge
 from fspo_verl.analysis.runs import read_run
 from fspo_verl.observe.metrics import LENGTH_BINS
-from fspo_verl.observe.records import read_records, text_hash
+from fspo_verl.observe.records import read, text_hash
 
 ROOT = Path(__file__).parents[2]
 STEPS = 2
@@ -69,7 +69,8 @@ def test_training(task, untrained_model, tmp_path, words):
 
     log = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in log] == list(range(1, STEPS + 1))
-    records = read_records(tmp_path / "records")
+    recorded = read(tmp_path / "records")
+    records = recorded.table
     # Each problem is drawn once, and is known by what it says.
     problems = {text_hash(messages) for messages in pd.read_parquet(task / "problems.parquet").prompt}
     assert set(records.prompt_text_hash) == problems and len(problems) == 16
@@ -84,7 +85,7 @@ def test_training(task, untrained_model, tmp_path, words):
         assert set(step.groupby("prompt", observed=True).size()) == {4} and step.prompt.nunique() == 8
         assert (step[step.mini_batch == 0].log_ratio.abs() < 1e-3).all()
         series = {name: value for name, value in metrics.items() if name.startswith("fspo/")}
-        expected = live_reference.series(step, LENGTH_BINS, MIN_COUNT)
+        expected = live_reference.series(step, recorded.settings, LENGTH_BINS, MIN_COUNT)
         assert series == pytest.approx({name: expected[name] for name in series}, rel=1e-6, abs=1e-12)
         assert len(series) <= 30 and not any(name.startswith("actor/fspo/") for name in metrics)
         assert 0 < series["fspo/clip_rate/all"] < 1

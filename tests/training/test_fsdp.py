@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from fspo_verl.analysis import live
 from fspo_verl.observe import attempts
 from fspo_verl.observe.metrics import LENGTH_BINS
-from fspo_verl.observe.records import read_records
+from fspo_verl.observe.records import read
 
 pytestmark = [pytest.mark.long, pytest.mark.trains]
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -83,20 +83,20 @@ def test_a_training_that_is_killed_between_two_checkpoints_and_resumed_loses_no_
     for process in processes:
         process.kill()
         process.join()
-    assert set(read_records(tmp_path).step) == {1, 2, 3, 4, 5}
+    assert set(read(tmp_path).table.step) == {1, 2, 3, 4, 5}
     ended(*launch(5, 8, False))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        records = read_records(tmp_path)
-    assert records.attrs["lost"] == 0
+        recorded = read(tmp_path)
+    assert recorded.incomplete_steps == 0
     # Seven of eight responses have a token; each once, in one of two mini-batches.
-    assert records.groupby("step").size().to_dict() == dict.fromkeys(range(1, 9), 7)
+    assert recorded.table.groupby("step").size().to_dict() == dict.fromkeys(range(1, 9), 7)
     first, second = attempts.attempts_below(tmp_path)
     assert (first.began, second.began) == (1, 5) and [file.end for file in first.files] == [5, 5]
 
     ended(*launch(1, 2, False))  # without its checkpoint: what it does not go on from is told
     with pytest.warns(UserWarning, match=f"{first.folder.name}, {second.folder.name} is not read"):
-        assert set(read_records(tmp_path).step) == {1, 2}
+        assert set(read(tmp_path).table.step) == {1, 2}
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -108,7 +108,7 @@ def test_metrics_of_processes_are_those_of_all_rows(tmp_path, ranks):
     cut = [[[rows[: 3 + rank], rows[3 + rank : 20], rows[20:]] for rank, rows in enumerate(mini)] for mini in shares]
     saved = started(tmp_path / "out.pt", ranks, what="gather", step=step, cut=cut)
     got = live.series(saved, min_count=1)
-    expected = live_reference.series(records[records.length > 0], [16, 64, 256])
+    expected = live_reference.series(records[records.length > 0], None, [16, 64, 256])
     assert {"fspo/clip_rate/all", "fspo/moved_sigma", "fspo/step_responses/unmoved"} <= got.keys()
     assert got == pytest.approx({name: expected[name] for name in got}, rel=1e-6, abs=1e-9)
 
@@ -166,13 +166,14 @@ def test_metrics_of_several_mini_batches_equal_what_the_records_give(train, rank
     """Ragged micro-batches."""
     saved = train(ranks, cut, **MOVES)
     metrics, output = saved["metrics"], saved["output"]
-    records = read_records(f"{output}.records")
+    recorded = read(f"{output}.records")
+    records = recorded.table
     assert len(records) == 7 and set(records.step) == {12}
     (attempt,) = attempts.attempts_below(f"{output}.records")
     assert [file.rank for file in attempt.files] == list(range(ranks))
     assert set(records.mini_batch) == {0, 1} and set(records.prompt) == {f"prompt {i}" for i in range(4)}
     series = live.series(metrics, min_count=1)
-    expected = live_reference.series(records, LENGTH_BINS)
+    expected = live_reference.series(records, recorded.settings, LENGTH_BINS)
     assert series == pytest.approx({name: expected[name] for name in series}, rel=1e-6, abs=1e-12)
     assert {"fspo/clip_rate/len_00064_00255", "fspo/lre", "fspo/ess", "fspo/noise_sigma"} < series.keys()
     assert series["fspo/mismatch_sigma"] == pytest.approx(0.1, rel=0.2)
@@ -219,7 +220,7 @@ def test_eps_that_follows_a_clip_rate_is_the_same_on_every_rank_and_number_of_ra
         saved = train(ranks, cut, target_clip_rate=0.3, steps=3)
         found.append(eps_of_ranks(saved, ranks))
         assert saved["metrics"]["fspo/eps_low"] == pytest.approx(found[-1][1]["eps_low"], rel=1e-12)
-        records = read_records(f"{saved['output']}.records")
+        records = read(f"{saved['output']}.records").table
         for name in ("eps_low", "eps_high"):
             assert set(records[name]) == {0.5, *(step[name] for step in found[-1][:-1])}
     assert found[0] == found[1] == found[2]

@@ -17,7 +17,7 @@ from test_cluster import wait_for
 
 from fspo_verl.launch.view import TRACKER
 from fspo_verl.observe.attempts import attempts_below
-from fspo_verl.observe.records import read_records
+from fspo_verl.observe.records import read
 
 pytestmark = [pytest.mark.long, pytest.mark.trains]
 STEPS = 6
@@ -69,13 +69,13 @@ def test_a_training_that_is_killed_and_started_again_loses_no_step_and_has_none_
         found = attempts_below(tmp_path / "records")
         if len([file for attempt in found for file in attempt.files]) < 2:
             return False
-        steps = read_records(tmp_path / "records").step
+        steps = read(tmp_path / "records").table.step
         return steps.max() >= 3 and (save_freq < 0 or (checkpoints / TRACKER).exists())
 
     process, log = launch(save_freq)
     wait_for(is_between_two_checkpoints, process, log)
     kill(process)
-    trained = int(read_records(tmp_path / "records").step.max())
+    trained = int(read(tmp_path / "records").table.step.max())
     began = int((checkpoints / TRACKER).read_text()) + 1 if save_freq > 0 else 1
     process, log = launch(save_freq)
     assert process.wait(timeout=1200) == 0, log.read_text()[-5000:]
@@ -84,8 +84,8 @@ def test_a_training_that_is_killed_and_started_again_loses_no_step_and_has_none_
     assert first.run == second.run and (first.began, second.began) == (1, began)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        records = read_records(tmp_path / "records")
+        recorded = read(tmp_path / "records")
     expected = {(step, mini_batch): 16 for step in range(1, STEPS + 1) for mini_batch in (0, 1)}
-    assert records.groupby(["step", "mini_batch"]).size().to_dict() == expected
-    assert records.attrs["lost"] == 0 and began <= trained
+    assert recorded.table.groupby(["step", "mini_batch"]).size().to_dict() == expected
+    assert recorded.incomplete_steps == 0 and began <= trained
     assert any(f"{first.folder.name} is not read" in str(one.message) for one in warned) == (save_freq < 0)
