@@ -44,27 +44,29 @@ def with_eps(records: pd.DataFrame, band: Band, target: float) -> Band:
     better, worse = score[sides["upper"]], score[sides["lower"]]
     if not (len(better) and len(worse)):
         raise Unreachable(f"no response has an advantage {'<' if len(better) else '>'} 0")
-    high = digits(_end(records[sides["upper"]], "> 0 lie above", better, target, target))
+    high = digits(_end(records, "upper", better, target, target))
     beyond = digits(1.001 * upper_quantile(worse, _DUAL_SHARE * target))  # not rounded down, or more would lie beyond
     dual = math.inf if math.isinf(band.dual) else max(DUAL * high, beyond)
     below = target - float(np.mean(worse > dual))
-    low = digits(_end(records[sides["lower"]], "< 0 lie below", -worse, below, target))
+    low = digits(_end(records, "lower", -worse, below, target))
     eps_dual = None if dual == DUAL * high else dual
     return dataclasses.replace(band, eps=None, eps_low=low, eps_high=high, eps_dual=eps_dual)
 
 
-def _end(side: pd.DataFrame, where: str, score: np.ndarray, share: float, target: float) -> float:
+def _end(records: pd.DataFrame, side: str, score: np.ndarray, share: float, target: float) -> float:
     """The distance from the centre beyond which a share of one side's scores lies; Unreachable if fewer lie there."""
     if (end := upper_quantile(score, share)) > 0:
         return end
+    where = "> 0 lie above" if side == "upper" else "< 0 lie below"
     text = (
-        f"no band clips {target:g} of the responses on each side of a width of this shape: only "
+        f"no range clips {target:g} of the responses on each side with a width of this shape: only "
         f"{np.mean(score > 0):.1%} of the responses with A {where} the centre, and eps must be positive"
     )
-    moved = (side["quadratic_variation"] > 0).mean()
+    of_side = records[clip_rates.sides(records)[side]]
+    moved = (of_side["quadratic_variation"] > 0).mean()
     if moved < target:
         text += (
-            f"; {1 - moved:.1%} have not moved, as those of the first of {side['mini_batch'].max() + 1} mini-batches "
+            f"; {1 - moved:.1%} have not moved, as those of the first of {of_side['mini_batch'].max() + 1} mini-batches "
             f"of each rollout, which no clip can reach: lower the target, or {ACTOR}.ppo_mini_batch_size"
         )
     raise Unreachable(text)

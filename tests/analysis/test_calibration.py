@@ -104,7 +104,7 @@ def test_a_fitted_power_does_not_take_a_course_of_training_for_a_length():
         (simulate_run(np.random.default_rng(0)).query("advantage > 0"), "no response has an advantage < 0"),
         (
             simulate_run(np.random.default_rng(0), prompts=32, sigma=0.25, kappa=1.0, low=200, high=400),
-            "no band clips 0.25 .*of the responses with A > 0 lie above the centre, and eps must be positive",
+            "no range clips 0.25 .*of the responses with A > 0 lie above the centre, and eps must be positive",
         ),
     ],
 )
