@@ -66,8 +66,8 @@ def _end(records: pd.DataFrame, side: str, score: np.ndarray, share: float, targ
     moved = (of_side["quadratic_variation"] > 0).mean()
     if moved < target:
         text += (
-            f"; {1 - moved:.1%} have not moved, as those of the first of {of_side['mini_batch'].max() + 1} mini-batches "
-            f"of each rollout, which no clip can reach: lower the target, or {ACTOR}.ppo_mini_batch_size"
+            f"; {1 - moved:.1%} have not moved, as those of the first of {of_side['mini_batch'].max() + 1} "
+            f"mini-batches of each rollout, which no clip can reach: lower the target, or {ACTOR}.ppo_mini_batch_size"
         )
     raise Unreachable(text)
 

@@ -82,10 +82,13 @@ class Judgement(NamedTuple):
 
 
 def judge(run: Run, rate: float = MATCHED_RATE) -> Judgement:
-    """Judge a run; too little data is an answer, not an error.
+    """Judge a run; too little data is an answer, and only none at all is an error.
 
     Args:
-        rate: clip rate of a band to take, at which widths are compared.
+        rate: clip rate of a range to take, at which ranges are compared.
+
+    Raises:
+        ValueError: there are neither records nor metrics to judge it by; says where they come from.
     """
     if len(run.records):
         found = judge_records(run.rollouts, run.settings, rate, find_break(run.metrics))
@@ -94,6 +97,11 @@ def judge(run: Run, rate: float = MATCHED_RATE) -> Judgement:
     if evidence.clip_rate is None and ((said := facts(run)) or evidence.broken):
         return Judgement(_of_log(run, said, evidence), evidence)
     first, *others = conclude(evidence)
+    if first.id == UNKNOWN and evidence.clip_rate is None and not others:
+        raise ValueError(
+            f"{run.folder} holds nothing to judge: no records of responses ({RECORDS_DIR}=DIR), and no metrics of the "
+            f"training (trainer.logger=[console,file]). Both come from: {LEARN_MORE}"
+        )
     how = f"Train with {RECORDS_DIR}=DIR"
     if run.settings is None or run.settings.loss != "fspo":
         how += " and algorithm.policy_loss=observed (algorithm.policy_loss=gspo and grpo include it)"
@@ -344,27 +352,6 @@ def comparison_notes(compared: Comparison | None) -> list[str]:
     if compared.is_tie:
         notes.append("Another range is as even within noise: then sqrt(length) is taken, which has nothing to fit.")
     return notes + [f"Not compared: {name} ({why})." for name, why in compared.untried.items()]
-
-
-def refuse_nothing(run: Run, found: Judgement) -> None:
-    """Refuse a run of which there is nothing to judge.
-
-    Raises:
-        ValueError: it holds neither records nor a metric that says anything; says what would.
-    """
-    evidence = found.evidence
-    nothing = evidence.clip_rate is None and not evidence.broken and evidence.policy is None
-    if (
-        run.records.empty
-        and nothing
-        and len(found.findings) == 1
-        and found.findings[0].id == UNKNOWN
-        and not facts(run)
-    ):
-        raise ValueError(
-            f"{run.folder} holds nothing to judge: no records of responses ({RECORDS_DIR}=DIR), and no metrics of the "
-            f"training (trainer.logger=[console,file]). Both come from: {LEARN_MORE}"
-        )
 
 
 # --- what else -------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from fspo_verl import __version__, findings
 from fspo_verl.analysis.clip_rates import Estimate, length_edges, number, third_of
-from fspo_verl.analysis.judgement import comparison_notes, comparison_rows, refuse_nothing, share, show_comparison
+from fspo_verl.analysis.judgement import comparison_notes, comparison_rows, share, show_comparison
 from fspo_verl.analysis.length_effect import LengthEffect, slopes_of_steps
 from fspo_verl.analysis.runs import Run, read_runs, setting
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, of_run
@@ -72,8 +72,6 @@ def main(args: argparse.Namespace) -> int:
     refuse_foreign(args.output)
     runs = list(tqdm(read_runs(args.runs, args.names, args.max_rows), "runs", len(args.runs), delay=2, disable=None))
     analyses = analyses_of(runs)
-    for one in analyses:
-        refuse_nothing(one.run, one.judgement)
     files = build(analyses)
     write(args.output, files)
     if args.json:
