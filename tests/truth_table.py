@@ -286,13 +286,13 @@ def _of(cell: Cell, name: str, settings: dict, **truth) -> Cell:
 
 def judged(cell: Cell, judgement: Judgement) -> tuple[str, str]:
     """Whether conclusion and advice are right, wrong, or withheld."""
-    said, effect = judgement.findings[0], judgement.evidence.length
+    said, effect = judgement.findings[0], judgement.evidence.lengths.effect
     if cell.cause in (c.SIDE, c.WEIGHTS) and said.id == c.EVEN:  # on lengths; it comes first, and is right as well
         said = next((one for one in judgement.findings if one.id == cell.cause), said)
     who = effect.who if effect else None
     if said.id == cell.cause:
         conclusion = RIGHT if cell.cause != c.LENGTH or cell.who in (None, who) else WRONG
-        if cell.between and judgement.evidence.between != cell.between:
+        if cell.between and judgement.evidence.lengths.between != cell.between:
             conclusion = WRONG
     elif said.id == c.CHANGE and cell.persists:
         conclusion = CHANGED

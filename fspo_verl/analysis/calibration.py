@@ -124,7 +124,7 @@ def _of_records(run: Run, judged: Judgement, target: float) -> Iterator[Finding]
     clipped, sides = fit.clipped_by(band, records), clip_rates.sides(records)
     better, worse, rate = (float(clipped[sides[side]].mean()) for side in ("upper", "lower", "all"))
     own = ""
-    if judged.evidence.sides and not judged.evidence.by_token:
+    if judged.evidence.sides and not judged.evidence.lengths.by_token:
         own = " (the run's own clip {} and {})".format(*map(percent, judged.evidence.sides))
     said = (
         f"{_eps(band, settings)} clip {percent(better)} of the better and {percent(worse)} of the worse responses "

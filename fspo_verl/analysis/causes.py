@@ -84,7 +84,12 @@ def narrower(evidence: Evidence) -> Finding | None:
     More than :data:`SHARE` of the responses that no update has moved lie outside it then, by two standard deviations of
     a Poisson count.
     """
-    band, sigma, outside, unmoved = evidence.band, evidence.noise_sigma, evidence.noise_outside, evidence.unmoved
+    band, sigma, outside, unmoved = (
+        evidence.band,
+        evidence.noise.sigma,
+        evidence.noise.outside,
+        evidence.noise.responses,
+    )
     if band is None or not sigma or outside is None:
         return None
     count, times = outside * unmoved, math.inf
@@ -107,7 +112,7 @@ def narrower(evidence: Evidence) -> Finding | None:
 
 
 def _noise_of(evidence: Evidence) -> Noise:
-    return Noise(evidence.noise_sigma, evidence.longest, evidence.weighs)
+    return Noise(evidence.noise.sigma, evidence.longest, evidence.weighs)
 
 
 # --- before lengths --------------------------------------------------------------------------------------------------
@@ -159,7 +164,7 @@ def _cut_off(evidence: Evidence) -> Finding | None:
 
 
 def _noise(evidence: Evidence) -> Finding | None:
-    clips, sigma, share = _clips(evidence), evidence.noise_sigma, evidence.noise_share or 0.0
+    clips, sigma, share = _clips(evidence), evidence.noise.sigma, evidence.noise.share or 0.0
     if clips and evidence.one_step and sigma:  # first, as a wider clip would be idle
         said = (
             f"Every clip is numerical noise: {percent(evidence.clip_rate or 0)} of the responses are clipped, and no "
@@ -175,18 +180,18 @@ def _noise(evidence: Evidence) -> Finding | None:
 
 
 def _mismatch(evidence: Evidence) -> Finding | None:
-    share, rejected = evidence.mismatch_share or 0.0, evidence.rejected or 0.0
-    if evidence.bypass and _clips(evidence) and share >= SHARE_OF_SPREAD:
+    share, rejected = evidence.engines.share or 0.0, evidence.engines.rejected or 0.0
+    if evidence.engines.bypass and _clips(evidence) and share >= SHARE_OF_SPREAD:
         advice = (
             "Set algorithm.rollout_correction.bypass_mode=False. The clip then sees what updates do, and not this. It "
             f"costs a forward pass of each rollout{see('noise.md')}."
         )
         return Finding(MISMATCH, WARNING, _of_mismatch(evidence), advice, share, FIX)
-    said, effective = [], evidence.rollout_effective
+    said, effective = [], evidence.engines.effective
     if rejected >= SHARE_REJECTED:
         said.append(f"The rollout correction takes {percent(rejected)} of the responses out of the loss.")
     if effective is not None and effective < EFFECTIVE:
-        weight = "" if evidence.rollout_weight is None else f", with a mean weight of {evidence.rollout_weight:.2g}"
+        weight = "" if evidence.engines.weight is None else f", with a mean weight of {evidence.engines.weight:.2g}"
         said.append(
             "A few responses carry the gradient: by the weights of the rollout correction all count for "
             f"{percent(effective)} of their number{weight}."
@@ -230,7 +235,7 @@ def _clips(evidence: Evidence) -> bool:
 
 def _lengths(evidence: Evidence) -> Finding | None:
     """Whether long and short responses are clipped alike, as far as that was tested or is plain to see."""
-    if (effect := evidence.length) is None:
+    if (effect := evidence.lengths.effect) is None:
         return _plain_to_see(evidence) if _clips(evidence) else None
     if effect.turns:
         return _changes(evidence, effect)
@@ -243,14 +248,14 @@ def _lengths(evidence: Evidence) -> Finding | None:
 
 def _changed(evidence: Evidence) -> Finding | None:
     """A dependence that holds for the run, and grows or shrinks."""
-    effect = evidence.length
+    effect = evidence.lengths.effect
     if effect is None or not effect.changes or effect.turns:
         return None
     return replace(_changes(evidence, effect), severity=NOTE, advice="", action="")
 
 
 def _changes(evidence: Evidence, effect: LengthEffect) -> Finding:
-    halves = [_rates(part) for part in evidence.thirds_of_halves]
+    halves = [_rates(part) for part in evidence.lengths.of_halves]
     said = (
         f"How the clip rate depends on length changes over the run ({_p(effect.p_of_change)}): in the first half of "
         f"the steps {halves[0]}; in the second {halves[1]}. {_in_all(evidence)}"
@@ -288,10 +293,10 @@ def _plain_to_see(evidence: Evidence) -> Finding | None:
 
 def _unlike(evidence: Evidence, effect: LengthEffect) -> Finding:
     if effect.who == "by side":
-        better, worse = map(_rates, evidence.thirds_of_sides)
+        better, worse = map(_rates, evidence.lengths.of_sides)
         rates = f"of the better {better}; of the worse {worse}"
-    elif effect.who in ("both ends", "the middle") and len(evidence.tails) == 3:
-        rates = _rates(evidence.tails, _TENTHS)
+    elif effect.who in ("both ends", "the middle") and len(evidence.lengths.tails) == 3:
+        rates = _rates(evidence.lengths.tails, _TENTHS)
     else:
         rates = _rates(evidence.thirds)
     who = _sentence(_where(evidence, effect) + _WHO[str(effect.who)])
@@ -312,7 +317,7 @@ def _alike(evidence: Evidence, effect: LengthEffect) -> Finding:
         f"{_in_all(evidence)}"
     )
     low, high = sorted((evidence.thirds[0].rate, evidence.thirds[-1].rate)) if evidence.thirds else (0.0, 0.0)
-    if math.isfinite(effect.factor) and high > effect.factor * low and evidence.between:
+    if math.isfinite(effect.factor) and high > effect.factor * low and evidence.lengths.between:
         said += f" {_why_counts_differ(evidence)}"
     more = "" if is_close else " Record more steps to see smaller differences."
     return Finding(EVEN, NOTE, said, f"Keep the range.{more}", evidence.clip_rate, KEEP)
@@ -331,7 +336,7 @@ def _compatible(effect: LengthEffect) -> str:
 def _why_counts_differ(evidence: Evidence) -> str:
     """Why counted rates differ over lengths where the test within mini-batch and side finds no such difference."""
     mini_batches = "mini-batches that clip more hold other lengths"
-    if evidence.between == "mini-batch" or evidence.sides is None:
+    if evidence.lengths.between == "mini-batch" or evidence.sides is None:
         return f"{_sentence(mini_batches)}: within them there is no such difference."
     better, worse = evidence.sides
     side = "Better" if better > worse else "Worse"
@@ -339,7 +344,7 @@ def _why_counts_differ(evidence: Evidence) -> str:
         f"{side} responses are clipped more ({percent(max(better, worse))} against {percent(min(better, worse))}) and "
         "have other lengths"
     )
-    if evidence.between == "side":
+    if evidence.lengths.between == "side":
         return f"{sides}: within one side there is no such difference."
     return f"{sides}, and {mini_batches}: within them there is no such difference."
 
@@ -378,7 +383,9 @@ def _line(effect: LengthEffect) -> str:
 
 
 def _side(evidence: Evidence) -> Finding | None:
-    if evidence.sides is None or not evidence.sides_differ or evidence.band is None:  # some losses clip one side only
+    if (
+        evidence.sides is None or not evidence.lengths.sides_differ or evidence.band is None
+    ):  # some losses clip one side only
         return None
     better, worse = evidence.sides
     if max(better, worse) < TIMES * min(better, worse):
@@ -400,7 +407,7 @@ def _weights(evidence: Evidence) -> Finding | None:
         f"{percent(share)} of their number in a typical step."
     )
     advice = "Lower the learning rate, or train fewer optimiser steps per rollout: the policy moves too far in one."
-    if (evidence.noise_share or 0) >= SHARE_OF_SPREAD:
+    if (evidence.noise.share or 0) >= SHARE_OF_SPREAD:
         advice = _noise_of(evidence).remedy()
     return Finding(WEIGHTS, WARNING, said, advice, share, FIX)
 
@@ -409,15 +416,15 @@ def _untested(evidence: Evidence) -> Finding:
     """The answer on lengths where there was no test."""
     rate = evidence.clip_rate
     start = f"{_sentence(percent(rate or 0))} {_of_what(evidence)} are clipped"
-    said, advice = f"{start}: {evidence.too_few}.", "Record more steps."
+    said, advice = f"{start}: {evidence.lengths.too_few}.", "Record more steps."
     if evidence.responses == 0:
         said = "Too few to say: no response has an advantage."
         advice = "Record more: train until rewards within a group differ."
     elif rate is None:
         said, advice = "Nothing to say: there are no records, and the metrics hold no clip rates.", "Record more."
-    elif evidence.too_few is None:
+    elif evidence.lengths.too_few is None:
         said, advice = f"{start}. These are rates only, no test: there are no records.", "Record more."
-    elif evidence.one_length:
+    elif evidence.lengths.one_length:
         return Finding(EVEN, NOTE, said, "Keep the range.", rate, KEEP)
     return Finding(UNKNOWN, NOTE, said, advice, rate, RECORD)
 
@@ -434,8 +441,8 @@ def _notes(evidence: Evidence, named: Collection[str]) -> Iterator[Finding]:
     for cause, share, least, words in (
         (NOT_FINITE, evidence.not_finite, 0.0, _of_not_finite),
         (CUT_OFF, evidence.cut_off, _NOTABLE * SHARE_CUT_OFF, _of_cut_off),
-        (NOISE, evidence.noise_share, NOTABLE_PART, _of_noise),
-        (MISMATCH, evidence.mismatch_share, NOTABLE_PART if evidence.bypass else _ENGINES, _of_mismatch),
+        (NOISE, evidence.noise.share, NOTABLE_PART, _of_noise),
+        (MISMATCH, evidence.engines.share, NOTABLE_PART if evidence.engines.bypass else _ENGINES, _of_mismatch),
     ):
         if share and share >= least and cause not in named:
             yield Finding(cause, NOTE, words(evidence), "", share)
@@ -451,15 +458,15 @@ def _of_cut_off(evidence: Evidence) -> str:
 
 def _of_noise(evidence: Evidence) -> str:
     return (
-        f"About {min(evidence.noise_share or 0, 1):.0%} of the variance of the log-ratios is numerical noise, not "
+        f"About {min(evidence.noise.share or 0, 1):.0%} of the variance of the log-ratios is numerical noise, not "
         "learning: so much is there before any update."
     )
 
 
 def _of_mismatch(evidence: Evidence) -> str:
-    share = f"{min(evidence.mismatch_share or 0, 1):.0%}"
-    by = f"{evidence.mismatch_sigma:.2g} nats per token"
-    if evidence.bypass:
+    share = f"{min(evidence.engines.share or 0, 1):.0%}"
+    by = f"{evidence.engines.sigma:.2g} nats per token"
+    if evidence.engines.bypass:
         return (
             f"About {share} of the variance of the log-ratios is the mismatch of trainer and rollout engine, not "
             f"learning: {by} are there before any update. In bypass mode the clip acts on it."
@@ -479,7 +486,7 @@ def _sentence(text: str) -> str:
 
 def _of_what(evidence: Evidence) -> str:
     """Name what a rate is a share of."""
-    if evidence.by_token:
+    if evidence.lengths.by_token:
         return "of the tokens (mean share of a response)"
     if evidence.responses is None:
         return "of the responses with an advantage"

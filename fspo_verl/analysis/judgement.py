@@ -21,7 +21,7 @@ from fspo_verl.analysis import fit, live, mismatch, widths
 from fspo_verl.analysis.breaks import find_break
 from fspo_verl.analysis.causes import CHANGE, EVEN, HEALTH, LENGTH, SHARE_CUT_OFF, UNKNOWN, conclude
 from fspo_verl.analysis.clip_rates import prompts_of, third_of
-from fspo_verl.analysis.evidence import TYPICAL, Break, Evidence, evidence_of
+from fspo_verl.analysis.evidence import TYPICAL, Break, Evidence, Lengths, evidence_of
 from fspo_verl.analysis.length_effect import (
     BY_SIDE,
     ENDS,
@@ -118,7 +118,7 @@ def judge_records(
     records = records.copy(deep=False)
     records.attrs = {}  # pandas copies them with every selection
     evidence = replace(evidence_of_records(records, settings), policy=policy)
-    findings, effect = conclude(evidence), evidence.length
+    findings, effect = conclude(evidence), evidence.lengths.effect
     if effect is None or not effect.is_of_run or findings[0].action == FIX:
         return Judgement(findings, evidence)
     compared = widths.compare(records[records["length"] > 0], settings, effect.depends, rate)
@@ -172,20 +172,19 @@ def evidence_of_records(records: pd.DataFrame, settings: RunSettings | None, tes
     clipped, better = counted["clipped"].to_numpy(np.float64), (counted["advantage"] > 0).to_numpy()
     effect, later = length_effect(records) if tested else None, fit.is_later_half(counted)
     kept = counted[counted["clipped"] == 0]
-    return replace(
-        found,
-        effective=float(kept.groupby("step")["log_ratio"].apply(_effective).median()) if found.weighs else None,
-        thirds=parts(_by_length(counted)),
-        by_token=bool(((clipped > 0) & (clipped < 1)).any()),
-        length=effect,
+    lengths = Lengths(
+        effect=effect,
         too_few=_too_few(counted) if tested and not effect else None,
         one_length=counted["length"].nunique() == 1,
         tails=parts(_by_length(counted), 0.1),
-        thirds_of_sides=tuple(parts(_by_length(counted[side])) for side in (better, ~better)),
-        thirds_of_halves=tuple(parts(_by_length(counted[half])) for half in (~later, later)),
+        of_sides=tuple(parts(_by_length(counted[side])) for side in (better, ~better)),
+        of_halves=tuple(parts(_by_length(counted[half])) for half in (~later, later)),
         between=_between(counted),
         sides_differ=_sides_differ(counted, clipped, better),
+        by_token=bool(((clipped > 0) & (clipped < 1)).any()),
     )
+    effective = float(kept.groupby("step")["log_ratio"].apply(_effective).median()) if found.weighs else None
+    return replace(found, effective=effective, thirds=parts(_by_length(counted)), lengths=lengths)
 
 
 def series(records: pd.DataFrame, settings: RunSettings | None) -> dict[str, float]:
