@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the clip of a run: causes in a fixed order, and the same words for every command.
+"""Faults of a run and its range: causes in a fixed order, and the same words for every command.
 
 :func:`conclude` asks one rule after the other. The first that holds is the conclusion, the others come below it.
 Light to import, as a process that trains uses it: no scipy, no pandas.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fspo_verl.analysis.length_effect import LengthEffect
 
 NOT_FINITE, BROKEN, CUT_OFF, NOISE, MISMATCH = HEALTH = ("not finite", "broken", "cut off", "noise", "mismatch")
-"""Causes that make advice on the clip worthless while they hold."""
+"""Causes that make advice on the range worthless while they hold."""
 LEVEL, LENGTH, SIDE, WEIGHTS = ("level", "length", "side", "weights")
 CAUSES = (*HEALTH, LEVEL, LENGTH, SIDE, WEIGHTS)
 """Causes in the order in which they are asked for. What comes first explains what comes later."""
@@ -42,7 +42,7 @@ EFFECTIVE = (
 )
 MOST, HARDLY_ANY = 0.5, 0.001  # clip rate: more, or less, is a cause
 TIMES = 2.0  # ratio of two clip rates where it was not tested
-STEPS = 10  # training steps: steps differ, and fewer do not show how much, so that nothing is said of a run's clip
+STEPS = 10  # training steps: steps differ, and fewer do not show how much, so that nothing is said of the run
 _NOTABLE = 0.2  # the part of a threshold from which there is a note
 NOTABLE_PART = _NOTABLE * SHARE_OF_SPREAD  # of the variance of the log-ratios, from which it is named
 _ENGINES = 0.05  # share of the way from engine to policy from which the mismatch is a note
@@ -66,9 +66,9 @@ _WHO = {
 
 
 def conclude(evidence: Evidence) -> list[Finding]:
-    """All that is to be said, the conclusion first: causes in their order, whether lengths are alike, then notes.
+    """Return all findings, the conclusion first: causes in their order, whether lengths are alike, then notes.
 
-    Below a cause of :data:`HEALTH` nothing is advised on the clip.
+    Below a cause of :data:`HEALTH` nothing is advised on the range.
     """
     found = [one for rule in _RULES if (one := rule(evidence)) is not None]
     if not found or found[0].id in (SIDE, WEIGHTS):
@@ -79,7 +79,7 @@ def conclude(evidence: Evidence) -> list[Finding]:
 
 
 def narrower(evidence: Evidence) -> Finding | None:
-    """The finding where the band is narrower than the numerical noise; None where it is not, or not known.
+    """The finding that the range is narrower than the numerical noise; None if it is not, or that is not known.
 
     More than :data:`SHARE` of the responses that no update has moved lie outside it then, by two standard deviations of
     a Poisson count.
@@ -100,15 +100,13 @@ def narrower(evidence: Evidence) -> Finding | None:
         times = EPS_IN_SIGMA / NormalDist().inv_cdf(1 - outside / 2)
     elif band.length_power == 0.5:
         times = EPS_IN_SIGMA * sigma / min(band.low, band.high)
-    wider = (
-        f"A clip {rounded_up(times):g} times as wide, or wider," if times <= _LARGEST_FACTOR else "A much wider clip"
-    )
+    by = f"{rounded_up(times):g} times as wide, or wider," if times <= _LARGEST_FACTOR else "that is much wider"
     said = (
-        f"The clip is narrower than the numerical noise: rounding alone puts {percent(outside)} of the responses "
+        f"The range is narrower than the numerical noise: rounding alone puts {percent(outside)} of the responses "
         f"outside it, and {percent(SHARE)} at most should be there. This was counted on {unmoved:,} responses that no "
         "update had moved."
     )
-    return Finding(NOISE, WARNING, said, _noise_of(evidence).remedy(wider=wider), outside, FIX)
+    return Finding(NOISE, WARNING, said, _noise_of(evidence).remedy(wider=f"A range {by}"), outside, FIX)
 
 
 def _noise_of(evidence: Evidence) -> Noise:
@@ -165,12 +163,12 @@ def _cut_off(evidence: Evidence) -> Finding | None:
 
 def _noise(evidence: Evidence) -> Finding | None:
     clips, sigma, share = _clips(evidence), evidence.noise.sigma, evidence.noise.share or 0.0
-    if clips and evidence.one_step and sigma:  # first, as a wider clip would be idle
+    if clips and evidence.one_step and sigma:  # first, as a wider range would clip nothing
         said = (
             f"Every clip is numerical noise: {percent(evidence.clip_rate or 0)} of the responses are clipped, and no "
             "update has moved them. Each rollout gets one optimiser step."
         )
-        advice = f"{_noise_of(evidence).remedy()} If the clip is to act, {SMALLER_MINI_BATCHES}."
+        advice = f"{_noise_of(evidence).remedy()} If updates are to be clipped, {SMALLER_MINI_BATCHES}."
         return Finding(NOISE, WARNING, said, advice, evidence.clip_rate, FIX)
     if found := narrower(evidence):
         return found
@@ -183,7 +181,7 @@ def _mismatch(evidence: Evidence) -> Finding | None:
     share, rejected = evidence.engines.share or 0.0, evidence.engines.rejected or 0.0
     if evidence.engines.bypass and _clips(evidence) and share >= SHARE_OF_SPREAD:
         advice = (
-            "Set algorithm.rollout_correction.bypass_mode=False. The clip then sees what updates do, and not this. It "
+            "Set algorithm.rollout_correction.bypass_mode=False. Then only what updates move is clipped. It "
             f"costs a forward pass of each rollout{see('noise.md')}."
         )
         return Finding(MISMATCH, WARNING, _of_mismatch(evidence), advice, share, FIX)
@@ -207,12 +205,12 @@ def _mismatch(evidence: Evidence) -> Finding | None:
 
 
 def _level(evidence: Evidence) -> Finding | None:
-    rate, smaller = evidence.clip_rate, f"{_sentence(SMALLER_MINI_BATCHES)}, if the clip is to act."
+    rate, smaller = evidence.clip_rate, f"{_sentence(SMALLER_MINI_BATCHES)}, if updates are to be clipped."
     if rate is not None and rate > MOST:
         said = f"More than half is clipped: {percent(rate)} {_of_what(evidence)}."
         return Finding(LEVEL, WARNING, said, f"Widen the range: {_CALIBRATE}", rate, TAKE, command="calibrate")
     if evidence.moved is False:
-        said, advice = "Nothing moved, so no clip can act", "Look at the learning rate. A warm-up starts at 0."
+        said, advice = "Nothing moved, so nothing can be clipped", "Look at the learning rate. A warm-up starts at 0."
         if evidence.one_step:
             said, advice = f"{said}: with one optimiser step per rollout every ratio is 1", smaller
         return Finding(LEVEL, WARNING, f"{said}.", advice, rate, FIX)
@@ -222,8 +220,8 @@ def _level(evidence: Evidence) -> Finding | None:
     if evidence.one_step:
         said = f"{none}: with one optimiser step per rollout no update moves a response before it is judged."
         return Finding(LEVEL, WARNING, said, smaller, rate, FIX)
-    advice = f"Lower eps if a clip is wanted: {_CALIBRATE}"
-    return Finding(LEVEL, WARNING, f"{none}: the clip is idle.", advice, rate, TAKE, command="calibrate")
+    advice = f"Lower eps if some are to be clipped: {_CALIBRATE}"
+    return Finding(LEVEL, WARNING, f"{none}: the range is too wide to clip.", advice, rate, TAKE, command="calibrate")
 
 
 def _clips(evidence: Evidence) -> bool:
@@ -234,7 +232,7 @@ def _clips(evidence: Evidence) -> bool:
 
 
 def _lengths(evidence: Evidence) -> Finding | None:
-    """Whether long and short responses are clipped alike, as far as that was tested or is plain to see."""
+    """Say whether long and short responses are clipped alike, as far as that was tested or is plain to see."""
     if (effect := evidence.lengths.effect) is None:
         return _plain_to_see(evidence) if _clips(evidence) else None
     if effect.turns:
@@ -247,7 +245,7 @@ def _lengths(evidence: Evidence) -> Finding | None:
 
 
 def _changed(evidence: Evidence) -> Finding | None:
-    """A dependence that holds for the run, and grows or shrinks."""
+    """Note a dependence that holds for the run, and grows or shrinks."""
     effect = evidence.lengths.effect
     if effect is None or not effect.changes or effect.turns:
         return None
@@ -324,7 +322,7 @@ def _alike(evidence: Evidence, effect: LengthEffect) -> Finding:
 
 
 def _compatible(effect: LengthEffect) -> str:
-    """How large a dependence may be that was not seen."""
+    """Say how large a dependence may be that was not seen."""
     if effect.factor > _LARGEST_FACTOR:
         return "Any difference is compatible with this."
     of_side = ""
@@ -334,7 +332,7 @@ def _compatible(effect: LengthEffect) -> str:
 
 
 def _why_counts_differ(evidence: Evidence) -> str:
-    """Why counted rates differ over lengths where the test within mini-batch and side finds no such difference."""
+    """Say why counted rates differ over lengths where the test within mini-batch and side finds no such difference."""
     mini_batches = "mini-batches that clip more hold other lengths"
     if evidence.lengths.between == "mini-batch" or evidence.sides is None:
         return f"{_sentence(mini_batches)}: within them there is no such difference."
@@ -370,7 +368,7 @@ def _more_steps(evidence: Evidence, effect: LengthEffect) -> str:
 
 
 def _line(effect: LengthEffect) -> str:
-    """The power of the length that the clip rate follows, where it does."""
+    """Name the power of the length that the clip rate follows, if it does."""
     if not effect.is_line:
         return "" if effect.who == "by side" else "No power of the length describes this."
     ends = f"{effect.lower:.2f} to {effect.upper:.2f}"
@@ -399,11 +397,11 @@ def _side(evidence: Evidence) -> Finding | None:
 
 
 def _weights(evidence: Evidence) -> Finding | None:
-    """Few of the responses that the clip leaves carry the gradient, by their weights e^S."""
+    """Say that few of the responses that are not clipped carry the gradient, by their weights e^S."""
     if (share := evidence.effective) is None or not share < EFFECTIVE:
         return None
     said = (
-        "A few responses carry the gradient: by their weights e^S those that the clip leaves count for "
+        "A few responses carry the gradient: by their weights e^S those that are not clipped count for "
         f"{percent(share)} of their number in a typical step."
     )
     advice = "Lower the learning rate, or train fewer optimiser steps per rollout: the policy moves too far in one."
@@ -413,7 +411,7 @@ def _weights(evidence: Evidence) -> Finding | None:
 
 
 def _untested(evidence: Evidence) -> Finding:
-    """The answer on lengths where there was no test."""
+    """Answer on lengths where there was no test."""
     rate = evidence.clip_rate
     start = f"{_sentence(percent(rate or 0))} {_of_what(evidence)} are clipped"
     said, advice = f"{start}: {evidence.lengths.too_few}.", "Record more steps."
@@ -437,7 +435,7 @@ _RULES = (_not_finite, _policy, _cut_off, _noise, _mismatch, _level, _lengths, _
 
 
 def _notes(evidence: Evidence, named: Collection[str]) -> Iterator[Finding]:
-    """Values that are notable, and no cause: these are named."""
+    """Name the values that are notable, and no cause."""
     for cause, share, least, words in (
         (NOT_FINITE, evidence.not_finite, 0.0, _of_not_finite),
         (CUT_OFF, evidence.cut_off, _NOTABLE * SHARE_CUT_OFF, _of_cut_off),
@@ -469,11 +467,11 @@ def _of_mismatch(evidence: Evidence) -> str:
     if evidence.engines.bypass:
         return (
             f"About {share} of the variance of the log-ratios is the mismatch of trainer and rollout engine, not "
-            f"learning: {by} are there before any update. In bypass mode the clip acts on it."
+            f"learning: {by} are there before any update. In bypass mode it is clipped as if it were learning."
         )
     return (
         f"Trainer and rollout engine disagree by {by}. That is {share} of the way from the policy that sampled to the "
-        "one that trains. The clip does not see it; rejections and importance weights do."
+        "one that trains. It is not clipped; rejections and importance weights act on it."
     )
 
 
@@ -494,7 +492,7 @@ def _of_what(evidence: Evidence) -> str:
 
 
 def _rates(thirds: tuple[Counted, ...], names: tuple[str, ...] = _THIRDS) -> str:
-    """Clip rates of parts by length, each a count."""
+    """Name the clip rates of parts by length, each a count."""
     if len(thirds) < 2:
         return "all have one length"
     named = names if len(thirds) == 3 else ("the shorter", "the longer ones")

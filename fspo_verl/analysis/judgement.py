@@ -3,7 +3,7 @@
 """The judgement of a run, the same for every command: its evidence, from records or metrics, and its findings.
 
 Records become the series that a run logs, and their evidence is made as that of metrics is. Tests on responses add to
-it. Causes and words are those of :mod:`fspo_verl.analysis.causes`; advice on a width is about those that were tried
+it. Causes and words are those of :mod:`fspo_verl.analysis.causes`; advice on a range is about those that were tried
 (:mod:`fspo_verl.analysis.widths`).
 """
 
@@ -66,7 +66,7 @@ class Judgement(NamedTuple):
 
     Attributes:
         findings: the conclusion first.
-        compared: the ranges that were tried; None where the advice is not about them.
+        compared: the ranges that were tried; None if the advice is not about them.
         verdict: what is advised on the range; None where that is not asked.
     """
 
@@ -77,7 +77,7 @@ class Judgement(NamedTuple):
 
     @property
     def width(self) -> Width | None:
-        """The width to take in place of the run's own; None where that stays."""
+        """The range to take in place of the run's own; None where that stays."""
         return self.compared.best if self.verdict is Verdict.BETTER and self.compared else None
 
 
@@ -357,7 +357,7 @@ def comparison_notes(compared: Comparison | None) -> list[str]:
 
 
 def _of_log(run: Run, said: list[Finding], evidence: Evidence) -> list[Finding]:
-    """Judge a run that was not observed: never why a clip acts. The launch that would tell comes last."""
+    """Judge a run that was not observed: never why responses are clipped. The launch that would tell comes last."""
     health = [one for one in conclude(evidence) if one.id in HEALTH]
     if health and health[0].action == FIX:
         return [replace(health[0], advice=f"{health[0].advice} {learn_more(run)}"), *health[1:], *said]

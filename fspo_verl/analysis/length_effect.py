@@ -75,7 +75,7 @@ class LengthEffect(NamedTuple):
         exponent: k in clip rate ~ length^k, or of the rate of what is kept. Misleading without ``is_line``.
         lower, upper: the 95% interval of k; infinite where it has no end.
         p: of no dependence, whatever its form.
-        who: which responses the clip takes more of, one of :data:`WHO`; None where no dependence is shown.
+        who: which responses are clipped more, one of :data:`WHO`; None where no dependence is shown.
         is_line: a dependence is shown, and k describes it.
         factor: ratio of the clip rates of two lengths between the shortest and the longest tenth, up to which a
             dependence is compatible with the responses; NaN where one is shown.

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts from verl's own metrics, for runs without our series.
 
-They do not say why a clip acts, nor on whom: noise, staleness and movement look alike in ``actor/pg_clipfrac``.
+They do not say why tokens are clipped, nor whose: noise, staleness and movement look alike in ``actor/pg_clipfrac``.
 :func:`learn_more` is the launch that would tell.
 """
 
@@ -74,8 +74,8 @@ def facts(run: Run) -> list[Finding]:
 
 
 def learn_more(run: Run) -> str:
-    """Return the launch that would tell why the clip acts, in a sentence."""
-    return f"To see why the clip acts and on which lengths: {LEARN_MORE}."
+    """Return the launch that would tell why responses are clipped, in a sentence."""
+    return f"To see why responses are clipped, and of which lengths: {LEARN_MORE}."
 
 
 def cut_off(run: Run) -> pd.Series:
@@ -112,10 +112,10 @@ def _no_advantage(run: Run) -> Finding | None:
 def _clipped(run: Run) -> Finding | None:
     if (found := course(_metric(run, CLIPPED))) is None:
         return None
-    said = f"The clip takes {found.text('of the tokens', percent)}."
+    said = f"Clipped: {found.text('of the tokens', percent)}."
     if found.highest == 0:
-        amount = "fewer than 1 of 2,000 tokens" if _rounded(run) else "no token"
-        said = f"The clip takes {amount} in {_steps(found.values)}."
+        amount = "Fewer than 1 of 2,000 tokens is" if _rounded(run) else "No token is"
+        said = f"{amount} clipped in {_steps(found.values)}."
     return Finding("clipped", NOTE, said, "", found.last)
 
 
