@@ -285,7 +285,7 @@ def _of(cell: Cell, name: str, settings: dict, **truth) -> Cell:
 
 
 def judged(cell: Cell, judgement: Judgement) -> tuple[str, str]:
-    """Whether conclusion and advice are right, wrong, or withheld."""
+    """Conclusion and advice, each right, wrong, or withheld."""
     said, effect = judgement.findings[0], judgement.evidence.lengths.effect
     if cell.cause in (c.SIDE, c.WEIGHTS) and said.id == c.EVEN:  # on lengths; it comes first, and is right as well
         said = next((one for one in judgement.findings if one.id == cell.cause), said)
@@ -339,7 +339,7 @@ CELLS = {cell.name: cell for cell in _cells()}
 
 
 def line(cell: Cell, runs: int) -> list[str]:
-    """What the table shows of a cell."""
+    """Cells of the row that the table has of a truth."""
     runs *= 1 + cell.persists
     found = outcomes(cell, range(runs))
     shares = [

@@ -45,7 +45,6 @@ EPS = "eps"
 OF_THE_BAND = ("few clipped", "one step", "last steps", "dual clip", EPS)
 """Findings on that range, in their order. ``fspo-verl report`` says more of the run."""
 _FEW_CLIPPED = 50
-_ANSWERED = (causes.LEVEL, causes.SIDE)
 _LAST = 5  # the end of a run is one of so many parts of its steps
 _NOTABLE = 1.25  # by this factor the clip rate there has to differ
 

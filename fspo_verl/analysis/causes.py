@@ -133,13 +133,14 @@ def _not_finite(evidence: Evidence) -> Finding | None:
 def _policy(evidence: Evidence) -> Finding | None:
     if (found := evidence.policy) is None:
         return None
-    signs = ", ".join(f"{name} {_short(before)} -> {_short(after)}" for name, before, after in found.signs)
+    signs = ", ".join(f"{name} {short(before)} -> {short(after)}" for name, before, after in found.signs)
     said = f"The policy has broken, from step {found.step:,} on: {signs}."
     advice = f"First look at the learning rate and at the steps before {found.step:,}. No clip repairs what follows."
     return Finding(BROKEN, WARNING, said, advice, float(found.step), FIX)
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
+    """A number in two digits, or without decimals."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2g}"
 
 

@@ -64,7 +64,7 @@ class Engines:
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """What single responses say of lengths and sides, and their sums do not."""
+    """Tests and counts of single responses, which their sums do not hold."""
 
     effect: LengthEffect | None = None
     too_few: str | None = None  # why there is no test of lengths, in a clause

@@ -31,7 +31,7 @@ from fspo_verl.analysis.length_effect import (
     LengthEffect,
     length_effect,
 )
-from fspo_verl.analysis.metric_facts import LEARN_MORE, course, cut_off, facts, learn_more
+from fspo_verl.analysis.metric_facts import LEARN_MORE, course, cut_off, facts
 from fspo_verl.analysis.runs import Run
 from fspo_verl.analysis.widths import Comparison, Width
 from fspo_verl.clips import MATCHED_RATE, BandClip
@@ -52,8 +52,8 @@ class Verdict(Enum):
 
     ALONE = "there is no other range to compare it with"
     APART = "the clip cannot be brought to the rate of the others"
-    CHANGES = "the dependence changes over the run"
-    TOO_FEW = "there are too few steps to tell a dependence from slopes that persist"
+    CHANGED = "the dependence changes over the run"
+    UNSETTLED = "there are too few steps to tell a dependence from slopes that persist"
     NO_EVEN = "none on offer is even"
     NO_BETTER = "none is more even by more than noise"
     EVEN = "no dependence is shown, and none is more even"
@@ -94,8 +94,8 @@ def judge(run: Run, rate: float = MATCHED_RATE) -> Judgement:
         found = judge_records(run.rollouts, run.settings, rate, find_break(run.metrics))
         return found._replace(findings=[*found.findings, *_incomplete(run.records)])
     evidence = evidence_of_metrics(run)
-    if evidence.clip_rate is None and ((said := facts(run)) or evidence.broken):
-        return Judgement(_of_log(run, said, evidence), evidence)
+    if evidence.clip_rate is None and ((facts_of_log := facts(run)) or evidence.broken):
+        return Judgement(_of_log(facts_of_log, evidence), evidence)
     first, *others = conclude(evidence)
     if first.id == UNKNOWN and evidence.clip_rate is None and not others:
         raise ValueError(
@@ -275,8 +275,8 @@ def _sides_differ(counted: pd.DataFrame, clipped: np.ndarray, better: np.ndarray
 _ADVICE = {
     Verdict.ALONE: (KEEP, "Keep the range: there is no other to compare it with."),
     Verdict.APART: (KEEP, "Keep the clip: it cannot be brought to the clip rate at which ranges are compared."),
-    Verdict.CHANGES: (KEEP, "Keep the range: what is even in one half of the run is not in the other."),
-    Verdict.TOO_FEW: (RECORD, "Record more steps."),
+    Verdict.CHANGED: (KEEP, "Keep the range: what is even in one half of the run is not in the other."),
+    Verdict.UNSETTLED: (RECORD, "Record more steps."),
     Verdict.NO_EVEN: (KEEP, "Keep the range: none on offer is even here."),
     Verdict.NO_BETTER: (KEEP, "Keep the range: none that was tried is more even by more than noise all over the run."),
     Verdict.EVEN: (KEEP, "{before}"),
@@ -289,9 +289,9 @@ def decide(effect: LengthEffect, compared: Comparison) -> Verdict:
     """Decide what is advised on a range, by the test and the comparison."""
     best = compared.best
     if effect.turns:
-        return Verdict.CHANGES
+        return Verdict.CHANGED
     if effect.is_unsettled:
-        return Verdict.TOO_FEW
+        return Verdict.UNSETTLED
     if compared.own is None:
         return Verdict.APART
     if not compared.others:
@@ -356,16 +356,17 @@ def comparison_notes(compared: Comparison | None) -> list[str]:
 # --- what else -------------------------------------------------------------------------------------------------------
 
 
-def _of_log(run: Run, said: list[Finding], evidence: Evidence) -> list[Finding]:
+def _of_log(facts_of_log: list[Finding], evidence: Evidence) -> list[Finding]:
     """Judge a run that was not observed: never why responses are clipped. The launch that would tell comes last."""
+    more = f"To see why responses are clipped, and of which lengths: {LEARN_MORE}."
     health = [one for one in conclude(evidence) if one.id in HEALTH]
     if health and health[0].action == FIX:
-        return [replace(health[0], advice=f"{health[0].advice} {learn_more(run)}"), *health[1:], *said]
-    by_id = {one.id: one for one in said}
+        return [replace(health[0], advice=f"{health[0].advice} {more}"), *health[1:], *facts_of_log]
+    by_id = {one.id: one for one in facts_of_log}
     nothing = by_id.get("no advantage")
-    first = nothing if nothing and nothing.value == 1 else by_id.get("clipped", said[0])
-    others = [*health, *(one for one in said if one is not first)]
-    return [replace(first, id=UNKNOWN, advice=learn_more(run), action=RECORD), *others]
+    first = nothing if nothing and nothing.value == 1 else by_id.get("clipped", facts_of_log[0])
+    others = [*health, *(one for one in facts_of_log if one is not first)]
+    return [replace(first, id=UNKNOWN, advice=more, action=RECORD), *others]
 
 
 def _incomplete(records: pd.DataFrame) -> Iterator[Finding]:

@@ -174,7 +174,8 @@ def length_effect(records: pd.DataFrame, clipped: np.ndarray | None = None) -> L
 def slopes_of_steps(records: pd.DataFrame) -> pd.DataFrame:
     """Clip rate and slope k by step: columns rate, slope, lower and upper (95%, prompts as clusters).
 
-    Index ``step``. The slope of a step is one step of Newton's method from that of all; NaN where nothing tells it.
+    Index ``step``. The slope of a step is one step of Newton's method from that of all; NaN where its interval is wider
+    than all values of k that are looked at.
     """
     counted = records[(records["length"] > 0) & (records["advantage"] != 0)]
     table = counted.groupby("step")["clipped"].mean().rename("rate").to_frame()
@@ -187,11 +188,9 @@ def slopes_of_steps(records: pd.DataFrame) -> pd.DataFrame:
     scores, information = data.of_steps(fit, fit.directions[0])
     with np.errstate(divide="ignore", invalid="ignore"):
         slope = (1 - 2 * data.of_kept) * (exponent + scores / information)
-        spread = np.sqrt(data.sampling(fit)) / information
-    of_step = pd.DataFrame(
-        {"slope": slope, "lower": slope - 2 * spread, "upper": slope + 2 * spread}, index=data.numbers
-    )
-    return table.drop(columns=of_step.columns).join(of_step.where(np.isfinite(of_step)))
+        half = 2 * np.sqrt(data.sampling(fit)) / information
+    of_step = pd.DataFrame({"slope": slope, "lower": slope - half, "upper": slope + half}, index=data.numbers)
+    return table.drop(columns=of_step.columns).join(of_step[half < _LARGEST])
 
 
 class _Fit(NamedTuple):

@@ -55,7 +55,7 @@ class Part:
     """The content of a section of the page; its prose is in the template."""
 
     tables: dict[str, pd.DataFrame]  # texts, by caption
-    draw: Callable[[int], Figure] | None = None  # its figure, with so many panels in a row
+    draw: Callable[[], Figure] | None = None  # its figure
     sentences: Sequence[str] = ()
     image: str = ""  # the figure as data URI
 
@@ -115,7 +115,7 @@ def build(analyses: Sequence[Analysis]) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for name, part in tqdm(parts.items(), "figures", delay=2, disable=None):
         if part.draw:
-            svg, png = figures.render(part.draw, 2, "svg", "png")
+            svg, png = figures.render(part.draw, "svg", "png")
             files |= {f"figures/{name}.svg": svg, f"figures/{name}.png": png}
             part.image = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
     facts = {"version": __version__, "runs": [one.to_json() for one in analyses]}

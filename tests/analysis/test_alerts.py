@@ -30,7 +30,7 @@ MOVED = {"moved_sigma_squared": 0.88, "on_policy_outside_fraction": 0.0, "length
 
 
 def step(sums=(), others=()):
-    """What is logged of a sound step, with these sums in place of its own."""
+    """The metrics of a sound step as they are logged, with these sums in place of its own."""
     return dict(live.logged(raw(SUMS | MOVED | dict(sums)) | dict(others)))
 
 

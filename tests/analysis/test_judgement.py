@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is concluded and advised of simulated runs whose truth is known, and in which order causes are named."""
+"""Conclusions and advice are those of the truth of simulated runs, and causes are named in their order."""
 
 import dataclasses
 import json
@@ -125,9 +125,9 @@ def test_a_range_is_taken_only_if_it_is_more_even_all_over_the_run():
 @pytest.mark.parametrize(
     ("effect", "own", "best", "others", "verdict"),
     [
-        ({"p_of_change": 0.001, "p": 0.5}, 0.3, None, 2, Verdict.CHANGES),
+        ({"p_of_change": 0.001, "p": 0.5}, 0.3, None, 2, Verdict.CHANGED),
         ({"p_of_change": 0.001, "early": -1.0, "late": -0.5}, 0.3, 0.1, 2, Verdict.BETTER),
-        ({"p": 0.2, "p_if_independent": 0.01}, 0.3, 0.1, 2, Verdict.TOO_FEW),
+        ({"p": 0.2, "p_if_independent": 0.01}, 0.3, 0.1, 2, Verdict.UNSETTLED),
         ({}, None, None, 2, Verdict.APART),
         ({}, 0.3, None, 0, Verdict.ALONE),
         ({"who": "by side"}, 0.3, 0.2, 2, Verdict.NO_EVEN),
@@ -257,10 +257,10 @@ def test_sides_that_hold_other_lengths_are_named_and_not_mini_batches():
 def test_slopes_that_persist_are_no_dependence_and_what_changes_is_said_with_both_rates():
     found = [judged(simulated(seed, persists=0.3, steps=15)) for seed in range(12)]
     assert sum(one.evidence.lengths.effect.depends for one in found) <= binom.ppf(0.999, 12, 0.15)
-    few = [one for one in found if one.verdict is Verdict.TOO_FEW]
+    few = [one for one in found if one.verdict is Verdict.UNSETTLED]
     assert few and all(one.findings[0].action == RECORD and one.width is None for one in few)
     drift = judged(simulated(drift=0.6, steps=20))
-    assert outcome(drift)[0] == c.CHANGE and drift.verdict is Verdict.CHANGES
+    assert outcome(drift)[0] == c.CHANGE and drift.verdict is Verdict.CHANGED
     for thirds in drift.evidence.lengths.of_halves:
         assert all(f"{percent(part.rate)} of" in drift.findings[0].sentence for part in thirds)
 

@@ -30,7 +30,7 @@ def responses(rng, count, sigma, shared=0.0, low=20, high=2000):
 
 
 def records_of(lengths, tokens):
-    """What would be recorded of them, four to a prompt, a quarter of them in the first mini-batch."""
+    """Records of these responses, four to a prompt, a quarter of them in the first mini-batch."""
     width = max(lengths)
     padded = torch.tensor(np.stack([np.pad(d, (0, width - len(d))) for d in tokens]), dtype=torch.float32)
     mask = torch.arange(width) < torch.tensor(lengths)[:, None]

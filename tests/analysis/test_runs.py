@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a training run left behind is read as it was written: cut off, resumed, in several formats, or not at all."""
+"""Files of a training run are read as they were written: cut off, resumed, in several formats, or not at all."""
 
 import json
 import os
