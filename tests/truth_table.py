@@ -285,14 +285,14 @@ def _of(cell: Cell, name: str, settings: dict, **truth) -> Cell:
 
 
 def judged(cell: Cell, judgement: Judgement) -> tuple[str, str]:
-    """Whether conclusion and advice are right, wrong, or withheld."""
-    said, effect = judgement.findings[0], judgement.evidence.length
+    """Conclusion and advice, each right, wrong, or withheld."""
+    said, effect = judgement.findings[0], judgement.evidence.lengths.effect
     if cell.cause in (c.SIDE, c.WEIGHTS) and said.id == c.EVEN:  # on lengths; it comes first, and is right as well
         said = next((one for one in judgement.findings if one.id == cell.cause), said)
     who = effect.who if effect else None
     if said.id == cell.cause:
         conclusion = RIGHT if cell.cause != c.LENGTH or cell.who in (None, who) else WRONG
-        if cell.between and judgement.evidence.between != cell.between:
+        if cell.between and judgement.evidence.lengths.between != cell.between:
             conclusion = WRONG
     elif said.id == c.CHANGE and cell.persists:
         conclusion = CHANGED
@@ -339,7 +339,7 @@ CELLS = {cell.name: cell for cell in _cells()}
 
 
 def line(cell: Cell, runs: int) -> list[str]:
-    """What the table shows of a cell."""
+    """Cells of the row that the table has of a truth."""
     runs *= 1 + cell.persists
     found = outcomes(cell, range(runs))
     shares = [
@@ -353,54 +353,75 @@ def line(cell: Cell, runs: int) -> list[str]:
 
 # --- policies that break ----------------------------------------------------------------------------------------------
 
-
-def metrics_of(rng: np.random.Generator, kind: str, steps: int = 60) -> pd.DataFrame:
-    """Metrics of a run of a kind of :data:`POLICIES`, by step, as verl logs them."""
-    time = np.arange(steps) / steps
-    noise = lambda size: np.exp(size * rng.standard_normal(steps))  # noqa: E731
-    reward, length, entropy, norm_ = 0.2 + 0.4 * time, 400 * (1 + 0.5 * time), 0.6 - 0.3 * time, 0.3 + 0 * time
-    if kind == "slow learning":
-        reward = 0.05 + 0.03 * time
-    elif kind == "a hard task, reward 0 throughout":
-        reward = 0 * time
-    elif kind == "a hard task, a reward now and then":
-        reward = (rng.random(steps) < 0.1) * 0.02
-    elif kind == "noise":
-        reward = reward + 0.15 * rng.standard_normal(steps)
-    elif kind == "a curriculum":
-        hard = time > rng.uniform(0.3, 0.7)
-        reward, length = np.where(hard, 0.12, reward), np.where(hard, 1.8, 1.0) * length
-    elif kind == "a warm-up":
-        warm = np.minimum(time * steps / 10, 1)
-        reward, norm_ = 0.1 + 0.4 * time * warm, 5 * np.exp(-5 * time) + 0.3
-    elif kind == "reasoning that grows":
-        length, entropy = 400 * np.exp(1.6 * time), 0.8 * np.exp(-2.5 * time)
-    else:
-        since = rng.integers(steps // 3, steps - 8)
-        gone = np.clip((np.arange(steps) - since) / 4, 0, 1)
-        reward = reward * (1 - gone) + 0.005 * gone
-        to_length, to_entropy, to_norm = {
-            "lengths collapse, entropy gone": (0.08, 0.04, 1.0),
-            "lengths grow, entropy explodes": (5.0, 8.0, 4.0),
-            "gradient norm explodes": (1.0, 1.0, 30.0),
-        }[kind]
-        length, entropy, norm_ = (
-            values * factor**gone for values, factor in ((length, to_length), (entropy, to_entropy), (norm_, to_norm))
-        )
-    values = {
-        "critic/score/mean": reward * noise(0.05),
-        "response_length/mean": length * noise(0.05),
-        "actor/entropy": entropy * noise(0.05),
-        "actor/grad_norm": norm_ * noise(0.3),
-    }
-    return pd.DataFrame(values, index=pd.RangeIndex(1, steps + 1, name="step"))
-
+NO_REWARD = "empty responses, no reward logged"
 
 HEALTHY = (
-    *("slow learning", "a hard task, reward 0 throughout", "a hard task, a reward now and then", "noise"),
-    *("a curriculum", "a warm-up", "reasoning that grows"),
+    *("slow learning", "reward 0 throughout", "a reward now and then", "noise that persists", "a curriculum"),
+    *("a warm-up", "reasoning that grows at once", "rewards below 0", "a penalty on length", "a dip that is made good"),
 )
-BREAKS = ("lengths collapse, entropy gone", "lengths grow, entropy explodes", "gradient norm explodes")
+BREAKS = ("a slow decay", "repetition to the limit", "random words", "gradients explode", "empty responses", NO_REWARD)
+
+
+def metrics_of(rng: np.random.Generator, kind: str) -> pd.DataFrame:
+    """Metrics of 30 to 200 steps of a run of one of these kinds, as verl logs them; a break leaves a fifth of them."""
+    steps = int(rng.integers(30, 200))
+    time, number = np.arange(steps) / steps, np.arange(steps)
+    middle = rng.uniform(0.2, 0.8)
+    rise = lambda center, width: 1 / (1 + np.exp((center - time) / width))  # noqa: E731
+    dip = np.exp(-np.square((time - rng.uniform(0.3, 0.6)) / 0.06))
+    share = 0.1 + 0.5 * rise(middle, rng.uniform(0.03, 0.2))  # of the responses that are right
+    length, entropy = rng.uniform(100, 2000), rng.uniform(0.2, 1) * np.exp(-rng.uniform(0, 1) * time)
+    gradient, lowest = rng.uniform(0.05, 2), 0.0
+    if kind == "slow learning":
+        share = 0.02 + 0.04 * time
+    elif kind == "reward 0 throughout":
+        share, entropy = 0 * time, entropy * np.exp(-1.5 * time)
+        length = length * np.exp(np.cumsum(0.05 * rng.standard_normal(steps)))
+    elif kind == "a reward now and then":
+        share, entropy = 0.0005 + 0 * time, entropy * np.exp(-1.5 * time)
+    elif kind == "noise that persists":
+        share = 0.3 + 0.12 * _persistent(rng, steps, 0.9)
+    elif kind == "a curriculum":
+        stage = (time > middle).astype(int) + (time > (1 + middle) / 2)
+        share, length = np.array([0.6, 0.3, 0.1])[stage], length * np.array([1, 1.6, 2.5])[stage]
+    elif kind == "a warm-up":
+        share = 0.05 + 0.5 * time * np.minimum(number / 10, 1)
+        gradient = gradient * (1 + 10 * np.exp(-number / 4))
+    elif kind == "reasoning that grows at once":
+        length = 150 * (1 + rng.uniform(4, 12) * rise(middle, 0.02))
+        share = share * (1 - 0.5 * np.exp(-np.square((time - middle) / 0.04)))
+        entropy = entropy * (1 + rise(middle, 0.03))
+    elif kind == "rewards below 0":
+        lowest = -1.0
+    elif kind == "a penalty on length":
+        length, entropy = length * np.exp(-1.6 * rise(0.5, 0.1)), entropy * np.exp(-1.5 * time)
+    elif kind == "a dip that is made good":
+        share, length, entropy = share * (1 - 0.95 * dip), length * np.exp(-1.8 * dip), entropy * np.exp(-1.5 * dip)
+    else:
+        since = int(rng.integers(steps // 4, steps * 4 // 5))
+        gone = np.clip((number - since) / (1 if "empty" in kind or kind == NO_REWARD else 4), 0, 1)
+        if kind == "a slow decay":
+            gone = np.clip((number - since) / (0.6 * (steps - since)), 0, 1)
+        share = (0.15 + 0.45 * np.minimum(2 * time, 1)) * (1 - 0.97 * gone)
+        to_length, to_entropy, to_gradient = {
+            "a slow decay": (0.08, 0.15, 1.0),
+            "repetition to the limit": (8192 / length, 0.02, 1.0),
+            "random words": (8192 / length, 10.0, 1.0),
+            "gradients explode": (1.0, 1.0, 100.0),
+            "empty responses": (2 / length, 1.0, 1.0),
+            NO_REWARD: (2 / length, 0.05, 1.0),
+        }[kind]
+        length, entropy, gradient = length * to_length**gone, entropy * to_entropy**gone, gradient * to_gradient**gone
+    responses = int(rng.choice([64, 256, 1024]))
+    spread = lambda size: np.exp(size * _persistent(rng, steps))  # noqa: E731
+    values = {
+        "critic/score/mean": lowest + (1 - lowest) * rng.binomial(responses, share.clip(0, 1)) / responses,
+        "response_length/mean": length * spread(0.08),
+        "actor/entropy": entropy * spread(0.1),
+        "actor/grad_norm": gradient * np.exp(np.clip(0.25 * rng.standard_t(3, steps), -3, 3)),
+    }
+    table = pd.DataFrame(values, index=pd.RangeIndex(1, steps + 1, name="step"))
+    return table.drop(columns="critic/score/mean") if kind == NO_REWARD else table
 
 
 def called_broken(kind: str, runs: int) -> float:

@@ -3,8 +3,10 @@
 """Alerts in the log of a run: what :mod:`fspo_verl.analysis.causes` finds while it trains, once per cause.
 
 They are asked for where a trainer hands the metrics of a step to its loggers (:mod:`fspo_verl.verl_patches`), of the
-last steps together. While a cause that makes advice on the clip worthless holds, none on the clip is given. No
-alert is about a clip that does little: a run may begin so. ``policy_loss.alerts=False`` turns them off.
+last steps together. While a cause that makes advice on the range worthless holds, none on the range is given. No
+alert is about a range that clips little: a run may begin so. None is about a break of the policy, which a dip that is
+made good resembles until it is, or about a test of lengths, which needs single responses: a report has both.
+``policy_loss.alerts=False`` turns them off.
 """
 
 import logging
@@ -30,7 +32,7 @@ class Alerts:
     """The alerts of one run.
 
     Args:
-        config: of the run, or None where it is not known; there is no band then to hold noise against.
+        config: of the run, or None if it is not known; there is no range then to hold noise against.
     """
 
     def __init__(self, config: Mapping | None = None):
@@ -73,7 +75,7 @@ class Alerts:
 def alarming(findings: Iterable[Finding], evidence: Evidence) -> list[Finding]:
     """Return the findings that a user should act on while the run goes on.
 
-    Below :data:`STEPS` steps none on the clip is: steps differ, and a few say little of a run.
+    Below :data:`STEPS` steps none on the range is: steps differ, and a few say little of a run.
     """
     found = [one for one in findings if one.severity != NOTE]
     if broken := [one for one in found if one.id in HEALTH]:

@@ -1,15 +1,15 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Find the band that clips a target share of the responses and treats lengths alike, from what a run has recorded.
+"""Find the range that clips a target share of the responses and treats lengths alike, from what a run has recorded.
 
-eps_high puts the target share of the responses with A > 0 above the band. eps_low puts the same
+eps_high puts the target share of the responses with A > 0 above the range. eps_low puts the same
 share of those with A < 0 below it. All recorded responses with an advantage count, as in
 fspo/clip_rate/all, also those that no update has moved.
 
-The width is the one that the report advises. It is the run's own, unless one of the widths that
-were tried is more even by more than noise. For a loss without a band it is sqrt(length).
+The width is the one that the report advises. It is the run's own, unless a range that was tried
+is more even by more than noise. For a loss without a range it is sqrt(length).
 
-With another band, learning rate or batch size the policy moves differently: calibrate again from
+With another range, learning rate or batch size the policy moves differently: calibrate again from
 the records of that run.
 """
 
@@ -40,13 +40,12 @@ from fspo_verl.observe.settings import RunSettings
 from fspo_verl.output import percent
 
 EPS = "eps"
-"""The finding of this command: the band to take, with its overrides."""
+"""The finding of this command: the range to take, with its overrides."""
 
 OF_THE_BAND = ("few clipped", "one step", "last steps", "dual clip", EPS)
-"""The finding on that range. Of the run ``fspo-verl report`` says more."""
+"""Findings on that range, in their order. ``fspo-verl report`` says more of the run."""
 _FEW_CLIPPED = 50
-_ANSWERED = (causes.LEVEL, causes.SIDE)
-_LAST = 5  # one of so many parts of the steps is the end of the run
+_LAST = 5  # the end of a run is one of so many parts of its steps
 _NOTABLE = 1.25  # by this factor the clip rate there has to differ
 
 
@@ -58,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
         raise ValueError(f"--max-rows={args.max_rows} must be at least 1")
     run = read_run(args.run, args.run.name, args.max_rows)
     judged = judge(run, args.target_clip_rate)
-    found = calibrated(run, judged, args.target_clip_rate)
+    found = calibrate(run, args.target_clip_rate, judged)
     if args.json:
         answer = {"run": str(run.folder), "target": args.target_clip_rate}
         answer |= {"verdict": judged.verdict.name.lower() if judged.verdict else None}
@@ -75,21 +74,18 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def calibrate(run: Run, target: float) -> list[Finding]:
+def calibrate(run: Run, target: float, judged: Judgement | None = None) -> list[Finding]:
     """Return the findings of a run, and last the range that clips a target share of each side.
 
     Args:
         target: share between 0 and 1.
+        judged: the run, judged at the target, if that has been done.
 
     Raises:
-        ValueError: there are no records, nothing has moved, a sign of the advantage is missing, or no band reaches the
+        ValueError: there are no records, nothing has moved, a sign of the advantage is missing, or no range reaches the
             target.
     """
-    return calibrated(run, judge(run, target), target)
-
-
-def calibrated(run: Run, judged: Judgement, target: float) -> list[Finding]:
-    """:func:`calibrate` of a run that was judged at the target."""
+    judged = judged or judge(run, target)
     try:
         found = [*_of_records(run, judged, target)]
     except ValueError as error:
@@ -101,7 +97,7 @@ def calibrated(run: Run, judged: Judgement, target: float) -> list[Finding]:
 
 
 def _of_records(run: Run, judged: Judgement, target: float) -> Iterator[Finding]:
-    """Notes, and the band."""
+    """Notes on the range, then the range with its overrides."""
     records, settings = run.records, run.settings
     if records.empty:
         raise ValueError(f"{run.folder} holds no records of responses, and an eps needs them: {LEARN_MORE}")
@@ -117,14 +113,14 @@ def _of_records(run: Run, judged: Judgement, target: float) -> Iterator[Finding]
     if noise := causes.narrower(of_band):
         said = (
             f"There is nothing to paste: numerical noise alone puts {percent(noise.value or 0)} of the responses that "
-            f"no update had moved outside the band that clips {percent(target)}."
+            f"no update had moved outside the range that clips {percent(target)}."
         )
         yield Finding(EPS, WARNING, said, f"{noise.advice} Then train, and calibrate again.", noise.value, FIX)
         return
     clipped, sides = fit.clipped_by(band, records), clip_rates.sides(records)
     better, worse, rate = (float(clipped[sides[side]].mean()) for side in ("upper", "lower", "all"))
     own = ""
-    if judged.evidence.sides and not judged.evidence.by_token:
+    if judged.evidence.sides and not judged.evidence.lengths.by_token:
         own = " (the run's own clip {} and {})".format(*map(percent, judged.evidence.sides))
     said = (
         f"{_eps(band, settings)} clip {percent(better)} of the better and {percent(worse)} of the worse responses "
@@ -147,8 +143,8 @@ def _notes(records: pd.DataFrame, band: Band, target: float) -> Iterator[Finding
     yield from _last_steps(records, band, target)
     if DUAL * band.high * 1.01 < band.dual < math.inf:
         said = (
-            "Responses with A < 0 move far upwards here. eps_dual is more than three times eps_high, so that the dual "
-            "clip takes at most a tenth of the target."
+            "Responses with A < 0 move far upwards here. eps_dual is more than three times eps_high, so that beyond it "
+            "lies at most a tenth of the target."
         )
         yield Finding("dual clip", NOTE, said, "", band.dual)
 
@@ -179,7 +175,7 @@ _NEXT = {
 
 
 def _eps(band: Band, settings: RunSettings | None) -> str:
-    """The two numbers, after those of the run where its band has the same width."""
+    """The two numbers, after those of the run if its range has the same width."""
     own = settings and settings.trained_band
     before = own if own and own.form == band.form else None
     values = [

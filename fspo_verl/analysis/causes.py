@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the clip of a run: causes in a fixed order, and the same words for every command.
+"""Faults of a run and its range: causes in a fixed order, and the same words for every command.
 
 :func:`conclude` asks one rule after the other. The first that holds is the conclusion, the others come below it.
 Light to import, as a process that trains uses it: no scipy, no pandas.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fspo_verl.analysis.length_effect import LengthEffect
 
 NOT_FINITE, BROKEN, CUT_OFF, NOISE, MISMATCH = HEALTH = ("not finite", "broken", "cut off", "noise", "mismatch")
-"""Causes that make advice on the clip worthless while they hold."""
+"""Causes that make advice on the range worthless while they hold."""
 LEVEL, LENGTH, SIDE, WEIGHTS = ("level", "length", "side", "weights")
 CAUSES = (*HEALTH, LEVEL, LENGTH, SIDE, WEIGHTS)
 """Causes in the order in which they are asked for. What comes first explains what comes later."""
@@ -42,7 +42,7 @@ EFFECTIVE = (
 )
 MOST, HARDLY_ANY = 0.5, 0.001  # clip rate: more, or less, is a cause
 TIMES = 2.0  # ratio of two clip rates where it was not tested
-STEPS = 10  # training steps: steps differ, and fewer do not show how much, so that nothing is said of a run's clip
+STEPS = 10  # training steps: steps differ, and fewer do not show how much, so that nothing is said of the run
 _NOTABLE = 0.2  # the part of a threshold from which there is a note
 NOTABLE_PART = _NOTABLE * SHARE_OF_SPREAD  # of the variance of the log-ratios, from which it is named
 _ENGINES = 0.05  # share of the way from engine to policy from which the mismatch is a note
@@ -66,9 +66,9 @@ _WHO = {
 
 
 def conclude(evidence: Evidence) -> list[Finding]:
-    """All that is to be said, the conclusion first: causes in their order, whether lengths are alike, then notes.
+    """Return all findings, the conclusion first: causes in their order, whether lengths are alike, then notes.
 
-    Below a cause of :data:`HEALTH` nothing is advised on the clip.
+    Below a cause of :data:`HEALTH` nothing is advised on the range.
     """
     found = [one for rule in _RULES if (one := rule(evidence)) is not None]
     if not found or found[0].id in (SIDE, WEIGHTS):
@@ -79,12 +79,17 @@ def conclude(evidence: Evidence) -> list[Finding]:
 
 
 def narrower(evidence: Evidence) -> Finding | None:
-    """The finding where the band is narrower than the numerical noise; None where it is not, or not known.
+    """The finding that the range is narrower than the numerical noise; None if it is not, or that is not known.
 
     More than :data:`SHARE` of the responses that no update has moved lie outside it then, by two standard deviations of
     a Poisson count.
     """
-    band, sigma, outside, unmoved = evidence.band, evidence.noise_sigma, evidence.noise_outside, evidence.unmoved
+    band, sigma, outside, unmoved = (
+        evidence.band,
+        evidence.noise.sigma,
+        evidence.noise.outside,
+        evidence.noise.responses,
+    )
     if band is None or not sigma or outside is None:
         return None
     count, times = outside * unmoved, math.inf
@@ -95,19 +100,17 @@ def narrower(evidence: Evidence) -> Finding | None:
         times = EPS_IN_SIGMA / NormalDist().inv_cdf(1 - outside / 2)
     elif band.length_power == 0.5:
         times = EPS_IN_SIGMA * sigma / min(band.low, band.high)
-    wider = (
-        f"A clip {rounded_up(times):g} times as wide, or wider," if times <= _LARGEST_FACTOR else "A much wider clip"
-    )
+    by = f"{rounded_up(times):g} times as wide, or wider," if times <= _LARGEST_FACTOR else "that is much wider"
     said = (
-        f"The clip is narrower than the numerical noise: rounding alone puts {percent(outside)} of the responses "
+        f"The range is narrower than the numerical noise: rounding alone puts {percent(outside)} of the responses "
         f"outside it, and {percent(SHARE)} at most should be there. This was counted on {unmoved:,} responses that no "
         "update had moved."
     )
-    return Finding(NOISE, WARNING, said, _noise_of(evidence).remedy(wider=wider), outside, FIX)
+    return Finding(NOISE, WARNING, said, _noise_of(evidence).remedy(wider=f"A range {by}"), outside, FIX)
 
 
 def _noise_of(evidence: Evidence) -> Noise:
-    return Noise(evidence.noise_sigma, evidence.longest, evidence.weighs)
+    return Noise(evidence.noise.sigma, evidence.longest, evidence.weighs)
 
 
 # --- before lengths --------------------------------------------------------------------------------------------------
@@ -130,13 +133,14 @@ def _not_finite(evidence: Evidence) -> Finding | None:
 def _policy(evidence: Evidence) -> Finding | None:
     if (found := evidence.policy) is None:
         return None
-    signs = ", ".join(f"{name} {_short(before)} -> {_short(after)}" for name, before, after in found.signs)
+    signs = ", ".join(f"{name} {short(before)} -> {short(after)}" for name, before, after in found.signs)
     said = f"The policy has broken, from step {found.step:,} on: {signs}."
     advice = f"First look at the learning rate and at the steps before {found.step:,}. No clip repairs what follows."
     return Finding(BROKEN, WARNING, said, advice, float(found.step), FIX)
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
+    """A number in two digits, or without decimals."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2g}"
 
 
@@ -159,13 +163,13 @@ def _cut_off(evidence: Evidence) -> Finding | None:
 
 
 def _noise(evidence: Evidence) -> Finding | None:
-    clips, sigma, share = _clips(evidence), evidence.noise_sigma, evidence.noise_share or 0.0
-    if clips and evidence.one_step and sigma:  # first, as a wider clip would be idle
+    clips, sigma, share = _clips(evidence), evidence.noise.sigma, evidence.noise.share or 0.0
+    if clips and evidence.one_step and sigma:  # first, as a wider range would clip nothing
         said = (
             f"Every clip is numerical noise: {percent(evidence.clip_rate or 0)} of the responses are clipped, and no "
             "update has moved them. Each rollout gets one optimiser step."
         )
-        advice = f"{_noise_of(evidence).remedy()} If the clip is to act, {SMALLER_MINI_BATCHES}."
+        advice = f"{_noise_of(evidence).remedy()} If updates are to be clipped, {SMALLER_MINI_BATCHES}."
         return Finding(NOISE, WARNING, said, advice, evidence.clip_rate, FIX)
     if found := narrower(evidence):
         return found
@@ -175,18 +179,18 @@ def _noise(evidence: Evidence) -> Finding | None:
 
 
 def _mismatch(evidence: Evidence) -> Finding | None:
-    share, rejected = evidence.mismatch_share or 0.0, evidence.rejected or 0.0
-    if evidence.bypass and _clips(evidence) and share >= SHARE_OF_SPREAD:
+    share, rejected = evidence.engines.share or 0.0, evidence.engines.rejected or 0.0
+    if evidence.engines.bypass and _clips(evidence) and share >= SHARE_OF_SPREAD:
         advice = (
-            "Set algorithm.rollout_correction.bypass_mode=False. The clip then sees what updates do, and not this. It "
+            "Set algorithm.rollout_correction.bypass_mode=False. Then only what updates move is clipped. It "
             f"costs a forward pass of each rollout{see('noise.md')}."
         )
         return Finding(MISMATCH, WARNING, _of_mismatch(evidence), advice, share, FIX)
-    said, effective = [], evidence.rollout_effective
+    said, effective = [], evidence.engines.effective
     if rejected >= SHARE_REJECTED:
         said.append(f"The rollout correction takes {percent(rejected)} of the responses out of the loss.")
     if effective is not None and effective < EFFECTIVE:
-        weight = "" if evidence.rollout_weight is None else f", with a mean weight of {evidence.rollout_weight:.2g}"
+        weight = "" if evidence.engines.weight is None else f", with a mean weight of {evidence.engines.weight:.2g}"
         said.append(
             "A few responses carry the gradient: by the weights of the rollout correction all count for "
             f"{percent(effective)} of their number{weight}."
@@ -202,12 +206,12 @@ def _mismatch(evidence: Evidence) -> Finding | None:
 
 
 def _level(evidence: Evidence) -> Finding | None:
-    rate, smaller = evidence.clip_rate, f"{_sentence(SMALLER_MINI_BATCHES)}, if the clip is to act."
+    rate, smaller = evidence.clip_rate, f"{_sentence(SMALLER_MINI_BATCHES)}, if updates are to be clipped."
     if rate is not None and rate > MOST:
         said = f"More than half is clipped: {percent(rate)} {_of_what(evidence)}."
         return Finding(LEVEL, WARNING, said, f"Widen the range: {_CALIBRATE}", rate, TAKE, command="calibrate")
     if evidence.moved is False:
-        said, advice = "Nothing moved, so no clip can act", "Look at the learning rate. A warm-up starts at 0."
+        said, advice = "Nothing moved, so nothing can be clipped", "Look at the learning rate. A warm-up starts at 0."
         if evidence.one_step:
             said, advice = f"{said}: with one optimiser step per rollout every ratio is 1", smaller
         return Finding(LEVEL, WARNING, f"{said}.", advice, rate, FIX)
@@ -217,8 +221,8 @@ def _level(evidence: Evidence) -> Finding | None:
     if evidence.one_step:
         said = f"{none}: with one optimiser step per rollout no update moves a response before it is judged."
         return Finding(LEVEL, WARNING, said, smaller, rate, FIX)
-    advice = f"Lower eps if a clip is wanted: {_CALIBRATE}"
-    return Finding(LEVEL, WARNING, f"{none}: the clip is idle.", advice, rate, TAKE, command="calibrate")
+    advice = f"Lower eps if some are to be clipped: {_CALIBRATE}"
+    return Finding(LEVEL, WARNING, f"{none}: the range is too wide to clip.", advice, rate, TAKE, command="calibrate")
 
 
 def _clips(evidence: Evidence) -> bool:
@@ -229,8 +233,8 @@ def _clips(evidence: Evidence) -> bool:
 
 
 def _lengths(evidence: Evidence) -> Finding | None:
-    """Whether long and short responses are clipped alike, as far as that was tested or is plain to see."""
-    if (effect := evidence.length) is None:
+    """Say whether long and short responses are clipped alike, as far as that was tested or is plain to see."""
+    if (effect := evidence.lengths.effect) is None:
         return _plain_to_see(evidence) if _clips(evidence) else None
     if effect.turns:
         return _changes(evidence, effect)
@@ -242,15 +246,15 @@ def _lengths(evidence: Evidence) -> Finding | None:
 
 
 def _changed(evidence: Evidence) -> Finding | None:
-    """A dependence that holds for the run, and grows or shrinks."""
-    effect = evidence.length
+    """Note a dependence that holds for the run, and grows or shrinks."""
+    effect = evidence.lengths.effect
     if effect is None or not effect.changes or effect.turns:
         return None
     return replace(_changes(evidence, effect), severity=NOTE, advice="", action="")
 
 
 def _changes(evidence: Evidence, effect: LengthEffect) -> Finding:
-    halves = [_rates(part) for part in evidence.thirds_of_halves]
+    halves = [_rates(part) for part in evidence.lengths.of_halves]
     said = (
         f"How the clip rate depends on length changes over the run ({_p(effect.p_of_change)}): in the first half of "
         f"the steps {halves[0]}; in the second {halves[1]}. {_in_all(evidence)}"
@@ -288,10 +292,10 @@ def _plain_to_see(evidence: Evidence) -> Finding | None:
 
 def _unlike(evidence: Evidence, effect: LengthEffect) -> Finding:
     if effect.who == "by side":
-        better, worse = map(_rates, evidence.thirds_of_sides)
+        better, worse = map(_rates, evidence.lengths.of_sides)
         rates = f"of the better {better}; of the worse {worse}"
-    elif effect.who in ("both ends", "the middle") and len(evidence.tails) == 3:
-        rates = _rates(evidence.tails, _TENTHS)
+    elif effect.who in ("both ends", "the middle") and len(evidence.lengths.tails) == 3:
+        rates = _rates(evidence.lengths.tails, _TENTHS)
     else:
         rates = _rates(evidence.thirds)
     who = _sentence(_where(evidence, effect) + _WHO[str(effect.who)])
@@ -312,14 +316,14 @@ def _alike(evidence: Evidence, effect: LengthEffect) -> Finding:
         f"{_in_all(evidence)}"
     )
     low, high = sorted((evidence.thirds[0].rate, evidence.thirds[-1].rate)) if evidence.thirds else (0.0, 0.0)
-    if math.isfinite(effect.factor) and high > effect.factor * low and evidence.between:
+    if math.isfinite(effect.factor) and high > effect.factor * low and evidence.lengths.between:
         said += f" {_why_counts_differ(evidence)}"
     more = "" if is_close else " Record more steps to see smaller differences."
     return Finding(EVEN, NOTE, said, f"Keep the range.{more}", evidence.clip_rate, KEEP)
 
 
 def _compatible(effect: LengthEffect) -> str:
-    """How large a dependence may be that was not seen."""
+    """Say how large a dependence may be that was not seen."""
     if effect.factor > _LARGEST_FACTOR:
         return "Any difference is compatible with this."
     of_side = ""
@@ -329,9 +333,9 @@ def _compatible(effect: LengthEffect) -> str:
 
 
 def _why_counts_differ(evidence: Evidence) -> str:
-    """Why counted rates differ over lengths where the test within mini-batch and side finds no such difference."""
+    """Say why counted rates differ over lengths where the test within mini-batch and side finds no such difference."""
     mini_batches = "mini-batches that clip more hold other lengths"
-    if evidence.between == "mini-batch" or evidence.sides is None:
+    if evidence.lengths.between == "mini-batch" or evidence.sides is None:
         return f"{_sentence(mini_batches)}: within them there is no such difference."
     better, worse = evidence.sides
     side = "Better" if better > worse else "Worse"
@@ -339,7 +343,7 @@ def _why_counts_differ(evidence: Evidence) -> str:
         f"{side} responses are clipped more ({percent(max(better, worse))} against {percent(min(better, worse))}) and "
         "have other lengths"
     )
-    if evidence.between == "side":
+    if evidence.lengths.between == "side":
         return f"{sides}: within one side there is no such difference."
     return f"{sides}, and {mini_batches}: within them there is no such difference."
 
@@ -365,7 +369,7 @@ def _more_steps(evidence: Evidence, effect: LengthEffect) -> str:
 
 
 def _line(effect: LengthEffect) -> str:
-    """The power of the length that the clip rate follows, where it does."""
+    """Name the power of the length that the clip rate follows, if it does."""
     if not effect.is_line:
         return "" if effect.who == "by side" else "No power of the length describes this."
     ends = f"{effect.lower:.2f} to {effect.upper:.2f}"
@@ -378,7 +382,9 @@ def _line(effect: LengthEffect) -> str:
 
 
 def _side(evidence: Evidence) -> Finding | None:
-    if evidence.sides is None or not evidence.sides_differ or evidence.band is None:  # some losses clip one side only
+    if (
+        evidence.sides is None or not evidence.lengths.sides_differ or evidence.band is None
+    ):  # some losses clip one side only
         return None
     better, worse = evidence.sides
     if max(better, worse) < TIMES * min(better, worse):
@@ -392,32 +398,32 @@ def _side(evidence: Evidence) -> Finding | None:
 
 
 def _weights(evidence: Evidence) -> Finding | None:
-    """Few of the responses that the clip leaves carry the gradient, by their weights e^S."""
+    """Say that few of the responses that are not clipped carry the gradient, by their weights e^S."""
     if (share := evidence.effective) is None or not share < EFFECTIVE:
         return None
     said = (
-        "A few responses carry the gradient: by their weights e^S those that the clip leaves count for "
+        "A few responses carry the gradient: by their weights e^S those that are not clipped count for "
         f"{percent(share)} of their number in a typical step."
     )
     advice = "Lower the learning rate, or train fewer optimiser steps per rollout: the policy moves too far in one."
-    if (evidence.noise_share or 0) >= SHARE_OF_SPREAD:
+    if (evidence.noise.share or 0) >= SHARE_OF_SPREAD:
         advice = _noise_of(evidence).remedy()
     return Finding(WEIGHTS, WARNING, said, advice, share, FIX)
 
 
 def _untested(evidence: Evidence) -> Finding:
-    """The answer on lengths where there was no test."""
+    """Answer on lengths where there was no test."""
     rate = evidence.clip_rate
     start = f"{_sentence(percent(rate or 0))} {_of_what(evidence)} are clipped"
-    said, advice = f"{start}: {evidence.too_few}.", "Record more steps."
+    said, advice = f"{start}: {evidence.lengths.too_few}.", "Record more steps."
     if evidence.responses == 0:
         said = "Too few to say: no response has an advantage."
         advice = "Record more: train until rewards within a group differ."
     elif rate is None:
         said, advice = "Nothing to say: there are no records, and the metrics hold no clip rates.", "Record more."
-    elif evidence.too_few is None:
+    elif evidence.lengths.too_few is None:
         said, advice = f"{start}. These are rates only, no test: there are no records.", "Record more."
-    elif evidence.one_length:
+    elif evidence.lengths.one_length:
         return Finding(EVEN, NOTE, said, "Keep the range.", rate, KEEP)
     return Finding(UNKNOWN, NOTE, said, advice, rate, RECORD)
 
@@ -430,12 +436,12 @@ _RULES = (_not_finite, _policy, _cut_off, _noise, _mismatch, _level, _lengths, _
 
 
 def _notes(evidence: Evidence, named: Collection[str]) -> Iterator[Finding]:
-    """Values that are notable, and no cause: these are named."""
+    """Name the values that are notable, and no cause."""
     for cause, share, least, words in (
         (NOT_FINITE, evidence.not_finite, 0.0, _of_not_finite),
         (CUT_OFF, evidence.cut_off, _NOTABLE * SHARE_CUT_OFF, _of_cut_off),
-        (NOISE, evidence.noise_share, NOTABLE_PART, _of_noise),
-        (MISMATCH, evidence.mismatch_share, NOTABLE_PART if evidence.bypass else _ENGINES, _of_mismatch),
+        (NOISE, evidence.noise.share, NOTABLE_PART, _of_noise),
+        (MISMATCH, evidence.engines.share, NOTABLE_PART if evidence.engines.bypass else _ENGINES, _of_mismatch),
     ):
         if share and share >= least and cause not in named:
             yield Finding(cause, NOTE, words(evidence), "", share)
@@ -451,22 +457,22 @@ def _of_cut_off(evidence: Evidence) -> str:
 
 def _of_noise(evidence: Evidence) -> str:
     return (
-        f"About {min(evidence.noise_share or 0, 1):.0%} of the variance of the log-ratios is numerical noise, not "
+        f"About {min(evidence.noise.share or 0, 1):.0%} of the variance of the log-ratios is numerical noise, not "
         "learning: so much is there before any update."
     )
 
 
 def _of_mismatch(evidence: Evidence) -> str:
-    share = f"{min(evidence.mismatch_share or 0, 1):.0%}"
-    by = f"{evidence.mismatch_sigma:.2g} nats per token"
-    if evidence.bypass:
+    share = f"{min(evidence.engines.share or 0, 1):.0%}"
+    by = f"{evidence.engines.sigma:.2g} nats per token"
+    if evidence.engines.bypass:
         return (
             f"About {share} of the variance of the log-ratios is the mismatch of trainer and rollout engine, not "
-            f"learning: {by} are there before any update. In bypass mode the clip acts on it."
+            f"learning: {by} are there before any update. In bypass mode it is clipped as if it were learning."
         )
     return (
         f"Trainer and rollout engine disagree by {by}. That is {share} of the way from the policy that sampled to the "
-        "one that trains. The clip does not see it; rejections and importance weights do."
+        "one that trains. It is not clipped; rejections and importance weights act on it."
     )
 
 
@@ -479,7 +485,7 @@ def _sentence(text: str) -> str:
 
 def _of_what(evidence: Evidence) -> str:
     """Name what a rate is a share of."""
-    if evidence.by_token:
+    if evidence.lengths.by_token:
         return "of the tokens (mean share of a response)"
     if evidence.responses is None:
         return "of the responses with an advantage"
@@ -487,7 +493,7 @@ def _of_what(evidence: Evidence) -> str:
 
 
 def _rates(thirds: tuple[Counted, ...], names: tuple[str, ...] = _THIRDS) -> str:
-    """Clip rates of parts by length, each a count."""
+    """Name the clip rates of parts by length, each a count."""
     if len(thirds) < 2:
         return "all have one length"
     named = names if len(thirds) == 3 else ("the shorter", "the longer ones")

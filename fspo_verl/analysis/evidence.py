@@ -41,6 +41,43 @@ class Break:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unmoved:
+    """Log-ratios where no update has moved them: numerical noise."""
+
+    sigma: float | None = None  # spread of a token's, nats
+    share: float | None = None  # of the variance of a token's log-ratio after updates
+    responses: int = 0  # that no update had moved
+    outside: float | None = None  # share of these outside the range
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engines:
+    """Log-probs of the trainer against those of the rollout engine, and what a rollout correction does about them."""
+
+    sigma: float | None = None  # spread of a token's difference, nats
+    share: float | None = None  # of the way from engine to policy; in bypass mode of the variance of the log-ratios
+    bypass: bool = False  # the old log-probs are the engine's, and the clip sees the difference
+    rejected: float | None = None  # share of the responses that the correction takes out of the loss
+    effective: float | None = None  # effective sample size by its weights, as a share of the responses
+    weight: float | None = None  # the mean of these weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """Tests and counts of single responses, which their sums do not hold."""
+
+    effect: LengthEffect | None = None
+    too_few: str | None = None  # why there is no test of lengths, in a clause
+    one_length: bool = False
+    tails: tuple[Counted, ...] = ()  # the shortest tenth, those in between, and the longest tenth
+    of_sides: tuple[tuple[Counted, ...], ...] = ()  # thirds of the better and of the worse responses
+    of_halves: tuple[tuple[Counted, ...], ...] = ()  # thirds in the earlier and in the later half of the steps
+    between: str | None = None  # why thirds differ where lengths do not: "side", "mini-batch", or "both"
+    sides_differ: bool | None = None  # by more than noise
+    by_token: bool = False  # the loss clips tokens
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """The numbers of a run, or of some of its steps; shares between 0 and 1. None: not known."""
 
@@ -49,6 +86,13 @@ class Evidence:
     clip_rate: float | None = None  # of these responses; of a loss that clips tokens the mean share of a response's
     sides: tuple[float, float] | None = None  # clip rates of the responses better and worse than their group
     thirds: tuple[Counted, ...] = ()  # of about as many responses each, from the shortest
+    longest: float | None = None  # tokens of the longest response
+
+    band: Band | None = None  # the range of S that trained
+    weighs: bool = False  # the loss weighs a response by e^S
+    effective: float | None = None  # effective sample size of a step by these weights, of what the clip leaves
+    moved: bool | None = None  # any log-ratio is not 0
+    one_step: bool | None = None  # each rollout gets one optimiser step: no update has moved any response then
 
     not_finite: float | None = None  # share of the responses with NaN or inf
     broken: tuple[str, ...] = ()  # metrics of TRAINED that are NaN or inf; with the first such step where it is known
@@ -56,34 +100,10 @@ class Evidence:
     cut_off: float | None = None  # share of the responses that fill what they were allowed
     cut_off_before: float | None = None  # the same at the start of the run
     cut_off_since: int | None = None  # the first step in which so many were that it is a cause
-    rejected: float | None = None  # share of the responses that a rollout correction takes out of the loss
-    weighs: bool = False  # the loss weighs a response by e^S
-    effective: float | None = None  # share of their number that those count for by it that the clip leaves; by step
-    rollout_effective: float | None = None  # the same, by the weights of a rollout correction
-    rollout_weight: float | None = None  # the mean of these
-    longest: float | None = None  # tokens of the longest response
 
-    moved: bool | None = None  # any log-ratio is not 0
-    one_step: bool | None = None  # each rollout gets one optimiser step: no update has moved any response then
-    unmoved: int = 0  # responses that no update had moved; on them noise is counted
-    noise_sigma: float | None = None  # spread of a token's log-ratio where no update has moved it, nats
-    noise_outside: float | None = None  # share of the unmoved responses outside the band
-    noise_share: float | None = None  # of the variance of a token's log-ratio after updates
-    bypass: bool = False  # the old log-probs are those of the rollout engine, and the clip sees the mismatch
-    mismatch_sigma: float | None = None  # spread of a token's log-ratio between trainer and rollout engine, nats
-    mismatch_share: float | None = None  # of the way from engine to policy; in bypass mode of the variance
-    band: Band | None = None  # on S, that trained
-
-    # Only responses tell what follows, and not their sums.
-    by_token: bool = False  # the loss clips tokens
-    length: LengthEffect | None = None
-    too_few: str | None = None  # why there is no test of lengths, in a clause
-    one_length: bool = False
-    tails: tuple[Counted, ...] = ()  # the shortest tenth, those in between, and the longest tenth
-    thirds_of_sides: tuple[tuple[Counted, ...], ...] = ()  # of the better and of the worse responses
-    thirds_of_halves: tuple[tuple[Counted, ...], ...] = ()  # of the earlier and of the later half of the steps
-    between: str | None = None  # why thirds differ where lengths do not: "side", "mini-batch", or "both"
-    sides_differ: bool | None = None  # by more than noise
+    noise: Unmoved = Unmoved()
+    engines: Engines = Engines()
+    lengths: Lengths = Lengths()
 
 
 def evidence_of(metrics: Mapping[str, float], settings: RunSettings | None = None, steps: int = 1) -> Evidence:
@@ -111,25 +131,29 @@ def evidence_of(metrics: Mapping[str, float], settings: RunSettings | None = Non
         clip_rate=rate.get("clip_rate/all"),
         sides=None if None in sides else sides,  # type: ignore[arg-type]
         thirds=parts(bins),
+        longest=_finite(metrics, NAMES["longest"]) or _longest(bins),
+        band=band,
+        weighs=weighs,
+        effective=rate.get("ess") if weighs else None,
+        moved=any(spread > 0 for spread in spreads) if spreads else None,
+        one_step=moved is None if noise is not None else None,
         not_finite=rate.get("not_finite"),
         broken=tuple(name for name, value in metrics.items() if name.startswith(TRAINED) and not math.isfinite(value)),
         cut_off=rate.get("truncated"),
-        rejected=rate.get("rejected", _rejected(metrics)),
-        weighs=weighs,
-        effective=rate.get("ess") if weighs else None,
-        rollout_effective=_finite(metrics, f"{CORRECTION}is_eff_sample_size"),
-        rollout_weight=_finite(metrics, f"{CORRECTION}is_mean"),
-        longest=_finite(metrics, NAMES["longest"]) or _longest(bins),
-        moved=any(spread > 0 for spread in spreads) if spreads else None,
-        one_step=moved is None if noise is not None else None,
-        unmoved=round(rate.get("step_responses/unmoved", 0)),
-        noise_sigma=noise,
-        noise_outside=rate.get("noise_outside"),
-        noise_share=_share(noise, moved),
-        bypass=bypass,
-        mismatch_sigma=mismatch,
-        mismatch_share=_share(mismatch, moved if bypass else from_engine),
-        band=band,
+        noise=Unmoved(
+            sigma=noise,
+            share=_share(noise, moved),
+            responses=round(rate.get("step_responses/unmoved", 0)),
+            outside=rate.get("noise_outside"),
+        ),
+        engines=Engines(
+            sigma=mismatch,
+            share=_share(mismatch, moved if bypass else from_engine),
+            bypass=bypass,
+            rejected=rate.get("rejected", _rejected(metrics)),
+            effective=_finite(metrics, f"{CORRECTION}is_eff_sample_size"),
+            weight=_finite(metrics, f"{CORRECTION}is_mean"),
+        ),
     )
 
 

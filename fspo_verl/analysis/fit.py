@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Fits a clip band to the records of a run: the power of its width, and eps for a wished clip rate.
+"""Fits a range to the records of a run: the power of its width, and eps for a wished clip rate.
 
 ``records`` is a DataFrame of :mod:`fspo_verl.observe.records`. All responses with an advantage count, on-policy ones
 included.
@@ -21,21 +21,21 @@ from fspo_verl.keys import ACTOR
 
 WIDTHS = ROOT, FIXED, POWER = ("sqrt(length)", "a fixed width", "a fitted power")
 """Shapes that the width of a range may follow, those with fewer numbers to fit first."""
-_DUAL_SHARE = 0.1  # of the target: what the dual clip may take of the responses with A < 0 before it is widened
+_DUAL_SHARE = 0.1  # of the target: how many of the responses with A < 0 the dual clip may clip before it is widened
 
 
 class Unreachable(ValueError):
-    """No band of this shape has the wished clip rate on these records; the text says why."""
+    """No range of this shape has the wished clip rate on these records; the text says why."""
 
 
 # --- eps for a clip rate ---------------------------------------------------------------------------------------------
 
 
 def with_eps(records: pd.DataFrame, band: Band, target: float) -> Band:
-    """The band with the smallest eps, in four digits, that clip the share ``target`` of the responses of each side.
+    """The range with the smallest eps, in four digits, that clip the share ``target`` of the responses of each side.
 
-    The dual clip takes responses with A < 0, and counts for their side. It is three times as wide as the upper side, or
-    wider: beyond it lies at most a tenth of the target. A band without a dual clip gets none.
+    The dual clip clips responses with A < 0, and counts for their side. It is three times as wide as the upper side, or
+    wider: beyond it lies at most a tenth of the target. A range without a dual clip gets none.
 
     Raises:
         Unreachable: fewer than that lie on one side of the centre, or there are none with one sign of the advantage.
@@ -44,34 +44,36 @@ def with_eps(records: pd.DataFrame, band: Band, target: float) -> Band:
     better, worse = score[sides["upper"]], score[sides["lower"]]
     if not (len(better) and len(worse)):
         raise Unreachable(f"no response has an advantage {'<' if len(better) else '>'} 0")
-    high = digits(_end(records[sides["upper"]], "> 0 lie above", better, target, target))
+    high = digits(_end(records, "upper", better, target, target))
     beyond = digits(1.001 * upper_quantile(worse, _DUAL_SHARE * target))  # not rounded down, or more would lie beyond
     dual = math.inf if math.isinf(band.dual) else max(DUAL * high, beyond)
     below = target - float(np.mean(worse > dual))
-    low = digits(_end(records[sides["lower"]], "< 0 lie below", -worse, below, target))
+    low = digits(_end(records, "lower", -worse, below, target))
     eps_dual = None if dual == DUAL * high else dual
     return dataclasses.replace(band, eps=None, eps_low=low, eps_high=high, eps_dual=eps_dual)
 
 
-def _end(side: pd.DataFrame, where: str, score: np.ndarray, share: float, target: float) -> float:
+def _end(records: pd.DataFrame, side: str, score: np.ndarray, share: float, target: float) -> float:
     """The distance from the centre beyond which a share of one side's scores lies; Unreachable if fewer lie there."""
     if (end := upper_quantile(score, share)) > 0:
         return end
+    where = "> 0 lie above" if side == "upper" else "< 0 lie below"
     text = (
-        f"no band clips {target:g} of the responses on each side of a width of this shape: only "
+        f"no range clips {target:g} of the responses on each side with a width of this shape: only "
         f"{np.mean(score > 0):.1%} of the responses with A {where} the centre, and eps must be positive"
     )
-    moved = (side["quadratic_variation"] > 0).mean()
+    of_side = records[clip_rates.sides(records)[side]]
+    moved = (of_side["quadratic_variation"] > 0).mean()
     if moved < target:
         text += (
-            f"; {1 - moved:.1%} have not moved, as those of the first of {side['mini_batch'].max() + 1} mini-batches "
-            f"of each rollout, which no clip can reach: lower the target, or {ACTOR}.ppo_mini_batch_size"
+            f"; {1 - moved:.1%} have not moved, as those of the first of {of_side['mini_batch'].max() + 1} "
+            f"mini-batches of each rollout, which no range can clip: lower the target, or {ACTOR}.ppo_mini_batch_size"
         )
     raise Unreachable(text)
 
 
 def clipped_by(band: Band, records: pd.DataFrame) -> np.ndarray:
-    """Whether a band clips each response, 0 or 1 ``[rows]``."""
+    """Whether a range clips each response, 0 or 1 ``[rows]``."""
     return BandClip("", "", band).clipped(records)
 
 
@@ -106,11 +108,11 @@ def fitted_power(records: pd.DataFrame, target: float) -> float:
     return round((low + high) / 2, 2)
 
 
-# --- what a band does -------------------------------------------------------------------------------------------------
+# --- what a range does ------------------------------------------------------------------------------------------------
 
 
 def name_of(band: Band) -> str:
-    """The law of a band's width in words."""
+    """The law of a range's width in words."""
     name = {0.5: ROOT, 0.0: FIXED, 1.0: "length"}.get(band.length_power, f"length^{band.length_power:g}")
     return name if band.normalization == "plain" else f"{name}, drift-corrected"
 

@@ -3,7 +3,7 @@
 """The judgement of a run, the same for every command: its evidence, from records or metrics, and its findings.
 
 Records become the series that a run logs, and their evidence is made as that of metrics is. Tests on responses add to
-it. Causes and words are those of :mod:`fspo_verl.analysis.causes`; advice on a width is about those that were tried
+it. Causes and words are those of :mod:`fspo_verl.analysis.causes`; advice on a range is about those that were tried
 (:mod:`fspo_verl.analysis.widths`).
 """
 
@@ -21,7 +21,7 @@ from fspo_verl.analysis import fit, live, mismatch, widths
 from fspo_verl.analysis.breaks import find_break
 from fspo_verl.analysis.causes import CHANGE, EVEN, HEALTH, LENGTH, SHARE_CUT_OFF, UNKNOWN, conclude
 from fspo_verl.analysis.clip_rates import prompts_of, third_of
-from fspo_verl.analysis.evidence import TYPICAL, Break, Evidence, evidence_of
+from fspo_verl.analysis.evidence import TYPICAL, Break, Evidence, Lengths, evidence_of
 from fspo_verl.analysis.length_effect import (
     BY_SIDE,
     ENDS,
@@ -31,7 +31,7 @@ from fspo_verl.analysis.length_effect import (
     LengthEffect,
     length_effect,
 )
-from fspo_verl.analysis.metric_facts import LEARN_MORE, course, cut_off, facts, learn_more
+from fspo_verl.analysis.metric_facts import LEARN_MORE, course, cut_off, facts
 from fspo_verl.analysis.runs import Run
 from fspo_verl.analysis.widths import Comparison, Width
 from fspo_verl.clips import MATCHED_RATE, BandClip
@@ -52,8 +52,8 @@ class Verdict(Enum):
 
     ALONE = "there is no other range to compare it with"
     APART = "the clip cannot be brought to the rate of the others"
-    CHANGES = "the dependence changes over the run"
-    TOO_FEW = "there are too few steps to tell a dependence from slopes that persist"
+    CHANGED = "the dependence changes over the run"
+    UNSETTLED = "there are too few steps to tell a dependence from slopes that persist"
     NO_EVEN = "none on offer is even"
     NO_BETTER = "none is more even by more than noise"
     EVEN = "no dependence is shown, and none is more even"
@@ -66,7 +66,7 @@ class Judgement(NamedTuple):
 
     Attributes:
         findings: the conclusion first.
-        compared: the ranges that were tried; None where the advice is not about them.
+        compared: the ranges that were tried; None if the advice is not about them.
         verdict: what is advised on the range; None where that is not asked.
     """
 
@@ -77,23 +77,31 @@ class Judgement(NamedTuple):
 
     @property
     def width(self) -> Width | None:
-        """The width to take in place of the run's own; None where that stays."""
+        """The range to take in place of the run's own; None where that stays."""
         return self.compared.best if self.verdict is Verdict.BETTER and self.compared else None
 
 
 def judge(run: Run, rate: float = MATCHED_RATE) -> Judgement:
-    """Judge a run; too little data is an answer, not an error.
+    """Judge a run; too little data is an answer, and only none at all is an error.
 
     Args:
-        rate: clip rate of a band to take, at which widths are compared.
+        rate: clip rate of a range to take, at which ranges are compared.
+
+    Raises:
+        ValueError: there are neither records nor metrics to judge it by; says where they come from.
     """
     if len(run.records):
         found = judge_records(run.rollouts, run.settings, rate, find_break(run.metrics))
         return found._replace(findings=[*found.findings, *_incomplete(run)])
     evidence = evidence_of_metrics(run)
-    if evidence.clip_rate is None and ((said := facts(run)) or evidence.broken):
-        return Judgement(_of_log(run, said, evidence), evidence)
+    if evidence.clip_rate is None and ((facts_of_log := facts(run)) or evidence.broken):
+        return Judgement(_of_log(facts_of_log, evidence), evidence)
     first, *others = conclude(evidence)
+    if first.id == UNKNOWN and evidence.clip_rate is None and not others:
+        raise ValueError(
+            f"{run.folder} holds nothing to judge: no records of responses ({RECORDS_DIR}=DIR), and no metrics of the "
+            f"training (trainer.logger=[console,file]). Both come from: {LEARN_MORE}"
+        )
     how = f"Train with {RECORDS_DIR}=DIR"
     if run.settings is None or run.settings.loss != "fspo":
         how += " and algorithm.policy_loss=observed (algorithm.policy_loss=gspo and grpo include it)"
@@ -108,7 +116,7 @@ def judge_records(
 ) -> Judgement:
     """:func:`judge` of records alone, those of rejected responses included; ``policy``: where metrics say it broke."""
     evidence = replace(evidence_of_records(records, settings), policy=policy)
-    findings, effect = conclude(evidence), evidence.length
+    findings, effect = conclude(evidence), evidence.lengths.effect
     if effect is None or not effect.is_of_run or findings[0].action == FIX:
         return Judgement(findings, evidence)
     compared = widths.compare(records[records["length"] > 0], settings, effect.depends, rate)
@@ -162,20 +170,19 @@ def evidence_of_records(records: pd.DataFrame, settings: RunSettings | None, tes
     clipped, better = counted["clipped"].to_numpy(np.float64), (counted["advantage"] > 0).to_numpy()
     effect, later = length_effect(records) if tested else None, fit.is_later_half(counted)
     kept = counted[counted["clipped"] == 0]
-    return replace(
-        found,
-        effective=float(kept.groupby("step")["log_ratio"].apply(_effective).median()) if found.weighs else None,
-        thirds=parts(_by_length(counted)),
-        by_token=bool(((clipped > 0) & (clipped < 1)).any()),
-        length=effect,
+    lengths = Lengths(
+        effect=effect,
         too_few=_too_few(counted) if tested and not effect else None,
         one_length=counted["length"].nunique() == 1,
         tails=parts(_by_length(counted), 0.1),
-        thirds_of_sides=tuple(parts(_by_length(counted[side])) for side in (better, ~better)),
-        thirds_of_halves=tuple(parts(_by_length(counted[half])) for half in (~later, later)),
+        of_sides=tuple(parts(_by_length(counted[side])) for side in (better, ~better)),
+        of_halves=tuple(parts(_by_length(counted[half])) for half in (~later, later)),
         between=_between(counted),
         sides_differ=_sides_differ(counted, clipped, better),
+        by_token=bool(((clipped > 0) & (clipped < 1)).any()),
     )
+    effective = float(kept.groupby("step")["log_ratio"].apply(_effective).median()) if found.weighs else None
+    return replace(found, effective=effective, thirds=parts(_by_length(counted)), lengths=lengths)
 
 
 def series(records: pd.DataFrame, settings: RunSettings | None) -> dict[str, float]:
@@ -205,8 +212,9 @@ def _effective(log_ratio: pd.Series) -> float:
 
 
 def _by_length(counted: pd.DataFrame) -> list[Counted]:
-    each = counted.groupby("length")["clipped"].agg(["size", "sum"]).itertuples()
-    return [Counted(length, length, size, clips) for length, size, clips in each]
+    length, place = np.unique(counted["length"].to_numpy(), return_inverse=True)
+    responses, clips = np.bincount(place), np.bincount(place, counted["clipped"].to_numpy(np.float64))
+    return [*map(Counted, length.tolist(), length.tolist(), responses.tolist(), clips.tolist())]
 
 
 def _between(counted: pd.DataFrame) -> str | None:
@@ -265,8 +273,8 @@ def _sides_differ(counted: pd.DataFrame, clipped: np.ndarray, better: np.ndarray
 _ADVICE = {
     Verdict.ALONE: (KEEP, "Keep the range: there is no other to compare it with."),
     Verdict.APART: (KEEP, "Keep the clip: it cannot be brought to the clip rate at which ranges are compared."),
-    Verdict.CHANGES: (KEEP, "Keep the range: what is even in one half of the run is not in the other."),
-    Verdict.TOO_FEW: (RECORD, "Record more steps."),
+    Verdict.CHANGED: (KEEP, "Keep the range: what is even in one half of the run is not in the other."),
+    Verdict.UNSETTLED: (RECORD, "Record more steps."),
     Verdict.NO_EVEN: (KEEP, "Keep the range: none on offer is even here."),
     Verdict.NO_BETTER: (KEEP, "Keep the range: none that was tried is more even by more than noise all over the run."),
     Verdict.EVEN: (KEEP, "{before}"),
@@ -279,9 +287,9 @@ def decide(effect: LengthEffect, compared: Comparison) -> Verdict:
     """Decide what is advised on a range, by the test and the comparison."""
     best = compared.best
     if effect.turns:
-        return Verdict.CHANGES
+        return Verdict.CHANGED
     if effect.is_unsettled:
-        return Verdict.TOO_FEW
+        return Verdict.UNSETTLED
     if compared.own is None:
         return Verdict.APART
     if not compared.others:
@@ -343,40 +351,20 @@ def comparison_notes(compared: Comparison | None) -> list[str]:
     return notes + [f"Not compared: {name} ({why})." for name, why in compared.untried.items()]
 
 
-def refuse_nothing(run: Run, found: Judgement) -> None:
-    """Refuse a run of which there is nothing to judge.
-
-    Raises:
-        ValueError: it holds neither records nor a metric that says anything; says what would.
-    """
-    evidence = found.evidence
-    nothing = evidence.clip_rate is None and not evidence.broken and evidence.policy is None
-    if (
-        run.records.empty
-        and nothing
-        and len(found.findings) == 1
-        and found.findings[0].id == UNKNOWN
-        and not facts(run)
-    ):
-        raise ValueError(
-            f"{run.folder} holds nothing to judge: no records of responses ({RECORDS_DIR}=DIR), and no metrics of the "
-            f"training (trainer.logger=[console,file]). Both come from: {LEARN_MORE}"
-        )
-
-
 # --- what else -------------------------------------------------------------------------------------------------------
 
 
-def _of_log(run: Run, said: list[Finding], evidence: Evidence) -> list[Finding]:
-    """Judge a run that was not observed: never why a clip acts. The launch that would tell comes last."""
+def _of_log(facts_of_log: list[Finding], evidence: Evidence) -> list[Finding]:
+    """Judge a run that was not observed: never why responses are clipped. The launch that would tell comes last."""
+    more = f"To see why responses are clipped, and of which lengths: {LEARN_MORE}."
     health = [one for one in conclude(evidence) if one.id in HEALTH]
     if health and health[0].action == FIX:
-        return [replace(health[0], advice=f"{health[0].advice} {learn_more(run)}"), *health[1:], *said]
-    by_id = {one.id: one for one in said}
+        return [replace(health[0], advice=f"{health[0].advice} {more}"), *health[1:], *facts_of_log]
+    by_id = {one.id: one for one in facts_of_log}
     nothing = by_id.get("no advantage")
-    first = nothing if nothing and nothing.value == 1 else by_id.get("clipped", said[0])
-    others = [*health, *(one for one in said if one is not first)]
-    return [replace(first, id=UNKNOWN, advice=learn_more(run), action=RECORD), *others]
+    first = nothing if nothing and nothing.value == 1 else by_id.get("clipped", facts_of_log[0])
+    others = [*health, *(one for one in facts_of_log if one is not first)]
+    return [replace(first, id=UNKNOWN, advice=more, action=RECORD), *others]
 
 
 def _incomplete(run: Run) -> Iterator[Finding]:

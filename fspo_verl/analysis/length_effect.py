@@ -75,14 +75,13 @@ class LengthEffect(NamedTuple):
         exponent: k in clip rate ~ length^k, or of the rate of what is kept. Misleading without ``is_line``.
         lower, upper: the 95% interval of k; infinite where it has no end.
         p: of no dependence, whatever its form.
-        who: which responses the clip takes more of, one of :data:`WHO`; None where no dependence is shown.
+        who: which responses are clipped more, one of :data:`WHO`; None where no dependence is shown.
         is_line: a dependence is shown, and k describes it.
         factor: ratio of the clip rates of two lengths between the shortest and the longest tenth, up to which a
             dependence is compatible with the responses; NaN where one is shown.
         factor_of_side: the same for the better or for the worse responses alone, whichever is larger.
         of_kept: more than half is clipped: k and factors are those of the rate of what is kept.
         steps: training steps that were compared.
-        autocorrelation: of the slopes of steps, where these persist; NaN where that is not seen.
         p_if_independent: p, were steps independent.
         p_of_change: of a slope that is the same all over the run; 1 below :data:`MIN_STEPS`.
         early, late: k in the earlier and in the later half of the steps.
@@ -98,7 +97,6 @@ class LengthEffect(NamedTuple):
     factor_of_side: float = math.nan
     of_kept: bool = False
     steps: int = 0
-    autocorrelation: float = math.nan
     p_if_independent: float = 1.0
     p_of_change: float = 1.0
     early: float = math.nan
@@ -147,13 +145,15 @@ def length_effect(records: pd.DataFrame, clipped: np.ndarray | None = None) -> L
         return None
     exponent, lower, upper = data.interval()
     of_all, of_sides = data.p_values(exponent)
-    p, who, is_line, factors = min(of_all, of_sides, 1.0), None, False, (math.nan, math.nan)
+    p, p_if_independent = np.minimum(of_all, of_sides).tolist()
+    who, is_line, factors = None, False, (math.nan, math.nan)
     if p >= RARE:
         factors = data.compatible_factors()
-    elif of_sides < of_all:
+    elif of_sides[0] < of_all[0]:
         who = BY_SIDE
     else:
-        is_line = not lower <= 0 <= upper and data.p_value_of_line(exponent) >= RARE
+        # Without an end of the interval there is nothing to hold a bend against.
+        is_line = not lower <= 0 <= upper and bool(abs(exponent) >= _LARGEST or data.p_of_bend(exponent)[0] >= RARE)
         more = (LONGER if exponent > 0 else SHORTER) if is_line else data.name_of_curve()
         who = _OPPOSITE[more] if data.of_kept else more
     return LengthEffect(
@@ -166,8 +166,7 @@ def length_effect(records: pd.DataFrame, clipped: np.ndarray | None = None) -> L
         *factors,
         of_kept=data.of_kept,
         steps=data.steps,
-        autocorrelation=data.autocorrelation(exponent),
-        p_if_independent=p if p < RARE else min(*data._replace(may_persist=False).p_values(exponent), 1.0),
+        p_if_independent=p_if_independent,
         **data.change(exponent),
     )
 
@@ -175,7 +174,8 @@ def length_effect(records: pd.DataFrame, clipped: np.ndarray | None = None) -> L
 def slopes_of_steps(records: pd.DataFrame) -> pd.DataFrame:
     """Clip rate and slope k by step: columns rate, slope, lower and upper (95%, prompts as clusters).
 
-    Index ``step``. The slope of a step is one step of Newton's method from that of all; NaN where nothing tells it.
+    Index ``step``. The slope of a step is one step of Newton's method from that of all; NaN where its interval is wider
+    than all values of k that are looked at.
     """
     counted = records[(records["length"] > 0) & (records["advantage"] != 0)]
     table = counted.groupby("step")["clipped"].mean().rename("rate").to_frame()
@@ -188,11 +188,9 @@ def slopes_of_steps(records: pd.DataFrame) -> pd.DataFrame:
     scores, information = data.of_steps(fit, fit.directions[0])
     with np.errstate(divide="ignore", invalid="ignore"):
         slope = (1 - 2 * data.of_kept) * (exponent + scores / information)
-        spread = np.sqrt(data.sampling(fit)) / information
-    of_step = pd.DataFrame(
-        {"slope": slope, "lower": slope - 2 * spread, "upper": slope + 2 * spread}, index=data.numbers
-    )
-    return table.drop(columns=of_step.columns).join(of_step.where(np.isfinite(of_step)))
+        half = 2 * np.sqrt(data.sampling(fit)) / information
+    of_step = pd.DataFrame({"slope": slope, "lower": slope - half, "upper": slope + half}, index=data.numbers)
+    return table.drop(columns=of_step.columns).join(of_step[half < _LARGEST])
 
 
 class _Fit(NamedTuple):
@@ -225,7 +223,6 @@ class _Strata(NamedTuple):
     step: np.ndarray
     prompt_in_step: np.ndarray
     numbers: np.ndarray  # of the steps, as the records have them ``[steps]``
-    may_persist: bool = True  # steps are not taken for independent
 
     @classmethod
     def of(cls, records: pd.DataFrame, clipped: np.ndarray) -> "_Strata | None":
@@ -323,35 +320,39 @@ class _Strata(NamedTuple):
 
     # --- tests -------------------------------------------------------------------------------------------------------
 
-    def p_values(self, exponent: float) -> tuple[float, float]:
-        """p of no dependence, and of none that differs between the signs of the advantage, by their levels."""
+    def p_values(self, exponent: float) -> tuple[np.ndarray, np.ndarray]:
+        """p of no dependence, and of none that differs between the signs of the advantage, over their levels.
+
+        Each is ``[2]``: p, and p if steps were independent.
+        """
         slope, line = self.at(0.0), self.at(exponent)
-        p = min(self._p_of(slope, slope.directions[0], _OF_LINE, _OF_LINE), self._p_of_bend(line, _OF_LINE))
+        of_slope = self._p_of(slope, slope.directions[0], _OF_LINE, _OF_LINE, _PERSISTS)
+        of_all = np.minimum(of_slope, self.p_of_bend(exponent, _OF_LINE))
         if (self.side == self.side[0]).all():
-            return p, 1.0
-        return p, min(self._p_of(line, one, _OF_SIDE) for one in self.side * line.directions)
+            return of_all, np.ones(2)
+        return of_all, np.minimum(*(self._p_of(line, one, _OF_SIDE) for one in self.side * line.directions))
 
-    def p_value_of_line(self, exponent: float) -> float:
-        """p of the score test of a line; 1 where the exponent has no end."""
-        return 1.0 if abs(exponent) >= _LARGEST else self._p_of_bend(self.at(exponent))
-
-    def _p_of_bend(self, fit: _Fit, part: float = 1.0) -> float:
-        """p along the score of the bend at the slope of a fit, less what the slope explains of it."""
+    def p_of_bend(self, exponent: float, part: float = 1.0) -> np.ndarray:
+        """p ``[2]`` along the score of the bend at a slope, less what the slope explains of it."""
+        fit = self.at(exponent)
         information = fit.information
         bend = fit.directions[1] - information[0, 1] / information[0, 0] * fit.directions[0]
         return self._p_of(fit, bend, part)
 
-    def _p_of(self, fit: _Fit, direction: np.ndarray, part: float = 1.0, part_of_cosines: float = 1.0) -> float:
-        """p of the score test along one direction ``[rows]``, over its part of the level.
+    def _p_of(
+        self, fit: _Fit, direction: np.ndarray, part: float, part_of_cosines: float = 1.0, persists: float = _SURELY
+    ) -> np.ndarray:
+        """p ``[2]`` of the score test along one direction ``[rows]``, over its part of the level.
 
-        Where the scores of steps persist, it is that of the test by cosines over its part, if that is larger.
+        The second takes steps for independent. The first is that of the test by cosines, if that is larger and the
+        scores of steps persist.
         """
         surplus = self.surplus(fit, direction[None]) if self.by_step else 0.0
         t = min(abs(self._t_of(*self.sums(fit, direction[None], share * surplus))) for share in _SURPLUS)
-        p = _two_sided(t, self.clusters - 1) / part
-        if self._persists(fit, direction, _PERSISTS if part_of_cosines == _OF_LINE else _SURELY):
+        p = independent = _two_sided(t, self.clusters - 1) / part
+        if self._persists(fit, direction, persists):
             p = max(p, _two_sided(self._t_of_cosines(fit, direction), _COSINES) / part_of_cosines)
-        return min(p, 1.0)
+        return np.minimum([p, independent], 1.0)
 
     # --- steps whose slopes persist, or change ------------------------------------------------------------------------
 
@@ -374,7 +375,7 @@ class _Strata(NamedTuple):
     def _persists(self, fit: _Fit, direction: np.ndarray, deviations: float = _PERSISTS) -> bool:
         """Whether the scores of steps along a direction ``[rows]`` resemble those of the step before."""
         enough = deviations / math.sqrt(self.steps)
-        return self.may_persist and self.by_step and self._autocorrelation(fit, direction) > enough
+        return self.by_step and self._autocorrelation(fit, direction) > enough
 
     def _t_of_cosines(self, fit: _Fit, direction: np.ndarray) -> float:
         """Student's t of the sum of the scores along one direction ``[rows]``, by the variance of slow cosines."""
@@ -382,12 +383,6 @@ class _Strata(NamedTuple):
         order, time = np.arange(1, _COSINES + 1)[:, None], (np.arange(self.steps) + 0.5) / self.steps
         variance = 2 * float(np.square(np.cos(np.pi * order * time) @ rest).mean())
         return total / math.sqrt(variance) if variance > 0 else 0.0
-
-    def autocorrelation(self, exponent: float) -> float:
-        """The p-value of the cosine test of the slopes of steps; NaN where these do not persist."""
-        fit = self.at(exponent)
-        persists = self._persists(fit, fit.directions[0])
-        return self._autocorrelation(fit, fit.directions[0]) if persists else math.nan
 
     def change(self, exponent: float) -> dict[str, float]:
         """p of a slope that neither rises nor falls over the steps, and the slope in both halves of them, by name."""

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts from verl's own metrics, for runs without our series.
 
-They do not say why a clip acts, nor on whom: noise, staleness and movement look alike in ``actor/pg_clipfrac``.
-:func:`learn_more` is the launch that would tell.
+They do not say why tokens are clipped, nor whose: noise, staleness and movement look alike in ``actor/pg_clipfrac``.
+:data:`LEARN_MORE` is the launch that would tell.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
+from fspo_verl.analysis.causes import short
 from fspo_verl.analysis.logs import CLIPPED
 from fspo_verl.analysis.runs import Run, setting
 from fspo_verl.findings import NOTE, Finding
@@ -19,6 +20,7 @@ from fspo_verl.observe.metrics import NAMES
 from fspo_verl.output import percent
 
 LEARN_MORE = "fspo-verl run --loss observed -- bash my_script.sh"
+"""The launch that would tell why responses are clipped."""
 
 _KL, _CUT_OFF = "actor/ppo_kl", "response_length/clip_ratio"
 _COURSES = {
@@ -35,10 +37,6 @@ _ALWAYS = 0.9  # share of the steps whose longest response has the same length, 
 _TIES = 0.25  # share of the responses that are as long as the longest, from which chance cannot have made them so
 
 
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2g}"
-
-
 class Course:
     """A metric over the steps that logged it, and its means over the first and the last tenth of them."""
 
@@ -48,7 +46,7 @@ class Course:
         means = (self.start.mean(), self.end.mean(), values.max())
         self.first, self.last, self.highest = (float(value) + 0.0 for value in means)  # no -0
 
-    def text(self, of: str, form: Callable[[float], str] = _short) -> str:
+    def text(self, of: str, form: Callable[[float], str] = short) -> str:
         """Describe it, as in ``38% of the tokens in steps 127-140 (2.1% in steps 1-14, at most 44% in step 131)``."""
         first, last, highest = map(form, (self.first, self.last, self.highest))
         of = f" {of}" if of else ""
@@ -71,11 +69,6 @@ def facts(run: Run) -> list[Finding]:
         if (values := course(_metric(run, metric))) is not None:
             found.append(Finding(name, NOTE, f"{what}: {values.text(unit)}.", "", values.last))
     return found
-
-
-def learn_more(run: Run) -> str:
-    """Return the launch that would tell why the clip acts, in a sentence."""
-    return f"To see why the clip acts and on which lengths: {LEARN_MORE}."
 
 
 def cut_off(run: Run) -> pd.Series:
@@ -112,10 +105,10 @@ def _no_advantage(run: Run) -> Finding | None:
 def _clipped(run: Run) -> Finding | None:
     if (found := course(_metric(run, CLIPPED))) is None:
         return None
-    said = f"The clip takes {found.text('of the tokens', percent)}."
+    said = f"Clipped: {found.text('of the tokens', percent)}."
     if found.highest == 0:
-        amount = "fewer than 1 of 2,000 tokens" if _rounded(run) else "no token"
-        said = f"The clip takes {amount} in {_steps(found.values)}."
+        amount = "Fewer than 1 of 2,000 tokens is" if _rounded(run) else "No token is"
+        said = f"{amount} clipped in {_steps(found.values)}."
     return Finding("clipped", NOTE, said, "", found.last)
 
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranges that clip lengths more alike than that of a run: all that can be tried, judged where they were not fitted.
 
-The run's own range and the widths of :data:`fspo_verl.analysis.fit.WIDTHS` are compared at one clip rate on each side,
-that of the range to take. A width is fitted to one half of the steps and judged on the other, both ways round. A clip
-of tokens stays as it was recorded: it is compared only where it has that rate already.
+The run's own range and those whose widths follow :data:`fspo_verl.analysis.fit.WIDTHS` are compared at one clip rate on
+each side, that of the range to take. A width is fitted to one half of the steps and judged on the other, both ways
+round. A clip of tokens stays as it was recorded: it is compared only where it has that rate already.
 
 The measure is the unevenness of the clip rate over fifths of the length of the better and of the worse responses, in
 units of the mean rate: the root of the mean of (observed / expected − 1)² less the part of it that sampling explains,
@@ -16,7 +16,7 @@ measure is derived here; ``tests/truth_table.py`` has how often its advice is ri
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,15 +37,15 @@ _THIRDS = 3  # of the run
 _NEAR = 0.2  # by so much of the rate that is asked a clip of tokens may miss it, on each side
 _COLUMNS = ["step", "mini_batch", "prompt", "prompt_text_hash", "length", "log_ratio", "quadratic_variation"]
 _COLUMNS += ["advantage", "clipped"]
-_ANYWAY = 0.001  # p-value, over all widths, below which one stands out though no dependence on length is shown
+_ANYWAY = 0.001  # p-value, over all ranges, below which one stands out though no dependence on length is shown
 
 
 @dataclass(frozen=True)
 class Width:
-    """A clip that was tried.
+    """A range that was tried.
 
     Attributes:
-        band: at the common rate, fitted to all records; None of the run's own clip where that is no band on S.
+        band: at the common rate, fitted to all records; None of the run's own clip where that is no range of S.
         uneven: variation of its clip rate over lengths, as a share of the mean rate, where it was not fitted; 0 if
             sampling explains all of it.
         smallest: the unevenness from which it is told from none: below lies what sampling makes in 95 of 100 even runs.
@@ -71,11 +71,11 @@ class Comparison:
     """The result of :func:`compare`.
 
     Attributes:
-        rate: on each side, at which the widths are compared.
+        rate: on each side, at which the ranges are compared.
         own: the range of the run; None where it could not be put to this rate.
         best: the most even of those that are more even than the range of the run by more than noise.
         is_tie: another range is as even as the best within noise; sqrt(length) is taken then.
-        untried: why, by width.
+        untried: why not, by name.
     """
 
     rate: float
@@ -87,51 +87,64 @@ class Comparison:
 
 
 def compare(records: pd.DataFrame, settings: RunSettings | None, depends: bool, rate: float) -> Comparison:
-    """Try every width on the records of a run.
+    """Try every range on the records of a run.
 
     Args:
         records: of :mod:`fspo_verl.observe.records`, all responses, some of them clipped.
-        settings: of the run, which tell its own width.
+        settings: of the run, with its own range.
         depends: whether the clip of the run is known to depend on length.
         rate: clip rate on each side.
     """
     records = records[[name for name in _COLUMNS if name in records]]
-    own, measure, later = settings.trained_band if settings else None, _Measure(records), fit.is_later_half(records)
-    earlier_half, later_half = records[~later], records[later]
-    # Where the run has no dual clip, none gets one.
-    plain = Band() if own is None or math.isfinite(own.dual) else Band(eps_dual=math.inf)
-    shapes = {} if own is None else {OWN: own}
-    for name, power in ((fit.ROOT, 0.5), (fit.FIXED, 0.0)):
-        if own is None or fit.name_of(own) != name:
-            shapes[name] = dataclasses.replace(plain, length_power=power)
-
-    def fitted(name: str, to: pd.DataFrame, on: pd.DataFrame) -> Band:
-        """The band at the rate on some records, with a shape that was fitted to others."""
-        shape = shapes.get(name) or dataclasses.replace(plain, length_power=fit.fitted_power(to, rate))
-        return fit.with_eps(on, shape, rate)
-
+    own, measure = settings.trained_band if settings else None, _Measure(records)
     tried: dict[str, Width] = {}
     untried: dict[str, str] = {}
     if own is None and (why := _misses(records, rate)):
         untried[OWN] = why
     elif own is None:
         tried[OWN] = measure.of(OWN, None, records["clipped"].to_numpy(np.float64))
-    for name in (*shapes, fit.POWER):
-        clipped = np.zeros(len(records))
+    for name, shape in _shapes(own, rate).items():
         try:
-            whole = fitted(name, to=records, on=records)
-            clipped[~later] = fit.clipped_by(fitted(name, to=later_half, on=earlier_half), earlier_half)
-            clipped[later] = fit.clipped_by(fitted(name, to=earlier_half, on=later_half), later_half)
+            band, clipped = _cross_fitted(records, shape, rate)
         except fit.Unreachable as error:
             untried[name] = str(error)
             continue
-        if name != fit.POWER or all(whole.form != one.band.form for one in tried.values() if one.band):
-            tried[name] = measure.of(fit.name_of(whole), whole, clipped)
+        if name != fit.POWER or all(band.form != one.band.form for one in tried.values() if one.band):
+            tried[name] = measure.of(fit.name_of(band), band, clipped)
     of_run = tried.pop(OWN, None)
     best, is_tie = None, False
     if of_run:
         best, is_tie = _best(of_run, tried, measure, RARE if depends else _ANYWAY / max(len(tried), 1))
     return Comparison(rate, of_run, tuple(tried.values()), best, is_tie, untried)
+
+
+_Shape = Callable[[pd.DataFrame], Band]
+"""Makes a range, whatever its eps, with a width that is fitted to records."""
+
+
+def _shapes(own: Band | None, rate: float) -> dict[str, _Shape]:
+    """The shapes to try: that of the run, and those that it does not have."""
+    # Where the run has no dual clip, none gets one.
+    plain = Band() if own is None or math.isfinite(own.dual) else Band(eps_dual=math.inf)
+    of_power = lambda power: dataclasses.replace(plain, length_power=power)  # noqa: E731
+    shapes: dict[str, _Shape] = {} if own is None else {OWN: lambda _: own}
+    for name, power in ((fit.ROOT, 0.5), (fit.FIXED, 0.0)):
+        if own is None or fit.name_of(own) != name:
+            shapes[name] = lambda _, power=power: of_power(power)  # type: ignore[misc]
+    return shapes | {fit.POWER: lambda records: of_power(fit.fitted_power(records, rate))}
+
+
+def _cross_fitted(records: pd.DataFrame, shape: _Shape, rate: float) -> tuple[Band, np.ndarray]:
+    """A range of this shape at the rate, and what it clips ``[rows]`` in each half with the shape of the other half."""
+    band, later, clipped = (
+        fit.with_eps(records, shape(records), rate),
+        fit.is_later_half(records),
+        np.zeros(len(records)),
+    )
+    for half in (~later, later):
+        judged = records[half]
+        clipped[half] = fit.clipped_by(fit.with_eps(judged, shape(records[~half]), rate), judged)
+    return band, clipped
 
 
 def _misses(records: pd.DataFrame, rate: float) -> str | None:
@@ -194,7 +207,7 @@ class _Measure:
         self._weight = np.bincount(part, minlength=self._parts) / len(rows)
 
     def of(self, name: str, band: Band | None, clipped: np.ndarray) -> Width:
-        """A width with its spread; ``clipped`` is 0 or 1, or a share of tokens ``[rows]``."""
+        """A range with its unevenness; ``clipped`` is 0 or 1, or a share of tokens ``[rows]``."""
         clipped = clipped[self._counted]
         expected = (np.bincount(self._stratum, clipped) / self._size)[self._stratum]
         sums = self._sums(clipped - expected, expected)
@@ -236,7 +249,7 @@ class _Measure:
             return (np.square(excess) / unit) @ self._weight, (sampling / unit) @ self._weight
 
     def p_value(self, one: Width, other: Width) -> float:
-        """p of the first spread being no larger than the other.
+        """p of the first being no more uneven than the other.
 
         Both are compared with the same mean sampling in them: a root is no sum over clusters where it comes near 0.
         """

@@ -48,7 +48,7 @@ STYLES = {
 """Styles of the losses that this package trains with, and of the clips in figures; others are in tables only."""
 
 _LENGTH = "response length L (tokens)"
-BLACK, GREY, AMBER, BROWN = "#000000", "#7f7f7f", "#E69F00", "#5C3317"
+BLACK, GREY = "#000000", "#7f7f7f"
 """Colours of what is no loss, such as tasks or kinds of prompts; colours of STYLES mean losses."""
 _STYLE = {
     "figure.dpi": 100,
@@ -69,7 +69,7 @@ _STYLE = {
     "svg.hashsalt": "fspo_verl",  # the same figure is the same file
     "text.parse_math": False,  # names of runs are texts
 }
-_LEGEND_ROW = 0.18  # inches
+_LEGEND_ROW, _LEGEND_COLUMNS = 0.18, 3  # the height in inches
 _OTHER_LOSSES = [Style(BLACK, "*"), Style("#666633", "h")]
 _REPEATS = [("-", False), ("--", True), (":", False), ("-.", True)]
 
@@ -95,8 +95,8 @@ class Series(NamedTuple):
     column: str = "rate"
 
 
-def render(draw: Callable[[int], Figure], columns: int, *kinds: str) -> list[bytes]:
-    """The figure that ``draw`` makes with so many panels in a row, as ``svg`` or ``png``.
+def render(draw: Callable[[], Figure], *kinds: str) -> list[bytes]:
+    """The figure that ``draw`` makes, as ``svg`` or ``png``.
 
     The same figure gives the same bytes, whatever the user's matplotlibrc says.
     """
@@ -104,25 +104,12 @@ def render(draw: Callable[[int], Figure], columns: int, *kinds: str) -> list[byt
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
-        figure = draw(columns)
+        figure = draw()
         for kind in kinds:
             buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
             images.append(buffer.getvalue())
     return images
-
-
-def grid(panels: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure of so many panels of ``height`` inches, at most ``columns`` in a row.
-
-    It is 8 inches wide; with one column 4.2.
-    """
-    width, columns = 8.0 if columns > 1 else 4.2, min(columns, panels)
-    figure = Figure(figsize=(width, height * math.ceil(panels / columns)), layout="constrained")
-    axes = list(figure.subplots(math.ceil(panels / columns), columns, squeeze=False).flat)
-    for unused in axes[panels:]:
-        unused.remove()
-    return figure, axes[:panels]
 
 
 def by_length(axes: Axes, series: Sequence[Series]) -> None:
@@ -176,16 +163,24 @@ def round_ticks(axis: Axis) -> None:
     axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1000:g}k" if x >= 1000 else f"{x:.3g}"))
 
 
-def of_panels(panels: Sequence[tuple], columns: int, height: float) -> Figure:
-    """A figure of panels, each a function below and its arguments but the axes, with one legend for all below them."""
-    figure, axes = grid(len(panels), columns, height)
+def of_panels(panels: Sequence[tuple], height: float, columns: int = 2) -> Figure:
+    """A figure of panels of ``height`` inches, at most ``columns`` in a row, with one legend for all below them.
+
+    Args:
+        panels: each a function below, and its arguments but the axes.
+    """
+    columns = min(columns, len(panels))
+    rows = math.ceil(len(panels) / columns)
     handles: dict[str, object] = {}
-    for place, (draw, *args) in zip(axes, panels, strict=True):
+    figure = Figure(figsize=(8.0, height * rows), layout="constrained")
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for unused in axes[len(panels) :]:
+        unused.remove()
+    for place, (draw, *args) in zip(axes, panels, strict=False):
         draw(place, *args)
         handles |= {label: handle for handle, label in zip(*place.get_legend_handles_labels(), strict=True)}
-    in_a_row = 3 if columns > 1 else 1
-    figure.set_figheight(figure.get_figheight() + _LEGEND_ROW * math.ceil(len(handles) / in_a_row))
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=in_a_row)
+    figure.set_figheight(height * rows + _LEGEND_ROW * math.ceil(len(handles) / _LEGEND_COLUMNS))
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=_LEGEND_COLUMNS)
     return figure
 
 

@@ -84,7 +84,7 @@ def analyse(run: Run, edges: np.ndarray) -> Analysis:
     records, judgement = run.records, judge(run)
     if not (records.advantage != 0).any():
         return Analysis(run, judgement, live_rates(run.metrics))
-    own = measured(records, records.clipped.to_numpy(), edges)
+    own = measured(records, records.clipped.to_numpy(), edges, judgement.evidence.lengths.effect)
     others = [(clip, measured(records, clip.clipped(records), edges)) for clip in at_one_rate(records)]
     return Analysis(run, judgement, own.by_length, own, others, mismatch(run.rollouts, run.settings))
 
@@ -98,14 +98,21 @@ def live_rates(metrics: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"low": low, "high": ends, "rate": rate, "lower": math.nan, "upper": math.nan})
 
 
-def measured(records: pd.DataFrame, clipped: np.ndarray, edges: np.ndarray) -> Measured:
-    """Measure what a clip does, by length bin and in all; ``clipped`` are 0 or 1, or shares of tokens ``[rows]``."""
+def measured(
+    records: pd.DataFrame, clipped: np.ndarray, edges: np.ndarray, effect: LengthEffect | None = None
+) -> Measured:
+    """Measure what a clip does, by length bin and in all.
+
+    Args:
+        clipped: 0 or 1, or shares of tokens ``[rows]``.
+        effect: of the length, if the test has been made.
+    """
     counted = sides(records)["all"]
     length, shares, cluster = records["length"][counted], np.asarray(clipped)[counted], prompts_of(records[counted])
     by_length, whole = (rate_by_length(length, shares, bins, clusters=cluster) for bins in (edges, edges[[0, -1]]))
     overall = whole.iloc[0][["n", "rate", "lower", "upper"]].to_dict() | {"lre": length_reweighting_error(by_length)}
     unknown = LengthEffect(math.nan, math.nan, math.nan, math.nan)
-    effect = length_effect(records, clipped)
+    effect = effect or length_effect(records, clipped)
     line = effect if effect and (effect.is_line or not effect.depends) else unknown
     overall |= {"exponent": line.exponent, "exponent_lower": line.lower, "exponent_upper": line.upper}
     overall |= {"p": (effect or unknown).p}

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from fspo_verl import __version__, findings
 from fspo_verl.analysis.clip_rates import Estimate, length_edges, number, third_of
-from fspo_verl.analysis.judgement import comparison_notes, comparison_rows, refuse_nothing, share, show_comparison
+from fspo_verl.analysis.judgement import comparison_notes, comparison_rows, share, show_comparison
 from fspo_verl.analysis.length_effect import LengthEffect, slopes_of_steps
 from fspo_verl.analysis.runs import Run, read_runs, setting
 from fspo_verl.clips import CLIPS, MATCHED_RATE, BandClip, of_run
@@ -55,7 +55,7 @@ class Part:
     """The content of a section of the page; its prose is in the template."""
 
     tables: dict[str, pd.DataFrame]  # texts, by caption
-    draw: Callable[[int], Figure] | None = None  # its figure, with so many panels in a row
+    draw: Callable[[], Figure] | None = None  # its figure
     sentences: Sequence[str] = ()
     image: str = ""  # the figure as data URI
 
@@ -72,8 +72,6 @@ def main(args: argparse.Namespace) -> int:
     refuse_foreign(args.output)
     runs = list(tqdm(read_runs(args.runs, args.names, args.max_rows), "runs", len(args.runs), delay=2, disable=None))
     analyses = analyses_of(runs)
-    for one in analyses:
-        refuse_nothing(one.run, one.judgement)
     files = build(analyses)
     write(args.output, files)
     if args.json:
@@ -117,7 +115,7 @@ def build(analyses: Sequence[Analysis]) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for name, part in tqdm(parts.items(), "figures", delay=2, disable=None):
         if part.draw:
-            svg, png = figures.render(part.draw, 2, "svg", "png")
+            svg, png = figures.render(part.draw, "svg", "png")
             files |= {f"figures/{name}.svg": svg, f"figures/{name}.png": png}
             part.image = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
     facts = {"version": __version__, "runs": [one.to_json() for one in analyses]}

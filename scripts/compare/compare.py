@@ -295,7 +295,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def write(comparison: Comparison, page: Path) -> None:
     """The page, and JSON and figure beside it: all of them or, where the disk is full, none."""
-    (picture,) = figures.render(lambda columns: draw(comparison, columns), 3, "png")
+    (picture,) = figures.render(lambda: draw(comparison), "png")
     numbers = json.dumps(comparison.to_json(), allow_nan=False, separators=(",", ":"))
     numbers = numbers.replace('{"loss"', '\n{"loss"') + "\n"  # a line per trial
     text = comparison.to_markdown(f"{page.stem}.png") + "\n"
@@ -303,7 +303,7 @@ def write(comparison: Comparison, page: Path) -> None:
     write_whole([*files, (page.with_suffix(".png"), small_png(picture))])
 
 
-def draw(comparison: Comparison, columns: int) -> Figure:
+def draw(comparison: Comparison) -> Figure:
     """Curves of validation accuracy, and clip rates by length as trained and scaled to one rate."""
     styles = dict(zip(comparison.losses, figures.run_styles(comparison.losses), strict=True))
     modes = {trial.loss: trial.settings.loss for trial in comparison.trials if trial.settings}
@@ -326,7 +326,7 @@ def draw(comparison: Comparison, columns: int) -> Figure:
 
     trained = (figures.clip_rates, "clip rate (bars: the seeds)", by_length("clipped"))
     matched = (figures.clip_rates, f"scaled to {MATCHED_RATE:.0%} overall", by_length("matched"), MATCHED_RATE)
-    return figures.of_panels([(learning,), trained, matched], columns, 3.2)
+    return figures.of_panels([(learning,), trained, matched], 3.2, columns=3)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def draw(run: Path, title: str) -> None:
     accuracy = metrics.accuracy.dropna()
     if len(accuracy):
         title = f"accuracy {accuracy.iloc[0]:.2f} → {accuracy.iloc[-1]:.2f} in {accuracy.index[-1]} steps ({title})"
-    (run / "progress.png").write_bytes(*figures.render(lambda _: _progress(metrics, title), 1, "png"))
+    (run / "progress.png").write_bytes(*figures.render(lambda: _progress(metrics, title), "png"))
 
 
 def _progress(metrics: pd.DataFrame, title: str) -> Figure:

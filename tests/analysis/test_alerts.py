@@ -5,6 +5,7 @@
 import dataclasses
 import math
 from itertools import pairwise
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ MOVED = {"moved_sigma_squared": 0.88, "on_policy_outside_fraction": 0.0, "length
 
 
 def step(sums=(), others=()):
-    """What is logged of a sound step, with these sums in place of its own."""
+    """The metrics of a sound step as they are logged, with these sums in place of its own."""
     return dict(live.logged(raw(SUMS | MOVED | dict(sums)) | dict(others)))
 
 
@@ -109,8 +110,8 @@ def test_metrics_give_the_evidence_that_records_give(bypass):
         logged["actor/fspo/rollout_length"] = first.length.sum() / 1200
         logged["actor/fspo/rollout_quadratic_variation"] = first.quadratic_variation.sum() / 1200
     shown, recorded = evidence_of(live.logged(logged), settings), evidence_of_records(records, settings)
-    for name in ("clip_rate", "noise_share", "noise_sigma", "mismatch_share", "not_finite", "sides", "responses"):
-        assert getattr(shown, name) == pytest.approx(getattr(recorded, name)), name
+    for name in ("clip_rate", "noise.share", "noise.sigma", "engines.share", "not_finite", "sides", "responses"):
+        assert attrgetter(name)(shown) == pytest.approx(attrgetter(name)(recorded)), name
     assert not shown.one_step and not recorded.one_step and shown.moved is recorded.moved is True
     counted = records[records.advantage != 0]
     for part in (shown.thirds[0], shown.thirds[-1]):

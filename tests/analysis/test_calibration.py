@@ -104,7 +104,7 @@ def test_a_fitted_power_does_not_take_a_course_of_training_for_a_length():
         (simulate_run(np.random.default_rng(0)).query("advantage > 0"), "no response has an advantage < 0"),
         (
             simulate_run(np.random.default_rng(0), prompts=32, sigma=0.25, kappa=1.0, low=200, high=400),
-            "no band clips 0.25 .*of the responses with A > 0 lie above the centre, and eps must be positive",
+            "no range clips 0.25 .*of the responses with A > 0 lie above the centre, and eps must be positive",
         ),
     ],
 )
@@ -289,11 +289,15 @@ def records_without(**columns):
 
 
 ERRORS = {
-    "nothing moved": (records_without(log_ratio=0.0, quadratic_variation=0.0), (), "Nothing moved, so no clip can act"),
+    "nothing moved": (
+        records_without(log_ratio=0.0, quadratic_variation=0.0),
+        (),
+        "Nothing moved, so nothing can be clipped",
+    ),
     "no A > 0": (records_without(advantage=-1.0), (), "no response has an advantage > 0"),
     "no A < 0": (records_without(advantage=1.0), (), "no response has an advantage < 0"),
     "one prompt": (records_without().query("prompt == prompt.iloc[-1]"), (), "of one prompt in one step"),
-    "target out of reach": (records_without(), ("--target-clip-rate", 0.8), "which no clip can reach"),
+    "target out of reach": (records_without(), ("--target-clip-rate", 0.8), "which no range can clip"),
     "target 0": (records_without(), ("--target-clip-rate", 0), "--target-clip-rate=0 must lie between 0 and 1"),
     "target 1": (records_without(), ("--target-clip-rate", 1), "--target-clip-rate=1 must lie between 0 and 1"),
     "no rows": (records_without(), ("--max-rows", 0), "--max-rows=0 must be at least 1"),

@@ -110,7 +110,7 @@ def test_a_bin_of_few_prompts_takes_no_part_however_many_responses_it_has():
 
 @pytest.mark.parametrize("sigma, kappa, fair", [(0.02, 0, {"fspo"}), (0.15, 1, {"fspo_drift_corrected"})])
 def test_at_one_clip_rate_the_shapes_rank_as_the_law_says(sigma, kappa, fair):
-    """Where S has variance sigma²·L, a band of sqrt(L) treats lengths alike; with drift it must follow the drift."""
+    """A range of width sqrt(L) treats lengths alike if S has variance sigma²·L; with drift it must follow the drift."""
     rng = np.random.default_rng(0)
     length, prompt = group_lengths(rng, 5000, 4)
     q = sigma**2 * length

@@ -17,8 +17,8 @@ OPTIONS = {"calibrate": ["--json"], "report": ["--json", "-o"]}
 
 @pytest.mark.parametrize("command", OPTIONS)
 def test_every_command_reads_what_is_whole_and_says_what_is_not(command, tmp_path, caplog, capsys, monkeypatch):
-    """Of a run with a file of records that is cut off, and a config that is no YAML."""
-    monkeypatch.setattr(figures, "render", lambda draw, columns, *kinds: [b""] * len(kinds))
+    """The run has a file of records that is cut off, and a config that is no YAML."""
+    monkeypatch.setattr(figures, "render", lambda draw, *kinds: [b""] * len(kinds))
     run = synthetic_run.write_run(tmp_path / "run", "fspo", steps=8, prompts=64)
     bad = run / "records/step-000004-rank-0000.parquet"
     bad.write_bytes(bad.read_bytes()[:-10])

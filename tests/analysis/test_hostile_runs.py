@@ -42,7 +42,7 @@ def arguments(command: str, run: Path, output: Path) -> list[str]:
 
 @pytest.fixture
 def no_pictures(monkeypatch):
-    monkeypatch.setattr(figures, "render", lambda draw, columns, *kinds: [b"picture"] * len(kinds))
+    monkeypatch.setattr(figures, "render", lambda draw, *kinds: [b"picture"] * len(kinds))
 
 
 # --- a config is text ------------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ FORMS = (
 
 
 def configs(form: str) -> list[dict]:
-    """With the form in every place that is read."""
+    """Configs with the form in every place that is read."""
     numbers = dict.fromkeys(("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"), form)
     band = dict.fromkeys(("eps", "eps_low", "eps_dual", "target_clip_rate"), form)
     sections = (
@@ -77,8 +77,7 @@ def configs(form: str) -> list[dict]:
 
 
 @pytest.mark.usefixtures("no_pictures")
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("command", READERS)
+@pytest.mark.parametrize(("command", "form"), [*(("report", form) for form in FORMS), ("calibrate", FORMS[0])])
 def test_no_reader_resolves_what_a_config_asks_of_its_environment(command, form, tmp_path, capfd, caplog, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     (here := tmp_path / "where the reader is").mkdir()
@@ -98,7 +97,7 @@ def test_no_reader_resolves_what_a_config_asks_of_its_environment(command, form,
 
 
 def test_no_code_unpickles_or_connects_and_no_reader_of_runs_resolves():
-    """What SECURITY.md promises: where a library is not imported, no file can reach it."""
+    """SECURITY.md promises it: no file can reach a library that is not imported."""
     package = Path(fspo_verl.__file__).parent
     for file in package.rglob("*.py"):
         unsafe = {"pickle", "cloudpickle", "dill", "joblib", "socket", "http", "urllib", "requests"}
@@ -155,7 +154,7 @@ HANGS = {
 
 
 def test_a_config_is_read_or_left_out_in_the_time_of_a_config(tmp_path):
-    """In a process that has a few seconds of the processor for each, and ends where one takes more."""
+    """The process has a few seconds of the processor for each, and ends if one takes more."""
     for place in (".hydra/config.yaml", "files/config.yaml"):
         for name, content in HANGS.items():
             run = write_metrics(tmp_path / f"{name} {place.replace('/', ' ')}", steps=1).parent
@@ -237,10 +236,10 @@ def test_no_error_that_names_a_file_acts_on_a_terminal(command, tmp_path, capsys
 def test_the_name_of_a_folder_is_drawn_as_it_is(name, tmp_path, monkeypatch):
     render, drawn = figures.render, []
 
-    def render_and_look(draw, columns, *kinds):
+    def render_and_look(draw, *kinds):
         with matplotlib.rc_context():
-            drawn.extend(text.get_text() for text in draw(columns).findobj(Text))
-        return render(draw, columns, "svg") * len(kinds)
+            drawn.extend(text.get_text() for text in draw().findobj(Text))
+        return render(draw, "svg") * len(kinds)
 
     monkeypatch.setattr(figures, "render", render_and_look)
     synthetic_run.write_run(tmp_path / name, "fspo", steps=4, prompts=16)
@@ -249,11 +248,11 @@ def test_the_name_of_a_folder_is_drawn_as_it_is(name, tmp_path, monkeypatch):
 
 
 def test_figures_do_not_depend_on_the_readers_settings():
-    def draw(columns):
-        return figures.of_panels([(figures.clip_rates, "a", [])], columns, 2.0)
+    def draw():
+        return figures.of_panels([(figures.clip_rates, "a", [])], 2.0)
 
-    expected = figures.render(draw, 2, "svg", "png")
+    expected = figures.render(draw, "svg", "png")
     mine = {"text.usetex": True, "font.size": 30, "savefig.transparent": True, "svg.fonttype": "none"}
     with matplotlib.rc_context(mine):
-        assert figures.render(draw, 2, "svg", "png") == expected
+        assert figures.render(draw, "svg", "png") == expected
         assert {key: matplotlib.rcParams[key] for key in mine} == mine

@@ -123,7 +123,7 @@ def test_the_factor_that_is_named_as_compatible_holds_the_true_one(log_rate, fac
 
 
 def log_likelihood(records, terms):
-    """Of the clips given the totals of the strata, to be minimised; the log rate is linear in the terms of x."""
+    """Return the terms of x in a linear log rate that make the clips most likely, given the totals of the strata."""
 
     def loss(values):
         total = 0.0

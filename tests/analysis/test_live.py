@@ -79,7 +79,7 @@ def test_series_of_a_step():
 
 
 def columns_of(records, band=None):
-    """What a worker has of these responses; with a band those of the loss fspo."""
+    """The columns that a worker has of these responses; with a band those of the loss fspo."""
     names = ("length", "log_ratio", "quadratic_variation", "advantage", "truncated")
     columns = {name: records[name] for name in names if name in records}
     columns["finite"] = records.decision != "nonfinite"
@@ -157,7 +157,7 @@ def aggregated(aggregator, records, sizes):
 
 @given(st.lists(st.integers(20, 200), min_size=1, max_size=4), st.integers(0, 99))
 def test_updates_of_unequal_size_are_weighted_by_the_trainer_v1(sizes, seed):
-    """By its samples, so that rates stay exact; counts are of all rows of the step."""
+    """Its weights are samples, so that rates stay exact; counts are of all rows of the step."""
     records = a_step(seed, sum(sizes))
     records["mini_batch"] = np.repeat(np.arange(len(sizes)), sizes)
     got = aggregated(V1Aggregator(), records, sizes)

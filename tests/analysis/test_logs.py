@@ -41,7 +41,7 @@ def read(path):
 
 
 def console():
-    """In Ray's colours, with progress bars, and highlighted by grep."""
+    """A console log in Ray's colours, with progress bars, and highlighted by grep."""
     prefix, bar = "\x1b[36m(TaskRunner pid=42)\x1b[0m ", "Training Progress:  21%|██        | 1/4 [42:39<12:34:07]\r"
     text = "".join(f"loading\n{bar}{prefix}{concat_dict_to_str(data, step)}\n" for step, data in STEPS.items())
     return text.replace("pg_clipfrac", "\x1b[01;31m\x1b[Kpg_clipfrac\x1b[m\x1b[K")

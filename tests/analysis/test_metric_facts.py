@@ -1,6 +1,6 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What metrics say without our series: on tables of which the truth is known."""
+"""Facts from metrics without our series, on tables of which the truth is known."""
 
 import math
 from pathlib import Path

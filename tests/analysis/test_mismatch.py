@@ -31,7 +31,7 @@ def responses(rng, count, sigma, shared=0.0, low=20, high=2000):
 
 
 def records_of(lengths, tokens):
-    """What would be recorded of them, four to a prompt, a quarter of them in the first mini-batch."""
+    """Records of these responses, four to a prompt, a quarter of them in the first mini-batch."""
     width = max(lengths)
     padded = torch.tensor(np.stack([np.pad(d, (0, width - len(d))) for d in tokens]), dtype=torch.float32)
     mask = torch.arange(width) < torch.tensor(lengths)[:, None]
@@ -115,9 +115,9 @@ def test_in_bypass_mode_the_first_mini_batch_is_the_mismatch(sigma):
     assert mismatch(records) is None
     bypass = RunSettings("fspo", old_log_probs_from_rollout=True)
     found, engines = evidence_of_records(records, bypass, tested=False), mismatch(records, bypass)
-    assert found.mismatch_sigma == pytest.approx(sigma, rel=0.03) and engines.sigma == pytest.approx(sigma, rel=0.03)
+    assert found.engines.sigma == pytest.approx(sigma, rel=0.03) and engines.sigma == pytest.approx(sigma, rel=0.03)
     assert engines.responses == 500
-    assert found.mismatch_share == pytest.approx(sigma**2 / (sigma**2 + 0.75 * 0.02**2), rel=0.1)
+    assert found.engines.share == pytest.approx(sigma**2 / (sigma**2 + 0.75 * 0.02**2), rel=0.1)
     assert math.isnan(engines.kl)
     share = (np.abs(s) > 0.03 * np.sqrt(lengths))[mini_batch == 0].mean()
     assert engines.dropped.loc[("width √L", "|S_r| up to 0.03·√L"), "all"] == pytest.approx(share)

@@ -1,9 +1,10 @@
 # Copyright 2026 The fspo_verl Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a training run left behind is read as it was written: cut off, resumed, in several formats, or not at all."""
+"""Files of a training run are read as they were written: cut off, resumed, in several formats, or not at all."""
 
 import json
 import os
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ import synthetic_run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fspo_verl import cli
 from fspo_verl.analysis import runs
+from fspo_verl.analysis.metric_facts import LEARN_MORE
 from fspo_verl.observe.records import COLUMNS
 
 
@@ -128,6 +131,29 @@ def test_run_that_has_only_begun(tmp_path):
     write(tmp_path / ".hydra/config.yaml", "a: 1\n")
     run = runs.read_run(tmp_path, "a")
     assert run.metrics.empty and run.metrics.index.name == "step"
+
+
+LOGGED = "step:1 - timing_s/gen:3.0 - perf/throughput:12.0\n"
+NOTHING = {  # a file, and what the error names as missing
+    "an empty folder": ("run/", "", ("metrics of verl's file logger", "records")),
+    "Hydra's config alone": ("run/.hydra/config.yaml", "data: {train_batch_size: 8}\n", ("records", LEARN_MORE)),
+    "an empty log": ("train.log", "", ("nothing is logged yet",)),
+    "a log of something else": ("train.log", "hello\n", ("no step of a training run", "verl's console output")),
+    "a log without a name of ours": ("train.log", LOGGED, ("records", LEARN_MORE)),
+}
+
+
+@pytest.mark.parametrize("command", ["report", "calibrate"])
+@pytest.mark.parametrize("case", NOTHING)
+def test_a_command_that_has_nothing_to_judge_ends_with_2_and_says_what_is_missing(case, command, tmp_path, capsys):
+    file, text, missing = NOTHING[case]
+    run = tmp_path / file.split("/")[0]
+    (run.mkdir if file.endswith("/") else partial(write, tmp_path / file, text))()
+    before = {*tmp_path.rglob("*")}
+    assert cli.main([command, str(run)]) == 2
+    out, err = capsys.readouterr()
+    assert not out and {*tmp_path.rglob("*")} == before
+    assert f"fspo-verl {command}: {run}" in err and all(part in err for part in missing)
 
 
 def test_folder_of_several_runs_is_refused(tmp_path):

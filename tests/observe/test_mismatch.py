@@ -159,7 +159,7 @@ def test_in_bypass_mode_the_first_mini_batch_is_the_mismatch_and_no_noise(counte
     later = records[records.mini_batch == 1]
     assert len(later) == 6 and (later[list(MISMATCH)] == 0).to_numpy().all()
     trained = read(tmp_path)
-    assert evidence_of_records(trained.table, trained.settings).noise_sigma is None
+    assert evidence_of_records(trained.table, trained.settings).noise.sigma is None
 
 
 @pytest.mark.parametrize("told", [worker_of(False), worker_of(None), None])

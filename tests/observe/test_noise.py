@@ -44,7 +44,7 @@ def test_a_band_widened_as_told_is_above_the_noise_and_keeps_it_out_of_the_weigh
         return
     advised = re.search(r"([\d.]+) times as wide", found.advice)
     # E[w]² / E[w²] of w = e^S, whose exact value is exp(-σ²L): of noise that a wide band lets in.
-    kept = math.exp(-(evidence.noise_sigma**2) * records.length.max())
+    kept = math.exp(-(evidence.noise.sigma**2) * records.length.max())
     assert bool(advised) == (kept > math.exp(-(noise.EPS_IN_SIGMA**-2)))
     if advised:
         times = float(advised[1])
@@ -102,4 +102,4 @@ def test_calibrate_and_report_tell_the_noise(sigma, warned, tmp_path):
     first, *_, band = calibration.calibrate(run, 0.1)
     assert band.id == calibration.EPS and bool(band.overrides) != warned == ("nothing to paste" in band.sentence)
     assert (first.id == causes.NOISE) == warned == (noise.SAME in first.advice) == (noise.SAME in band.advice)
-    assert evidence_of_records(records, run.settings).noise_sigma == pytest.approx(sigma, rel=1e-3)
+    assert evidence_of_records(records, run.settings).noise.sigma == pytest.approx(sigma, rel=1e-3)

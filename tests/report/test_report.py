@@ -182,7 +182,7 @@ def run_of(name, records=None, loss="fspo", logged=(), config=None):
 
 def test_everything_that_can_go_wrong_at_once(tmp_path, monkeypatch):
     render = figures.render  # once for all kinds
-    monkeypatch.setattr(figures, "render", lambda draw, columns, *kinds: render(draw, 1, "svg") * len(kinds))
+    monkeypatch.setattr(figures, "render", lambda draw, *kinds: render(draw, "svg") * len(kinds))
     base = synthetic_run.records(np.random.default_rng(0), **SMALL)
     unmoved = dict.fromkeys(("log_ratio", "quadratic_variation"), np.float32(0))
     incomplete = run_of("incomplete")

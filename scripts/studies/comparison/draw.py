@@ -70,7 +70,7 @@ def panel(axes: Axes, rates: pd.DataFrame, title: str, ticks: list[int], end: fl
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def draw(_columns: int) -> Figure:
+def draw() -> Figure:
     figure = Figure(figsize=(7.6, 2.7), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     panel(left, small_models(), "Small models through verl", [5, 10, 20, 40], 115)
@@ -81,4 +81,4 @@ def draw(_columns: int) -> Figure:
 
 
 if __name__ == "__main__":
-    (ROOT / "docs/clip_rates.png").write_bytes(small_png(figures.render(draw, 1, "png")[0]))
+    (ROOT / "docs/clip_rates.png").write_bytes(small_png(figures.render(draw, "png")[0]))
