@@ -119,3 +119,9 @@ def test_the_skill_names_keys_and_options_that_are_there():
     ids = {*causes.CAUSES, *ACTIONS, *SEVERITIES, causes.UNKNOWN, causes.EVEN, calibration.EPS}
     others = {"run", "metrics", "json"}
     assert words <= keys | ids | others, words - keys - ids - others
+
+
+@pytest.mark.parametrize("page, mark", [("json", "`{}`"), ("measure", "| {} |")])
+def test_a_page_names_every_cause(page, mark):
+    text = PAGE.with_name(f"{page}.md").read_text()
+    assert [cause for cause in causes.CAUSES if mark.format(cause) not in text] == []

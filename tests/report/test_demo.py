@@ -7,6 +7,7 @@ import demo
 from fspo_verl import cli
 from fspo_verl.analysis.judgement import judge
 from fspo_verl.analysis.runs import read_run
+from fspo_verl.clips import CLIPS
 from fspo_verl.demo.command import PAGE, SAID
 
 
@@ -23,3 +24,7 @@ def test_the_page_of_the_demo_begins_with_the_conclusion():
     assert conclusion.sentence in SAID.read_text()
     assert "report.json" not in PAGE.read_text()  # the wheel carries the page alone
     assert conclusion.sentence.replace("'", "&#39;") in PAGE.read_text()
+
+
+def test_the_page_of_the_demo_has_every_clip_of_the_catalogue():
+    assert [clip.label for clip in CLIPS.values() if clip.label not in PAGE.read_text()] == []
