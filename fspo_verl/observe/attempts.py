@@ -140,7 +140,7 @@ def new(folder: str | Path, checkpoints: Path | None) -> Path:
 
 
 def is_attempt(folder: str | Path) -> bool:
-    """Whether a folder has the name of an attempt."""
+    """Tell whether a folder has the name of an attempt."""
     return _ATTEMPT.fullmatch(Path(folder).name) is not None
 
 

@@ -65,8 +65,8 @@ def metrics(
         step_rows: see :data:`STEP_ROWS`; None takes ``rows``.
     """
     share = ranks / rows
-    found = {PREFIX + name: value * share for name, value in sums(columns, length_bins, on_policy).items()}
-    return found | {PREFIX + STEP_ROWS: float(step_rows or rows)}
+    means = {PREFIX + name: value * share for name, value in sums(columns, length_bins, on_policy).items()}
+    return means | {PREFIX + STEP_ROWS: float(step_rows or rows)}
 
 
 def as_sums(metrics: dict) -> dict:
@@ -98,7 +98,7 @@ def sums(columns: dict[str, np.ndarray], length_bins: Sequence[int], on_policy: 
     ratio = np.exp(np.minimum(columns["log_ratio"], MAX_LOG_RATIO)) * (responses - clipped)
     better = (advantage > 0).astype(np.float64)
     unmoved_variance = variance @ unmoved
-    found = {
+    totals = {
         "sequence_fraction": sequence.sum(),
         "nonfinite_fraction": (columns["finite"] == 0).sum(),
         "ratio": ratio.sum(),
@@ -111,20 +111,20 @@ def sums(columns: dict[str, np.ndarray], length_bins: Sequence[int], on_policy: 
         "better/clipped": clipped @ better,
     }
     if "outside" in columns:
-        found["on_policy_outside_fraction"] = columns["outside"] @ unmoved
+        totals["on_policy_outside_fraction"] = columns["outside"] @ unmoved
     if "rollout_length" in columns:
         measured = columns["rollout_length"] > 0
-        found["rollout_length"] = columns["rollout_length"].sum()
-        found["rollout_quadratic_variation"] = columns["rollout_quadratic_variation"][measured].sum()
-        found["rollout_rejected_fraction"] = (measured & (length == 0)).sum()
+        totals["rollout_length"] = columns["rollout_length"].sum()
+        totals["rollout_quadratic_variation"] = columns["rollout_quadratic_variation"][measured].sum()
+        totals["rollout_rejected_fraction"] = (measured & (length == 0)).sum()
     if TRUNCATED in columns:
-        found[f"{TRUNCATED}_fraction"] = columns[TRUNCATED] @ sequence
+        totals[f"{TRUNCATED}_fraction"] = columns[TRUNCATED] @ sequence
     edges = [1, *length_bins]
     place = np.searchsorted(edges, length, side="right")  # 0: no token
     of_responses, of_clipped = _names_in_bins(tuple(edges))
-    found |= zip(of_responses, np.bincount(place, responses, len(edges) + 1).tolist()[1:], strict=True)
-    found |= zip(of_clipped, np.bincount(place, clipped, len(edges) + 1).tolist()[1:], strict=True)
-    return {name: float(value) for name, value in found.items()}
+    totals |= zip(of_responses, np.bincount(place, responses, len(edges) + 1).tolist()[1:], strict=True)
+    totals |= zip(of_clipped, np.bincount(place, clipped, len(edges) + 1).tolist()[1:], strict=True)
+    return {name: float(value) for name, value in totals.items()}
 
 
 def _names_in_bins(edges: Sequence[int]) -> tuple[list[str], list[str]]:

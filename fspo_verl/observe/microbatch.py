@@ -64,7 +64,7 @@ class MicroBatch:
 
     @property
     def texts(self) -> list:
-        """What the prompt says, per row: chat messages, or its id where verl does not pass them on."""
+        """The text of the prompt, per row: chat messages, or its id where verl does not pass them on."""
         return list(_get(self.data, "raw_prompt") or self.prompts)
 
     @property
@@ -89,7 +89,7 @@ class MicroBatch:
 
 def _get(data, key: str) -> Any:
     """Return a value of a TensorDict as plain Python; None where it has none."""
-    import verl.utils.tensordict_utils as tu  # not at the top, as verl imports this module's wraps
+    import verl.utils.tensordict_utils as tu  # not at the top: a reader of records may have no verl
 
     return tu.get(data, key)
 
@@ -193,8 +193,9 @@ def _mismatch(data, from_rollout: bool, mini_batch: int, log_prob: torch.Tensor)
 
 
 def _bypasses(worker) -> bool:
-    """Whether the old log-probs are the rollout engine's, by the launch's config, which verl hands on to workers whole.
-    Equal data would prove nothing: both engines may agree to the bit.
+    """Tell whether the old log-probs are the rollout engine's, by the config of the launch, which workers have whole.
+
+    Comparing the log-probs cannot tell: they can be identical by chance.
     """
     from omegaconf import OmegaConf
 

@@ -3,7 +3,7 @@
 """Numerical noise: S of responses that no update has moved, and the one recipe against it.
 
 The old log-probs and the first optimiser step of a rollout come from the same weights. They differ by rounding alone,
-in other micro-batches and kernels, and S would be 0 without it. A band that such responses leave clips them at random,
+in other micro-batches and kernels, and S would be 0 without it. A range that such responses leave clips them at random,
 before the policy has moved at all. docs/noise.md says how large the noise is. Every command, check and alert takes its
 remedy from :meth:`Noise.remedy`.
 """
@@ -16,7 +16,7 @@ from fspo_verl.output import percent, see
 SHARE = 0.01
 """The share of the on-policy responses outside the range up to which their noise counts as harmless.
 
-It is that of a half-width of 2.6 standard deviations of the noise. A band that clips 10% in all is 1.6 standard
+It is that of a half-width of 2.6 standard deviations of the noise. A range that clips 10% in all is 1.6 standard
 deviations of S wide, so that at this share two fifths of the variance of S are noise, and nearly all of it at 5%.
 (Derived here, with normal laws.)
 """
@@ -24,10 +24,10 @@ EPS_IN_SIGMA = 2.576
 """The smallest eps of a width of sqrt(L) that means anything, in units of a token's noise, for tokens whose noises are
 independent: the normal quantile of 1 - SHARE / 2."""
 LARGEST_EDGE = 1.0
-"""Log-ratio at the edge of such a band, at the longest response, up to which a wider band is a remedy.
+"""Log-ratio at the edge of such a range, at the longest response, up to which a wider range is a remedy.
 
 Within it no response weighs more than e times what it should, and with this noise alone the effective sample size is
-86%. Beyond it a wider band only lets the noise into the weights. (Derived here.)
+86%. Beyond it a wider range only lets the noise into the weights. (Derived here.)
 """
 BF16_SIGMA = (0.0035, 0.14)
 """The least and the largest spread of a token's log-ratio by bfloat16 alone, nats, in micro-batches that differ:
@@ -54,7 +54,7 @@ class Noise:
 
     @property
     def can_be_outside(self) -> bool | None:
-        """Whether a wider band is a remedy; None where that is not known."""
+        """Tell whether a wider range is a remedy; None where that is not known."""
         if not self.weighs:
             return True
         if self.sigma is None or self.longest is None:
@@ -65,7 +65,7 @@ class Noise:
         """The remedy, in sentences.
 
         Args:
-            wider: a band that is wide enough, where the one of the run is not: the subject of a sentence.
+            wider: a range that is wide enough, where that of the run is not, as the subject of a sentence.
         """
         if self.can_be_outside:
             width = f" {wider} would do as well." if wider else ""

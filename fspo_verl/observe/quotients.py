@@ -53,15 +53,15 @@ def quotients(sums: Mapping[str, float]) -> dict[str, float]:
     """Every rate of :data:`QUOTIENTS` that these sums give."""
     bins = length_bins(sums)
     if bins:
-        totals = {"responses": sum(one.responses for one in bins), "clipped": sum(one.clipped for one in bins)}
+        totals = {"responses": sum(part.responses for part in bins), "clipped": sum(part.clipped for part in bins)}
         sums = {**sums, **totals}
-    found = {}
+    rates = {}
     for name, (numerator, denominator, is_square) in QUOTIENTS.items():
         above, below = _sum(numerator, sums), _sum(denominator, sums)
         if above is not None and below is not None and below > 1e-12:  # what differences of floats leave is 0
             quotient = max(above, 0.0) / below
-            found[name] = math.sqrt(quotient) if is_square else quotient
-    return found
+            rates[name] = math.sqrt(quotient) if is_square else quotient
+    return rates
 
 
 def effective_sample_size(sums: Mapping[str, float]) -> float | None:
@@ -70,7 +70,7 @@ def effective_sample_size(sums: Mapping[str, float]) -> float | None:
     With equal weights it is 1. It is Kish's effective sample size, divided by n. None where it is not known.
     """
     bins = length_bins(sums)
-    kept = sum(one.responses - one.clipped for one in bins)
+    kept = sum(part.responses - part.clipped for part in bins)
     if not (kept > 1e-12 and sums.get("ratio_squared") and "ratio" in sums):
         return None
     return sums["ratio"] ** 2 / (sums["ratio_squared"] * kept)
@@ -108,12 +108,12 @@ class Counted(NamedTuple):
 
 def length_bins(sums: Mapping[str, float]) -> list[Counted]:
     """The length bins that have responses, from the shortest."""
-    found = []
+    bins = []
     for name, share in sums.items():
         if (match := _LENGTH_BIN.fullmatch(name)) and share > 0:
             clipped = sums.get(f"{name.removesuffix('responses')}clipped", 0.0)
-            found.append(Counted(float(match[1]), float(match[2] or "nan"), share, clipped))
-    return sorted(found)
+            bins.append(Counted(float(match[1]), float(match[2] or "nan"), share, clipped))
+    return sorted(bins)
 
 
 def parts(groups: Iterable[Counted], share: float = 1 / 3) -> tuple[Counted, ...]:
@@ -126,7 +126,7 @@ def parts(groups: Iterable[Counted], share: float = 1 / 3) -> tuple[Counted, ...
         Two or three parts; none where one group has all.
     """
     groups = list(groups)
-    enough = share * sum(one.responses for one in groups) - 1e-9
+    enough = share * sum(group.responses for group in groups) - 1e-9
     below = above = 0.0
     first, last = 0, len(groups)
     while first < last and below < enough:
@@ -138,7 +138,7 @@ def parts(groups: Iterable[Counted], share: float = 1 / 3) -> tuple[Counted, ...
 
 
 def _joined(part: Sequence[Counted]) -> Counted:
-    responses, clipped = (sum(getattr(one, name) for one in part) for name in ("responses", "clipped"))
+    responses, clipped = (sum(getattr(group, name) for group in part) for name in ("responses", "clipped"))
     return Counted(part[0].shortest, part[-1].longest, responses, clipped)
 
 

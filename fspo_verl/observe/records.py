@@ -79,7 +79,7 @@ def text_hash(prompt) -> int:
         if isinstance(part, Mapping):
             return {str(key): plain(value) for key, value in part.items()}
         if isinstance(part, list | tuple | np.ndarray):
-            return [plain(one) for one in (part.tolist() if isinstance(part, np.ndarray) else part)]
+            return [plain(item) for item in (part.tolist() if isinstance(part, np.ndarray) else part)]
         return part if isinstance(part, str | int | float | None) else type(part).__name__
 
     text = json.dumps(plain(prompt), sort_keys=True)
@@ -230,7 +230,7 @@ class RecordWriter:
 
     @property
     def _is_a_copy(self) -> bool:
-        """Whether this process was forked from the one that opened the writer, and holds a part of its step."""
+        """Tell whether this process was forked from the one that opened the writer, and holds a part of its step."""
         return os.getpid() != self._process
 
     def _warn(self, cause: str, text: str, *values) -> None:
@@ -296,8 +296,8 @@ def read_records(folder: str | Path, max_rows: int | None = None, rejected: bool
 
 def read(folder: str | Path, max_rows: int | None = None, rejected: bool = False) -> Records:
     """Read the records below a folder as :func:`read_records` does, with their settings and what is missing."""
-    found = attempts.attempts_below(folder)
-    files = [file for attempt in found for file in attempt.counted]
+    launches = attempts.attempts_below(folder)
+    files = [file for launch in launches for file in launch.counted]
     with ThreadPoolExecutor(_THREADS) as threads:
         rows = 0 if max_rows is None else sum(threads.map(_rows, files))
         share = min(max_rows / rows, 1.0) if max_rows is not None and rows else 1.0
@@ -306,11 +306,11 @@ def read(folder: str | Path, max_rows: int | None = None, rejected: bool = False
     table = _frame([part.rows for part in parts])
     settings = _in_force(parts[-1].settings, table) if parts else None
     footers = {part.path: part.footer for part in parts}
-    incomplete = sum(attempts.missing_steps(attempt, footers) for attempt in found)
+    incomplete = sum(attempts.missing_steps(launch, footers) for launch in launches)
     for file, why in zip(files, results, strict=True):
         if isinstance(why, str):
             warnings.warn(f"{file.path} is left out, it cannot be read: {why}", stacklevel=2)
-    for text in (*_hidden(found), *_incomplete(incomplete), *_differing([part.settings for part in parts])):
+    for text in (*_hidden(launches), *_incomplete(incomplete), *_differing([part.settings for part in parts])):
         warnings.warn(f"{folder}: {text}", stacklevel=2)
     return Records(table, settings, sum(part.trained for part in parts), incomplete)
 
@@ -370,9 +370,9 @@ def _frame(tables: Sequence[pa.Table]) -> pd.DataFrame:
     return whole.unify_dictionaries().to_pandas(split_blocks=True, self_destruct=True)
 
 
-def _hidden(found: Sequence[attempts.Attempt]) -> Iterator[str]:
-    """Attempts that a later one has done again as a whole, such as another training of a sweep."""
-    if names := sorted(attempt.folder.name for attempt in found if attempt.files and not attempt.counted):
+def _hidden(launches: Sequence[attempts.Attempt]) -> Iterator[str]:
+    """Name attempts that a later one has done again as a whole, such as another training of a sweep."""
+    if names := sorted(launch.folder.name for launch in launches if launch.files and not launch.counted):
         yield f"{', '.join(names)} is not read, as a later attempt began anew; to read one, name its folder"
 
 
@@ -382,8 +382,8 @@ def _incomplete(lost: int) -> Iterator[str]:
 
 
 def _differing(settings: Sequence[RunSettings]) -> Iterator[str]:
-    values = [one.to_json() for one in {id(one): one for one in settings}.values()]
-    if keys := sorted({key for one in values for key in one if one[key] != values[-1][key]}):
+    values = [of_a_file.to_json() for of_a_file in settings]
+    if keys := sorted({key for value in values for key in value if value[key] != values[-1][key]}):
         yield f"records have different settings ({', '.join(keys)}); the last ones count"
 
 
@@ -400,9 +400,9 @@ def _settings(schema: pa.Schema) -> RunSettings:
             f"its settings are not those of a run, so that fspo_verl has not written it: {error}"
         ) from None
     for name, kind in (COLUMNS | _OPTIONAL).items():
-        found = schema.field(name).type if name in schema.names else None
-        if found != kind and (name in COLUMNS or found is not None):
-            raise ValueError(f"its column {name} is {found or 'missing'}, where {kind} is expected")
+        actual = schema.field(name).type if name in schema.names else None
+        if actual != kind and (name in COLUMNS or actual is not None):
+            raise ValueError(f"its column {name} is {actual or 'missing'}, where {kind} is expected")
     return settings
 
 
@@ -412,12 +412,12 @@ def _footer(schema: pa.Schema) -> attempts.Footer:
     Raises:
         ValueError: a field is missing, or has a value that it cannot have.
     """
-    told = json.loads((schema.metadata or {}).get(_ATTEMPT, "null"))
-    if told is None:  # a file that was made of others
+    footer = json.loads((schema.metadata or {}).get(_ATTEMPT, "null"))
+    if footer is None:  # a file that was made of others
         return attempts.Footer([], 1, 1)
-    if not isinstance(told, dict):
-        raise ValueError(f"its attempt is {told!r}, which says nothing of one")
-    steps, ranks, freq = (told.get(name) for name in ("steps", "ranks", "freq"))  # of any type
+    if not isinstance(footer, dict):
+        raise ValueError(f"its attempt is {footer!r}, which says nothing of one")
+    steps, ranks, freq = (footer.get(name) for name in ("steps", "ranks", "freq"))  # of any type
     if not isinstance(steps, list) or not steps or not all(type(step) is int and step >= 0 for step in steps):
         raise ValueError(f"its attempt has steps={steps!r}")
     if not (_is_count(ranks) and _is_count(freq)):

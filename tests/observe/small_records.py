@@ -55,7 +55,7 @@ def opened(folder, run="run", began=1, settings=SETTINGS, **kwargs):
 
 
 def write(folder, steps, run=None, settings=SETTINGS, last_step=None, **kwargs):
-    """What a training of its own, or a rank of ``run``, records."""
+    """Write the records of a training of its own, or of a rank of ``run``."""
     writer = opened(folder, run or uuid.uuid4().hex, steps[0], settings, last_step=last_step)
     for step in steps:
         add(writer, step, **kwargs)

@@ -24,7 +24,7 @@ from fspo_verl.observe.records import read_records
 
 
 def worker(response=60, model=None, name="vllm", positions=1000, nested=False):
-    """What of verl's worker tells its limits."""
+    """The part of verl's worker that tells its limits."""
     hf_config = SimpleNamespace(max_position_embeddings=positions)
     return SimpleNamespace(
         config=SimpleNamespace(rollout=SimpleNamespace(response_length=response, max_model_len=model, name=name)),

@@ -57,7 +57,7 @@ class Rollout(MiniBatch):
         return output, data
 
     def by_hand(self, row):
-        """What the columns of a row have to be, in plain Python."""
+        """Compute the columns of a row in plain Python."""
         pairs = zip(self.old[row].tolist(), self.engine[row].tolist(), strict=True)
         d = [old - new for (old, new), kept in zip(pairs, self.loss_masks[row].tolist(), strict=True) if kept]
         icepop = sum(not 0.5 <= math.exp(x) <= 5 for x in d)
@@ -117,7 +117,7 @@ def test_columns_and_series_equal_those_by_hand_whatever_the_cut(counted_ppo_los
 
 
 class Bypass(Rollout):
-    """Whose old log-probs are the engine's, as verl's bypass mode makes them."""
+    """Rollouts whose old log-probs are the engine's, as verl's bypass mode makes them."""
 
     def __init__(self):
         super().__init__()
@@ -141,7 +141,7 @@ def worker_of(bypass_mode):
 
 @pytest.mark.parametrize("cut", ["one", "ragged", "single rows"])
 def test_in_bypass_mode_the_first_mini_batch_is_the_mismatch_and_no_noise(counted_ppo_loss, recorded, tmp_path, cut):
-    """Of two optimiser steps, of which the second sees a policy that has moved."""
+    """The second of two optimiser steps sees a policy that has moved."""
     microbatch.synced(6, worker_of(True))
     first, second = (run(counted_ppo_loss, config_of(tmp_path), cut, Bypass()) for _ in range(2))
     series = live.series({name: (first[name] + second[name]) / 2 for name in first})
