@@ -5,6 +5,7 @@
 import json
 import math
 import shutil
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -109,7 +110,7 @@ def test_every_command_says_the_same_of_one_run(written, capsys, tmp_path):
     assert (found.id, found.action, found.value) == (cause, expected, pytest.approx(first.value, rel=1e-6))
 
 
-RATES = ("clip_rate", "sides", "not_finite", "cut_off", "noise_sigma", "moved", "one_step", "noise_outside")
+RATES = ("clip_rate", "sides", "not_finite", "cut_off", "noise.sigma", "moved", "one_step", "noise.outside")
 
 
 @pytest.mark.parametrize("written", RUNS, indirect=True)
@@ -124,8 +125,8 @@ def test_the_log_alone_gives_the_cause_and_the_rates_of_the_records(written, cap
     assert first["id"] == (c.UNKNOWN if cause == c.EVEN else cause)
     assert first["action"] == (action if action == FIX else RECORD)
     logged = judge(runs.read_run(folder, "run")).evidence
-    for rate in RATES[: -1 if name == "an observed run of gspo" else None]:  # noise_outside is logged of fspo alone
-        of_log, of_records = getattr(logged, rate), getattr(recorded, rate)
+    for rate in RATES[: -1 if name == "an observed run of gspo" else None]:  # the last is logged of fspo alone
+        of_log, of_records = map(attrgetter(rate), (logged, recorded))
         assert of_log == (None if of_records is None else pytest.approx(of_records, rel=0.01)), rate
     assert said["clip"]["rate"] == logged.clip_rate > 0
 
