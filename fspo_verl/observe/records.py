@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -310,7 +310,10 @@ def read(folder: str | Path, max_rows: int | None = None, rejected: bool = False
     for file, why in zip(files, results, strict=True):
         if isinstance(why, str):
             warnings.warn(f"{file.path} is left out, it cannot be read: {why}", stacklevel=2)
-    for text in (*_hidden(launches), *_incomplete(incomplete), *_differing([part.settings for part in parts])):
+    notes = [*_hidden(launches), *_differing([part.settings for part in parts])]
+    if incomplete:
+        notes.insert(0, f"steps with missing records: {incomplete:,}; files are damaged, gone or were not written")
+    for text in notes:
         warnings.warn(f"{folder}: {text}", stacklevel=2)
     return Records(table, settings, sum(part.trained for part in parts), incomplete)
 
@@ -376,11 +379,6 @@ def _hidden(launches: Sequence[attempts.Attempt]) -> Iterator[str]:
         yield f"{', '.join(names)} is not read, as a later attempt began anew; to read one, name its folder"
 
 
-def _incomplete(lost: int) -> Iterator[str]:
-    if lost:
-        yield f"steps with missing records: {lost:,}; files are damaged, gone or were not written"
-
-
 def _differing(settings: Sequence[RunSettings]) -> Iterator[str]:
     values = [of_a_file.to_json() for of_a_file in settings]
     if keys := sorted({key for value in values for key in value if value[key] != values[-1][key]}):
@@ -417,16 +415,13 @@ def _footer(schema: pa.Schema) -> attempts.Footer:
         return attempts.Footer([], 1, 1)
     if not isinstance(footer, dict):
         raise ValueError(f"its attempt is {footer!r}, which says nothing of one")
-    steps, ranks, freq = (footer.get(name) for name in ("steps", "ranks", "freq"))  # of any type
+    values: list[Any] = [footer.get(name) for name in ("steps", "ranks", "freq")]
+    steps, ranks, freq = values
     if not isinstance(steps, list) or not steps or not all(type(step) is int and step >= 0 for step in steps):
         raise ValueError(f"its attempt has steps={steps!r}")
-    if not (_is_count(ranks) and _is_count(freq)):
+    if not all(type(count) is int and count >= 1 for count in (ranks, freq)):
         raise ValueError(f"its attempt has ranks={ranks!r}, freq={freq!r}")
     return attempts.Footer(steps, ranks, freq)
-
-
-def _is_count(value: Any) -> TypeGuard[int]:
-    return type(value) is int and value >= 1
 
 
 def _in_force(settings: RunSettings, frame: pd.DataFrame) -> RunSettings:
