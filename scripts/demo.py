@@ -5,7 +5,7 @@
   python scripts/demo.py
   python scripts/demo.py --picture      docs/report.png as well; needs Chromium
 
-The records of the demo are those of runs/quickstart/gspo_10-hf-seed0, after the command that it names, in one file.
+The records of the demo are those of runs/quickstart/fspo-hf-seed0, after the command that it names, in one file.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from fspo_verl import cli
 from fspo_verl.demo.command import PAGE, SAID
 
 ROOT = Path(__file__).parents[1]
-RECORDS = ROOT / "tests/recorded/gspo_10-hf-seed0"
+RECORDS = ROOT / "tests/recorded/fspo-hf-seed0"
 BESIDE = "The numbers are in report.json beside this page, the figures in figures/. "
 PICTURE, PICTURED = ROOT / "docs/report.png", ROOT / "tests/recorded/grpo-4-float32"
 SIZE, SCALE = "600,735", 1.5  # of the window; pixels of the picture for each of the page

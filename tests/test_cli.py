@@ -15,7 +15,7 @@ from fspo_verl.report import figures
 
 @pytest.fixture
 def no_pictures(monkeypatch):
-    monkeypatch.setattr(figures, "render", lambda draw, columns, *kinds: [b"picture"] * len(kinds))
+    monkeypatch.setattr(figures, "render", lambda draw, *kinds: [b"picture"] * len(kinds))
 
 
 def test_ctrl_c_shows_no_traceback(monkeypatch, capsys):

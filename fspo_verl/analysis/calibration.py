@@ -18,6 +18,7 @@ import json
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import pandas as pd
 
 from fspo_verl import findings, output
@@ -150,14 +151,18 @@ def _notes(records: pd.DataFrame, band: Band, target: float) -> Iterator[Finding
 
 
 def _last_steps(records: pd.DataFrame, band: Band, target: float) -> Iterator[Finding]:
-    """Describe what the range clips at the end of the run, where that is not what was asked, by more than noise."""
+    """Describe what the range clips at the end of the run, if that is not what was asked, by more than noise.
+
+    The noise of a step is what a line through the rates of all steps leaves.
+    """
     counted = records[records["advantage"] != 0]
-    rates = pd.Series(fit.clipped_by(band, counted)).groupby(counted["step"].to_numpy()).mean()
-    last = rates.iloc[-max(len(rates) // _LAST, 2) :]
-    if len(rates) < MIN_STEPS:
+    rates = pd.Series(fit.clipped_by(band, counted)).groupby(counted["step"].to_numpy()).mean().to_numpy()
+    if (steps := len(rates)) < MIN_STEPS:
         return
-    rate, noise = float(last.mean()), t_quantile(len(last) - 1) * float(last.std(ddof=1)) / math.sqrt(len(last))
-    if abs(rate - target) > noise and not target / _NOTABLE < rate < target * _NOTABLE:
+    rest = rates - np.polyval(np.polyfit(np.arange(steps), rates, 1), np.arange(steps))
+    last = rates[-(steps // _LAST) :]
+    rate, noise = float(last.mean()), math.sqrt(np.square(rest).sum() / (steps - 2) / len(last))
+    if abs(rate - target) > t_quantile(steps - 2) * noise and not target / _NOTABLE < rate < target * _NOTABLE:
         moves = "less" if rate < target else "further"
         said = (
             f"In the last {len(last)} steps it clips {percent(rate)}, not {percent(target)}: responses move {moves} "

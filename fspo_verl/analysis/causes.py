@@ -37,9 +37,7 @@ SHARE_NOT_FINITE = 0.001  # of the responses that hold NaN or inf; fewer are a n
 SHARE_CUT_OFF = 0.25  # of the responses that fill what they were allowed
 SHARE_OF_SPREAD = 0.5  # of the variance of the log-ratios that is noise, or in bypass mode mismatch
 SHARE_REJECTED = 0.25  # of the responses that a rejection takes
-EFFECTIVE = (
-    0.25  # effective sample size, as a share: below it the gradient's standard error is more than twice as large
-)
+EFFECTIVE = 0.25  # effective sample size, as a share: below it the gradient's standard error more than doubles
 MOST, HARDLY_ANY = 0.5, 0.001  # clip rate: more, or less, is a cause
 TIMES = 2.0  # ratio of two clip rates where it was not tested
 STEPS = 10  # training steps: steps differ, and fewer do not show how much, so that nothing is said of the run

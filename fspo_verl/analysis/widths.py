@@ -127,11 +127,14 @@ def _shapes(own: Band | None, rate: float) -> dict[str, _Shape]:
     # Where the run has no dual clip, none gets one.
     plain = Band() if own is None or math.isfinite(own.dual) else Band(eps_dual=math.inf)
     of_power = lambda power: dataclasses.replace(plain, length_power=power)  # noqa: E731
-    shapes: dict[str, _Shape] = {} if own is None else {OWN: lambda _: own}
-    for name, power in ((fit.ROOT, 0.5), (fit.FIXED, 0.0)):
-        if own is None or fit.name_of(own) != name:
-            shapes[name] = lambda _, power=power: of_power(power)  # type: ignore[misc]
-    return shapes | {fit.POWER: lambda records: of_power(fit.fitted_power(records, rate))}
+    shapes: dict[str, _Shape] = {
+        fit.ROOT: lambda _: of_power(0.5),
+        fit.FIXED: lambda _: of_power(0.0),
+        fit.POWER: lambda records: of_power(fit.fitted_power(records, rate)),
+    }
+    if own is None:
+        return shapes
+    return {OWN: lambda _: own} | {name: shape for name, shape in shapes.items() if name != fit.name_of(own)}
 
 
 def _cross_fitted(records: pd.DataFrame, shape: _Shape, rate: float) -> tuple[Band, np.ndarray]:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Show what you would get: the conclusion and the page of a small recorded run. Nothing is trained or written.
 
-The run is GSPO on the quickstart's task, with the range that `fspo-verl calibrate` printed for a clip rate of 10%.
+The run is the quickstart: FSPO on 30 steps of a small task.
 """
 
 import argparse
@@ -16,9 +16,8 @@ PAGE, SAID = HERE / "report.html", HERE / "report.txt"
 
 
 MADE_BY = """\
-  bash scripts/quickstart.sh --loss gspo --name gspo_10 -- \\
-      actor_rollout_ref.actor.clip_ratio_low=0.002989 actor_rollout_ref.actor.clip_ratio_high=0.001686
-  fspo-verl report runs/quickstart/gspo_10-hf-seed0"""
+  bash scripts/quickstart.sh
+  fspo-verl report runs/quickstart/fspo-hf-seed0"""
 NEXT = "  fspo-verl run --loss observed -- bash my_script.sh"
 
 

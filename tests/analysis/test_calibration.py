@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic_run
+import truth_table
 from composed import composed
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
@@ -174,6 +175,19 @@ def test_what_is_said_of_the_band_is_printed_and_advice_to_calibrate_is_not(tmp_
     out = run_cli(capsys, run, "--target-clip-rate", 0.02)[1]
     assert few and all(sentence in out for sentence in few)
     assert side["sentence"] in out and "fspo-verl calibrate" in side["advice"] and "fspo-verl calibrate" not in out
+
+
+@pytest.mark.parametrize("factor", [1 / 3, 1.0, 3.0])
+def test_a_range_that_clips_another_share_at_the_end_of_the_run_says_which(factor):
+    """The spread falls or rises threefold over the run."""
+    records = truth_table.simulate(np.random.default_rng(0), steps=20, widen=math.log(factor))
+    found = {one.id: one for one in calibrate(run_of(records), 0.1)}
+    assert ("last steps" in found) == (factor != 1)
+    if factor != 1:
+        clipped = fit.clipped_by(band_of(found[EPS].overrides), records)
+        last = clipped[(records.step >= 16) & (records.advantage != 0)].mean()
+        assert found["last steps"].value == pytest.approx(last, abs=1e-3)
+        assert (last < 0.08) == (factor < 1) and percent(found["last steps"].value) in found["last steps"].sentence
 
 
 # --- the rate that is said is the one that is trained ----------------------------------------------------------------

@@ -130,7 +130,7 @@ def test_in_bypass_mode_the_first_mini_batch_is_the_mismatch(sigma):
 
 
 def test_the_report_shows_it_where_records_hold_it_and_rejected_responses_count(monkeypatch):
-    monkeypatch.setattr(report.figures, "render", lambda draw, columns, *kinds: [b"picture"] * len(kinds))
+    monkeypatch.setattr(report.figures, "render", lambda draw, *kinds: [b"picture"] * len(kinds))
     records = records_of(*responses(np.random.default_rng(6), 400, 0.03))
     is_rejected = records.rollout_log_ratio.abs() > math.log(2)
     of_loss = ("length", "advantage", "log_ratio", "quadratic_variation")
