@@ -113,11 +113,11 @@ def _chosen(launch: Launch, words: Sequence) -> str | None:
 
     A word without a plus is a value where the config has the name of the group as a key.
     """
-    is_own_key = launch.get(GROUP) is not None
-    asked = [one.value() for one in reversed(words) if not one.is_delete() and (one.is_add() or not is_own_key)]
-    # An option in a file has no word. A word may be an interpolation, which only the choices resolve.
-    choices = sorted(as_typed(launch.config.hydra.runtime.choices).items())
-    asked += [value for name, value in choices if name.partition("@")[0] == GROUP]
+    is_own_key, choices = launch.get(GROUP) is not None, as_typed(launch.config.hydra.runtime.choices)
+    named = [one for one in reversed(words) if not one.is_delete() and (one.is_add() or not is_own_key)]
+    # A word may be an interpolation, which only the choices resolve; they hold no list.
+    asked = [choices.get(f"{GROUP}@{one.package}" if one.package else GROUP, one.value()) for one in named]
+    asked += [value for name, value in sorted(choices.items()) if name.partition("@")[0] == GROUP]  # those in files
     last = (value[-1] if isinstance(value, list) and value else value for value in asked)
     names = (str(value).removesuffix(".yaml") for value in last)
     return next((name for name in names if name in OPTIONS), None)
