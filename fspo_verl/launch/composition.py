@@ -100,8 +100,10 @@ def _composed(load: Callable, loader, config_name, overrides: list[str], run_mod
     try:
         listed = _as_listed(loader, config_name, overrides, run_mode)
         config = load(loader, config_name, listed, run_mode, *args, **kwargs)
-    except (ConfigCompositionException, ValueError) as refused:  # a ValueError where the value is no name
+    except ConfigCompositionException as refused:
         problem = refused
+    except ValueError as refused:  # where the value is no name, of which Hydra would show a traceback
+        problem = ConfigCompositionException(str(refused))
     may_be_a_value = not any(one.type == OverrideType.ADD or one.is_delete() or one.package for one in words)
     if may_be_a_value and (config is None or OmegaConf.select(config, GROUP) is not None):
         try:

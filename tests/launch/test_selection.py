@@ -111,7 +111,8 @@ def asked(name: str, overrides: list[str]) -> str | None:
     selections = [text for text in overrides if text in SELECTIONS]
     if name in OWN_KEY and not any(text.startswith("+") for text in selections):
         # What has no plus is a value of the user's own key, and means the group only where it is fspo.
-        values = [NAMED.get(value, value) for value in (text.partition("=")[2] for text in selections)]
+        typed = (text.partition("=")[2] for text in overrides if text.startswith(f"{GROUP}="))
+        values = [NAMED.get(value, value) for value in typed]
         return "fspo" if [option, *values][-1] == "fspo" else None
     if not selections and name != "elsewhere" and {f"~{GROUP}", f"~{GROUP}={option}"} & {*overrides}:
         return None
