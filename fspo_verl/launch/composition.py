@@ -120,13 +120,14 @@ def _as_listed(loader, config_name, overrides: list[str], run_mode) -> list[str]
     """The overrides with the last option of the group alone, as Hydra takes it: with a plus where it is to be added to
     the defaults list, and without one where that has another to be replaced."""
     words = words_of_the_group(overrides)
-    here = {one.input_line for one in words if one.package is None and not one.is_delete()}
+    # An option of ours names the package _global_ by itself.
+    here = {one.input_line for one in words if one.package in (None, "_global_") and not one.is_delete()}
     if not here:
         return overrides
     others = [text for text in overrides if text not in here]
     plus = "" if GROUP in _choices(loader, config_name, others, run_mode) else "+"
     *earlier, last = (place for place, text in enumerate(overrides) if text in here)
-    word = plus + overrides[last].lstrip("+")
+    word = plus + overrides[last].lstrip("+").replace("@_global_", "", 1)
     return [word if place == last else text for place, text in enumerate(overrides) if place not in earlier]
 
 
